@@ -1,0 +1,37 @@
+// A file's bytes, read-only, in memory: mapped from a path or a descriptor, or lent by the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+
+namespace thimble {
+
+class MappedFile {
+ public:
+  // Maps a whole file. `path` is UTF-8 on every system.
+  static Result<MappedFile> open(const std::string& path);
+  // Maps a whole file from an open descriptor, which stays the caller's and may be closed afterwards.
+  static Result<MappedFile> from_descriptor(int descriptor);
+  // Shows memory that the caller keeps alive and unchanged for as long as this object lives.
+  static MappedFile lend(const void* data, size_t size);
+
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  const std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+  // Bytes of the mapping that are in memory now; 0 where the system does not tell, or for lent memory.
+  uint64_t resident_bytes() const;
+
+ private:
+  const std::byte* data_ = nullptr;
+  uint64_t size_ = 0;
+  bool mapped_ = false;
+};
+
+}  // namespace thimble

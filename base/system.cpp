@@ -1,0 +1,150 @@
+#include "base/system.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/bits.h"
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+// After windows.h, whose types it uses.
+#include <psapi.h>
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace thimble {
+
+uint32_t core_count() {
+#ifdef __linux__
+  // A set of a fixed size holds 1024 cores; the call fails on a larger machine, and the count below stands
+  // in.
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+#ifdef __linux__
+// The text behind "key...:" in a file of /proc, or an empty string.
+static std::string proc_line(const char* path, const char* key) {
+  FILE* file = std::fopen(path, "r");
+  if (!file) return {};
+  char line[512];
+  const char* found = "";
+  while (std::fgets(line, sizeof line, file)) {
+    const char* colon = std::strchr(line, ':');
+    if (std::strncmp(line, key, std::strlen(key)) != 0 || !colon) continue;
+    found = colon + 1;
+    break;
+  }
+  std::fclose(file);  // before anything may throw
+  const std::string value = found;
+  const size_t first = value.find_first_not_of(" \t"), last = value.find_last_not_of(" \n");
+  return first == std::string::npos ? std::string() : value.substr(first, last - first + 1);
+}
+
+static uint64_t proc_kilobytes(const char* path, const char* key) {
+  return std::strtoull(proc_line(path, key).c_str(), nullptr, 10) * 1024;
+}
+#endif
+
+std::string processor_name() {
+#if defined(__x86_64__)
+  uint32_t words[12] = {}, unused;
+  if (__get_cpuid(0x80000000u, &words[0], &unused, &unused, &unused) && words[0] >= 0x80000004u) {
+    for (uint32_t i = 0; i < 3; ++i) {
+      uint32_t* w = words + 4 * i;
+      __get_cpuid(0x80000002u + i, w, w + 1, w + 2, w + 3);
+    }
+    std::string name(reinterpret_cast<const char*>(words), sizeof words);
+    name.resize(std::strlen(name.c_str()));
+    const size_t first = name.find_first_not_of(' '), last = name.find_last_not_of(' ');
+    if (first != std::string::npos) return name.substr(first, last - first + 1);
+  }
+#elif defined(__linux__)
+  for (const char* key : {"model name", "Hardware", "Model"})
+    if (std::string name = proc_line("/proc/cpuinfo", key); !name.empty()) return name;
+#endif
+  return "unknown processor";
+}
+
+MemoryStatus memory_status() {
+#ifdef _WIN32
+  MEMORYSTATUSEX status{};
+  status.dwLength = sizeof status;
+  if (!GlobalMemoryStatusEx(&status)) return {};
+  return {status.ullTotalPhys, status.ullAvailPhys};
+#elif defined(__linux__)
+  return {proc_kilobytes("/proc/meminfo", "MemTotal"), proc_kilobytes("/proc/meminfo", "MemAvailable")};
+#else
+  const uint64_t total =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return {total, total};
+#endif
+}
+
+uint64_t resident_anonymous_bytes() {
+#ifdef _WIN32
+  PROCESS_MEMORY_COUNTERS counters{};
+  counters.cb = sizeof counters;
+  return K32GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof counters) ? counters.PagefileUsage
+                                                                                  : 0;
+#elif defined(__linux__)
+  return proc_kilobytes("/proc/self/status", "RssAnon");
+#else
+  return 0;
+#endif
+}
+
+Result<Pages> Pages::allocate(uint64_t bytes) {
+  Pages pages;
+  pages.bytes_ = round_up(std::max<uint64_t>(bytes, 1), 4096);
+  void* data = nullptr;
+  if (bytes <= SIZE_MAX / 2) {
+#ifdef _WIN32
+    data = VirtualAlloc(nullptr, pages.bytes_, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+#else
+    data = mmap(nullptr, pages.bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) data = nullptr;
+#endif
+  }
+  if (!data)
+    return error(Code::kOutOfMemory, "the system has no %" PRIu64 " bytes of memory left; use a smaller pool",
+                 bytes);
+  pages.data_ = static_cast<std::byte*>(data);
+  return pages;
+}
+
+Pages::Pages(Pages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Pages::~Pages() {
+  if (!data_) return;
+#ifdef _WIN32
+  VirtualFree(data_, 0, MEM_RELEASE);
+#else
+  munmap(data_, bytes_);
+#endif
+}
+
+}  // namespace thimble

@@ -1,0 +1,41 @@
+// What the machine is and has: cores, processor name, memory, and pages of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+
+namespace thimble {
+
+// Cores that this process may run on, at least 1.
+uint32_t core_count();
+// The processor's name for people, "unknown processor" where the system does not tell.
+std::string processor_name();
+
+struct MemoryStatus {
+  uint64_t total_bytes = 0, free_bytes = 0;  // of the machine; free: what can be had without swapping
+};
+MemoryStatus memory_status();
+// Bytes of memory that belong to this process alone and are in use now (RssAnon); 0 where the system does not
+// tell.
+uint64_t resident_anonymous_bytes();
+
+// Zeroed pages straight from the system, so that they can be counted and go back to it when released.
+class Pages {
+ public:
+  static Result<Pages> allocate(uint64_t bytes);
+  Pages() = default;
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
+  ~Pages();
+
+  std::byte* data() const { return data_; }  // page-aligned
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace thimble
