@@ -1,0 +1,273 @@
+// The seam between runtime/ and backends/: memory, the ops of a step, and programs that are recorded once and
+// replayed.
+//
+// runtime/decoder.cpp writes a step by calling ops on a Recorder; a backend turns an op into launches as it
+// likes. What changes from step to step travels in StepParams (op_params.h), so a Program is replayed
+// unchanged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backends/op_params.h"
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace thimble {
+
+// ---- memory ----
+
+enum class MemKind : uint8_t {
+  kWeights,
+  kPool,
+  kWorkspace,
+  kIo
+};  // kIo is mapped and host-visible on every device
+
+struct Buffer {
+  virtual ~Buffer() = default;
+  uint64_t size = 0;
+  void* mapped = nullptr;  // host address, or null where the host cannot reach it
+};
+
+// A range of a buffer. An empty view (no buffer) stands for an operand that an op does without.
+struct View {
+  Buffer* buffer = nullptr;
+  uint64_t offset = 0, bytes = 0;
+  explicit operator bool() const { return buffer != nullptr; }
+  View slice(uint64_t first, uint64_t count) const { return {buffer, offset + first, count}; }
+};
+struct In : View {  // the op reads it
+  In() = default;
+  In(const View& v) : View(v) {}
+};
+struct Out : View {  // the op writes it, and may read it
+  Out() = default;
+  Out(const View& v) : View(v) {}
+};
+// A matrix of a model: `rows` rows of `cols` elements of `type`, row after row; y = W x has one element a
+// row.
+struct Weight : In {
+  DType type = DType::kF32;
+  uint32_t rows = 0, cols = 0;
+};
+
+// ---- what a device must know to say what it needs ----
+
+struct ModelShape {
+  uint32_t layers = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, d_ff = 0, vocab = 0;
+  uint32_t d_retain = 0;  // hidden width of the retaining heads; 0: none
+};
+struct SessionShape {
+  uint32_t chunk = 0;          // rows of the largest program
+  uint32_t pool_capacity = 0;  // entries in every head's pool
+  uint32_t view_capacity = 0;  // entries in the view
+  uint32_t positions = 0;      // bound on positions in a layer vote; 0: no selection
+};
+struct Needs {
+  uint64_t fixed = 0;      // context, graphs, pipelines, library workspace: measured at device creation
+  uint64_t workspace = 0;  // scratch of the backend's own, allocated by the runtime and handed to open_stream
+};
+struct DeviceInfo {
+  std::string name;         // "cpu", "cuda:0"
+  std::string description;  // for people: processor or card, driver
+  uint64_t total_bytes = 0, free_bytes = 0;
+  uint64_t max_binding = 0;         // largest range an op can be given
+  uint32_t alignment = 64;          // of every view's offset
+  uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
+};
+
+// ---- the ops ----
+// Shapes are row-major, innermost last. `rows` is StepParams::n_rows unless the parameters say n_logit_rows.
+// f32 unless said otherwise. Hkv, H: KV and query heads; dh: head_dim; a KV head j serves query heads
+// [j*group, (j+1)*group). A list is [Hkv][list_capacity] uints: the count, then that many entries, ascending;
+// entry >= n_entries is a chunk row. An op that gets an empty `list` works on all n_entries + n_rows entries
+// (kFromPool: the row is already appended).
+//
+// rope table: [64 + blocks][n_rot / 2] pairs (cos, sin). Row i < 64 is position i; row 64 + a is position 64
+// * a, times the model's attention factor. Position p is the complex product of rows 64 + p / 64 and p % 64:
+// R(64a + i) = R(64a) R(i).
+
+struct Embed {   // x[r] = table[tokens[r]]
+  In tokens;     // int32 [rows]
+  Weight table;  // [vocab][cols]
+  Out x;         // [rows][cols]
+  EmbedParams p;
+};
+struct RmsNorm {  // y = x / sqrt(mean(x^2) + eps) * weight, for each vector of `cols`; y may be x
+  In x, weight;   // weight: f32 [cols]
+  Out y;
+  RmsNormParams p;
+};
+struct Linear {  // y = W x + bias, or y += W x + bias
+  In x;          // [rows][x_stride]
+  Weight w;      // [out_cols][in_cols]
+  In bias;       // f32 [out_cols], or empty
+  Out y;         // [rows][y_stride]
+  LinearParams p;
+};
+struct Glu {        // h = act(Wg x) * (Wu x)
+  In x;             // [rows][in_cols]
+  Weight gate, up;  // [out_cols][in_cols]
+  Out h;            // [rows][out_cols]
+  GluParams p;
+};
+struct Activation {  // x = act(x)
+  Out x;             // [rows][cols]
+  ActivationParams p;
+};
+struct KvAppend {  // k, v rows as f16, and their positions
+  In qkv;          // [rows][row_stride]
+  In rope;
+  Out k, v;  // f16 [Hkv][capacity][dh]
+  Out pos;   // int32 [Hkv][capacity]
+  KvAppendParams p;
+};
+struct CisStore {  // the retention scores of the step's rows
+  In score;        // [rows][Hkv], kCisHead only
+  Out cis;         // [Hkv][capacity]
+  CisStoreParams p;
+};
+struct KvView {         // gathers, and rotates by list index under kRopeList: what prefill attention reads
+  In pool_k, pool_v;    // f16 [Hkv][pool_capacity][dh]
+  In chunk_k, chunk_v;  // f16 [Hkv][chunk_capacity][dh]
+  In list, rope;
+  Out k, v;  // [Hkv][view_capacity][dh], DeviceInfo::view_element_bytes an element
+  KvViewParams p;
+};
+struct Attention {  // y = softmax(q k^T * scale, causal over the last rows) v, GQA
+  In q;             // [rows][row_stride], unrotated; row i of n has list index count - n + i (its own entry)
+  In k, v;          // the view, or one layer's pool
+  In pos;           // int32 [Hkv][capacity], kFromPool under kRopeOriginal only
+  In list, rope;
+  Out y;   // [rows][y_stride]
+  Out ml;  // f32 [rows][H][2]: running maximum and sum between passes
+  AttentionParams p;
+};
+struct KvCompact {  // pool = the listed entries of pool and chunk, in place, in order
+  In list;
+  In chunk_k, chunk_v, chunk_pos, chunk_cis;  // empty where there is no chunk; cis empty without retention
+  Out k, v, pos, cis;
+  KvCompactParams p;
+};
+// Per layer: what the selection cache remembers. The runtime clears it; `hits` and `misses` it only reads.
+struct GateState {
+  uint32_t hit;         // this step uses the cached selection
+  uint32_t valid;       // a selection is cached
+  uint32_t generation;  // StepParams::generation when it was made
+  int32_t position;     // StepParams::position when it was made
+  uint32_t hits, misses;
+  uint32_t reserved[2];
+};
+struct QueryGate {  // hit = valid, same generation, at most n_local / 2 tokens ago, cos(q, cached) >= theta
+                    // (methods 3.6)
+  In q;             // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
+  Out cached;       // [cols]; replaced on a miss
+  Out gate;         // GateState
+  QueryGateParams p;
+};
+struct TokenScore {  // s_h(i) = mean over rows of q rotated at n_local + row, dot k_i unrotated, over the
+                     // middle (methods 3.1, 3.5)
+  In q;              // [rows][row_stride]
+  In k;              // f16 [Hkv][capacity][dh]
+  In rope, gate;
+  Out scores;  // [H][score_capacity], index = pool entry; only the middle is written
+  Out lse;     // [H]: log-sum-exp of a head's scores
+  TokenScoreParams p;
+};
+struct Vote {  // log of sum over heads of exp(s - lse): per KV head (group) or per position (layer); others
+               // -inf
+  In scores, lse;
+  In pos;  // int32 [Hkv][capacity]
+  In gate;
+  Out votes;  // group: [Hkv][vote_capacity] by entry; layer: [vote_capacity] by position
+  VoteParams p;
+};
+struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go to the larger position
+  In scores;        // retain: cis [Hkv][score_capacity]; select: votes
+  In chunk_scores;  // retain: [Hkv][chunk_capacity], or empty
+  In pos;           // int32 [Hkv][pos_capacity], select under kVoteLayer
+  In gate;          // select: on a hit only the local tail of the list is rewritten
+  Out list;
+  TopKParams p;
+};
+struct ArgMax {  // ties go to the lower id
+  In x;          // [n_logit_rows][cols]
+  Out index;     // int32 [n_logit_rows]
+  ArgMaxParams p;
+};
+struct LogProb {  // log softmax(x)[target]
+  In x;           // [n_logit_rows][cols]
+  In target;      // int32 [n_logit_rows]
+  Out y;          // [n_logit_rows]
+  LogProbParams p;
+};
+struct Copy {
+  In src;
+  Out dst;
+  CopyParams p;
+};
+
+// Selecting ops work only when n_entries + n_rows > n_init + select_k + n_local; below that top_k lists
+// everything and token_score, vote do nothing.
+
+struct Recorder {  // ops run in the order recorded; the first error sticks until finish()
+  virtual ~Recorder() = default;
+  virtual void segment() = 0;  // what follows belongs to the next segment
+  virtual void embed(const Embed&) = 0;
+  virtual void rms_norm(const RmsNorm&) = 0;
+  virtual void linear(const Linear&) = 0;
+  virtual void glu(const Glu&) = 0;
+  virtual void activation(const Activation&) = 0;
+  virtual void kv_append(const KvAppend&) = 0;
+  virtual void cis_store(const CisStore&) = 0;
+  virtual void kv_view(const KvView&) = 0;
+  virtual void attention(const Attention&) = 0;
+  virtual void kv_compact(const KvCompact&) = 0;
+  virtual void query_gate(const QueryGate&) = 0;
+  virtual void token_score(const TokenScore&) = 0;
+  virtual void vote(const Vote&) = 0;
+  virtual void top_k(const TopK&) = 0;
+  virtual void arg_max(const ArgMax&) = 0;
+  virtual void log_prob(const LogProb&) = 0;
+  virtual void copy(const Copy&) = 0;
+};
+
+struct Program {  // graph exec | command buffers | closures
+  virtual ~Program() = default;
+  uint32_t segments = 0;
+};
+
+// ---- device and stream ----
+
+// One session's queue on a device. One thread at a time.
+struct Stream {
+  virtual ~Stream() = default;
+  // Starts recording a program for at most max_rows rows.
+  virtual std::unique_ptr<Recorder> record(uint32_t max_rows) = 0;
+  virtual Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder>) = 0;
+  // Runs segments [first, last) with these values: the whole hot path. May return before the work is done.
+  virtual Status submit(Program&, uint32_t first, uint32_t last, const StepParams&) = 0;
+  virtual Status wait() = 0;
+};
+
+// A device is shared by sessions on any threads; it locks its own queue.
+struct Device {
+  virtual ~Device() = default;
+  virtual DeviceInfo info() const = 0;
+  // What this device needs beside the runtime's arenas, or Unsupported, saying which shape and what would
+  // fit.
+  virtual Result<Needs> needs(const ModelShape&, const SessionShape&) const = 0;
+  virtual Result<std::unique_ptr<Buffer>> alloc(MemKind,
+                                                uint64_t bytes) = 0;  // zeroed; a handful of calls a session
+  // Shows host memory (the mapped model) to the device without a copy; Unsupported where it cannot.
+  virtual Result<std::unique_ptr<Buffer>> import_host(const void* data, uint64_t bytes) = 0;
+  virtual Status write(View destination, const void* source) = 0;  // whole view; through bounded staging
+  virtual Status read(void* destination, View source) = 0;
+  virtual Status copy(View destination, View source) = 0;  // same bytes, not overlapping
+  virtual Result<std::unique_ptr<Stream>> open_stream(View workspace) = 0;
+};
+
+}  // namespace thimble
