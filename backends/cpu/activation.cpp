@@ -1,0 +1,12 @@
+#include "backends/cpu/kernels.h"
+#include "backends/cpu/ops.h"
+
+namespace thimble::cpu {
+
+void activation(const Context& c, const Activation& op) {
+  for_rows(c, c.step.n_rows, op.p.cols, [&](uint32_t row) {
+    kernels().activate(op.p.act, data<float>(op.x) + size_t(row) * op.p.cols, nullptr, op.p.cols);
+  });
+}
+
+}  // namespace thimble::cpu

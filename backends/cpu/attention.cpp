@@ -1,0 +1,204 @@
+// attention: softmax(q k^T) v in tiles of keys with a running maximum and sum, so that no score matrix is
+// ever stored.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backends/cpu/entries.h"
+#include "backends/cpu/kv_scratch.h"
+#include "backends/cpu/rope.h"
+
+namespace thimble::cpu {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
+
+// The queries' scores against a tile of keys in scratch become its weights in the softmax so far.
+static void weigh_tile(const TileScratch& t, const float* q, uint32_t vectors, uint32_t head_dim) {
+  const uint32_t width = padded_width(head_dim);
+  kv_kernels().multiply_tile(vectors, head_dim, q, width, t.keys, t.scores);
+  kv_kernels().soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
+}
+
+// y = x * factor, one head's channels.
+static void write_scaled(const float* x, float factor, uint32_t head_dim, float* y) {
+  for (uint32_t c = 0; c < head_dim; ++c) y[c] = x[c] * factor;
+}
+
+// Rows [first_row, first_row + rows) of one KV head's group against this pass of the view.
+static void attend_view(const Context& ctx, const Attention& o, uint32_t head, uint32_t first_row,
+                        uint32_t rows, const TileScratch& t) {
+  const AttentionParams& p = o.p;
+  const Rope rope(o.rope, p.rope);
+  const KvKernels& kernels = kv_kernels();
+  const uint32_t count = entry_list(o.list, head, p.list_capacity, ctx.step).count;
+  if (p.first_entry >= count) return;
+  const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.capacity >= count;
+  const uint32_t end = std::min(count, p.first_entry + p.capacity), width = padded_width(p.head_dim);
+  const uint32_t vectors = rows * p.group, query_heads = (p.first_head + p.heads) * p.group;
+  // The list index of the first row's own entry.
+  const uint32_t first_index = count - ctx.step.n_rows + first_row;
+
+  const auto y = [&](uint32_t row, uint32_t h) {
+    return data<float>(o.y) + uint64_t(first_row + row) * p.y_stride + (head * p.group + h) * p.head_dim;
+  };
+  const auto ml = [&](uint32_t row, uint32_t h) {
+    return data<float>(o.ml) + (uint64_t(first_row + row) * query_heads + head * p.group + h) * 2;
+  };
+  for (uint32_t row = 0, vector = 0; row < rows; ++row) {
+    const uint32_t position = p.rope.mode == kRopeList
+                                  ? first_index + row
+                                  : static_cast<uint32_t>(ctx.step.position) + first_row + row;
+    rope.angles(position, t.angles);
+    const float* q =
+        data<float>(o.q) + uint64_t(first_row + row) * p.row_stride + head * p.group * p.head_dim;
+    for (uint32_t h = 0; h < p.group; ++h, ++vector) {
+      write_scaled(q + h * p.head_dim, p.scale * kLog2E, p.head_dim, t.q + vector * width);
+      rope.rotate(t.q + vector * width, t.angles);
+      std::fill_n(t.out + vector * width, width, 0.0f);
+      if (!first_pass) std::memcpy(t.out + vector * width, y(row, h), p.head_dim * sizeof(float));
+      t.peak[vector] = first_pass ? -kInfinity : ml(row, h)[0];
+      t.sum[vector] = first_pass ? 0 : ml(row, h)[1];
+    }
+  }
+
+  const float* own_k = at<float>(o.k, head, p.capacity, 0, p.head_dim);
+  const float* own_v = at<float>(o.v, head, p.capacity, 0, p.head_dim);
+  for (uint32_t key = p.first_entry; key < end && key < first_index + rows; key += kTileKeys) {
+    const uint32_t n = std::min(kTileKeys, end - key);
+    const float *k[kTileKeys], *v[kTileKeys];
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint64_t row = uint64_t(key - p.first_entry + i) * p.head_dim;
+      k[i] = own_k + row;
+      v[i] = own_v + row;
+    }
+    kernels.transpose_f32(k, n, p.head_dim, t.keys);
+    for (uint32_t vector = 0; vector < vectors; ++vector) {
+      const uint32_t seen = first_index + vector / p.group + 1;
+      t.visible[vector] = seen > key ? std::min(n, seen - key) : 0;
+    }
+    weigh_tile(t, t.q, vectors, p.head_dim);
+    kernels.add_rows_f32(vectors, n, t.scores, v, p.head_dim, t.out, width);
+  }
+
+  for (uint32_t row = 0, vector = 0; row < rows; ++row)
+    for (uint32_t h = 0; h < p.group; ++h, ++vector) {
+      write_scaled(t.out + vector * width, last_pass ? 1 / t.sum[vector] : 1, p.head_dim, y(row, h));
+      if (last_pass) continue;
+      ml(row, h)[0] = t.peak[vector];
+      ml(row, h)[1] = t.sum[vector];
+    }
+}
+
+// List entries [first, first + n) of one KV head against the only row; peak, sum and out are left in t.
+static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, const EntryList& list,
+                        uint32_t first, uint32_t n, const float* low, const TileScratch& t) {
+  const AttentionParams& p = o.p;
+  const Rope rope(o.rope, p.rope);
+  const KvKernels& kernels = kv_kernels();
+  const uint32_t width = padded_width(p.head_dim);
+  const bool by_list = p.rope.mode == kRopeList;
+  for (uint32_t h = 0; h < p.group; ++h)
+    write_scaled(data<float>(o.q) + (head * p.group + h) * p.head_dim, p.scale * kLog2E, p.head_dim,
+                 t.q + h * width);
+  // Under kRopeList a tile's keys rotate by their place in it, and the query by what then is missing. The
+  // model's attention factor counts for both, but the low half of the table does not have it.
+  const float factor = by_list ? rope.factor() : 1;
+  const auto rotate_queries = [&](uint32_t position) {
+    rope.angles(position, t.angles);
+    for (uint32_t i = 0; i < p.rope.n_rot; ++i) t.angles[i] *= factor;
+    std::memcpy(t.rotated, t.q, p.group * width * sizeof(float));
+    for (uint32_t h = 0; h < p.group; ++h) rope.rotate(t.rotated + h * width, t.angles);
+  };
+  if (!by_list) rotate_queries(static_cast<uint32_t>(ctx.step.position));
+  std::fill_n(t.out, p.group * width, 0.0f);
+  std::fill_n(t.peak, p.group, -kInfinity);
+  std::fill_n(t.sum, p.group, 0.0f);
+
+  const uint16_t* own_k = at<uint16_t>(o.k, head, p.capacity, 0, p.head_dim);
+  const uint16_t* own_v = at<uint16_t>(o.v, head, p.capacity, 0, p.head_dim);
+  for (uint32_t key = first; key < first + n; key += kTileKeys) {
+    const uint32_t keys = std::min(kTileKeys, first + n - key);
+    const uint16_t *k[kTileKeys], *v[kTileKeys];
+    for (uint32_t i = 0; i < keys; ++i) {
+      const uint64_t entry = uint64_t(list[key + i]) * p.head_dim;
+      k[i] = own_k + entry;
+      v[i] = own_v + entry;
+    }
+    kernels.transpose_f16(k, keys, p.head_dim, t.keys);
+    if (by_list) {
+      kernels.rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
+      rotate_queries(list.count - 1 - key);
+    }
+    std::fill_n(t.visible, p.group, keys);
+    weigh_tile(t, t.rotated, p.group, p.head_dim);
+    kernels.add_rows_f16(p.group, keys, t.scores, v, p.head_dim, t.out, width);
+  }
+}
+
+// Decode: parts of the list side by side, then combined in their order.
+static void attend_pool(const Context& ctx, const Attention& o) {
+  const AttentionParams& p = o.p;
+  const uint32_t width = padded_width(p.head_dim);
+  ScratchLayout layout(ctx.scratch.data());
+  const PartScratch parts(layout, p.heads, p.group, p.head_dim);
+  std::byte* const tiles = ctx.scratch.data() + layout.used();
+  if (p.rope.mode == kRopeList) {
+    const float* rows[kTileKeys];
+    for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(o.rope) + i * p.rope.n_rot;
+    kv_kernels().transpose_f32(rows, kTileKeys, p.rope.n_rot, parts.low);
+  }
+  const auto list_of = [&](uint32_t head) {
+    return entry_list(o.list, p.first_head + head, p.list_capacity, ctx.step);
+  };
+  uint32_t longest = 0;
+  for (uint32_t head = 0; head < p.heads; ++head) longest = std::max(longest, list_of(head).count);
+  // Parts are whole tiles; 256 keys take about 3 us.
+  const uint32_t part = static_cast<uint32_t>(
+      std::max<uint64_t>(4 * kTileKeys, round_up(ceil_div(longest, kMaxParts), kTileKeys)));
+  const uint32_t n_parts = static_cast<uint32_t>(ceil_div(longest, part));
+
+  ctx.threads.run(p.heads * n_parts, [&](uint32_t item, uint32_t worker) {
+    const uint32_t head = item / n_parts, first = item % n_parts * part;
+    const EntryList list = list_of(head);
+    if (first >= list.count) return;
+    const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
+    attend_pool(ctx, o, p.first_head + head, list, first, std::min(part, list.count - first), parts.low, t);
+    const uint64_t at_part = uint64_t(head * kMaxParts + first / part) * p.group;
+    std::memcpy(parts.peak + at_part, t.peak, p.group * sizeof(float));
+    std::memcpy(parts.sum + at_part, t.sum, p.group * sizeof(float));
+    std::memcpy(parts.out + at_part * width, t.out, p.group * width * sizeof(float));
+  });
+
+  ctx.threads.run(p.heads * p.group, [&](uint32_t query, uint32_t) {
+    const uint32_t head = query / p.group;
+    const uint32_t n = static_cast<uint32_t>(ceil_div(list_of(head).count, part));
+    const uint64_t first = uint64_t(head) * kMaxParts * p.group + query % p.group;
+    float peak = -kInfinity, sum = 0;
+    for (uint32_t i = 0; i < n; ++i) peak = std::max(peak, parts.peak[first + i * p.group]);
+    for (uint32_t i = 0; i < n; ++i)
+      sum += parts.sum[first + i * p.group] * std::exp2(parts.peak[first + i * p.group] - peak);
+    float* y = data<float>(o.y) + (p.first_head * p.group + query) * p.head_dim;
+    std::fill_n(y, p.head_dim, 0.0f);
+    for (uint32_t i = 0; i < n; ++i) {
+      const float weight = std::exp2(parts.peak[first + i * p.group] - peak) / sum;
+      const float* out = parts.out + (first + i * p.group) * width;
+      for (uint32_t c = 0; c < p.head_dim; ++c) y[c] += weight * out[c];
+    }
+  });
+}
+
+void attention(const Context& ctx, const Attention& o) {
+  const AttentionParams& p = o.p;
+  if (p.source == kFromPool) return attend_pool(ctx, o);
+  const uint32_t rows = attention_rows(p.group);
+  const uint32_t blocks = static_cast<uint32_t>(ceil_div(ctx.step.n_rows, rows));
+  ctx.threads.run(p.heads * blocks, [&](uint32_t item, uint32_t worker) {
+    const uint32_t first_row = item / p.heads * rows;
+    attend_view(ctx, o, p.first_head + item % p.heads, first_row, std::min(rows, ctx.step.n_rows - first_row),
+                worker_scratch<TileScratch>(ctx.scratch.data(), worker, rows * p.group, p.head_dim));
+  });
+}
+
+}  // namespace thimble::cpu

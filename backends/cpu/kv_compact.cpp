@@ -1,0 +1,49 @@
+// kv_compact: the pool becomes the listed entries of pool and chunk, in place.
+#include <algorithm>
+#include <cstring>
+
+#include "backends/cpu/entries.h"
+#include "base/bits.h"
+
+namespace thimble::cpu {
+
+// One head's column of rows of `bytes`. Entries ascend, so none moves up and none is overwritten before it
+// has moved; neighbours move together, and those before the first evicted one lie where they belong.
+static void compact(const EntryList& list, uint32_t n_entries, std::byte* pool, const std::byte* chunk,
+                    size_t bytes) {
+  for (uint32_t i = 0; i < list.count;) {
+    const uint32_t entry = list[i], limit = entry < n_entries ? n_entries : UINT32_MAX;
+    uint32_t run = 1;
+    while (i + run < list.count && list[i + run] == entry + run && entry + run < limit) ++run;
+    std::byte* to = pool + i * bytes;
+    if (entry >= n_entries)
+      std::memcpy(to, chunk + (entry - n_entries) * bytes, run * bytes);
+    else if (entry != i)
+      std::memmove(to, pool + entry * bytes, run * bytes);
+    i += run;
+  }
+}
+
+void kv_compact(const Context& ctx, const KvCompact& o) {
+  const KvCompactParams& p = o.p;
+  struct Column {
+    const Out& pool;
+    const In& chunk;
+    size_t bytes;  // of a row
+  };
+  const size_t vector = p.head_dim * sizeof(uint16_t);
+  const Column columns[] = {{o.k, o.chunk_k, vector},
+                            {o.v, o.chunk_v, vector},
+                            {o.pos, o.chunk_pos, sizeof(int32_t)},
+                            {o.cis, o.chunk_cis, sizeof(float)}};
+  ctx.threads.run(4 * p.heads, [&](uint32_t item, uint32_t) {
+    const Column& column = columns[item % 4];
+    if (!column.pool) return;
+    const uint32_t head = p.first_head + item / 4;
+    compact(entry_list(o.list, head, p.list_capacity, ctx.step), ctx.step.n_entries,
+            at<std::byte>(column.pool, head, p.pool_capacity, 0, column.bytes),
+            at<std::byte>(column.chunk, head, p.chunk_capacity, 0, column.bytes), column.bytes);
+  });
+}
+
+}  // namespace thimble::cpu

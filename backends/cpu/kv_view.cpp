@@ -1,0 +1,46 @@
+// kv_view: shows a list's entries of pool and chunk as rows of floats, rotated by list index.
+#include <algorithm>
+
+#include "backends/cpu/entries.h"
+#include "backends/cpu/kv_scratch.h"
+#include "backends/cpu/rope.h"
+
+namespace thimble::cpu {
+
+constexpr uint32_t kBlock = 64;  // list entries of one item
+
+void kv_view(const Context& ctx, const KvView& o) {
+  const KvViewParams& p = o.p;
+  const Rope rope(o.rope, p.rope);
+  const KvKernels& kernels = kv_kernels();
+  const uint32_t n_entries = ctx.step.n_entries;
+  ctx.threads.run(
+      static_cast<uint32_t>(ceil_div(p.view_capacity, kBlock)), [&](uint32_t block, uint32_t worker) {
+        const RowScratch scratch = worker_scratch<RowScratch>(ctx.scratch.data(), worker, p.head_dim);
+        const uint32_t end = std::min((block + 1) * kBlock, p.view_capacity);
+        for (uint32_t row = block * kBlock; row < end; ++row) {
+          const uint32_t index = p.first_entry + row;
+          bool ready = false;
+          for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head) {
+            const EntryList list = entry_list(o.list, head, p.list_capacity, ctx.step);
+            if (index >= list.count) continue;
+            const uint32_t entry = list[index];
+            const bool pooled = entry < n_entries;
+            const auto source = [&](const In& pool, const In& chunk) {
+              return pooled ? at<uint16_t>(pool, head, p.pool_capacity, entry, p.head_dim)
+                            : at<uint16_t>(chunk, head, p.chunk_capacity, entry - n_entries, p.head_dim);
+            };
+            float* k = at<float>(o.k, head, p.view_capacity, row, p.head_dim);
+            kernels.widen(source(o.pool_k, o.chunk_k), k, p.head_dim);
+            kernels.widen(source(o.pool_v, o.chunk_v), at<float>(o.v, head, p.view_capacity, row, p.head_dim),
+                          p.head_dim);
+            if (p.rope.mode != kRopeList) continue;
+            if (!ready) rope.angles(index, scratch.angles);
+            ready = true;
+            rope.rotate(k, scratch.angles);
+          }
+        }
+      });
+}
+
+}  // namespace thimble::cpu

@@ -1,0 +1,87 @@
+// The matrix product of the dense ops, and how its work is shared out.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels.h"
+#include "backends/cpu/ops.h"
+
+namespace thimble::cpu {
+
+// y[r][c] = sum over k of W[c][k] * x[r][k], or y += that: one worker's part of a product, and the only place
+// where matrices are multiplied. Up to kMaxDotRows rows are multiplied with W as it lies in the file; for
+// more, W goes to floats in `scratch` (kMatmulScratch floats), at most kBlockCols rows and kBlockDepth
+// elements at a time.
+struct Matmul {
+  const float* x;  // [x_rows][x_stride]
+  size_t x_stride;
+  uint32_t x_rows;
+  DType type;
+  const std::byte* w;  // [cols][n]
+  uint32_t cols, n;
+  float* y;  // [x_rows][y_stride]
+  size_t y_stride;
+  bool accumulate;
+};
+void matmul(const Matmul&, float* scratch);
+// Lets a BLAS allocate what it keeps for the calling thread.
+void warm_up_matmul();
+// What that takes, measured once in a process by the first thread that asks; 0 without a BLAS.
+uint64_t matmul_thread_bytes();
+
+// 64 columns of 512 elements: 128 KiB of floats, which leaves room in any second-level cache.
+constexpr uint32_t kBlockCols = 64, kBlockDepth = 512;
+// Rows that share one expansion of W: it costs about 3 % of the product of 1024 rows.
+constexpr uint32_t kBlockRows = 1024;
+constexpr uint32_t kMatmulScratch = kBlockCols * kBlockDepth;
+// Floats of scratch that a worker has in linear and glu; glu keeps a block of its second product behind the
+// first part.
+constexpr uint32_t kDenseScratch = kMatmulScratch + kBlockRows * kBlockCols;
+inline float* dense_scratch(const Context& c, uint32_t worker) {
+  return reinterpret_cast<float*>(c.scratch.data()) + size_t(worker) * kDenseScratch;
+}
+
+// A BLAS may sum in another order where there are fewer rows.
+#ifdef THIMBLE_BLAS
+constexpr bool kSplitsRows = false;
+#else
+constexpr bool kSplitsRows = true;
+#endif
+
+// The blocks that the workers of linear and glu take. Which there are changes no result: every element is
+// summed in the same order, and whether there are few rows is decided by all rows together.
+class Blocks {
+ public:
+  struct Block {
+    uint32_t first_row, rows, first_col, cols;
+  };
+
+  Blocks(uint32_t rows, uint32_t cols, uint32_t workers) : rows_(rows), cols_(cols) {
+    if (rows == 0 || cols == 0) return;
+    if (rows <= kMaxDotRows) {
+      // Four items a worker even out their speeds; fewer than 16 rows of W are not worth an item.
+      block_cols_ = std::clamp((cols + 4 * workers - 1) / (4 * workers), 16u, 4 * kBlockCols);
+    } else {
+      const uint32_t across = (cols + kBlockCols - 1) / kBlockCols;
+      row_splits_ = (rows + kBlockRows - 1) / kBlockRows;
+      // Narrow products are also split by rows, down to 64: each split expands W again.
+      while (kSplitsRows && across * row_splits_ < 2 * workers && rows / (2 * row_splits_) >= 64)
+        row_splits_ *= 2;
+    }
+    count_ = row_splits_ * ((cols + block_cols_ - 1) / block_cols_);
+  }
+
+  uint32_t count() const { return count_; }
+  Block operator[](uint32_t item) const {
+    const uint32_t split = item % row_splits_, col = item / row_splits_ * block_cols_;
+    const auto border = [&](uint32_t i) { return static_cast<uint32_t>(uint64_t(rows_) * i / row_splits_); };
+    return {border(split), border(split + 1) - border(split), col, std::min(block_cols_, cols_ - col)};
+  }
+
+ private:
+  uint32_t rows_, cols_, block_cols_ = kBlockCols, row_splits_ = 1, count_ = 0;
+};
+
+}  // namespace thimble::cpu

@@ -1,0 +1,59 @@
+// The ops of the CPU backend, one function and one file each.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "backends/backend.h"
+#include "backends/cpu/thread_pool.h"
+
+namespace thimble::cpu {
+
+// What an op gets beside its operands: the step's values, the workers, and scratch that is its own until it
+// returns.
+struct Context {
+  const StepParams& step;
+  ThreadPool& threads;
+  std::span<std::byte> scratch;  // as large as needs() said, 64-byte aligned
+};
+
+// The address of a view's first element.
+template <typename T>
+T* data(const View& v) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(v.buffer->mapped) + v.offset);
+}
+
+// The rows that an op works on: `rows` is kStepRows or kLogitRows.
+inline uint32_t row_count(const Context& c, uint rows) {
+  return rows == kLogitRows ? c.step.n_logit_rows : c.step.n_rows;
+}
+
+// Calls body(row) for every row of `cols` elements, as many rows to an item as make it worth handing over
+// (about 5 us).
+template <typename Body>
+void for_rows(const Context& c, uint32_t rows, uint32_t cols, const Body& body) {
+  const uint32_t step = 1 + 16384 / (cols + 1);
+  c.threads.run((rows + step - 1) / step, [&](uint32_t item, uint32_t) {
+    for (uint32_t row = item * step; row < rows && row < (item + 1) * step; ++row) body(row);
+  });
+}
+
+void embed(const Context&, const Embed&);
+void rms_norm(const Context&, const RmsNorm&);
+void linear(const Context&, const Linear&);
+void glu(const Context&, const Glu&);
+void activation(const Context&, const Activation&);
+void kv_append(const Context&, const KvAppend&);
+void cis_store(const Context&, const CisStore&);
+void kv_view(const Context&, const KvView&);
+void attention(const Context&, const Attention&);
+void kv_compact(const Context&, const KvCompact&);
+void query_gate(const Context&, const QueryGate&);
+void token_score(const Context&, const TokenScore&);
+void vote(const Context&, const Vote&);
+void top_k(const Context&, const TopK&);
+void arg_max(const Context&, const ArgMax&);
+void log_prob(const Context&, const LogProb&);
+void copy(const Context&, const Copy&);
+
+}  // namespace thimble::cpu

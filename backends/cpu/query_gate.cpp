@@ -1,0 +1,50 @@
+// query_gate: whether this step's query is close enough to the one that made the cached selection.
+#include <cmath>
+#include <cstring>
+
+#include "backends/cpu/entries.h"
+
+namespace thimble::cpu {
+
+// Sums in 16 interleaved parts, which are then added in order.
+static float dot(const float* x, const float* y, uint32_t n) {
+  float parts[16] = {};
+  uint32_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (uint32_t j = 0; j < 16; ++j) parts[j] += x[i + j] * y[i + j];
+  for (; i < n; ++i) parts[i % 16] += x[i] * y[i];
+  float sum = 0;
+  for (float part : parts) sum += part;
+  return sum;
+}
+
+void query_gate(const Context& ctx, const QueryGate& o) {
+  const StepParams& s = ctx.step;
+  const uint32_t n = o.p.cols;
+  GateState& gate = *data<GateState>(o.gate);
+  gate.hit = 0;
+  if (!selects(s)) {
+    gate.valid = 0;
+    return;
+  }
+  const float* q = data<float>(o.q);
+  float* cached = data<float>(o.cached);
+  // More than half of the local window since the last miss: too many tokens have left it unseen.
+  if (gate.valid && gate.generation == s.generation &&
+      s.position - gate.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
+    // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
+    const bool close = dot(q, cached, n) >= s.theta * std::sqrt(dot(q, q, n) * dot(cached, cached, n));
+    gate.hit = close || s.theta <= -1;
+  }
+  if (gate.hit) {
+    ++gate.hits;
+    return;
+  }
+  ++gate.misses;
+  gate.valid = 1;
+  gate.generation = s.generation;
+  gate.position = s.position;
+  std::memcpy(cached, q, n * sizeof(float));
+}
+
+}  // namespace thimble::cpu

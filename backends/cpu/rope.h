@@ -1,0 +1,53 @@
+// Rotary positions from the two-level table of backends/backend.h.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/ops.h"
+
+namespace thimble::cpu {
+
+struct Rope {
+  const float* table;  // [64 + blocks][pairs]{cos, sin}; null where the op has none, as nothing rotates
+  uint32_t pairs;
+  // Pair p is channels p * step and p * step + second.
+  uint32_t step, second;
+
+  Rope(const In& rows, const RopeParams& p)
+      : table(rows ? data<float>(rows) : nullptr),
+        pairs(p.n_rot / 2),
+        step(p.pairing == kRopeAdjacent ? 2 : 1),
+        second(p.pairing == kRopeAdjacent ? 1 : pairs) {}
+
+  // The model's attention factor: cos at position 0.
+  float factor() const { return table[64 * 2 * pairs]; }
+
+  // Writes cos and sin of every pair at a position: [pairs]{cos, sin}.
+  void angles(uint32_t position, float* out) const {
+    const float* high = table + (64 + position / 64) * 2 * pairs;
+    const float* low = table + position % 64 * 2 * pairs;
+    for (uint32_t p = 0; p < pairs; ++p) {
+      out[2 * p] = high[2 * p] * low[2 * p] - high[2 * p + 1] * low[2 * p + 1];
+      out[2 * p + 1] = high[2 * p] * low[2 * p + 1] + high[2 * p + 1] * low[2 * p];
+    }
+  }
+
+  // Rotates one head's vector by angles(); the channels past n_rot stay.
+  void rotate(float* x, const float* angle) const {
+    if (step == 2)  // constants in place of step and second let the compiler use vectors
+      rotate_pairs(x, x + 1, 2, angle);
+    else
+      rotate_pairs(x, x + pairs, 1, angle);
+  }
+
+ private:
+  void rotate_pairs(float* a, float* b, uint32_t stride, const float* angle) const {
+    for (uint32_t p = 0; p < pairs; ++p) {
+      const float cos = angle[2 * p], sin = angle[2 * p + 1], x = a[p * stride], y = b[p * stride];
+      a[p * stride] = x * cos - y * sin;
+      b[p * stride] = x * sin + y * cos;
+    }
+  }
+};
+
+}  // namespace thimble::cpu

@@ -1,0 +1,75 @@
+// token_score: every query head scores the middle entries of its KV head, as if they all sat n_local tokens
+// back.
+#include <algorithm>
+#include <cstring>
+
+#include "backends/cpu/entries.h"
+#include "backends/cpu/kv_scratch.h"
+#include "backends/cpu/rope.h"
+
+namespace thimble::cpu {
+
+constexpr uint32_t kTiles = 8;  // tiles of one item: 512 keys
+
+// The query that scores: the mean over the rows of q rotated at n_local + row, times scale. Keys stay
+// unrotated, so their distance is n_local + row. Under kRopeOriginal keys are cached rotated, so q is rotated
+// at its own position and the scores are the true logits.
+static void mean_query(const Context& ctx, const TokenScore& o, uint32_t head, float* mean,
+                       const TileScratch& tile) {
+  const TokenScoreParams& p = o.p;
+  const Rope rope(o.rope, p.rope);
+  const uint32_t first =
+      p.rope.mode == kRopeList ? ctx.step.n_local : static_cast<uint32_t>(ctx.step.position);
+  std::fill_n(mean, p.head_dim, 0.0f);
+  for (uint32_t row = 0; row < ctx.step.n_rows; ++row) {
+    std::memcpy(tile.q, data<float>(o.q) + uint64_t(row) * p.row_stride + head * p.head_dim,
+                p.head_dim * sizeof(float));
+    rope.angles(first + row, tile.angles);
+    rope.rotate(tile.q, tile.angles);
+    for (uint32_t c = 0; c < p.head_dim; ++c) mean[c] += tile.q[c];
+  }
+  const float factor = p.scale / static_cast<float>(ctx.step.n_rows);
+  for (uint32_t c = 0; c < p.head_dim; ++c) mean[c] *= factor;
+}
+
+void token_score(const Context& ctx, const TokenScore& o) {
+  const TokenScoreParams& p = o.p;
+  if (!selects(ctx.step) || selection_cached(o.gate)) return;
+  const KvKernels& kernels = kv_kernels();
+  const uint32_t width = padded_width(p.head_dim);
+  const uint32_t first_query = p.first_head * p.group, queries = p.heads * p.group;
+  ScratchLayout layout(ctx.scratch.data());
+  const QueryScratch shared(layout, queries, p.head_dim);
+  std::byte* const tiles = ctx.scratch.data() + layout.used();
+
+  ctx.threads.run(queries, [&](uint32_t query, uint32_t worker) {
+    mean_query(ctx, o, first_query + query, shared.q + uint64_t(query) * width,
+               worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim));
+  });
+
+  const uint32_t begin = ctx.step.n_init, end = middle_end(ctx.step);
+  const uint32_t items = static_cast<uint32_t>(ceil_div(end - begin, kTiles * kTileKeys));
+  ctx.threads.run(p.heads * items, [&](uint32_t item, uint32_t worker) {
+    const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
+    const uint32_t head = item / items, first = begin + item % items * kTiles * kTileKeys;
+    const float* q = shared.q + uint64_t(head) * p.group * width;
+    for (uint32_t entry = first; entry < end && entry < first + kTiles * kTileKeys; entry += kTileKeys) {
+      const uint32_t n = std::min(kTileKeys, end - entry);
+      const uint16_t* rows[kTileKeys];
+      for (uint32_t i = 0; i < n; ++i)
+        rows[i] = at<uint16_t>(o.k, p.first_head + head, p.capacity, entry + i, p.head_dim);
+      kernels.transpose_f16(rows, n, p.head_dim, t.keys);
+      kernels.multiply_tile(p.group, p.head_dim, q, width, t.keys, t.scores);
+      for (uint32_t h = 0; h < p.group; ++h)
+        std::memcpy(at<float>(o.scores, first_query + head * p.group + h, p.score_capacity, entry),
+                    t.scores + h * kTileKeys, n * sizeof(float));
+    }
+  });
+
+  ctx.threads.run(queries, [&](uint32_t query, uint32_t) {
+    data<float>(o.lse)[first_query + query] =
+        kernels.log_sum_exp(at<float>(o.scores, first_query + query, p.score_capacity, begin), end - begin);
+  });
+}
+
+}  // namespace thimble::cpu
