@@ -1,0 +1,83 @@
+#include "runtime/model/load.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+namespace thimble {
+namespace {
+
+Result<std::optional<uint64_t>> get_same_for_all_layers(const Gguf& gguf, const std::string& key) {
+  const GgufValue* value = gguf.find(key);
+  if (!value || !value->is_array) return gguf.get_uint(key);
+  THIMBLE_LET(found, gguf.get_ints(key));
+  const std::vector<int64_t>& values = *found;
+  if (values.empty() || values[0] < 0)
+    return error(Code::kFormat, "%s: key %s is an empty array or holds negative numbers", gguf.name().c_str(),
+                 in_quotes(key).c_str());
+  if (std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
+    return error(Code::kUnsupported, "%s: key %s differs from layer to layer, which is not supported",
+                 gguf.name().c_str(), in_quotes(key).c_str());
+  return std::optional(static_cast<uint64_t>(values[0]));
+}
+
+}  // namespace
+
+Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
+                  uint32_t& count) {
+  THIMBLE_LET(found, get_same_for_all_layers(gguf, key));
+  const std::optional<uint64_t> value = found ? found : fallback;
+  if (!value) return error(Code::kFormat, "%s lacks the key %s", gguf.name().c_str(), in_quotes(key).c_str());
+  if (*value < 1 || *value > max)
+    return error(Code::kFormat, "%s: key %s is %" PRIu64 ", where 1 to %" PRIu64 " is possible",
+                 gguf.name().c_str(), in_quotes(key).c_str(), *value, max);
+  count = static_cast<uint32_t>(*value);
+  return {};
+}
+
+Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64_t cols) {
+  const GgufTensor* found = gguf_.tensor(name);
+  if (!found) return error(Code::kFormat, "%s lacks the tensor '%s'", gguf_.name().c_str(), name.c_str());
+  const DTypeInfo* info = find_dtype(found->type);
+  if (!info)
+    return error(Code::kUnsupported,
+                 "%s: tensor '%s' is of type %s (%" PRIu32
+                 "), which cannot be read; use a file with types such as "
+                 "q4_K, q6_K, q8_0 or f16",
+                 gguf_.name().c_str(), name.c_str(), gguf_type_name(found->type), found->type);
+  if (found->shape[0] != cols || found->shape[1] != rows || found->shape[2] != 1 || found->shape[3] != 1) {
+    std::string shape = std::to_string(found->shape[0]);
+    for (uint32_t d = 1; d < found->dims; ++d) shape += " x " + std::to_string(found->shape[d]);
+    const std::string expected = std::to_string(cols) + (rows > 1 ? " x " + std::to_string(rows) : "");
+    return error(Code::kFormat, "%s: tensor '%s' is %s, where %s is expected", gguf_.name().c_str(),
+                 name.c_str(), shape.c_str(), expected.c_str());
+  }
+  taken_[static_cast<size_t>(found - gguf_.tensors().data())] = true;
+  return Tensor{found->data, info->type, static_cast<uint32_t>(rows), static_cast<uint32_t>(cols)};
+}
+
+Result<Tensor> TensorSource::matrix(const std::string& name, uint64_t rows, uint64_t cols) {
+  return take(name, rows, cols);
+}
+
+Result<Tensor> TensorSource::vector(const std::string& name, uint64_t cols) {
+  THIMBLE_LET(tensor, take(name, 1, cols));
+  if (tensor.type != DType::kF32)
+    return error(Code::kUnsupported, "%s: tensor '%s' is of type %s, where f32 is needed",
+                 gguf_.name().c_str(), name.c_str(), dtype_info(tensor.type).name);
+  return tensor;
+}
+
+Result<Tensor> TensorSource::vector_if_any(const std::string& name, uint64_t cols) {
+  return has(name) ? vector(name, cols) : Tensor();
+}
+
+Status TensorSource::all_taken() const {
+  const auto left = std::find(taken_.begin(), taken_.end(), false);
+  if (left == taken_.end()) return {};
+  const GgufTensor& tensor = gguf_.tensors()[static_cast<size_t>(left - taken_.begin())];
+  return error(Code::kUnsupported,
+               "%s: tensor %s has no place in this architecture; without it the model would be wrong",
+               gguf_.name().c_str(), in_quotes(tensor.name).c_str());
+}
+
+}  // namespace thimble

@@ -1,0 +1,61 @@
+// Parts of reading a model, shared by the files of this folder: keys with defaults and bounds, tensors with
+// shapes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "runtime/model/gguf.h"
+#include "runtime/model/model.h"
+
+namespace thimble {
+
+// Bounds on what a model may say about itself, far above any real one and low enough that no product of two
+// overflows.
+constexpr uint64_t kMaxLayers = 1 << 12, kMaxHeads = 1 << 12, kMaxHeadDim = 1 << 12, kMaxWidth = 1 << 20;
+constexpr uint64_t kMaxPositions = INT32_MAX;
+
+// The value of an optional key, or `fallback`.
+template <typename T>
+Result<T> with_default(Result<std::optional<T>> value, std::type_identity_t<T> fallback) {
+  THIMBLE_TRY(value);
+  return *value ? **value : fallback;
+}
+
+// Reads a count from 1 to max. Some files give one value for each layer; they are accepted where all are
+// equal. Without the key it is the fallback, or an error where that is absent too.
+Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
+                  uint32_t& count);
+
+// Takes tensors out of a file by name, checks their types and shapes, and knows which were not asked for.
+class TensorSource {
+ public:
+  explicit TensorSource(const Gguf& gguf) : gguf_(gguf), taken_(gguf.tensors().size()) {}
+
+  bool has(const std::string& name) const { return gguf_.tensor(name) != nullptr; }
+  // A matrix of any type that this library reads.
+  Result<Tensor> matrix(const std::string& name, uint64_t rows, uint64_t cols);
+  // A vector; only f32 is accepted, which is how converters write norms and biases.
+  Result<Tensor> vector(const std::string& name, uint64_t cols);
+  // The same, or no tensor where the file has none.
+  Result<Tensor> vector_if_any(const std::string& name, uint64_t cols);
+  // A tensor that nobody asked for would have changed the result: Unsupported, naming it.
+  Status all_taken() const;
+
+ private:
+  Result<Tensor> take(const std::string& name, uint64_t rows, uint64_t cols);
+
+  const Gguf& gguf_;
+  std::vector<bool> taken_;
+};
+
+// architecture.cpp: fills shape, rope, epsilon and the weights by role.
+Status load_weights(const Gguf& gguf, Model& model);
+
+// rope.cpp: `prefix` is the architecture's name, in front of every key. model.shape and model.info are filled
+// already.
+Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tensors, Model& model);
+
+}  // namespace thimble

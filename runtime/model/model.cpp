@@ -1,0 +1,106 @@
+#include "runtime/model/model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+
+#include "runtime/model/load.h"
+
+namespace thimble {
+namespace {
+
+// FNV-1a, 64 bits.
+class Hash {
+ public:
+  void add(const void* data, uint64_t bytes) {
+    for (uint64_t i = 0; i < bytes; ++i)
+      value_ = (value_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3;
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325;
+};
+
+Result<std::string> text(const Gguf& gguf, const char* key) {
+  THIMBLE_LET(value, with_default(gguf.get_string(key), ""));
+  return std::string(value);
+}
+
+Result<ModelInfo> load_info(const Gguf& gguf) {
+  ModelInfo info;
+  THIMBLE_LET(architecture, text(gguf, "general.architecture"));
+  THIMBLE_LET(name, text(gguf, "general.name"));
+  THIMBLE_LET(description, text(gguf, "general.description"));
+  THIMBLE_LET(license, text(gguf, "general.license"));
+  info.architecture = architecture, info.name = name, info.description = description, info.license = license;
+  std::map<uint32_t, uint64_t> bytes_of_type;
+  for (const GgufTensor& tensor : gguf.tensors()) {
+    info.parameters += tensor.elements;
+    bytes_of_type[tensor.type] += tensor.bytes;
+  }
+  const auto most = std::max_element(bytes_of_type.begin(), bytes_of_type.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most != bytes_of_type.end()) info.quantization = gguf_type_name(most->first);
+  return info;
+}
+
+}  // namespace
+
+Tensor Tensor::row_range(uint32_t first, uint32_t count) const {
+  return {data + dtype_bytes(type, uint64_t(first) * cols), type, count, cols};
+}
+
+Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string name) {
+  const auto model = std::make_shared<Model>();
+  model->file_ = std::move(file);
+  THIMBLE_LET(parsed, Gguf::parse(model->file_, std::move(name)));
+  model->gguf_ = std::move(parsed);
+  const Gguf& gguf = model->gguf_;
+
+  THIMBLE_LET(kind, text(gguf, "general.type"));
+  if (kind == "adapter")
+    return error(Code::kFormat,
+                 "%s is an adapter; open the model that it was made for, then this file as its heads",
+                 gguf.name().c_str());
+  THIMBLE_LET(info, load_info(gguf));
+  model->info = info;
+  model->info.file_bytes = model->file_.size();
+  if (!gguf.tensors().empty()) THIMBLE_TRY(load_weights(gguf, *model));
+
+  // Weights without a usable vocabulary still serve who brings token ids.
+  if (Result<Tokenizer> tokenizer = Tokenizer::load(gguf); tokenizer.ok())
+    model->tokenizer = std::move(*tokenizer);
+  else
+    model->description_of_tokenizer_error = tokenizer.status().message();
+  if (!model->has_weights() && !model->tokenizer.ok())
+    return error(Code::kFormat, "%s holds no weights, and no vocabulary either: %s", gguf.name().c_str(),
+                 model->description_of_tokenizer_error.c_str());
+  if (model->has_weights() && model->tokenizer.size() > model->shape.vocab)
+    return error(Code::kFormat,
+                 "%s: the vocabulary has %u tokens, and tensor 'token_embd.weight' only %u rows",
+                 gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
+  THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
+  model->chat_template = chat_template;
+  return std::shared_ptr<const Model>(model);
+}
+
+uint64_t Model::host_bytes() const {
+  return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
+         layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() +
+         (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity()) * sizeof(double);
+}
+
+uint64_t Model::fingerprint() const {
+  Hash hash;
+  hash.add(info.architecture.data(), info.architecture.size());
+  const uint32_t counts[] = {shape.layers, shape.heads, shape.kv_heads,
+                             shape.head_dim};  // little-endian, as we are
+  hash.add(counts, sizeof counts);
+  for (const LayerWeights& layer : layers)
+    for (const Tensor& norm : {layer.attn_norm, layer.ffn_norm}) hash.add(norm.data, norm.bytes());
+  return hash.value();
+}
+
+}  // namespace thimble

@@ -1,0 +1,109 @@
+// A model as the decoder sees it: shape, rotary scheme, and its weights by role. Immutable and shared.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/backend.h"
+#include "base/mapped_file.h"
+#include "runtime/model/gguf.h"
+#include "runtime/tokenizer/tokenizer.h"
+
+namespace thimble {
+
+// One matrix or vector in the mapped file; `data` is null where the model has none.
+struct Tensor {
+  const std::byte* data = nullptr;
+  DType type = DType::kF32;
+  uint32_t rows = 0, cols = 0;  // a vector has one row
+  explicit operator bool() const { return data != nullptr; }
+  uint64_t bytes() const { return dtype_bytes(type, uint64_t(rows) * cols); }
+  Tensor row_range(uint32_t first, uint32_t count) const;  // rows of a fused matrix
+};
+
+// How keys and queries rotate: enough to build the table of backends/backend.h for any number of positions.
+struct RopeScheme {
+  uint32_t pairing = kRopeAdjacent;  // kRopeAdjacent, kRopeHalves
+  uint32_t n_rot = 0;
+  std::vector<double> inverse_frequency;  // [n_rot / 2] radians a position; scaling and long factors included
+  std::vector<double>
+      inverse_frequency_short;    // longrope only: for sessions within original_context; else empty
+  uint32_t original_context = 0;  // positions before scaling; longrope: where the short factors end
+  double attention_factor = 1.0;  // scales cos and sin (yarn, longrope)
+};
+
+// Rows of the rope table that serve positions [0, positions).
+uint32_t rope_table_rows(uint32_t positions);
+// Fills [rope_table_rows(positions)][n_rot / 2][2] floats, computed in double. `context` chooses longrope's
+// factors.
+void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
+
+struct LayerWeights {
+  Tensor attn_norm, ffn_norm;     // f32 [d_model]
+  Tensor q, k, v;                 // row ranges of one matrix where the file fuses them (phi3)
+  Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
+  Tensor q_norm, k_norm;          // f32 [head_dim], qwen3
+  Tensor attn_output, attn_output_bias;
+  Tensor gate, up, down;
+};
+
+// The trained retaining heads of a model (Locret), from a sidecar file.
+struct RetainingHeads {
+  MappedFile file;
+  struct Layer {
+    Tensor fc1, fc2;  // [d_r][(H + 2 Hkv) dh], [Hkv][d_r]
+  };
+  std::vector<Layer> layers;
+  uint32_t d_r = 0;
+  uint32_t act = kActSilu;
+  // What the heads were trained for; 0 where the file does not say.
+  uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
+  std::string warning;  // one sentence, where the base model could only be checked by its shape
+};
+
+struct ModelInfo {
+  std::string architecture, name, description, license;
+  uint32_t context_length = 0;  // trained positions
+  uint64_t parameters = 0, file_bytes = 0;
+  std::string quantization;  // the type most bytes have
+};
+
+class Model {
+ public:
+  // Reads and checks everything but the weights' values; `name` is how error messages call the file.
+  // Unsupported where the file asks for something that this library does not do, Format where it is damaged,
+  // each naming the key or tensor.
+  static Result<std::shared_ptr<const Model>> open(MappedFile file, std::string name);
+
+  ModelInfo info;
+  ModelShape shape;
+  float norm_epsilon = 1e-5f;
+  uint32_t act = kActSilu;
+  RopeScheme rope;
+  Tensor token_embedding, output_norm, output;  // output is token_embedding where they are tied
+  std::vector<LayerWeights> layers;             // empty for a vocabulary-only file
+  Tokenizer tokenizer;
+  std::string chat_template;                   // as in the file, or empty
+  std::string description_of_tokenizer_error;  // why `tokenizer` is empty, where it is
+  std::vector<std::string> warnings;           // what the file asks for and does not get, a sentence each
+
+  bool has_weights() const { return !layers.empty(); }
+  const Gguf& gguf() const { return gguf_; }
+  const MappedFile& file() const { return file_; }
+  // Bytes of host memory that tables of this model take (vocabulary, merges, tensor table), estimated by
+  // their contents.
+  uint64_t host_bytes() const;
+  // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors.
+  uint64_t fingerprint() const;
+
+  // Reads a sidecar and checks that it belongs to this model: Mismatch, saying what differs, where it does
+  // not.
+  Result<std::shared_ptr<const RetainingHeads>> open_heads(MappedFile file, std::string name) const;
+
+ private:
+  MappedFile file_;
+  Gguf gguf_;
+};
+
+}  // namespace thimble

@@ -1,0 +1,141 @@
+// Rotary positions: frequencies out of a model's keys and factors, and the table of cosines and sines.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "base/bits.h"
+#include "runtime/model/load.h"
+
+namespace thimble {
+namespace {
+
+constexpr uint32_t kBlock = 64;  // positions that share a row of the table's second part
+
+// The share of its unscaled frequency that each channel pair keeps under yarn: all of it below the pair that
+// turns beta_fast times within the original context, none from the pair on that turns beta_slow times, a ramp
+// between.
+std::vector<double> yarn_shares(uint32_t n_rot, double original_context, double base, double beta_fast,
+                                double beta_slow) {
+  const auto pair = [&](double turns) {  // fractional index of the pair that turns so often
+    return n_rot * std::log(original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
+  };
+  const double first = std::max(0.0, std::floor(pair(beta_fast)));
+  const double last = std::min(n_rot - 1.0, std::ceil(pair(beta_slow)));
+  std::vector<double> shares(n_rot / 2);
+  for (uint32_t i = 0; i < shares.size(); ++i)
+    shares[i] = 1 - std::clamp((i - first) / std::max(0.001, last - first), 0.0, 1.0);
+  return shares;
+}
+
+// Reads a positive number, or the fallback where the key is absent.
+Result<double> read_positive(const Gguf& gguf, const std::string& key, double fallback) {
+  THIMBLE_LET(value, with_default(gguf.get_float(key), fallback));
+  if (!std::isfinite(value) || value <= 0)
+    return error(Code::kFormat, "%s: key %s is %g instead of a positive number", gguf.name().c_str(),
+                 in_quotes(key).c_str(), value);
+  return value;
+}
+
+// The frequency divisors in a tensor, [n_rot / 2].
+Result<std::vector<double>> read_divisors(const Gguf& gguf, TensorSource& tensors, const std::string& name,
+                                          uint32_t n_rot) {
+  THIMBLE_LET(tensor, tensors.vector(name, n_rot / 2));
+  std::vector<double> divisors;
+  for (uint32_t i = 0; i < tensor.cols; ++i) {
+    float divisor;
+    std::memcpy(&divisor, tensor.data + i * sizeof divisor, sizeof divisor);
+    if (!std::isfinite(divisor) || divisor <= 0)
+      return error(Code::kFormat, "%s: element %" PRIu32 " of tensor '%s' is %g instead of a positive number",
+                   gguf.name().c_str(), i, name.c_str(), static_cast<double>(divisor));
+    divisors.push_back(divisor);
+  }
+  return divisors;
+}
+
+}  // namespace
+
+Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tensors, Model& model) {
+  RopeScheme& rope = model.rope;
+  const std::string keys = prefix + ".rope.", scaling = keys + "scaling.";
+  const uint32_t head_dim = model.shape.head_dim;
+  THIMBLE_TRY(read_count(gguf, keys + "dimension_count", head_dim, head_dim, rope.n_rot));
+  if (rope.n_rot % 2 != 0)
+    return error(Code::kFormat, "%s: key '%sdimension_count' is %" PRIu32 ", which is odd",
+                 gguf.name().c_str(), keys.c_str(), rope.n_rot);
+  THIMBLE_LET(base, read_positive(gguf, keys + "freq_base", 10000));
+  if (base <= 1)
+    return error(Code::kFormat, "%s: key '%sfreq_base' is %g, where more than 1 is needed",
+                 gguf.name().c_str(), keys.c_str(), base);
+
+  // As in llama.cpp: a factor without a type means linear, and the type says only whether yarn's ramp is
+  // used; longrope is known by its tensors.
+  THIMBLE_LET(type, with_default(gguf.get_string(scaling + "type"), "linear"));
+  if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
+    return error(Code::kUnsupported, "%s: key '%stype' is %s, which is not supported", gguf.name().c_str(),
+                 scaling.c_str(), in_quotes(type).c_str());
+  const bool legacy = !gguf.find(scaling + "factor") && gguf.find(keys + "scale_linear");
+  THIMBLE_LET(factor_key, read_positive(gguf, legacy ? keys + "scale_linear" : scaling + "factor", 1));
+  const double factor = type == "none" ? 1 : factor_key;
+  THIMBLE_TRY(read_count(gguf, scaling + "original_context_length", kMaxPositions, model.info.context_length,
+                         rope.original_context));
+  const double original = rope.original_context, context = model.info.context_length;
+  const bool longrope = tensors.has("rope_factors_long.weight") || tensors.has("rope_factors_short.weight");
+  if (type == "longrope" && !longrope)
+    return error(Code::kFormat, "%s lacks the tensor 'rope_factors_long.weight'", gguf.name().c_str());
+  // Phi-3's rule for a file that does not give the result of it.
+  const double longrope_factor = longrope && context > original && original > 1
+                                     ? std::sqrt(1 + std::log(context / original) / std::log(original))
+                                     : 1;
+  THIMBLE_LET(attention_factor, read_positive(gguf, scaling + "attn_factor", longrope_factor));
+  rope.attention_factor = attention_factor;
+
+  std::vector<double> shares(rope.n_rot / 2, 0.0);
+  if (type == "yarn") {
+    THIMBLE_LET(beta_fast, read_positive(gguf, scaling + "yarn_beta_fast", 32));
+    THIMBLE_LET(beta_slow, read_positive(gguf, scaling + "yarn_beta_slow", 1));
+    shares = yarn_shares(rope.n_rot, original, base, beta_fast, beta_slow);
+    rope.attention_factor *= 1 + 0.1 * std::log(std::max(factor, 1.0));
+  }
+  const auto frequencies = [&](const std::vector<double>& divisors) {
+    std::vector<double> out(rope.n_rot / 2);
+    for (uint32_t i = 0; i < out.size(); ++i) {
+      const double unscaled = std::pow(base, -2.0 * i / rope.n_rot) / divisors[i];
+      out[i] = unscaled * (shares[i] + (1 - shares[i]) / factor);
+    }
+    return out;
+  };
+  std::vector<double> divisors(rope.n_rot / 2, 1.0);
+  if (longrope) {
+    THIMBLE_LET(long_divisors, read_divisors(gguf, tensors, "rope_factors_long.weight", rope.n_rot));
+    THIMBLE_LET(short_divisors, read_divisors(gguf, tensors, "rope_factors_short.weight", rope.n_rot));
+    rope.inverse_frequency_short = frequencies(short_divisors);
+    divisors = long_divisors;
+  } else if (tensors.has("rope_freqs.weight")) {
+    THIMBLE_LET(llama3_divisors, read_divisors(gguf, tensors, "rope_freqs.weight", rope.n_rot));
+    divisors = llama3_divisors;
+  }
+  rope.inverse_frequency = frequencies(divisors);
+  return {};
+}
+
+uint32_t rope_table_rows(uint32_t positions) {
+  return kBlock + static_cast<uint32_t>(ceil_div(positions, kBlock));
+}
+
+void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table) {
+  const bool is_short = !rope.inverse_frequency_short.empty() && context <= rope.original_context;
+  const std::vector<double>& frequency = is_short ? rope.inverse_frequency_short : rope.inverse_frequency;
+  const uint32_t rows = rope_table_rows(positions);
+  for (uint32_t row = 0; row < rows; ++row) {
+    const double position = row < kBlock ? row : uint64_t(row - kBlock) * kBlock;
+    const double scale = row < kBlock ? 1.0 : rope.attention_factor;
+    for (double f : frequency) {
+      *table++ = static_cast<float>(scale * std::cos(position * f));
+      *table++ = static_cast<float>(scale * std::sin(position * f));
+    }
+  }
+}
+
+}  // namespace thimble
