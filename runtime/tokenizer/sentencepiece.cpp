@@ -1,0 +1,160 @@
+// SentencePiece-style BPE (tokenizer.ggml.model = llama): spaces become U+2581, the best-scored neighbours
+// merge, and characters without a token are spelled by byte tokens <0x00> to <0xFF>.
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+
+#include "runtime/model/gguf.h"
+#include "runtime/tokenizer/encoder.h"
+#include "runtime/tokenizer/utf8.h"
+
+namespace thimble {
+namespace {
+
+constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
+
+// Orders as the score does, backwards: the higher the score, the lower the cost. NaN is the worst score.
+uint32_t cost_of(float score) {
+  if (std::isnan(score)) return UINT32_MAX;
+  const auto bits = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes +0
+  return bits >> 31 ? bits : ~bits & 0x7fffffffu;
+}
+
+// The value of "<0xAB>", or -1.
+int byte_value(std::string_view text) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return -1;
+  return digit(text[3]) < 0 || digit(text[4]) < 0 ? -1 : digit(text[3]) * 16 + digit(text[4]);
+}
+
+class SentencePiece : public Encoder {
+ public:
+  SentencePiece(const Vocabulary& vocabulary, std::vector<float> scores, bool adds_space)
+      : vocabulary_(vocabulary), scores_(std::move(scores)), adds_space_(adds_space) {
+    byte_ids_.fill(vocabulary.unknown());
+    for (uint32_t id = 0; id < vocabulary.size(); ++id) {
+      const auto token = static_cast<int32_t>(id);
+      const std::string_view text = vocabulary.text(token);
+      if (const int byte = byte_value(text); byte >= 0) byte_ids_[static_cast<size_t>(byte)] = token;
+      if (plain(token)) words_are_independent_ &= !holds_space_inside(text);
+    }
+  }
+
+  void encode(std::string_view text, uint64_t offset, bool starts, std::vector<Token>& out) const override {
+    Scratch scratch;
+    bool prefix = starts && adds_space_;
+    for (size_t at = 0; at < text.size(); prefix = false) {
+      const size_t end = words_are_independent_ ? word_end(text, at) : text.size();
+      encode_word(text.substr(at, end - at), offset + at, prefix, scratch, out);
+      at = end;
+    }
+  }
+
+  void append_bytes(int32_t id, std::string& out) const override {
+    const std::string_view text = vocabulary_.text(id);
+    if (const int byte = byte_value(text); byte >= 0) {
+      out += static_cast<char>(byte);
+      return;
+    }
+    for (size_t at = 0; at < text.size();) {
+      const size_t next = std::min(text.find(kSpace, at), text.size());
+      out += text.substr(at, next - at);
+      if (next < text.size()) out += ' ';
+      at = next + kSpace.size();
+    }
+  }
+
+  bool adds_space() const override { return adds_space_; }
+  bool adds_bos() const override { return true; }
+  uint64_t host_bytes() const override { return sizeof *this + scores_.capacity() * sizeof scores_[0]; }
+
+ private:
+  struct Scratch {
+    std::string spelled;
+    Merger merger;
+  };
+
+  bool plain(int32_t id) const { return vocabulary_.find_plain(vocabulary_.text(id)) == id; }
+
+  // A space follows something else.
+  static bool holds_space_inside(std::string_view text) {
+    while (text.starts_with(kSpace)) text.remove_prefix(kSpace.size());
+    return text.find(kSpace) != std::string_view::npos;
+  }
+
+  // Where the next word's spaces begin.
+  static size_t word_end(std::string_view text, size_t at) {
+    for (size_t i = at + 1; i < text.size(); ++i)
+      if (text[i] == ' ' && text[i - 1] != ' ' && !text.substr(at, i - at).ends_with(kSpace)) return i;
+    return text.size();
+  }
+
+  void encode_word(std::string_view text, uint64_t offset, bool prefix, Scratch& scratch,
+                   std::vector<Token>& out) const {
+    std::string& spelled = scratch.spelled;
+    spelled.assign(prefix ? kSpace : "");
+    for (const char c : text) {
+      if (c == ' ') {
+        spelled += kSpace;
+      } else {
+        spelled += c;
+      }
+    }
+    const std::string_view all = spelled;
+    scratch.merger.clear();
+    for (size_t at = 0; at < all.size();) {
+      const uint32_t size = first_code_point(all.substr(at)).size;
+      scratch.merger.add(size, vocabulary_.find_plain(all.substr(at, size)));
+      at += size;
+    }
+    const auto merge = [&](const Symbol& left, const Symbol& right) {
+      const size_t size = size_t{left.size} + right.size;
+      const int32_t id =
+          size > vocabulary_.longest_text() ? -1 : vocabulary_.find_plain(all.substr(left.at, size));
+      return id < 0 ? Merge{-1, 0} : Merge{id, cost_of(scores_[id])};
+    };
+    // Symbols come in order, so the place in the text follows the place in its spelling.
+    size_t at = 0;
+    uint32_t spelled_at = prefix ? static_cast<uint32_t>(kSpace.size()) : 0;
+    scratch.merger.run(merge, [&](const Symbol& s) {
+      const bool space = at < text.size() && text[at] == ' ';
+      if (s.id >= 0) {
+        out.push_back({s.id, offset + at});
+      } else {
+        for (uint32_t i = 0; i < s.size; ++i) {
+          const int32_t id = byte_ids_[static_cast<uint8_t>(all[s.at + i])];
+          // A vocabulary may lack a byte; what it has no token for is lost.
+          if (id >= 0) out.push_back({id, offset + at + (space || s.at < spelled_at ? 0 : i)});
+        }
+      }
+      while (spelled_at < s.at + s.size)
+        spelled_at += text[at++] == ' ' ? static_cast<uint32_t>(kSpace.size()) : 1;
+    });
+  }
+
+  const Vocabulary& vocabulary_;
+  std::vector<float> scores_;
+  std::array<int32_t, 256> byte_ids_;
+  bool adds_space_;
+  // No token goes on after a space that follows something else, so nothing merges across words: they are
+  // encoded one by one, in little memory. True for Llama 2, Mistral and Phi-3.
+  bool words_are_independent_ = true;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Encoder>> make_sentencepiece(const Gguf& file, const Vocabulary& vocabulary) {
+  THIMBLE_LET(scores, file.get_floats("tokenizer.ggml.scores"));
+  if (!scores || scores->size() != vocabulary.size())
+    return error(Code::kFormat,
+                 "%s: tokenizer.ggml.scores has %zu entries for %u tokens; convert the model again",
+                 file.name().c_str(), scores ? scores->size() : size_t{0}, vocabulary.size());
+  THIMBLE_LET(adds_space, file.get_bool("tokenizer.ggml.add_space_prefix"));
+  return std::unique_ptr<Encoder>(
+      std::make_unique<SentencePiece>(vocabulary, std::move(*scores), adds_space.value_or(true)));
+}
+
+}  // namespace thimble

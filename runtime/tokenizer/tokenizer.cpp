@@ -1,0 +1,138 @@
+// The tokenizer around the two kinds of vocabulary: special tokens, BOS, and the way back.
+#include "runtime/tokenizer/tokenizer.h"
+
+#include <algorithm>
+
+#include "runtime/model/gguf.h"
+#include "runtime/tokenizer/encoder.h"
+#include "runtime/tokenizer/vocabulary.h"
+
+namespace thimble {
+
+struct Tokenizer::Impl {
+  Vocabulary vocabulary;
+  std::unique_ptr<Encoder> encoder;
+  bool adds_bos = false;
+  bool phi3 = false;
+  uint32_t longest_piece = 0;
+
+  // Control and unknown tokens stand for no text; user-defined ones for exactly theirs.
+  bool silent(int32_t id) const {
+    const TokenType type = vocabulary.type(id);
+    return type == TokenType::kControl || type == TokenType::kUnknown;
+  }
+  // Phi-3's marks swallow the white space behind them; GGUF files do not say so.
+  bool strips_after(int32_t id) const {
+    const std::string_view text = vocabulary.text(id);
+    return phi3 && ((text.starts_with("<|") && text != "<|endoftext|>") || text == "</s>");
+  }
+  bool user_defined(int32_t id) const { return vocabulary.type(id) == TokenType::kUserDefined; }
+};
+
+Tokenizer::Tokenizer() = default;
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Result<Tokenizer> Tokenizer::load(const Gguf& file) {
+  THIMBLE_LET(model, file.get_string("tokenizer.ggml.model"));
+  if (!model)
+    return error(Code::kUnsupported,
+                 "%s has no tokenizer (tokenizer.ggml.model); give token ids, or convert it again",
+                 file.name().c_str());
+  if (*model != "gpt2" && *model != "llama")
+    return error(Code::kUnsupported,
+                 "%s: tokenizers of the kind '%.*s' are not supported, only gpt2 and llama",
+                 file.name().c_str(), static_cast<int>(std::min<size_t>(model->size(), 64)), model->data());
+
+  Tokenizer tokenizer;
+  tokenizer.impl_ = std::make_unique<Impl>();
+  Impl& impl = *tokenizer.impl_;
+  THIMBLE_LET(vocabulary, Vocabulary::load(file));
+  impl.vocabulary = std::move(vocabulary);
+  THIMBLE_LET(encoder,
+              *model == "gpt2" ? make_bpe(file, impl.vocabulary) : make_sentencepiece(file, impl.vocabulary));
+  impl.encoder = std::move(encoder);
+  THIMBLE_LET(adds_bos, file.get_bool("tokenizer.ggml.add_bos_token"));
+  impl.adds_bos = adds_bos.value_or(impl.encoder->adds_bos()) && impl.vocabulary.bos() >= 0;
+  THIMBLE_LET(architecture, file.get_string("general.architecture"));
+  impl.phi3 = *model == "llama" && architecture.value_or("") == "phi3";
+
+  std::string piece;
+  for (uint32_t id = 0; id < impl.vocabulary.size(); ++id) {
+    piece.clear();
+    tokenizer.append_piece(static_cast<int32_t>(id), true, piece);
+    impl.longest_piece = std::max(impl.longest_piece, static_cast<uint32_t>(piece.size()));
+  }
+  return tokenizer;
+}
+
+uint32_t Tokenizer::size() const { return impl_ ? impl_->vocabulary.size() : 0; }
+int32_t Tokenizer::bos() const { return impl_ ? impl_->vocabulary.bos() : -1; }
+int32_t Tokenizer::eos() const { return impl_ ? impl_->vocabulary.eos() : -1; }
+bool Tokenizer::adds_bos() const { return impl_ && impl_->adds_bos; }
+bool Tokenizer::ends_generation(int32_t id) const { return impl_ && impl_->vocabulary.ends_generation(id); }
+uint32_t Tokenizer::longest_piece() const { return impl_ ? impl_->longest_piece : 0; }
+std::string_view Tokenizer::text(int32_t id) const { return impl_ ? impl_->vocabulary.text(id) : ""; }
+int32_t Tokenizer::find(std::string_view text) const { return impl_ ? impl_->vocabulary.find(text) : -1; }
+
+std::vector<Token> Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special) const {
+  std::vector<Token> tokens;
+  if (!impl_) return tokens;
+  const Vocabulary& vocabulary = impl_->vocabulary;
+  const TokenTexts& special = parse_special ? vocabulary.special() : vocabulary.user_defined();
+  if (add_bos && impl_->adds_bos) tokens.push_back({vocabulary.bos(), 0});
+
+  size_t begin = 0;  // of the text since the last special token
+  const auto encode_until = [&](size_t end) {
+    for (bool starts = true; begin < end; starts = false) {
+      const size_t size = std::min(end - begin, kLongestText);
+      impl_->encoder->encode(text.substr(begin, size), begin, starts, tokens);
+      begin += size;
+    }
+  };
+  for (size_t at = 0; at < text.size();) {
+    const int32_t id = special.longest_at_start(text.substr(at));
+    if (id < 0) {
+      ++at;
+      continue;
+    }
+    encode_until(at);
+    tokens.push_back({id, at});
+    at += vocabulary.text(id).size();
+    if (impl_->strips_after(id)) at = std::min(text.find_first_not_of(" \t\n\v\f\r", at), text.size());
+    begin = at;
+  }
+  encode_until(text.size());
+  return tokens;
+}
+
+void Tokenizer::append_piece(int32_t id, bool special, std::string& out) const {
+  if (!impl_ || !impl_->vocabulary.valid(id)) return;
+  if (impl_->silent(id) || impl_->user_defined(id)) {
+    if (special || impl_->user_defined(id)) out += impl_->vocabulary.text(id);
+  } else {
+    impl_->encoder->append_bytes(id, out);
+  }
+}
+
+std::string Tokenizer::detokenize(const int32_t* ids, size_t count, bool special) const {
+  std::string text;
+  if (!impl_) return text;
+  bool starts = true;  // where the encoder put its space
+  for (size_t i = 0; i < count; ++i) {
+    const size_t end = text.size();
+    append_piece(ids[i], special, text);
+    const bool plain = !impl_->silent(ids[i]) && !impl_->user_defined(ids[i]);
+    if (plain && starts && impl_->encoder->adds_space() && text.size() > end && text[end] == ' ')
+      text.erase(end, 1);
+    starts = !plain;
+  }
+  return text;
+}
+
+uint64_t Tokenizer::host_bytes() const {
+  return impl_ ? sizeof *impl_ + impl_->vocabulary.host_bytes() + impl_->encoder->host_bytes() : 0;
+}
+
+}  // namespace thimble

@@ -1,0 +1,23 @@
+// UTF-8, one code point at a time.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace thimble {
+
+// Values above the last code point: bytes that no code point begins with, and a code point that the text ends
+// within.
+inline constexpr uint32_t kInvalidUtf8 = 0x110000, kPartialUtf8 = 0x110001;
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+struct CodePoint {
+  uint32_t value;  // or kInvalidUtf8, kPartialUtf8
+  uint32_t
+      size;  // bytes, at least 1; of an invalid sequence, what is good of it (one U+FFFD stands for that)
+};
+
+// The first code point of `text`, which is not empty.
+CodePoint first_code_point(std::string_view text);
+
+}  // namespace thimble
