@@ -1,0 +1,113 @@
+#include "runtime/sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+namespace thimble {
+
+Sampler::Sampler(uint32_t vocab) : candidates_(vocab), recent_count_(vocab), history_(kLongestHistory) {}
+
+Status Sampler::set(const SamplerOptions& o) {
+  // Written so that NaN fails each of them.
+  if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
+    return error(Code::kInvalidArgument, "temperature is %g; it must be 0 or more",
+                 static_cast<double>(o.temperature));
+  if (!(o.top_p >= 0 && o.top_p <= 1))
+    return error(Code::kInvalidArgument, "top_p is %g; it must be from 0 to 1", static_cast<double>(o.top_p));
+  if (!(o.min_p >= 0 && o.min_p <= 1))
+    return error(Code::kInvalidArgument, "min_p is %g; it must be from 0 to 1", static_cast<double>(o.min_p));
+  if (!(o.repeat_penalty > 0) || !std::isfinite(o.repeat_penalty))
+    return error(Code::kInvalidArgument, "repeat_penalty is %g; it must be more than 0 (1: none)",
+                 static_cast<double>(o.repeat_penalty));
+  if (o.repeat_last > kLongestHistory)
+    return error(Code::kInvalidArgument, "repeat_last is %u; at most %u tokens are remembered", o.repeat_last,
+                 kLongestHistory);
+  options_ = o;
+  random_ = o.seed;
+  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
+  for (uint64_t i = 0; i < std::min<uint64_t>(accepted_, o.repeat_last); ++i) ++recent_count_[recent(i)];
+  return {};
+}
+
+void Sampler::accept(int32_t token) {
+  if (token < 0 || static_cast<size_t>(token) >= recent_count_.size()) return;
+  if (options_.repeat_last > 0) {
+    if (accepted_ >= options_.repeat_last) --recent_count_[recent(options_.repeat_last - 1)];
+    ++recent_count_[token];
+  }
+  history_[accepted_++ % kLongestHistory] = token;
+}
+
+void Sampler::reset() {
+  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
+  accepted_ = 0;
+  random_ = options_.seed;
+}
+
+uint64_t Sampler::bytes(uint32_t vocab) {
+  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) + kLongestHistory * sizeof(int32_t);
+}
+
+// A token's logit after the penalty: finite or -inf.
+float Sampler::logit(const float* logits, uint32_t id) const {
+  float x = logits[id];
+  if (recent_count_[id] > 0) x = x > 0 ? x / options_.repeat_penalty : x * options_.repeat_penalty;
+  if (std::isnan(x)) return -INFINITY;
+  return std::min(x, FLT_MAX);
+}
+
+// SplitMix64 (Steele, Lea and Flood 2014), its upper 53 bits as a number in [0, 1).
+double Sampler::uniform() {
+  random_ += 0x9e3779b97f4a7c15u;
+  uint64_t x = random_;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  return static_cast<double>(x >> 11) * 0x1p-53;
+}
+
+int32_t Sampler::sample(const float* logits) {
+  const auto vocab = static_cast<uint32_t>(candidates_.size());
+  for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
+  // Ids make the order total, so it does not depend on the sorting algorithm.
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  };
+  const auto first = candidates_.begin();
+  if (options_.temperature == 0) return std::min_element(first, candidates_.end(), before)->id;
+
+  auto last = candidates_.end();
+  if (options_.top_k > 0 && options_.top_k < vocab) {
+    last = first + options_.top_k;
+    std::nth_element(first, last, candidates_.end(), before);
+  }
+  std::sort(first, last, before);
+
+  // Candidates descend from here on, so each filter is a place to cut. The first one always stays.
+  const double best = first->logit;
+  const auto weight = [&](const Candidate& c, double temperature) {
+    return std::exp((c.logit - best) / temperature);
+  };
+  if (options_.top_p < 1) {
+    double all = 0, sum = 0;
+    for (auto c = first; c != last; ++c) all += weight(*c, 1);
+    auto c = first;
+    do sum += weight(*c++, 1);
+    while (c != last && sum < all * options_.top_p);
+    last = c;
+  }
+  if (options_.min_p > 0)
+    last = std::find_if(first + 1, last, [&](const Candidate& c) { return weight(c, 1) < options_.min_p; });
+
+  double all = 0;
+  for (auto c = first; c != last; ++c) all += weight(*c, options_.temperature);
+  double left = uniform() * all;
+  for (auto c = first; c != last; ++c) {
+    left -= weight(*c, options_.temperature);
+    if (left < 0) return c->id;
+  }
+  return first->id;  // rounding left a rest, or every logit is -inf
+}
+
+}  // namespace thimble

@@ -1,0 +1,61 @@
+// Chooses a token from logits: repetition penalty, top-k, top-p, min-p, then temperature.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+
+namespace thimble {
+
+struct SamplerOptions {
+  float temperature = 0;      // 0: the most likely token, ties to the lower id
+  uint32_t top_k = 40;        // 0: all
+  float top_p = 0.95f;        // the fewest tokens that have this probability together; 1: all
+  float min_p = 0.05f;        // none less likely than this share of the most likely one; 0: all
+  float repeat_penalty = 1;   // divides positive logits of recent tokens, multiplies negative ones; 1: none
+  uint32_t repeat_last = 64;  // how many tokens are recent, at most kLongestHistory
+  uint64_t seed = 0;
+};
+
+// Equal options, logits and accepted tokens give equal tokens on every platform. A copy goes on independently
+// from the same state. Nothing allocates after construction.
+class Sampler {
+ public:
+  static constexpr uint32_t kLongestHistory = 4096;
+
+  explicit Sampler(uint32_t vocab);  // at least 1
+  // Takes the options and starts the random numbers from the seed; the history stays. On error nothing
+  // changes.
+  Status set(const SamplerOptions&);
+  // The next token by `logits` [vocab]. NaN counts as -inf, +inf as the largest float.
+  int32_t sample(const float* logits);
+  // Remembers a token for the penalty.
+  void accept(int32_t token);
+  // Forgets the history and starts the random numbers again.
+  void reset();
+  // Whether sample() is the arg max of the logits as they are.
+  bool greedy() const { return options_.temperature == 0 && options_.repeat_penalty == 1; }
+  // What a sampler for this vocabulary allocates.
+  static uint64_t bytes(uint32_t vocab);
+
+ private:
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+
+  float logit(const float* logits, uint32_t id) const;
+  double uniform();
+  // The i-th most recent token, i < accepted_ and < kLongestHistory.
+  int32_t recent(uint64_t i) const { return history_[(accepted_ - 1 - i) % kLongestHistory]; }
+
+  SamplerOptions options_;
+  std::vector<Candidate> candidates_;   // [vocab], scratch
+  std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
+  std::vector<int32_t> history_;        // [kLongestHistory], a ring
+  uint64_t accepted_ = 0;
+  uint64_t random_ = 0;
+};
+
+}  // namespace thimble
