@@ -1,0 +1,37 @@
+// Where everything of a session lies: the pool and the buffers that a step works on.
+#pragma once
+
+#include "runtime/kv/pool.h"
+#include "runtime/memory/arena.h"
+#include "runtime/session_options.h"
+
+namespace thimble {
+
+// Rows that get logits in one pass of the tail. Scoring a text needs them all, 16 at a time: a 128K
+// vocabulary then takes 8 MiB, and the output matrix is read once for 16 tokens.
+inline constexpr uint32_t kLogitRowsAtOnce = 16;
+// Entries that attention reads at a time; longer pools are read in passes. One layer's view of 16384 entries
+// of an 8B model is 64 MiB in f16.
+inline constexpr uint32_t kMaxViewEntries = 16384;
+
+struct Layout {
+  std::vector<LayerPool> layers;
+  // What a step's rows pass through; f32 [chunk][...] unless said otherwise.
+  View x, norm, qkv, attention, ffn, retain_hidden, retain_score;
+  View ml;                                      // [chunk][H][2]
+  View view_k, view_v;                          // [kv head][view_capacity][dh]
+  View chunk_k, chunk_v, chunk_pos, chunk_cis;  // the chunk's rows, shared by all layers
+  View retain_list;                             // [kv head][1 + reach]
+  View scores, lse, votes;                      // [H][capacity], [H], [votes]
+  View logit_x;                                 // [kLogitRowsAtOnce][d_model]
+  View rope;                                    // the table of backends/backend.h
+  View scratch;                                 // the backend's own
+  View tokens, targets, logits, arg_max,
+      log_prob;  // io: int32 [chunk], [rows]; f32 [rows][vocab], int32, f32 [rows]
+};
+
+// Lays a session out in three arenas. `scratch` is what the backend needs for itself.
+Layout lay_out(const Model&, const SessionOptions& resolved, const Dimensions&, uint32_t view_element_bytes,
+               uint64_t scratch, Arena& pool, Arena& workspace, Arena& io);
+
+}  // namespace thimble

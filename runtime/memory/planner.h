@@ -1,0 +1,33 @@
+// Answers what a session takes before anything is allocated, and the inverse: the largest pool for a budget.
+#pragma once
+
+#include "runtime/memory/layout.h"
+
+namespace thimble {
+
+struct MemoryPlan {
+  SessionOptions options;  // resolved: every default decided
+  Dimensions dimensions;
+  uint32_t capacity = 0;
+  uint64_t weights = 0, shared = 0;  // placed on the device; read from the mapping they cost nothing
+  uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
+  uint64_t backend_scratch = 0;   // part of workspace
+  uint32_t largest_position = 0;  // the largest rotary position used; UINT32_MAX: grows with the text
+  bool selection_pays =
+      false;  // selecting reads fewer bytes than attending to the full pool (methods 6.2)
+};
+
+// Decides every default but the pool's under a budget, and refuses what contradicts itself, with the reason.
+Result<SessionOptions> resolve(const Model&, const SessionOptions&);
+
+// The plan of a session; refuses with Budget, the missing bytes, and the largest pool that would fit. With a
+// budget and no pool it takes the largest that fits.
+Result<MemoryPlan> make_plan(const Model&, const Device&, const SessionOptions&);
+
+// Bytes of a session's own host memory beside the io arena: sampler, waiting tokens and recorded programs.
+uint64_t host_bytes(const Model&, const SessionOptions& resolved);
+
+// The largest pool for options.budget, at most what the options can use; options.pool does not matter.
+Result<uint32_t> largest_pool(const Model&, const Device&, const SessionOptions&);
+
+}  // namespace thimble
