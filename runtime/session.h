@@ -1,0 +1,175 @@
+// A session: one stream of tokens read and continued inside a fixed memory plan.
+//
+// Tokens that are fed wait until more than chunk + local of them do; then a chunk is read, so chunk borders
+// depend on the stream alone. flush (or the first step) ends the prompt: the rest but the local tokens is the
+// last chunk, which is compacted without stabilizers, then the local tokens are read and stay (Locret,
+// methods 2.5).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/decoder.h"
+#include "runtime/memory/planner.h"
+#include "runtime/sampler.h"
+#include "runtime/session_options.h"
+
+namespace thimble {
+
+struct Progress {
+  uint64_t done = 0, total = 0;  // tokens of the stream: read, and read or waiting
+  uint32_t entries = 0, capacity = 0;
+  double tokens_per_second = 0;
+};
+
+struct SessionStats {
+  uint32_t entries = 0;
+  uint64_t position = 0, waiting = 0;
+  uint64_t evicted = 0, evictions = 0;
+  uint64_t generated = 0;
+  uint64_t selected = 0;
+  uint64_t cache_hits = 0, cache_misses = 0;
+  uint64_t prefill_tokens = 0;
+  double prefill_seconds = 0, decode_seconds = 0;
+};
+
+class Session {
+ public:
+  // Makes a session on a device; allocates everything it will ever need.
+  static Result<std::unique_ptr<Session>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
+                                                 const SessionOptions&);
+  ~Session();
+
+  void set_progress(std::function<void(const Progress&)> progress) { progress_ = std::move(progress); }
+  Status set_sampler(const SamplerOptions& options) { return sampler_.set(options); }
+
+  Status feed(std::span<const int32_t> tokens);
+  Status flush();
+  Result<int32_t> step();
+  Status accept(int32_t token);
+  // Natural-log probabilities of `tokens` after all before, which are then part of the stream. Interrupted:
+  // call again with the same arguments.
+  Status score(std::span<const int32_t> tokens, std::span<float> log_probs);
+  // Logits of the next token, [vocab].
+  Result<std::span<const float>> logits() const;
+  Status rewind(uint64_t position);
+  Result<std::unique_ptr<Session>> clone();
+  Status reset();
+
+  // From any thread: the running or the next call that works returns Interrupted.
+  void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
+
+  // Positions that a KV head still holds, ascending, into `positions`, which has room for stats().entries.
+  Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
+  const MemoryPlan& plan() const { return plan_; }
+  // Bytes that this session and its clones hold.
+  uint64_t allocated() const { return ledger_->used; }
+  Result<SessionStats> stats() const;
+  const Model& model() const { return *model_; }
+
+ private:
+  // What a session and its clones have taken of their common budget.
+  struct Ledger {
+    uint64_t limit = 0;  // 0: none
+    std::atomic<uint64_t> used = 0;
+    Status take(uint64_t bytes);
+  };
+  // The reservation of one session in the ledger; gives it back when the session goes.
+  struct Reservation {
+    std::shared_ptr<Ledger> ledger;
+    uint64_t bytes = 0;
+    ~Reservation() {
+      if (ledger) ledger->used -= bytes;
+    }
+  };
+
+  // A run of a program's segments, started and maybe not finished: what an interrupt leaves behind.
+  enum class Work { kNone, kChunk, kLogits, kDecode, kScoreRing, kEvict, kLogProb };
+  struct Run {
+    Work work = Work::kNone;
+    Program* program = nullptr;
+    uint32_t next = 0, last = 0;  // segments
+    StepParams step{};
+    bool waiting = false;  // kChunk: its rows come from the waiting tokens
+    bool logits = false;   // kChunk: the tail gives the logits of the last row
+  };
+  // A public call that was interrupted: the same call, repeated, goes on.
+  enum class Call { kNone, kFeed, kStep, kAccept, kScore };
+  struct Unfinished {
+    Call call = Call::kNone;
+    uint64_t count = 0;          // tokens of the call
+    uint64_t taken = 0;          // of which already taken
+    uint64_t hash = 0;           // of those taken, to recognise the call
+    int32_t token = 0;           // kStep: the token that was sampled
+    bool sampled = false;        // kStep
+    bool started = false;        // kStep, kAccept: the token's run was started
+    uint32_t slice = 0;          // kScore: rows of the slice whose logits are being read
+    uint32_t row = 0;            // kScore: of which done
+    bool has_logits = false;     // kScore: the next rows' logits were started
+    bool has_log_probs = false;  // kScore: and their log-probabilities
+  };
+
+  Session(std::shared_ptr<const Model>, std::shared_ptr<Device>, MemoryPlan, std::shared_ptr<Ledger>);
+  static Result<std::unique_ptr<Session>> make(std::shared_ptr<const Model>, std::shared_ptr<Device>,
+                                               MemoryPlan, std::shared_ptr<Ledger>, bool owns_fixed);
+  Status allocate(bool owns_fixed);
+  Status clear_gates();
+
+  Status begin(Call, std::span<const int32_t> tokens);
+  void take(std::span<const int32_t> tokens);
+  Status go_on();
+  Status start(Run);
+  void commit(const Run&);
+  StepParams step_params(uint32_t rows) const;
+  Program& chunk_program(uint32_t rows) const;
+
+  Status read_waiting(uint32_t rows, bool evicts, bool last);
+  Status flush_waiting();
+  Status make_room(uint32_t rows);
+  Status score_ring();
+  Status append_token(int32_t token);
+  Status append_slice(std::span<const int32_t> tokens);
+  Status slice_logits(uint32_t first, uint32_t rows);
+  Status target_log_probs(std::span<const int32_t> targets, float* log_probs);
+  Status check_tokens(std::span<const int32_t> tokens) const;
+  Status check_room(uint64_t tokens) const;
+  Status check_logits() const;
+  void report_progress();
+
+  std::shared_ptr<const Model> model_;
+  std::shared_ptr<Device> device_;
+  MemoryPlan plan_;
+  std::shared_ptr<Ledger> ledger_;
+  Reservation reservation_;
+  PlacedWeights weights_;
+  std::unique_ptr<Buffer> pool_, workspace_, io_;
+  Layout layout_;
+  std::unique_ptr<Stream> stream_;
+  Programs programs_;
+  uint32_t tail_ = 0;  // index of the tail segment
+  Sampler sampler_;
+  std::function<void(const Progress&)> progress_;
+  std::atomic<bool> interrupted_ = false;
+
+  // The state of the stream.
+  std::vector<int32_t> waiting_;  // fed and not read; reserved for chunk + local + 1
+  uint64_t read_ = 0;             // tokens that are in the pool or were
+  uint32_t entries_ = 0;          // in every head's pool
+  uint32_t ring_ = 0;             // last entries whose retention score is still to come
+  uint64_t last_eviction_ = 0;    // read_ when entries were last dropped
+  uint32_t generation_ = 0;       // changes whenever pool entries move or a prompt is read
+  bool has_logits_ = false;
+  Run run_;
+  Unfinished unfinished_;
+  SessionStats stats_;
+
+  // When the public call that is running began, for its rate.
+  uint64_t call_start_read_ = 0;
+  double call_start_ = 0;
+};
+
+}  // namespace thimble
