@@ -1,0 +1,81 @@
+// What the opaque handles of thimble.h are.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/backend.h"
+#include "capi/guard.h"
+#include "runtime/model/model.h"
+#include "runtime/session.h"
+
+struct thimble_model {
+  std::shared_ptr<const thimble::Model> model;
+  thimble_log_fn log = nullptr;
+  void* log_user = nullptr;
+
+  void warn(const std::string& sentence) const {
+    if (log && !sentence.empty()) log(log_user, sentence.c_str());
+  }
+
+  // The device of this name, shared by all sessions of the model that ask for the same.
+  thimble::Result<std::shared_ptr<thimble::Device>> device(const std::string& name, uint32_t threads) const;
+
+ private:
+  struct Opened {
+    std::string name;
+    uint32_t threads;
+    std::weak_ptr<thimble::Device> device;
+  };
+  mutable std::mutex mutex_;
+  mutable std::vector<Opened> opened_;
+};
+
+struct thimble_heads {
+  std::shared_ptr<const thimble::RetainingHeads> heads;
+  std::shared_ptr<const thimble::Model> model;  // that they were checked against
+};
+
+struct thimble_session {
+  std::unique_ptr<thimble::Session> session;
+  std::atomic<bool> busy = false;
+  thimble_progress_fn progress = nullptr;
+  void* progress_user = nullptr;
+  // thimble_session_text: what is held back, and room for the longest piece, so that it allocates nothing.
+  thimble::Utf8Stream held;
+  std::string piece, text;
+};
+
+namespace thimble::capi {
+
+inline uint64_t kv_bytes_per_token(const ModelShape& s) {
+  constexpr uint64_t kKeyAndValue = 2, kF16 = 2;
+  return kKeyAndValue * kF16 * s.layers * s.kv_heads * s.head_dim;
+}
+
+inline Status need_tokenizer(const Model& model) {
+  if (model.tokenizer.ok()) return {};
+  return error(Code::kUnsupported, "the model cannot turn text into tokens: %s",
+               model.description_of_tokenizer_error.c_str());
+}
+
+inline Status need_token(const Model& model, int32_t id) {
+  if (id >= 0 && static_cast<uint32_t>(id) < model.tokenizer.size()) return {};
+  return error(Code::kInvalidArgument, "token id %d is out of range; the vocabulary has 0 to %u", id,
+               model.tokenizer.size() - 1);
+}
+
+// What a caller asks of a session, checked field by field; what fields mean together is the planner's to
+// judge.
+struct Request {
+  SessionOptions options;
+  std::shared_ptr<Device> device;
+  thimble_progress_fn progress = nullptr;
+  void* progress_user = nullptr;
+};
+Result<Request> read_request(const thimble_model& model, const thimble_session_options* options);
+
+}  // namespace thimble::capi

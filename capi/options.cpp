@@ -1,0 +1,139 @@
+// Options as the C API has them, turned into the runtime's: every field checked on its own.
+#include <cmath>
+#include <initializer_list>
+#include <string>
+
+#include "capi/handles.h"
+
+namespace thimble::capi {
+namespace {
+
+constexpr uint32_t kMostThreads = 1024;
+
+// One value of an enum: its number in the C API, its name there, and what the runtime calls it.
+template <typename T>
+struct Choice {
+  int32_t number;
+  const char* name;
+  T value;
+};
+
+template <typename T>
+Status read_choice(const char* field, int32_t number, std::initializer_list<Choice<T>> choices, T& out) {
+  std::string allowed;
+  for (const Choice<T>& choice : choices) {
+    if (choice.number == number) {
+      out = choice.value;
+      return {};
+    }
+    allowed +=
+        std::string(allowed.empty() ? "" : ", ") + choice.name + " (" + std::to_string(choice.number) + ")";
+  }
+  return error(Code::kInvalidArgument, "options.%s is %d; it must be one of %s", field, number,
+               allowed.c_str());
+}
+
+Status check_theta(float theta) {
+  if (theta >= -1.0f) return {};  // false for a NaN
+  return error(Code::kInvalidArgument,
+               "options.select_theta is %g; it is a cosine: -1 always reuses, 1 or more never",
+               static_cast<double>(theta));
+}
+
+// Heads serve every handle of the model that they were trained for.
+Status check_heads(const thimble_model& model, const thimble_heads& heads) {
+  if (heads.model == model.model || heads.model->fingerprint() == model.model->fingerprint()) return {};
+  return error(Code::kMismatch, "options.heads were opened for another model; open them for this one");
+}
+
+}  // namespace
+
+Result<Request> read_request(const thimble_model& model, const thimble_session_options* lent) {
+  thimble_session_options o;
+  thimble_session_options_init(&o, sizeof o);
+  THIMBLE_TRY(read_struct(lent, "options", o));
+
+  Request request;
+  request.progress = o.progress;
+  request.progress_user = o.progress_user;
+  SessionOptions& r = request.options;
+  if (o.heads) {
+    THIMBLE_TRY(check_heads(model, *o.heads));
+    r.heads = o.heads->heads;
+  }
+  const Retention by_default = o.heads ? Retention::kLocret : Retention::kNone;
+  THIMBLE_TRY(read_choice<Retention>("retention", o.retention,
+                                     {{THIMBLE_RETENTION_DEFAULT, "DEFAULT", by_default},
+                                      {THIMBLE_RETENTION_NONE, "NONE", Retention::kNone},
+                                      {THIMBLE_RETENTION_WINDOW, "WINDOW", Retention::kWindow},
+                                      {THIMBLE_RETENTION_RANDOM, "RANDOM", Retention::kRandom},
+                                      {THIMBLE_RETENTION_LOCRET, "LOCRET", Retention::kLocret}},
+                                     r.retention));
+  THIMBLE_TRY(read_choice<RetainScope>("retain_scope", o.retain_scope,
+                                       {{THIMBLE_RETAIN_PER_HEAD, "PER_HEAD", RetainScope::kPerHead},
+                                        {THIMBLE_RETAIN_LAYER, "LAYER", RetainScope::kLayer}},
+                                       r.retain_scope));
+  THIMBLE_TRY(
+      read_choice<Selection>("selection", o.selection,
+                             {{THIMBLE_SELECTION_DENSE, "DENSE", Selection::kDense},
+                              {THIMBLE_SELECTION_TOKENSELECT, "TOKENSELECT", Selection::kTokenSelect}},
+                             r.selection));
+  THIMBLE_TRY(read_choice<VoteScope>("vote", o.vote,
+                                     {{THIMBLE_VOTE_AUTO, "AUTO", VoteScope::kAuto},
+                                      {THIMBLE_VOTE_LAYER, "LAYER", VoteScope::kLayer},
+                                      {THIMBLE_VOTE_GROUP, "GROUP", VoteScope::kGroup}},
+                                     r.vote));
+  THIMBLE_TRY(read_choice<bool>("vote_scale", o.vote_scale,
+                                {{THIMBLE_SCALE_NONE, "NONE", false}, {THIMBLE_SCALE_SQRT, "SQRT", true}},
+                                r.vote_scaled));
+  THIMBLE_TRY(read_choice<Positions>("positions", o.positions,
+                                     {{THIMBLE_POSITIONS_LIST, "LIST", Positions::kList},
+                                      {THIMBLE_POSITIONS_ORIGINAL, "ORIGINAL", Positions::kOriginal}},
+                                     r.positions));
+  THIMBLE_TRY(read_choice<bool>("select_prefill", static_cast<int32_t>(o.select_prefill),
+                                {{0, "no", false}, {1, "yes", true}}, r.select_prefill));
+  THIMBLE_TRY(check_theta(o.select_theta));
+  if (o.threads > kMostThreads)
+    return error(Code::kInvalidArgument,
+                 "options.threads is %u; it must be at most %u, and 0 takes one a core", o.threads,
+                 kMostThreads);
+  r.budget = o.budget_bytes;
+  r.pool = o.pool;
+  r.chunk = o.chunk;
+  r.stabilizers = o.stabilizers;
+  r.local = o.local;
+  r.protect_init = o.protect_init;
+  r.max_new = o.max_new;
+  r.select_k = o.select_k;
+  r.select_init = o.select_init;
+  r.select_local = o.select_local;
+  r.select_theta = o.select_theta;
+  r.vote_window = o.vote_window;
+  r.context = o.context;
+  r.seed = o.seed;
+  THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));
+  request.device = device;
+  return request;
+}
+
+}  // namespace thimble::capi
+
+using namespace thimble;
+
+void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size) {
+  thimble_session_options defaults = {};
+  defaults.retention = THIMBLE_RETENTION_DEFAULT;
+  defaults.stabilizers = defaults.local = defaults.protect_init = defaults.select_init = THIMBLE_DEFAULT;
+  defaults.select_theta = 1.0f;
+  capi::init_struct(options, struct_size, defaults);
+}
+
+void thimble_sampler_options_init(thimble_sampler_options* options, uint32_t struct_size) {
+  thimble_sampler_options defaults = {};
+  defaults.top_k = 40;
+  defaults.top_p = 0.95f;
+  defaults.min_p = 0.05f;
+  defaults.repeat_penalty = 1.0f;
+  defaults.repeat_last = 64;
+  capi::init_struct(options, struct_size, defaults);
+}

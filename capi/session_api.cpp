@@ -1,0 +1,290 @@
+// Entry points about sessions: planning, reading, generating, looking. A handle admits one call at a time.
+#include "capi/handles.h"
+
+using namespace thimble;
+using namespace thimble::capi;
+
+namespace {
+
+// The right to be inside a session. A second thread, or a callback, does not get it.
+class Entry {
+ public:
+  explicit Entry(thimble_session& session) : session_(session), granted_(!session.busy.exchange(true)) {}
+  ~Entry() {
+    if (granted_) session_.busy = false;
+  }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+  bool granted() const { return granted_; }
+
+ private:
+  thimble_session& session_;
+  const bool granted_;
+};
+
+// Runs `(thimble_session&) -> Status` as the only call inside the session.
+template <typename Body>
+thimble_status enter(thimble_session* session, thimble_error* out, Body body) noexcept {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(session, "session"));
+    const Entry entry(*session);
+    if (!entry.granted())
+      return error(Code::kBusy,
+                   "another call is inside this session; wait for it, or give each thread its own session");
+    return body(*session);
+  });
+}
+
+// Wraps a session that is ready; what its calls will need is allocated here.
+std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, thimble_progress_fn progress,
+                                      void* user) {
+  auto handle = std::make_unique<thimble_session>();
+  if (progress)
+    session->set_progress([progress, user](const Progress& now) {
+      thimble_progress shown = {};
+      shown.struct_size = sizeof shown;
+      shown.pool_entries = now.entries;
+      shown.pool_capacity = now.capacity;
+      shown.done = now.done;
+      shown.total = now.total;
+      shown.tokens_per_second = now.tokens_per_second;
+      progress(user, &shown);
+    });
+  if (const Tokenizer& tokenizer = session->model().tokenizer; tokenizer.ok()) {
+    constexpr uint32_t kHeld = 4;  // bytes that Utf8Stream may hold back
+    handle->piece.reserve(tokenizer.longest_piece());
+    handle->text.reserve((tokenizer.longest_piece() + kHeld) * kReplacement.size());
+  }
+  handle->session = std::move(session);
+  handle->progress = progress;
+  handle->progress_user = user;
+  return handle;
+}
+
+thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t allocated) {
+  thimble_memory m = {};
+  m.pool = plan.options.pool;
+  m.capacity = plan.capacity;
+  m.chunk = plan.options.chunk;
+  m.budget = plan.options.budget;
+  m.weights = plan.weights;
+  m.shared = plan.shared;
+  m.pool_bytes = plan.pool;
+  m.view = plan.view;
+  m.workspace = plan.workspace;
+  m.io = plan.io;
+  m.fixed = plan.fixed;
+  m.total = plan.total;
+  m.allocated = allocated;
+  m.dense_bytes_per_token = kv_bytes_per_token(model.shape);
+  m.mapped = model.file().size();
+  m.mapped_resident = model.file().resident_bytes();
+  if (const RetainingHeads* heads = plan.options.heads.get()) {
+    m.mapped += heads->file.size();
+    m.mapped_resident += heads->file.resident_bytes();
+  }
+  m.host_tables = model.host_bytes();
+  m.largest_position = plan.largest_position;
+  m.selection_pays = plan.selection_pays;
+  return m;
+}
+
+// Forgets the part of a code point that an answer ended in.
+void drop_held_text(thimble_session& s) { s.held = {}; }
+
+}  // namespace
+
+thimble_status thimble_session_plan(const thimble_model* model, const thimble_session_options* options,
+                                    thimble_memory* memory, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need_struct(memory, "memory"));
+    THIMBLE_LET(request, read_request(*model, options));
+    THIMBLE_LET(plan, make_plan(*model->model, *request.device, request.options));
+    write_struct(memory, describe(*model->model, plan, 0));
+    return {};
+  });
+}
+
+thimble_status thimble_session_largest_pool(const thimble_model* model,
+                                            const thimble_session_options* options, uint32_t* pool,
+                                            thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need(pool, "pool"));
+    THIMBLE_LET(request, read_request(*model, options));
+    THIMBLE_LET(largest, largest_pool(*model->model, *request.device, request.options));
+    *pool = largest;
+    return {};
+  });
+}
+
+thimble_status thimble_session_create(const thimble_model* model, const thimble_session_options* options,
+                                      thimble_session** session, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need(session, "session"));
+    THIMBLE_LET(request, read_request(*model, options));
+    THIMBLE_LET(made, Session::create(model->model, request.device, request.options));
+    *session = wrap(std::move(made), request.progress, request.progress_user).release();
+    return {};
+  });
+}
+
+void thimble_session_free(thimble_session* session) { delete session; }
+
+thimble_status thimble_session_feed(thimble_session* session, const int32_t* tokens, uint64_t count,
+                                    thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_array(tokens, count, "tokens"));
+    if (count) drop_held_text(s);
+    return s.session->feed({tokens, static_cast<size_t>(count)});
+  });
+}
+
+thimble_status thimble_session_flush(thimble_session* session, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) { return s.session->flush(); });
+}
+
+thimble_status thimble_session_step(thimble_session* session, int32_t* token, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(token, "token"));
+    THIMBLE_LET(next, s.session->step());
+    *token = next;
+    return {};
+  });
+}
+
+thimble_status thimble_session_accept(thimble_session* session, int32_t token, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) { return s.session->accept(token); });
+}
+
+thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
+                                      thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(logits, "logits"));
+    THIMBLE_TRY(need(count, "count"));
+    THIMBLE_LET(values, s.session->logits());
+    *logits = values.data();
+    *count = static_cast<uint32_t>(values.size());
+    return {};
+  });
+}
+
+thimble_status thimble_session_score(thimble_session* session, const int32_t* tokens, uint64_t count,
+                                     float* logprobs, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_array(tokens, count, "tokens"));
+    THIMBLE_TRY(need_array(logprobs, count, "logprobs"));
+    const size_t n = static_cast<size_t>(count);
+    return s.session->score({tokens, n}, {logprobs, n});
+  });
+}
+
+thimble_status thimble_session_text(thimble_session* session, int32_t token, char* text, uint64_t capacity,
+                                    uint64_t* length, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_buffer(text, capacity, length, "text"));
+    const Model& model = s.session->model();
+    THIMBLE_TRY(need_tokenizer(model));
+    THIMBLE_TRY(need_token(model, token));
+    s.piece.clear();
+    s.text.clear();
+    model.tokenizer.append_piece(token, false, s.piece);
+    Utf8Stream held = s.held;
+    held.push(s.piece, s.text);
+    THIMBLE_TRY(give_text(s.text, text, capacity, length));
+    s.held = held;
+    return {};
+  });
+}
+
+thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(s.session->rewind(position));
+    drop_held_text(s);
+    return {};
+  });
+}
+
+thimble_status thimble_session_clone(thimble_session* session, thimble_session** clone, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(clone, "clone"));
+    THIMBLE_LET(twin, s.session->clone());
+    std::unique_ptr<thimble_session> handle = wrap(std::move(twin), s.progress, s.progress_user);
+    handle->held = s.held;
+    *clone = handle.release();
+    return {};
+  });
+}
+
+thimble_status thimble_session_reset(thimble_session* session, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(s.session->reset());
+    drop_held_text(s);
+    return {};
+  });
+}
+
+void thimble_session_interrupt(thimble_session* session) {
+  if (session) session->session->interrupt();
+}
+
+thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
+                                    int32_t* positions, uint64_t capacity, uint64_t* count,
+                                    thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_buffer(positions, capacity, count, "positions"));
+    THIMBLE_LET(stats, s.session->stats());
+    THIMBLE_TRY(need_room(stats.entries, capacity, count));
+    return s.session->kept(layer, kv_head, {positions, stats.entries});
+  });
+}
+
+thimble_status thimble_session_set_sampler(thimble_session* session, const thimble_sampler_options* lent,
+                                           thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    thimble_sampler_options o;
+    thimble_sampler_options_init(&o, sizeof o);
+    THIMBLE_TRY(read_struct(lent, "options", o));
+    SamplerOptions options;
+    options.temperature = o.temperature;
+    options.top_k = o.top_k;
+    options.top_p = o.top_p;
+    options.min_p = o.min_p;
+    options.repeat_penalty = o.repeat_penalty;
+    options.repeat_last = o.repeat_last;
+    options.seed = o.seed;
+    return s.session->set_sampler(options);
+  });
+}
+
+thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_struct(memory, "memory"));
+    write_struct(memory, describe(s.session->model(), s.session->plan(), s.session->allocated()));
+    return {};
+  });
+}
+
+thimble_status thimble_session_stats(thimble_session* session, thimble_stats* stats, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_struct(stats, "stats"));
+    THIMBLE_LET(now, s.session->stats());
+    thimble_stats value = {};
+    value.entries = now.entries;
+    value.position = now.position;
+    value.waiting = now.waiting;
+    value.evicted = now.evicted;
+    value.evictions = now.evictions;
+    value.generated = now.generated;
+    value.selected = now.selected;
+    value.cache_hits = now.cache_hits;
+    value.cache_misses = now.cache_misses;
+    value.prefill_tokens = now.prefill_tokens;
+    value.prefill_seconds = now.prefill_seconds;
+    value.decode_seconds = now.decode_seconds;
+    write_struct(stats, value);
+    return {};
+  });
+}

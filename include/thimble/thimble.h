@@ -1,0 +1,443 @@
+/* Thimble: reads long texts with a language model inside a byte budget that you set and that is never exceeded.
+ *
+ *   thimble_model* model;
+ *   thimble_session* session;
+ *   thimble_error error = {sizeof error};
+ *   thimble_session_options options;
+ *   thimble_session_options_init(&options, sizeof options);
+ *   options.budget_bytes = 64 << 20;
+ *   options.retention = THIMBLE_RETENTION_WINDOW;
+ *   if (thimble_model_open("model.gguf", NULL, &model, &error) != THIMBLE_OK ||
+ *       thimble_session_create(model, &options, &session, &error) != THIMBLE_OK) {
+ *     fprintf(stderr, "%s\n", error.message);
+ *     return 1;
+ *   }
+ *   thimble_session_feed(session, ids, count, &error);      // ids from thimble_tokenize; reads as much as it can
+ *   for (int32_t token; thimble_session_step(session, &token, &error) == THIMBLE_OK;) {
+ *     if (thimble_token_ends(model, token)) break;
+ *     char text[256]; uint64_t length;
+ *     thimble_session_text(session, token, text, sizeof text, &length, &error);
+ *     fwrite(text, 1, length, stdout);
+ *   }
+ *   thimble_session_free(session);
+ *   thimble_model_free(model);
+ *
+ * RULES THAT HOLD FOR EVERY FUNCTION
+ *  - A function that can fail returns a thimble_status. THIMBLE_OK is 0. Output parameters are written only on success,
+ *    except counts of the two-call functions (below). `error` is lent by the caller and may be NULL; on failure it holds
+ *    the code and one sentence that says what is wrong and what to do.
+ *  - Nothing throws, aborts, exits, or prints. Nothing is sent anywhere.
+ *  - Option structs start with their size: call the *_init function, then change fields. A program built with an older
+ *    header runs with a newer library, and fields it does not know keep their defaults. NULL options mean defaults.
+ *    Structs that are filled in start with their size too; set it before the call.
+ *  - Text is UTF-8 with an explicit length and may hold NUL bytes; paths and names are NUL-terminated UTF-8 everywhere.
+ *  - Two-call functions (a buffer, its capacity, an output count) write at most `capacity` elements and always set the
+ *    count to what is needed; when it is more than the capacity they return THIMBLE_INVALID_ARGUMENT. Call with capacity
+ *    0 and a NULL buffer to ask for the size.
+ *  - Models and heads are immutable: any number of threads and sessions may use one. A session is used by one thread at
+ *    a time; a second one gets THIMBLE_BUSY. thimble_session_interrupt alone may be called from any thread.
+ *  - Callbacks run on the calling thread, inside the call, and must not call into the same session except to interrupt.
+ *  - Free functions accept NULL. A model must not be freed before its sessions and heads; other handles have no order.
+ */
+#ifndef THIMBLE_H
+#define THIMBLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32) && defined(THIMBLE_SHARED)
+#ifdef THIMBLE_BUILD
+#define THIMBLE_API __declspec(dllexport)
+#else
+#define THIMBLE_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define THIMBLE_API __attribute__((visibility("default")))
+#else
+#define THIMBLE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- version ---- */
+
+#define THIMBLE_VERSION_MAJOR 0
+#define THIMBLE_VERSION_MINOR 1
+#define THIMBLE_VERSION_PATCH 0
+/* Grows when a function or a field was added; programs built with a smaller number go on working. */
+#define THIMBLE_ABI 1
+
+/* "0.1.0" of the library that runs, maybe not of this header. */
+THIMBLE_API const char* thimble_version(void);
+/* THIMBLE_ABI of the library that runs. */
+THIMBLE_API uint32_t thimble_abi_version(void);
+/* What was built in, for bug reports: "thimble 0.1.0, g++ 12.2.0, cpu". */
+THIMBLE_API const char* thimble_build_info(void);
+
+/* ---- errors ---- */
+
+typedef int32_t thimble_status;
+enum {
+  THIMBLE_OK = 0,
+  THIMBLE_INVALID_ARGUMENT = 10, /* an argument is not valid, or two options contradict each other */
+  THIMBLE_UNSUPPORTED = 11,      /* this build, device or model cannot do that */
+  THIMBLE_IO = 20,               /* a file could not be read */
+  THIMBLE_FORMAT = 21,           /* a file is damaged or not what it should be */
+  THIMBLE_MISMATCH = 22,         /* two files do not belong together */
+  THIMBLE_BUDGET = 30,           /* the budget is too small; error.bytes_missing says by how much */
+  THIMBLE_OUT_OF_MEMORY = 31,    /* the system or the device has no more memory */
+  THIMBLE_CONTEXT_FULL = 40,     /* the pool is full and nothing may be evicted (context_length_exceeded) */
+  THIMBLE_CANNOT_REWIND = 41,    /* something was evicted since that position; nothing changed */
+  THIMBLE_INTERRUPTED = 50,      /* thimble_session_interrupt was called; repeat the call to go on */
+  THIMBLE_BUSY = 51,             /* another call is inside this session; nothing changed */
+  THIMBLE_DEVICE_LOST = 60,      /* the device stopped working; free the session and make a new one */
+  THIMBLE_INTERNAL = 90          /* a defect in Thimble; please report it */
+};
+
+/* "BUDGET": the name of a code without its prefix. Never NULL. */
+THIMBLE_API const char* thimble_status_name(thimble_status status);
+/* One sentence on what a code means in general. Never NULL. */
+THIMBLE_API const char* thimble_status_text(thimble_status status);
+
+typedef struct thimble_error {
+  uint32_t struct_size;   /* sizeof(thimble_error); set it before the call, 0 gets no message */
+  thimble_status code;
+  uint64_t bytes_missing; /* THIMBLE_BUDGET: what the budget lacks; else 0 */
+  char message[496];      /* UTF-8, NUL-terminated */
+} thimble_error;
+
+/* ---- devices ---- */
+
+typedef struct thimble_device_info {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t total_bytes;  /* memory of the device */
+  uint64_t free_bytes;   /* of which free now */
+  char name[32];         /* what options.device takes: "cpu", "cuda:0" */
+  char description[192]; /* for people */
+} thimble_device_info;
+
+THIMBLE_API thimble_status thimble_device_count(uint32_t* count, thimble_error* error);
+THIMBLE_API thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thimble_error* error);
+
+/* ---- models ---- */
+
+typedef struct thimble_model thimble_model;
+
+/* A warning for the user of the program, one sentence, NUL-terminated; valid during the call. */
+typedef void (*thimble_log_fn)(void* user, const char* message);
+
+typedef struct thimble_model_options {
+  uint32_t struct_size;
+  uint32_t reserved;
+  thimble_log_fn log; /* NULL: warnings are dropped */
+  void* log_user;
+} thimble_model_options;
+
+THIMBLE_API void thimble_model_options_init(thimble_model_options* options, uint32_t struct_size);
+
+/* Open a GGUF v3 model; the file is mapped read-only and must not change while the model lives. A file that holds only a
+ * vocabulary opens too and can tokenise. */
+THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_model_options* options,
+                                              thimble_model** model, thimble_error* error);
+/* The same from an open file descriptor, which stays yours and may be closed at once. */
+THIMBLE_API thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
+                                                 thimble_model** model, thimble_error* error);
+/* The same from memory, which is not copied: keep it unchanged until the model is freed, and align it to the file's own
+ * alignment, 32 bytes unless it says otherwise; a page always does. */
+THIMBLE_API thimble_status thimble_model_open_buffer(const void* data, uint64_t size,
+                                                     const thimble_model_options* options, thimble_model** model,
+                                                     thimble_error* error);
+THIMBLE_API void thimble_model_free(thimble_model* model);
+
+typedef struct thimble_model_info {
+  uint32_t struct_size;
+  uint32_t has_weights;    /* 0: a vocabulary only */
+  uint32_t has_tokenizer;  /* 0: token ids only */
+  uint32_t layers, d_model, heads, kv_heads, head_dim, d_ff, vocab;
+  uint32_t context_length; /* positions the model was trained for */
+  int32_t bos, eos;        /* token ids, -1 where there is none */
+  uint32_t reserved;
+  uint64_t parameters;
+  uint64_t file_bytes;
+  uint64_t kv_bytes_per_token; /* f16 keys and values of all layers: what dense attention keeps for every token */
+  char architecture[32];
+  char name[96];
+  char quantization[16]; /* the type that most bytes have */
+  char chat_format[32];  /* recognised format, or "" */
+} thimble_model_info;
+
+THIMBLE_API thimble_status thimble_model_get_info(const thimble_model* model, thimble_model_info* info,
+                                                  thimble_error* error);
+
+/* Metadata of the file, for people: entry `index` as key and printed value (long arrays shortened). */
+THIMBLE_API thimble_status thimble_model_metadata_count(const thimble_model* model, uint64_t* count,
+                                                        thimble_error* error);
+THIMBLE_API thimble_status thimble_model_metadata_get(const thimble_model* model, uint64_t index, char* key,
+                                                      uint64_t key_capacity, uint64_t* key_length, char* value,
+                                                      uint64_t value_capacity, uint64_t* value_length,
+                                                      thimble_error* error);
+
+typedef struct thimble_tensor_info {
+  uint32_t struct_size;
+  uint32_t dims;
+  uint64_t shape[4]; /* fastest first */
+  uint64_t bytes;
+  char name[72];
+  char type[16];
+} thimble_tensor_info;
+
+THIMBLE_API thimble_status thimble_model_tensor_count(const thimble_model* model, uint64_t* count,
+                                                      thimble_error* error);
+THIMBLE_API thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t index,
+                                                    thimble_tensor_info* info, thimble_error* error);
+
+/* ---- retaining heads (Locret): a sidecar file that belongs to one model ---- */
+
+typedef struct thimble_heads thimble_heads;
+
+/* Open the heads and check them against the model. Refused with THIMBLE_MISMATCH when they were trained for another. */
+THIMBLE_API thimble_status thimble_heads_open(const thimble_model* model, const char* path, thimble_heads** heads,
+                                              thimble_error* error);
+THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int32_t descriptor,
+                                                 thimble_heads** heads, thimble_error* error);
+THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
+                                                     thimble_heads** heads, thimble_error* error);
+THIMBLE_API void thimble_heads_free(thimble_heads* heads);
+
+/* ---- text ---- */
+
+#define THIMBLE_TOKENIZE_ADD_BOS 1u       /* put BOS in front where the model asks for one */
+#define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* the text of control tokens becomes their ids: for prompts you wrote */
+
+/* Text to token ids; any bytes are accepted. `offsets`, when not NULL, gets where each token starts in the text, in bytes.
+ * Two-call: `capacity` is that of ids and of offsets. */
+THIMBLE_API thimble_status thimble_tokenize(const thimble_model* model, const char* text, uint64_t length,
+                                            uint32_t flags, int32_t* ids, uint64_t* offsets, uint64_t capacity,
+                                            uint64_t* count, thimble_error* error);
+
+#define THIMBLE_DETOKENIZE_SPECIAL 1u /* control tokens are written as their text; else left out */
+
+/* Token ids to text, cut at whole code points (what is none becomes U+FFFD). Two-call. */
+THIMBLE_API thimble_status thimble_detokenize(const thimble_model* model, const int32_t* ids, uint64_t count,
+                                              uint32_t flags, char* text, uint64_t capacity, uint64_t* length,
+                                              thimble_error* error);
+
+/* The bytes of one token, maybe part of a code point; of a control token, its text. Two-call. */
+THIMBLE_API thimble_status thimble_token_bytes(const thimble_model* model, int32_t id, char* bytes, uint64_t capacity,
+                                               uint64_t* length, thimble_error* error);
+
+/* 1 where this token ends a generation (end of text, of turn, of message), else 0. */
+THIMBLE_API int32_t thimble_token_ends(const thimble_model* model, int32_t id);
+
+typedef struct thimble_message {
+  const char* role; /* "system", "user" or "assistant" */
+  const char* content;
+  uint64_t content_length;
+} thimble_message;
+
+#define THIMBLE_CHAT_ADD_ASSISTANT 1u /* end where the assistant's answer begins */
+#define THIMBLE_CHAT_CONTINUE 2u      /* the messages go on after an answer that the session already holds */
+
+/* Messages in the model's chat format, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the first).
+ * `format`: NULL for the one that the model's template asks for, else "chatml", "llama3", "llama2", "phi3", "mistral",
+ * "zephyr" or "thimble". THIMBLE_UNSUPPORTED when the template is unknown. Two-call. */
+THIMBLE_API thimble_status thimble_chat_text(const thimble_model* model, const char* format,
+                                             const thimble_message* messages, uint64_t count, uint32_t flags,
+                                             char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
+
+/* ---- session options ---- */
+
+#define THIMBLE_DEFAULT UINT32_MAX /* for the fields that say so */
+
+enum { /* retention: which entries stay when a pool is over its size */
+  THIMBLE_RETENTION_DEFAULT = -1, /* LOCRET where options.heads is set, else NONE */
+  THIMBLE_RETENTION_NONE = 0,   /* all; a full pool is THIMBLE_CONTEXT_FULL */
+  THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
+  THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
+  THIMBLE_RETENTION_LOCRET = 3  /* those that the retaining heads score highest */
+};
+enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
+enum { /* selection: which entries a generated token attends to */
+  THIMBLE_SELECTION_DENSE = 0,      /* all that the pool holds */
+  THIMBLE_SELECTION_TOKENSELECT = 1 /* sinks, the select_k that the heads vote for, the most recent */
+};
+enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: layer until something was evicted */
+enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index among the attended, or in the text */
+enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores as published, or divided by sqrt(head_dim) */
+
+typedef struct thimble_progress {
+  uint32_t struct_size;
+  uint32_t pool_entries;  /* entries in every head's pool now */
+  uint32_t pool_capacity;
+  uint32_t reserved;
+  uint64_t done, total;   /* tokens read, and read or waiting */
+  double tokens_per_second; /* since this call began */
+} thimble_progress;
+
+typedef void (*thimble_progress_fn)(void* user, const thimble_progress* progress);
+
+typedef struct thimble_session_options {
+  uint32_t struct_size;
+  uint32_t threads;             /* cpu: worker threads; 0: one a core */
+  const char* device;           /* "auto" (NULL), "cpu", ... */
+  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET */
+  uint64_t budget_bytes;        /* all that this session and its clones may allocate; 0: no limit */
+  int32_t retention;            /* THIMBLE_RETENTION_* */
+  int32_t retain_scope;         /* THIMBLE_RETAIN_* */
+  uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the budget */
+  uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024 */
+  uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: a quarter of the pool with heads, else 0 */
+  uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, else 0 */
+  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW, else 0 */
+  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256 */
+  int32_t selection;            /* THIMBLE_SELECTION_* */
+  uint32_t select_k;            /* 0: 2048 */
+  uint32_t select_init;         /* THIMBLE_DEFAULT: 128 */
+  uint32_t select_local;        /* 0: 512 */
+  float select_theta;           /* selection cache: reuse above this cosine; >= 1 (default) never, -1 always */
+  int32_t vote;                 /* THIMBLE_VOTE_* */
+  int32_t vote_scale;           /* THIMBLE_SCALE_* */
+  uint32_t vote_window;         /* max-pool over votes, in tokens; 0: none */
+  uint32_t select_prefill;      /* 1: select while reading too; then chunk <= select_local */
+  int32_t positions;            /* THIMBLE_POSITIONS_* */
+  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL, else what the text needs */
+  uint32_t seed;                /* of THIMBLE_RETENTION_RANDOM */
+  thimble_progress_fn progress; /* called after each chunk; NULL: none */
+  void* progress_user;
+} thimble_session_options;
+
+/* Fills in the defaults. `struct_size` is sizeof *options. */
+THIMBLE_API void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size);
+
+/* ---- plan: what a session would take, without taking it ---- */
+
+typedef struct thimble_memory {
+  uint32_t struct_size;
+  uint32_t pool;       /* entries that a head keeps after an eviction */
+  uint32_t capacity;   /* entries that a head has room for: pool + local + max_new */
+  uint32_t chunk;      /* tokens read at a time */
+  uint64_t budget;     /* 0: no limit */
+  uint64_t weights;    /* weights placed on the device (0 where they are read from the mapping) */
+  uint64_t shared;     /* of `weights`, what other sessions already placed; not counted again */
+  uint64_t pool_bytes; /* keys, values, positions, scores */
+  uint64_t view;       /* keys and values of one layer as prefill attention reads them */
+  uint64_t workspace;  /* activations and scratch */
+  uint64_t io;         /* tokens, logits, sampler */
+  uint64_t fixed;      /* the device's own: threads, context, libraries */
+  uint64_t total;      /* all of the above, shared weights left out: what the budget covers */
+  uint64_t allocated;  /* what this session and its clones hold now; 0 in a plan */
+  uint64_t dense_bytes_per_token; /* what a dense f16 cache would take for every token of the text */
+  uint64_t mapped;          /* the files of model and heads: not allocated, shared with the system's page cache */
+  uint64_t mapped_resident; /* of which in memory now */
+  uint64_t host_tables;     /* vocabulary and tensor tables of the model */
+  uint32_t largest_position; /* the largest rotary position that reading uses; UINT32_MAX: grows with the text */
+  uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
+} thimble_memory;
+
+/* What a session with these options takes. With a budget and pool 0, the largest pool that fits. THIMBLE_BUDGET says how
+ * many bytes are missing and what would fit. Allocates nothing that outlives the call. */
+THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, const thimble_session_options* options,
+                                                thimble_memory* memory, thimble_error* error);
+
+/* The inverse question: the largest pool for options.budget_bytes, whatever options.pool says. */
+THIMBLE_API thimble_status thimble_session_largest_pool(const thimble_model* model,
+                                                        const thimble_session_options* options, uint32_t* pool,
+                                                        thimble_error* error);
+
+/* ---- sessions ---- */
+
+typedef struct thimble_session thimble_session;
+
+/* Make a session; everything it will ever need is allocated here. Keep the heads until then only. */
+THIMBLE_API thimble_status thimble_session_create(const thimble_model* model, const thimble_session_options* options,
+                                                  thimble_session** session, thimble_error* error);
+THIMBLE_API void thimble_session_free(thimble_session* session);
+
+/* Append tokens to the prompt and read as many chunks as are surely complete: where chunks end depends on the text alone,
+ * not on how calls cut it. After THIMBLE_INTERRUPTED a part was queued or read: repeat the call with the same tokens and
+ * it goes on where it stopped; any other call abandons the rest. After THIMBLE_CONTEXT_FULL nothing of this call was
+ * queued. */
+THIMBLE_API thimble_status thimble_session_feed(thimble_session* session, const int32_t* tokens, uint64_t count,
+                                                thimble_error* error);
+/* End the prompt: read all that waits. The logits of the next token are there afterwards. */
+THIMBLE_API thimble_status thimble_session_flush(thimble_session* session, thimble_error* error);
+/* Flush, sample the next token, append it, and give it. The caller decides whether it ends the answer
+ * (thimble_token_ends). After THIMBLE_INTERRUPTED repeat the call: a token that was sampled stays in the stream, and only a
+ * repeated step gives it. */
+THIMBLE_API thimble_status thimble_session_step(thimble_session* session, int32_t* token, thimble_error* error);
+/* The same with a token that the caller chose. */
+THIMBLE_API thimble_status thimble_session_accept(thimble_session* session, int32_t token, thimble_error* error);
+/* The logits of the next token, `vocab` floats, owned by the session and valid until its next call. */
+THIMBLE_API thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
+                                                  thimble_error* error);
+/* Flush, then append these tokens and give the natural logarithm of each one's probability after all before it:
+ * logprobs[count]. After THIMBLE_INTERRUPTED repeat the call with the same arguments. */
+THIMBLE_API thimble_status thimble_session_score(thimble_session* session, const int32_t* tokens, uint64_t count,
+                                                 float* logprobs, thimble_error* error);
+/* The text of the next token of an answer: bytes of an unfinished code point are held back until it is whole, and control
+ * tokens have no text. Two-call; the token is taken only on success. feed, rewind and reset drop what is held back. */
+THIMBLE_API thimble_status thimble_session_text(thimble_session* session, int32_t token, char* text, uint64_t capacity,
+                                                uint64_t* length, thimble_error* error);
+/* Forget everything from this position on (tokens of the stream, 0: all). THIMBLE_CANNOT_REWIND when entries were evicted
+ * since. Feed at least one token before the next step. */
+THIMBLE_API thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* error);
+/* A session that goes on from the same state: one reading serves many questions. It counts towards the same budget, with
+ * pool_bytes + view + workspace + io of the plan. */
+THIMBLE_API thimble_status thimble_session_clone(thimble_session* session, thimble_session** clone,
+                                                 thimble_error* error);
+/* Start afresh: as after create, sampler settings kept. */
+THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimble_error* error);
+/* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
+ * THIMBLE_INTERRUPTED: while reading within the time of one layer of a chunk, while generating within that of a token. The
+ * call after that goes on, bit for bit as if nothing had happened. */
+THIMBLE_API void thimble_session_interrupt(thimble_session* session);
+
+/* The original positions that a KV head still holds, ascending. Two-call. */
+THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
+                                                int32_t* positions, uint64_t capacity, uint64_t* count,
+                                                thimble_error* error);
+
+typedef struct thimble_sampler_options {
+  uint32_t struct_size;
+  float temperature;    /* 0 (default): always the most likely token */
+  uint32_t top_k;       /* 0: all; default 40 */
+  float top_p;          /* 1: all; default 0.95 */
+  float min_p;          /* 0: all; default 0.05 */
+  float repeat_penalty; /* 1 (default): none */
+  uint32_t repeat_last; /* tokens that the penalty looks at; default 64, at most 4096 */
+  uint32_t reserved;
+  uint64_t seed;        /* default 0 */
+} thimble_sampler_options;
+
+THIMBLE_API void thimble_sampler_options_init(thimble_sampler_options* options, uint32_t struct_size);
+THIMBLE_API thimble_status thimble_session_set_sampler(thimble_session* session,
+                                                       const thimble_sampler_options* options, thimble_error* error);
+
+/* What the session holds, to the byte; `allocated` counts what was really allocated. */
+THIMBLE_API thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory,
+                                                  thimble_error* error);
+
+typedef struct thimble_stats {
+  uint32_t struct_size;
+  uint32_t entries;         /* in every head's pool now */
+  uint64_t position;        /* tokens of the stream so far, read or waiting */
+  uint64_t waiting;         /* of which not read yet */
+  uint64_t evicted;         /* entries that every head has dropped */
+  uint64_t evictions;       /* times that it dropped any */
+  uint64_t generated;       /* tokens from step and accept */
+  uint64_t selected;        /* entries that the last generated token attended to, mean over layers and heads */
+  uint64_t cache_hits, cache_misses; /* selection cache, summed over layers */
+  uint64_t prefill_tokens;
+  double prefill_seconds, decode_seconds;
+} thimble_stats;
+
+THIMBLE_API thimble_status thimble_session_stats(thimble_session* session, thimble_stats* stats, thimble_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
