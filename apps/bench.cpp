@@ -1,0 +1,118 @@
+// thimble bench: how fast a model reads and generates. Token ids are random, so any weights do and no
+// tokenizer is needed.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <random>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+#include "apps/sizes.h"
+
+namespace app {
+
+namespace {
+
+struct BenchFlags {
+  uint32_t prompt = 512, generate = 128, repeats = 3;
+};
+
+// Tokens a second of all repeats, sorted.
+struct Rates {
+  std::vector<double> values;
+  void add(uint64_t tokens, std::chrono::steady_clock::duration time) {
+    values.push_back(static_cast<double>(tokens) / std::chrono::duration<double>(time).count());
+    std::sort(values.begin(), values.end());
+  }
+  double median() const { return values[values.size() / 2]; }
+};
+
+int bench(Settings& s, const BenchFlags& flags) {
+  const Model model = open_model(s.model);
+  const Heads heads = heads_of(s, model);
+  const thimble_model_info info = model_info(model);
+  settle_seed(s);
+  s.predict = flags.generate;
+  Progress progress;
+  thimble_session_options options = session_options(s, model, heads, flags.prompt);
+  progress.attach(options);
+  const Session session = create_session(model, options);
+  const Interruptible interruptible(session);
+
+  std::mt19937_64 random(static_cast<uint64_t>(s.seed));
+  std::vector<int32_t> ids(flags.prompt);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % info.vocab);
+
+  Rates prefill, decode;
+  for (uint32_t r = 0; r < flags.repeats; ++r) {
+    call(thimble_session_reset, session.get());
+    const auto start = std::chrono::steady_clock::now();
+    if (!read_prompt(session, ids, progress)) return kExitInterrupted;
+    const auto middle = std::chrono::steady_clock::now();
+    // Not generate(): a token that ends the text must not end the measurement.
+    for (uint32_t i = 0; i < flags.generate; ++i) {
+      int32_t token;
+      if (!call_unless_interrupted(thimble_session_step, session.get(), &token)) return kExitInterrupted;
+    }
+    prefill.add(flags.prompt, middle - start);
+    if (flags.generate) decode.add(flags.generate, std::chrono::steady_clock::now() - middle);
+  }
+
+  const thimble_memory held = memory(session);
+  if (s.json) {
+    Json out = {{"model", info.name},
+                {"quantization", info.quantization},
+                {"device", s.device},
+                {"build", thimble_build_info()},
+                {"repeats", flags.repeats},
+                {"prompt_tokens", flags.prompt},
+                {"generated_tokens", flags.generate},
+                {"prefill_tps", prefill.median()},
+                {"prefill_tps_min", prefill.values.front()},
+                {"prefill_tps_max", prefill.values.back()}};
+    out["decode_tps"] = flags.generate ? Json(decode.median()) : Json();
+    out["decode_tps_min"] = flags.generate ? Json(decode.values.front()) : Json();
+    out["decode_tps_max"] = flags.generate ? Json(decode.values.back()) : Json();
+    out["pool"] = held.pool;
+    out["budget_bytes"] = held.budget;
+    out["allocated_bytes"] = held.allocated;
+    out["seed"] = s.seed;
+    print_json(out);
+    return 0;
+  }
+  std::printf("%s, %s, pool %s, %s allocated; tokens a second, %u repeats\n", info.name, info.quantization,
+              format_count(held.pool).c_str(), format_size(held.allocated).c_str(), flags.repeats);
+  std::printf("%-10s %8s %10s %10s %10s\n", "", "tokens", "median", "min", "max");
+  auto row = [](const char* name, uint32_t tokens, const Rates& rates) {
+    std::printf("%-10s %8u %10.1f %10.1f %10.1f\n", name, tokens, rates.median(), rates.values.front(),
+                rates.values.back());
+  };
+  row("prefill", flags.prompt, prefill);
+  if (flags.generate) row("decode", flags.generate, decode);
+  return 0;
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& root) {
+  static Settings settings;
+  static BenchFlags flags;
+  CLI::App* app = root.add_subcommand("bench", "Measure how fast a model reads and generates");
+  add_model_flag(*app, settings);
+  auto number = [app](const char* name, uint32_t& field, uint32_t least, const char* help) {
+    app->add_option(name, field, help)->type_name("N")->check(CLI::Range(least, 1u << 30).description(""));
+  };
+  number("-p,--prompt-tokens", flags.prompt, 1, "Tokens to read (default: 512)");
+  number("-n,--predict", flags.generate, 0, "Tokens to generate (default: 128)");
+  number("-r,--repeats", flags.repeats, 1, "Repeats; the median is kept (default: 3)");
+  add_json_flag(*app, settings);
+  add_session_flags(*app, settings);
+  app->footer(
+      "Token ids are random (--seed), so random weights do and no tokenizer is needed.\n\n"
+      "Examples:\n"
+      "  thimble bench -m model.gguf -p 4096 -n 64\n"
+      "  thimble bench -m model.gguf --heads heads.gguf --mem-budget 64MiB -p 32768 --json");
+  return {app, [] { return bench(settings, flags); }};
+}
+
+}  // namespace app

@@ -1,0 +1,330 @@
+// thimble chat: a conversation in a terminal.
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+#include "apps/sizes.h"
+
+namespace app {
+
+namespace {
+
+const char* kCommands =
+    "/open FILE          read a file; its text stands in front of your next message\n"
+    "/memory             what the session holds\n"
+    "/policy             the policies in use\n"
+    "/policy NAME=VALUE  change them, by the names of the flags: /policy retention=window pool=1024\n"
+    "                    (makes a new session, so the conversation starts afresh)\n"
+    "/reset              start afresh\n"
+    "/help               this list\n"
+    "/quit               quit, as does the end of the input\n"
+    "Ctrl-C stops an answer or a reading; at the prompt, twice, it quits.\n";
+
+class Chat {
+ public:
+  explicit Chat(const Settings& settings)
+      : settings_(settings), model_(open_model(settings.model)), heads_(heads_of(settings_, model_)) {
+    need_tokenizer(model_);
+    settle_seed(settings_);
+    find_end_of_turn();
+    create();
+  }
+
+  void loop();
+
+ private:
+  void create();
+  void start_afresh();
+  // False where the loop shall end.
+  bool obey(const std::string& line);
+  void open(const std::string& path);
+  void say(const std::string& line);
+  void show_memory();
+  void show_policy();
+  void change_policy(const std::string& words);
+
+  // The next message of the user as the session shall read it.
+  std::string message_text(const std::string& content) const;
+  Tokens message_tokens(const std::string& text) const;
+  // Feeds the message's first `count` tokens, those that were fed before left out; with `flush` reads all of
+  // them. False after Ctrl-C; fed_ says what the session took.
+  bool read(const Tokens& tokens, size_t count, bool flush);
+  void find_end_of_turn();
+  // Ends an answer that was cut, so that the next message follows a whole one.
+  void end_turn();
+  // The session holds the whole message; what comes next is an answer.
+  void message_is_over();
+
+  Settings settings_;
+  Model model_;
+  Heads heads_;
+  Progress progress_;
+  Session session_;
+  int32_t end_of_turn_ = -1;
+
+  bool first_ = true;           // the session holds no message yet
+  bool cut_ = false;            // its last answer lacks the end-of-turn token
+  std::string opened_;          // text that goes in front of the next message
+  std::vector<int32_t> fed_;    // tokens of the next message that were fed already
+  uint64_t message_start_ = 0;  // where in the stream the next message begins, once any of it was fed
+};
+
+void Chat::create() {
+  thimble_session_options options = session_options(settings_, model_, heads_, 0);
+  progress_.attach(options);
+  session_ = create_session(model_, options);
+  call(thimble_session_set_sampler, session_.get(), &settings_.sampler);
+  start_afresh();
+}
+
+void Chat::start_afresh() {
+  first_ = true;
+  cut_ = false;
+  opened_.clear();
+  fed_.clear();
+}
+
+void Chat::find_end_of_turn() {
+  // The last ending token of a whole exchange, in whatever format this is.
+  const std::string text =
+      chat_text(model_, settings_.chat_template, {message("user", "a"), message("assistant", "b")}, 0);
+  for (int32_t id : tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids) {
+    if (thimble_token_ends(model_.get(), id)) end_of_turn_ = id;
+  }
+  if (end_of_turn_ < 0) end_of_turn_ = model_info(model_).eos;
+}
+
+std::string Chat::message_text(const std::string& content) const {
+  std::vector<thimble_message> messages;
+  if (first_ && !settings_.system.empty()) messages.push_back(message("system", settings_.system));
+  messages.push_back(message("user", content));
+  return chat_text(model_, settings_.chat_template, messages,
+                   THIMBLE_CHAT_ADD_ASSISTANT | (first_ ? 0 : THIMBLE_CHAT_CONTINUE));
+}
+
+Tokens Chat::message_tokens(const std::string& text) const {
+  return tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL | (first_ ? THIMBLE_TOKENIZE_ADD_BOS : 0));
+}
+
+bool Chat::read(const Tokens& tokens, size_t count, bool flush) {
+  if (fed_.empty()) message_start_ = stats(session_).position;
+  const std::vector<int32_t> more(tokens.ids.begin() + static_cast<std::ptrdiff_t>(fed_.size()),
+                                  tokens.ids.begin() + static_cast<std::ptrdiff_t>(count));
+  const bool done =
+      flush ? read_prompt(session_, more, progress_)
+            : call_unless_interrupted(thimble_session_feed, session_.get(), more.data(), more.size());
+  progress_.clear();
+  // After Ctrl-C the session may hold a part only.
+  const uint64_t held = stats(session_).position - message_start_;
+  fed_.assign(tokens.ids.begin(), tokens.ids.begin() + static_cast<std::ptrdiff_t>(held));
+  return done;
+}
+
+void Chat::end_turn() {
+  if (cut_ && end_of_turn_ >= 0) call(thimble_session_accept, session_.get(), end_of_turn_);
+  cut_ = false;
+}
+
+void Chat::message_is_over() {
+  first_ = false;
+  opened_.clear();
+  fed_.clear();
+}
+
+void Chat::open(const std::string& path) {
+  const std::string text = read_file(path);
+  const Interruptible interruptible(session_);
+  end_turn();
+  opened_ = join_question(opened_, text);
+  // The message is not known yet, so this feeds what no message can change: tokens that end well before the
+  // place where two different ones begin. 64 bytes are more than a tokenizer looks ahead in practice; say()
+  // takes back what differs.
+  constexpr uint64_t kMargin = 64;
+  const std::string one = message_text(join_question(opened_, "a")),
+                    other = message_text(join_question(opened_, "1"));
+  const auto differs = std::mismatch(one.begin(), one.end(), other.begin(), other.end()).first;
+  const uint64_t sure_bytes = static_cast<uint64_t>(differs - one.begin());
+  const Tokens tokens = message_tokens(one);
+  size_t sure = 0;
+  while (sure < tokens.ids.size() && tokens.offsets[sure] + kMargin <= sure_bytes) ++sure;
+  const bool goes_on = sure > fed_.size() && std::equal(fed_.begin(), fed_.end(), tokens.ids.begin());
+  const bool done = !goes_on || read(tokens, sure, false);
+  std::fprintf(stderr, "(%s: %s tokens%s)\n", path.c_str(), format_count(fed_.size()).c_str(),
+               done ? " taken, the last of them are read with your next message"
+                    : " until you stopped; the rest is read with your next message, /reset forgets it");
+}
+
+void Chat::say(const std::string& line) {
+  const Interruptible interruptible(session_);
+  end_turn();
+  Tokens tokens = message_tokens(message_text(join_question(opened_, line)));
+  const auto same = std::mismatch(fed_.begin(), fed_.end(), tokens.ids.begin(), tokens.ids.end()).first;
+  if (same != fed_.end()) {
+    // A message that was stopped while it was read, or a tokenizer that looks far ahead: takes back what
+    // differs, or where that was evicted from, lets the stopped message stand as it is.
+    const uint64_t position = message_start_ + static_cast<uint64_t>(same - fed_.begin());
+    if (thimble_session_rewind(session_.get(), position, nullptr) == THIMBLE_OK) {
+      fed_.erase(same, fed_.end());
+    } else {
+      message_is_over();
+      cut_ = true;
+      end_turn();
+      tokens = message_tokens(message_text(line));
+    }
+  }
+  if (!read(tokens, tokens.ids.size(), true)) {
+    std::fprintf(stderr, "(stopped after %s tokens; your next message takes the place of this one)\n",
+                 format_count(fed_.size()).c_str());
+    return;
+  }
+  message_is_over();
+  auto write = [](std::string_view piece) {
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  };
+  Answer answer = generate(model_, session_, settings_.predict, write);
+  // The token that Ctrl-C stopped is sampled and will be in the conversation, so it is shown too.
+  int32_t token = -1;
+  const bool stopped = answer.finish == Finish::kInterrupted;
+  if (stopped && call_unless_interrupted(thimble_session_step, session_.get(), &token)) {
+    if (thimble_token_ends(model_.get(), token))
+      answer.finish = Finish::kStop;
+    else
+      write(token_text(session_, token));
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+  cut_ = answer.finish != Finish::kStop;
+  if (stopped) std::fprintf(stderr, "(stopped)\n");
+  if (answer.finish == Finish::kLength)
+    std::fprintf(stderr, "(cut after %zu tokens, see -n)\n", answer.tokens.size());
+  if (answer.finish == Finish::kContext)
+    std::fprintf(stderr, "(the pool is full; /reset starts afresh, /policy changes it)\n");
+}
+
+void Chat::show_memory() {
+  const thimble_memory held = memory(session_);
+  const thimble_stats seen = stats(session_);
+  std::fprintf(stderr, "%s\n%s of %s entries a head, %s tokens so far, %s evicted\n",
+               memory_table(held).c_str(), format_count(seen.entries).c_str(),
+               format_count(held.capacity).c_str(), format_count(seen.position).c_str(),
+               format_count(seen.evicted).c_str());
+}
+
+void Chat::show_policy() {
+  const thimble_memory held = memory(session_);
+  const thimble_session_options& o = settings_.session;
+  const char* kRetention[] = {"none", "window", "random", "locret"};
+  const int32_t retention = settings_.retention_given ? o.retention
+                            : heads_                  ? THIMBLE_RETENTION_LOCRET
+                                                      : THIMBLE_RETENTION_NONE;
+  std::fprintf(
+      stderr, "retention=%s pool=%u chunk=%u retain-scope=%s selection=%s positions=%s mem-budget=%s\n",
+      kRetention[retention], held.pool, held.chunk, o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head",
+      o.selection == THIMBLE_SELECTION_TOKENSELECT ? "tokenselect" : "dense",
+      o.positions == THIMBLE_POSITIONS_ORIGINAL ? "original" : "list",
+      held.budget ? format_size(held.budget).c_str() : "none");
+}
+
+void Chat::change_policy(const std::string& words) {
+  Settings changed = settings_;
+  CLI::App flags;
+  flags.set_help_flag();
+  add_policy_flags(flags, changed);
+  std::vector<std::string> arguments;  // CLI11 takes them last first
+  std::istringstream in(words);
+  for (std::string word; in >> word;)
+    arguments.insert(arguments.begin(), word.rfind("--", 0) == 0 ? word : "--" + word);
+  flags.parse(arguments);
+
+  Heads heads = heads_of(changed, model_);
+  plan(model_, session_options(changed, model_, heads, 0));  // throws while the old session still lives
+  const Settings old = settings_;
+  std::swap(heads, heads_);
+  settings_ = changed;
+  session_.reset();  // two at a time might not fit the machine
+  try {
+    create();
+  } catch (const Failure&) {
+    settings_ = old;
+    std::swap(heads, heads_);
+    create();
+    throw;
+  }
+  std::fprintf(stderr, "(new session: the conversation starts afresh)\n");
+  show_policy();
+}
+
+bool Chat::obey(const std::string& line) {
+  const size_t space = std::min(line.find(' '), line.size());
+  const std::string name = line.substr(0, space), rest(strip(line.substr(space)));
+  if (name == "/quit") return false;
+  if (name == "/help") {
+    std::fprintf(stderr, "%s", kCommands);
+  } else if (name == "/open") {
+    if (rest.empty() || rest == "-") throw UsageError("/open needs the name of a file");
+    open(rest);
+  } else if (name == "/memory") {
+    show_memory();
+  } else if (name == "/policy") {
+    if (rest.empty())
+      show_policy();
+    else
+      change_policy(rest);
+  } else if (name == "/reset") {
+    call(thimble_session_reset, session_.get());
+    start_afresh();
+    std::fprintf(stderr, "(the conversation starts afresh)\n");
+  } else {
+    throw UsageError("unknown command " + name + ", /help lists them");
+  }
+  return true;
+}
+
+void Chat::loop() {
+  if (is_terminal(stdin)) std::fprintf(stderr, "/help lists commands; Ctrl-C stops an answer.\n");
+  while (const auto line = read_line("> ")) {
+    // One failure must not end a conversation.
+    try {
+      if (strip(*line).empty()) continue;
+      if (line->front() != '/')
+        say(*line);
+      else if (!obey(std::string(strip(*line))))
+        return;
+    } catch (const Failure& failure) {
+      progress_.clear();
+      std::fprintf(stderr, failure.status == THIMBLE_INTERRUPTED ? "(stopped)\n" : "thimble: %s\n",
+                   failure.what());
+    } catch (const UsageError& error) {
+      std::fprintf(stderr, "thimble: %s\n", error.what());
+    } catch (const CLI::ParseError& error) {
+      std::fprintf(stderr, "thimble: %s; the names are those of the flags in 'thimble chat --help'\n",
+                   error.what());
+    }
+  }
+}
+
+}  // namespace
+
+Command add_chat(CLI::App& root) {
+  static Settings settings;
+  CLI::App* app = root.add_subcommand("chat", "Talk with a model about texts");
+  add_model_flag(*app, settings);
+  add_predict_flag(*app, settings);
+  add_chat_flags(*app, settings);
+  add_session_flags(*app, settings);
+  add_sampling_flags(*app, settings);
+  app->footer(std::string("In the conversation:\n") + kCommands +
+              "\nExamples:\n"
+              "  thimble chat -m model.gguf --heads heads.gguf --mem-budget 64MiB\n"
+              "  thimble chat -m model.gguf --retention window --pool 4096 -sys \"Answer in one sentence.\" "
+              "--temp 0.7");
+  return {app, [] {
+            Chat(settings).loop();
+            return 0;
+          }};
+}
+
+}  // namespace app

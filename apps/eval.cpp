@@ -1,0 +1,266 @@
+// thimble eval: needle tests, exact-match recall and how much of each needle is still held.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+
+namespace app {
+
+namespace {
+
+struct EvalFlags {
+  std::string file;
+  std::vector<std::string> tasks;
+  uint64_t length = 0, limit = 0;
+  bool baseline = false;
+};
+
+struct Sample {
+  std::string id, task, answer;
+  uint64_t length = 0;  // as the file gives it
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt
+};
+
+// One line of the file, tokenised; nothing where a filter leaves it out.
+std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, const Model& model,
+                                  const std::string& line, const std::string& where,
+                                  std::map<std::pair<std::string, uint64_t>, uint64_t>& taken) {
+  const Json json = Json::parse(line, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) throw Failure(THIMBLE_FORMAT, where + " is no JSON object");
+  auto text_of = [&](const char* key) -> const std::string& {
+    if (!json.contains(key) || !json[key].is_string()) {
+      throw Failure(THIMBLE_FORMAT, where + " has no text \"" + key + "\"");
+    }
+    return json[key].get_ref<const std::string&>();
+  };
+  if (!json.contains("tokens") || !json["tokens"].is_number_unsigned()) {
+    throw Failure(THIMBLE_FORMAT, where + " has no number \"tokens\"");
+  }
+  Sample sample{text_of("id"), text_of("task"), text_of("answer"), json["tokens"].get<uint64_t>(), {}, {}};
+  const std::string &text = text_of("text"), &question = text_of("question"), &needle = text_of("needle");
+  if (needle.empty() || text.find(needle) == std::string::npos) {
+    throw Failure(THIMBLE_FORMAT, where + ": \"needle\" does not occur in \"text\"");
+  }
+  const bool of_task = flags.tasks.empty() || std::count(flags.tasks.begin(), flags.tasks.end(), sample.task);
+  if (!of_task || (flags.length && flags.length != sample.length)) return std::nullopt;
+  uint64_t& count = taken[{sample.task, sample.length}];
+  if (flags.limit && count == flags.limit) return std::nullopt;
+  ++count;
+
+  const std::string prompt = prompt_text(s, model, join_question(text, question));
+  const Tokens tokens = tokenize(model, prompt, kPromptFlags);
+  sample.prompt = tokens.ids;
+  const size_t begin = prompt.find(needle), end = begin + needle.size();
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    const uint64_t next = i + 1 < tokens.ids.size() ? tokens.offsets[i + 1] : prompt.size();
+    if (tokens.offsets[i] < end && next > begin) sample.needle.push_back(static_cast<int32_t>(i));
+  }
+  return sample;
+}
+
+std::vector<Sample> read_samples(const Settings& s, const EvalFlags& flags, const Model& model) {
+  std::istringstream lines(read_file(flags.file));
+  std::vector<Sample> samples;
+  std::map<std::pair<std::string, uint64_t>, uint64_t> taken;
+  std::string line;
+  for (size_t number = 1; std::getline(lines, line); ++number) {
+    if (strip(line).empty()) continue;
+    const std::string where = "line " + std::to_string(number) + " of '" + flags.file + "'";
+    if (auto sample = read_sample(s, flags, model, line, where, taken)) samples.push_back(std::move(*sample));
+  }
+  if (samples.empty())
+    throw Failure(THIMBLE_FORMAT, "'" + flags.file + "' has no sample that the filters let through");
+  return samples;
+}
+
+// The share of the needle's positions that the pool still holds, averaged over layers and KV heads.
+double needle_retention(const Session& session, const thimble_model_info& info,
+                        const std::vector<int32_t>& needle) {
+  uint64_t held = 0;
+  for (uint32_t layer = 0; layer < info.layers; ++layer) {
+    for (uint32_t head = 0; head < info.kv_heads; ++head) {
+      const std::vector<int32_t> positions = kept(session, layer, head);
+      for (int32_t p : needle) held += std::binary_search(positions.begin(), positions.end(), p) ? 1 : 0;
+    }
+  }
+  return static_cast<double>(held) / (static_cast<double>(needle.size()) * info.layers * info.kv_heads);
+}
+
+struct Outcome {
+  std::string answer;
+  bool correct = false;
+  double retention = 0, seconds = 0;
+};
+
+// Nothing where Ctrl-C came.
+std::optional<Outcome> ask(const Settings& s, const Model& model, const Session& session,
+                           const Sample& sample, Progress& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  const Interruptible interruptible(session);
+  call(thimble_session_reset, session.get());
+  if (!read_prompt(session, sample.prompt, progress)) return std::nullopt;
+  Outcome outcome;
+  outcome.retention = needle_retention(session, model_info(model), sample.needle);
+  const Answer answer = generate(model, session, s.predict, [](std::string_view) {});
+  if (answer.finish == Finish::kInterrupted) return std::nullopt;
+  outcome.answer = strip(answer.text);
+  outcome.correct = outcome.answer == strip(sample.answer);
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return outcome;
+}
+
+// A row of the table: samples of one task and length, or all.
+struct Row {
+  uint64_t samples = 0, correct = 0, baseline_correct = 0;
+  double retention = 0;
+  void add(const Outcome& outcome, const Outcome* baseline) {
+    ++samples;
+    correct += outcome.correct;
+    retention += outcome.retention;
+    if (baseline) baseline_correct += baseline->correct;
+  }
+};
+
+Json row_json(const Row& row, bool baseline) {
+  const double n = static_cast<double>(std::max<uint64_t>(row.samples, 1));
+  Json json = {{"samples", row.samples},
+               {"correct", row.correct},
+               {"recall", static_cast<double>(row.correct) / n},
+               {"retention", row.retention / n}};
+  if (baseline) {
+    json["baseline_correct"] = row.baseline_correct;
+    json["baseline_recall"] = static_cast<double>(row.baseline_correct) / n;
+  }
+  return json;
+}
+
+void print_row(const std::string& task, const std::string& length, const Row& row, bool baseline) {
+  if (row.samples == 0) return;
+  std::printf("%-12s %8s %5llu/%-5llu", task.c_str(), length.c_str(),
+              static_cast<unsigned long long>(row.correct), static_cast<unsigned long long>(row.samples));
+  if (baseline) {
+    std::printf(" %5llu/%-5llu", static_cast<unsigned long long>(row.baseline_correct),
+                static_cast<unsigned long long>(row.samples));
+  }
+  std::printf(" %13.1f %%\n", 100 * row.retention / static_cast<double>(row.samples));
+}
+
+int eval(Settings& s, const EvalFlags& flags) {
+  const Model model = open_model(s.model);
+  const Heads heads = heads_of(s, model);
+  need_tokenizer(model);
+  settle_seed(s);
+  const std::vector<Sample> samples = read_samples(s, flags, model);
+  uint64_t longest = 0;
+  for (const Sample& sample : samples) longest = std::max<uint64_t>(longest, sample.prompt.size());
+
+  Progress progress;
+  thimble_session_options options = session_options(s, model, heads, longest);
+  progress.attach(options);
+  const Session session = create_session(model, options);
+  Session dense;
+  if (flags.baseline) {
+    Settings plain;
+    plain.device = s.device;
+    plain.predict = s.predict;
+    plain.session.threads = s.session.threads;
+    plain.session.retention = THIMBLE_RETENTION_NONE;
+    plain.retention_given = true;
+    thimble_session_options dense_options = session_options(plain, model, Heads(), longest);
+    progress.attach(dense_options);
+    dense = create_session(model, dense_options);
+  }
+
+  std::map<std::pair<std::string, uint64_t>, Row> rows;
+  Row all;
+  bool interrupted = false;
+  for (const Sample& sample : samples) {
+    const auto outcome = ask(s, model, session, sample, progress);
+    const auto baseline = outcome && dense ? ask(s, model, dense, sample, progress) : std::nullopt;
+    interrupted = !outcome || (dense && !baseline);
+    if (interrupted) break;
+    rows[{sample.task, sample.length}].add(*outcome, baseline ? &*baseline : nullptr);
+    all.add(*outcome, baseline ? &*baseline : nullptr);
+    std::fprintf(stderr, "[%llu/%zu] %s: %s, %.1f s\n", static_cast<unsigned long long>(all.samples),
+                 samples.size(), sample.id.c_str(), outcome->correct ? "right" : "wrong", outcome->seconds);
+    if (!s.json) continue;
+    Json line = {{"id", sample.id},
+                 {"task", sample.task},
+                 {"tokens", sample.length},
+                 {"prompt_tokens", sample.prompt.size()},
+                 {"correct", outcome->correct},
+                 {"answer", outcome->answer},
+                 {"expected", sample.answer},
+                 {"retention", outcome->retention},
+                 {"seconds", outcome->seconds}};
+    if (baseline) {
+      line["baseline_correct"] = baseline->correct;
+      line["baseline_answer"] = baseline->answer;
+    }
+    print_json(line);
+  }
+
+  const thimble_memory held = memory(session);
+  if (s.json) {
+    Json summary = row_json(all, flags.baseline);
+    summary["pool"] = held.pool;
+    summary["budget_bytes"] = held.budget;
+    summary["allocated_bytes"] = held.allocated;
+    summary["interrupted"] = interrupted;
+    summary["rows"] = Json::array();
+    for (const auto& [key, row] : rows) {
+      Json json = {{"task", key.first}, {"tokens", key.second}};
+      json.update(row_json(row, flags.baseline));
+      summary["rows"].push_back(json);
+    }
+    print_json({{"summary", summary}});
+  } else {
+    std::printf("%-12s %8s %11s%s %15s\n", "task", "tokens", "recall", flags.baseline ? "       dense" : "",
+                "needle held");
+    for (const auto& [key, row] : rows) print_row(key.first, std::to_string(key.second), row, flags.baseline);
+    print_row("all", "", all, flags.baseline);
+  }
+  return interrupted ? kExitInterrupted : 0;
+}
+
+}  // namespace
+
+Command add_eval(CLI::App& root) {
+  static Settings settings;
+  static EvalFlags flags;
+  settings.predict = 64;
+  CLI::App* app = root.add_subcommand("eval", "Needle tests: recall, and what is still held of each needle");
+  app->add_option(
+         "FILE", flags.file,
+         "JSON lines: id, task, tokens, text, question, answer, needle (the sentence that holds the answer)")
+      ->required();
+  add_model_flag(*app, settings);
+  app->add_flag("--baseline", flags.baseline, "Run every sample with dense attention too, without budget");
+  app->add_option("--limit", flags.limit, "The first N of every task and length (default: all)")
+      ->type_name("N");
+  app->add_option("--tasks", flags.tasks, "Only these tasks: a,b")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("NAMES");
+  app->add_option("--length", flags.length, "Only samples of so many tokens")->type_name("N");
+  add_predict_flag(*app, settings);
+  add_chat_flags(*app, settings);
+  add_json_flag(*app, settings);
+  add_session_flags(*app, settings);
+  app->footer(
+      "An answer is right when it is exactly the expected one, but for white space around it.\n"
+      "Decoding is greedy. With --json one object a sample, then one with \"summary\".\n\n"
+      "Examples:\n"
+      "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"
+      "  thimble eval needles.jsonl -m model.gguf --retention window --pool 1024 --tasks passkey,kv --limit "
+      "4 --json");
+  return {app, [] { return eval(settings, flags); }};
+}
+
+}  // namespace app

@@ -1,0 +1,103 @@
+// Reading a prompt and generating its answer (see generation.h).
+#include "apps/generation.h"
+
+#include <cstdio>
+
+#include "apps/sizes.h"
+
+namespace app {
+
+const char* finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::kStop:
+      return "stop";
+    case Finish::kLength:
+      return "length";
+    case Finish::kInterrupted:
+      return "interrupted";
+    case Finish::kContext:
+      return "context";
+  }
+  return "";
+}
+
+bool read_prompt(const Session& session, const std::vector<int32_t>& tokens, Progress& progress) {
+  struct Clear {
+    Progress& progress;
+    ~Clear() { progress.clear(); }
+  } clear{progress};
+  return call_unless_interrupted(thimble_session_feed, session.get(), tokens.data(), tokens.size()) &&
+         call_unless_interrupted(thimble_session_flush, session.get());
+}
+
+Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink) {
+  Answer answer;
+  const bool has_text = model_info(model).has_tokenizer;
+  for (int64_t n = 0; limit < 0 || n < limit; ++n) {
+    thimble_error error = {};
+    error.struct_size = sizeof error;
+    int32_t token = -1;
+    const thimble_status status = thimble_session_step(session.get(), &token, &error);
+    if (status == THIMBLE_INTERRUPTED || status == THIMBLE_CONTEXT_FULL) {
+      answer.finish = status == THIMBLE_INTERRUPTED ? Finish::kInterrupted : Finish::kContext;
+      return answer;
+    }
+    if (status != THIMBLE_OK) raise(error);
+    answer.tokens.push_back(token);
+    if (thimble_token_ends(model.get(), token)) {
+      answer.finish = Finish::kStop;
+      return answer;
+    }
+    if (!has_text) continue;
+    const std::string text = token_text(session, token);
+    answer.text += text;
+    sink(text);
+  }
+  return answer;
+}
+
+Json memory_json(const thimble_memory& m) {
+  return {{"weights", m.weights},
+          {"shared", m.shared},
+          {"pool", m.pool_bytes},
+          {"view", m.view},
+          {"workspace", m.workspace},
+          {"io", m.io},
+          {"fixed", m.fixed},
+          {"total", m.total},
+          {"mapped", m.mapped},
+          {"mapped_resident", m.mapped_resident},
+          {"host_tables", m.host_tables}};
+}
+
+void print_json(const Json& json) {
+  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::string memory_table(const thimble_memory& m) {
+  std::string table;
+  auto row = [&table](const char* name, uint64_t bytes, const char* note) {
+    char line[160];
+    std::snprintf(line, sizeof line, "%-18s %18s %12s%s%s\n", name, format_count(bytes).c_str(),
+                  format_size(bytes).c_str(), *note ? "  " : "", note);
+    table += line;
+  };
+  row("weights", m.weights, m.weights ? "on the device" : "read from the mapped file");
+  if (m.shared) row("  of it shared", m.shared, "placed by other sessions, not counted again");
+  row("pool", m.pool_bytes, "keys, values, positions, scores");
+  row("view", m.view, "one layer as prefill attention reads it");
+  row("workspace", m.workspace, "activations and scratch");
+  row("io", m.io, "tokens, logits, sampler");
+  row("fixed", m.fixed, "the device's own");
+  row("total", m.total, "what the budget covers");
+  if (m.budget) row("budget", m.budget, "");
+  if (m.allocated) row("allocated", m.allocated, "held now");
+  row("model mapping", m.mapped, "not allocated, shared with the page cache");
+  row("  of it resident", m.mapped_resident, "");
+  row("host tables", m.host_tables, "vocabulary and tensor tables");
+  return table;
+}
+
+}  // namespace app

@@ -1,0 +1,43 @@
+// Reading a prompt and generating its answer, with Ctrl-C; and sessions as JSON.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/library.h"
+#include "apps/terminal.h"
+
+namespace app {
+
+using Json = nlohmann::ordered_json;
+
+enum class Finish { kStop, kLength, kInterrupted, kContext };
+const char* finish_name(Finish finish);
+
+struct Answer {
+  std::string text;             // without the token that ended it
+  std::vector<int32_t> tokens;  // with it
+  Finish finish = Finish::kLength;
+};
+
+// Takes text as it is generated.
+using Sink = std::function<void(std::string_view)>;
+
+// Reads what was fed and `tokens`, all of it. False where Ctrl-C stopped it; the next call goes on.
+bool read_prompt(const Session& session, const std::vector<int32_t>& tokens, Progress& progress);
+
+// Generates at most `limit` tokens (-1: until the model ends).
+Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);
+
+// Bytes by kind.
+Json memory_json(const thimble_memory& memory);
+// One line and valid UTF-8, whatever bytes the strings hold.
+void print_json(const Json& json);
+// The same as lines for people: kind, bytes, size.
+std::string memory_table(const thimble_memory& memory);
+
+}  // namespace app

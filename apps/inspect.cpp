@@ -1,0 +1,131 @@
+// thimble inspect: what a model file holds.
+#include <cstdio>
+#include <map>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+#include "apps/sizes.h"
+
+namespace app {
+
+namespace {
+
+std::pair<std::string, std::string> metadata(const Model& model, uint64_t index) {
+  uint64_t key_length = 0, value_length = 0;
+  // Asks for both lengths; it fails for want of room, as two-call functions do.
+  thimble_model_metadata_get(model.get(), index, nullptr, 0, &key_length, nullptr, 0, &value_length, nullptr);
+  std::string key(key_length, '\0'), value(value_length, '\0');
+  call(thimble_model_metadata_get, model.get(), index, key.data(), key_length, &key_length, value.data(),
+       value_length, &value_length);
+  return {key, value};
+}
+
+// A metadata value on one line that a terminal shows whole.
+std::string shortened(const std::string& value) {
+  constexpr size_t kLongest = 160;
+  std::string line;
+  for (char c : value) {
+    if (line.size() > kLongest && (static_cast<unsigned char>(c) & 0xC0) != 0x80) return line + "...";
+    if (c == '\n')
+      line += "\\n";
+    else if (static_cast<unsigned char>(c) < 32 || c == 127)
+      line += '?';
+    else
+      line += c;
+  }
+  return line;
+}
+
+int inspect(const Settings& s) {
+  const Model model = open_model(s.model);
+  const thimble_model_info info = model_info(model);
+  struct OfType {
+    uint64_t count = 0, bytes = 0;
+  };
+  std::map<std::string, OfType> types;
+  uint64_t count = 0;
+  call(thimble_model_tensor_count, model.get(), &count);
+  for (uint64_t i = 0; i < count; ++i) {
+    thimble_tensor_info tensor = {};
+    tensor.struct_size = sizeof tensor;
+    call(thimble_model_tensor_get, model.get(), i, &tensor);
+    OfType& type = types[tensor.type];
+    ++type.count;
+    type.bytes += tensor.bytes;
+  }
+  call(thimble_model_metadata_count, model.get(), &count);
+
+  if (s.json) {
+    Json keys = Json::object(), by_type = Json::array();
+    for (uint64_t i = 0; i < count; ++i) {
+      const auto [key, value] = metadata(model, i);
+      keys[key] = value;
+    }
+    for (const auto& [name, type] : types) {
+      by_type.push_back({{"type", name}, {"tensors", type.count}, {"bytes", type.bytes}});
+    }
+    print_json({{"name", info.name},
+                {"architecture", info.architecture},
+                {"parameters", info.parameters},
+                {"file_bytes", info.file_bytes},
+                {"quantization", info.quantization},
+                {"layers", info.layers},
+                {"d_model", info.d_model},
+                {"heads", info.heads},
+                {"kv_heads", info.kv_heads},
+                {"head_dim", info.head_dim},
+                {"d_ff", info.d_ff},
+                {"vocab", info.vocab},
+                {"context_length", info.context_length},
+                {"kv_bytes_per_token", info.kv_bytes_per_token},
+                {"bos", info.bos},
+                {"eos", info.eos},
+                {"has_weights", info.has_weights != 0},
+                {"has_tokenizer", info.has_tokenizer != 0},
+                {"chat_format", info.chat_format},
+                {"tensors", by_type},
+                {"metadata", keys}});
+    return 0;
+  }
+
+  std::printf("name          %s\narchitecture  %s\n", info.name, info.architecture);
+  if (info.has_weights) {
+    std::printf("size          %s parameters, %s, mostly %s\n", format_count(info.parameters).c_str(),
+                format_size(info.file_bytes).c_str(), info.quantization);
+    std::printf("shape         %u layers, d_model %u, %u heads of %u, %u KV heads, d_ff %u\n", info.layers,
+                info.d_model, info.heads, info.head_dim, info.kv_heads, info.d_ff);
+    std::printf("context       trained for %s positions, %s of keys and values a token when dense\n",
+                format_count(info.context_length).c_str(), format_size(info.kv_bytes_per_token).c_str());
+  } else {
+    std::printf("size          %s, a vocabulary without weights\n", format_size(info.file_bytes).c_str());
+  }
+  std::printf("vocabulary    %u tokens%s\n", info.vocab,
+              info.has_tokenizer ? "" : ", no tokenizer: token ids only");
+
+  std::printf("chat format   %s\n\n",
+              info.chat_format[0] ? info.chat_format : "not recognised; use --chat-template");
+  for (const auto& [name, type] : types) {
+    std::printf("%-8s %6s tensors %12s\n", name.c_str(), format_count(type.count).c_str(),
+                format_size(type.bytes).c_str());
+  }
+  std::printf("\n");
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto [key, value] = metadata(model, i);
+    std::printf("%s = %s\n", key.c_str(), shortened(value).c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& root) {
+  static Settings settings;
+  CLI::App* app = root.add_subcommand("inspect", "Show what a model file holds");
+  add_model_flag(*app, settings);
+  add_json_flag(*app, settings);
+  app->footer(
+      "Examples:\n  thimble inspect -m model.gguf\n  thimble inspect -m model.gguf --json | jq .chat_format");
+  return {app, [] { return inspect(settings); }};
+}
+
+}  // namespace app

@@ -1,0 +1,202 @@
+// The C library for app code (see library.h).
+#include "apps/library.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace app {
+
+namespace {
+
+// A two-call function as a container: `ask(data, capacity, &count, &error)` once, and again where
+// `first_capacity` was too small.
+template <typename Container, typename Ask>
+Container two_calls(uint64_t first_capacity, Ask ask) {
+  Container out;
+  out.resize(first_capacity);
+  for (;;) {
+    thimble_error error = {};
+    error.struct_size = sizeof error;
+    uint64_t count = 0;
+    const thimble_status status = ask(out, &count, &error);
+    if (status == THIMBLE_OK) {
+      out.resize(count);
+      return out;
+    }
+    if (status != THIMBLE_INVALID_ARGUMENT || count <= out.size()) raise(error);
+    out.resize(count);
+  }
+}
+
+template <typename Info>
+Info sized() {
+  Info info = {};
+  info.struct_size = sizeof info;
+  return info;
+}
+
+}  // namespace
+
+void raise(const thimble_error& error) {
+  const char* message = error.message[0] ? error.message : thimble_status_text(error.code);
+  throw Failure(error.code, message, error.bytes_missing);
+}
+
+Model open_model(const std::string& path) {
+  thimble_model_options options;
+  thimble_model_options_init(&options, sizeof options);
+  options.log = [](void*, const char* text) { std::fprintf(stderr, "thimble: warning: %s\n", text); };
+  thimble_model* model = nullptr;
+  call(thimble_model_open, path.c_str(), &options, &model);
+  return Model(model);
+}
+
+Heads open_heads(const Model& model, const std::string& path) {
+  thimble_heads* heads = nullptr;
+  call(thimble_heads_open, model.get(), path.c_str(), &heads);
+  return Heads(heads);
+}
+
+Session create_session(const Model& model, const thimble_session_options& options) {
+  thimble_session* session = nullptr;
+  call(thimble_session_create, model.get(), &options, &session);
+  return Session(session);
+}
+
+Session clone(const Session& session) {
+  thimble_session* copy = nullptr;
+  call(thimble_session_clone, session.get(), &copy);
+  return Session(copy);
+}
+
+thimble_model_info model_info(const Model& model) {
+  auto info = sized<thimble_model_info>();
+  call(thimble_model_get_info, model.get(), &info);
+  return info;
+}
+
+void need_tokenizer(const Model& model) {
+  if (model_info(model).has_tokenizer) return;
+  throw Failure(THIMBLE_UNSUPPORTED,
+                "the model has no tokenizer, so it cannot read text; 'thimble run --tokens' takes ids");
+}
+
+thimble_memory plan(const Model& model, const thimble_session_options& options) {
+  auto memory = sized<thimble_memory>();
+  call(thimble_session_plan, model.get(), &options, &memory);
+  return memory;
+}
+
+thimble_memory memory(const Session& session) {
+  auto memory = sized<thimble_memory>();
+  call(thimble_session_memory, session.get(), &memory);
+  return memory;
+}
+
+thimble_stats stats(const Session& session) {
+  auto stats = sized<thimble_stats>();
+  call(thimble_session_stats, session.get(), &stats);
+  return stats;
+}
+
+Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
+  Tokens tokens;
+  // A token of English text has about four bytes, so the first call rarely needs a second one.
+  tokens.ids =
+      two_calls<std::vector<int32_t>>(text.size() / 3 + 16, [&](auto& ids, uint64_t* count, auto* error) {
+        tokens.offsets.resize(ids.size());
+        return thimble_tokenize(model.get(), text.data(), text.size(), flags, ids.data(),
+                                tokens.offsets.data(), ids.size(), count, error);
+      });
+  tokens.offsets.resize(tokens.ids.size());
+  return tokens;
+}
+
+std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags) {
+  return two_calls<std::string>(ids.size() * 8 + 16, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_detokenize(model.get(), ids.data(), ids.size(), flags, text.data(), text.size(), length,
+                              error);
+  });
+}
+
+std::string chat_text(const Model& model, const std::string& format,
+                      const std::vector<thimble_message>& messages, uint32_t flags) {
+  uint64_t size = 256;
+  for (const auto& m : messages) size += m.content_length;
+  return two_calls<std::string>(size, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_chat_text(model.get(), format.empty() ? nullptr : format.c_str(), messages.data(),
+                             messages.size(), flags, text.data(), text.size(), length, error);
+  });
+}
+
+thimble_message message(const char* role, std::string_view content) {
+  return {role, content.data(), content.size()};
+}
+
+std::string token_text(const Session& session, int32_t token) {
+  return two_calls<std::string>(64, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_session_text(session.get(), token, text.data(), text.size(), length, error);
+  });
+}
+
+std::vector<float> logits(const Session& session) {
+  const float* values = nullptr;
+  uint32_t count = 0;
+  call(thimble_session_logits, session.get(), &values, &count);
+  return {values, values + count};
+}
+
+std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_head) {
+  return two_calls<std::vector<int32_t>>(
+      stats(session).entries, [&](auto& positions, uint64_t* count, auto* error) {
+        return thimble_session_kept(session.get(), layer, kv_head, positions.data(), positions.size(), count,
+                                    error);
+      });
+}
+
+std::string read_file(const std::string& path) {
+  const bool standard_input = path == "-";
+  std::unique_ptr<FILE, int (*)(FILE*)> owned(nullptr, std::fclose);
+  FILE* file = stdin;
+  if (!standard_input) {
+    owned.reset(file = std::fopen(path.c_str(), "rb"));
+    if (!file) throw Failure(THIMBLE_IO, "cannot open '" + path + "': " + std::strerror(errno));
+  }
+  std::string bytes;
+  char block[1 << 16];
+  for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;) bytes.append(block, n);
+  if (std::ferror(file)) {  // a folder opens, but does not read
+    throw Failure(THIMBLE_IO, "cannot read " + (standard_input ? "standard input" : "'" + path + "'") + ": " +
+                                  std::strerror(errno));
+  }
+  return bytes;
+}
+
+std::string_view strip(std::string_view text) {
+  const char* kSpace = " \t\r\n\v\f";
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+std::vector<int32_t> parse_ids(const std::string& text) {
+  std::vector<int32_t> ids;
+  for (size_t at = 0; (at = text.find_first_not_of(" ,\t\r\n", at)) != std::string::npos;) {
+    const size_t end = std::min(text.find_first_of(" ,\t\r\n", at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    errno = 0;
+    const long long id = std::strtoll(word.c_str(), &rest, 10);
+    if (*rest || errno || id < 0 || id > INT32_MAX) {
+      throw UsageError("'" + word + "' is not a token id; give numbers such as \"1,2,3\"");
+    }
+    ids.push_back(static_cast<int32_t>(id));
+    at = end;
+  }
+  if (ids.empty()) throw UsageError("there is no token id in the list; give numbers such as \"1,2,3\"");
+  return ids;
+}
+
+}  // namespace app

@@ -1,0 +1,98 @@
+// The C library for app code: handles that free themselves, errors as exceptions, two-call functions as
+// containers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thimble/thimble.h"
+
+namespace app {
+
+inline constexpr int kExitFailure = 1, kExitUsage = 2, kExitInterrupted = 130;
+
+// One sentence for the user and the code that names its kind. main() prints it and exits with kExitFailure.
+struct Failure : std::runtime_error {
+  Failure(thimble_status status_, const std::string& message, uint64_t bytes_missing_ = 0)
+      : std::runtime_error(message), status(status_), bytes_missing(bytes_missing_) {}
+  thimble_status status;
+  uint64_t bytes_missing;  // THIMBLE_BUDGET: what the budget lacks
+};
+
+// A command line that makes no sense: as Failure, but exits with kExitUsage and points to --help.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] void raise(const thimble_error& error);
+
+// Calls a library function with `arguments` and an error struct; throws a Failure with what it reports.
+template <typename Function, typename... Arguments>
+void call(Function function, Arguments... arguments) {
+  thimble_error error = {};
+  error.struct_size = sizeof error;
+  if (function(arguments..., &error) != THIMBLE_OK) raise(error);
+}
+
+// The same for functions that a user's Ctrl-C may stop: false then.
+template <typename Function, typename... Arguments>
+bool call_unless_interrupted(Function function, Arguments... arguments) {
+  thimble_error error = {};
+  error.struct_size = sizeof error;
+  const thimble_status status = function(arguments..., &error);
+  if (status != THIMBLE_OK && status != THIMBLE_INTERRUPTED) raise(error);
+  return status == THIMBLE_OK;
+}
+
+template <auto free_function>
+struct Free {
+  template <typename T>
+  void operator()(T* handle) const {
+    free_function(handle);
+  }
+};
+using Model = std::unique_ptr<thimble_model, Free<thimble_model_free>>;
+using Heads = std::unique_ptr<thimble_heads, Free<thimble_heads_free>>;
+using Session = std::unique_ptr<thimble_session, Free<thimble_session_free>>;
+
+// Warnings about the file go to standard error.
+Model open_model(const std::string& path);
+Heads open_heads(const Model& model, const std::string& path);
+Session create_session(const Model& model, const thimble_session_options& options);
+Session clone(const Session& session);
+
+thimble_model_info model_info(const Model& model);
+// For commands that read text: a Failure that names the way out where the model has no tokenizer.
+void need_tokenizer(const Model& model);
+thimble_memory plan(const Model& model, const thimble_session_options& options);
+thimble_memory memory(const Session& session);
+thimble_stats stats(const Session& session);
+
+struct Tokens {
+  std::vector<int32_t> ids;
+  std::vector<uint64_t> offsets;  // where each starts in the text, in bytes
+};
+Tokens tokenize(const Model& model, std::string_view text, uint32_t flags);
+std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags);
+std::string chat_text(const Model& model, const std::string& format,
+                      const std::vector<thimble_message>& messages, uint32_t flags);
+thimble_message message(const char* role, std::string_view content);  // lends `content`
+
+// The text that a token of this stream completes.
+std::string token_text(const Session& session, int32_t token);
+std::vector<float> logits(const Session& session);
+std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_head);
+
+// All bytes of a file, or of standard input for "-".
+std::string read_file(const std::string& path);
+
+// Without the white space around it.
+std::string_view strip(std::string_view text);
+// "1, 2 3" as ids.
+std::vector<int32_t> parse_ids(const std::string& text);
+
+}  // namespace app

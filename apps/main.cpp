@@ -1,0 +1,102 @@
+// The thimble command: picks a subcommand, and turns every failure into one sentence and an exit code.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <new>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+
+namespace app {
+
+namespace {
+
+// Says what went wrong: on standard error, and as an object on standard output for those who asked for JSON.
+int report(bool json, const std::string& code, const std::string& message, int exit_code,
+           uint64_t bytes_missing = 0) {
+  if (json) {
+    Json error = {{"code", code}, {"message", message}};
+    if (bytes_missing) error["bytes_missing"] = bytes_missing;
+    print_json({{"error", error}});
+  }
+  std::fprintf(stderr, "thimble: %s\n", message.c_str());
+  return exit_code;
+}
+
+// CLI11's words in ours. `command` is "thimble run", or "thimble" where none was recognised.
+std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command) {
+  std::string message = error.what();
+  const std::vector<std::string> extra = app.remaining(true);
+  const bool chosen = !app.get_subcommands().empty();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) || (!chosen && !extra.empty())) {
+    const std::string word = extra.empty() ? "" : extra.front();
+    message = word.rfind('-', 0) == 0 ? "unknown flag " + word
+              : chosen                ? "'" + word + "' is not expected here"
+                                      : "unknown command '" + word + "'";
+  } else if (!chosen) {
+    message = "a command is missing";
+  }
+  while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
+  if (message.rfind("Could", 0) == 0) message[0] = 'c';
+  return message + "; '" + command + " --help' says what there is";
+}
+
+int run(int argc, char** argv) {
+  std::vector<std::string> words;  // CLI11 takes them last first
+  bool json = false;
+  for (int i = argc - 1; i > 0; --i) {
+    std::string word = argv[i];
+    if (word == "--json") json = true;
+    // llama.cpp's one flag with a dash and three letters.
+    words.push_back(word == "-sys" ? "--system-prompt" : word);
+  }
+
+  CLI::App app("Reads long texts with a language model inside a byte budget.", "thimble");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  app.set_help_flag("-h,--help", "Print this help");
+  app.set_version_flag("--version", std::string(thimble_build_info()), "Print version and what was built in");
+  app.require_subcommand(1);
+  app.footer("'thimble COMMAND --help' explains a command and its flags.");
+  const std::vector<Command> commands = {add_run(app),      add_chat(app),   add_plan(app),
+                                         add_eval(app),     add_bench(app),  add_inspect(app),
+                                         add_tokenize(app), add_devices(app)};
+  std::string command = "thimble";
+  auto chosen = [&]() -> const Command* {
+    for (const Command& c : commands) {
+      if (c.app->parsed()) return &c;
+    }
+    return nullptr;
+  };
+  try {
+    app.parse(words);
+    return chosen()->run();
+  } catch (const CLI::Success& wish) {  // --help, --version
+    return app.exit(wish);
+  } catch (const CLI::ParseError& error) {
+    if (chosen()) command += " " + chosen()->app->get_name();
+    return report(json, "INVALID_ARGUMENT", explain(error, app, command), kExitUsage);
+  } catch (const UsageError& error) {
+    if (chosen()) command += " " + chosen()->app->get_name();
+    return report(json, "INVALID_ARGUMENT", std::string(error.what()) + "; see '" + command + " --help'",
+                  kExitUsage);
+  } catch (const Failure& failure) {
+    return report(json, thimble_status_name(failure.status), failure.what(), kExitFailure,
+                  failure.bytes_missing);
+  } catch (const std::bad_alloc&) {
+    return report(json, thimble_status_name(THIMBLE_OUT_OF_MEMORY),
+                  thimble_status_text(THIMBLE_OUT_OF_MEMORY), kExitFailure);
+  }
+}
+
+}  // namespace
+
+}  // namespace app
+
+int main(int argc, char** argv) {
+  const int exit_code = app::run(argc, argv);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    std::fprintf(stderr, "thimble: standard output could not be written\n");
+    return app::kExitFailure;
+  }
+  return exit_code;
+}

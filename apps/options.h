@@ -1,0 +1,75 @@
+// Flags that subcommands share, and what they mean for a session.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "apps/library.h"
+
+namespace app {
+
+// A subcommand: its flags, and what it does with them. `run` gives the exit code or throws.
+struct Command {
+  CLI::App* app;
+  std::function<int()> run;
+};
+
+Command add_run(CLI::App& root);
+Command add_chat(CLI::App& root);
+Command add_plan(CLI::App& root);
+Command add_eval(CLI::App& root);
+Command add_bench(CLI::App& root);
+Command add_inspect(CLI::App& root);
+Command add_tokenize(CLI::App& root);
+Command add_devices(CLI::App& root);
+
+// What the user asked for.
+struct Settings {
+  Settings();
+  std::string model, heads, device = "auto", chat_template, system;
+  thimble_session_options session;  // complete but for heads, device, max_new and what depends on the text
+  thimble_sampler_options sampler;
+  bool retention_given = false;
+  int64_t predict = 256;  // -1: until the end of generation
+  int64_t seed = 0;
+  bool json = false;
+};
+
+void add_model_flag(CLI::App& app, Settings& settings);
+void add_json_flag(CLI::App& app, Settings& settings);
+// Memory, retention, selection: what /policy of `chat` changes too.
+void add_policy_flags(CLI::App& app, Settings& settings);
+// add_policy_flags, and what one process decides once: device, threads, seed.
+void add_session_flags(CLI::App& app, Settings& settings);
+void add_predict_flag(CLI::App& app, Settings& settings);
+void add_sampling_flags(CLI::App& app, Settings& settings);
+void add_chat_flags(CLI::App& app, Settings& settings);
+
+// The options of a session for these settings, which lend their strings. `tokens` is the longest prompt, 0
+// where it is not known: without -c and without eviction the pool must hold it and the answer.
+thimble_session_options session_options(const Settings& settings, const Model& model, const Heads& heads,
+                                        uint64_t tokens);
+// The heads of --heads, or none.
+Heads heads_of(const Settings& settings, const Model& model);
+// -1 becomes a random seed, which --json then shows.
+void settle_seed(Settings& settings);
+
+// One user message (and the system prompt) up to where the answer begins; ADD_BOS and PARSE_SPECIAL belong to
+// it.
+std::string prompt_text(const Settings& settings, const Model& model, std::string_view content);
+// Text and question as one message: "text\n\nquestion", or the one that there is.
+std::string join_question(std::string_view text, std::string_view question);
+
+inline constexpr uint32_t kPromptFlags = THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL;
+
+// Help as two columns, 100 wide.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
+  std::string make_option(const CLI::Option* option, bool positional) const override;
+  std::string make_usage(const CLI::App* app, std::string name) const override;
+};
+
+}  // namespace app

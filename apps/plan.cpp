@@ -1,0 +1,85 @@
+// thimble plan: what a session would take, without taking it.
+#include <cstdio>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+#include "apps/sizes.h"
+
+namespace app {
+
+namespace {
+
+int plan_command(const Settings& s, uint64_t tokens) {
+  const Model model = open_model(s.model);
+  const Heads heads = heads_of(s, model);
+  const thimble_model_info info = model_info(model);
+  const thimble_session_options options = session_options(s, model, heads, tokens);
+  const thimble_memory memory = plan(model, options);
+  const uint64_t planned_tokens = tokens              ? tokens
+                                  : s.session.context ? s.session.context
+                                                      : info.context_length;
+  const uint64_t dense_bytes = memory.dense_bytes_per_token * planned_tokens;
+  const bool bounded = memory.largest_position != UINT32_MAX;
+  const uint64_t largest_position = bounded ? memory.largest_position : planned_tokens;
+  const bool selects = s.session.selection == THIMBLE_SELECTION_TOKENSELECT;
+  uint32_t largest_pool = 0;
+  if (options.budget_bytes) call(thimble_session_largest_pool, model.get(), &options, &largest_pool);
+
+  if (s.json) {
+    Json out = {{"memory", memory_json(memory)},
+                {"total_bytes", memory.total},
+                {"budget_bytes", memory.budget},
+                {"pool", memory.pool},
+                {"capacity", memory.capacity},
+                {"chunk", memory.chunk},
+                {"largest_position", bounded ? Json(memory.largest_position) : Json()},
+                {"trained_positions", info.context_length},
+                {"dense",
+                 {{"tokens", planned_tokens},
+                  {"bytes", dense_bytes},
+                  {"bytes_per_token", memory.dense_bytes_per_token}}},
+                {"selection_pays", selects ? Json(memory.selection_pays != 0) : Json()}};
+    if (options.budget_bytes) out["largest_pool"] = largest_pool;
+    print_json(out);
+    return 0;
+  }
+  std::printf("%s\n", memory_table(memory).c_str());
+  std::printf("pool      %s entries a head, room for %s, read %s at a time\n",
+              format_count(memory.pool).c_str(), format_count(memory.capacity).c_str(),
+              format_count(memory.chunk).c_str());
+  if (options.budget_bytes)
+    std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
+  std::printf("position  %s%s; the model was trained for %s%s\n", bounded ? "" : "grows with the text, to ",
+              format_count(largest_position).c_str(), format_count(info.context_length).c_str(),
+              largest_position > info.context_length ? ", so answers may be nonsense" : "");
+  std::printf("dense     keys and values of all %s tokens would take %s\n",
+              format_count(planned_tokens).c_str(), format_size(dense_bytes).c_str());
+  if (selects && !memory.selection_pays) {
+    std::printf("selection cannot pay here: it reads no fewer bytes than attending to the whole pool\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& root) {
+  static Settings settings;
+  static uint64_t tokens = 0;
+  CLI::App* app = root.add_subcommand("plan", "Show what a session would take, without taking it");
+  add_model_flag(*app, settings);
+  app->add_option("--tokens-planned", tokens,
+                  "Length of the text, in tokens (default: -c, or what the model was trained for)")
+      ->type_name("N")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT32_MAX}).description(""));
+  add_predict_flag(*app, settings);
+  add_json_flag(*app, settings);
+  add_session_flags(*app, settings);
+  app->footer(
+      "Exit code 1 says that it does not fit the budget; the message says by how much.\n\n"
+      "Examples:\n"
+      "  thimble plan -m model.gguf --heads heads.gguf --mem-budget 64MiB --tokens-planned 131072\n"
+      "  thimble plan -m model.gguf --retention window --mem-budget 8GB --json");
+  return {app, [] { return plan_command(settings, tokens); }};
+}
+
+}  // namespace app

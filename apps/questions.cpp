@@ -1,0 +1,217 @@
+// thimble run --questions (see questions.h).
+#include "apps/questions.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "apps/generation.h"
+#include "apps/sizes.h"
+
+namespace app {
+
+namespace {
+
+struct Question {
+  std::string text;
+  Json answer, depth;           // null where the file has none
+  std::vector<int32_t> tokens;  // of the whole prompt
+};
+
+std::vector<Question> read_questions(const std::string& path) {
+  Json file = Json::parse(read_file(path), nullptr, false);
+  if (file.is_discarded()) throw Failure(THIMBLE_FORMAT, "'" + path + "' is not JSON");
+  if (!file.is_array() || file.empty()) {
+    throw Failure(THIMBLE_FORMAT, "'" + path + "' must be an array of {\"question\": ..., \"answer\": ...}");
+  }
+  std::vector<Question> questions;
+  for (const Json& item : file) {
+    const std::string where = "entry " + std::to_string(questions.size() + 1) + " of '" + path + "'";
+    if (!item.is_object() || !item.contains("question") || !item["question"].is_string()) {
+      throw Failure(THIMBLE_FORMAT, where + " has no \"question\"");
+    }
+    Question q{item["question"], item.value("answer", Json()), item.value("depth", Json()), {}};
+    if (!q.answer.is_null() && !q.answer.is_string())
+      throw Failure(THIMBLE_FORMAT, where + ": \"answer\" is no string");
+    if (!q.depth.is_null() && !q.depth.is_number())
+      throw Failure(THIMBLE_FORMAT, where + ": \"depth\" is no number");
+    questions.push_back(std::move(q));
+  }
+  return questions;
+}
+
+// What a clone holds besides the session that it came from: all but weights and the device's own.
+uint64_t clone_bytes(const thimble_memory& m) { return m.pool_bytes + m.view + m.workspace + m.io; }
+
+// Without --pool the library takes the largest pool that fits the budget, which leaves no room for a clone:
+// finds the largest that does.
+void leave_room_for_a_clone(const Model& model, thimble_session_options& options) {
+  const thimble_memory alone = plan(model, options);
+  const uint64_t budget = options.budget_bytes;
+  auto fits = [budget](const thimble_memory& m) { return m.total + clone_bytes(m) <= budget; };
+  if (budget == 0 || options.pool != 0 || fits(alone)) return;
+  thimble_session_options trial = options;
+  trial.budget_bytes = 0;
+  uint32_t low = 0, high = alone.pool;  // low fits or is 0, high does not
+  while (high - low > 1) {
+    trial.pool = low + (high - low) / 2;
+    // A pool too small for the other options is refused; the library then says so at creation.
+    auto memory = thimble_memory{};
+    memory.struct_size = sizeof memory;
+    const bool ok = thimble_session_plan(model.get(), &trial, &memory, nullptr) == THIMBLE_OK;
+    (ok && !fits(memory) ? high : low) = trial.pool;
+  }
+  options.pool = std::max(low, 1u);
+}
+
+// One row's cell: no line breaks, padded to `width` columns of code points.
+std::string cell(std::string text, size_t width) {
+  for (char& c : text) {
+    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
+  }
+  size_t columns = 0;
+  for (char c : text) columns += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return columns < width ? text + std::string(width - columns, ' ') : text;
+}
+
+const char* verdict(const Json& correct) {
+  return correct.is_null() ? "" : correct.get<bool>() ? "right" : "wrong";
+}
+
+}  // namespace
+
+int ask_questions(const Settings& s, const Model& model, const Heads& heads, const std::string& book,
+                  const std::string& questions_path) {
+  need_tokenizer(model);
+  std::vector<Question> questions = read_questions(questions_path);
+  // All prompts are tokenised whole and what they have in common is read once, so that a question reads
+  // exactly what it would alone, wherever the tokenizer draws its borders.
+  size_t longest = 0, common = SIZE_MAX;
+  for (Question& q : questions) {
+    q.tokens = tokenize(model, prompt_text(s, model, join_question(book, q.text)), kPromptFlags).ids;
+    longest = std::max(longest, q.tokens.size());
+    const auto& first = questions.front().tokens;
+    const auto end = std::mismatch(first.begin(), first.end(), q.tokens.begin(), q.tokens.end()).first;
+    common = std::min(common, static_cast<size_t>(end - first.begin()));
+  }
+
+  Progress progress;
+  thimble_session_options options = session_options(s, model, heads, longest);
+  progress.attach(options);
+  leave_room_for_a_clone(model, options);
+  const thimble_memory planned = plan(model, options);
+  const thimble_model_info info = model_info(model);
+  const uint64_t dense_bytes = planned.dense_bytes_per_token * longest;
+  if (!s.json) {
+    std::printf("budget            %s\n", planned.budget ? format_size(planned.budget).c_str() : "no limit");
+    std::printf("pool              %s entries a head, room for %s\n", format_count(planned.pool).c_str(),
+                format_count(planned.capacity).c_str());
+    std::printf("planned           %s for the reading, %s with the clone that a question takes\n",
+                format_size(planned.total).c_str(),
+                format_size(planned.total + clone_bytes(planned)).c_str());
+    std::printf(
+        "dense would need  %s of keys and values, and positions up to %s; the model was trained for %s\n\n",
+        format_size(dense_bytes).c_str(), format_count(longest).c_str(),
+        format_count(info.context_length).c_str());
+    std::fflush(stdout);
+  }
+
+  const Session reading = create_session(model, options);
+  call(thimble_session_set_sampler, reading.get(), &s.sampler);
+  bool interrupted = false;
+  {
+    const Interruptible interruptible(reading);
+    const int32_t* tokens = questions.front().tokens.data();
+    interrupted = !call_unless_interrupted(thimble_session_feed, reading.get(), tokens, common);
+    progress.clear();
+  }
+  const thimble_stats read = stats(reading);
+  const double read_rate =
+      read.prefill_seconds > 0 ? static_cast<double>(read.prefill_tokens) / read.prefill_seconds : 0;
+  size_t question_width = 8, answer_width = 6;
+  for (const Question& q : questions) {
+    question_width = std::max(question_width, q.text.size());
+    if (q.answer.is_string())
+      answer_width = std::max(answer_width, q.answer.get_ref<const std::string&>().size());
+  }
+  if (!s.json && !interrupted) {
+    std::printf("read %s of %s tokens once in %.1f s (%.0f tokens/s), kept %s of %s entries\n\n",
+                format_count(read.prefill_tokens).c_str(), format_count(longest).c_str(),
+                read.prefill_seconds, read_rate, format_count(read.entries).c_str(),
+                format_count(read.entries + read.evicted).c_str());
+    std::printf("%s  %s  %s         depth\n", cell("question", question_width).c_str(),
+                cell("answer", answer_width).c_str(), cell("expected", answer_width).c_str());
+    std::fflush(stdout);
+  }
+
+  Json rows = Json::array();
+  size_t right = 0, judged = 0;
+  uint64_t allocated = memory(reading).allocated;
+  for (const Question& q : questions) {
+    if (interrupted) break;
+    const auto start = std::chrono::steady_clock::now();
+    const Session session = clone(reading);
+    const Interruptible interruptible(session);
+    const std::vector<int32_t> rest(q.tokens.begin() + static_cast<std::ptrdiff_t>(common), q.tokens.end());
+    Answer answer;
+    answer.finish = Finish::kInterrupted;
+    if (read_prompt(session, rest, progress))
+      answer = generate(model, session, s.predict, [](std::string_view) {});
+    allocated = std::max(allocated, memory(session).allocated);
+    interrupted = answer.finish == Finish::kInterrupted;
+    if (interrupted) break;  // half an answer is neither right nor wrong
+    const std::string text(strip(answer.text));
+    Json correct;
+    if (q.answer.is_string()) {
+      correct = text == strip(q.answer.get_ref<const std::string&>());
+      ++judged;
+      right += correct.get<bool>() ? 1 : 0;
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (s.json) {
+      rows.push_back({{"question", q.text},
+                      {"answer", text},
+                      {"expected", q.answer},
+                      {"correct", correct},
+                      {"depth", q.depth},
+                      {"finish_reason", finish_name(answer.finish)},
+                      {"seconds", seconds}});
+    } else {
+      const std::string expected = q.answer.is_string() ? q.answer.get<std::string>() : "";
+      std::printf("%s  %s  %s  %-5s", cell(q.text, question_width).c_str(), cell(text, answer_width).c_str(),
+                  cell(expected, answer_width).c_str(), verdict(correct));
+      if (q.depth.is_number()) std::printf("  %5.2f", q.depth.get<double>());
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+
+  if (s.json) {
+    print_json(
+        {{"budget_bytes", planned.budget},
+         {"memory",
+          {{"planned", memory_json(planned)},
+           {"planned_with_clone", planned.total + clone_bytes(planned)},
+           {"allocated", allocated},
+           {"pool", planned.pool},
+           {"capacity", planned.capacity}}},
+         {"dense",
+          {{"bytes", dense_bytes}, {"positions", longest}, {"trained_positions", info.context_length}}},
+         {"prompt_tokens", longest},
+         {"prefill_seconds", read.prefill_seconds},
+         {"prefill_tps", read_rate},
+         {"entries", {{"seen", read.prefill_tokens}, {"kept", read.entries}, {"evicted", read.evicted}}},
+         {"questions", rows},
+         {"right", right},
+         {"judged", judged},
+         {"finish_reason", interrupted ? "interrupted" : "stop"},
+         {"seed", s.seed}});
+  } else if (!interrupted) {
+    std::printf("\n");
+    if (judged) std::printf("%zu of %zu right, ", right, judged);
+    std::printf("%s allocated at most\n", format_size(allocated).c_str());
+  }
+  return interrupted ? kExitInterrupted : 0;
+}
+
+}  // namespace app

@@ -1,0 +1,187 @@
+// thimble run: reads a text, answers about it.
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "apps/generation.h"
+#include "apps/options.h"
+#include "apps/questions.h"
+
+namespace app {
+
+namespace {
+
+struct RunFlags {
+  std::string file, prompt, tokens, questions;
+  uint32_t logits = 0;
+  bool raw = false, predict_given = false;
+};
+
+// The prompt's tokens. A model without a tokenizer takes --tokens alone.
+std::vector<int32_t> prompt_tokens(const Settings& s, const RunFlags& flags, const Model& model) {
+  if (!flags.tokens.empty()) return parse_ids(flags.tokens);
+  need_tokenizer(model);
+  const std::string text = flags.file.empty() ? "" : read_file(flags.file);
+  const std::string prompt =
+      flags.raw ? text + flags.prompt : prompt_text(s, model, join_question(text, flags.prompt));
+  return tokenize(model, prompt, kPromptFlags).ids;
+}
+
+// The `count` largest logits, largest first; the lower id first among equals.
+std::vector<std::pair<int32_t, float>> largest_logits(const Session& session, uint32_t count) {
+  const std::vector<float> values = logits(session);
+  std::vector<int32_t> ids(values.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const size_t n = std::min<size_t>(count, ids.size());
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n), ids.end(),
+                    [&](int32_t a, int32_t b) {
+                      return values[static_cast<size_t>(a)] != values[static_cast<size_t>(b)]
+                                 ? values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)]
+                                 : a < b;
+                    });
+  std::vector<std::pair<int32_t, float>> largest;
+  for (size_t i = 0; i < n; ++i) largest.emplace_back(ids[i], values[static_cast<size_t>(ids[i])]);
+  return largest;
+}
+
+double rate(uint64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+int run(Settings& s, const RunFlags& flags) {
+  const Model model = open_model(s.model);
+  const Heads heads = heads_of(s, model);
+  settle_seed(s);
+  if (!flags.questions.empty()) return ask_questions(s, model, heads, read_file(flags.file), flags.questions);
+
+  const std::vector<int32_t> prompt = prompt_tokens(s, flags, model);
+  if (prompt.empty())
+    throw UsageError("the prompt is empty; give a text with -f FILE, a question with -p TEXT, or both");
+  // Logits are for looking at what comes next; generating, too, is asked for by -n.
+  const bool generates = (flags.logits == 0 && flags.tokens.empty()) || flags.predict_given;
+  const bool writes_ids = !flags.tokens.empty();
+
+  Progress progress;
+  thimble_session_options options = session_options(s, model, heads, prompt.size());
+  progress.attach(options);
+  const thimble_memory planned = plan(model, options);
+  const Session session = create_session(model, options);
+  call(thimble_session_set_sampler, session.get(), &s.sampler);
+  const Interruptible interruptible(session);
+
+  Answer answer;
+  std::vector<std::pair<int32_t, float>> largest;
+  if (!read_prompt(session, prompt, progress)) {
+    answer.finish = Finish::kInterrupted;
+  } else {
+    if (flags.logits) largest = largest_logits(session, flags.logits);
+    if (!s.json) {
+      for (const auto& [id, value] : largest) std::printf("%d %.6f\n", id, static_cast<double>(value));
+    }
+    if (generates) {
+      answer = generate(model, session, s.predict, [&](std::string_view text) {
+        if (s.json || writes_ids) return;
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+      });
+    }
+  }
+
+  const thimble_stats seen = stats(session);
+  if (s.json) {
+    const thimble_memory held = memory(session);
+    Json out = {{"text", answer.text},
+                {"prompt_tokens", prompt.size()},
+                {"generated_tokens", answer.tokens.size()},
+                {"prefill_seconds", seen.prefill_seconds},
+                {"decode_seconds", seen.decode_seconds},
+                {"prefill_tps", rate(seen.prefill_tokens, seen.prefill_seconds)},
+                {"decode_tps", rate(answer.tokens.size(), seen.decode_seconds)},
+                {"memory",
+                 {{"budget", held.budget},
+                  {"planned", memory_json(planned)},
+                  {"held", memory_json(held)},
+                  {"allocated", held.allocated},
+                  {"pool", held.pool},
+                  {"capacity", held.capacity}}},
+                {"entries",
+                 {{"seen", seen.position - seen.waiting}, {"kept", seen.entries}, {"evicted", seen.evicted}}},
+                {"finish_reason", finish_name(answer.finish)},
+                {"seed", s.seed}};
+    if (flags.logits) {
+      out["logits"] = Json::array();
+      for (const auto& [id, value] : largest) out["logits"].push_back({{"id", id}, {"logit", value}});
+    }
+    if (writes_ids) out["tokens"] = answer.tokens;
+    print_json(out);
+  } else {
+    for (size_t i = 0; writes_ids && i < answer.tokens.size(); ++i)
+      std::printf("%s%d", i ? " " : "", answer.tokens[i]);
+    if (generates) std::printf("\n");
+  }
+  if (answer.finish == Finish::kContext) {
+    std::fprintf(
+        stderr,
+        "thimble: the pool is full, so the answer stops here; give more with --pool, --mem-budget or -c, "
+        "or let --retention evict\n");
+  }
+  return answer.finish == Finish::kInterrupted ? kExitInterrupted : 0;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& root) {
+  static Settings settings;
+  static RunFlags flags;
+  CLI::App* app = root.add_subcommand("run", "Read a text and answer about it");
+  add_model_flag(*app, settings);
+  auto* file =
+      app->add_option("-f,--file", flags.file, "The text to read, - for standard input")->type_name("FILE");
+  auto* prompt =
+      app->add_option("-p,--prompt", flags.prompt, "The question, put behind the text")->type_name("TEXT");
+  auto* questions =
+      app->add_option("--questions", flags.questions,
+                      "Read the text once, then ask each question of this JSON file: an array of "
+                      "{\"question\", \"answer\", \"depth\"}, the last two as you like")
+          ->type_name("FILE")
+          ->needs(file)
+          ->excludes(prompt);
+  auto* raw = app->add_flag("--raw", flags.raw, "Continue text and prompt as they are, without a chat format")
+                  ->excludes(questions);
+  auto* ids = app->add_option("--tokens", flags.tokens, "Read these token ids instead of a text: \"1,2,3\"")
+                  ->type_name("IDS")
+                  ->excludes(file)
+                  ->excludes(prompt)
+                  ->excludes(raw);
+  app->add_option("--logits", flags.logits,
+                  "Print the N largest logits of the next token; generates only with -n")
+      ->type_name("N")
+      ->excludes(questions);
+  add_predict_flag(*app, settings);
+  add_chat_flags(*app, settings);
+  add_json_flag(*app, settings);
+  add_session_flags(*app, settings);
+  add_sampling_flags(*app, settings);
+  app->footer(
+      "The answer goes to standard output as it comes, progress to standard error where that is a\n"
+      "terminal. Ctrl-C stops and keeps what is there (exit code 130).\n\n"
+      "Examples:\n"
+      "  thimble run -m model.gguf --heads heads.gguf --mem-budget 64MiB -f book.txt -p \"Who sold the "
+      "house?\"\n"
+      "  git log | thimble run -m model.gguf --retention window --pool 4096 -f - -p \"What changed last "
+      "week?\" --json");
+  return {app, [app, file, prompt, ids, raw] {
+            flags.predict_given = app->count("--predict") > 0;
+            if (!file->count() && !prompt->count() && !ids->count()) {
+              throw UsageError(
+                  "there is nothing to read; give a text with -f FILE, a question with -p TEXT, or both");
+            }
+            if (raw->count() && (app->count("--system-prompt") || app->count("--chat-template"))) {
+              throw UsageError(
+                  "--raw uses no chat format; leave out --system-prompt and --chat-template, or --raw");
+            }
+            return run(settings, flags);
+          }};
+}
+
+}  // namespace app

@@ -1,0 +1,46 @@
+// What the command does with a terminal: Ctrl-C, lines that a person types, and a progress bar.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "apps/library.h"
+
+namespace app {
+
+bool is_terminal(FILE* stream);
+
+// While one lives, Ctrl-C interrupts its session instead of ending the process; a second one ends it at once.
+class Interruptible {
+ public:
+  explicit Interruptible(const Session& session);
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+  // Ctrl-C was pressed.
+  static bool pressed();
+};
+
+// A line from standard input without its end, asked for by `prompt` where a person types. Nothing at the end
+// of the input, or after Ctrl-C twice.
+std::optional<std::string> read_line(const std::string& prompt);
+
+// Reading progress on standard error, where that is a terminal: bar, tokens, rate, time left, fill of the
+// pool.
+class Progress {
+ public:
+  // What a session's options need; the object must outlive the session.
+  void attach(thimble_session_options& options);
+  // Takes the bar off the screen, before anything else is written.
+  void clear();
+
+ private:
+  void show(const thimble_progress& progress);
+  bool enabled_ = is_terminal(stderr);
+  bool shown_ = false;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace app
