@@ -1,0 +1,53 @@
+// Tensor types: their names, blocks, and what is not supported.
+#include "base/dtype.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace thimble {
+namespace {
+
+TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
+  const struct {
+    uint32_t id;
+    const char* name;
+    uint32_t block,
+        bytes;  // a scale of 2 bytes, an offset of 2 more where there is one, and the bits of the elements
+  } expected[] = {
+      {0, "f32", 1, 4},
+      {1, "f16", 1, 2},
+      {30, "bf16", 1, 2},
+      {2, "q4_0", 32, 2 + 16},
+      {3, "q4_1", 32, 2 + 2 + 16},
+      {6, "q5_0", 32, 2 + 4 + 16},
+      {7, "q5_1", 32, 2 + 2 + 4 + 16},
+      {8, "q8_0", 32, 2 + 32},
+      {12, "q4_K", 256, 2 + 2 + 12 + 128},
+      {13, "q5_K", 256, 2 + 2 + 12 + 32 + 128},
+      {14, "q6_K", 256, 2 + 16 + 64 + 128},
+  };
+  for (const auto& e : expected) {
+    const DTypeInfo* info = find_dtype(e.id);
+    ASSERT_NE(info, nullptr) << e.name;
+    EXPECT_EQ(static_cast<uint32_t>(info->type), e.id);
+    EXPECT_STREQ(info->name, e.name);
+    EXPECT_STREQ(gguf_type_name(e.id), e.name);
+    EXPECT_EQ(info->block, e.block) << e.name;
+    EXPECT_EQ(info->block_bytes, e.bytes) << e.name;
+    EXPECT_EQ(dtype_bytes(info->type, 3 * e.block), 3 * e.bytes) << e.name;
+  }
+}
+
+TEST(DType, NamesTypesThatItCannotRead) {
+  EXPECT_EQ(find_dtype(23), nullptr);
+  EXPECT_STREQ(gguf_type_name(23), "iq4_xs");
+  EXPECT_STREQ(gguf_type_name(20), "iq4_nl");
+  EXPECT_STREQ(gguf_type_name(10), "q2_K");
+  EXPECT_STREQ(gguf_type_name(39), "mxfp4");
+  EXPECT_EQ(find_dtype(100000), nullptr);
+  EXPECT_STREQ(gguf_type_name(100000), "unknown");
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,127 @@
+// Files as memory: what can be mapped, what is refused, and who owns what.
+#include "base/mapped_file.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#ifdef _WIN32
+#include <io.h>
+#else
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+#include <fcntl.h>
+
+namespace thimble {
+namespace {
+
+std::filesystem::path folder() {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "thimble_mapped_file_test";
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+std::string write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary) << content;
+  return reinterpret_cast<const char*>(path.u8string().c_str());
+}
+
+std::string text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size())};
+}
+
+void expect_io_error(const Result<MappedFile>& file, const std::string& part) {
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kIo);
+  EXPECT_NE(file.status().message().find(part), std::string::npos) << file.status().message();
+}
+
+TEST(MappedFile, ShowsTheBytesOfAFile) {
+  const std::string path = write_file(folder() / "plain", "some bytes");
+  const Result<MappedFile> file = MappedFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(text_of(*file), "some bytes");
+}
+
+TEST(MappedFile, TakesPathsInUtf8) {
+  const std::string path =
+      write_file(folder() / std::filesystem::path(u8"gr\u00fc\u00dfe \u6a21\u578b"), "hello");
+  const Result<MappedFile> file = MappedFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(text_of(*file), "hello");
+}
+
+TEST(MappedFile, OutlivesTheDescriptorItCameFrom) {
+  const std::string path = write_file(folder() / "descriptor", "by number");
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  ASSERT_GE(descriptor, 0);
+  const Result<MappedFile> file = MappedFile::from_descriptor(descriptor);
+  EXPECT_EQ(::close(descriptor), 0);  // it was still ours to close
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(text_of(*file), "by number");
+}
+
+TEST(MappedFile, OpensAnEmptyFileAsNoBytes) {
+  const Result<MappedFile> file = MappedFile::open(write_file(folder() / "empty", ""));
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(file->size(), 0u);
+  EXPECT_EQ(file->resident_bytes(), 0u);
+}
+
+TEST(MappedFile, NamesAFileThatItCannotRead) {
+  expect_io_error(MappedFile::open((folder() / "nothing").string()), "nothing");
+  expect_io_error(MappedFile::open(folder().string()), "is a directory, not a file");
+  expect_io_error(MappedFile::from_descriptor(-1), "file descriptor -1");
+#ifndef _WIN32
+  const std::string pipe = (folder() / "pipe").string();
+  std::filesystem::remove(pipe);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_io_error(MappedFile::open(pipe), "is not a regular file");  // and does not wait for a writer
+  if (geteuid() == 0) return;                                        // root may read everything
+  const std::string secret = write_file(folder() / "secret", "x");
+  std::filesystem::permissions(secret, std::filesystem::perms::none);
+  expect_io_error(MappedFile::open(secret), "cannot be opened");
+#endif
+}
+
+TEST(MappedFile, LendsMemoryThatStaysTheCallers) {
+  const std::vector<char> memory = {'a', 'b', 'c'};
+  {
+    const MappedFile file = MappedFile::lend(memory.data(), memory.size());
+    EXPECT_EQ(static_cast<const void*>(file.data()), memory.data());
+    EXPECT_EQ(text_of(file), "abc");
+    EXPECT_EQ(file.resident_bytes(), 0u);
+  }
+  EXPECT_EQ(memory[2], 'c');
+}
+
+TEST(MappedFile, MovesItsMapping) {
+  const std::string path = write_file(folder() / "moved", "content");
+  Result<MappedFile> opened = MappedFile::open(path);
+  ASSERT_TRUE(opened.ok());
+  const std::byte* data = opened->data();
+  MappedFile first = std::move(*opened);
+  EXPECT_EQ(first.data(), data);
+  EXPECT_EQ(opened->data(), nullptr);
+  MappedFile second = std::move(*MappedFile::open(write_file(folder() / "other", "other")));
+  second = std::move(first);
+  EXPECT_EQ(text_of(second), "content");
+}
+
+#ifdef __linux__
+TEST(MappedFile, CountsItsResidentBytes) {
+  const std::string path = write_file(folder() / "resident", std::string((20 << 20) + 123, 'x'));
+  const Result<MappedFile> file = MappedFile::open(path);
+  ASSERT_TRUE(file.ok());
+  // Just written, so all of it is in the page cache; the last page counts as far as the file goes.
+  EXPECT_EQ(file->resident_bytes(), file->size());
+}
+#endif
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,192 @@
+// Every instruction set's inner loops of the KV ops against the same loops in double precision.
+#include "backends/cpu/kv_kernels.h"
+
+#include <cmath>
+
+#include "backends/cpu/kernels.h"
+#include "tests/ops/kv_reference.h"
+
+namespace thimble::test {
+namespace {
+
+using cpu::kTileKeys;
+
+class KvKernelSets : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  const cpu::KvKernels& kernels = cpu::kv_kernel_set(GetParam());
+  Random random;
+};
+
+std::vector<uint32_t> sets() {
+  const cpu::Kernels* all[4];
+  std::vector<uint32_t> s(cpu::kernel_sets(all));
+  std::iota(s.begin(), s.end(), 0u);
+  return s;
+}
+INSTANTIATE_TEST_SUITE_P(Set, KvKernelSets, ::testing::ValuesIn(sets()));
+
+TEST_P(KvKernelSets, HalvesConvertBothWaysWhateverTheirNumber) {
+  std::vector<uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  for (const uint32_t n : {1u, 3u, 17u, 31u, 65536u}) {
+    std::vector<float> wide(n + 1, -1.0f);
+    std::vector<uint16_t> narrow(n + 1, 0xabcd);
+    kernels.widen(all.data(), wide.data(), n);
+    kernels.narrow(wide.data(), narrow.data(), n);
+    for (uint32_t i = 0; i < n; ++i) {
+      if ((i & 0x7fff) > 0x7c00) {
+        ASSERT_TRUE(std::isnan(wide[i]));
+        continue;
+      }
+      ASSERT_EQ(wide[i], f16_to_f32(all[i]));
+      ASSERT_EQ(narrow[i], all[i]);
+    }
+    EXPECT_EQ(wide[n], -1.0f);
+    EXPECT_EQ(narrow[n], 0xabcd);
+  }
+  const auto values = random.floats(1000, -100, 100);
+  std::vector<uint16_t> narrow(1000);
+  kernels.narrow(values.data(), narrow.data(), 1000);
+  EXPECT_EQ(narrow, halves(values));
+}
+
+TEST_P(KvKernelSets, TilesAreTransposedAndRotatedKeyByKey) {
+  for (const uint32_t n : {1u, 15u, 31u, 64u})
+    for (const uint32_t cols : {64u, 80u, 6u, 40u}) {
+      const auto values = random.floats(n * cols);
+      const auto h = halves(values);
+      const float* rows[kTileKeys];
+      const uint16_t* rows16[kTileKeys];
+      for (uint32_t j = 0; j < n; ++j) rows[j] = &values[j * cols], rows16[j] = &h[j * cols];
+      std::vector<float> tile(cols * kTileKeys + 1, -9.0f), tile16 = tile;
+      kernels.transpose_f32(rows, n, cols, tile.data());
+      kernels.transpose_f16(rows16, n, cols, tile16.data());
+      for (uint32_t c = 0; c < cols; ++c)
+        for (uint32_t j = 0; j < kTileKeys; ++j) {
+          ASSERT_EQ(tile[c * kTileKeys + j], j < n ? values[j * cols + c] : 0.0f)
+              << "n " << n << " cols " << cols;
+          ASSERT_EQ(tile16[c * kTileKeys + j], j < n ? f16_to_f32(h[j * cols + c]) : 0.0f);
+        }
+      EXPECT_EQ(tile.back(), -9.0f);
+      EXPECT_EQ(tile16.back(), -9.0f);
+
+      const auto table = random.floats(4 * kTileKeys);  // two pairs: channels 0 and 2, 1 and 3
+      const auto before = tile;
+      kernels.rotate_tile(tile.data(), table.data(), 2, 2, 1);
+      for (uint32_t p = 0; p < 2; ++p)
+        for (uint32_t j = 0; j < kTileKeys; ++j) {
+          const double x = before[p * kTileKeys + j], y = before[(p + 2) * kTileKeys + j];
+          const double cos = table[2 * p * kTileKeys + j], sin = table[(2 * p + 1) * kTileKeys + j];
+          // Two products of numbers below 1, and their sum: three roundings.
+          ASSERT_NEAR(tile[p * kTileKeys + j], x * cos - y * sin, 3 * 0x1p-24);
+          ASSERT_NEAR(tile[(p + 2) * kTileKeys + j], x * sin + y * cos, 3 * 0x1p-24);
+        }
+      for (size_t i = 4 * kTileKeys; i < before.size(); ++i) ASSERT_EQ(tile[i], before[i]);
+    }
+}
+
+TEST_P(KvKernelSets, ProductsAgreeForEveryNumberOfRows) {
+  for (uint32_t m = 1; m <= 13; ++m)
+    for (const uint32_t k : {1u, 40u, 64u}) {
+      const auto a = random.floats(m * kTileKeys), tile = random.floats(k * kTileKeys);
+      std::vector<float> c(m * kTileKeys + 1, 5.0f);
+      kernels.multiply_tile(m, k, a.data(), kTileKeys, tile.data(), c.data());
+      for (uint32_t r = 0; r < m; ++r)
+        for (uint32_t j = 0; j < kTileKeys; ++j) {
+          double want = 0;
+          for (uint32_t i = 0; i < k; ++i)
+            want += double(a[r * kTileKeys + i]) * double(tile[i * kTileKeys + j]);
+          ASSERT_NEAR(c[r * kTileKeys + j], want, k * k * 0x1p-24) << "m " << m << " k " << k;
+        }
+      EXPECT_EQ(c.back(), 5.0f);
+      for (const uint32_t cols : {64u, 80u, 40u, 128u}) {
+        const uint32_t ldc = (cols + 15) / 16 * 16;
+        const auto b = random.floats(k * cols);
+        const auto b16 = halves(b);
+        const float* rows[kTileKeys];
+        const uint16_t* rows16[kTileKeys];
+        for (uint32_t i = 0; i < k; ++i) rows[i] = &b[i * cols], rows16[i] = &b16[i * cols];
+        auto y = random.floats(m * ldc), y16 = y, before = y;
+        kernels.add_rows_f32(m, k, a.data(), rows, cols, y.data(), ldc);
+        kernels.add_rows_f16(m, k, a.data(), rows16, cols, y16.data(), ldc);
+        for (uint32_t r = 0; r < m; ++r)
+          for (uint32_t j = 0; j < cols; ++j) {
+            double want = before[r * ldc + j], want16 = want;
+            for (uint32_t i = 0; i < k; ++i) {
+              want += double(a[r * kTileKeys + i]) * double(b[i * cols + j]);
+              want16 += double(a[r * kTileKeys + i]) * double(f16_to_f32(b16[i * cols + j]));
+            }
+            ASSERT_NEAR(y[r * ldc + j], want, (k + 1) * (k + 1) * 0x1p-24)
+                << "m " << m << " k " << k << " cols " << cols;
+            ASSERT_NEAR(y16[r * ldc + j], want16, (k + 1) * (k + 1) * 0x1p-24);
+          }
+      }
+    }
+}
+
+TEST_P(KvKernelSets, SoftenIsAnOnlineSoftmax) {
+  const uint32_t m = 5, cols = 16;
+  const uint32_t visible[2][m] = {{64, 1, 33, 64, 5}, {64, 0, 7, 0, 63}};
+  std::vector<float> peak(m, -std::numeric_limits<float>::infinity()), sum(m, 0), o(m * cols, 0);
+  std::vector<std::vector<double>> seen(m);
+  for (const auto& v : visible) {
+    auto s = random.floats(m * kTileKeys, -30, 30);
+    s[3 * kTileKeys + 2] = -1e30f;  // its weight is 0
+    const auto scores = s;
+    kernels.soften(s.data(), m, v, peak.data(), sum.data(), o.data(), cols);
+    for (uint32_t r = 0; r < m; ++r) {
+      for (uint32_t j = 0; j < v[r]; ++j) seen[r].push_back(scores[r * kTileKeys + j]);
+      const double top = *std::max_element(seen[r].begin(), seen[r].end());
+      double want = 0;
+      for (double x : seen[r]) want += std::exp2(x - top);
+      EXPECT_EQ(peak[r], static_cast<float>(top));
+      // An exponent below 64 is rounded by 2^-19, its power by 2^-23; 64 of them are added.
+      EXPECT_NEAR(sum[r], want, want * 0x1p-17);
+      for (uint32_t j = 0; j < kTileKeys; ++j) {
+        const double weight = j < v[r] ? std::exp2(scores[r * kTileKeys + j] - top) : 0;
+        EXPECT_NEAR(s[r * kTileKeys + j], weight, weight * 0x1p-17 + 1e-38) << "row " << r << " key " << j;
+      }
+      for (uint32_t c = 0; c < cols; ++c) {  // what was 1 after the first tile has shrunk as the sum has
+        if (&v != &visible[0]) {
+          EXPECT_NEAR(o[r * cols + c], std::exp2(static_cast<double>(o[m * cols + r]) - top), 0x1p-17);
+        }
+      }
+    }
+    o.assign(m * cols, 1.0f);
+    o.insert(o.end(), peak.begin(), peak.end());
+  }
+}
+
+TEST_P(KvKernelSets, VotesAndLogSumsSkipNan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  for (const uint32_t n : {1u, 15u, 31u, 33u, 1000u}) {
+    auto s = random.floats(3 * n, -40, 40);
+    if (n > 20) s[20] = nan, s[n + 20] = nan, s[2 * n + 20] = nan, s[7] = -infinity, s[n + 9] = nan;
+    std::vector<float> lse(3), y(n + 1, 8.0f);
+    for (uint32_t h = 0; h < 3; ++h) {
+      double sum = 0;
+      for (uint32_t i = 0; i < n; ++i)
+        if (!std::isnan(s[h * n + i])) sum += std::exp(double(s[h * n + i]));
+      lse[h] = kernels.log_sum_exp(&s[h * n], n);
+      // A number below 64 rounded, and its logarithm and exponentials.
+      EXPECT_NEAR(lse[h], std::log(sum), 0x1p-18);
+    }
+    kernels.vote(s.data(), n, 3, lse.data(), n, y.data());
+    for (uint32_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (uint32_t h = 0; h < 3; ++h)
+        if (!std::isnan(s[h * n + i])) sum += std::exp(double(s[h * n + i]) - double(lse[h]));
+      if (sum == 0)
+        EXPECT_EQ(y[i], -infinity);
+      else  // differences of numbers below 64
+        EXPECT_NEAR(y[i], std::log(sum), 0x1p-17);
+    }
+    EXPECT_EQ(y[n], 8.0f);
+  }
+  const std::vector<float> none = {nan, -infinity};
+  EXPECT_EQ(kernels.log_sum_exp(none.data(), 2), -infinity);
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,846 @@
+// query_gate, token_score, vote and top_k against plain loops in double precision, and the golden vectors of
+// the two methods: Locret's retention and TokenSelect's selection.
+#include <map>
+#include <set>
+
+#include "tests/ops/kv_reference.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using Entries = std::vector<uint32_t>;
+
+class KvSelection : public OpTest {
+ protected:
+  // One head's retention over pool and chunk scores.
+  Entries retain(const std::vector<float>& pool, const std::vector<float>& chunk, uint32_t keep,
+                 uint32_t protect_first, uint32_t protect_last) {
+    const uint32_t n = static_cast<uint32_t>(pool.size() + chunk.size());
+    const View scores = input(padded_rows(pool, pool.size() + 1)),
+               chunk_scores = chunk.empty() ? View{} : input(chunk), list = output<uint32_t>(n + 1);
+    StepParams step{.n_rows = static_cast<uint32_t>(chunk.size()),
+                    .n_entries = static_cast<uint32_t>(pool.size()),
+                    .keep = keep,
+                    .protect_first = protect_first,
+                    .protect_last = protect_last};
+    run(step, step.n_rows + 1, [&](Recorder& r) {
+      r.top_k(
+          {scores, chunk_scores, {}, {}, list, {.heads = 1, .purpose = kTopKRetain, .list_capacity = n + 1}});
+    });
+    return list_of(get<uint32_t>(list), n + 1, 0);
+  }
+
+  // What one selecting step of a layer works on; operands stay on the device from step to step.
+  struct Layer {
+    uint32_t kv_heads, group, capacity, dh = 16;
+    StepParams step{};
+    uint32_t window = 0;
+    View pos{}, scores{}, lse{}, votes{}, gate{}, list{};
+    uint32_t heads() const { return kv_heads * group; }
+    uint32_t n() const { return step.n_entries + step.n_rows; }
+  };
+  // Scores are [heads][capacity], of which n count; positions are as entries unless given.
+  Layer layer(uint32_t kv_heads, uint32_t group, uint32_t capacity, const StepParams& step,
+              const std::vector<float>& scores, std::vector<int32_t> positions = {}) {
+    Layer l{kv_heads, group, capacity};
+    l.step = step;
+    if (positions.empty())
+      for (uint32_t i = 0; i < kv_heads * capacity; ++i)
+        positions.push_back(static_cast<int32_t>(i % capacity));
+    l.pos = input(positions);
+    l.scores = input(scores);
+    std::vector<float> lse;
+    for (uint32_t h = 0; h < kv_heads * group; ++h) {
+      double sum = 0;
+      for (uint32_t i = step.n_init; i < l.n() - step.n_local; ++i)
+        sum += std::exp(static_cast<double>(scores[h * capacity + i]));
+      lse.push_back(static_cast<float>(std::log(sum)));
+    }
+    l.lse = input(lse);
+    const uint32_t positions_seen = static_cast<uint32_t>(step.position) + step.n_rows;
+    l.votes = output<float>(step.vote_scope == kVoteGroup ? kv_heads * capacity : positions_seen);
+    l.gate = input(std::vector<GateState>(1));
+    l.list = output<uint32_t>(kv_heads * (capacity + 1));
+    return l;
+  }
+  void select(const Layer& l) {
+    run(l.step, l.step.n_rows, [&](Recorder& r) {
+      r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+      r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
+    });
+  }
+  static VoteParams vote_params(const Layer& l) {
+    return {.heads = l.kv_heads,
+            .group = l.group,
+            .capacity = l.capacity,
+            .score_capacity = l.capacity,
+            .vote_capacity = l.capacity,
+            .window = l.window};
+  }
+  static TopKParams select_params(const Layer& l) {
+    return {.heads = l.kv_heads,
+            .purpose = kTopKSelect,
+            .score_capacity = l.capacity,
+            .pos_capacity = l.capacity,
+            .list_capacity = l.capacity + 1};
+  }
+  Entries list(const Layer& l, uint32_t head = 0) {
+    return list_of(get<uint32_t>(l.list), l.capacity + 1, head);
+  }
+};
+THIMBLE_OP_TESTS(KvSelection);
+
+// What a list must be: sinks, then what was picked from the middle, then the local window.
+Entries selection(const StepParams& s, const Entries& picked) {
+  Entries l;
+  for (uint32_t i = 0; i < s.n_init; ++i) l.push_back(i);
+  l.insert(l.end(), picked.begin(), picked.end());
+  for (uint32_t i = s.n_entries + s.n_rows - s.n_local; i < s.n_entries + s.n_rows; ++i) l.push_back(i);
+  return l;
+}
+
+// ---- retention ----
+
+// Algorithms 8.6, with the positions that each chunk's list stands for.
+TEST_P(KvSelection, RetentionFollowsTheGoldenExample) {
+  const std::vector<float> cis = {5, 1, 4, 2, 9, 0, 3, 8, 1};
+  Entries kept;  // positions
+  std::vector<float> pool;
+  const auto chunk = [&](uint32_t first, uint32_t protect_last) {
+    const std::vector<float> rows(cis.begin() + first, cis.begin() + first + 3);
+    Entries all = kept, survivors;
+    for (uint32_t i = 0; i < 3; ++i) all.push_back(first + i);
+    std::vector<float> scores = pool;
+    scores.insert(scores.end(), rows.begin(), rows.end());
+    std::vector<float> next;
+    for (uint32_t e : retain(pool, rows, 4, 0, protect_last)) {
+      survivors.push_back(all[e]);
+      next.push_back(scores[e]);
+    }
+    kept = survivors;
+    pool = next;
+  };
+  chunk(0, 2);
+  EXPECT_EQ(kept, (Entries{0, 1, 2}));
+  chunk(3, 2);
+  EXPECT_EQ(kept, (Entries{0, 2, 4, 5}));
+  chunk(6, 0);
+  EXPECT_EQ(kept, (Entries{0, 2, 4, 7}));
+}
+
+// The published algorithm as printed stores +inf in protected scores, so that they stay for ever. Writing
+// that into the scores gives its other result: the two are told apart.
+TEST_P(KvSelection, RetentionLeavesProtectedScoresAsTheyAre) {
+  EXPECT_EQ(retain({5, 1, 4}, {2, 9, 0}, 4, 0, 2), (Entries{0, 2, 4, 5}));
+  EXPECT_EQ(retain({5, kInfinity, kInfinity}, {2, 9, 0}, 4, 0, 2), (Entries{1, 2, 4, 5}));
+}
+
+TEST_P(KvSelection, RetentionAgreesWithASort) {
+  Random random;
+  for (const uint32_t n : {1u, 31u, 33u, 64u, 1000u})
+    for (const uint32_t keep : {1u, n / 3 + 1, n - 1, n, n + 7})
+      for (const bool coarse : {false, true}) {  // scores with many ties
+        std::vector<float> scores = random.floats(n, -3, 3);
+        if (coarse)
+          for (float& s : scores) s = std::trunc(s);
+        const uint32_t first = std::min(keep / 4, 3u), last = std::min(keep / 3, 10u), entries = n - n / 3;
+        Entries want(std::min(n, keep));
+        std::iota(want.begin(), want.end(), 0u);
+        if (keep < n) {
+          want = largest(scores, first, n - last, keep - first - last);
+          for (uint32_t i = 0; i < first; ++i) want.push_back(i);
+          for (uint32_t i = n - last; i < n; ++i) want.push_back(i);
+          std::sort(want.begin(), want.end());
+        }
+        const auto middle = scores.begin() + entries;
+        EXPECT_EQ(retain({scores.begin(), middle}, {middle, scores.end()}, keep, first, last), want)
+            << "n " << n << " keep " << keep << " coarse " << coarse;
+      }
+}
+
+TEST_P(KvSelection, TiesGoToTheLargerPositionNanIsLowestAndZerosAreEqual) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(retain({1, 1, 1, 1}, {1}, 2, 0, 0), (Entries{3, 4}));
+  EXPECT_EQ(retain({0.0f, -0.0f, 0.0f, -0.0f}, {}, 2, 0, 0), (Entries{2, 3}));
+  EXPECT_EQ(retain({-0.0f, 0.0f, -1, -1e-40f}, {}, 2, 0, 0), (Entries{0, 1}));
+  EXPECT_EQ(retain({nan, -kInfinity, -nan, -1e38f}, {kInfinity}, 2, 0, 0), (Entries{3, 4}));
+  EXPECT_EQ(retain({nan, -kInfinity, -nan, -1e38f}, {kInfinity}, 3, 0, 0), (Entries{2, 3, 4}));
+  EXPECT_EQ(retain({-kInfinity, nan, -kInfinity}, {}, 2, 0, 0), (Entries{1, 2}));
+  EXPECT_EQ(retain({-2, -1, -3, 1e-40f}, {}, 2, 0, 0), (Entries{1, 3}));
+}
+
+TEST_P(KvSelection, HeadsRetainTheirOwn) {
+  Random random;
+  const uint32_t heads = 3, entries = 50, rows = 20, n = 70, keep = 30;
+  const std::vector<float> pool = random.floats(heads * 60), chunk = random.floats(heads * 25);
+  const View scores = input(pool), chunk_scores = input(chunk), l = output<uint32_t>(heads * 80);
+  run({.n_rows = rows, .n_entries = entries, .keep = keep, .protect_last = 5}, rows, [&](Recorder& r) {
+    r.top_k({scores,
+             chunk_scores,
+             {},
+             {},
+             l,
+             {.heads = heads,
+              .purpose = kTopKRetain,
+              .score_capacity = 60,
+              .chunk_capacity = 25,
+              .list_capacity = 80}});
+  });
+  for (uint32_t head = 0; head < heads; ++head) {
+    std::vector<float> all(pool.begin() + head * 60, pool.begin() + head * 60 + entries);
+    all.insert(all.end(), chunk.begin() + head * 25, chunk.begin() + head * 25 + rows);
+    Entries want = largest(all, 0, n - 5, keep - 5);
+    for (uint32_t i = n - 5; i < n; ++i) want.push_back(i);
+    EXPECT_EQ(list_of(get<uint32_t>(l), 80, head), want);
+  }
+}
+
+// ---- scores ----
+
+struct ScoreCase {
+  uint32_t kv_heads, group, dh, rows;
+  Rotation rotation;
+  int32_t position = 5000;
+};
+
+// Also methods 8.23: under list the score is the rotary logit of a key n_local back, wherever the query
+// is.
+TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
+  for (const ScoreCase& c : {ScoreCase{2, 4, 64, 1, {}}, ScoreCase{2, 4, 64, 1, {}, 9000},
+                             ScoreCase{1, 7, 80, 3, {kRopeList, kRopeHalves, 80, 1.19}},
+                             ScoreCase{2, 1, 96, 9, {kRopeList, kRopeAdjacent, 40}},
+                             ScoreCase{2, 3, 128, 2, {kRopeOriginal, kRopeHalves, 128, 1.19}}}) {
+    Random random{c.dh};
+    const uint32_t heads = c.kv_heads * c.group, entries = 700, n = entries + c.rows, capacity = n + 2,
+                   stride = heads * c.dh + 3, n_init = 7, n_local = 20, end = n - n_local;
+    const auto k = halves(random.floats(c.kv_heads * capacity * c.dh));
+    const auto q = random.floats(c.rows * stride);
+    const View x = input(padded_rows(q, (c.rows + 1) * stride)), keys = input(k),
+               table = input(c.rotation.table(9100)), scores = output<float>(heads * capacity),
+               lse = output<float>(heads);
+    const float scale = c.group == 3 ? 0.5f : 1;
+    run({.n_rows = c.rows,
+         .n_entries = entries,
+         .position = c.position,
+         .n_init = n_init,
+         .n_local = n_local,
+         .select_k = 100},
+        c.rows + 1, [&](Recorder& r) {
+          r.token_score({x,
+                         keys,
+                         table,
+                         {},
+                         scores,
+                         lse,
+                         {.heads = c.kv_heads,
+                          .group = c.group,
+                          .head_dim = c.dh,
+                          .row_stride = stride,
+                          .capacity = capacity,
+                          .score_capacity = capacity,
+                          .scale = scale,
+                          .rope = c.rotation.params()}});
+        });
+    const auto got = get<float>(scores), got_lse = get<float>(lse);
+    for (uint32_t h = 0; h < heads; ++h) {
+      double sum = 0;
+      for (uint32_t i = 0; i < capacity; ++i) {
+        const uint32_t at = h * capacity + i;
+        if (i < n_init || i >= end) {
+          ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is no candidate";
+          continue;
+        }
+        const auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
+        double want = 0;
+        for (uint32_t row = 0; row < c.rows; ++row) {
+          const auto query = doubles(q, row * stride + h * c.dh, c.dh);
+          // Both rotated, n_local apart: not what the op computes, but equal to it. The model's factor counts
+          // once.
+          const double logit =
+              c.rotation.mode == kRopeOriginal ? dot(c.rotation.rotated(query, c.position + row), key) : [&] {
+                Rotation plain = c.rotation;
+                plain.factor = 1;
+                return dot(c.rotation.rotated(query, c.position + row),
+                           plain.rotated(key, c.position - double(n_local)));
+              }();
+          want += scale * logit / c.rows;
+        }
+        // A sum of dh products of numbers below 1.2; queries are rotated, averaged over `rows` and scaled
+        // before.
+        ASSERT_NEAR(got[at], want, 1.44 * c.dh * (c.dh + 8 + c.rows) * 0x1p-24)
+            << "head " << h << " entry " << i;
+        sum += std::exp(static_cast<double>(got[at]));
+      }
+      // Exponentials and logarithms to about 2^-22, 64 + 700/64 additions, and the rounding of a number
+      // below 16.
+      ASSERT_NEAR(got_lse[h], std::log(sum), 100 * 0x1p-24 + 0x1p-20);
+    }
+  }
+}
+
+// ---- votes ----
+
+TEST_P(KvSelection, GroupVotesSumToTheGroupAndIgnoreAConstant) {  // methods 8.18, 8.19, 8.27
+  Random random;
+  const uint32_t capacity = 300, n = 280;
+  for (const uint32_t group : {1u, 4u, 7u}) {
+    const StepParams step{.n_rows = 1,
+                          .n_entries = n - 1,
+                          .position = 500,
+                          .n_init = 5,
+                          .n_local = 16,
+                          .select_k = 40,
+                          .vote_scope = kVoteGroup};
+    std::vector<float> scores = random.floats(2 * group * capacity, -20, 20);
+    const Layer l = layer(2, group, capacity, step, scores);
+    select(l);
+    for (uint32_t i = 0; i < capacity; ++i) scores[i] += 3;  // head 0
+    const Layer shifted = layer(2, group, capacity, step, scores);
+    select(shifted);
+    const auto votes = get<float>(l.votes), shifted_votes = get<float>(shifted.votes);
+    for (uint32_t head = 0; head < 2; ++head) {
+      double sum = 0;
+      std::vector<float> direct(capacity, -kInfinity);
+      for (uint32_t i = 0; i < n; ++i) {
+        const float vote = votes[head * capacity + i];
+        if (i < 5 || i >= n - 16) {
+          EXPECT_EQ(vote, -kInfinity);
+          continue;
+        }
+        sum += std::exp(static_cast<double>(vote));
+        // Scores below 32 round by 2^-20, and so does their lse: each vote moves by at most 4 of those.
+        EXPECT_NEAR(vote, shifted_votes[head * capacity + i], 4 * 0x1p-20);
+      }
+      // lse was rounded from a number below 32, votes likewise; the exponentials in them err by less.
+      EXPECT_NEAR(sum, group, group * 4 * 0x1p-20);
+      EXPECT_EQ(
+          list(l, head),
+          selection(step, largest({votes.begin() + head * capacity, votes.begin() + (head + 1) * capacity}, 5,
+                                  n - 16, 40)));
+    }
+  }
+}
+
+TEST_P(KvSelection, SoftVotePicksWhatTheHeadsAgreeOn) {  // methods 8.19
+  const std::vector<float> scores = {20, 10, 0, 9, 0, 3, 0, 9, 0, 3, 0, 9};
+  for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
+    const Layer l =
+        layer(1, 3, 4,
+              {.n_rows = 1, .n_entries = 3, .position = 3, .n_local = 1, .select_k = 1, .vote_scope = scope},
+              scores);
+    select(l);
+    const auto votes = get<float>(l.votes);
+    const double want[] = {1.0905, 1.8189, 0.0906};
+    for (int i = 0; i < 3; ++i)
+      EXPECT_NEAR(std::exp(votes[i]), want[i], 5e-5) << "to the four places that are given";
+    EXPECT_EQ(votes[3], -kInfinity);
+    EXPECT_EQ(list(l), (Entries{1, 3}));
+  }
+}
+
+TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
+  Random random;
+  const uint32_t n = 40, dh = 16;
+  std::vector<uint16_t> k = halves(random.floats(2 * n * dh, -4, 4));
+  std::fill(k.begin() + n * dh, k.end(), uint16_t{0});  // KV head 1
+  const View x = input(random.floats(4 * dh, -4, 4)), keys = input(k),
+             table = input(Rotation{.n_rot = dh}.table(64)), scores = output<float>(4 * n),
+             lse = output<float>(4);
+  run({.n_rows = 1, .n_entries = n - 1, .position = 1, .n_local = 8, .select_k = 4}, 1, [&](Recorder& r) {
+    r.token_score({x,
+                   keys,
+                   table,
+                   {},
+                   scores,
+                   lse,
+                   {.heads = 2,
+                    .group = 2,
+                    .head_dim = dh,
+                    .row_stride = 4 * dh,
+                    .capacity = n,
+                    .score_capacity = n,
+                    .scale = 1,
+                    .rope = Rotation{.n_rot = dh}.params()}});
+  });
+  const auto got = get<float>(scores);
+  for (uint32_t h = 0; h < 4; ++h) {
+    const auto [low, high] = std::minmax_element(got.begin() + h * n, got.begin() + h * n + 32);
+    EXPECT_EQ(*low == *high, h >= 2) << "head " << h;
+  }
+  EXPECT_NEAR(get<float>(lse)[3], std::log(32.0), 0x1p-21);
+}
+
+TEST_P(KvSelection, LayerVotesMeetWhereHeadsHoldTheSamePosition) {
+  Random random;
+  const uint32_t heads = 3, group = 2, entries = 400, capacity = 410, rows = 3, n = entries + rows;
+  const StepParams step{.n_rows = rows,
+                        .n_entries = entries,
+                        .position = 2000,
+                        .n_init = 4,
+                        .n_local = 30,
+                        .select_k = 50,
+                        .vote_scope = kVoteLayer};
+  std::vector<int32_t> pos;
+  for (uint32_t head = 0; head < heads; ++head) {
+    Entries held = some_entries(random, 2000, entries, 10);
+    for (uint32_t i = 0; i < rows; ++i) held.push_back(2000 + i);
+    held.resize(capacity, 0);
+    pos.insert(pos.end(), held.begin(), held.end());
+  }
+  const auto scores = random.floats(heads * group * capacity, -20, 20);
+  const Layer l = layer(heads, group, capacity, step, scores, pos);
+  select(l);
+  const auto votes = get<float>(l.votes), lse = get<float>(l.lse);
+  std::map<uint32_t, double> want;
+  for (uint32_t h = 0; h < heads * group; ++h)
+    for (uint32_t i = 4; i < n - 30; ++i)
+      want[static_cast<uint32_t>(pos[h / group * capacity + i])] +=
+          std::exp(static_cast<double>(scores[h * capacity + i]) - static_cast<double>(lse[h]));
+  for (uint32_t p = 0; p < 2000 + rows; ++p) {
+    if (!want.count(p))
+      ASSERT_EQ(votes[p], -kInfinity) << "nobody holds position " << p;
+    else  // differences of numbers below 64 round by 2^-19; exponentials and logarithms by less
+      ASSERT_NEAR(votes[p], std::log(want[p]), 2 * 0x1p-19) << "position " << p;
+  }
+  // Algorithms 8.40: each head lists those of the layer's positions that it holds.
+  const Entries chosen = largest(votes, 0, 2000 + rows, 50);
+  const std::set<uint32_t> set(chosen.begin(), chosen.end());
+  std::set<size_t> lengths;
+  for (uint32_t head = 0; head < heads; ++head) {
+    Entries picked;
+    for (uint32_t i = 4; i < n - 30; ++i)
+      if (set.count(static_cast<uint32_t>(pos[head * capacity + i]))) picked.push_back(i);
+    EXPECT_EQ(list(l, head), selection(step, picked));
+    lengths.insert(list(l, head).size());
+  }
+  EXPECT_GT(lengths.size(), 1u) << "the test needs heads that hold different numbers of the chosen";
+}
+
+TEST_P(KvSelection, GroupListsCaptureAtLeastTheVotesOfLayerLists) {  // methods 8.38
+  Random random;
+  const uint32_t heads = 4, group = 2, n = 300;
+  const auto scores = random.floats(heads * group * n, -8, 8);
+  StepParams step{.n_rows = 1,
+                  .n_entries = n - 1,
+                  .position = n - 1,
+                  .n_init = 4,
+                  .n_local = 10,
+                  .select_k = 30,
+                  .vote_scope = kVoteGroup};
+  const Layer own = layer(heads, group, n, step, scores);
+  select(own);
+  step.vote_scope = kVoteLayer;
+  const Layer shared = layer(heads, group, n, step, scores);
+  select(shared);
+  const auto votes = get<float>(own.votes);
+  for (uint32_t head = 0; head < heads; ++head) {
+    const auto mass = [&](const Entries& entries) {
+      double sum = 0;
+      for (uint32_t e : entries) sum += std::exp(static_cast<double>(votes[head * n + e]));
+      return sum;
+    };
+    EXPECT_GT(mass(list(own, head)), mass(list(shared, head)));
+    EXPECT_EQ(list(own, head).size(), 44u);
+    EXPECT_EQ(list(shared, head), list(shared, 0)) << "nothing was evicted, so all heads hold all positions";
+  }
+}
+
+TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
+  // One head: its votes are its scores less a constant.
+  const std::vector<float> scores = {9, 1, 0, 0, 5, 0, 0, 9, 9};
+  for (const uint32_t scope : {kVoteGroup, kVoteLayer})
+    for (const uint32_t window : {0u, 1u, 2u, 3u, 4u, 5u, 32u}) {
+      Layer l = layer(1, 1, 9,
+                      {.n_rows = 1,
+                       .n_entries = 8,
+                       .position = 8,
+                       .n_init = 1,
+                       .n_local = 2,
+                       .select_k = 2,
+                       .vote_scope = scope},
+                      scores);
+      l.window = window;
+      select(l);
+      const float lse = get<float>(l.lse)[0];
+      std::vector<float> want = {1, 0, 0, 5, 0, 0};
+      if (window == 2) want = {1, 0, 5, 5, 0, -kInfinity};
+      if (window == 3) want = {1, 1, 5, 5, 5, 0};
+      if (window == 4) want = {1, 5, 5, 5, 5, -kInfinity};
+      if (window == 5) want = {1, 5, 5, 5, 5, 5};
+      if (window == 32) want = {5, 5, 5, 5, 5, -kInfinity};
+      const auto votes = get<float>(l.votes);
+      for (uint32_t i = 0; i < 6; ++i) {
+        if (want[i] == -kInfinity)
+          EXPECT_EQ(votes[1 + i], want[i]);
+        else
+          EXPECT_NEAR(votes[1 + i], want[i] - lse, 0x1p-20) << "window " << window << " vote " << i;
+      }
+      EXPECT_EQ(votes[0], -kInfinity);
+      EXPECT_EQ(votes[7], -kInfinity);
+      if (window == 3 || window == 32) {  // ties go to the larger position; an even window's last has no vote
+        EXPECT_EQ(list(l), (Entries{0, 4, 5, 7, 8}));
+      }
+    }
+}
+
+TEST_P(KvSelection, LayerMaxPoolRunsOverCandidatesNotOverGaps) {
+  const std::vector<float> scores = {1, 0, 0, 5, 0, 0, 9};
+  Layer l = layer(
+      1, 1, 7,
+      {.n_rows = 1, .n_entries = 6, .position = 500, .n_local = 1, .select_k = 2, .vote_scope = kVoteLayer},
+      scores, {2, 30, 31, 99, 301, 302, 500});
+  l.window = 3;
+  select(l);
+  const auto votes = get<float>(l.votes);
+  const float lse = get<float>(l.lse)[0];
+  const std::map<uint32_t, float> want = {{2, 1}, {30, 1}, {31, 5}, {99, 5}, {301, 5}, {302, 0}};
+  for (uint32_t p = 0; p <= 500; ++p) {
+    if (want.count(p))
+      EXPECT_NEAR(votes[p], want.at(p) - lse, 0x1p-20) << "position " << p;
+    else
+      EXPECT_EQ(votes[p], -kInfinity) << "position " << p;
+  }
+}
+
+TEST_P(KvSelection, VotesSurviveScoresThatAreNotNumbers) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> scores = {1, nan, -kInfinity, 2, 0, 1, 2, nan, -kInfinity, 0};
+  Layer l = layer(
+      1, 2, 5,
+      {.n_rows = 1, .n_entries = 4, .position = 4, .n_local = 1, .select_k = 2, .vote_scope = kVoteGroup},
+      scores);
+  l.lse = input(std::vector<float>{2.0f, 2.5f});
+  select(l);
+  const auto votes = get<float>(l.votes);
+  EXPECT_NEAR(votes[0], std::log(std::exp(-1.0) + std::exp(-1.5)), 0x1p-20);
+  EXPECT_NEAR(votes[1], -0.5, 0x1p-20);
+  EXPECT_EQ(votes[2], -kInfinity);
+  EXPECT_NEAR(votes[3], 0.0, 0x1p-20);
+  EXPECT_EQ(list(l), (Entries{1, 3, 4}));
+}
+
+// ---- lists ----
+
+TEST_P(KvSelection, OneMoreSelectedEntryOnlyAddsOne) {  // methods 8.2, 8.20, 8.21
+  Random random;
+  const uint32_t n = 60;
+  auto scores = random.floats(2 * n, -5, 5);
+  for (float& s : scores) s = std::trunc(s);  // ties
+  for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
+    Entries before;
+    for (uint32_t k = 0; k <= 48; ++k) {
+      const StepParams step{.n_rows = 1,
+                            .n_entries = n - 1,
+                            .position = n - 1,
+                            .n_init = 4,
+                            .n_local = 8,
+                            .select_k = k,
+                            .vote_scope = scope};
+      const Layer l = layer(1, 2, n, step, scores);
+      select(l);
+      const Entries now = list(l);
+      EXPECT_EQ(now.size(), 12 + k) << "at 48 everything is listed";
+      EXPECT_TRUE(std::is_sorted(now.begin(), now.end()) &&
+                  std::adjacent_find(now.begin(), now.end()) == now.end());
+      EXPECT_TRUE(std::includes(now.begin(), now.end(), before.begin(), before.end())) << "k " << k;
+      before = now;
+      if (k == 48) {
+        EXPECT_TRUE(is_poison(get<float>(l.votes), 0, 1)) << "nothing is selected, so nobody votes";
+      }
+    }
+  }
+}
+
+TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
+  const uint32_t n = 30, dh = 16;
+  Random random;
+  const StepParams step{.n_rows = 1,
+                        .n_entries = n - 1,
+                        .position = n - 1,
+                        .n_init = 5,
+                        .n_local = 5,
+                        .select_k = 20,
+                        .vote_scope = kVoteGroup};
+  const Layer l = layer(2, 1, n, step, random.floats(2 * n));
+  const View gate = inout(std::vector<GateState>{{.hit = 1, .valid = 1, .hits = 3, .misses = 4}}),
+             keys = input(halves(random.floats(2 * n * dh))), x = input(random.floats(2 * dh)),
+             cached = output<float>(2 * dh), scores = output<float>(2 * n), lse = output<float>(2),
+             table = input(Rotation{.n_rot = dh}.table(64));
+  run(step, 1, [&](Recorder& r) {
+    r.query_gate({x, cached, gate, {.cols = 2 * dh}});
+    r.token_score({x,
+                   keys,
+                   table,
+                   gate,
+                   scores,
+                   lse,
+                   {.heads = 2,
+                    .group = 1,
+                    .head_dim = dh,
+                    .row_stride = 2 * dh,
+                    .capacity = n,
+                    .score_capacity = n,
+                    .scale = 1,
+                    .rope = Rotation{.n_rot = dh}.params()}});
+    r.vote({scores, lse, l.pos, gate, l.votes, vote_params(l)});
+    r.top_k({l.votes, {}, l.pos, gate, l.list, select_params(l)});
+  });
+  Entries all(n);
+  std::iota(all.begin(), all.end(), 0u);
+  EXPECT_EQ(list(l, 0), all);
+  EXPECT_EQ(list(l, 1), all);
+  EXPECT_TRUE(is_poison(get<float>(scores), 0, 2 * n) && is_poison(get<float>(lse), 0, 2) &&
+              is_poison(get<float>(l.votes), 0, 2 * n) && is_poison(get<float>(cached), 0, 2 * dh));
+  const GateState g = get<GateState>(gate)[0];
+  EXPECT_EQ(std::vector<uint32_t>({g.hit, g.valid, g.hits, g.misses}), (std::vector<uint32_t>{0, 0, 3, 4}));
+}
+
+// ---- the selection cache ----
+
+class KvGate : public KvSelection {
+ protected:
+  static constexpr uint32_t kCols = 100;
+  View cached_, gate_;
+  StepParams step_{.n_rows = 1,
+                   .n_entries = 99,
+                   .position = 500,
+                   .n_init = 4,
+                   .n_local = 16,
+                   .select_k = 10,
+                   .vote_scope = kVoteGroup,
+                   .theta = 0.9f,
+                   .generation = 7};
+
+  void SetUp() override {
+    KvSelection::SetUp();
+    cached_ = output<float>(kCols);
+    gate_ = inout(std::vector<GateState>(1));
+  }
+  bool hits(const std::vector<float>& q) {
+    const View x = input(q);
+    run(step_, 1, [&](Recorder& r) { r.query_gate({x, cached_, gate_, {.cols = kCols}}); });
+    return get<GateState>(gate_)[0].hit != 0;
+  }
+};
+THIMBLE_OP_TESTS(KvGate);
+
+TEST_P(KvGate, HitsWhenTheQueryIsCloseToTheOneThatSelected) {  // methods 8.22
+  // Unit vectors in a plane: the cosine is that of the angle between them.
+  const auto at_cosine = [](double cosine) {
+    std::vector<float> q(kCols);
+    q[3] = static_cast<float>(5 * cosine);
+    q[71] = static_cast<float>(5 * std::sqrt(1 - cosine * cosine));
+    return q;
+  };
+  EXPECT_FALSE(hits(at_cosine(1))) << "nothing is cached yet";
+  EXPECT_TRUE(hits(at_cosine(1)));
+  EXPECT_TRUE(hits(at_cosine(0.95)));
+  EXPECT_TRUE(hits(at_cosine(0.901)));
+  EXPECT_EQ(get<float>(cached_), at_cosine(1)) << "the query that selected, not the last one";
+  EXPECT_FALSE(hits(at_cosine(0.899)));
+  EXPECT_EQ(get<float>(cached_), at_cosine(0.899));
+  EXPECT_TRUE(hits(at_cosine(0.899)));
+  const GateState g = get<GateState>(gate_)[0];
+  EXPECT_EQ(g.hits, 4u);
+  EXPECT_EQ(g.misses, 2u);
+  EXPECT_EQ(g.valid, 1u);
+}
+
+TEST_P(KvGate, ThetaOfOneNeverHitsAndMinusOneAlwaysDoes) {  // methods 8.22
+  Random random;
+  step_.theta = 1;
+  const auto q = random.floats(kCols);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(hits(q));
+  step_.theta = -1;
+  for (int i = 0; i < 8; ++i) {
+    std::vector<float> any = i == 7 ? std::vector<float>(kCols) : random.floats(kCols, -1e3f, 1e3f);
+    if (i == 6) std::transform(q.begin(), q.end(), any.begin(), [](float f) { return -f; });
+    EXPECT_TRUE(hits(any)) << i;
+  }
+  for (int i = 0; i < 50; ++i) {  // equal queries hit for the largest theta below 1
+    const auto any = random.floats(kCols, -30, 30);
+    step_.theta = 1;
+    EXPECT_FALSE(hits(any));
+    step_.theta = std::nextafter(1.0f, 0.0f);
+    EXPECT_TRUE(hits(any)) << i;
+  }
+}
+
+TEST_P(KvGate, MissesOnceMoreThanHalfOfTheLocalWindowWasAppendedOrEntriesMoved) {
+  Random random;
+  const auto q = random.floats(kCols);
+  EXPECT_FALSE(hits(q));
+  step_.position += 8;  // n_local / 2
+  EXPECT_TRUE(hits(q));
+  step_.position += 1;
+  EXPECT_FALSE(hits(q));
+  step_.position += 8;
+  EXPECT_TRUE(hits(q)) << "counted from the last miss";
+  ++step_.generation;
+  EXPECT_FALSE(hits(q));
+  EXPECT_TRUE(hits(q));
+}
+
+TEST_P(KvGate, AHitKeepsTheSelectionAndRenewsTheLocalWindow) {  // methods 8.22
+  Random random;
+  const uint32_t capacity = 120;
+  for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
+    step_.vote_scope = scope;
+    step_.n_entries = 99;
+    step_.position = 99;
+    Layer l = layer(2, 1, capacity, step_, random.floats(2 * capacity));
+    select(l);
+    const Entries before[] = {list(l, 0), list(l, 1)};
+    const auto votes = get<uint32_t>(l.votes);
+    l.gate = input(std::vector<GateState>{{.hit = 1}});
+    l.scores = input(random.floats(2 * capacity));
+    l.step.n_entries += 5;
+    l.step.position += 5;
+    select(l);
+    EXPECT_EQ(get<uint32_t>(l.votes), votes);
+    for (uint32_t head = 0; head < 2; ++head) {
+      Entries want = before[head];
+      for (uint32_t i = 0; i < step_.n_local; ++i) want[want.size() - step_.n_local + i] += 5;
+      EXPECT_EQ(list(l, head), want);
+    }
+  }
+}
+
+// ---- all of them ----
+
+// A whole selecting step, prefill attention and eviction on 1, 2 and 5 workers.
+TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
+  std::vector<std::vector<uint32_t>> first;
+  for (const uint32_t threads : {1u, 2u, 5u}) {
+    open({.threads = threads});
+    Random random;
+    const uint32_t heads = 2, group = 4, dh = 64, capacity = 2400, entries = 2000, rows = 200,
+                   width = heads * group * dh;
+    const Rotation rotation;
+    const View q = input(random.floats(rows * width, -3, 3)),
+               k = inout(halves(random.floats(heads * capacity * dh))),
+               v = inout(halves(random.floats(heads * capacity * dh))), table = input(rotation.table(4096)),
+               scores = output<float>(heads * group * capacity), lse = output<float>(heads * group),
+               cis = inout(random.floats(heads * capacity)),
+               chunk_k = input(halves(random.floats(heads * rows * dh))),
+               chunk_v = input(halves(random.floats(heads * rows * dh))),
+               chunk_cis = input(random.floats(heads * rows)),
+               chunk_pos = input(std::vector<int32_t>(heads * rows, 7)), y = output<float>(width),
+               all = output<float>(rows * width), ml = output<float>(rows * heads * group * 2),
+               view_k = output<float>(heads * capacity * dh), view_v = output<float>(heads * capacity * dh);
+    std::vector<int32_t> positions(heads * capacity);
+    for (uint32_t i = 0; i < heads * capacity; ++i)
+      positions[i] = static_cast<int32_t>(i % capacity + i % capacity / 9);
+    const View pos = inout(positions), list = output<uint32_t>(heads * (capacity + 1));
+    StepParams step{.n_rows = 1,
+                    .n_entries = entries,
+                    .position = 2500,
+                    .keep = 1500,
+                    .protect_last = 9,
+                    .n_init = 16,
+                    .n_local = 64,
+                    .select_k = 300,
+                    .vote_scope = kVoteLayer};
+    const View votes = output<float>(2501);
+    AttentionParams attention{.heads = heads,
+                              .group = group,
+                              .head_dim = dh,
+                              .row_stride = width,
+                              .y_stride = width,
+                              .source = kFromPool,
+                              .capacity = capacity,
+                              .list_capacity = capacity + 1,
+                              .scale = 0.125f,
+                              .rope = rotation.params()};
+    run(step, 1, [&](Recorder& r) {
+      r.token_score({q,
+                     k,
+                     table,
+                     {},
+                     scores,
+                     lse,
+                     {.heads = heads,
+                      .group = group,
+                      .head_dim = dh,
+                      .row_stride = width,
+                      .capacity = capacity,
+                      .score_capacity = capacity,
+                      .scale = 1,
+                      .rope = rotation.params()}});
+      r.vote({scores,
+              lse,
+              pos,
+              {},
+              votes,
+              {.heads = heads,
+               .group = group,
+               .capacity = capacity,
+               .score_capacity = capacity,
+               .vote_capacity = 2501,
+               .window = 3}});
+      r.top_k({votes,
+               {},
+               pos,
+               {},
+               list,
+               {.heads = heads,
+                .purpose = kTopKSelect,
+                .pos_capacity = capacity,
+                .list_capacity = capacity + 1}});
+      r.attention({q, k, v, {}, list, table, y, {}, attention});
+    });
+    std::vector<std::vector<uint32_t>> got = {get<uint32_t>(votes), get<uint32_t>(list), get<uint32_t>(y)};
+    step.n_rows = rows;
+    attention.source = kFromView;
+    run(step, rows, [&](Recorder& r) {
+      r.kv_view({k,
+                 v,
+                 chunk_k,
+                 chunk_v,
+                 {},
+                 table,
+                 view_k,
+                 view_v,
+                 {.heads = heads,
+                  .head_dim = dh,
+                  .pool_capacity = capacity,
+                  .chunk_capacity = rows,
+                  .view_capacity = capacity,
+                  .rope = rotation.params()}});
+      r.attention({q, view_k, view_v, {}, {}, table, all, ml, attention});
+      r.top_k({cis,
+               chunk_cis,
+               pos,
+               {},
+               list,
+               {.heads = heads,
+                .purpose = kTopKRetain,
+                .score_capacity = capacity,
+                .chunk_capacity = rows,
+                .list_capacity = capacity + 1}});
+      r.kv_compact({list,
+                    chunk_k,
+                    chunk_v,
+                    chunk_pos,
+                    chunk_cis,
+                    k,
+                    v,
+                    pos,
+                    cis,
+                    {.heads = heads,
+                     .head_dim = dh,
+                     .pool_capacity = capacity,
+                     .chunk_capacity = rows,
+                     .list_capacity = capacity + 1}});
+    });
+    for (const View& out : {all, list, k, v, pos, cis}) got.push_back(get<uint32_t>(out));
+    if (first.empty())
+      first = got;
+    else
+      EXPECT_TRUE(got == first) << threads << " threads";
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,250 @@
+// Runs ops on any device by its name: every operand lies between guard bytes, outputs start poisoned, and
+// after a run guards and inputs must be unchanged.
+//
+//   class DenseOps : public OpTest {};
+//   THIMBLE_OP_TESTS(DenseOps);                       // once for each device of this build and machine
+//   TEST_P(DenseOps, RmsNormScalesRows) {
+//     View x = input(padded_rows(values, 5 * 64)), w = input(weights), y = output<float>(5 * 64);
+//     run({.n_rows = 3}, 5, [&](Recorder& r) { r.rms_norm({x, w, y, {.cols = 64, ...}}); });
+//     std::vector<float> got = get<float>(y);
+//   }
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/backend.h"
+#include "backends/registry.h"
+#include "base/bits.h"
+
+namespace thimble::test {
+
+// Numbers that are the same on every machine (splitmix64).
+struct Random {
+  uint64_t state = 1;
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
+  float uniform(float low, float high) {
+    return low + (high - low) * static_cast<float>(next() >> 40) * 0x1p-24f;
+  }
+  std::vector<float> floats(size_t n, float low = -1, float high = 1) {
+    std::vector<float> v(n);
+    for (float& f : v) f = uniform(low, high);
+    return v;
+  }
+};
+
+// What poison bytes read as: a NaN in f32, f16 and bf16, -1 as an integer.
+constexpr std::byte kPoison{0xff};
+constexpr std::byte kGuard{0xa5};
+
+// The values with poison behind them, up to `count`: rows beyond n_rows, which no op may let into its
+// results.
+template <typename T>
+std::vector<T> padded_rows(std::vector<T> values, size_t count) {
+  const size_t filled = values.size();
+  values.resize(count);
+  if (count > filled) std::memset(&values[filled], static_cast<int>(kPoison), (count - filled) * sizeof(T));
+  return values;
+}
+
+// Whether each byte of [first, first + count) still is poison: what an op must leave alone.
+template <typename T>
+bool is_poison(const std::vector<T>& values, size_t first, size_t count) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data() + first);
+  for (size_t i = 0; i < count * sizeof(T); ++i)
+    if (bytes[i] != kPoison) return false;
+  return true;
+}
+
+class OpTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Bounds on what the test runs; they size the device's scratch. Set them before the first run() if these
+  // are too small.
+  ModelShape model{.layers = 1,
+                   .d_model = 4096,
+                   .heads = 16,
+                   .kv_heads = 8,
+                   .head_dim = 256,
+                   .d_ff = 4096,
+                   .vocab = 8192,
+                   .d_retain = 1024};
+  SessionShape session{.chunk = 1024, .pool_capacity = 4096, .view_capacity = 5120, .positions = 16384};
+
+  void SetUp() override { open({}); }
+
+  // Opens the device again, with nothing on it.
+  void open(const DeviceOptions& options) {
+    stream_.reset();
+    workspace_.reset();
+    operands_.clear();
+    auto opened = open_device(GetParam(), options);
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    device_ = *opened;
+  }
+
+  Device& device() { return *device_; }
+
+  // An operand with these values. run() fails if an op changes it.
+  template <typename T>
+  View input(const std::vector<T>& values) {
+    return place(values.data(), values.size() * sizeof(T), false);
+  }
+  // An operand with these values that an op may change.
+  template <typename T>
+  View inout(const std::vector<T>& values) {
+    return place(values.data(), values.size() * sizeof(T), true);
+  }
+  // A poisoned operand of `count` elements that an op may write.
+  template <typename T>
+  View output(size_t count) {
+    return inout(std::vector<T>(padded_rows(std::vector<T>(), count)));
+  }
+  // A matrix of a model from its bytes in the file, row after row.
+  Weight weight(DType type, uint32_t rows, uint32_t cols, const std::vector<std::byte>& bytes) {
+    EXPECT_EQ(bytes.size(), dtype_bytes(type, uint64_t(rows) * cols));
+    Weight w;
+    static_cast<View&>(w) = input(bytes);
+    w.type = type;
+    w.rows = rows;
+    w.cols = cols;
+    return w;
+  }
+
+  // Drops all operands, so that the next run() does not check them again.
+  void clear() { operands_.clear(); }
+
+  // What a view holds now.
+  template <typename T>
+  std::vector<T> get(const View& view) {
+    std::vector<T> values(view.bytes / sizeof(T));
+    const Status status = device_->read(values.data(), view);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return values;
+  }
+  // Replaces what a view holds, between two runs.
+  template <typename T>
+  void put(const View& view, const std::vector<T>& values) {
+    ASSERT_EQ(view.bytes, values.size() * sizeof(T));
+    const Status status = device_->write(view, values.data());
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (Operand& o : operands_)
+      if (o.view.buffer == view.buffer)
+        std::memcpy(o.bytes.data() + (view.offset - o.view.offset), values.data(), view.bytes);
+  }
+
+  // Records a program for max_rows rows, runs it once, and checks guards and inputs.
+  void run(const StepParams& step, uint32_t max_rows, const std::function<void(Recorder&)>& record) {
+    if (!stream_) open_stream();
+    ASSERT_TRUE(stream_);
+    std::unique_ptr<Recorder> recorder = stream_->record(max_rows);
+    recorder->segment();
+    record(*recorder);
+    auto program = stream_->finish(std::move(recorder));
+    ASSERT_TRUE(program.ok()) << program.status().message();
+    ASSERT_EQ((*program)->segments, 1u);
+    const Status submitted = stream_->submit(**program, 0, 1, step);
+    ASSERT_TRUE(submitted.ok()) << submitted.message();
+    const Status waited = stream_->wait();
+    ASSERT_TRUE(waited.ok()) << waited.message();
+    check_operands();
+  }
+
+ private:
+  static constexpr uint64_t kGuardBytes =
+      256;  // before and behind an operand; a multiple of every alignment in use
+
+  struct Operand {
+    std::unique_ptr<Buffer> buffer;
+    View view;
+    std::vector<std::byte> bytes;  // as placed
+    bool may_change;
+  };
+
+  View place(const void* values, uint64_t bytes, bool may_change) {
+    std::vector<std::byte> all(bytes + 2 * kGuardBytes, kGuard);
+    if (bytes) std::memcpy(all.data() + kGuardBytes, values, bytes);
+    auto buffer = device_->alloc(MemKind::kWorkspace, all.size());
+    EXPECT_TRUE(buffer.ok()) << buffer.status().message();
+    if (!buffer.ok()) return {};
+    const Status status = device_->write({buffer->get(), 0, all.size()}, all.data());
+    EXPECT_TRUE(status.ok()) << status.message();
+    const View view{buffer->get(), kGuardBytes, bytes};
+    std::vector<std::byte> kept(all.begin() + kGuardBytes, all.end() - kGuardBytes);
+    operands_.push_back({std::move(*buffer), view, std::move(kept), may_change});
+    return view;
+  }
+
+  void open_stream() {
+    auto needs = device_->needs(model, session);
+    ASSERT_TRUE(needs.ok()) << needs.status().message();
+    auto workspace = device_->alloc(MemKind::kWorkspace, needs->workspace + 64);
+    ASSERT_TRUE(workspace.ok()) << workspace.status().message();
+    workspace_ = std::move(*workspace);
+    // Scratch starts poisoned: no op may take it for zeros.
+    const std::vector<std::byte> poison(needs->workspace + 64, kPoison);
+    ASSERT_TRUE(device_->write({workspace_.get(), 0, poison.size()}, poison.data()).ok());
+    auto stream = device_->open_stream({workspace_.get(), 0, needs->workspace});
+    ASSERT_TRUE(stream.ok()) << stream.status().message();
+    stream_ = std::move(*stream);
+    scratch_bytes_ = needs->workspace;
+  }
+
+  void check_operands() {
+    for (size_t i = 0; i < operands_.size(); ++i) {
+      const Operand& o = operands_[i];
+      std::vector<std::byte> now(o.view.bytes + 2 * kGuardBytes);
+      ASSERT_TRUE(device_->read(now.data(), {o.buffer.get(), 0, now.size()}).ok());
+      for (uint64_t b = 0; b < kGuardBytes; ++b) {
+        ASSERT_EQ(now[b], kGuard) << "operand " << i << " was written " << kGuardBytes - b
+                                  << " bytes before its start";
+        ASSERT_EQ(now[kGuardBytes + o.view.bytes + b], kGuard)
+            << "operand " << i << " was written " << b << " bytes behind its end";
+      }
+      const bool changed =
+          o.view.bytes && std::memcmp(now.data() + kGuardBytes, o.bytes.data(), o.view.bytes) != 0;
+      ASSERT_TRUE(o.may_change || !changed) << "operand " << i << " is an input and was written";
+    }
+    std::vector<std::byte> behind(64);
+    ASSERT_TRUE(device_->read(behind.data(), {workspace_.get(), scratch_bytes_, 64}).ok());
+    for (std::byte b : behind) ASSERT_EQ(b, kPoison) << "scratch was written behind its end";
+  }
+
+  std::shared_ptr<Device> device_;
+  std::vector<Operand> operands_;
+  std::unique_ptr<Buffer> workspace_;
+  uint64_t scratch_bytes_ = 0;
+  std::unique_ptr<Stream> stream_;
+};
+
+// Names of the devices that this build finds here.
+inline std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& info : list_devices()) names.push_back(info.name);
+  return names;
+}
+
+inline std::string device_test_name(const ::testing::TestParamInfo<std::string>& device) {
+  std::string name = device.param;
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+}
+
+}  // namespace thimble::test
+
+// Runs the TEST_P of a fixture on every device.
+#define THIMBLE_OP_TESTS(fixture)                                                             \
+  INSTANTIATE_TEST_SUITE_P(On, fixture, ::testing::ValuesIn(::thimble::test::device_names()), \
+                           ::thimble::test::device_test_name)

@@ -1,0 +1,121 @@
+// Small models with seeded random weights, and retaining heads for them: for tests of computing, not of
+// reading files.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/model/model.h"
+#include "tests/support/gguf_writer.h"
+
+namespace thimble::test {
+
+// Two layers that take microseconds a token. Queries and keys are large enough for attention to be peaked, so
+// that a wrong position, list or mask shows in the logits.
+struct Seeded {
+  std::string architecture = "llama";
+  uint32_t layers = 2, d_model = 32, heads = 4, kv_heads = 2, head_dim = 8, d_ff = 48, vocab = 64;
+  uint32_t context_length = 4096;
+  uint32_t d_retain = 16;
+  uint64_t seed = 1;
+  // May change the values of a tensor, given by its name in the file: [rows][cols].
+  std::function<void(const std::string& name, std::vector<float>& values)> edit = {};
+};
+
+struct SeededModel {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const RetainingHeads> heads;
+};
+
+// All weights are f32. The model keeps the bytes it lies in.
+inline SeededModel seeded_model(const Seeded& s = {}) {
+  std::mt19937_64 random(s.seed);
+  const auto normal = [&] {  // the sum of four uniform numbers: near enough, and the same on every system
+    double sum = -2;
+    for (int i = 0; i < 4; ++i) sum += static_cast<double>(random() >> 11) * 0x1p-53;
+    return static_cast<float>(sum * std::sqrt(3.0));
+  };
+  GgufWriter file, sidecar;
+  const auto add = [&](GgufWriter& to, const std::string& name, uint32_t rows, uint32_t cols, float mean,
+                       float deviation) {
+    std::vector<float> values(uint64_t{rows} * cols);
+    for (float& v : values) v = mean + deviation * normal();
+    if (s.edit) s.edit(name, values);
+    to.tensor(name, rows == 1 && mean != 0 ? std::vector<uint64_t>{cols} : std::vector<uint64_t>{cols, rows},
+              values);
+  };
+  const auto matrix = [&](const std::string& name, uint32_t rows, uint32_t cols, float gain) {
+    add(file, name, rows, cols, 0, gain / std::sqrt(static_cast<float>(cols)));
+  };
+  const std::string a = s.architecture + ".";
+  file.set("general.architecture", s.architecture).set(a + "context_length", s.context_length);
+  file.set(a + "block_count", s.layers)
+      .set(a + "embedding_length", s.d_model)
+      .set(a + "feed_forward_length", s.d_ff);
+  file.set(a + "attention.head_count", s.heads).set(a + "attention.head_count_kv", s.kv_heads);
+  file.set(a + "attention.key_length", s.head_dim).set(a + "attention.value_length", s.head_dim);
+  file.set(a + "attention.layer_norm_rms_epsilon", 1e-5f);
+  add(file, "token_embd.weight", s.vocab, s.d_model, 0, 1);
+  add(file, "output_norm.weight", 1, s.d_model, 1, 0.1f);
+  matrix("output.weight", s.vocab, s.d_model, 1.5f);
+  const uint32_t q_rows = s.heads * s.head_dim, kv_rows = s.kv_heads * s.head_dim;
+  for (uint32_t i = 0; i < s.layers; ++i) {
+    const std::string block = "blk." + std::to_string(i) + ".";
+    add(file, block + "attn_norm.weight", 1, s.d_model, 1, 0.1f);
+    add(file, block + "ffn_norm.weight", 1, s.d_model, 1, 0.1f);
+    matrix(block + "attn_q.weight", q_rows, s.d_model, 1.5f);
+    matrix(block + "attn_k.weight", kv_rows, s.d_model, 1.5f);
+    matrix(block + "attn_v.weight", kv_rows, s.d_model, 1);
+    matrix(block + "attn_output.weight", s.d_model, q_rows, 1);
+    matrix(block + "ffn_gate.weight", s.d_ff, s.d_model, 1);
+    matrix(block + "ffn_up.weight", s.d_ff, s.d_model, 1);
+    matrix(block + "ffn_down.weight", s.d_model, s.d_ff, 1);
+    const uint32_t cols = q_rows + 2 * kv_rows;
+    add(sidecar, block + "locret_fc1.weight", s.d_retain, cols, 0, 1 / std::sqrt(static_cast<float>(cols)));
+    add(sidecar, block + "locret_fc2.weight", s.kv_heads, s.d_retain, 0, 1);
+  }
+  sidecar.set("general.architecture", s.architecture)
+      .set("general.type", "adapter")
+      .set("adapter.type", "locret");
+  sidecar.set("locret.d_r", s.d_retain).set("locret.act", "silu");
+  sidecar.set("locret.base.block_count", s.layers).set("locret.base.head_count", s.heads);
+  sidecar.set("locret.base.head_count_kv", s.kv_heads).set("locret.base.key_length", s.head_dim);
+
+  struct Held {
+    FileBytes bytes, head_bytes;
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<const RetainingHeads> heads;
+  };
+  const auto held = std::make_shared<Held>();
+  held->bytes = file.bytes();
+  held->head_bytes = sidecar.bytes();
+  auto model = Model::open(lend(held->bytes), "seeded.gguf");
+  if (!model.ok()) {
+    ADD_FAILURE() << model.status().message();
+    return {};
+  }
+  held->model = *model;
+  auto heads = (*model)->open_heads(lend(held->head_bytes), "seeded.locret.gguf");
+  if (!heads.ok()) {
+    ADD_FAILURE() << heads.status().message();
+    return {};
+  }
+  held->heads = *heads;
+  return {{held, held->model.get()}, {held, held->heads.get()}};
+}
+
+// Token ids that are the same on every system.
+inline std::vector<int32_t> seeded_tokens(size_t count, uint32_t vocab = 64, uint64_t seed = 7) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(count);
+  for (int32_t& t : tokens) t = static_cast<int32_t>((random() >> 32) * vocab >> 32);
+  return tokens;
+}
+
+}  // namespace thimble::test

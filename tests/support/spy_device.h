@@ -1,0 +1,132 @@
+// A device that passes everything on to another and watches: what is allocated, what is submitted, which
+// lists are made.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backends/backend.h"
+
+namespace thimble::test {
+
+// Works with devices whose buffers the host can address (the CPU), because it hands out buffers of its own.
+class SpyDevice : public Device {
+ public:
+  explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+
+  // The independent ledger of allocations; imported host memory is not one.
+  uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
+  uint64_t fail_allocation = UINT64_MAX;  // this allocation, counted from 0, is refused
+
+  uint64_t submits = 0;
+  std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
+
+  // What top_k wrote for a selection, a view for each layer, and the operands of the retaining heads' scores:
+  // as they were recorded, the one-row program last.
+  std::vector<TopK> selections;
+  std::vector<CisStore> scores;
+
+  DeviceInfo info() const override { return inner_->info(); }
+  Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
+    return inner_->needs(m, s);
+  }
+  Result<std::unique_ptr<Buffer>> alloc(MemKind kind, uint64_t bytes) override {
+    if (allocations++ == fail_allocation)
+      return error(Code::kOutOfMemory, "the test refuses this allocation");
+    THIMBLE_LET(buffer, inner_->alloc(kind, bytes));
+    live_bytes += bytes;
+    peak_bytes = std::max(peak_bytes, live_bytes);
+    return std::unique_ptr<Buffer>(new SpyBuffer(*this, std::move(buffer), bytes));
+  }
+  Result<std::unique_ptr<Buffer>> import_host(const void* data, uint64_t bytes) override {
+    return inner_->import_host(data, bytes);
+  }
+  Status write(View destination, const void* source) override { return inner_->write(destination, source); }
+  Status read(void* destination, View source) override { return inner_->read(destination, source); }
+  Status copy(View destination, View source) override { return inner_->copy(destination, source); }
+  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
+    THIMBLE_LET(stream, inner_->open_stream(workspace));
+    return std::unique_ptr<Stream>(new SpyStream(*this, std::move(stream)));
+  }
+
+ private:
+  struct SpyBuffer : Buffer {
+    SpyBuffer(SpyDevice& device, std::unique_ptr<Buffer> inner, uint64_t bytes)
+        : device_(device), inner_(std::move(inner)), bytes_(bytes) {
+      size = inner_->size;
+      mapped = inner_->mapped;
+    }
+    ~SpyBuffer() override { device_.live_bytes -= bytes_; }
+    SpyDevice& device_;
+    std::unique_ptr<Buffer> inner_;
+    uint64_t bytes_;
+  };
+
+  struct SpyRecorder : Recorder {
+    SpyRecorder(SpyDevice& device, std::unique_ptr<Recorder> inner)
+        : device_(device), inner_(std::move(inner)) {}
+    void segment() override { inner_->segment(); }
+    void embed(const Embed& op) override { inner_->embed(op); }
+    void rms_norm(const RmsNorm& op) override { inner_->rms_norm(op); }
+    void linear(const Linear& op) override { inner_->linear(op); }
+    void glu(const Glu& op) override { inner_->glu(op); }
+    void activation(const Activation& op) override { inner_->activation(op); }
+    void kv_append(const KvAppend& op) override { inner_->kv_append(op); }
+    void cis_store(const CisStore& op) override {
+      device_.scores.push_back(op);
+      inner_->cis_store(op);
+    }
+    void kv_view(const KvView& op) override { inner_->kv_view(op); }
+    void attention(const Attention& op) override { inner_->attention(op); }
+    void kv_compact(const KvCompact& op) override { inner_->kv_compact(op); }
+    void query_gate(const QueryGate& op) override { inner_->query_gate(op); }
+    void token_score(const TokenScore& op) override { inner_->token_score(op); }
+    void vote(const Vote& op) override { inner_->vote(op); }
+    void top_k(const TopK& op) override {
+      if (op.p.purpose == kTopKSelect) device_.selections.push_back(op);
+      inner_->top_k(op);
+    }
+    void arg_max(const ArgMax& op) override { inner_->arg_max(op); }
+    void log_prob(const LogProb& op) override { inner_->log_prob(op); }
+    void copy(const Copy& op) override { inner_->copy(op); }
+    SpyDevice& device_;
+    std::unique_ptr<Recorder> inner_;
+  };
+
+  struct SpyStream : Stream {
+    SpyStream(SpyDevice& device, std::unique_ptr<Stream> inner) : device_(device), inner_(std::move(inner)) {}
+    std::unique_ptr<Recorder> record(uint32_t max_rows) override {
+      return std::make_unique<SpyRecorder>(device_, inner_->record(max_rows));
+    }
+    Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
+      return inner_->finish(std::move(static_cast<SpyRecorder&>(*recorder).inner_));
+    }
+    Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
+      ++device_.submits;
+      if (device_.before_submit) device_.before_submit(program, step);
+      return inner_->submit(program, first, last, step);
+    }
+    Status wait() override { return inner_->wait(); }
+    SpyDevice& device_;
+    std::unique_ptr<Stream> inner_;
+  };
+
+  std::shared_ptr<Device> inner_;
+};
+
+// The lists of a recorded selection, as it is now: entries of each KV head.
+inline std::vector<std::vector<uint32_t>> read_lists(Device& device, const TopK& op) {
+  std::vector<std::vector<uint32_t>> lists(op.p.heads);
+  for (uint32_t head = 0; head < op.p.heads; ++head) {
+    std::vector<uint32_t> all(op.p.list_capacity);
+    const uint64_t bytes = all.size() * sizeof(uint32_t);
+    if (!device.read(all.data(), op.list.slice(head * bytes, bytes)).ok()) return {};
+    lists[head].assign(all.begin() + 1, all.begin() + 1 + all[0]);
+  }
+  return lists;
+}
+
+}  // namespace thimble::test
