@@ -1,0 +1,118 @@
+// Whole models against other implementations: llama.cpp (shared data) and our numpy reference
+// (tests/reference).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/data.h"
+#include "tests/support/sessions.h"
+
+namespace thimble::test {
+namespace {
+
+nlohmann::json load_json(const std::string& path) {
+  std::ifstream file(path);
+  return nlohmann::json::parse(file);
+}
+
+std::shared_ptr<const Model> open_model(const std::string& path) {
+  return must(Model::open(must(MappedFile::open(path)), path));
+}
+
+// Distance between the two largest.
+float lead(std::vector<float> logits) {
+  std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+  return logits[0] - logits[1];
+}
+
+// Continues with the expected tokens and checks that each is the likeliest, as long as the best two differ by
+// more than `doubt`. Behind a doubtful token the two implementations may be at different texts, but ours is
+// led along theirs.
+void expect_greedy(Session& session, std::vector<float> logits, const std::vector<int32_t>& expected,
+                   float doubt) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    if (lead(logits) > doubt) {
+      EXPECT_EQ(best, expected[i]) << "token " << i;
+    }
+    logits = accept(session, expected[i]);
+  }
+}
+
+class LlamaCppGoldens : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(LlamaCppGoldens, AreReproduced) {
+  const std::string goldens = shared_file("data/golden/dense_logits.json"),
+                    tool = shared_file("tools/synth_gguf.py");
+  THIMBLE_NEEDS(goldens);
+  THIMBLE_NEEDS(tool);
+  const nlohmann::json golden = load_json(goldens).at(GetParam());
+  const std::string name = golden.at("model");
+  SCOPED_TRACE(name);
+
+  std::string path = project_file("models/" + name);
+  const std::string made = ::testing::TempDir() + "golden_" + std::to_string(GetParam()) + ".gguf";
+  if (name.starts_with("synth_gguf.py ")) {
+    std::string command = name.substr(name.find(' ') + 1);
+    command.replace(command.find("FILE"), 4, "'" + made + "'");
+    ASSERT_EQ(std::system(("/usr/bin/python3 '" + tool + "' " + command + " > /dev/null").c_str()), 0);
+    path = made;
+  }
+  {
+    // The goldens were made with a context of 512, which is how longrope chooses its long factors.
+    const auto session =
+        open_session(open_model(path), {.pool = 448, .chunk = 128, .max_new = 64, .context = 512});
+    const std::vector<float> logits = read(*session, golden.at("prompt").get<std::vector<int32_t>>());
+    // What data/README.md promises: that runtime rounds activations to 8 bit beside quantised weights.
+    const float tolerance = name.find(" f16 ") != std::string::npos ? 0.05f : 0.2f;
+    for (const auto& [token, logit] : golden.at("top").get<std::vector<std::pair<int32_t, float>>>())
+      EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;
+    const auto greedy = golden.at("greedy").get<std::vector<int32_t>>();
+    EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), greedy[0]);
+    expect_greedy(*session, logits, greedy, tolerance);
+  }
+  std::filesystem::remove(made);
+}
+
+// A test each, so that they can run beside each other; one more than there are goldens would fail.
+INSTANTIATE_TEST_SUITE_P(All, LlamaCppGoldens, ::testing::Range<size_t>(0, 19));
+
+TEST(LlamaCppGoldens, AreAllTested) {
+  const std::string goldens = shared_file("data/golden/dense_logits.json");
+  THIMBLE_NEEDS(goldens);
+  EXPECT_EQ(load_json(goldens).size(), 19u);
+}
+
+// Types and architectures that llama.cpp's goldens lack, in models that tests/reference/make_goldens.py
+// wrote.
+TEST(NumpyGoldens, AreReproducedForEveryTypeAndArchitecture) {
+  for (const nlohmann::json& golden : load_json(project_file("tests/reference/models.json"))) {
+    const std::string name = golden.at("model");
+    SCOPED_TRACE(name);
+    const auto model = open_model(project_file("tests/reference/" + name));
+    const float tolerance = golden.at("tolerance");
+    const auto session = open_session(model, {.pool = 64, .chunk = 32, .max_new = 32});
+    const std::vector<float> logits = read(*session, golden.at("prompt").get<std::vector<int32_t>>());
+    const auto expected = golden.at("logits").get<std::vector<float>>();
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(logits[i], expected[i], tolerance) << "token " << i;
+
+    auto greedy = golden.at("greedy").get<std::vector<int32_t>>();
+    const auto last =
+        golden.at("last_logits").get<std::vector<float>>();  // the ones that chose the last token
+    for (size_t i = 0; i < greedy.size(); ++i) EXPECT_EQ(must(session->step()), greedy[i]);
+    must(session->rewind(must(session->stats()).position - 2));
+    const std::vector<float> again = accept(*session, greedy[greedy.size() - 2]);
+    for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(again[i], last[i], tolerance) << "token " << i;
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test

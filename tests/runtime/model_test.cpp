@@ -1,0 +1,690 @@
+// Models: architectures, shapes, rotary schemes, retaining heads, and what is refused.
+#include "runtime/model/model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <complex>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/bits.h"
+#include "tests/support/data.h"
+#include "tests/support/tiny_model.h"
+
+namespace thimble {
+namespace {
+
+using Opened = Result<std::shared_ptr<const Model>>;
+
+void expect_message(const Status& status, Code code, const std::string& part) {
+  EXPECT_EQ(code_name(status.code()), std::string(code_name(code))) << status.message();
+  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+// A model in lent memory; `bytes` lives as long as it.
+struct Lent {
+  explicit Lent(const GgufWriter& writer)
+      : bytes(writer.bytes()), opened(Model::open(lend(bytes), "m.gguf")) {}
+  bool ok() const { return opened.ok(); }
+  const Status& status() const { return opened.status(); }
+  const Model& operator*() const { return **opened; }
+  const Model* operator->() const { return opened->get(); }
+
+  FileBytes bytes;
+  Opened opened;
+};
+
+void expect_refused(const GgufWriter& writer, Code code, const std::string& part) {
+  expect_message(Lent(writer).status(), code, part);
+}
+
+float value(const Tensor& t, uint32_t index) { return reinterpret_cast<const float*>(t.data)[index]; }
+
+// ---- architectures and tensors ----
+
+TEST(Model, ReadsEveryArchitecture) {
+  for (const char* architecture : {"llama", "qwen2", "qwen3", "phi3"}) {
+    SCOPED_TRACE(architecture);
+    const Lent m(tiny_model(architecture));
+    ASSERT_TRUE(m.ok()) << m.status().message();
+    EXPECT_EQ(m->info.architecture, architecture);
+    EXPECT_EQ(m->info.name, "tiny");
+    EXPECT_EQ(m->info.context_length, 64u);
+    EXPECT_EQ(m->info.quantization, "f32");
+    EXPECT_EQ(m->info.file_bytes, m.bytes.size());
+    EXPECT_EQ(m->shape.layers, 2u);
+    EXPECT_EQ(m->shape.d_model, 8u);
+    EXPECT_EQ(m->shape.heads, 2u);
+    EXPECT_EQ(m->shape.kv_heads, 1u);
+    EXPECT_EQ(m->shape.head_dim, 4u);
+    EXPECT_EQ(m->shape.d_ff, 12u);
+    EXPECT_EQ(m->shape.vocab, 6u);
+    EXPECT_EQ(m->norm_epsilon, 1e-5f);
+    EXPECT_EQ(m->act, kActSilu);
+    ASSERT_EQ(m->layers.size(), 2u);
+    const LayerWeights& layer = m->layers[1];
+    EXPECT_EQ(layer.q.rows, 8u);
+    EXPECT_EQ(layer.k.rows, 4u);
+    EXPECT_EQ(layer.v.rows, 4u);
+    EXPECT_EQ(layer.gate.rows, 12u);
+    EXPECT_EQ(layer.up.rows, 12u);
+    EXPECT_EQ(layer.down.cols, 12u);
+    const bool is_qwen2 = m->info.architecture == "qwen2", is_qwen3 = m->info.architecture == "qwen3";
+    EXPECT_EQ(bool(layer.q_bias), is_qwen2);
+    EXPECT_EQ(bool(layer.k_bias), is_qwen2);
+    EXPECT_EQ(bool(layer.v_bias), is_qwen2);
+    EXPECT_EQ(bool(layer.q_norm), is_qwen3);
+    EXPECT_EQ(bool(layer.k_norm), is_qwen3);
+    EXPECT_FALSE(layer.attn_output_bias);
+    EXPECT_EQ(m->rope.pairing, m->info.architecture == "llama" ? kRopeAdjacent : kRopeHalves);
+  }
+}
+
+TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
+  const Lent m(tiny_model("phi3"));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  const LayerWeights& layer = m->layers[0];
+  // tiny_model numbers its weights on, so the first element tells where a part begins.
+  const float qkv = value(layer.q, 0), gate = value(layer.gate, 0);
+  EXPECT_EQ(value(layer.k, 0), qkv + 8 * 8);
+  EXPECT_EQ(value(layer.v, 0), qkv + (8 + 4) * 8);
+  EXPECT_EQ(gate, qkv + 16 * 8);
+  EXPECT_EQ(value(layer.up, 0), gate + 12 * 8);
+}
+
+TEST(Model, CutsRowsOfQuantizedMatrices) {
+  const FileBytes bytes(100 * 34 * 2);
+  const Tensor whole{bytes.data(), DType::kQ8_0, 100, 64};
+  const Tensor part = whole.row_range(7, 3);
+  EXPECT_EQ(part.data, bytes.data() + 7 * 34 * 2);
+  EXPECT_EQ(part.rows, 3u);
+  EXPECT_EQ(part.cols, 64u);
+  EXPECT_EQ(part.bytes(), 3u * 34 * 2);
+}
+
+TEST(Model, TiesTheOutputToTheEmbedding) {
+  GgufWriter w = tiny_model("llama");
+  const Lent untied(w);
+  ASSERT_TRUE(untied.ok());
+  EXPECT_NE(untied->output.data, untied->token_embedding.data);
+  const Lent tied(w.erase_tensor("output.weight"));
+  ASSERT_TRUE(tied.ok());
+  EXPECT_EQ(tied->output.data, tied->token_embedding.data);
+  EXPECT_EQ(tied->output.rows, 6u);
+}
+
+TEST(Model, ReadsTheOutputBias) {
+  GgufWriter w = tiny_model("llama");
+  w.tensor("blk.1.attn_output.bias", {8}, std::vector<float>(8, 3.0f));
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_FALSE(m->layers[0].attn_output_bias);
+  EXPECT_EQ(value(m->layers[1].attn_output_bias, 7), 3.0f);
+}
+
+TEST(Model, FillsAbsentKeysWithTheirDefaults) {
+  const Lent m(tiny_model("llama").erase("llama.attention.head_count_kv"));
+  // With a KV head for each query head, k and v would have 8 rows.
+  expect_message(m.status(), Code::kFormat, "tensor 'blk.0.attn_k.weight' is 8 x 4, where 8 x 8 is expected");
+}
+
+TEST(Model, AcceptsAnArrayOfEqualValuesForEachLayer) {
+  GgufWriter w = tiny_model("llama");
+  w.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 1});
+  w.set("llama.feed_forward_length", std::vector<uint32_t>{12, 12});
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->shape.kv_heads, 1u);
+  EXPECT_EQ(m->shape.d_ff, 12u);
+  expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 2}), Code::kUnsupported,
+                 "key 'llama.attention.head_count_kv' differs from layer to layer");
+  expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{}), Code::kFormat,
+                 "is an empty array");
+  expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{-1, -1}), Code::kFormat,
+                 "negative");
+}
+
+TEST(Model, AcceptsIntegersOfAnyWidth) {
+  GgufWriter w = tiny_model("llama");
+  w.set("llama.block_count", uint64_t{2}).set("llama.embedding_length", int16_t{8});
+  EXPECT_TRUE(Lent(w).ok());
+}
+
+TEST(Model, NamesAMissingKey) {
+  for (const char* key :
+       {"general.architecture", "llama.context_length", "llama.block_count", "llama.embedding_length",
+        "llama.feed_forward_length", "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon"})
+    expect_refused(tiny_model("llama").erase(key), Code::kFormat,
+                   "m.gguf lacks the key '" + std::string(key) + "'");
+}
+
+TEST(Model, NamesAMissingTensor) {
+  const GgufWriter whole = tiny_model("qwen3");
+  for (const GgufWriter::Tensor& tensor : whole.tensors) {
+    if (tensor.name == "output.weight" || tensor.name.ends_with("ffn_gate.weight")) continue;
+    GgufWriter w = whole;
+    expect_refused(w.erase_tensor(tensor.name), Code::kFormat,
+                   "m.gguf lacks the tensor '" + tensor.name + "'");
+  }
+  expect_refused(tiny_model("llama").erase_tensor("blk.1.ffn_gate.weight"), Code::kFormat,
+                 "tensor 'blk.1.ffn_up.weight' is 8 x 12, where 8 x 24 is expected");
+}
+
+TEST(Model, NamesATensorOfTheWrongShape) {
+  const GgufWriter whole = tiny_model("qwen2");
+  for (const GgufWriter::Tensor& tensor : whole.tensors) {
+    if (tensor.name == "token_embd.weight") continue;  // it says how large the vocabulary is
+    GgufWriter w = whole;
+    std::vector<uint64_t> shape = tensor.shape;
+    shape.back() *= 2;
+    FileBytes data = tensor.data;
+    data.resize(2 * data.size());
+    expect_refused(w.tensor(tensor.name, shape, 0, data), Code::kFormat, "tensor '" + tensor.name + "' is ");
+  }
+  GgufWriter w = whole;
+  w.tensor("output_norm.weight", {8, 1, 2}, std::vector<float>(16));
+  expect_refused(w, Code::kFormat, "tensor 'output_norm.weight' is 8 x 1 x 2, where 8 is expected");
+}
+
+TEST(Model, NamesTensorAndTypeOfWhatItCannotRead) {
+  GgufWriter w = tiny_model("llama");
+  w.tensor("blk.0.attn_q.weight", {8, 8}, 23, FileBytes(300));
+  expect_refused(w, Code::kUnsupported,
+                 "tensor 'blk.0.attn_q.weight' is of type iq4_xs (23), which cannot be read");
+}
+
+TEST(Model, WantsNormsAndBiasesInF32) {
+  for (const char* name : {"blk.1.ffn_norm.weight", "blk.1.attn_q.bias"}) {
+    GgufWriter w = tiny_model("qwen2");
+    w.tensor(name, {8}, 1, FileBytes(16));
+    expect_refused(w, Code::kUnsupported,
+                   "tensor '" + std::string(name) + "' is of type f16, where f32 is needed");
+  }
+}
+
+TEST(Model, RefusesATensorThatItWouldNotUse) {
+  GgufWriter w = tiny_model("llama");
+  w.tensor("blk.0.ffn_up.bias", {12}, std::vector<float>(12));
+  expect_refused(w, Code::kUnsupported, "tensor 'blk.0.ffn_up.bias' has no place in this architecture");
+}
+
+TEST(Model, RefusesOtherArchitectures) {
+  expect_refused(tiny_model("mamba"), Code::kUnsupported,
+                 "the architecture 'mamba' is not supported (only llama, qwen2, qwen3, phi3)");
+}
+
+TEST(Model, RefusesAnAdapterAsAModel) {
+  const FileBytes bytes = tiny_heads("llama").bytes();
+  expect_message(Model::open(lend(bytes), "h.gguf").status(), Code::kFormat, "h.gguf is an adapter");
+}
+
+TEST(Model, RefusesKeysThatWouldChangeTheResult) {
+  const std::string a = "llama.";
+  const struct {
+    const char* key;
+    float harmless, harmful;
+  } cases[] = {{"attn_logit_softcapping", 0, 50}, {"final_logit_softcapping", 0, 30},
+               {"logit_scale", 1, 0.5f},          {"residual_scale", 1, 0.2f},
+               {"embedding_scale", 1, 12},        {"attention.clamp_kqv", 0, 8},
+               {"attention.scale", 0.5f, 0.25f}};  // 1 / sqrt(4)
+  for (const auto& c : cases) {
+    EXPECT_TRUE(Lent(tiny_model("llama").set(a + c.key, c.harmless)).ok()) << c.key;
+    expect_refused(tiny_model("llama").set(a + c.key, c.harmful), Code::kUnsupported,
+                   "key '" + a + c.key + "' is ");
+  }
+  EXPECT_TRUE(Lent(tiny_model("llama").set(a + "expert_count", 0u)).ok());
+  expect_refused(tiny_model("llama").set(a + "expert_count", 8u), Code::kUnsupported,
+                 "key 'llama.expert_count' is 8");
+  expect_refused(tiny_model("llama").set(a + "attention.causal", false), Code::kUnsupported,
+                 "'llama.attention.causal'");
+}
+
+TEST(Model, WarnsAboutASlidingWindowOfPhi3AndRefusesOthers) {
+  const Lent narrow(tiny_model("phi3").set("phi3.attention.sliding_window", 63u));
+  ASSERT_TRUE(narrow.ok()) << narrow.status().message();
+  ASSERT_EQ(narrow->warnings.size(), 1u);
+  EXPECT_NE(narrow->warnings[0].find("sliding window of 63 tokens is not applied"), std::string::npos);
+  for (const uint32_t window : {0u, 64u, 262144u}) {
+    const Lent wide(tiny_model("phi3").set("phi3.attention.sliding_window", window));
+    ASSERT_TRUE(wide.ok());
+    EXPECT_TRUE(wide->warnings.empty());
+  }
+  expect_refused(tiny_model("llama").set("llama.attention.sliding_window", 32u), Code::kUnsupported,
+                 "key 'llama.attention.sliding_window' asks for a sliding window of 32 tokens");
+}
+
+TEST(Model, RefusesImpossibleShapes) {
+  expect_refused(tiny_model("llama").set("llama.attention.head_count", 0u), Code::kFormat,
+                 "head_count' is 0");
+  expect_refused(tiny_model("llama").set("llama.attention.head_count_kv", 3u), Code::kFormat,
+                 "head_count_kv' is 3");
+  expect_refused(tiny_model("llama").set("llama.block_count", UINT64_MAX), Code::kFormat,
+                 "'llama.block_count' is");
+  expect_refused(tiny_model("llama").set("llama.embedding_length", 1u << 30), Code::kFormat,
+                 "embedding_length' is");
+  expect_refused(tiny_model("llama").set("llama.attention.value_length", 8u), Code::kUnsupported,
+                 "keys of 4 and values of 8 channels are not supported");
+  expect_refused(tiny_model("llama").set("llama.attention.layer_norm_rms_epsilon", NAN), Code::kFormat,
+                 "epsilon' is");
+  GgufWriter three = tiny_model("llama");
+  three.set("llama.attention.head_count", 3u).set("llama.attention.head_count_kv", 2u);
+  expect_refused(three, Code::kFormat, "3 query heads cannot share 2 key and value heads evenly");
+}
+
+TEST(Model, OpensWithoutATokenizerAndSaysWhy) {
+  const Lent m(tiny_model("llama"));
+  ASSERT_TRUE(m.ok());
+  EXPECT_TRUE(m->has_weights());
+  EXPECT_FALSE(m->tokenizer.ok());
+  EXPECT_NE(m->description_of_tokenizer_error.find("tokenizer.ggml"), std::string::npos)
+      << m->description_of_tokenizer_error;
+}
+
+TEST(Model, RefusesAFileWithNeitherWeightsNorVocabulary) {
+  GgufWriter w;
+  w.set("general.architecture", "llama");
+  expect_refused(w, Code::kFormat, "m.gguf holds no weights, and no vocabulary either");
+}
+
+// A vocabulary of `size` single-character tokens.
+GgufWriter& add_vocabulary(GgufWriter& w, uint32_t size) {
+  std::vector<std::string> tokens;
+  for (uint32_t i = 0; i < size; ++i) tokens.push_back(std::string(1, static_cast<char>('a' + i)));
+  w.set("tokenizer.ggml.model", "gpt2")
+      .set("tokenizer.ggml.pre", "default")
+      .set("tokenizer.ggml.tokens", tokens);
+  w.set("tokenizer.ggml.token_type", std::vector<int32_t>(size, 1))
+      .set("tokenizer.ggml.merges", std::vector<std::string>{});
+  return w;
+}
+
+TEST(Model, OpensAVocabularyOfAnyArchitectureWithoutWeights) {
+  GgufWriter w;
+  w.set("general.architecture", "falcon").set("tokenizer.chat_template", "{{ messages }}");
+  const Lent m(add_vocabulary(w, 6));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_FALSE(m->has_weights());
+  EXPECT_TRUE(m->tokenizer.ok());
+  EXPECT_EQ(m->tokenizer.size(), 6u);
+  EXPECT_EQ(m->chat_template, "{{ messages }}");
+}
+
+TEST(Model, RefusesMoreTokensThanEmbeddings) {
+  GgufWriter w = tiny_model("llama");
+  const Lent fits(add_vocabulary(w, 6));
+  ASSERT_TRUE(fits.ok()) << fits.status().message();
+  ASSERT_TRUE(fits->tokenizer.ok()) << fits->description_of_tokenizer_error;
+  expect_refused(add_vocabulary(w, 7), Code::kFormat,
+                 "the vocabulary has 7 tokens, and tensor 'token_embd.weight' only 6");
+}
+
+// ---- rotary positions ----
+
+// A tiny model whose heads have 64 channels, so that every part of a scheme shows; the width stays 8.
+GgufWriter wide_heads(const std::string& architecture) {
+  GgufWriter w = tiny_model(architecture);
+  const std::string a = architecture + ".";
+  w.set(a + "attention.key_length", 64u)
+      .set(a + "attention.value_length", 64u)
+      .set(a + "context_length", 2048u);
+  for (const std::string block : {"blk.0.", "blk.1."}) {
+    if (architecture == "phi3") {
+      w.tensor(block + "attn_qkv.weight", {8, 4 * 64}, std::vector<float>(8 * 4 * 64));
+    } else {
+      w.tensor(block + "attn_q.weight", {8, 128}, std::vector<float>(8 * 128));
+      w.tensor(block + "attn_k.weight", {8, 64}, std::vector<float>(8 * 64));
+      w.tensor(block + "attn_v.weight", {8, 64}, std::vector<float>(8 * 64));
+    }
+    w.tensor(block + "attn_output.weight", {128, 8}, std::vector<float>(128 * 8));
+  }
+  return w;
+}
+
+// Doubles come out of at most three rounded operations and a pow() of a few units in the last place.
+void expect_close(double actual, double expected) {
+  EXPECT_NEAR(actual, expected, 1e-14 * std::abs(expected));
+}
+
+TEST(Rope, UsesTheBaseAndTheNumberOfRotatedChannels) {
+  const Lent plain(wide_heads("llama"));
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  ASSERT_EQ(plain->rope.inverse_frequency.size(), 32u);
+  EXPECT_EQ(plain->rope.inverse_frequency[0], 1.0);
+  expect_close(plain->rope.inverse_frequency[16], 0.01);  // 10000^(-1/2)
+  EXPECT_EQ(plain->rope.attention_factor, 1.0);
+
+  GgufWriter w = wide_heads("llama");
+  const Lent partial(w.set("llama.rope.freq_base", 1e6f).set("llama.rope.dimension_count", 16u));
+  ASSERT_TRUE(partial.ok());
+  EXPECT_EQ(partial->rope.n_rot, 16u);
+  ASSERT_EQ(partial->rope.inverse_frequency.size(), 8u);
+  expect_close(partial->rope.inverse_frequency[4], 0.001);  // 1e6^(-1/2)
+}
+
+TEST(Rope, DividesAllFrequenciesByALinearFactor) {
+  GgufWriter w = wide_heads("llama");
+  w.set("llama.rope.scaling.factor", 4.0f);
+  for (const char* how : {"typed", "untyped", "legacy", "none"}) {
+    SCOPED_TRACE(how);
+    if (how == std::string("typed")) w.set("llama.rope.scaling.type", "linear");
+    if (how == std::string("untyped")) w.erase("llama.rope.scaling.type");
+    if (how == std::string("legacy"))
+      w.erase("llama.rope.scaling.factor").set("llama.rope.scale_linear", 4.0f);
+    if (how == std::string("none")) w.set("llama.rope.scaling.type", "none");
+    const Lent m(w);
+    ASSERT_TRUE(m.ok()) << m.status().message();
+    const double factor = how == std::string("none") ? 1 : 4;
+    expect_close(m->rope.inverse_frequency[0], 1 / factor);
+    expect_close(m->rope.inverse_frequency[16], 0.01 / factor);
+    EXPECT_EQ(m->rope.attention_factor, 1.0);
+  }
+}
+
+TEST(Rope, BlendsFrequenciesUnderYarn) {
+  GgufWriter w = wide_heads("qwen2");
+  for (const std::string block : {"blk.0.", "blk.1."}) {
+    w.tensor(block + "attn_q.bias", {128}, std::vector<float>(128));
+    w.tensor(block + "attn_k.bias", {64}, std::vector<float>(64));
+    w.tensor(block + "attn_v.bias", {64}, std::vector<float>(64));
+  }
+  w.set("qwen2.rope.scaling.type", "yarn").set("qwen2.rope.scaling.factor", 4.0f);
+  w.set("qwen2.rope.scaling.original_context_length", 256u);
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  // The pair that turns t times in 256 positions is 64 ln(256 / (2 pi t)) / (2 ln 10000): 0.84 for 32
+  // turns, 12.88 for one. So the ramp goes from pair 0 to pair 13.
+  const std::vector<double>& f = m->rope.inverse_frequency;
+  EXPECT_EQ(f[0], 1.0);
+  expect_close(f[5], std::pow(10000.0, -5.0 / 32) * (8.0 / 13 + 5.0 / 13 / 4));
+  expect_close(f[12], std::pow(10000.0, -12.0 / 32) * (1.0 / 13 + 12.0 / 13 / 4));
+  for (const uint32_t i : {13, 20, 31}) expect_close(f[i], std::pow(10000.0, -1.0 * i / 32) / 4);
+  expect_close(m->rope.attention_factor, 1.1386294361119891);  // 1 + 0.1 ln 4
+
+  const Lent scaled(w.set("qwen2.rope.scaling.attn_factor", 0.5f));
+  ASSERT_TRUE(scaled.ok());
+  expect_close(scaled->rope.attention_factor, 0.5 * 1.1386294361119891);
+
+  // Pair 5.66 turns 8 times and pair 15.29 half a time, so now the ramp goes from pair 5 to pair 16.
+  w.set("qwen2.rope.scaling.yarn_beta_fast", 8.0f).set("qwen2.rope.scaling.yarn_beta_slow", 0.5f);
+  const Lent moved(w);
+  ASSERT_TRUE(moved.ok());
+  expect_close(moved->rope.inverse_frequency[5], std::pow(10000.0, -5.0 / 32));
+  expect_close(moved->rope.inverse_frequency[10], std::pow(10000.0, -10.0 / 32) * (6.0 / 11 + 5.0 / 11 / 4));
+}
+
+TEST(Rope, DividesByLlama3Factors) {
+  GgufWriter w = wide_heads("llama");
+  std::vector<float> divisors(32);
+  for (size_t i = 0; i < 32; ++i) divisors[i] = 1 + static_cast<float>(i) / 4;
+  const Lent m(w.tensor("rope_freqs.weight", {32}, divisors));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->rope.inverse_frequency[0], 1.0);
+  expect_close(m->rope.inverse_frequency[16], 0.01 / 5);
+  expect_close(m->rope.inverse_frequency[31], std::pow(10000.0, -31.0 / 32) / 8.75);
+  EXPECT_TRUE(m->rope.inverse_frequency_short.empty());
+}
+
+TEST(Rope, ChoosesLongOrShortFactorsByTheContextOfTheSession) {
+  GgufWriter w = wide_heads("phi3");
+  w.set("phi3.rope.scaling.original_context_length", 256u);
+  w.tensor("rope_factors_long.weight", {32}, std::vector<float>(32, 8.0f));
+  w.tensor("rope_factors_short.weight", {32}, std::vector<float>(32, 2.0f));
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  expect_close(m->rope.inverse_frequency[16], 0.01 / 8);
+  expect_close(m->rope.inverse_frequency_short[16], 0.01 / 2);
+  EXPECT_EQ(m->rope.original_context, 256u);
+  // sqrt(1 + ln(2048 / 256) / ln 256) = sqrt(1 + 3/8), 8 and 256 being powers of two
+  expect_close(m->rope.attention_factor, 1.1726039399558574);
+
+  for (const auto& [context, divisor] : {std::pair<uint32_t, double>{256, 2}, {257, 8}, {2048, 8}}) {
+    std::vector<float> table(rope_table_rows(2) * 32 * 2);
+    fill_rope_table(m->rope, 2, context, table.data());
+    const float angle = std::atan2(table[(32 + 16) * 2 + 1], table[(32 + 16) * 2]);  // row 1, pair 16
+    EXPECT_NEAR(angle, 0.01 / divisor, 1e-8) << "context " << context;  // floats near 0.01 are 1e-9 apart
+  }
+
+  const Lent given(w.set("phi3.rope.scaling.attn_factor", 1.19f).set("phi3.rope.scaling.type", "longrope"));
+  ASSERT_TRUE(given.ok());
+  EXPECT_EQ(given->rope.attention_factor, double{1.19f});
+
+  expect_refused(w.erase_tensor("rope_factors_short.weight"), Code::kFormat,
+                 "lacks the tensor 'rope_factors_short");
+  expect_refused(w.erase_tensor("rope_factors_long.weight"), Code::kFormat,
+                 "lacks the tensor 'rope_factors_long");
+}
+
+TEST(Rope, RefusesWhatHasNoMeaning) {
+  const std::string a = "llama.rope.";
+  expect_refused(tiny_model("llama").set(a + "freq_base", 0.0f), Code::kFormat,
+                 "'llama.rope.freq_base' is 0");
+  expect_refused(tiny_model("llama").set(a + "freq_base", 1.0f), Code::kFormat,
+                 "'llama.rope.freq_base' is 1");
+  expect_refused(tiny_model("llama").set(a + "freq_base", INFINITY), Code::kFormat,
+                 "'llama.rope.freq_base' is inf");
+  expect_refused(tiny_model("llama").set(a + "dimension_count", 3u), Code::kFormat, "is 3, which is odd");
+  expect_refused(tiny_model("llama").set(a + "dimension_count", 6u), Code::kFormat, "dimension_count' is 6");
+  expect_refused(tiny_model("llama").set(a + "scaling.type", "su"), Code::kUnsupported, "type' is 'su'");
+  expect_refused(tiny_model("llama").set(a + "scaling.factor", -1.0f), Code::kFormat, "factor' is -1");
+  GgufWriter w = tiny_model("llama");
+  expect_refused(w.tensor("rope_freqs.weight", {2}, std::vector<float>{1, 0}), Code::kFormat,
+                 "element 1 of tensor 'rope_freqs.weight' is 0 instead of a positive number");
+  expect_refused(w.tensor("rope_freqs.weight", {4}, std::vector<float>{1, 1, 1, 1}), Code::kFormat,
+                 "tensor 'rope_freqs.weight' is 4, where 2 is expected");
+}
+
+TEST(Rope, FillsATableWhoseRowsMultiplyToEveryPosition) {
+  RopeScheme rope;
+  rope.n_rot = 4;
+  rope.inverse_frequency = {1.0, 0.013};
+  rope.attention_factor = 1.19;
+  const uint32_t positions = 131072;
+  ASSERT_EQ(rope_table_rows(positions), 64u + 2048);
+  EXPECT_EQ(rope_table_rows(0), 64u);
+  EXPECT_EQ(rope_table_rows(1), 65u);
+  EXPECT_EQ(rope_table_rows(64), 65u);
+  EXPECT_EQ(rope_table_rows(65), 66u);
+  std::vector<float> table(rope_table_rows(positions) * 2 * 2);
+  fill_rope_table(rope, positions, positions, table.data());
+  const auto at = [&](uint32_t row, uint32_t pair) {
+    return std::complex<double>(table[(row * 2 + pair) * 2], table[(row * 2 + pair) * 2 + 1]);
+  };
+  // Each of the four factors is rounded to float once, by at most 2^-25 of 1 and 2^-24 of 1.19 (which is in
+  // [1, 2)): a sum of two products is off by less than 2 * (1.19 * 2^-25 + 2^-24) < 2^-22.
+  for (uint32_t position = 0; position < positions; position += 97)
+    for (uint32_t pair = 0; pair < 2; ++pair) {
+      const std::complex<double> expected = std::polar(1.19, position * rope.inverse_frequency[pair]);
+      const std::complex<double> actual = at(64 + position / 64, pair) * at(position % 64, pair);
+      ASSERT_NEAR(actual.real(), expected.real(), 0x1p-22) << "position " << position;
+      ASSERT_NEAR(actual.imag(), expected.imag(), 0x1p-22) << "position " << position;
+    }
+  EXPECT_EQ(at(0, 0), std::complex<double>(1, 0));  // the first rows are without the attention factor
+  EXPECT_EQ(at(64, 0), std::complex<double>(1.19f, 0));
+}
+
+// ---- retaining heads ----
+
+Result<std::shared_ptr<const RetainingHeads>> open_heads(const Model& model, const FileBytes& bytes) {
+  return model.open_heads(lend(bytes), "h.gguf");
+}
+
+TEST(Heads, AreReadWhereTheyBelong) {
+  const Lent m(tiny_model("qwen2"));
+  ASSERT_TRUE(m.ok());
+  GgufWriter w = tiny_heads("qwen2");
+  const FileBytes bytes = w.set("locret.base.fingerprint", m->fingerprint()).bytes();
+  const auto heads = open_heads(*m, bytes);
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  EXPECT_EQ((*heads)->layers.size(), 2u);
+  EXPECT_EQ((*heads)->layers[1].fc1.rows, 3u);
+  EXPECT_EQ((*heads)->layers[1].fc1.cols, 16u);
+  EXPECT_EQ((*heads)->layers[1].fc2.rows, 1u);
+  EXPECT_EQ((*heads)->d_r, 3u);
+  EXPECT_EQ((*heads)->act, kActSilu);
+  EXPECT_EQ((*heads)->budget, 16u);
+  EXPECT_EQ((*heads)->stabilizers, 0u);
+  EXPECT_EQ((*heads)->chunk, 0u);
+  EXPECT_EQ((*heads)->warning, "");
+}
+
+TEST(Heads, WithoutAFingerprintAreReadWithAWarning) {
+  const Lent m(tiny_model("llama"));
+  ASSERT_TRUE(m.ok());
+  const FileBytes bytes = tiny_heads("llama").bytes();
+  const auto heads = open_heads(*m, bytes);
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  EXPECT_NE((*heads)->warning.find("h.gguf has no fingerprint of its model"), std::string::npos);
+}
+
+TEST(Heads, OfAnotherModelAreRefused) {
+  const Lent m(tiny_model("llama"));
+  ASSERT_TRUE(m.ok());
+  const auto refused = [&](const GgufWriter& w) { return open_heads(*m, w.bytes()).status(); };
+  expect_message(refused(tiny_heads("qwen2")), Code::kMismatch,
+                 "for the architecture 'qwen2', and the model is of architecture 'llama'");
+  for (const char* key : {"block_count", "head_count", "head_count_kv", "key_length"}) {
+    const std::string full = std::string("locret.base.") + key;
+    expect_message(refused(tiny_heads("llama").set(full, 77u)), Code::kMismatch,
+                   "key '" + full + "' is 77, and the model has");
+    expect_message(refused(tiny_heads("llama").erase(full)), Code::kFormat, "lacks the key '" + full + "'");
+  }
+  expect_message(refused(tiny_heads("llama").set("locret.base.fingerprint", m->fingerprint() + 1)),
+                 Code::kMismatch, "another model of the same shape: the fingerprint is ");
+}
+
+TEST(Heads, ThatAreDamagedAreRefused) {
+  const Lent m(tiny_model("llama"));
+  ASSERT_TRUE(m.ok());
+  const auto refused = [&](const GgufWriter& w) { return open_heads(*m, w.bytes()).status(); };
+  expect_message(refused(tiny_model("llama")), Code::kFormat, "h.gguf holds no retaining heads");
+  expect_message(refused(tiny_heads("llama").set("adapter.type", "lora")), Code::kFormat,
+                 "'adapter.type' is 'lora'");
+  expect_message(refused(tiny_heads("llama").set("locret.act", "relu")), Code::kUnsupported,
+                 "'locret.act' is 'relu'");
+  expect_message(refused(tiny_heads("llama").erase("locret.d_r")), Code::kFormat,
+                 "lacks the key 'locret.d_r'");
+  expect_message(refused(tiny_heads("llama").set("locret.d_r", 4u)), Code::kFormat,
+                 "tensor 'blk.0.locret_fc1.weight' is 16 x 3, where 16 x 4 is expected");
+  expect_message(refused(tiny_heads("llama").set("locret.chunk", uint64_t{1} << 32)), Code::kFormat,
+                 "'locret.chunk'");
+  expect_message(refused(tiny_heads("llama").erase_tensor("blk.1.locret_fc2.weight")), Code::kFormat,
+                 "lacks the tensor 'blk.1.locret_fc2.weight'");
+}
+
+TEST(Heads, NeedAModelWithWeights) {
+  GgufWriter w;
+  w.set("general.architecture", "llama");
+  const Lent m(add_vocabulary(w, 6));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  const FileBytes bytes = tiny_heads("llama").bytes();
+  expect_message(open_heads(*m, bytes).status(), Code::kInvalidArgument, "the model has no weights");
+}
+
+TEST(Model, HasAFingerprintOfShapeAndNormsOnly) {
+  GgufWriter w = tiny_model("llama");
+  const uint64_t before = Lent(w)->fingerprint();
+  w.tensor("blk.0.attn_q.weight", {8, 8}, 1, FileBytes(128));  // another quantisation
+  w.set("general.name", "other");
+  EXPECT_EQ(Lent(w)->fingerprint(), before);
+  w.tensor("blk.1.ffn_norm.weight", {8}, std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8});
+  EXPECT_NE(Lent(w)->fingerprint(), before);
+}
+
+// ---- whole files ----
+
+Opened open_path(const std::string& path) {
+  Result<MappedFile> file = MappedFile::open(path);
+  if (!file.ok()) return file.status();
+  return Model::open(std::move(*file), path);
+}
+
+TEST(Model, OpensTheDemoModelAndItsHeads) {
+  const Opened m = open_path(project_file("models/thimble-demo-28m-q8_0.gguf"));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  const Model& model = **m;
+  EXPECT_EQ(model.info.architecture, "llama");
+  EXPECT_EQ(model.shape.layers, 8u);
+  EXPECT_EQ(model.shape.heads, 8u);
+  EXPECT_EQ(model.shape.kv_heads, 2u);
+  EXPECT_EQ(model.shape.head_dim, 64u);
+  EXPECT_EQ(model.info.quantization, "q8_0");
+  EXPECT_EQ(model.info.file_bytes,
+            std::filesystem::file_size(project_file("models/thimble-demo-28m-q8_0.gguf")));
+  EXPECT_NEAR(static_cast<double>(model.info.parameters), 28e6, 2e6);  // as its name says
+  EXPECT_TRUE(model.warnings.empty());
+  EXPECT_GT(model.host_bytes(), model.gguf().host_bytes());
+
+  Result<MappedFile> file = MappedFile::open(project_file("models/thimble-demo-28m.locret.gguf"));
+  ASSERT_TRUE(file.ok());
+  const Result<Gguf> sidecar = Gguf::parse(*file, "heads");
+  ASSERT_TRUE(sidecar.ok());
+  EXPECT_EQ(*sidecar->need_uint("locret.base.fingerprint"), model.fingerprint());
+  const auto heads = model.open_heads(std::move(*file), "heads");
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  EXPECT_EQ((*heads)->d_r, 256u);
+  EXPECT_EQ((*heads)->layers.size(), 8u);
+  EXPECT_EQ((*heads)->budget, 2048u);
+  EXPECT_EQ((*heads)->chunk, 1024u);
+  EXPECT_EQ((*heads)->stabilizers, 512u);
+  EXPECT_EQ((*heads)->local, 100u);
+  EXPECT_EQ((*heads)->warning, "");
+}
+
+TEST(Model, OpensSyntheticFilesOfWellKnownShapes) {
+  const std::string tool = shared_file("tools/synth_gguf.py");
+  THIMBLE_NEEDS(tool);
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "thimble_model_test";
+  std::filesystem::create_directories(folder);
+  const std::string path = (folder / "model.gguf").string(), heads_path = (folder / "heads.gguf").string();
+  for (const char* what : {"tiny-llama f16", "tiny-llama q4_k", "tiny-qwen2 q8_0", "tiny-phi3 q4_0",
+                           "--rope llama3 tiny-llama f16", "--rope longrope tiny-phi3 f16"}) {
+    SCOPED_TRACE(what);
+    const std::string run = "/usr/bin/python3 '" + tool + "' --heads '" + heads_path + "' --d-r 32 " + what +
+                            " '" + path + "' > '" + (folder / "log").string() + "'";
+    ASSERT_EQ(std::system(run.c_str()), 0) << run;
+    const Opened m = open_path(path);
+    ASSERT_TRUE(m.ok()) << m.status().message();
+    EXPECT_EQ((*m)->shape.layers, 2u);
+    EXPECT_EQ((*m)->shape.vocab, 512u);
+    EXPECT_TRUE((*m)->tokenizer.ok()) << (*m)->description_of_tokenizer_error;
+    Result<MappedFile> file = MappedFile::open(heads_path);
+    ASSERT_TRUE(file.ok());
+    const auto heads =
+        (*m)->open_heads(std::move(*file), "heads");  // the tool computes the fingerprint itself
+    ASSERT_TRUE(heads.ok()) << heads.status().message();
+    EXPECT_EQ((*heads)->warning, "");
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Model, SurvivesEveryByteOfTheHeaderReplaced) {
+  GgufWriter w = tiny_model("phi3");
+  w.set("phi3.rope.scaling.original_context_length", 32u);
+  w.tensor("rope_factors_long.weight", {2}, std::vector<float>{1, 2});
+  w.tensor("rope_factors_short.weight", {2}, std::vector<float>{1, 2});
+  const Lent m(tiny_model("phi3"));
+  ASSERT_TRUE(m.ok());
+  const FileBytes good = w.bytes(), good_heads = tiny_heads("phi3").bytes();
+  size_t accepted = 0;
+  for (const uint8_t replaced : {0x00, 0x01, 0x40, 0xff}) {
+    for (size_t at = 0; at < good.size() / 2; ++at) {
+      FileBytes bytes = good;
+      bytes[at] = std::byte{replaced};
+      const Opened opened = Model::open(lend(bytes), "m.gguf");
+      accepted += opened.ok();
+      ASSERT_EQ(opened.ok(), opened.status().message().empty());
+    }
+    for (size_t at = 0; at < good_heads.size(); ++at) {
+      FileBytes bytes = good_heads;
+      bytes[at] = std::byte{replaced};
+      const auto heads = open_heads(*m, bytes);
+      accepted += heads.ok();
+      ASSERT_EQ(heads.ok(), heads.status().message().empty());
+    }
+  }
+  EXPECT_GT(accepted, 0u);
+}
+
+}  // namespace
+}  // namespace thimble

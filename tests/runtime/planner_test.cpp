@@ -1,0 +1,328 @@
+// The memory plan: it is what is allocated, it stays within the budget, and what does not fit is refused with
+// a reason.
+#include "runtime/memory/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+#include "tests/support/spy_device.h"
+
+// Every allocation of this program is counted: new and delete in all their forms go through these.
+namespace {
+std::atomic<uint64_t> g_allocations = 0;
+}
+// Not inlined, or gcc warns of memory that comes from malloc here and goes to delete there.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  ++g_allocations;
+  if (void* p = std::malloc(bytes ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace thimble::test {
+namespace {
+
+const SeededModel& model() {
+  static const SeededModel m = seeded_model();
+  return m;
+}
+
+SessionOptions locret() {
+  return {.heads = model().heads,
+          .retention = Retention::kLocret,
+          .pool = 60,
+          .chunk = 20,
+          .stabilizers = 8,
+          .local = 15,
+          .max_new = 12};
+}
+
+SessionOptions selecting(SessionOptions o, VoteScope vote = VoteScope::kGroup) {
+  o.selection = Selection::kTokenSelect;
+  o.select_k = 8;
+  o.select_init = 2;
+  o.select_local = 12;
+  o.vote = vote;
+  return o;
+}
+
+std::vector<SessionOptions> policies() {
+  SessionOptions window = locret(), by_position = selecting(locret(), VoteScope::kLayer), original = locret();
+  window.retention = Retention::kWindow;
+  window.heads = nullptr;
+  by_position.context = 3000;
+  original.positions = Positions::kOriginal;
+  const SessionOptions none{.pool = 100, .chunk = 24, .max_new = 10};
+  return {none, window, locret(), selecting(none), selecting(locret()), by_position, original};
+}
+
+Result<MemoryPlan> plan(const SessionOptions& o, const Device& device = *cpu()) {
+  return make_plan(*model().model, device, o);
+}
+
+void expect_refused(const Status& status, Code code, const std::string& part) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  EXPECT_EQ(status.message().find('\n'), std::string::npos);
+}
+
+// ---- the plan is what is allocated ----
+
+TEST(Planner, CountsWhatTheDeviceAllocates) {
+  for (const SessionOptions& o : policies()) {
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const MemoryPlan planned = must(plan(o, *device));
+    EXPECT_EQ(device->allocations, 0u);  // asking is free
+    const auto session = open_session(model().model, o, device);
+    EXPECT_EQ(session->plan().total, planned.total);
+    EXPECT_EQ(session->allocated(), planned.total);
+    EXPECT_EQ(planned.total,
+              planned.weights + planned.pool + planned.view + planned.workspace + planned.io + planned.fixed);
+    EXPECT_EQ(device->live_bytes + planned.fixed + host_bytes(*model().model, planned.options),
+              planned.total);
+    EXPECT_EQ(device->peak_bytes, device->live_bytes);
+  }
+}
+
+TEST(Planner, ReleasesEverythingWithTheSession) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  auto session = open_session(model().model, locret(), device);
+  auto clone = must(session->clone());
+  EXPECT_GT(device->live_bytes, 0u);
+  session.reset();
+  clone.reset();
+  EXPECT_EQ(device->live_bytes, 0u);
+}
+
+TEST(Planner, NothingIsAllocatedOnceASessionIsMade) {
+  for (const SessionOptions& o : policies()) {
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const auto session = open_session(model().model, o, device);
+    must(session->set_sampler({.temperature = 1, .repeat_penalty = 1.1f}));
+    const std::vector<int32_t> tokens = seeded_tokens(60), scored = seeded_tokens(20);
+    std::vector<float> log_probs(scored.size());
+    const uint64_t on_device = device->allocations, on_host = g_allocations;
+    must(session->feed(tokens));
+    must(session->flush());
+    must(session->score(scored, log_probs));
+    for (int i = 0; i < 15; ++i) must(session->step());
+    must(session->rewind(must(session->stats()).position - 1));
+    must(session->reset());
+    EXPECT_EQ(device->allocations, on_device);
+    EXPECT_EQ(g_allocations, on_host);
+  }
+}
+
+TEST(Planner, ARefusedAllocationLeavesNothingBehind) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  for (uint64_t i = 0;; ++i) {
+    device->allocations = 0;
+    device->fail_allocation = i;
+    const auto session = Session::create(model().model, device, locret());
+    if (session.ok()) {
+      EXPECT_GE(i, 3u);  // pool, workspace and io
+      break;
+    }
+    EXPECT_EQ(session.status().code(), Code::kOutOfMemory) << session.status().message();
+    EXPECT_EQ(device->live_bytes, 0u) << "allocation " << i;
+  }
+}
+
+TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
+  for (SessionOptions o : policies()) {
+    if (o.positions == Positions::kOriginal || o.selection != Selection::kDense) continue;
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const auto session = open_session(model().model, o, device);
+    const uint32_t bound = session->plan().largest_position, layers = model().model->shape.layers;
+    uint32_t largest = 0;
+    device->before_submit = [&](const Program& program, const StepParams& step) {
+      if (program.segments > layers)
+        largest = std::max(largest, step.n_entries + step.n_rows - 1);  // a chunk or token
+    };
+    if (o.retention == Retention::kNone) {
+      must(session->feed(seeded_tokens(100)));
+      for (int i = 0; i < 10; ++i) must(session->step());
+    } else {
+      for (int turn = 0; turn < 5; ++turn) {
+        must(session->feed(seeded_tokens(100)));
+        for (int i = 0; i < 10 + 3 * turn; ++i) must(session->step());
+      }
+    }
+    EXPECT_LE(largest, bound);
+    EXPECT_GE(largest + 16, bound);  // nearly reached: the bound means something
+  }
+}
+
+// ---- budgets ----
+
+TEST(Planner, StaysWithinAnyBudgetWithTheLargestPool) {
+  for (SessionOptions o : policies()) {
+    o.pool = 0;
+    o.budget = 1;
+    const uint64_t least = 1 + plan(o).status().bytes_missing();
+    uint32_t before = 0;
+    for (uint64_t extra = 0; extra < 400'000; extra += 7'919) {
+      o.pool = 0;
+      o.budget = least + extra;
+      const MemoryPlan p = must(plan(o));
+      ASSERT_LE(p.total, o.budget);
+      ASSERT_EQ(must(largest_pool(*model().model, *cpu(), o)), p.options.pool);
+      ASSERT_GE(p.options.pool, before);
+      before = o.pool = p.options.pool;
+      ASSERT_EQ(must(plan(o)).total, p.total);
+      ++o.pool;
+      const auto larger = plan(o);
+      ASSERT_FALSE(larger.ok()) << o.pool;
+      ASSERT_EQ(larger.status().code(), Code::kBudget);
+    }
+    EXPECT_GT(before, 100u);
+  }
+}
+
+TEST(Planner, OneByteLessIsRefusedWithWhatIsMissingAndWhatWouldFit) {
+  for (SessionOptions o : policies()) {
+    const uint64_t total = must(plan(o)).total;
+    o.budget = total;
+    EXPECT_TRUE(plan(o).ok());
+    o.budget = total - 1;
+    const Status refused = plan(o).status();
+    EXPECT_EQ(refused.bytes_missing(), 1u);
+    const uint32_t fits = must(largest_pool(*model().model, *cpu(), o));
+    EXPECT_LT(fits, o.pool);
+    expect_refused(refused, Code::kBudget, "1 bytes too small");
+    expect_refused(refused, Code::kBudget, "a pool of " + std::to_string(fits) + " would fit");
+    EXPECT_EQ(Session::create(model().model, cpu(), o).status().code(), Code::kBudget);
+    o.pool = fits;
+    EXPECT_TRUE(Session::create(model().model, cpu(), o).ok());
+  }
+}
+
+TEST(Planner, ABudgetTooSmallForAnyPoolSaysSo) {
+  SessionOptions o = locret();
+  o.budget = 1000;
+  const Status refused = plan(o).status();
+  expect_refused(refused, Code::kBudget, "no pool fits");
+  o.budget = 0;
+  EXPECT_EQ(refused.bytes_missing(), must(plan(o)).total - 1000);
+}
+
+TEST(Planner, APlanThatIsRefusedAllocatesNothing) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  SessionOptions o = locret();
+  o.budget = 1000;
+  EXPECT_FALSE(Session::create(model().model, device, o).ok());
+  EXPECT_EQ(device->allocations, 0u);
+}
+
+TEST(Planner, DenseAttentionTakesNoLargerPoolThanItCanUse) {
+  SessionOptions o{.budget = uint64_t{1} << 40, .chunk = 24, .max_new = 100};
+  EXPECT_EQ(must(plan(o)).capacity, 4096u);  // the trained positions
+  o.context = 512;
+  EXPECT_EQ(must(plan(o)).capacity, 512u);
+}
+
+TEST(Planner, AnEvictingPoolStaysWithinTheTrainedPositions) {
+  SessionOptions o = locret();
+  o.pool = 0;
+  o.budget = uint64_t{1} << 40;
+  EXPECT_EQ(must(plan(o)).largest_position, 4095u);
+}
+
+TEST(Planner, TheLargestPoolNeedsABudget) {
+  expect_refused(largest_pool(*model().model, *cpu(), locret()).status(), Code::kInvalidArgument, "budget");
+}
+
+// ---- defaults ----
+
+TEST(Planner, DecidesWhatIsLeftOpen) {
+  const SessionOptions window = must(resolve(*model().model, {.retention = Retention::kWindow}));
+  EXPECT_EQ(window.protect_init, 4u);
+  EXPECT_EQ(window.stabilizers, 0u);
+  EXPECT_EQ(window.local, 100u);
+  EXPECT_EQ(window.max_new, 256u);
+  EXPECT_EQ(window.chunk, 1024u);
+
+  SessionOptions o{.heads = model().heads, .retention = Retention::kLocret, .pool = 400};
+  const SessionOptions heads = must(resolve(*model().model, o));
+  EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, where the file does not say
+  EXPECT_EQ(heads.protect_init, 0u);
+  o.selection = Selection::kTokenSelect;
+  const SessionOptions select = must(resolve(*model().model, o));
+  EXPECT_EQ(select.select_k, 2048u);
+  EXPECT_EQ(select.select_init, 128u);
+  EXPECT_EQ(select.select_local, 512u);
+
+  const SessionOptions dense = must(resolve(*model().model, {}));
+  EXPECT_EQ(dense.local, 0u);
+  EXPECT_EQ(dense.pool + dense.max_new, 4096u);
+}
+
+TEST(Planner, SaysWhetherSelectingPays) {
+  EXPECT_FALSE(must(plan(locret())).selection_pays);
+  SessionOptions o = selecting(locret());  // 22 entries attended; it pays above 2 * 22 - 14 = 30
+  EXPECT_TRUE(must(plan(o)).selection_pays);
+  o.pool = 10;
+  o.stabilizers = 2;
+  o.local = 8;
+  EXPECT_FALSE(must(plan(o)).selection_pays);  // 30 entries
+  o.local = 9;
+  EXPECT_TRUE(must(plan(o)).selection_pays);
+}
+
+// ---- what contradicts itself ----
+
+TEST(Planner, RefusesCombinationsThatContradictThemselves) {
+  const auto refused = [](SessionOptions o, const std::string& part, auto change) {
+    change(o);
+    expect_refused(plan(o).status(), Code::kInvalidArgument, part);
+    EXPECT_EQ(Session::create(model().model, cpu(), o).status().code(), Code::kInvalidArgument);
+  };
+  refused(locret(), "heads", [](SessionOptions& o) { o.heads = nullptr; });
+  refused(locret(), "stabilizers", [](SessionOptions& o) { o.stabilizers = 60; });
+  refused(locret(), "protected first", [](SessionOptions& o) { o.protect_init = 52; });
+  refused(locret(), "protected first",
+          [](SessionOptions& o) { o.stabilizers = o.protect_init = UINT32_MAX - 1; });
+  refused(selecting(locret()), "chunk", [](SessionOptions& o) { o.select_prefill = true; });
+  refused(selecting(locret()), "cosine", [](SessionOptions& o) { o.select_theta = -1.01f; });
+  refused(selecting(locret()), "cosine",
+          [](SessionOptions& o) { o.select_theta = std::numeric_limits<float>::quiet_NaN(); });
+  for (auto field : {&SessionOptions::pool, &SessionOptions::chunk, &SessionOptions::local,
+                     &SessionOptions::max_new, &SessionOptions::select_k, &SessionOptions::select_init,
+                     &SessionOptions::select_local, &SessionOptions::context, &SessionOptions::vote_window})
+    refused(selecting(locret()), "the largest is", [&](SessionOptions& o) { o.*field = UINT32_MAX - 1; });
+}
+
+TEST(Planner, LargeCountsDoNotOverflow) {
+  SessionOptions o = selecting(locret());
+  o.pool = o.max_new = o.local = o.select_k = 1u << 28;
+  o.budget = uint64_t{1} << 36;
+  EXPECT_EQ(plan(o).status().code(), Code::kBudget) << plan(o).status().message();
+  // Two layers and two heads with keys and values of 8 halves for 3 * 2^28 entries are 96 GiB; positions,
+  // scores, views and votes only add to that.
+  o.budget = 0;
+  EXPECT_GT(must(plan(o)).total, uint64_t{96} << 30);
+}
+
+TEST(Planner, AVocabularyAloneHasNoPlan) {
+  GgufWriter w;
+  w.set("general.architecture", "llama")
+      .set("tokenizer.ggml.model", "gpt2")
+      .set("tokenizer.ggml.pre", "default");
+  w.set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b"});
+  w.set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1});
+  w.set("tokenizer.ggml.merges", std::vector<std::string>{});
+  const FileBytes bytes = w.bytes();
+  const auto vocabulary = must(Model::open(lend(bytes), "vocabulary.gguf"));
+  expect_refused(make_plan(*vocabulary, *cpu(), {}).status(), Code::kUnsupported,
+                 "vocabulary.gguf holds a vocabulary");
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,248 @@
+#include "runtime/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <numeric>
+
+namespace {
+uint64_t allocated = 0;  // bytes that operator new has given, ever
+}
+
+void* operator new(size_t size) {
+  allocated += size;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace thimble {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Options that filter nothing.
+SamplerOptions plain(float temperature) {
+  SamplerOptions o;
+  o.temperature = temperature;
+  o.top_k = 0;
+  o.top_p = 1;
+  o.min_p = 0;
+  return o;
+}
+
+Sampler make(uint32_t vocab, const SamplerOptions& options) {
+  Sampler sampler(vocab);
+  const Status set = sampler.set(options);
+  EXPECT_TRUE(set.ok()) << set.message();
+  return sampler;
+}
+
+std::vector<double> softmax(const std::vector<float>& logits, double temperature) {
+  std::vector<double> p;
+  for (float x : logits) p.push_back(std::exp(static_cast<double>(x) / temperature));
+  const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+// Draws often and compares each token's count with a binomial distribution. Five standard deviations: a right
+// sampler fails with probability 6e-7 a token for a random seed, and the seed is fixed.
+void expect_distribution(Sampler sampler, const std::vector<float>& logits, const std::vector<double>& p) {
+  constexpr int kDraws = 100'000;
+  std::vector<int> counts(p.size());
+  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<size_t>(sampler.sample(logits.data()))];
+  for (size_t id = 0; id < p.size(); ++id) {
+    const double tolerance = 5 * std::sqrt(kDraws * p[id] * (1 - p[id]));
+    EXPECT_NEAR(counts[id], kDraws * p[id], tolerance) << "token " << id;
+  }
+}
+
+// Probabilities with all but `kept` set to 0, renormalised.
+std::vector<double> only(std::vector<double> p, const std::vector<size_t>& kept) {
+  std::vector<double> out(p.size());
+  double sum = 0;
+  for (size_t id : kept) sum += p[id];
+  for (size_t id : kept) out[id] = p[id] / sum;
+  return out;
+}
+
+const std::vector<float> kLogits = {0.5f, 2.0f, -1.0f, 1.5f, 0.0f, 1.0f};  // in order: 1 3 5 0 4 2
+
+TEST(Sampler, DrawsByTheSoftmaxOfTheLogits) {
+  for (float t : {0.5f, 1.0f, 2.0f}) expect_distribution(make(6, plain(t)), kLogits, softmax(kLogits, t));
+}
+
+TEST(Sampler, TopKKeepsTheMostLikely) {
+  SamplerOptions o = plain(1);
+  o.top_k = 3;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1, 3, 5}));
+}
+
+TEST(Sampler, TopPKeepsTheFewestThatReachTheShare) {
+  // Sorted probabilities of kLogits: 0.410 0.249 0.151 0.092 0.056 0.020...: 0.6 is passed by the second, 0.8
+  // by the third.
+  SamplerOptions o = plain(1);
+  o.top_p = 0.6f;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1, 3}));
+  o.top_p = 0.8f;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1, 3, 5}));
+  o.top_p = 0;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1}));
+}
+
+TEST(Sampler, MinPDropsWhatIsFarBelowTheBest) {
+  SamplerOptions o = plain(1);
+  o.min_p = 0.3f;  // e^-1 = 0.37 of the best stays, e^-1.5 = 0.22 goes
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1, 3, 5}));
+}
+
+TEST(Sampler, FiltersBeforeItAppliesTheTemperature) {
+  // At temperature 10 the filters alone would keep more: they must see the plain probabilities.
+  SamplerOptions o = plain(10);
+  o.min_p = 0.3f;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 10), {1, 3, 5}));
+  o = plain(10);
+  o.top_p = 0.75f;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 10), {1, 3, 5}));
+}
+
+TEST(Sampler, TopPSeesWhatTopKLeft) {
+  // Of the best two, 1 has 0.62: a share of 0.6 needs it alone, though over all six it would need two.
+  SamplerOptions o = plain(1);
+  o.top_k = 2;
+  o.top_p = 0.6f;
+  expect_distribution(make(6, o), kLogits, only(softmax(kLogits, 1), {1}));
+}
+
+TEST(Sampler, TemperatureZeroIsTheBestWithTiesToTheLowerId) {
+  Sampler s = make(5, {});
+  EXPECT_EQ(s.sample(std::vector<float>{1, 3, 2, 3, 3}.data()), 1);
+  EXPECT_EQ(s.sample(std::vector<float>{kNan, -kInf, -5, kNan, -5}.data()), 2);
+  EXPECT_EQ(s.sample(std::vector<float>{1, kInf, 2, kInf, kNan}.data()), 1);
+  EXPECT_EQ(s.sample(std::vector<float>(5, kNan).data()), 0);
+}
+
+TEST(Sampler, NeverDrawsWhatIsNotANumber) {
+  const std::vector<float> logits = {kNan, 0, -kInf, 0, kNan, -kInf};
+  expect_distribution(make(6, plain(1)), logits, {0, 0.5, 0, 0.5, 0, 0});
+  expect_distribution(make(6, plain(1)), {0, kInf, 0, kInf, 0, 0}, {0, 0.5, 0, 0.5, 0, 0});
+  Sampler s = make(6, plain(1));
+  EXPECT_EQ(s.sample(std::vector<float>(6, -kInf).data()), 0);
+}
+
+TEST(Sampler, PenaltyWeakensRecentTokensOnceEach) {
+  SamplerOptions o = plain(1);
+  o.repeat_penalty = 2;
+  o.repeat_last = 3;
+  Sampler s = make(6, o);
+  for (int token : {3, 1, 2, 1}) s.accept(token);  // 3 is no longer among the last three
+  // Positive logits are halved, negative ones doubled, token 1 once although it came twice.
+  expect_distribution(s, kLogits, softmax({0.5f, 1.0f, -2.0f, 1.5f, 0.0f, 1.0f}, 1));
+  s.reset();
+  expect_distribution(s, kLogits, softmax(kLogits, 1));
+}
+
+TEST(Sampler, HistoryFollowsANewLengthAndItsRingTurns) {
+  SamplerOptions o = plain(0);
+  o.repeat_penalty = 2;
+  o.repeat_last = 1;
+  Sampler s = make(6, o);
+  s.accept(1);
+  s.accept(3);
+  EXPECT_EQ(s.sample(kLogits.data()), 1);
+  o.repeat_last = 2;
+  ASSERT_TRUE(s.set(o).ok());
+  EXPECT_EQ(s.sample(kLogits.data()), 1);  // 1, 3 and 5 now have 1.0, 0.75 and 1.0
+  s.accept(1);
+  s.accept(1);
+  EXPECT_EQ(s.sample(kLogits.data()), 3);
+
+  o.repeat_last = Sampler::kLongestHistory;
+  ASSERT_TRUE(s.set(o).ok());
+  s.accept(1);
+  for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) s.accept(2);
+  EXPECT_EQ(s.sample(kLogits.data()), 3);  // 1 is just remembered, with 3 forgotten
+  s.accept(2);
+  EXPECT_EQ(s.sample(kLogits.data()), 1);
+}
+
+TEST(Sampler, IgnoresTokensOutsideItsVocabulary) {
+  Sampler s = make(6, {});
+  s.accept(-1);
+  s.accept(6);
+  EXPECT_EQ(s.sample(kLogits.data()), 1);
+}
+
+TEST(Sampler, DrawsTheSameOnEveryPlatformForASeed) {
+  // SplitMix64 of seed 0 begins with e220a8397b1dcdaf, 6e789e6aa1b965f4, 06c45d188009454f, f88bb8a8724c81ec
+  // (published test vector), so these are the first draws of 16 equal tokens: the upper four bits.
+  Sampler s = make(16, plain(1));
+  const std::vector<float> equal(16, 0);
+  for (int32_t expected : {0xe, 0x6, 0x0, 0xf}) EXPECT_EQ(s.sample(equal.data()), expected);
+  s.reset();
+  EXPECT_EQ(s.sample(equal.data()), 0xe);
+}
+
+TEST(Sampler, ACopyGoesOnFromTheSameState) {
+  SamplerOptions o = plain(1);
+  o.repeat_penalty = 1.5f;
+  o.seed = 7;
+  Sampler s = make(6, o);
+  for (int i = 0; i < 10; ++i) s.accept(s.sample(kLogits.data()));
+  Sampler copy = s;
+  for (int i = 0; i < 50; ++i) {
+    const int32_t token = s.sample(kLogits.data());
+    ASSERT_EQ(copy.sample(kLogits.data()), token);
+    s.accept(token);
+    copy.accept(token);
+  }
+}
+
+TEST(Sampler, AllocatesWhatItSaysAndNothingAfterItsConstruction) {
+  constexpr uint32_t kVocab = 1000;
+  const std::vector<float> logits(kVocab, 0);
+  SamplerOptions o;
+  o.temperature = 1;
+  o.repeat_penalty = 1.1f;
+  uint64_t before = allocated;
+  Sampler s(kVocab);
+  EXPECT_EQ(allocated - before, Sampler::bytes(kVocab));
+  Sampler copy = s;
+  EXPECT_EQ(allocated - before, 2 * Sampler::bytes(kVocab));
+  before = allocated;
+  for (Sampler* either : {&s, &copy}) {
+    for (uint32_t top_k : {0u, 40u, 2000u}) {
+      o.top_k = top_k;
+      ASSERT_TRUE(either->set(o).ok());
+      for (int i = 0; i < 100; ++i) either->accept(either->sample(logits.data()));
+      either->reset();
+    }
+  }
+  EXPECT_EQ(allocated, before);
+}
+
+TEST(Sampler, RefusesOptionsWithoutMeaningAndKeepsTheOldOnes) {
+  Sampler s = make(6, plain(0));
+  const auto refused = [&](auto change) {
+    SamplerOptions o = plain(1);
+    change(o);
+    const Status set = s.set(o);
+    EXPECT_EQ(set.code(), Code::kInvalidArgument);
+    EXPECT_FALSE(set.message().empty());
+  };
+  for (float bad : {-1.0f, kNan, kInf}) refused([&](SamplerOptions& o) { o.temperature = bad; });
+  for (float bad : {-0.1f, 1.1f, kNan}) refused([&](SamplerOptions& o) { o.top_p = bad; });
+  for (float bad : {-0.1f, 1.1f, kNan}) refused([&](SamplerOptions& o) { o.min_p = bad; });
+  for (float bad : {0.0f, -1.0f, kNan, kInf}) refused([&](SamplerOptions& o) { o.repeat_penalty = bad; });
+  refused([](SamplerOptions& o) { o.repeat_last = Sampler::kLongestHistory + 1; });
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(s.sample(kLogits.data()), 1);
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,572 @@
+// The stream of a session: however it is cut, interrupted, rewound, cloned or reset, the same tokens give the
+// same bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+#include "tests/support/spy_device.h"
+
+namespace thimble::test {
+namespace {
+
+const SeededModel& model() {
+  static const SeededModel m = seeded_model();
+  return m;
+}
+
+struct Policy {
+  const char* name;
+  SessionOptions options;
+};
+
+// Every policy in a pool that must evict, where it does; pools are 60, texts are longer.
+std::vector<Policy> policies() {
+  SessionOptions none{.pool = 400, .chunk = 20, .max_new = 200};
+  SessionOptions window{
+      .retention = Retention::kWindow, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15, .max_new = 12};
+  SessionOptions locret = window, both;
+  locret.heads = model().heads;
+  locret.retention = Retention::kLocret;
+  both = locret;
+  both.selection = Selection::kTokenSelect;
+  both.select_k = 8;
+  both.select_init = 2;
+  both.select_local = 12;
+  both.select_theta = 0.5f;
+  both.vote = VoteScope::kGroup;
+  SessionOptions selecting = both;
+  selecting.heads = nullptr;
+  selecting.retention = Retention::kNone;
+  selecting.pool = 400;
+  selecting.max_new = 200;
+  selecting.chunk = 12;
+  selecting.select_prefill = true;
+  selecting.vote = VoteScope::kLayer;
+  SessionOptions original = locret;
+  original.positions = Positions::kOriginal;
+  return {{"dense", none},
+          {"window", window},
+          {"locret", locret},
+          {"locret and tokenselect", both},
+          {"tokenselect", selecting},
+          {"locret at original positions", original}};
+}
+
+// All that can be seen of a session's state.
+struct State {
+  std::vector<float> logits;
+  Kept positions;
+  uint64_t position = 0, evicted = 0;
+  bool operator==(const State&) const = default;
+};
+State state(Session& session) {
+  State s;
+  s.logits = flush(session);
+  s.positions = kept(session);
+  const SessionStats stats = must(session.stats());
+  s.position = stats.position;
+  s.evicted = stats.evicted;
+  return s;
+}
+
+// Repeats a call while it is interrupted; each time it must come further, and no call here has a thousand
+// segments.
+template <typename Call>
+void finish(const Call& call, uint64_t* interrupts = nullptr) {
+  for (int i = 0; i < 1000; ++i) {
+    const auto result = call();
+    const Status status = to_status(result);
+    if (status.code() != Code::kInterrupted) return must(status);
+    if (interrupts) ++*interrupts;
+  }
+  throw std::runtime_error("a call that is interrupted again and again makes no progress");
+}
+
+// A session's whole life: a prompt, an answer, a score, another turn, and tokens until the pool has
+// overflowed. Gives all that came out of it.
+struct Life {
+  std::vector<int32_t> answer;
+  std::vector<float> log_probs;
+  State end;
+  uint64_t interrupts = 0;
+  bool same_as(const Life& o) const { return answer == o.answer && log_probs == o.log_probs && end == o.end; }
+};
+Life live(Session& session) {
+  Life life;
+  const auto done = [&](const auto& call) { finish(call, &life.interrupts); };
+  const auto step = [&] {
+    done([&] {
+      const Result<int32_t> token = session.step();
+      if (token.ok()) life.answer.push_back(*token);
+      return token;
+    });
+  };
+  const std::vector<int32_t> prompt = seeded_tokens(130), scored = seeded_tokens(30, 64, 8),
+                             turn = seeded_tokens(40, 64, 9);
+  done([&] { return session.feed(prompt); });
+  for (int i = 0; i < 3; ++i) step();
+  life.log_probs.resize(scored.size());
+  done([&] { return session.score(scored, life.log_probs); });
+  done([&] { return session.feed(turn); });
+  done([&] { return session.flush(); });
+  for (int i = 0; i < 16; ++i) step();
+  done([&] { return session.accept(5); });
+  life.end = state(session);
+  return life;
+}
+
+// ---- feeding ----
+
+TEST(Stream, GivesTheSameBitsHoweverItIsCut) {
+  const std::vector<int32_t> tokens = seeded_tokens(333);
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    std::vector<State> states;
+    for (const size_t piece : {1u, 7u, 1000u}) {
+      const auto session = open_session(model().model, policy.options);
+      for (size_t at = 0; at < tokens.size(); at += piece)
+        must(session->feed(std::span(tokens).subspan(at, std::min(piece, tokens.size() - at))));
+      states.push_back(state(*session));
+      EXPECT_EQ(policy.options.retention != Retention::kNone, states.back().evicted > 0);
+    }
+    EXPECT_EQ(states[1], states[0]);
+    EXPECT_EQ(states[2], states[0]);
+  }
+}
+
+TEST(Stream, RunsManyTurnsInsideItsPlan) {
+  for (const uint32_t max_new : {8u, 60u}) {  // an answer overflows its room, or just fits
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const auto session = open_session(model().model,
+                                      {.heads = model().heads,
+                                       .retention = Retention::kLocret,
+                                       .pool = 256,
+                                       .chunk = 64,
+                                       .stabilizers = 32,
+                                       .local = 100,
+                                       .max_new = max_new},
+                                      device);
+    const uint64_t live = device->live_bytes, allocations = device->allocations;
+    const std::vector<int32_t> tokens = seeded_tokens(40 * 30);
+    for (size_t turn = 0; turn < 40; ++turn) {
+      must(session->feed(std::span(tokens).subspan(30 * turn, 30)));
+      for (int i = 0; i < 60; ++i) must(session->step());
+      const SessionStats stats = must(session->stats());
+      ASSERT_LE(stats.entries, session->plan().capacity);
+      ASSERT_EQ(stats.position, 90 * (turn + 1));
+      ASSERT_EQ(stats.entries + stats.evicted, stats.position);
+    }
+    for (const float logit : must(session->logits())) ASSERT_TRUE(std::isfinite(logit));
+    EXPECT_GT(must(session->stats()).evictions, 3u);
+    EXPECT_EQ(device->live_bytes, live);
+    EXPECT_EQ(device->allocations, allocations);
+    EXPECT_LE(device->peak_bytes, session->plan().total);
+  }
+}
+
+TEST(Stream, ATurnThatFitsEvictsNothing) {
+  const auto session = open_session(model().model, {.heads = model().heads,
+                                                    .retention = Retention::kLocret,
+                                                    .pool = 60,
+                                                    .chunk = 20,
+                                                    .stabilizers = 8,
+                                                    .local = 15,
+                                                    .max_new = 12});
+  read(*session, seeded_tokens(40));
+  for (int32_t i = 0; i < 12; ++i) accept(*session, i);
+  read(*session, seeded_tokens(15));  // 67 of 60 + 15
+  EXPECT_EQ(must(session->stats()).evicted, 0u);
+  read(*session, seeded_tokens(15));
+  EXPECT_EQ(must(session->stats()).evicted, 0u);
+  read(*session, seeded_tokens(15));  // 82 and 15 pass the 87 entries of room
+  EXPECT_GT(must(session->stats()).evicted, 0u);
+}
+
+// Decoded tokens are evicted too, with the last ones protected; a full ring of them is scored before its room
+// is used up.
+TEST(Stream, DecodesForEverInAFullPool) {
+  for (const uint32_t max_new : {10u, 150u}) {
+    const auto session = open_session(model().model, {.heads = model().heads,
+                                                      .retention = Retention::kLocret,
+                                                      .pool = 60,
+                                                      .chunk = 20,
+                                                      .stabilizers = 16,
+                                                      .local = 15,
+                                                      .max_new = max_new});
+    read(*session, seeded_tokens(100));
+    uint64_t evictions = must(session->stats()).evictions;
+    const uint64_t prompt = evictions;
+    for (int32_t i = 0; i < 500; ++i) {
+      accept(*session, (i * 7) % 64);
+      const SessionStats stats = must(session->stats());
+      ASSERT_LE(stats.entries, session->plan().capacity);
+      if (stats.evictions == evictions) continue;
+      evictions = stats.evictions;
+      ASSERT_EQ(stats.entries, 61u);  // the pool and the token that did not fit
+      for (const auto& layer : kept(*session))
+        for (const auto& head : layer)
+          for (uint32_t k = 0; k < 17; ++k)
+            ASSERT_EQ(head[head.size() - 1 - k], static_cast<int32_t>(stats.position - 1 - k));
+    }
+    EXPECT_EQ(evictions - prompt, 500 / (15 + max_new));
+  }
+}
+
+TEST(Stream, AnEmptySessionHasNothingToGoOnFrom) {
+  const auto session = open_session(model().model, policies()[0].options);
+  must(session->feed({}));
+  must(session->flush());
+  EXPECT_EQ(session->logits().status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(session->step().status().code(), Code::kInvalidArgument);
+  read(*session, seeded_tokens(3));
+  EXPECT_TRUE(session->step().ok());
+}
+
+TEST(Stream, RefusesTokensThatAreNotInTheVocabulary) {
+  const auto session = open_session(model().model, policies()[0].options);
+  const State before = (read(*session, seeded_tokens(50)), state(*session));
+  for (const int32_t bad : {-1, 64}) {
+    const std::vector<int32_t> tokens = {1, bad};
+    std::vector<float> log_probs(2);
+    EXPECT_EQ(session->feed(tokens).code(), Code::kInvalidArgument);
+    EXPECT_EQ(session->accept(bad).code(), Code::kInvalidArgument);
+    EXPECT_EQ(session->score(tokens, log_probs).code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(state(*session), before);
+}
+
+TEST(Stream, AFullContextLeavesTheSessionUsable) {
+  const std::vector<int32_t> tokens = seeded_tokens(81);
+  const auto session = open_session(model().model, {.pool = 64, .chunk = 32, .max_new = 16});
+  EXPECT_EQ(session->feed(tokens).code(), Code::kContextFull);
+  EXPECT_EQ(must(session->stats()).position, 0u);
+  must(session->feed(std::span(tokens).first(50)));
+  EXPECT_EQ(session->feed(std::span(tokens).first(31)).code(), Code::kContextFull);
+  EXPECT_EQ(must(session->stats()).position, 50u);
+  must(session->feed(std::span(tokens).subspan(50, 30)));
+  const State full = state(*session);
+  EXPECT_EQ(full.position, 80u);
+  std::vector<float> log_prob(1);
+  EXPECT_EQ(session->accept(1).code(), Code::kContextFull);
+  EXPECT_EQ(session->step().status().code(), Code::kContextFull);
+  EXPECT_EQ(session->score(std::span(tokens).first(1), log_prob).code(), Code::kContextFull);
+  EXPECT_EQ(state(*session), full);
+  must(session->rewind(79));
+  accept(*session, 3);
+  EXPECT_EQ(session->step().status().code(), Code::kContextFull);
+}
+
+TEST(Stream, ABoundOnPositionsIsKept) {
+  SessionOptions o = policies()[5].options;
+  o.context = 100;
+  const auto session = open_session(model().model, o);
+  const std::vector<int32_t> tokens = seeded_tokens(101);
+  EXPECT_EQ(session->feed(tokens).code(), Code::kContextFull);
+  read(*session, std::span(tokens).first(99));
+  EXPECT_TRUE(session->step().ok());
+  EXPECT_EQ(session->step().status().code(), Code::kContextFull);
+}
+
+// ---- generating ----
+
+TEST(Stream, AcceptOfTheStepsTokenIsAStep) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto stepping = open_session(model().model, policy.options),
+               accepting = open_session(model().model, policy.options);
+    for (Session* s : {stepping.get(), accepting.get()}) read(*s, seeded_tokens(100));
+    for (int i = 0; i < 40; ++i) must(accepting->accept(must(stepping->step())));
+    EXPECT_EQ(state(*stepping), state(*accepting));
+  }
+}
+
+TEST(Stream, ScoresAreTheLogSoftmaxOfEachStepsLogits) {
+  const std::vector<int32_t> prompt = seeded_tokens(50),
+                             scored = seeded_tokens(45, 64, 8);  // three slices and a rest
+  for (const Policy& policy : policies()) {
+    if (policy.options.selection != Selection::kDense)
+      continue;  // rows of a chunk are not selected for one by one
+    SCOPED_TRACE(policy.name);
+    SessionOptions o = policy.options;
+    o.max_new = 100;  // no eviction: where it falls depends on how many rows come at once
+    const auto scoring = open_session(model().model, o), stepping = open_session(model().model, o);
+    std::vector<float> log_probs(scored.size());
+    must(scoring->feed(prompt));
+    must(scoring->score(scored, log_probs));
+    std::vector<float> logits = read(*stepping, prompt);
+    for (size_t i = 0; i < scored.size(); ++i) {
+      const double top = *std::max_element(logits.begin(), logits.end());
+      double sum = 0;
+      for (const float x : logits) sum += std::exp(x - top);
+      // As in policies_test: a chunk and a step may round a key or value to neighbouring halves.
+      const double tolerance = 0x1p-9 * std::max(top, 1.0);
+      ASSERT_NEAR(log_probs[i], logits[scored[i]] - top - std::log(sum), tolerance) << i;
+      logits = accept(*stepping, scored[i]);
+    }
+    const std::vector<float> after = state(*scoring).logits;
+    for (size_t i = 0; i < after.size(); ++i) EXPECT_NEAR(after[i], logits[i], 0x1p-6) << i;
+    EXPECT_EQ(must(scoring->stats()).position, 95u);
+  }
+}
+
+TEST(Stream, GeneratesTheSameTokensWithTheSameSeed) {
+  const auto run = [](uint64_t seed) {
+    const auto session = open_session(model().model, policies()[2].options);
+    must(session->set_sampler({.temperature = 1, .seed = seed}));
+    must(session->feed(seeded_tokens(100)));
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 30; ++i) tokens.push_back(must(session->step()));
+    return tokens;
+  };
+  EXPECT_EQ(run(1), run(1));
+  EXPECT_NE(run(1), run(2));
+}
+
+// ---- interrupts ----
+
+TEST(Interrupt, AtEverySubmitChangesNothing) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const Life expected = live(*open_session(model().model, policy.options, device));
+    const uint64_t submits = device->submits;
+    EXPECT_EQ(expected.interrupts, 0u);
+
+    const auto session = open_session(model().model, policy.options, device);
+    for (uint64_t at = 0; at <= submits; ++at) {  // the last one stands for every submit
+      must(session->reset());
+      device->submits = 0;
+      device->before_submit = [&](const Program&, const StepParams&) {
+        if (device->submits == at + 1 || at == submits) session->interrupt();
+      };
+      const Life life = live(*session);
+      ASSERT_TRUE(life.same_as(expected)) << "interrupted at submit " << at;
+      ASSERT_GE(life.interrupts, at + 1 < submits ? 1 : 0) << at;
+    }
+  }
+}
+
+TEST(Interrupt, FromTheProgressCallbackChangesNothing) {
+  const SessionOptions o = policies()[3].options;
+  const Life expected = live(*open_session(model().model, o));
+  const auto session = open_session(model().model, o);
+  uint64_t calls = 0;
+  session->set_progress([&](const Progress& p) {
+    ++calls;
+    EXPECT_LE(p.done, p.total);
+    EXPECT_LE(p.entries, p.capacity);
+    session->interrupt();
+  });
+  const Life life = live(*session);
+  EXPECT_TRUE(life.same_as(expected));
+  EXPECT_GT(calls, 8u);
+  EXPECT_GT(life.interrupts, 0u);
+}
+
+TEST(Interrupt, FromAnotherThreadChangesNothing) {
+  const SessionOptions o = policies()[2].options;
+  const Life expected = live(*open_session(model().model, o));
+  const auto session = open_session(model().model, o);
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) {
+      session->interrupt();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  });
+  uint64_t interrupts = 0;
+  bool same = true;
+  for (int i = 0; i < 20; ++i) {
+    must(session->reset());
+    const Life life = live(*session);  // state() at its end only reads what is there
+    same &= life.same_as(expected);
+    interrupts += life.interrupts;
+  }
+  stop = true;
+  other.join();
+  EXPECT_TRUE(same);
+  EXPECT_GT(interrupts, 0u);
+}
+
+TEST(Interrupt, WaitsForTheNextCallThatWorks) {
+  const auto session = open_session(model().model, policies()[2].options);
+  session->interrupt();
+  must(session->feed(seeded_tokens(5)));  // only queued
+  EXPECT_EQ(session->flush().code(), Code::kInterrupted);
+  must(session->flush());
+  EXPECT_EQ(must(session->stats()).entries, 5u);
+}
+
+// ---- going back ----
+
+TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
+  enum Astray { kNever, kDecoding, kReading };
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    SessionOptions o = policy.options;
+    o.max_new = 200;  // nothing is evicted between going astray and going back
+    const auto run = [&](Astray astray) {
+      const auto session = open_session(model().model, o);
+      must(session->feed(seeded_tokens(100)));
+      must(session->flush());
+      for (int32_t t = 0; t < 5; ++t) must(session->accept(t));
+      for (int32_t t = 10; astray && t < (astray == kReading ? 90 : 20); ++t) must(session->accept(t % 64));
+      if (astray == kReading) {  // past a full ring, which reading scores
+        read(*session, seeded_tokens(12, 64, 9));
+        must(session->feed(seeded_tokens(3)));  // still waiting
+      }
+      if (astray) must(session->rewind(105));
+      read(*session, seeded_tokens(10, 64, 8));
+      for (int32_t t = 0; t < 7; ++t) must(session->accept(t));
+      read(*session, seeded_tokens(70, 64, 10));  // evicts by the scores of all that was decoded
+      return state(*session);
+    };
+    const State expected = run(kNever);
+    EXPECT_EQ(run(kDecoding), expected);
+    EXPECT_EQ(run(kReading), expected);
+  }
+}
+
+TEST(Rewind, DropsWaitingTokensFirst) {
+  const auto session = open_session(model().model, policies()[2].options);
+  const std::vector<int32_t> tokens = seeded_tokens(10);
+  must(session->feed(tokens));
+  must(session->rewind(4));
+  EXPECT_EQ(must(session->stats()).position, 4u);
+  const std::vector<float> logits = flush(*session);
+  EXPECT_EQ(logits, read(*open_session(model().model, policies()[2].options), std::span(tokens).first(4)));
+  EXPECT_EQ(session->rewind(5).code(), Code::kInvalidArgument);
+}
+
+TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
+  const auto session = open_session(model().model, policies()[2].options);
+  const std::vector<int32_t> tokens = seeded_tokens(100);
+  read(*session, tokens);  // the last chunk ended at 85 and was evicted
+  const State before = state(*session);
+  EXPECT_EQ(session->rewind(84).code(), Code::kCannotRewind);
+  EXPECT_EQ(state(*session), before);
+  must(session->rewind(85));
+  EXPECT_EQ(must(session->stats()).entries, 60u);
+  EXPECT_EQ(read(*session, std::span(tokens).subspan(85)), before.logits);
+}
+
+TEST(Rewind, NeedsATokenBeforeTheNextStep) {
+  const auto session = open_session(model().model, policies()[0].options);
+  const std::vector<int32_t> tokens = seeded_tokens(40);
+  read(*session, tokens);
+  must(session->rewind(39));
+  EXPECT_EQ(session->step().status().code(), Code::kInvalidArgument);
+  must(session->feed(std::span(tokens).last(1)));
+  EXPECT_TRUE(session->step().ok());
+}
+
+// ---- clones and resets ----
+
+TEST(Clone, GoesOnFromTheSameStateAndLeavesItsParentAlone) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto one = [&](Session& s) {
+      must(s.feed(seeded_tokens(30, 64, 8)));
+      for (int i = 0; i < 20; ++i) must(s.step());
+      return state(s);
+    };
+    const auto other = [&](Session& s) {
+      must(s.feed(seeded_tokens(50, 64, 9)));
+      for (int32_t t = 0; t < 20; ++t) must(s.accept(t));
+      return state(s);
+    };
+    const auto begin = [&] {
+      auto session = open_session(model().model, policy.options);
+      must(session->set_sampler({.temperature = 1, .seed = 3}));
+      must(session->feed(seeded_tokens(100)));
+      for (int i = 0; i < 5; ++i) must(session->step());
+      must(session->feed(seeded_tokens(2)));  // these wait
+      return session;
+    };
+    const auto first = begin(), second = begin();
+    const State expected_one = one(*first), expected_other = other(*second);
+
+    const auto parent = begin();
+    const auto clone = must(parent->clone()), spare = must(parent->clone());
+    EXPECT_EQ(other(*clone), expected_other);
+    EXPECT_EQ(one(*parent), expected_one);
+    EXPECT_EQ(one(*spare), expected_one);
+  }
+}
+
+TEST(Clone, AnswersAtOnceWhereItsParentCould) {
+  const auto parent = open_session(model().model, policies()[3].options);
+  read(*parent, seeded_tokens(100));
+  const auto clone = must(parent->clone());
+  EXPECT_EQ(must(clone->step()), must(parent->step()));
+}
+
+TEST(Clone, CountsTowardsTheSameBudget) {
+  SessionOptions o = policies()[2].options;
+  const uint64_t alone = open_session(model().model, o)->plan().total;
+  const uint64_t fixed = open_session(model().model, o)->plan().fixed;
+  o.budget = 2 * alone - fixed;
+  const auto parent = open_session(model().model, o);
+  read(*parent, seeded_tokens(100));
+  const State before = state(*parent);
+  auto clone = must(parent->clone());
+  EXPECT_EQ(parent->allocated(), o.budget);
+  const auto refused = parent->clone();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kBudget);
+  EXPECT_EQ(refused.status().bytes_missing(), alone - fixed);
+  EXPECT_EQ(state(*parent), before);
+  clone.reset();
+  EXPECT_EQ(parent->allocated(), alone);
+  EXPECT_TRUE(parent->clone().ok());
+}
+
+TEST(Clone, OutlivesItsParent) {
+  auto parent = open_session(model().model, policies()[3].options);
+  read(*parent, seeded_tokens(100));
+  const auto clone = must(parent->clone());
+  const State expected = state(*parent);
+  parent.reset();
+  EXPECT_EQ(state(*clone), expected);
+}
+
+// What a longer life left behind in pool, chunk buffer, ring and votes must not be seen.
+TEST(Reset, IsAsGoodAsANewSession) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto session = open_session(model().model, policy.options),
+               fresh = open_session(model().model, policy.options);
+    for (Session* s : {session.get(), fresh.get()}) must(s->set_sampler({.temperature = 1, .seed = 3}));
+    live(*session);
+    must(session->reset());
+    const SessionStats stats = must(session->stats());
+    EXPECT_EQ(stats.position + stats.entries + stats.evicted + stats.generated + stats.cache_hits +
+                  stats.cache_misses,
+              0u);
+    for (Session* s : {session.get(), fresh.get()}) {
+      must(s->feed(seeded_tokens(7, 64, 8)));
+      for (int i = 0; i < 5; ++i) must(s->step());
+    }
+    EXPECT_EQ(state(*session), state(*fresh));
+    EXPECT_TRUE(live(*session).same_as(live(*fresh)));
+  }
+}
+
+TEST(Reset, ForgetsAnInterruptedCall) {
+  const SessionOptions o = policies()[2].options;
+  const auto session = open_session(model().model, o);
+  const std::vector<int32_t> tokens = seeded_tokens(100);
+  session->interrupt();
+  EXPECT_EQ(session->feed(tokens).code(), Code::kInterrupted);
+  must(session->reset());
+  EXPECT_EQ(read(*session, tokens), read(*open_session(model().model, o), tokens));
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,559 @@
+#include "runtime/tokenizer/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include "runtime/tokenizer/pretokenizer.h"
+#include "runtime/tokenizer/utf8.h"
+#include "tests/support/data.h"
+#include "tests/support/gguf_writer.h"
+
+namespace thimble {
+namespace {
+
+// A tokenizer and the file that its texts lie in.
+struct Loaded {
+  FileBytes bytes;
+  MappedFile file;
+  Tokenizer tokenizer;
+
+  explicit Loaded(const GgufWriter& writer) : bytes(writer.bytes()), file(lend(bytes)) { load("test"); }
+  explicit Loaded(const std::string& path) {
+    auto opened = MappedFile::open(path);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    if (opened.ok()) file = std::move(*opened);
+    load(path);
+  }
+
+ private:
+  void load(const std::string& name) {
+    const auto gguf = Gguf::parse(file, name);
+    ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+    auto loaded = Tokenizer::load(*gguf);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    tokenizer = std::move(*loaded);
+  }
+};
+
+Status load_error(const GgufWriter& writer) {
+  const FileBytes bytes = writer.bytes();
+  const MappedFile file = lend(bytes);
+  const auto gguf = Gguf::parse(file, "test.gguf");
+  EXPECT_TRUE(gguf.ok()) << gguf.status().message();
+  const auto loaded = Tokenizer::load(*gguf);
+  return loaded.status();
+}
+
+std::string read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<int32_t> ids(const std::vector<Token>& tokens) {
+  std::vector<int32_t> out;
+  for (const Token& t : tokens) out.push_back(t.id);
+  return out;
+}
+std::vector<int32_t> ids(const Tokenizer& t, std::string_view text, bool parse_special = false) {
+  return ids(t.tokenize(text, false, parse_special));
+}
+
+std::string back(const Tokenizer& t, const std::vector<int32_t>& tokens, bool special = false) {
+  return t.detokenize(tokens.data(), tokens.size(), special);
+}
+
+// Offsets ascend, lie inside the text, and each token's own bytes are what the text has there. Without BOS.
+void expect_offsets(const Tokenizer& t, std::string_view text, const std::vector<Token>& tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const uint64_t end = i + 1 < tokens.size() ? tokens[i + 1].offset : text.size();
+    ASSERT_LE(tokens[i].offset, end) << i;
+    ASSERT_LE(end, text.size());
+    std::string piece;
+    t.append_piece(tokens[i].id, false, piece);
+    const std::string_view there = text.substr(tokens[i].offset, end - tokens[i].offset);
+    if (i == 0 && piece.size() == there.size() + 1) piece.erase(0, 1);  // the space that was put in front
+    ASSERT_EQ(piece, there) << i;
+  }
+}
+
+// Pieces as a list, for comparing by eye.
+std::string pieces(const char* scheme, std::string_view text) {
+  std::string out;
+  const PreTokenizer* found = find_pre_tokenizer(scheme);
+  if (!found) return "no such scheme";
+  split(*found, text, [&](std::string_view piece) { out.append(out.empty() ? "" : "|").append(piece); });
+  return out;
+}
+
+// A vocabulary of all bytes, some letters merged: "ab", "abc", " a", and what each test adds.
+GgufWriter small_bpe() {
+  GgufWriter w;
+  std::vector<std::string> tokens;
+  for (int b = 0; b < 256;
+       ++b) {  // the bytes as byte-level BPE spells them, by another way than the library's
+    static int extra = 0x100;
+    if (b == 0) extra = 0x100;
+    const bool shown = (b > 32 && b < 127) || (b > 160 && b != 173);
+    const int c = shown ? b : extra++;
+    tokens.push_back(c < 128
+                         ? std::string(1, static_cast<char>(c))
+                         : std::string{static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 63))});
+  }
+  for (const char* t : {"ab", "abc", "\u0120a", "<|im_end|>", "<|x|>", "<|x|>>", "[user]"})
+    tokens.push_back(t);
+  std::vector<int32_t> types(tokens.size(), 1);
+  types[259] = types[260] = types[261] = 3;
+  types[262] = 4;
+  w.set("general.architecture", "llama")
+      .set("tokenizer.ggml.model", "gpt2")
+      .set("tokenizer.ggml.pre", "gpt-2");
+  w.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
+  w.set("tokenizer.ggml.merges", std::vector<std::string>{"a b", "ab c", "\u0120 a"});
+  return w.set("tokenizer.ggml.bos_token_id", 260u);
+}
+
+GgufWriter small_spm() {
+  GgufWriter w;
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types = {2, 3, 3};
+  std::vector<float> scores = {0, 0, 0};
+  for (int b = 0; b < 256; ++b) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
+    tokens.push_back(text);
+    types.push_back(6);
+    scores.push_back(0);
+  }
+  float score = 0;
+  for (const char* t : {"\u2581a", "ab", "bc", "\u2581", "a", "b", "c", "<", "s", ">", "<s"}) {
+    tokens.push_back(t);
+    types.push_back(1);
+    scores.push_back(--score);
+  }
+  w.set("general.architecture", "llama").set("tokenizer.ggml.model", "llama");
+  w.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
+  return w.set("tokenizer.ggml.scores", scores);
+}
+
+class PublicVocabulary : public testing::TestWithParam<const char*> {
+ protected:
+  std::string path() const { return shared_file(std::string("data/vocab/") + GetParam() + ".gguf"); }
+};
+
+TEST_P(PublicVocabulary, GivesTheIdsOfTheReferenceAndDecodesThem) {
+  THIMBLE_NEEDS(path());
+  const Loaded loaded(path());
+  const Tokenizer& t = loaded.tokenizer;
+  ASSERT_TRUE(t.ok());
+  const std::string input = read(path() + ".inp");
+  std::istringstream output(read(path() + ".out"));
+  const std::string mark = "\n__ggml_vocab_test__\n";
+  size_t texts = 0;
+  for (size_t begin = 0; begin < input.size(); ++texts) {
+    const size_t end = std::min(input.find(mark, begin), input.size());
+    const std::string text = input.substr(begin, end - begin);
+    begin = end + mark.size();
+    std::string line;
+    if (!std::getline(output, line)) break;
+    std::istringstream numbers(line);
+    const std::vector<int32_t> expected{std::istream_iterator<int32_t>(numbers), {}};
+    const std::vector<Token> tokens = t.tokenize(text, false, false);
+    EXPECT_EQ(ids(tokens), expected) << testing::PrintToString(text);
+    EXPECT_EQ(back(t, expected), text);
+    expect_offsets(t, text, tokens);
+  }
+  EXPECT_GT(texts, 40u);
+}
+
+TEST_P(PublicVocabulary, DecodesWhatItEncodesForAnyBytes) {
+  THIMBLE_NEEDS(path());
+  const Loaded loaded(path());
+  const Tokenizer& t = loaded.tokenizer;
+  std::string lacking;  // bytes without a token: only such as no assigned character has
+  for (int b = 0; b < 256; ++b) {
+    const std::string byte(1, static_cast<char>(b));
+    if (!t.tokenize(byte, false, false).empty()) continue;
+    lacking += byte;
+    EXPECT_TRUE(b == 0xC0 || b == 0xC1 || b >= 0xF1) << b;
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < 300; ++i) {
+    std::string text(random() % 200, '\0');
+    for (char& c : text)
+      c = static_cast<char>(i % 2 ? random() : " \na1'\xC3\xA9\xE2\x96\xF0\x9F\x80\xFF"[random() % 14]);
+    std::erase_if(text, [&](char c) { return lacking.find(c) != std::string::npos; });
+    // SentencePiece cannot tell U+2581 from a space.
+    for (size_t at; (at = text.find("\u2581")) != std::string::npos;) text[at] = '_';
+    const std::vector<Token> tokens = t.tokenize(text, false, false);
+    ASSERT_EQ(back(t, ids(tokens)), text) << i;
+    expect_offsets(t, text, tokens);
+  }
+}
+
+TEST_P(PublicVocabulary, TakesAMegabyteOfOneLetterOrOfProseInWellUnderTwoSeconds) {
+  THIMBLE_NEEDS(path());
+  const Loaded loaded(path());
+  std::string prose = read(project_file("models/demo-book.txt"));
+  while (prose.size() < 1'000'000) prose += prose;
+  prose.resize(1'000'000);
+  for (const std::string& text : {std::string(1'000'000, 'a'), std::string(1'000'000, ' '), prose}) {
+    const std::clock_t begin = std::clock();
+    const std::vector<Token> tokens = loaded.tokenizer.tokenize(text, false, false);
+    const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_EQ(back(loaded.tokenizer, ids(tokens)), text);
+    // Near-linear takes 0.1 to 0.4 s here, quadratic merging minutes; sanitizers and a busy machine take some
+    // more.
+    EXPECT_LT(seconds, 10.0);
+  }
+}
+
+TEST(PreTokenizer, CutsAsGpt2Does) {
+  EXPECT_EQ(pieces("gpt-2", "we'LL we'll"), "we|'|LL| we|'ll");
+  EXPECT_EQ(pieces("gpt-2", "I've  been 'RE12a\n\n b!?  "), "I|'ve| | been| '|RE|12|a|\n\n| b|!?|  ");
+  EXPECT_EQ(pieces("gpt-2", "a\u00a0\u3000b \u00e9t\u00e9 \u0663\u00bd"),
+            "a|\u00a0|\u3000|b| \u00e9t\u00e9| \u0663\u00bd");
+  EXPECT_EQ(pieces("gpt-2", "\t\tx"), "\t|\t|x");
+  EXPECT_EQ(pieces("gpt-2", "a\xff\xfe b"), "a|\xff\xfe| b");
+}
+
+TEST(PreTokenizer, CutsAsLlama3AndQwen2Do) {
+  EXPECT_EQ(pieces("llama-bpe", "I'VE 12345 x\t\tyou!\r\n\n z"), "I|'VE| |123|45| x|\t|\tyou|!\r\n\n| z");
+  EXPECT_EQ(pieces("llama-bpe", "a  \n  \n   b   "), "a|  \n  \n|  | b|   ");
+  EXPECT_EQ(pieces("llama-bpe", "\nx (y) \u4e2d\u6587\u3002"), "\n|x| (|y|)| \u4e2d\u6587|\u3002");
+  EXPECT_EQ(pieces("qwen2", "a12 3"), "a|1|2| |3");
+}
+
+TEST(PreTokenizer, CutsAsStarcoderDoes) {
+  EXPECT_EQ(pieces("starcoder", "x12 34's"), "x|1|2| |3|4|'s");
+  EXPECT_EQ(pieces("smollm", "  12"), "  |1|2");
+}
+
+TEST(PreTokenizer, CutsAsDeepseekDoes) {
+  EXPECT_EQ(pieces("deepseek-llm", "Hi there, 12\n\n\u4e2d\u6587a "),
+            "Hi| there|,| |12|\n|\n|\u4e2d\u6587|a| ");
+  // Georgian small letters are cased for Unicode, but not in the published list.
+  EXPECT_EQ(pieces("deepseek-llm", "a\u10d0\u10d1 b\u2019"), "a|\u10d0\u10d1| b|\u2019");
+}
+
+TEST(PreTokenizer, CutsAsTheDefaultDoes) {
+  EXPECT_EQ(pieces("default", "a$+<b 12345, \u2014x`"), "a|$+<|b| |123|45|,| |\u2014|x|`");
+}
+
+TEST(PreTokenizer, TakesLinearTimeForAnyRun) {
+  // 48 runs of 300,000 bytes: 0.5 s, where trying each place anew would take 50 times 4e10 steps.
+  const std::clock_t begin = std::clock();
+  for (const char* scheme : {"gpt-2", "llama-bpe", "qwen2", "starcoder", "deepseek-llm", "default"}) {
+    for (const char* unit : {" ", "\n ", "a", "1", "!", "'", "\u4e2d", "\x80"}) {
+      std::string text;
+      while (text.size() < 300'000) text += unit;
+      text += "x";
+      size_t total = 0;
+      split(*find_pre_tokenizer(scheme), text, [&](std::string_view piece) { total += piece.size(); });
+      EXPECT_EQ(total, text.size());
+    }
+  }
+  const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 20.0);
+}
+
+TEST(Tokenizer, MergesByRankAndByScore) {
+  const Loaded bpe(small_bpe());
+  EXPECT_EQ(ids(bpe.tokenizer, "abcab"), (std::vector<int32_t>{257, 256}));
+  EXPECT_EQ(ids(bpe.tokenizer, "bc ab"),
+            (std::vector<int32_t>{'b', 'c', ' ', 256}));  // "a b" ranks before " a"
+  const Loaded spm(small_spm());
+  const Tokenizer& t = spm.tokenizer;
+  EXPECT_EQ(ids(t, "abc"), (std::vector<int32_t>{t.find("\u2581a"), t.find("bc")}));
+  EXPECT_EQ(ids(t, "cabc"), (std::vector<int32_t>{t.find("\u2581"), t.find("c"), t.find("ab"), t.find("c")}));
+  EXPECT_EQ(ids(t, "a\u00e9"), (std::vector<int32_t>{t.find("\u2581a"), t.find("<0xC3>"), t.find("<0xA9>")}));
+}
+
+TEST(Tokenizer, TakesAPieceWholeWhereLlama3Says) {
+  GgufWriter w = small_bpe();
+  w.set("tokenizer.ggml.merges", std::vector<std::string>{});
+  EXPECT_EQ(ids(Loaded(w).tokenizer, "abc").size(), 3u);
+  w.set("tokenizer.ggml.pre", "llama-bpe");
+  EXPECT_EQ(ids(Loaded(w).tokenizer, "abc"), (std::vector<int32_t>{257}));
+}
+
+TEST(Tokenizer, ParsesControlTokensOnlyWhenAskedAndTheLongestWins) {
+  const Loaded loaded(small_bpe());
+  const Tokenizer& t = loaded.tokenizer;
+  const std::string text = "a<|x|>>b<|x|>[user]<|";
+  EXPECT_EQ(ids(t, text, true), (std::vector<int32_t>{'a', 261, 'b', 260, 262, '<', '|'}));
+  for (int32_t id : ids(t, text))
+    EXPECT_TRUE(id < 259 || id == 262) << id;  // user-defined ones count as plain text
+  EXPECT_EQ(t.tokenize(text, false, true)[4].offset, 13u);
+  EXPECT_EQ(back(t, ids(t, text)), text);
+  EXPECT_EQ(back(t, ids(t, text, true), true), text);
+  EXPECT_EQ(back(t, ids(t, text, true), false), "ab[user]<|");
+}
+
+TEST(Tokenizer, NeverMakesAControlTokenOfPlainText) {
+  GgufWriter w = small_spm();  // "<s" and ">" are tokens, and so is what they merge to
+  const Loaded loaded(w);
+  EXPECT_EQ(ids(loaded.tokenizer, "<s>").back(), loaded.tokenizer.find(">"));
+  EXPECT_EQ(ids(loaded.tokenizer, "<s>", true), (std::vector<int32_t>{1}));
+  // What ends a generation counts as control, whatever type the file gives it.
+  GgufWriter b = small_bpe();
+  std::vector<int32_t> types(263, 1);
+  types[259] = 4;
+  b.set("tokenizer.ggml.token_type", types);
+  const Loaded bpe(b);
+  EXPECT_EQ(ids(bpe.tokenizer, "<|im_end|>").size(), 10u);
+  EXPECT_EQ(ids(bpe.tokenizer, "<|im_end|>", true), (std::vector<int32_t>{259}));
+}
+
+TEST(Tokenizer, AddsBosWhereTheFileOrTheKindSays) {
+  GgufWriter bpe = small_bpe();
+  EXPECT_FALSE(Loaded(bpe).tokenizer.adds_bos());
+  EXPECT_TRUE(Loaded(bpe.set("tokenizer.ggml.pre", "llama-bpe")).tokenizer.adds_bos());
+  EXPECT_FALSE(Loaded(bpe.set("tokenizer.ggml.add_bos_token", false)).tokenizer.adds_bos());
+  bpe.set("tokenizer.ggml.add_bos_token", true);
+  const Loaded adds(bpe);
+  EXPECT_EQ(ids(adds.tokenizer.tokenize("a", true, false)), (std::vector<int32_t>{260, 'a'}));
+  EXPECT_EQ(ids(adds.tokenizer.tokenize("", true, false)), (std::vector<int32_t>{260}));
+  EXPECT_EQ(ids(adds.tokenizer.tokenize("a", false, false)), (std::vector<int32_t>{'a'}));
+  EXPECT_FALSE(Loaded(bpe.erase("tokenizer.ggml.bos_token_id")).tokenizer.adds_bos());
+
+  GgufWriter spm = small_spm();
+  const Loaded by_kind(spm);
+  EXPECT_EQ(by_kind.tokenizer.tokenize("a", true, false).front().id, 1);
+  EXPECT_EQ(by_kind.tokenizer.eos(), 2);
+  EXPECT_FALSE(Loaded(spm.set("tokenizer.ggml.add_bos_token", false)).tokenizer.adds_bos());
+}
+
+TEST(Tokenizer, PutsASpaceInFrontAndTakesItAwayAgain) {
+  GgufWriter w = small_spm();
+  const Loaded with(w);
+  const Tokenizer& t = with.tokenizer;
+  EXPECT_EQ(ids(t, "a"), (std::vector<int32_t>{t.find("\u2581a")}));
+  for (const char* text : {"a", " a", "  a ", "", " ", "<s>a</s> b<s>"}) {
+    EXPECT_EQ(back(t, ids(t, text)), text);
+    EXPECT_EQ(back(t, ids(t, text, true), true), text);
+    EXPECT_EQ(back(t, ids(t.tokenize(text, true, false))), text);
+  }
+  const Loaded without(w.set("tokenizer.ggml.add_space_prefix", false));
+  EXPECT_EQ(ids(without.tokenizer, "a"), (std::vector<int32_t>{t.find("a")}));
+  EXPECT_EQ(back(without.tokenizer, ids(without.tokenizer, " a")), " a");
+}
+
+TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
+  // A token with a space inside: text may no longer be encoded word by word.
+  GgufWriter w = small_spm();
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "a\u2581", "a\u2581a"};
+  w.set("tokenizer.ggml.tokens", tokens)
+      .set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 3, 1, 1, 1, 1});
+  w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, -5, -6, -1, -2});
+  EXPECT_EQ(ids(Loaded(w).tokenizer, "a a"), (std::vector<int32_t>{3, 6}));
+  // And a space may merge with a U+2581 that the text itself holds.
+  tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "\u2581\u2581", "b"};
+  w.set("tokenizer.ggml.tokens", tokens);
+  EXPECT_EQ(ids(Loaded(w).tokenizer, "a\u2581 b"), (std::vector<int32_t>{3, 4, 5, 6}));
+}
+
+TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfPhi3) {
+  const std::string path = shared_file("data/vocab/phi-3.gguf");
+  THIMBLE_NEEDS(path);
+  const Loaded loaded(path);
+  const Tokenizer& t = loaded.tokenizer;
+  const std::vector<Token> tokens = t.tokenize("<|user|>\nHello<|end|>\n<|assistant|>\n", true, true);
+  EXPECT_EQ(ids(tokens), (std::vector<int32_t>{1, t.find("<|user|>"), t.find("\u2581Hello"),
+                                               t.find("<|end|>"), t.find("<|assistant|>")}));
+  EXPECT_EQ(tokens[2].offset, 9u);
+}
+
+TEST(Tokenizer, CountsTheTokensOfTheDemonstrationsBook) {
+  const Loaded loaded(project_file("models/thimble-demo-28m-q8_0.gguf"));
+  const Tokenizer& t = loaded.tokenizer;
+  const std::string book = read(project_file("models/demo-book.txt"));
+  const std::vector<Token> tokens = t.tokenize(book, true, false);
+  EXPECT_EQ(tokens.size(), 57'004u);  // as another implementation counts them
+  EXPECT_EQ(back(t, ids(tokens)), book);
+  EXPECT_TRUE(t.adds_bos());
+  EXPECT_EQ(t.eos(), t.find("<|end|>"));
+  EXPECT_TRUE(t.ends_generation(t.find("<|end|>")) && t.ends_generation(t.find("<|endoftext|>")));
+}
+
+TEST(Tokenizer, KnowsWhatEndsAGeneration) {
+  GgufWriter w = small_bpe();
+  w.set("tokenizer.ggml.eos_token_id", 261u).set("tokenizer.ggml.eot_token_id", 'z' + 0u);
+  const Loaded loaded(w);
+  const Tokenizer& t = loaded.tokenizer;
+  for (int32_t id : {259, 261, int{'z'}})
+    EXPECT_TRUE(t.ends_generation(id)) << id;  // by text, by eos, by eot
+  for (int32_t id : {int{'a'}, 260, 262, -1, 1000}) EXPECT_FALSE(t.ends_generation(id)) << id;
+
+  GgufWriter parts = small_bpe();
+  std::vector<std::string> tokens = {"<|end|>", "<|return|>", "<|call|>"};
+  parts.set("tokenizer.ggml.tokens", tokens)
+      .erase("tokenizer.ggml.token_type")
+      .erase("tokenizer.ggml.bos_token_id");
+  EXPECT_FALSE(Loaded(parts).tokenizer.ends_generation(0));
+  EXPECT_TRUE(Loaded(parts).tokenizer.ends_generation(1));
+  tokens[1] = tokens[2] = "x";
+  EXPECT_TRUE(Loaded(parts.set("tokenizer.ggml.tokens", tokens)).tokenizer.ends_generation(0));
+}
+
+TEST(Tokenizer, GivesPiecesWithinTheLengthItNames) {
+  for (const GgufWriter& w : {small_bpe(), small_spm()}) {
+    const Loaded loaded(w);
+    const Tokenizer& t = loaded.tokenizer;
+    uint32_t longest = 0;
+    for (int32_t id = -2; id < static_cast<int32_t>(t.size()) + 2; ++id) {
+      std::string piece;
+      t.append_piece(id, true, piece);
+      longest = std::max(longest, static_cast<uint32_t>(piece.size()));
+    }
+    EXPECT_EQ(longest, t.longest_piece());
+  }
+}
+
+TEST(Tokenizer, RefusesDamagedVocabulariesWithASentence) {
+  const auto refused = [](GgufWriter w, Code code, const std::string& names) {
+    const Status status = load_error(w);
+    EXPECT_EQ(status.code(), code) << names;
+    EXPECT_NE(status.message().find(names), std::string::npos) << status.message();
+  };
+  refused(small_bpe().erase("tokenizer.ggml.model"), Code::kUnsupported, "tokenizer.ggml.model");
+  refused(small_bpe().set("tokenizer.ggml.model", "bert"), Code::kUnsupported, "'bert'");
+  refused(small_bpe().set("tokenizer.ggml.pre", "tekken"), Code::kUnsupported, "'tekken'");
+  refused(small_bpe().erase("tokenizer.ggml.tokens"), Code::kFormat, "tokens");
+  refused(small_bpe().set("tokenizer.ggml.tokens", std::vector<std::string>{}), Code::kFormat, "tokens");
+  refused(small_bpe().set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 2}), Code::kFormat,
+          "token_type");
+  refused(small_bpe().erase("tokenizer.ggml.merges"), Code::kFormat, "merges");
+  refused(small_bpe().set("tokenizer.ggml.eos_token_id", 5000u), Code::kFormat, "eos_token_id is 5000");
+  refused(small_bpe().set("tokenizer.ggml.bos_token_id", -7), Code::kFormat, "bos_token_id");
+  refused(small_bpe().set("tokenizer.ggml.tokens", 5u), Code::kFormat, "tokens");
+  refused(small_spm().erase("tokenizer.ggml.scores"), Code::kFormat, "scores");
+  refused(small_spm().set("tokenizer.ggml.scores", std::vector<float>{1, 2, 3}), Code::kFormat, "scores");
+  EXPECT_EQ(Loaded(small_bpe().set("tokenizer.ggml.bos_token_id", 0xFFFFFFFFu)).tokenizer.bos(), -1);
+}
+
+TEST(Tokenizer, EncodesWithAnyVocabularyItAccepts) {
+  // Merges of nothing, empty and duplicate tokens, missing bytes, scores that are no numbers, types that do
+  // not exist.
+  GgufWriter bpe = small_bpe();
+  bpe.set("tokenizer.ggml.merges", std::vector<std::string>{"", " ", "a", "a b", "a b", "b  ", "q q",
+                                                            "nope b", "ab ", "a b c", "\xff \xfe"});
+  EXPECT_EQ(ids(Loaded(bpe).tokenizer, "abqq"), (std::vector<int32_t>{256, 'q', 'q'}));
+
+  GgufWriter holes = small_bpe();
+  holes.set("tokenizer.ggml.tokens", std::vector<std::string>{"", "a", "a", "", "b", "ab", "\xff", "\u0120"});
+  holes.set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 3, 3, -5, 99, 6, 1})
+      .erase("tokenizer.ggml.bos_token_id");
+  const Loaded few(holes);
+  EXPECT_EQ(ids(few.tokenizer, "a bzb\xff"), (std::vector<int32_t>{1, 7, 4, 4}));
+  EXPECT_EQ(few.tokenizer.find(""), -1);
+
+  GgufWriter spm = small_spm();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  spm.set("tokenizer.ggml.tokens",
+          std::vector<std::string>{"<unk>", "a", "b", "ab", "ba", "", "<0xZZ>", "<0x41"});
+  spm.set("tokenizer.ggml.scores", std::vector<float>{nan, nan, -1, nan, -INFINITY, 0, 0, INFINITY});
+  spm.erase("tokenizer.ggml.token_type");
+  const Loaded odd(spm);
+  // "ba" scores -inf and still goes before "ab", which is not a number; what has no token is <unk>, once a
+  // byte.
+  EXPECT_EQ(ids(odd.tokenizer, "babz"), (std::vector<int32_t>{0, 0, 0, 4, 2, 0}));
+}
+
+TEST(Tokenizer, KnowsWhereTheBytesOfACharacterLie) {
+  GgufWriter w = small_spm();
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  std::vector<float> scores;
+  for (int b = 0; b < 256; ++b) {  // bytes only: even a space has no token of its own
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
+    tokens.push_back(text);
+    types.push_back(6);
+    scores.push_back(0);
+  }
+  w.set("tokenizer.ggml.tokens", tokens)
+      .set("tokenizer.ggml.token_type", types)
+      .set("tokenizer.ggml.scores", scores);
+  const Loaded loaded(w);
+  std::vector<uint64_t> offsets;
+  for (const Token& t : loaded.tokenizer.tokenize("\u00e9 b", false, false)) offsets.push_back(t.offset);
+  EXPECT_EQ(offsets, (std::vector<uint64_t>{0, 0, 0, 0, 1, 2, 2, 2, 3}));  // in front: U+2581, then the text
+}
+
+TEST(Tokenizer, KnowsNothingUntilItIsLoaded) {
+  const Tokenizer t;
+  EXPECT_FALSE(t.ok());
+  EXPECT_TRUE(t.tokenize("a", true, true).empty());
+  EXPECT_EQ(t.find("a"), -1);
+  EXPECT_EQ(t.text(0), "");
+  EXPECT_EQ(back(t, {0, 1}), "");
+  EXPECT_FALSE(t.ends_generation(-1));
+  EXPECT_EQ(t.host_bytes(), 0u);
+}
+
+TEST(Utf8, ReadsWhatIsValidAndNothingElse) {
+  const auto first = [](std::string_view text) { return first_code_point(text).value; };
+  EXPECT_EQ(first("\x7f"), 0x7Fu);
+  EXPECT_EQ(first("\xc2\x80"), 0x80u);
+  EXPECT_EQ(first("\xdf\xbf"), 0x7FFu);
+  EXPECT_EQ(first("\xe0\xa0\x80"), 0x800u);
+  EXPECT_EQ(first("\xed\x9f\xbf"), 0xD7FFu);
+  EXPECT_EQ(first("\xef\xbf\xbf"), 0xFFFFu);
+  EXPECT_EQ(first("\xf0\x90\x80\x80"), 0x10000u);
+  EXPECT_EQ(first("\xf4\x8f\xbf\xbf"), 0x10FFFFu);
+  for (const char* bad : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x28"})
+    EXPECT_EQ(first(bad), kInvalidUtf8) << testing::PrintToString(bad);
+  for (const char* cut : {"\xc3", "\xe2\x96", "\xf0\x9f\xa6"}) EXPECT_EQ(first(cut), kPartialUtf8);
+}
+
+TEST(Utf8, StreamCutsAtWholeCodePointsWhereverItsBytesAreCut) {
+  const std::string text = "a\u00e9\u2581\U0001F999z";
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    Utf8Stream stream;
+    std::string out;
+    stream.push(text.substr(0, cut), out);
+    EXPECT_EQ(text.substr(0, out.size()), out);
+    EXPECT_TRUE(out.size() == text.size() || (text[out.size()] & 0xC0) != 0x80);
+    EXPECT_LT(cut - out.size(), 4u);
+    stream.push(text.substr(cut), out);
+    stream.finish(out);
+    EXPECT_EQ(out, text);
+  }
+}
+
+TEST(Utf8, StreamReplacesWhatCanNeverBecomeACodePoint) {
+  const auto through = [](std::string_view bytes) {
+    Utf8Stream stream;
+    std::string out;
+    for (char c : bytes) stream.push({&c, 1}, out);
+    stream.finish(out);
+    return out;
+  };
+  EXPECT_EQ(through("a\xff"
+                    "b"),
+            "a\ufffd"
+            "b");
+  EXPECT_EQ(through("\xe2\x96z"), "\ufffdz");  // broken off: one for the good part
+  EXPECT_EQ(through("\xf0\x9f\xe2\x96\x81"), "\ufffd\u2581");
+  EXPECT_EQ(through("\xed\xa0\x80"), "\ufffd\ufffd\ufffd");  // a surrogate
+  EXPECT_EQ(through("x\xf0\x9f\xa6"), "x\ufffd");
+}
+
+INSTANTIATE_TEST_SUITE_P(, PublicVocabulary, testing::Values("gpt-2", "starcoder", "llama-spm", "phi-3"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace thimble
