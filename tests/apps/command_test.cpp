@@ -1,0 +1,565 @@
+// The thimble command as a user runs it: flags, errors, exit codes, JSON.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/data.h"
+
+namespace thimble {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Outcome {
+  int exit_code;
+  std::string out, error;
+};
+
+std::string slurp(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A file of this test, gone when the process ends its test.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& content = "") {
+    std::string name = (std::filesystem::temp_directory_path() / "thimble-test-XXXXXX").string();
+    const int descriptor = mkstemp(name.data());
+    if (descriptor >= 0) close(descriptor);
+    path_ = name;
+    std::ofstream(path_, std::ios::binary) << content;
+  }
+  ~TemporaryFile() { std::remove(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Runs the command in a shell with these arguments and this standard input.
+Outcome thimble(const std::string& arguments, const std::string& input = "") {
+  const TemporaryFile in(input), out, error;
+  const std::string line = std::string("'") + THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" +
+                           out.path() + " 2>" + error.path();
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// One sentence on one line, "thimble: ...".
+void expect_one_sentence(const Outcome& outcome) {
+  EXPECT_EQ(outcome.error.rfind("thimble: ", 0), 0u) << outcome.error;
+  EXPECT_EQ(outcome.error.find('\n'), outcome.error.size() - 1) << outcome.error;
+}
+
+const char* kCommands[] = {"run", "chat", "plan", "eval", "bench", "inspect", "tokenize", "devices"};
+const std::string kModel = project_file("models/thimble-demo-28m-q8_0.gguf");
+const std::string kHeads = project_file("models/thimble-demo-28m.locret.gguf");
+const std::string kM = " -m " + kModel + " ";
+
+// ---- without a model ----
+
+TEST(Command, HelpNamesEverySubcommand) {
+  const Outcome help = thimble("--help");
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* name : kCommands) EXPECT_TRUE(contains(help.out, std::string("  ") + name + " ")) << name;
+}
+
+TEST(Command, HelpOfEverySubcommandShowsUsageAndTwoExamples) {
+  for (const char* name : kCommands) {
+    const Outcome help = thimble(std::string(name) + " --help");
+    EXPECT_EQ(help.exit_code, 0) << name;
+    EXPECT_TRUE(contains(help.out, std::string("Usage: ") + "thimble " + name)) << help.out;
+    const size_t examples = help.out.find("Examples:\n");
+    ASSERT_NE(examples, std::string::npos) << name;
+    const std::string call = std::string("thimble ") + name;
+    const size_t first = help.out.find(call, examples);
+    ASSERT_NE(first, std::string::npos) << name;
+    EXPECT_NE(help.out.find(call, first + 1), std::string::npos) << name;
+  }
+}
+
+TEST(Command, HelpFitsATerminalOfAHundredColumnsButForExamples) {
+  for (const char* name : kCommands) {
+    const std::string help = thimble(std::string(name) + " --help").out;
+    ASSERT_NE(help, "") << name;
+    std::istringstream lines(help.substr(0, help.find("Examples:")));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << name << ": " << line;
+  }
+}
+
+TEST(Command, HelpSaysThatDecodingIsGreedyByDefault) {
+  const std::string help = thimble("run --help").out;
+  EXPECT_TRUE(contains(help, "Temperature; 0: always the most likely token (default: 0)")) << help;
+}
+
+TEST(Command, VersionNamesTheLibrary) {
+  const Outcome version = thimble("--version");
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_EQ(version.out.rfind("thimble ", 0), 0u) << version.out;
+}
+
+TEST(Command, UsageErrorsExitWithTwoNameTheCulpritAndPointToHelp) {
+  const struct {
+    const char *arguments, *culprit;
+  } kCases[] = {{"", "command"},
+                {"frobnicate", "unknown command 'frobnicate'"},
+                {"--frobnicate", "unknown flag --frobnicate"},
+                {"run", "--model"},
+                {"run -m x --frobnicate", "unknown flag --frobnicate"},
+                {"run -m x stray", "'stray'"},
+                {"run -m x", "-f FILE"},
+                {"run -m x -p", "--prompt"},
+                {"run -m x -p a -p b", "--prompt"},
+                {"run -m x -p a -c abc", "--ctx-size"},
+                {"run -m x -p a -n -2", "--predict"},
+                {"run -m x -p a --retention lru", "'lru' is none of none|window|random|locret"},
+                {"run -m x -p a --mem-budget 64M", "'64M' is no size"},
+                {"run -m x -p a --mem-budget 0", "'0' is no size"},
+                {"chat -m x --raw", "unknown flag --raw"},
+                {"tokenize -m x", "-p TEXT"},
+                {"eval -m x", "FILE is required"}};
+  for (const auto& c : kCases) {
+    const Outcome outcome = thimble(c.arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << c.arguments;
+    EXPECT_EQ(outcome.out, "") << c.arguments;
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, c.culprit)) << c.arguments << ": " << outcome.error;
+    EXPECT_TRUE(contains(outcome.error, "--help")) << c.arguments << ": " << outcome.error;
+  }
+}
+
+TEST(Command, OptionsThatContradictEachOtherAreUsageErrors) {
+  for (const char* arguments : {"--retention locret", "--retention window --heads h.gguf", "--select-k 9",
+                                "--vote layer", "--selection dense --select-theta 0.9", "--raw -sys text",
+                                "--raw --chat-template llama3", "--tokens 1,2", "--questions q.json"}) {
+    const Outcome outcome = thimble(std::string("run -m x -p question ") + arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    expect_one_sentence(outcome);
+  }
+  EXPECT_EQ(thimble("run -m x --questions q.json").exit_code, 2) << "questions without a text";
+  EXPECT_EQ(thimble("tokenize -m x -p text --decode 1").exit_code, 2);
+}
+
+TEST(Command, AMissingModelIsOneSentenceAndExitCodeOne) {
+  for (const char* arguments :
+       {"run -p x", "chat", "plan", "eval e.jsonl", "bench", "inspect", "tokenize -p x"}) {
+    const Outcome outcome = thimble(std::string(arguments) + " -m no-such-model.gguf");
+    EXPECT_EQ(outcome.exit_code, 1) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, "no-such-model.gguf")) << outcome.error;
+  }
+}
+
+TEST(Command, JsonErrorsGoToBothStreams) {
+  const Outcome missing = thimble("run -m no-such-model.gguf -p x --json");
+  EXPECT_EQ(missing.exit_code, 1);
+  expect_one_sentence(missing);
+  const Json error = Json::parse(missing.out)["error"];
+  EXPECT_EQ(error["code"], "IO");
+  EXPECT_EQ("thimble: " + error["message"].get<std::string>() + "\n", missing.error);
+  EXPECT_EQ(Json::parse(thimble("plan --json --frobnicate").out)["error"]["code"], "INVALID_ARGUMENT");
+}
+
+TEST(Command, JsonErrorsAreValidUtf8WhateverTheArguments) {
+  for (const char* arguments :
+       {"inspect -m $(printf 'a\\377b') --json", "run -m x -p a --retention $(printf 'a\\377b') --json"}) {
+    const Outcome outcome = thimble(arguments);
+    EXPECT_TRUE(Json::accept(outcome.out)) << arguments << ": " << outcome.out;  // refuses invalid UTF-8
+    EXPECT_NE(outcome.exit_code, 0) << arguments;
+  }
+}
+
+TEST(Command, OutputThatCannotBeWrittenIsAnError) {
+  THIMBLE_NEEDS("/dev/full");
+  const std::string line = std::string("'") + THIMBLE_COMMAND + "' --help >/dev/full 2>/dev/null";
+  const int status = std::system(line.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+TEST(Command, DevicesListsTheCpu) {
+  EXPECT_TRUE(contains(thimble("devices").out, "cpu"));
+  const Json list = Json::parse(thimble("devices --json").out)["devices"];
+  ASSERT_FALSE(list.empty());
+  bool found = false;
+  for (const Json& device : list) found |= device["name"] == "cpu" && device["total_bytes"] > 0;
+  EXPECT_TRUE(found) << list;
+}
+
+// ---- with the demo model ----
+
+TEST(Inspect, ShowsWhatTheDemoModelIs) {
+  THIMBLE_NEEDS(kModel);
+  const Json info = Json::parse(thimble("inspect --json" + kM).out);
+  EXPECT_EQ(info["architecture"], "llama");
+  EXPECT_EQ(info["layers"], 8);
+  EXPECT_EQ(info["chat_format"], "thimble");
+  EXPECT_EQ(info["file_bytes"], std::filesystem::file_size(kModel));
+  EXPECT_EQ(info["metadata"]["general.architecture"], "llama");
+  EXPECT_TRUE(contains(thimble("inspect" + kM).out, "general.architecture = llama"));
+}
+
+TEST(Tokenize, GivesIdsThatDecodeToTheText) {
+  THIMBLE_NEEDS(kModel);
+  const std::string text = "Der Fluß, 42 Häuser.";
+  const Outcome ids = thimble("tokenize --no-bos" + kM + "-p '" + text + "'");
+  ASSERT_EQ(ids.exit_code, 0) << ids.error;
+  EXPECT_EQ(thimble("tokenize" + kM + "--decode '" + ids.out + "'").out, text + "\n");
+}
+
+TEST(Tokenize, ReadsStandardInputAndFilesAlike) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile file("a text");
+  const std::string from_flag = thimble("tokenize" + kM + "-p 'a text'").out;
+  EXPECT_NE(from_flag, "");
+  EXPECT_EQ(thimble("tokenize" + kM + "-f " + file.path()).out, from_flag);
+  EXPECT_EQ(thimble("tokenize" + kM + "-f -", "a text").out, from_flag);
+}
+
+TEST(Tokenize, ParsesSpecialTokensUnlessToldNotTo) {
+  THIMBLE_NEEDS(kModel);
+  const Json parsed = Json::parse(thimble("tokenize --json --no-bos" + kM + "-p 'x<|end|>y'").out);
+  EXPECT_EQ(parsed["ids"].size(), 3u);
+  EXPECT_EQ(parsed["offsets"], Json({0, 1, 8}));
+  const Json plain =
+      Json::parse(thimble("tokenize --json --no-bos --no-special" + kM + "-p 'x<|end|>y'").out);
+  EXPECT_GT(plain["ids"].size(), 3u);
+}
+
+TEST(Tokenize, RefusesIdsThatAreNone) {
+  THIMBLE_NEEDS(kModel);
+  EXPECT_EQ(thimble("tokenize" + kM + "--decode '1 x 3'").exit_code, 2);
+  EXPECT_EQ(thimble("tokenize" + kM + "--decode '1 -3'").exit_code, 2);
+  const Outcome beyond = thimble("tokenize" + kM + "--decode 99999999");
+  EXPECT_EQ(beyond.exit_code, 1);
+  expect_one_sentence(beyond);
+}
+
+TEST(Plan, AddsUpAndFillsTheBudgetWithThePool) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("plan --json --mem-budget 48MiB --retention window" + kM);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  const Json plan = Json::parse(outcome.out);
+  const Json& m = plan["memory"];
+  const uint64_t sum = m["weights"].get<uint64_t>() + m["pool"].get<uint64_t>() + m["view"].get<uint64_t>() +
+                       m["workspace"].get<uint64_t>() + m["io"].get<uint64_t>() + m["fixed"].get<uint64_t>();
+  EXPECT_EQ(plan["total_bytes"], sum);
+  EXPECT_LE(sum, uint64_t{48} << 20);
+  EXPECT_EQ(plan["budget_bytes"], uint64_t{48} << 20);
+  EXPECT_GT(plan["pool"], 0);
+}
+
+TEST(Plan, SaysWhatDenseAttentionWouldNeed) {
+  THIMBLE_NEEDS(kModel);
+  const Json plan =
+      Json::parse(thimble("plan --json --retention window --pool 512 --tokens-planned 131072" + kM).out);
+  // 8 layers, 2 KV heads of 64, keys and values of 2 bytes.
+  EXPECT_EQ(plan["dense"]["bytes"], uint64_t{131072} * 8 * 2 * 64 * 2 * 2);
+  EXPECT_LT(plan["largest_position"], 16384);
+}
+
+TEST(Plan, RefusesABudgetThatDoesNotDoAndSaysWhatIsMissing) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("plan --json --mem-budget 1MiB --retention window --pool 512" + kM);
+  EXPECT_EQ(outcome.exit_code, 1);
+  expect_one_sentence(outcome);
+  const Json error = Json::parse(outcome.out)["error"];
+  EXPECT_EQ(error["code"], "BUDGET");
+  EXPECT_GT(error["bytes_missing"], 0);
+}
+
+TEST(Plan, SaysWhenSelectionCannotPay) {
+  THIMBLE_NEEDS(kModel);
+  const std::string small = thimble("plan --retention window --pool 512 --selection tokenselect" + kM).out;
+  EXPECT_TRUE(contains(small, "selection cannot pay")) << small;
+  const std::string dense = thimble("plan --retention window --pool 512" + kM).out;
+  EXPECT_FALSE(contains(dense, "selection cannot pay")) << dense;
+}
+
+const char* kText = "The pass key is 550178. Remember it. 550178 is the pass key.";
+
+TEST(Run, AnswersFromTheTextOnStandardOutputAlone) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile file(kText);
+  const Outcome outcome = thimble("run -f " + file.path() + kM + "-p 'What is the pass key?'");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out, "550178\n");
+  EXPECT_EQ(outcome.error, "");
+  EXPECT_EQ(thimble("run -f -" + kM + "-p 'What is the pass key?'", kText).out, "550178\n");
+}
+
+TEST(Run, JsonTellsTheWholeRun) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("run --json -f -" + kM + "-p 'What is the pass key?'", kText);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  const Json run = Json::parse(outcome.out);
+  EXPECT_EQ(run["text"], "550178");
+  EXPECT_EQ(run["finish_reason"], "stop");
+  EXPECT_EQ(run["seed"], 0);
+  EXPECT_GT(run["prefill_tps"], 0);
+  EXPECT_GT(run["decode_tps"], 0);
+  const uint64_t tokens = run["prompt_tokens"].get<uint64_t>() + run["generated_tokens"].get<uint64_t>();
+  EXPECT_EQ(run["entries"], Json({{"seen", tokens}, {"kept", tokens}, {"evicted", 0}}));
+  EXPECT_EQ(run["memory"]["allocated"], run["memory"]["held"]["total"]);
+  EXPECT_FALSE(run.contains("logits"));
+}
+
+TEST(Run, StaysInsideItsPoolAndSaysWhatItEvicted) {
+  THIMBLE_NEEDS(kModel);
+  std::string text = kText;
+  for (int i = 0; i < 200; ++i) text += " It rained all day.";
+  const Json run = Json::parse(
+      thimble("run --json --retention window --pool 64 --chunk 128 --local 16 -n 4 -f -" + kM, text).out);
+  ASSERT_TRUE(run.contains("entries")) << run;
+  EXPECT_GT(run["entries"]["evicted"], 0);
+  EXPECT_LE(run["entries"]["kept"], run["memory"]["capacity"]);
+  EXPECT_EQ(run["memory"]["capacity"], 64 + 16 + 4);
+  EXPECT_EQ(run["finish_reason"], "length");
+  EXPECT_EQ(run["generated_tokens"], 4);
+}
+
+TEST(Run, AFullPoolWithoutRetentionIsAnErrorThatTeaches) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("run --json --pool 16 -c 32 -n 4 -f -" + kM, std::string(400, 'x'));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "CONTEXT_FULL") << outcome.out;
+}
+
+TEST(Run, PrintsTheLargestLogitsAndGeneratesOnlyWhenAsked) {
+  THIMBLE_NEEDS(kModel);
+  const Json looks = Json::parse(thimble("run --json --tokens '0, 45 5952' --logits 8" + kM).out);
+  ASSERT_EQ(looks["logits"].size(), 8u);
+  for (size_t i = 1; i < 8; ++i) EXPECT_GE(looks["logits"][i - 1]["logit"], looks["logits"][i]["logit"]);
+  EXPECT_EQ(looks["tokens"], Json::array());
+  const Json writes = Json::parse(thimble("run --json --tokens '0, 45 5952' --logits 8 -n 3" + kM).out);
+  EXPECT_EQ(writes["logits"], looks["logits"]);
+  ASSERT_EQ(writes["tokens"].size(), 3u);
+  EXPECT_EQ(writes["tokens"][0], looks["logits"][0]["id"]) << "greedy decoding takes the largest";
+}
+
+TEST(Run, RawContinuesTheTextAsItIs) {
+  THIMBLE_NEEDS(kModel);
+  const Json raw = Json::parse(thimble("run --raw --json -n 1 -p 'Once upon a'" + kM).out);
+  const Json ids = Json::parse(thimble("tokenize --json -p 'Once upon a'" + kM).out)["ids"];
+  EXPECT_EQ(raw["prompt_tokens"], ids.size());
+}
+
+TEST(Run, TheSameSeedSamplesTheSame) {
+  THIMBLE_NEEDS(kModel);
+  const std::string call =
+      "run --raw -n 12 --temp 2 --top-k 0 --top-p 1 --min-p 0 -p 'Once upon a time'" + kM;
+  const std::string first = thimble(call + "-s 5").out;
+  EXPECT_EQ(thimble(call + "-s 5").out, first);
+  EXPECT_NE(thimble(call + "-s 6").out, first);
+}
+
+TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile out;
+  // The prompt makes this model go on for far longer than a second.
+  const std::string line = std::string("timeout --preserve-status -k 10 -s INT 3 '") + THIMBLE_COMMAND +
+                           "' run --raw --json --temp 1 -n -1 --retention window --pool 256 -p 'Chapter 1'" +
+                           kM + ">" + out.path();
+  const int status = std::system(("while :; do " + line + "; s=$?; [ $s = 0 ] || exit $s; done").c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 130);
+  const std::string text = slurp(out.path());
+  const Json run = Json::parse(text.substr(text.rfind("{\"text\"")));
+  EXPECT_EQ(run["finish_reason"], "interrupted");
+  EXPECT_GT(run["generated_tokens"], 0);
+}
+
+TEST(Questions, AreAskedOfOneReadingAndJudgedHonestly) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile book(
+      "The pass key is 550178. Remember it. 550178 is the pass key. Sylvia works as a printer in Bergen.");
+  const TemporaryFile questions(R"([{"question": "What is the pass key?", "answer": "550178", "depth": 0.1},
+                                     {"question": "What is the pass key?", "answer": "12345"},
+                                     {"question": "In which city does Sylvia work?"}])");
+  const std::string call = "run -f " + book.path() + " --questions " + questions.path() + kM;
+  const Json run = Json::parse(thimble(call + "--json").out);
+  ASSERT_EQ(run["questions"].size(), 3u) << run;
+  EXPECT_EQ(run["questions"][0]["correct"], true);
+  EXPECT_EQ(run["questions"][1]["answer"], "550178");
+  EXPECT_EQ(run["questions"][1]["correct"], false);
+  EXPECT_EQ(run["questions"][2]["correct"], nullptr);
+  EXPECT_EQ(run["right"], 1);
+  EXPECT_EQ(run["judged"], 2);
+  const Outcome table = thimble(call);
+  EXPECT_EQ(table.exit_code, 0);
+  EXPECT_TRUE(contains(table.out, "1 of 2 right")) << table.out;
+  EXPECT_TRUE(contains(table.out, "dense would need")) << table.out;
+}
+
+TEST(Questions, GiveTheAnswersThatAskingAloneGives) {
+  THIMBLE_NEEDS(kHeads);
+  std::string text = kText;
+  for (int i = 0; i < 150; ++i) text += " It rained all day, and nobody came.";
+  const TemporaryFile book(text),
+      questions(R"([{"question": "What is the pass key?"}, {"question": "Who came?"}])");
+  const std::string flags =
+      "--json -n 8 --heads " + kHeads + " --pool 192 --chunk 256 -f " + book.path() + kM;
+  const Json both =
+      Json::parse(thimble("run --questions " + questions.path() + " " + flags).out)["questions"];
+  ASSERT_EQ(both.size(), 2u);
+  for (const Json& asked : both) {
+    const Json alone =
+        Json::parse(thimble("run -p '" + asked["question"].get<std::string>() + "' " + flags).out);
+    EXPECT_EQ(alone["text"], asked["answer"]);
+    EXPECT_GT(alone["entries"]["evicted"], 0);
+  }
+}
+
+TEST(Questions, RefuseFilesThatAreNone) {
+  THIMBLE_NEEDS(kModel);
+  for (const char* content :
+       {"", "{}", "[]", "[1]", "[{}]", R"([{"question": 1}])", R"([{"question": "a", "answer": 1}])"}) {
+    const TemporaryFile questions(content);
+    const Outcome outcome = thimble("run -f - --questions " + questions.path() + kM, "text");
+    EXPECT_EQ(outcome.exit_code, 1) << content;
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, questions.path())) << outcome.error;
+  }
+}
+
+TEST(Bench, MeasuresWithoutATokenizer) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("bench --json -p 48 -n 3 -r 2" + kM);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  const Json bench = Json::parse(outcome.out);
+  EXPECT_EQ(bench["prompt_tokens"], 48);
+  EXPECT_EQ(bench["generated_tokens"], 3);
+  EXPECT_GT(bench["prefill_tps"], 0);
+  EXPECT_GT(bench["decode_tps"], 0);
+  EXPECT_LE(bench["decode_tps_min"], bench["decode_tps"]);
+  EXPECT_LE(bench["decode_tps"], bench["decode_tps_max"]);
+  EXPECT_EQ(bench["budget_bytes"], 0);
+  EXPECT_GT(bench["allocated_bytes"], 0);
+  EXPECT_GE(bench["pool"], 48);
+}
+
+std::string sample(const std::string& id, const std::string& task, const std::string& key) {
+  const std::string needle = "The pass key is " + key + ". Remember it. " + key + " is the pass key.";
+  return Json({{"id", id},
+               {"task", task},
+               {"tokens", 64},
+               {"text", "It rained. " + needle + " It rained again."},
+               {"question", "What is the pass key?"},
+               {"answer", "550178"},
+               {"needle", needle}})
+             .dump() +
+         "\n";
+}
+
+TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile file(sample("a-0", "a", "550178") + "\n" + sample("a-1", "a", "550178") +
+                           sample("b-0", "b", "41"));
+  const Outcome outcome = thimble("eval " + file.path() + kM + "--json --baseline");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  std::istringstream lines(outcome.out);
+  std::vector<Json> objects;
+  for (std::string line; std::getline(lines, line);) objects.push_back(Json::parse(line));
+  ASSERT_EQ(objects.size(), 4u);
+  EXPECT_EQ(objects[0]["id"], "a-0");
+  EXPECT_EQ(objects[0]["correct"], true);
+  EXPECT_EQ(objects[0]["baseline_correct"], true);
+  EXPECT_EQ(objects[0]["retention"], 1.0) << "dense attention keeps the whole needle";
+  EXPECT_EQ(objects[2]["correct"], false) << "41 is not the expected answer";
+  EXPECT_EQ(objects[3]["summary"]["correct"], 2);
+  EXPECT_EQ(objects[3]["summary"]["samples"], 3);
+  EXPECT_TRUE(contains(thimble("eval --tasks a --limit 1 " + file.path() + kM).out, "1/1"));
+}
+
+TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
+  THIMBLE_NEEDS(kModel);
+  std::string text = kText;
+  for (int i = 0; i < 100; ++i) text += " It rained all day.";
+  const TemporaryFile file(Json({{"id", "x"},
+                                 {"task", "a"},
+                                 {"tokens", 600},
+                                 {"text", text},
+                                 {"question", "What is the pass key?"},
+                                 {"answer", "550178"},
+                                 {"needle", kText}})
+                               .dump());
+  const std::string out =
+      thimble("eval --json -n 4 --retention window --pool 64 --local 16 --chunk 64 --protect-init 4 " +
+              file.path() + kM)
+          .out;
+  const Json line = Json::parse(out.substr(0, out.find('\n')));
+  EXPECT_LT(line["retention"], 0.5);
+}
+
+TEST(Eval, NamesTheLineThatIsMalformed) {
+  THIMBLE_NEEDS(kModel);
+  for (const std::string& bad :
+       {std::string("{"), std::string("[]"), std::string("{\"id\": \"x\"}"),
+        std::string(
+            R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answer":"a","needle":"n"})")}) {
+    const TemporaryFile file(sample("a-0", "a", "550178") + bad + "\n");
+    const Outcome outcome = thimble("eval " + file.path() + kM);
+    EXPECT_EQ(outcome.exit_code, 1) << bad;
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, "line 2 of")) << outcome.error;
+  }
+}
+
+TEST(Chat, AnswersObeysCommandsAndEndsWithTheInput) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile file(kText);
+  const Outcome outcome =
+      thimble("chat" + kM, "/open " + file.path() + "\nWhat is the pass key?\n/memory\n/nonsense\n/help\n");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out, "550178\n");
+  EXPECT_TRUE(contains(outcome.error, "total")) << outcome.error;
+  EXPECT_TRUE(contains(outcome.error, "unknown command /nonsense")) << outcome.error;
+  EXPECT_TRUE(contains(outcome.error, "/policy")) << outcome.error;
+}
+
+TEST(Chat, PolicyMakesANewSessionAndRefusesNonsense) {
+  THIMBLE_NEEDS(kModel);
+  const Outcome outcome = thimble("chat" + kM,
+                                  "/policy retention=window pool=77 local=10\n/policy pool=x\n/policy "
+                                  "frobnicate=1\n/policy\n/quit\nnever read\n");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_TRUE(contains(outcome.error, "starts afresh")) << outcome.error;
+  EXPECT_TRUE(contains(outcome.error, "--pool = x")) << outcome.error;
+  EXPECT_TRUE(contains(outcome.error, "--frobnicate")) << outcome.error;
+  EXPECT_EQ(outcome.error.rfind("retention=window pool=77"), outcome.error.rfind("retention="))
+      << outcome.error;
+}
+
+TEST(Chat, ReadsAnOpenedTextAsRunReadsIt) {
+  THIMBLE_NEEDS(kModel);
+  std::string text = kText;
+  for (int i = 0; i < 400; ++i) text += " It rained all day, and nobody came.";
+  const TemporaryFile file(text);
+  const std::string flags = " -n 8 --retention window --pool 256 --chunk 512" + kM;
+  const Json alone =
+      Json::parse(thimble("run --json -f " + file.path() + flags + "-p 'What did it do?'").out);
+  const Outcome chat = thimble("chat" + flags, "/open " + file.path() + "\nWhat did it do?\n/memory\n");
+  EXPECT_EQ(chat.out, alone["text"].get<std::string>() + "\n");
+  std::string seen = alone["entries"]["seen"].dump();
+  seen.insert(seen.size() - 3, ",");
+  EXPECT_TRUE(contains(chat.error, " " + seen + " tokens so far")) << seen << "\n" << chat.error;
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,443 @@
+// What goes wrong outside: files, texts, tokens and pointers that are not what they should be. Each gives its
+// code and one sentence, and changes nothing.
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "tests/capi/handles.h"
+
+namespace thimble {
+namespace {
+
+// ---- files ----
+
+struct BadFile {
+  const char* what;
+  FileBytes bytes;
+  thimble_status status;
+  const char* names;
+};
+
+FileBytes cut(FileBytes bytes, size_t size) {
+  bytes.resize(size);
+  return bytes;
+}
+
+FileBytes with_byte(FileBytes bytes, size_t at, uint8_t value) {
+  bytes[at] = std::byte{value};
+  return bytes;
+}
+
+TEST(BadModel, IsRefusedWithTheReason) {
+  const FileBytes good = small_model().bytes();
+  const BadFile files[] = {
+      {"half of a file", cut(good, good.size() / 2), THIMBLE_FORMAT, "damaged or incomplete"},
+      {"all but the last byte", cut(good, good.size() - 1), THIMBLE_FORMAT, "damaged or incomplete"},
+      {"the first 6 bytes", cut(good, 6), THIMBLE_FORMAT, ""},
+      {"another magic", with_byte(good, 0, 'g'), THIMBLE_FORMAT, "GGUF"},
+      {"version 2", with_byte(good, 4, 2), THIMBLE_UNSUPPORTED, "version 2"},
+      {"another architecture", small_model().set("general.architecture", "mamba").bytes(),
+       THIMBLE_UNSUPPORTED, "mamba"},
+      {"a tensor short", small_model().erase_tensor("blk.1.ffn_up.weight").bytes(), THIMBLE_FORMAT, "ffn_up"},
+      {"a key short", small_model().erase("llama.context_length").bytes(), THIMBLE_FORMAT, "context_length"},
+      {"retaining heads", tiny_heads("llama").bytes(), THIMBLE_FORMAT, ""},
+  };
+  for (const BadFile& file : files) {
+    ModelHandle model;
+    Error e;
+    EXPECT_EQ(try_open(file.bytes, model, e), file.status) << file.what << ": " << e.message;
+    EXPECT_NE(std::strstr(e.message, file.names), nullptr) << file.what << ": " << e.message;
+    expect_sentence(e);
+    EXPECT_EQ(model, nullptr) << file.what;
+  }
+}
+
+TEST(BadModel, HasAPathThatCannotBeRead) {
+  const std::string folder = testing::TempDir();
+  const std::string empty = folder + "thimble-empty.gguf", locked = folder + "thimble-locked.gguf";
+  std::ofstream(empty).close();
+  std::ofstream(locked) << "GGUF";
+  std::filesystem::permissions(locked, std::filesystem::perms::none);
+  std::vector<std::pair<std::string, thimble_status>> paths = {
+      {folder + "no such file", THIMBLE_IO}, {folder, THIMBLE_IO}, {"", THIMBLE_IO}, {empty, THIMBLE_FORMAT}};
+  if (geteuid() != 0) paths.push_back({locked, THIMBLE_IO});  // root may read everything
+  for (const auto& [path, status] : paths) {
+    Error e;
+    thimble_model* model = nullptr;
+    EXPECT_EQ(thimble_model_open(path.c_str(), nullptr, &model, &e), status) << path;
+    expect_sentence(e);
+    EXPECT_EQ(model, nullptr);
+  }
+  Error e;
+  thimble_model* model = nullptr;
+  EXPECT_EQ(thimble_model_open_fd(-1, nullptr, &model, &e), THIMBLE_IO);
+  expect_sentence(e);
+  std::filesystem::remove(empty);
+  std::filesystem::remove(locked);
+}
+
+TEST(BadModel, LiesInMemoryThatIsNotAligned) {
+  FileBytes bytes = small_model().bytes();
+  bytes.insert(bytes.begin(), std::byte{0});
+  Error e;
+  thimble_model* model = nullptr;
+  EXPECT_EQ(thimble_model_open_buffer(bytes.data() + 1, bytes.size() - 1, nullptr, &model, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  expect_sentence(e);
+  EXPECT_NE(thimble_model_open_buffer(bytes.data(), 0, nullptr, &model, &e), THIMBLE_OK);
+  EXPECT_NE(thimble_model_open_buffer(bytes.data(), UINT64_MAX, nullptr, &model, &e), THIMBLE_OK);
+  EXPECT_EQ(model, nullptr);
+}
+
+TEST(ModelWithoutATokenizer, StillRuns) {
+  GgufWriter w = small_model();
+  std::erase_if(w.keys, [](const GgufWriter::Key& key) { return key.name.starts_with("tokenizer."); });
+  const FileBytes bytes = w.bytes();
+  ModelHandle model;
+  Error e;
+  ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+  uint64_t count = 0;
+  EXPECT_EQ(thimble_tokenize(model.get(), "a", 1, 0, nullptr, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
+  expect_sentence(e);
+  EXPECT_NE(std::strstr(e.message, "token"), nullptr) << e.message;
+  const int32_t id = 1;
+  EXPECT_EQ(thimble_detokenize(model.get(), &id, 1, 0, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
+  EXPECT_EQ(thimble_token_bytes(model.get(), id, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
+  EXPECT_EQ(thimble_token_ends(model.get(), id), 0);
+  thimble_model_info info = {};
+  info.struct_size = sizeof info;
+  EXPECT_OK(thimble_model_get_info(model.get(), &info, &e), e);
+  EXPECT_EQ(info.has_tokenizer, 0u);
+  EXPECT_EQ(info.bos, -1);
+  EXPECT_EQ(info.eos, -1);
+  const SessionHandle session = create(model, window_options());
+  feed(session, {1, 2, 3});
+  EXPECT_GE(step(session), 0);
+  EXPECT_EQ(thimble_session_text(session.get(), id, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
+}
+
+TEST(ModelWithoutWeights, TokenisesButMakesNoSession) {
+  GgufWriter w = small_model();
+  w.tensors.clear();
+  const FileBytes bytes = w.bytes();
+  ModelHandle model;
+  Error e;
+  ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+  EXPECT_EQ(tokenize(model, "the"), (Tokens{256, 'e'}));
+  thimble_session* session = nullptr;
+  EXPECT_EQ(thimble_session_create(model.get(), nullptr, &session, &e), THIMBLE_UNSUPPORTED);
+  expect_sentence(e);
+  EXPECT_EQ(session, nullptr);
+}
+
+TEST(BadHeads, AreRefusedWithTheReason) {
+  const SmallModel small;
+  const FileBytes good = tiny_heads("llama").bytes();
+  const BadFile files[] = {
+      {"half of a file", cut(good, good.size() / 2), THIMBLE_FORMAT, "damaged or incomplete"},
+      {"heads of another model", tiny_heads("llama").set("locret.base.fingerprint", uint64_t{1}).bytes(),
+       THIMBLE_MISMATCH, "another model"},
+      {"heads of another shape", tiny_heads("llama").set("locret.base.block_count", 3u).bytes(),
+       THIMBLE_MISMATCH, "block_count"},
+      {"heads of another architecture", tiny_heads("qwen2").bytes(), THIMBLE_MISMATCH, "qwen2"},
+      {"a model", small_model().bytes(), THIMBLE_FORMAT, "heads"},
+  };
+  for (const BadFile& file : files) {
+    Error e;
+    thimble_heads* heads = nullptr;
+    EXPECT_EQ(thimble_heads_open_buffer(small.model.get(), file.bytes.data(), file.bytes.size(), &heads, &e),
+              file.status)
+        << file.what << ": " << e.message;
+    EXPECT_NE(std::strstr(e.message, file.names), nullptr) << file.what << ": " << e.message;
+    expect_sentence(e);
+    EXPECT_EQ(heads, nullptr);
+  }
+}
+
+TEST(BadHeads, WereOpenedForAnotherModel) {
+  const SmallModel small;
+  GgufWriter w = small_model();
+  w.tensor("blk.0.attn_norm.weight", {8}, std::vector<float>(8, 2.0f));
+  const FileBytes bytes = w.bytes();
+  ModelHandle other;
+  Error e;
+  ASSERT_EQ(try_open(bytes, other, e), THIMBLE_OK) << e.message;
+  thimble_session_options options = window_options();
+  options.heads = small.heads.get();
+  options.retention = THIMBLE_RETENTION_DEFAULT;
+  thimble_session* session = nullptr;
+  EXPECT_EQ(thimble_session_create(other.get(), &options, &session, &e), THIMBLE_MISMATCH);
+  expect_sentence(e);
+  EXPECT_EQ(session, nullptr);
+  // Another handle of the same model is fine.
+  ModelHandle again;
+  ASSERT_EQ(try_open(small.bytes, again, e), THIMBLE_OK) << e.message;
+  EXPECT_NE(create(again, options), nullptr);
+}
+
+// ---- budgets ----
+
+TEST(Budget, IsHeldToTheByte) {
+  const SmallModel small;
+  for (const int32_t retention :
+       {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET}) {
+    thimble_session_options options = window_options();
+    options.retention = retention;
+    options.heads = small.heads.get();
+    const uint64_t total = plan(small.model, options).total;
+    options.budget_bytes = total;
+    EXPECT_EQ(memory(create(small.model, options)).allocated, total);
+    options.budget_bytes = total - 1;
+    Error e;
+    thimble_session* session = nullptr;
+    EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), THIMBLE_BUDGET);
+    expect_sentence(e);
+    EXPECT_EQ(e.bytes_missing, 1u) << e.message;
+    EXPECT_EQ(session, nullptr);
+    // What the message says would fit is what largest_pool says, and it does.
+    uint32_t pool = 0;
+    EXPECT_OK(thimble_session_largest_pool(small.model.get(), &options, &pool, &e), e);
+    EXPECT_LT(pool, options.pool);
+    thimble_session_create(small.model.get(), &options, &session, &e);
+    EXPECT_NE(std::string(e.message).find("pool of " + std::to_string(pool) + " would fit"),
+              std::string::npos)
+        << e.message;
+    options.pool = pool;
+    EXPECT_LE(memory(create(small.model, options)).allocated, options.budget_bytes);
+  }
+}
+
+// ---- texts and tokens ----
+
+TEST(Prompt, MayBeOneToken) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  feed(session, {'x'});
+  EXPECT_EQ(steps(session, 3).size(), 3u);
+  EXPECT_EQ(stats(session).position, 4u);
+}
+
+TEST(Prompt, ThatIsEmptyHasNoNextToken) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  Error e;
+  int32_t token = -7;
+  const auto refuses = [&] {
+    EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_INVALID_ARGUMENT);
+    expect_sentence(e);
+    EXPECT_NE(std::strstr(e.message, "feed"), nullptr) << e.message;
+    EXPECT_EQ(token, -7);
+    const float* values = nullptr;
+    uint32_t count = 0;
+    EXPECT_EQ(thimble_session_logits(session.get(), &values, &count, &e), THIMBLE_INVALID_ARGUMENT);
+    float logprob = 0;
+    const int32_t scored = 1;
+    EXPECT_EQ(thimble_session_score(session.get(), &scored, 1, &logprob, &e), THIMBLE_INVALID_ARGUMENT);
+  };
+  refuses();
+  feed(session, {});
+  EXPECT_OK(thimble_session_feed(session.get(), nullptr, 0, &e), e);
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  refuses();
+  feed(session, {1});
+  step(session);
+  EXPECT_OK(thimble_session_rewind(session.get(), 0, &e), e);
+  refuses();
+  EXPECT_OK(thimble_session_reset(session.get(), &e), e);
+  refuses();
+}
+
+TEST(Prompt, WithTokensOutOfRangeIsRefusedWhole) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  feed(session, {1, 2});
+  Error e;
+  for (const int32_t bad : {-1, INT32_MIN, int32_t(kSmallVocab), INT32_MAX}) {
+    const Tokens tokens = {3, bad, 4};
+    float logprobs[3];
+    EXPECT_EQ(thimble_session_feed(session.get(), tokens.data(), tokens.size(), &e),
+              THIMBLE_INVALID_ARGUMENT);
+    expect_sentence(e);
+    EXPECT_NE(std::strstr(e.message, std::to_string(bad).c_str()), nullptr) << e.message;
+    EXPECT_EQ(thimble_session_accept(session.get(), bad, &e), THIMBLE_INVALID_ARGUMENT);
+    EXPECT_EQ(thimble_session_score(session.get(), tokens.data(), tokens.size(), logprobs, &e),
+              THIMBLE_INVALID_ARGUMENT);
+    uint64_t length = 0;
+    EXPECT_EQ(thimble_session_text(session.get(), bad, nullptr, 0, &length, &e), THIMBLE_INVALID_ARGUMENT);
+    EXPECT_EQ(thimble_detokenize(small.model.get(), &bad, 1, 0, nullptr, 0, &length, &e),
+              THIMBLE_INVALID_ARGUMENT);
+    EXPECT_EQ(thimble_token_bytes(small.model.get(), bad, nullptr, 0, &length, &e), THIMBLE_INVALID_ARGUMENT);
+    EXPECT_EQ(thimble_token_ends(small.model.get(), bad), 0);
+  }
+  EXPECT_EQ(stats(session).position, 2u);
+}
+
+TEST(Prompt, ThatDoesNotFitLeavesTheSessionAsItWas) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.retention = THIMBLE_RETENTION_NONE;  // room for 64 + 24
+  const SessionHandle session = create(small.model, options);
+  feed(session, any_tokens(80));
+  const Tokens more = any_tokens(20);
+  Error e;
+  EXPECT_EQ(thimble_session_feed(session.get(), more.data(), more.size(), &e), THIMBLE_CONTEXT_FULL);
+  expect_sentence(e);
+  EXPECT_NE(std::strstr(e.message, "context_length_exceeded"), nullptr) << e.message;
+  EXPECT_EQ(stats(session).position, 80u);
+  EXPECT_EQ(steps(session, 8).size(), 8u);
+  int32_t token = -7;
+  EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_CONTEXT_FULL);
+  EXPECT_EQ(thimble_session_accept(session.get(), 1, &e), THIMBLE_CONTEXT_FULL);
+  EXPECT_EQ(token, -7);
+}
+
+TEST(Prompt, StaysInsideTheBoundOnPositions) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.positions = THIMBLE_POSITIONS_ORIGINAL;  // the model was trained for 512
+  const SessionHandle session = create(small.model, options);
+  feed(session, any_tokens(500));
+  const Tokens more = any_tokens(13);
+  Error e;
+  EXPECT_EQ(thimble_session_feed(session.get(), more.data(), more.size(), &e), THIMBLE_CONTEXT_FULL);
+  expect_sentence(e);
+  feed(session, any_tokens(12));
+  int32_t token = 0;
+  EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_CONTEXT_FULL);
+}
+
+TEST(Prompt, MayHave200KTokensInAPoolOf256) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.pool = 256;
+  options.chunk = 256;
+  const SessionHandle session = create(small.model, options);
+  const uint64_t before = memory(session).allocated;
+  const Tokens prompt = any_tokens(200000);
+  feed(session, prompt);
+  EXPECT_EQ(steps(session, 5).size(), 5u);
+  const thimble_stats now = stats(session);
+  EXPECT_EQ(now.position, prompt.size() + 5);
+  EXPECT_EQ(now.entries + now.evicted, prompt.size() + 5);
+  EXPECT_EQ(memory(session).allocated, before);
+  const Tokens positions = kept(session, 1, 0);
+  EXPECT_EQ(positions.size(), now.entries);
+  EXPECT_EQ(positions.front(), 0);
+  EXPECT_EQ(positions.back(), static_cast<int32_t>(prompt.size()) + 4);
+  EXPECT_TRUE(std::is_sorted(positions.begin(), positions.end()));
+}
+
+// ---- pointers ----
+
+TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
+  const SmallModel small;
+  const SessionHandle handle = create(small.model, window_options());
+  feed(handle, {1, 2, 3});
+  thimble_model* const m = small.model.get();
+  thimble_session* const s = handle.get();
+  const int32_t ids[] = {1};
+  float logprobs[1];
+  const float* logits = nullptr;
+  uint32_t u32 = 0;
+  uint64_t u64 = 0, more = 0;
+  int32_t token = 0;
+  thimble_model* opened = nullptr;
+  thimble_message message = {nullptr, "a", 1};
+  thimble_message no_content = {"user", nullptr, 1};
+  using Call = std::function<thimble_status(thimble_error*)>;
+  const std::pair<const char*, Call> calls[] = {
+      {"device_count", [&](auto* e) { return thimble_device_count(nullptr, e); }},
+      {"device_get", [&](auto* e) { return thimble_device_get(0, nullptr, e); }},
+      {"model_open path", [&](auto* e) { return thimble_model_open(nullptr, nullptr, &opened, e); }},
+      {"model_open out",
+       [&](auto* e) { return thimble_model_open(demo_path().c_str(), nullptr, nullptr, e); }},
+      {"model_open_buffer",
+       [&](auto* e) { return thimble_model_open_buffer(nullptr, 5, nullptr, nullptr, e); }},
+      {"model_get_info", [&](auto* e) { return thimble_model_get_info(nullptr, nullptr, e); }},
+      {"model_get_info out", [&](auto* e) { return thimble_model_get_info(m, nullptr, e); }},
+      {"metadata_count", [&](auto* e) { return thimble_model_metadata_count(nullptr, &u64, e); }},
+      {"metadata_count out", [&](auto* e) { return thimble_model_metadata_count(m, nullptr, e); }},
+      {"metadata_get",
+       [&](auto* e) {
+         return thimble_model_metadata_get(nullptr, 0, nullptr, 0, &u64, nullptr, 0, &more, e);
+       }},
+      {"metadata_get key",
+       [&](auto* e) { return thimble_model_metadata_get(m, 0, nullptr, 9, &u64, nullptr, 0, &more, e); }},
+      {"metadata_get out",
+       [&](auto* e) {
+         return thimble_model_metadata_get(m, 0, nullptr, 0, nullptr, nullptr, 0, nullptr, e);
+       }},
+      {"tensor_count", [&](auto* e) { return thimble_model_tensor_count(nullptr, &u64, e); }},
+      {"tensor_count out", [&](auto* e) { return thimble_model_tensor_count(m, nullptr, e); }},
+      {"tensor_get", [&](auto* e) { return thimble_model_tensor_get(m, 0, nullptr, e); }},
+      {"heads_open",
+       [&](auto* e) { return thimble_heads_open(nullptr, demo_heads_path().c_str(), nullptr, e); }},
+      {"heads_open path", [&](auto* e) { return thimble_heads_open(m, nullptr, nullptr, e); }},
+      {"heads_open_buffer", [&](auto* e) { return thimble_heads_open_buffer(m, nullptr, 0, nullptr, e); }},
+      {"tokenize",
+       [&](auto* e) { return thimble_tokenize(nullptr, "a", 1, 0, nullptr, nullptr, 0, &u64, e); }},
+      {"tokenize text",
+       [&](auto* e) { return thimble_tokenize(m, nullptr, 1, 0, nullptr, nullptr, 0, &u64, e); }},
+      {"tokenize ids", [&](auto* e) { return thimble_tokenize(m, "a", 1, 0, nullptr, nullptr, 1, &u64, e); }},
+      {"tokenize count",
+       [&](auto* e) { return thimble_tokenize(m, "a", 1, 0, nullptr, nullptr, 0, nullptr, e); }},
+      {"tokenize flags",
+       [&](auto* e) { return thimble_tokenize(m, "a", 1, 4, &token, nullptr, 1, &u64, e); }},
+      {"detokenize", [&](auto* e) { return thimble_detokenize(m, nullptr, 1, 0, nullptr, 0, &u64, e); }},
+      {"detokenize length",
+       [&](auto* e) { return thimble_detokenize(m, ids, 1, 0, nullptr, 0, nullptr, e); }},
+      {"token_bytes", [&](auto* e) { return thimble_token_bytes(nullptr, 1, nullptr, 0, &u64, e); }},
+      {"chat_text",
+       [&](auto* e) { return thimble_chat_text(m, "chatml", nullptr, 1, 0, nullptr, 0, &u64, e); }},
+      {"chat_text role",
+       [&](auto* e) { return thimble_chat_text(m, "chatml", &message, 1, 0, nullptr, 0, &u64, e); }},
+      {"chat_text content",
+       [&](auto* e) { return thimble_chat_text(m, "chatml", &no_content, 1, 0, nullptr, 0, &u64, e); }},
+      {"plan", [&](auto* e) { return thimble_session_plan(nullptr, nullptr, nullptr, e); }},
+      {"plan out", [&](auto* e) { return thimble_session_plan(m, nullptr, nullptr, e); }},
+      {"largest_pool", [&](auto* e) { return thimble_session_largest_pool(m, nullptr, nullptr, e); }},
+      {"create", [&](auto* e) { return thimble_session_create(nullptr, nullptr, nullptr, e); }},
+      {"create out", [&](auto* e) { return thimble_session_create(m, nullptr, nullptr, e); }},
+      {"feed", [&](auto* e) { return thimble_session_feed(nullptr, ids, 1, e); }},
+      {"feed tokens", [&](auto* e) { return thimble_session_feed(s, nullptr, 1, e); }},
+      {"feed too many", [&](auto* e) { return thimble_session_feed(s, ids, UINT64_MAX, e); }},
+      {"flush", [&](auto* e) { return thimble_session_flush(nullptr, e); }},
+      {"step", [&](auto* e) { return thimble_session_step(s, nullptr, e); }},
+      {"accept", [&](auto* e) { return thimble_session_accept(nullptr, 1, e); }},
+      {"logits", [&](auto* e) { return thimble_session_logits(s, nullptr, &u32, e); }},
+      {"logits count", [&](auto* e) { return thimble_session_logits(s, &logits, nullptr, e); }},
+      {"score", [&](auto* e) { return thimble_session_score(s, ids, 1, nullptr, e); }},
+      {"score tokens", [&](auto* e) { return thimble_session_score(s, nullptr, 1, logprobs, e); }},
+      {"text", [&](auto* e) { return thimble_session_text(s, 1, nullptr, 4, &u64, e); }},
+      {"text length", [&](auto* e) { return thimble_session_text(s, 1, nullptr, 0, nullptr, e); }},
+      {"rewind", [&](auto* e) { return thimble_session_rewind(nullptr, 0, e); }},
+      {"clone", [&](auto* e) { return thimble_session_clone(s, nullptr, e); }},
+      {"reset", [&](auto* e) { return thimble_session_reset(nullptr, e); }},
+      {"kept", [&](auto* e) { return thimble_session_kept(s, 0, 0, nullptr, 4, &u64, e); }},
+      {"kept count", [&](auto* e) { return thimble_session_kept(s, 0, 0, nullptr, 0, nullptr, e); }},
+      {"set_sampler", [&](auto* e) { return thimble_session_set_sampler(nullptr, nullptr, e); }},
+      {"memory", [&](auto* e) { return thimble_session_memory(s, nullptr, e); }},
+      {"stats", [&](auto* e) { return thimble_session_stats(s, nullptr, e); }},
+  };
+  for (const auto& [name, call] : calls) {
+    Error e;
+    EXPECT_EQ(call(&e), THIMBLE_INVALID_ARGUMENT) << name;
+    EXPECT_EQ(e.code, THIMBLE_INVALID_ARGUMENT) << name;
+    expect_sentence(e);
+    EXPECT_EQ(call(nullptr), THIMBLE_INVALID_ARGUMENT) << name << " without an error struct";
+  }
+  thimble_model_free(nullptr);
+  thimble_heads_free(nullptr);
+  thimble_session_free(nullptr);
+  thimble_session_interrupt(nullptr);
+  EXPECT_EQ(thimble_token_ends(nullptr, 1), 0);
+  Error e;
+  EXPECT_OK(thimble_session_set_sampler(s, nullptr, &e), e);  // NULL options are the defaults
+  EXPECT_EQ(stats(handle).position, 3u);
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,50 @@
+// What a binding in another language takes from the header and looks up in the shared library.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/support/data.h"
+#include "thimble/thimble.h"
+
+namespace thimble {
+namespace {
+
+std::string header() {
+  std::ifstream file(project_file("include/thimble/thimble.h"));
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// All that a pattern finds in the header; its first group where it has one.
+std::set<std::string> find_all(const std::string& text, const char* pattern) {
+  const std::regex regex(pattern);
+  std::set<std::string> found;
+  for (std::sregex_iterator it(text.begin(), text.end(), regex), end; it != end; ++it)
+    found.insert((*it)[(*it).size() > 1 ? 1 : 0]);
+  return found;
+}
+
+TEST(Header, NamesOnlyFunctionsThatTheLibraryExports) {
+  ASSERT_NE(thimble_version(), nullptr);  // so that the library is linked at all
+  const std::set<std::string> functions = find_all(header(), R"(\b(thimble_\w+)\()");
+  EXPECT_GT(functions.size(), 45u);
+  for (const std::string& name : functions) EXPECT_TRUE(dlsym(RTLD_DEFAULT, name.c_str())) << name;
+  EXPECT_FALSE(dlsym(RTLD_DEFAULT, "thimble_no_such_function"));
+}
+
+TEST(Header, UsesTypesOfFixedWidthAndTwoStandardHeaders) {
+  const std::string text = std::regex_replace(header(), std::regex(R"(/\*[\s\S]*?\*/)"), "");
+  EXPECT_EQ(find_all(text, R"(#include <\w+\.h>)"),
+            (std::set<std::string>{"#include <stddef.h>", "#include <stdint.h>"}));
+  for (const char* type :
+       {R"(\bsize_t\b)", R"(\blong\b)", R"(\bint\b)", R"(\bunsigned\b)", R"(\bbool\b)", R"(: \d+;)"})
+    EXPECT_TRUE(find_all(text, type).empty()) << type;
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,603 @@
+// The C API as a program uses it: opening, text, reading, generating, looking.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/capi/handles.h"
+
+namespace thimble {
+namespace {
+
+// ---- the library ----
+
+TEST(Library, IsTheVersionOfItsHeader) {
+  const std::string header = std::to_string(THIMBLE_VERSION_MAJOR) + "." +
+                             std::to_string(THIMBLE_VERSION_MINOR) + "." +
+                             std::to_string(THIMBLE_VERSION_PATCH);
+  EXPECT_EQ(thimble_version(), header);
+  EXPECT_EQ(thimble_abi_version(), THIMBLE_ABI);
+  const std::string info = thimble_build_info();
+  EXPECT_EQ(info.find("thimble " + header + ", "), 0u) << info;
+  EXPECT_NE(info.find("++ "), info.npos) << info;
+  EXPECT_NE(info.find("cpu"), info.npos) << info;
+}
+
+TEST(Library, NamesEveryStatusCode) {
+  const std::pair<thimble_status, const char*> codes[] = {{THIMBLE_OK, "OK"},
+                                                          {THIMBLE_INVALID_ARGUMENT, "INVALID_ARGUMENT"},
+                                                          {THIMBLE_UNSUPPORTED, "UNSUPPORTED"},
+                                                          {THIMBLE_IO, "IO"},
+                                                          {THIMBLE_FORMAT, "FORMAT"},
+                                                          {THIMBLE_MISMATCH, "MISMATCH"},
+                                                          {THIMBLE_BUDGET, "BUDGET"},
+                                                          {THIMBLE_OUT_OF_MEMORY, "OUT_OF_MEMORY"},
+                                                          {THIMBLE_CONTEXT_FULL, "CONTEXT_FULL"},
+                                                          {THIMBLE_CANNOT_REWIND, "CANNOT_REWIND"},
+                                                          {THIMBLE_INTERRUPTED, "INTERRUPTED"},
+                                                          {THIMBLE_BUSY, "BUSY"},
+                                                          {THIMBLE_DEVICE_LOST, "DEVICE_LOST"},
+                                                          {THIMBLE_INTERNAL, "INTERNAL"}};
+  for (const auto& [code, name] : codes) {
+    EXPECT_STREQ(thimble_status_name(code), name);
+    EXPECT_GT(std::strlen(thimble_status_text(code)), 5u) << name;
+  }
+  EXPECT_STREQ(thimble_status_name(12345), "UNKNOWN");
+  EXPECT_NE(thimble_status_text(-1), nullptr);
+}
+
+TEST(Library, ListsTheProcessorAsADevice) {
+  Error e;
+  uint32_t count = 0;
+  EXPECT_OK(thimble_device_count(&count, &e), e);
+  ASSERT_GE(count, 1u);
+  thimble_device_info info = {};
+  info.struct_size = sizeof info;
+  EXPECT_OK(thimble_device_get(0, &info, &e), e);
+  EXPECT_STREQ(info.name, "cpu");
+  EXPECT_GT(info.total_bytes, info.free_bytes);
+  EXPECT_GT(info.free_bytes, 0u);
+  EXPECT_GT(std::strlen(info.description), 0u);
+  EXPECT_EQ(thimble_device_get(count, &info, &e), THIMBLE_INVALID_ARGUMENT);
+}
+
+// ---- models ----
+
+TEST(OpenedModel, TellsWhatItIs) {
+  const ModelHandle model = open_model(demo_path());
+  Error e;
+  thimble_model_info info = {};
+  info.struct_size = sizeof info;
+  EXPECT_OK(thimble_model_get_info(model.get(), &info, &e), e);
+  EXPECT_EQ(info.has_weights, 1u);
+  EXPECT_EQ(info.has_tokenizer, 1u);
+  EXPECT_EQ(info.layers, 8u);
+  EXPECT_EQ(info.d_model, 512u);
+  EXPECT_EQ(info.heads, 8u);
+  EXPECT_EQ(info.kv_heads, 2u);
+  EXPECT_EQ(info.head_dim, 64u);
+  EXPECT_EQ(info.d_ff, 1536u);
+  EXPECT_EQ(info.vocab, 8192u);
+  EXPECT_EQ(info.context_length, 16384u);
+  EXPECT_EQ(info.bos, 0);
+  EXPECT_EQ(info.eos, 3);
+  EXPECT_EQ(info.file_bytes, std::filesystem::file_size(demo_path()));
+  EXPECT_EQ(info.kv_bytes_per_token, 8u * 2 * 64 * 2 * 2);
+  EXPECT_NEAR(static_cast<double>(info.parameters), 28e6, 1e6);
+  EXPECT_STREQ(info.architecture, "llama");
+  EXPECT_STREQ(info.quantization, "q8_0");
+  EXPECT_STREQ(info.chat_format, "thimble");
+  EXPECT_GT(std::strlen(info.name), 0u);
+}
+
+TEST(OpenedModel, PrintsItsMetadata) {
+  GgufWriter w = small_model();
+  std::string long_text = "a";  // so that byte 4096 is inside a code point
+  while (long_text.size() < 5000) long_text += "\xc3\xa9";
+  w.set("general.license", std::string("mit\xff"))
+      .set("test.flag", true)
+      .set("test.small", -5)
+      .set("test.real", 0.25f);
+  w.set("test.array", std::vector<uint32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}).set("test.long", long_text);
+  const FileBytes bytes = w.bytes();
+  ModelHandle model;
+  Error e;
+  ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+  uint64_t count = 0;
+  EXPECT_OK(thimble_model_metadata_count(model.get(), &count, &e), e);
+  EXPECT_EQ(count, w.keys.size());
+  std::map<std::string, std::string> metadata;
+  for (uint64_t i = 0; i < count; ++i) {
+    char key[256], value[8192];
+    uint64_t key_length = 0, value_length = 0;
+    EXPECT_OK(thimble_model_metadata_get(model.get(), i, key, sizeof key, &key_length, value, sizeof value,
+                                         &value_length, &e),
+              e);
+    metadata[std::string(key, key_length)] = std::string(value, value_length);
+  }
+  EXPECT_EQ(metadata["general.architecture"], "llama");
+  EXPECT_EQ(metadata["general.license"], "mit\xef\xbf\xbd");
+  EXPECT_EQ(metadata["llama.context_length"], "512");
+  EXPECT_EQ(metadata["test.flag"], "true");
+  EXPECT_EQ(metadata["test.small"], "-5");
+  EXPECT_EQ(metadata["test.real"], "0.25");
+  EXPECT_EQ(metadata["test.array"], "[1, 2, 3, 4, 5, 6, 7, 8, ... 10 in all]");
+  EXPECT_EQ(metadata["test.long"], long_text.substr(0, 4095));
+
+  uint64_t key_length = 0, value_length = 0;
+  EXPECT_EQ(
+      thimble_model_metadata_get(model.get(), 0, nullptr, 0, &key_length, nullptr, 0, &value_length, &e),
+      THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(key_length, std::strlen("general.architecture"));
+  EXPECT_EQ(value_length, std::strlen("llama"));
+  EXPECT_EQ(
+      thimble_model_metadata_get(model.get(), count, nullptr, 0, &key_length, nullptr, 0, &value_length, &e),
+      THIMBLE_INVALID_ARGUMENT);
+}
+
+TEST(OpenedModel, ListsItsTensors) {
+  const ModelHandle model = open_model(demo_path());
+  Error e;
+  uint64_t count = 0;
+  EXPECT_OK(thimble_model_tensor_count(model.get(), &count, &e), e);
+  EXPECT_EQ(count, 74u);
+  thimble_tensor_info info = {};
+  info.struct_size = sizeof info;
+  EXPECT_OK(thimble_model_tensor_get(model.get(), 1, &info, &e), e);
+  EXPECT_STREQ(info.name, "token_embd.weight");
+  EXPECT_STREQ(info.type, "q8_0");
+  EXPECT_EQ(info.dims, 2u);
+  EXPECT_EQ(info.shape[0], 512u);
+  EXPECT_EQ(info.shape[1], 8192u);
+  EXPECT_EQ(info.shape[2], 1u);
+  EXPECT_EQ(info.bytes, 512u * 8192 / 32 * 34);
+  EXPECT_EQ(thimble_model_tensor_get(model.get(), count, &info, &e), THIMBLE_INVALID_ARGUMENT);
+}
+
+TEST(OpenedModel, IsTheSameFromAPathADescriptorAndMemory) {
+  const FileBytes bytes = small_model().bytes();
+  const std::string path = testing::TempDir() + "thimble-capi-small.gguf";
+  small_model().write(path);
+  Error e;
+  thimble_model* raw = nullptr;
+  const int descriptor = open(path.c_str(), O_RDONLY);
+  ASSERT_GE(descriptor, 0);
+  EXPECT_OK(thimble_model_open_fd(descriptor, nullptr, &raw, &e), e);
+  close(descriptor);
+  const ModelHandle from_descriptor(raw);
+  const ModelHandle from_path = open_model(path);
+  std::filesystem::remove(path);  // the mapping keeps the file
+  ModelHandle from_memory;
+  EXPECT_OK(try_open(bytes, from_memory, e), e);
+
+  const Tokens prompt = any_tokens(40);
+  std::vector<std::vector<float>> results;
+  for (const ModelHandle* model :
+       std::initializer_list<const ModelHandle*>{&from_path, &from_descriptor, &from_memory}) {
+    const SessionHandle session = create(*model, window_options());
+    feed(session, prompt);
+    EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+    results.push_back(logits(session));
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST(OpenedModel, TellsItsCallerWhatItWarnsAbout) {
+  std::vector<std::string> warnings;
+  thimble_model_options options;
+  thimble_model_options_init(&options, sizeof options);
+  options.log = [](void* user, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->push_back(message);
+  };
+  options.log_user = &warnings;
+  const FileBytes bytes = small_model().bytes(),
+                  heads_bytes = tiny_heads("llama").bytes();  // without a fingerprint
+  Error e;
+  thimble_model* raw = nullptr;
+  EXPECT_OK(thimble_model_open_buffer(bytes.data(), bytes.size(), &options, &raw, &e), e);
+  const ModelHandle model(raw);
+  EXPECT_TRUE(warnings.empty());
+  thimble_heads* heads = nullptr;
+  EXPECT_OK(thimble_heads_open_buffer(model.get(), heads_bytes.data(), heads_bytes.size(), &heads, &e), e);
+  thimble_heads_free(heads);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("fingerprint"), std::string::npos) << warnings[0];
+}
+
+// ---- text ----
+
+TEST(Text, TurnsIntoTokensAndBack) {
+  const ModelHandle model = open_model(demo_path());
+  const std::string text =
+      "Chapter 1.\n\nThe caf\xc3\xa9 opens at 7 \xe6\x9d\xb1\xe4\xba\xac \xf0\x9f\x98\x80";
+  const Tokens ids = tokenize(model, text);
+  EXPECT_GT(ids.size(), 10u);
+  EXPECT_LT(ids.size(), text.size());
+  EXPECT_EQ(detokenize(model, ids), text);
+
+  const Tokens with_bos = tokenize(model, text, THIMBLE_TOKENIZE_ADD_BOS);
+  ASSERT_EQ(with_bos.size(), ids.size() + 1);
+  EXPECT_EQ(with_bos[0], 0);
+  EXPECT_EQ(tokenize(model, "<|end|>", THIMBLE_TOKENIZE_PARSE_SPECIAL), Tokens{3});
+  EXPECT_GT(tokenize(model, "<|end|>").size(), 1u);
+  EXPECT_EQ(detokenize(model, {3}), "");
+  EXPECT_EQ(detokenize(model, {3}, THIMBLE_DETOKENIZE_SPECIAL), "<|end|>");
+  EXPECT_EQ(thimble_token_ends(model.get(), 3), 1);
+  EXPECT_EQ(thimble_token_ends(model.get(), ids[0]), 0);
+  EXPECT_EQ(thimble_token_ends(model.get(), -1), 0);
+}
+
+TEST(Text, TellsWhereEachTokenStarts) {
+  const ModelHandle model = open_model(demo_path());
+  const std::string text = "The door code of the Lisbon warehouse is 40917.";
+  Error e;
+  int32_t ids[64];
+  uint64_t offsets[64], count = 0;
+  EXPECT_OK(thimble_tokenize(model.get(), text.data(), text.size(), 0, ids, offsets, 64, &count, &e), e);
+  std::string joined;
+  for (uint64_t i = 0; i < count; ++i) {
+    EXPECT_EQ(offsets[i], joined.size());
+    char bytes[64];
+    uint64_t length = 0;
+    EXPECT_OK(thimble_token_bytes(model.get(), ids[i], bytes, sizeof bytes, &length, &e), e);
+    joined.append(bytes, length);
+  }
+  EXPECT_EQ(joined, text);
+}
+
+TEST(Text, MayHoldNulBytesAndBytesThatAreNotUtf8) {
+  const ModelHandle model = open_model(demo_path());
+  const std::string with_nul("a\0b\0", 4);
+  EXPECT_EQ(detokenize(model, tokenize(model, with_nul)), with_nul);
+  const Tokens ids = tokenize(model, "ok\xff\xc3(\xf0\x9f");
+  EXPECT_EQ(detokenize(model, ids), "ok\xef\xbf\xbd\xef\xbf\xbd(\xef\xbf\xbd");
+  EXPECT_TRUE(tokenize(model, "").empty());
+}
+
+TEST(Text, IsWrittenWholeOrNotAtAll) {
+  const ModelHandle model = open_model(demo_path());
+  Error e;
+  const std::string text = "four words are enough";
+  const Tokens ids = tokenize(model, text);
+  Tokens few(ids.size() - 1, -7);
+  uint64_t count = 0;
+  EXPECT_EQ(
+      thimble_tokenize(model.get(), text.data(), text.size(), 0, few.data(), nullptr, few.size(), &count, &e),
+      THIMBLE_INVALID_ARGUMENT);
+  expect_sentence(e);
+  EXPECT_EQ(count, ids.size());
+  EXPECT_EQ(few, Tokens(ids.size() - 1, -7));
+}
+
+TEST(Text, BecomesAChat) {
+  const ModelHandle model = open_model(demo_path());
+  const thimble_message messages[] = {{"user", "Where is it?", 12}};
+  Error e;
+  char text[256];
+  uint64_t length = 0;
+  EXPECT_OK(thimble_chat_text(model.get(), nullptr, messages, 1, THIMBLE_CHAT_ADD_ASSISTANT, text,
+                              sizeof text, &length, &e),
+            e);
+  EXPECT_EQ(std::string(text, length), "<|user|>\nWhere is it?<|end|>\n<|assistant|>\n");
+  EXPECT_OK(thimble_chat_text(model.get(), "chatml", messages, 1, 0, text, sizeof text, &length, &e), e);
+  EXPECT_EQ(std::string(text, length), "<|im_start|>user\nWhere is it?<|im_end|>\n");
+  EXPECT_NE(thimble_chat_text(model.get(), "morse", messages, 1, 0, text, sizeof text, &length, &e),
+            THIMBLE_OK);
+  expect_sentence(e);
+  const SmallModel small;  // has no template
+  EXPECT_EQ(thimble_chat_text(small.model.get(), nullptr, messages, 1, 0, text, sizeof text, &length, &e),
+            THIMBLE_UNSUPPORTED);
+  expect_sentence(e);
+}
+
+// ---- sessions ----
+
+TEST(Session, AnswersAQuestionAboutWhatItRead) {
+  const ModelHandle model = open_model(demo_path());
+  const std::string text =
+      "<|user|>\nThe ship sailed in the morning. The door code of the Lisbon warehouse is 40917. Nobody was "
+      "there to "
+      "see it leave, and the harbour was quiet.\n\nWhat is the door code of the Lisbon "
+      "warehouse?<|end|>\n<|assistant|>\n";
+  thimble_session_options options = default_options();
+  options.threads = 2;
+  options.pool = 256;
+  options.chunk = 64;
+  const SessionHandle session = create(model, options);
+  feed(session, tokenize(model, text, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL));
+  Tokens answer;
+  std::string shown;
+  for (int i = 0; i < 16; ++i) {
+    const int32_t token = step(session);
+    if (thimble_token_ends(model.get(), token)) break;
+    answer.push_back(token);
+    Error e;
+    char piece[64];
+    uint64_t length = 0;
+    EXPECT_OK(thimble_session_text(session.get(), token, piece, sizeof piece, &length, &e), e);
+    shown.append(piece, length);
+  }
+  EXPECT_NE(shown.find("40917"), std::string::npos) << shown;
+  EXPECT_EQ(shown, detokenize(model, answer));
+}
+
+TEST(Session, TakesTheLikeliestTokenAndSoDoesAccept) {
+  const SmallModel small;
+  const SessionHandle stepping = create(small.model, window_options()),
+                      accepting = create(small.model, window_options());
+  const Tokens prompt = any_tokens(100);
+  feed(stepping, prompt);
+  feed(accepting, prompt);
+  Error e;
+  EXPECT_OK(thimble_session_flush(accepting.get(), &e), e);
+  for (int i = 0; i < 40; ++i) {  // more than max_new: the pool is evicted once on the way
+    const std::vector<float> scores = logits(accepting);
+    ASSERT_EQ(scores.size(), kSmallVocab);
+    const int32_t best =
+        static_cast<int32_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
+    ASSERT_EQ(step(stepping), best);
+    EXPECT_OK(thimble_session_accept(accepting.get(), best, &e), e);
+    EXPECT_EQ(logits(stepping), logits(accepting));
+  }
+  EXPECT_EQ(stats(stepping).generated, 40u);
+  EXPECT_GT(stats(stepping).evictions, 1u);
+}
+
+TEST(Session, ReadsTheSameHoweverCallsCutTheText) {
+  const SmallModel small;
+  const Tokens prompt = any_tokens(300);
+  std::vector<std::vector<float>> results;
+  for (const size_t piece : {300u, 1u, 7u, 100u}) {
+    const SessionHandle session = create(small.model, window_options());
+    for (size_t at = 0; at < prompt.size(); at += piece)
+      feed(session, Tokens(prompt.begin() + at, prompt.begin() + std::min(prompt.size(), at + piece)));
+    Error e;
+    EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+    results.push_back(logits(session));
+  }
+  for (const auto& result : results) EXPECT_EQ(result, results[0]);
+}
+
+TEST(Session, ScoresTokensWithTheirLogProbability) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options()),
+                      check = create(small.model, window_options());
+  const Tokens prompt = any_tokens(20), more = any_tokens(5);
+  Error e;
+  for (const SessionHandle* s : {&session, &check}) {
+    feed(*s, prompt);
+    EXPECT_OK(thimble_session_flush(s->get(), &e), e);
+  }
+  float scored[5];
+  EXPECT_OK(thimble_session_score(session.get(), more.data(), more.size(), scored, &e), e);
+  for (size_t i = 0; i < more.size(); ++i) {
+    const std::vector<float> row = logits(check);
+    double sum = 0;
+    for (const float x : row) sum += std::exp(double(x));
+    // Rows of a chunk and single rows round differently: 8 f32 roundings of logits below 32 in size.
+    EXPECT_NEAR(scored[i], row[static_cast<size_t>(more[i])] - std::log(sum), 8 * 32 * 6e-8 + 1e-4);
+    EXPECT_OK(thimble_session_accept(check.get(), more[i], &e), e);
+  }
+  EXPECT_EQ(stats(session).position, 25u);
+}
+
+TEST(Session, RewindsToWhatItStillHolds) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  feed(session, any_tokens(40));
+  Error e;
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  const uint64_t here = stats(session).position;
+  const Tokens question = {5, 6, 7};
+  feed(session, question);
+  const Tokens first = steps(session, 5);
+  EXPECT_OK(thimble_session_rewind(session.get(), here, &e), e);
+  EXPECT_EQ(stats(session).position, 40u);
+  int32_t token = -7;
+  EXPECT_EQ(thimble_session_step(session.get(), &token, &e),
+            THIMBLE_INVALID_ARGUMENT);  // nothing to go on from
+  EXPECT_EQ(token, -7);
+  feed(session, question);
+  EXPECT_EQ(steps(session, 5), first);
+
+  feed(session, any_tokens(100));
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  const thimble_stats before = stats(session);
+  EXPECT_EQ(thimble_session_rewind(session.get(), here, &e), THIMBLE_CANNOT_REWIND);
+  expect_sentence(e);
+  EXPECT_EQ(stats(session).position, before.position);
+  EXPECT_EQ(thimble_session_rewind(session.get(), before.position + 1, &e), THIMBLE_INVALID_ARGUMENT);
+}
+
+TEST(Session, CloneGoesOnFromTheSameState) {
+  const SmallModel small;
+  SessionHandle session = create(small.model, window_options());
+  feed(session, any_tokens(150));
+  EXPECT_GE(step(session), 0);
+  Error e;
+  thimble_session* raw = nullptr;
+  EXPECT_OK(thimble_session_clone(session.get(), &raw, &e), e);
+  const SessionHandle clone(raw);
+  EXPECT_EQ(logits(clone), logits(session));
+  const Tokens expected = steps(session, 30);
+  EXPECT_EQ(memory(session).allocated, memory(clone).allocated);
+  EXPECT_GT(memory(session).allocated, memory(session).total);
+  session.reset();
+  EXPECT_EQ(memory(clone).allocated + memory(clone).fixed, memory(clone).total);
+  EXPECT_EQ(steps(clone, 30), expected);
+}
+
+TEST(Session, CloneCountsTowardsTheSameBudget) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  const thimble_memory needed = plan(small.model, options);
+  options.budget_bytes = needed.total + needed.total - needed.fixed;
+  const SessionHandle session = create(small.model, options);
+  feed(session, any_tokens(150));
+  const Tokens expected = kept(session, 1, 0);
+  Error e;
+  thimble_session *first = nullptr, *second = nullptr;
+  EXPECT_OK(thimble_session_clone(session.get(), &first, &e), e);
+  EXPECT_EQ(memory(session).allocated, options.budget_bytes);
+  EXPECT_EQ(thimble_session_clone(session.get(), &second, &e), THIMBLE_BUDGET);
+  expect_sentence(e);
+  EXPECT_EQ(e.bytes_missing, needed.total - needed.fixed);
+  EXPECT_EQ(second, nullptr);
+  thimble_session_free(first);
+  EXPECT_OK(thimble_session_clone(session.get(), &second, &e), e);
+  EXPECT_EQ(kept(SessionHandle(second), 1, 0), expected);
+}
+
+TEST(Session, ResetIsLikeNew) {
+  const SmallModel small;
+  const SessionHandle used = create(small.model, window_options()),
+                      fresh = create(small.model, window_options());
+  feed(used, any_tokens(200));
+  steps(used, 10);
+  Error e;
+  EXPECT_OK(thimble_session_reset(used.get(), &e), e);
+  EXPECT_EQ(stats(used).position, 0u);
+  const Tokens prompt = {9, 8, 7, 6};
+  feed(used, prompt);
+  feed(fresh, prompt);
+  EXPECT_EQ(steps(used, 10), steps(fresh, 10));
+}
+
+TEST(Session, TellsWhichPositionsItStillHolds) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  feed(session, any_tokens(200));
+  Error e;
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  const thimble_stats now = stats(session);
+  EXPECT_EQ(now.position, 200u);
+  EXPECT_EQ(now.waiting, 0u);
+  EXPECT_EQ(now.entries + now.evicted, 200u);
+  EXPECT_EQ(now.entries, 64u + 8);  // the pool and the local tokens
+  Tokens expected = {0, 1, 2, 3};   // the sinks, then the most recent
+  for (int32_t position = 200 - 68; position < 200; ++position) expected.push_back(position);
+  EXPECT_EQ(kept(session, 0, 0), expected);
+  EXPECT_EQ(kept(session, 1, 0), expected);
+  uint64_t count = 0;
+  int32_t positions[128];
+  EXPECT_EQ(thimble_session_kept(session.get(), 2, 0, positions, 128, &count, &e), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(thimble_session_kept(session.get(), 0, 1, positions, 128, &count, &e), THIMBLE_INVALID_ARGUMENT);
+}
+
+TEST(Session, HoldsBackTheBytesOfAnUnfinishedCodePoint) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  Error e;
+  const auto text = [&](int32_t token, uint64_t capacity = 16) -> std::string {
+    char bytes[16];
+    uint64_t length = 0;
+    const thimble_status status = thimble_session_text(session.get(), token, bytes, capacity, &length, &e);
+    return status == THIMBLE_OK ? std::string(bytes, length) : "needs " + std::to_string(length);
+  };
+  EXPECT_EQ(text('a'), "a");
+  EXPECT_EQ(text(0xe6), "");
+  EXPECT_EQ(text(0x9d), "");
+  EXPECT_EQ(text(0xb1, 2), "needs 3");  // and takes nothing
+  EXPECT_EQ(text(0xb1), "\xe6\x9d\xb1");
+  EXPECT_EQ(text(256), "th");
+  EXPECT_EQ(text(kSmallEnd), "");
+  EXPECT_EQ(text(0xe6), "");
+  feed(session, {1});  // another turn begins
+  EXPECT_EQ(text('b'), "b");
+  EXPECT_EQ(text(-1), "needs 0");
+}
+
+TEST(Session, SamplesTheSameFromTheSameSeed) {
+  const SmallModel small;
+  thimble_sampler_options sampler;
+  thimble_sampler_options_init(&sampler, sizeof sampler);
+  sampler.temperature = 1.5f;
+  sampler.top_k = 0;
+  sampler.top_p = 1;
+  sampler.min_p = 0;
+  std::vector<Tokens> answers;
+  for (const uint64_t seed : {1u, 1u, 2u}) {
+    const SessionHandle session = create(small.model, window_options());
+    sampler.seed = seed;
+    Error e;
+    EXPECT_OK(thimble_session_set_sampler(session.get(), &sampler, &e), e);
+    feed(session, any_tokens(10));
+    answers.push_back(steps(session, 20));
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+  EXPECT_NE(answers[0], answers[2]);
+}
+
+TEST(Session, SharesTheThreadsOfItsDevice) {
+  const auto threads = [] {
+    const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  if (!std::filesystem::exists("/proc/self/task"))
+    GTEST_SKIP() << "this system does not list a process's threads";
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.threads = 3;
+  const auto before = threads();
+  const SessionHandle first = create(small.model, options);
+  const auto with_one = threads();
+  EXPECT_GT(with_one, before);
+  const SessionHandle second = create(small.model, options);
+  plan(small.model, options);
+  EXPECT_EQ(threads(), with_one);
+  options.threads = 2;
+  const SessionHandle other = create(small.model, options);
+  EXPECT_GT(threads(), with_one);
+}
+
+TEST(Session, HoldsWhatItsPlanSays) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.heads = small.heads.get();
+  options.retention = THIMBLE_RETENTION_LOCRET;
+  const thimble_memory planned = plan(small.model, options);
+  EXPECT_EQ(planned.pool, 64u);
+  EXPECT_EQ(planned.chunk, 16u);
+  EXPECT_EQ(planned.capacity, 64u + 8 + 24);
+  EXPECT_EQ(planned.allocated, 0u);
+  EXPECT_EQ(planned.budget, 0u);
+  EXPECT_EQ(planned.dense_bytes_per_token, 2u * 1 * 4 * 2 * 2);
+  EXPECT_EQ(planned.mapped, small.bytes.size() + small.heads_bytes.size());
+  EXPECT_GT(planned.host_tables, 0u);
+  EXPECT_EQ(planned.weights - planned.shared + planned.pool_bytes + planned.view + planned.workspace +
+                planned.io + planned.fixed,
+            planned.total);
+  const SessionHandle session = create(small.model, options);
+  const thimble_memory held = memory(session);
+  EXPECT_EQ(held.allocated, planned.total);
+  EXPECT_EQ(held.total, planned.total);
+  EXPECT_EQ(held.pool_bytes, planned.pool_bytes);
+}
+
+TEST(Session, TakesItsPoolFromTheBudget) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  const thimble_memory needed = plan(small.model, options);
+  options.budget_bytes = needed.total;
+  options.pool = 0;
+  Error e;
+  uint32_t largest = 0;
+  EXPECT_OK(thimble_session_largest_pool(small.model.get(), &options, &largest, &e), e);
+  EXPECT_GE(largest, 64u);
+  const thimble_memory planned = plan(small.model, options);
+  EXPECT_EQ(planned.pool, largest);
+  EXPECT_LE(planned.total, options.budget_bytes);
+  options.pool = largest + 1;
+  thimble_memory none = {};
+  none.struct_size = sizeof none;
+  EXPECT_EQ(thimble_session_plan(small.model.get(), &options, &none, &e), THIMBLE_BUDGET);
+  expect_sentence(e);
+  EXPECT_GT(e.bytes_missing, 0u);
+}
+
+}  // namespace
+}  // namespace thimble

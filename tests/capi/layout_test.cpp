@@ -1,0 +1,187 @@
+// Sizes and offsets of every struct of the C API are part of the ABI: they never change, fields are only
+// added behind.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "thimble/thimble.h"
+
+// Where pointers have 8 bytes; with 4 the structs that hold some are smaller.
+static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 128);
+
+#define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
+
+static_assert(sizeof(thimble_error) == 512);
+OFFSET(thimble_error, struct_size, 0);
+OFFSET(thimble_error, code, 4);
+OFFSET(thimble_error, bytes_missing, 8);
+OFFSET(thimble_error, message, 16);
+
+static_assert(sizeof(thimble_device_info) == 248);
+OFFSET(thimble_device_info, struct_size, 0);
+OFFSET(thimble_device_info, total_bytes, 8);
+OFFSET(thimble_device_info, free_bytes, 16);
+OFFSET(thimble_device_info, name, 24);
+OFFSET(thimble_device_info, description, 56);
+
+OFFSET(thimble_model_options, struct_size, 0);
+OFFSET(thimble_model_options, log, 8);
+OFFSET(thimble_model_options, log_user, 16);
+
+static_assert(sizeof(thimble_model_info) == 256);
+OFFSET(thimble_model_info, struct_size, 0);
+OFFSET(thimble_model_info, has_weights, 4);
+OFFSET(thimble_model_info, has_tokenizer, 8);
+OFFSET(thimble_model_info, layers, 12);
+OFFSET(thimble_model_info, d_model, 16);
+OFFSET(thimble_model_info, heads, 20);
+OFFSET(thimble_model_info, kv_heads, 24);
+OFFSET(thimble_model_info, head_dim, 28);
+OFFSET(thimble_model_info, d_ff, 32);
+OFFSET(thimble_model_info, vocab, 36);
+OFFSET(thimble_model_info, context_length, 40);
+OFFSET(thimble_model_info, bos, 44);
+OFFSET(thimble_model_info, eos, 48);
+OFFSET(thimble_model_info, parameters, 56);
+OFFSET(thimble_model_info, file_bytes, 64);
+OFFSET(thimble_model_info, kv_bytes_per_token, 72);
+OFFSET(thimble_model_info, architecture, 80);
+OFFSET(thimble_model_info, name, 112);
+OFFSET(thimble_model_info, quantization, 208);
+OFFSET(thimble_model_info, chat_format, 224);
+
+static_assert(sizeof(thimble_tensor_info) == 136);
+OFFSET(thimble_tensor_info, struct_size, 0);
+OFFSET(thimble_tensor_info, dims, 4);
+OFFSET(thimble_tensor_info, shape, 8);
+OFFSET(thimble_tensor_info, bytes, 40);
+OFFSET(thimble_tensor_info, name, 48);
+OFFSET(thimble_tensor_info, type, 120);
+
+OFFSET(thimble_message, role, 0);
+OFFSET(thimble_message, content, 8);
+OFFSET(thimble_message, content_length, 16);
+
+static_assert(sizeof(thimble_progress) == 40);
+OFFSET(thimble_progress, struct_size, 0);
+OFFSET(thimble_progress, pool_entries, 4);
+OFFSET(thimble_progress, pool_capacity, 8);
+OFFSET(thimble_progress, done, 16);
+OFFSET(thimble_progress, total, 24);
+OFFSET(thimble_progress, tokens_per_second, 32);
+
+OFFSET(thimble_session_options, struct_size, 0);
+OFFSET(thimble_session_options, threads, 4);
+OFFSET(thimble_session_options, device, 8);
+OFFSET(thimble_session_options, heads, 16);
+OFFSET(thimble_session_options, budget_bytes, 24);
+OFFSET(thimble_session_options, retention, 32);
+OFFSET(thimble_session_options, retain_scope, 36);
+OFFSET(thimble_session_options, pool, 40);
+OFFSET(thimble_session_options, chunk, 44);
+OFFSET(thimble_session_options, stabilizers, 48);
+OFFSET(thimble_session_options, local, 52);
+OFFSET(thimble_session_options, protect_init, 56);
+OFFSET(thimble_session_options, max_new, 60);
+OFFSET(thimble_session_options, selection, 64);
+OFFSET(thimble_session_options, select_k, 68);
+OFFSET(thimble_session_options, select_init, 72);
+OFFSET(thimble_session_options, select_local, 76);
+OFFSET(thimble_session_options, select_theta, 80);
+OFFSET(thimble_session_options, vote, 84);
+OFFSET(thimble_session_options, vote_scale, 88);
+OFFSET(thimble_session_options, vote_window, 92);
+OFFSET(thimble_session_options, select_prefill, 96);
+OFFSET(thimble_session_options, positions, 100);
+OFFSET(thimble_session_options, context, 104);
+OFFSET(thimble_session_options, seed, 108);
+OFFSET(thimble_session_options, progress, 112);
+OFFSET(thimble_session_options, progress_user, 120);
+
+static_assert(sizeof(thimble_memory) == 136);
+OFFSET(thimble_memory, struct_size, 0);
+OFFSET(thimble_memory, pool, 4);
+OFFSET(thimble_memory, capacity, 8);
+OFFSET(thimble_memory, chunk, 12);
+OFFSET(thimble_memory, budget, 16);
+OFFSET(thimble_memory, weights, 24);
+OFFSET(thimble_memory, shared, 32);
+OFFSET(thimble_memory, pool_bytes, 40);
+OFFSET(thimble_memory, view, 48);
+OFFSET(thimble_memory, workspace, 56);
+OFFSET(thimble_memory, io, 64);
+OFFSET(thimble_memory, fixed, 72);
+OFFSET(thimble_memory, total, 80);
+OFFSET(thimble_memory, allocated, 88);
+OFFSET(thimble_memory, dense_bytes_per_token, 96);
+OFFSET(thimble_memory, mapped, 104);
+OFFSET(thimble_memory, mapped_resident, 112);
+OFFSET(thimble_memory, host_tables, 120);
+OFFSET(thimble_memory, largest_position, 128);
+OFFSET(thimble_memory, selection_pays, 132);
+
+static_assert(sizeof(thimble_sampler_options) == 40);
+OFFSET(thimble_sampler_options, struct_size, 0);
+OFFSET(thimble_sampler_options, temperature, 4);
+OFFSET(thimble_sampler_options, top_k, 8);
+OFFSET(thimble_sampler_options, top_p, 12);
+OFFSET(thimble_sampler_options, min_p, 16);
+OFFSET(thimble_sampler_options, repeat_penalty, 20);
+OFFSET(thimble_sampler_options, repeat_last, 24);
+OFFSET(thimble_sampler_options, seed, 32);
+
+static_assert(sizeof(thimble_stats) == 96);
+OFFSET(thimble_stats, struct_size, 0);
+OFFSET(thimble_stats, entries, 4);
+OFFSET(thimble_stats, position, 8);
+OFFSET(thimble_stats, waiting, 16);
+OFFSET(thimble_stats, evicted, 24);
+OFFSET(thimble_stats, evictions, 32);
+OFFSET(thimble_stats, generated, 40);
+OFFSET(thimble_stats, selected, 48);
+OFFSET(thimble_stats, cache_hits, 56);
+OFFSET(thimble_stats, cache_misses, 64);
+OFFSET(thimble_stats, prefill_tokens, 72);
+OFFSET(thimble_stats, prefill_seconds, 80);
+OFFSET(thimble_stats, decode_seconds, 88);
+
+namespace {
+
+// What bindings in other languages assume of a struct: a C layout that bytes can be copied in and out of.
+template <typename... T>
+constexpr bool all_plain() {
+  return ((std::is_standard_layout_v<T> && std::is_trivial_v<T>)&&...);
+}
+
+TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
+  EXPECT_TRUE((all_plain<thimble_error, thimble_device_info, thimble_model_options, thimble_model_info,
+                         thimble_tensor_info, thimble_message, thimble_progress, thimble_session_options,
+                         thimble_memory, thimble_sampler_options, thimble_stats>()));
+  EXPECT_EQ(THIMBLE_RETENTION_DEFAULT, -1);
+  EXPECT_EQ(THIMBLE_RETENTION_NONE, 0);
+  EXPECT_EQ(THIMBLE_RETENTION_WINDOW, 1);
+  EXPECT_EQ(THIMBLE_RETENTION_RANDOM, 2);
+  EXPECT_EQ(THIMBLE_RETENTION_LOCRET, 3);
+  EXPECT_EQ(THIMBLE_RETAIN_PER_HEAD, 0);
+  EXPECT_EQ(THIMBLE_RETAIN_LAYER, 1);
+  EXPECT_EQ(THIMBLE_SELECTION_DENSE, 0);
+  EXPECT_EQ(THIMBLE_SELECTION_TOKENSELECT, 1);
+  EXPECT_EQ(THIMBLE_VOTE_AUTO, 0);
+  EXPECT_EQ(THIMBLE_VOTE_LAYER, 1);
+  EXPECT_EQ(THIMBLE_VOTE_GROUP, 2);
+  EXPECT_EQ(THIMBLE_POSITIONS_LIST, 0);
+  EXPECT_EQ(THIMBLE_POSITIONS_ORIGINAL, 1);
+  EXPECT_EQ(THIMBLE_SCALE_NONE, 0);
+  EXPECT_EQ(THIMBLE_SCALE_SQRT, 1);
+  EXPECT_EQ(THIMBLE_TOKENIZE_ADD_BOS, 1u);
+  EXPECT_EQ(THIMBLE_TOKENIZE_PARSE_SPECIAL, 2u);
+  EXPECT_EQ(THIMBLE_DETOKENIZE_SPECIAL, 1u);
+  EXPECT_EQ(THIMBLE_CHAT_ADD_ASSISTANT, 1u);
+  EXPECT_EQ(THIMBLE_CHAT_CONTINUE, 2u);
+  EXPECT_EQ(THIMBLE_DEFAULT, 0xffffffffu);
+}
+
+}  // namespace

@@ -1,0 +1,267 @@
+// Option structs: their defaults, other versions of them, and what is refused.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "tests/capi/handles.h"
+
+namespace thimble {
+namespace {
+
+TEST(Options, InitWritesTheDocumentedDefaults) {
+  thimble_session_options o;
+  std::memset(&o, 0xab, sizeof o);
+  thimble_session_options_init(&o, sizeof o);
+  EXPECT_EQ(o.struct_size, sizeof o);
+  EXPECT_EQ(o.threads, 0u);
+  EXPECT_EQ(o.device, nullptr);
+  EXPECT_EQ(o.heads, nullptr);
+  EXPECT_EQ(o.budget_bytes, 0u);
+  EXPECT_EQ(o.retention, THIMBLE_RETENTION_DEFAULT);
+  EXPECT_EQ(o.pool, 0u);
+  EXPECT_EQ(o.stabilizers, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.local, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.protect_init, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.select_init, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.select_theta, 1.0f);
+  EXPECT_EQ(o.progress, nullptr);
+
+  thimble_sampler_options s;
+  std::memset(&s, 0xab, sizeof s);
+  thimble_sampler_options_init(&s, sizeof s);
+  EXPECT_EQ(s.struct_size, sizeof s);
+  EXPECT_EQ(s.temperature, 0.0f);
+  EXPECT_EQ(s.top_k, 40u);
+  EXPECT_EQ(s.top_p, 0.95f);
+  EXPECT_EQ(s.min_p, 0.05f);
+  EXPECT_EQ(s.repeat_penalty, 1.0f);
+  EXPECT_EQ(s.repeat_last, 64u);
+  EXPECT_EQ(s.seed, 0u);
+
+  thimble_model_options m;
+  std::memset(&m, 0xab, sizeof m);
+  thimble_model_options_init(&m, sizeof m);
+  EXPECT_EQ(m.struct_size, sizeof m);
+  EXPECT_EQ(m.log, nullptr);
+}
+
+TEST(Options, InitStaysInsideTheSizeItIsGivenAndClearsWhatItDoesNotKnow) {
+  struct {
+    thimble_session_options known;
+    uint64_t newer[2];
+  } larger;
+  std::memset(&larger, 0xab, sizeof larger);
+  thimble_session_options_init(&larger.known, sizeof larger.known + sizeof larger.newer[0]);
+  EXPECT_EQ(larger.known.struct_size, sizeof larger.known + sizeof larger.newer[0]);
+  EXPECT_EQ(larger.known.select_theta, 1.0f);
+  EXPECT_EQ(larger.newer[0], 0u);
+  EXPECT_EQ(larger.newer[1], 0xababababababababu);
+
+  std::memset(&larger, 0xab, sizeof larger);
+  thimble_session_options_init(&larger.known, offsetof(thimble_session_options, chunk));
+  EXPECT_EQ(larger.known.retention, THIMBLE_RETENTION_DEFAULT);
+  EXPECT_EQ(larger.known.chunk, 0xababababu);
+
+  thimble_session_options_init(nullptr, sizeof larger.known);
+  thimble_sampler_options_init(nullptr, 40);
+  thimble_model_options_init(nullptr, 24);
+}
+
+TEST(Options, OfANewerVersionAreAccepted) {
+  const SmallModel small;
+  struct {
+    thimble_session_options known = window_options();
+    uint64_t newer = 0xabababab;
+  } larger;
+  larger.known.struct_size = sizeof larger;
+  EXPECT_NE(create(small.model, larger.known), nullptr);
+}
+
+TEST(Options, AreRefusedWhenTheirSizeIsNone) {
+  const SmallModel small;
+  for (const uint32_t size : {0u, 4u, 8u, uint32_t(sizeof(thimble_session_options) - 1)}) {
+    thimble_session_options options = window_options();
+    options.struct_size = size;
+    Error e;
+    thimble_session* session = nullptr;
+    EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), THIMBLE_INVALID_ARGUMENT)
+        << size;
+    expect_sentence(e);
+    EXPECT_NE(std::strstr(e.message, "struct_size"), nullptr);
+    EXPECT_EQ(session, nullptr);
+  }
+}
+
+TEST(Outputs, KeepTheirSizeAndWhatTheLibraryDoesNotKnow) {
+  const SmallModel small;
+  struct {
+    thimble_model_info known = {};
+    uint64_t newer = 0xabababab;
+  } larger;
+  larger.known.struct_size = sizeof larger;
+  Error e;
+  EXPECT_OK(thimble_model_get_info(small.model.get(), &larger.known, &e), e);
+  EXPECT_EQ(larger.known.struct_size, sizeof larger);
+  EXPECT_EQ(larger.known.layers, 2u);
+  EXPECT_EQ(larger.newer, 0xabababab);
+  larger.known = {};
+  EXPECT_EQ(thimble_model_get_info(small.model.get(), &larger.known, &e), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(larger.known.layers, 0u);
+}
+
+TEST(Outputs, ErrorsAreCutToTheRoomTheyHave) {
+  Error whole;
+  EXPECT_EQ(thimble_device_count(nullptr, &whole), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(whole.code, THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(whole.bytes_missing, 0u);
+
+  Error small;
+  std::memset(small.message, '#', sizeof small.message);
+  small.struct_size = offsetof(thimble_error, message) + 8;
+  EXPECT_EQ(thimble_device_count(nullptr, &small), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(small.message), std::string(whole.message).substr(0, 7));
+  EXPECT_EQ(small.message[8], '#');
+
+  Error none;
+  none.struct_size = 0;
+  none.code = 77;
+  EXPECT_EQ(thimble_device_count(nullptr, &none), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(none.code, 77);
+  EXPECT_EQ(thimble_device_count(nullptr, nullptr), THIMBLE_INVALID_ARGUMENT);
+}
+
+TEST(Outputs, ErrorsAreUtf8WhateverAFileIsCalled) {
+  Error e;
+  thimble_model* model = nullptr;
+  EXPECT_EQ(thimble_model_open("no\xff such file", nullptr, &model, &e), THIMBLE_IO);
+  EXPECT_EQ(std::string(e.message).find('\xff'), std::string::npos);
+  EXPECT_NE(std::strstr(e.message, "no? such file"), nullptr) << e.message;
+  std::string long_name(470, 'a');  // so that the message's last byte would be inside a code point
+  for (int shift = 0; shift < 3; ++shift) {
+    std::string path = std::string(static_cast<size_t>(shift), 'b');
+    while (path.size() < 600) path += "\xe6\x9d\xb1";
+    EXPECT_EQ(thimble_model_open(path.c_str(), nullptr, &model, &e), THIMBLE_IO);
+    const std::string message = e.message;
+    EXPECT_GT(message.size(), sizeof e.message - 4);
+    const std::string text = message.substr(static_cast<size_t>(shift));
+    EXPECT_EQ(text.size() % 3, 0u) << text;
+  }
+}
+
+TEST(Defaults, ComeFromTheHeads) {
+  const ModelHandle model = open_model(demo_path());
+  const HeadsHandle heads = open_heads(model, demo_heads_path());
+  thimble_session_options options = default_options();
+  options.threads = 2;
+  options.heads = heads.get();
+  const thimble_memory planned = plan(model, options);
+  EXPECT_EQ(planned.pool, 2048u);
+  EXPECT_EQ(planned.chunk, 1024u);
+  EXPECT_EQ(planned.capacity, 2048u + 100 + 256);
+  options.heads = nullptr;  // nothing is evicted: room for all positions of the model
+  EXPECT_EQ(plan(model, options).capacity, 16384u);
+  Error e;
+  thimble_memory memory = {};
+  memory.struct_size = sizeof memory;
+  EXPECT_OK(thimble_session_plan(model.get(), nullptr, &memory, &e), e);
+  EXPECT_EQ(memory.capacity, 16384u);
+}
+
+// One option that is wrong, alone or with others, and a word that the reason must hold.
+struct Refusal {
+  const char* what;
+  std::function<void(thimble_session_options&)> change;
+  thimble_status status;
+  const char* names;
+};
+
+TEST(Options, ThatAreWrongAreNamed) {
+  const SmallModel small;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  using O = thimble_session_options;
+  const auto tokenselect = [](O& o) { o.selection = THIMBLE_SELECTION_TOKENSELECT; };
+  const Refusal refusals[] = {
+      {"unknown retention", [](O& o) { o.retention = 4; }, THIMBLE_INVALID_ARGUMENT, "retention"},
+      {"unknown retention", [](O& o) { o.retention = -2; }, THIMBLE_INVALID_ARGUMENT, "retention"},
+      {"unknown scope", [](O& o) { o.retain_scope = 2; }, THIMBLE_INVALID_ARGUMENT, "retain_scope"},
+      {"unknown selection", [](O& o) { o.selection = -1; }, THIMBLE_INVALID_ARGUMENT, "selection"},
+      {"unknown vote", [](O& o) { o.vote = 3; }, THIMBLE_INVALID_ARGUMENT, "vote"},
+      {"unknown vote scale", [](O& o) { o.vote_scale = 2; }, THIMBLE_INVALID_ARGUMENT, "vote_scale"},
+      {"unknown positions", [](O& o) { o.positions = 2; }, THIMBLE_INVALID_ARGUMENT, "positions"},
+      {"a flag that is neither", [](O& o) { o.select_prefill = 2; }, THIMBLE_INVALID_ARGUMENT,
+       "select_prefill"},
+      {"theta not a number", [nan](O& o) { o.select_theta = nan; }, THIMBLE_INVALID_ARGUMENT, "select_theta"},
+      {"theta below every cosine", [](O& o) { o.select_theta = -1.5f; }, THIMBLE_INVALID_ARGUMENT,
+       "select_theta"},
+      {"too many threads", [](O& o) { o.threads = 1u << 20; }, THIMBLE_INVALID_ARGUMENT, "threads"},
+      {"unknown device", [](O& o) { o.device = "abacus"; }, THIMBLE_UNSUPPORTED, "abacus"},
+      {"locret without heads", [](O& o) { o.retention = THIMBLE_RETENTION_LOCRET; }, THIMBLE_INVALID_ARGUMENT,
+       "heads"},
+      {"stabilizers fill the pool", [](O& o) { o.stabilizers = 64; }, THIMBLE_INVALID_ARGUMENT,
+       "stabilizers"},
+      {"sinks overfill the pool", [](O& o) { o.protect_init = 65; }, THIMBLE_INVALID_ARGUMENT, "protected"},
+      {"sinks and stabilizers", [](O& o) { o.protect_init = o.stabilizers = 32; }, THIMBLE_INVALID_ARGUMENT,
+       "pool"},
+      {"chunk past the local window while selecting",
+       [&](O& o) { tokenselect(o), o.select_prefill = 1, o.chunk = 64, o.select_local = 32; },
+       THIMBLE_INVALID_ARGUMENT, "select_local"},
+      {"a pool that overflows", [](O& o) { o.pool = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "pool"},
+      {"a chunk that overflows", [](O& o) { o.chunk = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "chunk"},
+      {"max_new that overflows", [](O& o) { o.max_new = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "max_new"},
+      {"stabilizers that overflow", [](O& o) { o.stabilizers = UINT32_MAX - 1; }, THIMBLE_INVALID_ARGUMENT,
+       "stabilizers"},
+      {"sinks that overflow", [](O& o) { o.protect_init = UINT32_MAX - 1; }, THIMBLE_INVALID_ARGUMENT,
+       "protected"},
+      {"a selection that overflows", [&](O& o) { tokenselect(o), o.select_k = UINT32_MAX; },
+       THIMBLE_INVALID_ARGUMENT, "select_k"},
+      {"budget of one byte", [](O& o) { o.budget_bytes = 1; }, THIMBLE_BUDGET, "budget"},
+  };
+  for (const Refusal& refusal : refusals) {
+    thimble_session_options options = window_options();
+    refusal.change(options);
+    Error e;
+    thimble_session* session = nullptr;
+    EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), refusal.status)
+        << refusal.what;
+    EXPECT_EQ(e.code, refusal.status) << refusal.what;
+    EXPECT_NE(std::strstr(e.message, refusal.names), nullptr) << refusal.what << ": " << e.message;
+    expect_sentence(e);
+    EXPECT_EQ(session, nullptr) << refusal.what;
+    thimble_memory memory = {};
+    memory.struct_size = sizeof memory;
+    EXPECT_EQ(thimble_session_plan(small.model.get(), &options, &memory, &e), refusal.status) << refusal.what;
+  }
+}
+
+TEST(SamplerOptions, ThatAreWrongAreNamed) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  using O = thimble_sampler_options;
+  const std::pair<const char*, std::function<void(O&)>> refusals[] = {
+      {"temperature", [](O& o) { o.temperature = -1; }},
+      {"temperature", [nan](O& o) { o.temperature = nan; }},
+      {"temperature", [infinity](O& o) { o.temperature = infinity; }},
+      {"top_p", [](O& o) { o.top_p = -0.1f; }},
+      {"top_p", [nan](O& o) { o.top_p = nan; }},
+      {"min_p", [](O& o) { o.min_p = 1.5f; }},
+      {"min_p", [nan](O& o) { o.min_p = nan; }},
+      {"repeat_penalty", [](O& o) { o.repeat_penalty = 0; }},
+      {"repeat_penalty", [nan](O& o) { o.repeat_penalty = nan; }},
+      {"repeat_last", [](O& o) { o.repeat_last = 4097; }},
+      {"struct_size", [](O& o) { o.struct_size = 0; }},
+  };
+  for (const auto& [name, change] : refusals) {
+    O options;
+    thimble_sampler_options_init(&options, sizeof options);
+    change(options);
+    Error e;
+    EXPECT_EQ(thimble_session_set_sampler(session.get(), &options, &e), THIMBLE_INVALID_ARGUMENT) << name;
+    EXPECT_NE(std::strstr(e.message, name), nullptr) << e.message;
+    expect_sentence(e);
+  }
+}
+
+}  // namespace
+}  // namespace thimble

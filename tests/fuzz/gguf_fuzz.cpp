@@ -1,0 +1,61 @@
+// Any bytes as a model and as retaining heads: they are read or refused, and nothing outside them is touched.
+#include <cstdlib>
+
+#include "runtime/model/model.h"
+#include "tests/support/tiny_model.h"
+
+namespace thimble {
+namespace {
+
+uint64_t sum = 0;  // of all that was read, so that no read is optimised away
+
+void touch(const std::byte* data, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; ++i) sum += static_cast<uint64_t>(data[i]);
+}
+
+void touch(const Tensor& tensor) {
+  if (tensor) touch(tensor.data, tensor.bytes());
+}
+
+void read_everything(const Gguf& gguf) {
+  for (const auto& [key, value] : gguf.metadata()) {
+    touch(value.bytes.data(), value.bytes.size());
+    sum += printed(value).size() + in_quotes(key).size();
+    sum += gguf.get_uint(key).ok() + gguf.get_float(key).ok() + gguf.get_bool(key).ok() +
+           gguf.get_string(key).ok();
+    sum += gguf.get_strings(key).ok() + gguf.get_ints(key).ok() + gguf.get_floats(key).ok();
+  }
+  for (const GgufTensor& tensor : gguf.tensors()) touch(tensor.data, tensor.bytes);
+}
+
+void read_everything(const Model& model) {
+  for (const LayerWeights& layer : model.layers)
+    for (const Tensor& tensor : {layer.attn_norm, layer.ffn_norm, layer.q, layer.k, layer.v, layer.q_bias,
+                                 layer.k_bias, layer.v_bias, layer.q_norm, layer.k_norm, layer.attn_output,
+                                 layer.attn_output_bias, layer.gate, layer.up, layer.down})
+      touch(tensor);
+  for (const Tensor& tensor : {model.token_embedding, model.output_norm, model.output}) touch(tensor);
+  sum += model.fingerprint() + model.host_bytes();
+  if (!model.has_weights()) return;
+  std::vector<float> table(uint64_t(rope_table_rows(100)) * model.rope.n_rot);
+  fill_rope_table(model.rope, 100, model.info.context_length, table.data());
+}
+
+}  // namespace
+}  // namespace thimble
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace thimble;
+  FileBytes bytes;  // at a page's beginning, as a mapping, and no byte longer than the input
+  append(bytes, data, size);
+  bytes.shrink_to_fit();
+  if (const Result<Gguf> gguf = Gguf::parse(lend(bytes), "fuzz"); gguf.ok()) read_everything(*gguf);
+  if (const auto model = Model::open(lend(bytes), "fuzz"); model.ok()) read_everything(**model);
+
+  static const FileBytes base_bytes = tiny_model("llama").bytes();
+  static const auto base = Model::open(lend(base_bytes), "base");
+  if (!base.ok()) std::abort();
+  if (const auto heads = (*base)->open_heads(lend(bytes), "fuzz"); heads.ok())
+    for (const RetainingHeads::Layer& layer : (*heads)->layers) touch(layer.fc1), touch(layer.fc2);
+  return 0;
+}
