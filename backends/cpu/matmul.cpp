@@ -1,6 +1,7 @@
 #include "backends/cpu/matmul.h"
 
 #ifdef THIMBLE_BLAS
+#include <blis.h>
 #include <cblas.h>
 
 #include "base/bits.h"
@@ -48,6 +49,7 @@ void matmul(const Matmul& m, float* scratch) {
 
 void warm_up_matmul() {
 #ifdef THIMBLE_BLAS
+  bli_thread_set_num_threads(1);  // whatever the environment says: the workers are ours
   // The largest product there is; where there is no memory for it, later ones will fail to fit as well.
   constexpr size_t kX = kBlockRows * kBlockDepth, kW = kBlockCols * kBlockDepth, kY = kBlockRows * kBlockCols;
   auto pages = Pages::allocate((kX + kW + kY + kMatmulScratch) * sizeof(float));
