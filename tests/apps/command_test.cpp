@@ -484,6 +484,7 @@ TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
   EXPECT_EQ(objects[3]["summary"]["correct"], 2);
   EXPECT_EQ(objects[3]["summary"]["samples"], 3);
   EXPECT_TRUE(contains(thimble("eval --tasks a --limit 1 " + file.path() + kM).out, "1/1"));
+  EXPECT_TRUE(contains(thimble("eval --tasks a,b --limit 1 " + file.path() + kM).out, "1/2"));
 }
 
 TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
