@@ -140,7 +140,6 @@ struct KvView {         // gathers, and rotates by list index under kRopeList: w
 struct Attention {  // y = softmax(q k^T * scale, causal over the last rows) v, GQA
   In q;             // [rows][row_stride], unrotated; row i of n has list index count - n + i (its own entry)
   In k, v;          // the view, or one layer's pool
-  In pos;           // int32 [Hkv][capacity], kFromPool under kRopeOriginal only
   In list, rope;
   Out y;   // [rows][y_stride]
   Out ml;  // f32 [rows][H][2]: running maximum and sum between passes

@@ -788,7 +788,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                 .purpose = kTopKSelect,
                 .pos_capacity = capacity,
                 .list_capacity = capacity + 1}});
-      r.attention({q, k, v, {}, list, table, y, {}, attention});
+      r.attention({q, k, v, list, table, y, {}, attention});
     });
     std::vector<std::vector<uint32_t>> got = {get<uint32_t>(votes), get<uint32_t>(list), get<uint32_t>(y)};
     step.n_rows = rows;
@@ -808,7 +808,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                   .chunk_capacity = rows,
                   .view_capacity = capacity,
                   .rope = rotation.params()}});
-      r.attention({q, view_k, view_v, {}, {}, table, all, ml, attention});
+      r.attention({q, view_k, view_v, {}, table, all, ml, attention});
       r.top_k({cis,
                chunk_cis,
                pos,
