@@ -76,6 +76,8 @@ struct DeviceInfo {
   uint64_t total_bytes = 0, free_bytes = 0;
   uint64_t max_binding = 0;         // largest range an op can be given
   uint32_t alignment = 64;          // of every view's offset
+  uint64_t granularity = 1;         // allocations take whole multiples of it
+  bool unified = true;  // host and device share memory: every buffer is mapped, and files are imported as they lie
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
 };
 

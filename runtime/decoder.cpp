@@ -6,7 +6,7 @@
 
 namespace thimble {
 
-Decoder::Decoder(const Model& model, const MemoryPlan& plan, const PlacedWeights& weights,
+Decoder::Decoder(const Model& model, const MemoryPlan& plan, const Weights& weights,
                  const Layout& layout)
     : model_(model),
       shape_(model.shape),
@@ -20,7 +20,7 @@ Decoder::Decoder(const Model& model, const MemoryPlan& plan, const PlacedWeights
 void Decoder::record_step(Recorder& r, Step step) const {
   r.segment();
   r.embed({.tokens = at_.tokens,
-           .table = weights_.weight(model_.token_embedding),
+           .table = embedding(),
            .x = at_.x,
            .p = {.cols = shape_.d_model}});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
@@ -258,8 +258,8 @@ void Decoder::feed_forward(Recorder& r, uint32_t layer) const {
   const LayerWeights& w = model_.layers[layer];
   norm(r, at_.x, w.ffn_norm, at_.norm, kStepRows);
   r.glu({.x = at_.norm,
-         .gate = weights_.weight(w.gate),
-         .up = weights_.weight(w.up),
+         .gate = weights_.of(w.gate),
+         .up = weights_.of(w.up),
          .h = at_.ffn,
          .p = {.in_cols = shape_.d_model, .out_cols = shape_.d_ff, .act = model_.act}});
   linear(r, at_.ffn, shape_.d_ff, w.down, {}, at_.x, shape_.d_model, true);
@@ -331,9 +331,20 @@ Result<Programs> Decoder::record(Stream& stream) const {
 
 // ---- shorthands ----
 
+// The embedding, or where it stays on the host the rows of it that the session hands over.
+Weight Decoder::embedding() const {
+  Weight table = weights_.of(model_.token_embedding);
+  if (table) return table;
+  static_cast<View&>(table) = at_.embedding_rows;
+  table.type = model_.token_embedding.type;
+  table.rows = options_.chunk;
+  table.cols = shape_.d_model;
+  return table;
+}
+
 void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t rows) const {
   r.rms_norm({.x = x,
-              .weight = weights_.vector(weight),
+              .weight = weights_.of(weight),
               .y = y,
               .p = {.cols = shape_.d_model,
                     .groups = 1,
@@ -345,7 +356,7 @@ void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t r
 // The norm of each head's q or k, in place (qwen3).
 void Decoder::head_norm(Recorder& r, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
   r.rms_norm({.x = qkv_columns(first_column),
-              .weight = weights_.vector(weight),
+              .weight = weights_.of(weight),
               .y = qkv_columns(first_column),
               .p = {.cols = shape_.head_dim,
                     .groups = heads,
@@ -357,8 +368,8 @@ void Decoder::head_norm(Recorder& r, const Tensor& weight, uint32_t first_column
 void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
                      uint32_t y_stride, bool add, uint32_t rows) const {
   r.linear({.x = x,
-            .w = weights_.weight(w),
-            .bias = weights_.vector(bias),
+            .w = weights_.of(w),
+            .bias = weights_.of(bias),
             .y = y,
             .p = {.in_cols = w.cols,
                   .out_cols = w.rows,

@@ -5,9 +5,18 @@
 #include <vector>
 
 #include "runtime/memory/planner.h"
-#include "runtime/model/placed_weights.h"
+#include "runtime/model/model.h"
 
 namespace thimble {
+
+// What a session's steps multiply by.
+struct Weights {
+  std::shared_ptr<const PlacedTensors> model, heads;  // heads: null without
+  Weight of(const Tensor& t) const {
+    const Weight w = model->weight(t);
+    return w || !heads ? w : heads->weight(t);
+  }
+};
 
 // A recorded step over chunks: segments are the embedding, the layers, and the tail that gives logits.
 struct ChunkProgram {
@@ -27,7 +36,7 @@ struct Programs {
 
 class Decoder {
  public:
-  Decoder(const Model& model, const MemoryPlan& plan, const PlacedWeights& weights, const Layout& layout);
+  Decoder(const Model& model, const MemoryPlan& plan, const Weights& weights, const Layout& layout);
 
   Result<Programs> record(Stream&) const;
 
@@ -52,6 +61,7 @@ class Decoder {
   void head_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
+  Weight embedding() const;
   View qkv_columns(uint32_t first) const;
   RopeParams rope() const;
 
@@ -59,7 +69,7 @@ class Decoder {
   const ModelShape& shape_;
   const SessionOptions& options_;
   const Dimensions& dimensions_;
-  const PlacedWeights& weights_;
+  const Weights& weights_;
   const Layout& at_;
 };
 

@@ -64,25 +64,29 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
   return make(std::move(model), std::move(device), std::move(plan), std::move(ledger), true);
 }
 
-// `owns_fixed`: the device's fixed part is counted once for a session and its clones.
+// `first`: the weights and the device's fixed part are counted once for a session and its clones.
 Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Model> model,
                                                std::shared_ptr<Device> device, MemoryPlan plan,
-                                               std::shared_ptr<Ledger> ledger, bool owns_fixed) {
+                                               std::shared_ptr<Ledger> ledger, bool first) {
   std::unique_ptr<Session> session(
       new Session(std::move(model), std::move(device), std::move(plan), std::move(ledger)));
-  THIMBLE_TRY(session->allocate(owns_fixed));
+  THIMBLE_TRY(session->allocate(first));
   return session;
 }
 
-Status Session::allocate(bool owns_fixed) {
+Status Session::allocate(bool first) {
   const SessionOptions& o = plan_.options;
-  const uint64_t bytes = plan_.total - (owns_fixed ? 0 : plan_.fixed);
+  const uint64_t bytes = plan_.total - (first ? 0 : plan_.fixed + plan_.weights - plan_.shared);
   THIMBLE_TRY(ledger_->take(bytes));
   reservation_.ledger = ledger_;
   reservation_.bytes = bytes;
 
-  THIMBLE_LET(weights, PlacedWeights::place(*model_, o.heads.get(), *device_));
-  weights_ = std::move(weights);
+  THIMBLE_LET(weights, model_->placements.place(model_->file(), model_->tensors(), device_));
+  weights_.model = std::move(weights);
+  if (o.heads) {
+    THIMBLE_LET(heads, o.heads->placements.place(o.heads->file, o.heads->tensors(), device_));
+    weights_.heads = std::move(heads);
+  }
   THIMBLE_LET(pool, device_->alloc(MemKind::kPool, plan_.pool));
   pool_ = std::move(pool);
   THIMBLE_LET(workspace, device_->alloc(MemKind::kWorkspace, plan_.workspace + plan_.view));
@@ -93,7 +97,7 @@ Status Session::allocate(bool owns_fixed) {
   const DeviceInfo device = device_->info();
   Arena pool_arena(device.alignment, pool_.get()), workspace_arena(device.alignment, workspace_.get()),
       io_arena(device.alignment, io_.get());
-  layout_ = lay_out(*model_, o, plan_.dimensions, device.view_element_bytes, plan_.backend_scratch,
+  layout_ = lay_out(*model_, o, plan_.dimensions, device, plan_.backend_scratch,
                     pool_arena, workspace_arena, io_arena);
 
   std::vector<float> table(layout_.rope.bytes / sizeof(float));
@@ -241,7 +245,7 @@ Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   // Behind a pool of its own size a chunk has the chunk buffer; behind a fuller one it must fit, or positions
   // would pass plan().largest_position.
   if (!evicts || entries_ > plan_.options.pool) THIMBLE_TRY(make_room(rows));
-  std::copy_n(waiting_.begin(), rows, host<int32_t>(layout_.tokens));
+  set_tokens(std::span(waiting_).first(rows));
   const bool logits = rows == waiting_.size() && (!evicts || last);
   StepParams step = step_params(rows);
   if (evicts) keep_pool(plan_.options, last, step);
@@ -292,6 +296,20 @@ void Session::take(std::span<const int32_t> tokens) {
   unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
 }
 
+// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then counts.
+void Session::set_tokens(std::span<const int32_t> tokens) {
+  int32_t* ids = host<int32_t>(layout_.tokens);
+  std::copy(tokens.begin(), tokens.end(), ids);
+  if (!layout_.embedding_rows) return;
+  const Tensor& table = model_->token_embedding;
+  const uint64_t row_bytes = dtype_bytes(table.type, table.cols);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    std::memcpy(host<std::byte>(layout_.embedding_rows) + i * row_bytes,
+                table.data + static_cast<uint64_t>(tokens[i]) * row_bytes, row_bytes);
+    ids[i] = static_cast<int32_t>(i);
+  }
+}
+
 Status Session::feed(std::span<const int32_t> tokens) {
   const SessionOptions& o = plan_.options;
   THIMBLE_TRY(begin(Call::kFeed, tokens));
@@ -335,8 +353,12 @@ Result<int32_t> Session::step() {
     THIMBLE_TRY(flush_waiting());
     THIMBLE_TRY(check_logits());
     THIMBLE_TRY(check_room(1));
-    u.token =
-        sampler_.greedy() ? *host<int32_t>(layout_.arg_max) : sampler_.sample(host<float>(layout_.logits));
+    if (sampler_.greedy()) {
+      u.token = *host<int32_t>(layout_.arg_max);
+    } else {
+      THIMBLE_LET(logits, this->logits());
+      u.token = sampler_.sample(logits.data());
+    }
     u.sampled = true;
   }
   THIMBLE_TRY(append_token(u.token));
@@ -360,7 +382,7 @@ Status Session::append_token(int32_t token) {
   if (unfinished_.started) return {};  // and begin() finished it
   if (ring_ == kRingRows) THIMBLE_TRY(score_ring());
   THIMBLE_TRY(make_room(1));
-  *host<int32_t>(layout_.tokens) = token;
+  set_tokens({&token, 1});
   unfinished_.started = true;
   sampler_.accept(token);
   return start({.work = Work::kDecode,
@@ -403,7 +425,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   THIMBLE_TRY(make_room(1));
   const uint32_t rows = static_cast<uint32_t>(
       std::min<uint64_t>({tokens.size(), plan_.options.chunk, plan_.capacity - entries_}));
-  std::copy_n(tokens.begin(), rows, host<int32_t>(layout_.tokens));
+  set_tokens(tokens.first(rows));
   take(tokens.first(rows));
   unfinished_.slice = rows;
   unfinished_.row = 0;
@@ -446,7 +468,10 @@ Status Session::target_log_probs(std::span<const int32_t> targets, float* log_pr
 
 Result<std::span<const float>> Session::logits() const {
   THIMBLE_TRY(check_logits());
-  return std::span<const float>(host<float>(layout_.logits), model_->shape.vocab);
+  const View& on_host = layout_.host_logits ? layout_.host_logits : layout_.logits;
+  float* logits = host<float>(on_host);
+  if (layout_.host_logits) THIMBLE_TRY(device_->read(logits, layout_.logits.slice(0, on_host.bytes)));
+  return std::span<const float>(logits, model_->shape.vocab);
 }
 
 Status Session::check_logits() const {

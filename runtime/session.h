@@ -115,12 +115,13 @@ class Session {
 
   Session(std::shared_ptr<const Model>, std::shared_ptr<Device>, MemoryPlan, std::shared_ptr<Ledger>);
   static Result<std::unique_ptr<Session>> make(std::shared_ptr<const Model>, std::shared_ptr<Device>,
-                                               MemoryPlan, std::shared_ptr<Ledger>, bool owns_fixed);
-  Status allocate(bool owns_fixed);
+                                               MemoryPlan, std::shared_ptr<Ledger>, bool first);
+  Status allocate(bool first);
   Status clear_gates();
 
   Status begin(Call, std::span<const int32_t> tokens);
   void take(std::span<const int32_t> tokens);
+  void set_tokens(std::span<const int32_t> tokens);
   Status go_on();
   Status start(Run);
   void commit(const Run&);
@@ -145,7 +146,7 @@ class Session {
   MemoryPlan plan_;
   std::shared_ptr<Ledger> ledger_;
   Reservation reservation_;
-  PlacedWeights weights_;
+  Weights weights_;
   std::unique_ptr<Buffer> pool_, workspace_, io_;
   Layout layout_;
   std::unique_ptr<Stream> stream_;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/checks.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/matmul.h"
@@ -94,19 +95,7 @@ class CpuRecorder : public Recorder {
   }
 
   void check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
-    if (!status_.ok()) return;
-    const DTypeInfo& type = dtype_info(w.type);
-    if (w.rows != rows || w.cols != cols)
-      status_ = error(Code::kInternal, "%s of [%u][%u] was recorded with a matrix of [%u][%u]", op, rows,
-                      cols, w.rows, w.cols);
-    else if (cols % type.block != 0)
-      status_ = error(Code::kUnsupported,
-                      "a matrix with %u columns cannot be %s, whose blocks have %u; use another file", cols,
-                      type.name, type.block);
-    else if (w.bytes < dtype_bytes(w.type, uint64_t(rows) * cols))
-      status_ =
-          error(Code::kInternal, "%s was recorded with %" PRIu64 " of the %" PRIu64 " bytes of its matrix",
-                op, w.bytes, dtype_bytes(w.type, uint64_t(rows) * cols));
+    if (status_.ok()) status_ = check_matrix(op, w, rows, cols);
   }
 
   std::unique_ptr<CpuProgram> program_;
@@ -135,11 +124,7 @@ class CpuStream : public Stream {
 
   Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
     const CpuProgram& p = static_cast<CpuProgram&>(program);
-    if (first > last || last > p.segments)
-      return error(Code::kInternal, "segments [%u, %u) of a program that has %u", first, last, p.segments);
-    if (std::max(step.n_rows, step.n_logit_rows) > p.max_rows)
-      return error(Code::kInternal, "a step of %u rows and %u rows of logits, in a program for %u",
-                   step.n_rows, step.n_logit_rows, p.max_rows);
+    THIMBLE_TRY(check_submit(program, p.max_rows, first, last, step));
     const std::lock_guard lock(workers_->queue);
     const Context context{step, workers_->pool, scratch_};
     for (uint32_t s = first; s < last; ++s)
@@ -220,9 +205,7 @@ class CpuDevice : public Device {
 
  private:
   static Result<std::byte*> address(const View& v) {
-    if (!v.buffer || v.offset > v.buffer->size || v.bytes > v.buffer->size - v.offset)
-      return error(Code::kInternal, "%" PRIu64 " bytes at %" PRIu64 " of a buffer of %" PRIu64, v.bytes,
-                   v.offset, v.buffer ? v.buffer->size : 0);
+    THIMBLE_TRY(check_view(v));
     return static_cast<std::byte*>(v.buffer->mapped) + v.offset;
   }
 

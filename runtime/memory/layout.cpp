@@ -2,8 +2,8 @@
 
 namespace thimble {
 
-Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d, uint32_t view_element_bytes,
-               uint64_t scratch, Arena& pool, Arena& workspace, Arena& io) {
+Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d, const DeviceInfo& device, uint64_t scratch,
+               Arena& pool, Arena& workspace, Arena& io) {
   const ModelShape& s = model.shape;
   const uint64_t f16 = 2, f32 = 4, i32 = 4;
   const uint64_t chunk_entries = uint64_t(s.kv_heads) * o.chunk;
@@ -20,8 +20,8 @@ Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d,
   l.x = workspace.place(rows * s.d_model * f32);
   l.norm = workspace.place(rows * s.d_model * f32);
   l.logit_x = workspace.place(uint64_t(kLogitRowsAtOnce) * s.d_model * f32);
-  l.view_k = workspace.place(uint64_t(s.kv_heads) * d.view_capacity * s.head_dim * view_element_bytes);
-  l.view_v = workspace.place(uint64_t(s.kv_heads) * d.view_capacity * s.head_dim * view_element_bytes);
+  l.view_k = workspace.place(uint64_t(s.kv_heads) * d.view_capacity * s.head_dim * device.view_element_bytes);
+  l.view_v = workspace.place(uint64_t(s.kv_heads) * d.view_capacity * s.head_dim * device.view_element_bytes);
   l.chunk_k = workspace.place(chunk_entries * s.head_dim * f16);
   l.chunk_v = workspace.place(chunk_entries * s.head_dim * f16);
   l.chunk_pos = workspace.place(chunk_entries * i32);
@@ -34,6 +34,7 @@ Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d,
     l.lse = workspace.place(s.heads * f32);
     l.votes = workspace.place(uint64_t(d.votes) * f32);
   }
+  l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * s.vocab * f32);
   // Attention's buffers and the feed-forward's are never alive together.
   const uint64_t before_attention = workspace.mark();
   l.qkv = workspace.place(rows * d.qkv_cols * f32);
@@ -48,9 +49,13 @@ Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d,
 
   l.tokens = io.place(rows * i32);
   l.targets = io.place(kLogitRowsAtOnce * i32);
-  l.logits = io.place(uint64_t(kLogitRowsAtOnce) * s.vocab * f32);
   l.arg_max = io.place(kLogitRowsAtOnce * i32);
   l.log_prob = io.place(kLogitRowsAtOnce * f32);
+  if (!device.unified) {
+    l.host_logits = io.place(s.vocab * f32);
+    if (model.output.data != model.token_embedding.data)
+      l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
+  }
   return l;
 }
 

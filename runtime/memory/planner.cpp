@@ -65,8 +65,8 @@ Status check_selection(const SessionOptions& o) {
   return {};
 }
 
-MemoryPlan count(const Model& model, const DeviceInfo& device, const SessionOptions& o, uint64_t scratch,
-                 uint64_t fixed) {
+MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, uint64_t scratch, uint64_t fixed) {
+  const DeviceInfo device = on.info();
   MemoryPlan plan;
   plan.options = o;
   plan.dimensions = dimensions(model, o);
@@ -74,13 +74,20 @@ MemoryPlan count(const Model& model, const DeviceInfo& device, const SessionOpti
   plan.backend_scratch = scratch;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   const Layout layout =
-      lay_out(model, o, plan.dimensions, device.view_element_bytes, scratch, pool, workspace, io);
-  plan.pool = pool.size();
+      lay_out(model, o, plan.dimensions, device, scratch, pool, workspace, io);
+  const auto weigh = [&](const auto& owner) {
+    const uint64_t bytes = Placements::bytes(owner.tensors(), device);
+    plan.weights += bytes;
+    if (owner.placements.has(on)) plan.shared += bytes;
+  };
+  weigh(model);
+  if (o.heads) weigh(*o.heads);
+  plan.pool = round_up(pool.size(), device.granularity);
   plan.view = layout.view_k.bytes + layout.view_v.bytes;
-  plan.workspace = workspace.size() - plan.view;
+  plan.workspace = round_up(workspace.size(), device.granularity) - plan.view;
   plan.io = io.size() + host_bytes(model, o);
   plan.fixed = fixed;
-  plan.total = plan.weights + plan.pool + plan.view + plan.workspace + plan.io + plan.fixed;
+  plan.total = plan.weights - plan.shared + plan.pool + plan.view + plan.workspace + plan.io + plan.fixed;
   const uint32_t selected = o.select_init + o.select_k + o.select_local;
   plan.selection_pays = o.selection != Selection::kDense &&
                         uint64_t(plan.capacity) + o.select_init + o.select_local > 2 * uint64_t(selected);
@@ -97,7 +104,7 @@ Result<MemoryPlan> count(const Model& model, const Device& device, const Session
                                           .pool_capacity = d.capacity,
                                           .view_capacity = d.view_capacity,
                                           .positions = selects ? std::max(d.vote_capacity, 1u) : 0}));
-  return count(model, device.info(), o, needs.workspace, needs.fixed);
+  return count(model, device, o, needs.workspace, needs.fixed);
 }
 
 // The least pool that these options allow.
@@ -135,11 +142,11 @@ Status over_budget(const Model& model, const Device& device, const MemoryPlan& p
     std::snprintf(advice, sizeof advice, "no pool fits; a smaller chunk than %u needs less workspace",
                   o.chunk);
   return error(Code::kBudget,
-               "the budget of %.1f MiB is %llu bytes too small: a pool of %u needs %.1f MiB (pool %.1f, view "
+               "the budget of %.1f MiB is %llu bytes too small: a pool of %u needs %.1f MiB (weights %.1f, pool %.1f, view "
                "%.1f, "
                "workspace %.1f, io %.1f, device %.1f); %s",
                mib(o.budget), static_cast<unsigned long long>(missing), o.pool, mib(plan.total),
-               mib(plan.pool), mib(plan.view), mib(plan.workspace), mib(plan.io), mib(plan.fixed), advice)
+               mib(plan.weights - plan.shared), mib(plan.pool), mib(plan.view), mib(plan.workspace), mib(plan.io), mib(plan.fixed), advice)
       .set_bytes_missing(missing);
 }
 

@@ -86,6 +86,21 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
   return std::shared_ptr<const Model>(model);
 }
 
+std::vector<Tensor> Model::tensors() const {
+  std::vector<Tensor> all{output_norm, output};
+  for (const LayerWeights& l : layers)
+    all.insert(all.end(), {l.attn_norm, l.ffn_norm, l.q, l.k, l.v, l.q_bias, l.k_bias, l.v_bias, l.q_norm, l.k_norm,
+                           l.attn_output, l.attn_output_bias, l.gate, l.up, l.down});
+  std::erase_if(all, [](const Tensor& t) { return !t; });
+  return all;
+}
+
+std::vector<Tensor> RetainingHeads::tensors() const {
+  std::vector<Tensor> all;
+  for (const Layer& l : layers) all.insert(all.end(), {l.fc1, l.fc2});
+  return all;
+}
+
 uint64_t Model::host_bytes() const {
   return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
          layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() +

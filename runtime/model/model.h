@@ -8,6 +8,7 @@
 #include "backends/backend.h"
 #include "base/mapped_file.h"
 #include "runtime/model/gguf.h"
+#include "runtime/model/placed_tensors.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace thimble {
@@ -60,6 +61,8 @@ struct RetainingHeads {
   // What the heads were trained for; 0 where the file does not say.
   uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
   std::string warning;  // one sentence, where the base model could only be checked by its shape
+  std::vector<Tensor> tensors() const;
+  mutable Placements placements;
 };
 
 struct ModelInfo {
@@ -96,6 +99,11 @@ class Model {
   uint64_t host_bytes() const;
   // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors.
   uint64_t fingerprint() const;
+
+  // What a device needs of the model: all but the embedding where it only looks up rows of it. Those the host can hand
+  // over with each step.
+  std::vector<Tensor> tensors() const;
+  mutable Placements placements;
 
   // Reads a sidecar and checks that it belongs to this model: Mismatch, saying what differs, where it does
   // not.

@@ -21,6 +21,8 @@ class SpyDevice : public Device {
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
   uint64_t fail_allocation = UINT64_MAX;  // this allocation, counted from 0, is refused
 
+  bool discrete = false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
+
   uint64_t submits = 0;
   std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
 
@@ -29,7 +31,14 @@ class SpyDevice : public Device {
   std::vector<TopK> selections;
   std::vector<CisStore> scores;
 
-  DeviceInfo info() const override { return inner_->info(); }
+  DeviceInfo info() const override {
+    DeviceInfo info = inner_->info();
+    if (discrete) {
+      info.unified = false;
+      info.granularity = 4096;
+    }
+    return info;
+  }
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     return inner_->needs(m, s);
   }
@@ -42,6 +51,7 @@ class SpyDevice : public Device {
     return std::unique_ptr<Buffer>(new SpyBuffer(*this, std::move(buffer), bytes));
   }
   Result<std::unique_ptr<Buffer>> import_host(const void* data, uint64_t bytes) override {
+    if (discrete) return error(Code::kUnsupported, "the test's device imports nothing");
     return inner_->import_host(data, bytes);
   }
   Status write(View destination, const void* source) override { return inner_->write(destination, source); }

@@ -1,0 +1,45 @@
+// Tensors of a mapped file as a device sees them. They belong to the file's owner: sessions on a device share them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "backends/backend.h"
+#include "base/mapped_file.h"
+
+namespace thimble {
+
+struct Tensor;
+
+class PlacedTensors {
+ public:
+  Weight weight(const Tensor&) const;  // an empty one for a tensor that is not among them
+
+ private:
+  friend class Placements;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Buffer> buffer_;
+  const std::byte* file_ = nullptr;  // where the buffer shows the file itself: its first byte
+  std::unordered_map<const std::byte*, uint64_t> offsets_;  // else where a tensor of the file lies in the buffer
+};
+
+// Where the tensors of one file lie, by device. Any thread may ask.
+class Placements {
+ public:
+  // Bytes that placing these tensors takes on such a device; none where it reads the file as it lies.
+  static uint64_t bytes(const std::vector<Tensor>&, const DeviceInfo&);
+  // Whether they lie on this device already, for as long as another session keeps them there.
+  bool has(const Device&) const;
+  // Copies them to the device, once for all who hold the result at the same time.
+  Result<std::shared_ptr<const PlacedTensors>> place(const MappedFile&, const std::vector<Tensor>&,
+                                                     const std::shared_ptr<Device>&);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const Device*, std::weak_ptr<const PlacedTensors>> placed_;
+};
+
+}  // namespace thimble

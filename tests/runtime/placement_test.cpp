@@ -1,0 +1,98 @@
+// Weights on a device that has memory of its own: what is copied there, once, and what stays on the host.
+#include <gtest/gtest.h>
+
+#include "tests/support/data.h"
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+#include "tests/support/spy_device.h"
+
+namespace thimble::test {
+namespace {
+
+SessionOptions locret(const SeededModel& m) {
+  return {.heads = m.heads, .retention = Retention::kLocret, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15};
+}
+
+std::shared_ptr<SpyDevice> discrete() {
+  auto device = std::make_shared<SpyDevice>(cpu());
+  device->discrete = true;
+  return device;
+}
+
+TEST(Placement, GivesTheSameBitsAsReadingTheFile) {
+  const SeededModel m = seeded_model();
+  const auto tokens = seeded_tokens(200);
+  const auto here = open_session(m.model, locret(m)), there = open_session(m.model, locret(m), discrete());
+  EXPECT_EQ(read(*here, tokens), read(*there, tokens));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(must(here->step()), must(there->step()));
+  EXPECT_EQ(accept(*here, 7), accept(*there, 7));
+}
+
+TEST(Placement, SamplesFromTheDevicesLogits) {
+  const SeededModel m = seeded_model();
+  const auto here = open_session(m.model, locret(m)), there = open_session(m.model, locret(m), discrete());
+  for (Session* session : {here.get(), there.get()}) {
+    must(session->set_sampler({.temperature = 1, .seed = 3}));
+    must(session->feed(seeded_tokens(40)));
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(must(here->step()), must(there->step()));
+}
+
+TEST(Placement, ServesATiedEmbeddingFromTheDevice) {
+  const auto model = must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "demo"));
+  ASSERT_EQ(model->output.data, model->token_embedding.data) << "the test needs a model that ties them";
+  const SessionOptions options{.pool = 300, .chunk = 64};
+  const auto tokens = seeded_tokens(100, model->shape.vocab);
+  const auto here = open_session(model, options), there = open_session(model, options, discrete());
+  EXPECT_EQ(read(*here, tokens), read(*there, tokens));
+}
+
+TEST(Placement, IsPlannedToTheByteAndSharedBySessions) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  const MemoryPlan before = must(make_plan(*m.model, *device, locret(m)));
+  EXPECT_GT(before.weights, 0u);
+  EXPECT_EQ(before.weights % 4096, 0u);
+  EXPECT_EQ(before.shared, 0u);
+  const auto first = open_session(m.model, locret(m), device);
+  const uint64_t alone = device->live_bytes;
+  EXPECT_EQ(alone, before.total - before.fixed - host_bytes(*m.model, before.options));
+
+  const MemoryPlan second = must(make_plan(*m.model, *device, locret(m)));
+  EXPECT_EQ(second.weights, before.weights);
+  EXPECT_EQ(second.shared, before.weights);
+  EXPECT_EQ(second.total, before.total - before.weights);
+  {
+    const auto another = open_session(m.model, locret(m), device);
+    EXPECT_EQ(device->live_bytes - alone, alone - before.weights);
+    const auto twin = must(another->clone());
+    EXPECT_EQ(device->live_bytes - alone, 2 * (alone - before.weights));
+    EXPECT_EQ(another->allocated(), 2 * second.total - second.fixed);
+  }
+  EXPECT_EQ(device->live_bytes, alone);
+}
+
+TEST(Placement, GoesWithTheLastSession) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  { const auto session = open_session(m.model, locret(m), device); }
+  EXPECT_EQ(device->live_bytes, 0u);
+  EXPECT_EQ(must(make_plan(*m.model, *device, locret(m))).shared, 0u);
+  const auto again = open_session(m.model, locret(m), device);
+  EXPECT_FALSE(read(*again, seeded_tokens(30)).empty());
+}
+
+TEST(Placement, ARefusedAllocationLeavesNothingBehind) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  const uint64_t total = (open_session(m.model, locret(m), device), device->allocations);
+  for (uint64_t i = 0; i < total; ++i) {
+    device->allocations = 0;
+    device->fail_allocation = i;
+    EXPECT_EQ(Session::create(m.model, device, locret(m)).status().code(), Code::kOutOfMemory);
+    EXPECT_EQ(device->live_bytes, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test
