@@ -18,7 +18,7 @@ struct BenchFlags {
 };
 
 // Tokens a second of all repeats, sorted.
-struct Rates {
+struct TokenRates {
   std::vector<double> values;
   void add(uint64_t tokens, std::chrono::steady_clock::duration time) {
     values.push_back(static_cast<double>(tokens) / std::chrono::duration<double>(time).count());
@@ -27,11 +27,23 @@ struct Rates {
   double median() const { return values[values.size() / 2]; }
 };
 
+// What a phase of the last repeat moved and computed, in a second, by the library's own count.
+struct Speed {
+  double bytes_per_second, flop_per_second;
+  Speed(double seconds, double bytes, double flop)
+      : bytes_per_second(bytes / seconds), flop_per_second(flop / seconds) {}
+  // Of what the device can do.
+  double memory_share(const thimble_device_rates& r) const { return bytes_per_second / r.bytes_per_second; }
+  double matrix_share(const thimble_device_rates& r) const { return flop_per_second / r.flop_per_second; }
+};
+
 int bench(Settings& s, const BenchFlags& flags) {
   const Model model = open_model(s.model);
   const Heads heads = heads_of(s, model);
   const thimble_model_info info = model_info(model);
   settle_seed(s);
+  // Before the session, whose budget does not count what measuring takes.
+  const thimble_device_rates rates = measure_device(s.device, s.session.threads);
   s.predict = flags.generate;
   Progress progress;
   thimble_session_options options = session_options(s, model, heads, flags.prompt);
@@ -43,7 +55,7 @@ int bench(Settings& s, const BenchFlags& flags) {
   std::vector<int32_t> ids(flags.prompt);
   for (int32_t& id : ids) id = static_cast<int32_t>(random() % info.vocab);
 
-  Rates prefill, decode;
+  TokenRates prefill, decode;
   for (uint32_t r = 0; r < flags.repeats; ++r) {
     call(thimble_session_reset, session.get());
     const auto start = std::chrono::steady_clock::now();
@@ -59,6 +71,9 @@ int bench(Settings& s, const BenchFlags& flags) {
   }
 
   const thimble_memory held = memory(session);
+  const thimble_stats seen = stats(session);
+  const Speed reading(seen.prefill_seconds, seen.prefill_bytes, seen.prefill_flop);
+  const Speed generating(seen.decode_seconds, seen.decode_bytes, seen.decode_flop);
   if (s.json) {
     Json out = {{"model", info.name},
                 {"quantization", info.quantization},
@@ -73,6 +88,16 @@ int bench(Settings& s, const BenchFlags& flags) {
     out["decode_tps"] = flags.generate ? Json(decode.median()) : Json();
     out["decode_tps_min"] = flags.generate ? Json(decode.values.front()) : Json();
     out["decode_tps_max"] = flags.generate ? Json(decode.values.back()) : Json();
+    auto add_speed = [&](const std::string& phase, const Speed& speed) {
+      out[phase + "_bytes_per_second"] = speed.bytes_per_second;
+      out[phase + "_flop_per_second"] = speed.flop_per_second;
+      out[phase + "_memory_share"] = speed.memory_share(rates);
+      out[phase + "_matrix_share"] = speed.matrix_share(rates);
+    };
+    add_speed("prefill", reading);
+    if (flags.generate) add_speed("decode", generating);
+    out["device_bytes_per_second"] = rates.bytes_per_second;
+    out["device_flop_per_second"] = rates.flop_per_second;
     out["pool"] = held.pool;
     out["budget_bytes"] = held.budget;
     out["allocated_bytes"] = held.allocated;
@@ -82,13 +107,19 @@ int bench(Settings& s, const BenchFlags& flags) {
   }
   std::printf("%s, %s, pool %s, %s allocated; tokens a second, %u repeats\n", info.name, info.quantization,
               format_count(held.pool).c_str(), format_size(held.allocated).c_str(), flags.repeats);
-  std::printf("%-10s %8s %10s %10s %10s\n", "", "tokens", "median", "min", "max");
-  auto row = [](const char* name, uint32_t tokens, const Rates& rates) {
-    std::printf("%-10s %8u %10.1f %10.1f %10.1f\n", name, tokens, rates.median(), rates.values.front(),
-                rates.values.back());
+  std::printf("%-10s %8s %10s %10s %10s %9s %10s %8s %8s\n", "", "tokens", "median", "min", "max", "GB/s",
+              "GFLOP/s", "memory", "matrix");
+  auto row = [&](const char* name, uint32_t tokens, const TokenRates& tps, const Speed& speed) {
+    std::printf("%-10s %8u %10.1f %10.1f %10.1f %9.1f %10.1f %6.1f %% %6.1f %%\n", name, tokens, tps.median(),
+                tps.values.front(), tps.values.back(), speed.bytes_per_second / 1e9,
+                speed.flop_per_second / 1e9, 100 * speed.memory_share(rates),
+                100 * speed.matrix_share(rates));
   };
-  row("prefill", flags.prompt, prefill);
-  if (flags.generate) row("decode", flags.generate, decode);
+  row("prefill", flags.prompt, prefill, reading);
+  if (flags.generate) row("decode", flags.generate, decode, generating);
+  std::printf(
+      "memory, matrix: share of what the device does at best, measured now: %.1f GB/s, %.1f GFLOP/s\n",
+      rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9);
   return 0;
 }
 

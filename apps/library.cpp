@@ -101,6 +101,12 @@ thimble_stats stats(const Session& session) {
   return stats;
 }
 
+thimble_device_rates measure_device(const std::string& device, uint32_t threads) {
+  auto rates = sized<thimble_device_rates>();
+  call(thimble_device_measure, device.c_str(), threads, &rates);
+  return rates;
+}
+
 Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
   Tokens tokens;
   // A token of English text has about four bytes, so the first call rarely needs a second one.

@@ -71,6 +71,7 @@ void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);
 thimble_memory memory(const Session& session);
 thimble_stats stats(const Session& session);
+thimble_device_rates measure_device(const std::string& device, uint32_t threads);
 
 struct Tokens {
   std::vector<int32_t> ids;

@@ -81,6 +81,12 @@ struct DeviceInfo {
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
 };
 
+// What a device can do, measured.
+struct Rates {
+  double bytes_per_second = 0;  // of its memory: a large copy, bytes read and bytes written
+  double flop_per_second = 0;   // of its matrix units, at the precision of prefill's products
+};
+
 // ---- the ops ----
 // Shapes are row-major, innermost last. `rows` is StepParams::n_rows unless the parameters say n_logit_rows.
 // f32 unless said otherwise. Hkv, H: KV and query heads; dh: head_dim; a KV head j serves query heads
@@ -269,6 +275,8 @@ struct Device {
   virtual Status read(void* destination, View source) = 0;
   virtual Status copy(View destination, View source) = 0;  // same bytes, not overlapping
   virtual Result<std::unique_ptr<Stream>> open_stream(View workspace) = 0;
+  // Takes about a second, and memory that it gives back.
+  virtual Result<Rates> measure() = 0;
 };
 
 }  // namespace thimble

@@ -26,7 +26,10 @@ const char* thimble_version(void) { return VERSION; }
 
 uint32_t thimble_abi_version(void) { return THIMBLE_ABI; }
 
-const char* thimble_build_info(void) { return "thimble " VERSION ", " COMPILER ", " THIMBLE_BACKENDS; }
+const char* thimble_build_info(void) {
+  static const std::string info = std::string("thimble " VERSION ", " COMPILER ", ") + backend_names();
+  return info.c_str();
+}
 
 const char* thimble_status_name(thimble_status status) { return code_name(static_cast<Code>(status)); }
 
@@ -54,6 +57,20 @@ thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thi
     copy_text(value.name, sizeof value.name, device.name);
     copy_text(value.description, sizeof value.description, device.description);
     write_struct(info, value);
+    return {};
+  });
+}
+
+thimble_status thimble_device_measure(const char* device, uint32_t threads, thimble_device_rates* rates,
+                                      thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need_struct(rates, "rates"));
+    THIMBLE_LET(opened, open_device(device ? device : "auto", {.threads = threads}));
+    THIMBLE_LET(measured, opened->measure());
+    thimble_device_rates value = {};
+    value.bytes_per_second = measured.bytes_per_second;
+    value.flop_per_second = measured.flop_per_second;
+    write_struct(rates, value);
     return {};
   });
 }

@@ -284,6 +284,10 @@ thimble_status thimble_session_stats(thimble_session* session, thimble_stats* st
     value.prefill_tokens = now.prefill_tokens;
     value.prefill_seconds = now.prefill_seconds;
     value.decode_seconds = now.decode_seconds;
+    value.prefill_bytes = now.prefill.bytes;
+    value.prefill_flop = now.prefill.flop;
+    value.decode_bytes = now.decode.bytes;
+    value.decode_flop = now.decode.flop;
     write_struct(stats, value);
     return {};
   });

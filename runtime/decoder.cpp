@@ -6,8 +6,7 @@
 
 namespace thimble {
 
-Decoder::Decoder(const Model& model, const MemoryPlan& plan, const Weights& weights,
-                 const Layout& layout)
+Decoder::Decoder(const Model& model, const MemoryPlan& plan, const Weights& weights, const Layout& layout)
     : model_(model),
       shape_(model.shape),
       options_(plan.options),
@@ -19,10 +18,7 @@ Decoder::Decoder(const Model& model, const MemoryPlan& plan, const Weights& weig
 
 void Decoder::record_step(Recorder& r, Step step) const {
   r.segment();
-  r.embed({.tokens = at_.tokens,
-           .table = embedding(),
-           .x = at_.x,
-           .p = {.cols = shape_.d_model}});
+  r.embed({.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     r.segment();
     attention_block(r, layer, step);

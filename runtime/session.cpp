@@ -97,8 +97,8 @@ Status Session::allocate(bool first) {
   const DeviceInfo device = device_->info();
   Arena pool_arena(device.alignment, pool_.get()), workspace_arena(device.alignment, workspace_.get()),
       io_arena(device.alignment, io_.get());
-  layout_ = lay_out(*model_, o, plan_.dimensions, device, plan_.backend_scratch,
-                    pool_arena, workspace_arena, io_arena);
+  layout_ = lay_out(*model_, o, plan_.dimensions, device, plan_.backend_scratch, pool_arena, workspace_arena,
+                    io_arena);
 
   std::vector<float> table(layout_.rope.bytes / sizeof(float));
   fill_rope_table(model_->rope, plan_.dimensions.rope_positions, o.context ? o.context : UINT32_MAX,
@@ -112,6 +112,7 @@ Status Session::allocate(bool first) {
   programs_ = std::move(programs);
   tail_ = decoder.tail();
   waiting_.reserve(uint64_t(o.chunk) + o.local + 1);
+  cost_ = CostModel(*model_, o);
   return {};
 }
 
@@ -162,6 +163,8 @@ void Session::commit(const Run& run) {
     case Work::kChunk:
       read_ += step.n_rows;
       stats_.prefill_tokens += step.n_rows;
+      stats_.prefill += cost_.run(step, run.last > tail_);
+      if (plan_.options.select_prefill) stats_.prefill += cost_.select(step);
       if (run.waiting) waiting_.erase(waiting_.begin(), waiting_.begin() + step.n_rows);
       has_logits_ = run.logits;
       [[fallthrough]];
@@ -178,6 +181,8 @@ void Session::commit(const Run& run) {
       ++read_;
       ++entries_;
       ++stats_.generated;
+      stats_.decode += cost_.run(step, true);
+      selecting_ += cost_.select(step);
       if (plan_.options.retention == Retention::kLocret) ++ring_;
       has_logits_ = true;
       break;
@@ -296,7 +301,8 @@ void Session::take(std::span<const int32_t> tokens) {
   unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
 }
 
-// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then counts.
+// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then
+// counts.
 void Session::set_tokens(std::span<const int32_t> tokens) {
   int32_t* ids = host<int32_t>(layout_.tokens);
   std::copy(tokens.begin(), tokens.end(), ids);
@@ -551,6 +557,7 @@ Result<std::unique_ptr<Session>> Session::clone() {
   twin->generation_ = generation_;
   twin->has_logits_ = has_logits_;
   twin->stats_ = stats_;
+  twin->selecting_ = selecting_;
   return std::move(twin);
 }
 
@@ -562,6 +569,7 @@ Status Session::reset() {
   entries_ = ring_ = generation_ = 0;
   has_logits_ = false;
   stats_ = {};
+  selecting_ = {};
   sampler_.reset();
   return clear_gates();
 }
@@ -599,6 +607,8 @@ Result<SessionStats> Session::stats() const {
       selected += count;
     }
   }
+  if (const double asked = static_cast<double>(stats.cache_hits + stats.cache_misses); asked > 0)
+    stats.decode += selecting_ * (static_cast<double>(stats.cache_misses) / asked);
   if (stats.generated) stats.selected = selected / (uint64_t(model_->shape.layers) * model_->shape.kv_heads);
   return stats;
 }

@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/cost.h"
 #include "runtime/decoder.h"
 #include "runtime/memory/planner.h"
 #include "runtime/sampler.h"
@@ -35,6 +36,7 @@ struct SessionStats {
   uint64_t cache_hits = 0, cache_misses = 0;
   uint64_t prefill_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
+  Cost prefill, decode;  // what those seconds must move and multiply at least
 };
 
 class Session {
@@ -167,6 +169,8 @@ class Session {
   Run run_;
   Unfinished unfinished_;
   SessionStats stats_;
+  CostModel cost_;
+  Cost selecting_;  // had every generated token made a selection of its own
 
   // When the public call that is running began, for its rate.
   uint64_t call_start_read_ = 0;

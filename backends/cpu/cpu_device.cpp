@@ -16,6 +16,7 @@
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/matmul.h"
+#include "backends/cpu/measure.h"
 #include "backends/cpu/ops.h"
 #include "backends/cpu/thread_pool.h"
 #include "base/system.h"
@@ -139,8 +140,8 @@ class CpuStream : public Stream {
   std::span<std::byte> scratch_;
 };
 
-// What each worker's stack may come to: the ops need a tenth of it. Planned rather than measured, so that a plan and the
-// session made from it agree to the byte.
+// What each worker's stack may come to: the ops need a tenth of it. Planned rather than measured, so that a
+// plan and the session made from it agree to the byte.
 constexpr uint64_t kStackBytes = 64 << 10;
 
 class CpuDevice : public Device {
@@ -201,6 +202,11 @@ class CpuDevice : public Device {
     THIMBLE_LET(scratch, address(workspace));
     return std::unique_ptr<Stream>(
         std::make_unique<CpuStream>(workers_, std::span<std::byte>(scratch, workspace.bytes)));
+  }
+
+  Result<Rates> measure() override {
+    const std::lock_guard lock(workers_->queue);
+    return measure_rates(workers_->pool);
   }
 
  private:

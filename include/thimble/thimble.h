@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 1
+#define THIMBLE_ABI 2
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -121,6 +121,18 @@ typedef struct thimble_device_info {
 
 THIMBLE_API thimble_status thimble_device_count(uint32_t* count, thimble_error* error);
 THIMBLE_API thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thimble_error* error);
+
+typedef struct thimble_device_rates {
+  uint32_t struct_size;
+  uint32_t reserved;
+  double bytes_per_second; /* of memory: a large copy, bytes read and bytes written */
+  double flop_per_second;  /* of the matrix units, at the precision that reading multiplies with */
+} thimble_device_rates;
+
+/* Measures what a device can do, to compare with: takes about a second, and memory that it gives back. `device` and
+   `threads` as in the options of a session. */
+THIMBLE_API thimble_status thimble_device_measure(const char* device, uint32_t threads, thimble_device_rates* rates,
+                                                  thimble_error* error);
 
 /* ---- models ---- */
 
@@ -432,6 +444,9 @@ typedef struct thimble_stats {
   uint64_t cache_hits, cache_misses; /* selection cache, summed over layers */
   uint64_t prefill_tokens;
   double prefill_seconds, decode_seconds;
+  /* What those seconds must at least have moved and computed: each weight and each attended entry once a step; two
+     operations to a multiplication with addition. */
+  double prefill_bytes, prefill_flop, decode_bytes, decode_flop;
 } thimble_stats;
 
 THIMBLE_API thimble_status thimble_session_stats(thimble_session* session, thimble_stats* stats, thimble_error* error);

@@ -2,8 +2,8 @@
 
 namespace thimble {
 
-Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d, const DeviceInfo& device, uint64_t scratch,
-               Arena& pool, Arena& workspace, Arena& io) {
+Layout lay_out(const Model& model, const SessionOptions& o, const Dimensions& d, const DeviceInfo& device,
+               uint64_t scratch, Arena& pool, Arena& workspace, Arena& io) {
   const ModelShape& s = model.shape;
   const uint64_t f16 = 2, f32 = 4, i32 = 4;
   const uint64_t chunk_entries = uint64_t(s.kv_heads) * o.chunk;

@@ -26,15 +26,15 @@ struct Layout {
   View logit_x;                                 // [kLogitRowsAtOnce][d_model]
   View rope;                                    // the table of backends/backend.h
   View scratch;                                 // the backend's own
-  View logits;                                  // f32 [kLogitRowsAtOnce][vocab]; in io where the host reads it there
-  View tokens, targets, arg_max, log_prob;      // io: int32 [chunk], [rows]; int32, f32 [rows]
-  // io, where host and device share no memory: the first row of logits, and the embedding's rows of the step's tokens,
-  // unless the device has the embedding.
+  View logits;  // f32 [kLogitRowsAtOnce][vocab]; in io where the host reads it there
+  View tokens, targets, arg_max, log_prob;  // io: int32 [chunk], [rows]; int32, f32 [rows]
+  // io, where host and device share no memory: the first row of logits, and the embedding's rows of the
+  // step's tokens, unless the device has the embedding.
   View host_logits, embedding_rows;
 };
 
 // Lays a session out in three arenas. `scratch` is what the backend needs for itself.
-Layout lay_out(const Model&, const SessionOptions& resolved, const Dimensions&, const DeviceInfo&, uint64_t scratch,
-               Arena& pool, Arena& workspace, Arena& io);
+Layout lay_out(const Model&, const SessionOptions& resolved, const Dimensions&, const DeviceInfo&,
+               uint64_t scratch, Arena& pool, Arena& workspace, Arena& io);
 
 }  // namespace thimble

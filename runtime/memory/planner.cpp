@@ -65,7 +65,8 @@ Status check_selection(const SessionOptions& o) {
   return {};
 }
 
-MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, uint64_t scratch, uint64_t fixed) {
+MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, uint64_t scratch,
+                 uint64_t fixed) {
   const DeviceInfo device = on.info();
   MemoryPlan plan;
   plan.options = o;
@@ -73,8 +74,7 @@ MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, 
   plan.capacity = plan.dimensions.capacity;
   plan.backend_scratch = scratch;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
-  const Layout layout =
-      lay_out(model, o, plan.dimensions, device, scratch, pool, workspace, io);
+  const Layout layout = lay_out(model, o, plan.dimensions, device, scratch, pool, workspace, io);
   const auto weigh = [&](const auto& owner) {
     const uint64_t bytes = Placements::bytes(owner.tensors(), device);
     plan.weights += bytes;
@@ -142,11 +142,13 @@ Status over_budget(const Model& model, const Device& device, const MemoryPlan& p
     std::snprintf(advice, sizeof advice, "no pool fits; a smaller chunk than %u needs less workspace",
                   o.chunk);
   return error(Code::kBudget,
-               "the budget of %.1f MiB is %llu bytes too small: a pool of %u needs %.1f MiB (weights %.1f, pool %.1f, view "
+               "the budget of %.1f MiB is %llu bytes too small: a pool of %u needs %.1f MiB (weights %.1f, "
+               "pool %.1f, view "
                "%.1f, "
                "workspace %.1f, io %.1f, device %.1f); %s",
                mib(o.budget), static_cast<unsigned long long>(missing), o.pool, mib(plan.total),
-               mib(plan.weights - plan.shared), mib(plan.pool), mib(plan.view), mib(plan.workspace), mib(plan.io), mib(plan.fixed), advice)
+               mib(plan.weights - plan.shared), mib(plan.pool), mib(plan.view), mib(plan.workspace),
+               mib(plan.io), mib(plan.fixed), advice)
       .set_bytes_missing(missing);
 }
 

@@ -14,8 +14,7 @@ struct MemoryPlan {
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
   uint64_t backend_scratch = 0;   // part of workspace
   uint32_t largest_position = 0;  // the largest rotary position used; UINT32_MAX: grows with the text
-  bool selection_pays =
-      false;  // selecting reads fewer bytes than attending to the full pool (methods 6.2)
+  bool selection_pays = false;    // selecting reads fewer bytes than attending to the full pool (methods 6.2)
 };
 
 // Decides every default but the pool's under a budget, and refuses what contradicts itself, with the reason.

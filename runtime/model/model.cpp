@@ -89,8 +89,8 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
 std::vector<Tensor> Model::tensors() const {
   std::vector<Tensor> all{output_norm, output};
   for (const LayerWeights& l : layers)
-    all.insert(all.end(), {l.attn_norm, l.ffn_norm, l.q, l.k, l.v, l.q_bias, l.k_bias, l.v_bias, l.q_norm, l.k_norm,
-                           l.attn_output, l.attn_output_bias, l.gate, l.up, l.down});
+    all.insert(all.end(), {l.attn_norm, l.ffn_norm, l.q, l.k, l.v, l.q_bias, l.k_bias, l.v_bias, l.q_norm,
+                           l.k_norm, l.attn_output, l.attn_output_bias, l.gate, l.up, l.down});
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
 }

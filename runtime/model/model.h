@@ -100,8 +100,8 @@ class Model {
   // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors.
   uint64_t fingerprint() const;
 
-  // What a device needs of the model: all but the embedding where it only looks up rows of it. Those the host can hand
-  // over with each step.
+  // What a device needs of the model: all but the embedding where it only looks up rows of it. Those the host
+  // can hand over with each step.
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 

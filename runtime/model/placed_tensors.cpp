@@ -46,7 +46,8 @@ bool Placements::has(const Device& device) const {
   return found != placed_.end() && !found->second.expired();
 }
 
-Result<std::shared_ptr<const PlacedTensors>> Placements::place(const MappedFile& file, const std::vector<Tensor>& tensors,
+Result<std::shared_ptr<const PlacedTensors>> Placements::place(const MappedFile& file,
+                                                               const std::vector<Tensor>& tensors,
                                                                const std::shared_ptr<Device>& device) {
   // The lock is held while they are copied, so that a second session waits instead of copying them again.
   const std::lock_guard lock(mutex_);

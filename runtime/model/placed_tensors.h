@@ -1,4 +1,5 @@
-// Tensors of a mapped file as a device sees them. They belong to the file's owner: sessions on a device share them.
+// Tensors of a mapped file as a device sees them. They belong to the file's owner: sessions on a device share
+// them.
 #pragma once
 
 #include <map>
@@ -23,7 +24,8 @@ class PlacedTensors {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Buffer> buffer_;
   const std::byte* file_ = nullptr;  // where the buffer shows the file itself: its first byte
-  std::unordered_map<const std::byte*, uint64_t> offsets_;  // else where a tensor of the file lies in the buffer
+  std::unordered_map<const std::byte*, uint64_t>
+      offsets_;  // else where a tensor of the file lies in the buffer
 };
 
 // Where the tensors of one file lie, by device. Any thread may ask.

@@ -448,6 +448,15 @@ TEST(Bench, MeasuresWithoutATokenizer) {
   EXPECT_GT(bench["decode_tps"], 0);
   EXPECT_LE(bench["decode_tps_min"], bench["decode_tps"]);
   EXPECT_LE(bench["decode_tps"], bench["decode_tps_max"]);
+  EXPECT_GT(bench["device_bytes_per_second"], 1e8);
+  EXPECT_GT(bench["device_flop_per_second"], 1e8);
+  for (const std::string phase : {"prefill", "decode"}) {
+    EXPECT_GT(bench[phase + "_bytes_per_second"], 0);
+    EXPECT_NEAR(bench[phase + "_memory_share"],
+                double(bench[phase + "_bytes_per_second"]) / double(bench["device_bytes_per_second"]), 1e-9);
+    EXPECT_NEAR(bench[phase + "_matrix_share"],
+                double(bench[phase + "_flop_per_second"]) / double(bench["device_flop_per_second"]), 1e-9);
+  }
   EXPECT_EQ(bench["budget_bytes"], 0);
   EXPECT_GT(bench["allocated_bytes"], 0);
   EXPECT_GE(bench["pool"], 48);

@@ -27,6 +27,11 @@ OFFSET(thimble_device_info, free_bytes, 16);
 OFFSET(thimble_device_info, name, 24);
 OFFSET(thimble_device_info, description, 56);
 
+static_assert(sizeof(thimble_device_rates) == 24);
+OFFSET(thimble_device_rates, struct_size, 0);
+OFFSET(thimble_device_rates, bytes_per_second, 8);
+OFFSET(thimble_device_rates, flop_per_second, 16);
+
 OFFSET(thimble_model_options, struct_size, 0);
 OFFSET(thimble_model_options, log, 8);
 OFFSET(thimble_model_options, log_user, 16);
@@ -133,7 +138,7 @@ OFFSET(thimble_sampler_options, repeat_penalty, 20);
 OFFSET(thimble_sampler_options, repeat_last, 24);
 OFFSET(thimble_sampler_options, seed, 32);
 
-static_assert(sizeof(thimble_stats) == 96);
+static_assert(sizeof(thimble_stats) == 128);
 OFFSET(thimble_stats, struct_size, 0);
 OFFSET(thimble_stats, entries, 4);
 OFFSET(thimble_stats, position, 8);
@@ -147,6 +152,10 @@ OFFSET(thimble_stats, cache_misses, 64);
 OFFSET(thimble_stats, prefill_tokens, 72);
 OFFSET(thimble_stats, prefill_seconds, 80);
 OFFSET(thimble_stats, decode_seconds, 88);
+OFFSET(thimble_stats, prefill_bytes, 96);
+OFFSET(thimble_stats, prefill_flop, 104);
+OFFSET(thimble_stats, decode_bytes, 112);
+OFFSET(thimble_stats, decode_flop, 120);
 
 namespace {
 

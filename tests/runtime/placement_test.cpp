@@ -10,7 +10,12 @@ namespace thimble::test {
 namespace {
 
 SessionOptions locret(const SeededModel& m) {
-  return {.heads = m.heads, .retention = Retention::kLocret, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15};
+  return {.heads = m.heads,
+          .retention = Retention::kLocret,
+          .pool = 60,
+          .chunk = 20,
+          .stabilizers = 8,
+          .local = 15};
 }
 
 std::shared_ptr<SpyDevice> discrete() {
@@ -39,7 +44,8 @@ TEST(Placement, SamplesFromTheDevicesLogits) {
 }
 
 TEST(Placement, ServesATiedEmbeddingFromTheDevice) {
-  const auto model = must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "demo"));
+  const auto model =
+      must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "demo"));
   ASSERT_EQ(model->output.data, model->token_embedding.data) << "the test needs a model that ties them";
   const SessionOptions options{.pool = 300, .chunk = 64};
   const auto tokens = seeded_tokens(100, model->shape.vocab);

@@ -12,16 +12,17 @@
 
 namespace thimble::test {
 
-// Works with devices whose buffers the host can address (the CPU), because it hands out buffers of its own.
 class SpyDevice : public Device {
  public:
   explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
 
-  // The independent ledger of allocations; imported host memory is not one.
+  // The independent ledger of allocations; imported host memory is not one. Kept for the CPU only: a device
+  // with memory of its own wants its own buffers back.
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
   uint64_t fail_allocation = UINT64_MAX;  // this allocation, counted from 0, is refused
 
-  bool discrete = false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
+  bool discrete =
+      false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
 
   uint64_t submits = 0;
   std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
@@ -46,6 +47,7 @@ class SpyDevice : public Device {
     if (allocations++ == fail_allocation)
       return error(Code::kOutOfMemory, "the test refuses this allocation");
     THIMBLE_LET(buffer, inner_->alloc(kind, bytes));
+    if (!inner_->info().unified) return std::move(buffer);
     live_bytes += bytes;
     peak_bytes = std::max(peak_bytes, live_bytes);
     return std::unique_ptr<Buffer>(new SpyBuffer(*this, std::move(buffer), bytes));
@@ -57,6 +59,7 @@ class SpyDevice : public Device {
   Status write(View destination, const void* source) override { return inner_->write(destination, source); }
   Status read(void* destination, View source) override { return inner_->read(destination, source); }
   Status copy(View destination, View source) override { return inner_->copy(destination, source); }
+  Result<Rates> measure() override { return inner_->measure(); }
   Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
     THIMBLE_LET(stream, inner_->open_stream(workspace));
     return std::unique_ptr<Stream>(new SpyStream(*this, std::move(stream)));

@@ -1,0 +1,250 @@
+// Whole sequences on every device of this machine beside the CPU, on the demo model. The rule: kept sets
+// overlap at least 99 % per head and chunk, what differs lies within 4 times the largest score error of the
+// threshold, and greedy tokens agree where the CPU's two best logits differ by more than the logit tolerance.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tests/support/data.h"
+#include "tests/support/sessions.h"
+#include "tests/support/spy_device.h"
+
+namespace thimble::test {
+namespace {
+
+// Products of bf16 are off by 2^-9 of each factor. The demo model's logits sum 512 of them with magnitudes up
+// to 20 behind eight layers whose errors add like a random walk; this is three times what that comes to.
+constexpr float kLogitTolerance = 0.25f;
+constexpr uint32_t kAnswer = 200;
+
+struct Demo {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const RetainingHeads> heads;
+  std::vector<int32_t> book;
+};
+
+const Demo& demo() {
+  static const Demo d = [] {
+    Demo made;
+    made.model =
+        must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "demo"));
+    made.heads = must(made.model->open_heads(
+        must(MappedFile::open(project_file("models/thimble-demo-28m.locret.gguf"))), "heads"));
+    std::ifstream file(project_file("models/demo-book.txt"));
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    for (const Token& t : made.model->tokenizer.tokenize(text, true, false)) made.book.push_back(t.id);
+    return made;
+  }();
+  return d;
+}
+
+// A session that is watched, so that its retention scores can be read.
+struct Reading {
+  std::shared_ptr<SpyDevice> device;
+  std::unique_ptr<Session> session;
+
+  Reading(std::shared_ptr<Device> on, const SessionOptions& options)
+      : device(std::make_shared<SpyDevice>(std::move(on))),
+        session(open_session(demo().model, options, device)) {}
+
+  // Scores by position of what a head holds.
+  std::map<int32_t, float> scores(uint32_t layer, uint32_t head) {
+    std::map<int32_t, float> by_position;
+    for (const CisStore& op : device->scores) {
+      if (op.p.into == kIntoChunk || op.p.layer != layer) continue;
+      std::vector<float> cis(must(session->stats()).entries);
+      std::vector<int32_t> positions(cis.size());
+      must(session->kept(layer, head, positions));
+      must(device->read(cis.data(), op.cis.slice(uint64_t{head} * op.p.capacity * 4, cis.size() * 4)));
+      for (size_t i = 0; i < cis.size(); ++i) by_position[positions[i]] = cis[i];
+      break;
+    }
+    return by_position;
+  }
+};
+
+// Compares the pools of two readings after each chunk.
+class PoolRule {
+ public:
+  explicit PoolRule(uint32_t stabilizers) : stabilizers_(stabilizers) {}
+
+  void check(Reading& cpu, Reading& other) {
+    const ModelShape& shape = demo().model->shape;
+    for (uint32_t layer = 0; layer < shape.layers; ++layer)
+      for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+        SCOPED_TRACE(::testing::Message() << "layer " << layer << " head " << head);
+        check(cpu.scores(layer, head), other.scores(layer, head), known_[layer * shape.kv_heads + head]);
+      }
+  }
+  double least_overlap() const { return least_overlap_; }
+
+ private:
+  using Scores = std::map<int32_t, float>;
+
+  void check(const Scores& a, const Scores& b, std::set<int32_t>& known) {
+    ASSERT_EQ(a.size(), b.size());
+    ASSERT_GT(a.size(), stabilizers_);
+    float error = 0;
+    size_t common = 0;
+    for (const auto& [position, score] : a)
+      if (const auto other = b.find(position); other != b.end()) {
+        ++common;
+        error = std::max(error, std::abs(score - other->second));
+      }
+    const double overlap = static_cast<double>(common) / static_cast<double>(a.size());
+    least_overlap_ = std::min(least_overlap_, overlap);
+    EXPECT_GE(overlap, 0.99);
+    // The lowest score that was not kept for being recent.
+    float threshold = std::numeric_limits<float>::infinity();
+    for (auto it = a.begin(); it != std::prev(a.end(), stabilizers_); ++it)
+      threshold = std::min(threshold, it->second);
+    std::set<int32_t> differing;
+    const auto differ = [&](const Scores& one, const Scores& two) {
+      for (const auto& [position, score] : one) {
+        if (two.contains(position)) continue;
+        differing.insert(position);
+        // What differed before was judged by the threshold of its time.
+        if (!known.contains(position)) {
+          EXPECT_LE(std::abs(score - threshold), 4 * error) << "position " << position;
+        }
+      }
+    };
+    differ(a, b);
+    differ(b, a);
+    known = std::move(differing);
+  }
+
+  uint32_t stabilizers_;
+  double least_overlap_ = 1;
+  std::map<uint32_t, std::set<int32_t>> known_;
+};
+
+uint32_t best(std::span<const float> logits) {
+  return static_cast<uint32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+float lead(std::vector<float> logits) {
+  std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+  return logits[0] - logits[1];
+}
+
+// Generates on the CPU and leads the other along the same text.
+void expect_same_answer(Reading& cpu, Reading& other) {
+  std::vector<float> expected = flush(*cpu.session), got = flush(*other.session);
+  uint32_t compared = 0;
+  for (uint32_t i = 0; i < kAnswer; ++i) {
+    if (lead(expected) > kLogitTolerance) {
+      ++compared;
+      EXPECT_EQ(best(got), best(expected)) << "token " << i;
+    }
+    const int32_t token = static_cast<int32_t>(best(expected));
+    expected = accept(*cpu.session, token);
+    got = accept(*other.session, token);
+  }
+  EXPECT_GT(compared, kAnswer / 2) << "too few tokens were certain enough to compare";
+}
+
+// Beside the CPU: on a machine without other devices there is nothing to compare.
+class OnDevice : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::shared_ptr<Device> device() { return must(open_device(GetParam(), {.threads = 1})); }
+
+  // Reads this much of the book on both, chunk by chunk, then generates.
+  void run(const SessionOptions& options, size_t tokens) {
+    Reading here(cpu(), options), there(device(), options);
+    const auto text = std::span(demo().book).first(tokens);
+    PoolRule rule(options.stabilizers);
+    for (size_t at = 0; at < text.size(); at += options.chunk) {
+      const auto part = text.subspan(at, std::min<size_t>(options.chunk, text.size() - at));
+      must(here.session->feed(part));
+      must(there.session->feed(part));
+      if (options.retention == Retention::kLocret && must(here.session->stats()).evictions)
+        rule.check(here, there);
+      if (HasFailure()) return;
+    }
+    if (options.retention == Retention::kLocret)
+      RecordProperty("least_overlap", std::to_string(rule.least_overlap()));
+    expect_same_answer(here, there);
+  }
+};
+
+SessionOptions locret() {
+  return {.heads = demo().heads,
+          .retention = Retention::kLocret,
+          .pool = 2048,
+          .chunk = 1024,
+          .stabilizers = 512,
+          .local = 100};
+}
+SessionOptions selecting(SessionOptions o, float theta) {
+  o.selection = Selection::kTokenSelect;
+  o.select_k = 256;
+  o.select_init = 16;
+  o.select_local = 64;
+  o.select_theta = theta;
+  return o;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OnDevice);
+
+TEST_P(OnDevice, ReadsDenselyAsTheCpuDoes) { run({.pool = 4096, .chunk = 1024}, 3000); }
+
+TEST_P(OnDevice, SlidesAWindowAsTheCpuDoes) {
+  run({.retention = Retention::kWindow, .pool = 1024, .chunk = 512, .stabilizers = 0, .local = 100}, 4000);
+}
+
+TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
+  const SessionOptions options{.retention = Retention::kRandom,
+                               .pool = 1024,
+                               .chunk = 512,
+                               .stabilizers = 64,
+                               .local = 100,
+                               .seed = 5};
+  Reading here(cpu(), options), there(device(), options);
+  for (Reading* r : {&here, &there}) must(r->session->feed(std::span(demo().book).first(4000)));
+  EXPECT_EQ(kept(*here.session),
+            kept(*there.session));  // the scores are hashes: the same bits, so the same lists
+  expect_same_answer(here, there);
+}
+
+TEST_P(OnDevice, SelectsTokensAsTheCpuDoes) { run(selecting({.pool = 4096, .chunk = 1024}, 1), 3000); }
+
+TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
+  SessionOptions options = selecting({.pool = 4096, .chunk = 64}, 0.9f);
+  options.select_prefill = true;
+  run(options, 3000);
+}
+
+TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
+  SessionOptions options = locret();
+  options.retain_scope = RetainScope::kLayer;
+  options.positions = Positions::kOriginal;
+  options.context = 1 << 16;
+  run(options, 4000);
+}
+
+TEST_P(OnDevice, Reads48KAndAnswersAsTheCpuDoes) { run(selecting(locret(), 0.9f), 48 << 10); }
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& info : list_devices())
+    if (info.name != "cpu") names.push_back(info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(On, OnDevice, ::testing::ValuesIn(device_names()), [](const auto& device) {
+  std::string name = device.param;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace thimble::test
