@@ -67,12 +67,14 @@ struct SessionShape {
   uint32_t positions = 0;      // bound on positions in a layer vote; 0: no selection
 };
 struct Needs {
-  uint64_t fixed = 0;      // context, graphs, pipelines, library workspace: measured at device creation
+  uint64_t fixed = 0;      // context, pipelines, library workspace: measured at device creation, once for all sessions
+  uint64_t programs = 0;   // what the recorded programs of one session take of the device's memory
   uint64_t workspace = 0;  // scratch of the backend's own, allocated by the runtime and handed to open_stream
 };
 struct DeviceInfo {
   std::string name;         // "cpu", "cuda:0"
-  std::string description;  // for people: processor or card, driver
+  std::string description;  // for people: processor or card, driver; what keeps it from being used
+  bool usable = true;
   uint64_t total_bytes = 0, free_bytes = 0;
   uint64_t max_binding = 0;         // largest range an op can be given
   uint32_t alignment = 64;          // of every view's offset
@@ -86,6 +88,9 @@ struct Rates {
   double bytes_per_second = 0;  // of its memory: a large copy, bytes read and bytes written
   double flop_per_second = 0;   // of its matrix units, at the precision of prefill's products
 };
+
+// Rows that get logits in one step, at most.
+inline constexpr uint32_t kMostLogitRows = 16;
 
 // ---- the ops ----
 // Shapes are row-major, innermost last. `rows` is StepParams::n_rows unless the parameters say n_logit_rows.

@@ -1,4 +1,5 @@
-// What every backend checks of what it is handed: defects of the caller, found before a kernel reads past its operands.
+// What every backend checks of what it is handed: defects of the caller, found before a kernel reads past its
+// operands.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +13,25 @@ namespace thimble {
 inline Status check_matrix(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
   const DTypeInfo& type = dtype_info(w.type);
   if (w.rows != rows || w.cols != cols)
-    return error(Code::kInternal, "%s of [%u][%u] was recorded with a matrix of [%u][%u]", op, rows, cols, w.rows, w.cols);
+    return error(Code::kInternal, "%s of [%u][%u] was recorded with a matrix of [%u][%u]", op, rows, cols,
+                 w.rows, w.cols);
   if (cols % type.block != 0)
-    return error(Code::kUnsupported, "a matrix with %u columns cannot be %s, whose blocks have %u; use another file", cols,
+    return error(Code::kUnsupported,
+                 "a matrix with %u columns cannot be %s, whose blocks have %u; use another file", cols,
                  type.name, type.block);
   if (w.bytes < dtype_bytes(w.type, uint64_t(rows) * cols))
-    return error(Code::kInternal, "%s was recorded with %" PRIu64 " of the %" PRIu64 " bytes of its matrix", op, w.bytes,
-                 dtype_bytes(w.type, uint64_t(rows) * cols));
+    return error(Code::kInternal, "%s was recorded with %" PRIu64 " of the %" PRIu64 " bytes of its matrix",
+                 op, w.bytes, dtype_bytes(w.type, uint64_t(rows) * cols));
   return {};
 }
 
 // Whether a program has these segments and room for the step's rows.
-inline Status check_submit(const Program& program, uint32_t max_rows, uint32_t first, uint32_t last, const StepParams& step) {
+inline Status check_submit(const Program& program, uint32_t max_rows, uint32_t first, uint32_t last,
+                           const StepParams& step) {
   if (first > last || last > program.segments)
-    return error(Code::kInternal, "segments [%u, %u) of a program that has %u", first, last, program.segments);
-  if (std::max(step.n_rows, step.n_logit_rows) > max_rows)
+    return error(Code::kInternal, "segments [%u, %u) of a program that has %u", first, last,
+                 program.segments);
+  if (step.n_rows > max_rows || step.n_logit_rows > std::min(max_rows, kMostLogitRows))
     return error(Code::kInternal, "a step of %u rows and %u rows of logits, in a program for %u", step.n_rows,
                  step.n_logit_rows, max_rows);
   return {};

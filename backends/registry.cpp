@@ -1,15 +1,70 @@
 #include "backends/registry.h"
 
+#include <charconv>
+#include <optional>
+#include <string_view>
+
 #include "backends/cpu/cpu_device.h"
+#ifdef THIMBLE_CUDA
+#include "backends/cuda/cuda_device.h"
+#endif
+#ifdef THIMBLE_VULKAN
+#include "backends/vulkan/vulkan_device.h"
+#endif
 
 namespace thimble {
 
-Result<std::shared_ptr<Device>> open_device(const std::string& name, const DeviceOptions& options) {
-  if (name == "cpu" || name == "auto" || name.empty()) return open_cpu_device(options.threads);
-  return error(Code::kUnsupported, "device \"%s\" is not in this build; it has: " THIMBLE_BACKENDS,
-               name.c_str());
+const char* backend_names() {
+  return "cpu"
+#ifdef THIMBLE_CUDA
+         ", cuda"
+#endif
+#ifdef THIMBLE_VULKAN
+         ", vulkan"
+#endif
+      ;
 }
 
-std::vector<DeviceInfo> list_devices() { return {cpu_device_info()}; }
+// The number in "cuda:1", 0 in "cuda"; none where the name is neither.
+[[maybe_unused]] static std::optional<uint32_t> device_number(std::string_view name,
+                                                              std::string_view backend) {
+  if (!name.starts_with(backend)) return std::nullopt;
+  name.remove_prefix(backend.size());
+  if (name.empty()) return 0;
+  uint32_t number = 0;
+  const auto [end, failed] = std::from_chars(name.data() + 1, name.data() + name.size(), number);
+  if (name[0] != ':' || failed != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return number;
+}
+
+Result<std::shared_ptr<Device>> open_device(const std::string& name, const DeviceOptions& options) {
+  const bool any = name == "auto" || name.empty();
+#ifdef THIMBLE_CUDA
+  if (any)
+    for (uint32_t i = 0; i < cuda_device_infos().size(); ++i)
+      if (auto card = open_cuda_device(i, options.portable); card.ok()) return card;
+  if (const auto card = device_number(name, "cuda")) return open_cuda_device(*card, options.portable);
+#endif
+#ifdef THIMBLE_VULKAN
+  if (any)
+    if (auto card = open_vulkan_hardware(); card.ok()) return card;
+  if (const auto card = device_number(name, "vulkan"))
+    return open_vulkan_device(*card, options.portable, options.messages);
+#endif
+  if (name == "cpu" || any) return open_cpu_device(options.threads);
+  return error(Code::kUnsupported, "device \"%s\" is not in this build; it has: %s", name.c_str(),
+               backend_names());
+}
+
+std::vector<DeviceInfo> list_devices() {
+  std::vector<DeviceInfo> devices{cpu_device_info()};
+#ifdef THIMBLE_CUDA
+  for (DeviceInfo& card : cuda_device_infos()) devices.push_back(std::move(card));
+#endif
+#ifdef THIMBLE_VULKAN
+  for (DeviceInfo& card : vulkan_device_infos()) devices.push_back(std::move(card));
+#endif
+  return devices;
+}
 
 }  // namespace thimble

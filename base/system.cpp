@@ -16,6 +16,7 @@
 // After windows.h, whose types it uses.
 #include <psapi.h>
 #else
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
@@ -109,6 +110,17 @@ uint64_t resident_anonymous_bytes() {
   return 0;
 #endif
 }
+
+#ifdef _WIN32
+SystemLibrary::SystemLibrary(const char* name) : handle_(LoadLibraryA(name)) {}
+void* SystemLibrary::symbol(const char* name) const {
+  if (!handle_) return nullptr;
+  return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(handle_), name));
+}
+#else
+SystemLibrary::SystemLibrary(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {}
+void* SystemLibrary::symbol(const char* name) const { return handle_ ? dlsym(handle_, name) : nullptr; }
+#endif
 
 Result<Pages> Pages::allocate(uint64_t bytes) {
   Pages pages;

@@ -22,6 +22,22 @@ MemoryStatus memory_status();
 // tell.
 uint64_t resident_anonymous_bytes();
 
+// A library of the system that may be missing: "libnvidia-ml.so.1". Once loaded it stays.
+class SystemLibrary {
+ public:
+  explicit SystemLibrary(const char* name);
+  explicit operator bool() const { return handle_ != nullptr; }
+  // A function of the library by its name, or null.
+  template <typename Function>
+  Function* function(const char* name) const {
+    return reinterpret_cast<Function*>(symbol(name));
+  }
+
+ private:
+  void* symbol(const char* name) const;
+  void* handle_;
+};
+
 // Zeroed pages straight from the system, so that they can be counted and go back to it when released.
 class Pages {
  public:

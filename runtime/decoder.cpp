@@ -16,15 +16,19 @@ Decoder::Decoder(const Model& model, const MemoryPlan& plan, const Weights& weig
 
 // ---- the step ----
 
+// A chunk is cut into segments, so that an interrupt is quick; a token's step is over before that matters.
 void Decoder::record_step(Recorder& r, Step step) const {
+  const auto cut = [&] {
+    if (step == Step::kChunk) r.segment();
+  };
   r.segment();
   r.embed({.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-    r.segment();
+    cut();
     attention_block(r, layer, step);
     feed_forward(r, layer);
   }
-  r.segment();
+  cut();
   tail_block(r);
 }
 

@@ -27,7 +27,7 @@ struct ChunkProgram {
 // All that a session replays.
 struct Programs {
   std::vector<ChunkProgram> chunks;  // ascending max_rows; rows go through the chunk buffer, then compaction
-  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection
+  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
   std::unique_ptr<Program>
       score_ring;                  // retention scores of the decoded tokens in the ring; one segment a layer
   std::unique_ptr<Program> evict;  // compaction of a full pool; one segment a layer

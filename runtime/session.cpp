@@ -76,7 +76,8 @@ Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Model> mode
 
 Status Session::allocate(bool first) {
   const SessionOptions& o = plan_.options;
-  const uint64_t bytes = plan_.total - (first ? 0 : plan_.fixed + plan_.weights - plan_.shared);
+  const uint64_t bytes =
+      plan_.total - (first ? 0 : plan_.fixed - plan_.programs + plan_.weights - plan_.shared);
   THIMBLE_TRY(ledger_->take(bytes));
   reservation_.ledger = ledger_;
   reservation_.bytes = bytes;
@@ -129,18 +130,15 @@ Status Session::clear_gates() {
 Status Session::go_on() {
   if (run_.work == Work::kNone) return {};
   const double start = now();
-  const bool decode = run_.work == Work::kDecode;
-  double& seconds = decode ? stats_.decode_seconds : stats_.prefill_seconds;
+  double& seconds = run_.work == Work::kDecode ? stats_.decode_seconds : stats_.prefill_seconds;
   while (run_.next < run_.last) {
     if (interrupted_.exchange(false, std::memory_order_relaxed)) {
       seconds += now() - start;
       return error(Code::kInterrupted, "interrupted; repeat the call to go on");
     }
-    // A token is one submit; a chunk is cut at its segments, so that an interrupt is quick.
-    const uint32_t last = decode ? run_.last : run_.next + 1;
-    THIMBLE_TRY(stream_->submit(*run_.program, run_.next, last, run_.step));
+    THIMBLE_TRY(stream_->submit(*run_.program, run_.next, run_.next + 1, run_.step));
     THIMBLE_TRY(stream_->wait());
-    run_.next = last;
+    ++run_.next;
   }
   seconds += now() - start;
   const Run done = run_;
@@ -393,8 +391,8 @@ Status Session::append_token(int32_t token) {
   sampler_.accept(token);
   return start({.work = Work::kDecode,
                 .program = programs_.decode.get(),
-                .next = Decoder::kHead,
-                .last = tail_ + 1,
+                .next = 0,
+                .last = 1,
                 .step = step_params(1)});
 }
 
@@ -548,6 +546,8 @@ Result<std::unique_ptr<Session>> Session::clone() {
   THIMBLE_LET(twin, make(model_, device_, plan_, ledger_, false));
   THIMBLE_TRY(device_->copy({twin->pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size}));
   THIMBLE_TRY(device_->copy({twin->io_.get(), 0, io_->size}, {io_.get(), 0, io_->size}));
+  if (layout_.host_logits)  // elsewhere they lie in io
+    THIMBLE_TRY(device_->copy(twin->layout_.logits, layout_.logits));
   twin->sampler_ = sampler_;
   twin->waiting_.assign(waiting_.begin(), waiting_.end());
   twin->read_ = read_;

@@ -119,6 +119,7 @@ typedef struct thimble_device_info {
   char description[192]; /* for people */
 } thimble_device_info;
 
+/* Calls that use a CUDA device make it the calling thread's current one, and its context stays until the process ends. */
 THIMBLE_API thimble_status thimble_device_count(uint32_t* count, thimble_error* error);
 THIMBLE_API thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thimble_error* error);
 

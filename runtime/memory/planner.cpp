@@ -65,16 +65,15 @@ Status check_selection(const SessionOptions& o) {
   return {};
 }
 
-MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, uint64_t scratch,
-                 uint64_t fixed) {
+MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, const Needs& needs) {
   const DeviceInfo device = on.info();
   MemoryPlan plan;
   plan.options = o;
   plan.dimensions = dimensions(model, o);
   plan.capacity = plan.dimensions.capacity;
-  plan.backend_scratch = scratch;
+  plan.backend_scratch = needs.workspace;
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
-  const Layout layout = lay_out(model, o, plan.dimensions, device, scratch, pool, workspace, io);
+  const Layout layout = lay_out(model, o, plan.dimensions, device, needs.workspace, pool, workspace, io);
   const auto weigh = [&](const auto& owner) {
     const uint64_t bytes = Placements::bytes(owner.tensors(), device);
     plan.weights += bytes;
@@ -86,7 +85,8 @@ MemoryPlan count(const Model& model, const Device& on, const SessionOptions& o, 
   plan.view = layout.view_k.bytes + layout.view_v.bytes;
   plan.workspace = round_up(workspace.size(), device.granularity) - plan.view;
   plan.io = io.size() + host_bytes(model, o);
-  plan.fixed = fixed;
+  plan.programs = needs.programs;
+  plan.fixed = needs.fixed + needs.programs;
   plan.total = plan.weights - plan.shared + plan.pool + plan.view + plan.workspace + plan.io + plan.fixed;
   const uint32_t selected = o.select_init + o.select_k + o.select_local;
   plan.selection_pays = o.selection != Selection::kDense &&
@@ -104,7 +104,7 @@ Result<MemoryPlan> count(const Model& model, const Device& device, const Session
                                           .pool_capacity = d.capacity,
                                           .view_capacity = d.view_capacity,
                                           .positions = selects ? std::max(d.vote_capacity, 1u) : 0}));
-  return count(model, device, o, needs.workspace, needs.fixed);
+  return count(model, device, o, needs);
 }
 
 // The least pool that these options allow.

@@ -48,10 +48,11 @@ class TemporaryFile {
   std::string path_;
 };
 
-// Runs the command in a shell with these arguments and this standard input.
+// Runs the command in a shell with these arguments and this standard input, on the CPU, whose budgets and figures the tests
+// know.
 Outcome thimble(const std::string& arguments, const std::string& input = "") {
   const TemporaryFile in(input), out, error;
-  const std::string line = std::string("'") + THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" +
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= '") + THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" +
                            out.path() + " 2>" + error.path();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};

@@ -129,6 +129,7 @@ struct SmallModel {
 inline thimble_session_options default_options() {
   thimble_session_options options;
   thimble_session_options_init(&options, sizeof options);
+  options.device = "cpu";  // the budgets of these tests are its
   return options;
 }
 
