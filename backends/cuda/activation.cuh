@@ -1,0 +1,13 @@
+// What activation and glu do to a number, each as exactly as it needs. Device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// Both activations are x * sigmoid(s) of this s: silu's is x; gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
+__device__ inline float sigmoid_argument(float x, uint32_t act) {
+  return act == kActSilu ? x : 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
+}
+
+}  // namespace thimble::cuda

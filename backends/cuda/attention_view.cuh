@@ -1,0 +1,250 @@
+// What the kernels of attend_view share: which keys a query sees, how queries are loaded, and the running
+// softmax that tiles, parts and passes carry on. Device side.
+//
+// A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of
+// the group: all of them read the same keys and values, so a tile of these serves 128 vectors also where a
+// step has 32 rows.
+#pragma once
+
+#include "backends/cuda/rope.cuh"
+
+namespace thimble::cuda {
+
+// What a launch works on. Where a step has too few vectors to fill the card, the keys of a pass are cut into
+// `parts`, each attended on its own; combine_parts() then makes one softmax of them.
+struct ViewAttention {
+  AttentionParams p;
+  Rope rope;
+  const float* q;
+  const __half *k, *v;
+  const uint32_t* lists;
+  float* y;
+  float2* ml;
+  uint32_t parts;
+  uint32_t max_vectors;  // of a KV head
+  float* part_out;       // [part][KV head][max_vectors][head_dim], not divided by the sum yet
+  float2* part_ml;       // [part][KV head][max_vectors]{maximum, sum}
+};
+
+// The kernel for Hopper (attention_view_wgmma.cu): whether it can, and a launch of it. Its blocks have so
+// many query vectors, and tiles so many keys.
+inline constexpr uint32_t kWgmmaVectors = 128, kWgmmaKeys = 128;
+bool wgmma_attends(const Launch&, const ViewAttention&);
+void attend_wgmma(const Launch&, const ViewAttention&, dim3 blocks);
+
+// One KV head in this pass.
+struct ViewPass {
+  uint32_t n_rows, first_entry;
+  uint32_t first_index;  // list index of row 0's own entry
+  uint32_t keys;         // rows of the view that are there; 0: an earlier pass was the last
+  bool first, last;
+
+  __device__ ViewPass(const StepParams& step, const ViewAttention& o, uint32_t head)
+      : n_rows(step.n_rows), first_entry(o.p.first_entry) {
+    const uint32_t count = entry_list(o.lists, head, o.p.list_capacity, step).count;
+    first_index = count - n_rows;
+    keys = count > first_entry ? min(count - first_entry, o.p.capacity) : 0;
+    first = first_entry == 0;
+    last = first_entry + o.p.capacity >= count;
+  }
+  // View rows that a step's row sees.
+  __device__ uint32_t visible(uint32_t row) const {
+    const uint32_t seen = first_index + row + 1;
+    return seen > first_entry ? min(keys, seen - first_entry) : 0;
+  }
+};
+
+// A block's share: kVectors query vectors of one KV head from `first_vector` on, and their tiles of kKeys
+// keys in one part.
+struct ViewBlock {
+  uint32_t head, first_vector, first_tile, end_tile;
+  uint32_t all_see;  // view rows that every vector of the block sees: tiles behind need a mask
+  bool empty;        // nothing to do, not even a result to pass on
+};
+template <int kVectors, int kKeys>
+__device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) {
+  // Blocks with the most keys start first, so that none of them runs alone at the end.
+  ViewBlock b{};
+  b.head = o.p.first_head + blockIdx.x % o.p.heads;
+  const uint32_t vectors = step.n_rows * o.p.group, blocks = (vectors + kVectors - 1) / kVectors;
+  const uint32_t from_end = blockIdx.x / o.p.heads;
+  const ViewPass pass(step, o, b.head);
+  b.empty = from_end >= blocks || pass.keys == 0;
+  if (b.empty) return b;
+  b.first_vector = (blocks - 1 - from_end) * kVectors;
+  const uint32_t last_vector = min(b.first_vector + kVectors, vectors) - 1;
+  const uint32_t tiles = (pass.visible(last_vector / o.p.group) + kKeys - 1) / kKeys;
+  b.first_tile = tiles * blockIdx.y / o.parts;
+  b.end_tile = tiles * (blockIdx.y + 1) / o.parts;
+  b.all_see = pass.visible(b.first_vector / o.p.group);
+  return b;
+}
+
+// Rotates, scales and rounds kVectors query vectors: store(0 to kVectors - 1, channel, value) gets each of
+// kDim channels, zeros behind head_dim and for vectors behind the last row.
+template <int kDim, int kVectors, int kThreads, typename Store>
+__device__ void load_queries(const ViewAttention& o, const StepParams& step, const ViewPass& pass,
+                             uint32_t head, uint32_t first_vector, uint32_t thread, Store store) {
+  constexpr float kLog2E = 1.44269504f;  // so that the softmax works in base 2
+  const float scale = o.p.scale * kLog2E;
+  const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
+#pragma unroll 4
+  for (uint32_t i = thread; i < kVectors * kDim / 2; i += kThreads) {
+    const uint32_t vector = i / (kDim / 2), pair = i % (kDim / 2), row = (first_vector + vector) / o.p.group;
+    const bool rotates = pair < o.rope.pairs;
+    const uint32_t c0 = rotates ? first_of_pair(pair, o.p.rope.pairing) : 2 * pair;
+    const uint32_t c1 = rotates ? second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * pair + 1;
+    float x = 0, y = 0;
+    if (row < pass.n_rows) {
+      const float* q = o.q + uint64_t(row) * o.p.row_stride +
+                       (head * o.p.group + (first_vector + vector) % o.p.group) * o.p.head_dim;
+      if (c0 < o.p.head_dim) x = q[c0] * scale;
+      if (c1 < o.p.head_dim) y = q[c1] * scale;
+      if (rotates) {
+        const float2 angle = o.rope.angle(from + row, pair);
+        const float x0 = x;
+        x = x0 * angle.x - y * angle.y;
+        y = x0 * angle.y + y * angle.x;
+      }
+    }
+    store(vector, c0, __float2half_rn(x));
+    store(vector, c1, __float2half_rn(y));
+  }
+}
+
+// 2^x to 2 units in the last place; 0 for -infinity.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline uint32_t pack_halves(float low, float high) {
+  const __half2 h = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(h);
+}
+
+// The softmax so far of a warp's 16 vectors, laid out as tensor cores lay out results: lane i has vectors i /
+// 4 and i / 4 + 8, and of each 8 channels or keys number 2 * (i % 4) and the next.
+template <int kDim>
+struct RunningSoftmax {
+  float out[kDim / 8][4];
+  float peak[2], sum[2];  // sum: this lane's share
+
+  __device__ static uint32_t vector_of_lane(uint32_t first_vector, int half) {
+    return first_vector + threadIdx.x % kWarp / 4 + 8 * half;
+  }
+  __device__ static uint32_t column_of_lane() { return 2 * (threadIdx.x % 4); }
+
+  // Starts with nothing, or where the pass before stopped.
+  __device__ void begin(const ViewAttention& o, const ViewPass& pass, uint32_t head, uint32_t first_vector) {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      peak[half] = -kInfinity;
+      sum[half] = 0;
+      const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
+      if (pass.first || o.parts > 1 || row >= pass.n_rows) continue;
+      const uint32_t query_head = head * o.p.group + vector % o.p.group;
+      const float2 ml = o.ml[uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head];
+      peak[half] = ml.x;
+      if (threadIdx.x % 4 == 0) sum[half] = ml.y;
+      const float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t c = 8 * n + column_of_lane() + i;
+          if (c < o.p.head_dim) out[n][2 * half + i] = y[c];
+        }
+    }
+  }
+
+  // Hides the keys of a tile that the vectors do not see; the tile starts at view row first_key.
+  template <int kTiles>
+  __device__ void mask(const ViewAttention& o, const ViewPass& pass, uint32_t first_vector,
+                       uint32_t first_key, float (&scores)[kTiles][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t visible = pass.visible(vector_of_lane(first_vector, half) / o.p.group);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (first_key + 8 * n + column_of_lane() + i >= visible) scores[n][2 * half + i] = -kInfinity;
+    }
+  }
+
+  // A tile's scores become its weights. Returns by what `out` must be multiplied before they are added to it.
+  template <int kTiles>
+  __device__ float2 soften(float (&scores)[kTiles][4]) {
+    float scale[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = peak[half];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float base = top == -kInfinity ? 0 : top;  // no key seen yet
+      scale[half] = fast_exp2(peak[half] - base);
+      peak[half] = top;
+      sum[half] *= scale[half];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& s = scores[n][2 * half + i];
+          s = fast_exp2(s - base);
+          sum[half] += s;
+        }
+    }
+    return {scale[0], scale[1]};
+  }
+  // Among thousands of keys a new maximum is rare, so most tiles multiply nothing.
+  __device__ void rescale(float2 scale) {
+    if (!__any_sync(~0u, scale.x != 1 || scale.y != 1)) return;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      out[n][0] *= scale.x;
+      out[n][1] *= scale.x;
+      out[n][2] *= scale.y;
+      out[n][3] *= scale.y;
+    }
+  }
+
+  // Writes the result, or what the next pass or combine_parts() carries on with.
+  __device__ void end(const ViewAttention& o, const ViewPass& pass, uint32_t head, uint32_t first_vector) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+      const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
+      if (row >= pass.n_rows) continue;
+      const uint32_t query_head = head * o.p.group + vector % o.p.group;
+      float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+      float2* ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
+      bool divide = pass.last;
+      if (o.parts > 1) {
+        const uint64_t at =
+            (uint64_t(blockIdx.y) * o.p.heads + head - o.p.first_head) * o.max_vectors + vector;
+        y = o.part_out + at * o.p.head_dim;
+        ml = o.part_ml + at;
+        divide = false;
+      }
+      const float factor = divide ? 1 / sum[half] : 1;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t c = 8 * n + column_of_lane() + i;
+          if (c < o.p.head_dim) y[c] = out[n][2 * half + i] * factor;
+        }
+      if (!divide && threadIdx.x % 4 == 0) *ml = {peak[half], sum[half]};
+    }
+  }
+};
+
+}  // namespace thimble::cuda

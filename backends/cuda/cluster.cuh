@@ -1,0 +1,44 @@
+// Blocks of a cluster run at the same time and reach each other's shared memory: from Hopper on. Device side.
+// Each function is also right for a cluster of one block, which every card has.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// Before a kernel's launch bounds: its blocks form clusters of so many, side by side.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define THIMBLE_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define THIMBLE_CLUSTER(blocks)
+#endif
+
+// Waits for all threads of the cluster; what they wrote to shared memory can then be seen. A block must not
+// exit before the others have done with its memory, nor may they reach it before it has come to a first
+// barrier.
+template <uint32_t kBlocks>
+__device__ inline void cluster_barrier() {
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+  }
+}
+
+// Where block `rank` has what lies at p in this block's shared memory.
+template <uint32_t kBlocks, typename T>
+__device__ inline T* of_rank(T* p, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) {
+    T* there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+    return there;
+  }
+#endif
+  return p;
+}
+
+}  // namespace thimble::cuda

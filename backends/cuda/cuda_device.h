@@ -1,0 +1,18 @@
+// NVIDIA cards from compute capability 8.0 on.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/backend.h"
+
+namespace thimble {
+
+// Opens a card by its number in cuda_device_infos(), `portable` as in DeviceOptions. Unsupported, saying why,
+// where there is no driver, no such card, or this build has no kernels for it.
+Result<std::shared_ptr<Device>> open_cuda_device(uint32_t index, bool portable);
+
+// The cards of this machine; none where there is no driver.
+std::vector<DeviceInfo> cuda_device_infos();
+
+}  // namespace thimble

@@ -1,0 +1,74 @@
+// What kernels share: the order between them, what a step works on, and reductions. Device side.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backends/cuda/launch.h"
+
+#if __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "write 90a in CMAKE_CUDA_ARCHITECTURES: 90 lacks the matrix instructions that Hopper is used with"
+#endif
+
+namespace thimble::cuda {
+
+inline constexpr uint32_t kWarp = 32;
+inline constexpr float kInfinity = __builtin_huge_valf();
+
+// Lets the kernel behind this one start; it then waits for this one in await_predecessor(). Call it first.
+__device__ inline void release_successor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until all kernels before this one have finished. Before it, a kernel may only read weights.
+__device__ inline void await_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Both: what a kernel without work of its own to do before starts with.
+__device__ inline void begin_kernel() {
+  release_successor();
+  await_predecessor();
+}
+
+__device__ inline uint32_t row_count(const StepParams& s, uint32_t rows) {
+  return rows == kLogitRows ? s.n_logit_rows : s.n_rows;
+}
+__device__ inline uint32_t step_entries(const StepParams& s) { return s.n_entries + s.n_rows; }
+
+// Whether this step selects: below that everything is attended (backend.h).
+__device__ inline bool selects(const StepParams& s) {
+  return step_entries(s) > uint64_t(s.n_init) + s.select_k + s.n_local;
+}
+// The entries that a selection picks from: [n_init, middle_end).
+__device__ inline uint32_t middle_end(const StepParams& s) { return step_entries(s) - s.n_local; }
+// Whether this step uses the selection that an earlier one made.
+__device__ inline bool selection_cached(const GateState* gate) { return gate && gate->hit; }
+
+// One KV head's list, or everything where the op has no list.
+struct EntryList {
+  uint32_t count;
+  const uint32_t* entries;  // null: entry i is i
+  __device__ uint32_t operator[](uint32_t i) const { return entries ? entries[i] : i; }
+};
+__device__ inline EntryList entry_list(const uint32_t* lists, uint32_t head, uint32_t list_capacity,
+                                       const StepParams& s) {
+  if (!lists) return {step_entries(s), nullptr};
+  const uint32_t* l = lists + uint64_t(head) * list_capacity;
+  return {l[0], l + 1};
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+  return x;
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,132 @@
+// kv_compact: the pool becomes the listed entries of pool and chunk, in place.
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+namespace {
+
+// Columns of the pool are independent: a block moves 32 bytes of every row, the smallest piece that memory
+// moves whole, so that 8 KV heads of 128 channels keep 128 multiprocessors busy. Two blocks fit on one, which
+// leaves room for the small columns beside them.
+constexpr uint32_t kThreads = 512;
+constexpr uint32_t kSliceChannels = 16;
+constexpr uint32_t kLoads = 4;  // rows that a thread has under way at once
+
+// The first list index that does not lie in its place, by a search among kThreads + 1 parts at a time; all
+// threads call it.
+__device__ uint32_t first_moved(const EntryList& list, uint32_t n_entries) {
+  uint32_t begin = 0, end = min(list.count, n_entries);  // it is one of [begin, end]
+  if (!list.entries) return end;
+  while (begin < end) {
+    const uint32_t step = (end - begin + kThreads - 1) / kThreads, i = begin + threadIdx.x * step;
+    const uint32_t in_place =
+        __syncthreads_count(i < end && list.entries[i] == i);  // list[i] - i never falls
+    if (in_place == 0) return begin;
+    end = min(end, begin + in_place * step);
+    begin += (in_place - 1) * step + 1;
+  }
+  return begin;
+}
+
+// Moves kWidth units of every listed row of one column; rows have `stride` units, of which this block moves
+// those from `first` on.
+//
+// Entries ascend, so row i comes from row i or a later one: what a tile reads lies in none of the tiles
+// before it, and a tile may be written as soon as it and those before it have been read. So the next tile is
+// on its way while one is written.
+template <uint32_t kWidth, typename Unit>
+__device__ void move_column(const EntryList& list, uint32_t n_entries, Unit* pool, const Unit* chunk,
+                            uint32_t stride, uint32_t first) {
+  constexpr uint32_t kRows = kThreads / kWidth, kTile = kLoads * kRows;
+  const uint32_t column = first + threadIdx.x % kWidth, row = threadIdx.x / kWidth;
+  const bool has_column = column < stride;
+  uint32_t entries[kLoads];
+  Unit loaded[kLoads] = {}, next[kLoads] = {};
+  const auto find = [&](uint32_t tile) {
+#pragma unroll
+    for (uint32_t j = 0; j < kLoads; ++j) {
+      const uint32_t i = tile + row + j * kRows;
+      if (i < list.count) entries[j] = list[i];
+    }
+  };
+  const auto load = [&](uint32_t tile, Unit* to) {
+#pragma unroll
+    for (uint32_t j = 0; j < kLoads; ++j) {
+      if (tile + row + j * kRows >= list.count || !has_column) continue;
+      const uint32_t e = entries[j];
+      to[j] = __ldcg(
+          (e < n_entries ? pool + uint64_t(e) * stride : chunk + uint64_t(e - n_entries) * stride) + column);
+    }
+  };
+  uint32_t tile = first_moved(list, n_entries);
+  find(tile);
+  load(tile, loaded);
+  find(tile + kTile);
+  for (; tile < list.count; tile += kTile) {
+    __syncthreads();  // this tile has been read
+    load(tile + kTile, next);
+    find(tile + 2 * kTile);
+#pragma unroll
+    for (uint32_t j = 0; j < kLoads; ++j) {
+      const uint32_t i = tile + row + j * kRows;
+      if (i < list.count && has_column) pool[uint64_t(i) * stride + column] = loaded[j];
+      loaded[j] = next[j];
+    }
+  }
+}
+
+struct Columns {
+  void *k, *v;
+  const void *chunk_k, *chunk_v;
+  uint32_t *pos, *cis;
+  const uint32_t *chunk_pos, *chunk_cis;
+};
+
+// Vector: uint4 where rows are whole ones, else uint16_t. A block takes a slice of k or v of a head; the last
+// two of a head its positions and scores.
+template <typename Vector>
+__global__ void __launch_bounds__(kThreads, 2)
+    kv_compact_kernel(const StepParams* step, KvCompactParams p, const uint32_t* lists, Columns c,
+                      uint32_t slices) {
+  begin_kernel();
+  const uint32_t head = p.first_head + blockIdx.y, n_entries = step->n_entries;
+  const EntryList list = entry_list(lists, head, p.list_capacity, *step);
+  const uint64_t in_pool = uint64_t(head) * p.pool_capacity, in_chunk = uint64_t(head) * p.chunk_capacity;
+  if (blockIdx.x < 2 * slices) {
+    constexpr uint32_t kWidth = kSliceChannels * sizeof(uint16_t) / sizeof(Vector);
+    const bool is_v = blockIdx.x >= slices;
+    const uint32_t stride = p.head_dim * sizeof(uint16_t) / sizeof(Vector);
+    Vector* pool = static_cast<Vector*>(is_v ? c.v : c.k);
+    const Vector* chunk = static_cast<const Vector*>(is_v ? c.chunk_v : c.chunk_k);
+    move_column<kWidth>(list, n_entries, pool + in_pool * stride, chunk + in_chunk * stride, stride,
+                        blockIdx.x % slices * kWidth);
+  } else {
+    const bool is_cis = blockIdx.x > 2 * slices;
+    uint32_t* pool = is_cis ? c.cis : c.pos;
+    if (pool)
+      move_column<1>(list, n_entries, pool + in_pool, (is_cis ? c.chunk_cis : c.chunk_pos) + in_chunk, 1, 0);
+  }
+}
+
+}  // namespace
+
+void kv_compact(const Launch& l, const KvCompact& op) {
+  const Columns c{data<void>(op.k),
+                  data<void>(op.v),
+                  data<void>(op.chunk_k),
+                  data<void>(op.chunk_v),
+                  data<uint32_t>(op.pos),
+                  data<uint32_t>(op.cis),
+                  data<uint32_t>(op.chunk_pos),
+                  data<uint32_t>(op.chunk_cis)};
+  uint64_t alignment = op.p.head_dim * sizeof(uint16_t);
+  for (const void* address :
+       {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
+    alignment |= reinterpret_cast<uint64_t>(address);
+  const uint32_t slices = static_cast<uint32_t>(ceil_div(op.p.head_dim, kSliceChannels));
+  const dim3 blocks(2 * slices + 2, op.p.heads);
+  launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
+         kThreads, 0, l.step, op.p, data<uint32_t>(op.list), c, slices);
+}
+
+}  // namespace thimble::cuda

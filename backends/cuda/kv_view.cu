@@ -1,0 +1,152 @@
+// kv_view: shows a list's entries of pool and chunk as rows of halves, rotated by list index.
+#include "backends/cuda/mma.cuh"
+#include "backends/cuda/ops.h"
+#include "backends/cuda/rope.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+struct Source {
+  const __half *pool, *chunk;
+};
+
+// Where a listed entry lies, in pool or chunk.
+__device__ const __half* entry_at(const Source& s, const KvViewParams& p, uint32_t n_entries, uint32_t head,
+                                  uint32_t entry) {
+  return entry < n_entries ? s.pool + (uint64_t(head) * p.pool_capacity + entry) * p.head_dim
+                           : s.chunk + (uint64_t(head) * p.chunk_capacity + entry - n_entries) * p.head_dim;
+}
+
+union Unit {  // 8 channels
+  uint4 bits;
+  __half2 pairs[4];
+};
+
+// A thread takes 8 channels of a view row for kHeads heads, as its cosines serve all heads. Where channels i
+// and i + n_rot / 2 rotate together, it reads both units and writes its own; a warp's units share their rows,
+// so nothing is read twice from memory.
+template <int kHeads>
+__global__ void __launch_bounds__(256)
+    view_units_kernel(const StepParams* step, KvViewParams p, Source k, Source v,
+                      const uint32_t* __restrict__ lists, Rope rope, uint4* __restrict__ view_k,
+                      uint4* __restrict__ view_v) {
+  begin_kernel();
+  const uint32_t units = p.head_dim / 8, i = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t row = i / units, unit = i % units, index = p.first_entry + row;
+  if (row >= p.view_capacity) return;
+  const bool rotates = p.rope.mode == kRopeList && unit < p.rope.n_rot / 8,
+             halves = p.rope.pairing == kRopeHalves;
+  const uint32_t half_units = rope.pairs / 8, upper = halves && unit >= half_units;
+  const uint32_t partner = !rotates || !halves ? unit : upper ? unit - half_units : unit + half_units;
+
+  const uint32_t n_entries = step->n_entries, head0 = p.first_head + blockIdx.y * kHeads;
+  const uint32_t heads = min(uint32_t{kHeads}, p.first_head + p.heads - head0);
+  Unit own[kHeads], other[kHeads], value[kHeads];
+  bool there[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    there[h] = false;
+    if (h >= heads) continue;
+    const EntryList list = entry_list(lists, head0 + h, p.list_capacity, *step);
+    there[h] = index < list.count;
+    if (!there[h]) continue;
+    const uint32_t entry = list[index];
+    const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, n_entries, head0 + h, entry));
+    own[h].bits = from[unit];
+    if (rotates && halves) other[h].bits = from[partner];
+    value[h].bits = reinterpret_cast<const uint4*>(entry_at(v, p, n_entries, head0 + h, entry))[unit];
+  }
+  bool any = false;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) any |= there[h];
+  if (!any) return;
+
+  float2 angle[8];  // adjacent channels: 4 pairs
+  if (rotates) {
+    const uint32_t first_pair = halves ? (upper ? partner : unit) * 8 : unit * 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (halves || j < 4) angle[j] = rope.angle(index, first_pair + j);
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (!there[h]) continue;
+    if (rotates) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = __half22float2(own[h].pairs[j]);
+        float2 turned;
+        if (halves) {
+          const float2 y = __half22float2(other[h].pairs[j]), a = angle[2 * j], b = angle[2 * j + 1];
+          turned = upper ? float2{y.x * a.y + x.x * a.x, y.y * b.y + x.y * b.x}
+                         : float2{x.x * a.x - y.x * a.y, x.y * b.x - y.y * b.y};
+        } else {
+          turned = {x.x * angle[j].x - x.y * angle[j].y, x.x * angle[j].y + x.y * angle[j].x};
+        }
+        own[h].pairs[j] = __float22half2_rn(turned);
+      }
+    }
+    const uint64_t to = (uint64_t(head0 + h) * p.view_capacity + row) * units + unit;
+    view_k[to] = own[h].bits;
+    view_v[to] = value[h].bits;
+  }
+}
+
+// Any head_dim, n_rot and alignment: a thread takes a pair of channels of a view row in one head.
+__global__ void view_pairs_kernel(const StepParams* step, KvViewParams p, Source k, Source v,
+                                  const uint32_t* lists, Rope rope, __half* view_k, __half* view_v) {
+  begin_kernel();
+  const uint32_t pairs = (p.head_dim + 1) / 2, i = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t row = i / pairs, pair = i % pairs, index = p.first_entry + row,
+                 head = p.first_head + blockIdx.y;
+  const EntryList list = entry_list(lists, head, p.list_capacity, *step);
+  if (row >= p.view_capacity || index >= list.count) return;
+  const bool rotates = p.rope.mode == kRopeList && pair < rope.pairs;
+  const uint32_t c0 = rotates ? first_of_pair(pair, p.rope.pairing) : 2 * pair;
+  const uint32_t c1 = rotates ? second_of_pair(pair, p.rope.pairing, rope.pairs) : 2 * pair + 1;
+  const uint32_t entry = list[index];
+  const __half* const from_k = entry_at(k, p, step->n_entries, head, entry);
+  const __half* const from_v = entry_at(v, p, step->n_entries, head, entry);
+  const uint64_t to = (uint64_t(head) * p.view_capacity + row) * p.head_dim;
+  if (rotates) {
+    const float2 angle = rope.angle(index, pair);
+    const float x = __half2float(from_k[c0]), y = __half2float(from_k[c1]);
+    view_k[to + c0] = __float2half_rn(x * angle.x - y * angle.y);
+    view_k[to + c1] = __float2half_rn(x * angle.y + y * angle.x);
+  }
+  for (const uint32_t c : {c0, c1}) {
+    if (c >= p.head_dim) continue;
+    if (!rotates) view_k[to + c] = from_k[c];
+    view_v[to + c] = from_v[c];
+  }
+}
+
+}  // namespace
+
+void kv_view(const Launch& l, const KvView& op) {
+  const KvViewParams& p = op.p;
+  const Source k{data<__half>(op.pool_k), data<__half>(op.chunk_k)},
+      v{data<__half>(op.pool_v), data<__half>(op.chunk_v)};
+  __half *const view_k = data<__half>(op.k), *const view_v = data<__half>(op.v);
+  const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
+  uintptr_t addresses = 0;
+  for (const __half* a : {k.pool, k.chunk, v.pool, v.chunk, static_cast<const __half*>(view_k),
+                          static_cast<const __half*>(view_v)})
+    addresses |= reinterpret_cast<uintptr_t>(a);
+  const bool whole_units =
+      p.rope.mode != kRopeList || p.rope.n_rot % (p.rope.pairing == kRopeHalves ? 16 : 8) == 0;
+  if (addresses % 16 == 0 && p.head_dim % 8 == 0 && whole_units) {
+    constexpr int kHeads = 4;
+    const dim3 blocks(static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * (p.head_dim / 8), 256)),
+                      static_cast<uint32_t>(ceil_div(p.heads, kHeads)));
+    launch(l, view_units_kernel<kHeads>, blocks, 256, 0, l.step, p, k, v, data<uint32_t>(op.list), rope,
+           reinterpret_cast<uint4*>(view_k), reinterpret_cast<uint4*>(view_v));
+  } else {
+    const dim3 blocks(
+        static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * ((p.head_dim + 1) / 2), 256)), p.heads);
+    launch(l, view_pairs_kernel, blocks, 256, 0, l.step, p, k, v, data<uint32_t>(op.list), rope, view_k,
+           view_v);
+  }
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,56 @@
+// The logarithm of a sum of exponentials, as it grows. Device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// sum * exp(peak); NaN and -inf count for nothing, as if they had not been added.
+struct LogSum {
+  float peak, sum;
+
+  __device__ void add(float x) {
+    if (!(x > -kInfinity)) return;
+    const float factor = expf(-fabsf(x - peak));
+    sum = x > peak ? sum * factor + 1 : sum + factor;
+    peak = fmaxf(x, peak);
+  }
+  __device__ void add(const LogSum& other) {
+    if (!(other.peak > -kInfinity)) return;
+    const float factor = expf(-fabsf(other.peak - peak));
+    sum = other.peak > peak ? sum * factor + other.sum : sum + other.sum * factor;
+    peak = fmaxf(other.peak, peak);
+  }
+  __device__ float value() const { return peak > -kInfinity ? peak + logf(sum) : -kInfinity; }
+};
+inline constexpr LogSum kNoSum{-kInfinity, 0};
+
+// The sum of all, with less waiting than adding one after the other.
+template <uint32_t kCount>
+__device__ inline LogSum log_sum(const LogSum (&x)[kCount]) {
+  LogSum total = kNoSum;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) total.peak = fmaxf(total.peak, x[i].peak);
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i)
+    if (x[i].peak > -kInfinity)
+      total.sum += x[i].sum * (x[i].peak < total.peak ? expf(x[i].peak - total.peak) : 1);
+  return total;
+}
+// NaN and -inf count for nothing here, too. A weight is good to 2^-20 of the largest.
+template <uint32_t kCount>
+__device__ inline LogSum log_sum(float (&x)[kCount]) {
+  LogSum total = kNoSum;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    x[i] = fmaxf(x[i], -kInfinity);  // of NaN: -inf
+    total.peak = fmaxf(total.peak, x[i]);
+  }
+  if (!(total.peak > -kInfinity)) return kNoSum;
+  total.peak = fminf(total.peak, 3.4e38f);  // the sum is infinite then
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) total.sum += __expf(x[i] - total.peak);
+  return total;
+}
+
+}  // namespace thimble::cuda

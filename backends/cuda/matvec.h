@@ -1,0 +1,16 @@
+// Products of weight matrices and single vectors: what decode is made of. linear and glu use them for few
+// rows.
+#pragma once
+
+#include <span>
+
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+
+// The ops for up to most_rows() rows of x, each of which reads all weights; their types may differ. Weights
+// lie at multiples of 16 bytes; up to 15 bytes beside them are read. One launch, no scratch.
+void multiply_vectors(const Launch&, std::span<const Linear> siblings);  // same x, x_stride, in_cols and rows
+void multiply_vectors(const Launch&, const Glu&);
+
+}  // namespace thimble::cuda

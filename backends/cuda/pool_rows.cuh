@@ -1,0 +1,169 @@
+// How decode attention reads a pool: a few lanes side by side take a row, and every warp streams its own rows
+// through a ring in shared memory. Device side, but for the numbers that a launch needs.
+#pragma once
+
+#include <algorithm>
+
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/mma.cuh"
+
+namespace thimble::cuda {
+
+// A lane takes a chunk of 8 channels, so kLanes lanes (8, 16, 32) a row of at most 8 * kLanes, and the warp
+// several rows at once; head_dim is a multiple of 8. kHeads query heads (4, 8) work against a row. A step is
+// as many rows as leave each lane one score of one head.
+template <uint32_t kLanes, uint32_t kHeads>
+struct Step {
+  static constexpr uint32_t kAtOnce = kWarp / kLanes;   // rows side by side
+  static constexpr uint32_t kRounds = kLanes / kHeads;  // rows of a lane, one after the other
+  static constexpr uint32_t kRows = kAtOnce * kRounds;  // round r, lanes s * kLanes on: row r * kAtOnce + s
+  static constexpr uint32_t kChunks = kRows * kLanes;   // 16 bytes each
+};
+
+// Rows that each of `warps` warps takes of n, whole steps. Warp w of block b takes share w * blocks + b, so a
+// short list still occupies all blocks.
+__device__ inline uint32_t rows_per_warp(uint32_t n, uint32_t warps, uint32_t step_rows) {
+  const uint32_t rows = (n + warps - 1) / warps;
+  return (rows + step_rows - 1) / step_rows * step_rows;
+}
+// One warp's rows, the entries list[first] to list[end - 1] of kArrays arrays (keys; keys and values), on
+// their way through kStages stages of shared memory. Channels from head_dim on, and rows from `end` on, read
+// as zeros.
+template <uint32_t kLanes, uint32_t kHeads, uint32_t kArrays, uint32_t kStages>
+class RowStream {
+  using S = Step<kLanes, kHeads>;
+
+ public:
+  static constexpr uint32_t kBytes = kStages * kArrays * S::kChunks * 16;  // of shared memory, for each warp
+  static constexpr int kCopies = kStages;  // groups of copies that the constructor commits
+
+  // `head_start`: elements before the KV head's first row in each array. `list`: null where entry i is i.
+  // `ring`: kBytes.
+  __device__ RowStream(const uint16_t* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
+                       const uint32_t* list, uint32_t first, uint32_t end, void* ring)
+      : head_dim_(head_dim),
+        list_(list),
+        first_(first),
+        end_(end),
+        fetched_(first),
+        ring_(static_cast<uint4*>(ring)) {
+#pragma unroll
+    for (uint32_t a = 0; a < kArrays; ++a) arrays_[a] = arrays[a];
+    const uint32_t channel = lane() % kLanes * 8;
+    has_channels_ = channel < head_dim;
+    start_ = head_start + (has_channels_ ? channel : 0);
+    next_entry_ = entry(first + lane());
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < kStages; ++stage) fetch(stage);
+  }
+
+  // Makes the next step's rows visible to the warp.
+  __device__ void await() const {
+    wait_copies<kStages - 1>();
+    __syncwarp();
+  }
+  // A row of the step that was awaited.
+  __device__ const uint4* row(uint32_t array, uint32_t row) const {
+    return ring_ + ((stage_ * kArrays + array) * S::kRows + row) * kLanes;
+  }
+  // Gives the step's place in the ring to the next one that has none yet.
+  __device__ void release() {
+    __syncwarp();
+    fetch(stage_);
+    stage_ = stage_ + 1 < kStages ? stage_ + 1 : 0;
+  }
+
+ private:
+  __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
+  __device__ uint32_t entry(uint32_t i) const { return list_ && i < end_ ? list_[i] : i; }
+
+  // A group is committed for every step, with or without rows, so that await() can count.
+  __device__ void fetch(uint32_t stage) {
+    if (fetched_ < end_) {
+      // Lanes hold the entries of 32 rows, and load the next 32 that much ahead.
+      const uint32_t held = (fetched_ - first_) % kWarp;
+      if (held == 0) {
+        entry_ = next_entry_;
+        next_entry_ = entry(fetched_ + kWarp + lane());
+      }
+      uint4* to = ring_ + stage * kArrays * S::kChunks + lane();
+#pragma unroll
+      for (uint32_t r = 0; r < S::kRounds; ++r) {
+        const uint32_t at = r * S::kAtOnce + lane() / kLanes;
+        const uint32_t e = __shfl_sync(~0u, entry_, held + at);
+        const bool valid = has_channels_ && fetched_ + at < end_;
+        const uint64_t from = start_ + (valid ? uint64_t(e) * head_dim_ : 0);
+#pragma unroll
+        for (uint32_t a = 0; a < kArrays; ++a)
+          copy_async<16>(to + a * S::kChunks + r * kWarp, arrays_[a] + from, valid);
+      }
+      fetched_ += S::kRows;
+    }
+    commit_copies();
+  }
+
+  const uint16_t* arrays_[kArrays];
+  uint64_t start_;  // of the lane's channels in the KV head's first row
+  bool has_channels_;
+  uint32_t head_dim_;
+  const uint32_t* list_;
+  uint32_t first_, end_, fetched_;
+  uint4* ring_;
+  uint32_t stage_ = 0;  // that await() waits for
+  uint32_t entry_ = 0, next_entry_;
+};
+
+// The 8 channels of a chunk.
+__device__ inline void widen(const uint4& chunk, float (&x)[8]) {
+  const __half2* h = reinterpret_cast<const __half2*>(&chunk);
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const float2 f = __half22float2(h[i]);
+    x[2 * i] = f.x;
+    x[2 * i + 1] = f.y;
+  }
+}
+
+// Sums over the kLanes lanes of a row: lane i gets the sum of x[i]. kLanes - 1 shuffles, where one sum after
+// the other would take kLanes * log2(kLanes).
+template <uint32_t kLanes, uint32_t kHalf = kLanes / 2>
+__device__ inline float sum_across(float (&x)[kLanes]) {
+  const bool upper = threadIdx.x & kHalf;
+#pragma unroll
+  for (uint32_t i = 0; i < kHalf; ++i) {
+    const float give = upper ? x[i] : x[i + kHalf], keep = upper ? x[i + kHalf] : x[i];
+    x[i] = keep + __shfl_xor_sync(~0u, give, kHalf);
+  }
+  if constexpr (kHalf > 1) sum_across<kLanes, kHalf / 2>(x);
+  return x[0];
+}
+
+// How a launch over all KV heads covers the card: one block on each multiprocessor, as many warps as
+// registers and shared memory hold. Host side.
+struct PoolGrid {
+  uint32_t heads;   // query heads at once: 4 or 8
+  uint32_t passes;  // of such heads that a KV head's group takes
+  uint32_t splits;  // blocks that share one KV head's rows
+  uint32_t warps;   // in a block
+  dim3 blocks(uint32_t kv_heads) const { return {splits, kv_heads, passes}; }
+};
+inline constexpr uint32_t kMostPoolHeads = 8;
+
+// Blocks of any such launch of a model: what its scratch is made for.
+inline uint32_t most_pool_blocks(const ModelShape& m, const Card& card) {
+  return std::max(m.heads, card.multiprocessors);
+}
+
+inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, uint32_t heads,
+                          uint32_t most_warps, uint64_t bytes_per_warp, uint64_t bytes_per_block) {
+  PoolGrid g{};
+  g.heads = heads;
+  g.passes = static_cast<uint32_t>(ceil_div(group, heads));
+  g.splits = std::max(1u, card.multiprocessors / (kv_heads * g.passes));
+  // A multiple of 4, for a multiprocessor's four schedulers.
+  const uint32_t fit = static_cast<uint32_t>((card.shared_bytes - bytes_per_block) / bytes_per_warp) / 4 * 4;
+  g.warps = std::min(fit, most_warps);
+  return g;
+}
+
+}  // namespace thimble::cuda

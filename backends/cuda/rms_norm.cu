@@ -1,0 +1,87 @@
+// rms_norm: each vector is scaled by its root mean square and by a weight.
+#include <algorithm>
+
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr uint32_t kMostThreads = 1024;
+constexpr uint32_t kHeld =
+    2;  // Vecs of a vector that a thread reads once and holds; those beyond, it reads twice
+
+__device__ float squares(float x) { return x * x; }
+__device__ float squares(float4 x) { return x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w); }
+__device__ float scaled(float x, float scale, float weight) { return x * scale * weight; }
+__device__ float4 scaled(float4 x, float scale, float4 weight) {
+  return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
+}
+
+// The sum over all threads of a block's row (threadIdx.y); one row only where it is wider than a warp.
+__device__ float row_sum(float x) {
+  x = warp_sum(x);
+  if (blockDim.x == kWarp) return x;
+  __shared__ float sums[kWarp];
+  const uint32_t lane = threadIdx.x % kWarp;
+  if (lane == 0) sums[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  return warp_sum(lane < blockDim.x / kWarp ? sums[lane] : 0);
+}
+
+// A row of threads takes a vector of `cols` Vecs (float, float4); `stride` is that of rows, in Vecs.
+template <typename Vec>
+__global__ void __launch_bounds__(kMostThreads)
+    rms_norm_kernel(const StepParams* step, RmsNormParams p, const Vec* x, const Vec* __restrict__ weight,
+                    Vec* y, uint32_t cols, uint32_t stride) {
+  release_successor();
+  Vec held_weight[kHeld], held[kHeld];
+#pragma unroll
+  for (uint32_t j = 0; j < kHeld; ++j)
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held_weight[j] = weight[c];
+  await_predecessor();
+  const uint32_t vector = blockIdx.x * blockDim.y + threadIdx.y, row = vector / p.groups;
+  if (row >= row_count(*step, p.rows)) return;
+  const uint64_t at = uint64_t(row) * stride + uint64_t(vector % p.groups) * cols;
+  float sum = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < kHeld; ++j)
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) held[j] = x[at + c];
+#pragma unroll
+  for (uint32_t j = 0; j < kHeld; ++j)
+    if (threadIdx.x + j * blockDim.x < cols) sum += squares(held[j]);
+  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) sum += squares(x[at + c]);
+  const float scale = 1.0f / sqrtf(row_sum(sum) / static_cast<float>(p.cols) + p.eps);
+#pragma unroll
+  for (uint32_t j = 0; j < kHeld; ++j)
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols)
+      y[at + c] = scaled(held[j], scale, held_weight[j]);
+  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x)
+    y[at + c] = scaled(x[at + c], scale, weight[c]);
+}
+
+template <typename Vec>
+void launch_with(const Launch& l, const RmsNorm& op) {
+  constexpr uint32_t kFloats = sizeof(Vec) / sizeof(float);
+  const uint32_t cols = op.p.cols / kFloats, vectors = most_rows(l, op.p.rows) * op.p.groups;
+  const uint32_t width =
+      std::min<uint32_t>(static_cast<uint32_t>(round_up(ceil_div(cols, kHeld), kWarp)), kMostThreads);
+  const uint32_t height = width == kWarp ? 8 : 1;  // short vectors, as the heads', share a block
+  launch(l, rms_norm_kernel<Vec>, static_cast<uint32_t>(ceil_div(vectors, height)), dim3(width, height), 0,
+         l.step, op.p, data<Vec>(op.x), data<Vec>(op.weight), data<Vec>(op.y), cols,
+         op.p.row_stride / kFloats);
+}
+
+}  // namespace
+
+void rms_norm(const Launch& l, const RmsNorm& op) {
+  uint64_t alignment = (op.p.cols | op.p.row_stride) * sizeof(float);
+  for (const float* address : {data<float>(op.x), data<float>(op.weight), data<float>(op.y)})
+    alignment |= reinterpret_cast<uint64_t>(address);
+  if (alignment % sizeof(float4))
+    launch_with<float>(l, op);
+  else
+    launch_with<float4>(l, op);
+}
+
+}  // namespace thimble::cuda

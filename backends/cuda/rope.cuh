@@ -1,0 +1,31 @@
+// Rotary positions from the two-level table of backends/backend.h. Device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// Made of an op's `rope` operand and parameters.
+struct Rope {
+  const float2* table;  // [64 + blocks][pairs]{cos, sin}; null where nothing rotates
+  uint32_t pairs;
+
+  // cos and sin of pair p at a position, times the model's attention factor.
+  __device__ float2 angle(uint32_t position, uint32_t p) const {
+    const float2 high = table[uint64_t(64 + position / 64) * pairs + p],
+                 low = table[(position % 64) * pairs + p];
+    return {high.x * low.x - high.y * low.y, high.x * low.y + high.y * low.x};
+  }
+  // The model's attention factor: cos at position 0 of the upper half.
+  __device__ float factor() const { return table[64 * pairs].x; }
+};
+
+// Pair p is the channels first(p) and second(p) of a head.
+__device__ inline uint32_t first_of_pair(uint32_t p, uint32_t pairing) {
+  return pairing == kRopeAdjacent ? 2 * p : p;
+}
+__device__ inline uint32_t second_of_pair(uint32_t p, uint32_t pairing, uint32_t pairs) {
+  return pairing == kRopeAdjacent ? 2 * p + 1 : p + pairs;
+}
+
+}  // namespace thimble::cuda
