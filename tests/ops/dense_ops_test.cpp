@@ -1,5 +1,7 @@
 // The ops without a KV cache, on every device, against plain loops in double.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "backends/cpu/kernels.h"
 #include "tests/ops/op_test.h"
@@ -16,6 +18,12 @@ struct Matrix {
   std::vector<std::byte> bytes;
   std::vector<float> values;
 };
+
+void read_values(Matrix& m, DType type, uint32_t rows, uint32_t cols) {
+  for (uint32_t r = 0; r < rows; ++r)
+    cpu::kernels().dequantize(type, m.bytes.data() + dtype_bytes(type, uint64_t(r) * cols), cols,
+                              &m.values[size_t(r) * cols]);
+}
 
 Matrix random_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
   const DTypeInfo& info = dtype_info(type);
@@ -57,9 +65,55 @@ Matrix random_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
         break;
     }
   }
-  for (uint32_t r = 0; r < rows; ++r)
-    cpu::kernels().dequantize(type, m.bytes.data() + dtype_bytes(type, uint64_t(r) * cols), cols,
-                              &m.values[size_t(r) * cols]);
+  read_values(m, type, rows, cols);
+  return m;
+}
+
+// The same with whole numbers below 128 as values: they and all their products and sums are exact in every
+// format and in any order.
+Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
+  const DTypeInfo& info = dtype_info(type);
+  Matrix m = random_matrix(random, type, rows, cols);
+  for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
+    std::byte* at = &m.bytes[block];
+    const auto put_half = [&](size_t offset, float f) {
+      const uint16_t h = f32_to_f16(f);
+      std::memcpy(at + offset, &h, sizeof h);
+    };
+    const float f = static_cast<float>(random.below(31)) - 15;
+    switch (type) {
+      case DType::kF32:
+        std::memcpy(at, &f, sizeof f);
+        break;
+      case DType::kBF16:
+        std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
+        break;
+      case DType::kF16:
+        put_half(0, f);
+        break;
+      case DType::kQ8_0:  // -128 to 127
+      case DType::kQ4_0:
+      case DType::kQ5_0:
+        put_half(0, 1);
+        break;
+      case DType::kQ4_1:
+      case DType::kQ5_1:
+        put_half(0, 1);
+        put_half(2, -7);
+        break;
+      case DType::kQ4_K:
+      case DType::kQ5_K:  // scales and minima of 0 to 3: at most 3 * 31
+        put_half(0, 1);
+        put_half(2, 1);
+        for (size_t i = 0; i < 12; ++i) at[4 + i] &= std::byte{i < 8 ? uint8_t{0x03} : uint8_t{0x33}};
+        break;
+      case DType::kQ6_K:  // scales of -3 to 3
+        put_half(208, 1);
+        for (size_t i = 0; i < 16; ++i) at[192 + i] = static_cast<std::byte>(int(random.below(7)) - 3);
+        break;
+    }
+  }
+  read_values(m, type, rows, cols);
   return m;
 }
 
@@ -67,15 +121,29 @@ struct Product {
   double sum, tolerance;
 };
 // Row c of W times row r of x. n products and n additions in f32 are each off by at most half an ulp of the
-// sum of magnitudes; three more operations may follow (bias, add, K blocks are among the n).
-Product product(const Matrix& w, uint32_t c, const float* x, uint32_t n, double bias, double before) {
-  double sum = bias + before, magnitude = std::fabs(bias) + std::fabs(before);
+// sum of magnitudes (tensor cores truncate sums, but their products are exact); three more operations may
+// follow (bias, add, K blocks are among the n).
+//
+// Rounding to f16 moves a number by at most 2^-11 of itself, or by 2^-25 where it is below 2^-14; zero stays.
+// The row of x is scaled before so that its largest magnitude reaches 2^14: there 2^-25 is 2^-39 of the
+// largest. (w + dw)(x + dx) is off by w dx + dw x + dw dx, mostly 2^-10 of itself.
+Product product(const Matrix& w, uint32_t c, const float* x, uint32_t n, double bias, double before,
+                bool f16) {
+  double sum = 0, products = 0, largest = 0, rounded = 0;
   for (uint32_t i = 0; i < n; ++i) {
     const double p = double{w.values[size_t(c) * n + i]} * double{x[i]};
     sum += p;
-    magnitude += std::fabs(p);
+    products += std::fabs(p);
+    largest = std::max(largest, std::fabs(double{x[i]}));
   }
-  return {sum, (2 * n + 3) * 0x1p-24 * magnitude};
+  const auto rounding = [](double v, double least) { return v ? std::max(0x1p-11 * v, least) : 0; };
+  for (uint32_t i = 0; f16 && i < n; ++i) {
+    const double a = std::fabs(double{w.values[size_t(c) * n + i]}), b = std::fabs(double{x[i]});
+    const double of_a = rounding(a, 0x1p-25), of_b = rounding(b, 0x1p-39 * largest);
+    rounded += a * of_b + of_a * b + of_a * of_b;
+  }
+  const double magnitude = products + rounded + std::fabs(bias) + std::fabs(before);
+  return {sum + bias + before, (2 * n + 3) * 0x1p-24 * magnitude + rounded};
 }
 
 // Rows of x with `stride` elements each, poison between and behind them.
@@ -88,40 +156,68 @@ std::vector<float> strided(const std::vector<float>& x, uint32_t rows, uint32_t 
 
 class DenseOps : public OpTest {
  protected:
-  void check_linear(Random& random, DType type, uint32_t rows, uint32_t n, uint32_t cols, bool bias,
-                    bool add) {
-    SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ": " << rows << " rows, W [" << cols << "]["
-                                      << n << "]" << (bias ? ", bias" : "") << (add ? ", add" : ""));
+  // One product: `rows` rows of a program for max_rows.
+  struct LinearCase {
+    DType type;
+    uint32_t rows, n, cols;
+    bool bias = false, add = false;
+    uint32_t max_rows = 0;              // 0: three more than rows
+    uint32_t x_slack = 5, y_slack = 3;  // elements between rows
+    float x_max = 1;
+    bool whole = false;  // whole numbers, whose products every device must get exactly
+  };
+
+  void check_linear(Random& random, const LinearCase& c) {
+    const uint32_t n = c.n, cols = c.cols, rows = c.rows, max_rows = c.max_rows ? c.max_rows : rows + 3;
+    SCOPED_TRACE(::testing::Message() << dtype_info(c.type).name << ": " << rows << " of " << max_rows
+                                      << " rows, W [" << cols << "][" << n << "]" << (c.bias ? ", bias" : "")
+                                      << (c.add ? ", add" : "") << (c.whole ? ", whole numbers" : ""));
     clear();
-    const uint32_t max_rows = rows + 3, x_stride = n + 5, y_stride = cols + 3;
-    const Matrix w = random_matrix(random, type, cols, n);
-    const std::vector<float> x = random.floats(size_t(rows) * n), b = random.floats(cols);
-    const std::vector<float> before = random.floats(size_t(rows) * cols);
-    const View y = add ? inout(strided(before, rows, cols, y_stride, max_rows))
-                       : output<float>(size_t(max_rows) * y_stride);
+    const uint32_t x_stride = n + c.x_slack, y_stride = cols + c.y_slack;
+    const Matrix w = (c.whole ? whole_matrix : random_matrix)(random, c.type, cols, n);
+    const auto values = [&](size_t count) {
+      std::vector<float> v = random.floats(count, -c.x_max, c.x_max);
+      if (c.whole)
+        for (float& f : v) f = std::trunc(f);
+      return v;
+    };
+    const std::vector<float> x = values(size_t(rows) * n), b = values(cols),
+                             before = values(size_t(rows) * cols);
+    const View y = c.add ? inout(strided(before, rows, cols, y_stride, max_rows))
+                         : output<float>(size_t(max_rows) * y_stride);
     const Linear op{input(strided(x, rows, n, x_stride, max_rows)),
-                    weight(type, cols, n, w.bytes),
-                    bias ? input(b) : View(),
+                    weight(c.type, cols, n, w.bytes),
+                    c.bias ? input(b) : View(),
                     y,
                     {.in_cols = n,
                      .out_cols = cols,
                      .x_stride = x_stride,
                      .y_stride = y_stride,
-                     .add = add,
+                     .add = c.add,
                      .rows = kStepRows}};
     run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
     const std::vector<float> got = get<float>(y);
     for (uint32_t r = 0; r < rows; ++r) {
-      for (uint32_t c = 0; c < cols; ++c) {
-        const Product p = product(w, c, &x[size_t(r) * n], n, bias ? double{b[c]} : 0,
-                                  add ? double{before[size_t(r) * cols + c]} : 0);
-        ASSERT_NEAR(got[size_t(r) * y_stride + c], p.sum, p.tolerance) << "at " << r << ", " << c;
+      for (uint32_t i = 0; i < cols; ++i) {
+        const Product p =
+            product(w, i, &x[size_t(r) * n], n, c.bias ? double{b[i]} : 0,
+                    c.add ? double{before[size_t(r) * cols + i]} : 0, rounds_to_f16(max_rows) && !c.whole);
+        ASSERT_NEAR(got[size_t(r) * y_stride + i], p.sum, c.whole ? 0 : p.tolerance)
+            << "at " << r << ", " << i;
       }
-      ASSERT_TRUE(is_poison(got, size_t(r) * y_stride + cols, y_stride - cols)) << "wrote behind row " << r;
+      ASSERT_TRUE(is_poison(got, size_t(r) * y_stride + cols, c.y_slack)) << "wrote behind row " << r;
     }
     if (GetParam() == "cpu") {  // others may compute rows beyond n_rows; nobody reads them
       ASSERT_TRUE(is_poison(got, size_t(rows) * y_stride, size_t(max_rows - rows) * y_stride));
     }
+  }
+
+  // Depths around a type's block.
+  static std::vector<uint32_t> depths(DType type) {
+    const uint32_t block = dtype_info(type).block;
+    return block == 1    ? std::vector<uint32_t>{1, 31, 33, 1000}
+           : block == 32 ? std::vector<uint32_t>{32, 96, 544}
+                         : std::vector<uint32_t>{256, 768};
   }
 };
 THIMBLE_OP_TESTS(DenseOps);
@@ -129,86 +225,265 @@ THIMBLE_OP_TESTS(DenseOps);
 TEST_P(DenseOps, LinearMultipliesEveryTypeAndShape) {
   Random random;
   uint32_t variant = 0;
-  for (DType type : kTypes) {
-    const uint32_t block = dtype_info(type).block;
-    const std::vector<uint32_t> depths = block == 1    ? std::vector<uint32_t>{1, 31, 33, 1000}
-                                         : block == 32 ? std::vector<uint32_t>{32, 96, 544}
-                                                       : std::vector<uint32_t>{256, 768};
-    for (uint32_t n : depths)
+  for (DType type : kTypes)
+    for (uint32_t n : depths(type))
       for (uint32_t cols : {1u, 31u, 33u, 130u})
         for (uint32_t rows : {1u, 2u, 4u, 5u, 13u}) {
-          check_linear(random, type, rows, n, cols, variant & 1, variant & 2);
+          check_linear(random, {type, rows, n, cols, (variant & 1) != 0, (variant & 2) != 0});
           if (HasFatalFailure()) return;
           variant += 1 + variant % 3;
         }
-  }
+}
+
+// Decode's programs: one row, and no other.
+TEST_P(DenseOps, LinearMultipliesOneRowOfEveryType) {
+  Random random;
+  for (DType type : kTypes)
+    for (uint32_t n : depths(type))
+      for (uint32_t cols : {1u, 33u, 1000u})
+        for (bool add : {false, true}) {
+          check_linear(random, {type, 1, n, cols, !add, add, 1});
+          if (HasFatalFailure()) return;
+        }
 }
 
 TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
+  session.chunk = 1040;
   Random random;
-  check_linear(random, DType::kQ8_0, 1000, 32, 33, true, false);
-  check_linear(random, DType::kF32, 1030, 31, 70, false, true);
-  check_linear(random, DType::kQ4_K, 130, 2816, 65, true, true);
+  check_linear(random, {DType::kQ8_0, 1000, 32, 33, true, false});
+  check_linear(random, {DType::kF32, 1030, 31, 70, false, true});
+  check_linear(random, {DType::kQ4_K, 130, 2816, 65, true, true});
+  check_linear(random, {DType::kQ6_K, 1, 4096, 130, true, true, 1});
+  for (uint32_t slack : {0u, 1u})
+    check_linear(
+        random,
+        {.type = DType::kF16, .rows = 3, .n = 33000, .cols = 9, .x_slack = slack, .x_max = 8, .whole = true});
+  // Real models reach 1e5 before ffn_down, past what f16 can hold without a scale.
+  check_linear(random, {.type = DType::kQ4_K, .rows = 40, .n = 768, .cols = 33, .x_max = 2e5f});
+}
+
+// Each output is one number of x, from a row whose others are up to 1e8 times as large: what a scale does to
+// each shows. Rows that are no numbers stay so, and the rows beside them are as if they were not there.
+TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
+  constexpr uint32_t n = 40;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Matrix unit{std::vector<std::byte>(n * n * sizeof(float)), std::vector<float>(n * n)};
+  for (uint32_t i = 0; i < n; ++i) unit.values[i * n + i] = 1;
+  std::memcpy(unit.bytes.data(), unit.values.data(), unit.bytes.size());
+  Random random;
+  std::vector<float> x;
+  const auto add_row = [&](float scale, float special) {
+    for (uint32_t i = 0; i < n; ++i) {
+      const float magnitude = scale * std::pow(10.0f, random.uniform(-3, 5));
+      x.push_back(i == 7 && special != 0 ? special : random.below(2) ? magnitude : -magnitude);
+    }
+  };
+  add_row(1, 0);
+  add_row(0, 0);
+  add_row(1e-25f, 0);
+  add_row(1, -kInfinity);
+  add_row(1e25f, 0);
+  add_row(1, std::numeric_limits<float>::quiet_NaN());
+  add_row(1, 0);
+  const uint32_t rows = static_cast<uint32_t>(x.size()) / n;
+  for (const uint32_t max_rows : {9u, 70u, 150u})
+    for (const uint32_t slack : {0u, 1u}) {
+      SCOPED_TRACE(::testing::Message() << "a program for " << max_rows << " rows, slack " << slack);
+      clear();
+      const View y = output<float>(max_rows * n);
+      const Linear op{input(strided(x, rows, n, n + slack, max_rows)),
+                      weight(DType::kF32, n, n, unit.bytes),
+                      {},
+                      y,
+                      {.in_cols = n, .out_cols = n, .x_stride = n + slack, .y_stride = n, .rows = kStepRows}};
+      run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
+      const std::vector<float> got = get<float>(y);
+      for (uint32_t r = 0; r < rows; ++r)
+        for (uint32_t c = 0; c < n; ++c) {
+          if (!std::isfinite(x[r * n + 7])) {
+            ASSERT_FALSE(std::isfinite(got[r * n + c])) << "at " << r << ", " << c;
+            continue;
+          }
+          const Product p = product(unit, c, &x[r * n], n, 0, 0, rounds_to_f16(max_rows));
+          ASSERT_NEAR(got[r * n + c], p.sum, p.tolerance) << "at " << r << ", " << c;
+        }
+    }
+}
+
+// Wide rows, as a model has them: dense, or columns of a wider matrix.
+TEST_P(DenseOps, LinearOfWholeNumbersIsExact) {
+  Random random;
+  for (DType type : kTypes) {
+    const uint32_t n = dtype_info(type).block == 1 ? 1000 : 1024;
+    for (uint32_t rows : {1u, 16u, 33u, 200u})
+      for (uint32_t slack : {0u, 3u, 64u}) {
+        check_linear(random, {.type = type,
+                              .rows = rows,
+                              .n = n,
+                              .cols = 260,
+                              .add = slack == 3,
+                              .max_rows = rows + (rows > 1 ? 7 : 0),
+                              .x_slack = slack,
+                              .y_slack = slack,
+                              .x_max = 8,
+                              .whole = true});
+        if (HasFatalFailure()) return;
+      }
+  }
+}
+
+TEST_P(DenseOps, LinearTakesFewerRowsThanItsProgramIsFor) {
+  Random random;
+  for (uint32_t max_rows : {2u, 32u, 256u})
+    for (uint32_t rows : {1u, 2u, 31u, 33u, 129u})
+      for (bool whole : {false, true}) {
+        if (rows > max_rows) continue;
+        check_linear(random, {.type = DType::kQ4_K,
+                              .rows = rows,
+                              .n = 512,
+                              .cols = 96,
+                              .bias = true,
+                              .max_rows = max_rows,
+                              .x_max = whole ? 8.0f : 1.0f,
+                              .whole = whole});
+        if (HasFatalFailure()) return;
+      }
+}
+
+// q, k and v of a layer: other types and widths, side by side in y.
+TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
+  struct Sibling {
+    DType type;
+    uint32_t cols;
+    bool bias;
+  };
+  Random random;
+  for (const uint32_t max_rows : {1u, 50u})
+    for (const std::vector<Sibling>& siblings :
+         {std::vector<Sibling>{
+              {DType::kQ4_K, 256, false}, {DType::kQ4_K, 64, false}, {DType::kQ6_K, 64, false}},
+          std::vector<Sibling>{{DType::kQ8_0, 130, true}, {DType::kF16, 33, true}, {DType::kQ5_0, 31, false}},
+          std::vector<Sibling>{{DType::kQ4_0, 96, false}, {DType::kQ4_0, 32, true}},
+          std::vector<Sibling>{{DType::kF32, 64, false},
+                               {DType::kQ4_K, 1, false},
+                               {DType::kQ4_K, 1, false},
+                               {DType::kBF16, 64, true}}}) {
+      clear();
+      const uint32_t n = 512, rows = max_rows == 1 ? 1 : 41;
+      uint32_t width = 0;
+      for (const Sibling& s : siblings) width += s.cols;
+      const std::vector<float> x = random.floats(size_t(rows) * n);
+      const View from = input(padded_rows(x, size_t(max_rows) * n)),
+                 y = output<float>(size_t(max_rows) * width);
+      std::vector<Matrix> matrices;
+      std::vector<std::vector<float>> biases;
+      std::vector<Linear> ops;
+      uint32_t column = 0;
+      for (const Sibling& s : siblings) {
+        matrices.push_back(random_matrix(random, s.type, s.cols, n));
+        biases.push_back(s.bias ? random.floats(s.cols) : std::vector<float>(s.cols));
+        ops.push_back(
+            {from,
+             weight(s.type, s.cols, n, matrices.back().bytes),
+             s.bias ? input(biases.back()) : View(),
+             y.slice(column * sizeof(float), y.bytes - column * sizeof(float)),
+             {.in_cols = n, .out_cols = s.cols, .x_stride = n, .y_stride = width, .rows = kStepRows}});
+        column += s.cols;
+      }
+      run({.n_rows = rows}, max_rows, [&](Recorder& r) {
+        for (const Linear& op : ops) r.linear(op);
+      });
+      const std::vector<float> got = get<float>(y);
+      for (uint32_t row = 0; row < rows; ++row) {
+        column = 0;
+        for (size_t s = 0; s < siblings.size(); ++s)
+          for (uint32_t c = 0; c < siblings[s].cols; ++c, ++column) {
+            const Product p = product(matrices[s], c, &x[size_t(row) * n], n, double{biases[s][c]}, 0,
+                                      rounds_to_f16(max_rows));
+            ASSERT_NEAR(got[size_t(row) * width + column], p.sum, p.tolerance)
+                << "row " << row << ", matrix " << s << ", column " << c;
+          }
+      }
+    }
 }
 
 TEST_P(DenseOps, LinearOfLogitsUsesTheirRows) {
   Random random;
-  const Matrix w = random_matrix(random, DType::kQ8_0, 40, 64);
-  const std::vector<float> x = random.floats(2 * 64);
-  const View y = output<float>(9 * 40);
-  const Linear op{
-      input(padded_rows(x, 9 * 64)),
-      weight(DType::kQ8_0, 40, 64, w.bytes),
-      View(),
-      y,
-      {.in_cols = 64, .out_cols = 40, .x_stride = 64, .y_stride = 40, .add = 0, .rows = kLogitRows}};
-  run({.n_rows = 9, .n_logit_rows = 2}, 9, [&](Recorder& r) { r.linear(op); });
-  const std::vector<float> got = get<float>(y);
-  for (uint32_t i = 0; i < 80; ++i) {
-    const Product p = product(w, i % 40, &x[size_t(i / 40) * 64], 64, 0, 0);
-    ASSERT_NEAR(got[i], p.sum, p.tolerance);
-  }
-  if (GetParam() == "cpu") {
-    EXPECT_TRUE(is_poison(got, 80, 7 * 40));
+  for (const uint32_t rows : {1u, 2u, 16u}) {
+    clear();
+    const uint32_t max_rows = 40, cols = 300, n = 768;
+    const Matrix w = random_matrix(random, DType::kQ6_K, cols, n);
+    const std::vector<float> x = random.floats(size_t(rows) * n);
+    const View y = output<float>(16 * cols);  // logits are at most 16 rows, whatever the program is for
+    const Linear op{input(padded_rows(x, 16 * n)),
+                    weight(DType::kQ6_K, cols, n, w.bytes),
+                    View(),
+                    y,
+                    {.in_cols = n, .out_cols = cols, .x_stride = n, .y_stride = cols, .rows = kLogitRows}};
+    run({.n_rows = max_rows, .n_logit_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
+    const std::vector<float> got = get<float>(y);
+    for (uint32_t i = 0; i < rows * cols; ++i) {
+      const Product p =
+          product(w, i % cols, &x[size_t(i / cols) * n], n, 0, 0, rounds_to_f16(max_rows, kLogitRows));
+      ASSERT_NEAR(got[i], p.sum, p.tolerance)
+          << "at " << i / cols << ", " << i % cols << " of " << rows << " rows";
+    }
+    if (GetParam() == "cpu") {
+      EXPECT_TRUE(is_poison(got, rows * cols, (16 - rows) * cols));
+    }
   }
 }
 
 TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
+  struct Rows {
+    uint32_t n, most;
+  };
   Random random;
-  for (DType type : {DType::kQ8_0, DType::kQ4_K, DType::kF16})
-    for (uint32_t act : {kActSilu, kActGelu})
-      for (uint32_t rows : {1u, 3u, 37u})
-        for (uint32_t cols : {1u, 33u, 300u}) {
-          SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", act " << act << ", " << rows
-                                            << " rows, " << cols << " columns");
+  uint32_t variant = 0;
+  for (DType type : kTypes)
+    for (const Rows rows : {Rows{1, 1}, Rows{1, 3}, Rows{3, 5}, Rows{37, 39}, Rows{1, 64}, Rows{33, 300}})
+      for (uint32_t cols : {1u, 33u, 300u})
+        for (bool whole : {false, true}) {
+          const uint32_t act = variant % 2 ? kActGelu : kActSilu, n = dtype_info(type).block == 1 ? 225 : 256;
+          ++variant;
+          SCOPED_TRACE(::testing::Message()
+                       << dtype_info(type).name << ", act " << act << ", " << rows.n << " of " << rows.most
+                       << " rows, " << cols << " columns" << (whole ? ", whole numbers" : ""));
           clear();
-          const uint32_t n = 256, max_rows = rows + 2;
-          const Matrix gate = random_matrix(random, type, cols, n), up = random_matrix(random, type, cols, n);
-          const std::vector<float> x = random.floats(size_t(rows) * n);
-          const View h = output<float>(size_t(max_rows) * cols);
-          const Glu op{input(padded_rows(x, size_t(max_rows) * n)),
+          const auto make = whole ? whole_matrix : random_matrix;
+          const Matrix gate = make(random, type, cols, n), up = make(random, type, cols, n);
+          std::vector<float> x =
+              random.floats(size_t(rows.n) * n, whole ? -8.0f : -1.0f, whole ? 8.0f : 1.0f);
+          if (whole)  // products are multiples of 2^-10: exact, and where the activation bends
+            for (float& f : x) f = std::trunc(f) * 0x1p-10f;
+          const View h = output<float>(size_t(rows.most) * cols);
+          const Glu op{input(padded_rows(x, size_t(rows.most) * n)),
                        weight(type, cols, n, gate.bytes),
                        weight(type, cols, n, up.bytes),
                        h,
                        {.in_cols = n, .out_cols = cols, .act = act}};
-          run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.glu(op); });
+          run({.n_rows = rows.n}, rows.most, [&](Recorder& r) { r.glu(op); });
           const std::vector<float> got = get<float>(h);
-          for (uint32_t r = 0; r < rows; ++r)
+          const bool f16 = rounds_to_f16(rows.most);
+          for (uint32_t r = 0; r < rows.n; ++r)
             for (uint32_t c = 0; c < cols; ++c) {
-              const Product g = product(gate, c, &x[size_t(r) * n], n, 0, 0),
-                            u = product(up, c, &x[size_t(r) * n], n, 0, 0);
+              Product g = product(gate, c, &x[size_t(r) * n], n, 0, 0, f16),
+                      u = product(up, c, &x[size_t(r) * n], n, 0, 0, f16);
+              if (whole) g.tolerance = u.tolerance = 0;
               const double inner =
                   act == kActSilu ? g.sum : 1.5957691216 * (g.sum + 0.044715 * g.sum * g.sum * g.sum);
               const double activated = g.sum / (1 + std::exp(-inner));
-              // Slopes: silu' and gelu' stay below 1.13; then the activation's own error (kernels_test) and
-              // the product's.
+              // Slopes: silu' and gelu' stay below 1.13; then the activation's own error (kernels_test), the
+              // product's, and what is too small for a float. Where f16 is good enough, so are CUDA's fast
+              // exponential (2 + 1.16 |inner| ulp) and division (2 ulp); inner itself is off by 5 half ulps.
+              const double own = f16 ? 12 + 8 * std::fabs(inner) : 8 + 4 * std::fabs(inner);
               const double tolerance = 1.13 * g.tolerance * (std::fabs(u.sum) + u.tolerance) +
                                        std::fabs(activated) * u.tolerance +
-                                       std::fabs(activated * u.sum) * (8 + 4 * std::fabs(inner)) * 0x1p-24;
+                                       std::fabs(activated * u.sum) * own * 0x1p-24 + 0x1p-100;
               ASSERT_NEAR(got[size_t(r) * cols + c], activated * u.sum, tolerance) << "at " << r << ", " << c;
             }
           if (GetParam() == "cpu") {
-            ASSERT_TRUE(is_poison(got, size_t(rows) * cols, size_t(max_rows - rows) * cols));
+            ASSERT_TRUE(is_poison(got, size_t(rows.n) * cols, size_t(rows.most - rows.n) * cols));
           }
         }
 }
@@ -250,7 +525,7 @@ TEST_P(DenseOps, ResultsDoNotDependOnThreads) {
 
 TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
   Random random;
-  for (uint32_t cols : {1u, 31u, 33u, 64u, 1000u})
+  for (uint32_t cols : {1u, 31u, 33u, 64u, 128u, 1000u, 4096u})
     for (uint32_t groups : {1u, 3u})
       for (bool in_place : {false, true}) {
         SCOPED_TRACE(::testing::Message()
@@ -310,23 +585,25 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
 
 TEST_P(DenseOps, EmbedTakesRowsOfTheTable) {
   Random random;
-  for (DType type : kTypes) {
-    SCOPED_TRACE(dtype_info(type).name);
-    clear();
-    const uint32_t cols = 256, vocab = 50;
-    const Matrix table = random_matrix(random, type, vocab, cols);
-    const std::vector<int32_t> tokens = {49, 0, 7, 7, 31};
-    const View x = output<float>(8 * cols);
-    const Embed op{input(padded_rows(tokens, 8)), weight(type, vocab, cols, table.bytes), x, {.cols = cols}};
-    run({.n_rows = 5}, 8, [&](Recorder& r) { r.embed(op); });
-    const std::vector<float> got = get<float>(x);
-    for (size_t r = 0; r < tokens.size(); ++r)
-      for (uint32_t i = 0; i < cols; ++i)
-        ASSERT_EQ(got[r * cols + i], table.values[size_t(tokens[r]) * cols + i]);
-    if (GetParam() == "cpu") {
-      ASSERT_TRUE(is_poison(got, 5 * cols, 3 * cols));
+  for (DType type : kTypes)
+    for (uint32_t cols : depths(type)) {
+      SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", " << cols << " columns");
+      clear();
+      const uint32_t vocab = 50;
+      const Matrix table = random_matrix(random, type, vocab, cols);
+      const std::vector<int32_t> tokens = {49, 0, 7, 7, 31};
+      const View x = output<float>(8 * cols);
+      const Embed op{
+          input(padded_rows(tokens, 8)), weight(type, vocab, cols, table.bytes), x, {.cols = cols}};
+      run({.n_rows = 5}, 8, [&](Recorder& r) { r.embed(op); });
+      const std::vector<float> got = get<float>(x);
+      for (size_t r = 0; r < tokens.size(); ++r)
+        for (uint32_t i = 0; i < cols; ++i)
+          ASSERT_EQ(got[r * cols + i], table.values[size_t(tokens[r]) * cols + i]);
+      if (GetParam() == "cpu") {
+        ASSERT_TRUE(is_poison(got, 5 * cols, 3 * cols));
+      }
     }
-  }
 }
 
 TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndIgnoresNan) {
@@ -345,9 +622,46 @@ TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndIgnoresNan) {
   EXPECT_EQ(got, (std::vector<int32_t>{1, 3, 0, 0, 2, 2}));
 }
 
-TEST_P(DenseOps, LogProbIsStable) {
+TEST_P(DenseOps, ArgMaxOfALargeVocabulary) {
+  model.vocab = 128256;
+  constexpr uint32_t kCols = 128256;
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                  kInf = std::numeric_limits<float>::infinity();
   Random random;
-  for (uint32_t cols : {1u, 31u, 33u, 8192u}) {
+  std::vector<float> x;
+  std::vector<int32_t> want;
+  // A row of numbers below 1 with these in it.
+  const auto row = [&](int32_t winner, const std::vector<std::pair<uint32_t, float>>& values) {
+    const size_t first = x.size();
+    const std::vector<float> others = random.floats(kCols);
+    x.insert(x.end(), others.begin(), others.end());
+    for (const auto& [column, value] : values) x[first + column] = value;
+    want.push_back(winner);
+  };
+  row(0, {{0, 2}, {kCols - 1, 2}});
+  row(kCols - 1, {{kCols - 1, 2}});
+  row(1023, {{1023, 2}, {1024, 2}, {1025, 2}, {65536, 2}});
+  row(32, {{32, 2}, {33, 2}, {64, 2}, {128, 2}, {256, 2}, {4096, 2}, {100000, 2}});
+  row(77777, {{5, kNan}, {77776, kNan}, {77777, kInf}, {77778, kInf}, {kCols - 1, kNan}});
+  x.insert(x.end(), kCols, 1.5f);
+  want.push_back(0);
+  x.insert(x.end(), kCols, kNan);
+  want.push_back(0);
+  x.insert(x.end(), kCols, -kInf);
+  x[7 * kCols + 90001] = x[7 * kCols + 90000] = -3e38f;
+  want.push_back(90000);
+  const uint32_t rows = static_cast<uint32_t>(want.size());
+  const View in = input(x), index = output<int32_t>(rows);
+  run({.n_rows = rows, .n_logit_rows = rows}, rows, [&](Recorder& r) {
+    r.arg_max({in, index, {.cols = kCols}});
+  });
+  EXPECT_EQ(get<int32_t>(index), want);
+}
+
+TEST_P(DenseOps, LogProbIsStable) {
+  model.vocab = 128256;
+  Random random;
+  for (uint32_t cols : {1u, 31u, 33u, 8192u, 128256u}) {
     clear();
     const uint32_t rows = 4;
     std::vector<float> x = random.floats(size_t(rows) * cols, -10, 10);

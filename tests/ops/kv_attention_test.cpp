@@ -12,7 +12,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
   for (const uint32_t mode : {kRopeList, kRopeOriginal})
     for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
-      for (const uint32_t dh : {64u, 80u, 96u}) {
+      for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
         const Rotation rotation{mode, pairing, dh - 16, 1.19};
         const uint32_t heads = 3, rows = 5, capacity = 40, stride = 2 * heads * dh + 7, entries = 31;
         Random random{dh + pairing};
@@ -171,7 +171,7 @@ struct Store {
   std::vector<uint16_t> filled(Random& random, uint32_t capacity, uint32_t n) const {
     std::vector<uint16_t> all;
     for (uint32_t head = 0; head < heads; ++head) {
-      const auto own = padded_rows(halves(random.floats(n * dh)), capacity * dh);
+      const auto own = padded_rows(halves(random.floats(size_t(n) * dh)), size_t(capacity) * dh);
       all.insert(all.end(), own.begin(), own.end());
     }
     return all;
@@ -183,6 +183,10 @@ struct Store {
   }
   std::vector<double> k(uint32_t head, uint32_t e) const { return entry(pool_k, chunk_k, head, e); }
   std::vector<double> v(uint32_t head, uint32_t e) const { return entry(pool_v, chunk_v, head, e); }
+  Listed listed(uint32_t head, const std::vector<uint32_t>& list, const Rotation& rotation) const {
+    return Listed(
+        list, rotation, [&](uint32_t e) { return k(head, e); }, [&](uint32_t e) { return v(head, e); });
+  }
 };
 
 std::vector<float> floats_of(const std::vector<std::byte>& bytes, uint32_t element_bytes) {
@@ -200,13 +204,14 @@ std::vector<float> floats_of(const std::vector<std::byte>& bytes, uint32_t eleme
 }
 
 TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
-  const uint32_t element = device().info().view_element_bytes;
+  const uint32_t element = view_element_bytes();
   for (const uint32_t mode : {kRopeList, kRopeOriginal})
     for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
       for (const bool listed : {false, true})
-        for (const uint32_t dh : {64u, 80u}) {
+        for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
           const Rotation rotation{mode, pairing, dh - 16, 1.19};
           Random random{dh};
+          clear();
           const Store store(random, 2, dh, 150, 33);
           const uint32_t n = 183, capacity = 70, list_capacity = n + 1;
           std::vector<std::vector<uint32_t>> want_lists(2, std::vector<uint32_t>(n));
@@ -263,6 +268,7 @@ struct AttentionCase {
   Rotation rotation;
   uint32_t listed = 0;    // length of the lists; 0: everything. The second head's is 5 shorter.
   uint32_t capacity = 0;  // of the view; 0: all in one pass
+  uint32_t max_rows = 0;  // of the program; 0: two more than rows
 };
 
 // Runs kv_view and attention for a case and compares with plain loops.
@@ -272,16 +278,17 @@ class KvAttention : public KvOps {
   static constexpr double kQueryMax = 4;
 
   void check(const AttentionCase& c) {
+    clear();
     SCOPED_TRACE(::testing::Message()
                  << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh << " entries "
                  << c.entries << " rows " << c.rows << " mode " << c.rotation.mode << " pairing "
                  << c.rotation.pairing << " n_rot " << c.rotation.n_rot << " listed " << c.listed
-                 << " capacity " << c.capacity);
+                 << " capacity " << c.capacity << " max_rows " << c.max_rows);
     Random random{c.entries + c.dh};
     const Store store(random, c.kv_heads, c.dh, c.entries, c.rows);
     const uint32_t n = c.entries + c.rows, heads = c.kv_heads * c.group, row_stride = heads * c.dh + 5,
                    y_stride = heads * c.dh + 3, list_capacity = n + 1,
-                   element = device().info().view_element_bytes;
+                   max_rows = c.max_rows ? c.max_rows : c.rows + 2, element = view_element_bytes();
     const auto q = random.floats(c.rows * row_stride, -kQueryMax, kQueryMax);
     std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(n));
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
@@ -289,14 +296,16 @@ class KvAttention : public KvOps {
       if (c.listed) want_lists[head] = some_entries(random, n, c.listed - 5 * (head % 2), c.rows);
     }
     const uint32_t capacity = c.capacity ? c.capacity : n;
+    size_for(c.kv_heads, c.group, c.dh,
+             {.chunk = max_rows, .pool_capacity = store.pool_capacity, .view_capacity = capacity});
     const View pool_k = input(store.pool_k), pool_v = input(store.pool_v), chunk_k = input(store.chunk_k),
                chunk_v = input(store.chunk_v), table = input(c.rotation.table(kPosition + n)),
                list = c.listed ? input(lists(want_lists, list_capacity)) : View{},
                view_k = output<std::byte>(c.kv_heads * capacity * c.dh * element),
                view_v = output<std::byte>(c.kv_heads * capacity * c.dh * element),
-               x = input(padded_rows(q, (c.rows + 2) * row_stride)),
-               y = output<float>((c.rows + 2) * y_stride), ml = output<float>((c.rows + 2) * heads * 2);
-    run({.n_rows = c.rows, .n_entries = c.entries, .position = kPosition}, c.rows + 2, [&](Recorder& r) {
+               x = input(padded_rows(q, max_rows * row_stride)), y = output<float>(max_rows * y_stride),
+               ml = output<float>(max_rows * heads * 2);
+    run({.n_rows = c.rows, .n_entries = c.entries, .position = kPosition}, max_rows, [&](Recorder& r) {
       for (uint32_t first = 0; first < n; first += capacity) {
         r.kv_view({pool_k,
                    pool_v,
@@ -337,28 +346,121 @@ class KvAttention : public KvOps {
     const auto got = get<float>(y);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
       const auto& l = want_lists[head];
-      std::vector<std::vector<double>> k, v;
-      for (uint32_t i = 0; i < l.size(); ++i) {
-        k.push_back(store.k(head, l[i]));
-        if (c.rotation.mode == kRopeList) k[i] = c.rotation.rotated(k[i], i);
-        v.push_back(store.v(head, l[i]));
-      }
+      const Listed listed = store.listed(head, l, c.rotation);
       for (uint32_t row = 0; row < c.rows; ++row) {
         const size_t seen = l.size() - c.rows + row + 1;
         const double position =
             c.rotation.mode == kRopeList ? static_cast<double>(seen - 1) : kPosition + row;
         for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
-          const auto want =
-              attend(c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
-                     {k.begin(), k.begin() + static_cast<ptrdiff_t>(seen)},
-                     {v.begin(), v.begin() + static_cast<ptrdiff_t>(seen)}, 1 / std::sqrt(c.dh));
-          double tolerance = attention_tolerance(c.dh, kQueryMax, n, c.rotation.factor);
-          if (element == 2)
-            tolerance += 0x1p-10 * kQueryMax * std::sqrt(c.dh);  // keys rounded after their rotation
+          const Attended want = attend(
+              c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
+              listed.keys(seen, c.dh), listed.values(seen, c.dh), 1 / std::sqrt(c.dh), attends_in_f16());
+          const double tolerance = attention_tolerance(c.dh, kQueryMax, n, c.rotation.factor);
           for (uint32_t e = 0; e < c.dh; ++e)
-            ASSERT_NEAR(got[row * y_stride + h * c.dh + e], want[e], tolerance)
+            ASSERT_NEAR(got[row * y_stride + h * c.dh + e], want.y[e],
+                        tolerance + (attends_in_f16() ? want.f16_tolerance[e] : 0))
                 << "row " << row << " head " << h << " element " << e;
         }
+      }
+    }
+  }
+
+  // Attention of a query of zeros is the mean of the values it sees. With multiples of 2^-6 as values every
+  // sum is exact, so what is missing, doubled or not yet to be seen shows at any size. Rounding: a division,
+  // and the results of at most 256 parts that a device may work on side by side.
+  static constexpr double kMeanTolerance = (256 + 8) * 0x1p-24;
+
+  // The value of an entry's channel.
+  static float level(uint32_t head, uint32_t entry, uint32_t channel) {
+    const uint32_t mixed = (entry * 2654435761u) ^ (channel * 40503u) ^ (head * 977u);
+    return static_cast<float>(static_cast<int32_t>(mixed >> 8 & 127) - 63) / 64;
+  }
+  void check_mean(const AttentionCase& c, uint32_t source) {
+    clear();
+    SCOPED_TRACE(::testing::Message()
+                 << (source == kFromPool ? "pool" : "view") << " kv_heads " << c.kv_heads << " group "
+                 << c.group << " dh " << c.dh << " entries " << c.entries << " rows " << c.rows << " listed "
+                 << c.listed << " capacity " << c.capacity << " max_rows " << c.max_rows);
+    const bool pooled = source == kFromPool;  // the row is in the pool already
+    const uint32_t n = c.entries + c.rows, in_pool = pooled ? n : c.entries, heads = c.kv_heads * c.group,
+                   width = heads * c.dh, element = view_element_bytes(),
+                   capacity = c.capacity ? c.capacity : n, list_capacity = n + 1,
+                   max_rows = c.max_rows ? c.max_rows : c.rows;
+    Random random{n};
+    Store store(random, c.kv_heads, c.dh, in_pool, pooled ? 0 : c.rows);
+    for (uint32_t head = 0; head < c.kv_heads; ++head)
+      for (uint32_t e = 0; e < n; ++e)
+        for (uint32_t channel = 0; channel < c.dh; ++channel) {
+          const uint16_t value = f32_to_f16(level(head, e, channel));
+          if (e < in_pool)
+            store.pool_v[(size_t(head) * store.pool_capacity + e) * c.dh + channel] = value;
+          else
+            store.chunk_v[(size_t(head) * store.chunk_capacity + e - in_pool) * c.dh + channel] = value;
+        }
+    std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(n));
+    for (uint32_t head = 0; head < c.kv_heads; ++head) {
+      std::iota(want_lists[head].begin(), want_lists[head].end(), 0u);
+      if (c.listed) want_lists[head] = some_entries(random, n, c.listed - 5 * (head % 2), c.rows);
+    }
+    size_for(c.kv_heads, c.group, c.dh,
+             {.chunk = max_rows, .pool_capacity = store.pool_capacity, .view_capacity = capacity});
+    const View pool_k = input(store.pool_k), pool_v = input(store.pool_v), chunk_k = input(store.chunk_k),
+               chunk_v = input(store.chunk_v), table = input(c.rotation.table(kPosition + n)),
+               list = c.listed ? input(lists(want_lists, list_capacity)) : View{},
+               view_k = output<std::byte>(size_t(c.kv_heads) * capacity * c.dh * element),
+               view_v = output<std::byte>(size_t(c.kv_heads) * capacity * c.dh * element),
+               x = input(padded_rows(std::vector<float>(size_t(c.rows) * width), size_t(max_rows) * width)),
+               y = output<float>(size_t(max_rows) * width), ml = output<float>(size_t(max_rows) * heads * 2);
+    AttentionParams p{.heads = c.kv_heads,
+                      .group = c.group,
+                      .head_dim = c.dh,
+                      .row_stride = width,
+                      .y_stride = width,
+                      .source = source,
+                      .capacity = pooled ? store.pool_capacity : capacity,
+                      .list_capacity = list_capacity,
+                      .scale = static_cast<float>(1 / std::sqrt(c.dh)),
+                      .rope = c.rotation.params()};
+    const StepParams step{.n_rows = c.rows, .n_entries = c.entries, .position = kPosition};
+    run(step, max_rows, [&](Recorder& r) {
+      if (pooled) {
+        r.attention({x, pool_k, pool_v, list, table, y, {}, p});
+        return;
+      }
+      for (uint32_t first = 0; first < n; first += capacity) {
+        p.first_entry = first;
+        r.kv_view({pool_k,
+                   pool_v,
+                   chunk_k,
+                   chunk_v,
+                   list,
+                   table,
+                   view_k,
+                   view_v,
+                   {.heads = c.kv_heads,
+                    .head_dim = c.dh,
+                    .pool_capacity = store.pool_capacity,
+                    .chunk_capacity = store.chunk_capacity,
+                    .first_entry = first,
+                    .view_capacity = capacity,
+                    .list_capacity = list_capacity,
+                    .rope = c.rotation.params()}});
+        r.attention({x, view_k, view_v, list, table, y, ml, p});
+      }
+    });
+    const auto got = get<float>(y);
+    for (uint32_t head = 0; head < c.kv_heads; ++head) {
+      std::vector<double> sums(c.dh);
+      const auto& l = want_lists[head];
+      for (uint32_t i = 0; i < l.size(); ++i) {
+        for (uint32_t e = 0; e < c.dh; ++e) sums[e] += double{level(head, l[i], e)};
+        const size_t unseen = l.size() - 1 - i;
+        if (unseen >= c.rows) continue;
+        const float* row = &got[(c.rows - 1 - unseen) * width];
+        for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h)
+          for (uint32_t e = 0; e < c.dh; ++e)
+            ASSERT_NEAR(row[h * c.dh + e], sums[e] / (i + 1), kMeanTolerance)
+                << "row " << c.rows - 1 - unseen << " head " << h << " element " << e;
       }
     }
   }
@@ -374,6 +476,32 @@ TEST_P(KvAttention, OfTheViewIsSoftmaxOfScoresTimesValues) {
   check({2, 7, 96, 64, 31, {kRopeList, kRopeAdjacent, 96}});
   check({2, 7, 128, 1000, 33, {kRopeList, kRopeHalves, 128, 1.19}});
   check({1, 3, 40, 63, 65, {kRopeList, kRopeHalves, 40}});
+}
+
+TEST_P(KvAttention, OfTheViewTakesEveryHeadSizeAndGroup) {
+  const uint32_t rows[] = {1, 31, 33}, entries[] = {0, 1, 31, 33, 257, 1000};
+  uint32_t variant = 0;
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
+    for (const uint32_t group : {1u, 4u, 7u, 8u}) {
+      const uint32_t kv_heads = group == 1 ? 3 : 1, pairing = variant % 2 ? kRopeHalves : kRopeAdjacent;
+      check({kv_heads, group, dh, entries[variant % 6], rows[variant % 3], {kRopeList, pairing, dh}});
+      if (HasFatalFailure()) return;
+      ++variant;
+    }
+  check({1, 1, 64, 1000, 1000, {}});
+}
+
+TEST_P(KvAttention, TakesFewerRowsThanItsProgramIsFor) {
+  for (const uint32_t rows : {1u, 2u, 31u, 33u, 255u})
+    for (const uint32_t listed : {0u, 290u})
+      check({.kv_heads = 2,
+             .group = 4,
+             .dh = 128,
+             .entries = 300,
+             .rows = rows,
+             .rotation = {kRopeList, kRopeHalves, 128},
+             .listed = listed,
+             .max_rows = 256});
 }
 
 TEST_P(KvAttention, RotatesTheFirstChannelsOnly) {
@@ -395,20 +523,57 @@ TEST_P(KvAttention, InPassesEqualsOnePass) {
   for (const uint32_t capacity : {40u, 95u, 96u, 100u}) check({2, 4, 64, 300, 33, {}, 100, capacity});
 }
 
+TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfWhatItSees) {
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
+    check_mean({.kv_heads = 2, .group = 4, .dh = dh, .entries = 1000, .rows = 150, .max_rows = 200},
+               kFromView);
+    check_mean({.kv_heads = 2, .group = 4, .dh = dh, .entries = 2999, .rows = 1}, kFromPool);
+    if (HasFatalFailure()) return;
+  }
+  check_mean({.kv_heads = 1, .group = 7, .dh = 128, .entries = 20000, .rows = 1000, .capacity = 8192},
+             kFromView);
+  check_mean({.kv_heads = 2, .group = 1, .dh = 96, .entries = 20000, .rows = 70, .listed = 2700}, kFromView);
+  check_mean(
+      {.kv_heads = 2, .group = 1, .dh = 64, .entries = 20000, .rows = 33, .listed = 9000, .capacity = 4096},
+      kFromView);
+  check_mean({.kv_heads = 2, .group = 7, .dh = 128, .entries = 19999, .rows = 1}, kFromPool);
+  check_mean({.kv_heads = 1, .group = 8, .dh = 64, .entries = 69999, .rows = 1}, kFromPool);
+  check_mean({.kv_heads = 4, .group = 4, .dh = 64, .entries = 19999, .rows = 1, .listed = 2688}, kFromPool);
+}
+
 // One row against a pool that it is already part of.
 TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
   struct Case {
     uint32_t kv_heads, group, dh, n, listed;
     Rotation rotation;
   };
-  for (const Case& c : {Case{2, 4, 64, 1, 0, {}}, Case{2, 4, 64, 1000, 0, {}}, Case{2, 4, 64, 1000, 333, {}},
-                        Case{2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
-                        Case{1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
-                        Case{2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
-                        Case{1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
-                        Case{3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}}}) {
+  std::vector<Case> cases = {{2, 4, 64, 1, 0, {}},
+                             {2, 4, 64, 1000, 0, {}},
+                             {2, 4, 64, 1000, 333, {}},
+                             {2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
+                             {1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
+                             {2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
+                             {1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
+                             {8, 4, 128, 700, 0, {kRopeList, kRopeHalves, 128}},
+                             {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
+                             {1, 4, 64, 20000, 0, {}},
+                             {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}}};
+  const uint32_t lengths[] = {1, 31, 33, 1000};
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
+    for (const uint32_t group : {1u, 4u, 7u, 8u}) {
+      const uint32_t variant = static_cast<uint32_t>(cases.size());
+      const uint32_t n = lengths[variant % 4], pairing = variant % 2 ? kRopeHalves : kRopeAdjacent;
+      cases.push_back({2, group, dh, n, n > 31 && variant % 3 ? n / 2 : 0, {kRopeList, pairing, dh}});
+      cases.push_back({2, group, dh, 130 + group, 0, {kRopeOriginal, pairing, dh}});
+    }
+  for (const Case& c : cases) {
+    SCOPED_TRACE(::testing::Message() << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh
+                                      << " n " << c.n << " listed " << c.listed);
+    clear();
     Random random{c.n};
     const Store store(random, c.kv_heads, c.dh, c.n, 0);
+    size_for(c.kv_heads, c.group, c.dh,
+             {.chunk = 1, .pool_capacity = store.pool_capacity, .view_capacity = store.pool_capacity});
     const uint32_t heads = c.kv_heads * c.group, list_capacity = c.n + 1;
     std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(c.n));
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
@@ -441,20 +606,15 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
     const auto got = get<float>(y);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
       const auto& l = want_lists[head];
-      std::vector<std::vector<double>> keys, values;
-      for (uint32_t i = 0; i < l.size(); ++i) {
-        keys.push_back(store.k(head, l[i]));
-        if (c.rotation.mode == kRopeList) keys[i] = c.rotation.rotated(keys[i], i);
-        values.push_back(store.v(head, l[i]));
-      }
+      const Listed listed = store.listed(head, l, c.rotation);
       const double position = c.rotation.mode == kRopeList ? static_cast<double>(l.size() - 1) : kPosition;
       for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
-        const auto want = attend(c.rotation.rotated(doubles(q, h * c.dh, c.dh), position), keys, values,
-                                 1 / std::sqrt(c.dh));
+        const Attended want = attend(c.rotation.rotated(doubles(q, h * c.dh, c.dh), position), listed.k,
+                                     listed.v, 1 / std::sqrt(c.dh), false);
         for (uint32_t e = 0; e < c.dh; ++e)
-          ASSERT_NEAR(got[h * c.dh + e], want[e],
+          ASSERT_NEAR(got[h * c.dh + e], want.y[e],
                       attention_tolerance(c.dh, kQueryMax, c.n, c.rotation.factor))
-              << "n " << c.n << " listed " << c.listed << " head " << h << " element " << e;
+              << "head " << h << " element " << e;
       }
     }
   }
@@ -482,7 +642,7 @@ TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
                chunk_v = input(store.chunk_v), p = inout(pos), chunk_p = input(chunk_pos),
                s = with_cis ? inout(cis) : View{}, chunk_s = with_cis ? input(chunk_cis) : View{},
                list = input(lists(survivors, list_capacity)), table = input(rotation.table(n));
-    const uint32_t element = device().info().view_element_bytes;
+    const uint32_t element = view_element_bytes();
     const View before_k = output<std::byte>(heads * keep * dh * element),
                before_v = output<std::byte>(heads * keep * dh * element),
                after_k = output<std::byte>(heads * keep * dh * element),

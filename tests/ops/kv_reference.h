@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "tests/ops/op_test.h"
@@ -89,23 +90,6 @@ inline std::vector<uint32_t> list_of(const std::vector<uint32_t>& all, uint32_t 
   return {l + 1, l + 1 + *l};
 }
 
-// softmax(q k^T * scale) v for one query: keys and values as they are multiplied.
-inline std::vector<double> attend(const std::vector<double>& q, const std::vector<std::vector<double>>& k,
-                                  const std::vector<std::vector<double>>& v, double scale) {
-  std::vector<double> s;
-  for (const auto& key : k) s.push_back(dot(q, key) * scale);
-  const double top = *std::max_element(s.begin(), s.end());
-  std::vector<double> y(v[0].size());
-  double sum = 0;
-  for (size_t i = 0; i < s.size(); ++i) {
-    const double weight = std::exp(s[i] - top);
-    sum += weight;
-    for (size_t c = 0; c < y.size(); ++c) y[c] += weight * v[i][c];
-  }
-  for (double& f : y) f /= sum;
-  return y;
-}
-
 // A bound on attention's error for |q| <= q_max, |k|, |v| <= 1, n keys. A score is a sum of dh products, each
 // rotated, scaled and rounded about 8 times before, times factor^2 / sqrt(dh): it errs by at most (dh + 8)
 // 2^-24 q_max sqrt(dh) factor^2. A weight errs by twice that, relatively, and 2^-21 for the exponential and
@@ -114,6 +98,83 @@ inline double attention_tolerance(uint32_t head_dim, double q_max, uint32_t n, d
   const double score = (head_dim + 8) * 0x1p-24 * q_max * std::sqrt(head_dim) * factor * factor;
   return 2 * score + 0x1p-21 + (64 + n / 64.0) * 0x1p-24;
 }
+
+struct Attended {
+  std::vector<double> y;
+  std::vector<double>
+      f16_tolerance;  // what may come on top of attention_tolerance on tensor cores; else empty
+};
+
+// softmax(q k^T * scale) v for one query: keys and values [n][dh] as they are multiplied, q rotated.
+//
+// Where tensor cores multiply, q * scale * log2(e), k, the weights p and v are rounded to f16, each by at
+// most 2^-11 of itself or 2^-25. The score of key i then moves by at most m_i: the largest product of the
+// rounded vectors less the product of the exact ones, magnitudes throughout, and dh truncated additions in
+// f32. With E = max m_i,
+//   y' - y = sum w_i (e^m_i - 1) (v_i - y) / sum w_i e^m_i <= e^E sum w_i (e^|m_i| - 1) |v_i - y|.
+// Weights are relative to the largest so far, so their smallest step counts 2^-25 / sum p at most; whether
+// the sum is of rounded weights or not, p_i moves y by at most that and 2^-11 of w_i, times |v_i| + |y|.
+// Tensor cores truncate sums, so n additions come to n 2^-23 of sum w_i |v_i|. A second e^E covers the
+// effects on each other.
+inline Attended attend(const std::vector<double>& q, std::span<const double> k, std::span<const double> v,
+                       double scale, bool f16) {
+  const size_t dh = q.size(), n = k.size() / dh;
+  const auto rounding = [](double x) { return x * 0x1p-11 + 0x1p-25; };
+  constexpr double kLog2E = 1.4426950408889634;
+  std::vector<double> s(n), moved(f16 ? n : 0);
+  double top = -std::numeric_limits<double>::infinity(), most = 0, sum = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const double* key = &k[i * dh];
+    s[i] = std::inner_product(q.begin(), q.end(), key, 0.0) * scale;
+    top = std::max(top, s[i]);
+    if (!f16) continue;
+    double exact = 0, largest = 0;
+    for (size_t c = 0; c < dh; ++c) {
+      const double a = std::fabs(q[c]) * scale * kLog2E, b = std::fabs(key[c]);
+      exact += a * b;
+      largest += (a + rounding(a)) * (b + rounding(b));
+    }
+    moved[i] = (largest - exact + static_cast<double>(dh) * 0x1p-23 * exact) / kLog2E;
+    most = std::max(most, moved[i]);
+  }
+  Attended out{std::vector<double>(dh), std::vector<double>(f16 ? dh : 0)};
+  for (size_t i = 0; i < n; ++i) {
+    s[i] = std::exp(s[i] - top);
+    sum += s[i];
+    for (size_t c = 0; c < dh; ++c) out.y[c] += s[i] * v[i * dh + c];
+  }
+  for (double& y : out.y) y /= sum;
+  if (!f16) return out;
+  for (size_t i = 0; i < n; ++i) {
+    const double w = s[i] / sum, moves = w * (std::exp(moved[i]) - 1), step = w * 0x1p-11 + 0x1p-25 / sum;
+    for (size_t c = 0; c < dh; ++c) {
+      const double x = v[i * dh + c], y = out.y[c];
+      out.f16_tolerance[c] += moves * std::fabs(x - y) + step * (std::fabs(x) + std::fabs(y)) +
+                              w * static_cast<double>(n) * 0x1p-23 * std::fabs(x);
+    }
+  }
+  for (double& t : out.f16_tolerance) t *= std::exp(2 * most);
+  return out;
+}
+
+// A KV head's rotated keys, and its values, of a list's entries; as attend() takes them.
+struct Listed {
+  std::vector<double> k, v;
+  template <typename Keys, typename Values>
+  Listed(const std::vector<uint32_t>& entries, const Rotation& rotation, const Keys& key,
+         const Values& value) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      std::vector<double> one = key(entries[i]);
+      if (rotation.mode == kRopeList) one = rotation.rotated(one, static_cast<double>(i));
+      k.insert(k.end(), one.begin(), one.end());
+      one = value(entries[i]);
+      v.insert(v.end(), one.begin(), one.end());
+    }
+  }
+  // The first n.
+  std::span<const double> keys(size_t n, uint32_t dh) const { return {k.data(), n * dh}; }
+  std::span<const double> values(size_t n, uint32_t dh) const { return {v.data(), n * dh}; }
+};
 
 // Score order of top_k: NaN as -inf, ties to the larger index.
 inline std::vector<uint32_t> largest(const std::vector<float>& scores, uint32_t begin, uint32_t end,

@@ -17,16 +17,25 @@ class KvSelection : public OpTest {
   Entries retain(const std::vector<float>& pool, const std::vector<float>& chunk, uint32_t keep,
                  uint32_t protect_first, uint32_t protect_last) {
     const uint32_t n = static_cast<uint32_t>(pool.size() + chunk.size());
-    const View scores = input(padded_rows(pool, pool.size() + 1)),
+    const uint32_t entries = static_cast<uint32_t>(pool.size()), rows = static_cast<uint32_t>(chunk.size());
+    const View scores = input(padded_rows(pool, entries + 1)),
                chunk_scores = chunk.empty() ? View{} : input(chunk), list = output<uint32_t>(n + 1);
-    StepParams step{.n_rows = static_cast<uint32_t>(chunk.size()),
-                    .n_entries = static_cast<uint32_t>(pool.size()),
+    StepParams step{.n_rows = rows,
+                    .n_entries = entries,
                     .keep = keep,
                     .protect_first = protect_first,
                     .protect_last = protect_last};
     run(step, step.n_rows + 1, [&](Recorder& r) {
-      r.top_k(
-          {scores, chunk_scores, {}, {}, list, {.heads = 1, .purpose = kTopKRetain, .list_capacity = n + 1}});
+      r.top_k({scores,
+               chunk_scores,
+               {},
+               {},
+               list,
+               {.heads = 1,
+                .purpose = kTopKRetain,
+                .score_capacity = entries + 1,
+                .chunk_capacity = rows,
+                .list_capacity = n + 1}});
     });
     return list_of(get<uint32_t>(list), n + 1, 0);
   }
@@ -35,7 +44,7 @@ class KvSelection : public OpTest {
   struct Layer {
     uint32_t kv_heads, group, capacity, dh = 16;
     StepParams step{};
-    uint32_t window = 0;
+    uint32_t window = 0, vote_capacity = 0;
     View pos{}, scores{}, lse{}, votes{}, gate{}, list{};
     uint32_t heads() const { return kv_heads * group; }
     uint32_t n() const { return step.n_entries + step.n_rows; }
@@ -58,8 +67,14 @@ class KvSelection : public OpTest {
       lse.push_back(static_cast<float>(std::log(sum)));
     }
     l.lse = input(lse);
-    const uint32_t positions_seen = static_cast<uint32_t>(step.position) + step.n_rows;
-    l.votes = output<float>(step.vote_scope == kVoteGroup ? kv_heads * capacity : positions_seen);
+    const bool by_position = step.vote_scope == kVoteLayer;
+    l.vote_capacity = by_position ? static_cast<uint32_t>(step.position) + step.n_rows + 5 : capacity;
+    l.votes = output<float>(by_position ? l.vote_capacity : kv_heads * capacity);
+    size_for(kv_heads, group, l.dh,
+             {.chunk = step.n_rows,
+              .pool_capacity = capacity,
+              .view_capacity = capacity,
+              .positions = l.vote_capacity});
     l.gate = input(std::vector<GateState>(1));
     l.list = output<uint32_t>(kv_heads * (capacity + 1));
     return l;
@@ -75,13 +90,13 @@ class KvSelection : public OpTest {
             .group = l.group,
             .capacity = l.capacity,
             .score_capacity = l.capacity,
-            .vote_capacity = l.capacity,
+            .vote_capacity = l.vote_capacity,
             .window = l.window};
   }
   static TopKParams select_params(const Layer& l) {
     return {.heads = l.kv_heads,
             .purpose = kTopKSelect,
-            .score_capacity = l.capacity,
+            .score_capacity = l.vote_capacity,
             .pos_capacity = l.capacity,
             .list_capacity = l.capacity + 1};
   }
@@ -202,18 +217,39 @@ struct ScoreCase {
   uint32_t kv_heads, group, dh, rows;
   Rotation rotation;
   int32_t position = 5000;
+  uint32_t middle = 680;  // entries that are scored
 };
 
 // Also methods 8.23: under list the score is the rotary logit of a key n_local back, wherever the query
 // is.
 TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
-  for (const ScoreCase& c : {ScoreCase{2, 4, 64, 1, {}}, ScoreCase{2, 4, 64, 1, {}, 9000},
-                             ScoreCase{1, 7, 80, 3, {kRopeList, kRopeHalves, 80, 1.19}},
-                             ScoreCase{2, 1, 96, 9, {kRopeList, kRopeAdjacent, 40}},
-                             ScoreCase{2, 3, 128, 2, {kRopeOriginal, kRopeHalves, 128, 1.19}}}) {
+  std::vector<ScoreCase> cases = {{2, 4, 64, 1, {}},
+                                  {2, 4, 64, 1, {}, 9000},
+                                  {1, 7, 80, 3, {kRopeList, kRopeHalves, 80, 1.19}},
+                                  {2, 1, 96, 9, {kRopeList, kRopeAdjacent, 40}},
+                                  {2, 3, 128, 2, {kRopeOriginal, kRopeHalves, 128, 1.19}},
+                                  {1, 7, 128, 512, {kRopeList, kRopeHalves, 128}}};
+  const uint32_t middles[] = {1, 31, 33, 1000};
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
+    for (const uint32_t group : {1u, 4u, 7u, 8u}) {
+      const uint32_t variant = static_cast<uint32_t>(cases.size());
+      cases.push_back({2,
+                       group,
+                       dh,
+                       variant % 3 ? 1 : 33u,
+                       {kRopeList, variant % 2 ? kRopeHalves : kRopeAdjacent, dh},
+                       5000,
+                       middles[variant % 4]});
+    }
+  for (const ScoreCase& c : cases) {
+    SCOPED_TRACE(::testing::Message() << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh
+                                      << " rows " << c.rows << " middle " << c.middle);
+    clear();
     Random random{c.dh};
-    const uint32_t heads = c.kv_heads * c.group, entries = 700, n = entries + c.rows, capacity = n + 2,
-                   stride = heads * c.dh + 3, n_init = 7, n_local = 20, end = n - n_local;
+    const uint32_t heads = c.kv_heads * c.group, n_init = 7, n_local = c.rows + 11, end = n_init + c.middle,
+                   n = end + n_local, entries = n - c.rows, capacity = n + 2, stride = heads * c.dh + 3;
+    size_for(c.kv_heads, c.group, c.dh,
+             {.chunk = c.rows + 1, .pool_capacity = capacity, .view_capacity = 64, .positions = capacity});
     const auto k = halves(random.floats(c.kv_heads * capacity * c.dh));
     const auto q = random.floats(c.rows * stride);
     const View x = input(padded_rows(q, (c.rows + 1) * stride)), keys = input(k),
@@ -225,7 +261,7 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
          .position = c.position,
          .n_init = n_init,
          .n_local = n_local,
-         .select_k = 100},
+         .select_k = c.middle / 7},
         c.rows + 1, [&](Recorder& r) {
           r.token_score({x,
                          keys,
@@ -243,7 +279,16 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
                           .rope = c.rotation.params()}});
         });
     const auto got = get<float>(scores), got_lse = get<float>(lse);
+    Rotation plain = c.rotation;  // the model's factor counts once
+    plain.factor = 1;
     for (uint32_t h = 0; h < heads; ++h) {
+      // Queries and keys both rotated, n_local apart: not what the op computes, but equal to it.
+      std::vector<double> query(c.dh);
+      for (uint32_t row = 0; row < c.rows; ++row) {
+        const auto rotated =
+            c.rotation.rotated(doubles(q, row * stride + h * c.dh, c.dh), c.position + double(row));
+        for (uint32_t e = 0; e < c.dh; ++e) query[e] += scale * rotated[e] / c.rows;
+      }
       double sum = 0;
       for (uint32_t i = 0; i < capacity; ++i) {
         const uint32_t at = h * capacity + i;
@@ -251,30 +296,17 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
           ASSERT_TRUE(is_poison(got, at, 1)) << "entry " << i << " is no candidate";
           continue;
         }
-        const auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
-        double want = 0;
-        for (uint32_t row = 0; row < c.rows; ++row) {
-          const auto query = doubles(q, row * stride + h * c.dh, c.dh);
-          // Both rotated, n_local apart: not what the op computes, but equal to it. The model's factor counts
-          // once.
-          const double logit =
-              c.rotation.mode == kRopeOriginal ? dot(c.rotation.rotated(query, c.position + row), key) : [&] {
-                Rotation plain = c.rotation;
-                plain.factor = 1;
-                return dot(c.rotation.rotated(query, c.position + row),
-                           plain.rotated(key, c.position - double(n_local)));
-              }();
-          want += scale * logit / c.rows;
-        }
+        auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
+        if (c.rotation.mode == kRopeList) key = plain.rotated(key, c.position - double(n_local));
         // A sum of dh products of numbers below 1.2; queries are rotated, averaged over `rows` and scaled
         // before.
-        ASSERT_NEAR(got[at], want, 1.44 * c.dh * (c.dh + 8 + c.rows) * 0x1p-24)
+        ASSERT_NEAR(got[at], dot(query, key), 1.44 * c.dh * (c.dh + 8 + c.rows) * 0x1p-24)
             << "head " << h << " entry " << i;
         sum += std::exp(static_cast<double>(got[at]));
       }
-      // Exponentials and logarithms to about 2^-22, 64 + 700/64 additions, and the rounding of a number
-      // below 16.
-      ASSERT_NEAR(got_lse[h], std::log(sum), 100 * 0x1p-24 + 0x1p-20);
+      // Exponentials and logarithms to about 2^-22, 64 + 1000/64 additions, differences of numbers below 32
+      // and the result rounded by 2^-20.
+      ASSERT_NEAR(got_lse[h], std::log(sum), 100 * 0x1p-24 + 0x1p-19);
     }
   }
 }
@@ -342,6 +374,7 @@ TEST_P(KvSelection, SoftVotePicksWhatTheHeadsAgreeOn) {  // methods 8.19
 TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
   Random random;
   const uint32_t n = 40, dh = 16;
+  size_for(2, 2, dh, {.chunk = 1, .pool_capacity = n, .view_capacity = n, .positions = n});
   std::vector<uint16_t> k = halves(random.floats(2 * n * dh, -4, 4));
   std::fill(k.begin() + n * dh, k.end(), uint16_t{0});  // KV head 1
   const View x = input(random.floats(4 * dh, -4, 4)), keys = input(k),
@@ -667,6 +700,26 @@ TEST_P(KvGate, ThetaOfOneNeverHitsAndMinusOneAlwaysDoes) {  // methods 8.22
   }
 }
 
+// Equal queries hit for every theta below 1, whatever the order in which a device adds.
+TEST_P(KvGate, ComparesQueriesOfEveryWidth) {
+  Random random;
+  for (const uint32_t cols : {1u, 31u, 33u, 1000u, 4096u, 8192u}) {
+    const auto q = random.floats(cols, -30, 30);
+    std::vector<float> other = q;
+    for (uint32_t i = 0; i < cols; i += 2) other[i] = -other[i];  // a cosine far below 1
+    const View x = inout(q), cached = output<float>(cols), gate = inout(std::vector<GateState>(1));
+    step_.theta = std::nextafter(1.0f, 0.0f);
+    std::vector<uint32_t> hits;
+    for (const auto& query : {q, q, other, other, q}) {
+      put(x, query);
+      run(step_, 1, [&](Recorder& r) { r.query_gate({x, cached, gate, {.cols = cols}}); });
+      hits.push_back(get<GateState>(gate)[0].hit);
+    }
+    EXPECT_EQ(hits, (Entries{0, 1, 0, 1, 0})) << cols << " columns";
+    EXPECT_EQ(get<float>(cached), q);
+  }
+}
+
 TEST_P(KvGate, MissesOnceMoreThanHalfOfTheLocalWindowWasAppendedOrEntriesMoved) {
   Random random;
   const auto q = random.floats(kCols);
@@ -709,7 +762,8 @@ TEST_P(KvGate, AHitKeepsTheSelectionAndRenewsTheLocalWindow) {  // methods 8.22
 
 // ---- all of them ----
 
-// A whole selecting step, prefill attention and eviction on 1, 2 and 5 workers.
+// A whole selecting step, prefill attention and eviction on 1, 2 and 5 workers; where workers are not ours to
+// number, three times.
 TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
   std::vector<std::vector<uint32_t>> first;
   for (const uint32_t threads : {1u, 2u, 5u}) {
@@ -717,6 +771,8 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
     Random random;
     const uint32_t heads = 2, group = 4, dh = 64, capacity = 2400, entries = 2000, rows = 200,
                    width = heads * group * dh;
+    size_for(heads, group, dh,
+             {.chunk = rows, .pool_capacity = capacity, .view_capacity = capacity, .positions = 2501});
     const Rotation rotation;
     const View q = input(random.floats(rows * width, -3, 3)),
                k = inout(halves(random.floats(heads * capacity * dh))),
@@ -786,6 +842,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                list,
                {.heads = heads,
                 .purpose = kTopKSelect,
+                .score_capacity = 2501,
                 .pos_capacity = capacity,
                 .list_capacity = capacity + 1}});
       r.attention({q, k, v, list, table, y, {}, attention});

@@ -22,6 +22,7 @@
 #include "backends/backend.h"
 #include "backends/registry.h"
 #include "base/bits.h"
+#include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
 
@@ -68,10 +69,13 @@ bool is_poison(const std::vector<T>& values, size_t first, size_t count) {
   return true;
 }
 
+// Behind a device's name: only what every device of its kind can do (DeviceOptions::portable).
+inline constexpr const char* kPortable = " portable";
+
 class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
   // Bounds on what the test runs; they size the device's scratch. Set them before the first run() if these
-  // are too small.
+  // are too small, or call size_for().
   ModelShape model{.layers = 1,
                    .d_model = 4096,
                    .heads = 16,
@@ -89,12 +93,49 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     stream_.reset();
     workspace_.reset();
     operands_.clear();
-    auto opened = open_device(GetParam(), options);
+    const std::string& name = GetParam();
+    DeviceOptions given = strictly(options);
+    given.portable = name.ends_with(kPortable);
+    auto opened = open_device(name.substr(0, name.find(kPortable)), given);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     device_ = *opened;
+    view_element_bytes_ = device_->info().view_element_bytes;
   }
 
   Device& device() { return *device_; }
+
+  // What the next runs are sized for. The device's scratch is made anew, poisoned and no larger than it asks
+  // for.
+  void size_for(const ModelShape& m, const SessionShape& s) {
+    model = m;
+    session = s;
+    stream_.reset();
+    workspace_.reset();
+  }
+  // The same for attention and selection; a chunk is as large as the largest program.
+  void size_for(uint32_t kv_heads, uint32_t group, uint32_t head_dim, const SessionShape& s) {
+    const uint32_t heads = kv_heads * group;
+    size_for({.layers = 1,
+              .d_model = heads * head_dim,
+              .heads = heads,
+              .kv_heads = kv_heads,
+              .head_dim = head_dim,
+              .d_ff = heads * head_dim,
+              .vocab = 64},
+             s);
+  }
+
+  // What a device may round, said here alone. One whose view is f16 works on tensor cores, which multiply
+  // numbers of 16 bits and add in f32. There linear and glu round W to f16, and x once a power of two has
+  // brought its row's largest magnitude to 2^14 or more, in programs for more than one row, but not for rows
+  // of logits; attention over the view rounds the rotated and scaled q, the rotated k, the weights and v to
+  // f16. Everything else is f32 on every device.
+  bool has_tensor_cores() const { return view_element_bytes_ == 2; }
+  uint32_t view_element_bytes() const { return view_element_bytes_; }
+  bool rounds_to_f16(uint32_t max_rows, uint32_t rows = kStepRows) const {
+    return has_tensor_cores() && max_rows > 1 && rows == kStepRows;
+  }
+  bool attends_in_f16() const { return has_tensor_cores(); }
 
   // An operand with these values. run() fails if an op changes it.
   template <typename T>
@@ -144,21 +185,43 @@ class OpTest : public ::testing::TestWithParam<std::string> {
         std::memcpy(o.bytes.data() + (view.offset - o.view.offset), values.data(), view.bytes);
   }
 
-  // Records a program for max_rows rows, runs it once, and checks guards and inputs.
-  void run(const StepParams& step, uint32_t max_rows, const std::function<void(Recorder&)>& record) {
+  // Gives every operand that may change the values that it was placed with, or was last given by put().
+  void restore() {
+    for (const Operand& o : operands_)
+      if (o.may_change) {
+        const Status status = device_->write(o.view, o.bytes.data());
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+  }
+
+  using Record = std::function<void(Recorder&)>;
+
+  // Records a program for max_rows rows; null after a failure.
+  std::unique_ptr<Program> record(uint32_t max_rows, const Record& ops) {
     if (!stream_) open_stream();
-    ASSERT_TRUE(stream_);
+    if (!stream_) return nullptr;
     std::unique_ptr<Recorder> recorder = stream_->record(max_rows);
     recorder->segment();
-    record(*recorder);
+    ops(*recorder);
     auto program = stream_->finish(std::move(recorder));
-    ASSERT_TRUE(program.ok()) << program.status().message();
-    ASSERT_EQ((*program)->segments, 1u);
-    const Status submitted = stream_->submit(**program, 0, 1, step);
+    EXPECT_TRUE(program.ok()) << program.status().message();
+    if (!program.ok()) return nullptr;
+    EXPECT_EQ((*program)->segments, 1u);
+    return std::move(*program);
+  }
+  // Runs a program, and checks guards and inputs.
+  void run(Program& program, const StepParams& step) {
+    const Status submitted = stream_->submit(program, 0, 1, step);
     ASSERT_TRUE(submitted.ok()) << submitted.message();
     const Status waited = stream_->wait();
     ASSERT_TRUE(waited.ok()) << waited.message();
     check_operands();
+  }
+  // Records a program and runs it once.
+  void run(const StepParams& step, uint32_t max_rows, const Record& ops) {
+    const std::unique_ptr<Program> program = record(max_rows, ops);
+    ASSERT_TRUE(program);
+    run(*program, step);
   }
 
  private:
@@ -222,16 +285,21 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   }
 
   std::shared_ptr<Device> device_;
+  uint32_t view_element_bytes_ = 0;
   std::vector<Operand> operands_;
   std::unique_ptr<Buffer> workspace_;
   uint64_t scratch_bytes_ = 0;
   std::unique_ptr<Stream> stream_;
 };
 
-// Names of the devices that this build finds here.
+// Names of the devices that this build finds here and can use; NVIDIA cards also as what older ones can do.
 inline std::vector<std::string> device_names() {
   std::vector<std::string> names;
-  for (const DeviceInfo& info : list_devices()) names.push_back(info.name);
+  for (const DeviceInfo& info : list_devices())
+    if (info.usable) {
+      names.push_back(info.name);
+      if (info.name.starts_with("cuda")) names.push_back(info.name + kPortable);
+    }
   return names;
 }
 

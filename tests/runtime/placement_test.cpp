@@ -1,6 +1,8 @@
 // Weights on a device that has memory of its own: what is copied there, once, and what stays on the host.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/support/data.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
@@ -41,6 +43,22 @@ TEST(Placement, SamplesFromTheDevicesLogits) {
     must(session->feed(seeded_tokens(40)));
   }
   for (int i = 0; i < 20; ++i) EXPECT_EQ(must(here->step()), must(there->step()));
+}
+
+TEST(Placement, ACloneSamplesAndScoresFromTheDevicesLogits) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  const auto here = open_session(m.model, locret(m)), there = open_session(m.model, locret(m), device);
+  for (Session* session : {here.get(), there.get()}) {
+    must(session->set_sampler({.temperature = 1, .seed = 3}));
+    read(*session, seeded_tokens(40));
+  }
+  const auto twin_here = must(here->clone()), twin_there = must(there->clone());
+  float expected[3], got[3];
+  must(must(here->clone())->score(seeded_tokens(3), expected));
+  must(must(there->clone())->score(seeded_tokens(3), got));
+  EXPECT_TRUE(std::equal(expected, expected + 3, got));
+  EXPECT_EQ(must(twin_here->step()), must(twin_there->step()));
 }
 
 TEST(Placement, ServesATiedEmbeddingFromTheDevice) {

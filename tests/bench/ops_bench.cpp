@@ -1,0 +1,914 @@
+// Times ops through the seam on any device, in the shapes of real models: ops_bench DEVICE [--small] [--json]
+// [CASE...].
+//
+// A case runs if its name contains one of the words given. Each is a program whose one segment holds the op
+// many times, over enough operands that no cache holds what a model would read anew: every layer has its own
+// weights and pool, but passes the same activations on. The time is the median submit and wait, divided by
+// the number of ops. `--small` divides rows and entries by 64, so that a processor can run them all. The rate
+// is what the op must move or multiply at least, counted below, by that time; what a device reaches beside
+// its measured bandwidth is how good the op is.
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backends/registry.h"
+#include "base/bits.h"
+
+namespace thimble {
+namespace {
+
+// Rotating operands are together this large: five times the second-level cache of an H200.
+constexpr uint64_t kColdBytes = 256u << 20;
+constexpr uint32_t kMostSets = 64;
+constexpr double kMostOps = 256;
+constexpr uint32_t kSmall = 64;  // what --small divides by
+
+struct Options {
+  std::string device;
+  std::vector<std::string> words;
+  bool json = false, small = false;
+};
+
+struct Random {  // splitmix64
+  uint64_t state = 1;
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
+  float uniform(float low, float high) {
+    return low + (high - low) * static_cast<float>(next() >> 40) * 0x1p-24f;
+  }
+};
+
+// A case's operands. What does not fit the device is not allocated, and the case is skipped.
+class Operands {
+ public:
+  explicit Operands(Device& device) : device_(device), free_bytes_(device.info().free_bytes) {}
+
+  // Empty once something did not fit; why() says what.
+  bool fit() const { return why_.empty(); }
+  const std::string& why() const { return why_; }
+
+  View bytes(uint64_t count, MemKind kind = MemKind::kWorkspace) {
+    if (!fit()) return {};
+    used_ += count;
+    if (used_ > free_bytes_ - free_bytes_ / 16) {
+      char text[128];
+      std::snprintf(text, sizeof text, "needs more than %.1f GiB, and %.1f GiB are free",
+                    double(used_) / (1 << 30), double(free_bytes_) / (1 << 30));
+      why_ = text;
+      return {};
+    }
+    auto buffer = device_.alloc(kind, count);
+    if (!buffer.ok()) {
+      why_ = buffer.status().message();
+      return {};
+    }
+    buffers_.push_back(std::move(*buffer));
+    return {buffers_.back().get(), 0, count};
+  }
+  template <typename T>
+  View of(const std::vector<T>& values) {
+    const View v = bytes(values.size() * sizeof(T));
+    write(v, values.data());
+    return v;
+  }
+  View floats(uint64_t count, float low = -1, float high = 1) {
+    return repeated(count * sizeof(float), [&](std::byte* at) {
+      const float f = random_.uniform(low, high);
+      std::memcpy(at, &f, sizeof f);
+      return sizeof f;
+    });
+  }
+  View halves(uint64_t count) {
+    return repeated(count * sizeof(uint16_t), [&](std::byte* at) {
+      const uint16_t h = f32_to_f16(random_.uniform(-0.5f, 0.5f));
+      std::memcpy(at, &h, sizeof h);
+      return sizeof h;
+    });
+  }
+  // A matrix of random blocks with small scales.
+  Weight weight(DType type, uint32_t rows, uint32_t cols) {
+    const DTypeInfo& info = dtype_info(type);
+    Weight w;
+    w.type = type;
+    w.rows = rows;
+    w.cols = cols;
+    static_cast<View&>(w) = repeated(dtype_bytes(type, uint64_t(rows) * cols), [&](std::byte* at) -> size_t {
+      for (uint32_t i = 0; i < info.block_bytes; ++i) at[i] = static_cast<std::byte>(random_.next());
+      const uint16_t scale = f32_to_f16(random_.uniform(-0.01f, 0.01f));
+      std::memcpy(at + (type == DType::kQ6_K ? 208 : 0), &scale, sizeof scale);
+      if (type == DType::kQ4_K) std::memcpy(at + 2, &scale, sizeof scale);
+      return info.block_bytes;
+    });
+    return w;
+  }
+  // [0, count) once for each head.
+  View ascending(uint32_t heads, uint32_t count) {
+    std::vector<int32_t> positions;
+    for (uint32_t head = 0; head < heads; ++head)
+      for (uint32_t i = 0; i < count; ++i) positions.push_back(static_cast<int32_t>(i));
+    return of(positions);
+  }
+  // A rope table of the right size; the angles are no model's.
+  View rope(uint32_t positions, uint32_t head_dim) {
+    return floats((65 + uint64_t(positions) / 64) * head_dim, -0.7f, 0.7f);
+  }
+  // Lists of `count` of n entries: the first n_init, the last n_local and random ones between, other ones for
+  // each head.
+  View lists(uint32_t heads, uint32_t n, uint32_t count, uint32_t n_init, uint32_t n_local) {
+    std::vector<uint32_t> all, middle(n - n_init - n_local);
+    for (uint32_t head = 0; head < heads; ++head) {
+      std::iota(middle.begin(), middle.end(), n_init);
+      const uint32_t picked = count - n_init - n_local;
+      for (uint32_t i = 0; i < picked; ++i)
+        std::swap(middle[i], middle[i + random_.below(static_cast<uint32_t>(middle.size()) - i)]);
+      std::sort(middle.begin(), middle.begin() + picked);
+      all.push_back(count);
+      for (uint32_t i = 0; i < n_init; ++i) all.push_back(i);
+      all.insert(all.end(), middle.begin(), middle.begin() + picked);
+      for (uint32_t i = n - n_local; i < n; ++i) all.push_back(i);
+    }
+    return of(all);
+  }
+  Random& random() { return random_; }
+
+ private:
+  // Fills memory with what `put` writes one after the other, the same 16 MiB and a little again and again:
+  // the little keeps rows of any power of two from repeating.
+  template <typename Put>
+  View repeated(uint64_t count, const Put& put) {
+    const View v = bytes(count);
+    if (!v) return v;
+    constexpr uint64_t kPart = 16 << 20, kLittle = 64 * 210;
+    std::vector<std::byte> part(std::min<uint64_t>(count, kPart + kLittle) + 4096);
+    uint64_t filled = 0;
+    while (filled < part.size() - 4096) filled += put(part.data() + filled);
+    for (uint64_t at = 0; at < count; at += filled) {
+      const uint64_t piece = std::min(filled, count - at);
+      write(v.slice(at, piece), part.data());
+    }
+    return v;
+  }
+  void write(const View& v, const void* values) {
+    if (!v || !v.bytes) return;
+    const Status status = device_.write(v, values);
+    if (!status.ok()) why_ = status.message();
+  }
+
+  Device& device_;
+  uint64_t free_bytes_, used_ = 0;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::string why_;
+  Random random_;
+};
+
+// What a case runs: op(recorder, set) records it once over the operands of a set.
+struct Work {
+  ModelShape model;
+  SessionShape session;
+  uint32_t max_rows = 1;
+  StepParams step;
+  uint32_t sets = 1;
+  std::function<void(Recorder&, uint32_t set)> op;
+  double bytes = 0, flop = 0;  // of one op, at least; 0: not what bounds it
+};
+
+struct Case {
+  std::string name;
+  std::function<Work(Operands&)> make;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& o) : options_(o) {}
+
+  Status open() {
+    THIMBLE_LET(device, open_device(options_.device, {}));
+    device_ = std::move(device);
+    const DeviceInfo info = device_->info();
+    view_element_bytes_ = info.view_element_bytes;
+    if (!options_.json)
+      std::printf("%s: %s%s\n\n%-46s %11s %10s %8s %10s %8s\n", info.name.c_str(), info.description.c_str(),
+                  options_.small ? ", rows and entries divided by 64" : "", "case", "us", "MB", "GB/s",
+                  "GFLOP", "TFLOP/s");
+    return {};
+  }
+
+  uint32_t rows(uint32_t n) const { return scaled(n); }
+  uint32_t entries(uint32_t n) const { return scaled(n); }
+  uint32_t view_element_bytes() const { return view_element_bytes_; }
+  // Operand sets that together are cold.
+  uint32_t sets(uint64_t bytes) const {
+    const uint64_t cold = options_.small ? kColdBytes / 8 : kColdBytes;
+    return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(cold, bytes), 1, kMostSets));
+  }
+
+  // Runs a case if it was asked for; false after a failure.
+  bool run(const Case& c) {
+    const auto asked = [&](const std::string& word) { return c.name.find(word) != std::string::npos; };
+    if (!options_.words.empty() && std::none_of(options_.words.begin(), options_.words.end(), asked))
+      return true;
+    Operands operands(*device_);
+    const Work work = c.make(operands);
+    auto needs = device_->needs(work.model, work.session);
+    if (!needs.ok()) return skipped(c, needs.status().message());
+    const View scratch = operands.bytes(std::max<uint64_t>(needs->workspace, 1));
+    if (!operands.fit()) return skipped(c, operands.why());
+    auto stream = device_->open_stream(scratch);
+    if (!stream.ok()) return failed(c, stream.status());
+
+    // A program of about 2 ms, so that submitting costs nothing, with the same number of ops for each set.
+    double us = 0;
+    uint32_t ops = work.sets;
+    for (const bool trial : {true, false}) {
+      auto recorder = (*stream)->record(work.max_rows);
+      recorder->segment();
+      for (uint32_t i = 0; i < ops; ++i) work.op(*recorder, i % work.sets);
+      auto program = (*stream)->finish(std::move(recorder));
+      if (!program.ok()) return failed(c, program.status());
+      auto times = measure(**stream, **program, work.step, trial ? 1 : 5);
+      if (!times.ok()) return failed(c, times.status());
+      us = (*times)[times->size() / 2] / ops;
+      if (trial)
+        ops = static_cast<uint32_t>(
+            round_up(static_cast<uint64_t>(std::clamp(2000 / us, 1.0, kMostOps)), work.sets));
+    }
+    results_[c.name] = us;
+    report(c, work, us, ops);
+    return true;
+  }
+
+  // The time of a case that ran; 0: it did not.
+  double microseconds(const std::string& name) const {
+    const auto found = results_.find(name);
+    return found == results_.end() ? 0 : found->second;
+  }
+  bool json() const { return options_.json; }
+
+ private:
+  uint32_t scaled(uint32_t n) const { return options_.small ? std::max(1u, n / kSmall) : n; }
+
+  // Microseconds of at least `runs` submits, of half a second of them where there are several; sorted. One
+  // more warms up.
+  static Result<std::vector<double>> measure(Stream& stream, Program& program, const StepParams& step,
+                                             size_t runs) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> times;
+    const Clock::time_point start = Clock::now();
+    bool warm = false;
+    while (times.size() < runs || (runs > 1 && Clock::now() - start < std::chrono::milliseconds(500))) {
+      const Clock::time_point before = Clock::now();
+      THIMBLE_TRY(stream.submit(program, 0, 1, step));
+      THIMBLE_TRY(stream.wait());
+      if (warm) times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
+      warm = true;
+    }
+    std::sort(times.begin(), times.end());
+    return times;
+  }
+
+  void report(const Case& c, const Work& work, double us, uint32_t ops) const {
+    if (options_.json) {
+      std::printf("{\"case\":\"%s\",\"us\":%.3f,\"ops\":%u,\"bytes\":%.0f,\"flop\":%.0f}\n", c.name.c_str(),
+                  us, ops, work.bytes, work.flop);
+    } else {
+      std::printf("%-46s %11.2f", c.name.c_str(), us);
+      if (work.bytes > 0)
+        std::printf(" %10.3f %8.1f", work.bytes / 1e6, work.bytes / us / 1e3);
+      else if (work.flop > 0)
+        std::printf(" %10s %8s", "", "");
+      if (work.flop > 0) std::printf(" %10.3f %8.3f", work.flop / 1e9, work.flop / us / 1e6);
+      std::printf("\n");
+    }
+    std::fflush(stdout);
+  }
+  bool skipped(const Case& c, const std::string& why) const {
+    std::fprintf(stderr, "%s: skipped, %s\n", c.name.c_str(), why.c_str());
+    return true;
+  }
+  bool failed(const Case& c, const Status& status) const {
+    std::fprintf(stderr, "%s: %s\n", c.name.c_str(), status.message().c_str());
+    return false;
+  }
+
+  Options options_;
+  std::shared_ptr<Device> device_;
+  uint32_t view_element_bytes_ = 4;
+  std::map<std::string, double> results_;
+};
+
+// ---- shapes ----
+
+struct Attending {  // heads of a model
+  uint32_t kv_heads, group, dh;
+  uint32_t heads() const { return kv_heads * group; }
+  uint32_t width() const { return heads() * dh; }
+  uint64_t entry_bytes() const { return uint64_t(kv_heads) * dh * 2; }  // of K or of V, f16
+};
+constexpr Attending kLlama{8, 4, 128}, kPhi{32, 1, 96}, kQwen{4, 7, 128};
+constexpr uint32_t kModel = 4096, kFf = 14336, kVocab = 128256, kKv = 1024;
+
+ModelShape model_shape(const Attending& a = kLlama) {
+  return {.layers = 1,
+          .d_model = a.width(),
+          .heads = a.heads(),
+          .kv_heads = a.kv_heads,
+          .head_dim = a.dh,
+          .d_ff = kFf,
+          .vocab = kVocab};
+}
+RopeParams rope_params(const Attending& a) {
+  return {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = a.dh};
+}
+
+// ---- dense ops ----
+
+struct Matrix {
+  DType type;
+  uint32_t out, in;
+  uint64_t bytes() const { return dtype_bytes(type, uint64_t(out) * in); }
+};
+
+// One matrix, or siblings that write columns side by side; or gate and up.
+Work products(const Bench& b, Operands& o, const std::vector<Matrix>& matrices, uint32_t rows, bool is_glu,
+              uint32_t of) {
+  const uint32_t in = matrices[0].in;
+  uint64_t weight_bytes = 0, out = 0;
+  for (const Matrix& m : matrices) {
+    weight_bytes += m.bytes();
+    out += m.out;
+  }
+  const uint32_t y_stride = is_glu ? matrices[0].out : static_cast<uint32_t>(out);
+  Work w{.model = model_shape(),
+         .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+         .max_rows = rows,
+         .step = {.n_rows = rows, .n_logit_rows = 1},
+         .sets = b.sets(weight_bytes)};
+  std::vector<std::vector<Weight>> sets(w.sets);
+  for (auto& set : sets)
+    for (const Matrix& m : matrices) set.push_back(o.weight(m.type, m.out, m.in));
+  const View x = o.floats(uint64_t(rows) * in), y = o.bytes(uint64_t(rows) * y_stride * 4);
+  w.op = [=](Recorder& r, uint32_t set) {
+    if (is_glu) {
+      r.glu({x, sets[set][0], sets[set][1], y, {.in_cols = in, .out_cols = y_stride, .act = kActSilu}});
+      return;
+    }
+    uint64_t column = 0;
+    for (const Weight& m : sets[set]) {
+      r.linear({x,
+                m,
+                {},
+                y.slice(column * 4, y.bytes - column * 4),
+                {.in_cols = in, .out_cols = m.rows, .x_stride = in, .y_stride = y_stride, .rows = of}});
+      column += m.rows;
+    }
+  };
+  w.bytes = static_cast<double>(weight_bytes) + 4.0 * rows * (in + y_stride);
+  w.flop = 2.0 * rows * in * static_cast<double>(out);
+  return w;
+}
+
+void dense_cases(Bench& b, std::vector<Case>& cases) {
+  const auto add = [&](const std::string& name, uint32_t rows, const std::vector<Matrix>& matrices,
+                       bool is_glu = false, uint32_t of = kStepRows) {
+    cases.push_back({name, [&b, matrices, rows, is_glu, of](Operands& o) {
+                       return products(b, o, matrices, rows, is_glu, of);
+                     }});
+  };
+  constexpr DType k4 = DType::kQ4_K, k6 = DType::kQ6_K;
+  const Matrix square{k4, kModel, kModel};
+  const std::vector<Matrix> qkv{square, {k4, kKv, kModel}, {k6, kKv, kModel}},
+      ff{{k4, kFf, kModel}, {k4, kFf, kModel}};
+  add("linear 1 row, q4_K [4096][4096]", 1, {square});
+  add("linear 1 row, q k v", 1, qkv);
+  add("glu 1 row, q4_K 2x[14336][4096]", 1, ff, true);
+  add("linear 1 row, q6_K [4096][14336]", 1, {{k6, kModel, kFf}});
+  add("linear 1 row, q6_K [128256][4096], logits", 1, {{k6, kVocab, kModel}}, false, kLogitRows);
+  add("linear 1 row, q8_0 [4096][4096]", 1, {{DType::kQ8_0, kModel, kModel}});
+  add("linear 1 row, f16 [4096][4096]", 1, {{DType::kF16, kModel, kModel}});
+  for (const uint32_t rows : {2048u, 256u, 32u})
+    add("linear " + std::to_string(rows) + " rows, q4_K [4096][4096]", b.rows(rows), {square});
+  add("linear 2048 rows, q k v", b.rows(2048), {square, {k4, kKv, kModel}, {k4, kKv, kModel}});
+  add("glu 2048 rows, q4_K 2x[14336][4096]", b.rows(2048), ff, true);
+  add("linear 2048 rows, q4_K [4096][14336]", b.rows(2048), {{k4, kModel, kFf}});
+
+  for (const uint32_t wanted : {1u, 2048u}) {
+    const uint32_t rows = b.rows(wanted);
+    cases.push_back(
+        {"rms_norm " + std::to_string(wanted) + (wanted == 1 ? " row" : " rows"), [rows](Operands& o) {
+           const View x = o.floats(uint64_t(rows) * kModel), norm = o.floats(kModel),
+                      y = o.bytes(uint64_t(rows) * kModel * 4);
+           Work w{.model = model_shape(),
+                  .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+                  .max_rows = rows,
+                  .step = {.n_rows = rows}};
+           w.op = [=](Recorder& r, uint32_t) {
+             r.rms_norm(
+                 {x,
+                  norm,
+                  y,
+                  {.cols = kModel, .groups = 1, .row_stride = kModel, .eps = 1e-5f, .rows = kStepRows}});
+           };
+           w.bytes = 8.0 * rows * kModel;
+           return w;
+         }});
+  }
+  cases.push_back({"arg_max 128256", [](Operands& o) {
+                     const View x = o.floats(kVocab), index = o.bytes(4);
+                     Work w{.model = model_shape(),
+                            .session = {.chunk = 1, .pool_capacity = 64, .view_capacity = 64},
+                            .step = {.n_rows = 1, .n_logit_rows = 1}};
+                     w.op = [=](Recorder& r, uint32_t) { r.arg_max({x, index, {.cols = kVocab}}); };
+                     w.bytes = 4.0 * kVocab;
+                     return w;
+                   }});
+  cases.push_back({"embed 2048 rows, q4_K", [&b, rows = b.rows(2048)](Operands& o) {
+                     const uint64_t row_bytes = dtype_bytes(DType::kQ4_K, kModel);
+                     Work w{.model = model_shape(),
+                            .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+                            .max_rows = rows,
+                            .step = {.n_rows = rows},
+                            .sets = b.sets(rows * row_bytes)};
+                     std::vector<View> tokens;
+                     for (uint32_t i = 0; i < w.sets; ++i) {
+                       std::vector<int32_t> ids(rows);
+                       for (int32_t& id : ids) id = static_cast<int32_t>(o.random().below(kVocab));
+                       tokens.push_back(o.of(ids));
+                     }
+                     const Weight table = o.weight(DType::kQ4_K, kVocab, kModel);
+                     const View x = o.bytes(uint64_t(rows) * kModel * 4);
+                     w.op = [=](Recorder& r, uint32_t set) {
+                       r.embed({tokens[set], table, x, {.cols = kModel}});
+                     };
+                     w.bytes = rows * (4.0 * kModel + static_cast<double>(row_bytes));
+                     return w;
+                   }});
+}
+
+// ---- reading: the view, attention over it, eviction ----
+
+struct Chunk {
+  Attending a;
+  uint32_t rows, entries;  // entries with the rows
+};
+
+// Queries that see on average `entries - rows / 2` keys: q k^T and p v, 2 operations each.
+double attention_flop(const Chunk& c) {
+  return 4.0 * c.rows * (c.entries - (c.rows - 1) / 2.0) * c.a.heads() * c.a.dh;
+}
+
+KvViewParams view_params(const Chunk& c, uint32_t pool_capacity, uint32_t view_capacity,
+                         uint32_t list_capacity) {
+  return {.heads = c.a.kv_heads,
+          .head_dim = c.a.dh,
+          .pool_capacity = pool_capacity,
+          .chunk_capacity = c.rows,
+          .view_capacity = view_capacity,
+          .list_capacity = list_capacity,
+          .rope = rope_params(c.a)};
+}
+AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t capacity,
+                                 uint32_t list_capacity) {
+  return {.heads = a.kv_heads,
+          .group = a.group,
+          .head_dim = a.dh,
+          .row_stride = a.width(),
+          .y_stride = a.width(),
+          .source = source,
+          .capacity = capacity,
+          .list_capacity = list_capacity,
+          .scale = 0.0883883f,
+          .rope = rope_params(a)};
+}
+
+Work view_attention(const Bench& b, Operands& o, const Chunk& c) {
+  Work w{.model = model_shape(c.a),
+         .session = {.chunk = c.rows, .pool_capacity = c.entries - c.rows + 1, .view_capacity = c.entries},
+         .max_rows = c.rows,
+         .step = {.n_rows = c.rows, .n_entries = c.entries - c.rows}};
+  // One view serves all layers, so it is as warm as kv_view leaves it.
+  const uint64_t elements = uint64_t(c.a.kv_heads) * c.entries * c.a.dh;
+  const View k = b.view_element_bytes() == 2 ? o.halves(elements) : o.floats(elements),
+             v = b.view_element_bytes() == 2 ? o.halves(elements) : o.floats(elements),
+             q = o.floats(uint64_t(c.rows) * c.a.width()), y = o.bytes(uint64_t(c.rows) * c.a.width() * 4),
+             ml = o.bytes(uint64_t(c.rows) * c.a.heads() * 8), table = o.rope(c.entries, c.a.dh);
+  const AttentionParams p = attention_params(c.a, kFromView, c.entries, 0);
+  w.op = [=](Recorder& r, uint32_t) { r.attention({q, k, v, {}, table, y, ml, p}); };
+  w.flop = attention_flop(c);
+  return w;
+}
+
+// Pool and chunk buffer of layers; the chunk buffer is shared.
+struct Layers {
+  std::vector<View> k, v, pos, cis;
+  View chunk_k, chunk_v, chunk_pos, chunk_cis;
+  uint32_t capacity;
+  Layers(Operands& o, const Chunk& c, uint32_t sets, bool scored)
+      : capacity(std::max(1u, c.entries - c.rows)) {
+    const uint64_t pool = uint64_t(c.a.kv_heads) * capacity, chunk = uint64_t(c.a.kv_heads) * c.rows;
+    for (uint32_t i = 0; i < sets; ++i) {
+      k.push_back(o.halves(pool * c.a.dh));
+      v.push_back(o.halves(pool * c.a.dh));
+      pos.push_back(o.ascending(c.a.kv_heads, capacity));
+      if (scored) cis.push_back(o.floats(pool));
+    }
+    chunk_k = o.halves(chunk * c.a.dh);
+    chunk_v = o.halves(chunk * c.a.dh);
+    chunk_pos = o.ascending(c.a.kv_heads, c.rows);
+    if (scored) chunk_cis = o.floats(chunk);
+  }
+};
+
+void reading_cases(Bench& b, std::vector<Case>& cases) {
+  const Chunk llama{kLlama, b.rows(2048), b.entries(18432)}, half{kLlama, b.rows(512), b.entries(18432)},
+      phi{kPhi, b.rows(2048), b.entries(8048)};
+  cases.push_back({"attention 2048 rows, 18432 entries",
+                   [&b, llama](Operands& o) { return view_attention(b, o, llama); }});
+  cases.push_back(
+      {"attention 512 rows, 18432 entries", [&b, half](Operands& o) { return view_attention(b, o, half); }});
+  cases.push_back({"attention 2048 rows, 8048 entries, phi-3",
+                   [&b, phi](Operands& o) { return view_attention(b, o, phi); }});
+
+  cases.push_back({"kv_view 18432 entries", [&b, llama](Operands& o) {
+                     Work w{.model = model_shape(),
+                            .session = {.chunk = llama.rows,
+                                        .pool_capacity = llama.entries - llama.rows,
+                                        .view_capacity = llama.entries},
+                            .max_rows = llama.rows,
+                            .step = {.n_rows = llama.rows, .n_entries = llama.entries - llama.rows},
+                            .sets = b.sets(2 * kLlama.entry_bytes() * llama.entries)};
+                     const Layers l(o, llama, w.sets, false);
+                     const uint64_t bytes = kLlama.entry_bytes() / 2 * llama.entries * b.view_element_bytes();
+                     const View k = o.bytes(bytes), v = o.bytes(bytes),
+                                table = o.rope(llama.entries, kLlama.dh);
+                     const KvViewParams p = view_params(llama, l.capacity, llama.entries, 0);
+                     w.op = [=](Recorder& r, uint32_t set) {
+                       r.kv_view({l.k[set], l.v[set], l.chunk_k, l.chunk_v, {}, table, k, v, p});
+                     };
+                     w.bytes = 2.0 * static_cast<double>(kLlama.entry_bytes() * llama.entries + bytes);
+                     return w;
+                   }});
+  const uint32_t keep = llama.entries - llama.rows;
+  cases.push_back(
+      {"kv_compact 18432 -> 16384 entries", [&b, llama, keep](Operands& o) {
+         Work w{.model = model_shape(),
+                .session = {.chunk = llama.rows, .pool_capacity = keep, .view_capacity = llama.entries},
+                .max_rows = llama.rows,
+                .step = {.n_rows = llama.rows, .n_entries = keep, .keep = keep},
+                .sets = b.sets(2 * kLlama.entry_bytes() * llama.entries)};
+         const Layers l(o, llama, w.sets, true);
+         const View list = o.lists(kLlama.kv_heads, llama.entries, keep, 0, 0);
+         w.op = [=](Recorder& r, uint32_t set) {
+           r.kv_compact({list,
+                         l.chunk_k,
+                         l.chunk_v,
+                         l.chunk_pos,
+                         l.chunk_cis,
+                         l.k[set],
+                         l.v[set],
+                         l.pos[set],
+                         l.cis[set],
+                         {.heads = kLlama.kv_heads,
+                          .head_dim = kLlama.dh,
+                          .pool_capacity = l.capacity,
+                          .chunk_capacity = llama.rows,
+                          .list_capacity = keep + 1}});
+         };
+         // All but the few entries before the first evicted one are read and written: K, V, position, score.
+         w.bytes = 2.0 * keep * kLlama.kv_heads * (4.0 * kLlama.dh + 8);
+         return w;
+       }});
+  cases.push_back(
+      {"top_k retain 18432 -> 16384 entries", [&b, llama, keep](Operands& o) {
+         const uint32_t list_capacity = 1 + llama.entries;
+         Work w{.model = model_shape(),
+                .session = {.chunk = llama.rows, .pool_capacity = keep, .view_capacity = llama.entries},
+                .max_rows = llama.rows,
+                .step = {.n_rows = llama.rows,
+                         .n_entries = keep,
+                         .keep = keep,
+                         .protect_first = 4,
+                         .protect_last = b.entries(2500)}};
+         const View scores = o.floats(uint64_t(kLlama.kv_heads) * keep),
+                    chunk = o.floats(uint64_t(kLlama.kv_heads) * llama.rows),
+                    list = o.bytes(uint64_t(kLlama.kv_heads) * list_capacity * 4);
+         w.op = [=](Recorder& r, uint32_t) {
+           r.top_k({scores,
+                    chunk,
+                    {},
+                    {},
+                    list,
+                    {.heads = kLlama.kv_heads,
+                     .purpose = kTopKRetain,
+                     .score_capacity = keep,
+                     .chunk_capacity = llama.rows,
+                     .list_capacity = list_capacity}});
+         };
+         w.bytes = 4.0 * kLlama.kv_heads * (llama.entries + keep);
+         return w;
+       }});
+}
+
+// ---- writing: one row against the pool, with and without selection ----
+
+struct Selecting {
+  uint32_t n_init, select_k, n_local;
+  uint32_t count() const { return n_init + select_k + n_local; }
+};
+
+// Layers of a model that selects: operands of all ops from the gate to attention.
+struct Chain {
+  Attending a;
+  uint32_t n, capacity, sets, list_capacity;
+  std::vector<View> k, v, pos, gate, cached, list;
+  View q, table, scores, lse, votes, y;
+
+  // `rows` are the last of n entries; with more than one they lie in the chunk buffer, and pool_capacity
+  // leaves them out.
+  Chain(const Bench& b, Operands& o, const Attending& heads, uint32_t entries, uint32_t rows,
+        const Selecting& s)
+      : a(heads),
+        n(entries),
+        capacity(rows > 1 ? entries - rows : entries),
+        sets(b.sets(2 * heads.entry_bytes() * entries)),
+        list_capacity(1 + s.count()) {
+    for (uint32_t i = 0; i < sets; ++i) {
+      k.push_back(o.halves(uint64_t(a.kv_heads) * capacity * a.dh));
+      v.push_back(o.halves(uint64_t(a.kv_heads) * capacity * a.dh));
+      pos.push_back(o.ascending(a.kv_heads, capacity));
+      gate.push_back(o.of(std::vector<GateState>(1)));
+      cached.push_back(o.bytes(a.width() * 4));
+      list.push_back(o.lists(a.kv_heads, n, s.count(), s.n_init, s.n_local));
+    }
+    q = o.floats(uint64_t(rows) * a.width());
+    table = o.rope(n, a.dh);
+    scores = o.floats(uint64_t(a.heads()) * n, -8, 8);
+    lse = o.of(std::vector<float>(a.heads(), 12.0f));
+    votes = o.floats(uint64_t(a.kv_heads) * n, -12, 0);
+    y = o.bytes(uint64_t(rows) * a.width() * 4);
+  }
+  void query_gate(Recorder& r, uint32_t set) const {
+    r.query_gate({q, cached[set], gate[set], {.cols = a.width()}});
+  }
+  void token_score(Recorder& r, uint32_t set, const View& gated) const {
+    r.token_score({q,
+                   k[set],
+                   table,
+                   gated,
+                   scores,
+                   lse,
+                   {.heads = a.kv_heads,
+                    .group = a.group,
+                    .head_dim = a.dh,
+                    .row_stride = a.width(),
+                    .capacity = capacity,
+                    .score_capacity = n,
+                    .scale = 1,
+                    .rope = rope_params(a)}});
+  }
+  void vote(Recorder& r, uint32_t set, const View& gated) const {
+    r.vote({scores,
+            lse,
+            pos[set],
+            gated,
+            votes,
+            {.heads = a.kv_heads,
+             .group = a.group,
+             .capacity = capacity,
+             .score_capacity = n,
+             .vote_capacity = n}});
+  }
+  void top_k(Recorder& r, uint32_t set, const View& gated) const {
+    r.top_k({votes,
+             {},
+             pos[set],
+             gated,
+             list[set],
+             {.heads = a.kv_heads,
+              .purpose = kTopKSelect,
+              .score_capacity = n,
+              .pos_capacity = capacity,
+              .list_capacity = list_capacity}});
+  }
+  void attention(Recorder& r, uint32_t set, bool listed) const {
+    r.attention({q,
+                 k[set],
+                 v[set],
+                 listed ? list[set] : View{},
+                 table,
+                 y,
+                 {},
+                 attention_params(a, kFromPool, capacity, list_capacity)});
+  }
+
+  double score_bytes() const { return static_cast<double>(a.entry_bytes() * n) + 4.0 * a.heads() * n; }
+  double vote_bytes(uint32_t scope) const {
+    return 4.0 * n * a.heads() + 4.0 * n * (scope == kVoteLayer ? 1 + a.kv_heads : a.kv_heads);
+  }
+  double top_k_bytes(uint32_t scope) const {
+    return 4.0 * n * (scope == kVoteLayer ? 1 + a.kv_heads : a.kv_heads) + 4.0 * a.kv_heads * list_capacity;
+  }
+  double attention_bytes(uint32_t count) const { return 2.0 * static_cast<double>(a.entry_bytes()) * count; }
+};
+
+void writing_cases(Bench& b, std::vector<Case>& cases) {
+  const Selecting s{b.entries(128), b.entries(2048), b.entries(512)};
+  // A case over a chain of one row against n entries; `make` gives it the op and what it counts.
+  const auto add = [&](const std::string& name, uint32_t entries, uint32_t scope, float theta,
+                       const std::function<void(Work&, const Chain&)>& make) {
+    cases.push_back({name, [&b, s, n = b.entries(entries), scope, theta, make](Operands& o) {
+                       const Chain chain(b, o, kLlama, n, 1, s);
+                       Work w{.model = model_shape(),
+                              .session = {.chunk = 1, .pool_capacity = n, .view_capacity = n, .positions = n},
+                              .step = {.n_rows = 1,
+                                       .n_entries = n - 1,
+                                       .position = static_cast<int32_t>(n) - 1,
+                                       .n_init = s.n_init,
+                                       .n_local = s.n_local,
+                                       .select_k = s.select_k,
+                                       .vote_scope = scope,
+                                       .theta = theta},
+                              .sets = chain.sets};
+                       make(w, chain);
+                       return w;
+                     }});
+  };
+  const uint32_t count = s.count();
+  add("attention 1 row, 131072 entries", 131072, kVoteLayer, 1, [](Work& w, const Chain& c) {
+    w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
+    w.bytes = c.attention_bytes(c.n);
+  });
+  cases.push_back({"attention 1 row, 512 entries", [&b, n = b.entries(512)](Operands& o) {
+                     const Chain c(b, o, kLlama, n, 1, {0, 0, 1});
+                     Work w{
+                         .model = model_shape(),
+                         .session = {.chunk = 1, .pool_capacity = n, .view_capacity = n},
+                         .step = {.n_rows = 1, .n_entries = n - 1, .position = static_cast<int32_t>(n) - 1},
+                         .sets = c.sets};
+                     w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
+                     w.bytes = c.attention_bytes(n);
+                     return w;
+                   }});
+  for (const uint32_t n : {131072u, 16740u}) {
+    const std::string of = std::to_string(n);
+    const uint32_t scope = n == 131072 ? kVoteLayer : kVoteGroup;
+    const std::string votes_by = scope == kVoteLayer ? ", layer" : ", group";
+    add("attention 1 row, list of 2688 of " + of, n, scope, 1, [count](Work& w, const Chain& c) {
+      w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, true); };
+      w.bytes = c.attention_bytes(count);
+    });
+    add("token_score 1 row, " + of, n, scope, 1, [](Work& w, const Chain& c) {
+      w.op = [c](Recorder& r, uint32_t set) { c.token_score(r, set, {}); };
+      w.bytes = c.score_bytes();
+    });
+    add("vote " + of + votes_by, n, scope, 1, [scope](Work& w, const Chain& c) {
+      w.op = [c](Recorder& r, uint32_t set) { c.vote(r, set, {}); };
+      w.bytes = c.vote_bytes(scope);
+    });
+    add("top_k select " + of + votes_by, n, scope, 1, [scope](Work& w, const Chain& c) {
+      w.op = [c](Recorder& r, uint32_t set) { c.top_k(r, set, {}); };
+      w.bytes = c.top_k_bytes(scope);
+    });
+
+    // All ops of a selecting step. The first of the runs that warm up fills the cache, so later ones hit
+    // under theta -1.
+    const auto chain = [](const Chain& c, bool attends) {
+      return [c, attends](Recorder& r, uint32_t set) {
+        c.query_gate(r, set);
+        c.token_score(r, set, c.gate[set]);
+        c.vote(r, set, c.gate[set]);
+        c.top_k(r, set, c.gate[set]);
+        if (attends) c.attention(r, set, true);
+      };
+    };
+    add("selection miss " + of + votes_by, n, scope, 1, [=](Work& w, const Chain& c) {
+      w.op = chain(c, true);
+      w.bytes = c.score_bytes() + c.vote_bytes(scope) + c.top_k_bytes(scope) + c.attention_bytes(count);
+    });
+    add("selection hit " + of + votes_by, n, scope, -1, [=](Work& w, const Chain& c) {
+      w.op = chain(c, true);
+      w.bytes = c.attention_bytes(count);
+    });
+    // The same program with one entry in the pool: nothing to select, and one key to attend to. What is left
+    // is the price of launching these ops at their recorded sizes, below which no selection can be.
+    add("selection empty " + of, n, scope, 1, [=](Work& w, const Chain& c) {
+      w.op = chain(c, true);
+      w.step.n_entries = 0;
+      w.step.position = 0;
+    });
+  }
+  add("query_gate", 16740, kVoteGroup, 1, [](Work& w, const Chain& c) {
+    w.op = [c](Recorder& r, uint32_t set) { c.query_gate(r, set); };
+    w.bytes = 12.0 * c.a.width();  // q and the cached query read, the cached query written
+  });
+}
+
+// ---- reading a long text: 512 queries against 1,048,576 cached tokens ----
+
+constexpr const char *kPrefillSelecting = "prefill 512 rows, 1048576 cached, selecting",
+                     *kPrefillDense = "prefill 512 rows, 1048576 cached, dense";
+
+Work long_prefill(const Bench& b, Operands& o, bool selecting) {
+  const Selecting s{b.entries(128), b.entries(2048), b.entries(512)};
+  const uint32_t rows = b.rows(512), cached = b.entries(1u << 20), n = cached + rows;
+  const uint32_t view = selecting ? s.count() : b.entries(32768),
+                 passes = static_cast<uint32_t>(ceil_div(n, view));
+  const Chain c(b, o, kQwen, n, rows, s);
+  const Chunk chunk{kQwen, rows, n};
+  const View chunk_k = o.halves(uint64_t(kQwen.kv_heads) * rows * kQwen.dh),
+             chunk_v = o.halves(uint64_t(kQwen.kv_heads) * rows * kQwen.dh),
+             view_k = o.bytes(uint64_t(kQwen.kv_heads) * view * kQwen.dh * b.view_element_bytes()),
+             view_v = o.bytes(uint64_t(kQwen.kv_heads) * view * kQwen.dh * b.view_element_bytes()),
+             ml = o.bytes(uint64_t(rows) * kQwen.heads() * 8);
+  Work w{.model = model_shape(kQwen),
+         .session = {.chunk = rows, .pool_capacity = cached, .view_capacity = view, .positions = n},
+         .max_rows = rows,
+         .step = {.n_rows = rows,
+                  .n_entries = cached,
+                  .position = static_cast<int32_t>(cached),
+                  .n_init = s.n_init,
+                  .n_local = s.n_local,
+                  .select_k = s.select_k,
+                  .vote_scope = kVoteLayer,
+                  .theta = 1},
+         .sets = c.sets};
+  w.op = [=](Recorder& r, uint32_t set) {
+    const View list = selecting ? c.list[set] : View{};
+    if (selecting) {
+      c.token_score(r, set, {});
+      c.vote(r, set, {});
+      c.top_k(r, set, {});
+    }
+    KvViewParams shown = view_params(chunk, c.capacity, view, c.list_capacity);
+    AttentionParams p = attention_params(kQwen, kFromView, view, c.list_capacity);
+    for (uint32_t pass = 0; pass < (selecting ? 1 : passes); ++pass) {
+      shown.first_entry = p.first_entry = pass * view;
+      r.kv_view({c.k[set], c.v[set], chunk_k, chunk_v, list, c.table, view_k, view_v, shown});
+      r.attention({c.q, view_k, view_v, list, c.table, c.y, ml, p});
+    }
+  };
+  if (selecting)
+    w.bytes = c.score_bytes() + c.vote_bytes(kVoteLayer) + c.top_k_bytes(kVoteLayer);
+  else
+    w.flop = attention_flop(chunk);
+  return w;
+}
+
+int usage() {
+  std::fprintf(stderr, "usage: ops_bench DEVICE [--small] [--json] [CASE...]\n");
+  return 2;
+}
+
+int run(int count, char** words) {
+  Options options;
+  for (int i = 1; i < count; ++i) {
+    const std::string word = words[i];
+    if (word == "--json")
+      options.json = true;
+    else if (word == "--small")
+      options.small = true;
+    else if (word.starts_with("--"))
+      return usage();
+    else if (options.device.empty())
+      options.device = word;
+    else
+      options.words.push_back(word);
+  }
+  if (options.device.empty()) return usage();
+  Bench bench(options);
+  if (const Status status = bench.open(); !status.ok()) {
+    std::fprintf(stderr, "%s\n", status.message().c_str());
+    return 1;
+  }
+  std::vector<Case> cases;
+  dense_cases(bench, cases);
+  reading_cases(bench, cases);
+  writing_cases(bench, cases);
+  cases.push_back({kPrefillSelecting, [&](Operands& o) { return long_prefill(bench, o, true); }});
+  cases.push_back({kPrefillDense, [&](Operands& o) { return long_prefill(bench, o, false); }});
+  bool all_ran = true;
+  for (const Case& c : cases) all_ran = bench.run(c) && all_ran;
+  const double dense = bench.microseconds(kPrefillDense), selecting = bench.microseconds(kPrefillSelecting);
+  if (dense > 0 && selecting > 0 && bench.json())
+    std::printf("{\"case\":\"prefill, dense over selecting\",\"ratio\":%.3f}\n", dense / selecting);
+  else if (dense > 0 && selecting > 0)
+    std::printf("\nprefill: selecting %.2f ms, dense %.2f ms, %.1f times as long\n", selecting / 1e3,
+                dense / 1e3, dense / selecting);
+  return all_ran ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace thimble
+
+int main(int count, char** words) { return thimble::run(count, words); }
