@@ -4,18 +4,16 @@
 
 namespace thimble::cuda {
 
-constexpr uint32_t kThreads = 256,
-                   kWarps = kThreads / kWarp;  // one multiprocessor: fewer warps have less to add up
-constexpr uint32_t kAtOnce = 16;               // loads under way
+constexpr uint32_t kThreads = 1024;
 
 static __global__ void query_gate_kernel(const StepParams* step, uint32_t cols, const float* q, float* cached,
                                          GateState* gate) {
   begin_kernel();
-  __shared__ float3 of_warp[kWarps];
+  __shared__ float3 of_warp[kThreads / kWarp];
   // The three products take the same steps in the same order, so those of equal queries have equal bits.
   // Without a cached query they are worked out for nothing, which costs less than waiting for the gate first.
   float3 dot{0, 0, 0};  // q cached, q q, cached cached
-#pragma unroll kAtOnce
+#pragma unroll 4
   for (uint32_t i = threadIdx.x; i < cols; i += kThreads) {
     const float x = q[i], y = cached[i];
     dot = {__fmaf_rn(x, y, dot.x), __fmaf_rn(x, x, dot.y), __fmaf_rn(y, y, dot.z)};
@@ -25,7 +23,7 @@ static __global__ void query_gate_kernel(const StepParams* step, uint32_t cols, 
   const StepParams& s = *step;
   const GateState before = *gate;
   __syncthreads();
-  dot = threadIdx.x % kWarp < kWarps ? of_warp[threadIdx.x % kWarp] : float3{0, 0, 0};
+  dot = of_warp[threadIdx.x % kWarp];
   dot = {warp_sum(dot.x), warp_sum(dot.y), warp_sum(dot.z)};
 
   if (!selects(s)) {
@@ -52,14 +50,7 @@ static __global__ void query_gate_kernel(const StepParams* step, uint32_t cols, 
     }
   }
   if (hit) return;
-  for (uint32_t first = threadIdx.x; first < cols; first += kAtOnce * kThreads) {
-    float x[kAtOnce];
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) x[i] = q[min(first + i * kThreads, cols - 1)];
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i)
-      if (first + i * kThreads < cols) cached[first + i * kThreads] = x[i];
-  }
+  for (uint32_t i = threadIdx.x; i < cols; i += kThreads) cached[i] = q[i];
 }
 
 void query_gate(const Launch& l, const QueryGate& op) {

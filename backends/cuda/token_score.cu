@@ -123,11 +123,7 @@ template <uint32_t kChunks, uint32_t kHeads>
 static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     token_score_kernel(const StepParams* step, TokenScoreParams p, Queries queries, const uint16_t* k,
                        const GateState* gate, Rope rope, float* all_scores, LogSum* parts) {
-#ifdef TS_LATE
-  await_predecessor();
-#else
   begin_kernel();
-#endif
   constexpr uint32_t kFours = kHeads / 4;
   extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
@@ -141,15 +137,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const uint32_t first_query = local_head * p.group + first_head;
   const uint32_t begin = step->n_init, n = middle_end(*step) - begin;
-#ifdef TS_SHARES
-  const uint32_t stride = kTileKeys,
-                 share = ((n + 15) / 16 + gridDim.x * warps - 1) / (gridDim.x * warps) * 16;
-  uint32_t first = min((warp * gridDim.x + blockIdx.x) * share, n);
-  const uint32_t end = min(first + share, n);
-#else
-  const uint32_t stride = gridDim.x * warps * kTileKeys, end = n;
-  uint32_t first = (blockIdx.x * warps + warp) * kTileKeys;
-#endif
+  const uint32_t stride = gridDim.x * warps * kTileKeys;
 
   const uint16_t* const own_keys =
       k + (uint64_t(p.first_head + local_head) * p.capacity + begin) * p.head_dim + t * 8;
@@ -162,15 +150,16 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t at = tile + row + 8 * half;
-      const uint16_t* const from = own_keys + uint64_t(at < end ? at : 0) * p.head_dim;
+      const uint16_t* const from = own_keys + uint64_t(at < n ? at : 0) * p.head_dim;
 #pragma unroll
       for (uint32_t j = 0; j < kChunks; ++j) {
-        const bool valid = at < end && (t + 4 * j) * 8 < p.head_dim;
+        const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
         copy_async<16>(&slot(stage, half, j), from + (valid ? j * 32 : 0), valid);
       }
     }
     commit_copies();
   };
+  uint32_t first = (blockIdx.x * warps + warp) * kTileKeys;
 #pragma unroll
   for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
 
@@ -209,7 +198,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 
   uint32_t stage = 0;
 #pragma unroll 1
-  for (; first < end; first += stride) {
+  for (; first < n; first += stride) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, first + (kStages - 1) * stride);
     wait_copies<kStages - 1>();
     float products[kFours][4] = {};  // high and low of row `row`, of row `row` + 8
@@ -228,7 +217,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t at = first + row + 8 * half;
-        if (at >= end || four * 4 + t >= heads) continue;
+        if (at >= n || four * 4 + t >= heads) continue;
         const float s = (products[four][2 * half] + products[four][2 * half + 1]) * unit[four];
         own_scores[four][at] = s;
         total[four].add(s);
@@ -268,17 +257,14 @@ static __global__ void log_sum_exp_kernel(const StepParams* step, uint32_t queri
 }
 
 // Scratch: the parts of all blocks, then the sums of the slices.
-#ifndef TS_BLOCKS
-#define TS_BLOCKS 1
-#endif
-constexpr uint32_t kMostHeads = 8, kBlocks = TS_BLOCKS;
+constexpr uint32_t kMostHeads = 8;  // of a block
 static uint64_t parts_bytes(uint64_t blocks) { return round_up(blocks * kMostHeads * sizeof(LogSum), 256); }
 
 template <uint32_t kChunks, uint32_t kHeads>
 static void score(const Launch& l, const TokenScore& op) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
-  const uint32_t splits = std::max(1u, kBlocks * l.card.multiprocessors / (p.heads * passes));
+  const uint32_t splits = std::max(1u, l.card.multiprocessors / (p.heads * passes));
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const GateState* gate = data<GateState>(op.gate);
   LogSum* const parts = reinterpret_cast<LogSum*>(l.scratch);
@@ -291,7 +277,7 @@ static void score(const Launch& l, const TokenScore& op) {
   }
   // A multiple of 4, for a multiprocessor's four schedulers.
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
-  const uint32_t fit = (l.card.shared_bytes / kBlocks - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
+  const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
   launch(l, token_score_kernel<kChunks, kHeads>, dim3(splits, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, p, Queries{data<float>(op.q), sums, slices},
@@ -319,7 +305,7 @@ void token_score(const Launch& l, const TokenScore& op) {
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {
   if (s.positions == 0) return 0;
-  return parts_bytes(std::max(m.heads, kBlocks * card.multiprocessors)) +
+  return parts_bytes(std::max(m.heads, card.multiprocessors)) +
          uint64_t(kMostSlices) * m.heads * m.head_dim * sizeof(float);
 }
 
