@@ -73,8 +73,7 @@ struct Needs {
 };
 struct DeviceInfo {
   std::string name;         // "cpu", "cuda:0"
-  std::string description;  // for people: processor or card, driver; what keeps it from being used
-  bool usable = true;
+  std::string description;  // for people: processor or card, driver
   uint64_t total_bytes = 0, free_bytes = 0;
   uint64_t max_binding = 0;         // largest range an op can be given
   uint32_t alignment = 64;          // of every view's offset
