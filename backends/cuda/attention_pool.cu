@@ -134,17 +134,31 @@ constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads>::kBytes +
 
 // The low half of the rope table, which every key of a rotating head meets, lies in shared memory:
 // first-level cache has 28 KiB left where shared memory has all it can get, and this is 32 KiB at 128
-// channels. At 256 it would crowd out warps.
+// channels. At 256 it would crowd out warps, and so would the queries, which lie behind it.
 template <uint32_t kLanes>
-constexpr bool kKeepsTable = kLanes <= 16;
+constexpr bool kHasRoom = kLanes <= 16;
 
 // What a block's rows come to: for each of its query heads the output before its division by the sum, and
-// {maximum, sum}. [query heads][splits] each; where a block had no rows the maximum is -inf and the output is
-// missing.
+// {maximum, sum}. [query heads][splits] each; where a block had no rows the maximum is -inf and all else 0.
 struct Parts {
   float* out;  // head_dim each
   float2* peak_and_sum;
 };
+
+// Peak and sum of several parts, and the factor of each part's output. 0 stands for no rows, whose output may
+// be no number.
+template <uint32_t kParts>
+__device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[kParts]) {
+  float2 all{-kInfinity, 0};
+#pragma unroll
+  for (uint32_t i = 0; i < kParts; ++i) all.x = fmaxf(all.x, parts[i].x);
+#pragma unroll
+  for (uint32_t i = 0; i < kParts; ++i) {
+    factors[i] = parts[i].x > -kInfinity ? exp2f(parts[i].x - all.x) : 0;
+    if (factors[i] != 0) all.y += parts[i].y * factors[i];
+  }
+  return all;
+}
 
 // Block (split, KV head and pass over its group).
 template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
@@ -153,20 +167,17 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
                        const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
   using S = Step<kLanes, kHeads>;
   constexpr uint32_t kWarps = kMostWarps<kLanes, kHeads>;
-  extern __shared__ uint4 shared[];  // [warps] stream and a step's weights, then the table
+  extern __shared__ uint4 shared[];  // [warps] stream and a step's weights, table, queries
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   std::byte* const own = reinterpret_cast<std::byte*>(shared) + warp * kWarpBytes<kLanes, kHeads>;
   float* const weights =
       reinterpret_cast<float*>(own + Stream<kLanes, kHeads>::kBytes);  // [S::kRows][kHeads]
-  const float2* low_half = rope.table;
+  uint4* const kept_table = shared + warps * kWarpBytes<kLanes, kHeads> / sizeof(uint4);
+  uint4* const kept_queries = kept_table + kTile * rope.pairs / 2;
   release_successor();
-  if constexpr (kKeepsTable<kLanes>) {
-    uint4* const kept = shared + warps * kWarpBytes<kLanes, kHeads> / sizeof(uint4);
+  if constexpr (kHasRoom<kLanes>)
     for (uint32_t i = threadIdx.x; i < kTile * rope.pairs / 2; i += blockDim.x)
-      copy_async<16>(kept + i, reinterpret_cast<const uint4*>(rope.table) + i);
-    low_half = reinterpret_cast<const float2*>(kept);
-  }
-  commit_copies();
+      copy_async<16>(kept_table + i, reinterpret_cast<const uint4*>(rope.table) + i);
   const bool by_list = p.rope.mode == kRopeList;
   // The model's attention factor counts for query and key, but the low half of the table, which rotates keys,
   // lacks it.
@@ -176,15 +187,43 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   const uint32_t head = p.first_head + blockIdx.y, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
+  const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
   const EntryList list = entry_list(lists, head, p.list_capacity, *step);
+  // A full list has the warp's first entries where its capacity says, so they are on their way with the
+  // count.
+  const uint32_t place = warp * gridDim.x + blockIdx.x;
+  const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, gridDim.x * warps, S::kRows);
+  uint32_t entry = list.entries ? list.entries[min(full_first + lane, p.list_capacity - 2)] : 0;
   const uint32_t own_position = static_cast<uint32_t>(step->position);
+  const float2* low_half = rope.table;
+  if constexpr (kHasRoom<kLanes>) {
+    for (uint32_t i = threadIdx.x; i < heads * p.head_dim / 4; i += blockDim.x)
+      copy_async<16>(kept_queries + i, reinterpret_cast<const uint4*>(own_queries) + i);
+    low_half = reinterpret_cast<const float2*>(kept_table);
+    own_queries = reinterpret_cast<const float*>(kept_queries);
+  }
+  commit_copies();
+
   const uint32_t chunk = lane % kLanes, side = lane / kLanes;
   const LanePairs<kPairs> pairs{4 * chunk, rope.pairs, p.rope.pairing};
   const uint32_t share = rows_per_warp(list.count, gridDim.x * warps, S::kRows);
-  const uint32_t first = min((warp * gridDim.x + blockIdx.x) * share, list.count),
-                 end = min(first + share, list.count);
+  const uint32_t first = min(place * share, list.count), end = min(first + share, list.count);
+  if (!list.entries)
+    entry = first + lane;
+  else if (first != full_first && first + lane < end)
+    entry = list[first + lane];
+  // The position that the query has against the keys of a tile, all rotated by their place in it. Its angles
+  // are the product of a row of the table's high half, asked for ahead, and one of the low half.
+  const auto query_position = [&](uint32_t tile) { return by_list ? list.count - 1 - tile : own_position; };
+  const uint32_t first_pair = pairs.rotates(0) ? 4 * chunk : 0;
+  float2 high[4];
+  const auto ask_high = [&](uint32_t position) {
+    if constexpr (kPairs != Pairs::kAny)
+      load_angles(rope.table + uint64_t(64 + position / 64) * rope.pairs + first_pair, high);
+  };
+  if (first < end) ask_high(query_position(first - first % kTile));
   Stream<kLanes, kHeads> stream({k, v}, uint64_t(head) * p.capacity * p.head_dim, p.head_dim, list.entries,
-                                first, end, own);
+                                first, end, entry, own);
 
   const KeyTurn<kPairs> turn(pairs, low_half, by_list);
   float query[kHeads][8];  // the lane's pairs: four x, four y
@@ -195,10 +234,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       for (uint32_t i = 0; i < 4; ++i)
         if (pairs.rotates(i)) angles[i] = rope.angle(position, 4 * chunk + i);
     } else {
-      float2 high[4], low[4];
-      const uint32_t pair = pairs.rotates(0) ? 4 * chunk : 0;
-      load_angles(rope.table + uint64_t(64 + position / 64) * rope.pairs + pair, high);
-      load_angles(low_half + position % 64 * rope.pairs + pair, low);
+      float2 low[4];
+      load_angles(low_half + position % 64 * rope.pairs + first_pair, low);
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
         angles[i] = {high[i].x * low[i].x - high[i].y * low[i].y,
@@ -210,8 +247,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 #pragma unroll
     for (uint32_t h = 0; h < kHeads; ++h) {
       float x[4] = {}, y[4] = {};
-      if (h < heads && chunk * 8 < p.head_dim)
-        pairs.load(q + (head * p.group + first_head + h) * p.head_dim, x, y);
+      if (h < heads && chunk * 8 < p.head_dim) pairs.load(own_queries + h * p.head_dim, x, y);
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         const float a = x[i] * (p.scale * kLog2E), b = y[i] * (p.scale * kLog2E);
@@ -220,7 +256,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       }
     }
   };
-  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // the table
+  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // the table and the queries
   __syncthreads();
 
   // Of the lane's head in peak and sum, lane % kHeads; of its sum, the lane has the rows that it scored
@@ -228,9 +264,12 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   float peak = -kInfinity, sum = 0, out[kHeads][8] = {};
 #pragma unroll 1
   for (uint32_t start = first; start < end; start += S::kRows) {
-    const uint32_t place = start % kTile;
-    if (start == first || (by_list && place == 0))
-      rotate_queries(by_list ? list.count - 1 - (start - place) : own_position);
+    const uint32_t first_row = start % kTile;
+    if (start == first || (by_list && first_row == 0)) {
+      const uint32_t position = query_position(start - first_row);
+      rotate_queries(position);
+      if (by_list && position >= kTile) ask_high(position - kTile);
+    }
     stream.await();
 
     float scores[kLanes];  // [S::kRounds][kHeads]
@@ -239,7 +278,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       const uint32_t row = r * S::kAtOnce + side;
       float x[4], y[4];
       pairs.load(stream.row(0, row), x, y);
-      turn.rotate(place + row, x, y);
+      turn.rotate(first_row + row, x, y);
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
         float dot = 0;
@@ -318,7 +357,6 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   for (uint32_t i = threadIdx.x; i < heads * p.head_dim / 4; i += blockDim.x) {
     const uint32_t h = i / (p.head_dim / 4), four = i % (p.head_dim / 4);
     float2 of_warp[kWarps];
-    float block_peak = -kInfinity, block_sum = 0;
 #pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
       of_warp[w] = {-kInfinity, 0};
@@ -326,22 +364,21 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
         of_warp[w] = *reinterpret_cast<const float2*>(reinterpret_cast<const std::byte*>(shared) +
                                                       w * kWarpBytes<kLanes, kHeads> +
                                                       Stream<kLanes, kHeads>::kBytes + h * sizeof(float2));
-      block_peak = fmaxf(block_peak, of_warp[w].x);
     }
+    float factors[kWarps];
+    const float2 of_all = weigh(of_warp, factors);
     float4 total{0, 0, 0, 0};
 #pragma unroll
     for (uint32_t w = 0; w < kWarps; ++w) {
-      if (!(of_warp[w].x > -kInfinity)) continue;
-      const float factor = exp2f(of_warp[w].x - block_peak);
+      if (factors[w] == 0) continue;
       const float4 x = reinterpret_cast<const float4*>(reinterpret_cast<const std::byte*>(shared) +
                                                        w * kWarpBytes<kLanes, kHeads>)[h * kLanes * 2 + four];
-      block_sum += of_warp[w].y * factor;
-      total = {total.x + x.x * factor, total.y + x.y * factor, total.z + x.z * factor,
-               total.w + x.w * factor};
+      total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
+               total.w + x.w * factors[w]};
     }
     const uint64_t part = uint64_t(blockIdx.y * p.group + first_head + h) * gridDim.x + blockIdx.x;
-    if (block_peak > -kInfinity) reinterpret_cast<float4*>(parts.out + part * p.head_dim)[four] = total;
-    if (four == 0) parts.peak_and_sum[part] = {block_peak, block_sum};
+    reinterpret_cast<float4*>(parts.out + part * p.head_dim)[four] = total;
+    if (four == 0) parts.peak_and_sum[part] = of_all;
   }
 }
 
@@ -368,7 +405,7 @@ static __global__ void combine_parts_kernel(uint32_t splits, uint32_t head_dim, 
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const float of_part = __shfl_sync(~0u, factor, i);
-      if (of_part != 0) total += x[i] * of_part;  // else x may be missing
+      total += x[i] * of_part;
     }
     peak = top;
   }
@@ -380,14 +417,16 @@ static void attend(const Launch& l, const Attention& op) {
   constexpr uint32_t kBytes = kWarpBytes<kLanes, kHeads>;
   const AttentionParams& p = op.p;
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
-  const uint32_t table_bytes = kKeepsTable<kLanes> ? kTile * rope.pairs * sizeof(float2) : 0;
-  const PoolGrid grid =
-      pool_grid(l.card, p.heads, p.group, kHeads, kMostWarps<kLanes, kHeads>, kBytes, table_bytes);
+  const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kHeads);
+  const uint32_t table_bytes = kTile * rope.pairs * sizeof(float2),
+                 query_bytes = kHeads * p.head_dim * sizeof(float);
+  const uint32_t block_bytes = kHasRoom<kLanes> ? table_bytes + query_bytes : 0;
+  const uint32_t warps = pool_warps(l.card, kMostWarps<kLanes, kHeads>, kBytes, block_bytes);
   const uint32_t queries = p.heads * p.group;
   float* const out = reinterpret_cast<float*>(l.scratch);
   const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(queries) * grid.splits * p.head_dim)};
-  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, grid.blocks(p.heads), grid.warps * kWarp,
-         grid.warps * kBytes + table_bytes, l.step, p, data<float>(op.q), data<uint16_t>(op.k),
+  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, grid.blocks(p.heads), warps * kWarp,
+         warps * kBytes + block_bytes, l.step, p, data<float>(op.q), data<uint16_t>(op.k),
          data<uint16_t>(op.v), data<uint32_t>(op.list), rope, parts);
   launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, grid.splits,
          p.head_dim, parts, data<float>(op.y) + p.first_head * p.group * p.head_dim);

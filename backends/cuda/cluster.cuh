@@ -13,19 +13,32 @@ namespace thimble::cuda {
 #define THIMBLE_CLUSTER(blocks)
 #endif
 
-// Waits for all threads of the cluster; what they wrote to shared memory can then be seen. A block must not
-// exit before the others have done with its memory, nor may they reach it before it has come to a first
-// barrier.
+// The two halves of a barrier of all threads of the cluster: what was written to shared memory before the
+// first can be seen behind the second. A block must not exit before the others have done with its memory, nor
+// may they reach it before it has come to a first barrier.
 template <uint32_t kBlocks>
-__device__ inline void cluster_barrier() {
+__device__ inline void arrive_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) {
+    __syncwarp();  // .aligned takes whole warps
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  }
+#endif
+}
+template <uint32_t kBlocks>
+__device__ inline void wait_at_cluster_barrier() {
   if constexpr (kBlocks == 1) {
     __syncthreads();
   } else {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
   }
+}
+template <uint32_t kBlocks>
+__device__ inline void cluster_barrier() {
+  arrive_at_cluster_barrier<kBlocks>();
+  wait_at_cluster_barrier<kBlocks>();
 }
 
 // Where block `rank` has what lies at p in this block's shared memory.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "backends/checks.h"
@@ -30,46 +32,96 @@ class CudaRecorder : public Recorder {
   explicit CudaRecorder(uint32_t rows) : max_rows(rows) {}
 
   void segment() override {
-    end_siblings();
+    add_pending();
     segments.emplace_back();
   }
   void embed(const Embed& op) override {
     check("embed", op.table, op.table.rows, op.p.cols);
     add(cuda::embed, op);
   }
-  void rms_norm(const RmsNorm& op) override { add(cuda::rms_norm, op); }
+  // A token's norm is made by the products that read it: its own launch would take 2.5 us of an H200.
+  void rms_norm(const RmsNorm& op) override {
+    add_pending();
+    if (max_rows == 1)
+      norm_ = op;
+    else
+      add(cuda::rms_norm, op);
+  }
   // Matrices that multiply the same rows one after the other may share a launch.
   void linear(const Linear& op) override {
     check("linear", op.w, op.p.out_cols, op.p.in_cols);
     const bool joins =
         siblings_.size() < kMostSiblings &&
-        std::all_of(siblings_.begin(), siblings_.end(), [&](const Linear& s) { return share_rows(s, op); });
-    if (!joins) end_siblings();
+        std::all_of(siblings_.begin(), siblings_.end(), [&](const Linear& s) { return share_rows(s, op); }) &&
+        (!norm_ || makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y));
+    if (append_ || !joins) add_pending();
     siblings_.push_back(op);
   }
   void glu(const Glu& op) override {
     check("glu", op.gate, op.p.out_cols, op.p.in_cols);
     check("glu", op.up, op.p.out_cols, op.p.in_cols);
-    add(cuda::glu, op);
+    if (append_ || !siblings_.empty() ||
+        (norm_ && !makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h)))
+      add_pending();
+    call([op, norm = std::exchange(norm_, {})](const Launch& l) {
+      cuda::glu(l, op, norm ? &*norm : nullptr);
+    });
   }
   void activation(const Activation& op) override { add(cuda::activation, op); }
-  void kv_append(const KvAppend& op) override { add(cuda::kv_append, op); }
+  // A token's row may be copied and compared by the launch that appends it.
+  void kv_append(const KvAppend& op) override {
+    add_pending();
+    if (max_rows == 1)
+      append_ = op;
+    else
+      add(cuda::kv_append, op);
+  }
   void cis_store(const CisStore& op) override { add(cuda::cis_store, op); }
   void kv_view(const KvView& op) override { add(cuda::kv_view, op); }
   void attention(const Attention& op) override { add(cuda::attention, op); }
-  void kv_compact(const KvCompact& op) override { add(cuda::kv_compact, op); }
-  void query_gate(const QueryGate& op) override { add(cuda::query_gate, op); }
-  void token_score(const TokenScore& op) override { add(cuda::token_score, op); }
+  void kv_compact(const KvCompact& op) override {
+    rewritten_.push_back(op.k);
+    add(cuda::kv_compact, op);
+  }
+  void query_gate(const QueryGate& op) override {
+    if (append_ && !gate_ && apart({op.cached, op.gate}, {op.q}))
+      gate_ = op;
+    else
+      add(cuda::query_gate, op);
+  }
+  void token_score(const TokenScore& op) override {
+    add_pending();
+    const bool keys_stay =
+        std::none_of(rewritten_.begin(), rewritten_.end(), [&](const View& v) { return overlap(v, op.k); });
+    call([=](const Launch& l) { cuda::token_score(l, op, keys_stay); });
+  }
   void vote(const Vote& op) override { add(cuda::vote, op); }
   void top_k(const TopK& op) override { add(cuda::top_k, op); }
   void arg_max(const ArgMax& op) override { add(cuda::arg_max, op); }
   void log_prob(const LogProb& op) override { add(cuda::log_prob, op); }
-  void copy(const Copy& op) override { add(cuda::copy, op); }
+  void copy(const Copy& op) override {
+    rewritten_.push_back(op.dst);
+    if (append_ && !copy_ && !gate_ && apart({op.dst}, {op.src}))
+      copy_ = op;
+    else
+      add(cuda::copy, op);
+  }
 
-  void end_siblings() {
-    if (siblings_.empty()) return;
-    call([ops = siblings_](const Launch& l) { cuda::linear(l, ops); });
-    siblings_.clear();
+  // Adds what was recorded last and waits for the next op.
+  void add_pending() {
+    const std::vector<Linear> siblings = std::exchange(siblings_, {});
+    const std::optional<RmsNorm> norm = std::exchange(norm_, {});
+    const std::optional<KvAppend> append = std::exchange(append_, {});
+    const std::optional<Copy> copy = std::exchange(copy_, {});
+    const std::optional<QueryGate> gate = std::exchange(gate_, {});
+    if (!siblings.empty())
+      call([=](const Launch& l) { cuda::linear(l, siblings, norm ? &*norm : nullptr); });
+    else if (norm)
+      call([=](const Launch& l) { cuda::rms_norm(l, *norm); });
+    else if (append)
+      call([=](const Launch& l) {
+        cuda::append_token(l, *append, copy ? &*copy : nullptr, gate ? &*gate : nullptr);
+      });
   }
 
   const uint32_t max_rows;
@@ -87,9 +139,18 @@ class CudaRecorder : public Recorder {
            (a.y.buffer != b.y.buffer || a.y.offset != b.y.offset);
   }
 
+  // Whether a norm can be left to the products of these rows of x, which write y: they and nothing else are
+  // what it makes, and nobody writes what it reads.
+  static bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
+                         const View& y) {
+    return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
+           n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
+           !overlap(n.y, y);
+  }
+
   template <typename Op>
   void add(void (*function)(const Launch&, const Op&), const Op& op) {
-    end_siblings();
+    add_pending();
     call([function, op](const Launch& l) { function(l, op); });
   }
   void call(Call c) {
@@ -100,7 +161,28 @@ class CudaRecorder : public Recorder {
     if (status.ok()) status = check_matrix(op, w, rows, cols);
   }
 
-  std::vector<Linear> siblings_;  // recorded last, and not yet added
+  // Whether an op that writes and reads these can run beside the pending append and copy.
+  bool apart(std::initializer_list<View> writes, std::initializer_list<View> reads) const {
+    std::vector<View> written{append_->k, append_->v, append_->pos}, read{append_->qkv};
+    if (copy_) written.push_back(copy_->dst), read.push_back(copy_->src);
+    const auto meet = [](const auto& some, const auto& others) {
+      for (const View& a : some)
+        for (const View& b : others)
+          if (overlap(a, b)) return true;
+      return false;
+    };
+    return !meet(writes, written) && !meet(writes, read) && !meet(reads, written);
+  }
+
+  // Recorded last, and not yet added: siblings and the norm before them or it alone, or what append_token()
+  // takes.
+  std::vector<Linear> siblings_;
+  std::optional<RmsNorm> norm_;
+  std::optional<KvAppend> append_;
+  std::optional<Copy> copy_;
+  std::optional<QueryGate> gate_;
+
+  std::vector<View> rewritten_;  // where keys may lie, by ops other than kv_append
 };
 
 class CudaStream : public Stream {
@@ -126,7 +208,7 @@ class CudaStream : public Stream {
 
   Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
     CudaRecorder& r = static_cast<CudaRecorder&>(*recorder);
-    r.end_siblings();
+    r.add_pending();
     THIMBLE_TRY(r.status);
     THIMBLE_TRY(state_->use());
     auto program = std::make_unique<CudaProgram>(state_);

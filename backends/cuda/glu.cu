@@ -6,9 +6,9 @@
 
 namespace thimble::cuda {
 
-void glu(const Launch& l, const Glu& op) {
+void glu(const Launch& l, const Glu& op, const RmsNorm* norm) {
   const GluParams& p = op.p;
-  if (l.max_rows == 1) return multiply_vectors(l, op);
+  if (l.max_rows == 1) return multiply_vectors(l, op, norm);
 
   const uint32_t cols = 2 * static_cast<uint32_t>(round_up(p.out_cols, 8));
   const Operands o = operands(l.max_rows, p.in_cols, cols);

@@ -21,7 +21,9 @@ __device__ inline void release_successor() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until all kernels before this one have finished. Before it, a kernel may only read weights.
+// Waits until all kernels before this one have finished. Before it, a kernel may only read what no kernel of
+// the program writes: weights and the step. Call it even to return at once: who waits for this kernel counts
+// on those before it.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

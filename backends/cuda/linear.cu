@@ -47,9 +47,9 @@ void dequantize_slice(const Launch& l, std::span<const Linear> siblings, uint32_
 
 }  // namespace
 
-void linear(const Launch& l, std::span<const Linear> siblings) {
+void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
   const LinearParams& p = siblings[0].p;
-  if (p.rows == kLogitRows || l.max_rows == 1) return multiply_vectors(l, siblings);
+  if (p.rows == kLogitRows || l.max_rows == 1) return multiply_vectors(l, siblings, norm);
 
   for (const Linear& op : siblings)
     if (op.bias) {

@@ -63,6 +63,29 @@ __device__ inline float4 quad_of(const float* x, uint32_t first, uint32_t n) {
           first + 3 < n ? x[first + 3] : 0};
 }
 
+// Columns of a row of x, or of its rms_norm: x * scale * weight.
+struct Row {
+  const float* x;
+  const float* weight;  // null: x as it is
+  uint32_t scale;       // where it lies in shared memory
+  float* norm;          // null, or where the norm is kept
+
+  __device__ float4 quad(uint32_t first, uint32_t n) const {
+    const float4 q = quad_of(x, first, n);
+    if (!weight) return q;
+    const float4 w = quad_of(weight, first, n);
+    const float s = load_float(scale);
+    const float4 y{q.x * s * w.x, q.y * s * w.y, q.z * s * w.z, q.w * s * w.w};
+    if (norm) {
+      if (first < n) norm[first] = y.x;
+      if (first + 1 < n) norm[first + 1] = y.y;
+      if (first + 2 < n) norm[first + 2] = y.z;
+      if (first + 3 < n) norm[first + 3] = y.w;
+    }
+    return y;
+  }
+};
+
 // The digits of four integers of +-2^30: digit d of all four in word d. Adding 128 to each lower byte carries
 // into the one above where a digit becomes negative; flipping its top bit takes the 128 away again.
 __device__ inline uint4 digits_of(const int32_t (&v)[4]) {
@@ -81,13 +104,13 @@ struct Digits {
   float unit;         // of digit `part`
   float sums[2];      // of the 32 columns from 32 part and from 128 + 32 part on
 
-  // Takes the strip at x, which has n columns or more; all lanes of a warp together. `stage` is the warp's 1
-  // KiB of shared memory. Word i belongs to four columns, from 4 part + word(i) on for low halves, kHigh
-  // behind these for high ones.
+  // Takes the strip that x begins with, which has n columns or more; all lanes of a warp together. `stage` is
+  // the warp's 1 KiB of shared memory. Word i belongs to four columns, from 4 part + word(i) on for low
+  // halves, kHigh behind these for high ones.
   template <typename Format>
-  __device__ void take(const float* x, uint32_t n, uint32_t stage, Lane lane) {
+  __device__ void take(const Row& x, uint32_t n, uint32_t stage, Lane lane) {
     const uint32_t thread = 4 * lane.row + lane.part;
-    const float4 a = quad_of(x, 8 * thread, n), b = quad_of(x, 8 * thread + 4, n);
+    const float4 a = x.quad(8 * thread, n), b = x.quad(8 * thread + 4, n);
     const auto larger = [](uint32_t bits, float f) {
       return max(bits, __float_as_uint(fabsf(f)));
     };  // NaN is the largest
@@ -282,10 +305,10 @@ struct Floats {
   uint32_t stage;
 
   template <typename Format>
-  __device__ void take(const float* x, uint32_t n, uint32_t memory, Lane lane) {
+  __device__ void take(const Row& x, uint32_t n, uint32_t memory, Lane lane) {
     stage = memory;
     const uint32_t thread = 4 * lane.row + lane.part;
-    const float4 q = quad_of(x, 4 * thread, n);
+    const float4 q = x.quad(4 * thread, n);
     store_words(stage + 16 * thread,
                 {__float_as_uint(q.x), __float_as_uint(q.y), __float_as_uint(q.z), __float_as_uint(q.w)});
     __syncwarp();

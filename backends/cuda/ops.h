@@ -8,22 +8,27 @@
 
 namespace thimble::cuda {
 
-// Matrices that multiply the same rows: q, k and v of a layer. They may share a launch.
+// Most matrices that multiply the same rows in one launch: q, k and v of a layer.
 inline constexpr uint32_t kMostSiblings = 3;
 
 void embed(const Launch&, const Embed&);
 void rms_norm(const Launch&, const RmsNorm&);
-void linear(const Launch&,
-            std::span<const Linear> siblings);  // same x, x_stride, in_cols and rows; 1 to kMostSiblings
-void glu(const Launch&, const Glu&);
+// `norm`: null, or what makes their x and was not launched before, which takes a program of one row
+// (matvec.h).
+void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
+            const RmsNorm* norm);
+void glu(const Launch&, const Glu&, const RmsNorm* norm);
 void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);
+// kv_append of one row, and with it what is given of the others, of which none needs what another writes.
+void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
 void cis_store(const Launch&, const CisStore&);
 void kv_view(const Launch&, const KvView&);
 void attention(const Launch&, const Attention&);
 void kv_compact(const Launch&, const KvCompact&);
 void query_gate(const Launch&, const QueryGate&);
-void token_score(const Launch&, const TokenScore&);
+// `keys_stay`: the program writes no keys before it but the step's own, behind all others.
+void token_score(const Launch&, const TokenScore&, bool keys_stay);
 void vote(const Launch&, const Vote&);
 void top_k(const Launch&, const TopK&);
 void arg_max(const Launch&, const ArgMax&);

@@ -38,21 +38,21 @@ class RowStream {
   static constexpr int kCopies = kStages;  // groups of copies that the constructor commits
 
   // `head_start`: elements before the KV head's first row in each array. `list`: null where entry i is i.
-  // `ring`: kBytes.
+  // `entry`: of row first + lane, if there is such a row. `ring`: kBytes.
   __device__ RowStream(const uint16_t* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
-                       const uint32_t* list, uint32_t first, uint32_t end, void* ring)
+                       const uint32_t* list, uint32_t first, uint32_t end, uint32_t entry, void* ring)
       : head_dim_(head_dim),
         list_(list),
         first_(first),
         end_(end),
         fetched_(first),
-        ring_(static_cast<uint4*>(ring)) {
+        ring_(static_cast<uint4*>(ring)),
+        next_entry_(entry) {
 #pragma unroll
     for (uint32_t a = 0; a < kArrays; ++a) arrays_[a] = arrays[a];
     const uint32_t channel = lane() % kLanes * 8;
     has_channels_ = channel < head_dim;
     start_ = head_start + (has_channels_ ? channel : 0);
-    next_entry_ = entry(first + lane());
 #pragma unroll 1
     for (uint32_t stage = 0; stage < kStages; ++stage) fetch(stage);
   }
@@ -75,7 +75,7 @@ class RowStream {
 
  private:
   __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
-  __device__ uint32_t entry(uint32_t i) const { return list_ && i < end_ ? list_[i] : i; }
+  __device__ uint32_t entry_of(uint32_t i) const { return list_ && i < end_ ? list_[i] : i; }
 
   // A group is committed for every step, with or without rows, so that await() can count.
   __device__ void fetch(uint32_t stage) {
@@ -84,7 +84,7 @@ class RowStream {
       const uint32_t held = (fetched_ - first_) % kWarp;
       if (held == 0) {
         entry_ = next_entry_;
-        next_entry_ = entry(fetched_ + kWarp + lane());
+        next_entry_ = entry_of(fetched_ + kWarp + lane());
       }
       uint4* to = ring_ + stage * kArrays * S::kChunks + lane();
 #pragma unroll
@@ -141,10 +141,8 @@ __device__ inline float sum_across(float (&x)[kLanes]) {
 // How a launch over all KV heads covers the card: one block on each multiprocessor, as many warps as
 // registers and shared memory hold. Host side.
 struct PoolGrid {
-  uint32_t heads;   // query heads at once: 4 or 8
-  uint32_t passes;  // of such heads that a KV head's group takes
+  uint32_t passes;  // over a KV head's group, `heads` query heads at once
   uint32_t splits;  // blocks that share one KV head's rows
-  uint32_t warps;   // in a block
   dim3 blocks(uint32_t kv_heads) const { return {splits, kv_heads, passes}; }
 };
 inline constexpr uint32_t kMostPoolHeads = 8;
@@ -154,16 +152,15 @@ inline uint32_t most_pool_blocks(const ModelShape& m, const Card& card) {
   return std::max(m.heads, card.multiprocessors);
 }
 
-inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, uint32_t heads,
-                          uint32_t most_warps, uint64_t bytes_per_warp, uint64_t bytes_per_block) {
-  PoolGrid g{};
-  g.heads = heads;
-  g.passes = static_cast<uint32_t>(ceil_div(group, heads));
-  g.splits = std::max(1u, card.multiprocessors / (kv_heads * g.passes));
-  // A multiple of 4, for a multiprocessor's four schedulers.
-  const uint32_t fit = static_cast<uint32_t>((card.shared_bytes - bytes_per_block) / bytes_per_warp) / 4 * 4;
-  g.warps = std::min(fit, most_warps);
-  return g;
+inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, uint32_t heads) {
+  const uint32_t passes = static_cast<uint32_t>(ceil_div(group, heads));
+  return {passes, std::max(1u, card.multiprocessors / (kv_heads * passes))};
+}
+// A multiple of 4, for a multiprocessor's four schedulers.
+inline uint32_t pool_warps(const Card& card, uint32_t most, uint64_t bytes_per_warp,
+                           uint64_t bytes_per_block) {
+  return std::min(most,
+                  static_cast<uint32_t>((card.shared_bytes - bytes_per_block) / bytes_per_warp) / 4 * 4);
 }
 
 }  // namespace thimble::cuda

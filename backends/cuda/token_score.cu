@@ -116,20 +116,19 @@ struct Rest {
   LogSum of_warp[kHeads][kMostWarps<kChunks>];
 };
 
-// Block (split, KV head and pass over its group); its warps take tiles of 16 keys in turn. kHeads: 4 or 8
-// query heads against the same keys. `parts`: [query heads][splits]: what a block's entries add to a head's
-// log-sum-exp.
+// Block (split, KV head and pass over its group); warp w takes tiles w * splits + split, and so on, of 16
+// keys, so that blocks share a last round. kHeads: 4 or 8 query heads against the same keys. `parts`: [query
+// heads][splits]: what a block's entries add to a head's log-sum-exp.
 template <uint32_t kChunks, uint32_t kHeads>
 static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     token_score_kernel(const StepParams* step, TokenScoreParams p, Queries queries, const uint16_t* k,
-                       const GateState* gate, Rope rope, float* all_scores, LogSum* parts) {
-  begin_kernel();
+                       const GateState* gate, Rope rope, float* all_scores, LogSum* parts, bool keys_stay) {
+  release_successor();
   constexpr uint32_t kFours = kHeads / 4;
   extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
   auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
-  const bool cached = selection_cached(gate);
-  if (!selects(*step) || cached) return;
+  if (!selects(*step)) return await_predecessor();
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t t = lane % 4, row = lane / 4;
   const uint32_t local_head = blockIdx.y, first_head = blockIdx.z * kHeads;
@@ -159,9 +158,19 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     }
     commit_copies();
   };
-  uint32_t first = (blockIdx.x * warps + warp) * kTileKeys;
-#pragma unroll
-  for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
+  uint32_t first = (warp * gridDim.x + blockIdx.x) * kTileKeys;
+  const auto fetch_first = [&] {
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
+  };
+  // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
+  // own, which no middle holds that a local window follows.
+  const bool ahead =
+      keys_stay && step->n_rows == 1 && step->n_local > 0 && step->theta > -1 && !selection_cached(gate);
+  if (ahead) fetch_first();
+  await_predecessor();
+  if (selection_cached(gate)) return wait_copies<0>();
+  if (!ahead) fetch_first();
 
   // The queries take the last stage, which nothing comes to yet: whole, then split into [kHeads]{high, low}.
   constexpr uint32_t kWidth = kChunks * kWarp, kHalf = kWidth / 8;  // channels; chunks of 8
@@ -261,7 +270,7 @@ constexpr uint32_t kMostHeads = 8;  // of a block
 static uint64_t parts_bytes(uint64_t blocks) { return round_up(blocks * kMostHeads * sizeof(LogSum), 256); }
 
 template <uint32_t kChunks, uint32_t kHeads>
-static void score(const Launch& l, const TokenScore& op) {
+static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
   const uint32_t splits = std::max(1u, l.card.multiprocessors / (p.heads * passes));
@@ -281,26 +290,26 @@ static void score(const Launch& l, const TokenScore& op) {
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
   launch(l, token_score_kernel<kChunks, kHeads>, dim3(splits, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, p, Queries{data<float>(op.q), sums, slices},
-         data<uint16_t>(op.k), gate, rope, data<float>(op.scores), parts);
+         data<uint16_t>(op.k), gate, rope, data<float>(op.scores), parts, keys_stay);
   launch(l, log_sum_exp_kernel, static_cast<uint32_t>(ceil_div(queries, 4)), 4 * kWarp, 0, l.step, queries,
          splits, gate, parts, data<float>(op.lse) + p.first_head * p.group);
 }
 
 template <uint32_t kChunks>
-static void score(const Launch& l, const TokenScore& op) {
+static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   if (op.p.group <= 4)
-    score<kChunks, 4>(l, op);
+    score<kChunks, 4>(l, op, keys_stay);
   else
-    score<kChunks, kMostHeads>(l, op);
+    score<kChunks, kMostHeads>(l, op, keys_stay);
 }
 
-void token_score(const Launch& l, const TokenScore& op) {
+void token_score(const Launch& l, const TokenScore& op, bool keys_stay) {
   if (op.p.head_dim <= 64)
-    score<2>(l, op);
+    score<2>(l, op, keys_stay);
   else if (op.p.head_dim <= 128)
-    score<4>(l, op);
+    score<4>(l, op, keys_stay);
   else
-    score<8>(l, op);
+    score<8>(l, op, keys_stay);
 }
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {

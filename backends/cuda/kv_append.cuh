@@ -1,0 +1,62 @@
+// kv_append: the step's k and v rows go into the pool or the chunk buffer. Host and device side.
+#pragma once
+
+#include "backends/cuda/rope.cuh"
+
+namespace thimble::cuda {
+
+// A warp takes one head of a row.
+struct KvAppendTask {
+  uint32_t blocks;
+  KvAppendParams p;
+  Rope rope;
+  const float* qkv;
+  __half *k, *v;
+  int32_t* pos;
+
+  KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
+      : blocks(static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.heads, threads / kWarp))),
+        p(op.p),
+        rope{data<float2>(op.rope), op.p.rope.n_rot / 2},
+        qkv(data<float>(op.qkv)),
+        k(data<__half>(op.k)),
+        v(data<__half>(op.v)),
+        pos(data<int32_t>(op.pos)) {}
+
+  // Channel c of a head's key, rotated.
+  __device__ float rotated(const float* key, uint32_t c, uint32_t position) const {
+    if (c >= 2 * rope.pairs) return key[c];
+    const uint32_t pairing = p.rope.pairing;
+    const bool adjacent = pairing == kRopeAdjacent, second = adjacent ? c % 2 : c >= rope.pairs;
+    const uint32_t pair = adjacent ? c / 2 : second ? c - rope.pairs : c;
+    const float x = key[first_of_pair(pair, pairing)], y = key[second_of_pair(pair, pairing, rope.pairs)];
+    const float2 angle = rope.angle(position, pair);
+    return second ? x * angle.y + y * angle.x : x * angle.x - y * angle.y;
+  }
+
+  __device__ void operator()(const StepParams& s, uint32_t block) const {
+    const uint32_t vector = block * (blockDim.x / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const uint32_t row = vector / p.heads, head = p.first_head + vector % p.heads;
+    if (row >= s.n_rows) return;
+    const int32_t position = s.position + static_cast<int32_t>(row);
+    const uint64_t entry = uint64_t(head) * p.capacity + (p.into == kIntoPool ? s.n_entries : 0) + row;
+    const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
+    const float *k_from = from + p.k_column, *v_from = from + p.v_column;
+    __half *k_to = k + entry * p.head_dim, *v_to = v + entry * p.head_dim;
+    if (p.rope.mode == kRopeOriginal) {
+      for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
+        k_to[c] = __float2half_rn(rotated(k_from, c, static_cast<uint32_t>(position)));
+        v_to[c] = __float2half_rn(v_from[c]);
+      }
+    } else {
+#pragma unroll 4
+      for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
+        k_to[c] = __float2half_rn(k_from[c]);
+        v_to[c] = __float2half_rn(v_from[c]);
+      }
+    }
+    if (lane == 0) pos[entry] = position;
+  }
+};
+
+}  // namespace thimble::cuda

@@ -1,0 +1,112 @@
+// query_gate: whether this step's query is close enough to the one that made the cached selection. Host and
+// device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// T: float, or float4 where both queries are aligned to it. One block of kThreads, and all that it reads is
+// asked for before it waits for any of it.
+template <typename T>
+struct QueryGateTask {
+  static constexpr uint32_t kThreads = 1024, kHeld = 8;  // columns that a thread holds at once
+
+  uint32_t blocks = 0;
+  uint32_t cols = 0;
+  const T* q = nullptr;
+  T* cached = nullptr;
+  GateState* gate = nullptr;
+
+  QueryGateTask() = default;
+  explicit QueryGateTask(const QueryGate& op)
+      : blocks(1),
+        cols(op.p.cols),
+        q(data<T>(op.q)),
+        cached(data<T>(op.cached)),
+        gate(data<GateState>(op.gate)) {}
+
+  __device__ void operator()(const StepParams& s, uint32_t) const {
+    constexpr uint32_t kColumns = sizeof(T) / sizeof(float), kLoads = kHeld / kColumns;
+    constexpr uint32_t kAtOnce = kLoads * kThreads;
+    __shared__ float3 of_warp[kThreads / kWarp];
+    const uint32_t n = cols / kColumns;
+    T x[kLoads], y[kLoads];
+    const auto load = [&](uint32_t first, const T* from, T(&to)[kLoads]) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i) {
+        const uint32_t at = first + i * kThreads + threadIdx.x;
+        to[i] = at < n ? from[at] : T{};
+      }
+    };
+    load(0, q, x);
+    load(0, cached, y);
+    const GateState before = *gate;
+
+    // The three products take the same steps in the same order, so those of equal queries have equal bits.
+    // Without a cached query they are worked out for nothing, which costs less than waiting for the gate
+    // first.
+    float3 dot{0, 0, 0};  // q cached, q q, cached cached
+    for (uint32_t first = 0; first < n; first += kAtOnce) {
+      if (first != 0) {
+        load(first, q, x);
+        load(first, cached, y);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i)
+#pragma unroll
+        for (uint32_t c = 0; c < kColumns; ++c) {
+          const float a = reinterpret_cast<const float*>(&x[i])[c],
+                      b = reinterpret_cast<const float*>(&y[i])[c];
+          dot = {__fmaf_rn(a, b, dot.x), __fmaf_rn(a, a, dot.y), __fmaf_rn(b, b, dot.z)};
+        }
+    }
+    dot = {warp_sum(dot.x), warp_sum(dot.y), warp_sum(dot.z)};
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = dot;
+    __syncthreads();
+    dot = of_warp[threadIdx.x % kWarp];
+    dot = {warp_sum(dot.x), warp_sum(dot.y), warp_sum(dot.z)};
+
+    if (!selects(s)) {
+      if (threadIdx.x == 0) gate->hit = gate->valid = 0;
+      return;
+    }
+    bool hit = false;
+    // More than half of the local window since the last miss: too many tokens have left it unseen.
+    if (before.valid && before.generation == s.generation &&
+        s.position - before.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
+      // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
+      const bool close = dot.x >= s.theta * sqrtf(dot.y * dot.z);
+      hit = close || s.theta <= -1;
+    }
+    if (threadIdx.x == 0) {
+      gate->hit = hit;
+      if (hit) {
+        gate->hits = before.hits + 1;
+      } else {
+        gate->misses = before.misses + 1;
+        gate->valid = 1;
+        gate->generation = s.generation;
+        gate->position = s.position;
+      }
+    }
+    if (hit) return;
+    for (uint32_t first = 0; first < n; first += kAtOnce) {
+      if (n > kAtOnce) load(first, q, x);  // else it is there
+#pragma unroll
+      for (uint32_t i = 0; i < kLoads; ++i) {
+        const uint32_t at = first + i * kThreads + threadIdx.x;
+        if (at < n) cached[at] = x[i];
+      }
+    }
+  }
+};
+
+// Whether a QueryGateTask<float4> does.
+inline bool in_quads(const QueryGate& op) {
+  const uintptr_t addresses =
+      reinterpret_cast<uintptr_t>(data<float>(op.q)) | reinterpret_cast<uintptr_t>(data<float>(op.cached));
+  return addresses % sizeof(float4) == 0 && op.p.cols % 4 == 0;
+}
+
+}  // namespace thimble::cuda
