@@ -488,6 +488,76 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
         }
 }
 
+// A device may make a norm and the products that read it in one launch: the norm is there all the same, and
+// the products are its.
+TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
+  struct Shape {
+    DType type;
+    uint32_t n;
+  };
+  Random random;
+  for (const uint32_t rows : {1u, 3u})
+    for (const bool glu_first : {false, true})
+      for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kQ4_0, 544}, Shape{DType::kQ4_K, 512},
+                                Shape{DType::kQ6_K, 5120}}) {  // more strips than a block of CUDA has warps
+        const uint32_t n = shape.n, cols = 45;
+        SCOPED_TRACE(::testing::Message() << dtype_info(shape.type).name << ", " << rows << " rows of " << n
+                                          << (glu_first ? ", glu first" : ""));
+        clear();
+        const std::vector<float> x = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
+        Matrix matrices[4];
+        for (Matrix& m : matrices) m = random_matrix(random, shape.type, cols, n);
+        const auto weights_of = [&](uint32_t i) { return weight(shape.type, cols, n, matrices[i].bytes); };
+        const View norm = output<float>(size_t(rows) * n), y = output<float>(size_t(rows) * 2 * cols),
+                   h = output<float>(size_t(rows) * cols);
+        const RmsNorm make{input(x),
+                           input(w),
+                           norm,
+                           {.cols = n, .groups = 1, .row_stride = n, .eps = 1e-6f, .rows = kStepRows}};
+        const LinearParams p{
+            .in_cols = n, .out_cols = cols, .x_stride = n, .y_stride = 2 * cols, .add = 0, .rows = kStepRows};
+        const Linear first{norm, weights_of(0), View(), y, p},
+            second{norm, weights_of(1), View(), y.slice(cols * sizeof(float), y.bytes - cols * sizeof(float)),
+                   p};
+        const Glu glu{
+            norm, weights_of(2), weights_of(3), h, {.in_cols = n, .out_cols = cols, .act = kActSilu}};
+        run({.n_rows = rows}, rows, [&](Recorder& r) {
+          r.rms_norm(make);
+          if (glu_first) r.glu(glu);
+          r.linear(first);
+          r.linear(second);
+          if (!glu_first) r.glu(glu);
+        });
+        const std::vector<float> of_norm = get<float>(norm), of_y = get<float>(y), of_h = get<float>(h);
+        for (uint32_t row = 0; row < rows; ++row) {
+          double squares = 0;
+          for (uint32_t i = 0; i < n; ++i)
+            squares += double{x[size_t(row) * n + i]} * double{x[size_t(row) * n + i]};
+          const double scale = 1 / std::sqrt(squares / n + 1e-6);
+          for (uint32_t i = 0; i < n; ++i) {  // tolerance: RmsNormScalesGroupsOfStridedRows
+            const double exact = double{x[size_t(row) * n + i]} * scale * double{w[i]};
+            ASSERT_NEAR(of_norm[size_t(row) * n + i], exact, std::fabs(exact) * (n / 2.0 + 7) * 0x1p-24);
+          }
+          const auto of = [&](uint32_t i, uint32_t c) {
+            return product(matrices[i], c, &of_norm[size_t(row) * n], n, 0, 0, rounds_to_f16(rows));
+          };
+          for (uint32_t c = 0; c < cols; ++c) {
+            const Product a = of(0, c), b = of(1, c), gate = of(2, c), up = of(3, c);
+            ASSERT_NEAR(of_y[size_t(row) * 2 * cols + c], a.sum, a.tolerance) << row << ", " << c;
+            ASSERT_NEAR(of_y[size_t(row) * 2 * cols + cols + c], b.sum, b.tolerance) << row << ", " << c;
+            // As in GluMultipliesTheActivatedGate.
+            const double activated = gate.sum / (1 + std::exp(-gate.sum));
+            ASSERT_NEAR(of_h[size_t(row) * cols + c], activated * up.sum,
+                        1.13 * gate.tolerance * (std::fabs(up.sum) + up.tolerance) +
+                            std::fabs(activated) * up.tolerance +
+                            std::fabs(activated * up.sum) * (12 + 8 * std::fabs(gate.sum)) * 0x1p-24 +
+                            0x1p-100)
+                << row << ", " << c;
+          }
+        }
+      }
+}
+
 // Same bits, however many threads share the work.
 TEST_P(DenseOps, ResultsDoNotDependOnThreads) {
   if (GetParam() != "cpu") GTEST_SKIP() << "threads are the cpu's";

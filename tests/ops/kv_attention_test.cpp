@@ -66,6 +66,79 @@ TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
       }
 }
 
+// A device may do what a token's row goes through in one launch, and must not where one op needs another's
+// result.
+TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
+  constexpr uint32_t kHeads = 2, kDim = 64, kColumns = 4 * kDim + 2 * kHeads * kDim, kCapacity = 300;
+  Random random{5};
+  const std::vector<float> qkv = random.floats(kColumns), later = random.floats(kColumns),
+                           w = random.floats(kColumns);
+  const Rotation rotation{kRopeList, kRopeHalves, kDim, 1};
+  const View x = inout(qkv), other = input(later), table = input(rotation.table(1100)),
+             k = output<uint16_t>(kHeads * kCapacity * kDim), v = output<uint16_t>(kHeads * kCapacity * kDim),
+             pos = output<int32_t>(kHeads * kCapacity), ring = output<float>(4 * kColumns),
+             cached = output<float>(4 * kDim), gate = inout(std::vector<GateState>(1)), y = output<float>(1);
+  const auto* bytes = reinterpret_cast<const std::byte*>(w.data());
+  const Weight row = weight(DType::kF32, 1, kColumns, {bytes, bytes + kColumns * sizeof(float)});
+  StepParams step{.n_rows = 1, .n_entries = 200, .position = 1000};
+  step.n_init = 4;
+  step.n_local = 16;
+  step.select_k = 32;
+  step.theta = 0.5f;
+  step.ring_row = 2;
+  const auto copied = [](const View& from, const View& to, uint32_t to_ring_row) {
+    return Copy{from,
+                to,
+                {.cols = kColumns,
+                 .src_stride = kColumns,
+                 .dst_stride = kColumns,
+                 .from_logit_row = 0,
+                 .to_ring_row = to_ring_row,
+                 .rows = kStepRows}};
+  };
+  run(step, 1, [&](Recorder& r) {
+    r.kv_append({x,
+                 table,
+                 k,
+                 v,
+                 pos,
+                 {.heads = kHeads,
+                  .head_dim = kDim,
+                  .row_stride = kColumns,
+                  .k_column = 4 * kDim,
+                  .v_column = 4 * kDim + kHeads * kDim,
+                  .capacity = kCapacity,
+                  .into = kIntoPool,
+                  .rope = rotation.params()}});
+    r.copy(copied(x, ring, 1));
+    r.query_gate({x, cached, gate, {.cols = 4 * kDim}});
+    r.copy(copied(other, x, 0));
+    r.linear({x,
+              row,
+              {},
+              y,
+              {.in_cols = kColumns, .out_cols = 1, .x_stride = kColumns, .y_stride = 1, .rows = kStepRows}});
+  });
+  const auto got_k = get<uint16_t>(k), got_v = get<uint16_t>(v);
+  for (uint32_t head = 0; head < kHeads; ++head)
+    for (uint32_t c = 0; c < kDim; ++c) {
+      const size_t at = (size_t(head) * kCapacity + 200) * kDim + c, from = 4 * kDim + head * kDim + c;
+      EXPECT_EQ(got_k[at], f32_to_f16(qkv[from]));
+      EXPECT_EQ(got_v[at], f32_to_f16(qkv[from + kHeads * kDim]));
+    }
+  const auto got_ring = get<float>(ring), got_cached = get<float>(cached);
+  EXPECT_TRUE(std::equal(qkv.begin(), qkv.end(), got_ring.begin() + 2 * kColumns));
+  EXPECT_TRUE(std::equal(got_cached.begin(), got_cached.end(), qkv.begin()));
+  EXPECT_EQ(get<GateState>(gate)[0].misses, 1u);
+  EXPECT_EQ(get<float>(x), later);
+  double sum = 0, magnitude = 0;
+  for (uint32_t i = 0; i < kColumns; ++i) {
+    sum += double{w[i]} * double{later[i]};
+    magnitude += std::fabs(double{w[i]} * double{later[i]});
+  }
+  EXPECT_NEAR(get<float>(y)[0], sum, 2 * kColumns * 0x1p-24 * magnitude);  // as in dense_ops_test
+}
+
 TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoes) {
   const std::vector<float> values = {0.0f,    -0.0f,   1.0f,     65504.0f,  65519.0f,   65520.0f, -1e6f,
                                      6e-8f,   2.9e-8f, -3.1e-8f, 6.1e-5f,   1e-5f,      0.1f,     2049.0f,
