@@ -73,9 +73,12 @@ struct Needs {
 };
 struct DeviceInfo {
   std::string name;         // "cpu", "cuda:0"
-  std::string description;  // for people: processor or card, driver
+  std::string description;  // for people: processor or card, driver; what keeps it from being used
+  bool usable = true;
+  bool software = false;  // a driver that computes on the processor, which "auto" passes over
   uint64_t total_bytes = 0, free_bytes = 0;
   uint64_t max_binding = 0;         // largest range an op can be given
+  uint64_t max_allocation = UINT64_MAX;  // largest buffer
   uint32_t alignment = 64;          // of every view's offset
   uint64_t granularity = 1;         // allocations take whole multiples of it
   bool unified = true;  // host and device share memory: every buffer is mapped, and files are imported as they lie

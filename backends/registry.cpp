@@ -8,6 +8,9 @@
 #ifdef THIMBLE_CUDA
 #include "backends/cuda/cuda_device.h"
 #endif
+#ifdef THIMBLE_VULKAN
+#include "backends/vulkan/vulkan_device.h"
+#endif
 
 namespace thimble {
 
@@ -15,6 +18,9 @@ const char* backend_names() {
   return "cpu"
 #ifdef THIMBLE_CUDA
          ", cuda"
+#endif
+#ifdef THIMBLE_VULKAN
+         ", vulkan"
 #endif
       ;
 }
@@ -39,6 +45,12 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name, const Devic
       if (auto card = open_cuda_device(i, options.portable); card.ok()) return card;
   if (const auto card = device_number(name, "cuda")) return open_cuda_device(*card, options.portable);
 #endif
+#ifdef THIMBLE_VULKAN
+  if (any)
+    if (auto card = open_vulkan_hardware(); card.ok()) return card;
+  if (const auto card = device_number(name, "vulkan"))
+    return open_vulkan_device(*card, options.portable, options.messages);
+#endif
   if (name == "cpu" || any) return open_cpu_device(options.threads);
   return error(Code::kUnsupported, "device \"%s\" is not in this build; it has: %s", name.c_str(),
                backend_names());
@@ -48,6 +60,9 @@ std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> devices{cpu_device_info()};
 #ifdef THIMBLE_CUDA
   for (DeviceInfo& card : cuda_device_infos()) devices.push_back(std::move(card));
+#endif
+#ifdef THIMBLE_VULKAN
+  for (DeviceInfo& card : vulkan_device_infos()) devices.push_back(std::move(card));
 #endif
   return devices;
 }

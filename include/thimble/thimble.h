@@ -115,11 +115,12 @@ typedef struct thimble_device_info {
   uint32_t reserved;
   uint64_t total_bytes;  /* memory of the device */
   uint64_t free_bytes;   /* of which free now */
-  char name[32];         /* what options.device takes: "cpu", "cuda:0" */
+  char name[32];         /* what options.device takes: "cpu", "cuda:0", "vulkan:0" */
   char description[192]; /* for people */
 } thimble_device_info;
 
-/* Calls that use a CUDA device make it the calling thread's current one, and its context stays until the process ends. */
+/* Calls that use a CUDA device make it the calling thread's current one, and its context stays until the process ends; so do
+   Vulkan's drivers, once it was asked for its devices. */
 THIMBLE_API thimble_status thimble_device_count(uint32_t* count, thimble_error* error);
 THIMBLE_API thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thimble_error* error);
 

@@ -1,5 +1,7 @@
 #include "runtime/model/placed_tensors.h"
 
+#include <numeric>
+
 #include "base/bits.h"
 #include "runtime/model/model.h"
 
@@ -10,14 +12,15 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   if (!t) return w;
   if (file_) {
     // A wrapped-around distance is larger than any file.
+    w.buffer = buffers_[0].get();
     w.offset = reinterpret_cast<uintptr_t>(t.data) - reinterpret_cast<uintptr_t>(file_);
-    if (w.offset >= buffer_->size) return {};
+    if (w.offset >= w.buffer->size) return {};
   } else {
-    const auto found = offsets_.find(t.data);
-    if (found == offsets_.end()) return {};
-    w.offset = found->second;
+    const auto found = places_.find(t.data);
+    if (found == places_.end()) return {};
+    w.buffer = buffers_[found->second.buffer].get();
+    w.offset = found->second.offset;
   }
-  w.buffer = buffer_.get();
   w.bytes = t.bytes();
   w.type = t.type;
   w.rows = t.rows;
@@ -25,19 +28,25 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   return w;
 }
 
-// Places the tensors behind each other, each aligned as the device asks; returns where the last one ends.
-static uint64_t lay_out(const std::vector<Tensor>& tensors, uint32_t alignment,
-                        std::unordered_map<const std::byte*, uint64_t>& offsets) {
-  uint64_t end = 0;
-  for (const Tensor& t : tensors)
-    if (offsets.emplace(t.data, end).second) end = round_up(end + t.bytes(), alignment);
-  return end;
+PlacedTensors::Layout::Layout(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
+  uint64_t end = 0;  // of what lies in the last buffer
+  for (const Tensor& t : tensors) {
+    if (places.contains(t.data)) continue;
+    const uint64_t bytes = round_up(t.bytes(), device.alignment);
+    if (sizes.empty() || round_up(end + bytes, device.granularity) > device.max_allocation) {
+      sizes.push_back(0);
+      end = 0;
+    }
+    places[t.data] = {sizes.size() - 1, end};
+    end += bytes;
+    sizes.back() = round_up(end, device.granularity);
+  }
 }
 
 uint64_t Placements::bytes(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
   if (device.unified) return 0;
-  std::unordered_map<const std::byte*, uint64_t> offsets;
-  return round_up(lay_out(tensors, device.alignment, offsets), device.granularity);
+  const PlacedTensors::Layout layout(tensors, device);
+  return std::accumulate(layout.sizes.begin(), layout.sizes.end(), uint64_t{0});
 }
 
 bool Placements::has(const Device& device) const {
@@ -60,12 +69,15 @@ Result<std::shared_ptr<const PlacedTensors>> Placements::place(const MappedFile&
   const DeviceInfo info = device->info();
   if (info.unified) {
     THIMBLE_LET(buffer, device->import_host(file.data(), file.size()));
-    placed->buffer_ = std::move(buffer);
+    placed->buffers_.push_back(std::move(buffer));
     placed->file_ = file.data();
   } else {
-    const uint64_t total = lay_out(tensors, info.alignment, placed->offsets_);
-    THIMBLE_LET(buffer, device->alloc(MemKind::kWeights, round_up(total, info.granularity)));
-    placed->buffer_ = std::move(buffer);
+    PlacedTensors::Layout layout(tensors, info);
+    for (const uint64_t size : layout.sizes) {
+      THIMBLE_LET(buffer, device->alloc(MemKind::kWeights, size));
+      placed->buffers_.push_back(std::move(buffer));
+    }
+    placed->places_ = std::move(layout.places);
     for (const Tensor& t : tensors) THIMBLE_TRY(device->write(placed->weight(t), t.data));
   }
   placed_[device.get()] = placed;

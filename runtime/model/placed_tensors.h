@@ -21,11 +21,21 @@ class PlacedTensors {
 
  private:
   friend class Placements;
+  // Tensors behind each other, each aligned as the device asks, in buffers as large as it allows.
+  struct Layout {
+    struct Place {
+      size_t buffer;
+      uint64_t offset;
+    };
+    Layout(const std::vector<Tensor>&, const DeviceInfo&);
+    std::unordered_map<const std::byte*, Place> places;  // by a tensor's first byte in the file
+    std::vector<uint64_t> sizes;                         // of the buffers
+  };
+
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Buffer> buffer_;
-  const std::byte* file_ = nullptr;  // where the buffer shows the file itself: its first byte
-  std::unordered_map<const std::byte*, uint64_t>
-      offsets_;  // else where a tensor of the file lies in the buffer
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  const std::byte* file_ = nullptr;  // where the only buffer shows the file itself: its first byte
+  std::unordered_map<const std::byte*, Layout::Place> places_;  // else where its tensors lie
 };
 
 // Where the tensors of one file lie, by device. Any thread may ask.

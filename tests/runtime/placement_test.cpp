@@ -35,6 +35,20 @@ TEST(Placement, GivesTheSameBitsAsReadingTheFile) {
   EXPECT_EQ(accept(*here, 7), accept(*there, 7));
 }
 
+TEST(Placement, TakesSeveralBuffersWhereOneWouldBeTooLarge) {
+  const SeededModel m = seeded_model();
+  const auto tokens = seeded_tokens(200);
+  const auto whole = discrete(), pieces = discrete();
+  uint64_t largest = 0;
+  for (const Tensor& t : m.model->tensors()) largest = std::max<uint64_t>(largest, t.bytes());
+  pieces->max_allocation = round_up(largest, 4096);
+  const MemoryPlan plan = must(make_plan(*m.model, *pieces, locret(m)));
+  const auto here = open_session(m.model, locret(m), whole), there = open_session(m.model, locret(m), pieces);
+  EXPECT_GT(pieces->allocations, whole->allocations);
+  EXPECT_EQ(pieces->live_bytes, plan.total - plan.fixed - host_bytes(*m.model, plan.options));
+  EXPECT_EQ(read(*here, tokens), read(*there, tokens));
+}
+
 TEST(Placement, SamplesFromTheDevicesLogits) {
   const SeededModel m = seeded_model();
   const auto here = open_session(m.model, locret(m)), there = open_session(m.model, locret(m), discrete());

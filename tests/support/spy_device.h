@@ -23,6 +23,7 @@ class SpyDevice : public Device {
 
   bool discrete =
       false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
+  uint64_t max_allocation = UINT64_MAX;  // says that a buffer may have no more
 
   uint64_t submits = 0;
   std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
@@ -37,6 +38,7 @@ class SpyDevice : public Device {
     if (discrete) {
       info.unified = false;
       info.granularity = 4096;
+      info.max_allocation = max_allocation;
     }
     return info;
   }

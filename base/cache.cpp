@@ -1,0 +1,90 @@
+#include "base/cache.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+
+namespace thimble {
+namespace {
+
+namespace fs = std::filesystem;
+
+// FNV-1a-64. A file that was cut short or damaged must not reach a driver.
+uint64_t checksum(std::span<const std::byte> bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
+  return hash;
+}
+
+// An absolute path, or an empty one where the system names no folder.
+fs::path cache_folder() {
+  const auto absolute = [](const char* variable) -> fs::path {
+    const char* value = std::getenv(variable);
+    const fs::path path = value ? value : "";
+    return path.is_absolute() ? path : fs::path();
+  };
+#ifdef _WIN32
+  const fs::path base = absolute("LOCALAPPDATA");
+#else
+  fs::path base = absolute("XDG_CACHE_HOME");
+  if (base.empty())
+    if (const fs::path home = absolute("HOME"); !home.empty()) base = home / ".cache";
+#endif
+  return base.empty() ? base : base / "thimble";
+}
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<std::FILE, Close>;
+
+File open(const fs::path& path, bool write) {
+#ifdef _WIN32
+  return File(_wfopen(path.c_str(), write ? L"wb" : L"rb"));
+#else
+  return File(std::fopen(path.c_str(), write ? "wb" : "rb"));
+#endif
+}
+
+}  // namespace
+
+// A file is the bytes and then their checksum.
+std::vector<std::byte> read_cache(const std::string& name) {
+  const fs::path folder = cache_folder();
+  if (folder.empty()) return {};
+  std::error_code failed;
+  const uint64_t size = fs::file_size(folder / name, failed);
+  if (failed || size < sizeof(uint64_t)) return {};
+  std::vector<std::byte> bytes(size);
+  const File file = open(folder / name, false);
+  if (!file || std::fread(bytes.data(), 1, size, file.get()) != size) return {};
+  uint64_t sum;
+  bytes.resize(size - sizeof sum);
+  std::memcpy(&sum, bytes.data() + bytes.size(), sizeof sum);
+  if (sum != checksum(bytes)) return {};
+  return bytes;
+}
+
+void write_cache(const std::string& name, std::span<const std::byte> bytes) {
+  const fs::path folder = cache_folder();
+  if (folder.empty()) return;
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  // Renamed when it is whole; no two processes write the same file.
+  const fs::path written = folder / (name + "." + std::to_string(std::random_device()()));
+  const uint64_t sum = checksum(bytes);
+  std::vector<std::byte> content(bytes.begin(), bytes.end());
+  content.resize(bytes.size() + sizeof sum);
+  std::memcpy(content.data() + bytes.size(), &sum, sizeof sum);
+  File file = open(written, true);
+  const bool whole = file && std::fwrite(content.data(), 1, content.size(), file.get()) == content.size();
+  const bool closed = file && std::fclose(file.release()) == 0;
+  if (whole && closed) fs::rename(written, folder / name, failed);
+  if (!whole || !closed || failed) fs::remove(written, failed);
+}
+
+}  // namespace thimble
