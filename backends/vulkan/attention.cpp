@@ -1,0 +1,107 @@
+// attention: of the view in prefill, of the pool in decode.
+#include "backends/vulkan/heads.h"
+#include "backends/vulkan/ops.h"
+#include "backends/vulkan/pool_parts.h"
+
+namespace thimble::vulkan {
+namespace {
+
+// Queries of a workgroup, and keys of a tile.
+struct ViewTile {
+  uint32_t rows, keys;
+};
+// The largest tile whose queries, keys and weights fit shared memory, as attend_view.comp lays them out. 64
+// rows pay where a workgroup can fill them, and leave a thread the registers for its part of their output up
+// to 128 channels, but not where narrow subgroups have few of these.
+ViewTile view_tile(const Limits& limits, uint32_t head_dim, uint64_t queries) {
+  const uint64_t stride = ceil_div(head_dim, 8) + 1;
+  for (const ViewTile tile : {ViewTile{64, 64}, ViewTile{64, 32}, ViewTile{32, 32}, ViewTile{32, 16}}) {
+    const uint64_t row_quads = tile.rows / 4,
+                   units = (tile.rows + tile.keys) * stride + 16 * (row_quads + 1) + 2 * row_quads;
+    const bool wide = head_dim <= 128 && queries > 32 && limits.subgroup_size >= 16;
+    if (units * 16 <= limits.max_shared_bytes && (tile.rows < 64 || wide)) return tile;
+  }
+  return {8, 16};
+}
+
+void attend_view(Recording& r, const Attention& op) {
+  const AttentionParams& p = op.p;
+  const Limits& limits = r.limits();
+  const uint64_t queries = uint64_t(r.most_rows()) * p.group;
+  const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
+  const double head_operations = 4.0 * static_cast<double>(queries) * p.capacity * p.head_dim;
+  const uint32_t has_list = op.list ? 1 : 0;
+  const bool aligned = p.head_dim % 8 == 0 && op.k.offset % 16 == 0 && op.v.offset % 16 == 0;
+  const ViewTile tile = view_tile(limits, p.head_dim, queries);
+  const auto record = [&](uint32_t first, uint32_t heads) {
+    struct {
+      AttentionParams p;
+      uint32_t query_heads;
+    } push{p, (p.first_head + p.heads) * p.group};
+    push.p.first_head = first;
+    push.p.heads = heads;
+    r.expect(heads * head_operations);
+    r.dispatch(Shader::kAttendView, {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u},
+               {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
+                reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
+                writes(op.ml)},
+               push, heads, static_cast<uint32_t>(ceil_div(queries, tile.rows)));
+  };
+  for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,
+                  static_cast<uint64_t>(r.most_operations() / head_operations));
+}
+
+// What the parts of a list leave for the last one: of each query head [parts][quads of channels], and
+// [parts]{maximum, sum}.
+struct PartResults {
+  uint64_t outs, stats;  // bytes of a query head
+  PartResults(uint32_t parts, uint32_t head_dim)
+      : outs(parts * ceil_div(head_dim, 4) * 4 * sizeof(float)), stats(uint64_t(parts) * 2 * sizeof(float)) {}
+};
+
+void attend_pool(Recording& r, const Attention& op) {
+  const AttentionParams& p = op.p;
+  const uint32_t most_entries = op.list ? std::min(p.capacity, p.list_capacity - 1) : p.capacity;
+  const uint32_t parts = pool_parts(most_entries), query_heads = p.heads * p.group;
+  const HeadPasses passes(p.group);
+  const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
+  const bool adjacent = p.rope.pairing == kRopeAdjacent;
+  const bool aligned =
+      p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && op.k.offset % 8 == 0 && op.v.offset % 8 == 0;
+  const PartResults bytes(parts, p.head_dim);
+  const View outs = r.scratch().slice(0, query_heads * bytes.outs),
+             stats = r.scratch().slice(outs.bytes, query_heads * bytes.stats);
+  for_head_ranges(r.limits(), head_bytes, p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
+    struct {
+      AttentionParams p;
+      uint32_t passes;
+    } push{p, passes.count};
+    push.p.first_head = first;
+    push.p.heads = heads;
+    const uint32_t before = first - p.first_head;
+    r.dispatch(Shader::kAttendPool,
+               {p.head_dim, passes.heads, op.list ? 1u : 0u, adjacent ? 1u : 0u, aligned ? 1u : 0u},
+               {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
+                reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope),
+                writes(of_heads(outs, p.group * bytes.outs, before, heads)),
+                writes(of_heads(stats, p.group * bytes.stats, before, heads)),
+                writes(of_heads(r.counters(), passes.count * sizeof(uint32_t), before, heads)), writes(op.y)},
+               push, parts, heads * passes.count);
+  });
+}
+
+}  // namespace
+
+void attention(Recording& r, const Attention& op) {
+  if (op.p.source == kFromView)
+    attend_view(r, op);
+  else
+    attend_pool(r, op);
+}
+
+uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
+  const PartResults bytes(pool_parts(s.pool_capacity), m.head_dim);
+  return m.heads * (bytes.outs + bytes.stats);
+}
+
+}  // namespace thimble::vulkan

@@ -1,0 +1,26 @@
+#include "backends/vulkan/ops.h"
+#include "backends/vulkan/product.h"
+
+namespace thimble::vulkan {
+
+void glu(Recording& r, const Glu& op) {
+  Product product{.x = op.x,
+                  .w = op.gate,
+                  .y = op.h,
+                  .x_stride = op.p.in_cols,
+                  .y_stride = op.p.out_cols,
+                  .act = op.p.act};
+  // One row is read once for both matrices. With many the gate goes where h will be, and the second product
+  // multiplies it.
+  if (by_vectors(r, kStepRows) && op.gate.type == op.up.type) {
+    product.up = op.up;
+    return multiply(r, product);
+  }
+  Product second = product;
+  second.w = op.up;
+  second.combine = kCombineActivate;
+  const Product products[] = {product, second};
+  multiply(r, products);
+}
+
+}  // namespace thimble::vulkan

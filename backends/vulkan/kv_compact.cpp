@@ -1,0 +1,36 @@
+// kv_compact: the pool becomes the listed entries of pool and chunk, in place; one dispatch for each array.
+#include "backends/vulkan/heads.h"
+#include "backends/vulkan/ops.h"
+
+namespace thimble::vulkan {
+
+void kv_compact(Recording& r, const KvCompact& op) {
+  // 32 bytes, the smallest piece that memory moves whole; a row of 128 channels then keeps 8 workgroups busy.
+  constexpr uint32_t kWidth = 8;
+  const uint32_t threads = std::min(512u, r.limits().max_group_threads);
+  const auto compact = [&](const Out& all, const In& all_chunk, uint32_t words) {
+    if (!all) return;
+    const uint64_t row = words * sizeof(uint32_t), pool = op.p.pool_capacity * row,
+                   chunk = op.p.chunk_capacity * row;
+    for_head_ranges(r.limits(), std::max(pool, chunk), op.p.first_head, op.p.heads,
+                    [&](uint32_t first, uint32_t heads) {
+                      struct {
+                        KvCompactParams p;
+                        uint32_t words;
+                      } push{op.p, words};
+                      push.p.first_head = first;
+                      push.p.heads = heads;
+                      const uint32_t width = std::min(words, kWidth);
+                      r.dispatch(Shader::kKvCompact, {threads / width * width, width, op.list ? 1u : 0u},
+                                 {reads(op.list), reads(of_heads(all_chunk, chunk, first, heads)),
+                                  writes(of_heads(all, pool, first, heads))},
+                                 push, static_cast<uint32_t>(ceil_div(words, width)), heads);
+                    });
+  };
+  compact(op.k, op.chunk_k, op.p.head_dim / 2);
+  compact(op.v, op.chunk_v, op.p.head_dim / 2);
+  compact(op.pos, op.chunk_pos, 1);
+  compact(op.cis, op.chunk_cis, 1);
+}
+
+}  // namespace thimble::vulkan

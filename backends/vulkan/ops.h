@@ -1,0 +1,36 @@
+// The ops of the Vulkan backend, one function and one file each, called while a program is recorded: they
+// choose shader, constants and grid.
+#pragma once
+
+#include "backends/vulkan/recording.h"
+#include "base/bits.h"
+
+namespace thimble::vulkan {
+
+void embed(Recording&, const Embed&);
+void rms_norm(Recording&, const RmsNorm&);
+void linear(Recording&, const Linear&);
+void glu(Recording&, const Glu&);
+void activation(Recording&, const Activation&);
+void kv_append(Recording&, const KvAppend&);
+void cis_store(Recording&, const CisStore&);
+void kv_view(Recording&, const KvView&);
+void attention(Recording&, const Attention&);
+void kv_compact(Recording&, const KvCompact&);
+void query_gate(Recording&, const QueryGate&);
+void token_score(Recording&, const TokenScore&);
+void vote(Recording&, const Vote&);
+void top_k(Recording&, const TopK&);
+void arg_max(Recording&, const ArgMax&);
+void log_prob(Recording&, const LogProb&);
+void copy(Recording&, const Copy&);
+
+// Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
+// none.
+uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
+uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
+
+}  // namespace thimble::vulkan

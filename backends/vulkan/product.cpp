@@ -1,0 +1,138 @@
+#include "backends/vulkan/product.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/bits.h"
+
+namespace thimble::vulkan {
+namespace {
+
+constexpr uint32_t kPart = 128;  // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
+
+uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
+
+// Whether rows of x can be read four elements at a time. A descriptor starts at a multiple of 16 bytes or at
+// x itself.
+uint32_t in_quads(const Product& p) {
+  constexpr uint32_t kQuad = 4;
+  return (p.x.offset / sizeof(float) | p.x_stride | p.w.cols) % kQuad == 0;
+}
+
+// Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
+// processors and on cards.
+bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
+
+// Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many.
+uint32_t matvec_threads(const Limits& l, uint32_t cols) {
+  const uint32_t pieces = groups(cols, 32), least = std::max(l.subgroup_size, 8u);
+  const uint32_t most = std::min(std::bit_floor(l.max_group_threads), 256u);
+  return std::min(most, groups(groups(pieces, groups(pieces, most)), least) * least);
+}
+
+// Both shaders see `rows` rows of x and y and the p.w.rows rows of the matrix.
+void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
+  const Limits& l = r.limits();
+  const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
+  // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card. One
+  // of them is read while another is multiplied: with two or four an H200 has room for fewer threads and
+  // takes up to a quarter longer. Floats are read several at a time, and nothing meanwhile.
+  const bool plain = dtype_info(p.w.type).block == 1;
+  const uint32_t lines = !has_registers(l) ? 2 : plain ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
+  const uint32_t batch = plain ? lines : 1;
+  const uint32_t rows_each = std::min(rows, 4u);
+  const bool digits =
+      l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
+  r.dispatch(digits ? Shader::kMatvecDigits : Shader::kMatvec,
+             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), batch, rows_each, matrices, threads,
+              lines / batch, l.subgroup_size},
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up)}, p.params(),
+             groups(p.w.rows, lines / matrices), groups(rows, rows_each));
+}
+// A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
+void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
+  constexpr uint32_t kColThreads = 16, kSliceCols = 32;  // of product.comp
+  const bool large = rows > 64 && has_registers(r.limits()) && r.limits().max_group_threads >= 256 &&
+                     r.limits().max_shared_bytes >= 256 * kSliceCols * sizeof(float);
+  const uint32_t threads = large ? 256 : 128, thread_rows = rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
+  r.dispatch(Shader::kProduct,
+             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, threads},
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
+             groups(p.w.rows, thread_cols * kColThreads),
+             groups(rows, thread_rows * (threads / kColThreads)));
+}
+
+// In parts that the device can show a shader.
+void multiply_parts(Recording& r, const Product& p) {
+  const uint64_t part = largest_part(r.limits());
+  const uint32_t all_rows = r.most_rows(p.rows), all_cols = p.w.rows;
+  uint64_t most_rows =
+      std::clamp<uint64_t>(part / sizeof(float) / std::max(p.x_stride, p.y_stride), 1, all_rows);
+  // A workgroup makes at least one column of y.
+  uint64_t most_cols = std::min<uint64_t>(part / dtype_bytes(p.w.type, p.w.cols), r.limits().max_groups);
+  most_cols = most_cols < all_cols ? most_cols / kPart * kPart : all_cols;
+  if (!most_cols)
+    return r.fail(error(Code::kUnsupported,
+                        "a matrix of %u columns is too wide for the device; use --device cpu", p.w.cols));
+
+  const double row_operations = 2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.w.cols;
+  if (!by_vectors(r, p.rows))
+    most_rows = std::min(
+        most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kPart * kPart, kPart));
+  for (uint32_t row = 0; row < all_rows; row += static_cast<uint32_t>(most_rows))
+    for (uint32_t col = 0; col < all_cols; col += static_cast<uint32_t>(most_cols)) {
+      const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>(most_rows, all_rows - row));
+      const uint32_t cols = static_cast<uint32_t>(std::min<uint64_t>(most_cols, all_cols - col));
+      const Product piece = p.part(row, rows, col, cols);
+      if (by_vectors(r, p.rows)) {
+        dispatch_matvec(r, piece, rows);
+      } else {
+        r.expect(row_operations * rows);
+        dispatch_product(r, piece, rows);
+      }
+    }
+}
+
+Weight rows_of(const Weight& w, uint32_t first, uint32_t count) {
+  if (!w) return w;
+  Weight part = w;
+  static_cast<View&>(part) =
+      w.slice(dtype_bytes(w.type, uint64_t(first) * w.cols), dtype_bytes(w.type, uint64_t(count) * w.cols));
+  part.rows = count;
+  return part;
+}
+
+}  // namespace
+
+Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols) const {
+  const auto floats = [&](const View& v, uint64_t stride, uint64_t first, uint64_t width) {
+    return v.slice((row * stride + first) * sizeof(float), ((count - 1) * stride + width) * sizeof(float));
+  };
+  Product p = *this;
+  p.x = floats(x, x_stride, 0, w.cols);
+  p.y = floats(y, y_stride, col, cols);
+  p.w = rows_of(w, col, cols);
+  p.up = rows_of(up, col, cols);
+  if (bias) p.bias = bias.slice(col * sizeof(float), cols * sizeof(float));
+  p.first_row = first_row + row;
+  return p;
+}
+
+ProductParams Product::params() const {
+  return {.in_cols = w.cols,
+          .out_cols = w.rows,
+          .x_stride = x_stride,
+          .y_stride = y_stride,
+          .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
+          .first_row = first_row,
+          .rows = rows,
+          .act = act,
+          .has_bias = bias ? 1u : 0u};
+}
+
+void multiply(Recording& r, std::span<const Product> products) {
+  if (by_matrices(r, products[0].rows)) return multiply_cooperative(r, products);
+  for (const Product& p : products) multiply_parts(r, p);
+}
+
+}  // namespace thimble::vulkan

@@ -1,0 +1,54 @@
+// How linear and glu multiply: few rows by products of vectors, many rows in tiles, on matrix units
+// where the device has them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "backends/vulkan/recording.h"
+#include "backends/vulkan/shaders/dense_params.h"
+
+namespace thimble::vulkan {
+
+// y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
+struct Product {
+  View x;     // [rows][x_stride]
+  Weight w;   // [w.rows][w.cols]
+  View bias;  // f32 [w.rows], or empty
+  View y;     // [rows][y_stride]
+  uint32_t x_stride = 0, y_stride = 0;
+  uint32_t rows = kStepRows;  // kStepRows, kLogitRows
+  uint32_t combine = kCombineStore;
+  uint32_t act = 0;
+  // A second matrix of w's type and shape, or empty; with it y = act(w x) * (up x). By vectors only.
+  Weight up;
+  uint32_t first_row = 0;  // the step's row that lies in row 0 of x and y
+
+  // Its rows [row, row + rows) and columns [col, col + cols) of y.
+  Product part(uint32_t row, uint32_t rows, uint32_t col, uint32_t cols) const;
+  ProductParams params() const;
+};
+// Products of the same rows of x.
+void multiply(Recording&, std::span<const Product>);
+inline void multiply(Recording& r, const Product& p) { multiply(r, {&p, 1}); }
+
+// The same on matrix units, in f16.
+void multiply_cooperative(Recording&, std::span<const Product>);
+
+// Bytes that a dispatch can be shown of a large operand, wherever they start. Shaders count them in 32 bits.
+inline uint64_t largest_part(const Limits& l) {
+  return std::min<uint64_t>(l.max_range, std::numeric_limits<uint32_t>::max()) - l.offset_alignment;
+}
+
+// Whether an op's rows are multiplied one by one: where there is one, or some rows of logits.
+inline bool by_vectors(const Recording& r, uint32_t rows) { return rows == kLogitRows || r.max_rows() == 1; }
+
+// Whether they are multiplied on matrix units. These want W as f16, which takes longer to make than 32 rows
+// to multiply, and 44 KiB of shared memory.
+inline bool has_matrices(const Limits& l) { return l.cooperative_matrix && l.max_shared_bytes >= 44 << 10; }
+inline bool by_matrices(const Recording& r, uint32_t rows) {
+  return has_matrices(r.limits()) && !by_vectors(r, rows) && r.max_rows() > 32;
+}
+
+}  // namespace thimble::vulkan

@@ -1,0 +1,184 @@
+// attention of the view: softmax(q k^T) v in tiles of keys, with a running maximum and sum in base 2. A workgroup takes kRows
+// queries of one KV head, rows and the heads of their group in one sequence, against all the keys that they see.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+
+const uint kThreads = 128;
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint kHeadDim = 128;
+layout(constant_id = 1) const uint kRows = 64;  // 8, 32, 64
+layout(constant_id = 2) const uint kKeys = 64;  // 16, 32, 64: keys of a tile
+layout(constant_id = 3) const bool kHasList = false;
+layout(constant_id = 4) const bool kAligned = false;  // rows of k and v are whole uvec4
+
+#include "attend_view.glsl"
+
+const uint kStride = kUnits + 1;  // units of a row in shared memory, odd, so that neighbouring rows lie in different banks
+shared uvec4 queries[kRows * kStride];
+shared uvec4 tile[kKeys * kStride];
+void store_unit(uint row, uint unit, uvec4 halves) { tile[row * kStride + unit] = halves; }
+
+// Thread (i, j) of 8 x 16 has the queries i * kRowsEach and on, of these the keys j, j + 16, ..., and of the output the units
+// j, j + 16, ..., or where there are 8 units or fewer, half a unit.
+const uint kRowsEach = kRows / 8, kKeysEach = kKeys / 16, kUnitsEach = (kUnits + 15) / 16;
+const bool kHalfUnits = kUnits <= 8;
+const uint kOutsEach = kHalfUnits ? 1 : 2 * kUnitsEach;  // quads of channels
+// Rows go four together, as vectors.
+const uint kQuadsEach = (kRowsEach + 3) / 4, kRowQuads = 8 * kQuadsEach, kPartStride = kRowQuads + 1;
+// What 16 threads j have for the rows: maxima and sums; or the weights of 16 keys.
+shared vec4 parts[16 * kPartStride];
+shared vec4 peaks[kRowQuads], factors[kRowQuads];  // of each row: the maximum so far, and what its results are multiplied by
+
+// The channel that output o of a thread starts with.
+uint out_channel(uint j, uint o) { return kHalfUnits ? j * 4 : (j + 16 * (o / 2)) * 8 + o % 2 * 4; }
+
+void main() {
+  const uint thread = gl_LocalInvocationIndex, i = thread / 16, j = thread % 16;
+  const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
+  const uint count = list_count(push.p.first_head + gl_WorkGroupID.x);
+  if (gl_WorkGroupID.y >= groups || push.p.first_entry >= count) return;
+  // Those with the most keys start first, so that none of them runs alone at the end.
+  const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows, own_first = first + i * kRowsEach;
+  const bool first_pass = push.p.first_entry == 0, last_pass = push.p.first_entry + push.p.capacity >= count;
+  const uint first_index = count - step.n_rows;  // list index of the first row's own entry
+  const uint end = min(min(count, push.p.first_entry + push.p.capacity),
+                       first_index + row_of(min(first + kRows, vectors) - 1) + 1);
+  const uint all_see = first_index + row_of(first) + 1;  // every query sees the keys before
+
+  if (push.p.first_entry < end) load_keys(0, end - push.p.first_entry);
+  for (uint at = thread; at < kRows * kUnits; at += 128)
+    queries[at / kUnits * kStride + at % kUnits] = query_unit(first + at / kUnits, at % kUnits, first_index);
+
+  vec4 out_quads[kRowsEach * kOutsEach];
+  [[unroll]] for (uint r = 0; r < kRowsEach; ++r)
+    [[unroll]] for (uint o = 0; o < kOutsEach; ++o) {
+      out_quads[r * kOutsEach + o] = vec4(0);
+      const uint c = out_channel(j, o);
+      if (first_pass || own_first + r >= vectors) continue;
+      for (uint e = 0; e < 4; ++e)
+        if (c + e < kHeadDim) out_quads[r * kOutsEach + o][e] = y[y_start(own_first + r) + c + e];
+    }
+  // Thread t looks after the maxima and sums of rows 4 t and on, as they lie in parts.
+  vec4 before = vec4(0);  // the sums of earlier passes
+  if (thread < kRowQuads) {
+    peaks[thread] = vec4(kNoPeak);
+    for (uint e = 0; e < 4 && !first_pass; ++e) {
+      const uint r = thread % kQuadsEach * 4 + e, vector = first + thread / kQuadsEach * kRowsEach + r;
+      if (r >= kRowsEach || vector >= vectors) continue;
+      peaks[thread][e] = ml[ml_start(vector)];
+      before[e] = ml[ml_start(vector) + 1];
+    }
+  }
+  vec4 sums[kQuadsEach];  // of this thread's keys
+  [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) sums[s] = vec4(0);
+
+  for (uint key = push.p.first_entry; key < end; key += kKeys) {
+    const uint row = key - push.p.first_entry;
+    store_tile();
+    barrier();
+
+    float scores[kRowsEach * kKeysEach];
+    [[unroll]] for (uint s = 0; s < kRowsEach * kKeysEach; ++s) scores[s] = 0;
+    for (uint unit = 0; unit < kUnits; ++unit) {
+      vec4 k_low[kKeysEach], k_high[kKeysEach];
+      [[unroll]] for (uint c = 0; c < kKeysEach; ++c) unpack_halves(tile[(j + 16 * c) * kStride + unit], k_low[c], k_high[c]);
+      [[unroll]] for (uint r = 0; r < kRowsEach; ++r) {
+        vec4 q_low, q_high;
+        unpack_halves(queries[(i * kRowsEach + r) * kStride + unit], q_low, q_high);
+        [[unroll]] for (uint e = 0; e < 4; ++e)
+          [[unroll]] for (uint c = 0; c < kKeysEach; ++c) {
+            scores[r * kKeysEach + c] += q_low[e] * k_low[c][e];
+            scores[r * kKeysEach + c] += q_high[e] * k_high[c][e];
+          }
+      }
+    }
+    load_values(row, end - key);
+    if (key + kKeys > min(all_see, end))
+      [[unroll]] for (uint r = 0; r < kRowsEach; ++r) {
+        const uint seen = min(first_index + row_of(own_first + r) + 1, end);
+        [[unroll]] for (uint c = 0; c < kKeysEach; ++c)
+          if (key + j + 16 * c >= seen) scores[r * kKeysEach + c] = kNoPeak;
+      }
+
+    [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
+      vec4 top = vec4(kNoPeak);
+      [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e)
+        [[unroll]] for (uint c = 0; c < kKeysEach; ++c) top[e] = max(top[e], scores[(4 * s + e) * kKeysEach + c]);
+      parts[j * kPartStride + i * kQuadsEach + s] = top;
+    }
+    barrier();
+    if (thread < kRowQuads) {
+      const vec4 peak = peaks[thread];
+      vec4 top = peak;
+      [[unroll]] for (uint part = 0; part < 16; ++part) top = max(top, parts[part * kPartStride + thread]);
+      peaks[thread] = top;
+      factors[thread] = exp2(peak - top);
+      before *= factors[thread];
+    }
+    barrier();
+
+    store_tile();  // nobody reads the keys any more
+    if (key + kKeys < end) load_keys(row + kKeys, end - key - kKeys);
+    [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
+      // Where a row has seen no key yet, the weights of those that it does not see are still 0.
+      const vec4 peak = max(peaks[i * kQuadsEach + s], vec4(kNoPeak / 2)), factor = factors[i * kQuadsEach + s];
+      sums[s] *= factor;
+      [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e) {
+        const uint r = 4 * s + e;
+        [[unroll]] for (uint c = 0; c < kKeysEach; ++c) {
+          scores[r * kKeysEach + c] = exp2(scores[r * kKeysEach + c] - peak[e]);
+          sums[s][e] += scores[r * kKeysEach + c];
+        }
+        [[unroll]] for (uint o = 0; o < kOutsEach; ++o) out_quads[r * kOutsEach + o] *= factor[e];
+      }
+    }
+    [[unroll]] for (uint c = 0; c < kKeysEach; ++c) {
+      [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
+        vec4 weights = vec4(0);
+        [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e) weights[e] = scores[(4 * s + e) * kKeysEach + c];
+        parts[j * kPartStride + i * kQuadsEach + s] = weights;
+      }
+      barrier();
+      for (uint part = 0; part < 16; ++part) {
+        vec4 weights[kQuadsEach];
+        [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) weights[s] = parts[part * kPartStride + i * kQuadsEach + s];
+        [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
+          const uint unit = kHalfUnits ? j / 2 : j + 16 * u;
+          if (unit >= kUnits) continue;
+          vec4 low, high;
+          unpack_halves(tile[(part + 16 * c) * kStride + unit], low, high);
+          if (kHalfUnits && j % 2 != 0) low = high;
+          [[unroll]] for (uint r = 0; r < kRowsEach; ++r) {
+            out_quads[r * kOutsEach + 2 * u] += weights[r / 4][r % 4] * low;
+            if (!kHalfUnits) out_quads[r * kOutsEach + 2 * u + 1] += weights[r / 4][r % 4] * high;
+          }
+        }
+      }
+      barrier();
+    }
+  }
+
+  [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) parts[j * kPartStride + i * kQuadsEach + s] = sums[s];
+  barrier();
+  if (thread < kRowQuads) {
+    vec4 sum = before;
+    for (uint part = 0; part < 16; ++part) sum += parts[part * kPartStride + thread];
+    factors[thread] = last_pass ? 1 / sum : vec4(1);
+    for (uint e = 0; e < 4 && !last_pass; ++e) {
+      const uint r = thread % kQuadsEach * 4 + e, vector = first + thread / kQuadsEach * kRowsEach + r;
+      if (r >= kRowsEach || vector >= vectors) continue;
+      ml[ml_start(vector)] = peaks[thread][e];
+      ml[ml_start(vector) + 1] = sum[e];
+    }
+  }
+  barrier();
+  [[unroll]] for (uint r = 0; r < kRowsEach; ++r)
+    [[unroll]] for (uint o = 0; o < kOutsEach; ++o) {
+      const uint c = out_channel(j, o);
+      if (own_first + r >= vectors) continue;
+      const float factor = factors[i * kQuadsEach + r / 4][r % 4];
+      for (uint e = 0; e < 4; ++e)
+        if (c + e < kHeadDim) y[y_start(own_first + r) + c + e] = out_quads[r * kOutsEach + o][e] * factor;
+    }
+}

@@ -1,0 +1,54 @@
+// What the shaders of dense ops are told, where it is more than the op's own parameters: for C++ and GLSL.
+#ifndef THIMBLE_VULKAN_DENSE_PARAMS_H
+#define THIMBLE_VULKAN_DENSE_PARAMS_H
+
+#ifdef __cplusplus
+#include "backends/op_params.h"
+namespace thimble::vulkan {
+#endif
+
+// What a product does to y: a specialisation constant.
+#define kCombineStore 0u     // y = W x + bias
+#define kCombineAdd 1u       // y += W x + bias
+#define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu
+
+// matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
+struct ProductParams {
+  uint in_cols;
+  uint out_cols;   // rows of the matrix that this dispatch sees
+  uint x_stride;   // elements from row to row of x
+  uint y_stride;   // elements from row to row of y
+  uint row_bytes;  // of the matrix
+  uint first_row;  // the step's row that lies in row 0 of x and y
+  uint rows;       // kStepRows, kLogitRows
+  uint act;        // kActSilu, kActGelu
+  uint has_bias;
+};
+
+// scale_rows: x as f16, [rows][depth].
+struct ScaleRowsParams {
+  uint in_cols;
+  uint depth;      // in_cols, rounded up to a multiple of 32; zeros behind in_cols
+  uint x_stride;   // elements from row to row of x
+  uint first_row;  // the step's row that lies in row 0
+  uint rows;       // kStepRows, kLogitRows
+};
+// dequantize: W as f16, [rows][depth].
+struct DequantizeParams {
+  uint in_cols;
+  uint depth;
+  uint row_bytes;  // of the matrix
+};
+
+// embed. A dispatch sees some rows of the table.
+struct TableParams {
+  uint cols;
+  uint row_bytes;
+  uint first_token, tokens;  // it sees the rows of these; it leaves those of other tokens alone
+};
+
+#ifdef __cplusplus
+}  // namespace thimble::vulkan
+#endif
+
+#endif

@@ -1,0 +1,37 @@
+// q4_K, q5_K and q6_K as matvec multiplies them where a device sums the products of four bytes in one instruction: by integers,
+// exactly. The 32 numbers of x of a piece share a power of two; in it each is an integer of 23 bits, written as three signed
+// bytes, its digits (base 256). An H200 takes four instructions for a weight of q4_K so, and eight as floats.
+
+// Adds up the products of signed bytes and bytes, which are unsigned in the one and signed in the other.
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4452)
+int dot_unsigned(int digits, uint numbers, spirv_literal uint packed_format);
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
+int dot_signed(int digits, int numbers, spirv_literal uint packed_format);
+#define kFourBytes 0u
+
+const uint kDigits = 3;
+struct Digits {
+  int words[kDigits * 8];  // digit d of the four numbers of quad i in word 8 d + i
+  float unit;              // of digit 0
+};
+
+Digits digits_of(vec4 quads[8]) {
+  uvec4 largest = uvec4(0);
+  [[unroll]] for (uint i = 0; i < 8; ++i) largest = max(largest, floatBitsToUint(quads[i]) & 0x7fffffff);
+  // All are below 2^(exponent - 126), so scaled by 2^(148 - exponent) they are below 2^22.
+  const uint exponent = max(max(max(largest.x, largest.y), max(largest.z, largest.w)) >> 23, 22);
+  const float scale = uintBitsToFloat((275 - exponent) << 23);
+  Digits d;
+  // Infinity and NaN have no digits; their products are NaN.
+  d.unit = uintBitsToFloat(exponent == 255 ? 0x7fc00000 : (exponent - 21) << 23);
+  [[unroll]] for (uint i = 0; i < 8; ++i) {
+    // 3 * 2^22 more is a float whose last bits are the integer's. Adding 128 to each lower byte carries into the one above
+    // where a digit becomes negative; flipping its top bit takes the 128 away again.
+    const uvec4 n = floatBitsToUint(fma(quads[i], vec4(scale), vec4(12582912.0))) - 0x4b400000 + 0x8080 ^ 0x8080;
+    [[unroll]] for (uint k = 0; k < kDigits; ++k) {
+      const uvec4 digit = n >> 8 * k & 0xff;
+      d.words[8 * k + i] = int(digit.x | digit.y << 8 | digit.z << 16 | digit.w << 24);
+    }
+  }
+  return d;
+}

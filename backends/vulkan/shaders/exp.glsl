@@ -1,0 +1,18 @@
+// e^x within 1.1 ulp, as in backends/cpu/isa/vector.h; GLSL's own may be off by 3 + 2 |x| ulp.
+
+float exp_ulp(float x) {
+  const float low = -87.336544, high = 88.37626;  // between them 2^n is a normal number
+  const float c = clamp(x, low, high);
+  // x = n ln 2 + r, ln 2 in two parts, the first exact times n.
+  const float n = roundEven(c * 1.44269504);
+  precise const float r = (c - n * 0.693145752) - n * 1.42860677e-6;
+  // Taylor's series to r^7: the rest is below 2^-27 for |r| <= ln 2 / 2.
+  precise float p = r * (1.0 / 5040) + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r * r + r + 1.0;
+  const float result = p * uintBitsToFloat(uint(int(n) + 127) << 23);
+  return x < low ? 0 : x > high ? uintBitsToFloat(0x7f800000) : result;
+}

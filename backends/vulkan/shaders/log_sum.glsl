@@ -1,0 +1,22 @@
+// The logarithm of a sum of exponentials, as it grows.
+#include "exp.glsl"
+
+const float kNoPeak = -3e38;  // below every score; finite, as not every device computes with infinities
+const uint kMinusInfinity = 0xff800000;
+
+// sum * exp(peak); NaN and -inf count for nothing, as if they had not been added.
+struct LogSum {
+  float peak, sum;
+};
+const LogSum kNoSum = LogSum(kNoPeak, 0);
+
+LogSum added(LogSum a, LogSum b) {
+  const float factor = exp_ulp(-abs(a.peak - b.peak));
+  return a.peak < b.peak ? LogSum(b.peak, a.sum * factor + b.sum) : LogSum(a.peak, a.sum + b.sum * factor);
+}
+LogSum added(LogSum a, float x) {
+  const uint bits = floatBitsToUint(x);
+  return bits == kMinusInfinity || (bits & 0x7fffffff) > 0x7f800000 ? a : added(a, LogSum(x, 1));
+}
+// Its bits, -inf among them.
+uint log_sum_bits(LogSum s) { return s.sum > 0 ? floatBitsToUint(s.peak + log(s.sum)) : kMinusInfinity; }

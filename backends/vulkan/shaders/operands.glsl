@@ -1,0 +1,22 @@
+// x and W as matvec and product read them, in f32.
+#include "product.glsl"
+#include "formats.glsl"
+
+layout(constant_id = 2) const bool kInQuads = false;  // rows of x start at whole quads and hold whole quads
+
+layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
+layout(set = 0, binding = 2, std430) readonly buffer W { uint w[]; };
+
+// Elements `column` to `column` + 3 of a row of x, zeros behind its end.
+vec4 x_at(uint row, uint column) {
+  const uint at = push.base[0] + row * push.p.x_stride + column;
+  if (kInQuads) return x_quads[at / 4];
+  vec4 v = vec4(0);
+  [[unroll]] for (uint i = 0; i < 4; ++i)
+    if (column + i < push.p.in_cols) v[i] = x[at + i];
+  return v;
+}
+
+// sum + a b, of four products.
+float add_products(float sum, vec4 a, vec4 b) { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }

@@ -1,0 +1,237 @@
+// The block formats as matvec multiplies them: pieces of 32 columns of a row of W with the same columns of x.
+//
+// Four bytes become floats by one operation each, `number & mask | bits of 2^23`, and lose the 2^23, and an offset with it, by
+// another. Bytes 1 and 3 stay where they are in the word, which makes them 256 times as large: x has that factor taken out of
+// it, once for all rows of W.
+
+// Blocks of 16-byte words are read from memory, others pass through shared memory, of which each subgroup has its own part:
+// no thread waits for those of other subgroups.
+const bool kStaged = !kPlain && kType != kQ4_K && kType != kQ5_K;
+const bool kSuper = kType == kQ4_K || kType == kQ5_K;
+const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
+
+// ---- x ----
+
+#ifdef DIGITS
+#include "digits.glsl"
+#endif
+
+// The eight quads of x that belong to a piece, bytes' factors taken out, and the sums of the first and last four.
+struct Columns {
+  vec4 quads[8];
+  float first, last;
+#ifdef DIGITS
+  Digits digits;  // in place of the quads
+#endif
+};
+
+// Where quad i of a piece starts.
+uint quad_column(uint piece, uint i) {
+  const uint part = piece % 8;
+  // 16 bytes of q4_K and q5_K hold 16 columns each of two groups of 32; 8 of q6_K hold 8 each of two groups two apart.
+  if (kSuper) return piece / 8 * 256 + part / 2 * 64 + i / 4 * 32 + part % 2 * 16 + i % 4 * 4;
+  if (kType == kQ6_K) return piece / 8 * 256 + part / 4 * 128 + i / 2 * 32 + part % 4 * 8 + i % 2 * 4;
+  return piece * 32 + i * 4;
+}
+float sum_of(vec4 v) { return v.x + v.y + (v.z + v.w); }
+
+Columns columns_of(uint row, uint piece) {
+  Columns c;
+  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_at(row, quad_column(piece, i));
+  c.first = sum_of(c.quads[0] + c.quads[1] + (c.quads[2] + c.quads[3]));
+  c.last = sum_of(c.quads[4] + c.quads[5] + (c.quads[6] + c.quads[7]));
+#ifdef DIGITS
+  c.digits = digits_of(c.quads);
+#endif
+  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] *= vec4(1, 1.0 / 256, 1, 1.0 / 256);
+  return c;
+}
+
+// ---- numbers ----
+
+// sum + the products of x and `factor` (n - offset) for the bytes n of a word under a mask; all of these are exact in f32.
+float add_numbers(float sum, uint word, uint mask, float offset, vec4 of_x) {
+  const uvec4 bytes = uvec4(word, word, word >> 16, word >> 16) & (mask & uvec4(0xff, 0xff00, 0xff, 0xff00));
+  const vec4 n = uintBitsToFloat(bytes | 0x4b000000) - (8388608.0 + offset * vec4(1, 256, 1, 256));
+  return add_products(sum, n, of_x);
+}
+const uint kLow = 0x0f0f0f0f, kHigh = 0xf0f0f0f0, kAll = 0xffffffff;
+
+// ---- staging ----
+
+// Eight pieces are a block of q6_K or eight of the other types.
+const uint kBlockBytes = kType == kQ6_K   ? 210
+                         : kType == kQ8_0 ? 34
+                         : kType == kQ4_0 ? 18
+                         : kType == kQ4_1 ? 20
+                         : kType == kQ5_0 ? 22
+                                          : 24;
+const uint kTeam = kLanes < 8 ? kThreads : kLanes;  // threads that share a strip of a line, a piece each
+const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
+const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it
+const uint kSteps = (kStripQuads + kTeam - 1) / kTeam;
+shared uint staged[kStaged ? kThreads / kTeam * kBatch * kStripQuads * 4 : 1];
+
+// The strips of the thread's team.
+uint own_strips() { return thread / kTeam * (kBatch * kStripQuads * 4); }
+void await_team() {
+  if (kTeam == kLanes)
+    subgroupBarrier();
+  else
+    barrier();
+}
+// Where in a row the strip of the thread's team begins, of those that begin with a piece.
+uint strip_start(uint first_piece) {
+  return (first_piece + thread / kTeam * kTeam) / (kType == kQ6_K ? 8 : 1) * kBlockBytes;
+}
+
+// Of lines that are read from memory: the block's first 16 bytes, the thread's piece, and q5_K's fifth bits.
+struct Words {
+  uvec4 head, quants, fifths;
+};
+Words batch[kBatch];
+// What is under way: these of the next lines, or the thread's part of their strips.
+Words fetched[kBatch];
+uvec4 fetched_quads[kBatch * kSteps];
+
+Words fetch_words(uint line, uint piece) {
+  const uint block_quads = kType == kQ5_K ? 11 : 9, part = piece % 8, m = line % kMatrices;
+  const uint block = line_start(line) / 16 + piece / 8 * block_quads;
+  return Words(words_at(m, block), words_at(m, block + block_quads - 8 + part),
+               kType == kQ5_K ? words_at(m, block + 1 + part % 2) : uvec4(0));
+}
+// The words of a matrix from 4 i on; behind its last comes the last again: it may end within 16 bytes.
+uvec4 fetch_quad(uint matrix, uint i, uint last) {
+  if (4 * i + 3 <= last) return words_at(matrix, i);
+  return uvec4(word_at(matrix, 4 * i), word_at(matrix, min(4 * i + 1, last)), word_at(matrix, min(4 * i + 2, last)), 0);
+}
+
+// Begins to read what `kBatch` lines, from a line on, have of the strip that starts with a piece.
+void fetch(uint first_piece, uint first_line) {
+  if (!kStaged) {
+    const uint piece = min(first_piece + thread, push.p.in_cols / 32 - 1);
+    [[unroll]] for (uint l = 0; l < kBatch; ++l) fetched[l] = fetch_words(first_line + l, piece);
+    return;
+  }
+  const uint strip = min(strip_start(first_piece), push.p.row_bytes), bytes = min(kStripBytes, push.p.row_bytes - strip);
+  const uint last = (push.p.out_cols * push.p.row_bytes + 3) / 4 - 1;
+  [[unroll]] for (uint l = 0; l < kBatch; ++l) {
+    const uint line = first_line + l, start = line_start(line) + strip, end = (start + bytes + 15) / 16;
+    [[unroll]] for (uint s = 0; s < kSteps; ++s) {
+      const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);
+      fetched_quads[l * kSteps + s] = fetch_quad(line % kMatrices, i, last);
+    }
+  }
+}
+
+// Brings it to where it is multiplied from.
+void take_fetched() {
+  if (!kStaged) {
+    [[unroll]] for (uint l = 0; l < kBatch; ++l) batch[l] = fetched[l];
+    return;
+  }
+  await_team();  // all have read what was there
+  [[unroll]] for (uint l = 0; l < kBatch; ++l)
+    [[unroll]] for (uint s = 0; s < kSteps; ++s) {
+      const uint i = s * kTeam + thread % kTeam, to = own_strips() + 4 * (l * kStripQuads + i);
+      if (i < kStripQuads)
+        [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[l * kSteps + s][k];
+    }
+  await_team();
+}
+
+// Words 0 and 1, or 0, from an even byte of what is staged on. A word behind them may be read, which is there.
+uvec2 two_words(uint byte) {
+  const uint a = staged[byte / 4], b = staged[byte / 4 + 1], c = staged[byte / 4 + 2];
+  return byte % 4 == 0 ? uvec2(a, b) : uvec2(a >> 16 | b << 16, b >> 16 | c << 16);
+}
+uint one_word(uint byte) {
+  const uint a = staged[byte / 4], b = staged[byte / 4 + 1];
+  return byte % 4 == 0 ? a : a >> 16 | b << 16;
+}
+float one_half(uint byte) { return unpackHalf2x16(staged[byte / 4] >> 8 * (byte % 4)).x; }
+
+// ---- products ----
+
+#ifdef DIGITS
+#include "digit_products.glsl"
+#else
+float super_product(Words words, uint piece, Columns x) {
+  const uint pair = piece % 8 / 2;  // of groups, whose scales and minima are two neighbouring bytes
+  float low = 0, high = 0;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    const uint q = words.quants[i];
+    if (kType == kQ5_K) {
+      const uint fifths = words.fifths[i] >> 2 * pair;
+      low = add_numbers(low, q & kLow | fifths << 4 & 0x10101010, kAll, 0, x.quads[i]);
+      high = add_numbers(high, q >> 4 & kLow | fifths << 3 & 0x10101010, kAll, 0, x.quads[4 + i]);
+    } else {
+      low = add_numbers(low, q, kLow, 0, x.quads[i]);
+      high = add_numbers(high, q, kHigh, 0, x.quads[4 + i]);
+    }
+  }
+  if (kType == kQ4_K) high *= 1.0 / 16;
+  const uvec3 bits = words.head.yzw >> 16 * (pair % 2);
+  const uint scales = pair < 2 ? bits.x & 0x3f3f : bits.z & 0x0f0f | bits.x >> 2 & 0x3030;
+  const uint minima = pair < 2 ? bits.y & 0x3f3f : bits.z >> 4 & 0x0f0f | bits.y >> 2 & 0x3030;
+  const vec2 d = unpackHalf2x16(words.head.x);
+  return d.x * (float(scales & 0xff) * low + float(scales >> 8) * high) -
+         d.y * (float(minima & 0xff) * x.first + float(minima >> 8) * x.last);
+}
+
+// A piece has 8 bytes of low halves for groups 0 and 2 of a half, 8 for 1 and 3, and 8 of pairs of high bits for all four.
+float q6_K_product(uint block, uint part, Columns x) {
+  const uint half_block = part / 4, i = part % 4;
+  const uvec2 even = two_words(block + 64 * half_block + 8 * i), odd = two_words(block + 64 * half_block + 32 + 8 * i),
+              pairs = two_words(block + 128 + 32 * half_block + 8 * i);
+  vec4 groups = vec4(0);
+  [[unroll]] for (uint k = 0; k < 2; ++k) {
+    const uint bits = 0x30303030;
+    groups[0] = add_numbers(groups[0], even[k] & kLow | pairs[k] << 4 & bits, kAll, 32, x.quads[k]);
+    groups[1] = add_numbers(groups[1], odd[k] & kLow | pairs[k] << 2 & bits, kAll, 32, x.quads[2 + k]);
+    groups[2] = add_numbers(groups[2], even[k] >> 4 & kLow | pairs[k] & bits, kAll, 32, x.quads[4 + k]);
+    groups[3] = add_numbers(groups[3], odd[k] >> 4 & kLow | pairs[k] >> 2 & bits, kAll, 32, x.quads[6 + k]);
+  }
+  // Two signed scales of 16 columns to a group.
+  const ivec2 scales = ivec2(two_words(block + 192 + 8 * half_block) >> 8 * (i / 2));
+  return one_half(block + 208) *
+         dot(groups, vec4(bitfieldExtract(scales, 0, 8), bitfieldExtract(scales, 16, 8)).xzyw);
+}
+#endif
+
+// q8_0: a scale and 32 signed bytes. q4_0, q4_1, q5_0, q5_1: a scale, a minimum, 32 fifth bits, 16 bytes whose low halves are
+// columns 0 to 15 and whose high halves the others, as far as the type has them.
+float block_product(uint block, Columns x) {
+  const float d = one_half(block);
+  if (kType == kQ8_0) {
+    float sum = 0;
+    [[unroll]] for (uint i = 0; i < 4; ++i) {
+      const uvec2 q = two_words(block + 2 + 8 * i) ^ 0x80808080;
+      sum = add_numbers(sum, q.x, kAll, 128, x.quads[2 * i]);
+      sum = add_numbers(sum, q.y, kAll, 128, x.quads[2 * i + 1]);
+    }
+    return d * sum;
+  }
+  const bool has_fifths = kType == kQ5_0 || kType == kQ5_1;
+  const uint quants = block + kBlockBytes - 16;
+  const float offset = kHasMinimum ? 0.0 : has_fifths ? 16.0 : 8.0;
+  const uint fifths = has_fifths ? one_word(quants - 4) : 0;
+  float low = 0, high = 0;
+  [[unroll]] for (uint i = 0; i < 4; i += 2) {
+    const uvec2 q = two_words(quants + 4 * i);
+    [[unroll]] for (uint k = 0; k < 2; ++k) {
+      low = add_numbers(low, q[k] & kLow | fifth_bits(fifths >> 4 * (i + k)), kAll, offset, x.quads[i + k]);
+      high = add_numbers(high, q[k] >> 4 & kLow | fifth_bits(fifths >> 16 + 4 * (i + k)), kAll, offset, x.quads[4 + i + k]);
+    }
+  }
+  return d * (low + high) + (kHasMinimum ? one_half(block + 2) * (x.first + x.last) : 0.0);
+}
+
+// The product of the thread's piece of a line, which is line `of_batch` of what was fetched.
+float piece_product(uint of_batch, uint line, uint first_piece, Columns x) {
+  if (!kStaged) return super_product(batch[of_batch], min(first_piece + thread, push.p.in_cols / 32 - 1), x);
+  const uint start = line_start(line) + strip_start(first_piece), own = thread % kTeam;
+  const uint strip = 4 * own_strips() + 16 * of_batch * kStripQuads + start % 16;
+  return kType == kQ6_K ? q6_K_product(strip + own / 8 * kBlockBytes, own % 8, x)
+                        : block_product(strip + own * kBlockBytes, x);
+}

@@ -1,0 +1,28 @@
+// What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i], and bias. The operands of its
+// shaders are x, w, bias, y and up to kOperands.
+#include "step.glsl"
+#include "activate.glsl"
+#include "dense_params.h"
+
+layout(constant_id = 1) const uint kCombine = 0;  // kCombineStore, kCombineAdd, kCombineActivate
+
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
+layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
+layout(push_constant) uniform Push {
+  ProductParams p;
+  uint base[kOperands];
+} push;
+
+// Rows that this dispatch works on.
+uint product_rows() {
+  const uint rows = row_count(push.p.rows);
+  return rows - min(rows, push.p.first_row);
+}
+
+void store(uint row, uint column, float sum) {
+  const uint at = push.base[3] + row * push.p.y_stride + column;
+  if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
+  if (kCombine == kCombineAdd) sum += y[at];
+  if (kCombine == kCombineActivate) sum *= activate(y[at], push.p.act);
+  y[at] = sum;
+}

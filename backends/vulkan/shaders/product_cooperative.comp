@@ -1,0 +1,113 @@
+#version 450
+// linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of y, each of them
+// 64 x 64, from rows of x and W in f16, adding in f32.
+//
+// Slices of 32 columns pass through shared memory: while one is multiplied, registers take up the next from memory.
+//
+// Every matrix is a variable of its own, and macros repeat what is done with each: NVIDIA's compiler leaves arrays of matrices
+// in memory, loops unrolled or not, and an H200 then multiplies at 32 TFLOP/s instead of 216.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#pragma use_vulkan_memory_model
+
+#define kOperands 5
+#include "product.glsl"
+
+layout(local_size_x_id = 2) in;  // four subgroups
+const uint kThreads = gl_WorkGroupSize.x;
+
+// An eight is eight f16 in 16 bytes. Rows of both hold push.p.in_cols f16, a multiple of 32; where a tile has more rows than
+// there are, it reads what lies there, and its results are dropped.
+layout(set = 0, binding = 1, std430) readonly buffer X { uvec4 x_eights[]; };
+layout(set = 0, binding = 2, std430) readonly buffer W { uvec4 w_eights[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };  // of rows of y
+
+const uint kTile = 128, kPart = 64, kSize = 16;  // rows and columns: of a workgroup, of a subgroup, of a matrix
+const uint kSlice = 4;                           // eights of a row
+const uint kStride = kSlice + 1;                 // the same eight of eight neighbouring rows lies in 32 different banks
+const uint kBuffer = 2 * kTile * kStride;        // 128 rows of x, then 128 of W
+const uint kCopies = kTile * kSlice / kThreads;  // of each that a thread makes
+
+shared uvec4 slices[2 * kBuffer];
+shared float results[4 * kSize * kSize];  // of a matrix of each subgroup
+
+#define SumMatrix coopmat<float, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUseAccumulator>
+#define XMatrix coopmat<float16_t, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUseA>
+#define WMatrix coopmat<float16_t, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUseB>
+
+#define EACH(DO) DO(0) DO(1) DO(2) DO(3)
+#define EACH_SUM(DO) IN_ROW(DO, 0) IN_ROW(DO, 1) IN_ROW(DO, 2) IN_ROW(DO, 3)
+#define IN_ROW(DO, r) DO(r, 0) DO(r, 1) DO(r, 2) DO(r, 3)
+
+#define CLEAR(r, c) SumMatrix sum_##r##c = SumMatrix(0.0);
+#define LOAD_X(r) \
+  XMatrix x_##r;  \
+  coopMatLoad(x_##r, slices, x_at + r * kSize * kStride, kStride, gl_CooperativeMatrixLayoutRowMajor);
+// A row of W is a column of the second factor.
+#define LOAD_W(c) \
+  WMatrix w_##c;  \
+  coopMatLoad(w_##c, slices, w_at + c * kSize * kStride, kStride, gl_CooperativeMatrixLayoutColumnMajor);
+#define MULTIPLY(r, c) sum_##r##c = coopMatMulAdd(x_##r, w_##c, sum_##r##c);
+// Which lane has which element of a matrix is the device's secret: they pass through shared memory.
+#define STORE(r, c)                                                                              \
+  coopMatStore(sum_##r##c, results, own_results, kSize, gl_CooperativeMatrixLayoutRowMajor);     \
+  barrier();                                                                                     \
+  store_results(own_results, first_row + part_row + r * kSize, first_col + part_col + c * kSize, rows); \
+  barrier();
+
+void store_results(uint from, uint first_row, uint first_col, uint rows) {
+  for (uint e = gl_SubgroupInvocationID; e < kSize * kSize; e += gl_SubgroupSize) {
+    const uint row = first_row + e / kSize, col = first_col + e % kSize;
+    if (row < rows && col < push.p.out_cols) store(row, col, results[from + e] * scales[push.base[4] + row]);
+  }
+}
+
+void main() {
+  const uint first_col = gl_WorkGroupID.x * kTile, first_row = gl_WorkGroupID.y * kTile, rows = product_rows();
+  if (first_row >= rows) return;
+  const uint thread = gl_LocalInvocationIndex, eights = push.p.in_cols / 8;
+  const uint part_row = gl_SubgroupID / 2 * kPart, part_col = gl_SubgroupID % 2 * kPart;  // in the tile
+
+  // Where a thread copies from and to; its other copies are kThreads / kSlice rows apart.
+  const uint line = thread / kSlice, lines = kThreads / kSlice;
+  const uint x_from = push.base[0] / 4 + (first_row + line) * eights + thread % kSlice;
+  const uint w_from = push.base[1] / 4 + (first_col + line) * eights + thread % kSlice;
+  const uint to = line * kStride + thread % kSlice;
+
+  EACH_SUM(CLEAR)
+
+  uvec4 of_x[kCopies], of_w[kCopies];
+  [[unroll]] for (uint i = 0; i < kCopies; ++i) {
+    slices[to + i * lines * kStride] = x_eights[x_from + i * lines * eights];
+    slices[to + (kTile + i * lines) * kStride] = w_eights[w_from + i * lines * eights];
+  }
+  barrier();
+  uint buffer_at = 0;
+  for (uint next = kSlice; next <= eights; next += kSlice) {
+    if (next < eights)
+      [[unroll]] for (uint i = 0; i < kCopies; ++i) {
+        of_x[i] = x_eights[x_from + i * lines * eights + next];
+        of_w[i] = w_eights[w_from + i * lines * eights + next];
+      }
+    [[unroll]] for (uint k = 0; k < kSlice; k += kSize / 8) {
+      const uint x_at = buffer_at + part_row * kStride + k, w_at = buffer_at + (kTile + part_col) * kStride + k;
+      EACH(LOAD_X)
+      EACH(LOAD_W)
+      EACH_SUM(MULTIPLY)
+    }
+    buffer_at = kBuffer - buffer_at;
+    if (next < eights)
+      [[unroll]] for (uint i = 0; i < kCopies; ++i) {
+        slices[buffer_at + to + i * lines * kStride] = of_x[i];
+        slices[buffer_at + to + (kTile + i * lines) * kStride] = of_w[i];
+      }
+    barrier();
+  }
+
+  const uint own_results = gl_SubgroupID * kSize * kSize;
+  EACH_SUM(STORE)
+}

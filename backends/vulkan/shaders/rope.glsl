@@ -1,0 +1,31 @@
+// Rotary positions from the two-level table of backends/backend.h. The shader that includes this has declared the table,
+// `float rope_table[]`, and defines ROPE_BASE, the table's first element, and ROPE, its RopeParams.
+
+uint rope_pairs() { return ROPE.n_rot / 2; }
+
+// {cos, sin} of a pair in a row of the table.
+vec2 rope_row(uint row, uint pair) {
+  const uint at = ROPE_BASE + 2 * (row * rope_pairs() + pair);
+  return vec2(rope_table[at], rope_table[at + 1]);
+}
+// The model's attention factor: cos at position 0 of the upper half.
+float rope_factor() { return rope_table[ROPE_BASE + 64 * 2 * rope_pairs()]; }
+
+// cos and sin of a pair at a position, times the model's attention factor.
+vec2 rope_angle(uint position, uint pair) {
+  const vec2 high = rope_row(64 + position / 64, pair), low = rope_row(position % 64, pair);
+  return vec2(high.x * low.x - high.y * low.y, high.x * low.y + high.y * low.x);
+}
+
+// A channel below n_rot: its pair, the other channel of it, and what it becomes.
+uint pair_of(uint channel) { return ROPE.pairing == kRopeAdjacent ? channel / 2 : channel % rope_pairs(); }
+bool is_second(uint channel) {
+  return ROPE.pairing == kRopeAdjacent ? (channel & 1) != 0 : channel >= rope_pairs();
+}
+uint partner_of(uint channel) {
+  const uint apart = ROPE.pairing == kRopeAdjacent ? 1 : rope_pairs();
+  return is_second(channel) ? channel - apart : channel + apart;
+}
+float rotated(uint channel, float x, float partner, vec2 angle) {
+  return x * angle.x + (is_second(channel) ? partner : -partner) * angle.y;
+}

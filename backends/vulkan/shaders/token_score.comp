@@ -1,0 +1,168 @@
+// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head. The last one puts together
+// what the parts add to the heads' log-sum-exp.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "half.glsl"
+#include "log_sum.glsl"
+#include "pool_parts.glsl"
+#include "step.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint kHeadDim = 128;
+layout(constant_id = 1) const uint kHeads = 4;         // query heads of a pass, at most kMostHeads
+layout(constant_id = 2) const bool kHasGate = false;
+layout(constant_id = 3) const bool kSummed = false;    // sum_queries.comp has added up the rows
+layout(constant_id = 4) const bool kAligned = false;   // rows of k are whole uvec4
+
+layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
+layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };         // from first_head on
+layout(set = 0, binding = 3, std430) readonly buffer K4 { uvec4 k4[]; };
+layout(set = 0, binding = 4, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Gate { uint gate[]; };
+layout(set = 0, binding = 6, std430) writeonly buffer Scores { float all_scores[]; };
+// From first_head on: [query heads][parts]{peak, sum}, and one counter for each pass over a KV head's group.
+layout(set = 0, binding = 7, std430) coherent buffer Parts { vec2 part_sums[]; };
+layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
+layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
+layout(push_constant) uniform Push {
+  TokenScoreParams p;
+  uint passes;  // over a group
+  uint slices;
+  uint first_sum;  // columns of sums before those of first_head's
+  uint sum_stride;  // columns of sums
+  uint base[9];
+} push;
+
+#define ROPE push.p.rope
+#define ROPE_BASE push.base[3]
+#include "rope.glsl"
+#include "score_query.glsl"
+#include "last_group.glsl"
+
+// A unit is 8 channels. Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the
+// queries fits its registers. A tile has two keys for each thread.
+const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
+const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
+const uint kScoresEach = (kHeads * kTile + 127) / 128;
+shared float partial[kHeads * kTile * (kSides + 1)];  // [heads][keys][sides], rows apart by an odd number; before, queries
+shared vec2 sums_of_threads[128];                         // {peak, sum}
+// At the end, so many threads share a head.
+const uint kSharers = 128 / kMostHeads;
+
+uvec4 k_unit(uint row, uint unit) {
+  if (kAligned) return k4[push.base[2] / 4 + row * kUnits + unit];
+  const uint words = kHeadDim / 2, at = push.base[2] + row * words;
+  uvec4 read = uvec4(0);
+  for (uint i = 0; i < 4; ++i)
+    if (unit * 4 + i < words) read[i] = k[at + unit * 4 + i];
+  return read;
+}
+
+// The query of a head: the mean over the rows, times scale.
+float query_channel(uint query, uint c) {
+  float x = 0;
+  if (kSummed)
+    for (uint slice = 0; slice < push.slices; ++slice)
+      x += sums[push.base[1] + slice * push.sum_stride + push.first_sum + query * kHeadDim + c];
+  else
+    x = score_query_channel(0, query, c);
+  return x * (push.p.scale / float(step.n_rows));
+}
+
+// The log-sum-exp of `sharers` neighbouring threads, in their order: of one exponential each, beside the others'.
+LogSum sum_of_threads(LogSum own, uint sharers) {
+  const uint thread = gl_LocalInvocationIndex, first = thread / sharers * sharers;
+  barrier();
+  sums_of_threads[thread] = vec2(own.peak, own.sum);
+  barrier();
+  float peak = kNoPeak, sum = 0;
+  for (uint i = 0; i < sharers; ++i) peak = max(peak, sums_of_threads[first + i].x);
+  barrier();
+  sums_of_threads[thread].y = own.sum * exp_ulp(own.peak - peak);
+  barrier();
+  for (uint i = 0; i < sharers; ++i) sum += sums_of_threads[first + i].y;
+  return LogSum(peak, sum);
+}
+
+void main() {
+  if (!selects() || (kHasGate && gate[push.base[4]] != 0)) return;
+  const uint thread = gl_LocalInvocationIndex, parts = gl_NumWorkGroups.x;
+  const uint local_head = gl_WorkGroupID.y / push.passes, first_head = gl_WorkGroupID.y % push.passes * kHeads;
+  const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
+  const uint n = middle_end() - step.n_init, share = part_entries(n, parts);
+  const uint first = step.n_init + gl_WorkGroupID.x * share, end = min(first + share, middle_end());
+  if (first >= middle_end()) return;
+
+  const uint key = thread / kSides, side = thread % kSides, row = local_head * push.p.capacity + key;
+  uvec4 keys[kRounds * kUnitsEach];  // of the next tile
+  [[unroll]] for (uint k_at = 0; k_at < kRounds * kUnitsEach; ++k_at) {
+    const uint unit = side + kSides * (k_at % kUnitsEach), ahead = k_at / kUnitsEach * kKeys;
+    keys[k_at] = unit < kUnits && first + key + ahead < end ? k_unit(row + first + ahead, unit) : uvec4(0);
+  }
+  for (uint i = thread; i < kHeads * kUnits * 8; i += 128) {
+    const uint h = i / (kUnits * 8), c = i % (kUnits * 8);
+    partial[i] = h < heads && c < kHeadDim ? query_channel(first_query + h, c) : 0;
+  }
+  barrier();
+  vec4 queries[kHeads * kUnitsEach * 2];
+  [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
+    const uint h = i / (kUnitsEach * 2), unit = side + kSides * (i / 2 % kUnitsEach), at = (h * kUnits + unit) * 8 + i % 2 * 4;
+    queries[i] = unit < kUnits ? vec4(partial[at], partial[at + 1], partial[at + 2], partial[at + 3]) : vec4(0);
+  }
+
+  LogSum total[kScoresEach];
+  [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
+  for (uint tile = first; tile < end; tile += kTile) {
+    barrier();  // the scores before are read
+    [[unroll]] for (uint r = 0; r < kRounds; ++r) {
+      float dots[kHeads];
+      [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
+      [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
+        const uint unit = side + kSides * u, ahead = kTile + r * kKeys;
+        vec4 low, high;
+        unpack_halves(keys[r * kUnitsEach + u], low, high);
+        if (unit < kUnits && tile + key + ahead < end) keys[r * kUnitsEach + u] = k_unit(row + tile + ahead, unit);
+        [[unroll]] for (uint h = 0; h < kHeads; ++h) {
+          const uint at = (h * kUnitsEach + u) * 2;
+          dots[h] += dot(queries[at], low) + dot(queries[at + 1], high);
+        }
+      }
+      [[unroll]] for (uint h = 0; h < kHeads; ++h)
+        partial[(h * kTile + r * kKeys + key) * (kSides + 1) + side] = dots[h];
+    }
+    barrier();
+    [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
+      const uint i = thread + 128 * j, h = i / kTile, entry = tile + i % kTile;
+      if (h >= heads || entry >= end) continue;
+      float score = 0;
+      [[unroll]] for (uint s = 0; s < kSides; ++s) score += partial[i * (kSides + 1) + s];
+      all_scores[push.base[5] + (push.p.first_head * push.p.group + first_query + h) * push.p.score_capacity + entry] = score;
+      total[j] = added(total[j], score);
+    }
+  }
+
+  const uint part_start = push.base[6] / 2 + first_query * parts;
+  [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
+    const uint h = (thread + 128 * j) / kTile;
+    const LogSum all = sum_of_threads(total[j], kTile);
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + gl_WorkGroupID.x] = vec2(all.peak, all.sum);
+  }
+
+  const uint busy = busy_parts(n, parts);
+  if (!finishes_last(push.base[7] + gl_WorkGroupID.y, busy)) return;
+  const uint own_head = thread / kSharers, sharer = thread % kSharers;
+  const uint kEach = kMostParts / kSharers;
+  vec2 of_parts[kEach];
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    const uint own_part = sharer + kSharers * i;
+    of_parts[i] = vec2(kNoPeak, 0);
+    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * parts + own_part];
+  }
+  LogSum all = kNoSum;
+  [[unroll]] for (uint i = 0; i < kEach; ++i) all = added(all, LogSum(of_parts[i].x, of_parts[i].y));
+  all = sum_of_threads(all, kSharers);
+  if (sharer == 0 && own_head < heads)
+    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(all);
+}

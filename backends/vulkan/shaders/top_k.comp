@@ -1,0 +1,115 @@
+// top_k: scores become ascending lists; a workgroup makes the list of one head, with all keys in its registers.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "top_k.glsl"
+
+layout(constant_id = 3) const uint kKeysEach = 16;  // of a thread, at most 32; at most kBins of a subgroup's lanes
+
+shared uint smallest, largest;
+uint keys[kKeysEach];  // of the candidates of this thread
+
+// Thread and turn say which index of a range a key has, and how many turns a thread has.
+uint index_of(Range range, uint j) { return range.begin + j * kThreads + thread_in_order(); }
+uint turns_in(Range range) { return (range.end - range.begin + kThreads - 1 - thread_in_order()) / kThreads; }
+
+// Of the candidates that threads have marked, one bit a turn: histogram[] says how many lie before those of a turn of a
+// subgroup. Returns how many there are.
+uint rank_marked(uint marks) {
+  barrier();
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
+    const uint count = subgroupBallotBitCount(subgroupBallot((marks >> j & 1) != 0));
+    if (subgroupElect()) histogram[j * gl_NumSubgroups + gl_SubgroupID] = count;
+  }
+  for (uint i = kKeysEach * gl_NumSubgroups + thread_in_order(); i < kBins; i += kThreads) histogram[i] = 0;
+  barrier();
+  const uint kEach = kBins / kThreads, first = thread_in_order() * kEach;
+  uint own = 0;
+  for (uint i = 0; i < kEach; ++i) own += histogram[first + i];
+  const uvec2 sums = scan_threads(own);
+  uint before = sums.x;
+  for (uint i = 0; i < kEach; ++i) {
+    const uint count = histogram[first + i];
+    histogram[first + i] = before;
+    before += count;
+  }
+  barrier();
+  return sums.y;
+}
+uint rank_of(uint marks, uint j) {
+  return histogram[j * gl_NumSubgroups + gl_SubgroupID] +
+         subgroupBallotExclusiveBitCount(subgroupBallot((marks >> j & 1) != 0));
+}
+
+// The smallest candidate that is picked. Bins divide what lies between the smallest key and the largest, then the bin where it
+// must be, and so on: scores of a few exponents would meet in a few bins if these divided all keys.
+Lowest find_lowest(uint turns) {
+  uint low = 0xffffffff, high = 0;
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
+    if (j < turns) {
+      low = min(low, keys[j]);
+      high = max(high, keys[j]);
+    }
+  if (thread_in_order() == 0) {
+    smallest = 0xffffffff;
+    largest = 0;
+  }
+  barrier();
+  low = subgroupMin(low);
+  high = subgroupMax(high);
+  if (subgroupElect()) {
+    atomicMin(smallest, low);
+    atomicMax(largest, high);
+  }
+  barrier();
+  low = smallest;
+  Bin found = Bin(0, wanted, 0);
+  uint width = largest - low;
+  do {
+    const uint shift = bin_shift(width);
+    barrier();
+    for (uint bin = thread_in_order(); bin < kBins; bin += kThreads) histogram[bin] = 0;
+    barrier();
+    [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
+      const uint above = keys[j] - low;  // a large number below it
+      if (j < turns && above <= width) atomicAdd(histogram[above >> shift], 1);
+    }
+    barrier();
+    found = find_bin(found.wanted);
+    low += found.bin << shift;
+    width = (1 << shift) - 1;
+  } while (width > 0);
+  if (found.wanted == found.count) return Lowest(low, 0);
+
+  uint ties = 0;
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
+    ties |= j < turns && keys[j] == low ? 1 << j : 0;
+  const uint last_left_out = rank_marked(ties) - found.wanted;
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
+    if (rank_of(ties, j) == last_left_out && (ties >> j & 1) != 0) found_index = index_of(candidates, j);
+  barrier();
+  return Lowest(low, found_index);
+}
+
+void main() {
+  set_head(gl_WorkGroupID.x);
+  const uint to_do = task();
+  if (to_do == kListEverything) list_everything(step_entries(), thread_in_order(), kThreads);
+  if (to_do == kRenewLocal) renew_local();
+  if (to_do != kPick) return;
+
+  const uint turns = turns_in(candidates);
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) keys[j] = j < turns ? key_at(index_of(candidates, j)) : 0;
+  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(turns);
+  uint picked = 0;
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
+    const uint entry = index_of(middle, j);
+    if (entry < middle.end && (shares_threshold() ? is_picked(entry, lowest) : reaches(keys[j], entry, lowest)))
+      picked |= 1 << j;
+  }
+  const uint count = rank_marked(picked);
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
+    const uint rank = rank_of(picked, j);
+    if ((picked >> j & 1) != 0) list[own_list + 1 + middle.begin + rank] = index_of(middle, j);
+  }
+  list_ends(count);
+}

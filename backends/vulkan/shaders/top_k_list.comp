@@ -1,0 +1,36 @@
+// top_k of many scores, its end: writes the lists, part by part of a head's entries.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "top_k.glsl"
+#include "top_k_parts.glsl"
+
+// The smallest candidate that is picked, from the counts of all digits.
+Lowest find_lowest(uint head) {
+  const Found found = find_digits(head, kDigits - 1);
+  uint wanted = found.last.wanted;
+  if (wanted == found.last.count) return Lowest(found.bits, 0);
+  uint part = push.parts - 1;  // the one with the last tie that is picked
+  for (;; --part) {
+    const uint ties = scratch[histogram_at(kDigits - 1, head, part) + found.last.bin];
+    if (wanted <= ties) break;
+    wanted -= ties;
+  }
+  return Lowest(found.bits, tie_from_end(found.bits, part_of(candidates, part, push.parts), wanted));
+}
+
+void main() {
+  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
+  set_head(head);
+  const uint to_do = task();
+  if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), push.parts * kThreads);
+  if (to_do == kRenewLocal && part == 0) renew_local();
+  if (to_do != kPick) return;
+
+  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(shares_threshold() ? 0 : head);
+  // Workgroups cannot wait for each other, so each counts for itself what the parts before its own have picked.
+  const Range own = part_of(middle, part, push.parts);
+  const uint before = count_picked(Range(middle.begin, own.begin), lowest).y;
+  const uvec2 picked = count_picked(own, lowest);
+  write_picked(own, lowest, own_list + 1 + middle.begin + before + picked.x);
+  if (part == push.parts - 1) list_ends(before + picked.y);
+}

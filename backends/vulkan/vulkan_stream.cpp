@@ -1,0 +1,121 @@
+#include "backends/vulkan/vulkan_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "backends/checks.h"
+#include "backends/vulkan/ops.h"
+#include "backends/vulkan/program.h"
+
+namespace thimble::vulkan {
+namespace {
+
+class VulkanRecorder : public Recorder {
+ public:
+  VulkanRecorder(std::shared_ptr<StreamState> stream, uint32_t max_rows)
+      : recording(std::move(stream), max_rows) {}
+
+  void segment() override { recording.segment(); }
+  void embed(const Embed& op) override {
+    if (check("embed", op.table, op.table.rows, op.p.cols)) vulkan::embed(recording, op);
+  }
+  void rms_norm(const RmsNorm& op) override { vulkan::rms_norm(recording, op); }
+  void linear(const Linear& op) override {
+    if (check("linear", op.w, op.p.out_cols, op.p.in_cols)) vulkan::linear(recording, op);
+  }
+  void glu(const Glu& op) override {
+    if (check("glu", op.gate, op.p.out_cols, op.p.in_cols) &&
+        check("glu", op.up, op.p.out_cols, op.p.in_cols))
+      vulkan::glu(recording, op);
+  }
+  void activation(const Activation& op) override { vulkan::activation(recording, op); }
+  void kv_append(const KvAppend& op) override { vulkan::kv_append(recording, op); }
+  void cis_store(const CisStore& op) override { vulkan::cis_store(recording, op); }
+  void kv_view(const KvView& op) override { vulkan::kv_view(recording, op); }
+  void attention(const Attention& op) override { vulkan::attention(recording, op); }
+  void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording, op); }
+  void query_gate(const QueryGate& op) override { vulkan::query_gate(recording, op); }
+  void token_score(const TokenScore& op) override { vulkan::token_score(recording, op); }
+  void vote(const Vote& op) override { vulkan::vote(recording, op); }
+  void top_k(const TopK& op) override { vulkan::top_k(recording, op); }
+  void arg_max(const ArgMax& op) override { vulkan::arg_max(recording, op); }
+  void log_prob(const LogProb& op) override { vulkan::log_prob(recording, op); }
+  void copy(const Copy& op) override { vulkan::copy(recording, op); }
+
+  ProgramRecording recording;
+
+ private:
+  bool check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
+    const Status status = check_matrix(op, w, rows, cols);
+    recording.fail(status);
+    return status.ok();
+  }
+};
+
+class VulkanStream : public Stream {
+ public:
+  explicit VulkanStream(std::shared_ptr<StreamState> state) : state_(std::move(state)) {}
+
+  std::unique_ptr<Recorder> record(uint32_t max_rows) override {
+    return std::make_unique<VulkanRecorder>(state_, max_rows);
+  }
+
+  Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
+    return static_cast<VulkanRecorder&>(*recorder).recording.finish();
+  }
+
+  Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
+    VulkanProgram& p = static_cast<VulkanProgram&>(program);
+    THIMBLE_TRY(check_submit(program, p.max_rows, first, last, step));
+    if (first == last) return {};
+    Timeline& timeline = state_->timeline;
+    if (std::memcmp(&step, &step_, sizeof step) != 0) {
+      THIMBLE_TRY(timeline.wait(timeline.last()));  // what runs now reads the old values
+      std::memcpy(state_->step->mapped, &step, sizeof step);
+      step_ = step;
+    }
+    // As many pieces at once as may be.
+    const std::span<VulkanProgram::Piece> pieces(&p.pieces[p.first_piece[first]],
+                                                 p.first_piece[last] - p.first_piece[first]);
+    for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
+      double seconds = 0;
+      commands_.clear();
+      do {
+        THIMBLE_TRY(timeline.wait(pieces[end].submitted));  // it may not be submitted while it runs
+        commands_.push_back(pieces[end].commands);
+        seconds += pieces[end].seconds;
+      } while (++end < pieces.size() && seconds + pieces[end].seconds <= kSubmitSeconds);
+      THIMBLE_TRY(timeline.submit(commands_));
+      for (size_t i = begin; i < end; ++i) pieces[i].submitted = timeline.last();
+    }
+    return {};
+  }
+
+  Status wait() override { return state_->timeline.wait(state_->timeline.last()); }
+
+ private:
+  std::shared_ptr<StreamState> state_;
+  StepParams step_{};  // what lies in state_->step
+  std::vector<VkCommandBuffer> commands_;
+};
+
+}  // namespace
+
+uint64_t program_bytes(const ModelShape& model) {
+  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch.
+  return (1 << 20) + uint64_t(model.layers) * (256 << 10);
+}
+
+Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, View scratch) {
+  auto state = std::make_shared<StreamState>(std::move(context));
+  state->scratch = scratch;
+  THIMBLE_TRY(state->timeline.open());
+  THIMBLE_LET(step, allocate(state->context, Place::kMappedDevice,
+                             StreamState::kCounters + Recording::kCounterBytes));
+  std::memset(step->mapped, 0, step->size);
+  state->step = std::move(step);
+  return std::unique_ptr<Stream>(std::make_unique<VulkanStream>(std::move(state)));
+}
+
+}  // namespace thimble::vulkan
