@@ -52,8 +52,8 @@ class TemporaryFile {
 // know.
 Outcome thimble(const std::string& arguments, const std::string& input = "") {
   const TemporaryFile in(input), out, error;
-  const std::string line = std::string("CUDA_VISIBLE_DEVICES= '") + THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" +
-                           out.path() + " 2>" + error.path();
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") + THIMBLE_COMMAND + "' " +
+                           arguments + " <" + in.path() + " >" + out.path() + " 2>" + error.path();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};
 }

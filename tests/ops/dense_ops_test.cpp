@@ -254,6 +254,9 @@ TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
   check_linear(random, {DType::kF32, 1030, 31, 70, false, true});
   check_linear(random, {DType::kQ4_K, 130, 2816, 65, true, true});
   check_linear(random, {DType::kQ6_K, 1, 4096, 130, true, true, 1});
+  // So many columns that a device may take several batches of them at a time.
+  for (DType type : {DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kQ8_0})
+    check_linear(random, {type, 1, 768, 2113, true, true, 1});
   for (uint32_t slack : {0u, 1u})
     check_linear(
         random,

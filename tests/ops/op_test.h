@@ -22,6 +22,7 @@
 #include "backends/backend.h"
 #include "backends/registry.h"
 #include "base/bits.h"
+#include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
 
@@ -93,7 +94,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     workspace_.reset();
     operands_.clear();
     const std::string& name = GetParam();
-    DeviceOptions given = options;
+    DeviceOptions given = strictly(options);
     given.portable = name.ends_with(kPortable);
     auto opened = open_device(name.substr(0, name.find(kPortable)), given);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
@@ -291,13 +292,15 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<Stream> stream_;
 };
 
-// Names of the devices that this build finds here; NVIDIA cards also as what older ones can do.
+// Names of the devices that this build finds here and can use; cards also as what the least of their kind
+// can do.
 inline std::vector<std::string> device_names() {
   std::vector<std::string> names;
-  for (const DeviceInfo& info : list_devices()) {
-    names.push_back(info.name);
-    if (info.name.starts_with("cuda")) names.push_back(info.name + kPortable);
-  }
+  for (const DeviceInfo& info : list_devices())
+    if (info.usable) {
+      names.push_back(info.name);
+      if (info.name != "cpu") names.push_back(info.name + kPortable);
+    }
   return names;
 }
 

@@ -1,0 +1,39 @@
+// Puts every Vulkan device of a test program under the Khronos validation layer with synchronisation
+// validation, and fails the running test on anything that it says. VK_INSTANCE_LAYERS= in the environment
+// switches it off, to look at one thing alone.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "backends/registry.h"
+
+namespace thimble::test {
+
+inline const bool kUnderValidation = [] {
+  setenv("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation", 0);
+  setenv("VK_LAYER_ENABLES", "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT", 0);
+  return true;
+}();
+
+// Whether a validation layer older than 1.3.255 says that it does not know cooperative matrices: the feature
+// of the device, the capability, the extension and the specialisation of a shader.
+inline bool is_ignorance(const char* message) {
+  for (const char* words : {"unknown VkStructureType (1000506000)", "Invalid capability operand: 6022",
+                            "(Unhandled OpCapability)", "(SPV_KHR_cooperative_matrix)",
+                            "apply specialization constants with spirv-opt but failed"})
+    if (std::strstr(message, words)) return true;
+  return false;
+}
+
+// These options, and a message is a failure.
+inline DeviceOptions strictly(DeviceOptions options = {}) {
+  options.messages = [](const char* message) {
+    if (!is_ignorance(message)) ADD_FAILURE() << message;
+  };
+  return options;
+}
+
+}  // namespace thimble::test

@@ -1,0 +1,206 @@
+// How products are cut where a matrix, or rows of x and y, are larger than what a device shows a shader.
+#include "backends/vulkan/product.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "backends/vulkan/ops.h"
+#include "tests/support/vulkan_messages.h"
+
+namespace thimble::vulkan {
+namespace {
+
+// Keeps what is dispatched.
+class Notes : public Recording {
+ public:
+  struct Note {
+    Shader shader;
+    std::vector<View> views;
+    std::vector<uint32_t> push;
+    double operations;
+    uint32_t x, y;
+
+    const ProductParams& params() const {
+      EXPECT_EQ(push.size() * sizeof(uint32_t), sizeof(ProductParams));
+      return reinterpret_cast<const ProductParams&>(*push.data());
+    }
+  };
+
+  Notes(const Limits& limits, uint32_t max_rows, const View& scratch = {})
+      : Recording(limits, max_rows, scratch, {}) {}
+  std::vector<Note> notes;
+  const Status& status() const { return status_; }
+
+ private:
+  void dispatch(Shader shader, std::initializer_list<uint32_t>, std::initializer_list<Operand> operands,
+                const void* push, size_t push_bytes, uint32_t x, uint32_t y, uint32_t) override {
+    Note note{shader, {}, std::vector<uint32_t>(push_bytes / 4), std::exchange(operations_, 0), x, y};
+    std::memcpy(note.push.data(), push, push_bytes);
+    for (const Operand& o : operands) note.views.push_back(o.view);
+    notes.push_back(note);
+  }
+};
+
+constexpr Limits kLimits{.subgroup_size = 32,
+                         .max_group_threads = 128,
+                         .max_shared_bytes = 16 << 10,
+                         .max_groups = 65535,
+                         .offset_alignment = 64,
+                         .max_range = 1 << 20,
+                         .operations_per_second = 1e12};
+
+// Records y = W x with q8_0 weights, whose rows of 34 bytes a block start in the middle of words.
+Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols, uint32_t x_stride,
+             const View& scratch = {}) {
+  static Buffer buffers[4];
+  Weight w;
+  static_cast<View&>(w) = {&buffers[1], 0, dtype_bytes(DType::kQ8_0, uint64_t(in_cols) * out_cols)};
+  w.type = DType::kQ8_0;
+  w.rows = out_cols;
+  w.cols = in_cols;
+  Notes notes(limits, max_rows, scratch);
+  linear(notes,
+         {View{&buffers[0], 0, uint64_t(max_rows) * x_stride * 4},
+          w,
+          View{&buffers[2], 0, uint64_t(out_cols) * 4},
+          View{&buffers[3], 0, uint64_t(max_rows) * out_cols * 4},
+          {.in_cols = in_cols, .out_cols = out_cols, .x_stride = x_stride, .y_stride = out_cols, .add = 1}});
+  return notes;
+}
+
+void check(const Notes& notes, const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols,
+           uint32_t x_stride) {
+  ASSERT_TRUE(notes.status().ok()) << notes.status().message();
+  const uint64_t row_bytes = dtype_bytes(DType::kQ8_0, in_cols);
+  std::vector<int> made(size_t(max_rows) * out_cols);
+  for (const Notes::Note& n : notes.notes) {
+    for (const View& v : n.views) {
+      EXPECT_EQ(v.offset % 4, 0u);
+      EXPECT_LE(v.offset % limits.offset_alignment + v.bytes, limits.max_range);
+    }
+    const View &x = n.views[0], &w = n.views[1], &bias = n.views[2], &y = n.views[3];
+    const uint32_t col = static_cast<uint32_t>(w.offset / row_bytes), cols = n.params().out_cols,
+                   row = n.params().first_row;
+    EXPECT_EQ(w.offset % row_bytes, 0u);
+    EXPECT_EQ(w.bytes, cols * row_bytes);
+    EXPECT_EQ(bias.offset, col * 4u);
+    EXPECT_EQ(x.offset, uint64_t(row) * x_stride * 4);
+    EXPECT_EQ(y.offset, (uint64_t(row) * out_cols + col) * 4);
+    const uint64_t rows = (x.bytes / 4 - in_cols) / x_stride + 1;
+    EXPECT_EQ(y.bytes, ((rows - 1) * out_cols + cols) * 4);
+    for (uint64_t r = row; r < row + rows; ++r)
+      for (uint32_t c = col; c < col + cols; ++c) ++made[r * out_cols + c];
+  }
+  EXPECT_EQ(made, std::vector<int>(made.size(), 1));
+}
+
+TEST(VulkanProduct, IsWholeWhereItFits) {
+  for (uint32_t max_rows : {1u, 100u}) {
+    const Notes notes = record(kLimits, max_rows, 96, 1000, 96);
+    EXPECT_EQ(notes.notes.size(), 1u);
+    check(notes, kLimits, max_rows, 96, 1000, 96);
+  }
+}
+
+TEST(VulkanProduct, ShowsNoMoreOfAMatrixThanADeviceDoes) {
+  for (uint32_t max_rows : {1u, 3u}) {
+    const Notes notes = record(kLimits, max_rows, 96, 32769, 96);  // 3.2 times the largest range
+    EXPECT_EQ(notes.notes.size(), 4u);
+    check(notes, kLimits, max_rows, 96, 32769, 96);
+  }
+}
+
+TEST(VulkanProduct, ShowsNoMoreRowsThanADeviceDoes) {
+  const Notes notes = record(kLimits, 100, 96, 40, 10000);
+  EXPECT_EQ(notes.notes.size(), 4u);  // of at most 26 rows
+  check(notes, kLimits, 100, 96, 40, 10000);
+}
+
+TEST(VulkanProduct, HasNoMoreWorkgroupsThanADeviceDoes) {
+  Limits limits = kLimits;
+  limits.max_groups = 300;
+  const Notes notes = record(limits, 1, 32, 1000, 32);
+  for (const Notes::Note& n : notes.notes) EXPECT_LE(n.x, 300u);
+  check(notes, limits, 1, 32, 1000, 32);
+}
+
+TEST(VulkanProduct, RefusesRowsWiderThanADeviceShows) {
+  const Notes notes = record(kLimits, 1, 32768, 64, 32768);  // 64 rows of 34 KiB
+  EXPECT_EQ(notes.status().code(), Code::kUnsupported);
+}
+
+// 50 ms of this device are 256 rows and a bit more.
+TEST(VulkanProduct, BoundsTheWorkOfADispatch) {
+  Limits limits = kLimits;
+  limits.max_range = 16 << 20;  // all in one dispatch
+  limits.operations_per_second = 300 * 2.0 * 96 * 1000 / 0.05;
+  const Notes notes = record(limits, 1000, 96, 1000, 96);
+  EXPECT_EQ(notes.notes.size(), 4u);
+  check(notes, limits, 1000, 96, 1000, 96);
+  double operations = 0;
+  for (const Notes::Note& n : notes.notes) {
+    EXPECT_LE(n.operations, notes.most_operations());
+    operations += n.operations;
+  }
+  EXPECT_EQ(operations, 2.0 * 1000 * 96 * 1000);
+}
+
+// On matrix units: x, then W in slices by turns in two slots of scratch, each right before it is multiplied.
+TEST(VulkanProduct, KeepsMatricesApartInScratch) {
+  Limits limits = kLimits;
+  limits.max_shared_bytes = 48 << 10;
+  limits.max_range = 1 << 30;
+  limits.cooperative_matrix = true;
+  constexpr uint32_t kRows = 4200, kIn = 14336, kOut = 5000, kTile = 128;
+  const ModelShape model{.d_model = kIn, .heads = 32, .kv_heads = 8, .head_dim = 128, .d_ff = kOut};
+  Buffer buffer;
+  const View scratch{&buffer, 0, product_scratch(model, {.chunk = kRows}, limits)};
+  const Notes notes = record(limits, kRows, kIn, kOut, kIn, scratch);
+  ASSERT_TRUE(notes.status().ok()) << notes.status().message();
+
+  const uint64_t row_bytes = dtype_bytes(DType::kQ8_0, kIn), f16_bytes = kIn * sizeof(uint16_t);
+  std::vector<uint8_t> made(size_t(kRows) * kOut);
+  const Notes::Note *x = nullptr, *w = nullptr;
+  View last_slot;
+  for (const Notes::Note& n : notes.notes) {
+    if (n.shader == Shader::kScaleRows) x = &n;
+    if (n.shader == Shader::kDequantize) w = &n;
+    if (n.shader != Shader::kProductCooperative) continue;
+    ASSERT_TRUE(x && w);
+    const View &of_x = n.views[0], &slot = n.views[1], &y = n.views[3], &scales = n.views[4];
+    const auto same = [](const View& a, const View& b) {
+      return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
+    };
+    EXPECT_TRUE(same(of_x, x->views[1]) && same(scales, x->views[2]) && same(slot, w->views[1]));
+    EXPECT_FALSE(same(slot, last_slot));
+    last_slot = slot;
+    const View places[] = {of_x, scales, slot};
+    for (const View& a : places) {
+      EXPECT_LE(a.offset + a.bytes, scratch.bytes);
+      EXPECT_EQ(a.offset % 256, 0u);
+      for (const View& b : places)
+        EXPECT_TRUE(&a == &b || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);
+    }
+    const uint32_t row = n.params().first_row, cols = n.params().out_cols,
+                   col = static_cast<uint32_t>(w->views[0].offset / row_bytes);
+    EXPECT_EQ(w->views[0].bytes, cols * row_bytes);
+    EXPECT_EQ(w->y, cols);
+    EXPECT_EQ(x->views[0].offset, uint64_t(row) * kIn * 4);
+    EXPECT_EQ(y.offset, (uint64_t(row) * kOut + col) * 4);
+    const uint32_t rows = x->x;
+    EXPECT_EQ(y.bytes, ((rows - 1) * uint64_t(kOut) + cols) * 4);
+    EXPECT_EQ(n.x, ceil_div(cols, kTile));
+    EXPECT_EQ(n.y, ceil_div(rows, kTile));
+    EXPECT_LE(round_up(rows, kTile) * f16_bytes, of_x.bytes);
+    EXPECT_LE(round_up(cols, kTile) * f16_bytes, slot.bytes);
+    for (uint32_t r = row; r < row + rows; ++r)
+      for (uint32_t c = col; c < col + cols; ++c) ++made[size_t(r) * kOut + c];
+  }
+  EXPECT_EQ(made, std::vector<uint8_t>(made.size(), 1));
+}
+
+}  // namespace
+}  // namespace thimble::vulkan

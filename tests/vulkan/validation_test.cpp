@@ -1,0 +1,61 @@
+// That a missing barrier does not stay unseen: the layer which all tests of a Vulkan device run under
+// complains of it.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/vulkan/memory.h"
+#include "backends/vulkan/vulkan_stream.h"
+#include "tests/support/vulkan_messages.h"
+
+namespace thimble::vulkan {
+namespace {
+
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) ADD_FAILURE() << result.status().message();
+  return std::move(*result);
+}
+
+// What the layer says of two copies, a to b and then what `between` gives to c.
+std::vector<std::string> messages_of_two_copies(bool hide_the_dependency) {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const Instance& instance = *must(Instance::get());
+  Gpu gpu = find_gpus(instance).front();
+  gpu.limits.cooperative_matrix = false;  // of which old layers complain (vulkan_messages.h)
+  const auto context = must(Context::open(instance, gpu, [&](const char* message) {
+    const std::lock_guard lock(mutex);
+    messages.emplace_back(message);
+  }));
+  constexpr uint64_t kBytes = 1024;
+  const auto a = must(allocate(context, Place::kDevice, kBytes));
+  const auto b = must(allocate(context, Place::kDevice, kBytes));
+  const auto c = must(allocate(context, Place::kDevice, kBytes));
+  VulkanBuffer other_b(context);  // the same memory, which the recording cannot know
+  other_b.size = kBytes;
+  other_b.handle = b->handle;
+
+  const auto stream = must(open_stream(context, {}));
+  auto recorder = stream->record(1);
+  const CopyParams all{.cols = kBytes / 4, .src_stride = kBytes / 4, .dst_stride = kBytes / 4};
+  recorder->copy({View{a.get(), 0, kBytes}, View{b.get(), 0, kBytes}, all});
+  Buffer* between = hide_the_dependency ? &other_b : b.get();
+  recorder->copy({View{between, 0, kBytes}, View{c.get(), 0, kBytes}, all});
+  const auto program = must(stream->finish(std::move(recorder)));
+  other_b.handle = VK_NULL_HANDLE;
+  return messages;
+}
+
+TEST(VulkanValidation, ComplainsOfADroppedBarrierAndOfNothingElse) {
+  if (list_devices().back().name == "cpu") GTEST_SKIP() << "there is no Vulkan device";
+  EXPECT_EQ(messages_of_two_copies(false), std::vector<std::string>());
+  const std::vector<std::string> messages = messages_of_two_copies(true);
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_NE(messages[0].find("SYNC-HAZARD-READ-AFTER-WRITE"), std::string::npos) << messages[0];
+}
+
+}  // namespace
+}  // namespace thimble::vulkan

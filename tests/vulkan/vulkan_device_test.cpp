@@ -1,0 +1,437 @@
+// What only a Vulkan device promises: where operands may lie, how memory is carried, what is kept on disk,
+// and how it fails.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include "backends/vulkan/memory.h"
+#include "backends/vulkan/vulkan_stream.h"
+#include "base/cache.h"
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+#include "tests/support/vulkan_messages.h"
+
+namespace thimble::test {
+namespace {
+
+std::vector<DeviceInfo> found() {
+  std::vector<DeviceInfo> devices;
+  for (DeviceInfo& info : list_devices())
+    if (info.name.starts_with("vulkan")) devices.push_back(std::move(info));
+  return devices;
+}
+
+std::vector<std::string> usable() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& info : found())
+    if (info.usable) names.push_back(info.name);
+  return names;
+}
+
+TEST(VulkanDevice, RefusesNamesThatAreNone) {
+  for (const char* name : {"vulkan:", "vulkan:x", "vulkan:1x", "vulkan1", "vulkan:-1", "vulkan:99999999999"})
+    EXPECT_EQ(open_device(name, {}).status().code(), Code::kUnsupported) << name;
+}
+
+TEST(VulkanDevice, RefusesANumberThatIsNotThere) {
+  if (found().empty()) GTEST_SKIP() << "there is no Vulkan device";
+  EXPECT_EQ(open_device("vulkan:" + std::to_string(found().size()), {}).status().code(),
+            Code::kInvalidArgument);
+}
+
+// In a process of its own, since drivers are looked for once.
+TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("VK_ICD_FILENAMES", "/nowhere.json", 1);  // the loader then knows no driver
+  const auto ask = [] {
+    const Status status = open_device("vulkan", {}).status();
+    const bool none = status.code() == Code::kUnsupported && found().empty();
+    const std::string chosen = must(open_device("auto", {.threads = 1}))->info().name;
+    std::fprintf(stderr, "%s, %s\n", status.message().c_str(), chosen.c_str());
+    std::exit(none && !chosen.starts_with("vulkan") ? 0 : 1);
+  };
+  EXPECT_EXIT(ask(), ::testing::ExitedWithCode(0), "no driver was found");
+  unsetenv("VK_ICD_FILENAMES");
+}
+
+// More often than a driver may be loaded and unloaded in a process.
+TEST(VulkanDevice, OpensAgainAndAgain) {
+  if (usable().empty()) GTEST_SKIP() << "there is no Vulkan device";
+  for (int i = 0; i < 60; ++i) must(open_device("vulkan", strictly()));
+}
+
+TEST(VulkanDevice, AutoTakesNoSoftware) {
+  for (const DeviceInfo& info : found())
+    if (!info.software) GTEST_SKIP() << "there is more than the software driver";
+  EXPECT_EQ(must(open_device("auto", {.threads = 1}))->info().name.find("vulkan"), std::string::npos);
+}
+
+class Vulkan : public ::testing::TestWithParam<std::string> {
+ protected:
+  static std::shared_ptr<Device> open(DeviceOptions options = {}) {
+    return must(open_device(GetParam(), strictly(options)));
+  }
+  static std::vector<uint32_t> count_up(size_t n, uint32_t first) {
+    std::vector<uint32_t> words(n);
+    std::iota(words.begin(), words.end(), first);
+    return words;
+  }
+  static View all(const std::unique_ptr<Buffer>& buffer) { return {buffer.get(), 0, buffer->size}; }
+  template <typename T>
+  static std::vector<T> get(Device& device, const View& view) {
+    std::vector<T> values(view.bytes / sizeof(T));
+    must(device.read(values.data(), view));
+    return values;
+  }
+  // Copies rows of 4 words with the op.
+  static void copy_rows(Stream& stream, const View& to, const View& from, uint32_t rows) {
+    auto recorder = stream.record(rows);
+    recorder->copy({from, to, {.cols = 4, .src_stride = 4, .dst_stride = 4, .rows = kStepRows}});
+    const auto program = must(stream.finish(std::move(recorder)));
+    must(stream.submit(*program, 0, 1, {.n_rows = rows}));
+    must(stream.wait());
+  }
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Vulkan);
+
+TEST_P(Vulkan, SaysWhatItIs) {
+  const DeviceInfo info = open()->info();
+  EXPECT_EQ(info.name, GetParam());
+  EXPECT_NE(info.description.find("Vulkan 1."), std::string::npos) << info.description;
+  EXPECT_NE(info.description.find("subgroups of"), std::string::npos) << info.description;
+  EXPECT_GT(info.free_bytes, 0u);
+  EXPECT_LE(info.free_bytes, info.total_bytes);
+}
+
+TEST_P(Vulkan, MemoryStartsZeroedAndCarriesWhatIsLargerThanItsStaging) {
+  const auto device = open();
+  const std::vector<uint32_t> words = count_up((5 << 20) + 3, 7);
+  for (const MemKind kind : {MemKind::kWeights, MemKind::kIo}) {
+    const auto a = must(device->alloc(kind, words.size() * 4));
+    const auto b = must(device->alloc(MemKind::kPool, words.size() * 4));
+    EXPECT_EQ(a->mapped != nullptr, kind == MemKind::kIo);
+    EXPECT_EQ(get<uint32_t>(*device, all(a)), std::vector<uint32_t>(words.size()));
+    must(device->write(all(a), words.data()));
+    must(device->copy(all(b), all(a)));
+    EXPECT_EQ(get<uint32_t>(*device, all(b)), words);
+    // Odd bytes of it, too.
+    const std::vector<uint8_t> some{1, 2, 3};
+    must(device->write(all(b).slice(5, 3), some.data()));
+    EXPECT_EQ(get<uint8_t>(*device, all(b).slice(5, 3)), some);
+    EXPECT_EQ(get<uint32_t>(*device, all(b).slice(8, 4))[0], words[2]);
+  }
+}
+
+TEST_P(Vulkan, TakesBuffersOfNothingAndOfOddSizes) {
+  const auto device = open();
+  for (const uint64_t bytes : {0, 1, 3, 17, 4097}) {
+    const auto buffer = must(device->alloc(MemKind::kWorkspace, bytes));
+    EXPECT_EQ(buffer->size, bytes);
+    std::vector<uint8_t> values(bytes, 9);
+    must(device->write(all(buffer), values.data()));
+    EXPECT_EQ(get<uint8_t>(*device, all(buffer)), values);
+  }
+}
+
+TEST_P(Vulkan, AnOperandMayStartAtAnyWord) {
+  const auto device = open();
+  const auto stream = must(device->open_stream({}));
+  const auto from = must(device->alloc(MemKind::kWorkspace, 4096));
+  const auto to = must(device->alloc(MemKind::kWorkspace, 4096));
+  const std::vector<uint32_t> words = count_up(1024, 1);
+  must(device->write(all(from), words.data()));
+  for (const uint32_t source : {0u, 1u, 3u, 4u, 63u, 64u, 1020u})
+    for (const uint32_t target : {0u, 2u, 5u, 255u, 1020u}) {
+      must(device->write(all(to), std::vector<uint32_t>(1024).data()));
+      copy_rows(*stream, all(to).slice(target * 4, 16), all(from).slice(source * 4, 16), 1);
+      std::vector<uint32_t> expected(1024);
+      std::copy_n(&words[source], 4, &expected[target]);
+      EXPECT_EQ(get<uint32_t>(*device, all(to)), expected) << source << " to " << target;
+    }
+}
+
+TEST_P(Vulkan, RefusesOperandsThatDoNotFit) {
+  const auto device = open();
+  const auto stream = must(device->open_stream({}));
+  const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
+  const auto record = [&](const View& from, uint32_t cols, uint32_t rows) {
+    auto recorder = stream->record(rows);
+    recorder->copy(
+        {from, all(buffer), {.cols = cols, .src_stride = cols, .dst_stride = cols, .rows = kStepRows}});
+    return stream->finish(std::move(recorder)).status();
+  };
+  EXPECT_EQ(record({buffer.get(), 4000, 100}, 4, 1).code(), Code::kInternal);
+  EXPECT_EQ(record({buffer.get(), 2, 100}, 4, 1).code(), Code::kInternal);
+  EXPECT_EQ(record(all(buffer), 4, 1u << 31).code(), Code::kUnsupported) << "more rows than a grid has";
+  must(record(all(buffer), 4, 1));
+}
+
+TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
+  const auto device = open({.portable = true});
+  const auto stream = must(device->open_stream({}));
+  EXPECT_EQ(device->info().max_binding, 128u << 20);
+  const auto large = must(device->alloc(MemKind::kWorkspace, (128 << 20) + 4));
+  auto recorder = stream->record(1);
+  recorder->copy({all(large), all(large), {.cols = 4, .src_stride = 4, .dst_stride = 4}});
+  const Status status = stream->finish(std::move(recorder)).status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_NE(status.message().find("128 MiB"), std::string::npos) << status.message();
+
+  // A head's keys are bound at once, from a multiple of the descriptors' alignment on, which is at most 256.
+  const ModelShape model{.layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = 128};
+  const uint32_t fits = (128 << 20) / 256 - 1;
+  must(device->needs(model, {.chunk = 32, .pool_capacity = fits, .view_capacity = 64}));
+  const Status refused =
+      device->needs(model, {.chunk = 32, .pool_capacity = fits + 1, .view_capacity = 64}).status();
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_NE(refused.message().find("524287 entries"), std::string::npos) << refused.message();
+}
+
+TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {
+  const auto device = open();
+  const auto refused = device->alloc(MemKind::kPool, device->info().total_bytes + (64 << 10));
+  EXPECT_EQ(refused.status().code(), Code::kOutOfMemory) << refused.status().message();
+  must(device->alloc(MemKind::kPool, 1 << 20));
+}
+
+TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
+  const auto device = open();
+  const auto stream = must(device->open_stream({}));
+  const auto a = must(device->alloc(MemKind::kIo, 4096)), b = must(device->alloc(MemKind::kWorkspace, 4096)),
+             c = must(device->alloc(MemKind::kIo, 4096));
+  auto recorder = stream->record(4);
+  const CopyParams rows{.cols = 4, .src_stride = 4, .dst_stride = 4, .rows = kStepRows};
+  recorder->segment();
+  recorder->copy({all(a), all(b), rows});
+  recorder->segment();
+  recorder->segment();
+  recorder->copy({all(b), all(c), rows});
+  const auto program = must(stream->finish(std::move(recorder)));
+  ASSERT_EQ(program->segments, 3u);
+  for (uint32_t run = 0; run < 50; ++run) {
+    const std::vector<uint32_t> words = count_up(16, run * 100);
+    const uint32_t n = run % 5;
+    std::memcpy(a->mapped, words.data(), 64);
+    std::memset(c->mapped, 0xff, 64);
+    const StepParams step{.n_rows = n};
+    must(stream->submit(*program, 0, 0, step));
+    if (run % 2) {
+      must(stream->submit(*program, 0, 3, step));
+      must(stream->submit(*program, 0, 3, step));
+    } else {
+      for (uint32_t s = 0; s < 3; ++s) must(stream->submit(*program, s, s + 1, step));
+    }
+    must(stream->wait());
+    std::vector<uint32_t> expected(16, 0xffffffffu), got(16);
+    std::copy_n(words.begin(), n * 4, expected.begin());
+    std::memcpy(got.data(), c->mapped, 64);
+    ASSERT_EQ(got, expected) << "run " << run;
+  }
+  EXPECT_EQ(stream->submit(*program, 0, 1, {.n_rows = 5}).code(), Code::kInternal);
+  EXPECT_EQ(stream->submit(*program, 2, 4, {.n_rows = 1}).code(), Code::kInternal);
+}
+
+// A program may go before its stream, after it, or while it runs.
+TEST_P(Vulkan, ProgramsAndStreamsGoInAnyOrder) {
+  const auto device = open();
+  const auto a = must(device->alloc(MemKind::kWorkspace, 1 << 20)),
+             b = must(device->alloc(MemKind::kWorkspace, 1 << 20));
+  for (const bool stream_first : {false, true}) {
+    auto stream = must(device->open_stream({}));
+    auto recorder = stream->record(1 << 14);
+    recorder->copy({all(a), all(b), {.cols = 16, .src_stride = 16, .dst_stride = 16, .rows = kStepRows}});
+    auto program = must(stream->finish(std::move(recorder)));
+    must(stream->submit(*program, 0, 1, {.n_rows = 1 << 14}));
+    if (stream_first) stream.reset();
+    program.reset();
+  }
+  auto stream = must(device->open_stream({}));
+  auto abandoned = stream->record(1);
+  abandoned->segment();
+}
+
+TEST_P(Vulkan, StreamsOnSeveralThreadsShareADevice) {
+  const auto device = open();
+  std::vector<std::thread> threads;
+  std::vector<uint32_t> right(4);
+  for (uint32_t t = 0; t < right.size(); ++t)
+    threads.emplace_back([&, t] {
+      const auto stream = must(device->open_stream({}));
+      const auto a = must(device->alloc(MemKind::kWorkspace, 4096)),
+                 b = must(device->alloc(MemKind::kWorkspace, 4096));
+      for (uint32_t run = 0; run < 20; ++run) {
+        const std::vector<uint32_t> words = count_up(1024, t * 10000 + run);
+        must(device->write(all(a), words.data()));
+        copy_rows(*stream, all(b), all(a), 256);
+        right[t] += get<uint32_t>(*device, all(b)) == words;
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(right, std::vector<uint32_t>(4, 20));
+}
+
+TEST_P(Vulkan, MeasuresWhatItCanDo) {
+  const Rates rates = must(open()->measure());
+  std::printf("%s: %.1f GB/s, %.1f GFLOP/s\n", GetParam().c_str(), rates.bytes_per_second * 1e-9,
+              rates.flop_per_second * 1e-9);
+  EXPECT_GT(rates.bytes_per_second, 0.1e9);
+  EXPECT_LT(rates.bytes_per_second, 20e12);
+  EXPECT_GT(rates.flop_per_second, 0.1e9);
+}
+
+// A device that is opened again finds its pipelines on disk, and one that finds rubbish there makes them
+// anew.
+TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("thimble-" + std::to_string(std::random_device()()));
+  const char* old = std::getenv("XDG_CACHE_HOME");
+  const std::string before = old ? old : "";
+  setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+  const auto use = [&] {
+    const auto device = open();
+    const auto stream = must(device->open_stream({}));
+    const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
+    copy_rows(*stream, all(buffer).slice(2048, 16), all(buffer).slice(0, 16), 1);
+  };
+  const auto files = [&] {
+    std::vector<fs::path> paths;
+    for (const auto& entry : fs::directory_iterator(folder / "thimble")) paths.push_back(entry.path());
+    return paths;
+  };
+  use();
+  ASSERT_EQ(files().size(), 1u);
+  const uintmax_t size = fs::file_size(files()[0]);
+  use();
+  ASSERT_EQ(files().size(), 1u);
+  fs::resize_file(files()[0], size / 2);
+  use();
+  EXPECT_EQ(fs::file_size(files()[0]), size);
+  fs::remove_all(folder);
+  setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);
+  use();
+  old ? setenv("XDG_CACHE_HOME", before.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
+}
+
+// Below the seam, where limits can be others and calls can fail.
+class VulkanContext : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (usable().empty()) GTEST_SKIP() << "there is no Vulkan device";
+    gpu_ = vulkan::find_gpus(*must(vulkan::Instance::get())).front();
+  }
+  std::shared_ptr<vulkan::Context> open() {
+    return must(vulkan::Context::open(*must(vulkan::Instance::get()), gpu_, strictly().messages));
+  }
+
+  // Three copies of 16 words, each from where the one before it wrote.
+  struct Copies {
+    static constexpr uint64_t kBytes = 64;
+    std::unique_ptr<vulkan::VulkanBuffer> words;
+    std::unique_ptr<Stream> stream;
+    std::unique_ptr<Program> program;
+
+    explicit Copies(const std::shared_ptr<vulkan::Context>& context)
+        : words(must(vulkan::allocate(context, vulkan::Place::kHost, 4 * kBytes))),
+          stream(must(vulkan::open_stream(context, {}))) {
+      std::memset(words->mapped, 0, words->size);
+      std::memset(words->mapped, 7, kBytes);
+      auto recorder = stream->record(1);
+      for (uint64_t i = 0; i < 3; ++i)
+        recorder->copy({View{words.get(), i * kBytes, kBytes},
+                        View{words.get(), (i + 1) * kBytes, kBytes},
+                        {.cols = 16, .src_stride = 16, .dst_stride = 16}});
+      program = must(stream->finish(std::move(recorder)));
+    }
+    Status run() {
+      THIMBLE_TRY(stream->submit(*program, 0, 1, {.n_rows = 1}));
+      return stream->wait();
+    }
+    bool right() const {
+      return std::memcmp(words->mapped, static_cast<char*>(words->mapped) + 3 * kBytes, kBytes) == 0;
+    }
+  };
+
+  vulkan::Gpu gpu_;
+};
+
+// How often the context below was asked to start work.
+int submits = 0;
+PFN_vkQueueSubmit submit_really = nullptr;
+PFN_vkWaitSemaphores wait_really = nullptr;
+
+TEST_F(VulkanContext, WorkThatASlowDeviceTakesLongForIsSubmittedInPieces) {
+  // A copy touches 128 bytes in all, and 50 ms are a submit's.
+  for (const auto& [bytes_per_second, expected] :
+       {std::pair(1e9, 1), std::pair(5200.0, 2), std::pair(100.0, 3)}) {
+    gpu_.limits.bytes_per_second = bytes_per_second;
+    const auto context = open();
+    submit_really = context->vk.QueueSubmit;
+    context->vk.QueueSubmit = [](VkQueue queue, uint32_t count, const VkSubmitInfo* info, VkFence fence) {
+      ++submits;
+      return submit_really(queue, count, info, fence);
+    };
+    Copies copies(context);
+    submits = 0;
+    for (int run = 1; run <= 2; ++run) {
+      must(copies.run());
+      EXPECT_EQ(submits, run * expected) << bytes_per_second << " bytes a second";
+    }
+    EXPECT_TRUE(copies.right());
+  }
+}
+
+TEST_F(VulkanContext, LossIsAStatusAndTheNextDeviceWorks) {
+  {
+    const auto context = open();
+    Copies copies(context);
+    must(copies.run());
+    submit_really = context->vk.QueueSubmit;
+    context->vk.QueueSubmit = [](VkQueue, uint32_t, const VkSubmitInfo*, VkFence) {
+      return VK_ERROR_DEVICE_LOST;
+    };
+    EXPECT_EQ(copies.run().code(), Code::kDeviceLost);
+    EXPECT_EQ(copies.run().code(), Code::kDeviceLost);
+    context->vk.QueueSubmit = submit_really;
+    wait_really = context->vk.WaitSemaphores;
+    context->vk.WaitSemaphores = [](VkDevice device, const VkSemaphoreWaitInfo* info, uint64_t timeout) {
+      wait_really(device, info, timeout);
+      return VK_ERROR_DEVICE_LOST;
+    };
+    EXPECT_EQ(copies.run().code(), Code::kDeviceLost);
+  }
+  Copies copies(open());
+  must(copies.run());
+  EXPECT_TRUE(copies.right());
+}
+
+TEST_F(VulkanContext, WantOfMemoryIsAStatusAndTheDeviceGoesOn) {
+  const auto context = open();
+  const auto allocate_really = context->vk.AllocateMemory;
+  for (const VkResult result : {VK_ERROR_OUT_OF_DEVICE_MEMORY, VK_ERROR_OUT_OF_HOST_MEMORY}) {
+    static VkResult answer;
+    answer = result;
+    context->vk.AllocateMemory = [](VkDevice, const VkMemoryAllocateInfo*, const VkAllocationCallbacks*,
+                                    VkDeviceMemory*) { return answer; };
+    EXPECT_EQ(vulkan::allocate(context, vulkan::Place::kDevice, 4096).status().code(), Code::kOutOfMemory);
+    EXPECT_EQ(vulkan::open_stream(context, {}).status().code(), Code::kOutOfMemory);
+    context->vk.AllocateMemory = allocate_really;
+    Copies copies(context);
+    must(copies.run());
+    EXPECT_TRUE(copies.right());
+  }
+  EXPECT_EQ(context->check(VK_ERROR_UNKNOWN, "running").code(), Code::kInternal);
+}
+
+INSTANTIATE_TEST_SUITE_P(On, Vulkan, ::testing::ValuesIn(usable()), [](const auto& device) {
+  std::string name = device.param;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace thimble::test
