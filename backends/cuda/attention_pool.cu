@@ -182,19 +182,20 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   // The model's attention factor counts for query and key, but the low half of the table, which rotates keys,
   // lacks it.
   const float factor = by_list && rope.pairs ? rope.factor() : 1;
+  const StepParams s = *step;
   await_predecessor();
 
   const uint32_t head = p.first_head + blockIdx.y, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
-  const EntryList list = entry_list(lists, head, p.list_capacity, *step);
+  const EntryList list = entry_list(lists, head, p.list_capacity, s);
   // A full list has the warp's first entries where its capacity says, so they are on their way with the
   // count.
   const uint32_t place = warp * gridDim.x + blockIdx.x;
   const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, gridDim.x * warps, S::kRows);
   uint32_t entry = list.entries ? list.entries[min(full_first + lane, p.list_capacity - 2)] : 0;
-  const uint32_t own_position = static_cast<uint32_t>(step->position);
+  const uint32_t own_position = static_cast<uint32_t>(s.position);
   const float2* low_half = rope.table;
   if constexpr (kHasRoom<kLanes>) {
     for (uint32_t i = threadIdx.x; i < heads * p.head_dim / 4; i += blockDim.x)

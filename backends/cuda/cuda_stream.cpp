@@ -1,4 +1,5 @@
-// Recording is stream capture: an op launches its kernels, and the capture becomes a graph of the segment.
+// Recording is stream capture: an op launches its kernels, and the capture becomes a graph of the segment, or
+// two where steps vote in either scope.
 #include "backends/cuda/cuda_stream.h"
 
 #include <algorithm>
@@ -20,10 +21,12 @@ struct CudaProgram : Program {
   explicit CudaProgram(std::shared_ptr<const CardState> s) : state(std::move(s)) {}
   ~CudaProgram() override {
     if (cudaSetDevice(state->card.index) != cudaSuccess) return;
-    for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+    for (const auto& of_scope : graphs)
+      for (cudaGraphExec_t graph : of_scope) cudaGraphExecDestroy(graph);
   }
   std::shared_ptr<const CardState> state;
-  std::vector<cudaGraphExec_t> graphs;  // one a segment
+  // One a segment; for either vote_scope, or for all steps.
+  std::vector<std::vector<cudaGraphExec_t>> graphs;
   uint32_t max_rows = 0;
 };
 
@@ -54,13 +57,13 @@ class CudaRecorder : public Recorder {
         siblings_.size() < kMostSiblings &&
         std::all_of(siblings_.begin(), siblings_.end(), [&](const Linear& s) { return share_rows(s, op); }) &&
         (!norm_ || makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y));
-    if (append_ || !joins) add_pending();
+    if (holds_others() || !joins) add_pending();
     siblings_.push_back(op);
   }
   void glu(const Glu& op) override {
     check("glu", op.gate, op.p.out_cols, op.p.in_cols);
     check("glu", op.up, op.p.out_cols, op.p.in_cols);
-    if (append_ || !siblings_.empty() ||
+    if (holds_others() || !siblings_.empty() ||
         (norm_ && !makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h)))
       add_pending();
     call([op, norm = std::exchange(norm_, {})](const Launch& l) {
@@ -89,14 +92,28 @@ class CudaRecorder : public Recorder {
     else
       add(cuda::query_gate, op);
   }
+  // The votes of KV heads, and the log-sum-exps in them, are made by the launch that picks by them.
   void token_score(const TokenScore& op) override {
     add_pending();
-    const bool keys_stay =
+    scored_ = op;
+    keys_stay_ =
         std::none_of(rewritten_.begin(), rewritten_.end(), [&](const View& v) { return overlap(v, op.k); });
-    call([=](const Launch& l) { cuda::token_score(l, op, keys_stay); });
   }
-  void vote(const Vote& op) override { add(cuda::vote, op); }
-  void top_k(const TopK& op) override { add(cuda::top_k, op); }
+  void vote(const Vote& op) override {
+    if (vote_ || !scored_ || !makes_scores(*scored_, op)) add_pending();
+    vote_ = op;
+    votes = true;
+  }
+  void top_k(const TopK& op) override {
+    if (!vote_ || !makes_votes(*vote_, op)) add_pending();
+    call([op, scored = std::exchange(scored_, {}), vote = std::exchange(vote_, {}),
+          keys_stay = keys_stay_](const Launch& l) {
+      const bool joined = vote && can_vote(l, vote->p);
+      if (scored) cuda::token_score(l, *scored, keys_stay, !joined);
+      if (vote && !joined) cuda::vote(l, *vote);
+      cuda::top_k(l, op, joined ? &*vote : nullptr, joined && scored ? &*scored : nullptr);
+    });
+  }
   void arg_max(const ArgMax& op) override { add(cuda::arg_max, op); }
   void log_prob(const LogProb& op) override { add(cuda::log_prob, op); }
   void copy(const Copy& op) override {
@@ -114,6 +131,8 @@ class CudaRecorder : public Recorder {
     const std::optional<KvAppend> append = std::exchange(append_, {});
     const std::optional<Copy> copy = std::exchange(copy_, {});
     const std::optional<QueryGate> gate = std::exchange(gate_, {});
+    const std::optional<TokenScore> scored = std::exchange(scored_, {});
+    const std::optional<Vote> vote = std::exchange(vote_, {});
     if (!siblings.empty())
       call([=](const Launch& l) { cuda::linear(l, siblings, norm ? &*norm : nullptr); });
     else if (norm)
@@ -122,13 +141,18 @@ class CudaRecorder : public Recorder {
       call([=](const Launch& l) {
         cuda::append_token(l, *append, copy ? &*copy : nullptr, gate ? &*gate : nullptr);
       });
+    if (scored)
+      call([=, keys_stay = keys_stay_](const Launch& l) { cuda::token_score(l, *scored, keys_stay, true); });
+    if (vote) call([=](const Launch& l) { cuda::vote(l, *vote); });
   }
 
   const uint32_t max_rows;
   std::vector<std::vector<Call>> segments;
+  bool votes = false;  // some op does
   Status status;
 
  private:
+  static bool same(const View& a, const View& b) { return a.buffer == b.buffer && a.offset == b.offset; }
   static bool overlap(const View& a, const View& b) {
     return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
   }
@@ -146,6 +170,17 @@ class CudaRecorder : public Recorder {
     return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
            n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
            !overlap(n.y, y);
+  }
+
+  // Whether a vote combines what a token_score writes, and nothing else.
+  static bool makes_scores(const TokenScore& s, const Vote& v) {
+    return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
+           s.p.heads == v.p.heads && s.p.group == v.p.group && s.p.score_capacity == v.p.score_capacity;
+  }
+  // Whether a top_k picks by a vote's groups.
+  static bool makes_votes(const Vote& v, const TopK& t) {
+    return same(v.votes, t.scores) && same(v.gate, t.gate) && t.p.purpose == kTopKSelect &&
+           v.p.heads == t.p.heads && v.p.vote_capacity == t.p.score_capacity;
   }
 
   template <typename Op>
@@ -174,13 +209,19 @@ class CudaRecorder : public Recorder {
     return !meet(writes, written) && !meet(writes, read) && !meet(reads, written);
   }
 
-  // Recorded last, and not yet added: siblings and the norm before them or it alone, or what append_token()
-  // takes.
+  // Whether more than products and their norm is not yet added.
+  bool holds_others() const { return append_ || scored_ || vote_; }
+
+  // Recorded last, and not yet added: siblings and the norm before them or it alone; what append_token()
+  // takes; or what top_k() takes.
   std::vector<Linear> siblings_;
   std::optional<RmsNorm> norm_;
   std::optional<KvAppend> append_;
   std::optional<Copy> copy_;
   std::optional<QueryGate> gate_;
+  std::optional<TokenScore> scored_;
+  bool keys_stay_ = false;  // for scored_
+  std::optional<Vote> vote_;
 
   std::vector<View> rewritten_;  // where keys may lie, by ops other than kv_append
 };
@@ -214,10 +255,12 @@ class CudaStream : public Stream {
     auto program = std::make_unique<CudaProgram>(state_);
     program->max_rows = r.max_rows;
     program->segments = static_cast<uint32_t>(r.segments.size());
-    for (const std::vector<Call>& segment : r.segments) {
-      THIMBLE_LET(graph, capture(segment, r.max_rows));
-      program->graphs.push_back(graph);
-    }
+    program->graphs.resize(r.votes ? 2 : 1);
+    for (uint32_t scope = 0; scope < program->graphs.size(); ++scope)
+      for (const std::vector<Call>& segment : r.segments) {
+        THIMBLE_LET(graph, capture(segment, r.max_rows, scope));
+        program->graphs[scope].push_back(graph);
+      }
     THIMBLE_TRY(wait());
     return std::unique_ptr<Program>(std::move(program));
   }
@@ -227,8 +270,9 @@ class CudaStream : public Stream {
     THIMBLE_TRY(check_submit(program, p.max_rows, first, last, step));
     THIMBLE_TRY(state_->use());
     THIMBLE_TRY(state_->check(store_step(stream_, step, step_), "starting a step"));
+    const auto& graphs = p.graphs[p.graphs.size() > 1 ? step.vote_scope : 0];
     for (uint32_t s = first; s < last; ++s)
-      THIMBLE_TRY(state_->check(cudaGraphLaunch(p.graphs[s], stream_), "starting a step"));
+      THIMBLE_TRY(state_->check(cudaGraphLaunch(graphs[s], stream_), "starting a step"));
     return {};
   }
 
@@ -238,11 +282,12 @@ class CudaStream : public Stream {
   }
 
  private:
-  Result<cudaGraphExec_t> capture(const std::vector<Call>& segment, uint32_t max_rows) {
+  Result<cudaGraphExec_t> capture(const std::vector<Call>& segment, uint32_t max_rows, uint32_t vote_scope) {
     cudaError_t failed = cudaSuccess;
     const Launch launch{.stream = stream_,
                         .step = step_,
                         .max_rows = max_rows,
+                        .vote_scope = vote_scope,
                         .scratch = data<std::byte>(scratch_),
                         .card = state_->card,
                         .error = &failed};
@@ -270,9 +315,9 @@ class CudaStream : public Stream {
 }  // namespace
 
 uint64_t program_bytes(const ModelShape& model) {
-  // Graphs, and kernels that are loaded when first recorded. Measured on an H200: 10 MiB for 8 layers, 22 MiB
-  // for 40.
-  return (10 << 20) + uint64_t(model.layers) * (448 << 10);
+  // Graphs, and kernels that are loaded when first recorded. Measured on an H200: 14 MiB a session for 8
+  // layers, 22 MiB for 40.
+  return (12 << 20) + uint64_t(model.layers) * (448 << 10);
 }
 
 Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<const CardState> state, View scratch) {

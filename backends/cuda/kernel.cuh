@@ -34,6 +34,13 @@ __device__ inline void begin_kernel() {
   release_successor();
   await_predecessor();
 }
+// The same with the step, which is there before: a kernel of a few microseconds should not wait for it, too.
+__device__ inline StepParams begin_kernel(const StepParams* step) {
+  release_successor();
+  const StepParams s = *step;
+  await_predecessor();
+  return s;
+}
 
 __device__ inline uint32_t row_count(const StepParams& s, uint32_t rows) {
   return rows == kLogitRows ? s.n_logit_rows : s.n_rows;

@@ -25,6 +25,9 @@ struct LogSum {
 };
 inline constexpr LogSum kNoSum{-kInfinity, 0};
 
+// A peak that can be subtracted from itself and from what lies below it.
+__device__ inline float finite(float peak) { return fminf(fmaxf(peak, -3.4e38f), 3.4e38f); }
+
 // The sum of all, with less waiting than adding one after the other.
 template <uint32_t kCount>
 __device__ inline LogSum log_sum(const LogSum (&x)[kCount]) {
@@ -51,6 +54,19 @@ __device__ inline LogSum log_sum(float (&x)[kCount]) {
 #pragma unroll
   for (uint32_t i = 0; i < kCount; ++i) total.sum += __expf(x[i] - total.peak);
   return total;
+}
+
+// The first of `count` parts that a lane of a warp adds up, asked for ahead of warp_log_sum().
+__device__ inline LogSum first_part(const LogSum* parts, uint32_t count) {
+  if (threadIdx.x % kWarp < count) return parts[threadIdx.x % kWarp];
+  return kNoSum;
+}
+// The logarithm of the sum of all parts, in every lane of the warp that calls it; `own` is first_part().
+__device__ inline float warp_log_sum(const LogSum* parts, uint32_t count, LogSum own) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x % kWarp + kWarp; i < count; i += kWarp) own.add(parts[i]);
+  const float peak = finite(warp_max(own.peak));
+  return peak + logf(warp_sum(own.sum * __expf(own.peak - peak)));
 }
 
 }  // namespace thimble::cuda

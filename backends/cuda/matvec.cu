@@ -163,8 +163,9 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   for (uint32_t i = 0; i < Ring::kSlots; ++i) fetch_next(ring + i * Ring::kSlotBytes);
 
   if (p.norm_weight) prefetch_strip(p.norm_weight, warp * Format::kColumns, p.cols);
+  const uint32_t rows = row_count(*step, p.rows);
   await_predecessor();
-  if (blockIdx.y >= row_count(*step, p.rows)) return wait_copies<0>();
+  if (blockIdx.y >= rows) return wait_copies<0>();
   const uint32_t scale = stages + warps * kWarpBytes;
   if (p.norm_weight) store_norm_scale(p, sums + warps * kWarp * 4, scale);  // in the second group's sums
   typename Format::Columns columns;

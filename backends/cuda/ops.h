@@ -27,10 +27,15 @@ void kv_view(const Launch&, const KvView&);
 void attention(const Launch&, const Attention&);
 void kv_compact(const Launch&, const KvCompact&);
 void query_gate(const Launch&, const QueryGate&);
-// `keys_stay`: the program writes no keys before it but the step's own, behind all others.
-void token_score(const Launch&, const TokenScore&, bool keys_stay);
+// `keys_stay`: the program writes no keys before it but the step's own, behind all others. `makes_lse`: else
+// they are left to a top_k.
+void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_lse);
 void vote(const Launch&, const Vote&);
-void top_k(const Launch&, const TopK&);
+// `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what
+// makes that vote's scores and has left it the log-sum-exps.
+void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);
+// Whether top_k can make these votes.
+bool can_vote(const Launch&, const VoteParams&);
 void arg_max(const Launch&, const ArgMax&);
 void log_prob(const Launch&, const LogProb&);
 void copy(const Launch&, const Copy&);

@@ -12,4 +12,10 @@ __device__ inline uint32_t order_bits(float x) {
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 
+// The number that has these order_bits().
+__device__ inline float number_of(uint32_t order_bits) {
+  return __uint_as_float(order_bits ^
+                         (static_cast<uint32_t>(static_cast<int32_t>(~order_bits) >> 31) | 0x80000000u));
+}
+
 }  // namespace thimble::cuda

@@ -11,10 +11,10 @@ inline constexpr uint32_t kMostTaskThreads = 1024;
 template <typename... Tasks>
 __global__ void __launch_bounds__(kMostTaskThreads)
     side_by_side_kernel(const StepParams* step, Tasks... tasks) {
-  begin_kernel();
+  const StepParams s = begin_kernel(step);
   uint32_t block = blockIdx.x;
   const auto take = [&](const auto& task) {
-    if (block < task.blocks) task(*step, block);
+    if (block < task.blocks) task(s, block);
     block -= task.blocks;  // a block that had its task is now far behind all others
   };
   (take(tasks), ...);

@@ -6,6 +6,7 @@
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
+#include "backends/cuda/token_score.cuh"
 
 namespace thimble::cuda {
 
@@ -252,31 +253,35 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 // Warp: one query head, whose parts are few enough to be under way at once.
 static __global__ void log_sum_exp_kernel(const StepParams* step, uint32_t queries, uint32_t splits,
                                           const GateState* gate, const LogSum* parts, float* lse) {
-  begin_kernel();
+  const StepParams s = begin_kernel(step);
   const bool cached = selection_cached(gate);
-  if (!selects(*step) || cached) return;
-  const uint32_t lane = threadIdx.x % kWarp, query = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
+  if (!selects(s) || cached) return;
+  const uint32_t query = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
   if (query >= queries) return;
-  LogSum total = kNoSum;
-  for (uint32_t i = lane; i < splits; i += kWarp) total.add(parts[uint64_t(query) * splits + i]);
-#pragma unroll
-  for (uint32_t offset = kWarp / 2; offset; offset /= 2)
-    total.add(LogSum{__shfl_down_sync(~0u, total.peak, offset), __shfl_down_sync(~0u, total.sum, offset)});
-  if (lane == 0) lse[query] = total.value();
+  parts += uint64_t(query) * splits;
+  const float sum = warp_log_sum(parts, splits, first_part(parts, splits));
+  if (threadIdx.x % kWarp == 0) lse[query] = sum;
 }
 
 // Scratch: the parts of all blocks, then the sums of the slices.
 constexpr uint32_t kMostHeads = 8;  // of a block
 static uint64_t parts_bytes(uint64_t blocks) { return round_up(blocks * kMostHeads * sizeof(LogSum), 256); }
 
+// Query heads of a block.
+static uint32_t heads_at_once(uint32_t group) { return group <= 4 ? 4 : kMostHeads; }
+
+ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
+  const uint32_t blocks = p.heads * static_cast<uint32_t>(ceil_div(p.group, heads_at_once(p.group)));
+  return {reinterpret_cast<LogSum*>(l.scratch), std::max(1u, l.card.multiprocessors / blocks)};
+}
+
 template <uint32_t kChunks, uint32_t kHeads>
 static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
-  const uint32_t splits = std::max(1u, l.card.multiprocessors / (p.heads * passes));
+  const auto [parts, splits] = score_parts(l, p);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const GateState* gate = data<GateState>(op.gate);
-  LogSum* const parts = reinterpret_cast<LogSum*>(l.scratch);
   const uint32_t slices = std::min<uint32_t>(kMostSlices, ceil_div(l.max_rows, kSliceRows));
   float* sums = nullptr;
   if (l.max_rows > 1) {
@@ -291,25 +296,29 @@ static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   launch(l, token_score_kernel<kChunks, kHeads>, dim3(splits, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, p, Queries{data<float>(op.q), sums, slices},
          data<uint16_t>(op.k), gate, rope, data<float>(op.scores), parts, keys_stay);
-  launch(l, log_sum_exp_kernel, static_cast<uint32_t>(ceil_div(queries, 4)), 4 * kWarp, 0, l.step, queries,
-         splits, gate, parts, data<float>(op.lse) + p.first_head * p.group);
 }
 
 template <uint32_t kChunks>
 static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
-  if (op.p.group <= 4)
+  if (heads_at_once(op.p.group) == 4)
     score<kChunks, 4>(l, op, keys_stay);
   else
     score<kChunks, kMostHeads>(l, op, keys_stay);
 }
 
-void token_score(const Launch& l, const TokenScore& op, bool keys_stay) {
-  if (op.p.head_dim <= 64)
+void token_score(const Launch& l, const TokenScore& op, bool keys_stay, bool makes_lse) {
+  const TokenScoreParams& p = op.p;
+  if (p.head_dim <= 64)
     score<2>(l, op, keys_stay);
-  else if (op.p.head_dim <= 128)
+  else if (p.head_dim <= 128)
     score<4>(l, op, keys_stay);
   else
     score<8>(l, op, keys_stay);
+  if (!makes_lse) return;
+  const auto [parts, splits] = score_parts(l, p);
+  const uint32_t queries = p.heads * p.group;
+  launch(l, log_sum_exp_kernel, static_cast<uint32_t>(ceil_div(queries, 4)), 4 * kWarp, 0, l.step, queries,
+         splits, data<GateState>(op.gate), parts, data<float>(op.lse) + p.first_head * p.group);
 }
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {

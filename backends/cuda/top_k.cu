@@ -6,6 +6,8 @@
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/order.cuh"
+#include "backends/cuda/token_score.cuh"
+#include "backends/cuda/vote.cuh"
 
 namespace thimble::cuda {
 namespace {
@@ -37,6 +39,15 @@ struct Window {
   }
 };
 
+// Votes of KV heads that are made on the way: what a Vote of kVoteGroup is given and gives, and where
+// log-sum-exps are made, too, their parts.
+struct Ballot {
+  const float* scores = nullptr;  // null: the votes are there
+  float *lse = nullptr, *votes = nullptr;
+  VoteParams p{};
+  ScoreParts sums{};  // parts null: lse is there
+};
+
 struct Operands {
   const StepParams* step;
   const float *scores, *chunk_scores;
@@ -44,6 +55,7 @@ struct Operands {
   const GateState* gate;
   uint32_t* list;
   TopKParams p;
+  Ballot ballot;
 };
 
 // ---- what a step asks for ----
@@ -148,6 +160,8 @@ struct Threshold {
   }
 };
 
+constexpr uint32_t kMostVoters = kWarps;  // query heads to a KV head
+
 // So many keys are compared each with each, a thread with 8 of them.
 constexpr uint32_t kFew = 64, kComparing = kThreads / kFew;
 
@@ -165,7 +179,8 @@ struct alignas(16) Shared {
   uint32_t cut;                 // the last tie that is picked
   uint32_t marked;              // entries that this block lists
   uint32_t picked[kMostRanks];  // and all of the cluster
-  uint32_t number;              // whatever one thread tells the others
+  float lse[kMostVoters];
+  uint32_t number;  // whatever one thread tells the others
 };
 
 __device__ uint32_t lane() { return threadIdx.x % kWarp; }
@@ -314,7 +329,7 @@ __device__ void mark_picked(Shared& b, Range range, const Keys& keys, const int3
                             uint32_t* marks) {
   if (threadIdx.x == 0) b.marked = 0;
   __syncthreads();
-  constexpr uint32_t kLoads = 8;  // under way at once
+  constexpr uint32_t kLoads = 4;  // under way at once
   const uint32_t tiles = (range.size() + kWarp - 1) / kWarp;
   uint32_t count = 0;
 #pragma unroll 1
@@ -375,11 +390,10 @@ __device__ void list_ends(const HeadWork& w, uint32_t picked, uint32_t* list, ui
 __device__ uint32_t key_of(float score) { return order_bits(score); }
 __device__ uint32_t key_of(uint32_t key) { return key; }
 
-// Calls see(index, key) for each of the range; load(index) gives the score or the key. Conversions wait until
-// all loads are under way.
-template <typename Load, typename See>
+// Calls see(index, key) for each of the range; load(index) gives the score or the key, kLoads of which are
+// under way at once.
+template <uint32_t kLoads, typename Load, typename See>
 __device__ void for_each_key(Range range, const Load& load, const See& see) {
-  constexpr uint32_t kLoads = 8;  // under way at once
 #pragma unroll 1
   for (uint32_t start = range.begin; start < range.end; start += kLoads * kThreads) {
     decltype(load(0u)) loaded[kLoads];
@@ -399,6 +413,9 @@ __device__ void for_each_key(Range range, const Load& load, const See& see) {
 
 // ---- where keys lie ----
 
+// Of loads from shared memory more than one under way do not pay for the code that they take.
+constexpr uint32_t kSharedLoads = 1;
+
 struct ScoreKeys {  // in device memory
   const Scores& scores;
   __device__ uint32_t key(uint32_t i) const { return order_bits(*scores.at(i)); }
@@ -412,7 +429,7 @@ struct ScoreKeys {  // in device memory
   }
   template <typename See>
   __device__ void for_each(Range range, const See& see) const {
-    for_each_key(
+    for_each_key<8>(
         range, [&](uint32_t i) { return *scores.at(i); }, see);
   }
 };
@@ -438,14 +455,14 @@ struct KeptKeys {  // from `first` on `kept` of them in shared memory
   }
   // Makes keys of the scores that this thread copied.
   __device__ void convert() const {
-    for_each_key(
+    for_each_key<kSharedLoads>(
         {0, kept}, [&](uint32_t i) { return __uint_as_float(shared[i]); },
         [&](uint32_t i, uint32_t key) { shared[i] = key; });
   }
   template <typename See>
   __device__ void for_each(Range own, const See& see) const {
     const uint32_t border = first + kept;
-    for_each_key(
+    for_each_key<kSharedLoads>(
         {first, border}, [&](uint32_t i) { return shared[i - first]; }, see);
     if (border < own.end) ScoreKeys{scores}.for_each({border, own.end}, see);
   }
@@ -469,21 +486,94 @@ __device__ void count_keys(uint32_t* bins, const Keys& keys, Range range, Window
 
 // ---- a cluster or one block a head ----
 
+// A sample of all candidates, the same in each block, tells where to look for the threshold first: the first
+// kFew threads have it.
+__device__ uint32_t sampled(const HeadWork& w) {
+  return w.candidates.begin + uint64_t(threadIdx.x % kFew) * w.candidates.size() / kFew;
+}
+__device__ void put_sample(Shared& b, float score) {
+  if (threadIdx.x < kFew) b.few[threadIdx.x] = uint64_t(order_bits(score)) << 32 | threadIdx.x;
+}
+
+// Fetches the keys that are kept, and samples.
+__device__ void fetch_keys(Shared& b, const HeadWork& w, const KeptKeys& keys) {
+  for (uint32_t i = threadIdx.x; i < keys.kept; i += kThreads)
+    copy_async<4>(keys.shared + i, w.scores.at(keys.first + i));
+  commit_copies();
+  put_sample(b, *w.scores.at(sampled(w)));
+  wait_copies<0>();
+  keys.convert();
+  __syncthreads();
+}
+
+// Makes the keys of votes, and samples. A vote whose key is not kept is stored at once.
+__device__ void make_votes(Shared& b, const Ballot& ballot, const HeadWork& w, const KeptKeys& keys,
+                           Range own, uint32_t rank, uint32_t head) {
+  const uint32_t group = ballot.p.group, score_capacity = ballot.p.score_capacity, first_query = head * group;
+  const float* const scores = ballot.scores + uint64_t(first_query) * score_capacity;
+  float* const votes = ballot.votes + uint64_t(head) * ballot.p.vote_capacity;
+  // A warp finds the log-sum-exp of one query head, whose parts are asked for before the scores.
+  const uint32_t splits = ballot.sums.splits;
+  const LogSum* const parts = ballot.sums.parts && warp() < group
+                                  ? ballot.sums.parts + uint64_t(first_query + warp()) * splits
+                                  : nullptr;
+  const LogSum first = first_part(parts, parts ? splits : 0);
+  bool has_lse = false;
+  const auto lse = [&]() -> const float* {
+    if (has_lse) return b.lse;
+    has_lse = true;
+    if (parts) {
+      const float sum = warp_log_sum(parts, splits, first);
+      if (lane() == 0) b.lse[warp()] = sum;
+      if (lane() == 0 && rank == 0) ballot.lse[first_query + warp()] = sum;
+    } else if (warp() < group && lane() == 0) {
+      b.lse[warp()] = ballot.lse[first_query + warp()];
+    }
+    __syncthreads();
+    return b.lse;
+  };
+  constexpr uint32_t kEach = 4;  // of a thread at once, and a sample
+#pragma unroll 1
+  for (uint32_t start = own.begin; start == own.begin || start < own.end; start += kEach * kThreads) {
+    uint32_t entry[kEach + 1];
+    float vote[kEach + 1];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+      entry[i] = min(start + i * kThreads + threadIdx.x, w.candidates.end - 1);
+    entry[kEach] = threadIdx.x < kFew ? sampled(w) : entry[0];
+    group_votes<kEach + 1>(scores, group, score_capacity, entry, lse, vote);
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      if (start + i * kThreads + threadIdx.x >= own.end) break;
+      if (keys.keeps(entry[i]))
+        keys.shared[entry[i] - keys.first] = order_bits(vote[i]);
+      else
+        votes[entry[i]] = vote[i];
+    }
+    put_sample(b, vote[kEach]);
+  }
+  __syncthreads();
+}
+
+// Stores the votes whose keys are kept: last, since a barrier of the cluster would wait for them. A cluster
+// stores all of its head; entries that are no candidates get -inf.
+template <uint32_t kBlocks>
+__device__ void store_votes(const Ballot& ballot, const HeadWork& w, const KeptKeys& keys, uint32_t rank,
+                            uint32_t head) {
+  float* const votes = ballot.votes + uint64_t(head) * ballot.p.vote_capacity;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < keys.kept; i += kThreads)
+    votes[keys.first + i] = number_of(keys.shared[i]);
+  if (rank == 0)
+    for (uint32_t i = threadIdx.x; i < w.middle.begin; i += kThreads) votes[i] = -kInfinity;
+  if (rank == kBlocks - 1)
+    for (uint32_t i = w.middle.end + threadIdx.x; i < w.entries; i += kThreads) votes[i] = -kInfinity;
+}
+
 // The threshold of keys that compete; `own` is this block's range of them.
 template <uint32_t kBlocks>
 __device__ Threshold find_threshold(Shared& b, const HeadWork& w, const KeptKeys& keys, Range own,
                                     uint32_t rank) {
-  for (uint32_t i = threadIdx.x; i < keys.kept; i += kThreads)
-    copy_async<4>(keys.shared + i, w.scores.at(own.begin + i));
-  commit_copies();
-  // A sample of all candidates, the same in each block, tells where to look first.
-  if (threadIdx.x < kFew) {
-    const uint32_t i = w.candidates.begin + uint64_t(threadIdx.x) * w.candidates.size() / kFew;
-    b.few[threadIdx.x] = uint64_t(order_bits(*w.scores.at(i))) << 32 | threadIdx.x;
-  }
-  __syncthreads();
-  wait_copies<0>();
-  keys.convert();
   Window window = sampled_window(b, w.wanted, w.candidates.size());
 
   Found found{0, w.wanted, 0};
@@ -544,12 +634,12 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   arrive_at_cluster_barrier<kBlocks>();  // blocks reach each other's memory once all have started
   clear(b.bins[0], 2 * kBins);
   if (threadIdx.x == 0) b.gathered = 0;
-  await_predecessor();
-  const uint32_t rank = blockIdx.x, head = blockIdx.y;
   const StepParams s = *o.step;
+  const uint32_t rank = blockIdx.x, head = blockIdx.y;
+  wait_at_cluster_barrier<kBlocks>();
+  await_predecessor();
   uint32_t* const list = list_of(o, head);
   const Task t = task(o, s);
-  wait_at_cluster_barrier<kBlocks>();
   if (t == Task::kListEverything) return list_everything(step_entries(s), list, rank, kBlocks);
   if (t == Task::kRenewLocal) {
     if (rank == 0) renew_local(s, list);
@@ -559,6 +649,10 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   const HeadWork w = head_work(o, s, head);
   const Range own = w.candidates.part(rank, kBlocks);
   const KeptKeys keys{w.scores, own_marks + marks, own.begin, min(kept, own.size())};
+  if (o.ballot.scores)
+    make_votes(b, o.ballot, w, keys, own, rank, head);
+  else if (w.picks_some())
+    fetch_keys(b, w, keys);
   const Threshold threshold =
       w.picks_some() ? find_threshold<kBlocks>(b, w, keys, own, rank) : trivial_threshold(w);
   // Without positions a block lists entries whose keys it has.
@@ -574,6 +668,7 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   }
   write_marked(b, listed, own_marks, list + 1 + w.middle.begin + before);
   list_ends(w, all, list, rank, kBlocks);
+  if (o.ballot.scores) store_votes<kBlocks>(o.ballot, w, keys, rank, head);
 }
 
 // ---- several blocks a head ----
@@ -778,15 +873,25 @@ bool large_clusters_fit(const Launch& l, uint32_t candidates, uint32_t clusters)
 
 }  // namespace
 
-void top_k(const Launch& l, const TopK& op) {
+bool can_vote(const Launch& l, const VoteParams& p) {
+  // One block a head would take longer for its votes than a launch takes.
+  return l.vote_scope == kVoteGroup && p.window <= 1 && p.group <= kMostVoters && l.card.major >= 9;
+}
+
+void top_k(const Launch& l, const TopK& op, const Vote* vote, const TokenScore* scored) {
   const TopKParams& p = op.p;
-  const Operands o{l.step,
-                   data<float>(op.scores),
-                   data<float>(op.chunk_scores),
-                   data<int32_t>(op.pos),
-                   data<GateState>(op.gate),
-                   data<uint32_t>(op.list),
-                   p};
+  Operands o{l.step,
+             data<float>(op.scores),
+             data<float>(op.chunk_scores),
+             data<int32_t>(op.pos),
+             data<GateState>(op.gate),
+             data<uint32_t>(op.list),
+             p,
+             {}};
+  if (vote) {
+    o.ballot = {data<float>(vote->scores), data<float>(vote->lse), data<float>(vote->votes), vote->p, {}};
+    if (scored) o.ballot.sums = score_parts(l, scored->p);
+  }
   const uint32_t candidates =
       p.purpose == kTopKRetain ? p.list_capacity - 1 : std::max(p.score_capacity, p.pos_capacity);
   if (large_clusters_fit(l, candidates, p.heads)) return launch_one_kernel<kMostRanks>(l, o, candidates);

@@ -1,30 +1,14 @@
 // vote: combines the heads' scores into one vote an entry (group) or a position (layer), in the log domain.
 #include <algorithm>
 
-#include "backends/cuda/log_sum.cuh"
 #include "backends/cuda/ops.h"
+#include "backends/cuda/vote.cuh"
 
 namespace thimble::cuda {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
 constexpr uint32_t kTile = 1024;  // positions that one block looks through for candidates
 constexpr uint32_t kNobody = ~0u;
-
-// Adds what a KV head's query heads say about an entry.
-__device__ static void add_group(const VoteParams& p, const float* scores, const float* lse, uint32_t head,
-                                 uint32_t entry, LogSum& vote) {
-  const float* s = scores + uint64_t(head) * p.group * p.score_capacity + entry;
-  for (uint32_t first = 0; first < p.group; first += 4) {
-    float x[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t h = first + i;
-      x[i] = h < p.group ? s[uint64_t(h) * p.score_capacity] - lse[head * p.group + h] : -kInfinity;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) vote.add(x[i]);
-  }
-}
 
 // The first of [begin, end) that holds `position` or a later one, or end; asked by a whole warp. Positions
 // ascend from 0 on, so entry i holds position i or a later one, and without eviction one look is enough.
@@ -49,9 +33,12 @@ __device__ static void group_vote(const StepParams& s, const VoteParams& p, cons
   for (uint32_t item = blockIdx.x; item < p.heads * pieces; item += gridDim.x) {
     const uint32_t head = item / pieces, entry = item % pieces * kThreads + threadIdx.x;
     if (entry >= n) continue;
-    LogSum vote = kNoSum;
-    if (entry >= begin && entry < end) add_group(p, scores, lse, head, entry, vote);
-    votes[uint64_t(head) * p.vote_capacity + entry] = vote.value();
+    float vote[1] = {-kInfinity};
+    if (entry >= begin && entry < end)
+      group_votes<1>(
+          scores + uint64_t(head) * p.group * p.score_capacity, p.group, p.score_capacity, {entry},
+          [&] { return lse + head * p.group; }, vote);
+    votes[uint64_t(head) * p.vote_capacity + entry] = vote[0];
   }
 }
 
@@ -115,13 +102,13 @@ __device__ static void layer_vote(const StepParams& s, const VoteParams& p, cons
 static __global__ void __launch_bounds__(kThreads)
     vote_kernel(const StepParams* step, VoteParams p, const float* scores, const float* lse,
                 const int32_t* pos, const GateState* gate, float* votes) {
-  begin_kernel();
+  const StepParams s = begin_kernel(step);
   const bool cached = selection_cached(gate);
-  if (!selects(*step) || cached) return;
-  if (step->vote_scope == kVoteGroup)
-    group_vote(*step, p, scores, lse, votes);
+  if (!selects(s) || cached) return;
+  if (s.vote_scope == kVoteGroup)
+    group_vote(s, p, scores, lse, votes);
   else
-    layer_vote(*step, p, scores, lse, pos, votes);
+    layer_vote(s, p, scores, lse, pos, votes);
 }
 
 // ---- max-pool of `window` over the candidates, stride 1 ----
