@@ -20,9 +20,12 @@
 
 #include "backends/registry.h"
 #include "base/bits.h"
+#include "tests/support/random.h"
 
 namespace thimble {
 namespace {
+
+using test::Random;
 
 // Rotating operands are together this large: five times the second-level cache of an H200.
 constexpr uint64_t kColdBytes = 256u << 20;
@@ -34,20 +37,6 @@ struct Options {
   std::string device;
   std::vector<std::string> words;
   bool json = false, small = false;
-};
-
-struct Random {  // splitmix64
-  uint64_t state = 1;
-  uint64_t next() {
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
-  float uniform(float low, float high) {
-    return low + (high - low) * static_cast<float>(next() >> 40) * 0x1p-24f;
-  }
 };
 
 // A case's operands. What does not fit the device is not allocated, and the case is skipped.
