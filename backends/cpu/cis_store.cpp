@@ -2,25 +2,9 @@
 #include <algorithm>
 
 #include "backends/cpu/entries.h"
+#include "backends/hash_score.h"
 
 namespace thimble::cpu {
-
-// A permutation of the 32-bit numbers in which every input bit changes every output bit about half of the
-// time.
-static uint32_t mix(uint32_t x) {
-  x += 0x9e3779b9u;
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ x >> 16;
-}
-
-// Uniform in [0, 1), a multiple of 2^-24. Every backend computes these bits.
-static float hash_score(uint32_t seed, uint32_t layer, uint32_t head, uint32_t position) {
-  const uint32_t bits = mix(mix(mix(mix(seed) ^ layer) ^ head) ^ position);
-  return static_cast<float>(bits >> 8) * 0x1p-24f;
-}
 
 void cis_store(const Context& ctx, const CisStore& o) {
   const CisStoreParams& p = o.p;

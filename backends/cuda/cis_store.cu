@@ -1,28 +1,12 @@
 // cis_store: the retention scores of the step's rows, written once and never changed.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
+#include "backends/hash_score.h"
 
 namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 128;
-
-// A permutation of the 32-bit numbers in which every input bit changes every output bit about half of the
-// time.
-__device__ uint32_t mix(uint32_t x) {
-  x += 0x9e3779b9u;
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ x >> 16;
-}
-
-// Uniform in [0, 1), a multiple of 2^-24. Every backend computes these bits.
-__device__ float hash_score(uint32_t seed, uint32_t layer, uint32_t head, uint32_t position) {
-  const uint32_t bits = mix(mix(mix(mix(seed) ^ layer) ^ head) ^ position);
-  return static_cast<float>(bits >> 8) * 0x1p-24f;
-}
 
 __global__ void cis_store_kernel(const StepParams* step, CisStoreParams p, const float* score, float* cis) {
   begin_kernel();
