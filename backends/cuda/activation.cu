@@ -8,8 +8,6 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kElements = 4;  // of a thread
 
-__device__ float activated(float x, uint32_t act) { return x / (1.0f + expf(-sigmoid_argument(x, act))); }
-
 __global__ void activation_kernel(const StepParams* step, ActivationParams p, float* x) {
   begin_kernel();
   const uint64_t n = uint64_t(step->n_rows) * p.cols,

@@ -10,4 +10,9 @@ __device__ inline float sigmoid_argument(float x, uint32_t act) {
   return act == kActSilu ? x : 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
 }
 
+// activation, and glu in matvec; a glu of many rows is less exact (dense.h).
+__device__ inline float activated(float x, uint32_t act) {
+  return x / (1.0f + expf(-sigmoid_argument(x, act)));
+}
+
 }  // namespace thimble::cuda

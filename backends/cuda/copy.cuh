@@ -6,18 +6,18 @@
 namespace thimble::cuda {
 
 struct CopyTask {
-  uint32_t row_blocks, blocks;  // of a row, of all
-  CopyParams p;
-  const float* src;
-  float* dst;
+  uint32_t row_blocks = 0, blocks = 0;  // of a row, of all
+  CopyParams p{};
+  const float* src = nullptr;
+  float* dst = nullptr;
 
+  CopyTask() = default;
   CopyTask(const Launch& l, const Copy& op, uint32_t threads)
       : row_blocks(static_cast<uint32_t>(ceil_div(op.p.cols, 4 * threads))),
         blocks(row_blocks * most_rows(l, op.p.rows)),
         p(op.p),
         src(data<float>(op.src)),
         dst(data<float>(op.dst)) {}
-  CopyTask() : row_blocks(0), blocks(0), p(), src(nullptr), dst(nullptr) {}
 
   __device__ void operator()(const StepParams& s, uint32_t block) const {
     const uint32_t row = block / row_blocks, from = p.from_logit_row ? s.first_logit_row : 0,

@@ -8,6 +8,7 @@
 // took 2.78 ms a token of an H200, and takes 2.23.
 #include <algorithm>
 
+#include "backends/cuda/activation.cuh"
 #include "backends/cuda/matvec.h"
 #include "backends/cuda/matvec_formats.cuh"
 #include "backends/cuda/mma.cuh"
@@ -56,11 +57,6 @@ __device__ Share share_of(const Matrix& m, uint32_t block) {
   const uint32_t tiles = (m.rows + kTileRows - 1) / kTileRows, least = tiles / m.blocks,
                  rest = tiles % m.blocks;
   return {block * least + min(block, rest), least + (block < rest)};
-}
-
-__device__ float activate(uint32_t act, float x) {
-  const float u = act == kActSilu ? x : 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
-  return x / (1.0f + expf(-u));
 }
 
 // Asks for the lane's part of a strip ahead of time; otherwise it would wait for it behind all the weights
@@ -215,8 +211,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
       sum = 0;
 #pragma unroll 4
       for (uint32_t k = 0; k < warps; ++k) sum += load_float(buffer + 4 * (k * kWarp + thread));
-      if constexpr (kPair) sum = activate(p.act, sum) * __shfl_down_sync(~0u, sum, kTileRows);
-      if (stores) *y = !kPair && which ? activate(p.act, *y) * sum : sum;
+      if constexpr (kPair) sum = activated(sum, p.act) * __shfl_down_sync(~0u, sum, kTileRows);
+      if (stores) *y = !kPair && which ? activated(*y, p.act) * sum : sum;
     }
     turn = turn + 1 == warps ? 0 : turn + 1;
   }
