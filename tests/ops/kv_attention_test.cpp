@@ -379,42 +379,31 @@ class KvAttention : public KvOps {
                x = input(padded_rows(q, max_rows * row_stride)), y = output<float>(max_rows * y_stride),
                ml = output<float>(max_rows * heads * 2);
     run({.n_rows = c.rows, .n_entries = c.entries, .position = kPosition}, max_rows, [&](Recorder& r) {
-      for (uint32_t first = 0; first < n; first += capacity) {
-        r.kv_view({pool_k,
-                   pool_v,
-                   chunk_k,
-                   chunk_v,
-                   list,
-                   table,
-                   view_k,
-                   view_v,
-                   {.heads = c.kv_heads,
-                    .head_dim = c.dh,
+      ViewAttention{.q = x,
+                    .pool_k = pool_k,
+                    .pool_v = pool_v,
+                    .chunk_k = chunk_k,
+                    .chunk_v = chunk_v,
+                    .list = list,
+                    .table = table,
+                    .view_k = view_k,
+                    .view_v = view_v,
+                    .y = y,
+                    .ml = ml,
                     .pool_capacity = store.pool_capacity,
                     .chunk_capacity = store.chunk_capacity,
-                    .first_entry = first,
-                    .view_capacity = capacity,
-                    .list_capacity = list_capacity,
-                    .rope = c.rotation.params()}});
-        r.attention({x,
-                     view_k,
-                     view_v,
-                     list,
-                     table,
-                     y,
-                     ml,
-                     {.heads = c.kv_heads,
-                      .group = c.group,
-                      .head_dim = c.dh,
-                      .row_stride = row_stride,
-                      .y_stride = y_stride,
-                      .source = kFromView,
-                      .first_entry = first,
-                      .capacity = capacity,
-                      .list_capacity = list_capacity,
-                      .scale = static_cast<float>(1 / std::sqrt(c.dh)),
-                      .rope = c.rotation.params()}});
-      }
+                    .entries = n,
+                    .p = {.heads = c.kv_heads,
+                          .group = c.group,
+                          .head_dim = c.dh,
+                          .row_stride = row_stride,
+                          .y_stride = y_stride,
+                          .source = kFromView,
+                          .capacity = capacity,
+                          .list_capacity = list_capacity,
+                          .scale = static_cast<float>(1 / std::sqrt(c.dh)),
+                          .rope = c.rotation.params()}}
+          .record(r);
     });
     const auto got = get<float>(y);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
@@ -484,42 +473,37 @@ class KvAttention : public KvOps {
                view_v = output<std::byte>(size_t(c.kv_heads) * capacity * c.dh * element),
                x = input(padded_rows(std::vector<float>(size_t(c.rows) * width), size_t(max_rows) * width)),
                y = output<float>(size_t(max_rows) * width), ml = output<float>(size_t(max_rows) * heads * 2);
-    AttentionParams p{.heads = c.kv_heads,
-                      .group = c.group,
-                      .head_dim = c.dh,
-                      .row_stride = width,
-                      .y_stride = width,
-                      .source = source,
-                      .capacity = pooled ? store.pool_capacity : capacity,
-                      .list_capacity = list_capacity,
-                      .scale = static_cast<float>(1 / std::sqrt(c.dh)),
-                      .rope = c.rotation.params()};
+    const AttentionParams p{.heads = c.kv_heads,
+                            .group = c.group,
+                            .head_dim = c.dh,
+                            .row_stride = width,
+                            .y_stride = width,
+                            .source = source,
+                            .capacity = pooled ? store.pool_capacity : capacity,
+                            .list_capacity = list_capacity,
+                            .scale = static_cast<float>(1 / std::sqrt(c.dh)),
+                            .rope = c.rotation.params()};
     const StepParams step{.n_rows = c.rows, .n_entries = c.entries, .position = kPosition};
     run(step, max_rows, [&](Recorder& r) {
-      if (pooled) {
+      if (pooled)
         r.attention({x, pool_k, pool_v, list, table, y, {}, p});
-        return;
-      }
-      for (uint32_t first = 0; first < n; first += capacity) {
-        p.first_entry = first;
-        r.kv_view({pool_k,
-                   pool_v,
-                   chunk_k,
-                   chunk_v,
-                   list,
-                   table,
-                   view_k,
-                   view_v,
-                   {.heads = c.kv_heads,
-                    .head_dim = c.dh,
-                    .pool_capacity = store.pool_capacity,
-                    .chunk_capacity = store.chunk_capacity,
-                    .first_entry = first,
-                    .view_capacity = capacity,
-                    .list_capacity = list_capacity,
-                    .rope = c.rotation.params()}});
-        r.attention({x, view_k, view_v, list, table, y, ml, p});
-      }
+      else
+        ViewAttention{.q = x,
+                      .pool_k = pool_k,
+                      .pool_v = pool_v,
+                      .chunk_k = chunk_k,
+                      .chunk_v = chunk_v,
+                      .list = list,
+                      .table = table,
+                      .view_k = view_k,
+                      .view_v = view_v,
+                      .y = y,
+                      .ml = ml,
+                      .pool_capacity = store.pool_capacity,
+                      .chunk_capacity = store.chunk_capacity,
+                      .entries = n,
+                      .p = p}
+            .record(r);
     });
     const auto got = get<float>(y);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {

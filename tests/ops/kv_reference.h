@@ -176,6 +176,68 @@ struct Listed {
   std::span<const double> values(size_t n, uint32_t dh) const { return {v.data(), n * dh}; }
 };
 
+// Attention over a list, or over everything, in as many passes over a view as its `entries` take.
+struct ViewAttention {
+  View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml;
+  uint32_t pool_capacity = 0, chunk_capacity = 0, entries = 0;
+  AttentionParams p{};  // of the first pass
+
+  void record(Recorder& r) const {
+    AttentionParams pass = p;
+    for (; pass.first_entry < entries; pass.first_entry += pass.capacity) {
+      r.kv_view({pool_k,
+                 pool_v,
+                 chunk_k,
+                 chunk_v,
+                 list,
+                 table,
+                 view_k,
+                 view_v,
+                 {.heads = p.heads,
+                  .head_dim = p.head_dim,
+                  .pool_capacity = pool_capacity,
+                  .chunk_capacity = chunk_capacity,
+                  .first_entry = pass.first_entry,
+                  .view_capacity = p.capacity,
+                  .list_capacity = p.list_capacity,
+                  .rope = p.rope}});
+      r.attention({q, view_k, view_v, list, table, y, ml, pass});
+    }
+  }
+};
+
+// A selection: the pool's scores, their votes and the lists of them.
+struct Selecting {
+  View q, k, table, pos, gate, scores, lse, votes, list;
+  TokenScoreParams p{};
+  uint32_t vote_capacity = 0, list_capacity = 0, window = 0;
+
+  void record(Recorder& r) const {
+    r.token_score({q, k, table, gate, scores, lse, p});
+    r.vote({scores,
+            lse,
+            pos,
+            gate,
+            votes,
+            {.heads = p.heads,
+             .group = p.group,
+             .capacity = p.capacity,
+             .score_capacity = p.score_capacity,
+             .vote_capacity = vote_capacity,
+             .window = window}});
+    r.top_k({votes,
+             {},
+             pos,
+             gate,
+             list,
+             {.heads = p.heads,
+              .purpose = kTopKSelect,
+              .score_capacity = vote_capacity,
+              .pos_capacity = p.capacity,
+              .list_capacity = list_capacity}});
+  }
+};
+
 // Score order of top_k: NaN as -inf, ties to the larger index.
 inline std::vector<uint32_t> largest(const std::vector<float>& scores, uint32_t begin, uint32_t end,
                                      uint32_t count) {

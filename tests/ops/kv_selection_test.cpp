@@ -810,41 +810,27 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                               .scale = 0.125f,
                               .rope = rotation.params()};
     run(step, 1, [&](Recorder& r) {
-      r.token_score({q,
-                     k,
-                     table,
-                     {},
-                     scores,
-                     lse,
-                     {.heads = heads,
+      Selecting{.q = q,
+                .k = k,
+                .table = table,
+                .pos = pos,
+                .gate = {},
+                .scores = scores,
+                .lse = lse,
+                .votes = votes,
+                .list = list,
+                .p = {.heads = heads,
                       .group = group,
                       .head_dim = dh,
                       .row_stride = width,
                       .capacity = capacity,
                       .score_capacity = capacity,
                       .scale = 1,
-                      .rope = rotation.params()}});
-      r.vote({scores,
-              lse,
-              pos,
-              {},
-              votes,
-              {.heads = heads,
-               .group = group,
-               .capacity = capacity,
-               .score_capacity = capacity,
-               .vote_capacity = 2501,
-               .window = 3}});
-      r.top_k({votes,
-               {},
-               pos,
-               {},
-               list,
-               {.heads = heads,
-                .purpose = kTopKSelect,
-                .score_capacity = 2501,
-                .pos_capacity = capacity,
-                .list_capacity = capacity + 1}});
+                      .rope = rotation.params()},
+                .vote_capacity = 2501,
+                .list_capacity = capacity + 1,
+                .window = 3}
+          .record(r);
       r.attention({q, k, v, list, table, y, {}, attention});
     });
     std::vector<std::vector<uint32_t>> got = {get<uint32_t>(votes), get<uint32_t>(list), get<uint32_t>(y)};
