@@ -5,7 +5,7 @@
 // Weights never change, so the rings fill before the kernel waits for the ones before it. A launch has as
 // many blocks as the card holds at once. With half as many, one a multiprocessor, a launch that starts while
 // others end would put two where there is room and leave multiprocessors without: decode of an 8B model
-// took 2.78 ms a token of an H200, and takes 2.23.
+// took 2.78 ms a token of an H200, and takes 2.29.
 #include <algorithm>
 
 #include "backends/cuda/activation.cuh"
