@@ -24,6 +24,20 @@ ViewTile view_tile(const Limits& limits, uint32_t head_dim, uint64_t queries) {
   return {8, 16};
 }
 
+// How attend_view_cooperative.comp works: subgroups with 16 queries each. Four fit with their keys and scores
+// into 48 KiB of shared memory; of large heads, whose matrices take a lane's registers twice, two.
+struct CooperativeTile {
+  static constexpr uint32_t kKeys = 64, kMostHeadDim = 256;
+  uint32_t subgroups, threads, rows;
+  CooperativeTile(const Limits& limits, uint32_t head_dim)
+      : subgroups(head_dim <= 128 ? 4 : 2), threads(subgroups * limits.subgroup_size), rows(16 * subgroups) {}
+  bool fits(const Limits& limits, uint32_t head_dim) const {
+    const uint64_t units = std::max(kKeys, rows) * (head_dim / 8 + 1) + rows * (kKeys / 4 + 1);
+    return head_dim % 16 == 0 && head_dim <= kMostHeadDim && limits.subgroup_size >= 16 &&
+           threads <= limits.max_group_threads && units * 16 <= limits.max_shared_bytes;
+  }
+};
+
 void attend_view(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
   const Limits& limits = r.limits();
@@ -33,6 +47,8 @@ void attend_view(Recording& r, const Attention& op) {
   const uint32_t has_list = op.list ? 1 : 0;
   const bool aligned = p.head_dim % 8 == 0 && op.k.offset % 16 == 0 && op.v.offset % 16 == 0;
   const ViewTile tile = view_tile(limits, p.head_dim, queries);
+  const CooperativeTile matrices(limits, p.head_dim);
+  const bool cooperative = limits.cooperative_matrix && aligned && matrices.fits(limits, p.head_dim);
   const auto record = [&](uint32_t first, uint32_t heads) {
     struct {
       AttentionParams p;
@@ -40,12 +56,20 @@ void attend_view(Recording& r, const Attention& op) {
     } push{p, (p.first_head + p.heads) * p.group};
     push.p.first_head = first;
     push.p.heads = heads;
-    r.expect(heads * head_operations);
-    r.dispatch(Shader::kAttendView, {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u},
-               {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
-                reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
-                writes(op.ml)},
-               push, heads, static_cast<uint32_t>(ceil_div(queries, tile.rows)));
+    const auto dispatch = [&](Shader shader, std::initializer_list<uint32_t> constants, uint32_t rows) {
+      r.expect(heads * head_operations);
+      r.dispatch(shader, constants,
+                 {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
+                  reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope),
+                  writes(op.y), writes(op.ml)},
+                 push, heads, static_cast<uint32_t>(ceil_div(queries, rows)));
+    };
+    if (cooperative)
+      dispatch(Shader::kAttendViewCooperative, {matrices.threads, p.head_dim, matrices.subgroups, has_list},
+               matrices.rows);
+    else
+      dispatch(Shader::kAttendView, {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u},
+               tile.rows);
   };
   for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,
                   static_cast<uint64_t>(r.most_operations() / head_operations));

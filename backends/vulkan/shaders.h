@@ -24,6 +24,7 @@ namespace thimble::vulkan {
   X(CisStore, "cis_store", "") \
   X(KvView, "kv_view", "") \
   X(AttendView, "attend_view", "") \
+  XC(AttendViewCooperative, "attend_view_cooperative", "") \
   X(AttendPool, "attend_pool", "") \
   X(KvCompact, "kv_compact", "") \
   X(QueryGate, "query_gate", "") \

@@ -1,0 +1,188 @@
+// attention of the view by cooperative matrices: softmax(q k^T) v in tiles of keys, f16 times f16 added in f32, with a running
+// maximum and sum in base 2. A workgroup takes 16 queries of one KV head for each of its subgroups against all the keys that they
+// see. A subgroup has all scores and channels of its queries, so that it waits for the others only where tiles change.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#pragma use_vulkan_memory_model
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint kThreads = 128;
+layout(constant_id = 1) const uint kHeadDim = 128;  // a multiple of 16, at most 256
+layout(constant_id = 2) const uint kSubgroups = 4;
+layout(constant_id = 3) const bool kHasList = false;
+const bool kAligned = true;
+const uint kKeys = 64;
+#include "attend_view.glsl"
+
+const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
+#define MATRIX(type, use) coopmat<type, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUse##use>
+const uint kRows = kSubgroups * kSize;
+// For each matrix side by side in a row of q, k, v. Matrices are variables of their own and no arrays, which a compiler may keep
+// in memory: NVIDIA's does, at a third of the speed.
+const uint kDepth = kHeadDim / kSize;
+#define EACH_DEPTH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+
+// All rows in shared memory have an odd number of 16 bytes, so that eight of them lie in different banks.
+const uint kStride = kHeadDim / 4 + 2, kScoreStride = kKeys / 4 + 1;
+const uint kTileRows = kKeys > kRows ? kKeys : kRows;  // the queries pass through it too
+shared f16vec4 tile[kTileRows * kStride];
+// Of each query the scores of a tile; then their weights in f16 and, behind them, what its output is multiplied by; at the end
+// its output.
+shared vec4 scores[kRows * kScoreStride];
+const uint kFactors = kKeys / 8;
+void store_unit(uint row, uint unit, uvec4 halves) {
+  tile[row * kStride + 2 * unit] = f16vec4(unpackFloat2x16(halves.x), unpackFloat2x16(halves.y));
+  tile[row * kStride + 2 * unit + 1] = f16vec4(unpackFloat2x16(halves.z), unpackFloat2x16(halves.w));
+}
+vec2 packed(vec4 x) { return uintBitsToFloat(uvec2(packFloat2x16(f16vec2(x.xy)), packFloat2x16(f16vec2(x.zw)))); }
+
+// In the softmax, so many lanes share a row: lane, lane + kSize, ...
+const uint kLanes = kThreads / kSubgroups, kSharers = kLanes / kSize, kQuadsEach = kKeys / 4 / kSharers;
+float max_of_sharers(float x) {
+  [[unroll]] for (uint i = kSize; i < kLanes; i *= 2) x = max(x, subgroupShuffleXor(x, i));
+  return x;
+}
+float sum_of_sharers(float x) {
+  [[unroll]] for (uint i = kSize; i < kLanes; i *= 2) x += subgroupShuffleXor(x, i);
+  return x;
+}
+
+void main() {
+  const uint thread = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
+  const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
+  const uint count = list_count(push.p.first_head + gl_WorkGroupID.x);
+  if (gl_WorkGroupID.y >= groups || push.p.first_entry >= count) return;
+  // Those with the most keys start first, so that none of them runs alone at the end.
+  const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows;
+  const bool first_pass = push.p.first_entry == 0, last_pass = push.p.first_entry + push.p.capacity >= count;
+  const uint first_index = count - step.n_rows;  // list index of the first row's own entry
+  const uint end = min(min(count, push.p.first_entry + push.p.capacity),
+                       first_index + row_of(min(first + kRows, vectors) - 1) + 1);
+  const uint all_see = first_index + row_of(first) + 1;  // every query sees the keys before
+
+  for (uint at = thread; at < kRows * kUnits; at += kThreads)
+    store_unit(at / kUnits, at % kUnits, query_unit(first + at / kUnits, at % kUnits, first_index));
+  barrier();
+  const uint sub_row = gl_SubgroupID * kSize, sub_scores = sub_row * kScoreStride;  // the subgroup's first row
+#define BEGIN(d)                                                                                                             \
+  MATRIX(float16_t, A) query##d;                                                                                             \
+  MATRIX(float, Accumulator) out##d = MATRIX(float, Accumulator)(0.0);                                                       \
+  if (d < kDepth) coopMatLoad(query##d, tile, sub_row * kStride + d * kQuads, kStride, gl_CooperativeMatrixLayoutRowMajor);
+  EACH_DEPTH(BEGIN)
+
+  // The row whose softmax this lane works at, with its sharers: all know its peak, each has a part of the sum.
+  const uint own_row = sub_row + lane % kSize, part = lane / kSize, own_vector = first + own_row;
+  const uint seen = min(first_index + row_of(own_vector) + 1, end);
+  const uint own_scores = own_row * kScoreStride;
+  float peak = kNoPeak, sum = 0;
+  // What an earlier pass has left comes in, and what this one leaves goes out, by matrices of channels.
+  if (!first_pass) {
+    if (own_vector < vectors) {
+      peak = ml[ml_start(own_vector)];
+      if (part == 0) sum = ml[ml_start(own_vector) + 1];
+    }
+#define COME(d)                                                                                                \
+    if (d < kDepth) {                                                                                          \
+      for (uint i = part; i < kQuads; i += kSharers) {                                                         \
+        vec4 quad = vec4(0);                                                                                   \
+        if (own_vector < vectors)                                                                              \
+          for (uint c = 0; c < 4; ++c) quad[c] = y[y_start(own_vector) + d * kSize + 4 * i + c];               \
+        scores[own_scores + i] = quad;                                                                         \
+      }                                                                                                        \
+      subgroupBarrier();                                                                                       \
+      coopMatLoad(out##d, scores, sub_scores, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);               \
+      subgroupBarrier();                                                                                       \
+    }
+    EACH_DEPTH(COME)
+  }
+
+  if (push.p.first_entry < end) load_keys(0, end - push.p.first_entry);
+  for (uint key = push.p.first_entry; key < end; key += kKeys) {
+    const uint row = key - push.p.first_entry;
+    barrier();  // nobody reads the queries or the last values any more
+    store_tile();
+    barrier();
+    load_values(row, end - key);
+
+    [[unroll]] for (uint c = 0; c < kKeys / kSize; ++c) {
+      MATRIX(float, Accumulator) dots = MATRIX(float, Accumulator)(0.0);
+      MATRIX(float16_t, B) keys;  // a row of keys is a column
+#define SCORE(d)                                                                                                              \
+      if (d < kDepth) {                                                                                                       \
+        coopMatLoad(keys, tile, c * kSize * kStride + d * kQuads, kStride, gl_CooperativeMatrixLayoutColumnMajor);            \
+        dots = coopMatMulAdd(query##d, keys, dots);                                                                           \
+      }
+      EACH_DEPTH(SCORE)
+      coopMatStore(dots, scores, sub_scores + c * kQuads, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);
+    }
+    subgroupBarrier();
+
+    vec4 own[kQuadsEach];
+    float top = peak;
+    [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) own[i] = scores[own_scores + part * kQuadsEach + i];
+    if (key + kKeys > min(all_see, end))
+      [[unroll]] for (uint i = 0; i < kQuadsEach; ++i)
+        [[unroll]] for (uint e = 0; e < 4; ++e)
+          if (key + (part * kQuadsEach + i) * 4 + e >= seen) own[i][e] = kNoPeak;
+    [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) top = max(top, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
+    top = max_of_sharers(top);
+    const float shrink = exp2(peak - top), base = max(top, kNoPeak / 2);  // where it has seen no key yet, weights are 0
+    peak = top;
+    sum *= shrink;
+    subgroupBarrier();  // all scores have been read
+    [[unroll]] for (uint i = 0; i < kQuadsEach; i += 2) {
+      const vec4 low = exp2(own[i] - base), high = exp2(own[i + 1] - base);
+      sum += ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+      scores[own_scores + (part * kQuadsEach + i) / 2] = vec4(packed(low), packed(high));
+    }
+    const bool shrinks = subgroupMin(shrink) < 1;
+    if (shrinks)
+      for (uint i = part; i < kQuads; i += kSharers) scores[own_scores + kFactors + i] = vec4(shrink);
+    barrier();  // nobody reads the keys any more
+    store_tile();
+    barrier();
+
+    if (key + kKeys < end) load_keys(row + kKeys, end - key - kKeys);
+    if (shrinks) {
+      MATRIX(float, Accumulator) factors;
+      coopMatLoad(factors, scores, sub_scores + kFactors, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);
+#define SHRINK(d) \
+      if (d < kDepth) out##d = out##d * factors;
+      EACH_DEPTH(SHRINK)
+    }
+    [[unroll]] for (uint c = 0; c < kKeys / kSize; ++c) {
+      MATRIX(float16_t, A) weights;
+      MATRIX(float16_t, B) values;
+      coopMatLoad(weights, scores, sub_scores + c * kQuads / 2, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);
+#define ADD(d)                                                                                                          \
+      if (d < kDepth) {                                                                                                 \
+        coopMatLoad(values, tile, c * kSize * kStride + d * kQuads, kStride, gl_CooperativeMatrixLayoutRowMajor);       \
+        out##d = coopMatMulAdd(weights, values, out##d);                                                                \
+      }
+      EACH_DEPTH(ADD)
+    }
+  }
+
+  sum = sum_of_sharers(sum);
+  if (!last_pass && part == 0 && own_vector < vectors) {
+    ml[ml_start(own_vector)] = peak;
+    ml[ml_start(own_vector) + 1] = sum;
+  }
+  const float scale = last_pass ? 1 / sum : 1;
+#define GO(d)                                                                                                            \
+  if (d < kDepth) {                                                                                                      \
+    subgroupBarrier();                                                                                                   \
+    coopMatStore(out##d, scores, sub_scores, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);                          \
+    subgroupBarrier();                                                                                                   \
+    for (uint i = part; i < kQuads; i += kSharers)                                                                       \
+      if (own_vector < vectors)                                                                                          \
+        for (uint c = 0; c < 4; ++c) y[y_start(own_vector) + d * kSize + 4 * i + c] = scores[own_scores + i][c] * scale; \
+  }
+  EACH_DEPTH(GO)
+}
