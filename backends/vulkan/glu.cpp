@@ -10,17 +10,16 @@ void glu(Recording& r, const Glu& op) {
                   .x_stride = op.p.in_cols,
                   .y_stride = op.p.out_cols,
                   .act = op.p.act};
-  // One row is read once for both matrices. With many the gate goes where h will be, and the second product
-  // multiplies it.
-  if (by_vectors(r, kStepRows) && op.gate.type == op.up.type) {
+  // One row is read once for both matrices, and matrix units take both at once. Else the gate goes where h
+  // will be, and the second product multiplies it.
+  if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
     product.up = op.up;
     return multiply(r, product);
   }
-  Product second = product;
-  second.w = op.up;
-  second.combine = kCombineActivate;
-  const Product products[] = {product, second};
-  multiply(r, products);
+  multiply(r, product);
+  product.w = op.up;
+  product.combine = kCombineActivate;
+  multiply(r, product);
 }
 
 }  // namespace thimble::vulkan

@@ -130,9 +130,11 @@ ProductParams Product::params() const {
           .has_bias = bias ? 1u : 0u};
 }
 
-void multiply(Recording& r, std::span<const Product> products) {
-  if (by_matrices(r, products[0].rows)) return multiply_cooperative(r, products);
-  for (const Product& p : products) multiply_parts(r, p);
+void multiply(Recording& r, const Product& p) {
+  if (by_matrices(r, p.rows))
+    multiply_cooperative(r, p);
+  else
+    multiply_parts(r, p);
 }
 
 }  // namespace thimble::vulkan

@@ -21,7 +21,8 @@ struct Product {
   uint32_t rows = kStepRows;  // kStepRows, kLogitRows
   uint32_t combine = kCombineStore;
   uint32_t act = 0;
-  // A second matrix of w's type and shape, or empty; with it y = act(w x) * (up x). By vectors only.
+  // A second matrix of w's shape, or empty; with it y = act(w x) * (up x). By vectors, where it is of w's
+  // type, and by matrices.
   Weight up;
   uint32_t first_row = 0;  // the step's row that lies in row 0 of x and y
 
@@ -29,12 +30,9 @@ struct Product {
   Product part(uint32_t row, uint32_t rows, uint32_t col, uint32_t cols) const;
   ProductParams params() const;
 };
-// Products of the same rows of x.
-void multiply(Recording&, std::span<const Product>);
-inline void multiply(Recording& r, const Product& p) { multiply(r, {&p, 1}); }
-
+void multiply(Recording&, const Product&);
 // The same on matrix units, in f16.
-void multiply_cooperative(Recording&, std::span<const Product>);
+void multiply_cooperative(Recording&, const Product&);
 
 // Bytes that a dispatch can be shown of a large operand, wherever they start. Shaders count them in 32 bits.
 inline uint64_t largest_part(const Limits& l) {

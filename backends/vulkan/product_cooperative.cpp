@@ -15,35 +15,38 @@ constexpr uint32_t kMostRows = 4096;          // of x at a time
 constexpr uint32_t kMostCols = 32768;         // of y at a time, so that a grid has a row for each
 constexpr uint64_t kSlotBytes = 64ull << 20;  // of W at a time, unless 128 rows are more
 constexpr uint32_t kSlots = 2;                // one fills while the other is multiplied
+constexpr uint64_t kAlignment = 16;           // of what lies in scratch
 constexpr double kUnitSpeed = 8;              // of matrix units beside the device's others, at least
 
 // What lies in scratch: x, the inverse factors of its rows, and slots for W.
 struct Scratch {
   uint32_t depth = 0;  // f16 in a row of x and W
   uint32_t rows = 0;   // of x at a time
-  uint32_t cols = 0;   // rows of W at a time, a multiple of kTile
+  uint32_t cols = 0;   // rows of W, or of both matrices, at a time: a multiple of kTile
 
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
   uint64_t bytes() const { return x_bytes() + scale_bytes() + kSlots * slot_bytes(); }
 
-  View x(const View& all) const { return all.slice(0, x_bytes()); }
-  View scales(const View& all) const { return all.slice(x_bytes(), scale_bytes()); }
-  View slot(const View& all, uint32_t i) const {
-    return all.slice(x_bytes() + scale_bytes() + i % kSlots * slot_bytes(), slot_bytes());
+  // The slots lie at both ends, so that one product's second does not meet the first of the next.
+  View x(const View& all) const { return all.slice(slot_bytes(), x_bytes()); }
+  View scales(const View& all) const { return all.slice(slot_bytes() + x_bytes(), scale_bytes()); }
+  View slot(const View& all, uint32_t turn) const {
+    const uint64_t last = (all.bytes - slot_bytes()) / kAlignment * kAlignment;
+    return all.slice(turn % kSlots == 0 ? 0 : last, slot_bytes());
   }
 };
 
-// For a matrix of `cols` rows, in slices of about the same size.
-Scratch scratch_for(uint32_t max_rows, uint32_t in_cols, uint32_t cols) {
+// For one or two matrices of `cols` rows, in slices of about the same size.
+Scratch scratch_for(uint32_t max_rows, uint32_t in_cols, uint32_t cols, uint32_t matrices = 1) {
   Scratch s;
   s.depth = static_cast<uint32_t>(round_up(in_cols, kDepth));
   s.rows = std::min(max_rows, kMostRows);
   const uint64_t fit =
       std::min<uint64_t>(kSlotBytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
-  const uint64_t slices = ceil_div(cols, std::max<uint64_t>(fit, kTile));
-  s.cols = static_cast<uint32_t>(round_up(ceil_div(cols, slices), kTile));
+  const uint64_t all = uint64_t(matrices) * cols, slices = ceil_div(all, std::max<uint64_t>(fit, kTile));
+  s.cols = static_cast<uint32_t>(round_up(ceil_div(all, slices), kTile));
   return s;
 }
 
@@ -54,54 +57,60 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
   const uint32_t q_cols = m.heads * m.head_dim, kv_cols = m.kv_heads * m.head_dim,
                  qkv_cols = q_cols + 2 * kv_cols;
   const struct {
-    uint32_t in_cols, cols;
-  } products[] = {{m.d_model, q_cols}, {m.d_model, kv_cols},   {q_cols, m.d_model},     {m.d_model, m.d_ff},
-                  {m.d_ff, m.d_model}, {qkv_cols, m.d_retain}, {m.d_retain, m.kv_heads}};
+    uint32_t in_cols, cols, matrices = 1;
+  } products[] = {{m.d_model, q_cols},     {m.d_model, kv_cols}, {q_cols, m.d_model},
+                  {m.d_model, m.d_ff, 2},  {m.d_ff, m.d_model},  {qkv_cols, m.d_retain},
+                  {m.d_retain, m.kv_heads}};
   uint64_t x_bytes = 0, slot_bytes = 0;
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
-    const Scratch of = scratch_for(std::max(s.chunk, 64u), p.in_cols, p.cols);
+    const Scratch of = scratch_for(std::max(s.chunk, 64u), p.in_cols, p.cols, p.matrices);
     x_bytes = std::max(x_bytes, of.x_bytes() + of.scale_bytes());
     slot_bytes = std::max(slot_bytes, of.slot_bytes());
   }
   return x_bytes + kSlots * slot_bytes;
 }
 
-void multiply_cooperative(Recording& r, std::span<const Product> products) {
+void multiply_cooperative(Recording& r, const Product& p) {
   constexpr uint32_t kThreads = 256;   // of scale_rows
   constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup of dequantize
   const View& all = r.scratch();
-  const uint32_t all_rows = r.most_rows(products[0].rows);
-  uint32_t slot = 0;
-  for (uint32_t row = 0; row < all_rows; row += kMostRows)
-    for (const Product& p : products) {
-      const Scratch s = scratch_for(r.max_rows(), p.w.cols, p.w.rows);
-      const uint32_t rows = std::min(all_rows - row, s.rows);
-      if (&p == &products[0]) {
-        const Product first = p.part(row, rows, 0, p.w.rows);
-        const ScaleRowsParams params{
-            .in_cols = p.w.cols, .depth = s.depth, .x_stride = p.x_stride, .first_row = row, .rows = p.rows};
-        r.dispatch(Shader::kScaleRows, {kThreads}, {reads(first.x), writes(s.x(all)), writes(s.scales(all))},
-                   params, rows);
-      }
-      for (uint32_t col = 0; col < p.w.rows; col += s.cols, ++slot) {
-        const uint32_t cols = std::min(p.w.rows - col, s.cols);
-        const Product part = p.part(row, rows, col, cols);
-        const DequantizeParams dequantize{
-            .in_cols = p.w.cols, .depth = s.depth, .row_bytes = part.params().row_bytes};
-        r.dispatch(Shader::kDequantize, {static_cast<uint32_t>(p.w.type)},
-                   {reads(part.w), writes(s.slot(all, slot))}, dequantize,
-                   static_cast<uint32_t>(ceil_div(s.depth, kEach)), cols);
-        ProductParams params = part.params();
-        params.in_cols = s.depth;
-        r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
-        r.dispatch(Shader::kProductCooperative, {0, p.combine, 4 * r.limits().subgroup_size},
-                   {reads(s.x(all)), reads(s.slot(all, slot)), reads(part.bias), writes(part.y),
-                    reads(s.scales(all))},
-                   params, static_cast<uint32_t>(ceil_div(cols, kTile)),
-                   static_cast<uint32_t>(ceil_div(rows, kTile)));
-      }
+  const uint32_t all_rows = r.most_rows(p.rows), matrices = p.up ? 2 : 1;
+  const Scratch s = scratch_for(r.max_rows(), p.w.cols, p.w.rows, matrices);
+  const uint32_t most_cols = s.cols / matrices;  // of y at a time
+  const auto dequantize = [&](const Weight& w, const View& to) {
+    const DequantizeParams params{
+        .in_cols = w.cols, .depth = s.depth, .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols))};
+    r.dispatch(Shader::kDequantize, {static_cast<uint32_t>(w.type)}, {reads(w), writes(to)}, params,
+               static_cast<uint32_t>(ceil_div(s.depth, kEach)), w.rows);
+  };
+  const auto scale_rows = [&](uint32_t row, uint32_t rows) {
+    const ScaleRowsParams params{
+        .in_cols = p.w.cols, .depth = s.depth, .x_stride = p.x_stride, .first_row = row, .rows = p.rows};
+    r.dispatch(Shader::kScaleRows, {kThreads},
+               {reads(p.part(row, rows, 0, p.w.rows).x), writes(s.x(all)), writes(s.scales(all))}, params,
+               rows);
+  };
+  for (uint32_t row = 0; row < all_rows; row += s.rows) {
+    const uint32_t rows = std::min(all_rows - row, s.rows);
+    for (uint32_t col = 0; col < p.w.rows; col += most_cols) {
+      const Product part = p.part(row, rows, col, std::min(p.w.rows - col, most_cols));
+      const View w = s.slot(all, r.turn());
+      // W comes first: it can be made while the product is still running that x comes from.
+      dequantize(part.w, w.slice(0, w.bytes / matrices));
+      if (p.up) dequantize(part.up, w.slice(w.bytes / 2, w.bytes / 2));
+      if (col == 0) scale_rows(row, rows);
+      ProductParams params = part.params();
+      params.in_cols = s.depth;
+      params.up_row = most_cols;
+      const uint32_t cols = matrices * part.w.rows;
+      r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
+      r.dispatch(Shader::kProductCooperative,
+                 {0, p.up ? kCombineActivate : p.combine, 4 * r.limits().subgroup_size},
+                 {reads(s.x(all)), reads(w), reads(part.bias), writes(part.y), reads(s.scales(all))}, params,
+                 static_cast<uint32_t>(ceil_div(cols, kTile)), static_cast<uint32_t>(ceil_div(rows, kTile)));
     }
+  }
 }
 
 }  // namespace thimble::vulkan

@@ -64,6 +64,8 @@ class Recording {
   // An op may use it from its first byte on; what it leaves there is gone with the next op. As large as
   // needs() said.
   const View& scratch() const { return scratch_; }
+  // 0, 1, 2, ...: what ops put into different parts of scratch by turns does not wait for what came before.
+  uint32_t turn() { return turn_++; }
   // Zeros in fast memory. A shader whose workgroups count there, so that the last one finishes what the
   // others began, leaves zeros.
   const View& counters() const { return counters_; }
@@ -98,6 +100,7 @@ class Recording {
   Limits limits_;
   double operations_ = 0;  // that the next dispatch is expected to take
   uint32_t max_rows_;
+  uint32_t turn_ = 0;
   View scratch_, counters_;
   Status status_;
 };

@@ -10,7 +10,7 @@ namespace thimble::vulkan {
 // What a product does to y: a specialisation constant.
 #define kCombineStore 0u     // y = W x + bias
 #define kCombineAdd 1u       // y += W x + bias
-#define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu
+#define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu, or both at once
 
 // matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
 struct ProductParams {
@@ -23,6 +23,7 @@ struct ProductParams {
   uint rows;       // kStepRows, kLogitRows
   uint act;        // kActSilu, kActGelu
   uint has_bias;
+  uint up_row;  // product_cooperative of a glu: where in W the other matrix begins
 };
 
 // scale_rows: x as f16, [rows][depth].

@@ -19,8 +19,10 @@ uint product_rows() {
   return rows - min(rows, push.p.first_row);
 }
 
+uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride + column; }
+
 void store(uint row, uint column, float sum) {
-  const uint at = push.base[3] + row * push.p.y_stride + column;
+  const uint at = y_at(row, column);
   if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
   if (kCombine == kCombineAdd) sum += y[at];
   if (kCombine == kCombineActivate) sum *= activate(y[at], push.p.act);

@@ -1,5 +1,5 @@
 #version 450
-// linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of y, each of them
+// linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each of them
 // 64 x 64, from rows of x and W in f16, adding in f32.
 //
 // Slices of 32 columns pass through shared memory: while one is multiplied, registers take up the next from memory.
@@ -31,9 +31,9 @@ const uint kSlice = 4;                           // eights of a row
 const uint kStride = kSlice + 1;                 // the same eight of eight neighbouring rows lies in 32 different banks
 const uint kBuffer = 2 * kTile * kStride;        // 128 rows of x, then 128 of W
 const uint kCopies = kTile * kSlice / kThreads;  // of each that a thread makes
+const uint kResultStride = kPart / 4 + 1;        // of a row of results, which pass through the same memory
 
 shared uvec4 slices[2 * kBuffer];
-shared float results[4 * kSize * kSize];  // of a matrix of each subgroup
 
 #define SumMatrix coopmat<float, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUseAccumulator>
 #define XMatrix coopmat<float16_t, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUseA>
@@ -52,17 +52,35 @@ shared float results[4 * kSize * kSize];  // of a matrix of each subgroup
   WMatrix w_##c;  \
   coopMatLoad(w_##c, slices, w_at + c * kSize * kStride, kStride, gl_CooperativeMatrixLayoutColumnMajor);
 #define MULTIPLY(r, c) sum_##r##c = coopMatMulAdd(x_##r, w_##c, sum_##r##c);
-// Which lane has which element of a matrix is the device's secret: they pass through shared memory.
-#define STORE(r, c)                                                                              \
-  coopMatStore(sum_##r##c, results, own_results, kSize, gl_CooperativeMatrixLayoutRowMajor);     \
-  barrier();                                                                                     \
-  store_results(own_results, first_row + part_row + r * kSize, first_col + part_col + c * kSize, rows); \
-  barrier();
+// Which lane has which element of a matrix is the device's secret: 16 rows of results at a time pass through shared memory.
+#define PASS(r, c) \
+  coopMatStore(sum_##r##c, slices, results + c * kSize / 4, kResultStride, gl_CooperativeMatrixLayoutRowMajor);
+#define STORE(r)    \
+  subgroupBarrier(); \
+  IN_ROW(PASS, r)    \
+  subgroupBarrier(); \
+  store_rows(results, first_row + part_row + r * kSize, first_col + part_col, rows);
 
-void store_results(uint from, uint first_row, uint first_col, uint rows) {
-  for (uint e = gl_SubgroupInvocationID; e < kSize * kSize; e += gl_SubgroupSize) {
-    const uint row = first_row + e / kSize, col = first_col + e % kSize;
-    if (row < rows && col < push.p.out_cols) store(row, col, results[from + e] * scales[push.base[4] + row]);
+// Of a glu, W holds both matrices, and 16 rows of either take turns in a tile: a subgroup has both results for a column of y.
+uint w_row(uint row) {
+  if (kCombine != kCombineActivate) return row;
+  return row / (2 * kSize) * kSize + row % kSize + row / kSize % 2 * push.p.up_row;
+}
+
+const uint kLanes = kThreads / 4, kCols = kCombine == kCombineActivate ? kPart / 2 : kPart;
+void store_rows(uint results, uint first_row, uint first_col, uint rows) {
+  [[unroll]] for (uint i = 0; i < kSize * kCols / kLanes; ++i) {
+    const uint e = i * kLanes + gl_SubgroupInvocationID, row = first_row + e / kCols, from = results + e / kCols * kResultStride;
+    const uint part_col = e % kCols, col = first_col * kCols / kPart + part_col;
+    if (row >= rows || col >= push.p.out_cols) continue;
+    const float scale = scales[push.base[4] + row];
+    if (kCombine == kCombineActivate) {
+      const uint gate = part_col / kSize * 2 * kSize + part_col % kSize, up = gate + kSize;
+      y[y_at(row, col)] = activate(scale * uintBitsToFloat(slices[from + gate / 4][gate % 4]), push.p.act) *
+                          (scale * uintBitsToFloat(slices[from + up / 4][up % 4]));
+    } else {
+      store(row, col, scale * uintBitsToFloat(slices[from + part_col / 4][part_col % 4]));
+    }
   }
 }
 
@@ -75,15 +93,16 @@ void main() {
   // Where a thread copies from and to; its other copies are kThreads / kSlice rows apart.
   const uint line = thread / kSlice, lines = kThreads / kSlice;
   const uint x_from = push.base[0] / 4 + (first_row + line) * eights + thread % kSlice;
-  const uint w_from = push.base[1] / 4 + (first_col + line) * eights + thread % kSlice;
   const uint to = line * kStride + thread % kSlice;
 
   EACH_SUM(CLEAR)
 
   uvec4 of_x[kCopies], of_w[kCopies];
+  uint w_from[kCopies];
   [[unroll]] for (uint i = 0; i < kCopies; ++i) {
+    w_from[i] = push.base[1] / 4 + w_row(first_col + line + i * lines) * eights + thread % kSlice;
     slices[to + i * lines * kStride] = x_eights[x_from + i * lines * eights];
-    slices[to + (kTile + i * lines) * kStride] = w_eights[w_from + i * lines * eights];
+    slices[to + (kTile + i * lines) * kStride] = w_eights[w_from[i]];
   }
   barrier();
   uint buffer_at = 0;
@@ -91,7 +110,7 @@ void main() {
     if (next < eights)
       [[unroll]] for (uint i = 0; i < kCopies; ++i) {
         of_x[i] = x_eights[x_from + i * lines * eights + next];
-        of_w[i] = w_eights[w_from + i * lines * eights + next];
+        of_w[i] = w_eights[w_from[i] + next];
       }
     [[unroll]] for (uint k = 0; k < kSlice; k += kSize / 8) {
       const uint x_at = buffer_at + part_row * kStride + k, w_at = buffer_at + (kTile + part_col) * kStride + k;
@@ -108,6 +127,6 @@ void main() {
     barrier();
   }
 
-  const uint own_results = gl_SubgroupID * kSize * kSize;
-  EACH_SUM(STORE)
+  const uint results = gl_SubgroupID * kSize * kResultStride;
+  EACH(STORE)
 }
