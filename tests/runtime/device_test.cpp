@@ -151,23 +151,31 @@ void expect_same_answer(Reading& cpu, Reading& other, uint32_t tokens) {
   EXPECT_GT(compared, tokens / 2) << "too few tokens were certain enough to compare";
 }
 
+constexpr uint32_t kRead = 4 << 10;  // tokens
+
 // Beside the CPU: on a machine without other devices there is nothing to compare.
 class OnDevice : public ::testing::TestWithParam<std::string> {
  protected:
   std::shared_ptr<Device> device() { return must(open_device(GetParam(), strictly({.threads = 1}))); }
 
-  // A software driver reads 40 tokens a second of two cores and writes 4: most of what it reads is short, and
-  // pools are small.
-  uint32_t shorter(uint32_t tokens, uint32_t on_software) const { return software_ ? on_software : tokens; }
-  uint32_t answer() const { return shorter(200, 24); }
+  // A software driver has smaller pools and chunks and a short answer. It reads 45 tokens a second of a core
+  // and writes 4: 100 to 120 seconds of a core for each of these tests, 190 for the dense one.
+  uint32_t smaller(uint32_t n, uint32_t on_software) const { return software_ ? on_software : n; }
+  uint32_t pool() const { return smaller(2048, 512); }
+  uint32_t chunk() const { return smaller(1024, 256); }
+  uint32_t answer() const { return smaller(200, 24); }
 
   SessionOptions locret() const {
     return {.heads = demo().heads,
             .retention = Retention::kLocret,
-            .pool = shorter(2048, 1024),
-            .chunk = shorter(1024, 512),
-            .stabilizers = shorter(512, 256),
+            .pool = pool(),
+            .chunk = chunk(),
+            .stabilizers = chunk() / 2,
             .local = 100};
+  }
+  SessionOptions window() const {
+    return {
+        .retention = Retention::kWindow, .pool = pool(), .chunk = chunk(), .stabilizers = 0, .local = 100};
   }
 
   // Reads this much of the book on both, chunk by chunk, then generates.
@@ -203,36 +211,31 @@ SessionOptions selecting(SessionOptions o, float theta) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OnDevice);
 
-TEST_P(OnDevice, ReadsDenselyAsTheCpuDoes) { run({.pool = 4096, .chunk = 1024}, shorter(3000, 1500)); }
+TEST_P(OnDevice, ReadsDenselyAsTheCpuDoes) { run({.pool = kRead + 1024, .chunk = 1024}, kRead); }
 
-TEST_P(OnDevice, SlidesAWindowAsTheCpuDoes) {
-  run({.retention = Retention::kWindow, .pool = 1024, .chunk = 512, .stabilizers = 0, .local = 100},
-      shorter(4000, 2500));
-}
+TEST_P(OnDevice, SlidesAWindowAsTheCpuDoes) { run(window(), kRead); }
 
 TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
   const SessionOptions options{.retention = Retention::kRandom,
-                               .pool = 1024,
-                               .chunk = 512,
+                               .pool = pool(),
+                               .chunk = chunk(),
                                .stabilizers = 64,
                                .local = 100,
                                .seed = 5};
   Reading here(cpu(), options), there(device(), options);
-  const auto text = std::span(demo().book).first(shorter(4000, 2500));
+  const auto text = std::span(demo().book).first(kRead);
   for (Reading* r : {&here, &there}) must(r->session->feed(text));
   EXPECT_EQ(kept(*here.session),
             kept(*there.session));  // the scores are hashes: the same bits, so the same lists
   expect_same_answer(here, there, answer());
 }
 
-TEST_P(OnDevice, SelectsTokensAsTheCpuDoes) {
-  run(selecting({.pool = 4096, .chunk = 1024}, 1), shorter(3000, 1000));
-}
+TEST_P(OnDevice, SelectsTokensAsTheCpuDoes) { run(selecting(window(), 1), kRead); }
 
 TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
-  SessionOptions options = selecting({.pool = 4096, .chunk = 64}, 0.9f);
+  SessionOptions options = selecting({.pool = kRead + 1024, .chunk = 64}, 0.9f);
   options.select_prefill = true;
-  run(options, shorter(3000, 600));
+  run(options, kRead);
 }
 
 TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
@@ -240,11 +243,11 @@ TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
   options.retain_scope = RetainScope::kLayer;
   options.positions = Positions::kOriginal;
   options.context = 1 << 16;
-  run(options, shorter(4000, 2400));
+  run(options, kRead);
 }
 
 TEST_P(OnDevice, ReadsALongTextAndAnswersAsTheCpuDoes) {
-  run(selecting(locret(), 0.9f), shorter(48 << 10, 4 << 10));
+  run(selecting(locret(), 0.9f), smaller(48 << 10, kRead));
 }
 
 std::vector<std::string> device_names() {
