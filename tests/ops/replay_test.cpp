@@ -180,7 +180,7 @@ TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
              ml = output<float>(max_rows * kHeads * kGroup * 2), listed = output<float>(max_rows * kQueries),
              dense = output<float>(max_rows * kQueries);
   // The list fits the view; everything takes several passes.
-  const auto attend = [&](Recorder& r, const View& of, const View& y, uint32_t entries) {
+  const auto attend = [&](Recorder& r, const View& of, const View& y, uint32_t count) {
     ViewAttention{.q = qkv,
                   .pool_k = k,
                   .pool_v = v,
@@ -194,7 +194,7 @@ TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
                   .ml = ml,
                   .pool_capacity = capacity,
                   .chunk_capacity = max_rows,
-                  .entries = entries,
+                  .entries = count,
                   .p = {.heads = kHeads,
                         .group = kGroup,
                         .head_dim = kDh,
