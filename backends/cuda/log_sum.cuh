@@ -28,19 +28,8 @@ inline constexpr LogSum kNoSum{-kInfinity, 0};
 // A peak that can be subtracted from itself and from what lies below it.
 __device__ inline float finite(float peak) { return fminf(fmaxf(peak, -3.4e38f), 3.4e38f); }
 
-// The sum of all, with less waiting than adding one after the other.
-template <uint32_t kCount>
-__device__ inline LogSum log_sum(const LogSum (&x)[kCount]) {
-  LogSum total = kNoSum;
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) total.peak = fmaxf(total.peak, x[i].peak);
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i)
-    if (x[i].peak > -kInfinity)
-      total.sum += x[i].sum * (x[i].peak < total.peak ? expf(x[i].peak - total.peak) : 1);
-  return total;
-}
-// NaN and -inf count for nothing here, too. A weight is good to 2^-20 of the largest.
+// The sum of all, with less waiting than adding one after the other. NaN and -inf count for nothing here,
+// too. A weight is good to 2^-20 of the largest.
 template <uint32_t kCount>
 __device__ inline LogSum log_sum(float (&x)[kCount]) {
   LogSum total = kNoSum;
@@ -56,17 +45,28 @@ __device__ inline LogSum log_sum(float (&x)[kCount]) {
   return total;
 }
 
-// The first of `count` parts that a lane of a warp adds up, asked for ahead of warp_log_sum().
+// The sum of what the lanes of a warp have that differ in no bit below `first`, in all of them.
+__device__ inline LogSum warp_log_sum(LogSum own, uint32_t first = 1) {
+  float peak = own.peak;
+#pragma unroll
+  for (uint32_t offset = kWarp / 2; offset >= first; offset /= 2)
+    peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset));
+  peak = finite(peak);
+  float sum = own.sum * __expf(own.peak - peak);
+#pragma unroll
+  for (uint32_t offset = kWarp / 2; offset >= first; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  return {peak, sum};
+}
+// The first of `count` parts that a lane of a warp adds up, asked for ahead of log_sum_exp().
 __device__ inline LogSum first_part(const LogSum* parts, uint32_t count) {
   if (threadIdx.x % kWarp < count) return parts[threadIdx.x % kWarp];
   return kNoSum;
 }
 // The logarithm of the sum of all parts, in every lane of the warp that calls it; `own` is first_part().
-__device__ inline float warp_log_sum(const LogSum* parts, uint32_t count, LogSum own) {
+__device__ inline float log_sum_exp(const LogSum* parts, uint32_t count, LogSum own) {
 #pragma unroll 1
   for (uint32_t i = threadIdx.x % kWarp + kWarp; i < count; i += kWarp) own.add(parts[i]);
-  const float peak = finite(warp_max(own.peak));
-  return peak + logf(warp_sum(own.sum * __expf(own.peak - peak)));
+  return warp_log_sum(own).value();
 }
 
 }  // namespace thimble::cuda

@@ -523,7 +523,7 @@ __device__ void make_votes(Shared& b, const Ballot& ballot, const HeadWork& w, c
     if (has_lse) return b.lse;
     has_lse = true;
     if (parts) {
-      const float sum = warp_log_sum(parts, splits, first);
+      const float sum = log_sum_exp(parts, splits, first);
       if (lane() == 0) b.lse[warp()] = sum;
       if (lane() == 0 && rank == 0) ballot.lse[first_query + warp()] = sum;
     } else if (warp() < group && lane() == 0) {
@@ -892,8 +892,10 @@ void top_k(const Launch& l, const TopK& op, const Vote* vote, const TokenScore* 
     o.ballot = {data<float>(vote->scores), data<float>(vote->lse), data<float>(vote->votes), vote->p, {}};
     if (scored) o.ballot.sums = score_parts(l, scored->p);
   }
-  const uint32_t candidates =
-      p.purpose == kTopKRetain ? p.list_capacity - 1 : std::max(p.score_capacity, p.pos_capacity);
+  // Votes of a layer are as many as positions, those of a KV head as many as entries.
+  const uint32_t candidates = p.purpose == kTopKRetain     ? p.list_capacity - 1
+                              : l.vote_scope == kVoteGroup ? p.pos_capacity
+                                                           : std::max(p.score_capacity, p.pos_capacity);
   if (large_clusters_fit(l, candidates, p.heads)) return launch_one_kernel<kMostRanks>(l, o, candidates);
   if (l.card.major >= 9) return launch_one_kernel<kRanks>(l, o, candidates);
   if (one_kernel(l.card, candidates)) return launch_one_kernel<1>(l, o, candidates);
