@@ -24,8 +24,10 @@ void store_unit(uint row, uint unit, uvec4 halves) { tile[row * kStride + unit] 
 const uint kRowsEach = kRows / 8, kKeysEach = kKeys / 16, kUnitsEach = (kUnits + 15) / 16;
 const bool kHalfUnits = kUnits <= 8;
 const uint kOutsEach = kHalfUnits ? 1 : 2 * kUnitsEach;  // quads of channels
-// Rows go four together, as vectors.
+// Rows go four together, as vectors, or fewer. (A call of min, unlike this, is no constant to NVIDIA's compiler: it leaves the
+// arrays of loops up to it in memory, and an H200 then does 3.5 TFLOP/s instead of 29.)
 const uint kQuadsEach = (kRowsEach + 3) / 4, kRowQuads = 8 * kQuadsEach, kPartStride = kRowQuads + 1;
+const uint kInQuad = kRowsEach < 4 ? kRowsEach : 4;
 // What 16 threads j have for the rows: maxima and sums; or the weights of 16 keys.
 shared vec4 parts[16 * kPartStride];
 shared vec4 peaks[kRowQuads], factors[kRowQuads];  // of each row: the maximum so far, and what its results are multiplied by
@@ -103,7 +105,7 @@ void main() {
 
     [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
       vec4 top = vec4(kNoPeak);
-      [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e)
+      [[unroll]] for (uint e = 0; e < kInQuad; ++e)
         [[unroll]] for (uint c = 0; c < kKeysEach; ++c) top[e] = max(top[e], scores[(4 * s + e) * kKeysEach + c]);
       parts[j * kPartStride + i * kQuadsEach + s] = top;
     }
@@ -124,7 +126,7 @@ void main() {
       // Where a row has seen no key yet, the weights of those that it does not see are still 0.
       const vec4 peak = max(peaks[i * kQuadsEach + s], vec4(kNoPeak / 2)), factor = factors[i * kQuadsEach + s];
       sums[s] *= factor;
-      [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e) {
+      [[unroll]] for (uint e = 0; e < kInQuad; ++e) {
         const uint r = 4 * s + e;
         [[unroll]] for (uint c = 0; c < kKeysEach; ++c) {
           scores[r * kKeysEach + c] = exp2(scores[r * kKeysEach + c] - peak[e]);
@@ -136,7 +138,7 @@ void main() {
     [[unroll]] for (uint c = 0; c < kKeysEach; ++c) {
       [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
         vec4 weights = vec4(0);
-        [[unroll]] for (uint e = 0; e < min(kRowsEach, 4); ++e) weights[e] = scores[(4 * s + e) * kKeysEach + c];
+        [[unroll]] for (uint e = 0; e < kInQuad; ++e) weights[e] = scores[(4 * s + e) * kKeysEach + c];
         parts[j * kPartStride + i * kQuadsEach + s] = weights;
       }
       barrier();
