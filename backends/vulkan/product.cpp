@@ -51,15 +51,15 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
-  constexpr uint32_t kColThreads = 16, kSliceCols = 32;  // of product.comp
-  const bool large = rows > 64 && has_registers(r.limits()) && r.limits().max_group_threads >= 256 &&
-                     r.limits().max_shared_bytes >= 256 * kSliceCols * sizeof(float);
-  const uint32_t threads = large ? 256 : 128, thread_rows = rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
+  constexpr uint32_t kThreads = 128, kColThreads = 16, kSliceCols = 32;  // of product.comp
+  constexpr uint32_t kLargeBytes = 128 * kSliceCols * (sizeof(float) + sizeof(uint16_t));
+  const bool large = rows > 64 && has_registers(r.limits()) && r.limits().max_shared_bytes >= kLargeBytes;
+  const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
   r.dispatch(Shader::kProduct,
-             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, threads},
+             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, kThreads},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
              groups(p.w.rows, thread_cols * kColThreads),
-             groups(rows, thread_rows * (threads / kColThreads)));
+             groups(rows, thread_rows * (kThreads / kColThreads)));
 }
 
 // In parts that the device can show a shader.

@@ -139,3 +139,11 @@ vec4 weights(Row row, uint unit, uint group, uint quad) {
   }
   return plain_weights(row, 32 * block + 4 * quad);
 }
+
+// Eight weights as f16. No model comes near the largest; what does, stops there.
+uvec4 pack_eight(vec4 low, vec4 high) {
+  const float most = 65504;
+  low = clamp(low, -most, most);
+  high = clamp(high, -most, most);
+  return uvec4(packHalf2x16(low.xy), packHalf2x16(low.zw), packHalf2x16(high.xy), packHalf2x16(high.zw));
+}
