@@ -2,6 +2,8 @@
 // choose shader, constants and grid.
 #pragma once
 
+#include <span>
+
 #include "backends/vulkan/recording.h"
 #include "base/bits.h"
 
@@ -9,7 +11,7 @@ namespace thimble::vulkan {
 
 void embed(Recording&, const Embed&);
 void rms_norm(Recording&, const RmsNorm&);
-void linear(Recording&, const Linear&);
+void linear(Recording&, std::span<const Linear> siblings);  // one, or several that stand side by side
 void glu(Recording&, const Glu&);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
@@ -24,6 +26,10 @@ void top_k(Recording&, const TopK&);
 void arg_max(Recording&, const ArgMax&);
 void log_prob(Recording&, const LogProb&);
 void copy(Recording&, const Copy&);
+
+// Whether b reads the same x as a and its columns of y follow a's: many rows of such siblings are multiplied
+// as one.
+bool side_by_side(const Linear& a, const Linear& b);
 
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.

@@ -93,6 +93,8 @@ void multiply_parts(Recording& r, const Product& p) {
     }
 }
 
+}  // namespace
+
 Weight rows_of(const Weight& w, uint32_t first, uint32_t count) {
   if (!w) return w;
   Weight part = w;
@@ -101,8 +103,6 @@ Weight rows_of(const Weight& w, uint32_t first, uint32_t count) {
   part.rows = count;
   return part;
 }
-
-}  // namespace
 
 Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols) const {
   const auto floats = [&](const View& v, uint64_t stride, uint64_t first, uint64_t width) {
@@ -132,7 +132,7 @@ ProductParams Product::params() const {
 
 void multiply(Recording& r, const Product& p) {
   if (by_matrices(r, p.rows))
-    multiply_cooperative(r, p);
+    multiply_cooperative(r, {&p, 1});
   else
     multiply_parts(r, p);
 }

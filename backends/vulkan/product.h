@@ -31,8 +31,10 @@ struct Product {
   ProductParams params() const;
 };
 void multiply(Recording&, const Product&);
-// The same on matrix units, in f16.
-void multiply_cooperative(Recording&, const Product&);
+// The same on matrix units, in f16: one product, or some of the same x whose columns of y stand side by side.
+void multiply_cooperative(Recording&, std::span<const Product>);
+// Rows [first, first + count) of a matrix.
+Weight rows_of(const Weight& w, uint32_t first, uint32_t count);
 
 // Bytes that a dispatch can be shown of a large operand, wherever they start. Shaders count them in 32 bits.
 inline uint64_t largest_part(const Limits& l) {

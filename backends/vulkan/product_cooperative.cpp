@@ -36,6 +36,10 @@ struct Scratch {
     const uint64_t last = (all.bytes - slot_bytes()) / kAlignment * kAlignment;
     return all.slice(turn % kSlots == 0 ? 0 : last, slot_bytes());
   }
+  View rows_of_slot(const View& slot, uint32_t first, uint32_t count) const {
+    const uint64_t row_bytes = depth * sizeof(uint16_t);
+    return slot.slice(first * row_bytes, count * row_bytes);
+  }
 };
 
 // For one or two matrices of `cols` rows, in slices of about the same size.
@@ -58,9 +62,9 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                  qkv_cols = q_cols + 2 * kv_cols;
   const struct {
     uint32_t in_cols, cols, matrices = 1;
-  } products[] = {{m.d_model, q_cols},     {m.d_model, kv_cols}, {q_cols, m.d_model},
-                  {m.d_model, m.d_ff, 2},  {m.d_ff, m.d_model},  {qkv_cols, m.d_retain},
-                  {m.d_retain, m.kv_heads}};
+  } products[] = {{m.d_model, q_cols},   {m.d_model, kv_cols},   {m.d_model, q_cols + kv_cols},
+                  {m.d_model, qkv_cols}, {q_cols, m.d_model},    {m.d_model, m.d_ff, 2},
+                  {m.d_ff, m.d_model},   {qkv_cols, m.d_retain}, {m.d_retain, m.kv_heads}};
   uint64_t x_bytes = 0, slot_bytes = 0;
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
@@ -71,12 +75,15 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
   return x_bytes + kSlots * slot_bytes;
 }
 
-void multiply_cooperative(Recording& r, const Product& p) {
+void multiply_cooperative(Recording& r, std::span<const Product> siblings) {
   constexpr uint32_t kThreads = 256;   // of scale_rows
   constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup of dequantize
   const View& all = r.scratch();
+  const Product& p = siblings[0];
+  uint32_t all_cols = 0;
+  for (const Product& sibling : siblings) all_cols += sibling.w.rows;
   const uint32_t all_rows = r.most_rows(p.rows), matrices = p.up ? 2 : 1;
-  const Scratch s = scratch_for(r.max_rows(), p.w.cols, p.w.rows, matrices);
+  const Scratch s = scratch_for(r.max_rows(), p.w.cols, all_cols, matrices);
   const uint32_t most_cols = s.cols / matrices;  // of y at a time
   const auto dequantize = [&](const Weight& w, const View& to) {
     const DequantizeParams params{
@@ -88,22 +95,29 @@ void multiply_cooperative(Recording& r, const Product& p) {
     const ScaleRowsParams params{
         .in_cols = p.w.cols, .depth = s.depth, .x_stride = p.x_stride, .first_row = row, .rows = p.rows};
     r.dispatch(Shader::kScaleRows, {kThreads},
-               {reads(p.part(row, rows, 0, p.w.rows).x), writes(s.x(all)), writes(s.scales(all))}, params,
+               {reads(p.part(row, rows, 0, all_cols).x), writes(s.x(all)), writes(s.scales(all))}, params,
                rows);
   };
   for (uint32_t row = 0; row < all_rows; row += s.rows) {
     const uint32_t rows = std::min(all_rows - row, s.rows);
-    for (uint32_t col = 0; col < p.w.rows; col += most_cols) {
-      const Product part = p.part(row, rows, col, std::min(p.w.rows - col, most_cols));
+    for (uint32_t col = 0; col < all_cols; col += most_cols) {
+      const uint32_t end = std::min(all_cols, col + most_cols);
       const View w = s.slot(all, r.turn());
       // W comes first: it can be made while the product is still running that x comes from.
-      dequantize(part.w, w.slice(0, w.bytes / matrices));
-      if (p.up) dequantize(part.up, w.slice(w.bytes / 2, w.bytes / 2));
+      uint32_t first = 0;  // column of the sibling
+      for (const Product& sibling : siblings) {
+        const uint32_t from = std::max(col, first), to = std::min(end, first + sibling.w.rows);
+        if (from < to)
+          dequantize(rows_of(sibling.w, from - first, to - from), s.rows_of_slot(w, from - col, to - from));
+        first += sibling.w.rows;
+      }
+      if (p.up) dequantize(rows_of(p.up, col, end - col), s.rows_of_slot(w, most_cols, end - col));
       if (col == 0) scale_rows(row, rows);
+      const Product part = p.part(row, rows, col, end - col);
       ProductParams params = part.params();
       params.in_cols = s.depth;
       params.up_row = most_cols;
-      const uint32_t cols = matrices * part.w.rows;
+      const uint32_t cols = matrices * (end - col);
       r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
       r.dispatch(Shader::kProductCooperative,
                  {0, p.up ? kCombineActivate : p.combine, 4 * r.limits().subgroup_size},

@@ -14,43 +14,57 @@ namespace {
 class VulkanRecorder : public Recorder {
  public:
   VulkanRecorder(std::shared_ptr<StreamState> stream, uint32_t max_rows)
-      : recording(std::move(stream), max_rows) {}
+      : recording_(std::move(stream), max_rows) {}
 
-  void segment() override { recording.segment(); }
+  void segment() override { recording().segment(); }
   void embed(const Embed& op) override {
-    if (check("embed", op.table, op.table.rows, op.p.cols)) vulkan::embed(recording, op);
+    if (check("embed", op.table, op.table.rows, op.p.cols)) vulkan::embed(recording(), op);
   }
-  void rms_norm(const RmsNorm& op) override { vulkan::rms_norm(recording, op); }
+  void rms_norm(const RmsNorm& op) override { vulkan::rms_norm(recording(), op); }
   void linear(const Linear& op) override {
-    if (check("linear", op.w, op.p.out_cols, op.p.in_cols)) vulkan::linear(recording, op);
+    if (!check("linear", op.w, op.p.out_cols, op.p.in_cols)) return;
+    if (!siblings_.empty() && !side_by_side(siblings_.back(), op)) end_siblings();
+    siblings_.push_back(op);
   }
   void glu(const Glu& op) override {
     if (check("glu", op.gate, op.p.out_cols, op.p.in_cols) &&
         check("glu", op.up, op.p.out_cols, op.p.in_cols))
-      vulkan::glu(recording, op);
+      vulkan::glu(recording(), op);
   }
-  void activation(const Activation& op) override { vulkan::activation(recording, op); }
-  void kv_append(const KvAppend& op) override { vulkan::kv_append(recording, op); }
-  void cis_store(const CisStore& op) override { vulkan::cis_store(recording, op); }
-  void kv_view(const KvView& op) override { vulkan::kv_view(recording, op); }
-  void attention(const Attention& op) override { vulkan::attention(recording, op); }
-  void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording, op); }
-  void query_gate(const QueryGate& op) override { vulkan::query_gate(recording, op); }
-  void token_score(const TokenScore& op) override { vulkan::token_score(recording, op); }
-  void vote(const Vote& op) override { vulkan::vote(recording, op); }
-  void top_k(const TopK& op) override { vulkan::top_k(recording, op); }
-  void arg_max(const ArgMax& op) override { vulkan::arg_max(recording, op); }
-  void log_prob(const LogProb& op) override { vulkan::log_prob(recording, op); }
-  void copy(const Copy& op) override { vulkan::copy(recording, op); }
+  void activation(const Activation& op) override { vulkan::activation(recording(), op); }
+  void kv_append(const KvAppend& op) override { vulkan::kv_append(recording(), op); }
+  void cis_store(const CisStore& op) override { vulkan::cis_store(recording(), op); }
+  void kv_view(const KvView& op) override { vulkan::kv_view(recording(), op); }
+  void attention(const Attention& op) override { vulkan::attention(recording(), op); }
+  void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording(), op); }
+  void query_gate(const QueryGate& op) override { vulkan::query_gate(recording(), op); }
+  void token_score(const TokenScore& op) override { vulkan::token_score(recording(), op); }
+  void vote(const Vote& op) override { vulkan::vote(recording(), op); }
+  void top_k(const TopK& op) override { vulkan::top_k(recording(), op); }
+  void arg_max(const ArgMax& op) override { vulkan::arg_max(recording(), op); }
+  void log_prob(const LogProb& op) override { vulkan::log_prob(recording(), op); }
+  void copy(const Copy& op) override { vulkan::copy(recording(), op); }
 
-  ProgramRecording recording;
+  Result<std::unique_ptr<Program>> finish() { return recording().finish(); }
 
  private:
+  // What an op other than linear records to: products wait for siblings.
+  ProgramRecording& recording() {
+    end_siblings();
+    return recording_;
+  }
+  void end_siblings() {
+    if (!siblings_.empty()) vulkan::linear(recording_, siblings_);
+    siblings_.clear();
+  }
   bool check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
     const Status status = check_matrix(op, w, rows, cols);
-    recording.fail(status);
+    recording_.fail(status);
     return status.ok();
   }
+
+  ProgramRecording recording_;
+  std::vector<Linear> siblings_;  // not recorded yet
 };
 
 class VulkanStream : public Stream {
@@ -62,7 +76,7 @@ class VulkanStream : public Stream {
   }
 
   Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
-    return static_cast<VulkanRecorder&>(*recorder).recording.finish();
+    return static_cast<VulkanRecorder&>(*recorder).finish();
   }
 
   Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
