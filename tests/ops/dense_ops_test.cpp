@@ -313,6 +313,77 @@ TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
     }
 }
 
+// Blocks of whole numbers, all 0 but for a 1 in column column_of(row).
+template <typename ColumnOf>
+Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& column_of) {
+  const DTypeInfo& info = dtype_info(type);
+  Matrix m{std::vector<std::byte>(dtype_bytes(type, uint64_t(rows) * cols)),
+           std::vector<float>(size_t(rows) * cols)};
+  const uint16_t one = f32_to_f16(1);
+  for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
+    std::byte* at = &m.bytes[block];
+    if (type == DType::kQ6_K) {  // numbers have 32 added: bit 1 of their upper two
+      std::fill_n(at + 128, 64, std::byte{0xaa});
+      std::fill_n(at + 192, 16, std::byte{1});
+      std::memcpy(at + 208, &one, sizeof one);
+    } else {  // scales of 1, in 6 bits of the first four bytes and in 4 of the last, and minima of 0
+      std::memcpy(at, &one, sizeof one);
+      std::fill_n(at + 4, 4, std::byte{1});
+      std::fill_n(at + 12, 4, std::byte{1});
+    }
+  }
+  for (uint32_t r = 0; r < rows; ++r) {
+    const uint32_t c = column_of(r), i = c % info.block, group = i / 32;
+    std::byte* at = &m.bytes[(uint64_t(r) * cols + c) / info.block * info.block_bytes];
+    if (type == DType::kQ6_K)
+      at[group / 4 * 64 + group % 2 * 32 + i % 32] |= std::byte{1} << group % 4 / 2 * 4;
+    else
+      at[info.block_bytes - 128 + group / 2 * 32 + i % 32] |= std::byte{1} << group % 2 * 4;
+  }
+  read_values(m, type, rows, cols);
+  return m;
+}
+
+// The same for one row and blocks of 256, whose numbers of x may be multiplied as integers: of 22 bits and a
+// sign or more, in a unit that the numbers of at most 128 neighbours have in common. Each is then off by at
+// most 2^-22 of the largest of these.
+TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
+  constexpr uint32_t n = 768, cols = 96, kNeighbours = 128;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto column_of = [](uint32_t row) { return row * 8 + row % 8; };
+  Random random;
+  for (const DType type : {DType::kQ4_K, DType::kQ5_K, DType::kQ6_K}) {
+    const Matrix w = picking_matrix(type, cols, n, column_of);
+    for (const float special : {0.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+      SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", beside " << special);
+      clear();
+      std::vector<float> x(n), largest(n / kNeighbours);
+      for (uint32_t i = 0; i < n; ++i) {
+        const float scale = i / kNeighbours % 2 ? 1e-12f : 1e8f;  // what rows have in common is too much
+        x[i] = scale * std::pow(10.0f, random.uniform(-5, 3)) * (random.below(2) ? 1.0f : -1.0f);
+        largest[i / kNeighbours] = std::max(largest[i / kNeighbours], std::fabs(x[i]));
+      }
+      if (special != 0) x[300] = special;
+      const View y = output<float>(cols);
+      const Linear op{input(x),
+                      weight(type, cols, n, w.bytes),
+                      {},
+                      y,
+                      {.in_cols = n, .out_cols = cols, .x_stride = n, .y_stride = cols, .rows = kStepRows}};
+      run({.n_rows = 1}, 1, [&](Recorder& r) { r.linear(op); });
+      const std::vector<float> got = get<float>(y);
+      for (uint32_t c = 0; c < cols; ++c) {
+        if (special != 0) {
+          ASSERT_FALSE(std::isfinite(got[c])) << "at " << c;
+          continue;
+        }
+        const Product p = product(w, c, x.data(), n, 0, 0, false);
+        ASSERT_NEAR(got[c], p.sum, p.tolerance + 0x1p-22 * largest[column_of(c) / kNeighbours]) << "at " << c;
+      }
+    }
+  }
+}
+
 // Wide rows, as a model has them: dense, or columns of a wider matrix.
 TEST_P(DenseOps, LinearOfWholeNumbersIsExact) {
   Random random;

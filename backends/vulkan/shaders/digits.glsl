@@ -1,6 +1,10 @@
 // q4_K, q5_K and q6_K as matvec multiplies them where a device sums the products of four bytes in one instruction: by integers,
 // exactly. The 32 numbers of x of a piece share a power of two; in it each is an integer of 23 bits, written as three signed
 // bytes, its digits (base 256). An H200 takes four instructions for a weight of q4_K so, and eight as floats.
+//
+// The largest of these numbers is M, at least 2^(e - 127), and the unit 2^(e - 148): rounding to a whole number of units moves
+// each by at most half a unit, 2^-22 M. With that a product is off by at most 2^-22 M times the sum of |w| over the piece, and
+// by what any sum in f32 is. Below M = 2^-105 the unit stays 2^-126.
 
 // Adds up the products of signed bytes and bytes, which are unsigned in the one and signed in the other.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4452)
