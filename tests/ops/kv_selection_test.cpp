@@ -155,10 +155,10 @@ TEST_P(KvSelection, RetentionAgreesWithASort) {
   Random random;
   for (const uint32_t n : {1u, 31u, 33u, 64u, 1000u})
     for (const uint32_t keep : {1u, n / 3 + 1, n - 1, n, n + 7})
-      for (const bool coarse : {false, true}) {  // scores with many ties
+      for (const char* kind : {"spread", "ties", "close, but for one"}) {
         std::vector<float> scores = random.floats(n, -3, 3);
-        if (coarse)
-          for (float& s : scores) s = std::trunc(s);
+        for (float& s : scores) s = *kind == 't' ? std::trunc(s) : *kind == 'c' ? 1 + s / 1024 : s;
+        if (*kind == 'c') scores[n / 2] = 1e30f;
         const uint32_t first = std::min(keep / 4, 3u), last = std::min(keep / 3, 10u), entries = n - n / 3;
         Entries want(std::min(n, keep));
         std::iota(want.begin(), want.end(), 0u);
@@ -170,7 +170,7 @@ TEST_P(KvSelection, RetentionAgreesWithASort) {
         }
         const auto middle = scores.begin() + entries;
         EXPECT_EQ(retain({scores.begin(), middle}, {middle, scores.end()}, keep, first, last), want)
-            << "n " << n << " keep " << keep << " coarse " << coarse;
+            << "n " << n << " keep " << keep << ": " << kind;
       }
 }
 

@@ -40,8 +40,36 @@ uint rank_of(uint marks, uint j) {
          subgroupBallotExclusiveBitCount(subgroupBallot((marks >> j & 1) != 0));
 }
 
+// The smallest of the `wanted` largest candidates among those with keys in [low, low + width], of which there are no more than
+// kFew: each counts those above it.
+const uint kFew = 128;
+shared uint few, found_key;
+Lowest find_among_few(uint turns, uint low, uint width, uint wanted) {
+  if (thread_in_order() == 0) few = 0;
+  barrier();
+  [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
+    if (j < turns && keys[j] - low <= width) {
+      const uint at = atomicAdd(few, 1);
+      histogram[2 * at] = keys[j];
+      histogram[2 * at + 1] = index_of(candidates, j);
+    }
+  barrier();
+  if (thread_in_order() < few) {
+    const uint key = histogram[2 * thread_in_order()], index = histogram[2 * thread_in_order() + 1];
+    uint above = 0;
+    for (uint i = 0; i < few; ++i)
+      if (histogram[2 * i] > key || (histogram[2 * i] == key && histogram[2 * i + 1] > index)) ++above;
+    if (above == wanted - 1) {
+      found_key = key;
+      found_index = index;
+    }
+  }
+  barrier();
+  return Lowest(found_key, found_index);
+}
+
 // The smallest candidate that is picked. Bins divide what lies between the smallest key and the largest, then the bin where it
-// must be, and so on: scores of a few exponents would meet in a few bins if these divided all keys.
+// must be, and so on, until few are in it: scores of a few exponents would meet in a few bins if these divided all keys.
 Lowest find_lowest(uint turns) {
   uint low = 0xffffffff, high = 0;
   [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
@@ -77,8 +105,9 @@ Lowest find_lowest(uint turns) {
     found = find_bin(found.wanted);
     low += found.bin << shift;
     width = (1 << shift) - 1;
+    if (found.wanted == found.count) return Lowest(low, 0);
+    if (found.count <= kFew) return find_among_few(turns, low, width, found.wanted);
   } while (width > 0);
-  if (found.wanted == found.count) return Lowest(low, 0);
 
   uint ties = 0;
   [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
