@@ -12,32 +12,23 @@ uint keys[kKeysEach];  // of the candidates of this thread
 uint index_of(Range range, uint j) { return range.begin + j * kThreads + thread_in_order(); }
 uint turns_in(Range range) { return (range.end - range.begin + kThreads - 1 - thread_in_order()) / kThreads; }
 
-// Of the candidates that threads have marked, one bit a turn: histogram[] says how many lie before those of a turn of a
-// subgroup. Returns how many there are.
-uint rank_marked(uint marks) {
+// Of the candidates that threads have marked, one bit a turn: histogram[] holds their bits in order, kWordBits in a word, of
+// which a thread takes kWordsEach neighbours. Returns how many are marked in words before its own, and in all.
+const uint kMostWordBits = 32, kWordsEach = kBins / kThreads;
+uint word_bits() { return min(gl_SubgroupSize, kMostWordBits); }
+uvec2 put_in_order(uint marks) {
+  const uint words = (gl_SubgroupSize + kMostWordBits - 1) / kMostWordBits;  // of a subgroup's turn
   barrier();
   [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
-    const uint count = subgroupBallotBitCount(subgroupBallot((marks >> j & 1) != 0));
-    if (subgroupElect()) histogram[j * gl_NumSubgroups + gl_SubgroupID] = count;
+    const uvec4 bits = subgroupBallot((marks >> j & 1) != 0);
+    if (subgroupElect())
+      for (uint k = 0; k < words; ++k) histogram[(j * gl_NumSubgroups + gl_SubgroupID) * words + k] = bits[k];
   }
-  for (uint i = kKeysEach * gl_NumSubgroups + thread_in_order(); i < kBins; i += kThreads) histogram[i] = 0;
+  for (uint i = kKeysEach * gl_NumSubgroups * words + thread_in_order(); i < kBins; i += kThreads) histogram[i] = 0;
   barrier();
-  const uint kEach = kBins / kThreads, first = thread_in_order() * kEach;
   uint own = 0;
-  for (uint i = 0; i < kEach; ++i) own += histogram[first + i];
-  const uvec2 sums = scan_threads(own);
-  uint before = sums.x;
-  for (uint i = 0; i < kEach; ++i) {
-    const uint count = histogram[first + i];
-    histogram[first + i] = before;
-    before += count;
-  }
-  barrier();
-  return sums.y;
-}
-uint rank_of(uint marks, uint j) {
-  return histogram[j * gl_NumSubgroups + gl_SubgroupID] +
-         subgroupBallotExclusiveBitCount(subgroupBallot((marks >> j & 1) != 0));
+  for (uint i = 0; i < kWordsEach; ++i) own += bitCount(histogram[thread_in_order() * kWordsEach + i]);
+  return scan_threads(own);
 }
 
 // The smallest of the `wanted` largest candidates among those with keys in [low, low + width], of which there are no more than
@@ -109,12 +100,17 @@ Lowest find_lowest(uint turns) {
     if (found.count <= kFew) return find_among_few(turns, low, width, found.wanted);
   } while (width > 0);
 
+  // Nothing but ties is left: those with the largest indices are picked.
   uint ties = 0;
   [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
     ties |= j < turns && keys[j] == low ? 1 << j : 0;
-  const uint last_left_out = rank_marked(ties) - found.wanted;
-  [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
-    if (rank_of(ties, j) == last_left_out && (ties >> j & 1) != 0) found_index = index_of(candidates, j);
+  const uvec2 sums = put_in_order(ties);
+  uint rank = sums.x;
+  for (uint i = 0; i < kWordsEach; ++i) {
+    const uint word = thread_in_order() * kWordsEach + i;
+    for (uint bits = histogram[word]; bits != 0; bits &= bits - 1, ++rank)
+      if (rank == sums.y - found.wanted) found_index = candidates.begin + word * word_bits() + findLSB(bits);
+  }
   barrier();
   return Lowest(low, found_index);
 }
@@ -130,15 +126,23 @@ void main() {
   [[unroll]] for (uint j = 0; j < kKeysEach; ++j) keys[j] = j < turns ? key_at(index_of(candidates, j)) : 0;
   const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(turns);
   uint picked = 0;
-  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
-    const uint entry = index_of(middle, j);
-    if (entry < middle.end && (shares_threshold() ? is_picked(entry, lowest) : reaches(keys[j], entry, lowest)))
-      picked |= 1 << j;
+  if (shares_threshold()) {
+    const uint own_turns = turns_in(middle);
+    for (uint first = 0; first < own_turns; first += kLoads)
+      [[unroll]] for (uint j = first; j < first + kLoads; ++j) {
+        const bool is = is_picked(min(index_of(middle, j), middle.end - 1), lowest);
+        picked |= is && j < own_turns ? 1 << j : 0;
+      }
+  } else {
+    [[unroll]] for (uint j = 0; j < kKeysEach; ++j)
+      picked |= j < turns && reaches(keys[j], index_of(middle, j), lowest) ? 1 << j : 0;
   }
-  const uint count = rank_marked(picked);
-  [[unroll]] for (uint j = 0; j < kKeysEach; ++j) {
-    const uint rank = rank_of(picked, j);
-    if ((picked >> j & 1) != 0) list[own_list + 1 + middle.begin + rank] = index_of(middle, j);
+  const uvec2 sums = put_in_order(picked);
+  uint to = own_list + 1 + middle.begin + sums.x;
+  for (uint i = 0; i < kWordsEach; ++i) {
+    const uint word = thread_in_order() * kWordsEach + i;
+    for (uint bits = histogram[word]; bits != 0; bits &= bits - 1, ++to)
+      list[to] = middle.begin + word * word_bits() + findLSB(bits);
   }
-  list_ends(count);
+  list_ends(sums.y);
 }
