@@ -62,12 +62,13 @@ Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t
   w.rows = out_cols;
   w.cols = in_cols;
   Notes notes(limits, max_rows, scratch);
-  linear(notes,
-         {View{&buffers[0], 0, uint64_t(max_rows) * x_stride * 4},
-          w,
-          View{&buffers[2], 0, uint64_t(out_cols) * 4},
-          View{&buffers[3], 0, uint64_t(max_rows) * out_cols * 4},
-          {.in_cols = in_cols, .out_cols = out_cols, .x_stride = x_stride, .y_stride = out_cols, .add = 1}});
+  const Linear op{
+      View{&buffers[0], 0, uint64_t(max_rows) * x_stride * 4},
+      w,
+      View{&buffers[2], 0, uint64_t(out_cols) * 4},
+      View{&buffers[3], 0, uint64_t(max_rows) * out_cols * 4},
+      {.in_cols = in_cols, .out_cols = out_cols, .x_stride = x_stride, .y_stride = out_cols, .add = 1}};
+  linear(notes, {&op, 1});
   return notes;
 }
 
