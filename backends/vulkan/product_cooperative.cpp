@@ -27,7 +27,6 @@ struct Scratch {
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
-  uint64_t bytes() const { return x_bytes() + scale_bytes() + kSlots * slot_bytes(); }
 
   // The slots lie at both ends, so that one product's second does not meet the first of the next.
   View x(const View& all) const { return all.slice(slot_bytes(), x_bytes()); }
