@@ -345,10 +345,10 @@ Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& 
 }
 
 // The same for one row and blocks of 256, whose numbers of x may be multiplied as integers: of 22 bits and a
-// sign or more, in a unit that the numbers of at most 128 neighbours have in common. Each is then off by at
+// sign or more, in a unit that the numbers of at most 256 neighbours have in common. Each is then off by at
 // most 2^-22 of the largest of these.
 TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
-  constexpr uint32_t n = 768, cols = 96, kNeighbours = 128;
+  constexpr uint32_t n = 768, cols = 96, kNeighbours = 256;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const auto column_of = [](uint32_t row) { return row * 8 + row % 8; };
   Random random;

@@ -18,12 +18,13 @@ inline const bool kUnderValidation = [] {
   return true;
 }();
 
-// Whether a validation layer older than 1.3.255 says that it does not know cooperative matrices: the feature
-// of the device, the capability, the extension and the specialisation of a shader.
+// Whether a validation layer older than 1.3.255 says that it does not know cooperative matrices: extension
+// and feature of the device; capability, extension and specialisation of a shader.
 inline bool is_ignorance(const char* message) {
-  for (const char* words : {"unknown VkStructureType (1000506000)", "Invalid capability operand: 6022",
-                            "(Unhandled OpCapability)", "(SPV_KHR_cooperative_matrix)",
-                            "apply specialization constants with spirv-opt but failed"})
+  for (const char* words :
+       {"VK_KHR_cooperative_matrix is not supported by this layer", "unknown VkStructureType (1000506000)",
+        "Invalid capability operand: 6022", "(Unhandled OpCapability)", "(SPV_KHR_cooperative_matrix)",
+        "apply specialization constants with spirv-opt but failed"})
     if (std::strstr(message, words)) return true;
   return false;
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -43,10 +44,15 @@ TEST(VulkanDevice, RefusesANumberThatIsNotThere) {
             Code::kInvalidArgument);
 }
 
-// In a process of its own, since drivers are looked for once.
+// In a process of its own, since drivers are looked for once. The loader then knows no driver: the second
+// variable is the newer name of the first, and loaders of different age follow one or the other.
 TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  setenv("VK_ICD_FILENAMES", "/nowhere.json", 1);  // the loader then knows no driver
+  std::map<std::string, std::string> before;
+  for (const char* name : {"VK_ICD_FILENAMES", "VK_DRIVER_FILES"}) {
+    if (const char* files = std::getenv(name)) before[name] = files;
+    setenv(name, "/nowhere.json", 1);
+  }
   const auto ask = [] {
     const Status status = open_device("vulkan", {}).status();
     const bool none = status.code() == Code::kUnsupported && found().empty();
@@ -55,7 +61,8 @@ TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
     std::exit(none && !chosen.starts_with("vulkan") ? 0 : 1);
   };
   EXPECT_EXIT(ask(), ::testing::ExitedWithCode(0), "no driver was found");
-  unsetenv("VK_ICD_FILENAMES");
+  for (const char* name : {"VK_ICD_FILENAMES", "VK_DRIVER_FILES"})
+    before.contains(name) ? setenv(name, before[name].c_str(), 1) : unsetenv(name);
 }
 
 // More often than a driver may be loaded and unloaded in a process.
