@@ -59,6 +59,7 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
                                                  std::shared_ptr<Device> device,
                                                  const SessionOptions& options) {
   THIMBLE_LET(plan, make_plan(*model, *device, options));
+  THIMBLE_TRY(check_free(plan, device->info()));
   auto ledger = std::make_shared<Ledger>();
   ledger->limit = options.budget;
   return make(std::move(model), std::move(device), std::move(plan), std::move(ledger), true);

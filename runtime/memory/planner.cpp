@@ -129,10 +129,11 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
   return fits;
 }
 
+double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
 // Refuses a plan that is over the budget, saying what is missing and what would fit.
 Status over_budget(const Model& model, const Device& device, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
-  const auto mib = [](uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   const uint64_t missing = plan.total - o.budget;
   THIMBLE_LET(fits, search(model, device, o));
   char advice[160];
@@ -153,6 +154,15 @@ Status over_budget(const Model& model, const Device& device, const MemoryPlan& p
 }
 
 }  // namespace
+
+Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
+  const uint64_t needed = plan.total - (plan.fixed - plan.programs);  // the device itself is there
+  if (device.unified || needed <= device.free_bytes) return {};
+  return error(Code::kOutOfMemory,
+               "%s has %.1f MiB free, but this session needs %.1f MiB (pool %.1f); close what else uses the "
+               "card, or give the session a budget of what is free",
+               device.name.c_str(), mib(device.free_bytes), mib(needed), mib(plan.pool));
+}
 
 uint64_t host_bytes(const Model& model, const SessionOptions& o) {
   // Recorded programs: about 60 ops a layer, none of 512 bytes.

@@ -25,6 +25,10 @@ Result<SessionOptions> resolve(const Model&, const SessionOptions&);
 // budget and no pool it takes the largest that fits.
 Result<MemoryPlan> make_plan(const Model&, const Device&, const SessionOptions&);
 
+// Refuses a plan that needs more memory than a card has free now: a driver might take it from others all the
+// same. The processor's memory is taken when it is first used, and is not looked at.
+Status check_free(const MemoryPlan&, const DeviceInfo&);
+
 // Bytes of a session's own host memory beside the io arena: sampler, waiting tokens and recorded programs.
 uint64_t host_bytes(const Model&, const SessionOptions& resolved);
 

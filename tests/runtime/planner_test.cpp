@@ -135,6 +135,23 @@ TEST(Planner, ARefusedAllocationLeavesNothingBehind) {
   }
 }
 
+TEST(Planner, ACardIsAskedForNoMoreThanItHasFree) {
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  device->discrete = true;
+  const MemoryPlan plan = must(make_plan(*model().model, *device, locret()));
+  const uint64_t needed = plan.total - (plan.fixed - plan.programs);
+  device->free_bytes = needed - 1;
+  const Status refused = Session::create(model().model, device, locret()).status();
+  EXPECT_EQ(refused.code(), Code::kOutOfMemory);
+  EXPECT_NE(refused.message().find("free, but this session needs"), std::string::npos) << refused.message();
+  EXPECT_EQ(device->allocations, 0u);
+  device->free_bytes = needed;
+  must(Session::create(model().model, device, locret()));
+  device->discrete = false;  // the processor's memory is taken when it is used
+  device->free_bytes = 0;
+  must(Session::create(model().model, device, locret()));
+}
+
 TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
   for (SessionOptions o : policies()) {
     if (o.positions == Positions::kOriginal || o.selection != Selection::kDense) continue;

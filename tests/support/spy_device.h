@@ -2,6 +2,7 @@
 // lists are made.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -24,6 +25,7 @@ class SpyDevice : public Device {
   bool discrete =
       false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
   uint64_t max_allocation = UINT64_MAX;  // says that a buffer may have no more
+  uint64_t free_bytes = UINT64_MAX;      // says that no more is free
 
   uint64_t submits = 0;
   std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
@@ -40,6 +42,7 @@ class SpyDevice : public Device {
       info.granularity = 4096;
       info.max_allocation = max_allocation;
     }
+    info.free_bytes = std::min(info.free_bytes, free_bytes);
     return info;
   }
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
