@@ -2,12 +2,11 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <thread>
 
 #include "tests/support/data.h"
+#include "tests/support/device_test_name.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 
@@ -173,12 +172,7 @@ TEST_P(Cuda, ALostCardIsAStatusAndANewSessionWorks) {
   EXPECT_FALSE(read(*session, seeded_tokens(50)).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(On, Cuda, ::testing::ValuesIn(cards()), [](const auto& device) {
-  std::string name = device.param;
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(On, Cuda, ::testing::ValuesIn(cards()), device_test_name);
 
 }  // namespace
 }  // namespace thimble::test

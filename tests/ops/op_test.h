@@ -12,7 +12,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cctype>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "backends/backend.h"
 #include "backends/registry.h"
 #include "base/bits.h"
+#include "tests/support/device_test_name.h"
 #include "tests/support/random.h"
 #include "tests/support/vulkan_messages.h"
 
@@ -283,13 +283,6 @@ inline std::vector<std::string> device_names() {
       if (info.name != "cpu") names.push_back(info.name + kPortable);
     }
   return names;
-}
-
-inline std::string device_test_name(const ::testing::TestParamInfo<std::string>& device) {
-  std::string name = device.param;
-  for (char& c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  return name;
 }
 
 }  // namespace thimble::test

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -14,6 +13,7 @@
 #include <sstream>
 
 #include "tests/support/data.h"
+#include "tests/support/device_test_name.h"
 #include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
 #include "tests/support/vulkan_messages.h"
@@ -257,12 +257,7 @@ std::vector<std::string> device_names() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(On, OnDevice, ::testing::ValuesIn(device_names()), [](const auto& device) {
-  std::string name = device.param;
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(On, OnDevice, ::testing::ValuesIn(device_names()), device_test_name);
 
 }  // namespace
 }  // namespace thimble::test

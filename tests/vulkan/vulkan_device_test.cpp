@@ -12,6 +12,7 @@
 #include "backends/vulkan/memory.h"
 #include "backends/vulkan/vulkan_stream.h"
 #include "base/cache.h"
+#include "tests/support/device_test_name.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 #include "tests/support/vulkan_messages.h"
@@ -433,12 +434,7 @@ TEST_F(VulkanContext, WantOfMemoryIsAStatusAndTheDeviceGoesOn) {
   EXPECT_EQ(context->check(VK_ERROR_UNKNOWN, "running").code(), Code::kInternal);
 }
 
-INSTANTIATE_TEST_SUITE_P(On, Vulkan, ::testing::ValuesIn(usable()), [](const auto& device) {
-  std::string name = device.param;
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(On, Vulkan, ::testing::ValuesIn(usable()), device_test_name);
 
 }  // namespace
 }  // namespace thimble::test
