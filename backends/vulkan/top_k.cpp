@@ -10,15 +10,11 @@ namespace {
 constexpr uint32_t kParts = 16;
 constexpr uint32_t kDigits = 3, kBins = 2048;  // as in top_k.glsl
 
-// A workgroup makes a head's list alone where its threads' registers hold all keys, 32 in each, and so many
-// turns of its subgroups can be counted. Of more, several workgroups count together, digit by digit.
-struct Alone {
-  uint32_t threads, most_each;
-  explicit Alone(const Limits& limits)
-      : threads(std::min(1024u, std::bit_floor(limits.max_group_threads))),
-        most_each(std::min(32u, kBins * limits.subgroup_size / threads)) {}
-  bool takes(uint64_t candidates) const { return candidates <= uint64_t(threads) * most_each; }
-};
+uint32_t group_threads(const Limits& l) { return std::min(1024u, std::bit_floor(l.max_group_threads)); }
+
+// A workgroup makes a head's list alone up to so many candidates. Of more, several workgroups count together,
+// digit by digit.
+bool takes_one_group(const Limits& l, uint64_t candidates) { return candidates <= 32 * group_threads(l); }
 
 uint64_t parts_bytes(uint32_t heads) { return (uint64_t(kParts) * kBins + 2) * 2 * heads * sizeof(uint32_t); }
 
@@ -26,19 +22,16 @@ uint64_t parts_bytes(uint32_t heads) { return (uint64_t(kParts) * kBins + 2) * 2
 
 void top_k(Recording& r, const TopK& op) {
   const TopKParams& p = op.p;
-  const Alone group(r.limits());
   const uint64_t candidates = p.purpose == kTopKRetain ? uint64_t(p.score_capacity) + p.chunk_capacity
                                                        : std::max(p.score_capacity, p.pos_capacity);
-  const bool alone = group.takes(candidates);
+  const bool alone = takes_one_group(r.limits(), candidates);
   const View scratch = alone ? View() : r.scratch().slice(0, parts_bytes(p.heads));
   struct {
     TopKParams p;
     uint32_t parts, digit;
   } push{p, kParts, 0};
   const auto dispatch = [&](Shader shader, uint32_t x, uint32_t y) {
-    r.dispatch(shader,
-               {group.threads, op.gate ? 1u : 0u, op.chunk_scores ? 1u : 0u,
-                static_cast<uint32_t>(ceil_div(candidates, group.threads))},
+    r.dispatch(shader, {group_threads(r.limits()), op.gate ? 1u : 0u, op.chunk_scores ? 1u : 0u},
                {reads(op.scores), reads(op.chunk_scores), reads(op.pos), reads(op.gate), writes(op.list),
                 writes(scratch)},
                push, x, y);
@@ -53,7 +46,7 @@ void top_k(Recording& r, const TopK& op) {
 
 uint64_t top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& limits) {
   const uint64_t candidates = std::max<uint64_t>(uint64_t(s.pool_capacity) + s.chunk, s.positions);
-  return Alone(limits).takes(candidates) ? 0 : parts_bytes(m.kv_heads);
+  return takes_one_group(limits, candidates) ? 0 : parts_bytes(m.kv_heads);
 }
 
 }  // namespace thimble::vulkan

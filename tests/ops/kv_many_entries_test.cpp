@@ -104,6 +104,33 @@ TEST_P(KvManyEntries, RetentionAgreesWithASort) {
   }
 }
 
+// Devices divide the entries among their threads in many ways.
+TEST_P(KvManyEntries, RetentionOfAnyLengthAgreesWithASort) {
+  for (const uint32_t n : {1000u, 6080u, 7104u, 8192u, 11200u, 16740u, 18332u, 20416u, 28000u, 31680u}) {
+    SCOPED_TRACE(::testing::Message() << n << " entries");
+    clear();
+    Random random{n};
+    const uint32_t heads = 4, keep = n / 8 * 7, capacity = n + 3, list_capacity = n + 1;
+    size_for(heads, 1, 16, {.chunk = 1, .pool_capacity = capacity, .view_capacity = 64});
+    const auto scores = random.floats(heads * capacity);
+    const View list = output<uint32_t>(size_t(heads) * list_capacity);
+    const TopK op{
+        input(scores),
+        {},
+        {},
+        {},
+        list,
+        {.heads = heads, .purpose = kTopKRetain, .score_capacity = capacity, .list_capacity = list_capacity}};
+    run({.n_rows = 0, .n_entries = n, .keep = keep}, 1, [&](Recorder& r) { r.top_k(op); });
+    const auto got = get<uint32_t>(list);
+    for (uint32_t head = 0; head < heads; ++head) {
+      const auto begin = scores.begin() + head * capacity;
+      EXPECT_TRUE(list_of(got, list_capacity, head) == largest({begin, begin + n}, 0, n, keep))
+          << "head " << head;
+    }
+  }
+}
+
 TEST_P(KvManyEntries, SelectionAgreesWithASort) {
   Random random;
   for (const uint32_t n : {20000u, 70000u})
