@@ -21,10 +21,6 @@ static std::string cache_name(const Gpu& gpu) {
 Pipelines::~Pipelines() {
   const Api& vk = context_.vk;
   const VkDevice device = context_.device;
-  try {
-    save();
-  } catch (const std::exception&) {  // there is no memory to copy them: the next run compiles again
-  }
   for (const auto& [key, pipeline] : pipelines_) vk.DestroyPipeline(device, pipeline, nullptr);
   vk.DestroyPipelineCache(device, cache_, nullptr);
   for (const VkPipelineLayout layout : layouts_) vk.DestroyPipelineLayout(device, layout, nullptr);
@@ -55,7 +51,7 @@ Status Pipelines::open() {
                                "making a layout"));
   }
   const std::vector<std::byte> kept = read_cache(cache_name(context_.gpu));
-  loaded_bytes_ = kept.size();
+  kept_bytes_ = kept.size();
   const VkPipelineCacheCreateInfo cache{.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
                                         .initialDataSize = kept.size(),
                                         .pInitialData = kept.data()};
@@ -63,15 +59,19 @@ Status Pipelines::open() {
                         "making a pipeline cache");
 }
 
-void Pipelines::save() const {
-  if (!cache_) return;
+void Pipelines::keep() {
+  const std::lock_guard lock(mutex_);
   size_t bytes = 0;
   if (context_.vk.GetPipelineCacheData(context_.device, cache_, &bytes, nullptr) != VK_SUCCESS) return;
-  if (bytes <= loaded_bytes_) return;  // nothing new
-  std::vector<std::byte> data(bytes);
-  if (context_.vk.GetPipelineCacheData(context_.device, cache_, &bytes, data.data()) != VK_SUCCESS) return;
-  data.resize(bytes);
-  write_cache(cache_name(context_.gpu), data);
+  if (bytes <= kept_bytes_) return;  // nothing new
+  try {
+    std::vector<std::byte> data(bytes);
+    if (context_.vk.GetPipelineCacheData(context_.device, cache_, &bytes, data.data()) != VK_SUCCESS) return;
+    data.resize(bytes);
+    write_cache(cache_name(context_.gpu), data);
+    kept_bytes_ = bytes;
+  } catch (const std::exception&) {  // there is no memory to copy them: the next run compiles again
+  }
 }
 
 Result<VkPipeline> Pipelines::find(Shader shader, std::span<const uint32_t> constants, size_t operands) {

@@ -67,6 +67,7 @@ Status ProgramRecording::end() {
 Result<std::unique_ptr<Program>> ProgramRecording::finish() {
   if (status_.ok()) fail(end());
   THIMBLE_TRY(status_);
+  context_.pipelines->keep();
   program_->segments = static_cast<uint32_t>(program_->first_piece.size());
   program_->first_piece.push_back(program_->pieces.size());
   return std::unique_ptr<Program>(std::move(program_));

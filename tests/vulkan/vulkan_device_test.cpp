@@ -300,18 +300,21 @@ TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
   const std::string before = old ? old : "";
   setenv("XDG_CACHE_HOME", folder.c_str(), 1);
   const auto use = [&] {
-    const auto device = open();
+    auto device = open();
     const auto stream = must(device->open_stream({}));
     const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
     copy_rows(*stream, all(buffer).slice(2048, 16), all(buffer).slice(0, 16), 1);
+    return device;
   };
   const auto files = [&] {
     std::vector<fs::path> paths;
     for (const auto& entry : fs::directory_iterator(folder / "thimble")) paths.push_back(entry.path());
     return paths;
   };
-  use();
-  ASSERT_EQ(files().size(), 1u);
+  {
+    const auto device = use();  // which a program that is killed does not close
+    ASSERT_EQ(files().size(), 1u);
+  }
   const uintmax_t size = fs::file_size(files()[0]);
   use();
   ASSERT_EQ(files().size(), 1u);
