@@ -7,6 +7,7 @@ void glu(Recording& r, const Glu& op) {
   Product product{.x = op.x,
                   .w = op.gate,
                   .y = op.h,
+                  .in_cols = op.p.in_cols,
                   .x_stride = op.p.in_cols,
                   .y_stride = op.p.out_cols,
                   .act = op.p.act};

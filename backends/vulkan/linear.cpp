@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "backends/vulkan/ops.h"
@@ -19,11 +20,13 @@ void linear(Recording& r, std::span<const Linear> siblings) {
                         .w = op.w,
                         .bias = op.bias,
                         .y = op.y,
+                        .in_cols = op.p.in_cols,
                         .x_stride = op.p.x_stride,
                         .y_stride = op.p.y_stride,
                         .rows = op.p.rows,
                         .combine = op.p.add ? kCombineAdd : kCombineStore});
-  if (by_matrices(r, products[0].rows)) return multiply_cooperative(r, products);
+  const auto sliced = [&](const Product& product) { return by_slices(r, product); };
+  if (std::any_of(products.begin(), products.end(), sliced)) return multiply_slices(r, products);
   for (const Product& product : products) multiply(r, product);
 }
 

@@ -8,7 +8,8 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kPart = 128;  // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
+constexpr uint32_t kPart = 128;      // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
+constexpr uint32_t kSliceCols = 32;  // that pass through product.comp's shared memory at a time
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
@@ -16,12 +17,17 @@ uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_d
 // x itself.
 uint32_t in_quads(const Product& p) {
   constexpr uint32_t kQuad = 4;
-  return (p.x.offset / sizeof(float) | p.x_stride | p.w.cols) % kQuad == 0;
+  return (p.x.offset / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
 }
 
 // Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
 // processors and on cards.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
+
+// Whether rows of W are f16 in whole slices of product.comp, which takes eight in a word of 16 bytes.
+bool in_eights(const Weight& w) {
+  return w.type == DType::kF16 && w.cols % kSliceCols == 0 && w.offset % sizeof(uint16_t[8]) == 0;
+}
 
 // Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many.
 uint32_t matvec_threads(const Limits& l, uint32_t cols) {
@@ -51,18 +57,29 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
-  constexpr uint32_t kThreads = 128, kColThreads = 16, kSliceCols = 32;  // of product.comp
-  constexpr uint32_t kLargeBytes = 128 * kSliceCols * (sizeof(float) + sizeof(uint16_t));
-  const bool large = rows > 64 && has_registers(r.limits()) && r.limits().max_shared_bytes >= kLargeBytes;
+  constexpr uint32_t kThreads = 128, kColThreads = 16;  // of product.comp
+  const bool large = rows > 64 && most_tile_rows(r.limits()) > 64;
   const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
   r.dispatch(Shader::kProduct,
-             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, kThreads},
+             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, kThreads,
+              p.in_cols % kSliceCols == 0, in_eights(p.w)},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
              groups(p.w.rows, thread_cols * kColThreads),
              groups(rows, thread_rows * (kThreads / kColThreads)));
 }
 
-// In parts that the device can show a shader.
+}  // namespace
+
+uint32_t most_tile_rows(const Limits& l) {
+  constexpr uint32_t kLargeBytes = 128 * kSliceCols * (sizeof(float) + sizeof(uint16_t));
+  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? 128 : 64;
+}
+
+bool by_slices(const Recording& r, const Product& p) {
+  if (by_vectors(r, p.rows)) return false;
+  return by_matrices(r, p.rows) || (r.max_rows() > most_tile_rows(r.limits()) && !in_eights(p.w));
+}
+
 void multiply_parts(Recording& r, const Product& p) {
   const uint64_t part = largest_part(r.limits());
   const uint32_t all_rows = r.most_rows(p.rows), all_cols = p.w.rows;
@@ -75,7 +92,8 @@ void multiply_parts(Recording& r, const Product& p) {
     return r.fail(error(Code::kUnsupported,
                         "a matrix of %u columns is too wide for the device; use --device cpu", p.w.cols));
 
-  const double row_operations = 2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.w.cols;
+  const double row_operations =
+      2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.in_cols;
   if (!by_vectors(r, p.rows))
     most_rows = std::min(
         most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kPart * kPart, kPart));
@@ -93,8 +111,6 @@ void multiply_parts(Recording& r, const Product& p) {
     }
 }
 
-}  // namespace
-
 Weight rows_of(const Weight& w, uint32_t first, uint32_t count) {
   if (!w) return w;
   Weight part = w;
@@ -109,7 +125,7 @@ Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols)
     return v.slice((row * stride + first) * sizeof(float), ((count - 1) * stride + width) * sizeof(float));
   };
   Product p = *this;
-  p.x = floats(x, x_stride, 0, w.cols);
+  p.x = floats(x, x_stride, 0, in_cols);
   p.y = floats(y, y_stride, col, cols);
   p.w = rows_of(w, col, cols);
   p.up = rows_of(up, col, cols);
@@ -119,7 +135,7 @@ Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols)
 }
 
 ProductParams Product::params() const {
-  return {.in_cols = w.cols,
+  return {.in_cols = in_cols,
           .out_cols = w.rows,
           .x_stride = x_stride,
           .y_stride = y_stride,
@@ -131,8 +147,8 @@ ProductParams Product::params() const {
 }
 
 void multiply(Recording& r, const Product& p) {
-  if (by_matrices(r, p.rows))
-    multiply_cooperative(r, {&p, 1});
+  if (by_slices(r, p))
+    multiply_slices(r, {&p, 1});
   else
     multiply_parts(r, p);
 }

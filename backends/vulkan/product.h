@@ -1,5 +1,5 @@
-// How linear and glu multiply: few rows by products of vectors, many rows in tiles, on matrix units
-// where the device has them.
+// How linear and glu multiply: one row by products of vectors, some in a tile of rows of W as they are, many
+// in tiles of slices of W in scratch (product_slices.cpp), on matrix units where the device has them.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,10 @@ namespace thimble::vulkan {
 // y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
 struct Product {
   View x;     // [rows][x_stride]
-  Weight w;   // [w.rows][w.cols]
+  Weight w;   // [w.rows][w.cols]: in_cols, and in slices zeros behind them
   View bias;  // f32 [w.rows], or empty
   View y;     // [rows][y_stride]
+  uint32_t in_cols = 0;
   uint32_t x_stride = 0, y_stride = 0;
   uint32_t rows = kStepRows;  // kStepRows, kLogitRows
   uint32_t combine = kCombineStore;
@@ -31,8 +32,11 @@ struct Product {
   ProductParams params() const;
 };
 void multiply(Recording&, const Product&);
-// The same on matrix units, in f16: one product, or some of the same x whose columns of y stand side by side.
-void multiply_cooperative(Recording&, std::span<const Product>);
+// The same with W as it is, in parts that the device can show a shader.
+void multiply_parts(Recording&, const Product&);
+// The same with W as f16 in scratch: one product, or some of the same x whose columns of y stand side by
+// side.
+void multiply_slices(Recording&, std::span<const Product>);
 // Rows [first, first + count) of a matrix.
 Weight rows_of(const Weight& w, uint32_t first, uint32_t count);
 
@@ -50,5 +54,11 @@ inline bool has_matrices(const Limits& l) { return l.cooperative_matrix && l.max
 inline bool by_matrices(const Recording& r, uint32_t rows) {
   return has_matrices(r.limits()) && !by_vectors(r, rows) && r.max_rows() > 32;
 }
+
+// Rows of the largest tile of product.comp.
+uint32_t most_tile_rows(const Limits&);
+// Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
+// rows, each of which would make its own. W may be read as it is if it is f16 already, in whole slices.
+bool by_slices(const Recording&, const Product&);
 
 }  // namespace thimble::vulkan

@@ -29,7 +29,7 @@ class Notes : public Recording {
     }
   };
 
-  Notes(const Limits& limits, uint32_t max_rows, const View& scratch = {})
+  Notes(const Limits& limits, uint32_t max_rows, const View& scratch)
       : Recording(limits, max_rows, scratch, {}) {}
   std::vector<Note> notes;
   const Status& status() const { return status_; }
@@ -53,9 +53,11 @@ constexpr Limits kLimits{.subgroup_size = 32,
                          .operations_per_second = 1e12};
 
 // Records y = W x with q8_0 weights, whose rows of 34 bytes a block start in the middle of words.
-Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols, uint32_t x_stride,
-             const View& scratch = {}) {
-  static Buffer buffers[4];
+Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols,
+             uint32_t x_stride) {
+  static Buffer buffers[5];
+  const ModelShape model{.d_model = in_cols, .d_ff = out_cols};
+  const View scratch{&buffers[4], 0, product_scratch(model, {.chunk = max_rows}, limits)};
   Weight w;
   static_cast<View&>(w) = {&buffers[1], 0, dtype_bytes(DType::kQ8_0, uint64_t(in_cols) * out_cols)};
   w.type = DType::kQ8_0;
@@ -72,17 +74,40 @@ Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t
   return notes;
 }
 
+bool same(const View& a, const View& b) {
+  return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
+}
+
+// Every element of y is made once, from W or from slices of it in scratch, and these are made once.
 void check(const Notes& notes, const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols,
            uint32_t x_stride) {
   ASSERT_TRUE(notes.status().ok()) << notes.status().message();
   const uint64_t row_bytes = dtype_bytes(DType::kQ8_0, in_cols);
-  std::vector<int> made(size_t(max_rows) * out_cols);
+  std::vector<int> made(size_t(max_rows) * out_cols), sliced(out_cols);
+  const Notes::Note* slice = nullptr;
   for (const Notes::Note& n : notes.notes) {
     for (const View& v : n.views) {
       EXPECT_EQ(v.offset % 4, 0u);
       EXPECT_LE(v.offset % limits.offset_alignment + v.bytes, limits.max_range);
     }
-    const View &x = n.views[0], &w = n.views[1], &bias = n.views[2], &y = n.views[3];
+    if (n.shader == Shader::kDequantize) {
+      const View& to = n.views[1];
+      EXPECT_LE(to.offset + to.bytes, notes.scratch().bytes);
+      EXPECT_EQ(to.bytes, n.y * in_cols * sizeof(uint16_t));
+      if (slice) {  // can be made while the one before it is multiplied
+        const View& before = slice->views[1];
+        EXPECT_TRUE(to.offset + to.bytes <= before.offset || before.offset + before.bytes <= to.offset);
+      }
+      for (uint64_t r = 0; r < n.y; ++r) ++sliced[n.views[0].offset / row_bytes + r];
+      slice = &n;
+      continue;
+    }
+    if (slice) {
+      EXPECT_TRUE(same(n.views[1], slice->views[1]));
+      EXPECT_EQ(n.params().row_bytes, in_cols * sizeof(uint16_t));
+    }
+    const View &x = n.views[0], &w = slice ? slice->views[0] : n.views[1], &bias = n.views[2],
+               &y = n.views[3];
     const uint32_t col = static_cast<uint32_t>(w.offset / row_bytes), cols = n.params().out_cols,
                    row = n.params().first_row;
     EXPECT_EQ(w.offset % row_bytes, 0u);
@@ -96,10 +121,11 @@ void check(const Notes& notes, const Limits& limits, uint32_t max_rows, uint32_t
       for (uint32_t c = col; c < col + cols; ++c) ++made[r * out_cols + c];
   }
   EXPECT_EQ(made, std::vector<int>(made.size(), 1));
+  EXPECT_EQ(sliced, std::vector<int>(out_cols, slice ? 1 : 0));
 }
 
 TEST(VulkanProduct, IsWholeWhereItFits) {
-  for (uint32_t max_rows : {1u, 100u}) {
+  for (uint32_t max_rows : {1u, 64u}) {
     const Notes notes = record(kLimits, max_rows, 96, 1000, 96);
     EXPECT_EQ(notes.notes.size(), 1u);
     check(notes, kLimits, max_rows, 96, 1000, 96);
@@ -112,12 +138,17 @@ TEST(VulkanProduct, ShowsNoMoreOfAMatrixThanADeviceDoes) {
     EXPECT_EQ(notes.notes.size(), 4u);
     check(notes, kLimits, max_rows, 96, 32769, 96);
   }
+  const Notes notes = record(kLimits, 65, 96, 32769, 96);  // in slices
+  EXPECT_GT(notes.notes.size(), 2u);
+  check(notes, kLimits, 65, 96, 32769, 96);
 }
 
 TEST(VulkanProduct, ShowsNoMoreRowsThanADeviceDoes) {
-  const Notes notes = record(kLimits, 100, 96, 40, 10000);
-  EXPECT_EQ(notes.notes.size(), 4u);  // of at most 26 rows
-  check(notes, kLimits, 100, 96, 40, 10000);
+  const Notes few = record(kLimits, 60, 96, 40, 10000), many = record(kLimits, 100, 96, 40, 10000);
+  EXPECT_EQ(few.notes.size(), 3u);        // of at most 26 rows
+  EXPECT_EQ(many.notes.size(), 1u + 4u);  // W in f16 first
+  check(few, kLimits, 60, 96, 40, 10000);
+  check(many, kLimits, 100, 96, 40, 10000);
 }
 
 TEST(VulkanProduct, HasNoMoreWorkgroupsThanADeviceDoes) {
@@ -139,7 +170,7 @@ TEST(VulkanProduct, BoundsTheWorkOfADispatch) {
   limits.max_range = 16 << 20;  // all in one dispatch
   limits.operations_per_second = 300 * 2.0 * 96 * 1000 / 0.05;
   const Notes notes = record(limits, 1000, 96, 1000, 96);
-  EXPECT_EQ(notes.notes.size(), 4u);
+  EXPECT_EQ(notes.notes.size(), 1u + 4u);
   check(notes, limits, 1000, 96, 1000, 96);
   double operations = 0;
   for (const Notes::Note& n : notes.notes) {
@@ -156,10 +187,7 @@ TEST(VulkanProduct, KeepsMatricesApartInScratch) {
   limits.max_range = 1 << 30;
   limits.cooperative_matrix = true;
   constexpr uint32_t kRows = 4200, kIn = 14336, kOut = 5000, kTile = 128;
-  const ModelShape model{.d_model = kIn, .heads = 32, .kv_heads = 8, .head_dim = 128, .d_ff = kOut};
-  Buffer buffer;
-  const View scratch{&buffer, 0, product_scratch(model, {.chunk = kRows}, limits)};
-  const Notes notes = record(limits, kRows, kIn, kOut, kIn, scratch);
+  const Notes notes = record(limits, kRows, kIn, kOut, kIn);
   ASSERT_TRUE(notes.status().ok()) << notes.status().message();
 
   const uint64_t row_bytes = dtype_bytes(DType::kQ8_0, kIn), f16_bytes = kIn * sizeof(uint16_t);
@@ -172,16 +200,13 @@ TEST(VulkanProduct, KeepsMatricesApartInScratch) {
     if (n.shader != Shader::kProductCooperative) continue;
     ASSERT_TRUE(x && w);
     const View &of_x = n.views[0], &slot = n.views[1], &y = n.views[3], &scales = n.views[4];
-    const auto same = [](const View& a, const View& b) {
-      return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
-    };
     EXPECT_TRUE(same(of_x, x->views[1]) && same(scales, x->views[2]));
     EXPECT_TRUE(same(slot.slice(0, n.params().out_cols * f16_bytes), w->views[1]));
     EXPECT_FALSE(same(slot, last_slot));
     last_slot = slot;
     const View places[] = {of_x, scales, slot};
     for (const View& a : places) {
-      EXPECT_LE(a.offset + a.bytes, scratch.bytes);
+      EXPECT_LE(a.offset + a.bytes, notes.scratch().bytes);
       EXPECT_EQ(a.offset % 256, 0u);
       for (const View& b : places)
         EXPECT_TRUE(&a == &b || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);

@@ -14,7 +14,7 @@ namespace thimble::vulkan {
 
 // matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
 struct ProductParams {
-  uint in_cols;
+  uint in_cols;    // of x; product_cooperative: of both in scratch
   uint out_cols;   // rows of the matrix that this dispatch sees
   uint x_stride;   // elements from row to row of x
   uint y_stride;   // elements from row to row of y

@@ -1,5 +1,5 @@
 #version 450
-// linear and glu by cooperative matrices, first: rows of x as f16, each times a power of two, a workgroup a row.
+// linear and glu by cooperative matrices, second: rows of x as f16, each times a power of two, a workgroup a row.
 //
 // f16 keeps 11 bits of a number, but none above 65504, and real models reach 1e5 before ffn_down. So the largest magnitude of a
 // row is brought to [2^14, 2^15): what f16 rounds is at most 2^-11 of a number or 2^-39 of the row's largest.
