@@ -252,6 +252,7 @@ TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
   Random random;
   check_linear(random, {DType::kQ8_0, 1000, 32, 33, true, false});
   check_linear(random, {DType::kF32, 1030, 31, 70, false, true});
+  check_linear(random, {DType::kF16, 130, 96, 65, true, true});
   check_linear(random, {DType::kQ4_K, 130, 2816, 65, true, true});
   check_linear(random, {DType::kQ6_K, 1, 4096, 130, true, true, 1});
   // So many columns that a device may take several batches of them at a time.
@@ -432,7 +433,7 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
     bool bias;
   };
   Random random;
-  for (const uint32_t max_rows : {1u, 50u})
+  for (const uint32_t max_rows : {1u, 50u, 150u})
     for (const std::vector<Sibling>& siblings :
          {std::vector<Sibling>{
               {DType::kQ4_K, 256, false}, {DType::kQ4_K, 64, false}, {DType::kQ6_K, 64, false}},
