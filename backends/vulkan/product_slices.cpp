@@ -12,20 +12,22 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kTile = 128;               // the most rows and columns of a workgroup of a product
-constexpr uint32_t kDepth = 32;               // columns that pass through its shared memory at a time
-constexpr uint32_t kMostRows = 4096;          // of x in scratch at a time
-constexpr uint32_t kMostCols = 32768;         // of y at a time, so that a grid has a row for each
-constexpr uint64_t kSlotBytes = 64ull << 20;  // of W at a time, unless 128 rows are more
-constexpr uint32_t kSlots = 2;                // one fills while the other is multiplied
-constexpr uint64_t kAlignment = 16;           // of what lies in scratch
-constexpr double kUnitSpeed = 8;              // of matrix units beside the device's others, at least
+constexpr uint32_t kTile = 128;                 // the most rows and columns of a workgroup of a product
+constexpr uint32_t kDepth = 32;                 // columns that pass through its shared memory at a time
+constexpr uint32_t kMostRows = 4096;            // of x in scratch at a time
+constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a grid has a row for each
+constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
+constexpr uint64_t kAlignment = 16;             // of what lies in scratch
+constexpr double kUnitSpeed = 8;                // of matrix units beside the device's others, at least
 
 // What lies in scratch: x, the inverse factors of its rows, and slots for W.
 struct Scratch {
   uint32_t depth = 0;  // f16 in a row of x and W
   uint32_t rows = 0;   // of x at a time; 0: x stays where it is
   uint32_t cols = 0;   // rows of W, or of both matrices, at a time: a multiple of kTile
+  // Of two slots one fills while the other is multiplied. Without matrix units filling takes a hundredth of
+  // the time, and one slot of twice the size leaves fewer slices, each of which ends with a device half idle.
+  uint32_t slots = 0;
 
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
@@ -36,7 +38,7 @@ struct Scratch {
   View scales(const View& all) const { return all.slice(slot_bytes() + x_bytes(), scale_bytes()); }
   View slot(const View& all, uint32_t turn) const {
     const uint64_t last = (all.bytes - slot_bytes()) / kAlignment * kAlignment;
-    return all.slice(turn % kSlots == 0 ? 0 : last, slot_bytes());
+    return all.slice(turn % slots == 0 ? 0 : last, slot_bytes());
   }
   View rows_of_slot(const View& slot, uint32_t first, uint32_t count) const {
     const uint64_t row_bytes = depth * sizeof(uint16_t);
@@ -50,8 +52,9 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
   Scratch s;
   s.depth = static_cast<uint32_t>(round_up(in_cols, kDepth));
   s.rows = has_matrices(l) ? std::min(max_rows, kMostRows) : 0;
+  s.slots = has_matrices(l) ? 2 : 1;
   // A slice is made from at most twice as many bytes, of f32.
-  const uint64_t bytes = std::min(kSlotBytes, largest_part(l) / 2);
+  const uint64_t bytes = std::min(kSlotsBytes / s.slots, largest_part(l) / 2);
   const uint64_t fit = std::min<uint64_t>(bytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
   const uint64_t all = uint64_t(matrices) * cols, slices = ceil_div(all, std::max<uint64_t>(fit, kTile));
   s.cols = static_cast<uint32_t>(round_up(ceil_div(all, slices), kTile));
@@ -125,14 +128,14 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
       {m.d_model, q_cols},   {m.d_model, kv_cols},   {m.d_model, q_cols + kv_cols},
       {m.d_model, qkv_cols}, {q_cols, m.d_model},    {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u},
       {m.d_ff, m.d_model},   {qkv_cols, m.d_retain}, {m.d_retain, m.kv_heads}};
-  uint64_t x_bytes = 0, slot_bytes = 0;
+  uint64_t x_bytes = 0, slots_bytes = 0;
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
     const Scratch of = scratch_for(l, rows, p.in_cols, p.cols, p.matrices);
     x_bytes = std::max(x_bytes, of.x_bytes() + of.scale_bytes());
-    slot_bytes = std::max(slot_bytes, of.slot_bytes());
+    slots_bytes = std::max(slots_bytes, of.slots * of.slot_bytes());
   }
-  return x_bytes + kSlots * slot_bytes;
+  return x_bytes + slots_bytes;
 }
 
 void multiply_slices(Recording& r, std::span<const Product> siblings) {
