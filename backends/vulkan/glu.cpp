@@ -15,12 +15,12 @@ void glu(Recording& r, const Glu& op) {
   // will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
     product.up = op.up;
-    return multiply(r, product);
+    return multiply(r, {&product, 1});
   }
-  multiply(r, product);
+  multiply(r, {&product, 1});
   product.w = op.up;
   product.combine = kCombineActivate;
-  multiply(r, product);
+  multiply(r, {&product, 1});
 }
 
 }  // namespace thimble::vulkan

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <vector>
 
 #include "backends/vulkan/ops.h"
@@ -25,9 +24,7 @@ void linear(Recording& r, std::span<const Linear> siblings) {
                         .y_stride = op.p.y_stride,
                         .rows = op.p.rows,
                         .combine = op.p.add ? kCombineAdd : kCombineStore});
-  const auto sliced = [&](const Product& product) { return by_slices(r, product); };
-  if (std::any_of(products.begin(), products.end(), sliced)) return multiply_slices(r, products);
-  for (const Product& product : products) multiply(r, product);
+  multiply(r, products);
 }
 
 }  // namespace thimble::vulkan

@@ -23,8 +23,8 @@ class Pipelines {
 
   // The pipeline of a shader with these specialisation constants and so many operands.
   Result<VkPipeline> find(Shader, std::span<const uint32_t> constants, size_t operands);
-  // Writes to disk what was compiled since. An app that is killed then finds it again: an H200 takes 8 s for
-  // the pipelines of a model.
+  // Writes to disk what was compiled since the last time, for an app may be killed: NVIDIA's compiler takes
+  // 8 s for the pipelines of a model.
   void keep();
   // The layouts of shaders with so many operands.
   VkDescriptorSetLayout set_layout(size_t operands) const { return set_layouts_[operands]; }
@@ -41,7 +41,7 @@ class Pipelines {
   std::mutex mutex_;
   std::map<Key, VkPipeline> pipelines_;
   VkPipelineCache cache_ = VK_NULL_HANDLE;
-  size_t kept_bytes_ = 0;  // of the cache on disk
+  size_t kept_bytes_ = 0;  // of the cache when it was last read or written
 };
 
 }  // namespace thimble::vulkan

@@ -8,14 +8,13 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kPart = 128;      // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
-constexpr uint32_t kSliceCols = 32;  // that pass through product.comp's shared memory at a time
+constexpr uint32_t kPart = 128;  // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
 // Whether rows of x can be read four elements at a time. A descriptor starts at a multiple of 16 bytes or at
 // x itself.
-uint32_t in_quads(const Product& p) {
+bool in_quads(const Product& p) {
   constexpr uint32_t kQuad = 4;
   return (p.x.offset / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
 }
@@ -24,9 +23,9 @@ uint32_t in_quads(const Product& p) {
 // processors and on cards.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
 
-// Whether rows of W are f16 in whole slices of product.comp, which takes eight in a word of 16 bytes.
+// Whether rows of W are f16 and end with kDepth columns: product.comp takes eight in a word of 16 bytes.
 bool in_eights(const Weight& w) {
-  return w.type == DType::kF16 && w.cols % kSliceCols == 0 && w.offset % sizeof(uint16_t[8]) == 0;
+  return w.type == DType::kF16 && w.cols % kDepth == 0 && w.offset % sizeof(uint16_t[8]) == 0;
 }
 
 // Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many.
@@ -58,26 +57,28 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
   constexpr uint32_t kThreads = 128, kColThreads = 16;  // of product.comp
-  const bool large = rows > 64 && most_tile_rows(r.limits()) > 64;
+  const bool large = rows > 64 && most_tile_rows(r.limits()) == 128;
   const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
   r.dispatch(Shader::kProduct,
              {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, kThreads,
-              p.in_cols % kSliceCols == 0, in_eights(p.w)},
+              p.in_cols % kDepth == 0, in_eights(p.w)},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
              groups(p.w.rows, thread_cols * kColThreads),
              groups(rows, thread_rows * (kThreads / kColThreads)));
 }
 
-}  // namespace
-
-uint32_t most_tile_rows(const Limits& l) {
-  constexpr uint32_t kLargeBytes = 128 * kSliceCols * (sizeof(float) + sizeof(uint16_t));
-  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? 128 : 64;
-}
-
+// Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
+// rows, each of which would make its own. W may be read as it is if it is f16 already, in whole eights.
 bool by_slices(const Recording& r, const Product& p) {
   if (by_vectors(r, p.rows)) return false;
   return by_matrices(r, p.rows) || (r.max_rows() > most_tile_rows(r.limits()) && !in_eights(p.w));
+}
+
+}  // namespace
+
+uint32_t most_tile_rows(const Limits& l) {
+  constexpr uint32_t kLargeBytes = 128 * kDepth * (sizeof(float) + sizeof(uint16_t));
+  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? 128 : 64;
 }
 
 void multiply_parts(Recording& r, const Product& p) {
@@ -146,11 +147,10 @@ ProductParams Product::params() const {
           .has_bias = bias ? 1u : 0u};
 }
 
-void multiply(Recording& r, const Product& p) {
-  if (by_slices(r, p))
-    multiply_slices(r, {&p, 1});
-  else
-    multiply_parts(r, p);
+void multiply(Recording& r, std::span<const Product> siblings) {
+  const auto sliced = [&](const Product& p) { return by_slices(r, p); };
+  if (std::any_of(siblings.begin(), siblings.end(), sliced)) return multiply_slices(r, siblings);
+  for (const Product& p : siblings) multiply_parts(r, p);
 }
 
 }  // namespace thimble::vulkan

@@ -1,5 +1,5 @@
-// How linear and glu multiply: one row by products of vectors, some in a tile of rows of W as they are, many
-// in tiles of slices of W in scratch (product_slices.cpp), on matrix units where the device has them.
+// How linear and glu multiply: one row, or rows of logits, by products of vectors; rows that fit a tile with
+// W as it is; more with W as f16 in scratch (product_slices.cpp), on matrix units where the device has them.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,12 @@
 
 namespace thimble::vulkan {
 
+inline constexpr uint32_t kDepth = 32;  // that pass through shared memory at a time, of x and W
+
 // y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
 struct Product {
   View x;     // [rows][x_stride]
-  Weight w;   // [w.rows][w.cols]: in_cols, and in slices zeros behind them
+  Weight w;   // [w.rows][w.cols]: in_cols or, in scratch, in_cols rounded up to kDepth, zeros at the end
   View bias;  // f32 [w.rows], or empty
   View y;     // [rows][y_stride]
   uint32_t in_cols = 0;
@@ -31,11 +33,11 @@ struct Product {
   Product part(uint32_t row, uint32_t rows, uint32_t col, uint32_t cols) const;
   ProductParams params() const;
 };
-void multiply(Recording&, const Product&);
-// The same with W as it is, in parts that the device can show a shader.
+// One product, or some of the same x whose columns of y stand side by side.
+void multiply(Recording&, std::span<const Product>);
+// One with W as it is, in parts that the device can show a shader.
 void multiply_parts(Recording&, const Product&);
-// The same with W as f16 in scratch: one product, or some of the same x whose columns of y stand side by
-// side.
+// All of them with W as f16 in scratch.
 void multiply_slices(Recording&, std::span<const Product>);
 // Rows [first, first + count) of a matrix.
 Weight rows_of(const Weight& w, uint32_t first, uint32_t count);
@@ -57,8 +59,5 @@ inline bool by_matrices(const Recording& r, uint32_t rows) {
 
 // Rows of the largest tile of product.comp.
 uint32_t most_tile_rows(const Limits&);
-// Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
-// rows, each of which would make its own. W may be read as it is if it is f16 already, in whole slices.
-bool by_slices(const Recording&, const Product&);
 
 }  // namespace thimble::vulkan

@@ -1,10 +1,10 @@
-// Products of many rows: W becomes f16 in scratch, a slice of its rows after the other, and is multiplied
-// from there. W in f16 costs 2 bytes written and read again for each weight, on matrix units a tenth of what
-// 2048 rows take to multiply; a product that makes its own f16 makes it anew for each of 16 tiles of rows,
-// with which an H200 without matrix units does 36.8 TFLOP/s of q4_K, and 49.5 where W is f16.
+// Products of many rows: W becomes f16 in scratch, a part of its rows after the other, and is multiplied from
+// there. It costs 2 bytes written and read again for each weight, on matrix units a tenth of what 2048 rows
+// take to multiply; a product that makes its own f16 makes it anew for each of 16 tiles of rows.
 //
 // x becomes f16 in scratch for matrix units, and stays where it is without them.
 #include <algorithm>
+#include <cinttypes>
 
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/product.h"
@@ -13,7 +13,6 @@ namespace thimble::vulkan {
 namespace {
 
 constexpr uint32_t kTile = 128;                 // the most rows and columns of a workgroup of a product
-constexpr uint32_t kDepth = 32;                 // columns that pass through its shared memory at a time
 constexpr uint32_t kMostRows = 4096;            // of x in scratch at a time
 constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a grid has a row for each
 constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
@@ -32,6 +31,7 @@ struct Scratch {
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
+  uint64_t bytes() const { return x_bytes() + scale_bytes() + slots * slot_bytes(); }
 
   // The slots lie at both ends, so that one product's second does not meet the first of the next.
   View x(const View& all) const { return all.slice(slot_bytes(), x_bytes()); }
@@ -51,8 +51,9 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
                     uint32_t matrices = 1) {
   Scratch s;
   s.depth = static_cast<uint32_t>(round_up(in_cols, kDepth));
-  s.rows = has_matrices(l) ? std::min(max_rows, kMostRows) : 0;
-  s.slots = has_matrices(l) ? 2 : 1;
+  const bool units = has_matrices(l);
+  s.rows = units ? std::min(max_rows, kMostRows) : 0;
+  s.slots = units ? 2 : 1;
   // A slice is made from at most twice as many bytes, of f32.
   const uint64_t bytes = std::min(kSlotsBytes / s.slots, largest_part(l) / 2);
   const uint64_t fit = std::min<uint64_t>(bytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
@@ -124,10 +125,11 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                  qkv_cols = q_cols + 2 * kv_cols;
   const struct {
     uint32_t in_cols, cols, matrices = 1;
-  } products[] = {
-      {m.d_model, q_cols},   {m.d_model, kv_cols},   {m.d_model, q_cols + kv_cols},
-      {m.d_model, qkv_cols}, {q_cols, m.d_model},    {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u},
-      {m.d_ff, m.d_model},   {qkv_cols, m.d_retain}, {m.d_retain, m.kv_heads}};
+  } products[] = {{m.d_model, q_cols},           {m.d_model, kv_cols},
+                  {m.d_model, q_cols + kv_cols}, {m.d_model, qkv_cols},
+                  {m.d_model, 2 * kv_cols},      {q_cols, m.d_model},
+                  {m.d_ff, m.d_model},           {qkv_cols, m.d_retain},
+                  {m.d_retain, m.kv_heads},      {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u}};
   uint64_t x_bytes = 0, slots_bytes = 0;
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
@@ -144,6 +146,10 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
   for (const Product& sibling : siblings) all_cols += sibling.w.rows;
   const uint32_t all_rows = r.most_rows(p.rows), matrices = p.up ? 2 : 1;
   const Scratch s = scratch_for(r.limits(), r.max_rows(), p.in_cols, all_cols, matrices);
+  if (s.bytes() > r.scratch().bytes)
+    return r.fail(error(Code::kInternal,
+                        "a product of %u columns needs %" PRIu64 " bytes of scratch, not %" PRIu64, p.in_cols,
+                        s.bytes(), r.scratch().bytes));
   const uint32_t most_rows = s.rows ? s.rows : all_rows, most_cols = s.cols / matrices;  // of y at a time
   for (uint32_t row = 0; row < all_rows; row += most_rows) {
     const uint32_t rows = std::min(all_rows - row, most_rows);
@@ -151,7 +157,7 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
       const uint32_t cols = std::min(all_cols - col, most_cols);
       const Product part = p.part(row, rows, col, cols);
       const View slot = s.slot(r.scratch(), r.turn());
-      // W comes first: it can be made while the product is still running that x comes from.
+      // W comes first: with two slots it can be made while the product is still running that x comes from.
       fill(r, s, siblings, col, col + cols, slot);
       if (part.up) dequantize(r, part.up, s.depth, s.rows_of_slot(slot, most_cols, cols));
       if (!s.rows) {

@@ -388,6 +388,7 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
   add("linear 1 row, f16 [4096][4096]", 1, {{DType::kF16, kModel, kModel}});
   for (const uint32_t rows : {2048u, 256u, 32u})
     add("linear " + std::to_string(rows) + " rows, q4_K [4096][4096]", b.rows(rows), {square});
+  add("linear 2048 rows, f16 [4096][4096]", b.rows(2048), {{DType::kF16, kModel, kModel}});
   add("linear 2048 rows, q k v", b.rows(2048), {square, {k4, kKv, kModel}, {k4, kKv, kModel}});
   add("glu 2048 rows, q4_K 2x[14336][4096]", b.rows(2048), ff, true);
   add("linear 2048 rows, q4_K [4096][14336]", b.rows(2048), {{k4, kModel, kFf}});

@@ -225,5 +225,42 @@ TEST(VulkanProduct, KeepsMatricesApartInScratch) {
   EXPECT_EQ(made, std::vector<uint8_t>(made.size(), 1));
 }
 
+// q, k and v, or some of them where the others have a bias, find room in what product_scratch() says.
+TEST(VulkanProduct, HasScratchForSomeOfQkv) {
+  static Buffer buffers[5];
+  const ModelShape model{.d_model = 1024, .heads = 28, .kv_heads = 4, .head_dim = 128, .d_ff = 64};
+  const uint32_t cols[] = {model.heads * model.head_dim, model.kv_heads * model.head_dim,
+                           model.kv_heads * model.head_dim};
+  for (const bool units : {false, true})
+    for (uint32_t some = 1; some < 8; ++some) {
+      SCOPED_TRACE(::testing::Message() << "units " << units << ", siblings " << some);
+      Limits limits = kLimits;
+      limits.max_shared_bytes = 48 << 10;
+      limits.max_range = 4 << 20;
+      limits.cooperative_matrix = units;
+      Notes notes(limits, 256, {&buffers[4], 0, product_scratch(model, {.chunk = 256}, limits)});
+      std::vector<Linear> siblings;
+      uint32_t first = 0;
+      for (uint32_t i = 0; i < 3; first += cols[i++]) {
+        if (!(some >> i & 1)) continue;
+        Weight w;
+        static_cast<View&>(w) = {&buffers[1], 0,
+                                 dtype_bytes(DType::kQ8_0, uint64_t(model.d_model) * cols[i])};
+        w.type = DType::kQ8_0;
+        w.rows = cols[i];
+        w.cols = model.d_model;
+        siblings.push_back(
+            {View{&buffers[0], 0, 256ull * model.d_model * 4},
+             w,
+             {},
+             View{&buffers[3], first * 4ull, 256ull * 8192 * 4},
+             {.in_cols = model.d_model, .out_cols = cols[i], .x_stride = model.d_model, .y_stride = 8192}});
+      }
+      linear(notes, siblings);
+      EXPECT_TRUE(notes.status().ok()) << notes.status().message();
+      EXPECT_GT(notes.notes.size(), siblings.size());
+    }
+}
+
 }  // namespace
 }  // namespace thimble::vulkan

@@ -16,8 +16,8 @@ layout(constant_id = 4) const uint kThreadCols = 8;
 layout(constant_id = 6) const bool kWhole = false;    // in_cols ends with a slice
 layout(constant_id = 7) const bool kInEights = false;  // rows of W are f16 and end with a slice, with zeros behind in_cols
 
-// Read word by word, f16 takes an H200 up to 16 % longer to multiply.
-layout(set = 0, binding = 2, std430) readonly buffer WEights { uvec4 w_eights[]; };
+// Read word by word, f16 takes an H200 16 % longer to multiply.
+layout(set = 0, binding = 2, std430) readonly buffer WInEights { uvec4 w_eights[]; };
 
 const uint kThreads = gl_WorkGroupSize.x, kColThreads = 16, kRowThreads = kThreads / kColThreads;
 const uint kCols = kThreadCols * kColThreads, kRows = kThreadRows * kRowThreads;  // of the tile
