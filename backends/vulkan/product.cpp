@@ -8,8 +8,6 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kPart = 128;  // parts of x and W are multiples: whole tiles, at multiples of 16 bytes
-
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
 // Whether rows of x can be read four elements at a time. A descriptor starts at a multiple of 16 bytes or at
@@ -57,7 +55,7 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
   constexpr uint32_t kThreads = 128, kColThreads = 16;  // of product.comp
-  const bool large = rows > 64 && most_tile_rows(r.limits()) == 128;
+  const bool large = rows > 64 && most_tile_rows(r.limits()) == kTile;
   const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
   r.dispatch(Shader::kProduct,
              {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), thread_rows, thread_cols, kThreads,
@@ -77,8 +75,8 @@ bool by_slices(const Recording& r, const Product& p) {
 }  // namespace
 
 uint32_t most_tile_rows(const Limits& l) {
-  constexpr uint32_t kLargeBytes = 128 * kDepth * (sizeof(float) + sizeof(uint16_t));
-  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? 128 : 64;
+  constexpr uint32_t kLargeBytes = kTile * kDepth * (sizeof(float) + sizeof(uint16_t));
+  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? kTile : 64;
 }
 
 void multiply_parts(Recording& r, const Product& p) {
@@ -86,9 +84,9 @@ void multiply_parts(Recording& r, const Product& p) {
   const uint32_t all_rows = r.most_rows(p.rows), all_cols = p.w.rows;
   uint64_t most_rows =
       std::clamp<uint64_t>(part / sizeof(float) / std::max(p.x_stride, p.y_stride), 1, all_rows);
-  // A workgroup makes at least one column of y.
+  // A workgroup makes at least one column of y. Parts are whole tiles, which begin at multiples of 16 bytes.
   uint64_t most_cols = std::min<uint64_t>(part / dtype_bytes(p.w.type, p.w.cols), r.limits().max_groups);
-  most_cols = most_cols < all_cols ? most_cols / kPart * kPart : all_cols;
+  most_cols = most_cols < all_cols ? most_cols / kTile * kTile : all_cols;
   if (!most_cols)
     return r.fail(error(Code::kUnsupported,
                         "a matrix of %u columns is too wide for the device; use --device cpu", p.w.cols));
@@ -97,7 +95,7 @@ void multiply_parts(Recording& r, const Product& p) {
       2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.in_cols;
   if (!by_vectors(r, p.rows))
     most_rows = std::min(
-        most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kPart * kPart, kPart));
+        most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kTile * kTile, kTile));
   for (uint32_t row = 0; row < all_rows; row += static_cast<uint32_t>(most_rows))
     for (uint32_t col = 0; col < all_cols; col += static_cast<uint32_t>(most_cols)) {
       const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>(most_rows, all_rows - row));

@@ -11,7 +11,9 @@
 
 namespace thimble::vulkan {
 
-inline constexpr uint32_t kDepth = 32;  // that pass through shared memory at a time, of x and W
+// The most rows and columns of y that a workgroup makes, and the columns of x and W that pass through its
+// shared memory at a time.
+inline constexpr uint32_t kTile = 128, kDepth = 32;
 
 // y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
 struct Product {

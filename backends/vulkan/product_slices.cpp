@@ -12,7 +12,6 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kTile = 128;                 // the most rows and columns of a workgroup of a product
 constexpr uint32_t kMostRows = 4096;            // of x in scratch at a time
 constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a grid has a row for each
 constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
@@ -160,7 +159,7 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
       // W comes first: with two slots it can be made while the product is still running that x comes from.
       fill(r, s, siblings, col, col + cols, slot);
       if (part.up) dequantize(r, part.up, s.depth, s.rows_of_slot(slot, most_cols, cols));
-      if (!s.rows) {
+      if (!s.rows) {  // then this is the only turn of `row`
         multiply_without_units(r, s, part, slot);
         continue;
       }

@@ -52,21 +52,26 @@ constexpr Limits kLimits{.subgroup_size = 32,
                          .max_range = 1 << 20,
                          .operations_per_second = 1e12};
 
-// Records y = W x with q8_0 weights, whose rows of 34 bytes a block start in the middle of words.
+// Weights whose rows of 34 bytes a block start in the middle of words.
+Weight q8_0_matrix(Buffer& buffer, uint32_t rows, uint32_t cols) {
+  Weight w;
+  static_cast<View&>(w) = {&buffer, 0, dtype_bytes(DType::kQ8_0, uint64_t(rows) * cols)};
+  w.type = DType::kQ8_0;
+  w.rows = rows;
+  w.cols = cols;
+  return w;
+}
+
+// Records y = W x.
 Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols,
              uint32_t x_stride) {
   static Buffer buffers[5];
   const ModelShape model{.d_model = in_cols, .d_ff = out_cols};
   const View scratch{&buffers[4], 0, product_scratch(model, {.chunk = max_rows}, limits)};
-  Weight w;
-  static_cast<View&>(w) = {&buffers[1], 0, dtype_bytes(DType::kQ8_0, uint64_t(in_cols) * out_cols)};
-  w.type = DType::kQ8_0;
-  w.rows = out_cols;
-  w.cols = in_cols;
   Notes notes(limits, max_rows, scratch);
   const Linear op{
       View{&buffers[0], 0, uint64_t(max_rows) * x_stride * 4},
-      w,
+      q8_0_matrix(buffers[1], out_cols, in_cols),
       View{&buffers[2], 0, uint64_t(out_cols) * 4},
       View{&buffers[3], 0, uint64_t(max_rows) * out_cols * 4},
       {.in_cols = in_cols, .out_cols = out_cols, .x_stride = x_stride, .y_stride = out_cols, .add = 1}};
@@ -243,15 +248,9 @@ TEST(VulkanProduct, HasScratchForSomeOfQkv) {
       uint32_t first = 0;
       for (uint32_t i = 0; i < 3; first += cols[i++]) {
         if (!(some >> i & 1)) continue;
-        Weight w;
-        static_cast<View&>(w) = {&buffers[1], 0,
-                                 dtype_bytes(DType::kQ8_0, uint64_t(model.d_model) * cols[i])};
-        w.type = DType::kQ8_0;
-        w.rows = cols[i];
-        w.cols = model.d_model;
         siblings.push_back(
             {View{&buffers[0], 0, 256ull * model.d_model * 4},
-             w,
+             q8_0_matrix(buffers[1], cols[i], model.d_model),
              {},
              View{&buffers[3], first * 4ull, 256ull * 8192 * 4},
              {.in_cols = model.d_model, .out_cols = cols[i], .x_stride = model.d_model, .y_stride = 8192}});

@@ -1,7 +1,7 @@
 // top_k: scores become ascending lists; a workgroup makes the list of one head.
 //
-// Every pass reads the keys anew, from the cache. With up to 32 of a thread's in registers NVIDIA's compiler (driver 580) made
-// wrong lists, or none and crashed, depending on how many these were.
+// Every pass reads the keys anew, from the cache. With up to 32 of a thread's in registers an H200's lists were wrong for some
+// numbers of them, others in every variant of the code, or its compiler crashed (driver 580); lavapipe's were right.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k.glsl"
