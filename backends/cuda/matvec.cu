@@ -2,10 +2,11 @@
 // x in registers and streams its strip of one tile after the other through a ring of its own in shared
 // memory. After every kGroup tiles the warps' sums meet, in fixed order.
 //
-// Weights never change, so the rings fill before the kernel waits for the ones before it. A launch has as
-// many blocks as the card holds at once. With half as many, one a multiprocessor, a launch that starts while
-// others end would put two where there is room and leave multiprocessors without: decode of an 8B model
-// took 2.78 ms a token of an H200, and takes 2.29.
+// Weights never change, so the rings begin to fill before the kernel waits for the ones before it: with
+// kEarlySlots, because a block that starts late would get its x only behind all that it has asked for, 5 us
+// on an H200. A launch has as many blocks as the card holds at once. With half as many, one a multiprocessor,
+// a launch that starts while others end would put two where there is room and leave multiprocessors without:
+// decode of an 8B model took 2.78 ms a token of an H200, and takes 2.29.
 #include <algorithm>
 
 #include "backends/cuda/activation.cuh"
@@ -23,11 +24,13 @@ constexpr uint32_t kTileRows = 8;
 constexpr uint32_t kGroup = 4;  // tiles; a warp's lanes have a row each when they add up the warps' sums
 constexpr uint32_t kMostWarps = 16, kBlocksOfAMultiprocessor = 2;  // leave 64 registers for a thread
 
+constexpr uint32_t kEarlySlots = 3;  // of a ring: of an 8B model 441 tokens/s, where all took 430
+
 // A warp's part of shared memory. An H200's multiprocessor has 228 KiB, room for two blocks of 16 warps.
 constexpr uint32_t kStageBytes = 4 * kStripColumns;          // where x passes through
 constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // of a group, and of the one before
 constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
-constexpr uint32_t kScaleBytes = 16;  // of a block: the norm's scale
+constexpr uint32_t kScaleBytes = 4 * kMostWarps;  // of a block: the norm's scale, for each warp
 
 // A matrix and where its product goes; for glu the gate's and the up's, in this order.
 struct Matrix {
@@ -66,22 +69,15 @@ __device__ void prefetch_strip(const float* row, uint32_t column, uint32_t cols)
   if (column < cols) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + column));
 }
 
-// Leaves in shared memory what rms_norm scales this row with. `sums`: four bytes a warp.
-__device__ void store_norm_scale(const Products& p, uint32_t sums, uint32_t scale) {
-  const float* x = p.x + uint64_t(blockIdx.y) * p.x_stride;
+// Leaves in shared memory what rms_norm scales this row with, from the sum of the squares that the thread
+// has. `sums`: four bytes a warp; `scale`: the warp's own.
+__device__ void store_norm_scale(const Products& p, float sum, uint32_t sums, uint32_t scale) {
   const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  float sum = 0;
-#pragma unroll 1
-  for (uint32_t c = 4 * threadIdx.x; c < p.cols; c += 4 * blockDim.x) {
-    const float4 q = quad_of(x, c, p.cols);
-    sum += q.x * q.x + q.y * q.y + (q.z * q.z + q.w * q.w);
-  }
   sum = warp_sum(sum);
   if (lane == 0) store_float(sums + threadIdx.x / kWarp * 4, sum);
   __syncthreads();
   sum = warp_sum(lane < warps ? load_float(sums + lane * 4) : 0);
-  // Every warp stores the same and reads its own.
-  store_float(scale, 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps));
+  if (lane == 0) store_float(scale, 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps));
   __syncwarp();
 }
 
@@ -91,6 +87,8 @@ __device__ void store_norm_scale(const Products& p, uint32_t sums, uint32_t scal
 template <typename Format, uint32_t kPair>
 __device__ void multiply_tiles(const StepParams* step, const Products& p, const Matrix& m, uint32_t which) {
   using Ring = RingOf<Format>;
+  using Strip = typename Format::Columns::Strip;
+  const uint32_t rows = row_count(*step, p.rows);  // asked for ahead of the weights, too
   const uint32_t thread = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const Lane lane{thread / 4, thread % 4};
   const Share share = share_of(m, blockIdx.x - m.first_block);
@@ -100,7 +98,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   // Shared memory: stages, sums, rings, the norm's scale.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
-  const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
+  const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes,
+                 scale = stages + warps * kWarpBytes + 4 * warp;
 
   // A warp takes strips warp, warp + warps and so on, each for all tiles of a group before the next. What it
   // fetches next:
@@ -154,16 +153,44 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     commit_copies();
   };
 
-  aim();
+  const auto fetch_slots = [&](uint32_t first, uint32_t end) {
 #pragma unroll 1
-  for (uint32_t i = 0; i < Ring::kSlots; ++i) fetch_next(ring + i * Ring::kSlotBytes);
+    for (uint32_t i = first; i < min(end, Ring::kSlots); ++i) fetch_next(ring + i * Ring::kSlotBytes);
+  };
+  const auto load_strip = [&](const float* row, uint32_t column) {
+    return Strip::load(row + column, p.cols - column);
+  };
+  const auto load_x = [&](uint32_t column) {
+    return load_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column);
+  };
+  const auto norm = [&](const Strip& x, const Strip& weight, uint32_t column) {
+    const Strip y = x.scaled(load_float(scale), weight);
+    // The last block, which has least to do, keeps it for those that read it later.
+    if (blockIdx.x == gridDim.x - 1)
+      y.store(p.norm_y + uint64_t(blockIdx.y) * p.x_stride + column, p.cols - column);
+    return y;
+  };
 
-  if (p.norm_weight) prefetch_strip(p.norm_weight, warp * Format::kColumns, p.cols);
-  const uint32_t rows = row_count(*step, p.rows);
+  aim();
+  const uint32_t own_column = min(warp * Format::kColumns, p.cols), next_columns = warps * Format::kColumns;
+  Strip weight;
+  if (p.norm_weight) weight = load_strip(p.norm_weight, own_column);
+  fetch_slots(0, kEarlySlots);
+  if (p.norm_weight) weight.put(stage);
   await_predecessor();
   if (blockIdx.y >= rows) return wait_copies<0>();
-  const uint32_t scale = stages + warps * kWarpBytes;
-  if (p.norm_weight) store_norm_scale(p, sums + warps * kWarp * 4, scale);  // in the second group's sums
+  // The warp's first strip of x, or of its norm, waits in the stage: in registers it would leave the loop
+  // fewer.
+  Strip x = load_x(own_column);
+  if (p.norm_weight) {
+    float sum = x.sum_of_squares();
+#pragma unroll 1
+    for (uint32_t column = own_column + next_columns; column < p.cols; column += next_columns)
+      sum += load_x(column).sum_of_squares();
+    store_norm_scale(p, sum, sums + warps * kWarp * 4, scale);  // in the second group's sums
+    x = norm(x, Strip::get(stage), own_column);
+  }
+  x.put(stage);
   typename Format::Columns columns;
   uint32_t weights = 0;  // where the lane's row begins in a slot
 
@@ -183,14 +210,18 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     const uint32_t count = min(kGroup, tiles - first);
     for (uint32_t strip = warp; strip < all_strips; strip += warps) {
       if (first == 0 || all_strips > warps) {
+        const bool is_first = first == 0 && strip == warp;
         const uint32_t column = strip * Format::kColumns;
-        const uint64_t at = uint64_t(blockIdx.y) * p.x_stride + column;
-        // The last block, which has least to do, keeps the norm for those that read it later.
-        const Row x = p.norm_weight ? Row{p.x + at, p.norm_weight + column, scale,
-                                          blockIdx.x == gridDim.x - 1 ? p.norm_y + at : nullptr}
-                                    : Row{p.x + at, nullptr, 0, nullptr};
-        columns.template take<Format>(x, p.cols - column, stage, lane);
-        prefetch_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column + warps * Format::kColumns, p.cols);
+        Strip x;
+        if (is_first) {
+          x = Strip::get(stage);
+        } else {
+          x = load_x(column);
+          if (p.norm_weight) x = norm(x, load_strip(p.norm_weight, column), column);
+        }
+        columns.template take<Format>(x, stage, lane);
+        if (is_first) fetch_slots(kEarlySlots, Ring::kSlots);
+        prefetch_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column + next_columns, p.cols);
         weights = lane.row * Ring::kStride + (lane.row * row_bytes + strip * Ring::kBytes) % 16;
       }
       uint32_t sum_at = buffer + 4 * (warp * kWarp + lane.row);

@@ -63,27 +63,67 @@ __device__ inline float4 quad_of(const float* x, uint32_t first, uint32_t n) {
           first + 3 < n ? x[first + 3] : 0};
 }
 
-// Columns of a row of x, or of its rms_norm: x * scale * weight.
-struct Row {
-  const float* x;
-  const float* weight;  // null: x as it is
-  uint32_t scale;       // where it lies in shared memory
-  float* norm;          // null, or where the norm is kept
+// What a lane has of a strip of x: 4 * kQuads columns in a row.
+template <uint32_t kQuads>
+struct StripOf {
+  float4 quads[kQuads];
 
-  __device__ float4 quad(uint32_t first, uint32_t n) const {
-    const float4 q = quad_of(x, first, n);
-    if (!weight) return q;
-    const float4 w = quad_of(weight, first, n);
-    const float s = load_float(scale);
-    const float4 y{q.x * s * w.x, q.y * s * w.y, q.z * s * w.z, q.w * s * w.w};
-    if (norm) {
-      if (first < n) norm[first] = y.x;
-      if (first + 1 < n) norm[first + 1] = y.y;
-      if (first + 2 < n) norm[first + 2] = y.z;
-      if (first + 3 < n) norm[first + 3] = y.w;
+  // Columns of the strip that begins at x; zeros from column n on.
+  __device__ static StripOf load(const float* x, uint32_t n) {
+    StripOf strip;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) strip.quads[i] = quad_of(x, column(i), n);
+    return strip;
+  }
+  __device__ void store(float* x, uint32_t n) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      const float4 q = quads[i];
+      if (column(i) < n) x[column(i)] = q.x;
+      if (column(i) + 1 < n) x[column(i) + 1] = q.y;
+      if (column(i) + 2 < n) x[column(i) + 2] = q.z;
+      if (column(i) + 3 < n) x[column(i) + 3] = q.w;
     }
+  }
+  // In shared memory, 16 bytes for each quad and lane.
+  __device__ void put(uint32_t memory) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i)
+      store_words(memory + place(i), {__float_as_uint(quads[i].x), __float_as_uint(quads[i].y),
+                                      __float_as_uint(quads[i].z), __float_as_uint(quads[i].w)});
+  }
+  __device__ static StripOf get(uint32_t memory) {
+    StripOf strip;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      const uint4 q = load_words(memory + place(i));
+      strip.quads[i] = {__uint_as_float(q.x), __uint_as_float(q.y), __uint_as_float(q.z),
+                        __uint_as_float(q.w)};
+    }
+    return strip;
+  }
+  __device__ float sum_of_squares() const {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      const float4 q = quads[i];
+      sum += q.x * q.x + q.y * q.y + (q.z * q.z + q.w * q.w);
+    }
+    return sum;
+  }
+  // This times `scale` times w.
+  __device__ StripOf scaled(float scale, const StripOf& w) const {
+    StripOf y;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i)
+      y.quads[i] = {quads[i].x * scale * w.quads[i].x, quads[i].y * scale * w.quads[i].y,
+                    quads[i].z * scale * w.quads[i].z, quads[i].w * scale * w.quads[i].w};
     return y;
   }
+
+ private:
+  __device__ static uint32_t column(uint32_t i) { return 4 * (kQuads * (threadIdx.x % kWarp) + i); }
+  __device__ static uint32_t place(uint32_t i) { return 16 * (kWarp * i + threadIdx.x % kWarp); }
 };
 
 // The digits of four integers of +-2^30: digit d of all four in word d. Adding 128 to each lower byte carries
@@ -100,17 +140,18 @@ __device__ inline uint4 digits_of(const int32_t (&v)[4]) {
 
 // A strip of x for quantised weights.
 struct Digits {
+  using Strip = StripOf<2>;
+
   uint32_t words[8];  // for the instructions' columns lane.row: digit row / 2 of four columns each
   float unit;         // of digit `part`
   float sums[2];      // of the 32 columns from 32 part and from 128 + 32 part on
 
-  // Takes the strip that x begins with, which has n columns or more; all lanes of a warp together. `stage` is
-  // the warp's 1 KiB of shared memory. Word i belongs to four columns, from 4 part + word(i) on for low
-  // halves, kHigh behind these for high ones.
+  // All lanes of a warp call it together. `stage` is the warp's 1 KiB of shared memory. Word i belongs to
+  // four columns, from 4 part + word(i) on for low halves, kHigh behind these for high ones.
   template <typename Format>
-  __device__ void take(const Row& x, uint32_t n, uint32_t stage, Lane lane) {
+  __device__ void take(const Strip& x, uint32_t stage, Lane lane) {
     const uint32_t thread = 4 * lane.row + lane.part;
-    const float4 a = x.quad(8 * thread, n), b = x.quad(8 * thread + 4, n);
+    const float4 a = x.quads[0], b = x.quads[1];
     const auto larger = [](uint32_t bits, float f) {
       return max(bits, __float_as_uint(fabsf(f)));
     };  // NaN is the largest
@@ -302,13 +343,15 @@ struct Bytes {  // q8_0
 
 // A strip of x for plain types stays in shared memory.
 struct Floats {
+  using Strip = StripOf<1>;
+
   uint32_t stage;
 
   template <typename Format>
-  __device__ void take(const Row& x, uint32_t n, uint32_t memory, Lane lane) {
+  __device__ void take(const Strip& x, uint32_t memory, Lane lane) {
     stage = memory;
     const uint32_t thread = 4 * lane.row + lane.part;
-    const float4 q = x.quad(4 * thread, n);
+    const float4 q = x.quads[0];
     store_words(stage + 16 * thread,
                 {__float_as_uint(q.x), __float_as_uint(q.y), __float_as_uint(q.z), __float_as_uint(q.w)});
     __syncwarp();

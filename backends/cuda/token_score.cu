@@ -61,12 +61,11 @@ static __global__ void sum_queries_kernel(const StepParams* step, TokenScorePara
 // another.
 constexpr uint32_t kTileKeys = 16, kStages = 3;
 
-// kChunks of a lane: head_dim is at most 32 * kChunks. Where shared memory holds 12 warps 96 KiB of keys are
-// under way at 128 channels; a multiprocessor of an H200 needs about 40. With more the block of top_k that
-// comes next would not find room beside: a whole selection from 16,740 entries took 1.8 us more with 16
-// warps.
+// kChunks of a lane: head_dim is at most 32 * kChunks. Where shared memory holds 16 warps 128 KiB of keys are
+// under way at 128 channels; a multiprocessor of an H200 needs about 40. With 12 warps top_k's blocks would
+// find room beside these, and the attention behind them takes 12 us instead of 6, for reasons unknown.
 template <uint32_t kChunks>
-constexpr uint32_t kMostWarps = kChunks <= 4 ? 12 : 8;
+constexpr uint32_t kMostWarps = kChunks <= 4 ? 16 : 8;
 template <uint32_t kChunks>
 constexpr uint32_t kWarpBytes = kStages * 2 * kChunks* kWarp * sizeof(uint4);
 
@@ -148,32 +147,38 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const auto slot = [&](uint32_t stage, uint32_t half, uint32_t j) -> uint4& {
     return own_ring[stage * stage_chunks + (half * kChunks + j) * kWarp];
   };
-  const auto fetch = [&](uint32_t stage, uint32_t tile) {
+  const auto fetch_half = [&](uint32_t stage, uint32_t half, uint32_t tile) {
+    const uint32_t at = tile + row + 8 * half;
+    const uint16_t* const from = own_keys + uint64_t(at < n ? at : 0) * p.head_dim;
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t at = tile + row + 8 * half;
-      const uint16_t* const from = own_keys + uint64_t(at < n ? at : 0) * p.head_dim;
-#pragma unroll
-      for (uint32_t j = 0; j < kChunks; ++j) {
-        const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
-        copy_async<16>(&slot(stage, half, j), from + (valid ? j * 32 : 0), valid);
-      }
+    for (uint32_t j = 0; j < kChunks; ++j) {
+      const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
+      copy_async<16>(&slot(stage, half, j), from + (valid ? j * 32 : 0), valid);
     }
+  };
+  const auto fetch = [&](uint32_t stage, uint32_t tile) {
+    fetch_half(stage, 0, tile);
+    fetch_half(stage, 1, tile);
     commit_copies();
   };
   uint32_t first = (warp * gridDim.x + blockIdx.x) * kTileKeys;
-  const auto fetch_first = [&] {
-#pragma unroll 1
-    for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
-  };
   // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
-  // own, which no middle holds that a local window follows.
+  // own, which no middle holds that a local window follows. Half a tile at a time: behind all of them the
+  // gate would get its query 3 us later.
   const bool ahead =
       keys_stay && step->n_rows == 1 && step->n_local > 0 && step->theta > -1 && !selection_cached(gate);
-  if (ahead) fetch_first();
+  if (ahead)
+#pragma unroll 1
+    for (uint32_t half = 0; half < 2 * (kStages - 1); ++half) {
+      fetch_half(half / 2, half % 2, first + half / 2 * stride);
+      commit_copies();
+      wait_copies<0>();
+    }
   await_predecessor();
   if (selection_cached(gate)) return wait_copies<0>();
-  if (!ahead) fetch_first();
+  if (!ahead)
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
 
   // The queries take the last stage, which nothing comes to yet: whole, then split into [kHeads]{high, low}.
   constexpr uint32_t kWidth = kChunks * kWarp, kHalf = kWidth / 8;  // channels; chunks of 8

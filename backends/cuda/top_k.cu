@@ -830,38 +830,33 @@ uint64_t shared_bytes(uint64_t candidates, uint32_t ranks) {
   const uint32_t words = mark_words(candidates, ranks);
   return sizeof(Shared) + words * (sizeof(uint32_t) + kWarp * sizeof(uint32_t));
 }
+// The same, as far as a block can have it: keys that find no room are read anew.
+uint64_t shared_bytes(const Card& card, uint64_t candidates, uint32_t ranks) {
+  return std::min<uint64_t>(shared_bytes(candidates, ranks), card.shared_bytes);
+}
 bool one_kernel(const Card& card, uint64_t candidates) {
   return card.major >= 9 || shared_bytes(candidates, 1) <= card.shared_bytes;
 }
 
+// Whether the card runs so many clusters at once, of blocks with so much shared memory.
 template <uint32_t kBlocks>
-void launch_one_kernel(const Launch& l, const Operands& o, uint32_t candidates) {
-  const uint64_t bytes = std::min<uint64_t>(shared_bytes(candidates, kBlocks), l.card.shared_bytes);
-  const uint32_t marks = mark_words(candidates, kBlocks);
-  const uint64_t kept = (bytes - sizeof(Shared)) / sizeof(uint32_t) - marks;
-  launch(l, top_k_kernel<kBlocks>, dim3(kBlocks, o.p.heads), kThreads, bytes, o, marks,
-         static_cast<uint32_t>(kept));
-}
-
-// Whether candidates are many and the card has room for so many clusters of kMostRanks blocks at once. Not
-// every card can have them, and a kernel has to ask for more than 8.
-bool large_clusters_fit(const Launch& l, uint32_t candidates, uint32_t clusters) {
-  if (l.card.major < 9 || candidates <= kManyCandidates) return false;
-  const auto kernel = top_k_kernel<kMostRanks>;
-  const uint64_t bytes = std::min<uint64_t>(shared_bytes(candidates, kMostRanks), l.card.shared_bytes);
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
+bool clusters_fit(const Launch& l, uint64_t bytes, uint32_t clusters) {
+  const auto kernel = top_k_kernel<kBlocks>;
+  // Not every card can have clusters of more than 8 blocks, and a kernel has to ask for them.
+  if ((kBlocks > 8 &&
+       cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) ||
       allow_shared(reinterpret_cast<const void*>(kernel), bytes) != cudaSuccess) {
     cudaGetLastError();
     return false;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kMostRanks, clusters);
+  config.gridDim = dim3(kBlocks, clusters);
   config.blockDim = kThreads;
   config.dynamicSmemBytes = bytes;
   config.stream = l.stream;
   cudaLaunchAttribute dimension{};
   dimension.id = cudaLaunchAttributeClusterDimension;
-  dimension.val.clusterDim = {kMostRanks, 1, 1};
+  dimension.val.clusterDim = {kBlocks, 1, 1};
   config.attrs = &dimension;
   config.numAttrs = 1;
   int fit = 0;
@@ -869,6 +864,21 @@ bool large_clusters_fit(const Launch& l, uint32_t candidates, uint32_t clusters)
     return fit >= static_cast<int>(clusters);
   cudaGetLastError();
   return false;
+}
+
+template <uint32_t kBlocks>
+void launch_one_kernel(const Launch& l, const Operands& o, uint32_t candidates) {
+  const uint32_t marks = mark_words(candidates, kBlocks);
+  uint64_t bytes = shared_bytes(l.card, candidates, kBlocks);
+  const uint64_t kept = (bytes - sizeof(Shared)) / sizeof(uint32_t) - marks;
+  // Two of a cluster's blocks on one multiprocessor take 13 us for a list from 16,740 entries, on two they
+  // take 10: where there is room for it, a block asks for more than half of the shared memory.
+  const uint64_t alone = std::max<uint64_t>(bytes, l.card.shared_bytes / 2 + 1024);
+  if (kBlocks > 1 && kBlocks * o.p.heads <= l.card.multiprocessors &&
+      clusters_fit<kBlocks>(l, alone, o.p.heads))
+    bytes = alone;
+  launch(l, top_k_kernel<kBlocks>, dim3(kBlocks, o.p.heads), kThreads, bytes, o, marks,
+         static_cast<uint32_t>(kept));
 }
 
 }  // namespace
@@ -896,8 +906,12 @@ void top_k(const Launch& l, const TopK& op, const Vote* vote, const TokenScore* 
   const uint32_t candidates = p.purpose == kTopKRetain     ? p.list_capacity - 1
                               : l.vote_scope == kVoteGroup ? p.pos_capacity
                                                            : std::max(p.score_capacity, p.pos_capacity);
-  if (large_clusters_fit(l, candidates, p.heads)) return launch_one_kernel<kMostRanks>(l, o, candidates);
-  if (l.card.major >= 9) return launch_one_kernel<kRanks>(l, o, candidates);
+  if (l.card.major >= 9) {
+    const bool many = candidates > kManyCandidates &&
+                      clusters_fit<kMostRanks>(l, shared_bytes(l.card, candidates, kMostRanks), p.heads);
+    return many ? launch_one_kernel<kMostRanks>(l, o, candidates)
+                : launch_one_kernel<kRanks>(l, o, candidates);
+  }
   if (one_kernel(l.card, candidates)) return launch_one_kernel<1>(l, o, candidates);
   const Scratch scratch(l.scratch, p.heads, blocks_of_head(l.card, p.heads));
   for (uint32_t pass = 0; pass < kPasses; ++pass)
