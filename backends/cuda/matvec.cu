@@ -24,13 +24,13 @@ constexpr uint32_t kTileRows = 8;
 constexpr uint32_t kGroup = 4;  // tiles; a warp's lanes have a row each when they add up the warps' sums
 constexpr uint32_t kMostWarps = 16, kBlocksOfAMultiprocessor = 2;  // leave 64 registers for a thread
 
-constexpr uint32_t kEarlySlots = 3;  // of a ring: of an 8B model 441 tokens/s, where all took 430
+constexpr uint32_t kEarlySlots = 3;  // of a ring: 441 tokens/s of an 8B model, 430 with all of them
 
 // A warp's part of shared memory. An H200's multiprocessor has 228 KiB, room for two blocks of 16 warps.
 constexpr uint32_t kStageBytes = 4 * kStripColumns;          // where x passes through
 constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // of a group, and of the one before
 constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
-constexpr uint32_t kScaleBytes = 4 * kMostWarps;  // of a block: the norm's scale, for each warp
+constexpr uint32_t kScaleBytes = 16;  // of a block: the norm's scale, where a warp takes several strips
 
 // A matrix and where its product goes; for glu the gate's and the up's, in this order.
 struct Matrix {
@@ -69,16 +69,15 @@ __device__ void prefetch_strip(const float* row, uint32_t column, uint32_t cols)
   if (column < cols) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + column));
 }
 
-// Leaves in shared memory what rms_norm scales this row with, from the sum of the squares that the thread
-// has. `sums`: four bytes a warp; `scale`: the warp's own.
-__device__ void store_norm_scale(const Products& p, float sum, uint32_t sums, uint32_t scale) {
+// What rms_norm scales this row with, from the sum of the squares that the thread has. `sums`: four bytes a
+// warp.
+__device__ float norm_scale(const Products& p, float sum, uint32_t sums) {
   const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   sum = warp_sum(sum);
   if (lane == 0) store_float(sums + threadIdx.x / kWarp * 4, sum);
   __syncthreads();
   sum = warp_sum(lane < warps ? load_float(sums + lane * 4) : 0);
-  if (lane == 0) store_float(scale, 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps));
-  __syncwarp();
+  return 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps);
 }
 
 // The block's products with m.w[which]; with kPair = 1 those with both, in turns: a tile of the gate, then
@@ -98,8 +97,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   // Shared memory: stages, sums, rings, the norm's scale.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
-  const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes,
-                 scale = stages + warps * kWarpBytes + 4 * warp;
+  const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
+  const auto scale_at = [&] { return stages + warps * kWarpBytes; };  // a register fewer than its value
 
   // A warp takes strips warp, warp + warps and so on, each for all tiles of a group before the next. What it
   // fetches next:
@@ -163,8 +162,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const auto load_x = [&](uint32_t column) {
     return load_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column);
   };
-  const auto norm = [&](const Strip& x, const Strip& weight, uint32_t column) {
-    const Strip y = x.scaled(load_float(scale), weight);
+  const auto norm = [&](const Strip& x, float scale, const Strip& weight, uint32_t column) {
+    const Strip y = x.scaled(scale, weight);
     // The last block, which has least to do, keeps it for those that read it later.
     if (blockIdx.x == gridDim.x - 1)
       y.store(p.norm_y + uint64_t(blockIdx.y) * p.x_stride + column, p.cols - column);
@@ -187,8 +186,12 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
 #pragma unroll 1
     for (uint32_t column = own_column + next_columns; column < p.cols; column += next_columns)
       sum += load_x(column).sum_of_squares();
-    store_norm_scale(p, sum, sums + warps * kWarp * 4, scale);  // in the second group's sums
-    x = norm(x, Strip::get(stage), own_column);
+    const float scale = norm_scale(p, sum, sums + warps * kWarp * 4);  // in the second group's sums
+    if (all_strips > warps) {
+      if (threadIdx.x == 0) store_float(scale_at(), scale);
+      __syncthreads();
+    }
+    x = norm(x, scale, Strip::get(stage), own_column);
   }
   x.put(stage);
   typename Format::Columns columns;
@@ -217,7 +220,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
           x = Strip::get(stage);
         } else {
           x = load_x(column);
-          if (p.norm_weight) x = norm(x, load_strip(p.norm_weight, column), column);
+          if (p.norm_weight) x = norm(x, load_float(scale_at()), load_strip(p.norm_weight, column), column);
         }
         columns.template take<Format>(x, stage, lane);
         if (is_first) fetch_slots(kEarlySlots, Ring::kSlots);
