@@ -348,12 +348,9 @@ struct Floats {
   uint32_t stage;
 
   template <typename Format>
-  __device__ void take(const Strip& x, uint32_t memory, Lane lane) {
+  __device__ void take(const Strip& x, uint32_t memory, Lane) {
     stage = memory;
-    const uint32_t thread = 4 * lane.row + lane.part;
-    const float4 q = x.quads[0];
-    store_words(stage + 16 * thread,
-                {__float_as_uint(q.x), __float_as_uint(q.y), __float_as_uint(q.z), __float_as_uint(q.w)});
+    x.put(stage);
     __syncwarp();
   }
 };
