@@ -3,7 +3,7 @@
 
 namespace thimble::vulkan {
 
-void glu(Recording& r, const Glu& op) {
+void glu(Recording& r, const Glu& op, const RmsNorm* norm) {
   Product product{.x = op.x,
                   .w = op.gate,
                   .y = op.h,
@@ -11,6 +11,7 @@ void glu(Recording& r, const Glu& op) {
                   .x_stride = op.p.in_cols,
                   .y_stride = op.p.out_cols,
                   .act = op.p.act};
+  if (norm) make_norm({&product, 1}, *norm);
   // One row is read once for both matrices, and matrix units take both at once. Else the gate goes where h
   // will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
@@ -19,6 +20,7 @@ void glu(Recording& r, const Glu& op) {
   }
   multiply(r, {&product, 1});
   product.w = op.up;
+  product.norm = {};  // it is written
   product.combine = kCombineActivate;
   multiply(r, {&product, 1});
 }

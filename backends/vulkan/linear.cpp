@@ -12,7 +12,7 @@ bool side_by_side(const Linear& a, const Linear& b) {
          !a.p.add && !b.p.add && !a.bias && !b.bias;
 }
 
-void linear(Recording& r, std::span<const Linear> siblings) {
+void linear(Recording& r, std::span<const Linear> siblings, const RmsNorm* norm) {
   std::vector<Product> products;
   for (const Linear& op : siblings)
     products.push_back({.x = op.x,
@@ -24,6 +24,7 @@ void linear(Recording& r, std::span<const Linear> siblings) {
                         .y_stride = op.p.y_stride,
                         .rows = op.p.rows,
                         .combine = op.p.add ? kCombineAdd : kCombineStore});
+  if (norm) make_norm(products, *norm);
   multiply(r, products);
 }
 

@@ -11,8 +11,10 @@ namespace thimble::vulkan {
 
 void embed(Recording&, const Embed&);
 void rms_norm(Recording&, const RmsNorm&);
-void linear(Recording&, std::span<const Linear> siblings);  // one, or several that stand side by side
-void glu(Recording&, const Glu&);
+// One, or several that stand side by side. `norm`: null, or what makes their x and is not recorded itself, in a program
+// of one row; then the siblings read the same x, wherever they write to.
+void linear(Recording&, std::span<const Linear> siblings, const RmsNorm* norm);
+void glu(Recording&, const Glu&, const RmsNorm* norm);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
 void cis_store(Recording&, const CisStore&);

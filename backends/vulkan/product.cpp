@@ -14,7 +14,7 @@ uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_d
 // x itself.
 bool in_quads(const Product& p) {
   constexpr uint32_t kQuad = 4;
-  return (p.x.offset / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
+  return ((p.x.offset | p.norm_weight.offset) / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
 }
 
 // Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
@@ -37,19 +37,19 @@ uint32_t matvec_threads(const Limits& l, uint32_t cols) {
 void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   const Limits& l = r.limits();
   const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
-  // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card. One
-  // of them is read while another is multiplied: with two or four an H200 has room for fewer threads and
-  // takes up to a quarter longer. Floats are read several at a time, and nothing meanwhile.
+  // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card.
   const bool plain = dtype_info(p.w.type).block == 1;
   const uint32_t lines = !has_registers(l) ? 2 : plain ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
-  const uint32_t batch = plain ? lines : 1;
+  const uint32_t batch = std::min(lines, 4u);
   const uint32_t rows_each = std::min(rows, 4u);
   const bool digits =
       l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
   r.dispatch(digits ? Shader::kMatvecDigits : Shader::kMatvec,
              {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), batch, rows_each, matrices, threads,
-              lines / batch, l.subgroup_size},
-             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up)}, p.params(),
+              lines / batch, l.subgroup_size, p.norm_weight ? 1u : 0u},
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.norm_weight),
+              writes(p.norm)},
+             p.params(),
              groups(p.w.rows, lines / matrices), groups(rows, rows_each));
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
@@ -100,7 +100,8 @@ void multiply_parts(Recording& r, const Product& p) {
     for (uint32_t col = 0; col < all_cols; col += static_cast<uint32_t>(most_cols)) {
       const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>(most_rows, all_rows - row));
       const uint32_t cols = static_cast<uint32_t>(std::min<uint64_t>(most_cols, all_cols - col));
-      const Product piece = p.part(row, rows, col, cols);
+      Product piece = p.part(row, rows, col, cols);
+      if (col > 0) piece.norm = {};  // the first part has written it
       if (by_vectors(r, p.rows)) {
         dispatch_matvec(r, piece, rows);
       } else {
@@ -142,7 +143,18 @@ ProductParams Product::params() const {
           .first_row = first_row,
           .rows = rows,
           .act = act,
-          .has_bias = bias ? 1u : 0u};
+          .has_bias = bias ? 1u : 0u,
+          .eps = eps,
+          .writes_norm = norm ? 1u : 0u};
+}
+
+void make_norm(std::span<Product> products, const RmsNorm& norm) {
+  for (Product& p : products) {
+    p.x = norm.x;
+    p.norm_weight = norm.weight;
+    p.eps = norm.p.eps;
+  }
+  products.front().norm = norm.y;
 }
 
 void multiply(Recording& r, std::span<const Product> siblings) {

@@ -30,6 +30,10 @@ struct Product {
   // type, and by matrices.
   Weight up;
   uint32_t first_row = 0;  // the step's row that lies in row 0 of x and y
+  // A norm that is made here, of the one row x, or empty: y is of x / sqrt(mean(x^2) + eps) * norm_weight,
+  // which is written to `norm`, where that is not empty. By vectors.
+  View norm_weight, norm;
+  float eps = 0;
 
   // Its rows [row, row + rows) and columns [col, col + cols) of y.
   Product part(uint32_t row, uint32_t rows, uint32_t col, uint32_t cols) const;
@@ -37,6 +41,8 @@ struct Product {
 };
 // One product, or some of the same x whose columns of y stand side by side.
 void multiply(Recording&, std::span<const Product>);
+// Has these products, which read the result of a norm, make it; the first one writes it.
+void make_norm(std::span<Product>, const RmsNorm&);
 // One with W as it is, in parts that the device can show a shader.
 void multiply_parts(Recording&, const Product&);
 // All of them with W as f16 in scratch.

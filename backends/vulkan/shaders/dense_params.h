@@ -24,6 +24,8 @@ struct ProductParams {
   uint act;        // kActSilu, kActGelu
   uint has_bias;
   uint up_row;  // product_cooperative of a glu: where in W the other matrix begins
+  float eps;         // matvec of a norm
+  uint writes_norm;  // and whether that is to be written
 };
 
 // scale_rows: x as f16, [rows][depth].

@@ -1,7 +1,7 @@
 // q4_K, q5_K and q6_K by the digits of x (digits.glsl).
 
 // The sums of a digit stay below 2^26: 2 * 16 columns of at most 2^7 * 15, 16 times as large, by scales of 6 bits.
-float super_product(Words words, uint piece, Columns x) {
+float super_product(uint piece, Columns x) {
   const uint pair = piece % 8 / 2;  // of groups, whose scales and minima are two neighbouring bytes
   uint low[4], high[4];
   [[unroll]] for (uint i = 0; i < 4; ++i) {
@@ -15,9 +15,7 @@ float super_product(Words words, uint piece, Columns x) {
       high[i] = q & kHigh;  // 16 times as large
     }
   }
-  const uvec3 bits = words.head.yzw >> 16 * (pair % 2);
-  const uint scales = pair < 2 ? bits.x & 0x3f3f : bits.z & 0x0f0f | bits.x >> 2 & 0x3030;
-  const uint minima = pair < 2 ? bits.y & 0x3f3f : bits.z >> 4 & 0x0f0f | bits.y >> 2 & 0x3030;
+  const uint scales = two_scales(pair);
   const int low_scale = int(scales & 0xff) * (kType == kQ4_K ? 16 : 1), high_scale = int(scales >> 8);
   float sum = 0;
   [[unroll]] for (uint k = 0; k < kDigits; ++k) {
@@ -30,7 +28,7 @@ float super_product(Words words, uint piece, Columns x) {
   }
   const vec2 d = unpackHalf2x16(words.head.x);
   return d.x * (kType == kQ4_K ? 1.0 / 16 : 1.0) * (x.digits.unit * sum) -
-         d.y * (float(minima & 0xff) * x.first + float(minima >> 8) * x.last);
+         d.y * (float(minimum_of(piece)) * x.sum);
 }
 
 // A piece has 8 bytes of low halves for groups 0 and 2 of a half, 8 for 1 and 3, and 8 of pairs of high bits for all four. Four

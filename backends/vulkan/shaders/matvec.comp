@@ -2,8 +2,11 @@
 // linear and glu for few rows: a workgroup reads some rows of W once, which is what takes time, and multiplies them with as
 // many rows of x as it is for.
 //
-// A thread takes pieces of 32 columns. It has the numbers of x in registers for all rows of W that the workgroup reads, a few
-// at a time, and multiplies these while the next are on their way.
+// A thread takes pieces of 32 columns. It has the numbers of x in registers for all rows of W that the workgroup reads, and
+// multiplies these while the next are on their way.
+//
+// x may be a vector that is to be normed: the products are of x times the norm's weight, and the scale, which only then is
+// known, is multiplied in at the end.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #ifdef DIGITS
@@ -11,21 +14,26 @@
 #endif
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 
-#define kOperands 5
+#define kOperands 7
 #include "operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-layout(constant_id = 3) const uint kBatch = 4;     // lines that are multiplied while the next ones are under way
+layout(constant_id = 3) const uint kBatch = 4;     // lines whose products are added up at once, a power of two
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
-layout(constant_id = 7) const uint kBatches = 1;   // of a workgroup
-layout(constant_id = 8) const uint kLanes = 32;    // of a subgroup
+layout(constant_id = 7) const uint kBatches = 1;   // of a workgroup; of floats one
+layout(constant_id = 8) const uint kLanes = 32;    // of a subgroup, at least kBatch
+layout(constant_id = 9) const bool kNorms = false;
 
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
+layout(set = 0, binding = 6, std430) readonly buffer NormWeight { float norm_weight[]; };
+layout(set = 0, binding = 6, std430) readonly buffer NormWeightQuads { vec4 norm_weight_quads[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
 
 const uint kLines = kBatch * kBatches;     // rows of W, of both matrices in turns
 const uint kCols = kLines / kMatrices;     // of y
@@ -45,39 +53,69 @@ uint thread;
 // Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
 uint line_start(uint line) { return min(first_col + line / kMatrices, push.p.out_cols - 1) * push.p.row_bytes; }
 
+// Where there is a norm: the sum of the squares that the thread has seen.
+float squares = 0;
+// The quads of x that products are of.
+vec4 x_quad(uint row, uint column) {
+  const vec4 x = x_at(row, column);
+  if (!kNorms) return x;
+  squares += dot(x, x);
+  const uint at = push.base[5] + column;
+  if (kInQuads) return x * norm_weight_quads[at / 4];
+  vec4 v = vec4(0);
+  [[unroll]] for (uint i = 0; i < 4; ++i)
+    if (column + i < push.p.in_cols) v[i] = x[i] * norm_weight[at + i];
+  return v;
+}
+
 #include "pieces.glsl"
 
 shared float subgroup_sums[kRows * kLines * kSubgroups];
+shared float subgroup_squares[kSubgroups];
 
-// Adds what the lanes of a subgroup have to the sum of a row and a line.
-void add_up(uint row, uint line, float product, bool first) {
-  const float sum = subgroupAdd(product);
-  const uint at = (row * kLines + line) * kSubgroups + gl_SubgroupID;
-  if (subgroupElect()) subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
+// Adds what the lanes of a subgroup have of some lines to the sums of a row. Lanes exchange what they have of half the lines
+// until each has one line: this takes 6 exchanges for four lines, and sums of one after the other 20.
+void add_up(uint row, uint line, float products[kBatch], bool first) {
+  [[unroll]] for (uint lines = kBatch / 2, apart = 1; lines > 0; lines /= 2, apart *= 2) {
+    const bool odd = (gl_SubgroupInvocationID & apart) != 0;
+    [[unroll]] for (uint i = 0; i < lines; ++i) {
+      const float even_line = products[2 * i], odd_line = products[2 * i + 1];
+      products[i] = (odd ? odd_line : even_line) + subgroupShuffleXor(odd ? even_line : odd_line, apart);
+    }
+  }
+  float sum = products[0];
+  [[unroll]] for (uint apart = kBatch; apart < kLanes; apart *= 2) sum += subgroupShuffleXor(sum, apart);
+  if (gl_SubgroupInvocationID >= kBatch) return;
+  const uint at = (row * kLines + line + gl_SubgroupInvocationID) * kSubgroups + gl_SubgroupID;
+  subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
 }
 
 // Blocks: pieces in turns, and for each batches of lines.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
-  fetch(0, 0);
+  [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   for (uint first = 0; first < pieces; first += kThreads) {
     const uint piece = min(first + thread, pieces - 1);
     const bool mine = first + thread < pieces;
+    const float squares_before = squares;
     const Columns of_first_row = columns_of(first_row, piece);
-    for (uint b = 0; b < kBatches; ++b) {
-      take_fetched();
-      const bool last = b + 1 == kBatches;
-      const uint next = last ? first + kThreads : first;
-      if (next < pieces) fetch(next, last ? 0 : (b + 1) * kBatch);
-      [[unroll]] for (uint r = 0; r < kRows; ++r) {
-        if (r >= rows) break;
-        Columns columns = of_first_row;
-        if (r > 0) columns = columns_of(first_row + r, piece);
-        [[unroll]] for (uint l = 0; l < kBatch; ++l) {
-          const float product = piece_product(l, b * kBatch + l, first, columns);
-          add_up(r, b * kBatch + l, mine ? product : 0, first == 0);
+    if (!mine) squares = squares_before;
+    for (uint line = 0; line < kLines; line += kBatch) {
+      float products[kRows][kBatch];
+      [[unroll]] for (uint l = 0; l < kBatch; ++l) {
+        take_fetched(l % kAhead);
+        const bool last = line + l + kAhead >= kLines;
+        const uint next = last ? first + kThreads : first;
+        if (next < pieces) fetch(l % kAhead, next, line + l + kAhead - (last ? kLines : 0));
+        [[unroll]] for (uint r = 0; r < kRows; ++r) {
+          if (r >= rows) break;
+          Columns columns = of_first_row;
+          if (r > 0) columns = columns_of(first_row + r, piece);
+          products[r][l] = mine ? piece_product(line + l, first, columns) : 0;
         }
       }
+      [[unroll]] for (uint r = 0; r < kRows; ++r)
+        if (r < rows) add_up(r, line, products[r], first == 0);
     }
   }
 }
@@ -85,28 +123,30 @@ void multiply_pieces() {
 // Floats: eight threads share 256 columns and have four of each 32.
 void multiply_floats() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
-  for (uint b = 0; b < kBatches; ++b) {
-    float sums[kRows * kBatch];
-    [[unroll]] for (uint s = 0; s < kRows * kBatch; ++s) sums[s] = 0;
-    for (uint group = thread / 8; group < groups; group += kThreads / 8) {
-      vec4 of_x[kRows];
-      [[unroll]] for (uint r = 0; r < kRows; ++r)
-        of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
-      [[unroll]] for (uint l = 0; l < kBatch; ++l) {
-        const uint line = b * kBatch + l;
-        const vec4 of_w = weights(Row(line % kMatrices, line_start(line), push.p.in_cols), 0, group, quad);
-        [[unroll]] for (uint r = 0; r < kRows; ++r)
-          sums[r * kBatch + l] = add_products(sums[r * kBatch + l], of_x[r], of_w);
-      }
+  float sums[kRows][kBatch];
+  [[unroll]] for (uint r = 0; r < kRows; ++r)
+    [[unroll]] for (uint l = 0; l < kBatch; ++l) sums[r][l] = 0;
+  for (uint group = thread / 8; group < groups; group += kThreads / 8) {
+    vec4 of_x[kRows];
+    [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_quad(first_row + min(r, rows - 1), 32 * group + 4 * quad);
+    [[unroll]] for (uint l = 0; l < kBatch; ++l) {
+      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
+      [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r][l] = add_products(sums[r][l], of_x[r], of_w);
     }
-    [[unroll]] for (uint s = 0; s < kRows * kBatch; ++s) add_up(s / kBatch, b * kBatch + s % kBatch, sums[s], true);
   }
+  [[unroll]] for (uint r = 0; r < kRows; ++r) add_up(r, 0, sums[r], true);
 }
 
 float group_sum(uint sum) {
   float total = 0;
   for (uint i = 0; i < kSubgroups; ++i) total += subgroup_sums[sum * kSubgroups + i];
   return total;
+}
+
+float norm_scale() {
+  float sum = 0;
+  for (uint i = 0; i < kSubgroups; ++i) sum += subgroup_squares[i];
+  return inversesqrt(sum / float(push.p.in_cols) + push.p.eps);
 }
 
 void main() {
@@ -122,12 +162,20 @@ void main() {
     multiply_floats();
   else
     multiply_pieces();
+  if (kNorms) {
+    const float of_subgroup = subgroupAdd(squares);
+    if (subgroupElect()) subgroup_squares[gl_SubgroupID] = of_subgroup;
+  }
   barrier();
+  const float scale = kNorms ? norm_scale() : 1;
   for (uint i = thread; i < rows * kCols; i += kThreads) {
     const uint row = i / kCols, col = i % kCols;
     if (first_col + col >= push.p.out_cols) continue;
-    float sum = group_sum(i * kMatrices);
-    if (kMatrices == 2) sum = activate(sum, push.p.act) * group_sum(i * kMatrices + 1);
+    float sum = scale * group_sum(i * kMatrices);
+    if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
     store(first_row + row, first_col + col, sum);
   }
+  if (kNorms && push.p.writes_norm != 0 && first_col == 0)
+    for (uint i = thread; i < push.p.in_cols; i += kThreads)
+      norm[push.base[6] + i] = x[push.base[0] + i] * scale * norm_weight[push.base[5] + i];
 }

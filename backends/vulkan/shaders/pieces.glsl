@@ -16,10 +16,10 @@ const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
 #include "digits.glsl"
 #endif
 
-// The eight quads of x that belong to a piece, bytes' factors taken out, and the sums of the first and last four.
+// The eight quads of x that belong to a piece, bytes' factors taken out, and the sum that its minimum is multiplied with.
 struct Columns {
   vec4 quads[8];
-  float first, last;
+  float sum;
 #ifdef DIGITS
   Digits digits;  // in place of the quads
 #endif
@@ -37,9 +37,15 @@ float sum_of(vec4 v) { return v.x + v.y + (v.z + v.w); }
 
 Columns columns_of(uint row, uint piece) {
   Columns c;
-  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_at(row, quad_column(piece, i));
-  c.first = sum_of(c.quads[0] + c.quads[1] + (c.quads[2] + c.quads[3]));
-  c.last = sum_of(c.quads[4] + c.quads[5] + (c.quads[6] + c.quads[7]));
+  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_quad(row, quad_column(piece, i));
+  const float first = sum_of(c.quads[0] + c.quads[1] + (c.quads[2] + c.quads[3]));
+  const float last = sum_of(c.quads[4] + c.quads[5] + (c.quads[6] + c.quads[7]));
+  if (kSuper) {  // two pieces share two groups: the first has the minimum of the one, the second that of the other
+    const bool second = piece % 2 != 0;
+    c.sum = (second ? last : first) + subgroupShuffleXor(second ? first : last, 1);
+  } else {
+    c.sum = first + last;
+  }
 #ifdef DIGITS
   c.digits = digits_of(c.quads);
 #endif
@@ -70,10 +76,10 @@ const uint kTeam = kLanes < 8 ? kThreads : kLanes;  // threads that share a stri
 const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
 const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it
 const uint kSteps = (kStripQuads + kTeam - 1) / kTeam;
-shared uint staged[kStaged ? kThreads / kTeam * kBatch * kStripQuads * 4 : 1];
+shared uint staged[kStaged ? kThreads / kTeam * kStripQuads * 4 : 1];
 
-// The strips of the thread's team.
-uint own_strips() { return thread / kTeam * (kBatch * kStripQuads * 4); }
+// The strip of the thread's team.
+uint own_strip() { return thread / kTeam * (kStripQuads * 4); }
 void await_team() {
   if (kTeam == kLanes)
     subgroupBarrier();
@@ -89,10 +95,12 @@ uint strip_start(uint first_piece) {
 struct Words {
   uvec4 head, quants, fifths;
 };
-Words batch[kBatch];
-// What is under way: these of the next lines, or the thread's part of their strips.
-Words fetched[kBatch];
-uvec4 fetched_quads[kBatch * kSteps];
+Words words;  // of the line that is multiplied
+// What is under way: these of the next lines, or the thread's part of their strips. Of two lines, so much is under way that an
+// H200 waits less for it than it loses by having room for fewer threads.
+const uint kAhead = kBatch < 2 ? kBatch : 2;
+Words fetched[kAhead];
+uvec4 fetched_quads[kAhead * kSteps];
 
 Words fetch_words(uint line, uint piece) {
   const uint block_quads = kType == kQ5_K ? 11 : 9, part = piece % 8, m = line % kMatrices;
@@ -106,37 +114,33 @@ uvec4 fetch_quad(uint matrix, uint i, uint last) {
   return uvec4(word_at(matrix, 4 * i), word_at(matrix, min(4 * i + 1, last)), word_at(matrix, min(4 * i + 2, last)), 0);
 }
 
-// Begins to read what `kBatch` lines, from a line on, have of the strip that starts with a piece.
-void fetch(uint first_piece, uint first_line) {
+// Begins to read what a line has of the strip that starts with a piece.
+void fetch(uint slot, uint first_piece, uint line) {
   if (!kStaged) {
-    const uint piece = min(first_piece + thread, push.p.in_cols / 32 - 1);
-    [[unroll]] for (uint l = 0; l < kBatch; ++l) fetched[l] = fetch_words(first_line + l, piece);
+    fetched[slot] = fetch_words(line, min(first_piece + thread, push.p.in_cols / 32 - 1));
     return;
   }
   const uint strip = min(strip_start(first_piece), push.p.row_bytes), bytes = min(kStripBytes, push.p.row_bytes - strip);
   const uint last = (push.p.out_cols * push.p.row_bytes + 3) / 4 - 1;
-  [[unroll]] for (uint l = 0; l < kBatch; ++l) {
-    const uint line = first_line + l, start = line_start(line) + strip, end = (start + bytes + 15) / 16;
-    [[unroll]] for (uint s = 0; s < kSteps; ++s) {
-      const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);
-      fetched_quads[l * kSteps + s] = fetch_quad(line % kMatrices, i, last);
-    }
+  const uint start = line_start(line) + strip, end = (start + bytes + 15) / 16;
+  [[unroll]] for (uint s = 0; s < kSteps; ++s) {
+    const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);
+    fetched_quads[slot * kSteps + s] = fetch_quad(line % kMatrices, i, last);
   }
 }
 
 // Brings it to where it is multiplied from.
-void take_fetched() {
+void take_fetched(uint slot) {
   if (!kStaged) {
-    [[unroll]] for (uint l = 0; l < kBatch; ++l) batch[l] = fetched[l];
+    words = fetched[slot];
     return;
   }
   await_team();  // all have read what was there
-  [[unroll]] for (uint l = 0; l < kBatch; ++l)
-    [[unroll]] for (uint s = 0; s < kSteps; ++s) {
-      const uint i = s * kTeam + thread % kTeam, to = own_strips() + 4 * (l * kStripQuads + i);
-      if (i < kStripQuads)
-        [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[l * kSteps + s][k];
-    }
+  [[unroll]] for (uint s = 0; s < kSteps; ++s) {
+    const uint i = s * kTeam + thread % kTeam, to = own_strip() + 4 * i;
+    if (i < kStripQuads)
+      [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[slot * kSteps + s][k];
+  }
   await_team();
 }
 
@@ -153,10 +157,30 @@ float one_half(uint byte) { return unpackHalf2x16(staged[byte / 4] >> 8 * (byte 
 
 // ---- products ----
 
+// Scales and minima of q4_K and q5_K have six bits, those of the last four groups in two places.
+struct Places {
+  uint low, high;            // to shift the words by
+  uint low_mask, high_mask;  // of a byte
+};
+Places places_of(uint pair, uint more) {
+  const uint low = 16 * (pair % 2) + more;
+  return pair < 2 ? Places(low, low, 0x3f, 0) : Places(low + 2, low, 0x30, 0x0f);
+}
+// Of groups 2 pair and 2 pair + 1, a byte each.
+uint two_scales(uint pair) {
+  const Places at = places_of(pair, 0);
+  return words.head.y >> at.low & 0x101 * at.low_mask | words.head.w >> at.high & 0x101 * at.high_mask;
+}
+// Of the group whose minimum belongs to the piece.
+uint minimum_of(uint piece) {
+  const Places at = places_of(piece % 8 / 2, piece % 2 * 8);
+  return words.head.z >> at.low & at.low_mask | words.head.w >> at.high + 4 & at.high_mask;
+}
+
 #ifdef DIGITS
 #include "digit_products.glsl"
 #else
-float super_product(Words words, uint piece, Columns x) {
+float super_product(uint piece, Columns x) {
   const uint pair = piece % 8 / 2;  // of groups, whose scales and minima are two neighbouring bytes
   float low = 0, high = 0;
   [[unroll]] for (uint i = 0; i < 4; ++i) {
@@ -171,12 +195,10 @@ float super_product(Words words, uint piece, Columns x) {
     }
   }
   if (kType == kQ4_K) high *= 1.0 / 16;
-  const uvec3 bits = words.head.yzw >> 16 * (pair % 2);
-  const uint scales = pair < 2 ? bits.x & 0x3f3f : bits.z & 0x0f0f | bits.x >> 2 & 0x3030;
-  const uint minima = pair < 2 ? bits.y & 0x3f3f : bits.z >> 4 & 0x0f0f | bits.y >> 2 & 0x3030;
+  const uint scales = two_scales(pair);
   const vec2 d = unpackHalf2x16(words.head.x);
   return d.x * (float(scales & 0xff) * low + float(scales >> 8) * high) -
-         d.y * (float(minima & 0xff) * x.first + float(minima >> 8) * x.last);
+         d.y * (float(minimum_of(piece)) * x.sum);
 }
 
 // A piece has 8 bytes of low halves for groups 0 and 2 of a half, 8 for 1 and 3, and 8 of pairs of high bits for all four.
@@ -224,14 +246,13 @@ float block_product(uint block, Columns x) {
       high = add_numbers(high, q[k] >> 4 & kLow | fifth_bits(fifths >> 16 + 4 * (i + k)), kAll, offset, x.quads[4 + i + k]);
     }
   }
-  return d * (low + high) + (kHasMinimum ? one_half(block + 2) * (x.first + x.last) : 0.0);
+  return d * (low + high) + (kHasMinimum ? one_half(block + 2) * x.sum : 0.0);
 }
 
-// The product of the thread's piece of a line, which is line `of_batch` of what was fetched.
-float piece_product(uint of_batch, uint line, uint first_piece, Columns x) {
-  if (!kStaged) return super_product(batch[of_batch], min(first_piece + thread, push.p.in_cols / 32 - 1), x);
-  const uint start = line_start(line) + strip_start(first_piece), own = thread % kTeam;
-  const uint strip = 4 * own_strips() + 16 * of_batch * kStripQuads + start % 16;
+// The product of the thread's piece of a line, which was taken.
+float piece_product(uint line, uint first_piece, Columns x) {
+  if (!kStaged) return super_product(min(first_piece + thread, push.p.in_cols / 32 - 1), x);
+  const uint strip = 4 * own_strip() + (line_start(line) + strip_start(first_piece)) % 16, own = thread % kTeam;
   return kType == kQ6_K ? q6_K_product(strip + own / 8 * kBlockBytes, own % 8, x)
                         : block_product(strip + own * kBlockBytes, x);
 }
