@@ -33,6 +33,15 @@ void copy(Recording&, const Copy&);
 // as one.
 bool side_by_side(const Linear& a, const Linear& b);
 
+// The scores that compete for a head's list, at most.
+inline uint64_t candidates(const TopK& op) {
+  return op.p.purpose == kTopKRetain ? uint64_t(op.p.score_capacity) + op.p.chunk_capacity
+                                     : std::max(op.p.score_capacity, op.p.pos_capacity);
+}
+// Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
+bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
+void vote_top_k(Recording&, const Vote&, const TopK&);
+
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
@@ -40,5 +49,6 @@ uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t vote_top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
 
 }  // namespace thimble::vulkan

@@ -31,6 +31,7 @@ namespace thimble::vulkan {
   X(SumQueries, "sum_queries", "") \
   X(TokenScore, "token_score", "") \
   X(Vote, "vote", "") \
+  X(VoteCount, "vote_count", "") \
   X(VotePack, "vote_pack", "") \
   X(VoteWindow, "vote_window", "") \
   X(TopK, "top_k", "") \

@@ -32,8 +32,9 @@ class VulkanRecorder : public Recorder {
   }
   void linear(const Linear& op) override {
     if (!check("linear", op.w, op.p.out_cols, op.p.in_cols)) return;
-    const bool joins = norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
-                             : siblings_.empty() || side_by_side(siblings_.back(), op);
+    const bool joins = vote_   ? false
+                       : norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
+                               : siblings_.empty() || side_by_side(siblings_.back(), op);
     if (!joins) record_pending();
     siblings_.push_back(op);
   }
@@ -41,7 +42,7 @@ class VulkanRecorder : public Recorder {
     if (!check("glu", op.gate, op.p.out_cols, op.p.in_cols) ||
         !check("glu", op.up, op.p.out_cols, op.p.in_cols))
       return;
-    if (!siblings_.empty() ||
+    if (vote_ || !siblings_.empty() ||
         (norm_ && !makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h)))
       record_pending();
     const std::optional<RmsNorm> norm = std::exchange(norm_, {});
@@ -55,8 +56,16 @@ class VulkanRecorder : public Recorder {
   void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording(), op); }
   void query_gate(const QueryGate& op) override { vulkan::query_gate(recording(), op); }
   void token_score(const TokenScore& op) override { vulkan::token_score(recording(), op); }
-  void vote(const Vote& op) override { vulkan::vote(recording(), op); }
-  void top_k(const TopK& op) override { vulkan::top_k(recording(), op); }
+  void vote(const Vote& op) override {
+    recording();
+    vote_ = op;
+  }
+  void top_k(const TopK& op) override {
+    if (vote_ && lists_votes(recording_.limits(), *vote_, op))
+      vulkan::vote_top_k(recording_, *std::exchange(vote_, {}), op);
+    else
+      vulkan::top_k(recording(), op);
+  }
   void arg_max(const ArgMax& op) override { vulkan::arg_max(recording(), op); }
   void log_prob(const LogProb& op) override { vulkan::log_prob(recording(), op); }
   void copy(const Copy& op) override { vulkan::copy(recording(), op); }
@@ -64,7 +73,8 @@ class VulkanRecorder : public Recorder {
   Result<std::unique_ptr<Program>> finish() { return recording().finish(); }
 
  private:
-  // What an op other than a product records to.
+  // What an op records to: what has waited for it comes before. Products wait for siblings, a norm for the
+  // products of it, a vote for a top_k.
   ProgramRecording& recording() {
     record_pending();
     return recording_;
@@ -76,6 +86,8 @@ class VulkanRecorder : public Recorder {
     else if (norm)
       vulkan::rms_norm(recording_, *norm);
     siblings_.clear();
+    if (vote_) vulkan::vote(recording_, *vote_);
+    vote_.reset();
   }
   // Whether a norm can be left to the products of these rows of x, which write y: they are what it makes, and
   // nobody writes what it reads or makes.
@@ -95,9 +107,10 @@ class VulkanRecorder : public Recorder {
   }
 
   ProgramRecording recording_;
-  // Not recorded yet: a norm, and products that stand side by side or read the norm.
+  // Not recorded yet: a norm and products of it, or products that stand side by side, or a vote.
   std::optional<RmsNorm> norm_;
   std::vector<Linear> siblings_;
+  std::optional<Vote> vote_;
 };
 
 class VulkanStream : public Stream {

@@ -1,6 +1,7 @@
 // What the shaders of top_k share: what a head's list is made from, a radix select, and ordered writing.
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#include "../top_k.h"
 #include "order.glsl"
 #include "step.glsl"
 
@@ -8,7 +9,8 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const bool kHasChunk = false;
-#include "scan.glsl"
+const uint kBins = kListBins;
+#include "histogram.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { uint scores[]; };
 layout(set = 0, binding = 2, std430) readonly buffer ChunkScores { uint chunk_scores[]; };
@@ -29,8 +31,8 @@ const uint kListEverything = 0, kRenewLocal = 1, kPick = 2;
 
 uint task() {
   if (push.p.purpose == kTopKRetain) return step.keep >= step_entries() ? kListEverything : kPick;
-  if (!selects()) return kListEverything;
-  return kHasGate && gate[push.base[3]] != 0 ? kRenewLocal : kPick;
+  const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
+  return !selects() ? kListEverything : hit ? kRenewLocal : kPick;
 }
 
 // One threshold serves all heads where they vote for positions.
@@ -100,24 +102,24 @@ void renew_local() {
 }
 
 // ---- what a workgroup does together; all of its threads call these ----
+//
+// Loops go on as long as any thread of a subgroup has something to do: subgroup operations follow them.
 
 const uint kLoads = 8;  // of a thread that are under way at once: one after the other they would take most of the time
 
-const uint kBins = 2048;
-shared uint histogram[kBins];
-
-// The shift that divides `width` + 1 keys into as many bins as there are.
-uint bin_shift(uint width) { return uint(max(findMSB(width) - 10, 0)); }
+// Keys from index i on, `stride` apart; instead of what lies behind the range the last of it.
+void load_keys(Range range, uint i, uint stride, out uint keys[kLoads]) {
+  [[unroll]] for (uint j = 0; j < kLoads; ++j) keys[j] = key_at(min(i + j * stride, range.end - 1));
+}
 
 // Counts the keys of a range that lie in [low, low + width], in bins of 2^bin_shift(width).
 void count_keys(Range range, uint low, uint width) {
   const uint shift = bin_shift(width);
-  barrier();
-  for (uint bin = thread_in_order(); bin < kBins; bin += kThreads) histogram[bin] = 0;
-  barrier();
-  for (uint i = range.begin + thread_in_order(); i < range.end; i += kLoads * kThreads) {
+  clear_histogram();
+  for (uint first = range.begin; first < range.end; first += kLoads * kThreads) {
+    const uint i = first + thread_in_order();
     uint keys[kLoads];
-    [[unroll]] for (uint j = 0; j < kLoads; ++j) keys[j] = key_at(min(i + j * kThreads, range.end - 1));
+    load_keys(range, i, kThreads, keys);
     [[unroll]] for (uint j = 0; j < kLoads; ++j) {
       const uint above = keys[j] - low;  // a large number below it
       if (i + j * kThreads < range.end && above <= width) atomicAdd(histogram[above >> shift], 1);
@@ -126,43 +128,18 @@ void count_keys(Range range, uint low, uint width) {
   barrier();
 }
 
-struct Bin {
-  uint bin;
-  uint wanted;  // of its keys, how many are picked
-  uint count;   // and how many there are
-};
-shared Bin found_bin;
-
-// The bin of the wanted-th largest key, from a histogram that is complete. There are at least as many keys.
-Bin find_bin(uint wanted) {
-  const uint kEach = kBins / kThreads, top = kBins - 1 - thread_in_order() * kEach;  // bins descend with threads
-  uint own = 0;
-  for (uint i = 0; i < kEach; ++i) own += histogram[top - i];
-  uint above = scan_threads(own).x;  // keys in larger bins
-  if (above < wanted && wanted <= above + own)
-    for (uint i = 0; i < kEach; ++i) {
-      const uint count = histogram[top - i];
-      if (wanted <= above + count) {
-        found_bin = Bin(top - i, wanted - above, count);
-        break;
-      }
-      above += count;
-    }
-  barrier();
-  return found_bin;
-}
-
 shared uint found_index;
 
 // The index of the wanted-th key equal to `bits`, counted from the end of the range.
 uint tie_from_end(uint bits, Range range, uint wanted) {
   const Range own = part_of(range, gl_SubgroupID, gl_NumSubgroups);
   uint ties = 0;
-  for (uint i = own.begin + gl_SubgroupInvocationID; i < own.end; i += kLoads * gl_SubgroupSize)
-    [[unroll]] for (uint j = 0; j < kLoads; ++j) {
-      const bool equal = key_at(min(i + j * gl_SubgroupSize, own.end - 1)) == bits;
-      ties += equal && i + j * gl_SubgroupSize < own.end ? 1 : 0;
-    }
+  for (uint first = own.begin; first < own.end; first += kLoads * gl_SubgroupSize) {
+    const uint i = first + gl_SubgroupInvocationID;
+    uint keys[kLoads];
+    load_keys(own, i, gl_SubgroupSize, keys);
+    [[unroll]] for (uint j = 0; j < kLoads; ++j) ties += keys[j] == bits && i + j * gl_SubgroupSize < own.end ? 1 : 0;
+  }
   ties = subgroupAdd(ties);
   const uvec2 sums = scan_subgroups(ties);
   uint left = wanted - (sums.y - sums.x - ties);  // wraps below the subgroups that have it
@@ -182,15 +159,20 @@ uint tie_from_end(uint bits, Range range, uint wanted) {
   return found_index;
 }
 
+// Which entries from i on, a subgroup's size apart, are picked.
+void load_picked(Range range, uint i, Lowest lowest, out bool picked[kLoads]) {
+  [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = is_picked(min(i + j * gl_SubgroupSize, range.end - 1), lowest);
+  [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = picked[j] && i + j * gl_SubgroupSize < range.end;
+}
 // How many entries of a range are picked, of those of the subgroups before this one and of all.
 uvec2 count_picked(Range range, Lowest lowest) {
   const Range own = part_of(range, gl_SubgroupID, gl_NumSubgroups);
   uint count = 0;
-  for (uint i = own.begin + gl_SubgroupInvocationID; i < own.end; i += kLoads * gl_SubgroupSize)
-    [[unroll]] for (uint j = 0; j < kLoads; ++j) {
-      const bool picked = is_picked(min(i + j * gl_SubgroupSize, own.end - 1), lowest);
-      count += picked && i + j * gl_SubgroupSize < own.end ? 1 : 0;
-    }
+  for (uint first = own.begin; first < own.end; first += kLoads * gl_SubgroupSize) {
+    bool picked[kLoads];
+    load_picked(own, first + gl_SubgroupInvocationID, lowest, picked);
+    [[unroll]] for (uint j = 0; j < kLoads; ++j) count += picked[j] ? 1 : 0;
+  }
   return scan_subgroups(subgroupAdd(count));
 }
 // Writes them; `to` is where this subgroup's first one goes.
@@ -199,11 +181,10 @@ void write_picked(Range range, Lowest lowest, uint to) {
   for (uint first = own.begin; first < own.end; first += kLoads * gl_SubgroupSize) {
     const uint i = first + gl_SubgroupInvocationID;
     bool picked[kLoads];
-    [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = is_picked(min(i + j * gl_SubgroupSize, own.end - 1), lowest);
+    load_picked(own, i, lowest, picked);
     [[unroll]] for (uint j = 0; j < kLoads; ++j) {
-      const bool own_picked = picked[j] && i + j * gl_SubgroupSize < own.end;
-      const uvec4 all = subgroupBallot(own_picked);
-      if (own_picked) list[to + subgroupBallotExclusiveBitCount(all)] = i + j * gl_SubgroupSize;
+      const uvec4 all = subgroupBallot(picked[j]);
+      if (picked[j]) list[to + subgroupBallotExclusiveBitCount(all)] = i + j * gl_SubgroupSize;
       to += subgroupBallotBitCount(all);
     }
   }
@@ -214,4 +195,10 @@ void list_ends(uint picked) {
   if (thread_in_order() == 0) list[own_list] = middle.begin + picked + n - middle.end;
   for (uint i = thread_in_order(); i < middle.begin; i += kThreads) list[own_list + 1 + i] = i;
   for (uint i = thread_in_order(); i < n - middle.end; i += kThreads) list[behind + i] = middle.end + i;
+}
+// Writes a part of the middle, `before` entries of which are picked before it, and, if it is the last part, what ends the list.
+void write_part(Range own, Lowest lowest, uint before, bool ends) {
+  const uvec2 picked = count_picked(own, lowest);
+  write_picked(own, lowest, own_list + 1 + middle.begin + before + picked.x);
+  if (ends) list_ends(before + picked.y);
 }

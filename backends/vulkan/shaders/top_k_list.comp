@@ -6,12 +6,12 @@
 
 // The smallest candidate that is picked, from the counts of all digits.
 Lowest find_lowest(uint head) {
-  const Found found = find_digits(head, kDigits - 1);
+  const Found found = find_digits(head, kListDigits - 1);
   uint wanted = found.last.wanted;
   if (wanted == found.last.count) return Lowest(found.bits, 0);
   uint part = push.parts - 1;  // the one with the last tie that is picked
   for (;; --part) {
-    const uint ties = scratch[histogram_at(kDigits - 1, head, part) + found.last.bin];
+    const uint ties = scratch[histogram_at(kListDigits - 1, head, part) + found.last.bin];
     if (wanted <= ties) break;
     wanted -= ties;
   }
@@ -30,7 +30,5 @@ void main() {
   // Workgroups cannot wait for each other, so each counts for itself what the parts before its own have picked.
   const Range own = part_of(middle, part, push.parts);
   const uint before = count_picked(Range(middle.begin, own.begin), lowest).y;
-  const uvec2 picked = count_picked(own, lowest);
-  write_picked(own, lowest, own_list + 1 + middle.begin + before + picked.x);
-  if (part == push.parts - 1) list_ends(before + picked.y);
+  write_part(own, lowest, before, part == push.parts - 1);
 }

@@ -3,7 +3,6 @@
 //
 // scratch: [2][heads][parts][kBins] counts of an even and an odd digit, then [2][heads]{bits, wanted} after a digit.
 
-const uint kDigits = 3;
 // What keys may differ in that share the digits before `digit`.
 uint digit_width(uint digit) { return digit == 0 ? 0xffffffff : digit == 1 ? 0x1fffff : 0x3ff; }
 
