@@ -629,6 +629,265 @@ TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
   EXPECT_EQ(std::vector<uint32_t>({g.hit, g.valid, g.hits, g.misses}), (std::vector<uint32_t>{0, 0, 3, 4}));
 }
 
+// A device may count votes in bins that it chooses by a sample. Each head has votes of another kind, such
+// that for one number of picks or another the smallest that is picked is where bins serve badly.
+TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
+  constexpr uint32_t kKinds = 12, group = 5, n_init = 8, n_local = 32;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float odd[] = {nan, -nan, -kInfinity, -0.0f, 1e-40f, -1, 1, -50};
+  for (const uint32_t n : {4000u, 16740u}) {
+    Random random{n};
+    const uint32_t size = n - n_init - n_local, capacity = n + 3;
+    // Vulkan samples, with 512 to 128 threads, 64 to 16 runs of 8 entries at equal distances.
+    std::vector<bool> sampled(size);
+    for (uint32_t i = 0; i < 512; ++i) sampled[i / 8 * size / 64 + i % 8] = true;
+    std::vector<float> scores, votes_like;
+    for (uint32_t kind = 0; kind < kKinds; ++kind) {
+      std::vector<float> head(capacity, 40.0f);  // larger than any candidate's
+      for (uint32_t i = 0; i < size; ++i) {
+        float& s = head[n_init + i];
+        switch (kind) {
+          case 0:  // all different
+            s = random.uniform(-30, -1);
+            break;
+          case 1:  // all equal
+            s = -7;
+            break;
+          case 2:  // many ties
+            s = std::trunc(random.uniform(-12, -8));
+            break;
+          case 3:  // what is no ordinary number
+            s = odd[random.below(8)];
+            break;
+          case 4:  // nothing is worth anything
+            s = i % 2 ? nan : -kInfinity;
+            break;
+          case 5:  // close together, and one far from them
+            s = i == 20 * size / 64 ? -kInfinity : -9 - random.uniform(0, 1) / 1024;
+            break;
+          case 6:  // a few hundred above all that are sampled
+            s = (sampled[i] || i % 16 ? -20.0f : -10.0f) + random.uniform(0, 1);
+            break;
+          case 7:  // nearly all above all that are sampled
+            s = (sampled[i] ? -20.0f : -10.0f) + random.uniform(0, 1);
+            break;
+          case 8:  // nearly all below all that are sampled, and so close that one bin has them all
+            s = sampled[i] ? random.uniform(9.601f, 9.602f) : random.uniform(9.59f, 9.5999f);
+            break;
+          case 9:  // some below all that are sampled
+            s = (sampled[i] || i % 40 ? -3.0f : -300.0f) + random.uniform(0, 1);
+            break;
+          case 10:  // ties above all that are sampled
+            s = sampled[i] ? random.uniform(-12, -11) : -5;
+            break;
+          default:  // ascending, so that neighbours are alike
+            s = -20 + 10 * static_cast<float>(i) / static_cast<float>(size);
+        }
+      }
+      for (uint32_t query = 0; query < group; ++query) scores.insert(scores.end(), head.begin(), head.end());
+      votes_like.insert(votes_like.end(), head.begin(), head.end());
+    }
+    const StepParams step{.n_rows = 1,
+                          .n_entries = n - 1,
+                          .position = static_cast<int32_t>(n) - 1,
+                          .n_init = n_init,
+                          .n_local = n_local,
+                          .vote_scope = kVoteGroup};
+    clear();
+    Layer l = layer(kKinds, group, capacity, step, scores);
+    l.lse = input(std::vector<float>(kKinds * group));
+    for (const uint32_t k :
+         {0u, 1u, 2u, 30u, size / 20, size / 8, size / 2, size - 600, size - 80, size - 1}) {
+      l.step.select_k = k;
+      restore();
+      select(l);
+      const auto votes = get<float>(l.votes);
+      for (uint32_t head = 0; head < kKinds; ++head) {
+        SCOPED_TRACE(::testing::Message() << n << " entries, " << k << " picked, kind " << head);
+        const std::vector<float> own(votes.begin() + head * capacity, votes.begin() + head * capacity + n);
+        for (uint32_t i = 0; i < n; ++i) {
+          const float like = votes_like[head * capacity + i];
+          if (i < n_init || i >= n - n_local || std::isnan(like) || like == -kInfinity)
+            ASSERT_EQ(own[i], -kInfinity) << "entry " << i;
+          else  // sums of numbers below 512 and of numbers below 8 round by 2^-16 at most
+            ASSERT_NEAR(own[i], double{like} + std::log(double{group}), 0x1p-15) << "entry " << i;
+        }
+        EXPECT_TRUE(list(l, head) == selection(l.step, largest(own, n_init, n - n_local, k)));
+      }
+    }
+  }
+}
+
+// A device may divide the candidates, and there may be fewer of them than parts.
+TEST_P(KvSelection, AFewVotesMakeLists) {
+  Random random;
+  for (const uint32_t size : {1u, 2u, 15u, 17u, 127u, 129u, 511u, 513u})
+    for (const uint32_t k : {0u, size / 2, size - 1}) {
+      clear();
+      const uint32_t n = 3 + size + 4, heads = 3, capacity = n + 1;
+      const Layer l = layer(heads, 2, capacity,
+                            {.n_rows = 1,
+                             .n_entries = n - 1,
+                             .position = static_cast<int32_t>(n) - 1,
+                             .n_init = 3,
+                             .n_local = 4,
+                             .select_k = k,
+                             .vote_scope = kVoteGroup},
+                            random.floats(heads * 2 * capacity, -9, 9));
+      select(l);
+      const auto votes = get<float>(l.votes);
+      for (uint32_t head = 0; head < heads; ++head) {
+        const std::vector<float> own(votes.begin() + head * capacity, votes.begin() + head * capacity + n);
+        EXPECT_EQ(list(l, head), selection(l.step, largest(own, 3, n - 4, k)))
+            << size << " candidates, " << k;
+      }
+    }
+}
+
+// What a step finds, and what the scope of another step's votes was, must not reach the next one.
+TEST_P(KvSelection, ScopesHitsAndMissesTakeTurnsInOneProgram) {
+  Random random;
+  const uint32_t heads = 3, group = 2, capacity = 3000, vote_capacity = 4000, n_init = 5, n_local = 40;
+  std::vector<int32_t> pos;
+  for (uint32_t head = 0; head < heads; ++head) {
+    Entries held = some_entries(random, vote_capacity, capacity, 100);
+    pos.insert(pos.end(), held.begin(), held.end());
+  }
+  const auto scores = random.floats(heads * group * capacity, -20, 20);
+  Layer l{heads, group, capacity};
+  l.vote_capacity = vote_capacity;
+  size_for(heads, group, l.dh,
+           {.chunk = 1, .pool_capacity = capacity, .view_capacity = 64, .positions = vote_capacity});
+  l.pos = input(pos);
+  l.scores = input(scores);
+  l.lse = input(random.floats(heads * group));
+  l.votes = output<float>(heads * vote_capacity);
+  l.gate = inout(std::vector<GateState>(1));
+  l.list = output<uint32_t>(heads * (capacity + 1));
+  const std::unique_ptr<Program> program = record(1, [&](Recorder& r) {
+    r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+    r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
+  });
+  ASSERT_TRUE(program);
+
+  struct Turn {
+    uint32_t n, k, scope;
+    bool hit = false;
+  };
+  std::vector<Entries> before(heads);  // what was picked last
+  std::vector<uint32_t> votes_before;
+  for (const Turn t :
+       {Turn{2900, 300, kVoteGroup}, Turn{2901, 300, kVoteGroup, true}, Turn{2902, 300, kVoteGroup},
+        Turn{2903, 300, kVoteLayer}, Turn{2904, 300, kVoteLayer, true}, Turn{345, 300, kVoteGroup},
+        Turn{346, 300, kVoteGroup}, Turn{50, 10, kVoteLayer}, Turn{51, 5, kVoteGroup},
+        Turn{3000, 2954, kVoteGroup}, Turn{3000, 1, kVoteGroup}, Turn{3000, 700, kVoteLayer},
+        Turn{3000, 700, kVoteGroup}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << t.n << " entries, " << t.k << " picked, scope " << t.scope << (t.hit ? ", a hit" : ""));
+    const uint32_t end = t.n - n_local;
+    l.step = {.n_rows = 1,
+              .n_entries = t.n - 1,
+              .position = static_cast<int32_t>(vote_capacity) - 1,
+              .n_init = n_init,
+              .n_local = n_local,
+              .select_k = t.k,
+              .vote_scope = t.scope};
+    put(l.gate, std::vector<GateState>{{.hit = t.hit}});
+    run(*program, l.step);
+    if (t.hit) {
+      EXPECT_EQ(get<uint32_t>(l.votes), votes_before) << "nobody votes";
+    }
+    votes_before = get<uint32_t>(l.votes);
+    const auto votes = get<float>(l.votes);
+    for (uint32_t head = 0; head < heads; ++head) {
+      Entries& picked = before[head];
+      if (t.n - n_init - n_local <= t.k) {
+        picked.resize(end - n_init);
+        std::iota(picked.begin(), picked.end(), n_init);
+      } else if (!t.hit) {
+        const std::vector<float> own(
+            votes.begin() + (t.scope == kVoteGroup ? head * vote_capacity : 0),
+            votes.begin() + (t.scope == kVoteGroup ? head * vote_capacity + t.n : vote_capacity));
+        const Entries chosen =
+            t.scope == kVoteGroup ? largest(own, n_init, end, t.k) : largest(own, 0, vote_capacity, t.k);
+        const std::set<uint32_t> set(chosen.begin(), chosen.end());
+        picked.clear();
+        for (uint32_t i = n_init; i < end; ++i)
+          if (set.count(t.scope == kVoteGroup ? i : static_cast<uint32_t>(pos[head * capacity + i])))
+            picked.push_back(i);
+      }
+      EXPECT_EQ(list(l, head), selection(l.step, picked)) << "head " << head;
+    }
+  }
+}
+
+// A device may wait with a vote for the list that is made of it.
+TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
+  Random random;
+  const uint32_t n = 300, heads = 2;
+  const auto scores = random.floats(heads * n, -9, 9);
+  const StepParams step{.n_rows = 1,
+                        .n_entries = n - 1,
+                        .position = n - 1,
+                        .n_init = 4,
+                        .n_local = 8,
+                        .select_k = 50,
+                        .vote_scope = kVoteGroup};
+  const Layer l = layer(heads, 1, n, step, scores);
+  const View other = input(random.floats(heads * n)), copied = output<float>(n), x = input(random.floats(32)),
+             y = output<float>(2);
+  const Weight w = weight(DType::kF32, 2, 32, std::vector<std::byte>(2 * 32 * 4));
+  const auto vote = [&](Recorder& r) { r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)}); };
+  const auto list_of_votes = [&](Recorder& r) {
+    r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
+  };
+  struct Case {
+    const char* what;
+    bool lists;
+    Record ops;
+  };
+  const std::vector<Case> cases = {
+      {"nothing", false, vote},
+      {"a copy", true,
+       [&](Recorder& r) {
+         vote(r);
+         r.copy({l.votes, copied, {.cols = n, .src_stride = n, .dst_stride = n}});
+         list_of_votes(r);
+       }},
+      {"a product", true,
+       [&](Recorder& r) {
+         vote(r);
+         r.linear({x, w, {}, y, {.in_cols = 32, .out_cols = 2, .x_stride = 32, .y_stride = 2}});
+         list_of_votes(r);
+       }},
+      {"a list of other scores", true,
+       [&](Recorder& r) {
+         vote(r);
+         r.top_k({other, {}, l.pos, l.gate, l.list, select_params(l)});
+         list_of_votes(r);
+       }},
+      {"another vote", true, [&](Recorder& r) {
+         vote(r);
+         r.vote({other, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+         vote(r);
+         list_of_votes(r);
+       }}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.what);
+    restore();
+    run(step, 1, c.ops);
+    const auto votes = get<float>(l.votes), lse = get<float>(l.lse);
+    for (uint32_t head = 0; head < heads; ++head) {
+      const std::vector<float> own(votes.begin() + head * n, votes.begin() + (head + 1) * n);
+      for (uint32_t i = 4; i < n - 8; ++i)
+        ASSERT_NEAR(own[i], double{scores[head * n + i]} - double{lse[head]}, 0x1p-19) << "entry " << i;
+      if (c.lists) {
+        EXPECT_EQ(list(l, head), selection(step, largest(own, 4, n - 8, 50)));
+      }
+    }
+  }
+}
+
 // ---- the selection cache ----
 
 class KvGate : public KvSelection {
