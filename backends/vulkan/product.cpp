@@ -48,7 +48,7 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
              {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), batch, rows_each, matrices, threads,
               lines / batch, l.subgroup_size, p.norm_weight ? 1u : 0u},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.norm_weight),
-              writes(p.norm)},
+              p.norm ? writes(p.norm) : reads(p.norm)},
              p.params(),
              groups(p.w.rows, lines / matrices), groups(rows, rows_each));
 }

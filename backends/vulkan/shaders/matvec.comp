@@ -111,7 +111,8 @@ void multiply_pieces() {
           if (r >= rows) break;
           Columns columns = of_first_row;
           if (r > 0) columns = columns_of(first_row + r, piece);
-          products[r][l] = mine ? piece_product(line + l, first, columns) : 0;
+          const float product = piece_product(line + l, first, columns);
+          products[r][l] = mine ? product : 0;  // no branch: products of neighbouring lines are worked out together
         }
       }
       [[unroll]] for (uint r = 0; r < kRows; ++r)
