@@ -834,56 +834,56 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
                         .select_k = 50,
                         .vote_scope = kVoteGroup};
   const Layer l = layer(heads, 1, n, step, scores);
-  const View other = input(random.floats(heads * n)), copied = output<float>(n), x = input(random.floats(32)),
-             y = output<float>(2);
-  const Weight w = weight(DType::kF32, 2, 32, std::vector<std::byte>(2 * 32 * 4));
-  const auto vote = [&](Recorder& r) { r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)}); };
-  const auto list_of_votes = [&](Recorder& r) {
-    r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
+  const std::vector<float> others = random.floats(heads * n);
+  const View other = input(others), y = output<float>(2);
+  const Weight w = weight(DType::kF32, 2, 32, std::vector<std::byte>(2 * 32 * 4));  // zeros
+  const auto vote = [&](Recorder& r, const View& from) {
+    r.vote({from, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+  };
+  const auto top_k = [&](Recorder& r, const View& from) {
+    r.top_k({from, {}, l.pos, l.gate, l.list, select_params(l)});
   };
   struct Case {
     const char* what;
-    bool lists;
+    bool lists_votes, lists_others, multiplies;
     Record ops;
   };
-  const std::vector<Case> cases = {
-      {"nothing", false, vote},
-      {"a copy", true,
-       [&](Recorder& r) {
-         vote(r);
-         r.copy({l.votes, copied, {.cols = n, .src_stride = n, .dst_stride = n}});
-         list_of_votes(r);
-       }},
-      {"a product", true,
-       [&](Recorder& r) {
-         vote(r);
-         r.linear({x, w, {}, y, {.in_cols = 32, .out_cols = 2, .x_stride = 32, .y_stride = 2}});
-         list_of_votes(r);
-       }},
-      {"a list of other scores", true,
-       [&](Recorder& r) {
-         vote(r);
-         r.top_k({other, {}, l.pos, l.gate, l.list, select_params(l)});
-         list_of_votes(r);
-       }},
-      {"another vote", true, [&](Recorder& r) {
-         vote(r);
-         r.vote({other, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
-         vote(r);
-         list_of_votes(r);
-       }}};
-  for (const Case& c : cases) {
+  for (const Case& c : {Case{"nothing", false, false, false, [&](Recorder& r) { vote(r, l.scores); }},
+                        {"a product of them", false, false, true,
+                         [&](Recorder& r) {
+                           vote(r, l.scores);
+                           r.linear({l.votes.slice(16 * sizeof(float), 32 * sizeof(float)),
+                                     w,
+                                     {},
+                                     y,
+                                     {.in_cols = 32, .out_cols = 2, .x_stride = 32, .y_stride = 2}});
+                         }},
+                        {"a list of other scores", false, true, false,
+                         [&](Recorder& r) {
+                           vote(r, l.scores);
+                           top_k(r, other);
+                         }},
+                        {"another vote", true, false, false, [&](Recorder& r) {
+                           vote(r, other);
+                           vote(r, l.scores);
+                           top_k(r, l.votes);
+                         }}}) {
     SCOPED_TRACE(c.what);
     restore();
     run(step, 1, c.ops);
     const auto votes = get<float>(l.votes), lse = get<float>(l.lse);
     for (uint32_t head = 0; head < heads; ++head) {
-      const std::vector<float> own(votes.begin() + head * n, votes.begin() + (head + 1) * n);
       for (uint32_t i = 4; i < n - 8; ++i)
-        ASSERT_NEAR(own[i], double{scores[head * n + i]} - double{lse[head]}, 0x1p-19) << "entry " << i;
-      if (c.lists) {
+        ASSERT_NEAR(votes[head * n + i], double{scores[head * n + i]} - double{lse[head]}, 0x1p-19)
+            << "entry " << i;
+      const auto& listed = c.lists_others ? others : votes;
+      const std::vector<float> own(listed.begin() + head * n, listed.begin() + (head + 1) * n);
+      if (c.lists_votes || c.lists_others) {
         EXPECT_EQ(list(l, head), selection(step, largest(own, 4, n - 8, 50)));
       }
+    }
+    if (c.multiplies) {
+      EXPECT_EQ(get<float>(y), (std::vector<float>{0, 0})) << "poison was read for votes";
     }
   }
 }
