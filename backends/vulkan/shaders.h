@@ -35,6 +35,7 @@ namespace thimble::vulkan {
   X(VotePack, "vote_pack", "") \
   X(VoteWindow, "vote_window", "") \
   X(TopK, "top_k", "") \
+  X(TopKVotes, "top_k_votes", "") \
   X(TopKCount, "top_k_count", "") \
   X(TopKList, "top_k_list", "") \
   X(ArgMax, "arg_max", "") \

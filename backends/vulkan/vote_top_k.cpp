@@ -6,10 +6,18 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kSpanWords = 4;  // of top_k.comp's Span
-
-uint64_t counts_bytes(uint32_t heads) { return uint64_t(heads) * kListParts * kVoteBins * sizeof(uint32_t); }
-uint64_t spans_bytes(uint32_t heads) { return uint64_t(heads) * kSpanWords * sizeof(uint32_t); }
+// What one dispatch leaves for the other, as vote_count.comp says.
+struct CountedVotes {
+  uint32_t threads, each;        // of a workgroup that votes; votes of a thread, at most
+  uint64_t reach, sorted, bins;  // bytes
+  CountedVotes(const Limits& l, uint32_t heads, uint64_t entries)
+      : threads(std::min(kVoteBins, std::bit_floor(l.max_group_threads))),
+        each(static_cast<uint32_t>(ceil_div(entries, kListParts * threads))),
+        reach(uint64_t(heads) * kListParts * kVoteBins * sizeof(uint32_t)),
+        sorted(uint64_t(heads) * kListParts * each * threads * sizeof(uint32_t[2])),
+        bins(heads * sizeof(uint32_t[2])) {}
+  uint64_t all() const { return reach + sorted + bins; }
+};
 
 bool same(const View& a, const View& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
@@ -25,28 +33,26 @@ bool lists_votes(const Limits& limits, const Vote& vote, const TopK& list) {
 
 void vote_top_k(Recording& r, const Vote& vote, const TopK& list) {
   const uint32_t heads = vote.p.heads, has_gate = vote.gate ? 1 : 0;
-  const View counts = r.scratch().slice(0, counts_bytes(heads)),
-             spans = r.scratch().slice(counts.bytes, spans_bytes(heads));
-  // As many as there are bins, so that a thread adds up one: at most four votes a thread.
-  const uint32_t threads = std::min(kVoteBins, std::bit_floor(r.limits().max_group_threads)),
-                 entries = std::min(vote.p.capacity, vote.p.vote_capacity);
-  const uint32_t each = static_cast<uint32_t>(ceil_div(entries, kListParts * threads));
-  r.dispatch(Shader::kVoteCount, {threads, has_gate, each},
+  const CountedVotes counted(r.limits(), heads, std::min(vote.p.capacity, vote.p.vote_capacity));
+  const View reach = r.scratch().slice(0, counted.reach),
+             sorted = r.scratch().slice(counted.reach, counted.sorted),
+             bins = r.scratch().slice(counted.reach + counted.sorted, counted.bins);
+  r.dispatch(Shader::kVoteCount, {counted.threads, has_gate, counted.each},
              {reads(vote.scores), reads(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
-              writes(counts), writes(spans), writes(r.counters().slice(0, heads * sizeof(uint32_t)))},
+              writes(reach), writes(sorted), writes(bins)},
              vote.p, kListParts, heads);
   const struct {
     TopKParams p;
     uint32_t parts, digit;
   } push{list.p, kListParts, 0};
-  r.dispatch(
-      Shader::kTopK, {list_threads(r.limits()), has_gate, 0, 1},
-      {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list), reads(spans)},
-      push, kListParts, heads);
+  r.dispatch(Shader::kTopKVotes, {list_threads(r.limits()), has_gate, 0, counted.each * counted.threads},
+             {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list),
+              reads(reach), reads(sorted), reads(bins)},
+             push, kListParts, heads);
 }
 
-uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
-  return s.positions == 0 ? 0 : counts_bytes(m.kv_heads) + spans_bytes(m.kv_heads);
+uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
+  return s.positions == 0 ? 0 : CountedVotes(l, m.kv_heads, s.pool_capacity).all();
 }
 
 }  // namespace thimble::vulkan

@@ -22,7 +22,7 @@ layout(push_constant) uniform Push {
   TopKParams p;
   uint parts;  // workgroups that share a head's work
   uint digit;
-  uint base[6];
+  uint base[8];  // as many as top_k_votes.comp has operands
 } push;
 
 // ---- what a step asks for ----

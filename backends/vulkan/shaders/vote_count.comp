@@ -1,5 +1,5 @@
-// vote, where top_k lists its votes next: as many workgroups a head as will list them also count the keys of a group's votes, and
-// the last one finds the bin where the smallest that is picked must be.
+// vote, where top_k lists its votes next: the workgroups of a head also count the keys of a group's votes and sort them by bins,
+// so that those that list find the smallest that is picked among those of one bin.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -12,17 +12,18 @@ layout(constant_id = 0) const uint kThreads = kVoteBins;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const uint kVotes = 4;  // that a thread makes, at most
 
-layout(set = 0, binding = 6, std430) coherent buffer Counts { uint counts[]; };  // [heads][kListParts][kBins]
-layout(set = 0, binding = 7, std430) writeonly buffer Spans { uint spans[]; };   // [heads] of top_k.comp's Span
-layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
+// For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
+// their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
+layout(set = 0, binding = 6, std430) writeonly buffer Reach { uint reach[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer Sorted { uvec2 sorted[]; };
+layout(set = 0, binding = 8, std430) writeonly buffer BinsOf { uvec2 bins_of[]; };
 layout(push_constant) uniform Push {
   VoteParams p;
   uint base[8];
 } push;
 
-const uint kTile = kThreads, kBins = kVoteBins;
-#include "histogram.glsl"
-#include "last_group.glsl"
+const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
+#include "scan.glsl"
 #include "vote.glsl"
 
 void layer_votes() {
@@ -34,34 +35,49 @@ void layer_votes() {
   }
 }
 
+// Bins of a thread, which descend with threads, and the first of them.
+const uint kBinsEach = kVoteBins / kThreads;
+uint top_bin() { return kVoteBins - 1 - thread_in_order() * kBinsEach; }
+// The shift that divides `width` + 1 keys into as many bins as there are, or fewer.
+uint bin_shift(uint width) { return uint(max(findMSB(width) + 1 - findMSB(kVoteBins), 0)); }
+
 // Where keys are counted: bin b has those from low + (b << shift) on, the first one all below it too, the last one all above.
 struct Bins {
   uint low, shift;
 };
 
+shared uint smallest, largest, low_bin, high_bin;
+shared uint sample_counts[kVoteBins], counts[kVoteBins];
+
 // Bins between the sample's keys that stand an eighth of it above and below where the smallest that is picked would stand if the
 // sample were like all of the `size` votes. Of 16,100 votes 2,048 of which are picked some ten are in a bin then; bins between the
-// sample's smallest and largest key had hundreds, and one vote far from the others more.
+// sample's smallest and largest key had hundreds, and one vote far from the others more. The counts are zeros before.
 Bins bins_around_threshold(uint sample_key, uint size) {
-  const uvec2 ends = smallest_and_largest(sample_key, sample_key);
-  const uint shift = bin_shift(ends.y - ends.x);
-  clear_histogram();
-  atomicAdd(histogram[(sample_key - ends.x) >> shift], 1);
+  const uint low = subgroupMin(sample_key), high = subgroupMax(sample_key);
+  if (subgroupElect()) {
+    atomicMin(smallest, low);
+    atomicMax(largest, high);
+  }
+  barrier();
+  const uint first = smallest, shift = bin_shift(largest - first);
+  atomicAdd(sample_counts[(sample_key - first) >> shift], 1);
   barrier();
   const uint kSlack = kThreads / 8, rank = step.select_k * kThreads / size;  // the larger, the smaller the key
-  const uint high = find_bin(max(rank, kSlack + 1) - kSlack).bin, low = find_bin(min(rank + kSlack, kThreads)).bin;
-  return Bins(ends.x + (low << shift), bin_shift(((high + 1 - low) << shift) - 1));
+  const uint high_rank = max(rank, kSlack + 1) - kSlack, low_rank = min(rank + kSlack, kThreads);
+  uint own = 0;
+  [[unroll]] for (uint i = 0; i < kBinsEach; ++i) own += sample_counts[top_bin() - i];
+  uint above = scan_threads(own).x;
+  [[unroll]] for (uint i = 0; i < kBinsEach; ++i) {
+    const uint reached = above + sample_counts[top_bin() - i];
+    if (above < high_rank && high_rank <= reached) high_bin = top_bin() - i;
+    if (above < low_rank && low_rank <= reached) low_bin = top_bin() - i;
+    above = reached;
+  }
+  barrier();
+  return Bins(first + (low_bin << shift), bin_shift(((high_bin + 1 - low_bin) << shift) - 1));
 }
-
-// The span of a bin with keys in it: `wanted` of them are picked.
-void store_span(uint at, Bins bins, Bin found) {
-  uint low = bins.low + (found.bin << bins.shift), high = low + (1u << bins.shift) - 1;
-  if (found.bin == 0) low = 0;
-  if (found.bin == kBins - 1) high = 0xffffffff;
-  spans[at] = low;
-  spans[at + 1] = high - low;
-  spans[at + 2] = found.wanted;
-  spans[at + 3] = found.count;
+uint bin_of(uint key, Bins bins) {
+  return key < bins.low ? 0 : min((key - bins.low) >> bins.shift, kVoteBins - 1);
 }
 
 // A thread's votes, and behind them one of the sample, which is the same in all workgroups of a head.
@@ -74,6 +90,12 @@ void group_votes() {
   const uint begin = step.n_init, end = middle_end(), size = end - begin, each = (size + kListParts - 1) / kListParts;
   const uint first = begin + part * each + thread, own_end = min(begin + (part + 1) * each, end);
   const uint own_votes = push.base[4] + head * push.p.vote_capacity;
+  for (uint bin = thread; bin < kVoteBins; bin += kThreads) sample_counts[bin] = counts[bin] = 0;
+  if (thread == 0) {
+    smallest = 0xffffffff;
+    largest = 0;
+  }
+  barrier();
 
   // The sample is taken in runs of 8 neighbours, which are read as one.
   const uint kRun = 8, run = thread / kRun * size / (kThreads / kRun);
@@ -98,28 +120,33 @@ void group_votes() {
   }
 
   const Bins bins = bins_around_threshold(order_bits(log_sum_bits(sums[kVotes])), size);
-  clear_histogram();
   [[unroll]] for (uint i = 0; i < kVotes; ++i) {
-    const uint entry = first + i * kThreads, bits = log_sum_bits(sums[i]), key = order_bits(bits);
+    const uint entry = first + i * kThreads, bits = log_sum_bits(sums[i]);
     if (entry >= own_end) continue;
     votes[own_votes + entry] = bits;
-    atomicAdd(histogram[key < bins.low ? 0 : min((key - bins.low) >> bins.shift, kBins - 1)], 1);
+    atomicAdd(counts[bin_of(order_bits(bits), bins)], 1);
   }
   for (uint i = part * kThreads + thread; i < step_entries() - size; i += kListParts * kThreads)
     votes[own_votes + (i < begin ? i : i + size)] = kMinusInfinity;
+  if (part == 0 && thread == 0) bins_of[push.base[7] / 2 + head] = uvec2(bins.low, bins.shift);
   barrier();
 
-  const uint all_counts = push.base[5] + head * kListParts * kBins;
-  for (uint bin = thread; bin < kBins; bin += kThreads) counts[all_counts + part * kBins + bin] = histogram[bin];
-  if (!finishes_last(push.base[7] + head, kListParts)) return;
-  for (uint bin = thread; bin < kBins; bin += kThreads) {
-    uint sum = 0;
-    [[unroll]] for (uint i = 0; i < kListParts; ++i) sum += counts[all_counts + i * kBins + bin];
-    histogram[bin] = sum;
+  uint own = 0;
+  [[unroll]] for (uint i = 0; i < kBinsEach; ++i) own += counts[top_bin() - i];
+  uint above = scan_threads(own).x;
+  [[unroll]] for (uint i = 0; i < kBinsEach; ++i) {
+    const uint bin = top_bin() - i, before = above;
+    above += counts[bin];
+    counts[bin] = before;  // where its votes begin
+    reach[push.base[5] + (head * kListParts + part) * kVoteBins + bin] = above;
   }
   barrier();
-  const Bin found = find_bin(step.select_k);
-  if (thread == 0) store_span(push.base[6] + 4 * head, bins, found);
+  [[unroll]] for (uint i = 0; i < kVotes; ++i) {
+    const uint entry = first + i * kThreads, key = order_bits(log_sum_bits(sums[i]));
+    if (entry >= own_end) continue;
+    const uint at = atomicAdd(counts[bin_of(key, bins)], 1);
+    sorted[push.base[6] / 2 + (head * kListParts + part) * kPartVotes + at] = uvec2(key, entry);
+  }
 }
 
 void main() {

@@ -1,0 +1,80 @@
+// How one workgroup finds the smallest candidate that is picked.
+//
+// Every pass reads the keys anew, from the cache. With up to 32 of a thread's in registers an H200's lists were wrong for some
+// numbers of them, others in every variant of the code, or its compiler crashed (driver 580); lavapipe's were right.
+#include "top_k.glsl"
+
+// Where the smallest candidate that is picked must be: among those with keys in [low, low + width].
+struct Span {
+  uint low, width;
+  uint wanted;  // how many of them are picked
+  uint count;   // and how many there are
+};
+
+Span span_of_all() {
+  uint low = 0xffffffff, high = 0;
+  for (uint first = candidates.begin; first < candidates.end; first += kLoads * kThreads) {
+    uint keys[kLoads];
+    load_keys(candidates, first + thread_in_order(), kThreads, keys);
+    [[unroll]] for (uint j = 0; j < kLoads; ++j) {
+      low = min(low, keys[j]);
+      high = max(high, keys[j]);
+    }
+  }
+  const uvec2 keys = smallest_and_largest(low, high);
+  return Span(keys.x, keys.y - keys.x, wanted, candidates.end - candidates.begin);
+}
+
+// The bin of a span where it must be.
+Span narrowed(Span span) {
+  const uint shift = bin_shift(span.width);
+  count_keys(candidates, span.low, span.width);
+  const Bin found = find_bin(span.wanted);
+  const uint below = found.bin << shift;
+  return Span(span.low + below, min((1u << shift) - 1, span.width - below), found.wanted, found.count);
+}
+
+// The `few` candidates of a span, and which of them is the smallest that is picked: each counts those above it.
+const uint kFew = 256;
+shared uint few, few_keys[kFew], few_indices[kFew];
+shared Lowest found_lowest;
+uint few_above(uint own) {
+  uint above = 0;
+  for (uint i = 0; i < few; ++i)
+    if (few_keys[i] > few_keys[own] || (few_keys[i] == few_keys[own] && few_indices[i] > few_indices[own])) ++above;
+  return above;
+}
+Lowest find_among_few(Span span) {
+  if (thread_in_order() == 0) few = 0;
+  barrier();
+  for (uint first = candidates.begin; first < candidates.end; first += kLoads * kThreads) {
+    const uint i = first + thread_in_order();
+    uint keys[kLoads];
+    load_keys(candidates, i, kThreads, keys);
+    [[unroll]] for (uint j = 0; j < kLoads; ++j)
+      if (i + j * kThreads < candidates.end && keys[j] - span.low <= span.width) {
+        const uint at = atomicAdd(few, 1);
+        few_keys[at] = keys[j];
+        few_indices[at] = i + j * kThreads;
+      }
+  }
+  barrier();
+  for (uint own = thread_in_order(); own < few; own += kThreads)
+    if (few_above(own) == span.wanted - 1) found_lowest = Lowest(few_keys[own], few_indices[own]);
+  barrier();
+  return found_lowest;
+}
+
+// Narrows the span until few are in it: scores of a few exponents would meet in a few bins if these divided all keys.
+Lowest find_lowest(Span span) {
+  while (span.wanted < span.count && span.count > kFew && span.width > 0) span = narrowed(span);
+  if (span.wanted == span.count) return Lowest(span.low, 0);
+  if (span.count <= kFew) return find_among_few(span);
+  return Lowest(span.low, tie_from_end(span.low, candidates, span.wanted));
+}
+
+// Makes the head's list.
+void list_alone() {
+  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(span_of_all());
+  write_part(middle, lowest, 0, true);
+}

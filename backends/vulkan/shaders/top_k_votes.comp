@@ -1,0 +1,117 @@
+// top_k of votes that vote_count.comp has counted. Of a group's each of several workgroups finds the smallest that is picked and
+// writes its part of the list. A layer's, which were not counted, one workgroup a head lists alone.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../top_k.h"
+#include "top_k_find.glsl"
+
+layout(constant_id = 3) const uint kPartVotes = 2048;  // of a workgroup, at most
+const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
+
+layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };     // as vote_count.comp has left them
+layout(set = 0, binding = 7, std430) readonly buffer Sorted { uvec2 sorted[]; };
+layout(set = 0, binding = 8, std430) readonly buffer BinsOf { uvec2 bins[]; };
+
+uint reach_at(uint head, uint part, uint bin) {
+  return push.base[5] + (head * kListParts + part) * kVoteBins + bin;
+}
+
+shared uint totals[kVoteBins + 1];  // votes of all parts in a bin or above it
+shared uint found_vote_bin;
+// Of a part: votes above the bin of the smallest that is picked, and those in it or above.
+shared uint above_bin[kListParts], reach_bin[kListParts];
+shared uint picked_before;
+
+// Votes in the bin, of the parts in their order: where the i-th lies in `sorted`.
+uint sorted_at(uint head, uint i) {
+  uint part = 0;
+  for (; part + 1 < kListParts && i >= reach_bin[part] - above_bin[part]; ++part) i -= reach_bin[part] - above_bin[part];
+  return push.base[6] / 2 + (head * kListParts + part) * kPartVotes + above_bin[part] + i;
+}
+
+// Writes the part of the list whose entries are `own`.
+void write_own(Range own, Lowest lowest, uint before, bool ends) {
+  const uint each = (own.end - own.begin + gl_NumSubgroups - 1) / gl_NumSubgroups;
+  const uint begin = own.begin + gl_SubgroupID * each, end = min(begin + each, own.end);
+  uvec4 picked[kEach];
+  uint count = 0;
+  [[unroll]] for (uint j = 0; j < kEach; ++j) {
+    const uint i = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
+    picked[j] = subgroupBallot(i < end && reaches(key_at(min(i, own.end - 1)), i, lowest));
+    count += subgroupBallotBitCount(picked[j]);
+  }
+  const uvec2 sums = scan_subgroups(count);
+  uint to = own_list + 1 + middle.begin + before + sums.x;
+  [[unroll]] for (uint j = 0; j < kEach; ++j) {
+    if (subgroupInverseBallot(picked[j]))
+      list[to + subgroupBallotExclusiveBitCount(picked[j])] = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
+    to += subgroupBallotBitCount(picked[j]);
+  }
+  if (ends) list_ends(before + sums.y);
+}
+
+void list_part(uint part, uint head) {
+  const uint thread = thread_in_order();
+  const Range own = part_of(middle, part, kListParts);
+  const bool ends = part == kListParts - 1;
+  if (picks_all_or_none()) {
+    write_own(own, lowest_of_all_or_none(), wanted == 0 ? 0 : own.begin - middle.begin, ends);
+    return;
+  }
+  for (uint bin = thread; bin < kVoteBins; bin += kThreads) {
+    uint sum = 0;
+    [[unroll]] for (uint i = 0; i < kListParts; ++i) sum += reach[reach_at(head, i, bin)];
+    totals[bin] = sum;
+  }
+  if (thread == 0) totals[kVoteBins] = few = picked_before = 0;
+  barrier();
+  for (uint bin = thread; bin < kVoteBins; bin += kThreads)
+    if (totals[bin] >= wanted && totals[bin + 1] < wanted) found_vote_bin = bin;
+  barrier();
+  const uint bin = found_vote_bin;
+  if (thread < kListParts) {
+    reach_bin[thread] = reach[reach_at(head, thread, bin)];
+    above_bin[thread] = bin + 1 < kVoteBins ? reach[reach_at(head, thread, bin + 1)] : 0;
+  }
+  const uint above = totals[bin + 1], count = totals[bin] - above;
+  barrier();
+
+  if (count > kFew) {
+    const uvec2 low_shift = bins[push.base[7] / 2 + head];
+    const uint low = bin == 0 ? 0 : low_shift.x + (bin << low_shift.y);
+    const uint high = bin == kVoteBins - 1 ? 0xffffffff : low_shift.x + ((bin + 1) << low_shift.y) - 1;
+    const Lowest lowest = find_lowest(Span(low, high - low, wanted - above, count));
+    const uint before = count_picked(Range(middle.begin, own.begin), lowest).y;
+    write_own(own, lowest, before, ends);
+    return;
+  }
+  for (uint i = thread; i < count; i += kThreads) {
+    const uvec2 vote = sorted[sorted_at(head, i)];
+    few_keys[i] = vote.x;
+    few_indices[i] = vote.y;
+  }
+  if (thread == 0) few = count;
+  barrier();
+  for (uint i = thread; i < count; i += kThreads) {
+    const uint larger = few_above(i);
+    if (larger == wanted - above - 1) found_lowest = Lowest(few_keys[i], few_indices[i]);
+    if (larger < wanted - above && few_indices[i] < own.begin) atomicAdd(picked_before, 1);
+  }
+  barrier();
+  uint before = picked_before;
+  for (uint i = 0; i < part; ++i) before += above_bin[i];
+  write_own(own, found_lowest, before, ends);
+}
+
+void main() {
+  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
+  set_head(head);
+  const uint to_do = task();
+  if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), kListParts * kThreads);
+  if (to_do == kRenewLocal && part == 0) renew_local();
+  if (to_do != kPick) return;
+  if (!shares_threshold())
+    list_part(part, head);
+  else if (part == 0)
+    list_alone();
+}
