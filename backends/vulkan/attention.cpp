@@ -75,6 +75,39 @@ void attend_view(Recording& r, const Attention& op) {
                   static_cast<uint64_t>(r.most_operations() / head_operations));
 }
 
+// How attend_pool.comp works: a workgroup's threads attend to a fourth as many entries at a time.
+struct PoolWork {
+  uint32_t threads, parts;
+  bool once;  // no part has more than one tile
+  HeadPasses passes;
+
+  PoolWork(uint32_t entries, const HeadPasses& heads, uint32_t n)
+      : threads(n),
+        parts(static_cast<uint32_t>(std::min<uint64_t>(kMostParts, ceil_div(entries, n / 4)))),
+        once(entries <= kMostParts * (n / 4)),
+        passes(heads) {}
+  uint64_t shared_bytes(uint32_t head_dim) const {
+    const uint64_t units = ceil_div(head_dim, 8), heads = passes.heads, bases = once ? 2 : 1,
+                   scoring = bases * heads * 2 * units + heads * threads / 2,
+                   adding = std::min<uint64_t>(heads, 4) * threads,
+                   weights = threads / 4 * ceil_div(heads, 4), entries = threads / 8, few = 4;
+    return 16 * (std::max(scoring, adding) + weights + entries + few);
+  }
+};
+// Entries that are attended to in one go have as many threads as pay; more entries have the registers of
+// fewer to be fetched ahead.
+PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entries) {
+  const PoolWork large(entries, HeadPasses(p.group), 256);
+  if (large.once && limits.max_group_threads >= 256 &&
+      large.shared_bytes(p.head_dim) <= limits.max_shared_bytes)
+    return large;
+  for (uint32_t heads = kMostHeads; heads > 1; heads /= 2) {
+    const PoolWork work(entries, HeadPasses(p.group, heads), 128);
+    if (work.shared_bytes(p.head_dim) <= limits.max_shared_bytes) return work;
+  }
+  return {entries, HeadPasses(p.group, 1), 128};
+}
+
 // What the parts of a list leave for the last one: of each query head [parts][quads of channels], and
 // [parts]{maximum, sum}.
 struct PartResults {
@@ -85,32 +118,30 @@ struct PartResults {
 
 void attend_pool(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
-  const uint32_t most_entries = op.list ? std::min(p.capacity, p.list_capacity - 1) : p.capacity;
-  const uint32_t parts = pool_parts(most_entries), query_heads = p.heads * p.group;
-  const HeadPasses passes(p.group);
+  const Limits& limits = r.limits();
+  const PoolWork work =
+      pool_work(limits, p, op.list ? std::min(p.capacity, p.list_capacity - 1) : p.capacity);
+  const uint32_t query_heads = p.heads * p.group, passes = work.passes.count;
   const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
-  const bool adjacent = p.rope.pairing == kRopeAdjacent;
-  const bool aligned =
-      p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && op.k.offset % 8 == 0 && op.v.offset % 8 == 0;
-  const PartResults bytes(parts, p.head_dim);
+  const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && op.k.offset % 8 == 0 &&
+                       op.v.offset % 8 == 0 && op.q.offset % 16 == 0 && op.rope.offset % 16 == 0;
+  const PartResults bytes(work.parts, p.head_dim);
   const View outs = r.scratch().slice(0, query_heads * bytes.outs),
              stats = r.scratch().slice(outs.bytes, query_heads * bytes.stats);
-  for_head_ranges(r.limits(), head_bytes, p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
-    struct {
-      AttentionParams p;
-      uint32_t passes;
-    } push{p, passes.count};
-    push.p.first_head = first;
-    push.p.heads = heads;
+  for_head_ranges(limits, head_bytes, p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
+    AttentionParams push = p;
+    push.first_head = first;
+    push.heads = heads;
     const uint32_t before = first - p.first_head;
     r.dispatch(Shader::kAttendPool,
-               {p.head_dim, passes.heads, op.list ? 1u : 0u, adjacent ? 1u : 0u, aligned ? 1u : 0u},
+               {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
+                aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size},
                {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
                 reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope),
                 writes(of_heads(outs, p.group * bytes.outs, before, heads)),
                 writes(of_heads(stats, p.group * bytes.stats, before, heads)),
-                writes(of_heads(r.counters(), passes.count * sizeof(uint32_t), before, heads)), writes(op.y)},
-               push, parts, heads * passes.count);
+                writes(of_heads(r.counters(), passes * sizeof(uint32_t), before, heads)), writes(op.y)},
+               push, work.parts, heads, passes);
   });
 }
 
@@ -124,7 +155,8 @@ void attention(Recording& r, const Attention& op) {
 }
 
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
-  const PartResults bytes(pool_parts(s.pool_capacity), m.head_dim);
+  const uint64_t parts = std::min<uint64_t>(kMostParts, ceil_div(s.pool_capacity, kLeastTile));
+  const PartResults bytes(static_cast<uint32_t>(parts), m.head_dim);
   return m.heads * (bytes.outs + bytes.stats);
 }
 

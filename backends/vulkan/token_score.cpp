@@ -11,7 +11,9 @@ namespace {
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
 
 // 64 parts of 8 heads all run at once on the largest cards; a second turn would take as long as the first.
-uint32_t score_parts(uint32_t capacity) { return std::min(pool_parts(capacity), 64u); }
+uint32_t score_parts(uint32_t capacity) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(capacity, kLeastTile), 1, 64));
+}
 
 // What a query head's parts add to its log-sum-exp: [parts]{maximum, sum}.
 uint64_t part_bytes(uint32_t parts) { return uint64_t(parts) * 2 * sizeof(float); }

@@ -1,28 +1,38 @@
 // attention of one row from the pool, gathered and rotated on the way: a workgroup attends with the query heads of one KV head
-// to a part of the list, and the last one puts the parts together.
+// to a part of the list, tile by tile, and the last one puts the parts together.
 //
-// Keys rotate by their place in a tile of kTileKeys, so a thread's angles stay the same; the query by what then is missing.
+// A token waits for every read that depends on another, and for code that is run once and has to be fetched, so there is
+// little of both. Tile i belongs to part i % parts, which nobody needs to know the count for.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_basic : require
+#include "../pool_parts.h"
 #include "half.glsl"
-#include "pool_parts.glsl"
 #include "step.glsl"
 
-layout(local_size_x = 128) in;
+layout(local_size_x_id = 8) in;  // a multiple of kLanes
+const uint kThreads = gl_WorkGroupSize.x;
 layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const uint kHeads = 4;  // query heads of a pass, at most kMostHeads
 layout(constant_id = 2) const bool kHasList = false;
-layout(constant_id = 3) const bool kAdjacent = false;  // kRopeAdjacent
-layout(constant_id = 4) const bool kAligned = false;   // 8 channels rotate alike, and are two uvec2
+layout(constant_id = 3) const uint kMode = kRopeList;  // RopeParams
+layout(constant_id = 4) const uint kPairing = kRopeHalves;
+layout(constant_id = 5) const uint kRotating = 128;
+layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2 or two vec4
+layout(constant_id = 7) const bool kOnce = false;     // no part has more than one tile
+layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Q4 { vec4 q4[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on, as v
 layout(set = 0, binding = 2, std430) readonly buffer K2 { uvec2 k2[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V2 { uvec2 v2[]; };
 layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Rope4 { vec4 rope_table4[]; };
 // [query heads][parts][quads of channels] before the division by the sum, and [query heads][parts]{maximum, sum}; from
 // first_head on, as the counters, one for each pass over a KV head's group
 layout(set = 0, binding = 6, std430) coherent buffer Outs { vec4 outs[]; };
@@ -31,11 +41,10 @@ layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[];
 layout(set = 0, binding = 9, std430) writeonly buffer Y { float y[]; };
 layout(push_constant) uniform Push {
   AttentionParams p;
-  uint passes;  // over a group
   uint base[9];
 } push;
 
-#define ROPE push.p.rope
+#define ROPE RopeParams(kMode, kPairing, kRotating)
 #define ROPE_BASE push.base[4]
 #include "rope.glsl"
 #define LIST_BASE push.base[3]
@@ -45,35 +54,61 @@ layout(push_constant) uniform Push {
 
 const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softmax works in base 2
 const float kNoPeak = -3e38;      // below every score; finite, as not every device computes with infinities
+const bool kByList = kMode == kRopeList;
 
-// A unit is four pairs of channels. In the scores, thread (key, side) has the units side, side + 4, ... of a key.
-const uint kUnits = (kHeadDim + 7) / 8, kSides = 4, kUnitsEach = (kUnits + kSides - 1) / kSides;
-shared vec4 queries[kHeads * kUnits * 2];                 // rotated, of a unit the first and then the second channels
-const uint kQueriesEach = (kHeads * kUnits + 127) / 128;         // units of a thread that rotates them
-// In the softmax, a head has 16 threads with two keys each.
-const uint kSharers = 128 / kMostHeads;
-shared vec4 partial[kMostHeads * kTileKeys];  // of the scores, by side; at the end [heads][parts]weight
-shared float tops[kMostHeads * kSharers];
-shared float weights[kMostHeads * kTileKeys];
-shared float factors[kMostHeads];  // that a head's results are multiplied by
-// In the output, a thread has a quad of channels of one slice of the tile's values, at the end of the parts.
-const uint kQuads = (kHeadDim + 3) / 4, kSlices = 128 / kQuads, kSliceKeys = (kTileKeys + kSlices - 1) / kSlices;
-shared uint next_entries[kTileKeys];  // of the tile behind
+// A unit is four pairs of channels. In the scores, thread (place, side) has the units side, side + kSides, ... of the keys
+// place and place + kPlaces of a tile.
+const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
+const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
+// Keys rotate by their place behind a base, which is at most 63, and the queries, for each base, by what then is missing. With
+// two bases in a tile both keys of a thread have the same angles, half as much to read and keep; with one they meet the same
+// queries, half as much again and again.
+const uint kBases = kOnce ? 2 : 1, kBaseKeys = kTile / kBases, kAngles = kKeysEach / kBases;
+// In the output, a thread has a quad of channels of one slice of the tile's values.
+const uint kQuads = (kHeadDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
+const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // that the slices are added up for
+
+// First [bases][heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of sides} of the scores, then
+// [heads][slices][quads], then [heads][parts]weight, then [slices][heads][quads]. attention.cpp knows what fits.
+const uint kQueryQuads = kBases * kHeads * 2 * kUnits, kScoreQuads = kHeads * kTile * 2;
+const uint kSliceQuads = kHeadsAtOnce * kThreads;
+shared vec4 room[kQueryQuads + kScoreQuads > kSliceQuads ? kQueryQuads + kScoreQuads : kSliceQuads];
+const uint kHeadQuads = (kHeads + 3) / 4;
+shared vec4 weights[kTile * kHeadQuads];  // [tile][heads]
+shared float shrinks[kHeads];             // that a head's results are multiplied by
+shared uint entries[2 * kTile];           // of a tile and of the next one, by turns
+
+// In the softmax, a subgroup has whole heads: gl_SubgroupID, and so on in steps of kSubgroups. Its lanes share the tile.
+const uint kSubgroups = kThreads / kLanes, kHeadsEach = (kHeads + kSubgroups - 1) / kSubgroups;
+const uint kScoresEach = (kTile + kLanes - 1) / kLanes, kPartsEach = (kMostParts + kLanes - 1) / kLanes;
+
+uvec4 keys[kKeysEach * kUnitsEach];
+uvec2 values[kSliceKeys];
 vec4 result[kHeads];
 
 // The channels of pair i: two that rotate together; behind n_rot any two.
-uint x_channel(uint i) { return kAdjacent || i >= rope_pairs() ? 2 * i : i; }
-uint y_channel(uint i) { return kAdjacent || i >= rope_pairs() ? 2 * i + 1 : i + rope_pairs(); }
+bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
+uint x_channel(uint i) { return adjacent(i) ? 2 * i : i; }
+uint y_channel(uint i) { return adjacent(i) ? 2 * i + 1 : i + rope_pairs(); }
+
+// Where the two quads of channels of a unit lie in an aligned row, and the unit's first and second channels.
+uvec2 unit_quads(uint unit) {
+  return adjacent(unit * 4) ? uvec2(2 * unit, 2 * unit + 1) : uvec2(unit, unit + rope_pairs() / 4);
+}
+void part_pairs(inout vec4 x, inout vec4 y, uint unit) {
+  if (!kAligned || !adjacent(unit * 4)) return;
+  const vec4 low = x, high = y;
+  x = vec4(low.xz, high.xz);
+  y = vec4(low.yw, high.yw);
+}
 
 uint k_half(uint row, uint c) { return c < kHeadDim ? k[row + c / 2] >> c % 2 * 16 & 0xffff : 0; }
 
-// The halves of a unit of a key; `row` is the key's first word. Four first channels and then four second ones, or where they
-// lie so in memory, pair by pair.
-bool by_pairs(uint unit) { return kAligned && (kAdjacent || unit * 4 >= rope_pairs()); }
+// The halves of a unit of a key; `row` is the key's first word.
 uvec4 load_unit(uint row, uint unit) {
   if (kAligned) {
-    const uint first = by_pairs(unit) ? unit * 4 : unit * 2, second = by_pairs(unit) ? first + 2 : first + rope_pairs() / 2;
-    return uvec4(k2[(row + first) / 2], k2[(row + second) / 2]);
+    const uvec2 quads = row / 2 + unit_quads(unit);
+    return uvec4(k2[quads.x], k2[quads.y]);
   }
   uvec4 halves;
   [[unroll]] for (uint i = 0; i < 2; ++i) {
@@ -83,11 +118,40 @@ uvec4 load_unit(uint row, uint unit) {
   }
   return halves;
 }
-void unpack_unit(uvec4 halves, uint unit, out vec4 x, out vec4 y) {
-  vec4 low, high;
-  unpack_halves(halves, low, high);
-  x = by_pairs(unit) ? vec4(low.xz, high.xz) : low;
-  y = by_pairs(unit) ? vec4(low.yw, high.yw) : high;
+// A unit of a query, which starts at `row`.
+void load_query(uint row, uint unit, out vec4 x, out vec4 y) {
+  if (kAligned) {
+    const uvec2 quads = row / 4 + unit_quads(unit);
+    x = q4[quads.x];
+    y = q4[quads.y];
+    part_pairs(x, y, unit);
+    return;
+  }
+  x = y = vec4(0);
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    const uint pair = unit * 4 + i, first = x_channel(pair), second = y_channel(pair);
+    if (first < kHeadDim) x[i] = q[row + first];
+    if (second < kHeadDim) y[i] = q[row + second];
+  }
+}
+// The angles of a unit in a row of the table, `times` a factor; pairs that do not rotate stay as they are.
+void load_angles(uint row, uint unit, float times, out vec4 cosines, out vec4 sines) {
+  cosines = vec4(1);
+  sines = vec4(0);
+  if (kAligned) {
+    if (unit * 4 >= rope_pairs()) return;
+    const uint at = (ROPE_BASE + 2 * (row * rope_pairs() + unit * 4)) / 4;
+    const vec4 low = rope_table4[at] * times, high = rope_table4[at + 1] * times;
+    cosines = vec4(low.xz, high.xz);
+    sines = vec4(low.yw, high.yw);
+    return;
+  }
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (unit * 4 + i >= rope_pairs()) continue;
+    const vec2 angle = rope_row(row, unit * 4 + i) * times;
+    cosines[i] = angle.x;
+    sines[i] = angle.y;
+  }
 }
 
 // A quad of channels of a value.
@@ -96,217 +160,235 @@ uvec2 load_quad(uint row, uint quad) {
   return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
 
-// queries[head * kQuads + quad] becomes the sum of all slices' results.
-void add_up_slices(uint slice, uint quad) {
-  for (uint turn = 0; turn < kSlices; ++turn) {
-    if (slice == turn)
-      [[unroll]] for (uint h = 0; h < kHeads; ++h)
-        queries[h * kQuads + quad] = turn == 0 ? result[h] : queries[h * kQuads + quad] + result[h];
-    barrier();
+// Entry i of the list, asked for before it is known whether the list is as long; if not it is any.
+uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
+
+// Puts the queries, the first of which starts at `row`, as keys from `tile` on have to meet them.
+void rotate_queries(uint row, uint heads, uint tile, uint count) {
+  for (uint i = gl_LocalInvocationIndex; i < kBases * kHeads * kUnits; i += kThreads) {
+    const uint unit = i % kUnits, h = i / kUnits % kHeads, base = i / kUnits / kHeads;
+    const uint place = min(tile + base * kBaseKeys, count - 1);
+    const uint position = kByList ? count - 1 - place : uint(step.position);
+    vec4 x, y, high_cosines, high_sines, low_cosines, low_sines;
+    load_query(row + min(h, heads - 1) * kHeadDim, unit, x, y);
+    load_angles(64 + position / 64, unit, 1, high_cosines, high_sines);
+    // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
+    load_angles(position % 64, unit, kByList && rope_pairs() > 0 ? rope_factor() : 1, low_cosines, low_sines);
+    const vec4 cosines = high_cosines * low_cosines - high_sines * low_sines;
+    const vec4 sines = high_cosines * low_sines + high_sines * low_cosines;
+    x *= push.p.scale * kLog2E;
+    y *= push.p.scale * kLog2E;
+    const uint to = (base * kHeads + h) * 2 * kUnits + unit;
+    room[to] = x * cosines - y * sines;
+    room[to + kUnits] = x * sines + y * cosines;
   }
-}
-// Over the threads that share a head. All have passed a barrier since the last call.
-float max_of_sharers(float own) {
-  tops[gl_LocalInvocationIndex] = own;
-  barrier();
-  for (uint i = 0; i < kSharers; ++i) own = max(own, tops[gl_LocalInvocationIndex / kSharers * kSharers + i]);
-  return own;
-}
-float sum_of_sharers(float own) {
-  tops[gl_LocalInvocationIndex] = own;
-  barrier();
-  float sum = 0;
-  for (uint i = 0; i < kSharers; ++i) sum += tops[gl_LocalInvocationIndex / kSharers * kSharers + i];
-  return sum;
 }
 
-// What parts have left in a quad, for the last group: of each head so many that are under way at once.
-const uint kLoads = 16 / kHeads;
-vec4 of_part[kLoads * kHeads];
-void load_parts(uint first_part, uint first_query, uint heads, uint quad, uint busy) {
-  [[unroll]] for (uint i = 0; i < kLoads * kHeads; ++i) {
-    const uint part = min(first_part + i / kHeads * kSlices, busy - 1), h = min(i % kHeads, heads - 1);
-    of_part[i] = outs[push.base[5] / 4 + ((first_query + h) * gl_NumWorkGroups.x + part) * kQuads + quad];
-  }
+// At the end, a thread has one of the query heads' quads of channels, or several in turns, of one slice of the parts: of so
+// many parts at once.
+const uint kColumns = kHeads * kQuads < kThreads ? kHeads * kQuads : kThreads, kPartSlices = kThreads / kColumns;
+const uint kLoads = 12;
+vec4 of_parts[kLoads];
+// `column` is the first part's quad.
+void load_parts(uint column, uint first_part, uint busy) {
+  [[unroll]] for (uint i = 0; i < kLoads; ++i)
+    of_parts[i] = outs[column + min(first_part + i * kPartSlices, busy - 1) * kQuads];
 }
 
 void main() {
-  const uint thread = gl_LocalInvocationIndex, parts = gl_NumWorkGroups.x;
-  const uint local_head = gl_WorkGroupID.y / push.passes, first_head = gl_WorkGroupID.y % push.passes * kHeads;
+  const uint thread = gl_LocalInvocationIndex, parts = gl_NumWorkGroups.x, part = gl_WorkGroupID.x;
+  const uint local_head = gl_WorkGroupID.y, first_head = gl_WorkGroupID.z * kHeads;
   const uint head = push.p.first_head + local_head, heads = min(kHeads, push.p.group - first_head);
-  const uint count = list_count(head), share = part_entries(count, parts), first = gl_WorkGroupID.x * share;
+  const uint first = part * kTile, stride = parts * kTile;
+  uint entry = thread < kTile ? expected_entry(head, first + thread) : 0;
+  uint next_entry = !kOnce && thread < kTile ? expected_entry(head, first + stride + thread) : 0;
+  const uint count = list_count(head);
   if (first >= count) return;
-  const uint end = min(first + share, count);
+
+  // What is read for an entry that there is not is the part's first one: it lies in the cache and weighs nothing.
+  if (thread < kTile) {
+    entries[thread] = first + thread < count ? entry : list_entry(head, first);
+    if (!kOnce) entries[kTile + thread] = first + stride + thread < count ? next_entry : list_entry(head, first);
+  }
+  const uint place = thread / kSides, side = thread % kSides;
+  vec4 cosines[kAngles * kUnitsEach], sines[kAngles * kUnitsEach];
+  [[unroll]] for (uint i = 0; i < kAngles * kUnitsEach; ++i) {
+    const uint unit = side + kSides * (i % kUnitsEach);
+    if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, 1, cosines[i], sines[i]);
+  }
+  barrier();
+
   const uint words = kHeadDim / 2, head_start = local_head * push.p.capacity * words;
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
-  const bool by_list = push.p.rope.mode == kRopeList;
-
-  const uint key = thread / kSides, side = thread % kSides;
-  // Entries are asked for two tiles ahead, keys one.
-  uint entry = first + key < end ? list_entry(head, first + key) : 0;
-  uint next_entry = first + kTileKeys + key < end ? list_entry(head, first + kTileKeys + key) : 0;
-
-  // What this thread keeps: its angles, its units of the queries, its results.
-  vec4 own_x[kQueriesEach], own_y[kQueriesEach];
-  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
-    own_x[j] = own_y[j] = vec4(0);
-    const uint at = thread + 128 * j, h = at / kUnits, unit = at % kUnits;
-    if (h >= heads) continue;
-    const uint row = push.base[0] + (head * push.p.group + first_head + h) * kHeadDim;
-    [[unroll]] for (uint i = 0; i < 4; ++i) {
-      const uint x = x_channel(unit * 4 + i), y = y_channel(unit * 4 + i);
-      if (x < kHeadDim) own_x[j][i] = q[row + x] * (push.p.scale * kLog2E);
-      if (y < kHeadDim) own_y[j][i] = q[row + y] * (push.p.scale * kLog2E);
-    }
+  [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
+    const uint unit = side + kSides * (i % kUnitsEach), row = k_start + entries[i / kUnitsEach * kPlaces + place] * words;
+    if (unit < kUnits) keys[i] = load_unit(row, unit);
   }
-  vec4 cosines[kUnitsEach], sines[kUnitsEach];
-  [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
-    cosines[u] = vec4(1);
-    sines[u] = vec4(0);
-    [[unroll]] for (uint i = 0; i < 4; ++i) {
-      const uint pair = (side + kSides * u) * 4 + i;
-      if (!by_list || pair >= rope_pairs()) continue;
-      const vec2 angle = rope_row(key, pair);
-      cosines[u][i] = angle.x;
-      sines[u][i] = angle.y;
-    }
+  const uint quad = thread % kQuads, first_value = thread / kQuads * kSliceKeys;
+  [[unroll]] for (uint i = 0; i < kSliceKeys; ++i)
+    values[i] = load_quad(v_start + entries[min(first_value + i, kTile - 1)] * words, quad);
+
+  const uint first_query = local_head * push.p.group + first_head;
+  const uint query_row = push.base[0] + (push.p.first_head * push.p.group + first_query) * kHeadDim;
+  rotate_queries(query_row, heads, first, count);
+  barrier();
+
+  float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads, the sums in parts
+  [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+    peaks[j] = kNoPeak;
+    sums[j] = 0;
   }
-  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
-  const float factor = by_list && rope_pairs() > 0 ? rope_factor() : 1;
   [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] = vec4(0);
-  const uint own_head = thread / kSharers, sharer = thread % kSharers;
-  float peak = kNoPeak, sum = 0;  // of own_head, the sum in parts
-  const uint quad = thread % kQuads, slice = thread / kQuads;
 
-  uvec4 keys[kUnitsEach];  // of the next tile
-  [[unroll]] for (uint u = 0; u < kUnitsEach; ++u)
-    if (side + kSides * u < kUnits && first + key < end) keys[u] = load_unit(k_start + entry * words, side + kSides * u);
-  uvec2 values[kSliceKeys];  // alike
-  [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
-    const uint place = slice * kSliceKeys + i;
-    values[i] = uvec2(0);
-    if (place < min(kTileKeys, end - first)) values[i] = load_quad(v_start + list_entry(head, first + place) * words, quad);
-  }
+  for (uint tile = first, slot = 0;; tile += stride, slot = kTile - slot) {
+    const uint next = tile + stride, next_slot = kTile - slot;
+    const bool more = !kOnce && next < count;
+    if (more && thread < kTile) next_entry = expected_entry(head, next + stride + thread);
 
-  for (uint tile = first; tile < end; tile += kTileKeys) {
-    // Before the first tile, and for each one where keys rotate by their place.
-    if (by_list || tile == first) {
-      const uint position = by_list ? count - 1 - tile : uint(step.position);
-      [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
-        const uint at = thread + 128 * j;
-        if (at >= kHeads * kUnits) continue;
-        vec4 x = own_x[j], y = own_y[j];
-        [[unroll]] for (uint i = 0; i < 4; ++i) {
-          const uint pair = at % kUnits * 4 + i;
-          if (pair >= rope_pairs()) continue;
-          const vec2 angle = rope_angle(position, pair) * factor;
-          x[i] = own_x[j][i] * angle.x - own_y[j][i] * angle.y;
-          y[i] = own_x[j][i] * angle.y + own_y[j][i] * angle.x;
+    float dots[kKeysEach * kHeads];
+    [[unroll]] for (uint i = 0; i < kKeysEach * kHeads; ++i) dots[i] = 0;
+    [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
+      const uint unit = side + kSides * u;
+      if (unit >= kUnits) continue;
+      vec4 x[kKeysEach], y[kKeysEach];
+      [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
+        unpack_halves(keys[i * kUnitsEach + u], x[i], y[i]);
+        part_pairs(x[i], y[i], unit);
+        if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * words, unit);
+        if (!kByList) continue;
+        const vec4 c = cosines[i % kAngles * kUnitsEach + u], s = sines[i % kAngles * kUnitsEach + u], still_x = x[i];
+        x[i] = still_x * c - y[i] * s;
+        y[i] = still_x * s + y[i] * c;
+      }
+      [[unroll]] for (uint h = 0; h < kHeads; ++h)
+        [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
+          const uint at = (i / kAngles * kHeads + h) * 2 * kUnits + unit;
+          dots[i * kHeads + h] += dot(room[at], x[i]) + dot(room[at + kUnits], y[i]);
         }
-        queries[2 * at] = x;
-        queries[2 * at + 1] = y;
-      }
     }
+    [[unroll]] for (uint h = 0; h < kHeads; ++h)
+      [[unroll]] for (uint i = 0; i < kKeysEach; ++i)
+        room[kQueryQuads + (h * kTile + i * kPlaces + place) * 2 + side / 4][side % 4] = dots[i * kHeads + h];
     barrier();
 
-    float dots[kHeads];
-    [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
-    if (tile + key < end)
-      [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
-        const uint unit = side + kSides * u;
-        if (unit >= kUnits) continue;
-        vec4 x, y;
-        unpack_unit(keys[u], unit, x, y);
-        if (tile + kTileKeys + key < end) keys[u] = load_unit(k_start + next_entry * words, unit);
-        const vec4 turned_x = x * cosines[u] - y * sines[u], turned_y = x * sines[u] + y * cosines[u];
-        [[unroll]] for (uint h = 0; h < kHeads; ++h)
-          dots[h] += dot(queries[(h * kUnits + unit) * 2], turned_x) + dot(queries[(h * kUnits + unit) * 2 + 1], turned_y);
+    if (more && thread < kTile)
+      entries[slot + thread] = next + stride + thread < count ? next_entry : list_entry(head, first);
+    [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+      const uint h = gl_SubgroupID + kSubgroups * j;
+      if (h >= kHeads) continue;
+      float scores[kScoresEach], top = peaks[j];
+      [[unroll]] for (uint i = 0; i < kScoresEach; ++i) {
+        const uint column = gl_SubgroupInvocationID + kLanes * i;
+        scores[i] = kNoPeak;
+        if (column < kTile && tile + column < count) {
+          const vec4 sides = room[kQueryQuads + (h * kTile + column) * 2] + room[kQueryQuads + (h * kTile + column) * 2 + 1];
+          scores[i] = (sides.x + sides.y) + (sides.z + sides.w);
+        }
+        top = max(top, scores[i]);
       }
-    if (side == 0) next_entries[key] = next_entry;
-    if (tile + 2 * kTileKeys + key < end) next_entry = list_entry(head, tile + 2 * kTileKeys + key);
-    [[unroll]] for (uint h = 0; h < kHeads; ++h) partial[h * kTileKeys + key][side] = dots[h];
+      top = subgroupMax(top);
+      const float shrink = exp2(peaks[j] - top);
+      peaks[j] = top;
+      sums[j] *= shrink;
+      [[unroll]] for (uint i = 0; i < kScoresEach; ++i) {
+        const uint column = gl_SubgroupInvocationID + kLanes * i;
+        if (column >= kTile) continue;
+        const float weight = tile + column < count ? exp2(scores[i] - top) : 0;
+        weights[column * kHeadQuads + h / 4][h % 4] = weight;
+        sums[j] += weight;
+      }
+      if (subgroupElect()) shrinks[h] = shrink;
+    }
+    if (more && kByList) rotate_queries(query_row, heads, next, count);
     barrier();
 
-    float scores[2], top = peak;
-    [[unroll]] for (uint j = 0; j < 2; ++j) {
-      const uint column = sharer + kSharers * j;
-      scores[j] = kNoPeak;
-      if (own_head < kHeads && tile + column < end) {
-        const vec4 by_side = partial[own_head * kTileKeys + column];
-        scores[j] = (by_side.x + by_side.y) + (by_side.z + by_side.w);
-      }
-      top = max(top, scores[j]);
-    }
-    top = max_of_sharers(top);
-    const float shrink = exp2(peak - top);
-    peak = top;
-    sum *= shrink;
-    [[unroll]] for (uint j = 0; j < 2; ++j) {
-      const uint column = sharer + kSharers * j;
-      const float weight = tile + column < end ? exp2(scores[j] - peak) : 0;
-      sum += weight;
-      weights[own_head * kTileKeys + column] = weight;
-    }
-    if (sharer == 0) factors[own_head] = shrink;
-    barrier();
-
-    if (slice < kSlices) {
-      [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] *= factors[h];
-      [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
-        const uint place = slice * kSliceKeys + i;
-        if (place >= kTileKeys) continue;
-        const vec4 value = vec4(unpackHalf2x16(values[i].x), unpackHalf2x16(values[i].y));
-        values[i] = uvec2(0);
-        if (tile + kTileKeys + place < end) values[i] = load_quad(v_start + next_entries[place] * words, quad);
-        [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] += weights[h * kTileKeys + place] * value;
+    if (tile != first)
+      [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] *= shrinks[h];
+    [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
+      const uint at = first_value + i;
+      if (at >= kTile) continue;
+      const vec4 value = vec4(unpackHalf2x16(values[i].x), unpackHalf2x16(values[i].y));
+      if (more) values[i] = load_quad(v_start + entries[next_slot + at] * words, quad);
+      [[unroll]] for (uint four = 0; four < kHeadQuads; ++four) {
+        const vec4 of_heads = weights[at * kHeadQuads + four];
+        [[unroll]] for (uint h = 0; h < 4; ++h)
+          if (four * 4 + h < kHeads) result[four * 4 + h] += of_heads[h] * value;
       }
     }
+    if (!more) break;
   }
 
-  // The part's results; they are all where there is one part.
-  const uint first_query = local_head * push.p.group + first_head, busy = busy_parts(count, parts);
-  sum = sum_of_sharers(sum);
-  if (busy > 1) {
-    if (own_head < heads && sharer == 0)
-      stats[push.base[6] / 2 + (first_query + own_head) * parts + gl_WorkGroupID.x] = vec2(peak, sum);
-    add_up_slices(slice, quad);
-    for (uint i = thread; i < heads * kQuads; i += 128)
-      outs[push.base[5] / 4 + ((first_query + i / kQuads) * parts + gl_WorkGroupID.x) * kQuads + i % kQuads] = queries[i];
-    if (!finishes_last(push.base[7] + gl_WorkGroupID.y, busy)) return;
-
-    load_parts(slice, first_query, heads, quad, busy);  // they come while their weights are worked out
-    const uint kEach = kMostParts / kSharers, own_stats = push.base[6] / 2 + (first_query + own_head) * parts;
-    vec2 of_parts[kEach];
-    float top = kNoPeak;
-    [[unroll]] for (uint i = 0; i < kEach; ++i) {
-      const uint part = sharer + kSharers * i;
-      of_parts[i] = vec2(kNoPeak, 0);
-      if (part < busy && own_head < heads) of_parts[i] = stats[own_stats + part];
-    }
-    [[unroll]] for (uint i = 0; i < kEach; ++i) top = max(top, of_parts[i].x);
-    peak = max_of_sharers(top);
-    sum = 0;
-    [[unroll]] for (uint i = 0; i < kEach; ++i) {
-      const uint part = sharer + kSharers * i;
-      const float weight = exp2(of_parts[i].x - max(peak, kNoPeak / 2));
-      partial[own_head * kMostParts / 4 + part / 4][part % 4] = weight;  // 0 of those that there are not
-      sum += weight * of_parts[i].y;
-    }
+  // The part's results: slices are added up.
+  const uint busy = min((count + kTile - 1) / kTile, parts);
+  const uint own_stats = push.base[6] / 2 + first_query * parts, own_outs = push.base[5] / 4 + first_query * parts * kQuads;
+  [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+    const uint h = gl_SubgroupID + kSubgroups * j;
+    if (h >= heads) continue;
+    const float sum = subgroupAdd(sums[j]);
+    if (subgroupElect()) stats[own_stats + h * parts + part] = vec2(peaks[j], sum);
+  }
+  [[unroll]] for (uint from = 0; from < kHeads; from += kHeadsAtOnce) {
+    if (from > 0) barrier();
+    [[unroll]] for (uint h = 0; h < kHeadsAtOnce; ++h)
+      if (from + h < kHeads && thread < kSlices * kQuads) room[h * kSlices * kQuads + thread] = result[from + h];
     barrier();
-    sum = sum_of_sharers(sum);
-    [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] = vec4(0);
-    for (uint turn = 0; slice < kSlices && slice + turn * kLoads * kSlices < busy; ++turn) {
-      const uint first_part = slice + turn * kLoads * kSlices;
-      if (turn > 0) load_parts(first_part, first_query, heads, quad, busy);
-      [[unroll]] for (uint i = 0; i < kLoads * kHeads; ++i) {
-        const uint part = first_part + i / kHeads * kSlices;
-        if (part < busy) result[i % kHeads] += partial[i % kHeads * kMostParts / 4 + part / 4][part % 4] * of_part[i];
-      }
+    for (uint i = thread; i < kHeadsAtOnce * kQuads; i += kThreads) {
+      const uint h = i / kQuads, at = h * kSlices * kQuads + i % kQuads;
+      if (from + h >= heads) continue;
+      vec4 sum = room[at];
+      for (uint slice = 1; slice < kSlices; ++slice) sum += room[at + slice * kQuads];
+      outs[own_outs + ((from + h) * parts + part) * kQuads + i % kQuads] = sum;
     }
   }
-  if (sharer == 0) factors[own_head] = 1 / sum;
-  add_up_slices(slice, quad);
-  for (uint i = thread; i < heads * kHeadDim; i += 128)
-    y[push.base[8] + (push.p.first_head * push.p.group + first_query) * kHeadDim + i] =
-        queries[i / kHeadDim * kQuads + i % kHeadDim / 4][i % kHeadDim % 4] * factors[i / kHeadDim];
+  if (!finishes_last(push.base[7] + gl_WorkGroupID.y * gl_NumWorkGroups.z + gl_WorkGroupID.z, busy)) return;
+
+  const uint part_slice = thread / kColumns;
+  [[unroll]] for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
+    const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
+    const uint column = own_outs + h * parts * kQuads + i % kQuads;
+    load_parts(column, part_slice, busy);  // they come while their weights are worked out
+    if (from == 0) {
+      [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+        const uint own = gl_SubgroupID + kSubgroups * j;
+        if (own >= heads) continue;
+        vec2 peak_and_sum[kPartsEach];
+        float top = kNoPeak, sum = 0;
+        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
+          const uint at = gl_SubgroupInvocationID + kLanes * n;
+          peak_and_sum[n] = vec2(kNoPeak, 0);
+          if (at < busy) peak_and_sum[n] = stats[own_stats + own * parts + at];
+          top = max(top, peak_and_sum[n].x);
+        }
+        top = subgroupMax(top);
+        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
+          peak_and_sum[n].x = exp2(peak_and_sum[n].x - top);
+          sum += peak_and_sum[n].x * peak_and_sum[n].y;
+        }
+        sum = subgroupAdd(sum);
+        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
+          const uint at = gl_SubgroupInvocationID + kLanes * n;
+          if (at < busy) room[(own * kMostParts + at) / 4][at % 4] = peak_and_sum[n].x / sum;
+        }
+      }
+      barrier();
+    }
+    vec4 sum = vec4(0);
+    for (uint at = part_slice; at < busy; at += kLoads * kPartSlices) {
+      if (at != part_slice) load_parts(column, at, busy);
+      [[unroll]] for (uint n = 0; n < kLoads; ++n) {
+        const uint own = at + n * kPartSlices;
+        if (own < busy) sum += room[(h * kMostParts + own) / 4][own % 4] * of_parts[n];
+      }
+    }
+    if (kPartSlices > 1) {  // and so there is one turn
+      barrier();            // the weights are read
+      room[thread] = sum;
+      barrier();
+      for (uint s = 1; s < kPartSlices; ++s) sum += room[thread % kColumns + s * kColumns];
+    }
+    if (thread >= kColumns || from + thread >= heads * kQuads) continue;
+    const uint to = push.base[8] + (push.p.first_head * push.p.group + first_query + h) * kHeadDim + i % kQuads * 4;
+    [[unroll]] for (uint c = 0; c < 4; ++c)
+      if (i % kQuads * 4 + c < kHeadDim) y[to + c] = sum[c];
+  }
 }
