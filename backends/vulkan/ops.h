@@ -33,11 +33,6 @@ void copy(Recording&, const Copy&);
 // as one.
 bool side_by_side(const Linear& a, const Linear& b);
 
-// The scores that compete for a head's list, at most.
-inline uint64_t candidates(const TopK& op) {
-  return op.p.purpose == kTopKRetain ? uint64_t(op.p.score_capacity) + op.p.chunk_capacity
-                                     : std::max(op.p.score_capacity, op.p.pos_capacity);
-}
 // Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
 bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
 void vote_top_k(Recording&, const Vote&, const TopK&);

@@ -49,8 +49,7 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
               lines / batch, l.subgroup_size, p.norm_weight ? 1u : 0u},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.norm_weight),
               p.norm ? writes(p.norm) : reads(p.norm)},
-             p.params(),
-             groups(p.w.rows, lines / matrices), groups(rows, rows_each));
+             p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {

@@ -45,7 +45,7 @@ void vote_top_k(Recording& r, const Vote& vote, const TopK& list) {
     TopKParams p;
     uint32_t parts, digit;
   } push{list.p, kListParts, 0};
-  r.dispatch(Shader::kTopKVotes, {list_threads(r.limits()), has_gate, 0, counted.each * counted.threads},
+  r.dispatch(Shader::kTopKVotes, {counted.threads, has_gate, 0, counted.each * counted.threads},
              {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list),
               reads(reach), reads(sorted), reads(bins)},
              push, kListParts, heads);

@@ -108,7 +108,7 @@ void multiply_pieces() {
         const uint next = last ? first + kThreads : first;
         if (next < pieces) fetch(l % kAhead, next, line + l + kAhead - (last ? kLines : 0));
         [[unroll]] for (uint r = 0; r < kRows; ++r) {
-          if (r >= rows) break;
+          if (r > 0 && r >= rows) break;
           Columns columns = of_first_row;
           if (r > 0) columns = columns_of(first_row + r, piece);
           const float product = piece_product(line + l, first, columns);
@@ -116,7 +116,7 @@ void multiply_pieces() {
         }
       }
       [[unroll]] for (uint r = 0; r < kRows; ++r)
-        if (r < rows) add_up(r, line, products[r], first == 0);
+        if (r == 0 || r < rows) add_up(r, line, products[r], first == 0);
     }
   }
 }

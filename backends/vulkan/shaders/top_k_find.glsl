@@ -72,9 +72,3 @@ Lowest find_lowest(Span span) {
   if (span.count <= kFew) return find_among_few(span);
   return Lowest(span.low, tie_from_end(span.low, candidates, span.wanted));
 }
-
-// Makes the head's list.
-void list_alone() {
-  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(span_of_all());
-  write_part(middle, lowest, 0, true);
-}

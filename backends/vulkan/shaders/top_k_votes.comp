@@ -50,57 +50,53 @@ void write_own(Range own, Lowest lowest, uint before, bool ends) {
   if (ends) list_ends(before + sums.y);
 }
 
-void list_part(uint part, uint head) {
+// What the counts tell: the smallest vote that is picked, if there are few in its bin; if not, the bin's span.
+struct Found {
+  bool among_few;
+  Lowest lowest;
+  uint before;  // how many votes of earlier parts are picked
+  Span span;
+};
+Found find_counted(uint part, uint head, uint own_begin) {
   const uint thread = thread_in_order();
-  const Range own = part_of(middle, part, kListParts);
-  const bool ends = part == kListParts - 1;
-  if (picks_all_or_none()) {
-    write_own(own, lowest_of_all_or_none(), wanted == 0 ? 0 : own.begin - middle.begin, ends);
-    return;
-  }
   for (uint bin = thread; bin < kVoteBins; bin += kThreads) {
     uint sum = 0;
     [[unroll]] for (uint i = 0; i < kListParts; ++i) sum += reach[reach_at(head, i, bin)];
     totals[bin] = sum;
   }
-  if (thread == 0) totals[kVoteBins] = few = picked_before = 0;
+  if (thread == 0) totals[kVoteBins] = picked_before = 0;
   barrier();
   for (uint bin = thread; bin < kVoteBins; bin += kThreads)
     if (totals[bin] >= wanted && totals[bin + 1] < wanted) found_vote_bin = bin;
   barrier();
-  const uint bin = found_vote_bin;
-  if (thread < kListParts) {
-    reach_bin[thread] = reach[reach_at(head, thread, bin)];
-    above_bin[thread] = bin + 1 < kVoteBins ? reach[reach_at(head, thread, bin + 1)] : 0;
-  }
-  const uint above = totals[bin + 1], count = totals[bin] - above;
-  barrier();
-
+  const uint bin = found_vote_bin, above = totals[bin + 1], count = totals[bin] - above;
   if (count > kFew) {
     const uvec2 low_shift = bins[push.base[7] / 2 + head];
     const uint low = bin == 0 ? 0 : low_shift.x + (bin << low_shift.y);
     const uint high = bin == kVoteBins - 1 ? 0xffffffff : low_shift.x + ((bin + 1) << low_shift.y) - 1;
-    const Lowest lowest = find_lowest(Span(low, high - low, wanted - above, count));
-    const uint before = count_picked(Range(middle.begin, own.begin), lowest).y;
-    write_own(own, lowest, before, ends);
-    return;
+    return Found(false, Lowest(0, 0), 0, Span(low, high - low, wanted - above, count));
   }
+  if (thread < kListParts) {
+    reach_bin[thread] = reach[reach_at(head, thread, bin)];
+    above_bin[thread] = bin + 1 < kVoteBins ? reach[reach_at(head, thread, bin + 1)] : 0;
+  }
+  if (thread == 0) few = count;
+  barrier();
   for (uint i = thread; i < count; i += kThreads) {
     const uvec2 vote = sorted[sorted_at(head, i)];
     few_keys[i] = vote.x;
     few_indices[i] = vote.y;
   }
-  if (thread == 0) few = count;
   barrier();
   for (uint i = thread; i < count; i += kThreads) {
     const uint larger = few_above(i);
     if (larger == wanted - above - 1) found_lowest = Lowest(few_keys[i], few_indices[i]);
-    if (larger < wanted - above && few_indices[i] < own.begin) atomicAdd(picked_before, 1);
+    if (larger < wanted - above && few_indices[i] < own_begin) atomicAdd(picked_before, 1);
   }
   barrier();
   uint before = picked_before;
   for (uint i = 0; i < part; ++i) before += above_bin[i];
-  write_own(own, found_lowest, before, ends);
+  return Found(true, found_lowest, before, Span(0, 0, 0, 0));
 }
 
 void main() {
@@ -109,9 +105,25 @@ void main() {
   const uint to_do = task();
   if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), kListParts * kThreads);
   if (to_do == kRenewLocal && part == 0) renew_local();
-  if (to_do != kPick) return;
-  if (!shares_threshold())
-    list_part(part, head);
-  else if (part == 0)
-    list_alone();
+  const uint parts = shares_threshold() ? 1 : kListParts;
+  if (to_do != kPick || part >= parts) return;
+
+  const Range own = part_of(middle, part, parts);
+  Span span;
+  if (!picks_all_or_none()) {
+    if (shares_threshold()) {
+      span = span_of_all();
+    } else {
+      const Found found = find_counted(part, head, own.begin);
+      if (found.among_few) {
+        write_own(own, found.lowest, found.before, part == parts - 1);
+        return;
+      }
+      span = found.span;
+    }
+  }
+  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(span);
+  uint before = 0;
+  if (part > 0) before = count_picked(Range(middle.begin, own.begin), lowest).y;
+  write_part(own, lowest, before, part == parts - 1);
 }
