@@ -87,10 +87,10 @@ struct PoolWork {
         once(entries <= kMostParts * (n / 4)),
         passes(heads) {}
   uint64_t shared_bytes(uint32_t head_dim) const {
-    const uint64_t units = ceil_div(head_dim, 8), heads = passes.heads, bases = once ? 2 : 1,
-                   scoring = bases * heads * 2 * units + heads * threads / 2,
-                   adding = std::min<uint64_t>(heads, 4) * threads,
-                   weights = threads / 4 * ceil_div(heads, 4), entries = threads / 8, few = 4;
+    const uint64_t heads = passes.heads, units = ceil_div(head_dim, 8),
+                   scoring = heads * 2 * units + heads * threads / 2,
+                   adding = std::min<uint64_t>(heads, 4) * threads, weights = kMostParts * ceil_div(heads, 4),
+                   entries = threads / 8, few = 4;
     return 16 * (std::max(scoring, adding) + weights + entries + few);
   }
 };

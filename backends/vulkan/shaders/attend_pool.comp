@@ -20,12 +20,11 @@ layout(constant_id = 2) const bool kHasList = false;
 layout(constant_id = 3) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 4) const uint kPairing = kRopeHalves;
 layout(constant_id = 5) const uint kRotating = 128;
-layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2 or two vec4
+layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2
 layout(constant_id = 7) const bool kOnce = false;     // no part has more than one tile
 layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Q4 { vec4 q4[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on, as v
 layout(set = 0, binding = 2, std430) readonly buffer K2 { uvec2 k2[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
@@ -60,21 +59,18 @@ const bool kByList = kMode == kRopeList;
 // place and place + kPlaces of a tile.
 const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
-// Keys rotate by their place behind a base, which is at most 63, and the queries, for each base, by what then is missing. With
-// two bases in a tile both keys of a thread have the same angles, half as much to read and keep; with one they meet the same
-// queries, half as much again and again.
-const uint kBases = kOnce ? 2 : 1, kBaseKeys = kTile / kBases, kAngles = kKeysEach / kBases;
+// They rotate by their place, which is at most 63, and the queries, tile by tile, by what then is missing.
 // In the output, a thread has a quad of channels of one slice of the tile's values.
 const uint kQuads = (kHeadDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
 const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // that the slices are added up for
 
-// First [bases][heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of sides} of the scores, then
-// [heads][slices][quads], then [heads][parts]weight, then [slices][heads][quads]. attention.cpp knows what fits.
-const uint kQueryQuads = kBases * kHeads * 2 * kUnits, kScoreQuads = kHeads * kTile * 2;
+// First [heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of sides} of the scores, then
+// [heads][slices][quads], at the end [slices][heads][quads]. attention.cpp knows what fits.
+const uint kQueryQuads = kHeads * 2 * kUnits, kScoreQuads = kHeads * kTile * 2;
 const uint kSliceQuads = kHeadsAtOnce * kThreads;
 shared vec4 room[kQueryQuads + kScoreQuads > kSliceQuads ? kQueryQuads + kScoreQuads : kSliceQuads];
-const uint kHeadQuads = (kHeads + 3) / 4;
-shared vec4 weights[kTile * kHeadQuads];  // [tile][heads]
+const uint kHeadQuads = (kHeads + 3) / 4, kMostWeights = kTile > kMostParts ? kTile : kMostParts;
+shared vec4 weights[kMostWeights * kHeadQuads];  // [tile][heads], at the end [parts][heads]
 shared float shrinks[kHeads];             // that a head's results are multiplied by
 shared uint entries[2 * kTile];           // of a tile and of the next one, by turns
 
@@ -118,37 +114,21 @@ uvec4 load_unit(uint row, uint unit) {
   }
   return halves;
 }
-// A unit of a query, which starts at `row`.
-void load_query(uint row, uint unit, out vec4 x, out vec4 y) {
-  if (kAligned) {
-    const uvec2 quads = row / 4 + unit_quads(unit);
-    x = q4[quads.x];
-    y = q4[quads.y];
-    part_pairs(x, y, unit);
-    return;
-  }
-  x = y = vec4(0);
-  [[unroll]] for (uint i = 0; i < 4; ++i) {
-    const uint pair = unit * 4 + i, first = x_channel(pair), second = y_channel(pair);
-    if (first < kHeadDim) x[i] = q[row + first];
-    if (second < kHeadDim) y[i] = q[row + second];
-  }
-}
-// The angles of a unit in a row of the table, `times` a factor; pairs that do not rotate stay as they are.
-void load_angles(uint row, uint unit, float times, out vec4 cosines, out vec4 sines) {
+// The angles of a unit in a row of the table; pairs that do not rotate stay as they are.
+void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
   cosines = vec4(1);
   sines = vec4(0);
   if (kAligned) {
     if (unit * 4 >= rope_pairs()) return;
     const uint at = (ROPE_BASE + 2 * (row * rope_pairs() + unit * 4)) / 4;
-    const vec4 low = rope_table4[at] * times, high = rope_table4[at + 1] * times;
+    const vec4 low = rope_table4[at], high = rope_table4[at + 1];
     cosines = vec4(low.xz, high.xz);
     sines = vec4(low.yw, high.yw);
     return;
   }
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     if (unit * 4 + i >= rope_pairs()) continue;
-    const vec2 angle = rope_row(row, unit * 4 + i) * times;
+    const vec2 angle = rope_row(row, unit * 4 + i);
     cosines[i] = angle.x;
     sines[i] = angle.y;
   }
@@ -163,36 +143,55 @@ uvec2 load_quad(uint row, uint quad) {
 // Entry i of the list, asked for before it is known whether the list is as long; if not it is any.
 uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
 
-// Puts the queries, the first of which starts at `row`, as keys from `tile` on have to meet them.
-void rotate_queries(uint row, uint heads, uint tile, uint count) {
-  for (uint i = gl_LocalInvocationIndex; i < kBases * kHeads * kUnits; i += kThreads) {
-    const uint unit = i % kUnits, h = i / kUnits % kHeads, base = i / kUnits / kHeads;
-    const uint place = min(tile + base * kBaseKeys, count - 1);
-    const uint position = kByList ? count - 1 - place : uint(step.position);
-    vec4 x, y, high_cosines, high_sines, low_cosines, low_sines;
-    load_query(row + min(h, heads - 1) * kHeadDim, unit, x, y);
-    load_angles(64 + position / 64, unit, 1, high_cosines, high_sines);
-    // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
-    load_angles(position % 64, unit, kByList && rope_pairs() > 0 ? rope_factor() : 1, low_cosines, low_sines);
-    const vec4 cosines = high_cosines * low_cosines - high_sines * low_sines;
-    const vec4 sines = high_cosines * low_sines + high_sines * low_cosines;
-    x *= push.p.scale * kLog2E;
-    y *= push.p.scale * kLog2E;
-    const uint to = (base * kHeads + h) * 2 * kUnits + unit;
-    room[to] = x * cosines - y * sines;
-    room[to + kUnits] = x * sines + y * cosines;
+// Puts the queries, the first of which starts at `row`, as the keys from `tile` on have to meet them, at a distance of
+// `position`. Without a branch: what was asked for before stays on its way.
+void rotate_queries(uint row, uint heads, uint position) {
+  const uint kPairs = kUnits * 4;
+  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
+  const float factor = kByList && rope_pairs() > 0 ? rope_factor() : 1;
+  [[unroll]] for (uint first = 0; first < kHeads * kPairs; first += kThreads) {
+    const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;
+    const uint from = row + min(h, heads - 1) * kHeadDim;
+    const bool there = pair < kHeadDim / 2;
+    const float x = there ? q[from + x_channel(pair)] * (push.p.scale * kLog2E) : 0;
+    const float y = there ? q[from + y_channel(pair)] * (push.p.scale * kLog2E) : 0;
+    const vec2 angle = pair < rope_pairs() ? rope_angle(position, pair) * factor : vec2(1, 0);
+    if (first + gl_LocalInvocationIndex >= kHeads * kPairs) continue;
+    const uint to = h * 2 * kUnits + pair / 4;
+    room[to][pair % 4] = x * angle.x - y * angle.y;
+    room[to + kUnits][pair % 4] = x * angle.y + y * angle.x;
   }
 }
 
 // At the end, a thread has one of the query heads' quads of channels, or several in turns, of one slice of the parts: of so
 // many parts at once.
 const uint kColumns = kHeads * kQuads < kThreads ? kHeads * kQuads : kThreads, kPartSlices = kThreads / kColumns;
-const uint kLoads = 12;
-vec4 of_parts[kLoads];
-// `column` is the first part's quad.
-void load_parts(uint column, uint first_part, uint busy) {
-  [[unroll]] for (uint i = 0; i < kLoads; ++i)
-    of_parts[i] = outs[column + min(first_part + i * kPartSlices, busy - 1) * kQuads];
+const uint kLoads = 8;
+
+// weights[] of the parts of the subgroup's heads.
+void weigh_parts(uint own_stats, uint heads, uint busy) {
+  [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+    const uint h = gl_SubgroupID + kSubgroups * j;
+    if (h >= heads) continue;
+    vec2 of_parts[kPartsEach];  // {maximum, sum}
+    float top = kNoPeak, sum = 0;
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      const uint part = gl_SubgroupInvocationID + kLanes * i;
+      of_parts[i] = vec2(kNoPeak, 0);
+      if (part < busy) of_parts[i] = stats[own_stats + h * gl_NumWorkGroups.x + part];
+      top = max(top, of_parts[i].x);
+    }
+    top = subgroupMax(top);
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      of_parts[i].x = exp2(of_parts[i].x - top);
+      sum += of_parts[i].x * of_parts[i].y;
+    }
+    const float factor = 1 / subgroupAdd(sum);
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      const uint part = gl_SubgroupInvocationID + kLanes * i;
+      if (part < busy) weights[part * kHeadQuads + h / 4][h % 4] = of_parts[i].x * factor;
+    }
+  }
 }
 
 void main() {
@@ -210,27 +209,27 @@ void main() {
     entries[thread] = first + thread < count ? entry : list_entry(head, first);
     if (!kOnce) entries[kTile + thread] = first + stride + thread < count ? next_entry : list_entry(head, first);
   }
-  const uint place = thread / kSides, side = thread % kSides;
-  vec4 cosines[kAngles * kUnitsEach], sines[kAngles * kUnitsEach];
-  [[unroll]] for (uint i = 0; i < kAngles * kUnitsEach; ++i) {
-    const uint unit = side + kSides * (i % kUnitsEach);
-    if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, 1, cosines[i], sines[i]);
-  }
   barrier();
 
+  // What takes longest is asked for first; what comes sooner and is needed later takes no registers meanwhile.
   const uint words = kHeadDim / 2, head_start = local_head * push.p.capacity * words;
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
+  const uint place = thread / kSides, side = thread % kSides;
   [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
     const uint unit = side + kSides * (i % kUnitsEach), row = k_start + entries[i / kUnitsEach * kPlaces + place] * words;
     if (unit < kUnits) keys[i] = load_unit(row, unit);
   }
+  const uint first_query = local_head * push.p.group + first_head;
+  const uint query_row = push.base[0] + (push.p.first_head * push.p.group + first_query) * kHeadDim;
+  rotate_queries(query_row, heads, kByList ? count - 1 - first : uint(step.position));
+  vec4 cosines[kKeysEach * kUnitsEach], sines[kKeysEach * kUnitsEach];
+  [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
+    const uint unit = side + kSides * (i % kUnitsEach);
+    if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, cosines[i], sines[i]);
+  }
   const uint quad = thread % kQuads, first_value = thread / kQuads * kSliceKeys;
   [[unroll]] for (uint i = 0; i < kSliceKeys; ++i)
     values[i] = load_quad(v_start + entries[min(first_value + i, kTile - 1)] * words, quad);
-
-  const uint first_query = local_head * push.p.group + first_head;
-  const uint query_row = push.base[0] + (push.p.first_head * push.p.group + first_query) * kHeadDim;
-  rotate_queries(query_row, heads, first, count);
   barrier();
 
   float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads, the sums in parts
@@ -256,15 +255,14 @@ void main() {
         part_pairs(x[i], y[i], unit);
         if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * words, unit);
         if (!kByList) continue;
-        const vec4 c = cosines[i % kAngles * kUnitsEach + u], s = sines[i % kAngles * kUnitsEach + u], still_x = x[i];
+        const vec4 c = cosines[i * kUnitsEach + u], s = sines[i * kUnitsEach + u], still_x = x[i];
         x[i] = still_x * c - y[i] * s;
         y[i] = still_x * s + y[i] * c;
       }
-      [[unroll]] for (uint h = 0; h < kHeads; ++h)
-        [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
-          const uint at = (i / kAngles * kHeads + h) * 2 * kUnits + unit;
-          dots[i * kHeads + h] += dot(room[at], x[i]) + dot(room[at + kUnits], y[i]);
-        }
+      [[unroll]] for (uint h = 0; h < kHeads; ++h) {
+        const vec4 query_x = room[h * 2 * kUnits + unit], query_y = room[(h * 2 + 1) * kUnits + unit];
+        [[unroll]] for (uint i = 0; i < kKeysEach; ++i) dots[i * kHeads + h] += dot(query_x, x[i]) + dot(query_y, y[i]);
+      }
     }
     [[unroll]] for (uint h = 0; h < kHeads; ++h)
       [[unroll]] for (uint i = 0; i < kKeysEach; ++i)
@@ -299,7 +297,7 @@ void main() {
       }
       if (subgroupElect()) shrinks[h] = shrink;
     }
-    if (more && kByList) rotate_queries(query_row, heads, next, count);
+    if (more && kByList) rotate_queries(query_row, heads, count - 1 - next);
     barrier();
 
     if (tile != first)
@@ -343,48 +341,26 @@ void main() {
   if (!finishes_last(push.base[7] + gl_WorkGroupID.y * gl_NumWorkGroups.z + gl_WorkGroupID.z, busy)) return;
 
   const uint part_slice = thread / kColumns;
-  [[unroll]] for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
+  for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
     const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
     const uint column = own_outs + h * parts * kQuads + i % kQuads;
-    load_parts(column, part_slice, busy);  // they come while their weights are worked out
+    vec4 of_parts[kLoads];  // they come while their weights are worked out
+    [[unroll]] for (uint n = 0; n < kLoads; ++n) of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
     if (from == 0) {
-      [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
-        const uint own = gl_SubgroupID + kSubgroups * j;
-        if (own >= heads) continue;
-        vec2 peak_and_sum[kPartsEach];
-        float top = kNoPeak, sum = 0;
-        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
-          const uint at = gl_SubgroupInvocationID + kLanes * n;
-          peak_and_sum[n] = vec2(kNoPeak, 0);
-          if (at < busy) peak_and_sum[n] = stats[own_stats + own * parts + at];
-          top = max(top, peak_and_sum[n].x);
-        }
-        top = subgroupMax(top);
-        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
-          peak_and_sum[n].x = exp2(peak_and_sum[n].x - top);
-          sum += peak_and_sum[n].x * peak_and_sum[n].y;
-        }
-        sum = subgroupAdd(sum);
-        [[unroll]] for (uint n = 0; n < kPartsEach; ++n) {
-          const uint at = gl_SubgroupInvocationID + kLanes * n;
-          if (at < busy) room[(own * kMostParts + at) / 4][at % 4] = peak_and_sum[n].x / sum;
-        }
-      }
+      weigh_parts(own_stats, heads, busy);
       barrier();
     }
     vec4 sum = vec4(0);
-    for (uint at = part_slice; at < busy; at += kLoads * kPartSlices) {
-      if (at != part_slice) load_parts(column, at, busy);
+    for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
       [[unroll]] for (uint n = 0; n < kLoads; ++n) {
-        const uint own = at + n * kPartSlices;
-        if (own < busy) sum += room[(h * kMostParts + own) / 4][own % 4] * of_parts[n];
+        const uint own = first_part + n * kPartSlices, next = own + kLoads * kPartSlices;
+        if (own < busy) sum += weights[own * kHeadQuads + h / 4][h % 4] * of_parts[n];
+        if (next < busy) of_parts[n] = outs[column + next * kQuads];
       }
-    }
     if (kPartSlices > 1) {  // and so there is one turn
-      barrier();            // the weights are read
       room[thread] = sum;
       barrier();
-      for (uint s = 1; s < kPartSlices; ++s) sum += room[thread % kColumns + s * kColumns];
+      for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];
     }
     if (thread >= kColumns || from + thread >= heads * kQuads) continue;
     const uint to = push.base[8] + (push.p.first_head * push.p.group + first_query + h) * kHeadDim + i % kQuads * 4;
