@@ -13,10 +13,10 @@ void kv_append(Recording& r, const KvAppend& op) {
     KvAppendParams p = op.p;
     p.first_head = first;
     p.heads = heads;
-    r.dispatch(Shader::kKvAppend, {},
+    r.dispatch(Shader::kKvAppend, {p.rope.mode == kRopeOriginal ? 1u : 0u},
                {reads(op.qkv), reads(op.rope), writes(of_heads(op.k, head_bytes, first, heads)),
                 writes(of_heads(op.v, head_bytes, first, heads)), writes(op.pos)},
-               p, static_cast<uint32_t>(ceil_div(words, kThreads)), heads);
+               p, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
   });
 }
 

@@ -39,17 +39,18 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
   // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card.
   const bool plain = dtype_info(p.w.type).block == 1;
-  const uint32_t lines = !has_registers(l) ? 2 : plain ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
-  const uint32_t batch = std::min(lines, 4u);
+  const uint32_t lines = plain || !has_registers(l) ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
   const uint32_t rows_each = std::min(rows, 4u);
   const bool digits =
       l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
-  r.dispatch(digits ? Shader::kMatvecDigits : Shader::kMatvec,
-             {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), batch, rows_each, matrices, threads,
-              lines / batch, l.subgroup_size, p.norm_weight ? 1u : 0u},
-             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.norm_weight),
-              p.norm ? writes(p.norm) : reads(p.norm)},
-             p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
+  // What is bound there counts as written, so products of the same x would wait for each other.
+  const View& norm = p.norm ? p.norm : p.y;
+  r.dispatch(
+      digits ? Shader::kMatvecDigits : Shader::kMatvec,
+      {static_cast<uint32_t>(p.w.type), p.combine, in_quads(p), lines, rows_each, matrices, threads,
+       l.subgroup_size, p.norm_weight ? 1u : 0u},
+      {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.norm_weight), writes(norm)},
+      p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {

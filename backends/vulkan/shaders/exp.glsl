@@ -5,14 +5,14 @@ float exp_ulp(float x) {
   const float c = clamp(x, low, high);
   // x = n ln 2 + r, ln 2 in two parts, the first exact times n.
   const float n = roundEven(c * 1.44269504);
-  precise const float r = (c - n * 0.693145752) - n * 1.42860677e-6;
+  precise const float r = fma(n, -1.42860677e-6, fma(n, -0.693145752, c));
   // Taylor's series to r^7: the rest is below 2^-27 for |r| <= ln 2 / 2.
-  precise float p = r * (1.0 / 5040) + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * r * r + r + 1.0;
+  precise float p = fma(r, 1.0 / 5040, 1.0 / 720);
+  p = fma(p, r, 1.0 / 120);
+  p = fma(p, r, 1.0 / 24);
+  p = fma(p, r, 1.0 / 6);
+  p = fma(p, r, 0.5);
+  p = fma(p * r, r, r) + 1.0;
   const float result = p * uintBitsToFloat(uint(int(n) + 127) << 23);
   return x < low ? 0 : x > high ? uintBitsToFloat(0x7f800000) : result;
 }

@@ -21,12 +21,11 @@
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-layout(constant_id = 3) const uint kBatch = 4;     // lines whose products are added up at once, a power of two
+layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of floats 4
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
-layout(constant_id = 7) const uint kBatches = 1;   // of a workgroup; of floats one
-layout(constant_id = 8) const uint kLanes = 32;    // of a subgroup, at least kBatch
-layout(constant_id = 9) const bool kNorms = false;
+layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
+layout(constant_id = 8) const bool kNorms = false;
 
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
@@ -35,7 +34,6 @@ layout(set = 0, binding = 6, std430) readonly buffer NormWeight { float norm_wei
 layout(set = 0, binding = 6, std430) readonly buffer NormWeightQuads { vec4 norm_weight_quads[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
 
-const uint kLines = kBatch * kBatches;     // rows of W, of both matrices in turns
 const uint kCols = kLines / kMatrices;     // of y
 const uint kSubgroups = kThreads / kLanes;
 
@@ -73,50 +71,56 @@ vec4 x_quad(uint row, uint column) {
 shared float subgroup_sums[kRows * kLines * kSubgroups];
 shared float subgroup_squares[kSubgroups];
 
-// Adds what the lanes of a subgroup have of some lines to the sums of a row. Lanes exchange what they have of half the lines
-// until each has one line: this takes 6 exchanges for four lines, and sums of one after the other 20.
-void add_up(uint row, uint line, float products[kBatch], bool first) {
-  [[unroll]] for (uint lines = kBatch / 2, apart = 1; lines > 0; lines /= 2, apart *= 2) {
-    const bool odd = (gl_SubgroupInvocationID & apart) != 0;
-    [[unroll]] for (uint i = 0; i < lines; ++i) {
-      const float even_line = products[2 * i], odd_line = products[2 * i + 1];
-      products[i] = (odd ? odd_line : even_line) + subgroupShuffleXor(odd ? even_line : odd_line, apart);
-    }
+// The products of two lines: half of the lanes add up the first, and the others the second.
+float exchanged(float first, float second, uint apart) {
+  const bool takes_second = (gl_SubgroupInvocationID & apart) != 0;
+  return (takes_second ? second : first) + subgroupShuffleXor(takes_second ? first : second, apart);
+}
+// Adds what the lanes have of a line to the sum of a row, four lines in a row at once: that takes 6 exchanges, and sums of one
+// after the other take 20.
+float first_line[kRows], first_lines[kRows];
+void add_up(uint row, uint line, float product, bool first) {
+  if (line % 2 == 0) {
+    first_line[row] = product;
+    return;
   }
-  float sum = products[0];
-  [[unroll]] for (uint apart = kBatch; apart < kLanes; apart *= 2) sum += subgroupShuffleXor(sum, apart);
-  if (gl_SubgroupInvocationID >= kBatch) return;
-  const uint at = (row * kLines + line + gl_SubgroupInvocationID) * kSubgroups + gl_SubgroupID;
+  const float lines = exchanged(first_line[row], product, 1);
+  if (line % 4 == 1) {
+    first_lines[row] = lines;
+    return;
+  }
+  float sum = exchanged(first_lines[row], lines, 2);
+  [[unroll]] for (uint apart = 4; apart < kLanes; apart *= 2) sum += subgroupShuffleXor(sum, apart);
+  if (gl_SubgroupInvocationID >= 4) return;
+  const uint at = (row * kLines + line - 3 + gl_SubgroupInvocationID) * kSubgroups + gl_SubgroupID;
   subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
 }
 
-// Blocks: pieces in turns, and for each batches of lines.
+// Blocks: pieces in turns, and for each all lines.
+//
+// The loop stays one: a layer's shaders have to be in the caches for instructions when they are wanted again. Four lines at once
+// take an H200 31 us instead of 36 for a glu, but what runs after it takes longer by more than that.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
-  [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  fetch(0, 0);
   for (uint first = 0; first < pieces; first += kThreads) {
     const uint piece = min(first + thread, pieces - 1);
     const bool mine = first + thread < pieces;
     const float squares_before = squares;
     const Columns of_first_row = columns_of(first_row, piece);
     if (!mine) squares = squares_before;
-    for (uint line = 0; line < kLines; line += kBatch) {
-      float products[kRows][kBatch];
-      [[unroll]] for (uint l = 0; l < kBatch; ++l) {
-        take_fetched(l % kAhead);
-        const bool last = line + l + kAhead >= kLines;
-        const uint next = last ? first + kThreads : first;
-        if (next < pieces) fetch(l % kAhead, next, line + l + kAhead - (last ? kLines : 0));
-        [[unroll]] for (uint r = 0; r < kRows; ++r) {
-          if (r > 0 && r >= rows) break;
-          Columns columns = of_first_row;
-          if (r > 0) columns = columns_of(first_row + r, piece);
-          const float product = piece_product(line + l, first, columns);
-          products[r][l] = mine ? product : 0;  // no branch: products of neighbouring lines are worked out together
-        }
+    [[dont_unroll]] for (uint line = 0; line < kLines; ++line) {
+      take_fetched();
+      const bool last = line + 1 == kLines;
+      const uint next = last ? first + kThreads : first;
+      if (next < pieces) fetch(next, last ? 0 : line + 1);
+      [[unroll]] for (uint r = 0; r < kRows; ++r) {
+        if (r > 0 && r >= rows) break;
+        Columns columns = of_first_row;
+        if (r > 0) columns = columns_of(first_row + r, piece);
+        const float product = piece_product(line, first, columns);
+        add_up(r, line, mine ? product : 0, first == 0);
       }
-      [[unroll]] for (uint r = 0; r < kRows; ++r)
-        if (r == 0 || r < rows) add_up(r, line, products[r], first == 0);
     }
   }
 }
@@ -124,18 +128,17 @@ void multiply_pieces() {
 // Floats: eight threads share 256 columns and have four of each 32.
 void multiply_floats() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
-  float sums[kRows][kBatch];
-  [[unroll]] for (uint r = 0; r < kRows; ++r)
-    [[unroll]] for (uint l = 0; l < kBatch; ++l) sums[r][l] = 0;
+  float sums[kRows * kLines];
+  [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
   for (uint group = thread / 8; group < groups; group += kThreads / 8) {
     vec4 of_x[kRows];
     [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_quad(first_row + min(r, rows - 1), 32 * group + 4 * quad);
-    [[unroll]] for (uint l = 0; l < kBatch; ++l) {
+    [[unroll]] for (uint l = 0; l < kLines; ++l) {
       const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
-      [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r][l] = add_products(sums[r][l], of_x[r], of_w);
+      [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r * kLines + l] = add_products(sums[r * kLines + l], of_x[r], of_w);
     }
   }
-  [[unroll]] for (uint r = 0; r < kRows; ++r) add_up(r, 0, sums[r], true);
+  [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) add_up(s / kLines, s % kLines, sums[s], true);
 }
 
 float group_sum(uint sum) {

@@ -96,11 +96,9 @@ struct Words {
   uvec4 head, quants, fifths;
 };
 Words words;  // of the line that is multiplied
-// What is under way: these of the next lines, or the thread's part of their strips. Of two lines, so much is under way that an
-// H200 waits less for it than it loses by having room for fewer threads.
-const uint kAhead = kBatch < 2 ? kBatch : 2;
-Words fetched[kAhead];
-uvec4 fetched_quads[kAhead * kSteps];
+// What is under way: these of the next line, or the thread's part of its strip.
+Words fetched;
+uvec4 fetched_quads[kSteps];
 
 Words fetch_words(uint line, uint piece) {
   const uint block_quads = kType == kQ5_K ? 11 : 9, part = piece % 8, m = line % kMatrices;
@@ -115,9 +113,9 @@ uvec4 fetch_quad(uint matrix, uint i, uint last) {
 }
 
 // Begins to read what a line has of the strip that starts with a piece.
-void fetch(uint slot, uint first_piece, uint line) {
+void fetch(uint first_piece, uint line) {
   if (!kStaged) {
-    fetched[slot] = fetch_words(line, min(first_piece + thread, push.p.in_cols / 32 - 1));
+    fetched = fetch_words(line, min(first_piece + thread, push.p.in_cols / 32 - 1));
     return;
   }
   const uint strip = min(strip_start(first_piece), push.p.row_bytes), bytes = min(kStripBytes, push.p.row_bytes - strip);
@@ -125,21 +123,21 @@ void fetch(uint slot, uint first_piece, uint line) {
   const uint start = line_start(line) + strip, end = (start + bytes + 15) / 16;
   [[unroll]] for (uint s = 0; s < kSteps; ++s) {
     const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);
-    fetched_quads[slot * kSteps + s] = fetch_quad(line % kMatrices, i, last);
+    fetched_quads[s] = fetch_quad(line % kMatrices, i, last);
   }
 }
 
 // Brings it to where it is multiplied from.
-void take_fetched(uint slot) {
+void take_fetched() {
   if (!kStaged) {
-    words = fetched[slot];
+    words = fetched;
     return;
   }
   await_team();  // all have read what was there
   [[unroll]] for (uint s = 0; s < kSteps; ++s) {
     const uint i = s * kTeam + thread % kTeam, to = own_strip() + 4 * i;
     if (i < kStripQuads)
-      [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[slot * kSteps + s][k];
+      [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[s][k];
   }
   await_team();
 }
