@@ -75,7 +75,8 @@ void attend_view(Recording& r, const Attention& op) {
                   static_cast<uint64_t>(r.most_operations() / head_operations));
 }
 
-// How attend_pool.comp works: a workgroup's threads attend to a fourth as many entries at a time.
+// How attend_pool.comp works: the threads of a workgroup attend to a tile of a fourth as many entries at a
+// time.
 struct PoolWork {
   uint32_t threads, parts;
   bool once;  // no part has more than one tile
@@ -94,8 +95,8 @@ struct PoolWork {
     return 16 * (std::max(scoring, adding) + weights + entries + few);
   }
 };
-// Entries that are attended to in one go have as many threads as pay; more entries have the registers of
-// fewer to be fetched ahead.
+// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Where a
+// part's next tiles are fetched ahead, registers are short, and small workgroups leave fewer of them unused.
 PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entries) {
   const PoolWork large(entries, HeadPasses(p.group), 256);
   if (large.once && limits.max_group_threads >= 256 &&
@@ -124,7 +125,7 @@ void attend_pool(Recording& r, const Attention& op) {
   const uint32_t query_heads = p.heads * p.group, passes = work.passes.count;
   const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
   const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && op.k.offset % 8 == 0 &&
-                       op.v.offset % 8 == 0 && op.q.offset % 16 == 0 && op.rope.offset % 16 == 0;
+                       op.v.offset % 8 == 0 && op.rope.offset % 16 == 0;
   const PartResults bytes(work.parts, p.head_dim);
   const View outs = r.scratch().slice(0, query_heads * bytes.outs),
              stats = r.scratch().slice(outs.bytes, query_heads * bytes.stats);

@@ -1,8 +1,8 @@
 // attention of one row from the pool, gathered and rotated on the way: a workgroup attends with the query heads of one KV head
 // to a part of the list, tile by tile, and the last one puts the parts together.
 //
-// A token waits for every read that depends on another, and for code that is run once and has to be fetched, so there is
-// little of both. Tile i belongs to part i % parts, which nobody needs to know the count for.
+// A token waits for each read that depends on another, and for code, as most of it is run once: little of both is what counts
+// here. Tile i belongs to part i % parts, so its entries are asked for before it is known how many there are.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -56,27 +56,30 @@ const float kNoPeak = -3e38;      // below every score; finite, as not every dev
 const bool kByList = kMode == kRopeList;
 
 // A unit is four pairs of channels. In the scores, thread (place, side) has the units side, side + kSides, ... of the keys
-// place and place + kPlaces of a tile.
+// place and place + kPlaces of a tile. A key rotates by its place in the tile, so a thread's angles stay the same, and the
+// query by what then is missing.
 const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
-// They rotate by their place, which is at most 63, and the queries, tile by tile, by what then is missing.
+// In the softmax, a subgroup has whole heads: gl_SubgroupID, and so on in steps of kSubgroups. Its lanes share the tile.
+const uint kSubgroups = kThreads / kLanes, kHeadsEach = (kHeads + kSubgroups - 1) / kSubgroups;
+const uint kScoresEach = (kTile + kLanes - 1) / kLanes;
 // In the output, a thread has a quad of channels of one slice of the tile's values.
 const uint kQuads = (kHeadDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
-const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // that the slices are added up for
+const bool kEvenSlices = kSlices * kSliceKeys == kTile;
+const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // that slices are added up for
+// At the end, a thread has a head's quad of channels, or several in turns, of one slice of the parts, kLoads parts at once.
+const uint kColumns = kHeads * kQuads < kThreads ? kHeads * kQuads : kThreads, kPartSlices = kThreads / kColumns;
+const uint kLoads = 8, kPartsEach = (kMostParts + kLanes - 1) / kLanes;  // the latter of a lane that weighs them
 
 // First [heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of sides} of the scores, then
 // [heads][slices][quads], at the end [slices][heads][quads]. attention.cpp knows what fits.
 const uint kQueryQuads = kHeads * 2 * kUnits, kScoreQuads = kHeads * kTile * 2;
 const uint kSliceQuads = kHeadsAtOnce * kThreads;
 shared vec4 room[kQueryQuads + kScoreQuads > kSliceQuads ? kQueryQuads + kScoreQuads : kSliceQuads];
-const uint kHeadQuads = (kHeads + 3) / 4, kMostWeights = kTile > kMostParts ? kTile : kMostParts;
-shared vec4 weights[kMostWeights * kHeadQuads];  // [tile][heads], at the end [parts][heads]
-shared float shrinks[kHeads];             // that a head's results are multiplied by
-shared uint entries[2 * kTile];           // of a tile and of the next one, by turns
-
-// In the softmax, a subgroup has whole heads: gl_SubgroupID, and so on in steps of kSubgroups. Its lanes share the tile.
-const uint kSubgroups = kThreads / kLanes, kHeadsEach = (kHeads + kSubgroups - 1) / kSubgroups;
-const uint kScoresEach = (kTile + kLanes - 1) / kLanes, kPartsEach = (kMostParts + kLanes - 1) / kLanes;
+const uint kHeadQuads = (kHeads + 3) / 4;
+shared vec4 weights[kMostParts * kHeadQuads];  // [tile][heads], at the end [parts][heads]
+shared float shrinks[kHeads];                  // that a head's results are multiplied by
+shared uint entries[2 * kTile];                // of a tile and of the next one, by turns
 
 uvec4 keys[kKeysEach * kUnitsEach];
 uvec2 values[kSliceKeys];
@@ -87,11 +90,11 @@ bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
 uint x_channel(uint i) { return adjacent(i) ? 2 * i : i; }
 uint y_channel(uint i) { return adjacent(i) ? 2 * i + 1 : i + rope_pairs(); }
 
-// Where the two quads of channels of a unit lie in an aligned row, and the unit's first and second channels.
+// Where the two quads of channels of a unit lie in an aligned row, and how to make its first and second channels of them.
 uvec2 unit_quads(uint unit) {
   return adjacent(unit * 4) ? uvec2(2 * unit, 2 * unit + 1) : uvec2(unit, unit + rope_pairs() / 4);
 }
-void part_pairs(inout vec4 x, inout vec4 y, uint unit) {
+void sort_pairs(inout vec4 x, inout vec4 y, uint unit) {
   if (!kAligned || !adjacent(unit * 4)) return;
   const vec4 low = x, high = y;
   x = vec4(low.xz, high.xz);
@@ -140,11 +143,10 @@ uvec2 load_quad(uint row, uint quad) {
   return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
 
-// Entry i of the list, asked for before it is known whether the list is as long; if not it is any.
+// Entry i of the list; anything where the list is not as long, which need not be known yet.
 uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
 
-// Puts the queries, the first of which starts at `row`, as the keys from `tile` on have to meet them, at a distance of
-// `position`. Without a branch: what was asked for before stays on its way.
+// Rotates the queries, the first of which starts at `row`. No branch keeps what follows from being asked for meanwhile.
 void rotate_queries(uint row, uint heads, uint position) {
   const uint kPairs = kUnits * 4;
   // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
@@ -162,11 +164,6 @@ void rotate_queries(uint row, uint heads, uint position) {
     room[to + kUnits][pair % 4] = x * angle.y + y * angle.x;
   }
 }
-
-// At the end, a thread has one of the query heads' quads of channels, or several in turns, of one slice of the parts: of so
-// many parts at once.
-const uint kColumns = kHeads * kQuads < kThreads ? kHeads * kQuads : kThreads, kPartSlices = kThreads / kColumns;
-const uint kLoads = 8;
 
 // weights[] of the parts of the subgroup's heads.
 void weigh_parts(uint own_stats, uint heads, uint busy) {
@@ -227,9 +224,9 @@ void main() {
     const uint unit = side + kSides * (i % kUnitsEach);
     if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, cosines[i], sines[i]);
   }
-  const uint quad = thread % kQuads, first_value = thread / kQuads * kSliceKeys;
+  const uint quad = thread % kQuads, first_value = min(thread / kQuads, kSlices - 1) * kSliceKeys;
   [[unroll]] for (uint i = 0; i < kSliceKeys; ++i)
-    values[i] = load_quad(v_start + entries[min(first_value + i, kTile - 1)] * words, quad);
+    values[i] = load_quad(v_start + entries[kEvenSlices ? first_value + i : min(first_value + i, kTile - 1)] * words, quad);
   barrier();
 
   float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads, the sums in parts
@@ -252,7 +249,7 @@ void main() {
       vec4 x[kKeysEach], y[kKeysEach];
       [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
         unpack_halves(keys[i * kUnitsEach + u], x[i], y[i]);
-        part_pairs(x[i], y[i], unit);
+        sort_pairs(x[i], y[i], unit);
         if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * words, unit);
         if (!kByList) continue;
         const vec4 c = cosines[i * kUnitsEach + u], s = sines[i * kUnitsEach + u], still_x = x[i];
@@ -304,7 +301,7 @@ void main() {
       [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] *= shrinks[h];
     [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
       const uint at = first_value + i;
-      if (at >= kTile) continue;
+      if (!kEvenSlices && at >= kTile) continue;
       const vec4 value = vec4(unpackHalf2x16(values[i].x), unpackHalf2x16(values[i].y));
       if (more) values[i] = load_quad(v_start + entries[next_slot + at] * words, quad);
       [[unroll]] for (uint four = 0; four < kHeadQuads; ++four) {
@@ -330,9 +327,9 @@ void main() {
     [[unroll]] for (uint h = 0; h < kHeadsAtOnce; ++h)
       if (from + h < kHeads && thread < kSlices * kQuads) room[h * kSlices * kQuads + thread] = result[from + h];
     barrier();
-    for (uint i = thread; i < kHeadsAtOnce * kQuads; i += kThreads) {
-      const uint h = i / kQuads, at = h * kSlices * kQuads + i % kQuads;
-      if (from + h >= heads) continue;
+    [[unroll]] for (uint first_sum = 0; first_sum < kHeadsAtOnce * kQuads; first_sum += kThreads) {
+      const uint i = first_sum + thread, h = i / kQuads, at = h * kSlices * kQuads + i % kQuads;
+      if (h >= kHeadsAtOnce || from + h >= heads) continue;
       vec4 sum = room[at];
       for (uint slice = 1; slice < kSlices; ++slice) sum += room[at + slice * kQuads];
       outs[own_outs + ((from + h) * parts + part) * kQuads + i % kQuads] = sum;
