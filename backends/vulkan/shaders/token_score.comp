@@ -80,7 +80,7 @@ LogSum sum_of_threads(LogSum own, uint sharers) {
   float peak = kNoPeak, sum = 0;
   for (uint i = 0; i < sharers; ++i) peak = max(peak, sums_of_threads[first + i].x);
   barrier();
-  sums_of_threads[thread].y = own.sum * exp_ulp(own.peak - peak);
+  sums_of_threads[thread].y = own.sum * exp(own.peak - peak);
   barrier();
   for (uint i = 0; i < sharers; ++i) sum += sums_of_threads[first + i].y;
   return LogSum(peak, sum);
