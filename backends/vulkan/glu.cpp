@@ -3,7 +3,7 @@
 
 namespace thimble::vulkan {
 
-void glu(Recording& r, const Glu& op, const RmsNorm* norm) {
+void glu(Recording& r, const Glu& op, const RmsNorm* prepared) {
   Product product{.x = op.x,
                   .w = op.gate,
                   .y = op.h,
@@ -11,7 +11,7 @@ void glu(Recording& r, const Glu& op, const RmsNorm* norm) {
                   .x_stride = op.p.in_cols,
                   .y_stride = op.p.out_cols,
                   .act = op.p.act};
-  if (norm) make_norm({&product, 1}, *norm);
+  if (prepared) finish_norm(r, {&product, 1}, *prepared);
   // One row is read once for both matrices, and matrix units take both at once. Else the gate goes where h
   // will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {

@@ -11,10 +11,13 @@ namespace thimble::vulkan {
 
 void embed(Recording&, const Embed&);
 void rms_norm(Recording&, const RmsNorm&);
-// One, or several that stand side by side. `norm`: null, or what makes their x and is not recorded itself, in a program
-// of one row; then the siblings read the same x, wherever they write to.
-void linear(Recording&, std::span<const Linear> siblings, const RmsNorm* norm);
-void glu(Recording&, const Glu&, const RmsNorm* norm);
+// One, or several that stand side by side. `prepared`: null, or the norm that makes their x and is made here
+// from what linear_before() left; then the siblings read the same x, wherever they write to.
+void linear(Recording&, std::span<const Linear> siblings, const RmsNorm* prepared);
+void glu(Recording&, const Glu&, const RmsNorm* prepared);
+// A linear whose y the norm reads, in a program of one row: what it leaves in scratch is for the products of
+// the norm, which follow.
+void linear_before(Recording&, const Linear&, const RmsNorm&);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
 void cis_store(Recording&, const CisStore&);
@@ -40,6 +43,7 @@ void vote_top_k(Recording&, const Vote&, const TopK&);
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
+uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);     // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);

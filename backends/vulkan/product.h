@@ -15,6 +15,14 @@ namespace thimble::vulkan {
 // shared memory at a time.
 inline constexpr uint32_t kTile = 128, kDepth = 32;
 
+// A norm that a product of one row has prepared in scratch: the row times the norm's weight, and sums of
+// squares of the row, which give the scale that it lacks.
+struct PreparedNorm {
+  View row, squares;
+  static PreparedNorm in(const View& scratch, uint32_t cols);
+  static uint64_t bytes(uint32_t cols);
+};
+
 // y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
 struct Product {
   View x;     // [rows][x_stride]
@@ -30,9 +38,12 @@ struct Product {
   // type, and by matrices.
   Weight up;
   uint32_t first_row = 0;  // the step's row that lies in row 0 of x and y
-  // A norm that is made here, of the one row x, or empty: y is of x / sqrt(mean(x^2) + eps) * norm_weight,
-  // which is written to `norm`, where that is not empty. By vectors.
-  View norm_weight, norm;
+  // Of one row, by vectors. Where y is prepared for the norm that reads it next, and what that wants.
+  PreparedNorm prepares;
+  View norm_weight;
+  // Where x is such, or empty: then `norm` is where the norm of it is written, or empty.
+  PreparedNorm prepared;
+  View norm;
   float eps = 0;
 
   // Its rows [row, row + rows) and columns [col, col + cols) of y.
@@ -41,8 +52,8 @@ struct Product {
 };
 // One product, or some of the same x whose columns of y stand side by side.
 void multiply(Recording&, std::span<const Product>);
-// Has these products, which read the result of a norm, make it; the first one writes it.
-void make_norm(std::span<Product>, const RmsNorm&);
+// Has these products, which read a norm, read what is prepared of it; the first one writes it.
+void finish_norm(const Recording&, std::span<Product>, const RmsNorm&);
 // One with W as it is, in parts that the device can show a shader.
 void multiply_parts(Recording&, const Product&);
 // All of them with W as f16 in scratch.

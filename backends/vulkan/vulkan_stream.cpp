@@ -22,29 +22,32 @@ class VulkanRecorder : public Recorder {
   void embed(const Embed& op) override {
     if (check("embed", op.table, op.table.rows, op.p.cols)) vulkan::embed(recording(), op);
   }
-  // A token's norm is made by the products that read it: a dispatch of its own would take 4.4 us of an H200.
+  // A token's norm is made by the product before it and those that read it: a dispatch of its own would take
+  // 4.4 us of an H200.
   void rms_norm(const RmsNorm& op) override {
-    ProgramRecording& r = recording();
-    if (r.max_rows() == 1)
+    if (!norm_ && siblings_.size() == 1 && recording_.max_rows() == 1 && makes_vector(siblings_[0], op)) {
+      before_ = std::exchange(siblings_, {})[0];
       norm_ = op;
-    else
-      vulkan::rms_norm(r, op);
+    } else {
+      vulkan::rms_norm(recording(), op);
+    }
   }
   void linear(const Linear& op) override {
     if (!check("linear", op.w, op.p.out_cols, op.p.in_cols)) return;
-    const bool joins = vote_   ? false
-                       : norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
-                               : siblings_.empty() || side_by_side(siblings_.back(), op);
-    if (!joins) record_pending();
+    const bool joins = norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
+                             : siblings_.empty() || side_by_side(siblings_.back(), op);
+    if (vote_ || !joins) record_pending();
+    prepare_norm();
     siblings_.push_back(op);
   }
   void glu(const Glu& op) override {
     if (!check("glu", op.gate, op.p.out_cols, op.p.in_cols) ||
         !check("glu", op.up, op.p.out_cols, op.p.in_cols))
       return;
-    if (vote_ || !siblings_.empty() ||
-        (norm_ && !makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h)))
-      record_pending();
+    const bool joins =
+        norm_ && siblings_.empty() && makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h);
+    if (!joins) record_pending();
+    prepare_norm();
     const std::optional<RmsNorm> norm = std::exchange(norm_, {});
     vulkan::glu(recording_, op, norm ? &*norm : nullptr);
   }
@@ -73,21 +76,34 @@ class VulkanRecorder : public Recorder {
   Result<std::unique_ptr<Program>> finish() { return recording().finish(); }
 
  private:
-  // What an op records to: what has waited for it comes before. Products wait for siblings, a norm for the
-  // products of it, a vote for a top_k.
+  // What an op records to: what has waited for it comes before. Products wait for siblings and for a norm, a
+  // norm for its products, a vote for a top_k.
   ProgramRecording& recording() {
     record_pending();
     return recording_;
   }
   void record_pending() {
     const std::optional<RmsNorm> norm = std::exchange(norm_, {});
-    if (!siblings_.empty())
-      vulkan::linear(recording_, siblings_, norm ? &*norm : nullptr);
-    else if (norm)
+    if (before_) {
+      vulkan::linear(recording_, {&*before_, 1}, nullptr);
       vulkan::rms_norm(recording_, *norm);
+    } else if (!siblings_.empty()) {
+      vulkan::linear(recording_, siblings_, norm ? &*norm : nullptr);
+    }
+    before_.reset();
     siblings_.clear();
     if (vote_) vulkan::vote(recording_, *vote_);
     vote_.reset();
+  }
+  // The first of a norm's products is there.
+  void prepare_norm() {
+    if (before_) vulkan::linear_before(recording_, *before_, *norm_);
+    before_.reset();
+  }
+  // Whether a linear makes the vector of a norm, and nothing else.
+  static bool makes_vector(const Linear& a, const RmsNorm& n) {
+    return a.y.buffer == n.x.buffer && a.y.offset == n.x.offset && a.p.out_cols == n.p.cols &&
+           a.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
   }
   // Whether a norm can be left to the products of these rows of x, which write y: they are what it makes, and
   // nobody writes what it reads or makes.
@@ -107,7 +123,9 @@ class VulkanRecorder : public Recorder {
   }
 
   ProgramRecording recording_;
-  // Not recorded yet: a norm and products of it, or products that stand side by side, or a vote.
+  // Not recorded yet: products that stand side by side; a linear and the norm of what it makes, `before_` and
+  // `norm_`; products of a norm that is prepared, without `before_`; or a vote.
+  std::optional<Linear> before_;
   std::optional<RmsNorm> norm_;
   std::vector<Linear> siblings_;
   std::optional<Vote> vote_;

@@ -563,8 +563,8 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
         }
 }
 
-// A device may make a norm and the products that read it in one launch: the norm is there all the same, and
-// the products are its.
+// A device may make a norm and the products that read it in one launch, or leave half of the norm to the
+// linear that makes its x: the norm is there all the same, and the products are its.
 TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   struct Shape {
     DType type;
@@ -572,20 +572,30 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   };
   Random random;
   for (const uint32_t rows : {1u, 3u})
-    for (const bool glu_first : {false, true})
+    for (const uint32_t order : {0u, 1u, 2u, 3u})
       for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kQ4_0, 544}, Shape{DType::kQ4_K, 512},
                                 Shape{DType::kQ6_K, 5120}}) {  // more strips than a block of CUDA has warps
         const uint32_t n = shape.n, cols = 45;
-        SCOPED_TRACE(::testing::Message() << dtype_info(shape.type).name << ", " << rows << " rows of " << n
-                                          << (glu_first ? ", glu first" : ""));
+        const bool glu_first = order % 2, after_linear = order >= 2;
+        SCOPED_TRACE(::testing::Message()
+                     << dtype_info(shape.type).name << ", " << rows << " rows of " << n
+                     << (glu_first ? ", glu first" : "") << (after_linear ? ", after a linear" : ""));
         clear();
-        const std::vector<float> x = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
+        const std::vector<float> before = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
+        const uint32_t added = 256;
+        const Matrix add = random_matrix(random, shape.type, n, added);
+        const Linear make_x{
+            input(random.floats(size_t(rows) * added)),
+            weight(shape.type, n, added, add.bytes),
+            View(),
+            inout(before),
+            {.in_cols = added, .out_cols = n, .x_stride = added, .y_stride = n, .add = 1, .rows = kStepRows}};
         Matrix matrices[4];
         for (Matrix& m : matrices) m = random_matrix(random, shape.type, cols, n);
         const auto weights_of = [&](uint32_t i) { return weight(shape.type, cols, n, matrices[i].bytes); };
         const View norm = output<float>(size_t(rows) * n), y = output<float>(size_t(rows) * 2 * cols),
                    h = output<float>(size_t(rows) * cols);
-        const RmsNorm make{input(x),
+        const RmsNorm make{make_x.y,
                            input(w),
                            norm,
                            {.cols = n, .groups = 1, .row_stride = n, .eps = 1e-6f, .rows = kStepRows}};
@@ -597,13 +607,15 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
         const Glu glu{
             norm, weights_of(2), weights_of(3), h, {.in_cols = n, .out_cols = cols, .act = kActSilu}};
         run({.n_rows = rows}, rows, [&](Recorder& r) {
+          if (after_linear) r.linear(make_x);
           r.rms_norm(make);
           if (glu_first) r.glu(glu);
           r.linear(first);
           r.linear(second);
           if (!glu_first) r.glu(glu);
         });
-        const std::vector<float> of_norm = get<float>(norm), of_y = get<float>(y), of_h = get<float>(h);
+        const std::vector<float> x = get<float>(make_x.y), of_norm = get<float>(norm), of_y = get<float>(y),
+                                 of_h = get<float>(h);
         for (uint32_t row = 0; row < rows; ++row) {
           double squares = 0;
           for (uint32_t i = 0; i < n; ++i)

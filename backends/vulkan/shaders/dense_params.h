@@ -12,6 +12,9 @@ namespace thimble::vulkan {
 #define kCombineAdd 1u       // y += W x + bias
 #define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu, or both at once
 
+// Elements of a sum of squares that matvec leaves for the norm of y.
+#define kSummed 4u
+
 // matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
 struct ProductParams {
   uint in_cols;    // of x; product_cooperative: of both in scratch
@@ -24,8 +27,8 @@ struct ProductParams {
   uint act;        // kActSilu, kActGelu
   uint has_bias;
   uint up_row;  // product_cooperative of a glu: where in W the other matrix begins
-  float eps;         // matvec of a norm
-  uint writes_norm;  // and whether that is to be written
+  float eps;         // matvec of a norm that was prepared
+  uint writes_norm;  // and whether the norm is to be written
 };
 
 // scale_rows: x as f16, [rows][depth].

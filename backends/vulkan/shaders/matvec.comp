@@ -5,8 +5,8 @@
 // A thread takes pieces of 32 columns. It has the numbers of x in registers for all rows of W that the workgroup reads, and
 // multiplies these while the next are on their way.
 //
-// x may be a vector that is to be normed: the products are of x times the norm's weight, and the scale, which only then is
-// known, is multiplied in at the end.
+// A norm between two products is made by both. The first writes y times the norm's weight, and sums of squares of y; the others
+// multiply that, and by the norm's scale at the end.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #ifdef DIGITS
@@ -16,7 +16,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-#define kOperands 7
+#define kOperands 9
 #include "operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
@@ -25,14 +25,17 @@ layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrice
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
-layout(constant_id = 8) const bool kNorms = false;
+layout(constant_id = 8) const bool kPrepares = false;  // the norm of y
+layout(constant_id = 9) const bool kScales = false;    // x was prepared so
+layout(constant_id = 10) const uint kTogether = 1;     // lines of a turn of the loop
 
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
-layout(set = 0, binding = 6, std430) readonly buffer NormWeight { float norm_weight[]; };
-layout(set = 0, binding = 6, std430) readonly buffer NormWeightQuads { vec4 norm_weight_quads[]; };
-layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
+layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { float squares_of_x[]; };  // of kSummed elements each
+layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
+layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
+layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
 
 const uint kCols = kLines / kMatrices;     // of y
 const uint kSubgroups = kThreads / kLanes;
@@ -51,25 +54,11 @@ uint thread;
 // Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
 uint line_start(uint line) { return min(first_col + line / kMatrices, push.p.out_cols - 1) * push.p.row_bytes; }
 
-// Where there is a norm: the sum of the squares that the thread has seen.
-float squares = 0;
-// The quads of x that products are of.
-vec4 x_quad(uint row, uint column) {
-  const vec4 x = x_at(row, column);
-  if (!kNorms) return x;
-  squares += dot(x, x);
-  const uint at = push.base[5] + column;
-  if (kInQuads) return x * norm_weight_quads[at / 4];
-  vec4 v = vec4(0);
-  [[unroll]] for (uint i = 0; i < 4; ++i)
-    if (column + i < push.p.in_cols) v[i] = x[i] * norm_weight[at + i];
-  return v;
-}
-
 #include "pieces.glsl"
 
 shared float subgroup_sums[kRows * kLines * kSubgroups];
 shared float subgroup_squares[kSubgroups];
+shared float squares_of_cols[kCols];
 
 // The products of two lines: half of the lanes add up the first, and the others the second.
 float exchanged(float first, float second, uint apart) {
@@ -102,26 +91,26 @@ void add_up(uint row, uint line, float product, bool first) {
 // take an H200 31 us instead of 36 for a glu, but what runs after it takes longer by more than that.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
-  fetch(0, 0);
+  [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   for (uint first = 0; first < pieces; first += kThreads) {
     const uint piece = min(first + thread, pieces - 1);
     const bool mine = first + thread < pieces;
-    const float squares_before = squares;
     const Columns of_first_row = columns_of(first_row, piece);
-    if (!mine) squares = squares_before;
-    [[dont_unroll]] for (uint line = 0; line < kLines; ++line) {
-      take_fetched();
-      const bool last = line + 1 == kLines;
-      const uint next = last ? first + kThreads : first;
-      if (next < pieces) fetch(next, last ? 0 : line + 1);
-      [[unroll]] for (uint r = 0; r < kRows; ++r) {
-        if (r > 0 && r >= rows) break;
-        Columns columns = of_first_row;
-        if (r > 0) columns = columns_of(first_row + r, piece);
-        const float product = piece_product(line, first, columns);
-        add_up(r, line, mine ? product : 0, first == 0);
+    [[dont_unroll]] for (uint turn = 0; turn < kLines / kTogether; ++turn)
+      [[unroll]] for (uint l = 0; l < kTogether; ++l) {
+        const uint line = turn * kTogether + l;
+        take_fetched(l % kAhead);
+        const bool last = line + kAhead >= kLines;
+        const uint next = last ? first + kThreads : first;
+        if (next < pieces) fetch(l % kAhead, next, line + kAhead - (last ? kLines : 0));
+        [[unroll]] for (uint r = 0; r < kRows; ++r) {
+          if (r > 0 && r >= rows) break;
+          Columns columns = of_first_row;
+          if (r > 0) columns = columns_of(first_row + r, piece);
+          const float product = piece_product(line, first, columns);
+          add_up(r, line, mine ? product : 0, first == 0);
+        }
       }
-    }
   }
 }
 
@@ -132,7 +121,7 @@ void multiply_floats() {
   [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
   for (uint group = thread / 8; group < groups; group += kThreads / 8) {
     vec4 of_x[kRows];
-    [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_quad(first_row + min(r, rows - 1), 32 * group + 4 * quad);
+    [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
     [[unroll]] for (uint l = 0; l < kLines; ++l) {
       const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
       [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r * kLines + l] = add_products(sums[r * kLines + l], of_x[r], of_w);
@@ -147,7 +136,11 @@ float group_sum(uint sum) {
   return total;
 }
 
-float norm_scale() {
+// What x, prepared, lacks to be a norm; `squares` is the thread's part of the sum. All threads call it.
+float norm_scale(float squares) {
+  squares = subgroupAdd(squares);
+  if (subgroupElect()) subgroup_squares[gl_SubgroupID] = squares;
+  barrier();
   float sum = 0;
   for (uint i = 0; i < kSubgroups; ++i) sum += subgroup_squares[i];
   return inversesqrt(sum / float(push.p.in_cols) + push.p.eps);
@@ -162,24 +155,34 @@ void main() {
 
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
+  float squares = 0;  // asked for before there is something to wait for
+  if (kScales)
+    for (uint i = thread; i < (push.p.in_cols + kSummed - 1) / kSummed; i += kThreads) squares += squares_of_x[push.base[5] + i];
   if (kPlain)
     multiply_floats();
   else
     multiply_pieces();
-  if (kNorms) {
-    const float of_subgroup = subgroupAdd(squares);
-    if (subgroupElect()) subgroup_squares[gl_SubgroupID] = of_subgroup;
-  }
+  const float scale = kScales ? norm_scale(squares) : 1;
   barrier();
-  const float scale = kNorms ? norm_scale() : 1;
   for (uint i = thread; i < rows * kCols; i += kThreads) {
     const uint row = i / kCols, col = i % kCols;
+    if (kPrepares) squares_of_cols[col] = 0;
     if (first_col + col >= push.p.out_cols) continue;
     float sum = scale * group_sum(i * kMatrices);
     if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
-    store(first_row + row, first_col + col, sum);
+    const float stored = store(first_row + row, first_col + col, sum);
+    if (!kPrepares) continue;
+    squares_of_cols[col] = stored * stored;
+    norm[push.base[6] + first_col + col] = stored * norm_weight[push.base[7] + first_col + col];
   }
-  if (kNorms && push.p.writes_norm != 0 && first_col == 0)
-    for (uint i = thread; i < push.p.in_cols; i += kThreads)
-      norm[push.base[6] + i] = x[push.base[0] + i] * scale * norm_weight[push.base[5] + i];
+  if (kPrepares) {
+    barrier();
+    for (uint i = thread; i < kCols / kSummed; i += kThreads) {
+      float sum = 0;
+      [[unroll]] for (uint j = 0; j < kSummed; ++j) sum += squares_of_cols[kSummed * i + j];
+      squares_of_y[push.base[8] + first_col / kSummed + i] = sum;
+    }
+  }
+  if (kScales && push.p.writes_norm != 0 && first_col == 0)
+    for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
 }

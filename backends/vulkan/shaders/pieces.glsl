@@ -37,7 +37,7 @@ float sum_of(vec4 v) { return v.x + v.y + (v.z + v.w); }
 
 Columns columns_of(uint row, uint piece) {
   Columns c;
-  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_quad(row, quad_column(piece, i));
+  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_at(row, quad_column(piece, i));
   const float first = sum_of(c.quads[0] + c.quads[1] + (c.quads[2] + c.quads[3]));
   const float last = sum_of(c.quads[4] + c.quads[5] + (c.quads[6] + c.quads[7]));
   if (kSuper) {  // two pieces share two groups: the first has the minimum of the one, the second that of the other
@@ -96,9 +96,10 @@ struct Words {
   uvec4 head, quants, fifths;
 };
 Words words;  // of the line that is multiplied
-// What is under way: these of the next line, or the thread's part of its strip.
-Words fetched;
-uvec4 fetched_quads[kSteps];
+// What is under way: these of the next lines, or the thread's part of their strips.
+const uint kAhead = kTogether < 2 ? 1 : 2;
+Words fetched[kAhead];
+uvec4 fetched_quads[kAhead * kSteps];
 
 Words fetch_words(uint line, uint piece) {
   const uint block_quads = kType == kQ5_K ? 11 : 9, part = piece % 8, m = line % kMatrices;
@@ -113,9 +114,9 @@ uvec4 fetch_quad(uint matrix, uint i, uint last) {
 }
 
 // Begins to read what a line has of the strip that starts with a piece.
-void fetch(uint first_piece, uint line) {
+void fetch(uint slot, uint first_piece, uint line) {
   if (!kStaged) {
-    fetched = fetch_words(line, min(first_piece + thread, push.p.in_cols / 32 - 1));
+    fetched[slot] = fetch_words(line, min(first_piece + thread, push.p.in_cols / 32 - 1));
     return;
   }
   const uint strip = min(strip_start(first_piece), push.p.row_bytes), bytes = min(kStripBytes, push.p.row_bytes - strip);
@@ -123,21 +124,21 @@ void fetch(uint first_piece, uint line) {
   const uint start = line_start(line) + strip, end = (start + bytes + 15) / 16;
   [[unroll]] for (uint s = 0; s < kSteps; ++s) {
     const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);
-    fetched_quads[s] = fetch_quad(line % kMatrices, i, last);
+    fetched_quads[slot * kSteps + s] = fetch_quad(line % kMatrices, i, last);
   }
 }
 
 // Brings it to where it is multiplied from.
-void take_fetched() {
+void take_fetched(uint slot) {
   if (!kStaged) {
-    words = fetched;
+    words = fetched[slot];
     return;
   }
   await_team();  // all have read what was there
   [[unroll]] for (uint s = 0; s < kSteps; ++s) {
     const uint i = s * kTeam + thread % kTeam, to = own_strip() + 4 * i;
     if (i < kStripQuads)
-      [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[s][k];
+      [[unroll]] for (uint k = 0; k < 4; ++k) staged[to + k] = fetched_quads[slot * kSteps + s][k];
   }
   await_team();
 }

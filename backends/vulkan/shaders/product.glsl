@@ -21,10 +21,12 @@ uint product_rows() {
 
 uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride + column; }
 
-void store(uint row, uint column, float sum) {
+// What y becomes.
+float store(uint row, uint column, float sum) {
   const uint at = y_at(row, column);
   if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
   if (kCombine == kCombineAdd) sum += y[at];
   if (kCombine == kCombineActivate) sum *= activate(y[at], push.p.act);
   y[at] = sum;
+  return sum;
 }
