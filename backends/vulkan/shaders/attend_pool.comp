@@ -342,7 +342,8 @@ void main() {
     const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
     const uint column = own_outs + h * parts * kQuads + i % kQuads;
     vec4 of_parts[kLoads];  // they come while their weights are worked out
-    [[unroll]] for (uint n = 0; n < kLoads; ++n) of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
+    [[unroll]] for (uint n = 0; n < kLoads; ++n)
+      of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
     if (from == 0) {
       weigh_parts(own_stats, heads, busy);
       barrier();
