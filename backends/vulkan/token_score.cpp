@@ -53,7 +53,9 @@ void token_score(Recording& r, const TokenScore& op) {
     } push{p, passes.count, slices, before * p.head_dim, channels};
     push.p.first_head = first;
     push.p.heads = heads;
-    r.dispatch(Shader::kTokenScore, {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u},
+    r.dispatch(Shader::kTokenScore,
+               {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
+                p.rope.pairing, p.rope.n_rot},
                {reads(op.q), reads(sums), reads(of_heads(op.k, head_bytes, first, heads)), reads(op.rope),
                 reads(op.gate), writes(op.scores),
                 writes(of_heads(all_parts, p.group * part_bytes(parts), first - p.first_head, heads)),

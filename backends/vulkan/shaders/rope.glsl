@@ -29,3 +29,8 @@ uint partner_of(uint channel) {
 float rotated(uint channel, float x, float partner, vec2 angle) {
   return x * angle.x + (is_second(channel) ? partner : -partner) * angle.y;
 }
+
+// The two channels of pair i; behind n_rot, of any two.
+uvec2 channels_of(uint i) {
+  return ROPE.pairing == kRopeAdjacent || i >= rope_pairs() ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + rope_pairs());
+}

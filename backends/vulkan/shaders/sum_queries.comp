@@ -21,6 +21,13 @@ layout(push_constant) uniform Push {
 #include "rope.glsl"
 #include "score_query.glsl"
 
+// Channel c of a query head, counted from the first of first_head, rotated.
+float rotated_channel(uint row, uint query, uint c) {
+  const uint at = push.base[0] + row * push.p.row_stride + (push.p.first_head * push.p.group + query) * push.p.head_dim;
+  if (c >= push.p.rope.n_rot) return q[at + c];
+  return rotated(c, q[at + c], q[at + partner_of(c)], rope_angle(score_position() + row, pair_of(c)));
+}
+
 // Thread: one channel of one query head, in the rows of slice gl_WorkGroupID.y.
 void main() {
   if (!selects() || (kHasGate && gate[push.base[2]] != 0)) return;
@@ -29,6 +36,6 @@ void main() {
   const uint slice_rows = (step.n_rows + push.slices - 1) / push.slices, first = gl_WorkGroupID.y * slice_rows;
   float sum = 0;
   for (uint row = first; row < min(first + slice_rows, step.n_rows); ++row)
-    sum += score_query_channel(row, i / push.p.head_dim, i % push.p.head_dim);
+    sum += rotated_channel(row, i / push.p.head_dim, i % push.p.head_dim);
   sums[push.base[3] + gl_WorkGroupID.y * channels + i] = sum;
 }

@@ -14,6 +14,9 @@ layout(constant_id = 1) const uint kHeads = 4;         // query heads of a pass,
 layout(constant_id = 2) const bool kHasGate = false;
 layout(constant_id = 3) const bool kSummed = false;    // sum_queries.comp has added up the rows
 layout(constant_id = 4) const bool kAligned = false;   // rows of k are whole uvec4
+layout(constant_id = 5) const uint kMode = kRopeList;  // RopeParams
+layout(constant_id = 6) const uint kPairing = kRopeHalves;
+layout(constant_id = 7) const uint kRotating = 128;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
@@ -35,7 +38,7 @@ layout(push_constant) uniform Push {
   uint base[9];
 } push;
 
-#define ROPE push.p.rope
+#define ROPE RopeParams(kMode, kPairing, kRotating)
 #define ROPE_BASE push.base[3]
 #include "rope.glsl"
 #include "score_query.glsl"
@@ -60,15 +63,38 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 
-// The query of a head: the mean over the rows, times scale.
-float query_channel(uint query, uint c) {
-  float x = 0;
+// Puts the queries from first_query on, the mean over the rows times scale, to [heads][channels] of partial. A thread has the
+// same pair of channels of several heads, so that one angle turns them all, and asks for all it reads at once; heads that there
+// are not get what nobody reads.
+void rotate_queries(uint first_query, uint heads) {
+  const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
+  const uint pair = gl_LocalInvocationIndex % kPairs, first_head = gl_LocalInvocationIndex / kPairs;
+  const uvec2 channels = channels_of(pair);
+  vec2 angle = vec2(push.p.scale, 0);
   if (kSummed)
-    for (uint slice = 0; slice < push.slices; ++slice)
-      x += sums[push.base[1] + slice * push.sum_stride + push.first_sum + query * kHeadDim + c];
-  else
-    x = score_query_channel(0, query, c);
-  return x * (push.p.scale / float(step.n_rows));
+    angle.x /= float(step.n_rows);
+  else if (pair < rope_pairs())
+    angle = rope_angle(score_position(), pair) * push.p.scale;
+  vec2 x[kQueriesEach];
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint query = first_query + min(first_head + kAtOnce * j, heads - 1);
+    x[j] = vec2(0);
+    if (pair >= kHeadDim / 2) continue;
+    if (kSummed) {
+      const uint at = push.base[1] + push.first_sum + query * kHeadDim;
+      for (uint slice = 0; slice < push.slices; ++slice)
+        x[j] += vec2(sums[at + slice * push.sum_stride + channels.x], sums[at + slice * push.sum_stride + channels.y]);
+    } else {
+      const uint at = push.base[0] + (push.p.first_head * push.p.group + query) * kHeadDim;
+      x[j] = vec2(q[at + channels.x], q[at + channels.y]);
+    }
+  }
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint h = first_head + kAtOnce * j;
+    if (h >= kHeads) continue;
+    partial[h * kUnits * 8 + channels.x] = x[j].x * angle.x - x[j].y * angle.y;
+    partial[h * kUnits * 8 + channels.y] = x[j].x * angle.y + x[j].y * angle.x;
+  }
 }
 
 // The log-sum-exp of `sharers` neighbouring threads, in their order: of one exponential each, beside the others'.
@@ -105,10 +131,7 @@ void main() {
     keys[k_at] = unit < kUnits && first + key + ahead < end ? k_unit(row + first + ahead, unit) : uvec4(0);
   }
   if (hits) return;
-  for (uint i = thread; i < kHeads * kUnits * 8; i += 128) {
-    const uint h = i / (kUnits * 8), c = i % (kUnits * 8);
-    partial[i] = h < heads && c < kHeadDim ? query_channel(first_query + h, c) : 0;
-  }
+  rotate_queries(first_query, heads);
   barrier();
   vec4 queries[kHeads * kUnitsEach * 2];
   [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
