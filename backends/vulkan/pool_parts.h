@@ -3,9 +3,12 @@
 #define THIMBLE_VULKAN_POOL_PARTS_H
 
 #define kLeastTile 32u  // entries that a workgroup works on at once, at least: parts are whole tiles
-#define kMostParts 96u   // of a head. Of 8 heads an H200 has room for about 400 of attention's at once: 96 are two turns and
-                         // take 278 us for 131,072 entries, 64 take 398 and 128 take 316
-#define kMostHeads 8u    // query heads that a workgroup works for
+// Parts of a head in attention. Of 8 heads an H200 has room for about 400 at once: 96 are two turns and take 278 us for 131,072
+// entries, 64 take 398 and 128 take 316.
+#define kMostParts 96u
+// And in token_score: 64 of 8 heads all run at once on the largest cards; a second turn would take as long as the first.
+#define kMostScoreParts 64u
+#define kMostHeads 8u  // query heads that a workgroup works for
 
 #ifdef __cplusplus
 #include <cstdint>

@@ -10,9 +10,8 @@ namespace {
 // A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
 
-// 64 parts of 8 heads all run at once on the largest cards; a second turn would take as long as the first.
 uint32_t score_parts(uint32_t capacity) {
-  return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(capacity, kLeastTile), 1, 64));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(capacity, kLeastTile), 1, kMostScoreParts));
 }
 
 // What a query head's parts add to its log-sum-exp: [parts]{maximum, sum}.
@@ -55,7 +54,7 @@ void token_score(Recording& r, const TokenScore& op) {
     push.p.heads = heads;
     r.dispatch(Shader::kTokenScore,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
-                p.rope.pairing, p.rope.n_rot},
+                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size},
                {reads(op.q), reads(sums), reads(of_heads(op.k, head_bytes, first, heads)), reads(op.rope),
                 reads(op.gate), writes(op.scores),
                 writes(of_heads(all_parts, p.group * part_bytes(parts), first - p.first_head, heads)),

@@ -3,6 +3,8 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #include "half.glsl"
 #include "log_sum.glsl"
 #include "pool_parts.glsl"
@@ -17,6 +19,7 @@ layout(constant_id = 4) const bool kAligned = false;   // rows of k are whole uv
 layout(constant_id = 5) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 6) const uint kPairing = kRopeHalves;
 layout(constant_id = 7) const uint kRotating = 128;
+layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
@@ -50,9 +53,11 @@ const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8
 const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
 const uint kScoresEach = (kHeads * kTile + 127) / 128;
 shared float partial[kHeads * kTile * (kSides + 1)];  // [heads][keys][sides], rows apart by an odd number; before, queries
-shared vec2 sums_of_threads[128];                         // {peak, sum}
+shared float of_threads[128];
 // At the end, so many threads share a head.
-const uint kSharers = 128 / kMostHeads;
+const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
+
+uint thread;  // lanes of a subgroup are neighbours
 
 uvec4 k_unit(uint row, uint unit) {
   if (kAligned) return k4[push.base[2] / 4 + row * kUnits + unit];
@@ -68,7 +73,7 @@ uvec4 k_unit(uint row, uint unit) {
 // are not get what nobody reads.
 void rotate_queries(uint first_query, uint heads) {
   const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
-  const uint pair = gl_LocalInvocationIndex % kPairs, first_head = gl_LocalInvocationIndex / kPairs;
+  const uint pair = thread % kPairs, first_head = thread / kPairs;
   const uvec2 channels = channels_of(pair);
   vec2 angle = vec2(push.p.scale, 0);
   if (kSummed)
@@ -97,19 +102,22 @@ void rotate_queries(uint first_query, uint heads) {
   }
 }
 
-// The log-sum-exp of `sharers` neighbouring threads, in their order: of one exponential each, beside the others'.
-LogSum sum_of_threads(LogSum own, uint sharers) {
-  const uint thread = gl_LocalInvocationIndex, first = thread / sharers * sharers;
+// x of the thread whose number differs by `apart`, a power of two.
+float from_thread(float x, uint apart) {
+  if (apart < kLanes) return subgroupShuffleXor(x, apart);
   barrier();
-  sums_of_threads[thread] = vec2(own.peak, own.sum);
+  of_threads[thread] = x;
   barrier();
-  float peak = kNoPeak, sum = 0;
-  for (uint i = 0; i < sharers; ++i) peak = max(peak, sums_of_threads[first + i].x);
-  barrier();
-  sums_of_threads[thread].y = own.sum * exp(own.peak - peak);
-  barrier();
-  for (uint i = 0; i < sharers; ++i) sum += sums_of_threads[first + i].y;
-  return LogSum(peak, sum);
+  return of_threads[thread ^ apart];
+}
+// The largest and the sum of `sharers` neighbouring threads, a power of two.
+float max_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x = max(x, from_thread(x, apart));
+  return x;
+}
+float sum_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x += from_thread(x, apart);
+  return x;
 }
 
 void main() {
@@ -117,7 +125,8 @@ void main() {
   // each of an H200.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
   if (!selects()) return;
-  const uint thread = gl_LocalInvocationIndex, parts = gl_NumWorkGroups.x;
+  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+  const uint parts = gl_NumWorkGroups.x;
   const uint local_head = gl_WorkGroupID.y / push.passes, first_head = gl_WorkGroupID.y % push.passes * kHeads;
   const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
   const uint n = middle_end() - step.n_init, share = part_entries(n, parts);
@@ -173,23 +182,25 @@ void main() {
   const uint part_start = push.base[6] / 2 + first_query * parts;
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
     const uint h = (thread + 128 * j) / kTile;
-    const LogSum all = sum_of_threads(total[j], kTile);
-    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + gl_WorkGroupID.x] = vec2(all.peak, all.sum);
+    const float peak = max_of_threads(total[j].peak, kTile);
+    const float sum = sum_of_threads(total[j].sum * exp_ulp(total[j].peak - peak), kTile);
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + gl_WorkGroupID.x] = vec2(peak, sum);
   }
 
   const uint busy = busy_parts(n, parts);
   if (!finishes_last(push.base[7] + gl_WorkGroupID.y, busy)) return;
   const uint own_head = thread / kSharers, sharer = thread % kSharers;
-  const uint kEach = kMostParts / kSharers;
-  vec2 of_parts[kEach];
-  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+  vec2 of_parts[kPartsEach];
+  float peak = kNoPeak, sum = 0;
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
     const uint own_part = sharer + kSharers * i;
     of_parts[i] = vec2(kNoPeak, 0);
     if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * parts + own_part];
+    peak = max(peak, of_parts[i].x);
   }
-  LogSum all = kNoSum;
-  [[unroll]] for (uint i = 0; i < kEach; ++i) all = added(all, LogSum(of_parts[i].x, of_parts[i].y));
-  all = sum_of_threads(all, kSharers);
+  peak = max_of_threads(peak, kSharers);
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp_ulp(of_parts[i].x - peak);
+  sum = sum_of_threads(sum, kSharers);
   if (sharer == 0 && own_head < heads)
-    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(all);
+    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(LogSum(peak, sum));
 }
