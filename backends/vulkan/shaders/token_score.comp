@@ -150,7 +150,7 @@ void main() {
 
   LogSum total[kScoresEach];
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
-  for (uint tile = first; tile < end; tile += kTile) {
+  [[dont_unroll]] for (uint tile = first; tile < end; tile += kTile) {
     barrier();  // the scores before are read
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
@@ -162,7 +162,8 @@ void main() {
         if (unit < kUnits && tile + key + ahead < end) keys[r * kUnitsEach + u] = k_unit(row + tile + ahead, unit);
         [[unroll]] for (uint h = 0; h < kHeads; ++h) {
           const uint at = (h * kUnitsEach + u) * 2;
-          dots[h] += dot(queries[at], low) + dot(queries[at + 1], high);
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at][c] * low[c];
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at + 1][c] * high[c];
         }
       }
       [[unroll]] for (uint h = 0; h < kHeads; ++h)
