@@ -48,8 +48,8 @@ void token_score(Recording& r, const TokenScore& op) {
     const uint32_t before = (first - p.first_head) * p.group;
     struct {
       TokenScoreParams p;
-      uint32_t passes, slices, first_sum, sum_stride;
-    } push{p, passes.count, slices, before * p.head_dim, channels};
+      uint32_t slices, first_sum, sum_stride;
+    } push{p, slices, before * p.head_dim, channels};
     push.p.first_head = first;
     push.p.heads = heads;
     r.dispatch(Shader::kTokenScore,
@@ -60,7 +60,7 @@ void token_score(Recording& r, const TokenScore& op) {
                 writes(of_heads(all_parts, p.group * part_bytes(parts), first - p.first_head, heads)),
                 writes(of_heads(r.counters(), passes.count * sizeof(uint32_t), first - p.first_head, heads)),
                 writes(op.lse)},
-               push, parts, heads * passes.count);
+               push, passes.count, parts, heads);
   });
 }
 

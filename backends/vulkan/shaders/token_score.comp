@@ -34,7 +34,6 @@ layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[];
 layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
 layout(push_constant) uniform Push {
   TokenScoreParams p;
-  uint passes;  // over a group
   uint slices;
   uint first_sum;  // columns of sums before those of first_head's
   uint sum_stride;  // columns of sums
@@ -126,11 +125,11 @@ void main() {
   const bool hits = kHasGate && gate[push.base[4]] != 0;
   if (!selects()) return;
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
-  const uint parts = gl_NumWorkGroups.x;
-  const uint local_head = gl_WorkGroupID.y / push.passes, first_head = gl_WorkGroupID.y % push.passes * kHeads;
+  const uint parts = gl_NumWorkGroups.y, part = gl_WorkGroupID.y;
+  const uint local_head = gl_WorkGroupID.z, first_head = gl_WorkGroupID.x * kHeads;
   const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
   const uint n = middle_end() - step.n_init, share = part_entries(n, parts);
-  const uint first = step.n_init + gl_WorkGroupID.x * share, end = min(first + share, middle_end());
+  const uint first = step.n_init + part * share, end = min(first + share, middle_end());
   if (first >= middle_end()) return;
 
   const uint key = thread / kSides, side = thread % kSides, row = local_head * push.p.capacity + key;
@@ -185,11 +184,11 @@ void main() {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
     const float sum = sum_of_threads(total[j].sum * exp_ulp(total[j].peak - peak), kTile);
-    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + gl_WorkGroupID.x] = vec2(peak, sum);
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
   }
 
   const uint busy = busy_parts(n, parts);
-  if (!finishes_last(push.base[7] + gl_WorkGroupID.y, busy)) return;
+  if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
   const uint own_head = thread / kSharers, sharer = thread % kSharers;
   vec2 of_parts[kPartsEach];
   float peak = kNoPeak, sum = 0;
