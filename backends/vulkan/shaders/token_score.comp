@@ -1,13 +1,13 @@
-// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head. The last one puts together
-// what the parts add to the heads' log-sum-exp.
+// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head, tile by tile, and the last one
+// puts together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
+#include "../pool_parts.h"
 #include "half.glsl"
 #include "log_sum.glsl"
-#include "pool_parts.glsl"
 #include "step.glsl"
 
 layout(local_size_x = 128) in;
@@ -128,9 +128,8 @@ void main() {
   const uint parts = gl_NumWorkGroups.y, part = gl_WorkGroupID.y;
   const uint local_head = gl_WorkGroupID.z, first_head = gl_WorkGroupID.x * kHeads;
   const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
-  const uint n = middle_end() - step.n_init, share = part_entries(n, parts);
-  const uint first = step.n_init + part * share, end = min(first + share, middle_end());
-  if (first >= middle_end()) return;
+  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end();
+  if (first >= end) return;
 
   const uint key = thread / kSides, side = thread % kSides, row = local_head * push.p.capacity + key;
   uvec4 keys[kRounds * kUnitsEach];  // of the next tile
@@ -149,13 +148,13 @@ void main() {
 
   LogSum total[kScoresEach];
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
-  [[dont_unroll]] for (uint tile = first; tile < end; tile += kTile) {
+  [[dont_unroll]] for (uint tile = first; tile < end; tile += stride) {
     barrier();  // the scores before are read
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
       [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
-        const uint unit = side + kSides * u, ahead = kTile + r * kKeys;
+        const uint unit = side + kSides * u, ahead = stride + r * kKeys;
         vec4 low, high;
         unpack_halves(keys[r * kUnitsEach + u], low, high);
         if (unit < kUnits && tile + key + ahead < end) keys[r * kUnitsEach + u] = k_unit(row + tile + ahead, unit);
@@ -187,7 +186,7 @@ void main() {
     if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
   }
 
-  const uint busy = busy_parts(n, parts);
+  const uint busy = min((end - step.n_init + kTile - 1) / kTile, parts);  // that have any
   if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
   const uint own_head = thread / kSharers, sharer = thread % kSharers;
   vec2 of_parts[kPartsEach];
