@@ -58,12 +58,13 @@ const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kShar
 
 uint thread;  // lanes of a subgroup are neighbours
 
+// A unit of the row that begins at word or, where rows are aligned, uvec4 `row`.
 uvec4 k_unit(uint row, uint unit) {
-  if (kAligned) return k4[push.base[2] / 4 + row * kUnits + unit];
-  const uint words = kHeadDim / 2, at = push.base[2] + row * words;
+  if (kAligned) return k4[row + unit];
+  const uint words = kHeadDim / 2;
   uvec4 read = uvec4(0);
   for (uint i = 0; i < 4; ++i)
-    if (unit * 4 + i < words) read[i] = k[at + unit * 4 + i];
+    if (unit * 4 + i < words) read[i] = k[row + unit * 4 + i];
   return read;
 }
 
@@ -131,11 +132,13 @@ void main() {
   const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end();
   if (first >= end) return;
 
-  const uint key = thread / kSides, side = thread % kSides, row = local_head * push.p.capacity + key;
+  const uint key = thread / kSides, side = thread % kSides;
+  const uint row_size = kAligned ? kUnits : kHeadDim / 2;
+  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + local_head * push.p.capacity * row_size;
   uvec4 keys[kRounds * kUnitsEach];  // of the next tile
   [[unroll]] for (uint k_at = 0; k_at < kRounds * kUnitsEach; ++k_at) {
-    const uint unit = side + kSides * (k_at % kUnitsEach), ahead = k_at / kUnitsEach * kKeys;
-    keys[k_at] = unit < kUnits && first + key + ahead < end ? k_unit(row + first + ahead, unit) : uvec4(0);
+    const uint unit = side + kSides * (k_at % kUnitsEach), entry = first + k_at / kUnitsEach * kKeys + key;
+    keys[k_at] = unit < kUnits ? k_unit(row + min(entry, end - 1) * row_size, unit) : uvec4(0);
   }
   if (hits) return;
   rotate_queries(first_query, heads);
@@ -153,11 +156,12 @@ void main() {
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
       [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
+      const uint next = min(tile + stride + r * kKeys + key, end - 1);
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
-        const uint unit = side + kSides * u, ahead = stride + r * kKeys;
+        const uint unit = side + kSides * u;
         vec4 low, high;
         unpack_halves(keys[r * kUnitsEach + u], low, high);
-        if (unit < kUnits && tile + key + ahead < end) keys[r * kUnitsEach + u] = k_unit(row + tile + ahead, unit);
+        if (unit < kUnits) keys[r * kUnitsEach + u] = k_unit(row + next * row_size, unit);
         [[unroll]] for (uint h = 0; h < kHeads; ++h) {
           const uint at = (h * kUnitsEach + u) * 2;
           [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at][c] * low[c];
