@@ -51,7 +51,9 @@ layout(push_constant) uniform Push {
 const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
 const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
 const uint kScoresEach = (kHeads * kTile + 127) / 128;
-shared float partial[kHeads * kTile * (kSides + 1)];  // [heads][keys][sides], rows apart by an odd number; before, queries
+// Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
+const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
+shared vec4 room[kHeads * kTile * kPlace];
 shared float of_threads[128];
 // At the end, so many threads share a head.
 const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
@@ -68,7 +70,7 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 
-// Puts the queries from first_query on, the mean over the rows times scale, to [heads][channels] of partial. A thread has the
+// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the
 // same pair of channels of several heads, so that one angle turns them all, and asks for all it reads at once; heads that there
 // are not get what nobody reads.
 void rotate_queries(uint first_query, uint heads) {
@@ -97,8 +99,8 @@ void rotate_queries(uint first_query, uint heads) {
   [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
     const uint h = first_head + kAtOnce * j;
     if (h >= kHeads) continue;
-    partial[h * kUnits * 8 + channels.x] = x[j].x * angle.x - x[j].y * angle.y;
-    partial[h * kUnits * 8 + channels.y] = x[j].x * angle.y + x[j].y * angle.x;
+    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = x[j].x * angle.x - x[j].y * angle.y;
+    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = x[j].x * angle.y + x[j].y * angle.x;
   }
 }
 
@@ -145,8 +147,8 @@ void main() {
   barrier();
   vec4 queries[kHeads * kUnitsEach * 2];
   [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
-    const uint h = i / (kUnitsEach * 2), unit = side + kSides * (i / 2 % kUnitsEach), at = (h * kUnits + unit) * 8 + i % 2 * 4;
-    queries[i] = unit < kUnits ? vec4(partial[at], partial[at + 1], partial[at + 2], partial[at + 3]) : vec4(0);
+    const uint h = i / (kUnitsEach * 2), unit = side + kSides * (i / 2 % kUnitsEach);
+    queries[i] = unit < kUnits ? room[(h * kUnits + unit) * 2 + i % 2] : vec4(0);
   }
 
   LogSum total[kScoresEach];
@@ -169,14 +171,15 @@ void main() {
         }
       }
       [[unroll]] for (uint h = 0; h < kHeads; ++h)
-        partial[(h * kTile + r * kKeys + key) * (kSides + 1) + side] = dots[h];
+        room[(h * kTile + r * kKeys + key) * kPlace + side / 4][side % 4] = dots[h];
     }
     barrier();
     [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
       const uint i = thread + 128 * j, h = i / kTile, entry = tile + i % kTile;
       if (h >= heads || entry >= end) continue;
-      float score = 0;
-      [[unroll]] for (uint s = 0; s < kSides; ++s) score += partial[i * (kSides + 1) + s];
+      vec4 sums_of_sides = vec4(0);
+      [[unroll]] for (uint s = 0; s < kSideQuads; ++s) sums_of_sides += room[i * kPlace + s];
+      const float score = (sums_of_sides.x + sums_of_sides.y) + (sums_of_sides.z + sums_of_sides.w);
       all_scores[push.base[5] + (push.p.first_head * push.p.group + first_query + h) * push.p.score_capacity + entry] = score;
       total[j] = added(total[j], score);
     }
