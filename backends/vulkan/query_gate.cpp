@@ -8,7 +8,8 @@ namespace thimble::vulkan {
 
 void query_gate(Recording& r, const QueryGate& op) {
   const uint32_t threads = std::min(1024u, std::bit_floor(r.limits().max_group_threads));
-  r.dispatch(Shader::kQueryGate, {threads}, {reads(op.q), writes(op.cached), writes(op.gate)}, op.p, 1);
+  r.dispatch(Shader::kQueryGate, {threads, r.limits().subgroup_size},
+             {reads(op.q), writes(op.cached), writes(op.gate)}, op.p, 1);
 }
 
 }  // namespace thimble::vulkan

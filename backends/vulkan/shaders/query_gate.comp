@@ -2,11 +2,13 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
-#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #include "step.glsl"
 
 layout(local_size_x_id = 0) in;
-layout(constant_id = 0) const uint kThreads = 128;
+layout(constant_id = 0) const uint kThreads = 128;  // a multiple of kLanes
+layout(constant_id = 1) const uint kLanes = 32;     // of a subgroup
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) buffer Cached { float cached[]; };
@@ -17,37 +19,47 @@ layout(push_constant) uniform Push {
   uint base[3];
 } push;
 
-shared vec3 subgroup_sums[kThreads / 4];  // q cached, q q, cached cached; no subgroup has fewer than four lanes
+const uint kSubgroups = kThreads / kLanes;
+shared vec3 subgroup_sums[kSubgroups];  // q cached, q q, cached cached
 shared bool misses;
 
-vec3 sum_of_lanes(vec3 v) { return vec3(subgroupAdd(v.x), subgroupAdd(v.y), subgroupAdd(v.z)); }
+// The three sums take the same steps in the same order, so those of equal queries have equal bits. Loops stay loops here: most
+// of a token's time goes to code that it runs once.
+vec3 with_products(vec3 sum, float x, float y) {
+  precise const vec3 s = vec3(fma(x, y, sum.x), fma(x, x, sum.y), fma(y, y, sum.z));
+  return s;
+}
+vec3 sum_of_lanes(vec3 v) {
+  precise vec3 sum = v;
+  [[dont_unroll]] for (uint apart = 1; apart < kLanes; apart *= 2)
+    sum += vec3(subgroupShuffleXor(sum.x, apart), subgroupShuffleXor(sum.y, apart), subgroupShuffleXor(sum.z, apart));
+  return sum;
+}
 
 void main() {
-  const uint thread = gl_LocalInvocationIndex, at = push.base[2];
+  const uint thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID, at = push.base[2];
   // Asked for together with the queries: one after the other they would take 0.7 us each of an H200.
   const uint valid = gate[at + kValid], generation = gate[at + kGeneration];
+  const uint hits_before = gate[at + kHits], misses_before = gate[at + kMisses];
   const int position = int(gate[at + kPosition]);
-  // The three products take the same steps in the same order, so those of equal queries have equal bits. Without a cached
-  // query they are worked out for nothing.
-  precise vec3 sum = vec3(0);
+  // Without a cached query the products are worked out for nothing.
+  vec3 sum = vec3(0);
   const uint kEach = 4;  // of a thread that are under way at once
-  for (uint first = thread; first < push.p.cols; first += kEach * kThreads) {
+  [[dont_unroll]] for (uint first = thread; first < push.p.cols; first += kEach * kThreads) {
     float x[kEach], y[kEach];
     [[unroll]] for (uint j = 0; j < kEach; ++j) {
       const uint i = first + j * kThreads;
       x[j] = i < push.p.cols ? q[push.base[0] + i] : 0;
       y[j] = i < push.p.cols ? cached[push.base[1] + i] : 0;
     }
-    [[unroll]] for (uint j = 0; j < kEach; ++j) sum += vec3(x[j] * y[j], x[j] * x[j], y[j] * y[j]);
+    [[unroll]] for (uint j = 0; j < kEach; ++j) sum = with_products(sum, x[j], y[j]);
   }
   sum = sum_of_lanes(sum);
-  if (subgroupElect()) subgroup_sums[gl_SubgroupID] = sum;
+  if (gl_SubgroupInvocationID == 0) subgroup_sums[gl_SubgroupID] = sum;
   barrier();
-  sum = vec3(0);
-  for (uint first = 0; first < gl_NumSubgroups; first += gl_SubgroupSize) {
-    const uint i = first + gl_SubgroupInvocationID;
-    sum += sum_of_lanes(i < gl_NumSubgroups ? subgroup_sums[i] : vec3(0));
-  }
+  precise vec3 of_subgroups = vec3(0);
+  [[dont_unroll]] for (uint i = gl_SubgroupInvocationID; i < kSubgroups; i += kLanes) of_subgroups += subgroup_sums[i];
+  sum = sum_of_lanes(of_subgroups);
 
   if (thread == 0) {
     bool hit = false;
@@ -64,9 +76,9 @@ void main() {
     if (!selects()) {
       gate[at + kValid] = 0;
     } else if (hit) {
-      ++gate[at + kHits];
+      gate[at + kHits] = hits_before + 1;
     } else {
-      ++gate[at + kMisses];
+      gate[at + kMisses] = misses_before + 1;
       gate[at + kValid] = 1;
       gate[at + kGeneration] = step.generation;
       gate[at + kPosition] = uint(step.position);
@@ -75,5 +87,6 @@ void main() {
   }
   barrier();
   if (!misses) return;
-  for (uint i = thread; i < push.p.cols; i += kThreads) cached[push.base[1] + i] = q[push.base[0] + i];
+  // What was read before lies in the cache.
+  [[dont_unroll]] for (uint i = thread; i < push.p.cols; i += kThreads) cached[push.base[1] + i] = q[push.base[0] + i];
 }
