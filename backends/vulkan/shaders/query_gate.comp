@@ -21,7 +21,7 @@ layout(push_constant) uniform Push {
 
 const uint kSubgroups = kThreads / kLanes;
 shared vec3 subgroup_sums[kSubgroups];  // q cached, q q, cached cached
-shared bool misses;
+shared bool is_miss;
 
 // The three sums take the same steps in the same order, so those of equal queries have equal bits. Loops stay loops here: most
 // of a token's time goes to code that it runs once.
@@ -38,10 +38,15 @@ vec3 sum_of_lanes(vec3 v) {
 
 void main() {
   const uint thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID, at = push.base[2];
-  // Asked for together with the queries: one after the other they would take 0.7 us each of an H200.
-  const uint valid = gate[at + kValid], generation = gate[at + kGeneration];
-  const uint hits_before = gate[at + kHits], misses_before = gate[at + kMisses];
-  const int position = int(gate[at + kPosition]);
+  // The state and the step are asked for together with the queries: one after the other they would take 0.7 us each of an H200.
+  const uint hits = gate[at + kHits], misses = gate[at + kMisses];
+  const bool selecting = selects();
+  const float theta = step.theta;
+  const uint generation = step.generation;
+  const int position = step.position;
+  // Not where more than half of the local window came since the last miss: too many tokens have left it unseen.
+  const bool may_hit = selecting && gate[at + kValid] != 0 && gate[at + kGeneration] == generation &&
+                       position - int(gate[at + kPosition]) <= int(step.n_local / 2) && theta < 1;
   // Without a cached query the products are worked out for nothing.
   vec3 sum = vec3(0);
   const uint kEach = 4;  // of a thread that are under way at once
@@ -62,31 +67,23 @@ void main() {
   sum = sum_of_lanes(of_subgroups);
 
   if (thread == 0) {
-    bool hit = false;
-    // More than half of the local window since the last miss: too many tokens have left it unseen.
-    if (selects() && valid != 0 && generation == step.generation && step.position - position <= int(step.n_local / 2) &&
-        step.theta < 1) {
-      // x |x| grows with x, so this compares q cached with theta sqrt(q q * cached cached). Equal queries hit for every theta
-      // below 1, zeros among them; GLSL's square root could be too large for that.
-      precise const float cosine = sum.x * abs(sum.x), lowest = step.theta * abs(step.theta);
-      precise const float bound = lowest * (sum.y * sum.z);
-      hit = cosine >= bound || step.theta <= -1;
-    }
+    // x |x| grows with x, so this compares q cached with theta sqrt(q q * cached cached). Equal queries hit for every theta
+    // below 1, zeros among them; GLSL's square root could be too large for that.
+    precise const float cosine = sum.x * abs(sum.x), lowest = theta * abs(theta);
+    precise const float bound = lowest * (sum.y * sum.z);
+    const bool hit = may_hit && (cosine >= bound || theta <= -1);
     gate[at + kHit] = hit ? 1 : 0;
-    if (!selects()) {
-      gate[at + kValid] = 0;
-    } else if (hit) {
-      gate[at + kHits] = hits_before + 1;
-    } else {
-      gate[at + kMisses] = misses_before + 1;
-      gate[at + kValid] = 1;
-      gate[at + kGeneration] = step.generation;
-      gate[at + kPosition] = uint(step.position);
+    gate[at + kValid] = selecting ? 1 : 0;
+    is_miss = selecting && !hit;
+    if (hit) gate[at + kHits] = hits + 1;
+    if (is_miss) {
+      gate[at + kMisses] = misses + 1;
+      gate[at + kGeneration] = generation;
+      gate[at + kPosition] = uint(position);
     }
-    misses = selects() && !hit;
   }
   barrier();
-  if (!misses) return;
+  if (!is_miss) return;
   // What was read before lies in the cache.
   [[dont_unroll]] for (uint i = thread; i < push.p.cols; i += kThreads) cached[push.base[1] + i] = q[push.base[0] + i];
 }
