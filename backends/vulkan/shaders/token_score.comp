@@ -189,7 +189,7 @@ void main() {
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
-    const float sum = sum_of_threads(total[j].sum * exp_ulp(total[j].peak - peak), kTile);
+    const float sum = sum_of_threads(total[j].sum * exp(total[j].peak - peak), kTile);
     if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
   }
 
@@ -205,7 +205,7 @@ void main() {
     peak = max(peak, of_parts[i].x);
   }
   peak = max_of_threads(peak, kSharers);
-  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp_ulp(of_parts[i].x - peak);
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp(of_parts[i].x - peak);
   sum = sum_of_threads(sum, kSharers);
   if (sharer == 0 && own_head < heads)
     lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(LogSum(peak, sum));
