@@ -1,5 +1,5 @@
-// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head, tile by tile, and the last one
-// puts together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
+// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head, and the last one puts
+// together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -70,9 +70,9 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 
-// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the
-// same pair of channels of several heads, so that one angle turns them all, and asks for all it reads at once; heads that there
-// are not get what nobody reads.
+// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the same pair of channels of
+// several heads, so that one angle turns them all, and asks for all it reads at once; heads that there are not get what nobody
+// reads.
 void rotate_queries(uint first_query, uint heads) {
   const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
   const uint pair = thread % kPairs, first_head = thread / kPairs;
