@@ -12,8 +12,8 @@ namespace thimble::vulkan {
 namespace {
 
 constexpr VkSubgroupFeatureFlags kSubgroupOps =
-    VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT;
-constexpr VkSubgroupFeatureFlags kCooperativeSubgroupOps = kSubgroupOps | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+    VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT |
+    VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
 
 class Extensions {
  public:
@@ -158,11 +158,10 @@ void examine(const Api& vk, Gpu& gpu) {
                 .f16_storage = features11.storageBuffer16BitAccess == VK_TRUE,
                 .f16_arithmetic = features12.shaderFloat16 == VK_TRUE,
                 .byte_products = byte_products.shaderIntegerDotProduct == VK_TRUE};
-  gpu.limits.cooperative_matrix =
-      has_cooperative_shaders() && gpu.limits.f16_storage && gpu.limits.f16_arithmetic &&
-      features12.vulkanMemoryModel && features12.vulkanMemoryModelDeviceScope && matrices.cooperativeMatrix &&
-      (subgroups.subgroupSupportedOperations & kCooperativeSubgroupOps) == kCooperativeSubgroupOps &&
-      multiplies_f16(vk, gpu.handle);
+  gpu.limits.cooperative_matrix = has_cooperative_shaders() && gpu.limits.f16_storage &&
+                                  gpu.limits.f16_arithmetic && features12.vulkanMemoryModel &&
+                                  features12.vulkanMemoryModelDeviceScope && matrices.cooperativeMatrix &&
+                                  multiplies_f16(vk, gpu.handle);
 
   VkPhysicalDeviceMemoryProperties memory;
   vk.GetPhysicalDeviceMemoryProperties(gpu.handle, &memory);

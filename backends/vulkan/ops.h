@@ -43,7 +43,8 @@ void vote_top_k(Recording&, const Vote&, const TopK&);
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
-uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);     // linear, glu of a norm
+uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);

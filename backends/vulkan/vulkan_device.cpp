@@ -63,7 +63,7 @@ class VulkanDevice : public Device {
           name, gpu_.limits.max_range >> 20, most, s.pool_capacity, s.view_capacity);
     uint64_t scratch = 0;
     for (const auto op_scratch : {product_scratch, attention_scratch, token_score_scratch, vote_scratch,
-                                  top_k_scratch, vote_top_k_scratch, norm_scratch})
+                                  top_k_scratch, vote_top_k_scratch, norm_scratch, arg_max_scratch})
       scratch = std::max(scratch, op_scratch(m, s, gpu_.limits));
     return Needs{.fixed = context_bytes_ + pipeline_bytes(gpu_) + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

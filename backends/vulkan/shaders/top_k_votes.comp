@@ -57,14 +57,17 @@ struct Found {
   uint before;  // how many votes of earlier parts are picked
   Span span;
 };
-Found find_counted(uint part, uint head, uint own_begin) {
-  const uint thread = thread_in_order();
-  for (uint bin = thread; bin < kVoteBins; bin += kThreads) {
+// Before anything is known of the step, which is on its way meanwhile.
+void add_up_counts(uint head) {
+  for (uint bin = thread_in_order(); bin < kVoteBins; bin += kThreads) {
     uint sum = 0;
     [[unroll]] for (uint i = 0; i < kListParts; ++i) sum += reach[reach_at(head, i, bin)];
     totals[bin] = sum;
   }
-  if (thread == 0) totals[kVoteBins] = picked_before = 0;
+  if (thread_in_order() == 0) totals[kVoteBins] = picked_before = 0;
+}
+Found find_counted(uint part, uint head, uint own_begin) {
+  const uint thread = thread_in_order();
   barrier();
   for (uint bin = thread; bin < kVoteBins; bin += kThreads)
     if (totals[bin] >= wanted && totals[bin + 1] < wanted) found_vote_bin = bin;
@@ -101,6 +104,7 @@ Found find_counted(uint part, uint head, uint own_begin) {
 
 void main() {
   const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
+  add_up_counts(head);
   set_head(head);
   const uint to_do = task();
   if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), kListParts * kThreads);
