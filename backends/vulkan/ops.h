@@ -25,7 +25,9 @@ void kv_view(Recording&, const KvView&);
 void attention(Recording&, const Attention&);
 void kv_compact(Recording&, const KvCompact&);
 void query_gate(Recording&, const QueryGate&);
-void token_score(Recording&, const TokenScore&);
+// `leaves_parts`: of a group's log-sum-exps, to the vote, which follows.
+void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
+View score_parts_view(const Recording&, const TokenScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);
 void arg_max(Recording&, const ArgMax&);
@@ -38,7 +40,9 @@ bool side_by_side(const Linear& a, const Linear& b);
 
 // Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
 bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
-void vote_top_k(Recording&, const Vote&, const TopK&);
+// `score`: null, or what makes the scores of the vote and is not recorded yet.
+void vote_top_k(Recording&, const TokenScore* score, const Vote&, const TopK&);
+bool makes_scores(const TokenScore&, const Vote&);
 
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.

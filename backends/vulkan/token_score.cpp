@@ -19,14 +19,18 @@ uint64_t part_bytes(uint32_t parts) { return uint64_t(parts) * 2 * sizeof(float)
 
 }  // namespace
 
-void token_score(Recording& r, const TokenScore& op) {
+View score_parts_view(const Recording& r, const TokenScore& op) {
+  return r.scratch().slice(0, uint64_t(op.p.heads) * op.p.group * part_bytes(score_parts(op.p.capacity)));
+}
+
+void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
   const TokenScoreParams& p = op.p;
   constexpr uint32_t kThreads = 128;
   const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim,
                  parts = score_parts(p.capacity);
   const HeadPasses passes(p.group);
   const uint32_t has_gate = op.gate ? 1 : 0;
-  const View all_parts = r.scratch().slice(0, queries * part_bytes(parts));
+  const View all_parts = score_parts_view(r, op);
 
   // The only row is rotated where it scores; several are added up first.
   const uint32_t slices =
@@ -54,7 +58,7 @@ void token_score(Recording& r, const TokenScore& op) {
     push.p.heads = heads;
     r.dispatch(Shader::kTokenScore,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
-                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size},
+                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts},
                {reads(op.q), reads(sums), reads(of_heads(op.k, head_bytes, first, heads)), reads(op.rope),
                 reads(op.gate), writes(op.scores),
                 writes(of_heads(all_parts, p.group * part_bytes(parts), first - p.first_head, heads)),

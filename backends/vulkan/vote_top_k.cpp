@@ -25,22 +25,37 @@ bool same(const View& a, const View& b) {
 
 }  // namespace
 
+bool makes_scores(const TokenScore& score, const Vote& vote) {
+  return same(score.scores, vote.scores) && same(score.lse, vote.lse) && same(score.gate, vote.gate) &&
+         score.p.first_head == 0 && score.p.heads == vote.p.heads && score.p.group == vote.p.group &&
+         score.p.score_capacity == vote.p.score_capacity;
+}
+
 bool lists_votes(const Limits& limits, const Vote& vote, const TopK& list) {
-  return vote.p.window <= 1 && list.p.purpose == kTopKSelect && same(list.scores, vote.votes) &&
-         same(list.gate, vote.gate) && list.p.heads == vote.p.heads &&
+  return vote.p.window <= 1 && vote.p.group <= kMostCountedGroup && list.p.purpose == kTopKSelect &&
+         same(list.scores, vote.votes) && same(list.gate, vote.gate) && list.p.heads == vote.p.heads &&
          list.p.score_capacity == vote.p.vote_capacity && takes_one_group(limits, candidates(list));
 }
 
-void vote_top_k(Recording& r, const Vote& vote, const TopK& list) {
+void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const TopK& list) {
+  View parts;
+  if (score) {
+    token_score(r, *score, true);
+    parts = score_parts_view(r, *score);
+  }
   const uint32_t heads = vote.p.heads, has_gate = vote.gate ? 1 : 0;
   const CountedVotes counted(r.limits(), heads, std::min(vote.p.capacity, vote.p.vote_capacity));
-  const View reach = r.scratch().slice(0, counted.reach),
-             sorted = r.scratch().slice(counted.reach, counted.sorted),
-             bins = r.scratch().slice(counted.reach + counted.sorted, counted.bins);
-  r.dispatch(Shader::kVoteCount, {counted.threads, has_gate, counted.each},
-             {reads(vote.scores), reads(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
-              writes(reach), writes(sorted), writes(bins)},
-             vote.p, kListParts, heads);
+  const View own = r.scratch().slice(parts.bytes, counted.all());
+  const View reach = own.slice(0, counted.reach), sorted = own.slice(counted.reach, counted.sorted),
+             bins = own.slice(counted.reach + counted.sorted, counted.bins);
+  const struct {
+    VoteParams p;
+    uint32_t score_parts;
+  } voting{vote.p, static_cast<uint32_t>(parts.bytes / (uint64_t(heads) * vote.p.group * sizeof(float[2])))};
+  r.dispatch(Shader::kVoteCount, {counted.threads, has_gate, counted.each, score ? 1u : 0u},
+             {reads(vote.scores), writes(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
+              writes(reach), writes(sorted), writes(bins), reads(parts)},
+             voting, kListParts, heads);
   const struct {
     TopKParams p;
     uint32_t parts, digit;
@@ -52,7 +67,8 @@ void vote_top_k(Recording& r, const Vote& vote, const TopK& list) {
 }
 
 uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
-  return s.positions == 0 ? 0 : CountedVotes(l, m.kv_heads, s.pool_capacity).all();
+  return s.positions == 0 ? 0
+                          : token_score_scratch(m, s, l) + CountedVotes(l, m.kv_heads, s.pool_capacity).all();
 }
 
 }  // namespace thimble::vulkan

@@ -36,7 +36,7 @@ class VulkanRecorder : public Recorder {
     if (!check("linear", op.w, op.p.out_cols, op.p.in_cols)) return;
     const bool joins = norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
                              : siblings_.empty() || side_by_side(siblings_.back(), op);
-    if (vote_ || !joins) record_pending();
+    if (scored_ || vote_ || !joins) record_pending();
     prepare_norm();
     siblings_.push_back(op);
   }
@@ -58,16 +58,18 @@ class VulkanRecorder : public Recorder {
   void attention(const Attention& op) override { vulkan::attention(recording(), op); }
   void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording(), op); }
   void query_gate(const QueryGate& op) override { vulkan::query_gate(recording(), op); }
-  void token_score(const TokenScore& op) override { vulkan::token_score(recording(), op); }
+  void token_score(const TokenScore& op) override {
+    record_pending();
+    scored_ = op;
+  }
   void vote(const Vote& op) override {
-    recording();
+    if (!scored_ || vote_ || !makes_scores(*scored_, op)) record_pending();
     vote_ = op;
   }
   void top_k(const TopK& op) override {
-    if (vote_ && lists_votes(recording_.limits(), *vote_, op))
-      vulkan::vote_top_k(recording_, *std::exchange(vote_, {}), op);
-    else
-      vulkan::top_k(recording(), op);
+    if (!vote_ || !lists_votes(recording_.limits(), *vote_, op)) return vulkan::top_k(recording(), op);
+    const std::optional<TokenScore> scored = std::exchange(scored_, {});
+    vulkan::vote_top_k(recording_, scored ? &*scored : nullptr, *std::exchange(vote_, {}), op);
   }
   void arg_max(const ArgMax& op) override { vulkan::arg_max(recording(), op); }
   void log_prob(const LogProb& op) override { vulkan::log_prob(recording(), op); }
@@ -92,6 +94,8 @@ class VulkanRecorder : public Recorder {
     }
     before_.reset();
     siblings_.clear();
+    if (scored_) vulkan::token_score(recording_, *scored_);
+    scored_.reset();
     if (vote_) vulkan::vote(recording_, *vote_);
     vote_.reset();
   }
@@ -128,6 +132,7 @@ class VulkanRecorder : public Recorder {
   std::optional<Linear> before_;
   std::optional<RmsNorm> norm_;
   std::vector<Linear> siblings_;
+  std::optional<TokenScore> scored_;
   std::optional<Vote> vote_;
 };
 

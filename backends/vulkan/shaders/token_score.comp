@@ -20,6 +20,7 @@ layout(constant_id = 5) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 6) const uint kPairing = kRopeHalves;
 layout(constant_id = 7) const uint kRotating = 128;
 layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
+layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_count.comp
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
@@ -132,7 +133,11 @@ void main() {
   const uint local_head = gl_WorkGroupID.z, first_head = gl_WorkGroupID.x * kHeads;
   const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
   const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end();
-  if (first >= end) return;
+  const uint part_start = push.base[6] / 2 + first_query * parts;
+  if (first >= end) {
+    if (kLeavesParts && thread < heads) part_sums[part_start + thread * parts + part] = vec2(kNoPeak, 0);
+    return;
+  }
 
   const uint key = thread / kSides, side = thread % kSides;
   const uint row_size = kAligned ? kUnits : kHeadDim / 2;
@@ -185,7 +190,6 @@ void main() {
     }
   }
 
-  const uint part_start = push.base[6] / 2 + first_query * parts;
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
@@ -193,6 +197,7 @@ void main() {
     if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
   }
 
+  if (kLeavesParts && step.vote_scope == kVoteGroup) return;
   const uint busy = min((end - step.n_init + kTile - 1) / kTile, parts);  // that have any
   if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
   const uint own_head = thread / kSharers, sharer = thread % kSharers;

@@ -4,7 +4,7 @@
 #include "log_sum.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { float scores[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Lse { float lse[]; };
+layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };

@@ -10,16 +10,19 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = kVoteBins;
 layout(constant_id = 1) const bool kHasGate = false;
-layout(constant_id = 2) const uint kVotes = 4;  // that a thread makes, at most
+layout(constant_id = 2) const uint kVotes = 4;          // that a thread makes, at most
+layout(constant_id = 3) const bool kHasParts = false;  // of log-sum-exps, as token_score.comp leaves them
 
 // For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
 // their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
 layout(set = 0, binding = 6, std430) writeonly buffer Reach { uint reach[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Sorted { uvec2 sorted[]; };
 layout(set = 0, binding = 8, std430) writeonly buffer BinsOf { uvec2 bins_of[]; };
+layout(set = 0, binding = 9, std430) readonly buffer Parts { vec2 part_sums[]; };  // [query heads][parts]{peak, sum}
 layout(push_constant) uniform Push {
   VoteParams p;
-  uint base[8];
+  uint score_parts;
+  uint base[9];
 } push;
 
 const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
@@ -83,6 +86,29 @@ uint bin_of(uint key, Bins bins) {
   return key < bins.low ? 0 : min((key - bins.low) >> bins.shift, kVoteBins - 1);
 }
 
+// The log-sum-exps of the head's queries.
+shared float lses[kMostCountedGroup];
+void find_lses(uint head) {
+  for (uint query = gl_SubgroupID; query < push.p.group; query += gl_NumSubgroups) {
+    const uint at = head * push.p.group + query;
+    float found;
+    if (kHasParts) {
+      LogSum all = kNoSum;
+      for (uint first = 0; first < push.score_parts; first += gl_SubgroupSize) {
+        const uint i = first + gl_SubgroupInvocationID;
+        const vec2 of_part = part_sums[push.base[8] / 2 + at * push.score_parts + min(i, push.score_parts - 1)];
+        if (i < push.score_parts) all = added(all, LogSum(of_part.x, of_part.y));
+      }
+      const float peak = subgroupMax(all.peak);
+      found = uintBitsToFloat(log_sum_bits(LogSum(peak, subgroupAdd(all.sum * exp(all.peak - peak)))));
+      if (gl_WorkGroupID.x == 0 && subgroupElect()) lse[push.base[1] + at] = found;
+    } else {
+      found = lse[push.base[1] + at];
+    }
+    if (subgroupElect()) lses[query] = found;
+  }
+}
+
 // A thread's votes, and behind them one of the sample, which is the same in all workgroups of a head.
 const uint kEntries = kVotes + 1;
 // So many queries are read at once for all of them.
@@ -98,6 +124,7 @@ void group_votes() {
     smallest = 0xffffffff;
     largest = 0;
   }
+  find_lses(head);
   barrier();
 
   // The sample is taken in runs of 8 neighbours, which are read as one.
@@ -110,10 +137,9 @@ void group_votes() {
   for (uint done = 0; done < push.p.group; done += kQueries) {
     float said[kQueries * kEntries];
     [[unroll]] for (uint j = 0; j < kQueries; ++j) {
-      const uint query = head * push.p.group + min(done + j, push.p.group - 1);
-      const float query_lse = lse[push.base[1] + query];
+      const uint query = min(done + j, push.p.group - 1), at = push.base[0] + (head * push.p.group + query) * push.p.score_capacity;
       [[unroll]] for (uint i = 0; i < kEntries; ++i)
-        said[j * kEntries + i] = scores[push.base[0] + query * push.p.score_capacity + entries[i]] - query_lse;
+        said[j * kEntries + i] = scores[at + entries[i]] - lses[query];
     }
     [[unroll]] for (uint i = 0; i < kEntries; ++i) {
       if (i < kVotes && first + i * kThreads >= own_end) continue;
