@@ -42,7 +42,7 @@ using PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR =
 #define THIMBLE_VULKAN_DEVICE_FUNCTIONS(X) \
   X(DestroyDevice) X(GetDeviceQueue) X(QueueSubmit) X(DeviceWaitIdle) \
   X(AllocateMemory) X(FreeMemory) X(MapMemory) X(CreateBuffer) X(DestroyBuffer) X(GetBufferMemoryRequirements) \
-  X(BindBufferMemory) X(CreateSemaphore) X(DestroySemaphore) X(WaitSemaphores) \
+  X(BindBufferMemory) X(CreateSemaphore) X(DestroySemaphore) X(WaitSemaphores) X(GetSemaphoreCounterValue) \
   X(CreateShaderModule) X(DestroyShaderModule) X(CreatePipelineCache) X(DestroyPipelineCache) \
   X(GetPipelineCacheData) X(CreateComputePipelines) X(DestroyPipeline) X(CreatePipelineLayout) \
   X(DestroyPipelineLayout) X(CreateDescriptorSetLayout) X(DestroyDescriptorSetLayout) X(CreateDescriptorPool) \

@@ -1,6 +1,8 @@
 #include "backends/vulkan/context.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -179,6 +181,16 @@ Status Timeline::submit(std::span<const VkCommandBuffer> commands) {
 
 Status Timeline::wait(uint64_t submit) {
   if (submit <= done_) return {};
+  // A thread that sleeps is woken 0.1 to 0.2 ms after the work is done, which is 5 % of a token of an H200
+  // (284 to 289 tokens/s instead of 303). So it first looks for as long as tokens take on such cards; work on
+  // a processor wants the time itself.
+  if (!context_->gpu.info.software) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+    uint64_t done = 0;
+    while (context_->vk.GetSemaphoreCounterValue(context_->device, semaphore_, &done) == VK_SUCCESS &&
+           done < submit && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+  }
   const VkSemaphoreWaitInfo info{.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
                                  .semaphoreCount = 1,
                                  .pSemaphores = &semaphore_,

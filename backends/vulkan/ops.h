@@ -13,8 +13,8 @@ void embed(Recording&, const Embed&);
 void rms_norm(Recording&, const RmsNorm&);
 // One, or several that stand side by side. `prepared`: null, or the norm that makes their x and is made here
 // from what linear_before() left; then the siblings read the same x, wherever they write to.
-void linear(Recording&, std::span<const Linear> siblings, const RmsNorm* prepared);
-void glu(Recording&, const Glu&, const RmsNorm* prepared);
+void linear(Recording&, std::span<const Linear> siblings, const RmsNorm* prepared = nullptr);
+void glu(Recording&, const Glu&, const RmsNorm* prepared = nullptr);
 // A linear whose y the norm reads, in a program of one row: what it leaves in scratch is for the products of
 // the norm, which follow.
 void linear_before(Recording&, const Linear&, const RmsNorm&);

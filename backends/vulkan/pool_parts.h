@@ -3,8 +3,8 @@
 #define THIMBLE_VULKAN_POOL_PARTS_H
 
 #define kLeastTile 32u  // entries that a workgroup works on at once, at least: parts are whole tiles
-// Parts of a head in attention. Of 8 heads an H200 has room for about 400 at once: 96 are two turns and take 278 us for 131,072
-// entries, 64 take 398 and 128 take 316.
+// Parts of a head in attention. Of 8 heads 96 take an H200 218 us for 131,072 entries, and 64, some of which wait for a second
+// turn, 308.
 #define kMostParts 96u
 // And in token_score: 64 of 8 heads all run at once on the largest cards; a second turn would take as long as the first.
 #define kMostScoreParts 64u

@@ -87,7 +87,7 @@ class VulkanRecorder : public Recorder {
   void record_pending() {
     const std::optional<RmsNorm> norm = std::exchange(norm_, {});
     if (before_) {
-      vulkan::linear(recording_, {&*before_, 1}, nullptr);
+      vulkan::linear(recording_, {&*before_, 1});
       vulkan::rms_norm(recording_, *norm);
     } else if (!siblings_.empty()) {
       vulkan::linear(recording_, siblings_, norm ? &*norm : nullptr);
