@@ -191,7 +191,7 @@ void examine(const Api& vk, Gpu& gpu) {
     gpu.refused = "it has no timeline semaphores";
   else if (!(subgroups.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT) ||
            (subgroups.subgroupSupportedOperations & kSubgroupOps) != kSubgroupOps)
-    gpu.refused = "its subgroups cannot add, compare and vote";
+    gpu.refused = "its subgroups cannot add, compare, vote and exchange";
   else if (lanes < 4 || lanes > 128 || !std::has_single_bit(lanes))
     gpu.refused = "its subgroups have " + std::to_string(lanes) + " lanes, 4 to 128 are supported";
   else if (l.maxPerStageDescriptorStorageBuffers <= kMostOperands ||

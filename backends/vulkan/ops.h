@@ -27,6 +27,7 @@ void kv_compact(Recording&, const KvCompact&);
 void query_gate(Recording&, const QueryGate&);
 // `leaves_parts`: of a group's log-sum-exps, to the vote, which follows.
 void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
+// Where it leaves them, in scratch: [query heads][parts]{maximum, sum}.
 View score_parts_view(const Recording&, const TokenScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);
@@ -38,11 +39,12 @@ void copy(Recording&, const Copy&);
 // as one.
 bool side_by_side(const Linear& a, const Linear& b);
 
+// Whether a vote is of what a token_score scores, and nothing else.
+bool makes_scores(const TokenScore&, const Vote&);
 // Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
 bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
 // `score`: null, or what makes the scores of the vote and is not recorded yet.
 void vote_top_k(Recording&, const TokenScore* score, const Vote&, const TopK&);
-bool makes_scores(const TokenScore&, const Vote&);
 
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.

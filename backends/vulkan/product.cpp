@@ -138,8 +138,8 @@ Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols)
   if (prepares.row) {
     p.norm_weight = norm_weight.slice(col * sizeof(float), cols * sizeof(float));
     p.prepares.row = prepares.row.slice(col * sizeof(float), cols * sizeof(float));
-    p.prepares.squares =
-        prepares.squares.slice(col / kSummed * sizeof(float), ceil_div(cols, kSummed) * sizeof(float));
+    p.prepares.squares = prepares.squares.slice(col / kSquaresEach * sizeof(float),
+                                                ceil_div(cols, kSquaresEach) * sizeof(float));
   }
   p.first_row = first_row + row;
   return p;
@@ -164,7 +164,7 @@ PreparedNorm PreparedNorm::in(const View& scratch, uint32_t cols) {
   return {scratch.slice(0, cols * sizeof(float)), scratch.slice(row, bytes(cols) - row)};
 }
 uint64_t PreparedNorm::bytes(uint32_t cols) {
-  return round_up(cols * sizeof(float), 256) + ceil_div(cols, kSummed) * sizeof(float);
+  return round_up(cols * sizeof(float), 256) + ceil_div(cols, kSquaresEach) * sizeof(float);
 }
 
 void finish_norm(const Recording& r, std::span<Product> products, const RmsNorm& norm) {

@@ -67,8 +67,8 @@ void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const T
 }
 
 uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
-  return s.positions == 0 ? 0
-                          : token_score_scratch(m, s, l) + CountedVotes(l, m.kv_heads, s.pool_capacity).all();
+  if (s.positions == 0 || !takes_one_group(l, s.pool_capacity)) return 0;
+  return token_score_scratch(m, s, l) + CountedVotes(l, m.kv_heads, s.pool_capacity).all();
 }
 
 }  // namespace thimble::vulkan

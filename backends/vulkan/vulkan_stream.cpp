@@ -79,7 +79,7 @@ class VulkanRecorder : public Recorder {
 
  private:
   // What an op records to: what has waited for it comes before. Products wait for siblings and for a norm, a
-  // norm for its products, a vote for a top_k.
+  // norm for its products, a token_score for its vote, and a vote for a top_k.
   ProgramRecording& recording() {
     record_pending();
     return recording_;
@@ -128,7 +128,8 @@ class VulkanRecorder : public Recorder {
 
   ProgramRecording recording_;
   // Not recorded yet: products that stand side by side; a linear and the norm of what it makes, `before_` and
-  // `norm_`; products of a norm that is prepared, without `before_`; or a vote.
+  // `norm_`; products of a norm that is prepared, without `before_`; or a token_score and
+  // its vote, or one of them.
   std::optional<Linear> before_;
   std::optional<RmsNorm> norm_;
   std::vector<Linear> siblings_;

@@ -47,9 +47,9 @@ void main() {
   if (row >= step.n_logit_rows) return;
   Best best = Best(0, cols);
   // Eight loads at a time. Columns behind the end repeat the last.
-  for (uint first = part * kThreads + gl_LocalInvocationIndex; first < cols; first += 8 * parts * kThreads)
+  for (uint first = part * kThreads; first < cols; first += 8 * parts * kThreads)
     [[unroll]] for (uint i = 0; i < 8; ++i) {
-      const uint c = min(first + i * parts * kThreads, cols - 1);
+      const uint c = min(first + i * parts * kThreads + gl_LocalInvocationIndex, cols - 1);
       best = better(best, Best(order_bits(x[push.base[0] + row * cols + c]), c));
     }
   best = best_of_group(best);

@@ -85,10 +85,8 @@ uvec4 keys[kKeysEach * kUnitsEach];
 uvec2 values[kSliceKeys];
 vec4 result[kHeads];
 
-// The channels of pair i: two that rotate together; behind n_rot any two.
+// Whether the channels of pair i lie side by side.
 bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
-uint x_channel(uint i) { return adjacent(i) ? 2 * i : i; }
-uint y_channel(uint i) { return adjacent(i) ? 2 * i + 1 : i + rope_pairs(); }
 
 // Where the two quads of channels of a unit lie in an aligned row, and how to make its first and second channels of them.
 uvec2 unit_quads(uint unit) {
@@ -112,8 +110,8 @@ uvec4 load_unit(uint row, uint unit) {
   uvec4 halves;
   [[unroll]] for (uint i = 0; i < 2; ++i) {
     const uint pair = unit * 4 + i * 2;
-    halves[i] = k_half(row, x_channel(pair)) | k_half(row, x_channel(pair + 1)) << 16;
-    halves[i + 2] = k_half(row, y_channel(pair)) | k_half(row, y_channel(pair + 1)) << 16;
+    halves[i] = k_half(row, channels_of(pair).x) | k_half(row, channels_of(pair + 1).x) << 16;
+    halves[i + 2] = k_half(row, channels_of(pair).y) | k_half(row, channels_of(pair + 1).y) << 16;
   }
   return halves;
 }
@@ -155,8 +153,8 @@ void rotate_queries(uint row, uint heads, uint position) {
     const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;
     const uint from = row + min(h, heads - 1) * kHeadDim;
     const bool there = pair < kHeadDim / 2;
-    const float x = there ? q[from + x_channel(pair)] * (push.p.scale * kLog2E) : 0;
-    const float y = there ? q[from + y_channel(pair)] * (push.p.scale * kLog2E) : 0;
+    const float x = there ? q[from + channels_of(pair).x] * (push.p.scale * kLog2E) : 0;
+    const float y = there ? q[from + channels_of(pair).y] * (push.p.scale * kLog2E) : 0;
     const vec2 angle = pair < rope_pairs() ? rope_angle(position, pair) * factor : vec2(1, 0);
     if (first + gl_LocalInvocationIndex >= kHeads * kPairs) continue;
     const uint to = h * 2 * kUnits + pair / 4;

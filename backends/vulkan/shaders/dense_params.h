@@ -13,7 +13,7 @@ namespace thimble::vulkan {
 #define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu, or both at once
 
 // Elements of a sum of squares that matvec leaves for the norm of y.
-#define kSummed 4u
+#define kSquaresEach 4u
 
 // matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
 struct ProductParams {

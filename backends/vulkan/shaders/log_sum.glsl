@@ -9,8 +9,8 @@ struct LogSum {
 };
 const LogSum kNoSum = LogSum(kNoPeak, 0);
 
-// exp(-d) may be off by 3 + 2 d ulp, but what it multiplies is so much smaller than the sum that this is off by at most 3: there
-// is no d > 0 where (3 + 2 d) exp(-d) is more.
+// exp(-d) may be off by 3 + 2 d ulp, but what it multiplies is so much smaller than the sum that this is off by at most 3:
+// there is no d > 0 where (3 + 2 d) exp(-d) is more.
 LogSum added(LogSum a, LogSum b) {
   const float factor = exp(-abs(a.peak - b.peak));
   return a.peak < b.peak ? LogSum(b.peak, a.sum * factor + b.sum) : LogSum(a.peak, a.sum + b.sum * factor);

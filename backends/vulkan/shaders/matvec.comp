@@ -32,7 +32,7 @@ layout(constant_id = 10) const uint kTogether = 1;     // lines of a turn of the
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
-layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { float squares_of_x[]; };  // of kSummed elements each
+layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { float squares_of_x[]; };  // of kSquaresEach elements
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
@@ -86,9 +86,6 @@ void add_up(uint row, uint line, float product, bool first) {
 }
 
 // Blocks: pieces in turns, and for each all lines.
-//
-// The loop stays one: a layer's shaders have to be in the caches for instructions when they are wanted again. Four lines at once
-// take an H200 31 us instead of 36 for a glu, but what runs after it takes longer by more than that.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
   [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
@@ -156,14 +153,16 @@ void main() {
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
   float squares = 0;  // asked for before there is something to wait for
+  const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
   if (kScales)
-    for (uint i = thread; i < (push.p.in_cols + kSummed - 1) / kSummed; i += kThreads) squares += squares_of_x[push.base[5] + i];
+    for (uint first_sum = 0; first_sum < sums; first_sum += kThreads)
+      if (first_sum + thread < sums) squares += squares_of_x[push.base[5] + first_sum + thread];
   if (kPlain)
     multiply_floats();
   else
     multiply_pieces();
   const float scale = kScales ? norm_scale(squares) : 1;
-  barrier();
+  if (!kScales) barrier();
   for (uint i = thread; i < rows * kCols; i += kThreads) {
     const uint row = i / kCols, col = i % kCols;
     if (kPrepares) squares_of_cols[col] = 0;
@@ -177,10 +176,10 @@ void main() {
   }
   if (kPrepares) {
     barrier();
-    for (uint i = thread; i < kCols / kSummed; i += kThreads) {
+    for (uint i = thread; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
       float sum = 0;
-      [[unroll]] for (uint j = 0; j < kSummed; ++j) sum += squares_of_cols[kSummed * i + j];
-      squares_of_y[push.base[8] + first_col / kSummed + i] = sum;
+      [[unroll]] for (uint j = 0; j < kSquaresEach; ++j) sum += squares_of_cols[kSquaresEach * i + j];
+      squares_of_y[push.base[8] + first_col / kSquaresEach + i] = sum;
     }
   }
   if (kScales && push.p.writes_norm != 0 && first_col == 0)

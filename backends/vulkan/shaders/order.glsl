@@ -6,3 +6,6 @@ uint order_bits(uint bits) {
   if (bits == 0x80000000) bits = 0;                         // -0
   return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
 }
+
+// The shift that divides `width` + 1 keys into so many bins, a power of two, or fewer.
+uint bin_shift(uint width, uint bins) { return uint(max(findMSB(width) + 1 - findMSB(bins), 0)); }

@@ -50,10 +50,10 @@ void main() {
   // Without a cached query the products are worked out for nothing.
   vec3 sum = vec3(0);
   const uint kEach = 4;  // of a thread that are under way at once
-  [[dont_unroll]] for (uint first = thread; first < push.p.cols; first += kEach * kThreads) {
+  [[dont_unroll]] for (uint first = 0; first < push.p.cols; first += kEach * kThreads) {
     float x[kEach], y[kEach];
     [[unroll]] for (uint j = 0; j < kEach; ++j) {
-      const uint i = first + j * kThreads;
+      const uint i = first + j * kThreads + thread;
       x[j] = i < push.p.cols ? q[push.base[0] + i] : 0;
       y[j] = i < push.p.cols ? cached[push.base[1] + i] : 0;
     }
@@ -63,7 +63,10 @@ void main() {
   if (gl_SubgroupInvocationID == 0) subgroup_sums[gl_SubgroupID] = sum;
   barrier();
   precise vec3 of_subgroups = vec3(0);
-  [[dont_unroll]] for (uint i = gl_SubgroupInvocationID; i < kSubgroups; i += kLanes) of_subgroups += subgroup_sums[i];
+  [[dont_unroll]] for (uint first = 0; first < kSubgroups; first += kLanes) {
+    const uint i = first + gl_SubgroupInvocationID;
+    of_subgroups += i < kSubgroups ? subgroup_sums[i] : vec3(0);
+  }
   sum = sum_of_lanes(of_subgroups);
 
   if (thread == 0) {

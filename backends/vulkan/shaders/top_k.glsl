@@ -9,15 +9,13 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const bool kHasChunk = false;
-const uint kBins = kListBins;
-#include "histogram.glsl"
+#include "scan.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { uint scores[]; };
 layout(set = 0, binding = 2, std430) readonly buffer ChunkScores { uint chunk_scores[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Pos { uint pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) buffer List { uint list[]; };
-layout(set = 0, binding = 6, std430) buffer Scratch { uint scratch[]; };
 layout(push_constant) uniform Push {
   TopKParams p;
   uint parts;  // workgroups that share a head's work
@@ -112,9 +110,62 @@ void load_keys(Range range, uint i, uint stride, out uint keys[kLoads]) {
   [[unroll]] for (uint j = 0; j < kLoads; ++j) keys[j] = key_at(min(i + j * stride, range.end - 1));
 }
 
-// Counts the keys of a range that lie in [low, low + width], in bins of 2^bin_shift(width).
+const uint kBins = kListBins;
+shared uint histogram[kBins];
+
+void clear_histogram() {
+  barrier();
+  for (uint bin = thread_in_order(); bin < kBins; bin += kThreads) histogram[bin] = 0;
+  barrier();
+}
+
+struct Bin {
+  uint bin;
+  uint wanted;  // of its keys, how many are picked
+  uint count;   // and how many there are
+};
+shared Bin found_bin;
+
+// The bin of the wanted-th largest key, from a histogram that is complete. There are at least as many keys.
+Bin find_bin(uint wanted) {
+  const uint kEach = kBins / kThreads, top = kBins - 1 - thread_in_order() * kEach;  // bins descend with threads
+  uint own = 0;
+  for (uint i = 0; i < kEach; ++i) own += histogram[top - i];
+  uint above = scan_threads(own).x;  // keys in larger bins
+  if (above < wanted && wanted <= above + own)
+    for (uint i = 0; i < kEach; ++i) {
+      const uint count = histogram[top - i];
+      if (wanted <= above + count) {
+        found_bin = Bin(top - i, wanted - above, count);
+        break;
+      }
+      above += count;
+    }
+  barrier();
+  return found_bin;
+}
+
+// The smallest and the largest of the threads' keys.
+shared uint smallest, largest;
+uvec2 smallest_and_largest(uint low, uint high) {
+  if (thread_in_order() == 0) {
+    smallest = 0xffffffff;
+    largest = 0;
+  }
+  barrier();
+  low = subgroupMin(low);
+  high = subgroupMax(high);
+  if (subgroupElect()) {
+    atomicMin(smallest, low);
+    atomicMax(largest, high);
+  }
+  barrier();
+  return uvec2(smallest, largest);
+}
+
+// Counts the keys of a range that lie in [low, low + width], in bins of 2^bin_shift(width, kBins).
 void count_keys(Range range, uint low, uint width) {
-  const uint shift = bin_shift(width);
+  const uint shift = bin_shift(width, kBins);
   clear_histogram();
   for (uint first = range.begin; first < range.end; first += kLoads * kThreads) {
     const uint i = first + thread_in_order();

@@ -27,7 +27,7 @@ Span span_of_all() {
 
 // The bin of a span where it must be.
 Span narrowed(Span span) {
-  const uint shift = bin_shift(span.width);
+  const uint shift = bin_shift(span.width, kBins);
   count_keys(candidates, span.low, span.width);
   const Bin found = find_bin(span.wanted);
   const uint below = found.bin << shift;

@@ -3,6 +3,8 @@
 //
 // scratch: [2][heads][parts][kBins] counts of an even and an odd digit, then [2][heads]{bits, wanted} after a digit.
 
+layout(set = 0, binding = 6, std430) buffer Scratch { uint scratch[]; };
+
 // What keys may differ in that share the digits before `digit`.
 uint digit_width(uint digit) { return digit == 0 ? 0xffffffff : digit == 1 ? 0x1fffff : 0x3ff; }
 
@@ -28,5 +30,5 @@ Found find_digits(uint head, uint digit) {
   barrier();
   const uint before = found_at(digit + 1, head);  // of digit - 1
   const Bin found = find_bin(digit == 0 ? wanted : scratch[before + 1]);
-  return Found((digit == 0 ? 0 : scratch[before]) + (found.bin << bin_shift(digit_width(digit))), found);
+  return Found((digit == 0 ? 0 : scratch[before]) + (found.bin << bin_shift(digit_width(digit), kBins)), found);
 }

@@ -1,8 +1,7 @@
-// top_k of votes that vote_count.comp has counted. Of a group's each of several workgroups finds the smallest that is picked and
-// writes its part of the list. A layer's, which were not counted, one workgroup a head lists alone.
+// top_k of votes that vote_count.comp has counted. Of a group's each of several workgroups finds the smallest that is picked
+// and writes its part of the list. A layer's, which were not counted, one workgroup a head lists alone.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "../top_k.h"
 #include "top_k_find.glsl"
 
 layout(constant_id = 3) const uint kPartVotes = 2048;  // of a workgroup, at most
@@ -10,7 +9,7 @@ const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
 
 layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };     // as vote_count.comp has left them
 layout(set = 0, binding = 7, std430) readonly buffer Sorted { uvec2 sorted[]; };
-layout(set = 0, binding = 8, std430) readonly buffer BinsOf { uvec2 bins[]; };
+layout(set = 0, binding = 8, std430) readonly buffer BinsOf { uvec2 bins_of[]; };
 
 uint reach_at(uint head, uint part, uint bin) {
   return push.base[5] + (head * kListParts + part) * kVoteBins + bin;
@@ -51,7 +50,7 @@ void write_own(Range own, Lowest lowest, uint before, bool ends) {
 }
 
 // What the counts tell: the smallest vote that is picked, if there are few in its bin; if not, the bin's span.
-struct Found {
+struct Counted {
   bool among_few;
   Lowest lowest;
   uint before;  // how many votes of earlier parts are picked
@@ -66,7 +65,7 @@ void add_up_counts(uint head) {
   }
   if (thread_in_order() == 0) totals[kVoteBins] = picked_before = 0;
 }
-Found find_counted(uint part, uint head, uint own_begin) {
+Counted find_counted(uint part, uint head, uint own_begin) {
   const uint thread = thread_in_order();
   barrier();
   for (uint bin = thread; bin < kVoteBins; bin += kThreads)
@@ -74,10 +73,10 @@ Found find_counted(uint part, uint head, uint own_begin) {
   barrier();
   const uint bin = found_vote_bin, above = totals[bin + 1], count = totals[bin] - above;
   if (count > kFew) {
-    const uvec2 low_shift = bins[push.base[7] / 2 + head];
+    const uvec2 low_shift = bins_of[push.base[7] / 2 + head];
     const uint low = bin == 0 ? 0 : low_shift.x + (bin << low_shift.y);
     const uint high = bin == kVoteBins - 1 ? 0xffffffff : low_shift.x + ((bin + 1) << low_shift.y) - 1;
-    return Found(false, Lowest(0, 0), 0, Span(low, high - low, wanted - above, count));
+    return Counted(false, Lowest(0, 0), 0, Span(low, high - low, wanted - above, count));
   }
   if (thread < kListParts) {
     reach_bin[thread] = reach[reach_at(head, thread, bin)];
@@ -99,7 +98,7 @@ Found find_counted(uint part, uint head, uint own_begin) {
   barrier();
   uint before = picked_before;
   for (uint i = 0; i < part; ++i) before += above_bin[i];
-  return Found(true, found_lowest, before, Span(0, 0, 0, 0));
+  return Counted(true, found_lowest, before, Span(0, 0, 0, 0));
 }
 
 void main() {
@@ -118,7 +117,7 @@ void main() {
     if (shares_threshold()) {
       span = span_of_all();
     } else {
-      const Found found = find_counted(part, head, own.begin);
+      const Counted found = find_counted(part, head, own.begin);
       if (found.among_few) {
         write_own(own, found.lowest, found.before, part == parts - 1);
         return;

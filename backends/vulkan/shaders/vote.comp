@@ -14,6 +14,7 @@ layout(push_constant) uniform Push {
   uint base[6];
 } push;
 
+layout(set = 0, binding = 2, std430) readonly buffer Lse { float lse[]; };
 #include "vote.glsl"
 
 void group_votes() {

@@ -1,10 +1,10 @@
-// What the shaders share that vote: what a head's queries say about an entry, and who holds a position. The shader that includes
-// this defines kTile, the number of its threads, and what is pushed: VoteParams p and the bases.
+// What the shaders share that vote: what a head's queries say about an entry, and who holds a position. The shader that
+// includes this defines kTile, the number of its threads, what is pushed, VoteParams p and the bases, and has declared
+// `float lse[]`, binding 2.
 #extension GL_GOOGLE_include_directive : require
 #include "log_sum.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { float scores[]; };
-layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };

@@ -1,5 +1,5 @@
-// vote, where top_k lists its votes next: the workgroups of a head also count the keys of a group's votes and sort them by bins,
-// so that those that list find the smallest that is picked among those of one bin.
+// vote, where top_k lists its votes next: the workgroups of a head also count the keys of a group's votes and sort them by
+// bins, so that those that list find the smallest that is picked among those of one bin.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -27,6 +27,7 @@ layout(push_constant) uniform Push {
 
 const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
 #include "scan.glsl"
+layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 #include "vote.glsl"
 
 void layer_votes() {
@@ -41,9 +42,6 @@ void layer_votes() {
 // Bins of a thread, which descend with threads, and the first of them.
 const uint kBinsEach = kVoteBins / kThreads;
 uint top_bin() { return kVoteBins - 1 - thread_in_order() * kBinsEach; }
-// The shift that divides `width` + 1 keys into as many bins as there are, or fewer.
-uint bin_shift(uint width) { return uint(max(findMSB(width) + 1 - findMSB(kVoteBins), 0)); }
-
 // Where keys are counted: bin b has those from low + (b << shift) on, the first one all below it too, the last one all above.
 struct Bins {
   uint low, shift;
@@ -53,10 +51,10 @@ shared uint smallest, largest, low_bin, high_bin;
 shared uint sample_counts[kVoteBins], counts[kVoteBins];
 
 // Were all of the `size` votes like the sample, the smallest that is picked would stand at `rank` of it. That is not certain
-// (neighbours, which are sampled together, are often alike), so the bins reach from an eighth of the sample above to an eighth
-// below; but not to its ends, where single votes may be far from all others. Of 16,100 votes, normally distributed or in runs of
-// neighbours that are, ten to forty are in a bin then; in bins between the ends it is hundreds or thousands. The counts are zeros
-// before.
+// (neighbours, which are sampled together, are often alike), so the bins reach from an eighth of the sample above to an
+// eighth below; but not to its ends, where single votes may be far from all others. Of 16,100 votes, normally distributed or
+// in runs of neighbours that are, ten to forty are in a bin then; in bins between the ends it is hundreds or thousands. The
+// counts are zeros before.
 Bins bins_around_threshold(uint sample_key, uint size) {
   const uint low = subgroupMin(sample_key), high = subgroupMax(sample_key);
   if (subgroupElect()) {
@@ -64,7 +62,7 @@ Bins bins_around_threshold(uint sample_key, uint size) {
     atomicMax(largest, high);
   }
   barrier();
-  const uint first = smallest, shift = bin_shift(largest - first);
+  const uint first = smallest, shift = bin_shift(largest - first, kVoteBins);
   atomicAdd(sample_counts[(sample_key - first) >> shift], 1);
   barrier();
   const uint rank = step.select_k * kThreads / size;  // of the sample, so many are picked
@@ -80,7 +78,7 @@ Bins bins_around_threshold(uint sample_key, uint size) {
     above = reached;
   }
   barrier();
-  return Bins(first + (low_bin << shift), bin_shift(((high_bin + 1 - low_bin) << shift) - 1));
+  return Bins(first + (low_bin << shift), bin_shift(((high_bin + 1 - low_bin) << shift) - 1, kVoteBins));
 }
 uint bin_of(uint key, Bins bins) {
   return key < bins.low ? 0 : min((key - bins.low) >> bins.shift, kVoteBins - 1);
@@ -137,7 +135,8 @@ void group_votes() {
   for (uint done = 0; done < push.p.group; done += kQueries) {
     float said[kQueries * kEntries];
     [[unroll]] for (uint j = 0; j < kQueries; ++j) {
-      const uint query = min(done + j, push.p.group - 1), at = push.base[0] + (head * push.p.group + query) * push.p.score_capacity;
+      const uint query = min(done + j, push.p.group - 1);
+      const uint at = push.base[0] + (head * push.p.group + query) * push.p.score_capacity;
       [[unroll]] for (uint i = 0; i < kEntries; ++i)
         said[j * kEntries + i] = scores[at + entries[i]] - lses[query];
     }
@@ -149,11 +148,13 @@ void group_votes() {
   }
 
   const Bins bins = bins_around_threshold(order_bits(log_sum_bits(sums[kVotes])), size);
+  uint keys[kVotes];
   [[unroll]] for (uint i = 0; i < kVotes; ++i) {
     const uint entry = first + i * kThreads, bits = log_sum_bits(sums[i]);
+    keys[i] = order_bits(bits);
     if (entry >= own_end) continue;
     votes[own_votes + entry] = bits;
-    atomicAdd(counts[bin_of(order_bits(bits), bins)], 1);
+    atomicAdd(counts[bin_of(keys[i], bins)], 1);
   }
   for (uint i = part * kThreads + thread; i < step_entries() - size; i += kListParts * kThreads)
     votes[own_votes + (i < begin ? i : i + size)] = kMinusInfinity;
@@ -171,10 +172,10 @@ void group_votes() {
   }
   barrier();
   [[unroll]] for (uint i = 0; i < kVotes; ++i) {
-    const uint entry = first + i * kThreads, key = order_bits(log_sum_bits(sums[i]));
+    const uint entry = first + i * kThreads;
     if (entry >= own_end) continue;
-    const uint at = atomicAdd(counts[bin_of(key, bins)], 1);
-    sorted[push.base[6] / 2 + (head * kListParts + part) * kPartVotes + at] = uvec2(key, entry);
+    const uint at = atomicAdd(counts[bin_of(keys[i], bins)], 1);
+    sorted[push.base[6] / 2 + (head * kListParts + part) * kPartVotes + at] = uvec2(keys[i], entry);
   }
 }
 
