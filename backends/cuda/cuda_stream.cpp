@@ -11,6 +11,7 @@
 #include "backends/checks.h"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/store_step.h"
+#include "backends/joins.h"
 
 namespace thimble::cuda {
 namespace {
@@ -152,35 +153,11 @@ class CudaRecorder : public Recorder {
   Status status;
 
  private:
-  static bool same(const View& a, const View& b) { return a.buffer == b.buffer && a.offset == b.offset; }
-  static bool overlap(const View& a, const View& b) {
-    return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-  }
   // Whether one launch may make both: the same x, and neither writes what the other reads or writes.
   static bool share_rows(const Linear& a, const Linear& b) {
     return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.x_stride == b.p.x_stride &&
            a.p.in_cols == b.p.in_cols && a.p.rows == b.p.rows && !overlap(a.x, a.y) && !overlap(b.x, b.y) &&
            (a.y.buffer != b.y.buffer || a.y.offset != b.y.offset);
-  }
-
-  // Whether a norm can be left to the products of these rows of x, which write y: they and nothing else are
-  // what it makes, and nobody writes what it reads.
-  static bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
-                         const View& y) {
-    return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
-           n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
-           !overlap(n.y, y);
-  }
-
-  // Whether a vote combines what a token_score writes, and nothing else.
-  static bool makes_scores(const TokenScore& s, const Vote& v) {
-    return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
-           s.p.heads == v.p.heads && s.p.group == v.p.group && s.p.score_capacity == v.p.score_capacity;
-  }
-  // Whether a top_k picks by a vote's groups.
-  static bool makes_votes(const Vote& v, const TopK& t) {
-    return same(v.votes, t.scores) && same(v.gate, t.gate) && t.p.purpose == kTopKSelect &&
-           v.p.heads == t.p.heads && v.p.vote_capacity == t.p.score_capacity;
   }
 
   template <typename Op>

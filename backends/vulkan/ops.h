@@ -39,8 +39,6 @@ void copy(Recording&, const Copy&);
 // as one.
 bool side_by_side(const Linear& a, const Linear& b);
 
-// Whether a vote is of what a token_score scores, and nothing else.
-bool makes_scores(const TokenScore&, const Vote&);
 // Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
 bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
 // `score`: null, or what makes the scores of the vote and is not recorded yet.

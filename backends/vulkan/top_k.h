@@ -2,11 +2,11 @@
 #ifndef THIMBLE_VULKAN_TOP_K_H
 #define THIMBLE_VULKAN_TOP_K_H
 
-#define kListParts 16u   // workgroups that make a head's list together
-#define kListBins 2048u  // of a histogram of keys
-#define kListDigits 3u   // of a key, each a bin
+#define kListParts 16u         // workgroups that make a head's list together
+#define kListBins 2048u        // of a histogram of keys
+#define kListDigits 3u         // of a key, each a bin
 #define kMostCountedGroup 64u  // query heads of a KV head whose votes are counted
-#define kVoteBins 512u   // of the histogram that vote makes for top_k
+#define kVoteBins 512u         // of the histogram that vote makes for top_k
 
 #ifdef __cplusplus
 #include <algorithm>

@@ -1,5 +1,6 @@
 // vote and the top_k of its votes, in two dispatches: the workgroups that vote count the keys of what they
 // write, so that those that list know about where the threshold is.
+#include "backends/joins.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/top_k.h"
 
@@ -19,22 +20,11 @@ struct CountedVotes {
   uint64_t all() const { return reach + sorted + bins; }
 };
 
-bool same(const View& a, const View& b) {
-  return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
-}
-
 }  // namespace
 
-bool makes_scores(const TokenScore& score, const Vote& vote) {
-  return same(score.scores, vote.scores) && same(score.lse, vote.lse) && same(score.gate, vote.gate) &&
-         score.p.first_head == 0 && score.p.heads == vote.p.heads && score.p.group == vote.p.group &&
-         score.p.score_capacity == vote.p.score_capacity;
-}
-
 bool lists_votes(const Limits& limits, const Vote& vote, const TopK& list) {
-  return vote.p.window <= 1 && vote.p.group <= kMostCountedGroup && list.p.purpose == kTopKSelect &&
-         same(list.scores, vote.votes) && same(list.gate, vote.gate) && list.p.heads == vote.p.heads &&
-         list.p.score_capacity == vote.p.vote_capacity && takes_one_group(limits, candidates(list));
+  return makes_votes(vote, list) && vote.p.window <= 1 && vote.p.group <= kMostCountedGroup &&
+         takes_one_group(limits, candidates(list));
 }
 
 void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const TopK& list) {

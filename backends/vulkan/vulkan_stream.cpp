@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/checks.h"
+#include "backends/joins.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/program.h"
 
@@ -109,17 +110,6 @@ class VulkanRecorder : public Recorder {
     return a.y.buffer == n.x.buffer && a.y.offset == n.x.offset && a.p.out_cols == n.p.cols &&
            a.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
   }
-  // Whether a norm can be left to the products of these rows of x, which write y: they are what it makes, and
-  // nobody writes what it reads or makes.
-  static bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
-                         const View& y) {
-    const auto overlap = [](const View& a, const View& b) {
-      return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-    };
-    return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
-           n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
-           !overlap(n.y, y);
-  }
   bool check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
     const Status status = check_matrix(op, w, rows, cols);
     recording_.fail(status);
@@ -128,8 +118,8 @@ class VulkanRecorder : public Recorder {
 
   ProgramRecording recording_;
   // Not recorded yet: products that stand side by side; a linear and the norm of what it makes, `before_` and
-  // `norm_`; products of a norm that is prepared, without `before_`; or a token_score and
-  // its vote, or one of them.
+  // `norm_`; products of a norm that is prepared, without `before_`; or a token_score and its vote, or one of
+  // them.
   std::optional<Linear> before_;
   std::optional<RmsNorm> norm_;
   std::vector<Linear> siblings_;
