@@ -19,23 +19,26 @@ struct Digits {
   float unit;              // of digit 0
 };
 
-Digits digits_of(vec4 quads[8]) {
-  uvec4 largest = uvec4(0);
-  [[unroll]] for (uint i = 0; i < 8; ++i) largest = max(largest, floatBitsToUint(quads[i]) & 0x7fffffff);
+// `sum`: of all 32 numbers.
+Digits digits_of(vec4 quads[8], float sum) {
+  vec4 largest = vec4(0);
+  [[unroll]] for (uint i = 0; i < 8; ++i) largest = max(largest, abs(quads[i]));
   // All are below 2^(exponent - 126), so scaled by 2^(148 - exponent) they are below 2^22.
-  const uint exponent = max(max(max(largest.x, largest.y), max(largest.z, largest.w)) >> 23, 22);
+  const uint exponent = max(floatBitsToUint(max(max(largest.x, largest.y), max(largest.z, largest.w))) >> 23, 22);
   const float scale = uintBitsToFloat((275 - exponent) << 23);
   Digits d;
-  // Infinity and NaN have no digits; their products are NaN.
-  d.unit = uintBitsToFloat(exponent == 255 ? 0x7fc00000 : (exponent - 21) << 23);
+  // Infinity and NaN, which max() may have lost, have no digits; their products are NaN.
+  const bool is_number = exponent < 255 && (floatBitsToUint(sum) & 0x7fffffff) <= 0x7f800000;
+  d.unit = uintBitsToFloat(is_number ? (exponent - 21) << 23 : 0x7fc00000);
   [[unroll]] for (uint i = 0; i < 8; ++i) {
     // 3 * 2^22 more is a float whose last bits are the integer's. Adding 128 to each lower byte carries into the one above
     // where a digit becomes negative; flipping its top bit takes the 128 away again.
-    const uvec4 n = floatBitsToUint(fma(quads[i], vec4(scale), vec4(12582912.0))) - 0x4b400000 + 0x8080 ^ 0x8080;
-    [[unroll]] for (uint k = 0; k < kDigits; ++k) {
-      const uvec4 digit = n >> 8 * k & 0xff;
-      d.words[8 * k + i] = int(digit.x | digit.y << 8 | digit.z << 16 | digit.w << 24);
-    }
+    const uvec4 n = floatBitsToUint(fma(quads[i], vec4(scale), vec4(12582912.0))) - 0x4b400000 + 0x8080;
+    // Digits 0 and 2 of two numbers, in turns, and digit 1 of two.
+    const uvec2 even = n.xz & 0x00ff00ff | (n.yw & 0x00ff00ff) << 8, odd = n.xz >> 8 & 0xff | n.yw & 0xff00;
+    d.words[i] = int((even.x & 0xffff | even.y << 16) ^ 0x80808080);
+    d.words[8 + i] = int((odd.x | odd.y << 16) ^ 0x80808080);
+    d.words[16 + i] = int(even.x >> 16 | even.y & 0xffff0000);
   }
   return d;
 }

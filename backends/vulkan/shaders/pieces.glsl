@@ -47,7 +47,7 @@ Columns columns_of(uint row, uint piece) {
     c.sum = first + last;
   }
 #ifdef DIGITS
-  c.digits = digits_of(c.quads);
+  c.digits = digits_of(c.quads, first + last);
 #endif
   [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] *= vec4(1, 1.0 / 256, 1, 1.0 / 256);
   return c;
