@@ -21,7 +21,7 @@ void glu(Recording& r, const Glu& op, const RmsNorm* prepared) {
   multiply(r, {&product, 1});
   product.w = op.up;
   product.norm = {};  // it is written
-  product.combine = kCombineActivate;
+  product.activates = true;
   multiply(r, {&product, 1});
 }
 

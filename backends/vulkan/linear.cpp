@@ -21,7 +21,7 @@ static Product product_of(const Linear& op) {
           .x_stride = op.p.x_stride,
           .y_stride = op.p.y_stride,
           .rows = op.p.rows,
-          .combine = op.p.add ? kCombineAdd : kCombineStore};
+          .adds = op.p.add != 0};
 }
 
 void linear(Recording& r, std::span<const Linear> siblings, const RmsNorm* prepared) {

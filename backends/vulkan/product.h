@@ -23,7 +23,7 @@ struct PreparedNorm {
   static uint64_t bytes(uint32_t cols);
 };
 
-// y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or what `combine` says.
+// y[r][c] = sum over i of x[r][i] w[c][i] + bias[c], or y += that, or y = act(y) times that.
 struct Product {
   View x;     // [rows][x_stride]
   Weight w;   // [w.rows][w.cols]: in_cols or, in scratch, in_cols rounded up to kDepth, zeros at the end
@@ -32,7 +32,7 @@ struct Product {
   uint32_t in_cols = 0;
   uint32_t x_stride = 0, y_stride = 0;
   uint32_t rows = kStepRows;  // kStepRows, kLogitRows
-  uint32_t combine = kCombineStore;
+  bool adds = false, activates = false;
   uint32_t act = 0;
   // A second matrix of w's shape, or empty; with it y = act(w x) * (up x). By vectors, where it is of w's
   // type, and by matrices.

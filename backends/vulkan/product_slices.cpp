@@ -103,7 +103,7 @@ void multiply_on_units(Recording& r, const Scratch& s, const Product& part, uint
   params.up_row = s.cols / matrices;
   r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
   r.dispatch(Shader::kProductCooperative,
-             {0, part.up ? kCombineActivate : part.combine, 4 * r.limits().subgroup_size},
+             {0, part.up || part.activates, 4 * r.limits().subgroup_size},
              {reads(s.x(all)), reads(slot), reads(part.bias), writes(part.y), reads(s.scales(all))}, params,
              static_cast<uint32_t>(ceil_div(cols, kTile)), static_cast<uint32_t>(ceil_div(rows, kTile)));
 }

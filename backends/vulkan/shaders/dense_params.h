@@ -7,11 +7,6 @@
 namespace thimble::vulkan {
 #endif
 
-// What a product does to y: a specialisation constant.
-#define kCombineStore 0u     // y = W x + bias
-#define kCombineAdd 1u       // y += W x + bias
-#define kCombineActivate 2u  // y = act(y) * W x: the second product of a glu, or both at once
-
 // Elements of a sum of squares that matvec leaves for the norm of y.
 #define kSquaresEach 4u
 
@@ -26,8 +21,11 @@ struct ProductParams {
   uint rows;       // kStepRows, kLogitRows
   uint act;        // kActSilu, kActGelu
   uint has_bias;
+  uint adds;    // y += W x + bias
   uint up_row;  // product_cooperative of a glu: where in W the other matrix begins
-  float eps;         // matvec of a norm that was prepared
+  uint prepares;     // matvec: the norm of y
+  uint scales;       // matvec: x was prepared so
+  float eps;         // and what its norm wants
   uint writes_norm;  // and whether the norm is to be written
 };
 

@@ -12,7 +12,6 @@
 #ifdef DIGITS
 #extension GL_EXT_spirv_intrinsics : require
 #endif
-#extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
@@ -25,14 +24,12 @@ layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrice
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
-layout(constant_id = 8) const bool kPrepares = false;  // the norm of y
-layout(constant_id = 9) const bool kScales = false;    // x was prepared so
-layout(constant_id = 10) const uint kTogether = 1;     // lines of a turn of the loop
+layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop
 
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
-layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { float squares_of_x[]; };  // of kSquaresEach elements
+layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
@@ -54,6 +51,7 @@ uint thread;
 // Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
 uint line_start(uint line) { return min(first_col + line / kMatrices, push.p.out_cols - 1) * push.p.row_bytes; }
 
+#include "lanes.glsl"
 #include "pieces.glsl"
 
 shared float subgroup_sums[kRows * kLines * kSubgroups];
@@ -85,10 +83,9 @@ void add_up(uint row, uint line, float product, bool first) {
   subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
 }
 
-// Blocks: pieces in turns, and for each all lines.
+// Blocks: pieces in turns, and for each all lines. The first of these are under way.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
-  [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   for (uint first = 0; first < pieces; first += kThreads) {
     const uint piece = min(first + thread, pieces - 1);
     const bool mine = first + thread < pieces;
@@ -133,10 +130,20 @@ float group_sum(uint sum) {
   return total;
 }
 
-// What x, prepared, lacks to be a norm; `squares` is the thread's part of the sum. All threads call it.
+// The thread's part of the sum of squares of x. Loops stay loops here, too: most of what is run once is waited for.
+float own_squares() {
+  const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
+  float squares = 0;
+  [[dont_unroll]] for (uint i = thread; 4 * i < sums; i += kThreads) {
+    const vec4 four = squares_of_x[push.base[5] / 4 + i];
+    [[unroll]] for (uint k = 0; k < 4; ++k) squares += 4 * i + k < sums ? four[k] : 0;
+  }
+  return squares;
+}
+// What x, prepared, lacks to be a norm. All threads call it.
 float norm_scale(float squares) {
-  squares = subgroupAdd(squares);
-  if (subgroupElect()) subgroup_squares[gl_SubgroupID] = squares;
+  squares = sum_of_lanes(squares);
+  if (gl_SubgroupInvocationID == 0) subgroup_squares[gl_SubgroupID] = squares;
   barrier();
   float sum = 0;
   for (uint i = 0; i < kSubgroups; ++i) sum += subgroup_squares[i];
@@ -152,36 +159,33 @@ void main() {
 
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
-  float squares = 0;  // asked for before there is something to wait for
-  const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
-  if (kScales)
-    for (uint first_sum = 0; first_sum < sums; first_sum += kThreads)
-      if (first_sum + thread < sums) squares += squares_of_x[push.base[5] + first_sum + thread];
+  if (!kPlain) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  const float squares = push.p.scales != 0 ? own_squares() : 0;
   if (kPlain)
     multiply_floats();
   else
     multiply_pieces();
-  const float scale = kScales ? norm_scale(squares) : 1;
-  if (!kScales) barrier();
-  for (uint i = thread; i < rows * kCols; i += kThreads) {
+  const float scale = push.p.scales != 0 ? norm_scale(squares) : 1;
+  barrier();
+  [[dont_unroll]] for (uint i = thread; i < rows * kCols; i += kThreads) {
     const uint row = i / kCols, col = i % kCols;
-    if (kPrepares) squares_of_cols[col] = 0;
+    if (push.p.prepares != 0) squares_of_cols[col] = 0;
     if (first_col + col >= push.p.out_cols) continue;
     float sum = scale * group_sum(i * kMatrices);
     if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
     const float stored = store(first_row + row, first_col + col, sum);
-    if (!kPrepares) continue;
+    if (push.p.prepares == 0) continue;
     squares_of_cols[col] = stored * stored;
     norm[push.base[6] + first_col + col] = stored * norm_weight[push.base[7] + first_col + col];
   }
-  if (kPrepares) {
+  if (push.p.prepares != 0) {
     barrier();
-    for (uint i = thread; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
+    [[dont_unroll]] for (uint i = thread; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
       float sum = 0;
       [[unroll]] for (uint j = 0; j < kSquaresEach; ++j) sum += squares_of_cols[kSquaresEach * i + j];
       squares_of_y[push.base[8] + first_col / kSquaresEach + i] = sum;
     }
   }
-  if (kScales && push.p.writes_norm != 0 && first_col == 0)
-    for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
+  if (push.p.writes_norm != 0 && first_col == 0)
+    [[dont_unroll]] for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
 }

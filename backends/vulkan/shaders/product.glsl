@@ -1,10 +1,10 @@
-// What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i], and bias. The operands of its
-// shaders are x, w, bias, y and up to kOperands.
+// What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i] + bias[c], or y = act(y) times that.
+// The operands of its shaders are x, w, bias, y and up to kOperands.
 #include "step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
 
-layout(constant_id = 1) const uint kCombine = 0;  // kCombineStore, kCombineAdd, kCombineActivate
+layout(constant_id = 1) const bool kActivates = false;
 
 layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
 layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
@@ -25,8 +25,10 @@ uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride +
 float store(uint row, uint column, float sum) {
   const uint at = y_at(row, column);
   if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
-  if (kCombine == kCombineAdd) sum += y[at];
-  if (kCombine == kCombineActivate) sum *= activate(y[at], push.p.act);
+  if (kActivates)
+    sum *= activate(y[at], push.p.act);
+  else if (push.p.adds != 0)
+    sum += y[at];
   y[at] = sum;
   return sum;
 }

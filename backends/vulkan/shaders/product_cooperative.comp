@@ -63,18 +63,18 @@ shared uvec4 slices[2 * kBuffer];
 
 // Of a glu, W holds both matrices, and 16 rows of either take turns in a tile: a subgroup has both results for a column of y.
 uint w_row(uint row) {
-  if (kCombine != kCombineActivate) return row;
+  if (!kActivates) return row;
   return row / (2 * kSize) * kSize + row % kSize + row / kSize % 2 * push.p.up_row;
 }
 
-const uint kLanes = kThreads / 4, kCols = kCombine == kCombineActivate ? kPart / 2 : kPart;
+const uint kLanes = kThreads / 4, kCols = kActivates ? kPart / 2 : kPart;
 void store_rows(uint results, uint first_row, uint first_col, uint rows) {
   [[unroll]] for (uint i = 0; i < kSize * kCols / kLanes; ++i) {
     const uint e = i * kLanes + gl_SubgroupInvocationID, row = first_row + e / kCols, from = results + e / kCols * kResultStride;
     const uint part_col = e % kCols, col = first_col * kCols / kPart + part_col;
     if (row >= rows || col >= push.p.out_cols) continue;
     const float scale = scales[push.base[4] + row];
-    if (kCombine == kCombineActivate) {
+    if (kActivates) {
       const uint gate = part_col / kSize * 2 * kSize + part_col % kSize, up = gate + kSize;
       y[y_at(row, col)] = activate(scale * uintBitsToFloat(slices[from + gate / 4][gate % 4]), push.p.act) *
                           (scale * uintBitsToFloat(slices[from + up / 4][up % 4]));
