@@ -42,7 +42,8 @@ void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const T
     VoteParams p;
     uint32_t score_parts;
   } voting{vote.p, static_cast<uint32_t>(parts.bytes / (uint64_t(heads) * vote.p.group * sizeof(float[2])))};
-  r.dispatch(Shader::kVoteCount, {counted.threads, has_gate, counted.each, score ? 1u : 0u},
+  r.dispatch(Shader::kVoteCount,
+             {counted.threads, has_gate, counted.each, score ? 1u : 0u, r.limits().subgroup_size},
              {reads(vote.scores), writes(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
               writes(reach), writes(sorted), writes(bins), reads(parts)},
              voting, kListParts, heads);

@@ -6,7 +6,6 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
-#extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_basic : require
 #include "../pool_parts.h"
 #include "half.glsl"
@@ -49,6 +48,7 @@ layout(push_constant) uniform Push {
 #define LIST_BASE push.base[3]
 #define LIST_CAPACITY push.p.list_capacity
 #include "list.glsl"
+#include "lanes.glsl"
 #include "last_group.glsl"
 
 const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softmax works in base 2
@@ -172,16 +172,16 @@ void weigh_parts(uint own_stats, uint heads, uint busy) {
     float top = kNoPeak, sum = 0;
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       const uint part = gl_SubgroupInvocationID + kLanes * i;
-      of_parts[i] = vec2(kNoPeak, 0);
-      if (part < busy) of_parts[i] = stats[own_stats + h * gl_NumWorkGroups.x + part];
+      of_parts[i] = stats[own_stats + h * gl_NumWorkGroups.x + min(part, busy - 1)];
+      if (part >= busy) of_parts[i].y = 0;
       top = max(top, of_parts[i].x);
     }
-    top = subgroupMax(top);
+    top = max_of_lanes(top);
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       of_parts[i].x = exp2(of_parts[i].x - top);
       sum += of_parts[i].x * of_parts[i].y;
     }
-    const float factor = 1 / subgroupAdd(sum);
+    const float factor = 1 / sum_of_lanes(sum);
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       const uint part = gl_SubgroupInvocationID + kLanes * i;
       if (part < busy) weights[part * kHeadQuads + h / 4][h % 4] = of_parts[i].x * factor;
@@ -279,7 +279,7 @@ void main() {
         }
         top = max(top, scores[i]);
       }
-      top = subgroupMax(top);
+      top = max_of_lanes(top);
       const float shrink = exp2(peaks[j] - top);
       peaks[j] = top;
       sums[j] *= shrink;
@@ -290,7 +290,7 @@ void main() {
         weights[column * kHeadQuads + h / 4][h % 4] = weight;
         sums[j] += weight;
       }
-      if (subgroupElect()) shrinks[h] = shrink;
+      if (gl_SubgroupInvocationID == 0) shrinks[h] = shrink;
     }
     if (more && kByList) rotate_queries(query_row, heads, count - 1 - next);
     barrier();
@@ -317,8 +317,8 @@ void main() {
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     const uint h = gl_SubgroupID + kSubgroups * j;
     if (h >= heads) continue;
-    const float sum = subgroupAdd(sums[j]);
-    if (subgroupElect()) stats[own_stats + h * parts + part] = vec2(peaks[j], sum);
+    const float sum = sum_of_lanes(sums[j]);
+    if (gl_SubgroupInvocationID == 0) stats[own_stats + h * parts + part] = vec2(peaks[j], sum);
   }
   [[unroll]] for (uint from = 0; from < kHeads; from += kHeadsAtOnce) {
     if (from > 0) barrier();
@@ -347,11 +347,13 @@ void main() {
       barrier();
     }
     vec4 sum = vec4(0);
-    for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
+    // No branches here: what there is not weighs nothing, and is read from where something is.
+    [[dont_unroll]] for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
       [[unroll]] for (uint n = 0; n < kLoads; ++n) {
         const uint own = first_part + n * kPartSlices, next = own + kLoads * kPartSlices;
-        if (own < busy) sum += weights[own * kHeadQuads + h / 4][h % 4] * of_parts[n];
-        if (next < busy) of_parts[n] = outs[column + next * kQuads];
+        const float weight = weights[min(own, busy - 1) * kHeadQuads + h / 4][h % 4];
+        sum += (own < busy ? weight : 0) * of_parts[n];
+        of_parts[n] = outs[column + min(next, busy - 1) * kQuads];
       }
     if (kPartSlices > 1) {  // and so there is one turn
       room[thread] = sum;

@@ -1,4 +1,5 @@
 // The logarithm of a sum of exponentials, as it grows.
+#extension GL_EXT_control_flow_attributes : require
 
 const float kNoPeak = -3e38;  // below every score; finite, as not every device computes with infinities
 const uint kMinusInfinity = 0xff800000;
@@ -18,6 +19,18 @@ LogSum added(LogSum a, LogSum b) {
 LogSum added(LogSum a, float x) {
   const uint bits = floatBitsToUint(x);
   return bits == kMinusInfinity || (bits & 0x7fffffff) > 0x7f800000 ? a : added(a, LogSum(x, 1));
+}
+// The first `count` of four numbers at once: half as many instructions as one after the other.
+LogSum added(LogSum a, vec4 x, uint count) {
+  const float kNothing = 1.1 * kNoPeak;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    const uint bits = floatBitsToUint(x[i]);
+    if (i >= count || bits == kMinusInfinity || (bits & 0x7fffffff) > 0x7f800000) x[i] = kNothing;
+  }
+  const float peak = max(a.peak, max(max(x.x, x.y), max(x.z, x.w)));
+  float sum = a.sum * exp(a.peak - peak);
+  [[unroll]] for (uint i = 0; i < 4; ++i) sum += x[i] == peak ? 1 : exp(x[i] - peak);
+  return LogSum(peak, sum);
 }
 // Its bits, -inf among them.
 uint log_sum_bits(LogSum s) { return s.sum > 0 ? floatBitsToUint(s.peak + log(s.sum)) : kMinusInfinity; }

@@ -12,6 +12,7 @@ layout(constant_id = 0) const uint kThreads = kVoteBins;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const uint kVotes = 4;          // that a thread makes, at most
 layout(constant_id = 3) const bool kHasParts = false;  // of log-sum-exps, as token_score.comp leaves them
+layout(constant_id = 4) const uint kLanes = 32;        // of a subgroup
 
 // For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
 // their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
@@ -26,6 +27,7 @@ layout(push_constant) uniform Push {
 } push;
 
 const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
+#include "lanes.glsl"
 #include "scan.glsl"
 layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 #include "vote.glsl"
@@ -87,23 +89,23 @@ uint bin_of(uint key, Bins bins) {
 // The log-sum-exps of the head's queries.
 shared float lses[kMostCountedGroup];
 void find_lses(uint head) {
-  for (uint query = gl_SubgroupID; query < push.p.group; query += gl_NumSubgroups) {
+  [[dont_unroll]] for (uint query = gl_SubgroupID; query < push.p.group; query += gl_NumSubgroups) {
     const uint at = head * push.p.group + query;
     float found;
     if (kHasParts) {
       LogSum all = kNoSum;
-      for (uint first = 0; first < push.score_parts; first += gl_SubgroupSize) {
+      [[dont_unroll]] for (uint first = 0; first < push.score_parts; first += kLanes) {
         const uint i = first + gl_SubgroupInvocationID;
         const vec2 of_part = part_sums[push.base[8] / 2 + at * push.score_parts + min(i, push.score_parts - 1)];
         if (i < push.score_parts) all = added(all, LogSum(of_part.x, of_part.y));
       }
-      const float peak = subgroupMax(all.peak);
-      found = uintBitsToFloat(log_sum_bits(LogSum(peak, subgroupAdd(all.sum * exp(all.peak - peak)))));
-      if (gl_WorkGroupID.x == 0 && subgroupElect()) lse[push.base[1] + at] = found;
+      const float peak = max_of_lanes(all.peak);
+      found = uintBitsToFloat(log_sum_bits(LogSum(peak, sum_of_lanes(all.sum * exp(all.peak - peak)))));
+      if (gl_WorkGroupID.x == 0 && gl_SubgroupInvocationID == 0) lse[push.base[1] + at] = found;
     } else {
       found = lse[push.base[1] + at];
     }
-    if (subgroupElect()) lses[query] = found;
+    if (gl_SubgroupInvocationID == 0) lses[query] = found;
   }
 }
 
@@ -132,7 +134,7 @@ void group_votes() {
   entries[kVotes] = min(begin + run + thread % kRun, end - 1);
   LogSum sums[kEntries];
   [[unroll]] for (uint i = 0; i < kEntries; ++i) sums[i] = kNoSum;
-  for (uint done = 0; done < push.p.group; done += kQueries) {
+  [[dont_unroll]] for (uint done = 0; done < push.p.group; done += kQueries) {
     float said[kQueries * kEntries];
     [[unroll]] for (uint j = 0; j < kQueries; ++j) {
       const uint query = min(done + j, push.p.group - 1);
@@ -141,9 +143,9 @@ void group_votes() {
         said[j * kEntries + i] = scores[at + entries[i]] - lses[query];
     }
     [[unroll]] for (uint i = 0; i < kEntries; ++i) {
-      if (i < kVotes && first + i * kThreads >= own_end) continue;
-      [[unroll]] for (uint j = 0; j < kQueries; ++j)
-        if (done + j < push.p.group) sums[i] = added(sums[i], said[j * kEntries + i]);
+      vec4 of_queries;
+      [[unroll]] for (uint j = 0; j < kQueries; ++j) of_queries[j] = said[j * kEntries + i];
+      sums[i] = added(sums[i], of_queries, push.p.group - done);
     }
   }
 
