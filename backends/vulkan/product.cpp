@@ -170,8 +170,7 @@ PreparedNorm PreparedNorm::in(const View& scratch, uint32_t cols) {
 }
 uint64_t PreparedNorm::bytes(uint32_t cols) {
   constexpr uint32_t kQuad = 4;  // sums of squares are read four at a time
-  return round_up(cols * sizeof(float), 256) +
-         round_up(ceil_div(cols, kSquaresEach), kQuad) * sizeof(float);
+  return round_up(cols * sizeof(float), 256) + round_up(ceil_div(cols, kSquaresEach), kQuad) * sizeof(float);
 }
 
 void finish_norm(const Recording& r, std::span<Product> products, const RmsNorm& norm) {

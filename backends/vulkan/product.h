@@ -1,5 +1,6 @@
-// How linear and glu multiply: one row, or rows of logits, by products of vectors; rows that fit a tile with
-// W as it is; more with W as f16 in scratch (product_slices.cpp), on matrix units where the device has them.
+// How linear and glu multiply: one row, or rows of logits, by products of vectors; others with W as f16 in
+// scratch (product_slices.cpp), on matrix units where the device has them. Where it has not, rows that fit a
+// tile are multiplied with W as it is.
 #pragma once
 
 #include <algorithm>
@@ -69,11 +70,10 @@ inline uint64_t largest_part(const Limits& l) {
 // Whether an op's rows are multiplied one by one: where there is one, or some rows of logits.
 inline bool by_vectors(const Recording& r, uint32_t rows) { return rows == kLogitRows || r.max_rows() == 1; }
 
-// Whether they are multiplied on matrix units. These want W as f16, which takes longer to make than 32 rows
-// to multiply, and 44 KiB of shared memory.
+// Whether they are multiplied on matrix units, which want 44 KiB of shared memory.
 inline bool has_matrices(const Limits& l) { return l.cooperative_matrix && l.max_shared_bytes >= 44 << 10; }
 inline bool by_matrices(const Recording& r, uint32_t rows) {
-  return has_matrices(r.limits()) && !by_vectors(r, rows) && r.max_rows() > 32;
+  return has_matrices(r.limits()) && !by_vectors(r, rows);
 }
 
 // Rows of the largest tile of product.comp.

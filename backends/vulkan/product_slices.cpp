@@ -17,8 +17,11 @@ constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a gri
 constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
 constexpr uint64_t kAlignment = 16;             // of what lies in scratch
 constexpr double kUnitSpeed = 8;                // of matrix units beside the device's others, at least
+// Workgroups that keep matrix units busy. Where a product has fewer tiles, several share the depth of each:
+// an H200 reads 128 tokens in 28 ms so, and in 64 without. Parts of less depth than this are not worth it.
+constexpr uint32_t kBusyGroups = 256, kLeastDepth = 256;
 
-// What lies in scratch: x, the inverse factors of its rows, and slots for W.
+// What lies in scratch: x, the inverse factors of its rows, parts of y, and slots for W.
 struct Scratch {
   uint32_t depth = 0;  // f16 in a row of x and W
   uint32_t rows = 0;   // of x at a time; 0: x stays where it is
@@ -26,15 +29,23 @@ struct Scratch {
   // Of two slots one fills while the other is multiplied. Without matrix units filling takes a hundredth of
   // the time, and one slot of twice the size leaves fewer slices, each of which ends with a device half idle.
   uint32_t slots = 0;
+  uint32_t depth_each = 0;  // of a workgroup
 
+  uint32_t parts() const { return static_cast<uint32_t>(ceil_div(depth, depth_each)); }
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
+  uint64_t part_bytes() const {
+    return rows && parts() > 1 ? parts() * round_up(rows, kTile) * cols * sizeof(float) : 0;
+  }
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
-  uint64_t bytes() const { return x_bytes() + scale_bytes() + slots * slot_bytes(); }
+  uint64_t bytes() const { return x_bytes() + scale_bytes() + part_bytes() + slots * slot_bytes(); }
 
   // The slots lie at both ends, so that one product's second does not meet the first of the next.
   View x(const View& all) const { return all.slice(slot_bytes(), x_bytes()); }
   View scales(const View& all) const { return all.slice(slot_bytes() + x_bytes(), scale_bytes()); }
+  View parts_of_y(const View& all) const {
+    return all.slice(slot_bytes() + x_bytes() + scale_bytes(), part_bytes());
+  }
   View slot(const View& all, uint32_t turn) const {
     const uint64_t last = (all.bytes - slot_bytes()) / kAlignment * kAlignment;
     return all.slice(turn % slots == 0 ? 0 : last, slot_bytes());
@@ -58,6 +69,10 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
   const uint64_t fit = std::min<uint64_t>(bytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
   const uint64_t all = uint64_t(matrices) * cols, slices = ceil_div(all, std::max<uint64_t>(fit, kTile));
   s.cols = static_cast<uint32_t>(round_up(ceil_div(all, slices), kTile));
+  const uint64_t tiles = ceil_div(std::max(s.rows, 1u), kTile) * (s.cols / kTile);
+  const uint64_t parts =
+      std::min<uint64_t>(ceil_div(kBusyGroups, tiles), std::max(s.depth / kLeastDepth, 1u));
+  s.depth_each = static_cast<uint32_t>(round_up(ceil_div(s.depth, parts), kDepth));
   return s;
 }
 
@@ -98,14 +113,23 @@ void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t ro
 void multiply_on_units(Recording& r, const Scratch& s, const Product& part, uint32_t rows, const View& slot) {
   const View& all = r.scratch();
   const uint32_t matrices = part.up ? 2 : 1, cols = matrices * part.w.rows;
+  const bool activates = bool(part.up), shared = s.parts() > 1;
   ProductParams params = part.params();
   params.in_cols = s.depth;
   params.up_row = s.cols / matrices;
+  params.depth_each = s.depth_each;
+  const View parts = s.parts_of_y(all);
   r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
-  r.dispatch(Shader::kProductCooperative,
-             {0, part.up || part.activates, 4 * r.limits().subgroup_size},
-             {reads(s.x(all)), reads(slot), reads(part.bias), writes(part.y), reads(s.scales(all))}, params,
-             static_cast<uint32_t>(ceil_div(cols, kTile)), static_cast<uint32_t>(ceil_div(rows, kTile)));
+  r.dispatch(Shader::kProductCooperative, {0, activates, 4 * r.limits().subgroup_size},
+             {reads(s.x(all)), reads(slot), reads(part.bias), shared ? reads({}) : writes(part.y),
+              reads(s.scales(all)), shared ? writes(parts) : reads({})},
+             params, static_cast<uint32_t>(ceil_div(cols, kTile)),
+             static_cast<uint32_t>(ceil_div(rows, kTile)), s.parts());
+  if (!shared) return;
+  constexpr uint32_t kThreads = 128;
+  r.dispatch(Shader::kAddParts, {0, activates},
+             {reads({}), reads({}), reads(part.bias), writes(part.y), reads(s.scales(all)), reads(parts)},
+             params, static_cast<uint32_t>(ceil_div(part.w.rows, kThreads)), rows);
 }
 
 void multiply_without_units(Recording& r, const Scratch& s, Product part, const View& slot) {
@@ -129,14 +153,17 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {m.d_model, 2 * kv_cols},      {q_cols, m.d_model},
                   {m.d_ff, m.d_model},           {qkv_cols, m.d_retain},
                   {m.d_retain, m.kv_heads},      {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u}};
-  uint64_t x_bytes = 0, slots_bytes = 0;
+  uint64_t between = 0, slots_bytes = 0;  // what lies between the slots
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
-    const Scratch of = scratch_for(l, rows, p.in_cols, p.cols, p.matrices);
-    x_bytes = std::max(x_bytes, of.x_bytes() + of.scale_bytes());
-    slots_bytes = std::max(slots_bytes, of.slots * of.slot_bytes());
+    // Programs of fewer rows have more parts of y.
+    for (uint32_t tile = 0; tile < std::min(rows, kMostRows); tile += kTile) {
+      const Scratch of = scratch_for(l, tile + kTile, p.in_cols, p.cols, p.matrices);
+      between = std::max(between, of.x_bytes() + of.scale_bytes() + of.part_bytes());
+      slots_bytes = std::max(slots_bytes, of.slots * of.slot_bytes());
+    }
   }
-  return x_bytes + slots_bytes;
+  return between + slots_bytes;
 }
 
 void multiply_slices(Recording& r, std::span<const Product> siblings) {

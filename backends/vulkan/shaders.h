@@ -19,6 +19,7 @@ namespace thimble::vulkan {
   X(ScaleRows, "scale_rows", "") \
   X(Dequantize, "dequantize", "") \
   XC(ProductCooperative, "product_cooperative", "") \
+  X(AddParts, "add_parts", "") \
   X(Activation, "activation", "") \
   X(KvAppend, "kv_append", "") \
   X(CisStore, "cis_store", "") \

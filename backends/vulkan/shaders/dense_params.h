@@ -22,7 +22,8 @@ struct ProductParams {
   uint act;        // kActSilu, kActGelu
   uint has_bias;
   uint adds;    // y += W x + bias
-  uint up_row;  // product_cooperative of a glu: where in W the other matrix begins
+  uint up_row;      // product_cooperative of a glu: where in W the other matrix begins
+  uint depth_each;  // product_cooperative: columns of x and W for a workgroup, a multiple of 32
   uint prepares;     // matvec: the norm of y
   uint scales;       // matvec: x was prepared so
   float eps;         // and what its norm wants

@@ -2,6 +2,8 @@
 // linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each of them
 // 64 x 64, from rows of x and W in f16, adding in f32.
 //
+// Where there are few tiles, several workgroups share the depth of one, and add_parts.comp adds up what they leave.
+//
 // Slices of 32 columns pass through shared memory: while one is multiplied, registers take up the next from memory.
 //
 // Every matrix is a variable of its own, and macros repeat what is done with each: NVIDIA's compiler leaves arrays of matrices
@@ -14,7 +16,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #pragma use_vulkan_memory_model
 
-#define kOperands 5
+#define kOperands 6
 #include "product.glsl"
 
 layout(local_size_x_id = 2) in;  // four subgroups
@@ -24,7 +26,8 @@ const uint kThreads = gl_WorkGroupSize.x;
 // there are, it reads what lies there, and its results are dropped.
 layout(set = 0, binding = 1, std430) readonly buffer X { uvec4 x_eights[]; };
 layout(set = 0, binding = 2, std430) readonly buffer W { uvec4 w_eights[]; };
-layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };  // of rows of y
+layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };    // of rows of y
+layout(set = 0, binding = 6, std430) writeonly buffer Parts { float all_parts[]; };  // [parts][rows][columns], in whole tiles
 
 const uint kTile = 128, kPart = 64, kSize = 16;  // rows and columns: of a workgroup, of a subgroup, of a matrix
 const uint kSlice = 4;                           // eights of a row
@@ -61,6 +64,9 @@ shared uvec4 slices[2 * kBuffer];
   subgroupBarrier(); \
   store_rows(results, first_row + part_row + r * kSize, first_col + part_col, rows);
 
+#define LEAVE(r, c) \
+  coopMatStore(sum_##r##c, all_parts, part_at + r * kSize * part_stride + c * kSize, part_stride, gl_CooperativeMatrixLayoutRowMajor);
+
 // Of a glu, W holds both matrices, and 16 rows of either take turns in a tile: a subgroup has both results for a column of y.
 uint w_row(uint row) {
   if (!kActivates) return row;
@@ -88,11 +94,12 @@ void main() {
   const uint first_col = gl_WorkGroupID.x * kTile, first_row = gl_WorkGroupID.y * kTile, rows = product_rows();
   if (first_row >= rows) return;
   const uint thread = gl_LocalInvocationIndex, eights = push.p.in_cols / 8;
+  const uint first = gl_WorkGroupID.z * push.p.depth_each / 8, end = min(first + push.p.depth_each / 8, eights);
   const uint part_row = gl_SubgroupID / 2 * kPart, part_col = gl_SubgroupID % 2 * kPart;  // in the tile
 
   // Where a thread copies from and to; its other copies are kThreads / kSlice rows apart.
   const uint line = thread / kSlice, lines = kThreads / kSlice;
-  const uint x_from = push.base[0] / 4 + (first_row + line) * eights + thread % kSlice;
+  const uint x_from = push.base[0] / 4 + (first_row + line) * eights + first + thread % kSlice;
   const uint to = line * kStride + thread % kSlice;
 
   EACH_SUM(CLEAR)
@@ -100,14 +107,14 @@ void main() {
   uvec4 of_x[kCopies], of_w[kCopies];
   uint w_from[kCopies];
   [[unroll]] for (uint i = 0; i < kCopies; ++i) {
-    w_from[i] = push.base[1] / 4 + w_row(first_col + line + i * lines) * eights + thread % kSlice;
+    w_from[i] = push.base[1] / 4 + w_row(first_col + line + i * lines) * eights + first + thread % kSlice;
     slices[to + i * lines * kStride] = x_eights[x_from + i * lines * eights];
     slices[to + (kTile + i * lines) * kStride] = w_eights[w_from[i]];
   }
   barrier();
   uint buffer_at = 0;
-  for (uint next = kSlice; next <= eights; next += kSlice) {
-    if (next < eights)
+  for (uint next = kSlice; next <= end - first; next += kSlice) {
+    if (next < end - first)
       [[unroll]] for (uint i = 0; i < kCopies; ++i) {
         of_x[i] = x_eights[x_from + i * lines * eights + next];
         of_w[i] = w_eights[w_from[i] + next];
@@ -119,7 +126,7 @@ void main() {
       EACH_SUM(MULTIPLY)
     }
     buffer_at = kBuffer - buffer_at;
-    if (next < eights)
+    if (next < end - first)
       [[unroll]] for (uint i = 0; i < kCopies; ++i) {
         slices[buffer_at + to + i * lines * kStride] = of_x[i];
         slices[buffer_at + to + (kTile + i * lines) * kStride] = of_w[i];
@@ -127,6 +134,13 @@ void main() {
     barrier();
   }
 
+  if (gl_NumWorkGroups.z > 1) {
+    const uint part_stride = gl_NumWorkGroups.x * kTile, part_rows = gl_NumWorkGroups.y * kTile;
+    const uint part_at =
+        push.base[5] + (gl_WorkGroupID.z * part_rows + first_row + part_row) * part_stride + first_col + part_col;
+    EACH_SUM(LEAVE)
+    return;
+  }
   const uint results = gl_SubgroupID * kSize * kResultStride;
   EACH(STORE)
 }
