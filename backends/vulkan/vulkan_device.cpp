@@ -47,9 +47,11 @@ class VulkanDevice : public Device {
 
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     const char* name = gpu_.info.name.c_str();
-    if (m.head_dim % 2)
-      return error(Code::kUnsupported, "the model has heads of %u; %s takes even ones: use --device cpu",
-                   m.head_dim, name);
+    constexpr uint32_t kMostHeadDim = 512;  // of attend_pool.comp, of which a thread adds up four
+    if (m.head_dim % 2 || m.head_dim > kMostHeadDim)
+      return error(Code::kUnsupported,
+                   "the model has heads of %u channels; %s takes even ones up to %u: use --device cpu",
+                   m.head_dim, name, kMostHeadDim);
     // K or V of a head is bound at once, of the pool and of the view.
     const uint64_t entry = uint64_t(m.head_dim) * sizeof(uint16_t),
                    most =

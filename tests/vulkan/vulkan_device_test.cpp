@@ -199,6 +199,23 @@ TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
   EXPECT_NE(refused.message().find("524287 entries"), std::string::npos) << refused.message();
 }
 
+TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
+  const auto device = open();
+  const auto status = [&](uint32_t head_dim) {
+    const ModelShape model{
+        .layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = head_dim, .d_ff = 64};
+    return device->needs(model, {.chunk = 32, .pool_capacity = 64, .view_capacity = 64}).status();
+  };
+  must(status(2));
+  must(status(512));
+  for (const uint32_t head_dim : {63u, 514u}) {
+    const Status refused = status(head_dim);
+    EXPECT_EQ(refused.code(), Code::kUnsupported);
+    EXPECT_NE(refused.message().find("heads of " + std::to_string(head_dim)), std::string::npos)
+        << refused.message();
+  }
+}
+
 TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {
   const auto device = open();
   const auto refused = device->alloc(MemKind::kPool, device->info().total_bytes + (64 << 10));
