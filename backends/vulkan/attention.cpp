@@ -155,6 +155,14 @@ void attention(Recording& r, const Attention& op) {
     attend_pool(r, op);
 }
 
+uint32_t most_attention_head_dim(const Limits& limits) {
+  // The smallest tile of attend_view.comp, of 8 queries and 16 keys, in words of 16 bytes; and a thread of
+  // attend_pool.comp, of which there are 128, adds up four channels.
+  constexpr uint32_t kRows = 24, kOthers = 160, kMostInPool = 4 * 128;
+  const uint32_t stride = (std::max(limits.max_shared_bytes / 16, kOthers) - kOthers) / kRows;
+  return std::min(8 * (std::max(stride, 1u) - 1), kMostInPool);
+}
+
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
   const uint64_t parts = std::min<uint64_t>(kMostParts, ceil_div(s.pool_capacity, kLeastTile));
   const PartResults bytes(static_cast<uint32_t>(parts), m.head_dim);

@@ -44,6 +44,11 @@ bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
 // `score`: null, or what makes the scores of the vote and is not recorded yet.
 void vote_top_k(Recording&, const TokenScore* score, const Vote&, const TopK&);
 
+// The widest heads that attention takes on such a device, and those that token_score takes: a thread of it
+// turns a pair of channels, and has its units of the queries in registers.
+uint32_t most_attention_head_dim(const Limits&);
+inline constexpr uint32_t kMostScoreHeadDim = 256;
+
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu

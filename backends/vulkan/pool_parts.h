@@ -1,5 +1,5 @@
-// Into how many parts decode attention and token_score cut the entries of a pool at most: numbers that shaders
-// and host share.
+// Into how many parts decode attention and token_score cut the entries of a pool at most: numbers that
+// shaders and host share.
 #ifndef THIMBLE_VULKAN_POOL_PARTS_H
 #define THIMBLE_VULKAN_POOL_PARTS_H
 

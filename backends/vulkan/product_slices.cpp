@@ -1,10 +1,12 @@
-// Products of many rows: W becomes f16 in scratch, a part of its rows after the other, and is multiplied from
-// there. It costs 2 bytes written and read again for each weight, on matrix units a tenth of what 2048 rows
-// take to multiply; a product that makes its own f16 makes it anew for each of 16 tiles of rows.
+// Products of more than one row: W becomes f16 in scratch, a part of its rows after the other, and is
+// multiplied from there. It costs 2 bytes written and read again for each weight, on matrix units a tenth of
+// what 2048 rows take to multiply; a product that makes its own f16 makes it anew for each of 16 tiles of
+// rows.
 //
 // x becomes f16 in scratch for matrix units, and stays where it is without them.
 #include <algorithm>
 #include <cinttypes>
+#include <optional>
 
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/product.h"
@@ -29,13 +31,13 @@ struct Scratch {
   // Of two slots one fills while the other is multiplied. Without matrix units filling takes a hundredth of
   // the time, and one slot of twice the size leaves fewer slices, each of which ends with a device half idle.
   uint32_t slots = 0;
-  uint32_t depth_each = 0;  // of a workgroup
+  uint32_t depth_each = 0;  // of a workgroup on matrix units; all of it, or what leaves a part of y
 
   uint32_t parts() const { return static_cast<uint32_t>(ceil_div(depth, depth_each)); }
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
   uint64_t scale_bytes() const { return round_up(rows, kTile) * sizeof(float); }
   uint64_t part_bytes() const {
-    return rows && parts() > 1 ? parts() * round_up(rows, kTile) * cols * sizeof(float) : 0;
+    return parts() > 1 ? parts() * round_up(rows, kTile) * cols * sizeof(float) : 0;
   }
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
   uint64_t bytes() const { return x_bytes() + scale_bytes() + part_bytes() + slots * slot_bytes(); }
@@ -69,10 +71,13 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
   const uint64_t fit = std::min<uint64_t>(bytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
   const uint64_t all = uint64_t(matrices) * cols, slices = ceil_div(all, std::max<uint64_t>(fit, kTile));
   s.cols = static_cast<uint32_t>(round_up(ceil_div(all, slices), kTile));
-  const uint64_t tiles = ceil_div(std::max(s.rows, 1u), kTile) * (s.cols / kTile);
-  const uint64_t parts =
-      std::min<uint64_t>(ceil_div(kBusyGroups, tiles), std::max(s.depth / kLeastDepth, 1u));
-  s.depth_each = static_cast<uint32_t>(round_up(ceil_div(s.depth, parts), kDepth));
+  s.depth_each = s.depth;
+  if (units) {
+    const uint64_t tiles = ceil_div(s.rows, kTile) * (s.cols / kTile);
+    const uint64_t parts =
+        std::min<uint64_t>(ceil_div(kBusyGroups, tiles), std::max(s.depth / kLeastDepth, 1u));
+    s.depth_each = static_cast<uint32_t>(round_up(ceil_div(s.depth, parts), kDepth));
+  }
   return s;
 }
 
@@ -110,26 +115,35 @@ void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t ro
              rows);
 }
 
-void multiply_on_units(Recording& r, const Scratch& s, const Product& part, uint32_t rows, const View& slot) {
-  const View& all = r.scratch();
-  const uint32_t matrices = part.up ? 2 : 1, cols = matrices * part.w.rows;
-  const bool activates = bool(part.up), shared = s.parts() > 1;
+// The matrices of a part of y, which lie in `slot`, and what is told about them.
+ProductParams params_on_units(const Scratch& s, const Product& part) {
   ProductParams params = part.params();
   params.in_cols = s.depth;
-  params.up_row = s.cols / matrices;
+  params.up_row = s.cols / 2;
   params.depth_each = s.depth_each;
-  const View parts = s.parts_of_y(all);
-  r.expect(2.0 / kUnitSpeed * rows * cols * s.depth);
-  r.dispatch(Shader::kProductCooperative, {0, activates, 4 * r.limits().subgroup_size},
+  return params;
+}
+
+void multiply_on_units(Recording& r, const Scratch& s, const Product& part, uint32_t rows, const View& slot) {
+  const View& all = r.scratch();
+  const bool shared = s.parts() > 1;
+  const uint64_t col_tiles = ceil_div((part.up ? 2 : 1) * part.w.rows, kTile),
+                 row_tiles = ceil_div(rows, kTile);
+  r.expect(2.0 / kUnitSpeed * static_cast<double>(row_tiles * col_tiles) * kTile * kTile * s.depth);
+  r.dispatch(Shader::kProductCooperative, {0, bool(part.up), 4 * r.limits().subgroup_size},
              {reads(s.x(all)), reads(slot), reads(part.bias), shared ? reads({}) : writes(part.y),
-              reads(s.scales(all)), shared ? writes(parts) : reads({})},
-             params, static_cast<uint32_t>(ceil_div(cols, kTile)),
-             static_cast<uint32_t>(ceil_div(rows, kTile)), s.parts());
-  if (!shared) return;
+              reads(s.scales(all)), shared ? writes(s.parts_of_y(all)) : reads({})},
+             params_on_units(s, part), static_cast<uint32_t>(col_tiles), static_cast<uint32_t>(row_tiles),
+             s.parts());
+}
+
+void add_parts(Recording& r, const Scratch& s, const Product& part, uint32_t rows) {
   constexpr uint32_t kThreads = 128;
-  r.dispatch(Shader::kAddParts, {0, activates},
-             {reads({}), reads({}), reads(part.bias), writes(part.y), reads(s.scales(all)), reads(parts)},
-             params, static_cast<uint32_t>(ceil_div(part.w.rows, kThreads)), rows);
+  const View& all = r.scratch();
+  r.dispatch(Shader::kAddParts, {0, bool(part.up)},
+             {reads({}), reads({}), reads(part.bias), writes(part.y), reads(s.scales(all)),
+              reads(s.parts_of_y(all))},
+             params_on_units(s, part), static_cast<uint32_t>(ceil_div(part.w.rows, kThreads)), rows);
 }
 
 void multiply_without_units(Recording& r, const Scratch& s, Product part, const View& slot) {
@@ -179,20 +193,29 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
   const uint32_t most_rows = s.rows ? s.rows : all_rows, most_cols = s.cols / matrices;  // of y at a time
   for (uint32_t row = 0; row < all_rows; row += most_rows) {
     const uint32_t rows = std::min(all_rows - row, most_rows);
+    std::optional<Product> in_parts;  // what was multiplied last, if it is still to be added up
+    const auto finish_last = [&] {
+      if (in_parts) add_parts(r, s, *in_parts, rows);
+      in_parts.reset();
+    };
     for (uint32_t col = 0; col < all_cols; col += most_cols) {
       const uint32_t cols = std::min(all_cols - col, most_cols);
       const Product part = p.part(row, rows, col, cols);
       const View slot = s.slot(r.scratch(), r.turn());
-      // W comes first: with two slots it can be made while the product is still running that x comes from.
+      // W comes first: with two slots it can be made while the product is still running that x comes from, or
+      // the slice before.
       fill(r, s, siblings, col, col + cols, slot);
       if (part.up) dequantize(r, part.up, s.depth, s.rows_of_slot(slot, most_cols, cols));
       if (!s.rows) {  // then this is the only turn of `row`
         multiply_without_units(r, s, part, slot);
         continue;
       }
+      finish_last();
       if (col == 0) scale_rows(r, s, part, rows);
       multiply_on_units(r, s, part, rows, slot);
+      if (s.parts() > 1) in_parts = part;
     }
+    finish_last();
   }
 }
 

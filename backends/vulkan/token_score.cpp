@@ -10,9 +10,6 @@ namespace {
 // A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
 
-// A thread turns a pair of channels, and has its units of the queries in registers.
-constexpr uint32_t kMostScoreHeadDim = 256;
-
 uint32_t score_parts(uint32_t capacity) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(capacity, kLeastTile), 1, kMostScoreParts));
 }
@@ -32,9 +29,6 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
   const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim,
                  parts = score_parts(p.capacity);
   const HeadPasses passes(p.group);
-  if (p.head_dim > kMostScoreHeadDim)
-    return r.fail(error(Code::kUnsupported, "heads of %u channels are wider than %u; use --device cpu",
-                        p.head_dim, kMostScoreHeadDim));
   const uint32_t has_gate = op.gate ? 1 : 0;
   const View all_parts = score_parts_view(r, op);
 

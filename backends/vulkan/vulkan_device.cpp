@@ -47,11 +47,12 @@ class VulkanDevice : public Device {
 
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
     const char* name = gpu_.info.name.c_str();
-    constexpr uint32_t kMostHeadDim = 512;  // of attend_pool.comp, of which a thread adds up four
-    if (m.head_dim % 2 || m.head_dim > kMostHeadDim)
+    const uint32_t attended = most_attention_head_dim(gpu_.limits),
+                   most_dim = s.positions ? std::min(attended, kMostScoreHeadDim) : attended;
+    if (m.head_dim % 2 || m.head_dim > most_dim)
       return error(Code::kUnsupported,
-                   "the model has heads of %u channels; %s takes even ones up to %u: use --device cpu",
-                   m.head_dim, name, kMostHeadDim);
+                   "the model has heads of %u channels; %s takes even ones up to %u%s: use --device cpu",
+                   m.head_dim, name, most_dim, s.positions ? " with selection" : "");
     // K or V of a head is bound at once, of the pool and of the view.
     const uint64_t entry = uint64_t(m.head_dim) * sizeof(uint16_t),
                    most =

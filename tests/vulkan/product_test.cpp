@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -21,7 +22,7 @@ class Notes : public Recording {
     std::vector<View> views;
     std::vector<uint32_t> push;
     double operations;
-    uint32_t x, y;
+    uint32_t x, y, z;
 
     const ProductParams& params() const {
       EXPECT_EQ(push.size() * sizeof(uint32_t), sizeof(ProductParams));
@@ -36,8 +37,8 @@ class Notes : public Recording {
 
  private:
   void dispatch(Shader shader, std::initializer_list<uint32_t>, std::initializer_list<Operand> operands,
-                const void* push, size_t push_bytes, uint32_t x, uint32_t y, uint32_t) override {
-    Note note{shader, {}, std::vector<uint32_t>(push_bytes / 4), std::exchange(operations_, 0), x, y};
+                const void* push, size_t push_bytes, uint32_t x, uint32_t y, uint32_t z) override {
+    Note note{shader, {}, std::vector<uint32_t>(push_bytes / 4), std::exchange(operations_, 0), x, y, z};
     std::memcpy(note.push.data(), push, push_bytes);
     for (const Operand& o : operands) note.views.push_back(o.view);
     notes.push_back(note);
@@ -182,30 +183,50 @@ TEST(VulkanProduct, BoundsTheWorkOfADispatch) {
 }
 
 // On matrix units: x, then W in slices by turns in two slots of scratch, each right before it is multiplied.
-TEST(VulkanProduct, KeepsMatricesApartInScratch) {
+// Of few rows, parts of y are added up once the next slice is there.
+void check_scratch(uint32_t all_rows, uint32_t parts_each) {
   Limits limits = kLimits;
   limits.max_shared_bytes = 48 << 10;
   limits.max_range = 1 << 30;
   limits.cooperative_matrix = true;
-  constexpr uint32_t kRows = 4200, kIn = 14336, kOut = 5000, kTile = 128;
-  const Notes notes = record(limits, kRows, kIn, kOut, kIn);
+  constexpr uint32_t kIn = 14336, kOut = 5000, kTile = 128;
+  const Notes notes = record(limits, all_rows, kIn, kOut, kIn);
   ASSERT_TRUE(notes.status().ok()) << notes.status().message();
 
   const uint64_t row_bytes = dtype_bytes(DType::kQ8_0, kIn), f16_bytes = kIn * sizeof(uint16_t);
-  std::vector<uint8_t> made(size_t(kRows) * kOut);
+  std::vector<uint8_t> made(size_t(all_rows) * kOut);
   const Notes::Note *x = nullptr, *w = nullptr;
   View last_slot;
-  for (const Notes::Note& n : notes.notes) {
+  for (auto note = notes.notes.begin(); note != notes.notes.end(); ++note) {
+    const Notes::Note& n = *note;
     if (n.shader == Shader::kScaleRows) x = &n;
     if (n.shader == Shader::kDequantize) w = &n;
     if (n.shader != Shader::kProductCooperative) continue;
     ASSERT_TRUE(x && w);
-    const View &of_x = n.views[0], &slot = n.views[1], &y = n.views[3], &scales = n.views[4];
+    EXPECT_EQ(n.z, parts_each);
+    EXPECT_EQ(n.z, ceil_div(n.params().in_cols, n.params().depth_each));
+    const bool in_parts = parts_each > 1;
+    const auto added = std::find_if(note, notes.notes.end(), [&](const Notes::Note& later) {
+      return !in_parts || later.shader == Shader::kAddParts;
+    });
+    ASSERT_NE(added, notes.notes.end());
+    const View &of_x = n.views[0], &slot = n.views[1], &y = added->views[3], &scales = n.views[4],
+               &parts = n.views[5];
+    if (in_parts) {
+      EXPECT_TRUE(same(added->views[4], scales) && same(added->views[5], parts));
+      EXPECT_EQ(added->params().out_cols, n.params().out_cols);
+      EXPECT_EQ(added->params().depth_each, n.params().depth_each);
+      EXPECT_FALSE(n.views[3]);
+      EXPECT_EQ(added->y, x->x);
+      EXPECT_EQ(parts.bytes, uint64_t(n.z) * n.y * kTile * slot.bytes / f16_bytes * sizeof(float));
+      const bool last = w->views[0].offset / row_bytes + n.params().out_cols == kOut;
+      EXPECT_EQ(added - note, last ? 1 : 2) << "with the next slice between them";
+    }
     EXPECT_TRUE(same(of_x, x->views[1]) && same(scales, x->views[2]));
     EXPECT_TRUE(same(slot.slice(0, n.params().out_cols * f16_bytes), w->views[1]));
     EXPECT_FALSE(same(slot, last_slot));
     last_slot = slot;
-    const View places[] = {of_x, scales, slot};
+    const View places[] = {of_x, scales, slot, parts};
     for (const View& a : places) {
       EXPECT_LE(a.offset + a.bytes, notes.scratch().bytes);
       EXPECT_EQ(a.offset % 256, 0u);
@@ -229,6 +250,8 @@ TEST(VulkanProduct, KeepsMatricesApartInScratch) {
   }
   EXPECT_EQ(made, std::vector<uint8_t>(made.size(), 1));
 }
+TEST(VulkanProduct, KeepsMatricesApartInScratch) { check_scratch(4200, 1); }
+TEST(VulkanProduct, KeepsPartsOfFewRowsApartInScratch) { check_scratch(128, 19); }
 
 // q, k and v, or some of them where the others have a bias, find room in what product_scratch() says.
 TEST(VulkanProduct, HasScratchForSomeOfQkv) {

@@ -200,20 +200,26 @@ TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
 }
 
 TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
-  const auto device = open();
-  const auto status = [&](uint32_t head_dim) {
+  const auto status = [](const Device& device, uint32_t head_dim, bool selects) {
     const ModelShape model{
         .layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = head_dim, .d_ff = 64};
-    return device->needs(model, {.chunk = 32, .pool_capacity = 64, .view_capacity = 64}).status();
+    return device
+        .needs(model,
+               {.chunk = 32, .pool_capacity = 64, .view_capacity = 64, .positions = selects ? 64u : 0u})
+        .status();
   };
-  must(status(2));
-  must(status(512));
-  for (const uint32_t head_dim : {63u, 514u}) {
-    const Status refused = status(head_dim);
+  const auto refuses = [&](const Device& device, uint32_t head_dim, bool selects, const char* most) {
+    const Status refused = status(device, head_dim, selects);
     EXPECT_EQ(refused.code(), Code::kUnsupported);
-    EXPECT_NE(refused.message().find("heads of " + std::to_string(head_dim)), std::string::npos)
-        << refused.message();
-  }
+    EXPECT_NE(refused.message().find(most), std::string::npos) << refused.message();
+  };
+  const auto device = open(), small = open({.portable = true});
+  for (const uint32_t head_dim : {2u, 512u}) must(status(*device, head_dim, false));
+  for (const uint32_t head_dim : {63u, 514u}) refuses(*device, head_dim, false, "up to 512: use");
+  must(status(*device, 256, true));
+  refuses(*device, 258, true, "up to 256 with selection");
+  must(status(*small, 280, false));  // whose queries and keys share 16 KiB
+  refuses(*small, 282, false, "up to 280: use");
 }
 
 TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {

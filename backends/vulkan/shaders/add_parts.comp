@@ -27,7 +27,7 @@ void main() {
   }
   const float scale = scales[push.base[4] + row];
   if (kActivates)
-    y[y_at(row, col)] = activate(scale * sum, push.p.act) * (scale * up);
+    store_glu(row, col, scale * sum, scale * up);
   else
     store(row, col, scale * sum);
 }

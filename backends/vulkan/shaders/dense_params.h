@@ -10,9 +10,10 @@ namespace thimble::vulkan {
 // Elements of a sum of squares that matvec leaves for the norm of y.
 #define kSquaresEach 4u
 
-// matvec, product and product_cooperative. A dispatch sees some rows of x and y and some of the matrix: op_params.h's LinearParams, in parts.
+// matvec, product, product_cooperative and add_parts. A dispatch sees some rows of x and y and some of the matrix:
+// op_params.h's LinearParams, in parts.
 struct ProductParams {
-  uint in_cols;    // of x; product_cooperative: of both in scratch
+  uint in_cols;    // of x; on matrix units: of both in scratch
   uint out_cols;   // rows of the matrix that this dispatch sees
   uint x_stride;   // elements from row to row of x
   uint y_stride;   // elements from row to row of y
@@ -21,9 +22,9 @@ struct ProductParams {
   uint rows;       // kStepRows, kLogitRows
   uint act;        // kActSilu, kActGelu
   uint has_bias;
-  uint adds;    // y += W x + bias
-  uint up_row;      // product_cooperative of a glu: where in W the other matrix begins
-  uint depth_each;  // product_cooperative: columns of x and W for a workgroup, a multiple of 32
+  uint adds;         // y += W x + bias
+  uint up_row;       // on matrix units, of a glu: where in W the other matrix begins
+  uint depth_each;   // on matrix units: columns of x and W for a workgroup, a multiple of 32
   uint prepares;     // matvec: the norm of y
   uint scales;       // matvec: x was prepared so
   float eps;         // and what its norm wants

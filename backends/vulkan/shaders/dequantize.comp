@@ -1,5 +1,5 @@
 #version 450
-// linear and glu of many rows, first: rows of W as f16. A thread makes eight neighbours.
+// linear and glu of more than one row, first: rows of W as f16. A thread makes eight neighbours.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "dense_params.h"

@@ -28,7 +28,7 @@ LogSum added(LogSum a, vec4 x, uint count) {
     if (i >= count || bits == kMinusInfinity || (bits & 0x7fffffff) > 0x7f800000) x[i] = kNothing;
   }
   const float peak = max(a.peak, max(max(x.x, x.y), max(x.z, x.w)));
-  float sum = a.sum * exp(a.peak - peak);
+  float sum = a.peak == peak ? a.sum : a.sum * exp(a.peak - peak);  // the peak may be infinite
   [[unroll]] for (uint i = 0; i < 4; ++i) sum += x[i] == peak ? 1 : exp(x[i] - peak);
   return LogSum(peak, sum);
 }

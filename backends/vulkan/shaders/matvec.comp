@@ -165,8 +165,11 @@ void main() {
     multiply_floats();
   else
     multiply_pieces();
-  const float scale = push.p.scales != 0 ? norm_scale(squares) : 1;
-  barrier();
+  float scale = 1;
+  if (push.p.scales != 0)
+    scale = norm_scale(squares);
+  else
+    barrier();
   [[dont_unroll]] for (uint i = thread; i < rows * kCols; i += kThreads) {
     const uint row = i / kCols, col = i % kCols;
     if (push.p.prepares != 0) squares_of_cols[col] = 0;

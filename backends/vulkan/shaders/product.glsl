@@ -4,6 +4,7 @@
 #include "activate.glsl"
 #include "dense_params.h"
 
+// y = act(y) times the product: the second of a glu. Shaders that have both at once activate the first by themselves.
 layout(constant_id = 1) const bool kActivates = false;
 
 layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
@@ -32,3 +33,5 @@ float store(uint row, uint column, float sum) {
   y[at] = sum;
   return sum;
 }
+// What y becomes of a glu's products.
+void store_glu(uint row, uint column, float gate, float up) { y[y_at(row, column)] = activate(gate, push.p.act) * up; }

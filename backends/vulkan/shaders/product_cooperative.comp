@@ -2,7 +2,7 @@
 // linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each of them
 // 64 x 64, from rows of x and W in f16, adding in f32.
 //
-// Where there are few tiles, several workgroups share the depth of one, and add_parts.comp adds up what they leave.
+// Where there are few tiles, several workgroups share the depth of one, and fourth add_parts.comp adds up what they leave.
 //
 // Slices of 32 columns pass through shared memory: while one is multiplied, registers take up the next from memory.
 //
@@ -82,8 +82,8 @@ void store_rows(uint results, uint first_row, uint first_col, uint rows) {
     const float scale = scales[push.base[4] + row];
     if (kActivates) {
       const uint gate = part_col / kSize * 2 * kSize + part_col % kSize, up = gate + kSize;
-      y[y_at(row, col)] = activate(scale * uintBitsToFloat(slices[from + gate / 4][gate % 4]), push.p.act) *
-                          (scale * uintBitsToFloat(slices[from + up / 4][up % 4]));
+      store_glu(row, col, scale * uintBitsToFloat(slices[from + gate / 4][gate % 4]),
+                scale * uintBitsToFloat(slices[from + up / 4][up % 4]));
     } else {
       store(row, col, scale * uintBitsToFloat(slices[from + part_col / 4][part_col % 4]));
     }
