@@ -20,7 +20,7 @@ constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are mor
 constexpr uint64_t kAlignment = 16;             // of what lies in scratch
 constexpr double kUnitSpeed = 8;                // of matrix units beside the device's others, at least
 // Workgroups that keep matrix units busy. Where a product has fewer tiles, several share the depth of each:
-// an H200 reads 128 tokens in 28 ms so, and in 64 without. Parts of less depth than this are not worth it.
+// an H200 reads 128 tokens in 27 ms so, and in 64 without. Parts of less depth than this are not worth it.
 constexpr uint32_t kBusyGroups = 256, kLeastDepth = 256;
 
 // What lies in scratch: x, the inverse factors of its rows, parts of y, and slots for W.
@@ -115,7 +115,7 @@ void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t ro
              rows);
 }
 
-// The matrices of a part of y, which lie in `slot`, and what is told about them.
+// What the shaders are told that make a part of y.
 ProductParams params_on_units(const Scratch& s, const Product& part) {
   ProductParams params = part.params();
   params.in_cols = s.depth;
