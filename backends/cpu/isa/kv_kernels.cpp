@@ -76,18 +76,6 @@ inline void exchange(Vec (&v)[kLanes]) {
   }
 }
 
-// Lanes moved down by Step, round the end.
-template <int Step, int... I>
-inline Vec moved(Vec a, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, a, ((I + Step) % kLanes)...);
-}
-template <int Step = kLanes / 2>
-inline float sum_lanes(Vec a) {
-  if constexpr (Step == 0)
-    return a[0];
-  else
-    return sum_lanes<Step / 2>(a + moved<Step>(a, std::make_integer_sequence<int, kLanes>()));
-}
 template <int Step = kLanes / 2>
 inline float max_lanes(Vec a) {
   if constexpr (Step == 0)
