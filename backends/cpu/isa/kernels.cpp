@@ -68,24 +68,25 @@ void dot_rows(const std::byte* blocks, uint32_t n, const float* x, size_t x_stri
   Vec sums[x_rows][2] = {};  // two hide the latency of the additions
   float rest[x_rows] = {};
   uint32_t i = 0;
-  const auto add_step = [&](const std::byte* step, uint32_t first) __attribute__((always_inline)) {
+  const auto add_step = [&](const std::byte* from, uint32_t first) __attribute__((always_inline)) {
     Format::expand(
-        step, [&](int slot, int at, Vec w) __attribute__((always_inline)) {
+        from, [&](int slot, int at, Vec w) __attribute__((always_inline)) {
 #pragma GCC unroll 4
           for (int r = 0; r < x_rows; ++r) sums[r][slot] += w * load(x + r * x_stride + first + at);
         });
   };
-  // Two steps in a turn of the loop, or what counts is the loop.
-  constexpr uint32_t kTurn = kStep<Format> < 64 ? 2 * kStep<Format> : kStep<Format>;
+  // Two short steps in a turn of the loop, or what counts is the loop.
+  constexpr bool kTwo = kStep<Format> < 64;
+  constexpr uint32_t kTurn = kTwo ? 2 * kStep<Format> : kStep<Format>;
   constexpr size_t kTurnBytes = kTurn / Format::kBlock * Format::kBytes;
-  const std::byte* at = blocks;
-  for (; i + kTurn <= n; i += kTurn, at += kTurnBytes) {
-    for (size_t line = 0; line < kTurnBytes; line += 64) __builtin_prefetch(at + kAhead + line);
-    add_step(at, i);
-    if constexpr (kTurn > kStep<Format>) add_step(at + kTurnBytes / 2, i + kTurn / 2);
+  const std::byte* step = blocks;
+  for (; i + kTurn <= n; i += kTurn, step += kTurnBytes) {
+    for (size_t line = 0; line < kTurnBytes; line += 64) __builtin_prefetch(step + kAhead + line);
+    add_step(step, i);
+    if constexpr (kTwo) add_step(step + kTurnBytes / 2, i + kTurn / 2);
   }
-  if (kTurn > kStep<Format> && i + kStep<Format> <= n) {
-    add_step(at, i);
+  if (kTwo && i + kStep<Format> <= n) {
+    add_step(step, i);
     i += kStep<Format>;
   }
   if constexpr (Format::kBlock == 1)

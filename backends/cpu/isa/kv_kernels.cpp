@@ -6,9 +6,7 @@
 
 #include "backends/cpu/isa/vector.h"
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#else
+#if !defined(__F16C__)
 #include "base/bits.h"
 #endif
 
@@ -22,18 +20,6 @@ constexpr float kInfinity = __builtin_inff();
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-inline Vec load(const uint16_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Vec>(
-      _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-#elif defined(__F16C__)
-  return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#else
-  Vec v;
-  for (int i = 0; i < kLanes; ++i) v[i] = f16_to_f32(p[i]);
-  return v;
-#endif
-}
 inline void store(uint16_t* p, Vec v) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

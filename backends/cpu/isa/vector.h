@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace thimble::cpu {
 namespace {
 
@@ -28,6 +32,30 @@ typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(4), may_a
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
 inline Vec broadcast(float f) { return Vec{} + f; }
+
+// kLanes words of 16 bits as integers, at any address.
+inline IntVec load_words(const void* p) {
+  typedef uint16_t Words __attribute__((vector_size(2 * kLanes)));
+  Words words;
+  __builtin_memcpy(&words, p, sizeof words);
+  return __builtin_convertvector(words, IntVec);
+}
+// kLanes halves as floats, at any address.
+inline Vec load_halves(const void* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(static_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+#else
+  // As f16_to_f32() of base/bits.h, without a branch.
+  const IntVec h = load_words(p), sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
+  const IntVec special = (magnitude >= 0x7c00) & 0x7f800000;  // infinity, NaN
+  const Vec finite = reinterpret_cast<Vec>(magnitude << 13) * 0x1p112f;
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(finite) | special | sign);
+#endif
+}
+inline Vec load(const uint16_t* p) { return load_halves(p); }
 
 // Lanes moved down by Step, round the end.
 template <int Step, int... I>
