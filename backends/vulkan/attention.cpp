@@ -9,19 +9,23 @@ namespace {
 // Queries of a workgroup, and keys of a tile.
 struct ViewTile {
   uint32_t rows, keys;
+  // Shared memory, in words of 16 bytes, as attend_view.comp lays it out: `stride` for a query or a key.
+  uint64_t words(uint64_t stride) const {
+    const uint64_t row_quads = std::max(rows / 4, 8u);
+    return (rows + keys) * stride + 16 * (row_quads + 1) + 2 * row_quads;
+  }
 };
-// The largest tile whose queries, keys and weights fit shared memory, as attend_view.comp lays them out. 64
-// rows pay where a workgroup can fill them, and leave a thread the registers for its part of their output up
-// to 128 channels, but not where narrow subgroups have few of these.
+constexpr ViewTile kSmallestTile{8, 16};
+// The largest tile that fits shared memory. 64 rows pay where a workgroup can fill them, and leave a thread
+// the registers for its part of their output up to 128 channels, but not where narrow subgroups have few of
+// these.
 ViewTile view_tile(const Limits& limits, uint32_t head_dim, uint64_t queries) {
   const uint64_t stride = ceil_div(head_dim, 8) + 1;
   for (const ViewTile tile : {ViewTile{64, 64}, ViewTile{64, 32}, ViewTile{32, 32}, ViewTile{32, 16}}) {
-    const uint64_t row_quads = tile.rows / 4,
-                   units = (tile.rows + tile.keys) * stride + 16 * (row_quads + 1) + 2 * row_quads;
     const bool wide = head_dim <= 128 && queries > 32 && limits.subgroup_size >= 16;
-    if (units * 16 <= limits.max_shared_bytes && (tile.rows < 64 || wide)) return tile;
+    if (tile.words(stride) * 16 <= limits.max_shared_bytes && (tile.rows < 64 || wide)) return tile;
   }
-  return {8, 16};
+  return kSmallestTile;
 }
 
 // How attend_view_cooperative.comp works: subgroups with 16 queries each. Four fit with their keys and scores
@@ -156,11 +160,10 @@ void attention(Recording& r, const Attention& op) {
 }
 
 uint32_t most_attention_head_dim(const Limits& limits) {
-  // The smallest tile of attend_view.comp, of 8 queries and 16 keys, in words of 16 bytes; and a thread of
-  // attend_pool.comp, of which there are 128, adds up four channels.
-  constexpr uint32_t kRows = 24, kOthers = 160, kMostInPool = 4 * 128;
-  const uint32_t stride = (std::max(limits.max_shared_bytes / 16, kOthers) - kOthers) / kRows;
-  return std::min(8 * (std::max(stride, 1u) - 1), kMostInPool);
+  constexpr uint32_t kMostInPool = 4 * 128;  // a thread of attend_pool.comp adds up four channels
+  uint32_t dim = kMostInPool;
+  while (dim && kSmallestTile.words(ceil_div(dim, 8) + 1) * 16 > limits.max_shared_bytes) dim -= 8;
+  return dim;
 }
 
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
