@@ -4,12 +4,12 @@
 #include <optional>
 #include <string_view>
 
-#include "backends/cpu/cpu_device.h"
+#include "backends/cpu/host/cpu_device.h"
 #ifdef THIMBLE_CUDA
-#include "backends/cuda/cuda_device.h"
+#include "backends/cuda/host/cuda_device.h"
 #endif
 #ifdef THIMBLE_VULKAN
-#include "backends/vulkan/vulkan_device.h"
+#include "backends/vulkan/host/vulkan_device.h"
 #endif
 
 namespace thimble {

@@ -47,7 +47,7 @@ void main() { coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a = co
   set(${result} ${THIMBLE_COOPERATIVE_MATRIX} PARENT_SCOPE)
 endfunction()
 
-# thimble_shaders(TARGET LIST): compiles every row of the list (shaders.h) from shaders/ beside it, and adds them to the target
+# thimble_shaders(TARGET LIST): compiles every row of the list (shaders.h) from the target's shaders/, and adds them to the target
 # as shader_list.inc, which holds an array kNAMECode for each row, an empty one for rows that the compiler cannot compile.
 function(thimble_shaders target list)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/shaders)
@@ -60,7 +60,7 @@ function(thimble_shaders target list)
   set(includes)
   set(headers)
   foreach(row ${rows})
-    if(NOT row MATCHES "^ *(XC?)\\(([A-Za-z0-9_]+), \"([a-z0-9_]+)\", \"([^\"]*)\"\\)")
+    if(NOT row MATCHES "^ *(XC?)\\(([A-Za-z0-9_]+), \"([a-z0-9_/]+)\", \"([^\"]*)\"\\)")
       message(FATAL_ERROR "${list}: not X(Name, \"file\", \"DEFINES\"): ${row}")
     endif()
     set(name k${CMAKE_MATCH_2}Code)

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "backends/backend.h"
-#include "backends/cpu/thread_pool.h"
+#include "backends/cpu/host/thread_pool.h"
 
 namespace thimble::cpu {
 

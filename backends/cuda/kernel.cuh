@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "backends/cuda/launch.h"
+#include "backends/cuda/host/launch.h"
 
 #if __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "write 90a in CMAKE_CUDA_ARCHITECTURES: 90 lacks the matrix instructions that Hopper is used with"

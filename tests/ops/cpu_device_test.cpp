@@ -1,5 +1,5 @@
 // What the CPU device says of itself, its memory, and the programs that it refuses.
-#include "backends/cpu/cpu_device.h"
+#include "backends/cpu/host/cpu_device.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Worker threads: every item once, nobody waits for a worker that sleeps, nothing burns when idle.
-#include "backends/cpu/thread_pool.h"
+#include "backends/cpu/host/thread_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Which dispatches have to wait, decided without Vulkan.
-#include "backends/vulkan/hazards.h"
+#include "backends/vulkan/host/hazards.h"
 
 #include <gtest/gtest.h>
 

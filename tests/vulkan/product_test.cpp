@@ -1,5 +1,5 @@
 // How products are cut where a matrix, or rows of x and y, are larger than what a device shows a shader.
-#include "backends/vulkan/product.h"
+#include "backends/vulkan/dense/product.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/vulkan/memory.h"
-#include "backends/vulkan/vulkan_stream.h"
+#include "backends/vulkan/host/memory.h"
+#include "backends/vulkan/host/vulkan_stream.h"
 #include "tests/support/vulkan_messages.h"
 
 namespace thimble::vulkan {

@@ -9,8 +9,8 @@
 #include <numeric>
 #include <thread>
 
-#include "backends/vulkan/memory.h"
-#include "backends/vulkan/vulkan_stream.h"
+#include "backends/vulkan/host/memory.h"
+#include "backends/vulkan/host/vulkan_stream.h"
 #include "base/cache.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/seeded_model.h"

@@ -1,6 +1,6 @@
 // x and W as matvec and product read them, in f32.
-#include "product.glsl"
-#include "formats.glsl"
+#include "dense/product.glsl"
+#include "dense/formats.glsl"
 
 layout(constant_id = 2) const bool kInQuads = false;  // rows of x start at whole quads and hold whole quads
 

@@ -1,0 +1,35 @@
+#include "backends/cpu/dense/matmul.h"
+#include "backends/cpu/ops.h"
+
+namespace thimble::cpu {
+
+void linear(const Context& c, const Linear& op) {
+  const uint32_t rows = row_count(c, op.p.rows);
+  const size_t row_bytes = dtype_bytes(op.w.type, op.p.in_cols);
+  const Blocks blocks(rows, op.p.out_cols, c.threads.size());
+  c.threads.run(blocks.count(), [&](uint32_t item, uint32_t worker) {
+    const Blocks::Block b = blocks[item];
+    float* y = data<float>(op.y) + size_t(b.first_row) * op.p.y_stride + b.first_col;
+    if (op.bias) {
+      const float* bias = data<float>(op.bias) + b.first_col;
+      for (uint32_t r = 0; r < b.rows; ++r)
+        for (uint32_t i = 0; i < b.cols; ++i) {
+          float& element = y[size_t(r) * op.p.y_stride + i];
+          element = op.p.add ? element + bias[i] : bias[i];
+        }
+    }
+    matmul({.x = data<float>(op.x) + size_t(b.first_row) * op.p.x_stride,
+            .x_stride = op.p.x_stride,
+            .x_rows = b.rows,
+            .type = op.w.type,
+            .w = data<std::byte>(op.w) + b.first_col * row_bytes,
+            .cols = b.cols,
+            .n = op.p.in_cols,
+            .y = y,
+            .y_stride = op.p.y_stride,
+            .accumulate = op.p.add != 0 || op.bias},
+           dense_scratch(c, worker));
+  });
+}
+
+}  // namespace thimble::cpu

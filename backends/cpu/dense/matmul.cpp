@@ -1,0 +1,86 @@
+#include "backends/cpu/dense/matmul.h"
+
+#ifdef THIMBLE_BLAS
+#include <blis.h>
+#include <cblas.h>
+
+#include "base/bits.h"
+#include "base/system.h"
+#endif
+
+namespace thimble::cpu {
+
+static void multiply_few_rows(const Matmul& m, size_t row_bytes) {
+  for (uint32_t c = 0; c < m.cols; ++c) {
+    float out[kMaxDotRows];
+    kernels().dot(m.type, m.w + c * row_bytes, m.n, m.x, m.x_stride, m.x_rows, out);
+    for (uint32_t r = 0; r < m.x_rows; ++r) {
+      float& y = m.y[r * m.y_stride + c];
+      y = m.accumulate ? y + out[r] : out[r];
+    }
+  }
+}
+
+void matmul(const Matmul& m, float* scratch) {
+  const size_t row_bytes = dtype_bytes(m.type, m.n);
+  if (m.x_rows <= kMaxDotRows) return multiply_few_rows(m, row_bytes);
+
+  const Kernels& k = kernels();
+  for (uint32_t col = 0; col < m.cols; col += kBlockCols) {
+    const uint32_t cols = std::min(kBlockCols, m.cols - col);
+    for (uint32_t i = 0; i < m.n; i += kBlockDepth) {
+      const uint32_t n = std::min(kBlockDepth, m.n - i);
+      const std::byte* w = m.w + col * row_bytes + dtype_bytes(m.type, i);
+      const bool accumulate = m.accumulate || i > 0;
+#ifdef THIMBLE_BLAS
+      for (uint32_t c = 0; c < cols; ++c) k.dequantize(m.type, w + c * row_bytes, n, scratch + size_t(c) * n);
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(m.x_rows), static_cast<int>(cols),
+                  static_cast<int>(n), 1.0f, m.x + i, static_cast<int>(m.x_stride), scratch,
+                  static_cast<int>(n), accumulate ? 1.0f : 0.0f, m.y + col, static_cast<int>(m.y_stride));
+#else
+      for (uint32_t c = 0; c < cols; c += k.panel_cols)
+        k.pack(m.type, w + c * row_bytes, row_bytes, std::min(k.panel_cols, cols - c), n,
+               scratch + size_t(c) * n);
+      k.multiply(m.x + i, m.x_stride, m.x_rows, scratch, n, cols, m.y + col, m.y_stride, accumulate);
+#endif
+    }
+  }
+}
+
+void warm_up_matmul() {
+#ifdef THIMBLE_BLAS
+  bli_thread_set_num_threads(1);  // whatever the environment says: the workers are ours
+  // The largest product there is; where there is no memory for it, later ones will fail to fit as well.
+  constexpr size_t kX = kBlockRows * kBlockDepth, kW = kBlockCols * kBlockDepth, kY = kBlockRows * kBlockCols;
+  auto pages = Pages::allocate((kX + kW + kY + kMatmulScratch) * sizeof(float));
+  if (!pages.ok()) return;
+  float* memory = reinterpret_cast<float*>(pages->data());
+  matmul({.x = memory,
+          .x_stride = kBlockDepth,
+          .x_rows = kBlockRows,
+          .type = DType::kF32,
+          .w = reinterpret_cast<const std::byte*>(memory + kX),
+          .cols = kBlockCols,
+          .n = kBlockDepth,
+          .y = memory + kX + kW,
+          .y_stride = kBlockCols,
+          .accumulate = false},
+         memory + kX + kW + kY);
+#endif
+}
+
+uint64_t matmul_thread_bytes() {
+#ifdef THIMBLE_BLAS
+  static const uint64_t bytes = [] {
+    const uint64_t before = resident_anonymous_bytes();
+    warm_up_matmul();
+    const uint64_t after = resident_anonymous_bytes();
+    return round_up(after > before ? after - before : 0, 1 << 20);
+  }();
+  return bytes;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace thimble::cpu

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "backends/backend.h"
+#include "backends/cpu/host/thread_pool.h"
+
+namespace thimble::cpu {
+
+// What all workers together copy, and multiply as prefill does, in a second.
+Result<Rates> measure_rates(ThreadPool&);
+
+}  // namespace thimble::cpu

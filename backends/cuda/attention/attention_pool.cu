@@ -1,0 +1,464 @@
+// attention of one row from the pool: every warp attends to a share of the list with a running maximum and
+// sum, a block combines its warps, and a second kernel the blocks of a head. With a short list it is a chain
+// of waits, so whatever can be read early is.
+#include "backends/cuda/attention/attention.h"
+#include "backends/cuda/attention/pool_rows.cuh"
+#include "backends/cuda/rope.cuh"
+
+namespace thimble::cuda {
+
+constexpr uint32_t kTile =
+    64;  // list entries whose keys rotate by their place among them, the query by the rest
+constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
+
+// How a lane's four pairs lie in a row. Pair i of a lane is pair 4 * chunk + i of the head; from n_rot / 2 on
+// they do not rotate, and any two channels make one.
+enum class Pairs {
+  kAdjacent,  // 8 neighbouring channels
+  kHalves,    // 4 channels, and 4 half of n_rot on; or 8 neighbouring channels where nothing rotates
+  kAny,       // n_rot / 2 is no multiple of 4, so that some of a lane's pairs rotate and some do not; or 0
+};
+template <Pairs kPairs>
+struct LanePairs {
+  uint32_t first, pairs, pairing;  // 4 * chunk; of the head, those that rotate
+
+  __device__ bool rotates(uint32_t i) const { return first + i < pairs; }
+  __device__ uint32_t x(uint32_t i) const {
+    if constexpr (kPairs == Pairs::kAdjacent) return 2 * (first + i);
+    if constexpr (kPairs == Pairs::kHalves) return (rotates(0) ? first : 2 * first) + i;
+    return rotates(i) ? first_of_pair(first + i, pairing) : 2 * (first + i);
+  }
+  __device__ uint32_t y(uint32_t i) const {
+    if constexpr (kPairs == Pairs::kAdjacent) return 2 * (first + i) + 1;
+    if constexpr (kPairs == Pairs::kHalves) return (rotates(0) ? pairs + first : 2 * first + 4) + i;
+    return rotates(i) ? second_of_pair(first + i, pairing, pairs) : 2 * (first + i) + 1;
+  }
+  // The lane's pairs of a row of numbers; 16-byte aligned but for kAny.
+  __device__ void load(const float* row, float (&a)[4], float (&b)[4]) const {
+    if constexpr (kPairs == Pairs::kAny) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        a[i] = row[x(i)];
+        b[i] = row[y(i)];
+      }
+    } else {
+      const float4 low = *reinterpret_cast<const float4*>(row + x(0)),
+                   high = *reinterpret_cast<const float4*>(row + (kPairs == Pairs::kAdjacent ? x(2) : y(0)));
+      const float channels[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        a[i] = channels[kPairs == Pairs::kAdjacent ? 2 * i : i];
+        b[i] = channels[kPairs == Pairs::kAdjacent ? 2 * i + 1 : 4 + i];
+      }
+    }
+  }
+  __device__ void load(const uint4* row, float (&a)[4], float (&b)[4]) const {
+    const __half* halves = reinterpret_cast<const __half*>(row);
+    if constexpr (kPairs == Pairs::kAny) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        a[i] = __half2float(halves[x(i)]);
+        b[i] = __half2float(halves[y(i)]);
+      }
+      return;
+    }
+    uint4 words;
+    if constexpr (kPairs == Pairs::kAdjacent) {
+      words = row[first / 4];
+    } else {
+      const uint2 low = *reinterpret_cast<const uint2*>(halves + x(0)),
+                  high = *reinterpret_cast<const uint2*>(halves + y(0));
+      words = {low.x, low.y, high.x, high.y};
+    }
+    float channels[8];
+    widen(words, channels);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      a[i] = channels[kPairs == Pairs::kAdjacent ? 2 * i : i];
+      b[i] = channels[kPairs == Pairs::kAdjacent ? 2 * i + 1 : 4 + i];
+    }
+  }
+};
+
+// The angles {cos, sin} of a lane's pairs.
+__device__ static void load_angles(const float2* at, float2 (&angles)[4]) {
+  const float4 low = reinterpret_cast<const float4*>(at)[0], high = reinterpret_cast<const float4*>(at)[1];
+  angles[0] = {low.x, low.y};
+  angles[1] = {low.z, low.w};
+  angles[2] = {high.x, high.y};
+  angles[3] = {high.z, high.w};
+}
+// By which a lane's keys rotate at each place in a tile. A lane whose keys do not rotate reads place 0, where
+// every angle is {1, 0}.
+template <Pairs kPairs>
+struct KeyTurn {
+  const float2* table;     // the low half of the rope table
+  uint32_t start, stride;  // of the lane's pairs at place 0; from place to place
+  bool rotates[4];
+
+  __device__ KeyTurn(const LanePairs<kPairs>& lane, const float2* low_half, bool by_list) : table(low_half) {
+    const bool turns = by_list && (kPairs == Pairs::kAny || lane.rotates(0));
+    start = turns ? lane.first : 0;
+    stride = turns ? lane.pairs : 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) rotates[i] = turns && lane.rotates(i);
+  }
+  __device__ void rotate(uint32_t place, float (&x)[4], float (&y)[4]) const {
+    const float2* at = table + (start + place * stride);
+    float2 angle[4];
+    if constexpr (kPairs == Pairs::kAny) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) angle[i] = rotates[i] ? at[i] : float2{1, 0};
+    } else {
+      load_angles(at, angle);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float a = x[i], b = y[i];
+      x[i] = a * angle[i].x - b * angle[i].y;
+      y[i] = a * angle[i].y + b * angle[i].x;
+    }
+  }
+};
+
+// Three stages of 8 rows, or six of 4: 12 KiB a warp at 128 channels, two thirds of it under way, where a
+// multiprocessor needs about 30 KiB. 4 heads of 8 channels, as query and as output, leave 12 warps the 160
+// registers a thread that it takes; 8 heads leave 8 warps.
+template <uint32_t kLanes, uint32_t kHeads>
+using Stream = RowStream<kLanes, kHeads, 2, kHeads == 4 ? 3 : 6>;
+template <uint32_t kLanes, uint32_t kHeads>
+constexpr uint32_t kMostWarps = kLanes <= 16 && kHeads == 4 ? 12 : 8;
+template <uint32_t kLanes, uint32_t kHeads>
+constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads>::kBytes +
+                                kWarp * sizeof(float);  // and a step's weights
+
+// The low half of the rope table, which every key of a rotating head meets, lies in shared memory:
+// first-level cache has 28 KiB left where shared memory has all it can get, and this is 32 KiB at 128
+// channels. At 256 it would crowd out warps, and so would the queries, which lie behind it.
+template <uint32_t kLanes>
+constexpr bool kHasRoom = kLanes <= 16;
+
+// What a block's rows come to: for each of its query heads the output before its division by the sum, and
+// {maximum, sum}. [query heads][splits] each; where a block had no rows the maximum is -inf and all else 0.
+struct Parts {
+  float* out;  // head_dim each
+  float2* peak_and_sum;
+};
+
+// Peak and sum of several parts, and the factor of each part's output. 0 stands for no rows, whose output may
+// be no number.
+template <uint32_t kParts>
+__device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[kParts]) {
+  float2 all{-kInfinity, 0};
+#pragma unroll
+  for (uint32_t i = 0; i < kParts; ++i) all.x = fmaxf(all.x, parts[i].x);
+#pragma unroll
+  for (uint32_t i = 0; i < kParts; ++i) {
+    factors[i] = parts[i].x > -kInfinity ? exp2f(parts[i].x - all.x) : 0;
+    if (factors[i] != 0) all.y += parts[i].y * factors[i];
+  }
+  return all;
+}
+
+// Block (split, KV head and pass over its group).
+template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
+static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
+    attend_pool_kernel(const StepParams* step, AttentionParams p, const float* q, const uint16_t* k,
+                       const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
+  using S = Step<kLanes, kHeads>;
+  constexpr uint32_t kWarps = kMostWarps<kLanes, kHeads>;
+  extern __shared__ uint4 shared[];  // [warps] stream and a step's weights, table, queries
+  const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  std::byte* const own = reinterpret_cast<std::byte*>(shared) + warp * kWarpBytes<kLanes, kHeads>;
+  float* const weights =
+      reinterpret_cast<float*>(own + Stream<kLanes, kHeads>::kBytes);  // [S::kRows][kHeads]
+  uint4* const kept_table = shared + warps * kWarpBytes<kLanes, kHeads> / sizeof(uint4);
+  uint4* const kept_queries = kept_table + kTile * rope.pairs / 2;
+  release_successor();
+  if constexpr (kHasRoom<kLanes>)
+    for (uint32_t i = threadIdx.x; i < kTile * rope.pairs / 2; i += blockDim.x)
+      copy_async<16>(kept_table + i, reinterpret_cast<const uint4*>(rope.table) + i);
+  const bool by_list = p.rope.mode == kRopeList;
+  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys,
+  // lacks it.
+  const float factor = by_list && rope.pairs ? rope.factor() : 1;
+  const StepParams s = *step;
+  await_predecessor();
+
+  const uint32_t head = p.first_head + blockIdx.y, first_head = blockIdx.z * kHeads;
+  const uint32_t heads =
+      min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
+  const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
+  const EntryList list = entry_list(lists, head, p.list_capacity, s);
+  // A full list has the warp's first entries where its capacity says, so they are on their way with the
+  // count.
+  const uint32_t place = warp * gridDim.x + blockIdx.x;
+  const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, gridDim.x * warps, S::kRows);
+  uint32_t entry = list.entries ? list.entries[min(full_first + lane, p.list_capacity - 2)] : 0;
+  const uint32_t own_position = static_cast<uint32_t>(s.position);
+  const float2* low_half = rope.table;
+  if constexpr (kHasRoom<kLanes>) {
+    for (uint32_t i = threadIdx.x; i < heads * p.head_dim / 4; i += blockDim.x)
+      copy_async<16>(kept_queries + i, reinterpret_cast<const uint4*>(own_queries) + i);
+    low_half = reinterpret_cast<const float2*>(kept_table);
+    own_queries = reinterpret_cast<const float*>(kept_queries);
+  }
+  commit_copies();
+
+  const uint32_t chunk = lane % kLanes, side = lane / kLanes;
+  const LanePairs<kPairs> pairs{4 * chunk, rope.pairs, p.rope.pairing};
+  const uint32_t share = rows_per_warp(list.count, gridDim.x * warps, S::kRows);
+  const uint32_t first = min(place * share, list.count), end = min(first + share, list.count);
+  if (!list.entries)
+    entry = first + lane;
+  else if (first != full_first && first + lane < end)
+    entry = list[first + lane];
+  // The position that the query has against the keys of a tile, all rotated by their place in it. Its angles
+  // are the product of a row of the table's high half, asked for ahead, and one of the low half.
+  const auto query_position = [&](uint32_t tile) { return by_list ? list.count - 1 - tile : own_position; };
+  const uint32_t first_pair = pairs.rotates(0) ? 4 * chunk : 0;
+  float2 high[4];
+  const auto ask_high = [&](uint32_t position) {
+    if constexpr (kPairs != Pairs::kAny)
+      load_angles(rope.table + uint64_t(64 + position / 64) * rope.pairs + first_pair, high);
+  };
+  if (first < end) ask_high(query_position(first - first % kTile));
+  Stream<kLanes, kHeads> stream({k, v}, uint64_t(head) * p.capacity * p.head_dim, p.head_dim, list.entries,
+                                first, end, entry, own);
+
+  const KeyTurn<kPairs> turn(pairs, low_half, by_list);
+  float query[kHeads][8];  // the lane's pairs: four x, four y
+  const auto rotate_queries = [&](uint32_t position) {
+    float2 angles[4];
+    if constexpr (kPairs == Pairs::kAny) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        if (pairs.rotates(i)) angles[i] = rope.angle(position, 4 * chunk + i);
+    } else {
+      float2 low[4];
+      load_angles(low_half + position % 64 * rope.pairs + first_pair, low);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        angles[i] = {high[i].x * low[i].x - high[i].y * low[i].y,
+                     high[i].x * low[i].y + high[i].y * low[i].x};
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      angles[i] = pairs.rotates(i) ? float2{angles[i].x * factor, angles[i].y * factor} : float2{1, 0};
+#pragma unroll
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      float x[4] = {}, y[4] = {};
+      if (h < heads && chunk * 8 < p.head_dim) pairs.load(own_queries + h * p.head_dim, x, y);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const float a = x[i] * (p.scale * kLog2E), b = y[i] * (p.scale * kLog2E);
+        query[h][i] = a * angles[i].x - b * angles[i].y;
+        query[h][4 + i] = a * angles[i].y + b * angles[i].x;
+      }
+    }
+  };
+  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // the table and the queries
+  __syncthreads();
+
+  // Of the lane's head in peak and sum, lane % kHeads; of its sum, the lane has the rows that it scored
+  // itself.
+  float peak = -kInfinity, sum = 0, out[kHeads][8] = {};
+#pragma unroll 1
+  for (uint32_t start = first; start < end; start += S::kRows) {
+    const uint32_t first_row = start % kTile;
+    if (start == first || (by_list && first_row == 0)) {
+      const uint32_t position = query_position(start - first_row);
+      rotate_queries(position);
+      if (by_list && position >= kTile) ask_high(position - kTile);
+    }
+    stream.await();
+
+    float scores[kLanes];  // [S::kRounds][kHeads]
+#pragma unroll
+    for (uint32_t r = 0; r < S::kRounds; ++r) {
+      const uint32_t row = r * S::kAtOnce + side;
+      float x[4], y[4];
+      pairs.load(stream.row(0, row), x, y);
+      turn.rotate(first_row + row, x, y);
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) dot += query[h][i] * x[i];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) dot += query[h][4 + i] * y[i];
+        scores[r * kHeads + h] = dot;
+      }
+    }
+    const uint32_t own_row = chunk / kHeads * S::kAtOnce + side;
+    const float sum_of_products = sum_across<kLanes>(scores);
+    const float score = start + own_row < end ? sum_of_products : -kInfinity;
+
+    float top = score;
+#pragma unroll
+    for (uint32_t offset = kHeads; offset < kWarp; offset *= 2)
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, offset));
+    if (__any_sync(~0u, top > peak)) {
+      const float shrink = top > peak ? exp2f(peak - top) : 1;
+      peak = fmaxf(peak, top);
+      sum *= shrink;
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        const float of_head = __shfl_sync(~0u, shrink, h);
+#pragma unroll
+        for (uint32_t c = 0; c < 8; ++c) out[h][c] *= of_head;
+      }
+    }
+    const float weight = exp2f(score - peak);
+    sum += weight;
+    weights[own_row * kHeads + lane % kHeads] = weight;
+    __syncwarp();
+
+#pragma unroll
+    for (uint32_t r = 0; r < S::kRounds; ++r) {
+      const uint32_t row = r * S::kAtOnce + side;
+      float value[8];
+      widen(stream.row(1, row)[chunk], value);
+#pragma unroll
+      for (uint32_t four = 0; four < kHeads; four += 4) {
+        const float4 w = *reinterpret_cast<const float4*>(weights + row * kHeads + four);
+#pragma unroll
+        for (uint32_t c = 0; c < 8; ++c) {
+          out[four][c] += w.x * value[c];
+          out[four + 1][c] += w.y * value[c];
+          out[four + 2][c] += w.z * value[c];
+          out[four + 3][c] += w.w * value[c];
+        }
+      }
+    }
+    stream.release();
+  }
+
+  // The warp's lanes, then the block's warps, in their order. A warp without rows has a peak of -inf and adds
+  // zeros.
+#pragma unroll
+  for (uint32_t offset = kHeads; offset < kWarp; offset *= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+#pragma unroll
+  for (uint32_t offset = kLanes; offset < kWarp; offset *= 2)
+#pragma unroll
+    for (uint32_t h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (uint32_t c = 0; c < 8; ++c) out[h][c] += __shfl_xor_sync(~0u, out[h][c], offset);
+  if (lane < kHeads) reinterpret_cast<float2*>(weights)[lane] = {peak, sum};
+  float4* const own_out =
+      reinterpret_cast<float4*>(own);  // [kHeads][kLanes * 2]: the stream's stages are free
+  if (side == 0)
+#pragma unroll
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      float4* const to = own_out + (h * kLanes + chunk) * 2;
+      to[0] = {out[h][0], out[h][1], out[h][2], out[h][3]};
+      to[1] = {out[h][4], out[h][5], out[h][6], out[h][7]};
+    }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < heads * p.head_dim / 4; i += blockDim.x) {
+    const uint32_t h = i / (p.head_dim / 4), four = i % (p.head_dim / 4);
+    float2 of_warp[kWarps];
+#pragma unroll
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      of_warp[w] = {-kInfinity, 0};
+      if (w < warps)
+        of_warp[w] = *reinterpret_cast<const float2*>(reinterpret_cast<const std::byte*>(shared) +
+                                                      w * kWarpBytes<kLanes, kHeads> +
+                                                      Stream<kLanes, kHeads>::kBytes + h * sizeof(float2));
+    }
+    float factors[kWarps];
+    const float2 of_all = weigh(of_warp, factors);
+    float4 total{0, 0, 0, 0};
+#pragma unroll
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      if (factors[w] == 0) continue;
+      const float4 x = reinterpret_cast<const float4*>(reinterpret_cast<const std::byte*>(shared) +
+                                                       w * kWarpBytes<kLanes, kHeads>)[h * kLanes * 2 + four];
+      total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
+               total.w + x.w * factors[w]};
+    }
+    const uint64_t part = uint64_t(blockIdx.y * p.group + first_head + h) * gridDim.x + blockIdx.x;
+    reinterpret_cast<float4*>(parts.out + part * p.head_dim)[four] = total;
+    if (four == 0) parts.peak_and_sum[part] = of_all;
+  }
+}
+
+// Block: one query head; thread: a channel, and every warp finds peak and sum for itself.
+static __global__ void combine_parts_kernel(uint32_t splits, uint32_t head_dim, Parts parts, float* y) {
+  begin_kernel();
+  constexpr uint32_t kAtOnce =
+      16;  // under way: a card of 132 multiprocessors has 16 parts for each of 8 KV heads
+  const uint32_t lane = threadIdx.x % kWarp, c = min(threadIdx.x, head_dim - 1);
+  float peak = -kInfinity, sum = 0, total = 0;
+  for (uint32_t first = 0; first < splits; first += kAtOnce) {
+    const uint64_t part = uint64_t(blockIdx.x) * splits + first;
+    float2 own{-kInfinity, 0};
+    if (lane < kAtOnce && first + lane < splits) own = parts.peak_and_sum[part + lane];
+    float x[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i)
+      x[i] = first + i < splits ? parts.out[(part + i) * head_dim + c] : 0;
+    const float top = fmaxf(peak, warp_max(own.x));
+    const float factor = own.x > -kInfinity ? exp2f(own.x - top) : 0,
+                shrink = peak > -kInfinity ? exp2f(peak - top) : 0;
+    sum = sum * shrink + warp_sum(own.y * factor);
+    total *= shrink;
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, factor, i);
+      total += x[i] * of_part;
+    }
+    peak = top;
+  }
+  if (threadIdx.x < head_dim) y[blockIdx.x * head_dim + c] = total / sum;
+}
+
+template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
+static void attend(const Launch& l, const Attention& op) {
+  constexpr uint32_t kBytes = kWarpBytes<kLanes, kHeads>;
+  const AttentionParams& p = op.p;
+  const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
+  const PoolGrid grid = pool_grid(l.card, p.heads, p.group, kHeads);
+  const uint32_t table_bytes = kTile * rope.pairs * sizeof(float2),
+                 query_bytes = kHeads * p.head_dim * sizeof(float);
+  const uint32_t block_bytes = kHasRoom<kLanes> ? table_bytes + query_bytes : 0;
+  const uint32_t warps = pool_warps(l.card, kMostWarps<kLanes, kHeads>, kBytes, block_bytes);
+  const uint32_t queries = p.heads * p.group;
+  float* const out = reinterpret_cast<float*>(l.scratch);
+  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(queries) * grid.splits * p.head_dim)};
+  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, grid.blocks(p.heads), warps * kWarp,
+         warps * kBytes + block_bytes, l.step, p, data<float>(op.q), data<uint16_t>(op.k),
+         data<uint16_t>(op.v), data<uint32_t>(op.list), rope, parts);
+  launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, grid.splits,
+         p.head_dim, parts, data<float>(op.y) + p.first_head * p.group * p.head_dim);
+}
+
+template <uint32_t kLanes, uint32_t kHeads>
+static void attend(const Launch& l, const Attention& op) {
+  if (op.p.rope.pairing == kRopeAdjacent)
+    attend<kLanes, kHeads, Pairs::kAdjacent>(l, op);
+  else
+    attend<kLanes, kHeads, Pairs::kHalves>(l, op);
+}
+template <uint32_t kLanes>
+static void attend(const Launch& l, const Attention& op) {
+  if (op.p.group <= 4)
+    attend<kLanes, 4>(l, op);
+  else
+    attend<kLanes, 8>(l, op);
+}
+
+void attend_pool(const Launch& l, const Attention& op) {
+  const bool aligned = reinterpret_cast<uintptr_t>(data<float>(op.q)) % 16 == 0;
+  if (op.p.rope.n_rot == 0 || op.p.rope.n_rot % 8 != 0 || !aligned)
+    return attend<32, kMostPoolHeads, Pairs::kAny>(l, op);
+  if (op.p.head_dim <= 64) return attend<8>(l, op);
+  if (op.p.head_dim <= 128) return attend<16>(l, op);
+  attend<32>(l, op);
+}
+
+uint64_t attend_pool_scratch(const ModelShape& m, const SessionShape&, const Card& card) {
+  return uint64_t(most_pool_blocks(m, card)) * kMostPoolHeads * (m.head_dim + 2) * sizeof(float);
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,247 @@
+// attend_view: flash attention of a step's rows against the view, with the tensor core instructions of sm_80.
+#include <algorithm>
+
+#include "backends/cuda/attention/attention.h"
+#include "backends/cuda/attention/attention_view.cuh"
+#include "backends/cuda/mma.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr int kKeys = 64;  // keys of a tile
+constexpr int kWarps = 4, kThreads = kWarps * kWarp;
+constexpr uint32_t kMostVectors = 128;  // query vectors of a block
+
+// The shape of a block for heads of up to kDim channels: a warp has as many rows of 16 query vectors as its
+// registers hold, as each fragment of keys or values is loaded once for all of them.
+template <int kDim>
+struct Tiling {
+  static constexpr int kRows = kDim <= 128 ? 2 : 1;
+  static constexpr int kVectors = kWarps * kRows * 16;
+  static constexpr int kBlocks = kDim <= 128 ? 2 : 1;  // on a multiprocessor
+  // Halves from row to row in shared memory: an odd number of 16-byte units, so that eight rows lie in
+  // different banks.
+  static constexpr int kStride = kDim + 8;
+  static constexpr size_t kShared = (kVectors + 2 * kKeys) * kStride * sizeof(__half);
+};
+static_assert(Tiling<256>::kShared <= 99 << 10 && Tiling<128>::kVectors == kMostVectors);
+
+// Starts loading a tile of keys or values; `rows` of it are there, zeros stand for the rest and for channels
+// behind head_dim.
+template <int kDim, bool kWide>
+__device__ void load_tile(__half* to, const __half* from, uint32_t rows, uint32_t head_dim) {
+  constexpr int kStride = Tiling<kDim>::kStride, kStep = kWide ? 8 : 1, kUnits = kDim / kStep;
+#pragma unroll(kWide ? 2 : 1)
+  for (int i = threadIdx.x; i < kKeys * kUnits; i += kThreads) {
+    const uint32_t row = i / kUnits, channel = i % kUnits * kStep;
+    const bool valid = row < rows && channel < head_dim;
+    const __half* source = from + uint64_t(row) * head_dim + channel;
+    if constexpr (kWide)
+      copy_async<16>(to + row * kStride + channel, source, valid);
+    else
+      to[row * kStride + channel] = valid ? *source : __half();
+  }
+  commit_copies();
+}
+
+template <int kDim, bool kWide>
+__global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
+    attend_view_kernel(const StepParams* step, ViewAttention o) {
+  using T = Tiling<kDim>;
+  constexpr int kStride = T::kStride;
+  extern __shared__ uint4 shared[];
+  __half* const q = reinterpret_cast<__half*>(shared);
+  __half* const k = q + T::kVectors * kStride;
+  __half* const v = k + kKeys * kStride;
+  begin_kernel();
+  const ViewBlock b = view_block<T::kVectors, kKeys>(o, *step);
+  if (b.empty) return;
+  const ViewPass pass(*step, o, b.head);
+  const uint32_t head_dim = o.p.head_dim;
+  const uint64_t own = uint64_t(b.head) * o.p.capacity * head_dim;
+  const auto load = [&](__half* to, const __half* from, uint32_t tile) {
+    load_tile<kDim, kWide>(to, from + own + uint64_t(tile) * kKeys * head_dim, pass.keys - tile * kKeys,
+                           head_dim);
+  };
+
+  if (b.first_tile < b.end_tile) load(k, o.k, b.first_tile);
+  load_queries<kDim, T::kVectors, kThreads>(
+      o, *step, pass, b.head, b.first_vector, threadIdx.x,
+      [&](uint32_t vector, uint32_t channel, __half x) { q[vector * kStride + channel] = x; });
+
+  const uint32_t lane = threadIdx.x % kWarp, in_block = threadIdx.x / kWarp * 16 * T::kRows;
+  const uint32_t first_vector = b.first_vector + in_block;
+  RunningSoftmax<kDim> rows[T::kRows];
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) rows[r].begin(o, pass, b.head, first_vector + 16 * r);
+
+  // Where a lane's row of each 8x8 matrix begins: queries and values go by (rows, rows + 8) x (channels,
+  // channels + 8), keys, the columns of the product, the other way round.
+  const __half* const q_lane = q + (in_block + lane % 16) * kStride + lane / 16 * 8;
+  const __half* const k_lane = k + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8;
+  const __half* const v_lane = v + lane % 16 * kStride + lane / 16 * 8;
+
+  for (uint32_t tile = b.first_tile; tile < b.end_tile; ++tile) {
+    wait_copies<0>();
+    __syncthreads();  // the keys are there, and nobody reads the last tile's values any more
+    load(v, o.v, tile);
+
+    float scores[T::kRows][kKeys / 8][4] = {};
+#pragma unroll
+    for (int c = 0; c < kDim; c += 16) {
+      uint32_t a[T::kRows][4], keys[4];
+#pragma unroll
+      for (int r = 0; r < T::kRows; ++r) load_matrices(a[r], q_lane + 16 * r * kStride + c);
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        load_matrices(keys, k_lane + 16 * n * kStride + c);
+#pragma unroll
+        for (int r = 0; r < T::kRows; ++r) {
+          multiply_f16(scores[r][2 * n], a[r], keys[0], keys[1]);
+          multiply_f16(scores[r][2 * n + 1], a[r], keys[2], keys[3]);
+        }
+      }
+    }
+    wait_copies<0>();
+    __syncthreads();  // the values are there, and nobody reads these keys any more
+    if (tile + 1 < b.end_tile) load(k, o.k, tile + 1);
+
+    uint32_t weights[T::kRows][kKeys / 16][4];
+#pragma unroll
+    for (int r = 0; r < T::kRows; ++r) {
+      if ((tile + 1) * kKeys > b.all_see)
+        rows[r].mask(o, pass, first_vector + 16 * r, tile * kKeys, scores[r]);
+      rows[r].rescale(rows[r].soften(scores[r]));
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          weights[r][n][i] =
+              pack_halves(scores[r][2 * n + i / 2][i % 2 * 2], scores[r][2 * n + i / 2][i % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n)
+#pragma unroll
+      for (int c = 0; c < kDim; c += 16) {
+        uint32_t values[4];
+        load_matrices_transposed(values, v_lane + 16 * n * kStride + c);
+#pragma unroll
+        for (int r = 0; r < T::kRows; ++r) {
+          multiply_f16(rows[r].out[c / 8], weights[r][n], values[0], values[1]);
+          multiply_f16(rows[r].out[c / 8 + 1], weights[r][n], values[2], values[3]);
+        }
+      }
+  }
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) rows[r].end(o, pass, b.head, first_vector + 16 * r);
+}
+
+// One softmax of a pass's parts and what came before the pass; a warp for each query vector.
+__global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
+  constexpr int kMostChannels = 256 / kWarp;  // of a lane
+  begin_kernel();
+  const uint32_t lane = threadIdx.x % kWarp, vector = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
+  const uint32_t head = o.p.first_head + blockIdx.y, row = vector / o.p.group;
+  const ViewPass pass(*step, o, head);
+  if (row >= pass.n_rows || pass.keys == 0) return;
+  const uint32_t query_head = head * o.p.group + vector % o.p.group;
+  float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+  float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
+  const auto part_at = [&](uint32_t part) {
+    return (uint64_t(part) * o.p.heads + blockIdx.y) * o.max_vectors + vector;
+  };
+
+  float peak = pass.first ? -kInfinity : ml->x, sum = 0, out[kMostChannels] = {};
+#pragma unroll 4
+  for (uint32_t part = 0; part < o.parts; ++part) peak = fmaxf(peak, o.part_ml[part_at(part)].x);
+  const auto add = [&](const float* from, float2 from_ml) {
+    const float weight = fast_exp2(from_ml.x - peak);
+    sum += from_ml.y * weight;
+#pragma unroll
+    for (int i = 0; i < kMostChannels; ++i)
+      if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
+  };
+  if (!pass.first) add(y, *ml);
+#pragma unroll 4
+  for (uint32_t part = 0; part < o.parts; ++part)
+    add(o.part_out + part_at(part) * o.p.head_dim, o.part_ml[part_at(part)]);
+
+  const float factor = pass.last ? 1 / sum : 1;
+#pragma unroll
+  for (int i = 0; i < kMostChannels; ++i)
+    if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
+  __syncwarp();  // every lane has read what came before
+  if (!pass.last && lane == 0) *ml = {peak, sum};
+}
+
+// Bytes of what parts leave for `vectors` query vectors, all parts together: their results, then {maximum,
+// sum}.
+uint64_t part_out_bytes(uint64_t vectors, uint32_t head_dim) {
+  return round_up(vectors * head_dim * sizeof(float), 256);
+}
+
+// Cuts a pass into parts where its blocks of `vectors` query vectors leave multiprocessors idle, and puts the
+// kernel that attends in tiles of `keys` into the program: put(operands, blocks).
+template <typename Put>
+void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_t keys, Put put) {
+  const uint32_t blocks = o.p.heads * static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));
+  const uint32_t tiles = static_cast<uint32_t>(ceil_div(o.p.capacity, keys));
+  o.parts = std::max(1u, std::min(l.card.multiprocessors / blocks, tiles));
+  o.part_out = reinterpret_cast<float*>(l.scratch);
+  o.part_ml = reinterpret_cast<float2*>(
+      l.scratch + part_out_bytes(uint64_t(o.parts) * o.p.heads * o.max_vectors, o.p.head_dim));
+  put(o, dim3(blocks, o.parts));
+  if (o.parts == 1) return;
+  const dim3 combining(static_cast<uint32_t>(ceil_div(o.max_vectors, kWarps)), o.p.heads);
+  launch(l, combine_parts_kernel, combining, kThreads, 0, l.step, o);
+}
+
+template <int kDim, bool kWide>
+void attend(const Launch& l, const ViewAttention& operands) {
+  using T = Tiling<kDim>;
+  attend_in_parts(l, operands, T::kVectors, kKeys, [&](const ViewAttention& o, dim3 blocks) {
+    launch(l, attend_view_kernel<kDim, kWide>, blocks, kThreads, T::kShared, l.step, o);
+  });
+}
+
+}  // namespace
+
+uint64_t attend_view_scratch(const ModelShape& m, const SessionShape&, const Card& c) {
+  const uint64_t most = uint64_t(c.multiprocessors) * kMostVectors;
+  return part_out_bytes(most, m.head_dim) + most * sizeof(float2);
+}
+
+void attend_view(const Launch& l, const Attention& op) {
+  const uint32_t dh = op.p.head_dim;
+  const ViewAttention o{.p = op.p,
+                        .rope = {data<float2>(op.rope), op.p.rope.n_rot / 2},
+                        .q = data<float>(op.q),
+                        .k = data<__half>(op.k),
+                        .v = data<__half>(op.v),
+                        .lists = data<uint32_t>(op.list),
+                        .y = data<float>(op.y),
+                        .ml = data<float2>(op.ml),
+                        .parts = 1,
+                        .max_vectors = l.max_rows * op.p.group,
+                        .part_out = nullptr,
+                        .part_ml = nullptr};
+  const bool wide =
+      dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
+  if (wgmma_attends(l, o))
+    attend_in_parts(l, o, kWgmmaVectors, kWgmmaKeys,
+                    [&](const ViewAttention& in_parts, dim3 blocks) { attend_wgmma(l, in_parts, blocks); });
+  else if (!wide)
+    attend<256, false>(l, o);
+  else if (dh <= 64)
+    attend<64, true>(l, o);
+  else if (dh <= 80)
+    attend<80, true>(l, o);
+  else if (dh <= 96)
+    attend<96, true>(l, o);
+  else if (dh <= 128)
+    attend<128, true>(l, o);
+  else
+    attend<256, true>(l, o);
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,28 @@
+// activation: silu or gelu of every element, in place.
+#include "backends/cuda/dense/activation.cuh"
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kElements = 4;  // of a thread
+
+__global__ void activation_kernel(const StepParams* step, ActivationParams p, float* x) {
+  begin_kernel();
+  const uint64_t n = uint64_t(step->n_rows) * p.cols,
+                 first = uint64_t(blockIdx.x) * kElements * kThreads + threadIdx.x;
+#pragma unroll
+  for (uint32_t j = 0; j < kElements; ++j)
+    if (const uint64_t i = first + j * kThreads; i < n) x[i] = activated(x[i], p.act);
+}
+
+}  // namespace
+
+void activation(const Launch& l, const Activation& op) {
+  const uint32_t blocks =
+      static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.cols, kElements * kThreads));
+  launch(l, activation_kernel, blocks, kThreads, 0, l.step, op.p, data<float>(op.x));
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,247 @@
+// The product of linear and glu on Hopper: bulk tensor copies feed wgmma through a ring in shared memory.
+#include <algorithm>
+
+#include "backends/cuda/dense/dense.h"
+#include "backends/cuda/host/tensor_map.h"
+#include "backends/cuda/wgmma.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+// A block makes tiles of 128 x kCols, one after the other. One thread copies the operands' next 64 columns
+// into a ring of stages; two warpgroups multiply them, 64 rows each. While one writes its rows of a tile, the
+// other uses the matrix units for as long as the ring lasts, and the next tile's operands come in.
+//
+// A multiprocessor at full rate does 4096 FLOP a clock. It then reads 48 bytes a clock from the second-level
+// cache with 256 columns, 64 with 128.
+constexpr uint32_t kTileRows = 128;
+constexpr uint32_t kTileDepth = 64;  // 128 bytes: a swizzle's width
+constexpr uint32_t kConsumers = 2;   // warpgroups
+constexpr uint32_t kThreads = (1 + kConsumers) * kWarpgroup;
+
+// The ring of stages in shared memory: a tile of x, a tile of w.
+template <uint32_t kCols>
+struct Ring {
+  static constexpr uint32_t kXBytes = kTileRows * kTileDepth * sizeof(__half);
+  static constexpr uint32_t kStageBytes = kXBytes + kCols * kTileDepth * sizeof(__half);
+  static constexpr uint32_t kStages = (192 << 10) / kStageBytes;
+  // With two barriers a stage, and room to align it to a swizzle's 1024 bytes.
+  static constexpr uint32_t kSharedBytes = 1024 + kStages * (kStageBytes + 2 * sizeof(uint64_t));
+};
+
+// The part of a Product that the kernel reads.
+struct Task {
+  uint32_t k, cols, first_row, rows;
+  const float* x_scales;
+  float* y;
+  uint32_t y_stride, y_cols;
+  bool add, glu;
+  uint32_t act;
+  bool wide;  // four elements of y at a time
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// All blocks together work on so many row tiles at a time: 132 tiles of 128 x 256 are then about as high as
+// wide, which reads the least, and what they read of W is read by all of them at about the same time.
+constexpr uint32_t kGroup = 16;
+
+// 65536 registers give each of 384 threads 168 to start with; the warpgroup that only copies gives away what
+// it can.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+// Where a thread is in the ring, and the parity of the phase that its stage is in.
+template <uint32_t kStages>
+struct Place {
+  uint32_t stage = 0, parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+struct Tile {
+  uint32_t row, col;
+};
+// Tile i of a product: down the group's rows first.
+__device__ inline Tile tile_at(uint32_t i, uint32_t row_tiles, uint32_t col_tiles) {
+  const uint32_t first = i / (kGroup * col_tiles) * kGroup, rest = i % (kGroup * col_tiles);
+  const uint32_t height = min(row_tiles - first, kGroup);
+  return {first + rest % height, rest / height};
+}
+
+// What a lane has of an output's row in two neighbouring blocks of 8 columns, a and b, against four columns
+// side by side: lane l % 4 gets columns 4 (l % 4 / 2) to + 3 of block l % 2.
+__device__ inline float4 exchange(float2 a, float2 b) {
+  const bool odd = threadIdx.x & 1;
+  const float2 give = odd ? a : b;
+  const float2 got = {__shfl_xor_sync(~0u, give.x, 1), __shfl_xor_sync(~0u, give.y, 1)};
+  return odd ? float4{got.x, got.y, b.x, b.y} : float4{a.x, a.y, got.x, got.y};
+}
+
+// Four floats at y, zero from element `there` on. `wide`: y is aligned, and all of them or none are there.
+__device__ inline float4 load_four(const float* y, int32_t there, bool wide) {
+  if (wide) return there > 0 ? *reinterpret_cast<const float4*>(y) : float4{};
+  return {there > 0 ? y[0] : 0, there > 1 ? y[1] : 0, there > 2 ? y[2] : 0, there > 3 ? y[3] : 0};
+}
+__device__ inline void store_four(float* y, float4 v, int32_t there, bool wide) {
+  if (wide) {
+    if (there > 0) *reinterpret_cast<float4*>(y) = v;
+    return;
+  }
+  if (there > 0) y[0] = v.x;
+  if (there > 1) y[1] = v.y;
+  if (there > 2) y[2] = v.z;
+  if (there > 3) y[3] = v.w;
+}
+
+// Writes one row of kBlocks blocks of 8 columns, from column `first` of y on; block(i) is what this lane has
+// of block i.
+template <uint32_t kBlocks, typename Block>
+__device__ inline void write_row(const Task& t, uint32_t row, uint32_t rows, uint32_t first,
+                                 const Block& block) {
+  const uint32_t lane = threadIdx.x % kWarp, column = first + 8 * (lane % 2) + 4 * (lane % 4 / 2);
+  const int32_t there = row < rows ? static_cast<int32_t>(t.y_cols - column) : 0;
+  float* y = t.y + uint64_t(row) * t.y_stride + column;
+  float4 before[kBlocks / 2] = {};
+  if (t.add) {  // the whole row is on its way before its first element is wanted
+#pragma unroll
+    for (int32_t i = 0; i < kBlocks / 2; ++i) before[i] = load_four(y + 16 * i, there - 16 * i, t.wide);
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kBlocks / 2; ++i) {
+    const float4 v = exchange(block(2 * i), block(2 * i + 1)), b = before[i];
+    store_four(y + 16 * i, {v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w}, there - 16 * i, t.wide);
+  }
+}
+
+#endif
+
+template <uint32_t kCols>
+__global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* step, Task t,
+                                                            const __grid_constant__ CUtensorMap x_map,
+                                                            const __grid_constant__ CUtensorMap w_map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using R = Ring<kCols>;
+  extern __shared__ std::byte shared[];
+  std::byte* ring = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const auto x_tile = [&](uint32_t stage) { return ring + stage * R::kStageBytes; };
+  const auto w_tile = [&](uint32_t stage) { return x_tile(stage) + R::kXBytes; };
+  uint64_t* full = reinterpret_cast<uint64_t*>(ring + R::kStages * R::kStageBytes);
+  uint64_t* empty = full + R::kStages;
+
+  release_successor();
+  if (threadIdx.x == 0) {
+    prefetch(x_map);
+    prefetch(w_map);
+    for (uint32_t s = 0; s < R::kStages; ++s) {
+      init_barrier(full + s, 1);
+      init_barrier(empty + s, kConsumers * kWarpgroup / kWarp);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  await_predecessor();
+
+  const uint32_t rows = product_rows(*step, t.first_row, t.rows);
+  const uint32_t row_tiles = (rows + kTileRows - 1) / kTileRows, col_tiles = (t.cols + kCols - 1) / kCols;
+  const uint32_t tiles = row_tiles * col_tiles, depths = t.k / kTileDepth;
+  const uint32_t warpgroup = threadIdx.x / kWarpgroup;
+  Place<R::kStages> at;
+  if (warpgroup == 0) {
+    shrink_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      order_before_copies();
+      for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+        const Tile tile = tile_at(i, row_tiles, col_tiles);
+        for (uint32_t d = 0; d < depths; ++d, at.advance()) {
+          wait(empty + at.stage, at.parity ^ 1);
+          arrive_and_expect(full + at.stage, R::kStageBytes);
+          copy_box(x_tile(at.stage), x_map, d * kTileDepth, tile.row * kTileRows, full + at.stage);
+          copy_box(w_tile(at.stage), w_map, d * kTileDepth, tile.col * kCols, full + at.stage);
+        }
+      }
+    }
+  } else {
+    grow_registers<kConsumerRegisters>();
+    const uint32_t lane = threadIdx.x % kWarp,
+                   warp = threadIdx.x / kWarp - kWarpgroup / kWarp;  // among the consumers
+    const auto release = [&](uint32_t stage) {  // each warp for itself: it knows of its own products only
+      if (lane == 0) arrive(empty + stage);
+    };
+    for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+      const Tile tile = tile_at(i, row_tiles, col_tiles);
+      const uint32_t row = tile.row * kTileRows + warp * 16 + lane / 4;
+      const float scales[] = {t.x_scales[row],
+                              t.x_scales[row + 8]};  // there is room for more rows than there are
+      float sums[kCols / 8][4];
+      uint32_t previous = 0;
+      for (uint32_t d = 0; d < depths; ++d, at.advance()) {
+        wait(full + at.stage, at.parity);
+        const uint64_t x = tile_descriptor(x_tile(at.stage) + (warpgroup - 1) * (R::kXBytes / kConsumers));
+        const uint64_t w = tile_descriptor(w_tile(at.stage));
+        begin_products();
+#pragma unroll
+        for (uint32_t step16 = 0; step16 < kTileDepth / 16; ++step16)
+          multiply_async_f16(sums, x + step16 * kDescriptorStep, w + step16 * kDescriptorStep, d | step16);
+        commit_products();
+        wait_products<1>();  // the stage before is read; this one is under way
+        if (d > 0) release(previous);
+        previous = at.stage;
+      }
+      wait_products<0>();
+      pin(sums);
+      release(previous);
+
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const auto block = [&](uint32_t j) {
+          return float2{scales[half] * sums[j][2 * half], scales[half] * sums[j][2 * half + 1]};
+        };
+        if (t.glu)
+          write_row<kCols / 16>(t, row + 8 * half, rows, tile.col * (kCols / 2), [&](uint32_t j) {
+            const float2 gate = block(2 * j), up = block(2 * j + 1);
+            return float2{activate(gate.x, t.act) * up.x, activate(gate.y, t.act) * up.y};
+          });
+        else
+          write_row<kCols / 8>(t, row + 8 * half, rows, tile.col * kCols, block);
+      }
+    }
+  }
+#endif
+}
+
+uint64_t tile_count(const Product& p, uint32_t cols) {
+  return ceil_div(p.rows, kTileRows) * ceil_div(p.cols, cols);
+}
+
+template <uint32_t kCols>
+void multiply_tiles(const Launch& l, const Product& p) {
+  CUtensorMap x_map{}, w_map{};
+  if (*l.error == cudaSuccess) *l.error = make_tensor_map(x_map, p.x, p.rows, p.k, kTileRows);
+  if (*l.error == cudaSuccess) *l.error = make_tensor_map(w_map, p.w, p.cols, p.k, kCols);
+  const bool wide = reinterpret_cast<uintptr_t>(p.y) % 16 == 0 && p.y_stride % 4 == 0 && p.y_cols % 4 == 0;
+  const Task task{p.k,        p.cols,   p.first_row, p.rows, p.x_scales, p.y,
+                  p.y_stride, p.y_cols, p.add,       p.glu,  p.act,      wide};
+  const uint32_t blocks =
+      static_cast<uint32_t>(std::min<uint64_t>(tile_count(p, kCols), l.card.multiprocessors));
+  launch(l, wgmma_kernel<kCols>, blocks, kThreads, Ring<kCols>::kSharedBytes, l.step, task, x_map, w_map);
+}
+
+}  // namespace
+
+bool wgmma_can(const Launch& l, const Product& p) {
+  return l.card.major == 9 && l.card.minor == 0 && l.card.shared_bytes >= Ring<256>::kSharedBytes &&
+         p.rows >= 64 && p.k > 0 && p.k % kTileDepth == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(p.w) % 16 == 0 && encode_tiled();
+}
+
+void multiply_wgmma(const Launch& l, const Product& p) {
+  // Time in columns of a tile: what a wave takes. Narrow tiles read a third more for each product.
+  const auto waves = [&](uint32_t cols) { return ceil_div(tile_count(p, cols), l.card.multiprocessors); };
+  if (4 * 256 * waves(256) <= 5 * 128 * waves(128))
+    multiply_tiles<256>(l, p);
+  else
+    multiply_tiles<128>(l, p);
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,55 @@
+#include "backends/cuda/host/card_state.h"
+
+namespace thimble::cuda {
+
+Status CardState::use() const {
+  if (lost)
+    return error(Code::kDeviceLost,
+                 "cuda:%d was lost by an earlier error; start the program again, or use --device cpu",
+                 card.index);
+  return check(cudaSetDevice(card.index), "being chosen");
+}
+
+Status CardState::check(cudaError_t e, const char* doing) const {
+  if (e == cudaSuccess) return {};
+  cudaGetLastError();  // it is told here; whoever asks next shall not find it again
+  const char* reason = cudaGetErrorString(e);
+  switch (e) {
+    case cudaErrorMemoryAllocation:
+      return error(
+          Code::kOutOfMemory,
+          "cuda:%d is out of memory while %s; use a smaller pool or budget, or free other programs' memory",
+          card.index, doing);
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:
+      return error(Code::kUnsupported,
+                   "cuda:%d has compute capability %d.%d, for which this build has no kernels; build with "
+                   "-DCMAKE_CUDA_ARCHITECTURES=%d%d%s, or use --device cpu",
+                   card.index, card.major, card.minor, card.major, card.minor, card.major == 9 ? "a" : "");
+    case cudaErrorAssert:
+    case cudaErrorContained:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorExternalDevice:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorUnknown:
+      lost = true;
+      return error(Code::kDeviceLost,
+                   "cuda:%d was lost while %s: %s; start the program again, or use --device cpu", card.index,
+                   doing, reason);
+    default:
+      return error(Code::kInternal, "cuda:%d failed while %s: %s", card.index, doing, reason);
+  }
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,297 @@
+// A card's memory, what passes between it and the host, and what a session needs of it.
+#include "backends/cuda/host/cuda_device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "backends/checks.h"
+#include "backends/cuda/host/card_memory.h"
+#include "backends/cuda/host/cuda_stream.h"
+#include "backends/cuda/host/measure.h"
+#include "backends/cuda/ops.h"
+#include "backends/cuda/host/store_step.h"
+
+namespace thimble {
+namespace cuda {
+namespace {
+
+constexpr uint64_t kAllocation = 2 << 20;  // cudaMalloc hands out multiples of it
+
+struct DeviceBuffer : CudaBuffer {
+  explicit DeviceBuffer(std::shared_ptr<const CardState> s) : state(std::move(s)) {}
+  ~DeviceBuffer() override {
+    if (cudaSetDevice(state->card.index) != cudaSuccess) return;
+    if (mapped)
+      cudaFreeHost(mapped);
+    else
+      cudaFree(address);
+  }
+  std::shared_ptr<const CardState> state;
+};
+
+// Pinned memory that host data passes through, two halves in turn.
+class Staging {
+ public:
+  static constexpr uint64_t kBytes = 8 << 20;
+
+  ~Staging() {
+    if (stream) cudaStreamDestroy(stream);
+    for (cudaEvent_t e : sent)
+      if (e) cudaEventDestroy(e);
+    if (memory) cudaFreeHost(memory);
+  }
+  cudaError_t open() {
+    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (cudaEvent_t& event : sent)
+      if (e == cudaSuccess) e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    return e == cudaSuccess ? cudaHostAlloc(&memory, 2 * kBytes, cudaHostAllocDefault) : e;
+  }
+  cudaError_t write(std::byte* to, const std::byte* from, uint64_t bytes) {
+    cudaError_t e = cudaSuccess;
+    for (uint64_t at = 0, half = 0; at < bytes && e == cudaSuccess; at += kBytes, half ^= 1) {
+      const uint64_t n = std::min(kBytes, bytes - at);
+      std::byte* piece = static_cast<std::byte*>(memory) + half * kBytes;
+      e = cudaEventSynchronize(sent[half]);
+      if (e != cudaSuccess) break;
+      std::memcpy(piece, from + at, n);
+      e = cudaMemcpyAsync(to + at, piece, n, cudaMemcpyHostToDevice, stream);
+      if (e == cudaSuccess) e = cudaEventRecord(sent[half], stream);
+    }
+    return e == cudaSuccess ? cudaStreamSynchronize(stream) : e;
+  }
+  cudaError_t read(std::byte* to, const std::byte* from, uint64_t bytes) {
+    cudaError_t e = cudaSuccess;
+    for (uint64_t at = 0; at < bytes && e == cudaSuccess; at += kBytes) {
+      const uint64_t n = std::min(kBytes, bytes - at);
+      e = cudaMemcpyAsync(memory, from + at, n, cudaMemcpyDeviceToHost, stream);
+      if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+      if (e == cudaSuccess) std::memcpy(to + at, memory, n);
+    }
+    return e;
+  }
+
+  cudaStream_t stream = nullptr;
+
+ private:
+  cudaEvent_t sent[2] = {};
+  void* memory = nullptr;
+};
+
+// What is free of a card with so many bytes; of a part of a card the driver may tell what the whole has.
+uint64_t free_bytes(int index, uint64_t total) {
+  return std::min(free_card_bytes(index).value_or(total), total);
+}
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(const Card& card, DeviceInfo info)
+      : state_(std::make_shared<CardState>(card)), info_(std::move(info)) {}
+
+  Status open() {
+    const std::optional<uint64_t> before = free_card_bytes(state_->card.index);
+    THIMBLE_TRY(state_->use());
+    THIMBLE_TRY(state_->check(cudaFree(nullptr), "opening it"));  // makes the context
+    Card card = state_->card;
+    THIMBLE_TRY(state_->check(find_kernels(card), "loading kernels"));
+    state_ = std::make_shared<CardState>(card);
+    THIMBLE_TRY(state_->check(staging_.open(), "allocating staging memory"));
+    uint64_t free = 0, total = 0;
+    THIMBLE_TRY(state_->check(cudaMemGetInfo(&free, &total), "counting its memory"));
+    // Without the management library all that is in use counts as the context's.
+    const uint64_t now = before ? free_card_bytes(state_->card.index).value_or(free) : free;
+    const uint64_t cost = before.value_or(total) - std::min(now, before.value_or(total));
+    // A context that was there before costs nothing now; what it cost the first time still counts.
+    static std::mutex mutex;
+    static std::vector<uint64_t> costs;
+    const std::lock_guard lock(mutex);
+    const size_t index = static_cast<size_t>(state_->card.index);
+    if (costs.size() <= index) costs.resize(index + 1);
+    context_bytes_ = costs[index] = std::max(costs[index], cost);
+    return {};
+  }
+
+  DeviceInfo info() const override {
+    DeviceInfo info = info_;
+    info.free_bytes = free_bytes(state_->card.index, info.total_bytes);
+    return info;
+  }
+
+  bool lost() const { return state_->lost; }
+
+  Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
+    // Rows of the pool are read in pieces of 16 bytes, and a grid has at most 65535 rows.
+    constexpr uint32_t kMostHeadDim = 256, kMostGroup = 16, kMostChunk = 65535;
+    if (m.head_dim > kMostHeadDim || m.head_dim % 8 != 0 || m.heads > kMostGroup * m.kv_heads)
+      return error(Code::kUnsupported,
+                   "the model has heads of %u and %u query heads to %u KV heads; cuda takes heads of a "
+                   "multiple of 8, at most "
+                   "%u, and at most %u query heads to a KV head: use --device cpu",
+                   m.head_dim, m.heads, m.kv_heads, kMostHeadDim, kMostGroup);
+    if (s.chunk > kMostChunk)
+      return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
+                   kMostChunk);
+    uint64_t scratch = 0;
+    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, vote_scratch,
+                                  top_k_scratch, arg_max_scratch})
+      scratch = std::max(scratch, op_scratch(m, s, state_->card));
+    return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
+                 .programs = program_bytes(m),
+                 .workspace = round_up(scratch, info_.alignment)};
+  }
+
+  Result<std::unique_ptr<Buffer>> alloc(MemKind kind, uint64_t bytes) override {
+    THIMBLE_TRY(state_->use());
+    auto buffer = std::make_unique<DeviceBuffer>(state_);
+    buffer->size = bytes;
+    if (!bytes) return std::unique_ptr<Buffer>(std::move(buffer));
+    void* memory = nullptr;
+    if (kind == MemKind::kIo) {
+      THIMBLE_TRY(state_->check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                                "allocating host memory"));
+      buffer->mapped = memory;
+      std::memset(memory, 0, bytes);
+    } else {
+      THIMBLE_TRY(state_->check(cudaMalloc(&memory, bytes), "allocating"));
+    }
+    buffer->address = static_cast<std::byte*>(memory);
+    if (kind != MemKind::kIo) {
+      const std::lock_guard lock(mutex_);
+      THIMBLE_TRY(state_->check(cudaMemsetAsync(memory, 0, bytes, staging_.stream), "clearing memory"));
+      THIMBLE_TRY(state_->check(cudaStreamSynchronize(staging_.stream), "clearing memory"));
+    }
+    return std::unique_ptr<Buffer>(std::move(buffer));
+  }
+
+  Result<std::unique_ptr<Buffer>> import_host(const void*, uint64_t) override {
+    return error(Code::kUnsupported, "cuda reads weights from its own memory");
+  }
+
+  Status write(View to, const void* source) override {
+    THIMBLE_TRY(begin(to));
+    const std::lock_guard lock(mutex_);
+    return state_->check(staging_.write(data<std::byte>(to), static_cast<const std::byte*>(source), to.bytes),
+                         "writing");
+  }
+  Status read(void* destination, View from) override {
+    THIMBLE_TRY(begin(from));
+    const std::lock_guard lock(mutex_);
+    return state_->check(
+        staging_.read(static_cast<std::byte*>(destination), data<std::byte>(from), from.bytes), "reading");
+  }
+  Status copy(View to, View from) override {
+    if (to.bytes != from.bytes)
+      return error(Code::kInternal, "a copy of %llu bytes to %llu",
+                   static_cast<unsigned long long>(from.bytes), static_cast<unsigned long long>(to.bytes));
+    THIMBLE_TRY(begin(to));
+    THIMBLE_TRY(begin(from));
+    const std::lock_guard lock(mutex_);
+    THIMBLE_TRY(state_->check(cudaMemcpyAsync(data<std::byte>(to), data<std::byte>(from), to.bytes,
+                                              cudaMemcpyDefault, staging_.stream),
+                              "copying"));
+    return state_->check(cudaStreamSynchronize(staging_.stream), "copying");
+  }
+
+  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
+    if (workspace.bytes) THIMBLE_TRY(check_view(workspace));
+    return cuda::open_stream(state_, workspace);
+  }
+
+  Result<Rates> measure() override {
+    THIMBLE_TRY(state_->use());
+    return measure_rates(*state_);
+  }
+
+ private:
+  Status begin(const View& v) const {
+    THIMBLE_TRY(check_view(v));
+    return state_->use();
+  }
+
+  std::shared_ptr<const CardState> state_;
+  DeviceInfo info_;
+  uint64_t context_bytes_ = 0;
+  std::mutex mutex_;  // of the staging memory
+  Staging staging_;
+};
+
+Card card_of(int index, const cudaDeviceProp& properties) {
+  return {.index = index,
+          .major = properties.major,
+          .minor = properties.minor,
+          .multiprocessors = static_cast<uint32_t>(properties.multiProcessorCount),
+          .shared_bytes = static_cast<uint32_t>(properties.sharedMemPerBlockOptin)};
+}
+
+DeviceInfo info_of(int index, const cudaDeviceProp& properties) {
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  char description[320];
+  std::snprintf(description, sizeof description, "%s, compute capability %d.%d, driver for CUDA %d.%d",
+                properties.name, properties.major, properties.minor, driver / 1000, driver % 1000 / 10);
+  return {.name = "cuda:" + std::to_string(index),
+          .description = description,
+          .total_bytes = properties.totalGlobalMem,
+          .free_bytes = free_bytes(index, properties.totalGlobalMem),
+          .max_binding = std::numeric_limits<uint64_t>::max(),
+          .alignment = 256,
+          .granularity = kAllocation,
+          .unified = false,
+          .view_element_bytes = 2};
+}
+
+}  // namespace
+}  // namespace cuda
+
+std::vector<DeviceInfo> cuda_device_infos() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return {};
+  std::vector<DeviceInfo> infos;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, i) == cudaSuccess) infos.push_back(cuda::info_of(i, properties));
+  }
+  return infos;
+}
+
+Result<std::shared_ptr<Device>> open_cuda_device(uint32_t index, bool portable) {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found == cudaErrorInsufficientDriver || found == cudaErrorNoDevice || count == 0)
+    return error(Code::kUnsupported,
+                 "no NVIDIA card can be used: %s; install its driver, or use --device cpu",
+                 found == cudaSuccess ? "none was found" : cudaGetErrorString(found));
+  if (found != cudaSuccess)
+    return error(Code::kUnsupported, "no NVIDIA card can be used: %s", cudaGetErrorString(found));
+  if (index >= static_cast<uint32_t>(count))
+    return error(Code::kInvalidArgument, "cuda:%u was asked for; there are %d cards, counted from 0", index,
+                 count);
+  cudaDeviceProp properties;
+  const int i = static_cast<int>(index);
+  if (const cudaError_t e = cudaGetDeviceProperties(&properties, i); e != cudaSuccess)
+    return error(Code::kUnsupported, "cuda:%u does not answer: %s", index, cudaGetErrorString(e));
+  cuda::Card card = cuda::card_of(i, properties);
+  if (portable) {
+    card.major = 8;
+    card.minor = 0;
+    card.shared_bytes = std::min<uint32_t>(card.shared_bytes, 99 << 10);  // of 8.6, which has least
+  }
+  // All who open a card while it is open share it, and with it the weights placed there.
+  static std::mutex mutex;
+  static std::map<std::pair<int, bool>, std::weak_ptr<cuda::CudaDevice>> opened;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<cuda::CudaDevice>& known = opened[{i, portable}];
+  if (auto device = known.lock(); device && !device->lost())
+    return std::shared_ptr<Device>(std::move(device));
+  auto device = std::make_shared<cuda::CudaDevice>(card, cuda::info_of(i, properties));
+  THIMBLE_TRY(device->open());
+  known = device;
+  return std::shared_ptr<Device>(std::move(device));
+}
+
+}  // namespace thimble

@@ -1,0 +1,12 @@
+#include "backends/cuda/kv/kv_append.cuh"
+#include "backends/cuda/ops.h"
+#include "backends/cuda/side_by_side.cuh"
+
+namespace thimble::cuda {
+
+void kv_append(const Launch& l, const KvAppend& op) {
+  constexpr uint32_t kThreads = 256;
+  launch_side_by_side(l, kThreads, KvAppendTask(l, op, kThreads));
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,334 @@
+// token_score: every query head scores the middle entries of its KV head, as if they all sat n_local tokens
+// back.
+#include <algorithm>
+
+#include "backends/cuda/log_sum.cuh"
+#include "backends/cuda/mma.cuh"
+#include "backends/cuda/ops.h"
+#include "backends/cuda/rope.cuh"
+#include "backends/cuda/select/token_score.cuh"
+
+namespace thimble::cuda {
+
+// A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
+constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
+constexpr uint32_t kMeanThreads = 256;
+
+// The rotary position of the first row's query. Keys stay unrotated, so their distance is n_local + row;
+// under kRopeOriginal they are cached rotated, the query turns to its own position, and scores are the true
+// logits.
+__device__ static uint32_t first_position(const StepParams& s, const RopeParams& p) {
+  return p.mode == kRopeList ? s.n_local : static_cast<uint32_t>(s.position);
+}
+
+// Channel c of a head's query, rotated.
+__device__ static float rotated_channel(const float* q, uint32_t c, uint32_t position, const Rope& rope,
+                                        uint32_t pairing) {
+  if (c >= 2 * rope.pairs) return q[c];
+  const uint32_t pair = pairing == kRopeAdjacent ? c / 2 : c % rope.pairs;
+  const uint32_t first = first_of_pair(pair, pairing);
+  const float x = q[first], y = q[second_of_pair(pair, pairing, rope.pairs)];
+  const float2 angle = rope.angle(position, pair);
+  return c == first ? x * angle.x - y * angle.y : x * angle.y + y * angle.x;
+}
+
+// sums[slice][query head][head_dim] = the slice's rotated rows, added in order. Block (query head, slice),
+// threads (head_dim, as many rows as fit); those add up their own rows first.
+static __global__ void sum_queries_kernel(const StepParams* step, TokenScoreParams p, const float* q,
+                                          const GateState* gate, Rope rope, float* sums) {
+  begin_kernel();
+  if (!selects(*step) || selection_cached(gate)) return;
+  __shared__ float own_sums[kMeanThreads];  // [blockDim.y][head_dim]
+  const uint32_t rows = step->n_rows, slice_rows = (rows + gridDim.y - 1) / gridDim.y, c = threadIdx.x;
+  const uint32_t first = blockIdx.y * slice_rows, end = min(first + slice_rows, rows);
+  const float* own_q = q + (p.first_head * p.group + blockIdx.x) * p.head_dim;
+  const uint32_t position = first_position(*step, p.rope);
+  float sum = 0;
+#pragma unroll 4
+  for (uint32_t row = first + threadIdx.y; row < end; row += blockDim.y)
+    sum += rotated_channel(own_q + uint64_t(row) * p.row_stride, c, position + row, rope, p.rope.pairing);
+  own_sums[threadIdx.y * p.head_dim + c] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0) return;
+  for (uint32_t y = 1; y < blockDim.y; ++y) sum += own_sums[y * p.head_dim + c];
+  sums[(uint64_t(blockIdx.y) * gridDim.x + blockIdx.x) * p.head_dim + c] = sum;
+}
+
+// A warp multiplies 16 keys at a time with its queries on tensor cores. The keys are f16, and a query is the
+// sum of two f16 vectors, side by side among the product's 8 columns: four heads, each twice. Channels meet
+// in any order, so a lane takes whole chunks of 8 of a row, t, t + 4, ... where t is lane % 4, and its
+// queries' channels lie likewise. A lane copies just the chunks that it will read: no one has to wait for
+// another.
+constexpr uint32_t kTileKeys = 16, kStages = 3;
+
+// kChunks of a lane: head_dim is at most 32 * kChunks. Where shared memory holds 16 warps 128 KiB of keys are
+// under way at 128 channels; a multiprocessor of an H200 needs about 40. With 12 warps top_k's blocks would
+// find room beside these, and the attention behind them takes 12 us instead of 6, for reasons unknown.
+template <uint32_t kChunks>
+constexpr uint32_t kMostWarps = kChunks <= 4 ? 16 : 8;
+template <uint32_t kChunks>
+constexpr uint32_t kWarpBytes = kStages * 2 * kChunks* kWarp * sizeof(uint4);
+
+// Channel c of a query, from the only row or from the slices' sums, and scaled.
+struct Queries {
+  const float *q, *sums;  // sums: [slices][query heads][head_dim], or null
+  uint32_t slices;
+
+  __device__ float channel(const StepParams& s, const TokenScoreParams& p, const Rope& rope, uint32_t query,
+                           uint32_t c) const {
+    float x = 0;
+    if (sums)
+      for (uint32_t slice = 0; slice < slices; ++slice)
+        x += sums[(uint64_t(slice) * p.heads * p.group + query) * p.head_dim + c];
+    else
+      x = rotated_channel(q + (p.first_head * p.group + query) * p.head_dim, c, first_position(s, p.rope),
+                          rope, p.rope.pairing);
+    return x * (p.scale / static_cast<float>(s.n_rows));
+  }
+};
+
+// Puts a query of 32 * kChunks channels into two f16 vectors, high + low = x / unit, and returns the unit: a
+// power of two that leaves the largest channel 2^14 to 2^15. Called by a warp.
+template <uint32_t kChunks>
+__device__ static float split_query(const float* query, __half* high, __half* low) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  float x[kChunks], most = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kChunks; ++i) {
+    x[i] = query[i * kWarp + lane];
+    most = fmaxf(most, fabsf(x[i]));
+  }
+  const int exponent = static_cast<int>(__float_as_uint(warp_max(most)) >> 23) - 127,
+            shift = min(14 - exponent, 126);
+  const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
+#pragma unroll
+  for (uint32_t i = 0; i < kChunks; ++i) {
+    const float scaled = x[i] * scale;
+    const __half top = __float2half_rn(scaled);
+    high[i * kWarp + lane] = top;
+    low[i * kWarp + lane] = __float2half_rn(scaled - __half2float(top));
+  }
+  return __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+}
+
+// Of a block's shared memory what is not the ring.
+template <uint32_t kChunks, uint32_t kHeads>
+struct Rest {
+  float units[kHeads];
+  LogSum of_warp[kHeads][kMostWarps<kChunks>];
+};
+
+// Block (split, KV head and pass over its group); warp w takes tiles w * splits + split, and so on, of 16
+// keys, so that blocks share a last round. kHeads: 4 or 8 query heads against the same keys. `parts`: [query
+// heads][splits]: what a block's entries add to a head's log-sum-exp.
+template <uint32_t kChunks, uint32_t kHeads>
+static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
+    token_score_kernel(const StepParams* step, TokenScoreParams p, Queries queries, const uint16_t* k,
+                       const GateState* gate, Rope rope, float* all_scores, LogSum* parts, bool keys_stay) {
+  release_successor();
+  constexpr uint32_t kFours = kHeads / 4;
+  extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
+  const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
+  auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
+  if (!selects(*step)) return await_predecessor();
+  const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t t = lane % 4, row = lane / 4;
+  const uint32_t local_head = blockIdx.y, first_head = blockIdx.z * kHeads;
+  const uint32_t heads =
+      min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
+  const uint32_t first_query = local_head * p.group + first_head;
+  const uint32_t begin = step->n_init, n = middle_end(*step) - begin;
+  const uint32_t stride = gridDim.x * warps * kTileKeys;
+
+  const uint16_t* const own_keys =
+      k + (uint64_t(p.first_head + local_head) * p.capacity + begin) * p.head_dim + t * 8;
+  uint4* const own_ring = ring + warp * 2 * kChunks * kWarp + lane;
+  // Chunk j of row `row` and of row `row` + 8 of a tile.
+  const auto slot = [&](uint32_t stage, uint32_t half, uint32_t j) -> uint4& {
+    return own_ring[stage * stage_chunks + (half * kChunks + j) * kWarp];
+  };
+  const auto fetch_half = [&](uint32_t stage, uint32_t half, uint32_t tile) {
+    const uint32_t at = tile + row + 8 * half;
+    const uint16_t* const from = own_keys + uint64_t(at < n ? at : 0) * p.head_dim;
+#pragma unroll
+    for (uint32_t j = 0; j < kChunks; ++j) {
+      const bool valid = at < n && (t + 4 * j) * 8 < p.head_dim;
+      copy_async<16>(&slot(stage, half, j), from + (valid ? j * 32 : 0), valid);
+    }
+  };
+  const auto fetch = [&](uint32_t stage, uint32_t tile) {
+    fetch_half(stage, 0, tile);
+    fetch_half(stage, 1, tile);
+    commit_copies();
+  };
+  uint32_t first = (warp * gridDim.x + blockIdx.x) * kTileKeys;
+  // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
+  // own, which no middle holds that a local window follows. Half a tile at a time: behind all of them the
+  // gate would get its query 3 us later.
+  const bool ahead =
+      keys_stay && step->n_rows == 1 && step->n_local > 0 && step->theta > -1 && !selection_cached(gate);
+  if (ahead)
+#pragma unroll 1
+    for (uint32_t half = 0; half < 2 * (kStages - 1); ++half) {
+      fetch_half(half / 2, half % 2, first + half / 2 * stride);
+      commit_copies();
+      wait_copies<0>();
+    }
+  await_predecessor();
+  if (selection_cached(gate)) return wait_copies<0>();
+  if (!ahead)
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
+
+  // The queries take the last stage, which nothing comes to yet: whole, then split into [kHeads]{high, low}.
+  constexpr uint32_t kWidth = kChunks * kWarp, kHalf = kWidth / 8;  // channels; chunks of 8
+  static_assert(kHeads * (kWidth / 4 + 2 * kHalf) <= 2 * kWarp * 2 * kChunks,
+                "the stage of two warps holds both");
+  float* const whole = reinterpret_cast<float*>(ring + (kStages - 1) * stage_chunks);
+  uint4* const split = reinterpret_cast<uint4*>(whole + kHeads * kWidth);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < kHeads * kWidth; i += blockDim.x) {
+    const uint32_t h = i / kWidth, c = i % kWidth;
+    whole[i] = h < heads && c < p.head_dim ? queries.channel(*step, p, rope, first_query + h, c) : 0;
+  }
+  __syncthreads();
+  for (uint32_t h = warp; h < kHeads; h += warps) {
+    __half* const high = reinterpret_cast<__half*>(split + 2 * h * kHalf);
+    const float unit = split_query<kChunks>(whole + h * kWidth, high, high + kWidth);
+    if (lane == 0) units[h] = unit;
+  }
+  __syncthreads();
+  uint4 query[kFours][kChunks];  // of column `row`
+  float unit[kFours];            // of head t
+  float* own_scores[kFours];
+  LogSum total[kFours];  // of the lane's scores
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+#pragma unroll
+    for (uint32_t j = 0; j < kChunks; ++j) query[four][j] = split[(four * 8 + row) * kHalf + t + 4 * j];
+    unit[four] = units[four * 4 + t];
+    const uint32_t own_query = p.first_head * p.group + first_query + four * 4 + t;
+    own_scores[four] = all_scores + uint64_t(own_query) * p.score_capacity + begin;
+    total[four] = kNoSum;
+  }
+  __syncthreads();
+
+  uint32_t stage = 0;
+#pragma unroll 1
+  for (; first < n; first += stride) {
+    fetch(stage == 0 ? kStages - 1 : stage - 1, first + (kStages - 1) * stride);
+    wait_copies<kStages - 1>();
+    float products[kFours][4] = {};  // high and low of row `row`, of row `row` + 8
+#pragma unroll
+    for (uint32_t j = 0; j < kChunks; ++j) {
+      const uint4 a = slot(stage, 0, j), b = slot(stage, 1, j);
+#pragma unroll
+      for (uint32_t four = 0; four < kFours; ++four) {
+        multiply_f16(products[four], {a.x, b.x, a.y, b.y}, query[four][j].x, query[four][j].y);
+        multiply_f16(products[four], {a.z, b.z, a.w, b.w}, query[four][j].z, query[four][j].w);
+      }
+    }
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+#pragma unroll
+    for (uint32_t four = 0; four < kFours; ++four)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t at = first + row + 8 * half;
+        if (at >= n || four * 4 + t >= heads) continue;
+        const float s = (products[four][2 * half] + products[four][2 * half + 1]) * unit[four];
+        own_scores[four][at] = s;
+        total[four].add(s);
+      }
+  }
+
+  // Lanes of the same head, then warps.
+#pragma unroll
+  for (uint32_t four = 0; four < kFours; ++four) {
+    const LogSum sum = warp_log_sum(total[four], 4);
+    if (lane < 4) of_warp[four * 4 + t][warp] = sum;
+  }
+  __syncthreads();
+  for (uint32_t h = warp; h < heads; h += warps) {
+    const LogSum sum = warp_log_sum(first_part(of_warp[h], warps));
+    if (lane == 0) parts[uint64_t(first_query + h) * gridDim.x + blockIdx.x] = sum;
+  }
+}
+
+// Warp: one query head, whose parts are few enough to be under way at once.
+static __global__ void log_sum_exp_kernel(const StepParams* step, uint32_t queries, uint32_t splits,
+                                          const GateState* gate, const LogSum* parts, float* lse) {
+  const StepParams s = begin_kernel(step);
+  const bool cached = selection_cached(gate);
+  if (!selects(s) || cached) return;
+  const uint32_t query = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
+  if (query >= queries) return;
+  parts += uint64_t(query) * splits;
+  const float sum = log_sum_exp(parts, splits, first_part(parts, splits));
+  if (threadIdx.x % kWarp == 0) lse[query] = sum;
+}
+
+// Scratch: the parts of all blocks, then the sums of the slices.
+constexpr uint32_t kMostHeads = 8;  // of a block
+static uint64_t parts_bytes(uint64_t blocks) { return round_up(blocks * kMostHeads * sizeof(LogSum), 256); }
+
+// Query heads of a block.
+static uint32_t heads_at_once(uint32_t group) { return group <= 4 ? 4 : kMostHeads; }
+
+ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
+  const uint32_t blocks = p.heads * static_cast<uint32_t>(ceil_div(p.group, heads_at_once(p.group)));
+  return {reinterpret_cast<LogSum*>(l.scratch), std::max(1u, l.card.multiprocessors / blocks)};
+}
+
+template <uint32_t kChunks, uint32_t kHeads>
+static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
+  const TokenScoreParams& p = op.p;
+  const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
+  const auto [parts, splits] = score_parts(l, p);
+  const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
+  const GateState* gate = data<GateState>(op.gate);
+  const uint32_t slices = std::min<uint32_t>(kMostSlices, ceil_div(l.max_rows, kSliceRows));
+  float* sums = nullptr;
+  if (l.max_rows > 1) {
+    sums = reinterpret_cast<float*>(l.scratch + parts_bytes(uint64_t(splits) * p.heads * passes));
+    launch(l, sum_queries_kernel, dim3(queries, slices), dim3(p.head_dim, kMeanThreads / p.head_dim), 0,
+           l.step, p, data<float>(op.q), gate, rope, sums);
+  }
+  // A multiple of 4, for a multiprocessor's four schedulers.
+  constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
+  const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
+  const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
+  launch(l, token_score_kernel<kChunks, kHeads>, dim3(splits, p.heads, passes), warps * kWarp,
+         warps * kWarpBytes<kChunks> + kRestBytes, l.step, p, Queries{data<float>(op.q), sums, slices},
+         data<uint16_t>(op.k), gate, rope, data<float>(op.scores), parts, keys_stay);
+}
+
+template <uint32_t kChunks>
+static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
+  if (heads_at_once(op.p.group) == 4)
+    score<kChunks, 4>(l, op, keys_stay);
+  else
+    score<kChunks, kMostHeads>(l, op, keys_stay);
+}
+
+void token_score(const Launch& l, const TokenScore& op, bool keys_stay, bool makes_lse) {
+  const TokenScoreParams& p = op.p;
+  if (p.head_dim <= 64)
+    score<2>(l, op, keys_stay);
+  else if (p.head_dim <= 128)
+    score<4>(l, op, keys_stay);
+  else
+    score<8>(l, op, keys_stay);
+  if (!makes_lse) return;
+  const auto [parts, splits] = score_parts(l, p);
+  const uint32_t queries = p.heads * p.group;
+  launch(l, log_sum_exp_kernel, static_cast<uint32_t>(ceil_div(queries, 4)), 4 * kWarp, 0, l.step, queries,
+         splits, data<GateState>(op.gate), parts, data<float>(op.lse) + p.first_head * p.group);
+}
+
+uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {
+  if (s.positions == 0) return 0;
+  return parts_bytes(std::max(m.heads, card.multiprocessors)) +
+         uint64_t(kMostSlices) * m.heads * m.head_dim * sizeof(float);
+}
+
+}  // namespace thimble::cuda

@@ -1,0 +1,191 @@
+#include "backends/vulkan/dense/product.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/bits.h"
+
+namespace thimble::vulkan {
+namespace {
+
+uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
+
+// Whether rows of x can be read four elements at a time. A descriptor starts at a multiple of 16 bytes or at
+// x itself.
+bool in_quads(const Product& p) {
+  constexpr uint32_t kQuad = 4;
+  return (p.x.offset / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
+}
+
+// Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
+// processors and on cards.
+bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
+
+// Whether rows of W are f16 and end with kDepth columns: product.comp takes eight in a word of 16 bytes.
+bool in_eights(const Weight& w) {
+  return w.type == DType::kF16 && w.cols % kDepth == 0 && w.offset % sizeof(uint16_t[8]) == 0;
+}
+
+// Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many. More
+// than 128 would be faster alone for matrices of many columns, but with these they share a shader's code: a
+// layer's must stay in the caches for instructions (an H200's Llama 3.1 8B 199.9 tokens/s instead of 193.6).
+uint32_t matvec_threads(const Limits& l, uint32_t cols) {
+  const uint32_t pieces = groups(cols, 32), least = std::max(l.subgroup_size, 8u);
+  const uint32_t most = std::min(std::bit_floor(l.max_group_threads), 128u);
+  return std::min(most, groups(groups(pieces, groups(pieces, most)), least) * least);
+}
+
+// Both shaders see `rows` rows of x and y and the p.w.rows rows of the matrix.
+void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
+  const Limits& l = r.limits();
+  const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
+  // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card.
+  const bool plain = dtype_info(p.w.type).block == 1;
+  const uint32_t lines = plain || !has_registers(l) ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
+  const uint32_t rows_each = std::min(rows, 4u);
+  const bool digits =
+      l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
+  // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
+  // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
+  const uint32_t together = matrices == 2 && !plain && has_registers(l) ? 4 : 1;
+  // What a shader may write counts as written, so products of the same x would wait for each other if they
+  // shared what they leave alone.
+  const bool prepares = bool(p.prepares.row);
+  const View& norm = prepares ? p.prepares.row : p.norm ? p.norm : p.y;
+  r.dispatch(digits ? Shader::kMatvecDigits : Shader::kMatvec,
+             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), lines, rows_each, matrices, threads,
+              l.subgroup_size, together},
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
+              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y)},
+             p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
+}
+// A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
+void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
+  constexpr uint32_t kThreads = 128, kColThreads = 16;  // of product.comp
+  const bool large = rows > 64 && most_tile_rows(r.limits()) == kTile;
+  const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
+  r.dispatch(Shader::kProduct,
+             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), thread_rows, thread_cols, kThreads,
+              p.in_cols % kDepth == 0, in_eights(p.w)},
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
+             groups(p.w.rows, thread_cols * kColThreads),
+             groups(rows, thread_rows * (kThreads / kColThreads)));
+}
+
+// Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
+// rows, each of which would make its own. W may be read as it is if it is f16 already, in whole eights.
+bool by_slices(const Recording& r, const Product& p) {
+  if (by_vectors(r, p.rows)) return false;
+  return by_matrices(r, p.rows) || (r.max_rows() > most_tile_rows(r.limits()) && !in_eights(p.w));
+}
+
+}  // namespace
+
+uint32_t most_tile_rows(const Limits& l) {
+  constexpr uint32_t kLargeBytes = kTile * kDepth * (sizeof(float) + sizeof(uint16_t));
+  return has_registers(l) && l.max_shared_bytes >= kLargeBytes ? kTile : 64;
+}
+
+void multiply_parts(Recording& r, const Product& p) {
+  const uint64_t part = largest_part(r.limits());
+  const uint32_t all_rows = r.most_rows(p.rows), all_cols = p.w.rows;
+  uint64_t most_rows =
+      std::clamp<uint64_t>(part / sizeof(float) / std::max(p.x_stride, p.y_stride), 1, all_rows);
+  // A workgroup makes at least one column of y. Parts are whole tiles, which begin at multiples of 16 bytes.
+  uint64_t most_cols = std::min<uint64_t>(part / dtype_bytes(p.w.type, p.w.cols), r.limits().max_groups);
+  most_cols = most_cols < all_cols ? most_cols / kTile * kTile : all_cols;
+  if (!most_cols)
+    return r.fail(error(Code::kUnsupported,
+                        "a matrix of %u columns is too wide for the device; use --device cpu", p.w.cols));
+
+  const double row_operations =
+      2.0 * static_cast<double>(std::min<uint64_t>(most_cols, all_cols)) * p.in_cols;
+  if (!by_vectors(r, p.rows))
+    most_rows = std::min(
+        most_rows, std::max<uint64_t>(uint64_t(r.most_operations() / row_operations) / kTile * kTile, kTile));
+  for (uint32_t row = 0; row < all_rows; row += static_cast<uint32_t>(most_rows))
+    for (uint32_t col = 0; col < all_cols; col += static_cast<uint32_t>(most_cols)) {
+      const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>(most_rows, all_rows - row));
+      const uint32_t cols = static_cast<uint32_t>(std::min<uint64_t>(most_cols, all_cols - col));
+      Product piece = p.part(row, rows, col, cols);
+      if (col > 0) piece.norm = {};  // the first part has written it
+      if (by_vectors(r, p.rows)) {
+        dispatch_matvec(r, piece, rows);
+      } else {
+        r.expect(row_operations * rows);
+        dispatch_product(r, piece, rows);
+      }
+    }
+}
+
+Weight rows_of(const Weight& w, uint32_t first, uint32_t count) {
+  if (!w) return w;
+  Weight part = w;
+  static_cast<View&>(part) =
+      w.slice(dtype_bytes(w.type, uint64_t(first) * w.cols), dtype_bytes(w.type, uint64_t(count) * w.cols));
+  part.rows = count;
+  return part;
+}
+
+Product Product::part(uint32_t row, uint32_t count, uint32_t col, uint32_t cols) const {
+  const auto floats = [&](const View& v, uint64_t stride, uint64_t first, uint64_t width) {
+    return v.slice((row * stride + first) * sizeof(float), ((count - 1) * stride + width) * sizeof(float));
+  };
+  Product p = *this;
+  p.x = floats(x, x_stride, 0, in_cols);
+  p.y = floats(y, y_stride, col, cols);
+  p.w = rows_of(w, col, cols);
+  p.up = rows_of(up, col, cols);
+  if (bias) p.bias = bias.slice(col * sizeof(float), cols * sizeof(float));
+  if (prepares.row) {
+    p.norm_weight = norm_weight.slice(col * sizeof(float), cols * sizeof(float));
+    p.prepares.row = prepares.row.slice(col * sizeof(float), cols * sizeof(float));
+    p.prepares.squares = prepares.squares.slice(col / kSquaresEach * sizeof(float),
+                                                ceil_div(cols, kSquaresEach) * sizeof(float));
+  }
+  p.first_row = first_row + row;
+  return p;
+}
+
+ProductParams Product::params() const {
+  return {.in_cols = in_cols,
+          .out_cols = w.rows,
+          .x_stride = x_stride,
+          .y_stride = y_stride,
+          .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
+          .first_row = first_row,
+          .rows = rows,
+          .act = act,
+          .has_bias = bias ? 1u : 0u,
+          .adds = adds ? 1u : 0u,
+          .prepares = prepares.row ? 1u : 0u,
+          .scales = prepared.row ? 1u : 0u,
+          .eps = eps,
+          .writes_norm = norm ? 1u : 0u};
+}
+
+PreparedNorm PreparedNorm::in(const View& scratch, uint32_t cols) {
+  const uint64_t row = round_up(cols * sizeof(float), 256);
+  return {scratch.slice(0, cols * sizeof(float)), scratch.slice(row, bytes(cols) - row)};
+}
+uint64_t PreparedNorm::bytes(uint32_t cols) {
+  constexpr uint32_t kQuad = 4;  // sums of squares are read four at a time
+  return round_up(cols * sizeof(float), 256) + round_up(ceil_div(cols, kSquaresEach), kQuad) * sizeof(float);
+}
+
+void finish_norm(const Recording& r, std::span<Product> products, const RmsNorm& norm) {
+  for (Product& p : products) {
+    p.prepared = PreparedNorm::in(r.scratch(), norm.p.cols);
+    p.x = p.prepared.row;
+    p.eps = norm.p.eps;
+  }
+  products.front().norm = norm.y;
+}
+
+void multiply(Recording& r, std::span<const Product> siblings) {
+  const auto sliced = [&](const Product& p) { return by_slices(r, p); };
+  if (std::any_of(siblings.begin(), siblings.end(), sliced)) return multiply_slices(r, siblings);
+  for (const Product& p : siblings) multiply_parts(r, p);
+}
+
+}  // namespace thimble::vulkan

@@ -1,0 +1,67 @@
+// A program: command buffers, recorded once and submitted again and again. A segment has one, or several
+// where a slow device would take too long for it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/vulkan/host/hazards.h"
+#include "backends/vulkan/host/memory.h"
+#include "backends/vulkan/host/recording.h"
+
+namespace thimble::vulkan {
+
+// What the programs of a stream share.
+struct StreamState {
+  explicit StreamState(std::shared_ptr<Context> c) : context(std::move(c)), timeline(context) {}
+  // Where in `step` lies what empty operands show, and Recording::counters().
+  static constexpr uint64_t kNothing = 256, kNothingBytes = 16, kCounters = 512;
+
+  std::shared_ptr<Context> context;
+  Timeline timeline;
+  std::unique_ptr<VulkanBuffer> step;  // StepParams, and then what the two above say
+  View scratch;
+};
+
+struct VulkanProgram : Program {
+  explicit VulkanProgram(std::shared_ptr<StreamState> s) : stream(std::move(s)) {}
+  ~VulkanProgram() override;
+  std::shared_ptr<StreamState> stream;
+  uint32_t max_rows = 0;
+  VkCommandPool commands = VK_NULL_HANDLE;
+  std::vector<VkDescriptorPool> descriptors;
+
+  struct Piece {
+    VkCommandBuffer commands;
+    double seconds = 0;      // that a slow device takes
+    uint64_t submitted = 0;  // when it was last submitted, in the stream's timeline
+  };
+  std::vector<Piece> pieces;
+  std::vector<size_t> first_piece;  // of each segment, and behind the last one how many there are
+};
+
+class ProgramRecording : public Recording {
+ public:
+  ProgramRecording(std::shared_ptr<StreamState>, uint32_t max_rows);
+
+  // Ends the segment, if there is one, and begins another.
+  void segment();
+  Result<std::unique_ptr<Program>> finish();
+
+ private:
+  void dispatch(Shader, std::initializer_list<uint32_t> constants, std::initializer_list<Operand>,
+                const void* push, size_t push_bytes, uint32_t x, uint32_t y, uint32_t z) override;
+  Status try_dispatch(Shader, std::span<const uint32_t> constants, std::span<const Operand>, const void* push,
+                      size_t push_bytes, uint32_t x, uint32_t y, uint32_t z);
+  Status begin();
+  Status end();
+  Result<VkDescriptorSet> descriptor_set(size_t operands);
+
+  std::shared_ptr<StreamState> stream_;
+  const Context& context_;
+  std::unique_ptr<VulkanProgram> program_;
+  Hazards hazards_;  // of this piece
+  bool recording_ = false;
+};
+
+}  // namespace thimble::vulkan

@@ -1,0 +1,62 @@
+// The shaders of the backend, one row a variant: name, file in shaders/ (without .comp), and the macros that
+// it is compiled with ("A B=2"). The build reads this list too, compiles every row and embeds it; rows of XC
+// use GL_KHR_cooperative_matrix and stay empty where the compiler does not know it. What specialisation
+// constants can say needs no row.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace thimble::vulkan {
+
+// clang-format off
+#define THIMBLE_SHADERS(X, XC) \
+  X(Embed, "dense/embed", "") \
+  X(RmsNorm, "dense/rms_norm", "") \
+  X(Matvec, "dense/matvec", "") \
+  X(MatvecDigits, "dense/matvec", "DIGITS") \
+  X(Product, "dense/product", "") \
+  X(ScaleRows, "dense/scale_rows", "") \
+  X(Dequantize, "dense/dequantize", "") \
+  XC(ProductCooperative, "dense/product_cooperative", "") \
+  X(AddParts, "dense/add_parts", "") \
+  X(Activation, "dense/activation", "") \
+  X(KvAppend, "kv/kv_append", "") \
+  X(CisStore, "kv/cis_store", "") \
+  X(KvView, "kv/kv_view", "") \
+  X(AttendView, "attention/attend_view", "") \
+  XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \
+  X(AttendPool, "attention/attend_pool", "") \
+  X(KvCompact, "kv/kv_compact", "") \
+  X(QueryGate, "select/query_gate", "") \
+  X(SumQueries, "select/sum_queries", "") \
+  X(TokenScore, "select/token_score", "") \
+  X(Vote, "select/vote", "") \
+  X(VoteCount, "select/vote_count", "") \
+  X(VotePack, "select/vote_pack", "") \
+  X(VoteWindow, "select/vote_window", "") \
+  X(TopK, "select/top_k", "") \
+  X(TopKVotes, "select/top_k_votes", "") \
+  X(TopKCount, "select/top_k_count", "") \
+  X(TopKList, "select/top_k_list", "") \
+  X(ArgMax, "dense/arg_max", "") \
+  X(LogProb, "dense/log_prob", "") \
+  X(Copy, "dense/copy", "")
+
+// clang-format on
+
+enum class Shader : uint32_t {
+#define X(name, file, defines) k##name,
+  THIMBLE_SHADERS(X, X)
+#undef X
+      kCount
+};
+
+// The SPIR-V of a shader; none of an XC row that this build could not compile.
+std::span<const uint32_t> shader_code(Shader shader);
+// Whether this build compiled the XC rows.
+bool has_cooperative_shaders();
+// Its name in the list, for messages.
+const char* shader_name(Shader shader);
+
+}  // namespace thimble::vulkan

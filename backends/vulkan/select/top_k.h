@@ -1,0 +1,36 @@
+// How top_k shares the work on a head's scores among workgroups: numbers that shaders and host share.
+#ifndef THIMBLE_VULKAN_TOP_K_H
+#define THIMBLE_VULKAN_TOP_K_H
+
+#define kListParts 16u         // workgroups that make a head's list together
+#define kListBins 2048u        // of a histogram of keys
+#define kListDigits 3u         // of a key, each a bin
+#define kMostCountedGroup 64u  // query heads of a KV head whose votes are counted
+#define kVoteBins 512u         // of the histogram that vote makes for top_k
+
+#ifdef __cplusplus
+#include <algorithm>
+#include <bit>
+
+#include "backends/vulkan/host/recording.h"
+
+namespace thimble::vulkan {
+
+inline uint32_t list_threads(const Limits& l) { return std::min(1024u, std::bit_floor(l.max_group_threads)); }
+
+// The scores that compete for a head's list, at most.
+inline uint64_t candidates(const TopK& op) {
+  return op.p.purpose == kTopKRetain ? uint64_t(op.p.score_capacity) + op.p.chunk_capacity
+                                     : std::max(op.p.score_capacity, op.p.pos_capacity);
+}
+// A workgroup finds a head's threshold alone among so many candidates, 32 a thread. Of more, several
+// workgroups count together, digit by digit: on an H200 37 us for 16,740, which take the one 20, and 65 for
+// 131,072.
+inline bool takes_one_group(const Limits& l, uint64_t candidates) {
+  return candidates <= 32 * list_threads(l);
+}
+
+}  // namespace thimble::vulkan
+#endif
+
+#endif

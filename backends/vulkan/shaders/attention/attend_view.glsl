@@ -1,0 +1,109 @@
+// What both shaders of attention of the view share: operands, which keys a query sees, and how rows are read. The shader that
+// includes this has declared the constants kThreads, its workgroup's size; kHeadDim; kKeys, keys of a tile; kHasList; and kAligned:
+// rows of k and v are whole uvec4.
+//
+// A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of the group, since all
+// of them read the same keys and values.
+#include "../half.glsl"
+#include "../step.glsl"
+
+layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on, as v
+layout(set = 0, binding = 2, std430) readonly buffer K4 { uvec4 k4[]; };
+layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
+layout(set = 0, binding = 3, std430) readonly buffer V4 { uvec4 v4[]; };
+layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 6, std430) buffer Y { float y[]; };
+layout(set = 0, binding = 7, std430) buffer Ml { float ml[]; };  // [rows][query_heads]{maximum, sum}
+layout(push_constant) uniform Push {
+  AttentionParams p;
+  uint query_heads;  // of the layer
+  uint base[7];
+} push;
+
+#define ROPE push.p.rope
+#define ROPE_BASE push.base[4]
+#include "../rope.glsl"
+#define LIST_BASE push.base[3]
+#define LIST_CAPACITY push.p.list_capacity
+#include "../list.glsl"
+
+const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softmax works in base 2
+const float kNoPeak = -3e38;      // below every score; finite, as not every device computes with infinities
+
+const uint kUnits = (kHeadDim + 7) / 8;  // a unit is 8 channels, a uvec4 of halves
+
+// Where a query vector lies: a row of the step, and a query head.
+uint row_of(uint vector) { return vector / push.p.group; }
+uint query_head(uint vector) {
+  return (push.p.first_head + gl_WorkGroupID.x) * push.p.group + vector % push.p.group;
+}
+uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kHeadDim; }
+uint ml_start(uint vector) { return push.base[6] + (row_of(vector) * push.query_heads + query_head(vector)) * 2; }
+
+// Channel c of a query, rotated and scaled.
+float query_channel(uint vector, uint c, uint position) {
+  const uint at = push.base[0] + row_of(vector) * push.p.row_stride + query_head(vector) * kHeadDim;
+  float x = q[at + c];
+  if (c < push.p.rope.n_rot) x = rotated(c, x, q[at + partner_of(c)], rope_angle(position, pair_of(c)));
+  return x * (push.p.scale * kLog2E);
+}
+
+// Unit `unit` of a row of the view; channels behind the head's are zeros.
+uvec4 k_unit(uint row, uint unit) {
+  const uint from = gl_WorkGroupID.x * push.p.capacity + row;
+  if (kAligned) return k4[push.base[1] / 4 + from * kUnits + unit];
+  const uint words = kHeadDim / 2, at = push.base[1] + from * words;
+  uvec4 read = uvec4(0);
+  for (uint i = 0; i < 4; ++i)
+    if (unit * 4 + i < words) read[i] = k[at + unit * 4 + i];
+  return read;
+}
+uvec4 v_unit(uint row, uint unit) {
+  const uint from = gl_WorkGroupID.x * push.p.capacity + row;
+  if (kAligned) return v4[push.base[2] / 4 + from * kUnits + unit];
+  const uint words = kHeadDim / 2, at = push.base[2] + from * words;
+  uvec4 read = uvec4(0);
+  for (uint i = 0; i < 4; ++i)
+    if (unit * 4 + i < words) read[i] = v[at + unit * 4 + i];
+  return read;
+}
+
+// A unit of a query in halves; behind the last vector and the last channel there are zeros. first_index is the list index of
+// the first row's own entry.
+uvec4 query_unit(uint vector, uint unit, uint first_index) {
+  uvec4 words = uvec4(0);
+  if (vector >= step.n_rows * push.p.group) return words;
+  const uint position = (push.p.rope.mode == kRopeList ? first_index : uint(step.position)) + row_of(vector);
+  for (uint w = 0; w < 4; ++w) {
+    const uint c = unit * 8 + 2 * w;
+    if (c < kHeadDim) words[w] = pack_halves(query_channel(vector, c, position), query_channel(vector, c + 1, position));
+  }
+  return words;
+}
+
+// A tile of keys or values passes through registers, so that it comes while others are worked at. Rows behind the last are
+// zeros: a weight of 0 does not hide a NaN.
+const uint kLoads = (kKeys * kUnits + kThreads - 1) / kThreads;  // units that a thread brings
+uvec4 loaded[kLoads];
+void load_keys(uint first, uint rows) {
+  [[unroll]] for (uint l = 0; l < kLoads; ++l) {
+    const uint at = gl_LocalInvocationIndex + kThreads * l, row = at / kUnits;
+    loaded[l] = row < rows ? k_unit(first + row, at % kUnits) : uvec4(0);
+  }
+}
+void load_values(uint first, uint rows) {
+  [[unroll]] for (uint l = 0; l < kLoads; ++l) {
+    const uint at = gl_LocalInvocationIndex + kThreads * l, row = at / kUnits;
+    loaded[l] = row < rows ? v_unit(first + row, at % kUnits) : uvec4(0);
+  }
+}
+// Puts a unit of a row into the tile.
+void store_unit(uint row, uint unit, uvec4 halves);
+void store_tile() {
+  [[unroll]] for (uint l = 0; l < kLoads; ++l) {
+    const uint at = gl_LocalInvocationIndex + kThreads * l;
+    if (at < kKeys * kUnits) store_unit(at / kUnits, at % kUnits, loaded[l]);
+  }
+}

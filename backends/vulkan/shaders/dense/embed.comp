@@ -1,0 +1,29 @@
+#version 450
+// embed: a row of the embedding table for every token. A thread makes four neighbours.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "../step.glsl"
+#include "dense_params.h"
+#include "formats.glsl"
+
+layout(local_size_x = 64) in;
+
+layout(set = 0, binding = 1, std430) readonly buffer Tokens { uint tokens[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Table { uint table[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer X { float x[]; };
+layout(push_constant) uniform Push {
+  TableParams p;
+  uint base[3];
+} push;
+
+uint word_at(uint matrix, uint i) { return table[push.base[1] + i]; }
+
+void main() {
+  const uint row = gl_WorkGroupID.y, quad = gl_GlobalInvocationID.x, cols = push.p.cols;
+  if (row >= step.n_rows || 4 * quad >= cols) return;
+  const uint index = tokens[push.base[0] + row] - push.p.first_token;
+  if (index >= push.p.tokens) return;
+  const vec4 values = weights(Row(0, index * push.p.row_bytes, cols), quad / 64, quad / 8 % 8, quad % 8);
+  const uint to = push.base[2] + row * cols + 4 * quad;
+  for (uint i = 0; i < 4 && 4 * quad + i < cols; ++i) x[to + i] = values[i];
+}

@@ -1,0 +1,194 @@
+#version 450
+// linear and glu for few rows: a workgroup reads some rows of W once, which is what takes time, and multiplies them with as
+// many rows of x as it is for.
+//
+// A thread takes pieces of 32 columns. It has the numbers of x in registers for all rows of W that the workgroup reads, and
+// multiplies these while the next are on their way.
+//
+// A norm between two products is made by both. The first writes y times the norm's weight, and sums of squares of y; the others
+// multiply that, and by the norm's scale at the end.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#ifdef DIGITS
+#extension GL_EXT_spirv_intrinsics : require
+#endif
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+#define kOperands 9
+#include "../operands.glsl"
+
+layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
+const uint kThreads = gl_WorkGroupSize.x;
+layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of floats 4
+layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
+layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
+layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
+layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop
+
+layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
+layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
+layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
+layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
+layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
+layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
+
+const uint kCols = kLines / kMatrices;     // of y
+const uint kSubgroups = kThreads / kLanes;
+
+uint word_at(uint matrix, uint i) { return matrix == 0 ? w[push.base[1] + i] : up[push.base[4] + i]; }
+// Matrices start at multiples of 16 bytes (DeviceInfo::alignment).
+uvec4 words_at(uint matrix, uint quad) {
+  return matrix == 0 ? w_quads[push.base[1] / 4 + quad] : up_quads[push.base[4] / 4 + quad];
+}
+
+// The first row and column of the workgroup, and how many rows there are.
+uint first_row, first_col, rows;
+// The thread's place in the workgroup, the lanes of a subgroup in a row.
+uint thread;
+
+// Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
+uint line_start(uint line) { return min(first_col + line / kMatrices, push.p.out_cols - 1) * push.p.row_bytes; }
+
+#include "../lanes.glsl"
+#include "pieces.glsl"
+
+shared float subgroup_sums[kRows * kLines * kSubgroups];
+shared float subgroup_squares[kSubgroups];
+shared float squares_of_cols[kCols];
+
+// The products of two lines: half of the lanes add up the first, and the others the second.
+float exchanged(float first, float second, uint apart) {
+  const bool takes_second = (gl_SubgroupInvocationID & apart) != 0;
+  return (takes_second ? second : first) + subgroupShuffleXor(takes_second ? first : second, apart);
+}
+// Adds what the lanes have of a line to the sum of a row, four lines in a row at once: that takes 6 exchanges, and sums of one
+// after the other take 20.
+float first_line[kRows], first_lines[kRows];
+void add_up(uint row, uint line, float product, bool first) {
+  if (line % 2 == 0) {
+    first_line[row] = product;
+    return;
+  }
+  const float lines = exchanged(first_line[row], product, 1);
+  if (line % 4 == 1) {
+    first_lines[row] = lines;
+    return;
+  }
+  float sum = exchanged(first_lines[row], lines, 2);
+  [[unroll]] for (uint apart = 4; apart < kLanes; apart *= 2) sum += subgroupShuffleXor(sum, apart);
+  if (gl_SubgroupInvocationID >= 4) return;
+  const uint at = (row * kLines + line - 3 + gl_SubgroupInvocationID) * kSubgroups + gl_SubgroupID;
+  subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
+}
+
+// Blocks: pieces in turns, and for each all lines. The first of these are under way.
+void multiply_pieces() {
+  const uint pieces = push.p.in_cols / 32;
+  for (uint first = 0; first < pieces; first += kThreads) {
+    const uint piece = min(first + thread, pieces - 1);
+    const bool mine = first + thread < pieces;
+    const Columns of_first_row = columns_of(first_row, piece);
+    [[dont_unroll]] for (uint turn = 0; turn < kLines / kTogether; ++turn)
+      [[unroll]] for (uint l = 0; l < kTogether; ++l) {
+        const uint line = turn * kTogether + l;
+        take_fetched(l % kAhead);
+        const bool last = line + kAhead >= kLines;
+        const uint next = last ? first + kThreads : first;
+        if (next < pieces) fetch(l % kAhead, next, line + kAhead - (last ? kLines : 0));
+        [[unroll]] for (uint r = 0; r < kRows; ++r) {
+          if (r > 0 && r >= rows) break;
+          Columns columns = of_first_row;
+          if (r > 0) columns = columns_of(first_row + r, piece);
+          const float product = piece_product(line, first, columns);
+          add_up(r, line, mine ? product : 0, first == 0);
+        }
+      }
+  }
+}
+
+// Floats: eight threads share 256 columns and have four of each 32.
+void multiply_floats() {
+  const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
+  float sums[kRows * kLines];
+  [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
+  for (uint group = thread / 8; group < groups; group += kThreads / 8) {
+    vec4 of_x[kRows];
+    [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
+    [[unroll]] for (uint l = 0; l < kLines; ++l) {
+      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
+      [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r * kLines + l] = add_products(sums[r * kLines + l], of_x[r], of_w);
+    }
+  }
+  [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) add_up(s / kLines, s % kLines, sums[s], true);
+}
+
+float group_sum(uint sum) {
+  float total = 0;
+  for (uint i = 0; i < kSubgroups; ++i) total += subgroup_sums[sum * kSubgroups + i];
+  return total;
+}
+
+// The thread's part of the sum of squares of x. Loops stay loops here, too: most of what is run once is waited for.
+float own_squares() {
+  const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
+  float squares = 0;
+  [[dont_unroll]] for (uint i = thread; 4 * i < sums; i += kThreads) {
+    const vec4 four = squares_of_x[push.base[5] / 4 + i];
+    [[unroll]] for (uint k = 0; k < 4; ++k) squares += 4 * i + k < sums ? four[k] : 0;
+  }
+  return squares;
+}
+// What x, prepared, lacks to be a norm. All threads call it.
+float norm_scale(float squares) {
+  squares = sum_of_lanes(squares);
+  if (gl_SubgroupInvocationID == 0) subgroup_squares[gl_SubgroupID] = squares;
+  barrier();
+  float sum = 0;
+  for (uint i = 0; i < kSubgroups; ++i) sum += subgroup_squares[i];
+  return inversesqrt(sum / float(push.p.in_cols) + push.p.eps);
+}
+
+void main() {
+  first_col = gl_WorkGroupID.x * kCols;
+  first_row = gl_WorkGroupID.y * kRows;
+  const uint all_rows = product_rows();
+  if (first_row >= all_rows) return;
+  rows = min(all_rows - first_row, kRows);
+
+  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+
+  if (!kPlain) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  const float squares = push.p.scales != 0 ? own_squares() : 0;
+  if (kPlain)
+    multiply_floats();
+  else
+    multiply_pieces();
+  float scale = 1;
+  if (push.p.scales != 0)
+    scale = norm_scale(squares);
+  else
+    barrier();
+  [[dont_unroll]] for (uint i = thread; i < rows * kCols; i += kThreads) {
+    const uint row = i / kCols, col = i % kCols;
+    if (push.p.prepares != 0) squares_of_cols[col] = 0;
+    if (first_col + col >= push.p.out_cols) continue;
+    float sum = scale * group_sum(i * kMatrices);
+    if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
+    const float stored = store(first_row + row, first_col + col, sum);
+    if (push.p.prepares == 0) continue;
+    squares_of_cols[col] = stored * stored;
+    norm[push.base[6] + first_col + col] = stored * norm_weight[push.base[7] + first_col + col];
+  }
+  if (push.p.prepares != 0) {
+    barrier();
+    [[dont_unroll]] for (uint i = thread; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
+      float sum = 0;
+      [[unroll]] for (uint j = 0; j < kSquaresEach; ++j) sum += squares_of_cols[kSquaresEach * i + j];
+      squares_of_y[push.base[8] + first_col / kSquaresEach + i] = sum;
+    }
+  }
+  if (push.p.writes_norm != 0 && first_col == 0)
+    [[dont_unroll]] for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
+}

@@ -1,0 +1,37 @@
+// What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i] + bias[c], or y = act(y) times that.
+// The operands of its shaders are x, w, bias, y and up to kOperands.
+#include "../step.glsl"
+#include "activate.glsl"
+#include "dense_params.h"
+
+// y = act(y) times the product: the second of a glu. Shaders that have both at once activate the first by themselves.
+layout(constant_id = 1) const bool kActivates = false;
+
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
+layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
+layout(push_constant) uniform Push {
+  ProductParams p;
+  uint base[kOperands];
+} push;
+
+// Rows that this dispatch works on.
+uint product_rows() {
+  const uint rows = row_count(push.p.rows);
+  return rows - min(rows, push.p.first_row);
+}
+
+uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride + column; }
+
+// What y becomes.
+float store(uint row, uint column, float sum) {
+  const uint at = y_at(row, column);
+  if (push.p.has_bias != 0) sum += bias[push.base[2] + column];
+  if (kActivates)
+    sum *= activate(y[at], push.p.act);
+  else if (push.p.adds != 0)
+    sum += y[at];
+  y[at] = sum;
+  return sum;
+}
+// What y becomes of a glu's products.
+void store_glu(uint row, uint column, float gate, float up) { y[y_at(row, column)] = activate(gate, push.p.act) * up; }

@@ -1,0 +1,52 @@
+#version 450
+// rms_norm: a workgroup scales a vector by its root mean square and by a weight. A thread keeps its quads of the vector in
+// registers: one row has nothing else to hide the time of a second reading.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#include "../step.glsl"
+
+layout(local_size_x_id = 0) in;
+const uint kThreads = gl_WorkGroupSize.x;
+#include "../reduce.glsl"
+layout(constant_id = 1) const uint kEach = 1;         // quads that a thread has, at most
+layout(constant_id = 2) const bool kInQuads = false;  // all vectors start at whole quads and hold whole quads
+
+layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Weight { float weight[]; };
+layout(set = 0, binding = 2, std430) readonly buffer WeightQuads { vec4 weight_quads[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer YQuads { vec4 y_quads[]; };
+layout(push_constant) uniform Push {
+  RmsNormParams p;
+  uint base[3];
+} push;
+
+void main() {
+  const uint row = gl_WorkGroupID.y, cols = push.p.cols;
+  if (row >= row_count(push.p.rows)) return;
+  const uint at = row * push.p.row_stride + gl_WorkGroupID.x * cols;
+  const uint from = push.base[0] + at, of_weight = push.base[1], to = push.base[2] + at;
+  vec4 quads[kEach];
+  float squares = 0;
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
+    quads[i] = vec4(0);
+    if (kInQuads) {
+      if (c < cols) quads[i] = x_quads[(from + c) / 4];
+    } else {
+      for (uint k = 0; k < 4 && c + k < cols; ++k) quads[i][k] = x[from + c + k];
+    }
+    squares += dot(quads[i], quads[i]);
+  }
+  const float scale = inversesqrt(group_sum(squares) / float(cols) + push.p.eps);
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
+    if (kInQuads) {
+      if (c < cols) y_quads[(to + c) / 4] = quads[i] * scale * weight_quads[(of_weight + c) / 4];
+    } else {
+      for (uint k = 0; k < 4 && c + k < cols; ++k) y[to + c + k] = quads[i][k] * scale * weight[of_weight + c + k];
+    }
+  }
+}

@@ -1,0 +1,61 @@
+// kv_append: the step's k and v rows go into the pool or the chunk buffer.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../half.glsl"
+#include "../step.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const bool kRotates = false;  // keys, under kRopeOriginal
+
+layout(set = 0, binding = 1, std430) readonly buffer Qkv { float qkv[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 3, std430) buffer K { uint k[]; };  // from first_head on, as v
+layout(set = 0, binding = 4, std430) buffer V { uint v[]; };
+layout(set = 0, binding = 5, std430) writeonly buffer Pos { int pos[]; };
+layout(push_constant) uniform Push {
+  KvAppendParams p;
+  uint base[5];
+} push;
+
+#define ROPE push.p.rope
+#define ROPE_BASE push.base[1]
+#include "../rope.glsl"
+
+// Element i of a head's rows, [n_rows][head_dim], that start at `column` of qkv; 0 outside of them.
+uint element(uint column, uint i, bool of_k) {
+  const uint row = i / push.p.head_dim, c = i % push.p.head_dim;
+  if (row >= step.n_rows) return 0;
+  const uint at = push.base[0] + row * push.p.row_stride + column;
+  float x = qkv[at + c];
+  if (kRotates && of_k && c < push.p.rope.n_rot)
+    x = rotated(c, x, qkv[at + partner_of(c)], rope_angle(uint(step.position) + row, pair_of(c)));
+  return to_half(x);
+}
+
+// Thread: two elements of k, or of v, that share a word.
+void main() {
+  const uint i = gl_GlobalInvocationID.x, head = push.p.first_head + gl_WorkGroupID.y;
+  const bool of_k = gl_WorkGroupID.z == 0;
+  const uint first = push.p.into == kIntoPool ? step.n_entries : 0;
+  if (of_k && i < step.n_rows) pos[push.base[4] + head * push.p.capacity + first + i] = step.position + int(i);
+
+  const uint n = step.n_rows * push.p.head_dim, start = (gl_WorkGroupID.y * push.p.capacity + first) * push.p.head_dim;
+  const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;  // low is -1, a large number, where start is odd
+  const uint column = (of_k ? push.p.k_column : push.p.v_column) + head * push.p.head_dim;
+  const uint both = element(column, low, of_k) | element(column, high, of_k) << 16;
+  if (low < n && high < n) {
+    if (of_k)
+      k[push.base[2] + word] = both;
+    else
+      v[push.base[3] + word] = both;
+  } else if (low < n || high < n) {  // odd sizes alone: the other half is a neighbour's, who may write it now
+    const uint others = low < n ? 0xffff0000 : 0xffff;
+    if (of_k) {
+      atomicAnd(k[push.base[2] + word], others);
+      atomicOr(k[push.base[2] + word], both);
+    } else {
+      atomicAnd(v[push.base[3] + word], others);
+      atomicOr(v[push.base[3] + word], both);
+    }
+  }
+}

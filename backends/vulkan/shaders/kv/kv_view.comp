@@ -1,0 +1,73 @@
+// kv_view: shows a list's entries of pool and chunk as rows of halves, rotated by list index.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../half.glsl"
+#include "../step.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint kHeadDim = 128;
+layout(constant_id = 1) const bool kHasList = false;
+
+// All from first_head on, but for the list.
+layout(set = 0, binding = 1, std430) readonly buffer PoolK { uint pool_k[]; };
+layout(set = 0, binding = 2, std430) readonly buffer PoolV { uint pool_v[]; };
+layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };
+layout(set = 0, binding = 4, std430) readonly buffer ChunkV { uint chunk_v[]; };
+layout(set = 0, binding = 5, std430) readonly buffer List { uint list[]; };
+layout(set = 0, binding = 6, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer ViewK { uint view_k[]; };
+layout(set = 0, binding = 8, std430) writeonly buffer ViewV { uint view_v[]; };
+layout(push_constant) uniform Push {
+  KvViewParams p;
+  uint base[8];
+} push;
+
+#define ROPE push.p.rope
+#define ROPE_BASE push.base[5]
+#include "../rope.glsl"
+#define LIST_BASE push.base[4]
+#define LIST_CAPACITY push.p.list_capacity
+#include "../list.glsl"
+
+const uint kWords = kHeadDim / 2;  // of a row
+
+// Word i of an entry; `from` is the entry's first in pool or chunk.
+uint k_word(bool pooled, uint from, uint i) {
+  return pooled ? pool_k[push.base[0] + from + i] : chunk_k[push.base[2] + from + i];
+}
+float k_channel(bool pooled, uint from, uint c) { return half_in(k_word(pooled, from, c / 2), c); }
+
+// Workgroup: 8 rows of the view at a time. Thread: the same two channels of all heads, as their angles are the same.
+void main() {
+  const uint kRows = 8;
+  const bool by_list = push.p.rope.mode == kRopeList;
+  for (uint first = gl_WorkGroupID.x * kRows; first < push.p.view_capacity; first += gl_NumWorkGroups.x * kRows)
+    for (uint i = gl_LocalInvocationIndex; i < kRows * kWords; i += gl_WorkGroupSize.x) {
+      const uint row = first + i / kWords, word = i % kWords, index = push.p.first_entry + row, c = 2 * word;
+      if (row >= push.p.view_capacity) break;
+      const bool rotates = by_list && c < push.p.rope.n_rot;  // n_rot is even
+      vec2 low = vec2(1, 0), high = low;
+      bool has_angles = false;
+      for (uint head = 0; head < push.p.heads; ++head) {
+        if (index >= list_count(push.p.first_head + head)) continue;
+        const uint entry = list_entry(push.p.first_head + head, index);
+        const bool pooled = entry < step.n_entries;
+        const uint from = kWords * (pooled ? head * push.p.pool_capacity + entry
+                                           : head * push.p.chunk_capacity + entry - step.n_entries);
+        uint bits = k_word(pooled, from, word);
+        if (rotates) {
+          if (!has_angles) {
+            low = rope_angle(index, pair_of(c));
+            high = rope_angle(index, pair_of(c + 1));
+            has_angles = true;
+          }
+          const vec2 x = unpackHalf2x16(bits);
+          bits = pack_halves(rotated(c, x.x, k_channel(pooled, from, partner_of(c)), low),
+                             rotated(c + 1, x.y, k_channel(pooled, from, partner_of(c + 1)), high));
+        }
+        const uint to = (head * push.p.view_capacity + row) * kWords + word;
+        view_k[push.base[6] + to] = bits;
+        view_v[push.base[7] + to] = pooled ? pool_v[push.base[1] + from + word] : chunk_v[push.base[3] + from + word];
+      }
+    }
+}

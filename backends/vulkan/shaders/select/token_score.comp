@@ -1,0 +1,217 @@
+// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head, and the last one puts
+// together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#include "../../pool_parts.h"
+#include "../half.glsl"
+#include "../log_sum.glsl"
+#include "../step.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint kHeadDim = 128;
+layout(constant_id = 1) const uint kHeads = 4;         // query heads of a pass, at most kMostHeads
+layout(constant_id = 2) const bool kHasGate = false;
+layout(constant_id = 3) const bool kSummed = false;    // sum_queries.comp has added up the rows
+layout(constant_id = 4) const bool kAligned = false;   // rows of k are whole uvec4
+layout(constant_id = 5) const uint kMode = kRopeList;  // RopeParams
+layout(constant_id = 6) const uint kPairing = kRopeHalves;
+layout(constant_id = 7) const uint kRotating = 128;
+layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
+layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_count.comp
+
+layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
+layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };         // from first_head on
+layout(set = 0, binding = 3, std430) readonly buffer K4 { uvec4 k4[]; };
+layout(set = 0, binding = 4, std430) readonly buffer Rope { float rope_table[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Gate { uint gate[]; };
+layout(set = 0, binding = 6, std430) writeonly buffer Scores { float all_scores[]; };
+// From first_head on: [query heads][parts]{peak, sum}, and one counter for each pass over a KV head's group.
+layout(set = 0, binding = 7, std430) coherent buffer Parts { vec2 part_sums[]; };
+layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
+layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
+layout(push_constant) uniform Push {
+  TokenScoreParams p;
+  uint slices;
+  uint first_sum;  // columns of sums before those of first_head's
+  uint sum_stride;  // columns of sums
+  uint base[9];
+} push;
+
+#define ROPE RopeParams(kMode, kPairing, kRotating)
+#define ROPE_BASE push.base[3]
+#include "../rope.glsl"
+#include "score_query.glsl"
+#include "../last_group.glsl"
+
+// A unit is 8 channels. Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the
+// queries fits its registers. A tile has two keys for each thread.
+const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
+const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
+const uint kScoresEach = (kHeads * kTile + 127) / 128;
+// Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
+const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
+shared vec4 room[kHeads * kTile * kPlace];
+shared float of_threads[128];
+// At the end, so many threads share a head.
+const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
+
+uint thread;  // lanes of a subgroup are neighbours
+
+// A unit of the row that begins at word or, where rows are aligned, uvec4 `row`.
+uvec4 k_unit(uint row, uint unit) {
+  if (kAligned) return k4[row + unit];
+  const uint words = kHeadDim / 2;
+  uvec4 read = uvec4(0);
+  for (uint i = 0; i < 4; ++i)
+    if (unit * 4 + i < words) read[i] = k[row + unit * 4 + i];
+  return read;
+}
+
+// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the same pair of channels of
+// several heads, so that one angle turns them all, and asks for all it reads at once; heads that there are not get what nobody
+// reads.
+void rotate_queries(uint first_query, uint heads) {
+  const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
+  const uint pair = thread % kPairs, first_head = thread / kPairs;
+  const uvec2 channels = channels_of(pair);
+  vec2 angle = vec2(push.p.scale, 0);
+  if (kSummed)
+    angle.x /= float(step.n_rows);
+  else if (pair < rope_pairs())
+    angle = rope_angle(score_position(), pair) * push.p.scale;
+  vec2 x[kQueriesEach];
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint query = first_query + min(first_head + kAtOnce * j, heads - 1);
+    x[j] = vec2(0);
+    if (pair >= kHeadDim / 2) continue;
+    if (kSummed) {
+      const uint at = push.base[1] + push.first_sum + query * kHeadDim;
+      for (uint slice = 0; slice < push.slices; ++slice)
+        x[j] += vec2(sums[at + slice * push.sum_stride + channels.x], sums[at + slice * push.sum_stride + channels.y]);
+    } else {
+      const uint at = push.base[0] + (push.p.first_head * push.p.group + query) * kHeadDim;
+      x[j] = vec2(q[at + channels.x], q[at + channels.y]);
+    }
+  }
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint h = first_head + kAtOnce * j;
+    if (h >= kHeads) continue;
+    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = x[j].x * angle.x - x[j].y * angle.y;
+    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = x[j].x * angle.y + x[j].y * angle.x;
+  }
+}
+
+// x of the thread whose number differs by `apart`, a power of two.
+float from_thread(float x, uint apart) {
+  if (apart < kLanes) return subgroupShuffleXor(x, apart);
+  barrier();
+  of_threads[thread] = x;
+  barrier();
+  return of_threads[thread ^ apart];
+}
+// The largest and the sum of `sharers` neighbouring threads, a power of two.
+float max_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x = max(x, from_thread(x, apart));
+  return x;
+}
+float sum_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x += from_thread(x, apart);
+  return x;
+}
+
+void main() {
+  // The gate is asked for with the step, and the first keys before it is looked at: one after the other they would take 0.7 us
+  // each of an H200.
+  const bool hits = kHasGate && gate[push.base[4]] != 0;
+  if (!selects()) return;
+  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+  const uint parts = gl_NumWorkGroups.y, part = gl_WorkGroupID.y;
+  const uint local_head = gl_WorkGroupID.z, first_head = gl_WorkGroupID.x * kHeads;
+  const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
+  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end();
+  const uint part_start = push.base[6] / 2 + first_query * parts;
+  if (first >= end) {
+    if (kLeavesParts && thread < heads) part_sums[part_start + thread * parts + part] = vec2(kNoPeak, 0);
+    return;
+  }
+
+  const uint key = thread / kSides, side = thread % kSides;
+  const uint row_size = kAligned ? kUnits : kHeadDim / 2;
+  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + local_head * push.p.capacity * row_size;
+  uvec4 keys[kRounds * kUnitsEach];  // of the next tile
+  [[unroll]] for (uint k_at = 0; k_at < kRounds * kUnitsEach; ++k_at) {
+    const uint unit = side + kSides * (k_at % kUnitsEach), entry = first + k_at / kUnitsEach * kKeys + key;
+    keys[k_at] = unit < kUnits ? k_unit(row + min(entry, end - 1) * row_size, unit) : uvec4(0);
+  }
+  if (hits) return;
+  rotate_queries(first_query, heads);
+  barrier();
+  vec4 queries[kHeads * kUnitsEach * 2];
+  [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
+    const uint h = i / (kUnitsEach * 2), unit = side + kSides * (i / 2 % kUnitsEach);
+    queries[i] = unit < kUnits ? room[(h * kUnits + unit) * 2 + i % 2] : vec4(0);
+  }
+
+  LogSum total[kScoresEach];
+  [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
+  [[dont_unroll]] for (uint tile = first; tile < end; tile += stride) {
+    barrier();  // the scores before are read
+    [[unroll]] for (uint r = 0; r < kRounds; ++r) {
+      float dots[kHeads];
+      [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
+      const uint next = min(tile + stride + r * kKeys + key, end - 1);
+      [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
+        const uint unit = side + kSides * u;
+        vec4 low, high;
+        unpack_halves(keys[r * kUnitsEach + u], low, high);
+        if (unit < kUnits) keys[r * kUnitsEach + u] = k_unit(row + next * row_size, unit);
+        [[unroll]] for (uint h = 0; h < kHeads; ++h) {
+          const uint at = (h * kUnitsEach + u) * 2;
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at][c] * low[c];
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at + 1][c] * high[c];
+        }
+      }
+      [[unroll]] for (uint h = 0; h < kHeads; ++h)
+        room[(h * kTile + r * kKeys + key) * kPlace + side / 4][side % 4] = dots[h];
+    }
+    barrier();
+    [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
+      const uint i = thread + 128 * j, h = i / kTile, entry = tile + i % kTile;
+      if (h >= heads || entry >= end) continue;
+      vec4 sums_of_sides = vec4(0);
+      [[unroll]] for (uint s = 0; s < kSideQuads; ++s) sums_of_sides += room[i * kPlace + s];
+      const float score = (sums_of_sides.x + sums_of_sides.y) + (sums_of_sides.z + sums_of_sides.w);
+      all_scores[push.base[5] + (push.p.first_head * push.p.group + first_query + h) * push.p.score_capacity + entry] = score;
+      total[j] = added(total[j], score);
+    }
+  }
+
+  [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
+    const uint h = (thread + 128 * j) / kTile;
+    const float peak = max_of_threads(total[j].peak, kTile);
+    const float sum = sum_of_threads(total[j].sum * exp(total[j].peak - peak), kTile);
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
+  }
+
+  if (kLeavesParts && step.vote_scope == kVoteGroup) return;
+  const uint busy = min((end - step.n_init + kTile - 1) / kTile, parts);  // that have any
+  if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
+  const uint own_head = thread / kSharers, sharer = thread % kSharers;
+  vec2 of_parts[kPartsEach];
+  float peak = kNoPeak, sum = 0;
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+    const uint own_part = sharer + kSharers * i;
+    of_parts[i] = vec2(kNoPeak, 0);
+    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * parts + own_part];
+    peak = max(peak, of_parts[i].x);
+  }
+  peak = max_of_threads(peak, kSharers);
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp(of_parts[i].x - peak);
+  sum = sum_of_threads(sum, kSharers);
+  if (sharer == 0 && own_head < heads)
+    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(LogSum(peak, sum));
+}

@@ -1,0 +1,64 @@
+// What the shaders share that vote: what a head's queries say about an entry, and who holds a position. The shader that
+// includes this defines kTile, the number of its threads, what is pushed, VoteParams p and the bases, and has declared
+// `float lse[]`, binding 2.
+#extension GL_GOOGLE_include_directive : require
+#include "../log_sum.glsl"
+
+layout(set = 0, binding = 1, std430) readonly buffer Scores { float scores[]; };
+layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
+layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
+layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };
+
+// Adds what a KV head's query heads say about an entry.
+void add_group(uint head, uint entry, inout LogSum vote) {
+  for (uint query = head * push.p.group; query < (head + 1) * push.p.group; ++query)
+    vote = added(vote, scores[push.base[0] + query * push.p.score_capacity + entry] - lse[push.base[1] + query]);
+}
+
+// So many KV heads at a time look for the entries that hold the tile's positions, each with its share of the threads.
+const uint kHeads = kTile > 256 ? 4 : 8, kSearchers = kTile / kHeads, kNobody = 0xffffffff;
+shared uint firsts[kHeads], passed[kHeads];
+shared uint holders[kHeads][kTile];
+
+// The entries of [n_init, middle_end()) that hold the positions [first, first + kTile) in the heads [head0, head0 + kHeads).
+void find_holders(uint head0, int first) {
+  const uint thread = gl_LocalInvocationIndex, own = thread / kSearchers, searcher = thread % kSearchers;
+  const uint end = middle_end();
+  const bool exists = head0 + own < push.p.heads;
+  const uint at = push.base[2] + (head0 + own) * push.p.capacity;
+  barrier();
+  if (searcher == 0) firsts[own] = step.n_init;
+  for (uint h = 0; h < kHeads; ++h) holders[h][thread] = kNobody;
+  // The first entry with such a position lies in [firsts[h], firsts[h] + span], the same span for all heads.
+  for (uint span = end - step.n_init; span > 0;) {
+    const uint part = span / (kSearchers + 1) + 1;
+    if (searcher == 0) passed[own] = 0;
+    barrier();
+    const uint last = firsts[own] + (searcher + 1) * part - 1;
+    if (exists && last < end && pos[at + last] < first) atomicAdd(passed[own], 1);
+    barrier();
+    if (searcher == 0) firsts[own] += passed[own] * part;
+    span = part - 1;
+  }
+  barrier();
+  for (uint h = 0; h < kHeads && head0 + h < push.p.heads; ++h) {
+    const uint entry = firsts[h] + thread;
+    if (entry >= end) continue;
+    const uint place = uint(pos[push.base[2] + (head0 + h) * push.p.capacity + entry] - first);
+    if (place < kTile) holders[h][place] = entry;
+  }
+  barrier();
+}
+
+// The bits of a layer's vote for the position `first` + gl_LocalInvocationIndex. All threads call it.
+uint layer_vote(uint first) {
+  LogSum vote = kNoSum;
+  for (uint head0 = 0; head0 < push.p.heads; head0 += kHeads) {
+    find_holders(head0, int(first));
+    for (uint h = 0; h < kHeads; ++h) {
+      const uint entry = holders[h][gl_LocalInvocationIndex];
+      if (entry != kNobody) add_group(head0 + h, entry, vote);
+    }
+  }
+  return log_sum_bits(vote);
+}

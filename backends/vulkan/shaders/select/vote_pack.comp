@@ -1,0 +1,52 @@
+// vote, before its max-pool: copies the votes of a group, and packs those of a layer with the positions that they are for.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../step.glsl"
+
+const uint kThreads = 128;  // also the tile of vote.comp
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const bool kHasGate = false;
+#include "../scan.glsl"
+
+layout(set = 0, binding = 1, std430) readonly buffer Votes { uint votes[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Gate { uint gate[]; };
+layout(set = 0, binding = 3, std430) buffer Counts { uint counts[]; };  // of votes in each tile; at `tiles`, of all
+layout(set = 0, binding = 4, std430) writeonly buffer Packed { uint packed_votes[]; };
+layout(set = 0, binding = 5, std430) writeonly buffer Places { uint places[]; };
+layout(push_constant) uniform Push {
+  VoteParams p;
+  uint tiles;  // at most
+  uint base[5];
+} push;
+
+void copy_group() {
+  const uint n = middle_end() - step.n_init;
+  for (uint i = gl_GlobalInvocationID.x; i < push.p.heads * n; i += gl_NumWorkGroups.x * kThreads) {
+    const uint at = i / n * push.p.vote_capacity + step.n_init + i % n;
+    packed_votes[push.base[3] + at] = votes[push.base[0] + at];
+  }
+}
+
+void pack_layer() {
+  const uint thread = thread_in_order(), positions = uint(step.position) + step.n_rows;
+  for (uint first = gl_WorkGroupID.x * kThreads; first < positions; first += gl_NumWorkGroups.x * kThreads) {
+    uint count = 0;
+    for (uint tile = thread; tile < first / kThreads; tile += kThreads) count += counts[push.base[2] + tile];
+    const uint before = scan_threads(count).y, position = first + thread;
+    const uint vote = position < positions ? votes[push.base[0] + position] : 0xff800000;
+    const uvec2 sums = scan_threads(vote != 0xff800000 ? 1 : 0);
+    if (vote != 0xff800000) {
+      packed_votes[push.base[3] + before + sums.x] = vote;
+      places[push.base[4] + before + sums.x] = position;
+    }
+    if (first + kThreads >= positions && thread == 0) counts[push.base[2] + push.tiles] = before + sums.y;
+  }
+}
+
+void main() {
+  if (!selects() || (kHasGate && gate[push.base[1]] != 0)) return;
+  if (step.vote_scope == kVoteGroup)
+    copy_group();
+  else
+    pack_layer();
+}
