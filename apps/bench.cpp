@@ -72,6 +72,7 @@ int bench(Settings& s, const BenchFlags& flags) {
 
   const thimble_memory held = memory(session);
   const thimble_stats seen = stats(session);
+  warn_of_saturated(seen.saturated);
   const Speed reading(seen.prefill_seconds, seen.prefill_bytes, seen.prefill_flop);
   const Speed generating(seen.decode_seconds, seen.decode_bytes, seen.decode_flop);
   if (s.json) {
@@ -99,6 +100,8 @@ int bench(Settings& s, const BenchFlags& flags) {
     out["device_bytes_per_second"] = rates.bytes_per_second;
     out["device_flop_per_second"] = rates.flop_per_second;
     out["pool"] = held.pool;
+    out["selected"] = seen.selected;
+    out["saturated"] = seen.saturated;
     out["budget_bytes"] = held.budget;
     out["allocated_bytes"] = held.allocated;
     out["seed"] = s.seed;

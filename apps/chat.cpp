@@ -211,20 +211,21 @@ void Chat::show_memory() {
                memory_table(held).c_str(), format_count(seen.entries).c_str(),
                format_count(held.capacity).c_str(), format_count(seen.position).c_str(),
                format_count(seen.evicted).c_str());
+  warn_of_saturated(seen.saturated);
 }
 
 void Chat::show_policy() {
   const thimble_memory held = memory(session_);
   const thimble_session_options& o = settings_.session;
-  const char* kRetention[] = {"none", "window", "random", "locret"};
   const int32_t retention = settings_.retention_given ? o.retention
                             : heads_                  ? THIMBLE_RETENTION_LOCRET
                                                       : THIMBLE_RETENTION_NONE;
   std::fprintf(
       stderr, "retention=%s pool=%u chunk=%u retain-scope=%s selection=%s positions=%s mem-budget=%s\n",
-      kRetention[retention], held.pool, held.chunk, o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head",
-      o.selection == THIMBLE_SELECTION_TOKENSELECT ? "tokenselect" : "dense",
-      o.positions == THIMBLE_POSITIONS_ORIGINAL ? "original" : "list",
+      thimble_retention_name(retention), held.pool, held.chunk,
+      o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head", thimble_selection_name(o.selection),
+      o.positions == THIMBLE_POSITIONS_ORIGINAL || o.selection == THIMBLE_SELECTION_QUEST ? "original"
+                                                                                          : "list",
       held.budget ? format_size(held.budget).c_str() : "none");
 }
 
@@ -286,7 +287,7 @@ bool Chat::obey(const std::string& line) {
 void Chat::loop() {
   if (is_terminal(stdin)) std::fprintf(stderr, "/help lists commands; Ctrl-C stops an answer.\n");
   while (const auto line = read_line("> ")) {
-    // One failure must not end a conversation.
+    // One failure must not end a conversation, but for a model that computes nonsense: it goes on doing so.
     try {
       if (strip(*line).empty()) continue;
       if (line->front() != '/')
@@ -295,6 +296,7 @@ void Chat::loop() {
         return;
     } catch (const Failure& failure) {
       progress_.clear();
+      if (failure.status == THIMBLE_NOT_FINITE) throw;
       std::fprintf(stderr, failure.status == THIMBLE_INTERRUPTED ? "(stopped)\n" : "thimble: %s\n",
                    failure.what());
     } catch (const UsageError& error) {

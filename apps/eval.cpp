@@ -1,4 +1,7 @@
 // thimble eval: needle tests, exact-match recall and how much of each needle is still held.
+//
+// With a selection the question is fed token by token, as generated tokens are: the text is what a program
+// reads ahead, and what each word of the question attends to is the policy's choice.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,6 +27,7 @@ struct Sample {
   std::string id, task, answer;
   uint64_t length = 0;  // as the file gives it
   std::vector<int32_t> prompt;
+  size_t question = 0;          // index of the first token of the question
   std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt
 };
 
@@ -42,7 +46,7 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   if (!json.contains("tokens") || !json["tokens"].is_number_unsigned()) {
     throw Failure(THIMBLE_FORMAT, where + " has no number \"tokens\"");
   }
-  Sample sample{text_of("id"), text_of("task"), text_of("answer"), json["tokens"].get<uint64_t>(), {}, {}};
+  Sample sample{text_of("id"), text_of("task"), text_of("answer"), json["tokens"].get<uint64_t>(), {}, 0, {}};
   const std::string &text = text_of("text"), &question = text_of("question"), &needle = text_of("needle");
   if (needle.empty() || text.find(needle) == std::string::npos) {
     throw Failure(THIMBLE_FORMAT, where + ": \"needle\" does not occur in \"text\"");
@@ -56,6 +60,9 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   const std::string prompt = prompt_text(s, model, join_question(text, question));
   const Tokens tokens = tokenize(model, prompt, kPromptFlags);
   sample.prompt = tokens.ids;
+  const uint64_t asked_at = prompt.rfind(question);
+  sample.question = static_cast<size_t>(
+      std::lower_bound(tokens.offsets.begin(), tokens.offsets.end(), asked_at) - tokens.offsets.begin());
   const size_t begin = prompt.find(needle), end = begin + needle.size();
   for (size_t i = 0; i < tokens.ids.size(); ++i) {
     const uint64_t next = i + 1 < tokens.ids.size() ? tokens.offsets[i + 1] : prompt.size();
@@ -96,21 +103,30 @@ struct Outcome {
   std::string answer;
   bool correct = false;
   double retention = 0, seconds = 0;
+  uint64_t read = 0;  // tokens of the prompt that were read ahead, not stepped
+  uint64_t saturated = 0;
 };
 
 // Nothing where Ctrl-C came.
-std::optional<Outcome> ask(const Settings& s, const Model& model, const Session& session,
+std::optional<Outcome> ask(const Settings& s, const Model& model, const Session& session, bool selects,
                            const Sample& sample, Progress& progress) {
   const auto start = std::chrono::steady_clock::now();
   const Interruptible interruptible(session);
   call(thimble_session_reset, session.get());
-  if (!read_prompt(session, sample.prompt, progress)) return std::nullopt;
+  const auto question =
+      sample.prompt.begin() + static_cast<std::ptrdiff_t>(selects ? sample.question : sample.prompt.size());
+  if (!read_prompt(session, {sample.prompt.begin(), question}, progress)) return std::nullopt;
+  for (auto token = question; token != sample.prompt.end(); ++token)
+    if (!call_unless_interrupted(thimble_session_accept, session.get(), *token)) return std::nullopt;
   Outcome outcome;
   outcome.retention = needle_retention(session, model_info(model), sample.needle);
   const Answer answer = generate(model, session, s.predict, [](std::string_view) {});
   if (answer.finish == Finish::kInterrupted) return std::nullopt;
   outcome.answer = strip(answer.text);
   outcome.correct = outcome.answer == strip(sample.answer);
+  const thimble_stats seen = stats(session);
+  outcome.read = seen.prefill_tokens;
+  outcome.saturated = seen.saturated;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return outcome;
 }
@@ -119,10 +135,12 @@ std::optional<Outcome> ask(const Settings& s, const Model& model, const Session&
 struct Row {
   uint64_t samples = 0, correct = 0, baseline_correct = 0;
   double retention = 0;
+  uint64_t saturated = 0;
   void add(const Outcome& outcome, const Outcome* baseline) {
     ++samples;
     correct += outcome.correct;
     retention += outcome.retention;
+    saturated += outcome.saturated;
     if (baseline) baseline_correct += baseline->correct;
   }
 };
@@ -157,11 +175,17 @@ int eval(Settings& s, const EvalFlags& flags) {
   need_tokenizer(model);
   settle_seed(s);
   const std::vector<Sample> samples = read_samples(s, flags, model);
-  uint64_t longest = 0;
-  for (const Sample& sample : samples) longest = std::max<uint64_t>(longest, sample.prompt.size());
+  const bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
+  uint64_t longest = 0, question = 0;
+  for (const Sample& sample : samples) {
+    longest = std::max<uint64_t>(longest, sample.prompt.size());
+    question = std::max<uint64_t>(question, sample.prompt.size() - sample.question);
+  }
 
   Progress progress;
-  thimble_session_options options = session_options(s, model, heads, longest);
+  Settings asking = s;  // the question takes room as an answer does
+  if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
+  thimble_session_options options = session_options(asking, model, heads, longest);
   progress.attach(options);
   const Session session = create_session(model, options);
   Session dense;
@@ -170,6 +194,7 @@ int eval(Settings& s, const EvalFlags& flags) {
     plain.device = s.device;
     plain.predict = s.predict;
     plain.session.threads = s.session.threads;
+    plain.session.context = s.session.context;
     plain.session.retention = THIMBLE_RETENTION_NONE;
     plain.retention_given = true;
     thimble_session_options dense_options = session_options(plain, model, Heads(), longest);
@@ -181,8 +206,8 @@ int eval(Settings& s, const EvalFlags& flags) {
   Row all;
   bool interrupted = false;
   for (const Sample& sample : samples) {
-    const auto outcome = ask(s, model, session, sample, progress);
-    const auto baseline = outcome && dense ? ask(s, model, dense, sample, progress) : std::nullopt;
+    const auto outcome = ask(s, model, session, selects, sample, progress);
+    const auto baseline = outcome && dense ? ask(s, model, dense, false, sample, progress) : std::nullopt;
     interrupted = !outcome || (dense && !baseline);
     if (interrupted) break;
     rows[{sample.task, sample.length}].add(*outcome, baseline ? &*baseline : nullptr);
@@ -194,6 +219,7 @@ int eval(Settings& s, const EvalFlags& flags) {
                  {"task", sample.task},
                  {"tokens", sample.length},
                  {"prompt_tokens", sample.prompt.size()},
+                 {"read_tokens", outcome->read},
                  {"correct", outcome->correct},
                  {"answer", outcome->answer},
                  {"expected", sample.answer},
@@ -207,9 +233,11 @@ int eval(Settings& s, const EvalFlags& flags) {
   }
 
   const thimble_memory held = memory(session);
+  warn_of_saturated(all.saturated);
   if (s.json) {
     Json summary = row_json(all, flags.baseline);
     summary["pool"] = held.pool;
+    summary["saturated"] = all.saturated;
     summary["budget_bytes"] = held.budget;
     summary["allocated_bytes"] = held.allocated;
     summary["interrupted"] = interrupted;
@@ -254,7 +282,8 @@ Command add_eval(CLI::App& root) {
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   app->footer(
-      "An answer is right when it is exactly the expected one, but for white space around it.\n"
+      "An answer is right when it is exactly the expected one, but for white space around it. With a\n"
+      "selection the question is read token by token, as an answer is written.\n"
       "Decoding is greedy. With --json one object a sample, then one with \"summary\".\n\n"
       "Examples:\n"
       "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"

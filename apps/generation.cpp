@@ -56,6 +56,14 @@ Answer generate(const Model& model, const Session& session, int64_t limit, const
   return answer;
 }
 
+void warn_of_saturated(uint64_t numbers) {
+  if (!numbers) return;
+  std::fprintf(stderr,
+               "thimble: warning: %s numbers of keys and values were beyond what 16 bits hold and became the "
+               "largest that do, so answers may be wrong\n",
+               format_count(numbers).c_str());
+}
+
 Json memory_json(const thimble_memory& m) {
   return {{"weights", m.weights},
           {"shared", m.shared},

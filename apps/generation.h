@@ -33,6 +33,9 @@ bool read_prompt(const Session& session, const std::vector<int32_t>& tokens, Pro
 // Generates at most `limit` tokens (-1: until the model ends).
 Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);
 
+// Says on standard error that numbers of keys and values were too large for the pool, where any were.
+void warn_of_saturated(uint64_t numbers);
+
 // Bytes by kind.
 Json memory_json(const thimble_memory& memory);
 // One line and valid UTF-8, whatever bytes the strings hold.

@@ -15,11 +15,24 @@ struct Choice {
   int32_t value;
 };
 
+// All policies of a kind, by the library's names, so that a new one is a choice at once.
+std::vector<Choice> policies(const char* (*name_of)(int32_t)) {
+  std::vector<Choice> all;
+  for (int32_t i = 0; const char* name = name_of(i); ++i) all.push_back({name, i});
+  return all;
+}
+
+// "none|window": what a flag takes.
+std::string join(const std::vector<Choice>& choices) {
+  std::string words;
+  for (const Choice& c : choices) words += (words.empty() ? "" : "|") + std::string(c.name);
+  return words;
+}
+
 // A flag that takes one of a few words and sets an enum of the library.
 CLI::Option* add_choice(CLI::App& app, const std::string& name, int32_t& field, std::vector<Choice> choices,
                         const std::string& help) {
-  std::string words;
-  for (const Choice& c : choices) words += (words.empty() ? "" : "|") + std::string(c.name);
+  const std::string words = join(choices);
   auto set = [=, &field](const std::string& word) {
     for (const Choice& c : choices) {
       if (word == c.name) {
@@ -77,15 +90,10 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(memory);
 
   const char* retention = "Retention (what stays when the pool is full)";
-  auto* retention_flag =
-      add_choice(app, "--retention", o.retention,
-                 {{"none", THIMBLE_RETENTION_NONE},
-                  {"window", THIMBLE_RETENTION_WINDOW},
-                  {"random", THIMBLE_RETENTION_RANDOM},
-                  {"locret", THIMBLE_RETENTION_LOCRET}},
-                 "Everything, the first and the most recent, random entries, or what the heads score highest "
-                 "(default: locret with --heads, else none)")
-          ->group(retention);
+  auto* retention_flag = add_choice(app, "--retention", o.retention, policies(thimble_retention_name),
+                                    "Everything, the first and the most recent, random entries, or what the "
+                                    "heads score highest (default: locret with --heads, else none)")
+                             ->group(retention);
   auto* heads_flag = app.add_option("--heads", s.heads, "Retaining heads of this model, a GGUF file")
                          ->type_name("FILE")
                          ->group(retention);
@@ -95,7 +103,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(retention);
   app.add_option(
          "--stabilizers", o.stabilizers,
-         "Most recent entries kept between chunks (default: a quarter of the pool with heads, else 0)")
+         "Most recent entries kept between chunks (default: the share of the pool that the heads were "
+         "trained with, else 0)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--local", o.local,
@@ -108,46 +117,60 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(retention);
 
   const char* selection = "Selection (what a new token attends to)";
-  add_choice(app, "--selection", o.selection,
-             {{"dense", THIMBLE_SELECTION_DENSE}, {"tokenselect", THIMBLE_SELECTION_TOKENSELECT}},
-             "All of the pool, or the tokens that the heads vote for (default: dense)")
+  add_choice(app, "--selection", o.selection, policies(thimble_selection_name),
+             "All of the pool, the tokens that the heads vote for, or the pages whose keys may match best "
+             "(default: dense)")
       ->group(selection);
-  std::vector<CLI::Option*> selecting;
-  auto number = [&](const char* name, uint32_t& field, const char* help) {
-    selecting.push_back(app.add_option(name, field, help)->type_name("N")->group(selection));
+  // Flags of one selection alone, or of all that choose.
+  constexpr int32_t kChoosing = -1;
+  struct Belongs {
+    const CLI::Option* option;
+    int32_t selection;
   };
-  number("--select-k", o.select_k, "Entries that the heads vote for (default: 2048)");
-  number("--select-init", o.select_init, "First entries, always attended to (default: 128)");
-  number("--select-local", o.select_local, "Most recent entries, always attended to (default: 512)");
-  selecting.push_back(
-      app.add_option("--select-theta", o.select_theta,
-                     "Reuse the last selection above this cosine of the queries (default: 1, never)")
-          ->type_name("X")
-          ->group(selection));
-  number("--select-window", o.vote_window, "Max-pool over the votes, in tokens (default: 0, none)");
-  selecting.push_back(
-      add_choice(app, "--select-scale", o.vote_scale,
-                 {{"none", THIMBLE_SCALE_NONE}, {"sqrt", THIMBLE_SCALE_SQRT}},
-                 "Votes as published, or divided by the root of the head size (default: none)")
-          ->group(selection));
-  selecting.push_back(app.add_flag_callback(
-                             "--select-prefill", [&o] { o.select_prefill = 1; },
-                             "Select while reading too; then --chunk is at most --select-local")
-                          ->group(selection));
-  selecting.push_back(
+  std::vector<Belongs> selecting;
+  auto belongs = [&](CLI::Option* option, int32_t to) {
+    selecting.push_back({option->group(selection), to});
+  };
+  auto number = [&](const char* name, uint32_t& field, int32_t to, const char* help) {
+    belongs(app.add_option(name, field, help)->type_name("N"), to);
+  };
+  constexpr int32_t kVoting = THIMBLE_SELECTION_TOKENSELECT, kPaging = THIMBLE_SELECTION_QUEST;
+  number("--select-k", o.select_k, kChoosing, "Entries that are chosen (default: 2048)");
+  number("--select-init", o.select_init, kVoting, "First entries, always attended to (default: 128)");
+  number("--select-local", o.select_local, kVoting, "Most recent entries, always attended to (default: 512)");
+  belongs(app.add_option("--select-theta", o.select_theta,
+                         "Reuse the last selection above this cosine of the queries (default: 1, never)")
+              ->type_name("X"),
+          kVoting);
+  number("--select-window", o.vote_window, kVoting, "Max-pool over the votes, in tokens (default: 0, none)");
+  belongs(add_choice(app, "--select-scale", o.vote_scale,
+                     {{"none", THIMBLE_SCALE_NONE}, {"sqrt", THIMBLE_SCALE_SQRT}},
+                     "Votes as published, or divided by the root of the head size (default: none)"),
+          kVoting);
+  auto* reading = app.add_flag_callback(
+      "--select-prefill", [&o] { o.select_prefill = 1; },
+      "Select while reading, too, --select-local tokens at a time at most (default: without retention)");
+  auto* not_reading = app.add_flag_callback(
+      "--no-select-prefill", [&o] { o.select_prefill = 0; }, "Read densely (default: with a retention)");
+  belongs(reading, kVoting);
+  belongs(not_reading->excludes(reading), kVoting);
+  belongs(
       add_choice(
           app, "--vote", o.vote,
           {{"auto", THIMBLE_VOTE_AUTO}, {"layer", THIMBLE_VOTE_LAYER}, {"group", THIMBLE_VOTE_GROUP}},
-          "Who votes together: all heads of a layer, or those of one KV head (default: auto, layer until "
-          "something was evicted)")
-          ->group(selection));
-  add_choice(
-      app, "--positions", o.positions,
-      {{"list", THIMBLE_POSITIONS_LIST}, {"original", THIMBLE_POSITIONS_ORIGINAL}},
-      "Rotary position of an entry: its index among the attended, or its place in the text (default: list)")
-      ->group(selection);
+          "Who votes together: all heads of a layer, or those of one KV head (default: auto, group with a "
+          "retention, else layer)"),
+      kVoting);
+  number("--select-page", o.select_page, kPaging, "Entries of a page (default: 16)");
+  number("--dense-layers", o.dense_layers, kPaging, "First layers that attend to everything (default: 2)");
+  auto* positions_flag =
+      add_choice(app, "--positions", o.positions,
+                 {{"list", THIMBLE_POSITIONS_LIST}, {"original", THIMBLE_POSITIONS_ORIGINAL}},
+                 "Rotary position of an entry: its index among the attended, or its place in the text "
+                 "(default: list; original for quest)")
+          ->group(selection);
 
-  app.parse_complete_callback([&s, retention_flag, heads_flag, selecting] {
+  app.parse_complete_callback([&s, retention_flag, heads_flag, selecting, positions_flag] {
     if (retention_flag->count()) s.retention_given = true;
     if (s.retention_given && s.session.retention == THIMBLE_RETENTION_LOCRET && s.heads.empty()) {
       throw UsageError("--retention locret needs --heads FILE");
@@ -155,10 +178,19 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     if (s.retention_given && s.session.retention != THIMBLE_RETENTION_LOCRET && heads_flag->count()) {
       throw UsageError("--heads is for --retention locret alone; leave one of the two out");
     }
-    for (const CLI::Option* option : selecting) {
-      if (option->count() && s.session.selection != THIMBLE_SELECTION_TOKENSELECT) {
-        throw UsageError(option->get_name() + " needs --selection tokenselect");
-      }
+    for (const Belongs& flag : selecting) {
+      const bool fits = flag.selection == kChoosing ? s.session.selection != THIMBLE_SELECTION_DENSE
+                                                    : s.session.selection == flag.selection;
+      if (!flag.option->count() || fits) continue;
+      std::vector<Choice> choosing = policies(thimble_selection_name);
+      choosing.erase(choosing.begin() + THIMBLE_SELECTION_DENSE);
+      throw UsageError(
+          flag.option->get_name() + " needs --selection " +
+          (flag.selection == kChoosing ? join(choosing) : thimble_selection_name(flag.selection)));
+    }
+    if (s.session.selection == kPaging && positions_flag->count() &&
+        s.session.positions == THIMBLE_POSITIONS_LIST) {
+      throw UsageError("--selection quest keeps every token's place in the text; leave --positions list out");
     }
   });
 }
@@ -226,12 +258,14 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   // -n 0 still needs room: 0 would mean the default.
   if (s.predict >= 0) o.max_new = static_cast<uint32_t>(std::max<int64_t>(s.predict, 1));
   const bool evicts = s.retention_given ? o.retention != THIMBLE_RETENTION_NONE : heads != nullptr;
-  if (!evicts && o.context == 0 && o.positions == THIMBLE_POSITIONS_LIST) {
-    const uint64_t trained = model_info(model).context_length;
-    uint64_t bound = tokens + o.max_new;
-    if (s.predict < 0 || tokens == 0) bound = std::max(bound + 256, trained);
-    o.context = static_cast<uint32_t>(std::min<uint64_t>(bound, INT32_MAX));
-  }
+  // Where nothing is evicted, the pool must hold the text; the answer's room is beside it. Not said as a
+  // context: that is the user's bound on positions, the same for every policy. Where the text is not known,
+  // or the answer has no end, the library's choice stays, a pool for all that the model was trained for.
+  constexpr uint64_t kOpenEnd = 256;
+  const bool as_trained =
+      tokens == 0 || (s.predict < 0 && tokens + kOpenEnd < model_info(model).context_length);
+  if (!evicts && !o.pool && !o.context && !as_trained)
+    o.pool = static_cast<uint32_t>(std::min<uint64_t>(tokens, INT32_MAX));
   return o;
 }
 

@@ -48,7 +48,7 @@ void add_sampling_flags(CLI::App& app, Settings& settings);
 void add_chat_flags(CLI::App& app, Settings& settings);
 
 // The options of a session for these settings, which lend their strings. `tokens` is the longest prompt, 0
-// where it is not known: without -c and without eviction the pool must hold it and the answer.
+// where it is not known.
 thimble_session_options session_options(const Settings& settings, const Model& model, const Heads& heads,
                                         uint64_t tokens);
 // The heads of --heads, or none.

@@ -21,7 +21,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
   const uint64_t dense_bytes = memory.dense_bytes_per_token * planned_tokens;
   const bool bounded = memory.largest_position != UINT32_MAX;
   const uint64_t largest_position = bounded ? memory.largest_position : planned_tokens;
-  const bool selects = s.session.selection == THIMBLE_SELECTION_TOKENSELECT;
+  const bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
   uint32_t largest_pool = 0;
   if (options.budget_bytes) call(thimble_session_largest_pool, model.get(), &options, &largest_pool);
 
@@ -44,7 +44,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
     return 0;
   }
   std::printf("%s\n", memory_table(memory).c_str());
-  std::printf("pool      %s entries a head, room for %s, read %s at a time\n",
+  std::printf("pool      %s entries a head, room for %s in the largest, read %s at a time\n",
               format_count(memory.pool).c_str(), format_count(memory.capacity).c_str(),
               format_count(memory.chunk).c_str());
   if (options.budget_bytes)

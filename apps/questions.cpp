@@ -104,8 +104,8 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
   const uint64_t dense_bytes = planned.dense_bytes_per_token * longest;
   if (!s.json) {
     std::printf("budget            %s\n", planned.budget ? format_size(planned.budget).c_str() : "no limit");
-    std::printf("pool              %s entries a head, room for %s\n", format_count(planned.pool).c_str(),
-                format_count(planned.capacity).c_str());
+    std::printf("pool              %s entries a head, room for %s in the largest\n",
+                format_count(planned.pool).c_str(), format_count(planned.capacity).c_str());
     std::printf("planned           %s for the reading, %s with the clone that a question takes\n",
                 format_size(planned.total).c_str(),
                 format_size(planned.total + clone_bytes(planned)).c_str());
@@ -135,10 +135,9 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
       answer_width = std::max(answer_width, q.answer.get_ref<const std::string&>().size());
   }
   if (!s.json && !interrupted) {
-    std::printf("read %s of %s tokens once in %.1f s (%.0f tokens/s), kept %s of %s entries\n\n",
+    std::printf("read %s of %s tokens once in %.1f s (%.0f tokens/s), kept %s of them at most in a head\n\n",
                 format_count(read.prefill_tokens).c_str(), format_count(longest).c_str(),
-                read.prefill_seconds, read_rate, format_count(read.entries).c_str(),
-                format_count(read.entries + read.evicted).c_str());
+                read.prefill_seconds, read_rate, format_count(read.entries).c_str());
     std::printf("%s  %s  %s         depth\n", cell("question", question_width).c_str(),
                 cell("answer", answer_width).c_str(), cell("expected", answer_width).c_str());
     std::fflush(stdout);
@@ -146,7 +145,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
 
   Json rows = Json::array();
   size_t right = 0, judged = 0;
-  uint64_t allocated = memory(reading).allocated;
+  uint64_t allocated = memory(reading).allocated, saturated = read.saturated;
   for (const Question& q : questions) {
     if (interrupted) break;
     const auto start = std::chrono::steady_clock::now();
@@ -158,6 +157,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
     if (read_prompt(session, rest, progress))
       answer = generate(model, session, s.predict, [](std::string_view) {});
     allocated = std::max(allocated, memory(session).allocated);
+    saturated = std::max(saturated, stats(session).saturated);  // a clone goes on counting
     interrupted = answer.finish == Finish::kInterrupted;
     if (interrupted) break;  // half an answer is neither right nor wrong
     const std::string text(strip(answer.text));
@@ -186,6 +186,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
     }
   }
 
+  warn_of_saturated(saturated);
   if (s.json) {
     print_json(
         {{"budget_bytes", planned.budget},
@@ -201,6 +202,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
          {"prefill_seconds", read.prefill_seconds},
          {"prefill_tps", read_rate},
          {"entries", {{"seen", read.prefill_tokens}, {"kept", read.entries}, {"evicted", read.evicted}}},
+         {"saturated", saturated},
          {"questions", rows},
          {"right", right},
          {"judged", judged},

@@ -88,6 +88,7 @@ int run(Settings& s, const RunFlags& flags) {
   }
 
   const thimble_stats seen = stats(session);
+  warn_of_saturated(seen.saturated);
   if (s.json) {
     const thimble_memory held = memory(session);
     Json out = {{"text", answer.text},
@@ -105,7 +106,11 @@ int run(Settings& s, const RunFlags& flags) {
                   {"pool", held.pool},
                   {"capacity", held.capacity}}},
                 {"entries",
-                 {{"seen", seen.position - seen.waiting}, {"kept", seen.entries}, {"evicted", seen.evicted}}},
+                 {{"seen", seen.position - seen.waiting},
+                  {"kept", seen.entries},
+                  {"evicted", seen.evicted},
+                  {"selected", seen.selected}}},
+                {"saturated", seen.saturated},
                 {"finish_reason", finish_name(answer.finish)},
                 {"seed", s.seed}};
     if (flags.logits) {

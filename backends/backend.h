@@ -1,15 +1,18 @@
 // The seam between runtime/ and backends/: memory, the ops of a step, and programs that are recorded once and
 // replayed.
 //
-// runtime/decoder.cpp writes a step by calling ops on a Recorder; a backend turns an op into launches as it
-// likes. What changes from step to step travels in StepParams (op_params.h), so a Program is replayed
-// unchanged.
+// runtime/decoder.cpp writes a step as a list of ops; an op is a value, a backend turns it into launches as
+// it likes. What changes from step to step travels in StepParams and HeadState (op_params.h), so a Program is
+// replayed unchanged.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <string>
+#include <variant>
 
 #include "backends/op_params.h"
 #include "base/dtype.h"
@@ -54,6 +57,15 @@ struct Weight : In {
   uint32_t rows = 0, cols = 0;
 };
 
+// Keys or values of one layer or chunk: [entries][head_dim] of `type`, with scales where the type has them.
+struct KvArray {
+  View values, scales;
+  DType type = DType::kF16;
+  explicit operator bool() const { return bool(values); }
+};
+// What so many channels of one entry take.
+inline uint64_t kv_bytes(DType type, uint32_t head_dim) { return dtype_bytes(type, head_dim); }
+
 // ---- what a device must know to say what it needs ----
 
 struct ModelShape {
@@ -62,12 +74,16 @@ struct ModelShape {
 };
 struct SessionShape {
   uint32_t chunk = 0;          // rows of the largest program
-  uint32_t pool_capacity = 0;  // entries in every head's pool
+  uint32_t run_capacity = 0;   // entries in the longest head's run
+  uint32_t layer_entries = 0;  // entries of all heads' runs in the largest layer
+  uint32_t reach = 0;          // entries of the longest run and the chunk that a step can see
   uint32_t view_capacity = 0;  // entries in the view
   uint32_t positions = 0;      // bound on positions in a layer vote; 0: no selection
+  uint32_t heads = 0;          // rows of the table of HeadState
 };
 struct Needs {
-  uint64_t fixed = 0;      // context, pipelines, library workspace: measured at device creation, once for all sessions
+  uint64_t fixed =
+      0;  // context, pipelines, library workspace: measured at device creation, once for all sessions
   uint64_t programs = 0;   // what the recorded programs of one session take of the device's memory
   uint64_t workspace = 0;  // scratch of the backend's own, allocated by the runtime and handed to open_stream
 };
@@ -77,11 +93,12 @@ struct DeviceInfo {
   bool usable = true;
   bool software = false;  // a driver that computes on the processor, which "auto" passes over
   uint64_t total_bytes = 0, free_bytes = 0;
-  uint64_t max_binding = 0;         // largest range an op can be given
+  uint64_t max_binding = 0;              // largest range an op can be given
   uint64_t max_allocation = UINT64_MAX;  // largest buffer
-  uint32_t alignment = 64;          // of every view's offset
-  uint64_t granularity = 1;         // allocations take whole multiples of it
-  bool unified = true;  // host and device share memory: every buffer is mapped, and files are imported as they lie
+  uint32_t alignment = 64;               // of every view's offset
+  uint64_t granularity = 1;              // allocations take whole multiples of it
+  bool unified =
+      true;  // host and device share memory: every buffer is mapped, and files are imported as they lie
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
 };
 
@@ -97,9 +114,10 @@ inline constexpr uint32_t kMostLogitRows = 16;
 // ---- the ops ----
 // Shapes are row-major, innermost last. `rows` is StepParams::n_rows unless the parameters say n_logit_rows.
 // f32 unless said otherwise. Hkv, H: KV and query heads; dh: head_dim; a KV head j serves query heads
-// [j*group, (j+1)*group). A list is [Hkv][list_capacity] uints: the count, then that many entries, ascending;
-// entry >= n_entries is a chunk row. An op that gets an empty `list` works on all n_entries + n_rows entries
-// (kFromPool: the row is already appended).
+// [j*group, (j+1)*group). What is marked [run] is a layer's array, in which each KV head has the run of
+// entries that its HeadState says; n_entries is the head's own. A list is [Hkv][list_capacity] uints: the
+// count, then that many entries of the head, ascending; entry >= n_entries is a chunk row. An op that gets an
+// empty `list` works on all n_entries + n_rows entries (kFromPool: the row is already appended).
 //
 // rope table: [64 + blocks][n_rot / 2] pairs (cos, sin). Row i < 64 is position i; row 64 + a is position 64
 // * a, times the model's attention factor. Position p is the complex product of rows 64 + p / 64 and p % 64:
@@ -133,37 +151,42 @@ struct Activation {  // x = act(x)
   Out x;             // [rows][cols]
   ActivationParams p;
 };
-struct KvAppend {  // k, v rows as f16, and their positions
+struct KvAppend {  // k, v rows as f16, and their positions; what is beyond f16's range becomes its largest
+                   // number
   In qkv;          // [rows][row_stride]
   In rope;
-  Out k, v;  // f16 [Hkv][capacity][dh]
-  Out pos;   // int32 [Hkv][capacity]
+  KvArray k, v;   // [run][dh], or of the chunk: [Hkv][chunk_capacity][dh]
+  Out pos;        // int32, likewise
+  Out saturated;  // one uint, to which the numbers are added that were beyond f16's range
   KvAppendParams p;
 };
 struct CisStore {  // the retention scores of the step's rows
   In score;        // [rows][Hkv], kCisHead only
-  Out cis;         // [Hkv][capacity]
+  Out cis;         // [run], or of the chunk: [Hkv][chunk_capacity]
   CisStoreParams p;
 };
-struct KvView {         // gathers, and rotates by list index under kRopeList: what prefill attention reads
-  In pool_k, pool_v;    // f16 [Hkv][pool_capacity][dh]
-  In chunk_k, chunk_v;  // f16 [Hkv][chunk_capacity][dh]
+struct KvView {            // gathers, and rotates by list index under kRopeList: what prefill attention reads
+  KvArray pool_k, pool_v;  // [run][dh]
+  KvArray chunk_k, chunk_v;  // [Hkv][chunk_capacity][dh]
   In list, rope;
   Out k, v;  // [Hkv][view_capacity][dh], DeviceInfo::view_element_bytes an element
   KvViewParams p;
 };
 struct Attention {  // y = softmax(q k^T * scale, causal over the last rows) v, GQA
   In q;             // [rows][row_stride], unrotated; row i of n has list index count - n + i (its own entry)
-  In k, v;          // the view, or one layer's pool
+  KvArray k, v;  // the view, [Hkv][view_capacity][dh] of DeviceInfo::view_element_bytes; or one layer's pool,
+                 // [run][dh]
   In list, rope;
   Out y;   // [rows][y_stride]
   Out ml;  // f32 [rows][H][2]: running maximum and sum between passes
   AttentionParams p;
 };
-struct KvCompact {  // pool = the listed entries of pool and chunk, in place, in order
-  In list;
-  In chunk_k, chunk_v, chunk_pos, chunk_cis;  // empty where there is no chunk; cis empty without retention
-  Out k, v, pos, cis;
+struct KvCompact {           // pool = the listed entries of pool and chunk, in place, in order
+  In list;                   // empty: all, which puts the chunk's rows behind the pool's entries
+  KvArray chunk_k, chunk_v;  // empty where there is no chunk
+  In chunk_pos, chunk_cis;   // cis empty without retention
+  KvArray k, v;              // [run][dh]
+  Out pos, cis;              // [run]
   KvCompactParams p;
 };
 // Per layer: what the selection cache remembers. The runtime clears it; `hits` and `misses` it only reads.
@@ -173,10 +196,12 @@ struct GateState {
   uint32_t generation;  // StepParams::generation when it was made
   int32_t position;     // StepParams::position when it was made
   uint32_t hits, misses;
-  uint32_t reserved[2];
+  uint32_t selecting;  // KV heads that were selected from when it was made
+  uint32_t reserved;
 };
-struct QueryGate {  // hit = valid, same generation, at most n_local / 2 tokens ago, cos(q, cached) >= theta
-                    // (methods 3.6)
+struct QueryGate {  // hit = valid, same generation, as many KV heads to select from, at most n_local / 2 tokens
+                    // ago, cos(q, cached) >= theta (methods 3.6). While no head is selected from: not valid,
+                    // and neither hit nor miss
   In q;             // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
   Out cached;       // [cols]; replaced on a miss
   Out gate;         // GateState
@@ -185,7 +210,7 @@ struct QueryGate {  // hit = valid, same generation, at most n_local / 2 tokens 
 struct TokenScore {  // s_h(i) = mean over rows of q rotated at n_local + row, dot k_i unrotated, over the
                      // middle (methods 3.1, 3.5)
   In q;              // [rows][row_stride]
-  In k;              // f16 [Hkv][capacity][dh]
+  KvArray k;         // [run][dh]
   In rope, gate;
   Out scores;  // [H][score_capacity], index = pool entry; only the middle is written
   Out lse;     // [H]: log-sum-exp of a head's scores
@@ -194,22 +219,37 @@ struct TokenScore {  // s_h(i) = mean over rows of q rotated at n_local + row, d
 struct Vote {  // log of sum over heads of exp(s - lse): per KV head (group) or per position (layer); others
                // -inf
   In scores, lse;
-  In pos;  // int32 [Hkv][capacity]
+  In pos;  // int32 [run]; kVoteLayer only
   In gate;
-  Out votes;  // group: [Hkv][vote_capacity] by entry; layer: [vote_capacity] by position
+  Out votes;  // group: [Hkv][vote_capacity] by entry or page; layer: [vote_capacity] by position
   VoteParams p;
 };
-struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go to the larger position
-  In scores;        // retain: cis [Hkv][score_capacity]; select: votes
-  In chunk_scores;  // retain: [Hkv][chunk_capacity], or empty
-  In pos;           // int32 [Hkv][pos_capacity], select under kVoteLayer
-  In gate;          // select: on a hit only the local tail of the list is rewritten
+// Quest (methods 4): what the keys of a page lie between, channel by channel.
+struct PageBounds {
+  KvArray k;   // [run][dh]
+  Out bounds;  // f16 [pages][2][dh]: smallest, largest
+  PageBoundsParams p;
+};
+struct PageScore {  // s_h(page) = scale * sum over channels of max(q * smallest, q * largest), over the
+                    // middle
+  In q;  // [rows][row_stride], one row; rotated to its position under kRopeOriginal, else not at all
+  In bounds, rope;
+  Out scores;  // [H][score_capacity], index = page; only the middle is written
+  Out lse;     // [H]: log-sum-exp of a head's scores
+  PageScoreParams p;
+};
+struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go to the larger entry, page or
+                    // position
+  In scores;        // as p.by_position, p.in_runs and p.page say
+  In chunk_scores;  // of the chunk's rows: [Hkv][chunk_capacity]; or empty
+  In pos;           // int32 [run], by_position only
+  In gate;          // on a hit only the last n_local of the list are rewritten
   Out list;
   TopKParams p;
 };
 struct ArgMax {  // ties go to the lower id
   In x;          // [n_logit_rows][cols]
-  Out index;     // int32 [n_logit_rows]
+  Out index;     // int32 [n_logit_rows]; -1 where any x of the row is NaN or infinite
   ArgMaxParams p;
 };
 struct LogProb {  // log softmax(x)[target]
@@ -224,34 +264,33 @@ struct Copy {
   CopyParams p;
 };
 
-// Selecting ops work only when n_entries + n_rows > n_init + select_k + n_local; below that top_k lists
-// everything and token_score, vote do nothing.
+// Selecting ops work in units of `page` entries, of which a head has n = ceil((n_entries + n_rows) / page).
+// They work only when n > n_init + select_k + n_local, on the middle [n_init, n - n_local); below that top_k
+// lists everything and token_score, page_score and vote do nothing.
+
+using Op =
+    std::variant<Embed, RmsNorm, Linear, Glu, Activation, KvAppend, CisStore, KvView, Attention, KvCompact,
+                 QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, ArgMax, LogProb, Copy>;
+// "token_score": what an op is called in files, tests and messages.
+inline const char* op_name(const Op& op) {
+  static constexpr const char* kNames[] = {
+      "embed",   "rms_norm",  "linear",     "glu",        "activation",  "kv_append",   "cis_store",
+      "kv_view", "attention", "kv_compact", "query_gate", "token_score", "page_bounds", "page_score",
+      "vote",    "top_k",     "arg_max",    "log_prob",   "copy"};
+  static_assert(std::size(kNames) == std::variant_size_v<Op>);
+  return kNames[op.index()];
+}
 
 struct Recorder {  // ops run in the order recorded; the first error sticks until finish()
   virtual ~Recorder() = default;
   virtual void segment() = 0;  // what follows belongs to the next segment
-  virtual void embed(const Embed&) = 0;
-  virtual void rms_norm(const RmsNorm&) = 0;
-  virtual void linear(const Linear&) = 0;
-  virtual void glu(const Glu&) = 0;
-  virtual void activation(const Activation&) = 0;
-  virtual void kv_append(const KvAppend&) = 0;
-  virtual void cis_store(const CisStore&) = 0;
-  virtual void kv_view(const KvView&) = 0;
-  virtual void attention(const Attention&) = 0;
-  virtual void kv_compact(const KvCompact&) = 0;
-  virtual void query_gate(const QueryGate&) = 0;
-  virtual void token_score(const TokenScore&) = 0;
-  virtual void vote(const Vote&) = 0;
-  virtual void top_k(const TopK&) = 0;
-  virtual void arg_max(const ArgMax&) = 0;
-  virtual void log_prob(const LogProb&) = 0;
-  virtual void copy(const Copy&) = 0;
+  virtual void record(const Op&) = 0;
 };
 
 struct Program {  // graph exec | command buffers | closures
   virtual ~Program() = default;
   uint32_t segments = 0;
+  uint64_t bytes = 0;  // of memory that recording it took, as far as it can be measured
 };
 
 // ---- device and stream ----
@@ -263,7 +302,9 @@ struct Stream {
   virtual std::unique_ptr<Recorder> record(uint32_t max_rows) = 0;
   virtual Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder>) = 0;
   // Runs segments [first, last) with these values: the whole hot path. May return before the work is done.
-  virtual Status submit(Program&, uint32_t first, uint32_t last, const StepParams&) = 0;
+  // `heads`: as many as the stream was opened for.
+  virtual Status submit(Program&, uint32_t first, uint32_t last, const StepParams&,
+                        std::span<const HeadState> heads) = 0;
   virtual Status wait() = 0;
 };
 
@@ -281,7 +322,10 @@ struct Device {
   virtual Status write(View destination, const void* source) = 0;  // whole view; through bounded staging
   virtual Status read(void* destination, View source) = 0;
   virtual Status copy(View destination, View source) = 0;  // same bytes, not overlapping
-  virtual Result<std::unique_ptr<Stream>> open_stream(View workspace) = 0;
+  // `heads`: rows of the table of HeadState, of all layers.
+  virtual Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) = 0;
+  // Whether it has this op, with these types and parameters.
+  virtual bool supports(const Op&) const = 0;
   // Takes about a second, and memory that it gives back.
   virtual Result<Rates> measure() = 0;
 };

@@ -1,5 +1,6 @@
 // The parameter block of every op and the per-step values: one header for C++, CUDA and GLSL.
-// Each block is at most 128 bytes (the smallest push constant range that Vulkan promises) of uint, int and float.
+// Each block is at most 128 bytes (the smallest push constant range that Vulkan promises) of uint, int and
+// float.
 #ifndef THIMBLE_OP_PARAMS_H
 #define THIMBLE_OP_PARAMS_H
 
@@ -9,24 +10,31 @@ namespace thimble {
 typedef uint32_t uint;
 #endif
 
-// Values that change from submit to submit; they lie in device memory, so a recorded program can be replayed.
+// Values that change from submit to submit. They lie in device memory with the table of HeadState behind
+// them, so a recorded program can be replayed.
 struct StepParams {
   uint n_rows;           // tokens of this step; programs are recorded for at least as many
-  uint n_entries;        // entries in every head's pool before this step
   int position;          // original position of the first row
-  uint keep;             // retain: entries that every head keeps, of n_entries + n_rows
-  uint protect_first;    // retain: first entries that stay whatever their score
-  uint protect_last;     // retain: last entries that stay whatever their score
-  uint n_init;           // select: first entries always attended (sinks)
-  uint n_local;          // select: last entries always attended, the step's rows among them
-  uint select_k;         // select: entries picked from the middle
-  uint vote_scope;       // select: kVoteLayer or kVoteGroup
+  uint n_init;           // select: first units always attended (sinks); a unit is an entry, or a page of them
+  uint n_local;          // select: last units always attended, the step's rows among them
+  uint select_k;         // select: units picked from the middle
   float theta;           // select: cosine at which the cached selection is used again; >= 1 never
   uint generation;       // select: changes whenever pool entries moved, so cached indices are stale
   uint first_logit_row;  // tail: first row that gets logits
   uint n_logit_rows;     // tail: rows that get logits
   uint ring_row;         // decode: row of the ring that keeps this token's q, k, v
   uint seed;             // random retention
+};
+
+// One KV head's run of entries in its layer's arrays. Op parameters name the row of their KV head 0 in the
+// table as `head_state`; the rows of the other heads follow.
+struct HeadState {
+  uint first;          // entry of the layer's arrays where the run begins
+  uint capacity;       // entries that it has room for
+  uint n_entries;      // entries that it holds before this step
+  uint keep;           // retain: entries that stay, of n_entries + n_rows
+  uint protect_first;  // retain: first entries that stay whatever their score
+  uint protect_last;   // retain: last entries that stay whatever their score
 };
 
 // Which count of StepParams bounds an op's rows.
@@ -55,13 +63,16 @@ struct StepParams {
 #define kIntoPool 1u   // rows go to the pool, from entry n_entries
 #define kIntoRing 2u   // scores of the last n_rows pool entries (cis_store)
 
-#define kTopKRetain 0u  // keeps `keep` of pool and chunk, protect_first and protect_last among them
-#define kTopKSelect 1u  // picks select_k from the middle, between n_init and n_local
+// How many top_k lists.
+#define kKeepOfHead 0u  // HeadState: `keep` of n_entries + n_rows, protect_first and protect_last among them
+#define kKeepOfStep \
+  1u  // StepParams: n_init + select_k + n_local, the first n_init and the last n_local among them
 
 #define kFromView 0u  // attention reads the view that kv_view made
 #define kFromPool 1u  // attention gathers and rotates from the pool itself (one row)
 
-// How a model rotates; part of every op that does. The table is [64 + blocks][n_rot / 2]{cos, sin}, see backend.h.
+// How a model rotates; part of every op that does. The table is [64 + blocks][n_rot / 2]{cos, sin}, see
+// backend.h.
 struct RopeParams {
   uint mode;     // kRopeList, kRopeOriginal
   uint pairing;  // kRopeAdjacent, kRopeHalves
@@ -74,7 +85,7 @@ struct EmbedParams {
 
 struct RmsNormParams {
   uint cols;
-  uint groups;      // vectors of `cols` in a row, one after the other: 1, or heads for the per-head q and k norm
+  uint groups;  // vectors of `cols` in a row, one after the other: 1, or heads for the per-head q and k norm
   uint row_stride;  // elements from row to row, in x and in y
   float eps;
   uint rows;  // kStepRows, kLogitRows
@@ -106,9 +117,10 @@ struct KvAppendParams {
   uint head_dim;
   uint row_stride;          // elements from row to row of qkv
   uint k_column, v_column;  // where k and v of head 0 start in a row
-  uint capacity;            // entries from head to head in k, v, pos
-  uint into;                // kIntoChunk, kIntoPool
-  RopeParams rope;          // rotates only under kRopeOriginal
+  uint chunk_capacity;      // kIntoChunk: rows from head to head in k, v, pos
+  uint head_state;
+  uint into;        // kIntoChunk, kIntoPool
+  RopeParams rope;  // rotates only under kRopeOriginal
 };
 
 struct CisStoreParams {
@@ -116,14 +128,16 @@ struct CisStoreParams {
   uint kind;         // kCisHead, kCisPosition, kCisHash
   uint share_heads;  // 1: every head gets the largest score of all heads (retention scope layer)
   uint layer;
-  uint capacity;  // entries from head to head in cis
-  uint into;      // kIntoChunk, kIntoPool, kIntoRing
+  uint chunk_capacity;  // kIntoChunk: scores from head to head
+  uint head_state;
+  uint into;  // kIntoChunk, kIntoPool, kIntoRing
 };
 
 struct KvViewParams {
   uint first_head, heads;
   uint head_dim;
-  uint pool_capacity, chunk_capacity;
+  uint chunk_capacity;  // rows from head to head in the chunk buffer
+  uint head_state;
   uint first_entry, view_capacity;  // this pass shows list entries [first_entry, first_entry + view_capacity)
   uint list_capacity;
   RopeParams rope;
@@ -133,25 +147,30 @@ struct AttentionParams {
   uint first_head, heads;  // KV heads
   uint group;              // query heads to a KV head
   uint head_dim;
-  uint row_stride;                  // elements from row to row of q
-  uint y_stride;                    // elements from row to row of y
-  uint source;                      // kFromView, kFromPool
-  uint first_entry;                 // kFromView: list index of the view's first entry; m, l, o carry on from earlier passes
-  uint capacity;                    // entries from head to head in k and v
+  uint row_stride;   // elements from row to row of q
+  uint y_stride;     // elements from row to row of y
+  uint source;       // kFromView, kFromPool
+  uint first_entry;  // kFromView: list index of the view's first entry; m, l, o carry on from earlier passes
+  uint view_capacity;  // kFromView: entries from head to head in k and v
+  uint head_state;
   uint list_capacity;
-  float scale;                      // 1 / sqrt(head_dim)
+  uint window;  // a row sees its own list index and the window - 1 before it; 0: all before it
+  float scale;  // 1 / sqrt(head_dim)
   RopeParams rope;
 };
 
 struct KvCompactParams {
   uint first_head, heads;
   uint head_dim;
-  uint pool_capacity, chunk_capacity;
+  uint chunk_capacity;  // rows from head to head in the chunk buffer
+  uint head_state;
   uint list_capacity;
 };
 
 struct QueryGateParams {
-  uint cols;  // query heads * head_dim
+  uint cols;   // query heads * head_dim
+  uint heads;  // KV heads
+  uint head_state;
 };
 
 struct TokenScoreParams {
@@ -159,7 +178,7 @@ struct TokenScoreParams {
   uint group;
   uint head_dim;
   uint row_stride;
-  uint capacity;        // entries from head to head in k
+  uint head_state;
   uint score_capacity;  // scores from query head to query head
   float scale;          // 1 as published, or 1 / sqrt(head_dim)
   RopeParams rope;
@@ -168,7 +187,9 @@ struct TokenScoreParams {
 struct VoteParams {
   uint heads;  // KV heads
   uint group;
-  uint capacity;        // entries from head to head in pos
+  uint head_state;
+  uint scope;           // kVoteLayer (asks for heads with equal runs), kVoteGroup
+  uint page;            // entries to a unit that is voted for: 1, or a page (kVoteGroup)
   uint score_capacity;  // scores from query head to query head
   uint vote_capacity;   // votes from KV head to KV head (group), or positions (layer)
   uint window;          // max-pool over votes; 0: none (methods 3.7)
@@ -176,11 +197,37 @@ struct VoteParams {
 
 struct TopKParams {
   uint heads;
-  uint purpose;  // kTopKRetain, kTopKSelect
-  uint score_capacity;   // scores from head to head
-  uint chunk_capacity;   // retain: scores of the chunk from head to head
-  uint pos_capacity;     // positions from head to head
-  uint list_capacity;    // uints from list to list: count, then entries
+  uint head_state;
+  uint keep;            // where it says how many are listed: kKeepOfHead, kKeepOfStep
+  uint page;            // entries to a score: 1, or a page, whose entries are all listed (kKeepOfStep)
+  uint by_position;     // 1: one score for a position, of all heads; 0: one for an entry or page of each head
+  uint in_runs;         // 1: a head's scores lie in its run, as cis does; 0: score_capacity from head to head
+  uint score_capacity;  // scores from head to head, or positions
+  uint chunk_capacity;  // chunk_scores: from head to head
+  uint list_capacity;   // uints from list to list: count, then entries
+};
+
+// Pages of `page` entries from a run's first entry on; the last one may hold fewer. Head h's begin at page
+// first / page + h of the layer's bounds.
+struct PageBoundsParams {
+  uint first_head, heads;
+  uint head_dim;
+  uint head_state;
+  uint page;
+  uint all;  // 1: of the `keep` entries that an eviction left; 0: from the page of entry n_entries on, which
+             // the step appended
+};
+
+struct PageScoreParams {
+  uint first_head, heads;
+  uint group;
+  uint head_dim;
+  uint row_stride;
+  uint head_state;
+  uint page;
+  uint score_capacity;  // scores from query head to query head
+  float scale;          // 1 / sqrt(head_dim)
+  RopeParams rope;
 };
 
 struct ArgMaxParams {

@@ -10,6 +10,7 @@
 #endif
 #ifdef THIMBLE_VULKAN
 #include "backends/vulkan/host/vulkan_device.h"
+#include "base/system.h"
 #endif
 
 namespace thimble {
@@ -46,7 +47,8 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name, const Devic
   if (const auto card = device_number(name, "cuda")) return open_cuda_device(*card, options.portable);
 #endif
 #ifdef THIMBLE_VULKAN
-  if (any)
+  // To look for a card means loading every driver, a software one of 60 MiB among them.
+  if (any && has_graphics_device())
     if (auto card = open_vulkan_hardware(); card.ok()) return card;
   if (const auto card = device_number(name, "vulkan"))
     return open_vulkan_device(*card, options.portable, options.messages);

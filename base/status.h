@@ -23,6 +23,7 @@ namespace thimble {
   X(Interrupted, INTERRUPTED, 50, "interrupted; the next call goes on from there")       \
   X(Busy, BUSY, 51, "another thread is using this session")                              \
   X(DeviceLost, DEVICE_LOST, 60, "the device was lost")                                  \
+  X(NotFinite, NOT_FINITE, 61, "the model gave NaN or infinite logits")                  \
   X(Internal, INTERNAL, 90, "a defect in the library")
 
 enum class Code : int32_t {

@@ -1,6 +1,7 @@
 #include "base/system.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +29,10 @@
 #endif
 
 namespace thimble {
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 uint32_t core_count() {
 #ifdef __linux__
@@ -108,6 +113,23 @@ uint64_t resident_anonymous_bytes() {
   return proc_kilobytes("/proc/self/status", "RssAnon");
 #else
   return 0;
+#endif
+}
+
+bool has_graphics_device() {
+#if defined(__linux__) && !defined(__ANDROID__)
+  // Render nodes of the kernel's drivers; NVIDIA's own, of cards and of Tegra; Adreno, Mali; Windows' below
+  // WSL.
+  for (const char* node : {"/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/kgsl-3d0", "/dev/mali0", "/dev/dxg"})
+    if (access(node, F_OK) == 0) return true;
+  for (int number = 128; number < 192; ++number) {
+    char node[32];
+    std::snprintf(node, sizeof node, "/dev/dri/renderD%d", number);
+    if (access(node, F_OK) == 0) return true;
+  }
+  return false;
+#else
+  return true;
 #endif
 }
 

@@ -1,4 +1,4 @@
-// What the machine is and has: cores, processor name, memory, and pages of memory.
+// What the machine is and has: a clock, cores, processor name, memory, and pages of memory.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,12 @@ MemoryStatus memory_status();
 // Bytes of memory that belong to this process alone and are in use now (RssAnon); 0 where the system does not
 // tell.
 uint64_t resident_anonymous_bytes();
+
+// Seconds since some fixed moment; never goes back.
+double steady_seconds();
+
+// Whether the system shows a graphics device that drivers could use; true where it does not tell.
+bool has_graphics_device();
 
 // A library of the system that may be missing: "libnvidia-ml.so.1". Once loaded it stays.
 class SystemLibrary {

@@ -33,6 +33,20 @@ Status read_choice(const char* field, int32_t number, std::initializer_list<Choi
                allowed.c_str());
 }
 
+// A policy by its number in the C API, which is its row in the table of names.
+template <typename Policy>
+Status read_policy(const char* field, int32_t number, Policy& out) {
+  if (policy_name(Policy{number})) {
+    out = Policy{number};
+    return {};
+  }
+  std::string allowed;
+  for (int32_t i = 0; const char* name = policy_name(Policy{i}); ++i)
+    allowed += std::string(allowed.empty() ? "" : ", ") + name + " (" + std::to_string(i) + ")";
+  return error(Code::kInvalidArgument, "options.%s is %d; it must be one of %s", field, number,
+               allowed.c_str());
+}
+
 Status check_theta(float theta) {
   if (theta >= -1.0f) return {};  // false for a NaN
   return error(Code::kInvalidArgument,
@@ -61,23 +75,14 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
     THIMBLE_TRY(check_heads(model, *o.heads));
     r.heads = o.heads->heads;
   }
-  const Retention by_default = o.heads ? Retention::kLocret : Retention::kNone;
-  THIMBLE_TRY(read_choice<Retention>("retention", o.retention,
-                                     {{THIMBLE_RETENTION_DEFAULT, "DEFAULT", by_default},
-                                      {THIMBLE_RETENTION_NONE, "NONE", Retention::kNone},
-                                      {THIMBLE_RETENTION_WINDOW, "WINDOW", Retention::kWindow},
-                                      {THIMBLE_RETENTION_RANDOM, "RANDOM", Retention::kRandom},
-                                      {THIMBLE_RETENTION_LOCRET, "LOCRET", Retention::kLocret}},
-                                     r.retention));
+  const int32_t by_default = o.heads ? THIMBLE_RETENTION_LOCRET : THIMBLE_RETENTION_NONE;
+  THIMBLE_TRY(read_policy("retention", o.retention == THIMBLE_RETENTION_DEFAULT ? by_default : o.retention,
+                          r.retention));
   THIMBLE_TRY(read_choice<RetainScope>("retain_scope", o.retain_scope,
                                        {{THIMBLE_RETAIN_PER_HEAD, "PER_HEAD", RetainScope::kPerHead},
                                         {THIMBLE_RETAIN_LAYER, "LAYER", RetainScope::kLayer}},
                                        r.retain_scope));
-  THIMBLE_TRY(
-      read_choice<Selection>("selection", o.selection,
-                             {{THIMBLE_SELECTION_DENSE, "DENSE", Selection::kDense},
-                              {THIMBLE_SELECTION_TOKENSELECT, "TOKENSELECT", Selection::kTokenSelect}},
-                             r.selection));
+  THIMBLE_TRY(read_policy("selection", o.selection, r.selection));
   THIMBLE_TRY(read_choice<VoteScope>("vote", o.vote,
                                      {{THIMBLE_VOTE_AUTO, "AUTO", VoteScope::kAuto},
                                       {THIMBLE_VOTE_LAYER, "LAYER", VoteScope::kLayer},
@@ -90,8 +95,9 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
                                      {{THIMBLE_POSITIONS_LIST, "LIST", Positions::kList},
                                       {THIMBLE_POSITIONS_ORIGINAL, "ORIGINAL", Positions::kOriginal}},
                                      r.positions));
-  THIMBLE_TRY(read_choice<bool>("select_prefill", static_cast<int32_t>(o.select_prefill),
-                                {{0, "no", false}, {1, "yes", true}}, r.select_prefill));
+  THIMBLE_TRY(read_choice<uint32_t>("select_prefill", static_cast<int32_t>(o.select_prefill),
+                                    {{0, "no", 0}, {1, "yes", 1}, {-1, "DEFAULT", kDefault}},
+                                    r.select_prefill));
   THIMBLE_TRY(check_theta(o.select_theta));
   if (o.threads > kMostThreads)
     return error(Code::kInvalidArgument,
@@ -109,6 +115,8 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   r.select_local = o.select_local;
   r.select_theta = o.select_theta;
   r.vote_window = o.vote_window;
+  r.select_page = o.select_page;
+  r.dense_layers = o.dense_layers;
   r.context = o.context;
   r.seed = o.seed;
   THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));
@@ -123,7 +131,8 @@ using namespace thimble;
 void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size) {
   thimble_session_options defaults = {};
   defaults.retention = THIMBLE_RETENTION_DEFAULT;
-  defaults.stabilizers = defaults.local = defaults.protect_init = defaults.select_init = THIMBLE_DEFAULT;
+  defaults.stabilizers = defaults.local = defaults.protect_init = defaults.select_init =
+      defaults.select_prefill = defaults.dense_layers = THIMBLE_DEFAULT;
   defaults.select_theta = 1.0f;
   capi::init_struct(options, struct_size, defaults);
 }
@@ -137,3 +146,6 @@ void thimble_sampler_options_init(thimble_sampler_options* options, uint32_t str
   defaults.repeat_last = 64;
   capi::init_struct(options, struct_size, defaults);
 }
+
+const char* thimble_retention_name(int32_t retention) { return policy_name(Retention{retention}); }
+const char* thimble_selection_name(int32_t selection) { return policy_name(Selection{selection}); }

@@ -235,9 +235,9 @@ thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, ui
                                     thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_buffer(positions, capacity, count, "positions"));
-    THIMBLE_LET(stats, s.session->stats());
-    THIMBLE_TRY(need_room(stats.entries, capacity, count));
-    return s.session->kept(layer, kv_head, {positions, stats.entries});
+    THIMBLE_LET(held, s.session->kept_count(layer, kv_head));
+    THIMBLE_TRY(need_room(held, capacity, count));
+    return s.session->kept(layer, kv_head, {positions, held});
   });
 }
 
@@ -288,6 +288,7 @@ thimble_status thimble_session_stats(thimble_session* session, thimble_stats* st
     value.prefill_flop = now.prefill.flop;
     value.decode_bytes = now.decode.bytes;
     value.decode_flop = now.decode.flop;
+    value.saturated = now.saturated;
     write_struct(stats, value);
     return {};
   });

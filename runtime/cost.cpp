@@ -2,42 +2,44 @@
 
 #include <algorithm>
 
+#include "runtime/policy/policy.h"
+
 namespace thimble {
 
-static Cost weigh(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
-
-CostModel::CostModel(const Model& model, const SessionOptions& o) {
-  const ModelShape& s = model.shape;
-  for (const LayerWeights& l : model.layers)
-    for (const Tensor& t : {l.q, l.k, l.v, l.attn_output, l.gate, l.up, l.down}) layers_ += weigh(t);
-  if (o.heads)
-    for (const Tensor& t : o.heads->tensors()) layers_ += weigh(t);
-  output_ = weigh(model.output);
-  if (o.selection != Selection::kDense) selected_ = double(o.select_init) + o.select_k + o.select_local;
-  const double layers = s.layers, f16 = 2;
-  key_bytes_ = layers * s.kv_heads * s.head_dim * f16;
-  key_flop_ = layers * s.heads * s.head_dim * 2;
+Cost key_cost(const ModelShape& s) {
+  return {static_cast<double>(s.kv_heads * kv_bytes(DType::kF16, s.head_dim)), 2.0 * s.heads * s.head_dim};
 }
 
-double CostModel::attended(double entries) const {
-  return selected_ > 0 ? std::min(entries, selected_) : entries;
+double full_layers(const Model& model, uint32_t skipped) {
+  const auto first = model.layers.begin() + std::min<size_t>(skipped, model.layers.size());
+  return static_cast<double>(
+      std::count_if(first, model.layers.end(), [](const LayerWeights& layer) { return !layer.window; }));
 }
 
-Cost CostModel::run(const StepParams& step, bool logits) const {
-  const double rows = step.n_rows, entries = step.n_entries;
+CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
+    : key_(key_cost(model.shape)), full_(full_layers(model)) {
+  for (const LayerWeights& l : model.layers) {
+    for (const Tensor& t : {l.q, l.k, l.v, l.attn_output, l.gate, l.up, l.down}) layers_ += product_cost(t);
+    if (l.window) windows_.push_back(l.window);
+  }
+  layers_ += policies.retention->cost(o);
+  output_ = product_cost(model.output);
+  most_decode_ = policies.selection->most_attended(o);
+  most_chunk_ = policies.selection->selects_chunks(o) ? most_decode_ : UINT32_MAX;
+}
+
+Cost CostModel::run(double rows, double entries, bool chunk, bool logits) const {
   Cost cost{layers_.bytes, rows * layers_.flop};
   if (logits) cost += output_;
-  // The first row sees one entry more than there were, each further row one more.
-  const double first = attended(entries + 1), last = attended(entries + rows);
-  cost += {(last + rows) * 2 * key_bytes_, rows * (first + last) / 2 * 2 * key_flop_};
+  // The first row sees one entry more than there were, each further row one more. Keys and values are read,
+  // and those of the rows written.
+  const auto attend = [&](double layers, double most) {
+    const double first = std::min(entries + 1, most), last = std::min(entries + rows, most);
+    cost += {layers * (last + rows) * 2 * key_.bytes, layers * rows * (first + last) / 2 * 2 * key_.flop};
+  };
+  attend(full_, chunk ? most_chunk_ : most_decode_);
+  for (const double window : windows_) attend(1, window);
   return cost;
-}
-
-Cost CostModel::select(const StepParams& step) const {
-  const double entries = double(step.n_entries) + step.n_rows;
-  if (selected_ == 0 || entries <= selected_) return {};
-  const double middle = entries - step.n_init - step.n_local;
-  return {middle * key_bytes_, middle * key_flop_};
 }
 
 }  // namespace thimble

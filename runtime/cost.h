@@ -3,9 +3,12 @@
 // with addition.
 #pragma once
 
-#include "runtime/session_options.h"
+#include "runtime/model/model.h"
 
 namespace thimble {
+
+struct SessionOptions;
+struct Policies;
 
 struct Cost {
   double bytes = 0, flop = 0;
@@ -16,27 +19,31 @@ struct Cost {
   }
   Cost operator*(double factor) const { return {bytes * factor, flop * factor}; }
 };
+inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
+
+// Of a matrix: its bytes, and operations for one row.
+inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
+// Of one entry's keys in one layer: their bytes, and operations for one row of queries.
+Cost key_cost(const ModelShape&);
+// Layers that attend to everything, without the first `skipped` of all.
+double full_layers(const Model&, uint32_t skipped = 0);
 
 class CostModel {
  public:
   CostModel() = default;
-  CostModel(const Model&, const SessionOptions& resolved);
+  CostModel(const Model&, const SessionOptions& resolved, const Policies&);
 
-  // A step of `step.n_rows` rows behind `step.n_entries` entries, without the choice of what they attend to;
-  // with the logits of one row or without.
-  Cost run(const StepParams& step, bool logits) const;
-  // That choice, in all layers.
-  Cost select(const StepParams& step) const;
+  // A step of `rows` rows behind `entries` entries of a head that attends to everything, without the choice
+  // of what they attend to; `chunk`: not a generated token; with the logits of one row or without.
+  Cost run(double rows, double entries, bool chunk, bool logits) const;
 
  private:
-  // Entries that one row attends to when it can see `entries`.
-  double attended(double entries) const;
-
-  Cost layers_;          // the weights of all layers: their bytes, and operations for one row
-  Cost output_;          // the same of the output matrix
-  double selected_ = 0;  // longest list of a selection; 0: none
-  double key_bytes_ = 0,
-         key_flop_ = 0;  // one entry's keys in all layers: their bytes, and operations for one row
+  Cost layers_;                              // the weights of all layers
+  Cost output_;                              // the output matrix
+  Cost key_;                                 // key_cost()
+  double full_ = 0;                          // layers that attend to everything
+  std::vector<double> windows_;              // of the others
+  double most_decode_ = 0, most_chunk_ = 0;  // entries that a row attends to at most, in full layers
 };
 
 }  // namespace thimble

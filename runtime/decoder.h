@@ -6,17 +6,9 @@
 
 #include "runtime/memory/planner.h"
 #include "runtime/model/model.h"
+#include "runtime/policy/policy.h"
 
 namespace thimble {
-
-// What a session's steps multiply by.
-struct Weights {
-  std::shared_ptr<const PlacedTensors> model, heads;  // heads: null without
-  Weight of(const Tensor& t) const {
-    const Weight w = model->weight(t);
-    return w || !heads ? w : heads->weight(t);
-  }
-};
 
 // A recorded step over chunks: segments are the embedding, the layers, and the tail that gives logits.
 struct ChunkProgram {
@@ -26,49 +18,54 @@ struct ChunkProgram {
 
 // All that a session replays.
 struct Programs {
-  std::vector<ChunkProgram> chunks;  // ascending max_rows; rows go through the chunk buffer, then compaction
-  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
-  std::unique_ptr<Program>
-      score_ring;                  // retention scores of the decoded tokens in the ring; one segment a layer
-  std::unique_ptr<Program> evict;  // compaction of a full pool; one segment a layer
+  std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
+  std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
+  std::unique_ptr<Program> upkeep;    // scores of the decoded tokens that wait for them; one segment a layer
+  std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
   std::unique_ptr<Program> log_prob;  // of the targets, after a tail
+
+  uint64_t bytes() const;  // that they took, as measured
 };
 
 class Decoder {
  public:
-  Decoder(const Model& model, const MemoryPlan& plan, const Weights& weights, const Layout& layout);
+  Decoder(const Setting& setting, const Policies& policies, const Weights& weights, const Layout& layout);
 
-  Result<Programs> record(Stream&) const;
+  // Refuses what the device lacks with the op's name.
+  Result<Programs> record(const Device&, Stream&) const;
 
   // Segments of a step.
   static constexpr uint32_t kHead = 0;
-  uint32_t tail() const { return 1 + model_.shape.layers; }
+  uint32_t tail() const { return 1 + shape_.layers; }
 
  private:
   enum class Step { kChunk, kDecode };
   void record_step(Recorder&, Step) const;
-  void attention_block(Recorder&, uint32_t layer, Step) const;
+  void attention_block(const LayerStep&) const;
   void project_qkv(Recorder&, const LayerWeights&) const;
-  void retaining_head(Recorder&, uint32_t layer, View qkv, uint32_t into, View cis, uint32_t capacity) const;
-  void append(Recorder&, uint32_t layer, Step) const;
-  void select(Recorder&, uint32_t layer, Step) const;
-  void attend(Recorder&, uint32_t layer, Step) const;
-  void retain(Recorder&, uint32_t layer, bool with_chunk) const;
-  void feed_forward(Recorder&, uint32_t layer) const;
+  void append(const LayerStep&) const;
+  SelectionPolicy::List select(const LayerStep&) const;
+  void attend(const LayerStep&, const SelectionPolicy::List&) const;
+  void retain(const LayerStep&) const;
+  void feed_forward(Recorder&, const LayerWeights&) const;
   void tail_block(Recorder&) const;
 
+  LayerStep layer_step(Recorder&, uint32_t layer, Step) const;
+  const LayerWeights& weights_of(const LayerStep& l) const { return model_.layers[l.layer]; }
+  const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(weights_of(l)); }
   void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows) const;
   void head_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
   Weight embedding() const;
   View qkv_columns(uint32_t first) const;
-  RopeParams rope() const;
 
+  const Setting setting_;
   const Model& model_;
   const ModelShape& shape_;
   const SessionOptions& options_;
   const Dimensions& dimensions_;
+  const Policies& policies_;
   const Weights& weights_;
   const Layout& at_;
 };

@@ -6,7 +6,8 @@
 
 namespace thimble {
 
-Sampler::Sampler(uint32_t vocab) : candidates_(vocab), recent_count_(vocab), history_(kLongestHistory) {}
+Sampler::Sampler(uint32_t vocab, uint32_t rewindable)
+    : candidates_(vocab), recent_count_(vocab), history_(uint64_t(kLongestHistory) + rewindable) {}
 
 Status Sampler::set(const SamplerOptions& o) {
   // Written so that NaN fails each of them.
@@ -25,18 +26,30 @@ Status Sampler::set(const SamplerOptions& o) {
                  kLongestHistory);
   options_ = o;
   random_ = o.seed;
-  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
-  for (uint64_t i = 0; i < std::min<uint64_t>(accepted_, o.repeat_last); ++i) ++recent_count_[recent(i)];
+  for (Accepted& a : history_) a.random = o.seed;  // whoever rewinds starts from the new seed, too
+  count_recent();
   return {};
 }
 
-void Sampler::accept(int32_t token) {
+void Sampler::count_recent() {
+  std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
+  for (uint64_t i = 0; i < std::min<uint64_t>(accepted_, options_.repeat_last); ++i)
+    ++recent_count_[recent(i).token];
+}
+
+void Sampler::accept(int32_t token, uint64_t position) {
   if (token < 0 || static_cast<size_t>(token) >= recent_count_.size()) return;
   if (options_.repeat_last > 0) {
-    if (accepted_ >= options_.repeat_last) --recent_count_[recent(options_.repeat_last - 1)];
+    if (accepted_ >= options_.repeat_last) --recent_count_[recent(options_.repeat_last - 1).token];
     ++recent_count_[token];
   }
-  history_[accepted_++ % kLongestHistory] = token;
+  history_[accepted_++ % history_.size()] = {random_, static_cast<uint32_t>(position), token};
+}
+
+void Sampler::rewind(uint64_t position) {
+  while (accepted_ > 0 && recent(0).position >= position) --accepted_;
+  random_ = accepted_ > 0 ? recent(0).random : options_.seed;
+  count_recent();
 }
 
 void Sampler::reset() {
@@ -45,8 +58,14 @@ void Sampler::reset() {
   random_ = options_.seed;
 }
 
-uint64_t Sampler::bytes(uint32_t vocab) {
-  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) + kLongestHistory * sizeof(int32_t);
+uint64_t Sampler::bytes(uint32_t vocab, uint32_t rewindable) {
+  return uint64_t(vocab) * (sizeof(Candidate) + sizeof(uint16_t)) +
+         (uint64_t(kLongestHistory) + rewindable) * sizeof(Accepted);
+}
+
+uint64_t Sampler::bytes() const {
+  return candidates_.capacity() * sizeof(Candidate) + recent_count_.capacity() * sizeof(uint16_t) +
+         history_.capacity() * sizeof(Accepted);
 }
 
 // A token's logit after the penalty: finite or -inf.

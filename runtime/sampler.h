@@ -24,20 +24,24 @@ class Sampler {
  public:
   static constexpr uint32_t kLongestHistory = 4096;
 
-  explicit Sampler(uint32_t vocab);  // at least 1
+  // `rewindable`: tokens back to which rewind() may ask to go.
+  Sampler(uint32_t vocab, uint32_t rewindable);  // vocab: at least 1
   // Takes the options and starts the random numbers from the seed; the history stays. On error nothing
   // changes.
   Status set(const SamplerOptions&);
   // The next token by `logits` [vocab]. NaN counts as -inf, +inf as the largest float.
   int32_t sample(const float* logits);
-  // Remembers a token for the penalty.
-  void accept(int32_t token);
+  // Remembers a token, which stands at that position of the stream, for the penalty.
+  void accept(int32_t token, uint64_t position);
+  // Forgets the tokens from this position on, and the random numbers drawn for them.
+  void rewind(uint64_t position);
   // Forgets the history and starts the random numbers again.
   void reset();
   // Whether sample() is the arg max of the logits as they are.
   bool greedy() const { return options_.temperature == 0 && options_.repeat_penalty == 1; }
-  // What a sampler for this vocabulary allocates.
-  static uint64_t bytes(uint32_t vocab);
+  // What such a sampler allocates.
+  static uint64_t bytes(uint32_t vocab, uint32_t rewindable);
+  uint64_t bytes() const;
 
  private:
   struct Candidate {
@@ -45,15 +49,22 @@ class Sampler {
     int32_t id;
   };
 
+  struct Accepted {
+    uint64_t random;  // the state of the random numbers behind it
+    uint32_t position;
+    int32_t token;
+  };
+
+  void count_recent();
   float logit(const float* logits, uint32_t id) const;
   double uniform();
   // The i-th most recent token, i < accepted_ and < kLongestHistory.
-  int32_t recent(uint64_t i) const { return history_[(accepted_ - 1 - i) % kLongestHistory]; }
+  const Accepted& recent(uint64_t i) const { return history_[(accepted_ - 1 - i) % history_.size()]; }
 
   SamplerOptions options_;
   std::vector<Candidate> candidates_;   // [vocab], scratch
   std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
-  std::vector<int32_t> history_;        // [kLongestHistory], a ring
+  std::vector<Accepted> history_;       // [kLongestHistory + rewindable], a ring
   uint64_t accepted_ = 0;
   uint64_t random_ = 0;
 };

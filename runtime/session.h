@@ -28,9 +28,10 @@ struct Progress {
 };
 
 struct SessionStats {
-  uint32_t entries = 0;
+  uint32_t entries = 0;  // of the head that holds most
   uint64_t position = 0, waiting = 0;
-  uint64_t evicted = 0, evictions = 0;
+  uint64_t evicted = 0, evictions = 0;  // entries, mean over layers and heads; times that any were
+  uint64_t saturated = 0;               // numbers of keys and values beyond f16's range
   uint64_t generated = 0;
   uint64_t selected = 0;
   uint64_t cache_hits = 0, cache_misses = 0;
@@ -65,32 +66,37 @@ class Session {
   // From any thread: the running or the next call that works returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
 
-  // Positions that a KV head still holds, ascending, into `positions`, which has room for stats().entries.
+  // How many entries a KV head holds.
+  Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
+  // Their positions, ascending: the first positions.size() of them.
   Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
   const MemoryPlan& plan() const { return plan_; }
-  // Bytes that this session and its clones hold.
-  uint64_t allocated() const { return ledger_->used; }
+  // Bytes that this session and its clones hold, added up from what allocators gave.
+  uint64_t allocated() const { return ledger_->allocated; }
   Result<SessionStats> stats() const;
   const Model& model() const { return *model_; }
 
  private:
-  // What a session and its clones have taken of their common budget.
+  // What a session and its clones have taken of their common budget: `reserved` by plan before anything is
+  // allocated, `allocated` as it was given.
   struct Ledger {
     uint64_t limit = 0;  // 0: none
-    std::atomic<uint64_t> used = 0;
+    std::atomic<uint64_t> reserved = 0, allocated = 0;
     Status take(uint64_t bytes);
   };
-  // The reservation of one session in the ledger; gives it back when the session goes.
+  // One session's share in the ledger; gives it back when the session goes.
   struct Reservation {
     std::shared_ptr<Ledger> ledger;
-    uint64_t bytes = 0;
+    uint64_t reserved = 0, allocated = 0;
     ~Reservation() {
-      if (ledger) ledger->used -= bytes;
+      if (!ledger) return;
+      ledger->reserved -= reserved;
+      ledger->allocated -= allocated;
     }
   };
 
   // A run of a program's segments, started and maybe not finished: what an interrupt leaves behind.
-  enum class Work { kNone, kChunk, kLogits, kDecode, kScoreRing, kEvict, kLogProb };
+  enum class Work { kNone, kChunk, kLogits, kDecode, kUpkeep, kEvict, kLogProb };
   struct Run {
     Work work = Work::kNone;
     Program* program = nullptr;
@@ -111,6 +117,7 @@ class Session {
     bool started = false;        // kStep, kAccept: the token's run was started
     uint32_t slice = 0;          // kScore: rows of the slice whose logits are being read
     uint32_t row = 0;            // kScore: of which done
+    bool stepping = false;       // kScore: the last token taken is on its way through the model
     bool has_logits = false;     // kScore: the next rows' logits were started
     bool has_log_probs = false;  // kScore: and their log-probabilities
   };
@@ -119,28 +126,35 @@ class Session {
   static Result<std::unique_ptr<Session>> make(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                MemoryPlan, std::shared_ptr<Ledger>, bool first);
   Status allocate(bool first);
-  Status clear_gates();
+  Status clear();
 
   Status begin(Call, std::span<const int32_t> tokens);
   void take(std::span<const int32_t> tokens);
   void set_tokens(std::span<const int32_t> tokens);
   Status go_on();
   Status start(Run);
+  void fill_heads(uint32_t rows, bool evicts, bool last);
   void commit(const Run&);
   StepParams step_params(uint32_t rows) const;
+  double mean_entries() const;
+  uint32_t most_entries() const;
   Program& chunk_program(uint32_t rows) const;
 
   Status read_waiting(uint32_t rows, bool evicts, bool last);
   Status flush_waiting();
-  Status make_room(uint32_t rows);
-  Status score_ring();
-  Status append_token(int32_t token);
+  Status make_room(uint32_t rows, bool evicts);
+  bool fits(uint32_t rows, bool evicts) const;
+  uint32_t room() const;
+  Status upkeep();
+  Status append_token(int32_t token, bool generated);
+  Status score_by_steps(std::span<const int32_t> tokens, std::span<float> log_probs);
   Status append_slice(std::span<const int32_t> tokens);
   Status slice_logits(uint32_t first, uint32_t rows);
   Status target_log_probs(std::span<const int32_t> targets, float* log_probs);
   Status check_tokens(std::span<const int32_t> tokens) const;
   Status check_room(uint64_t tokens) const;
   Status check_logits() const;
+  Status check_finite() const;
   void report_progress();
 
   std::shared_ptr<const Model> model_;
@@ -148,6 +162,7 @@ class Session {
   MemoryPlan plan_;
   std::shared_ptr<Ledger> ledger_;
   Reservation reservation_;
+  Policies policies_;
   Weights weights_;
   std::unique_ptr<Buffer> pool_, workspace_, io_;
   Layout layout_;
@@ -159,13 +174,16 @@ class Session {
   std::atomic<bool> interrupted_ = false;
 
   // The state of the stream.
-  std::vector<int32_t> waiting_;  // fed and not read; reserved for chunk + local + 1
-  uint64_t read_ = 0;             // tokens that are in the pool or were
-  uint32_t entries_ = 0;          // in every head's pool
-  uint32_t ring_ = 0;             // last entries whose retention score is still to come
-  uint64_t last_eviction_ = 0;    // read_ when entries were last dropped
-  uint32_t generation_ = 0;       // changes whenever pool entries move or a prompt is read
+  std::vector<int32_t> waiting_;   // fed and not read; reserved for chunk + local + 1
+  uint64_t read_ = 0;              // tokens that are in the pool or were
+  std::vector<uint32_t> entries_;  // that each head holds, [layer][kv head]
+  std::vector<HeadState> heads_;   // what the running program is told of them
+  uint32_t unscored_ = 0;          // last entries whose retention scores are still to come
+  uint64_t evicted_ = 0;           // entries, of all heads
+  uint64_t last_eviction_ = 0;     // read_ when entries were last dropped
+  uint32_t generation_ = 0;        // changes whenever pool entries move or a prompt is read
   bool has_logits_ = false;
+  bool finite_logits_ = true;  // of those that it has
   Run run_;
   Unfinished unfinished_;
   SessionStats stats_;

@@ -3,17 +3,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "backends/backend.h"
 #include "runtime/model/model.h"
+#include "runtime/policy/names.h"
 
 namespace thimble {
 
 inline constexpr uint32_t kDefault = UINT32_MAX;
 
-enum class Retention : uint32_t { kNone, kWindow, kRandom, kLocret };
 enum class RetainScope : uint32_t { kPerHead, kLayer };
-enum class Selection : uint32_t { kDense, kTokenSelect };
 enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class Positions : uint32_t { kList, kOriginal };
 
@@ -23,7 +22,10 @@ struct SessionOptions {
 
   Retention retention = Retention::kNone;
   RetainScope retain_scope = RetainScope::kPerHead;
-  uint32_t pool = 0;  // b: entries that a head keeps
+  uint32_t pool = 0;  // b: entries that a head keeps, on average
+  // Entries that each head keeps, [layer][kv head] of the layers that attend to everything; empty: `pool`
+  // each. Tests set it; a retainer's file will.
+  std::vector<uint32_t> keeps;
   uint32_t chunk = 0;
   uint32_t stabilizers = kDefault;
   uint32_t local = kDefault;
@@ -36,7 +38,9 @@ struct SessionOptions {
   VoteScope vote = VoteScope::kAuto;
   bool vote_scaled = false;
   uint32_t vote_window = 0;
-  bool select_prefill = false;
+  uint32_t select_prefill = kDefault;  // 1: while reading, too
+  uint32_t select_page = 0;            // entries of a page
+  uint32_t dense_layers = kDefault;    // first layers that attend to everything
 
   Positions positions = Positions::kList;
   uint32_t context = 0;

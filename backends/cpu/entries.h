@@ -1,9 +1,11 @@
-// Which entries a step works on: the pool's, the chunk's behind them, and lists of both.
+// Which entries a step works on: those of a KV head's run, the chunk's behind them, and lists of both.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backends/cpu/ops.h"
+#include "backends/regions.h"
 
 namespace thimble::cpu {
 
@@ -15,28 +17,47 @@ struct EntryList {
   uint32_t operator[](uint32_t i) const { return entries ? entries[i] : i; }
 };
 
-inline uint32_t step_entries(const StepParams& s) { return s.n_entries + s.n_rows; }
-
-inline EntryList entry_list(const In& list, uint32_t head, uint32_t list_capacity, const StepParams& s) {
-  if (!list) return {step_entries(s), nullptr};
+// `head`: numbered from KV head 0 of the layer, whose row of the table is `first_state`.
+inline EntryList entry_list(const Context& c, const In& list, uint32_t head, uint32_t list_capacity,
+                            uint32_t first_state) {
+  if (!list) return {step_entries(c.step, c.heads[first_state + head]), nullptr};
   const uint32_t* l = data<uint32_t>(list) + uint64_t(head) * list_capacity;
   return {l[0], l + 1};
 }
 
-// Whether this step selects: below that everything is attended (backend.h).
-inline bool selects(const StepParams& s) {
-  return step_entries(s) > uint64_t(s.n_init) + s.select_k + s.n_local;
-}
-// The entries that a selection picks from: [n_init, middle_end).
-inline uint32_t middle_end(const StepParams& s) { return step_entries(s) - s.n_local; }
-
 // Whether this step uses the selection that an earlier one made.
 inline bool selection_cached(const In& gate) { return gate && data<GateState>(gate)->hit; }
+
+// Where the scored units of a head end that begin at n_init: there, if it is not selected from.
+inline uint32_t scored_end(const StepParams& step, const HeadState& head, uint32_t page) {
+  const uint32_t n = units(step_entries(step, head), page);
+  return selects(step, n) ? middle_end(step, n) : step.n_init;
+}
 
 // Element `index` of head `head` in [heads][capacity][width]; null for an empty view.
 template <typename T>
 T* at(const View& v, uint32_t head, uint64_t capacity, uint64_t index, uint64_t width = 1) {
   return v ? data<T>(v) + (head * capacity + index) * width : nullptr;
+}
+// Entry `index` of a head's run in [run][width]; null for an empty view.
+template <typename T>
+T* in_run(const View& v, const HeadState& head, uint64_t index, uint64_t width = 1) {
+  return v ? data<T>(v) + (head.first + index) * width : nullptr;
+}
+
+// The bounds of page `index` of a head's run, in [pages][2][head_dim] (op_params.h).
+template <typename T>
+T* page_of(const View& v, const HeadState& state, uint32_t head, uint32_t page, uint32_t index,
+           uint32_t head_dim) {
+  return data<T>(v) + (uint64_t(state.first / page) + head + index) * 2 * head_dim;
+}
+
+// The first of a head's rows of this step, in arrays of [run] or of [heads][chunk_capacity].
+inline uint64_t first_row(const Context& c, uint32_t into, uint32_t head, uint32_t chunk_capacity,
+                          uint32_t first_state) {
+  if (into == kIntoChunk) return uint64_t(head) * chunk_capacity;
+  const HeadState& state = c.heads[first_state + head];
+  return uint64_t(state.first) + state.n_entries - (into == kIntoRing ? c.step.n_rows : 0);
 }
 
 }  // namespace thimble::cpu

@@ -17,6 +17,8 @@ struct KvKernels {
   // y = x, f16 to f32 and back, n values.
   void (*widen)(const uint16_t* x, float* y, uint32_t n);
   void (*narrow)(const float* x, uint16_t* y, uint32_t n);
+  // The same where what is beyond f16's range becomes its largest number; returns how many were. NaN stays.
+  uint32_t (*saturate)(const float* x, uint16_t* y, uint32_t n);
 
   // y[c][j] = element c of the j-th row, as f32, for n rows of `cols` elements; [cols][kTileKeys], 0 past n.
   void (*transpose_f16)(const uint16_t* const* rows, uint32_t n, uint32_t cols, float* y);
@@ -28,8 +30,11 @@ struct KvKernels {
 
   // c = a tile: a is [m][k] with lda elements from row to row, the tile [k][kTileKeys], c [m][kTileKeys].
   void (*multiply_tile)(uint32_t m, uint32_t k, const float* a, uint32_t lda, const float* tile, float* c);
+  // c = the largest that the product can be with keys between those of two tiles, channel by channel.
+  void (*bound_tile)(uint32_t m, uint32_t k, const float* a, uint32_t lda, const float* lowest,
+                     const float* highest, float* c);
   // c += a b: a is [m][kTileKeys], of which k count, b has k rows of `cols` elements, c is [m][ldc] with
-  // ldc = round_up(cols, kPad). Both products sum in ascending order.
+  // ldc = round_up(cols, kPad). All products sum in ascending order.
   void (*add_rows_f16)(uint32_t m, uint32_t k, const float* a, const uint16_t* const* b, uint32_t cols,
                        float* c, uint32_t ldc);
   void (*add_rows_f32)(uint32_t m, uint32_t k, const float* a, const float* const* b, uint32_t cols, float* c,

@@ -9,10 +9,13 @@ uint64_t kv_scratch_bytes(const ModelShape& m, const SessionShape& s, uint32_t w
   const uint64_t tile = scratch_bytes<TileScratch>(attention_rows(group) * group, m.head_dim);
   uint64_t bytes = std::max(workers * tile, workers * scratch_bytes<RowScratch>(m.head_dim));
   bytes = std::max(bytes, scratch_bytes<PartScratch>(m.kv_heads, group, m.head_dim) + workers * tile);
+  bytes = std::max(bytes, workers * scratch_bytes<BoundsScratch>(m.head_dim));
   if (s.positions == 0) return bytes;
   bytes = std::max(bytes, scratch_bytes<QueryScratch>(m.heads, m.head_dim) + workers * tile);
+  bytes = std::max(bytes, scratch_bytes<QueryScratch>(m.heads, m.head_dim) +
+                              workers * scratch_bytes<PageScratch>(group, m.head_dim));
   bytes = std::max(bytes, workers * scratch_bytes<VoteScratch>(m.heads));
-  const uint64_t candidates = std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * s.pool_capacity);
+  const uint64_t candidates = std::max(s.positions, s.layer_entries);
   return std::max(bytes, scratch_bytes<WindowScratch>(candidates));
 }
 

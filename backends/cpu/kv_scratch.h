@@ -54,6 +54,13 @@ struct RowScratch {
       : row(l.take<float>(head_dim)), angles(l.take<float>(head_dim)) {}
 };
 
+// One worker of page_bounds.
+struct BoundsScratch {
+  float *lowest, *highest, *key;  // [head_dim] each
+  BoundsScratch(ScratchLayout& l, uint32_t head_dim)
+      : lowest(l.take<float>(head_dim)), highest(l.take<float>(head_dim)), key(l.take<float>(head_dim)) {}
+};
+
 // One worker of attention and token_score: `vectors` queries of one KV head against a tile of its keys.
 struct TileScratch {
   float *q, *rotated;  // [vectors][padded_width]
@@ -98,11 +105,23 @@ struct PartScratch {
   }
 };
 
-// Shared by the workers of token_score.
+// Shared by the workers of token_score or page_score.
 struct QueryScratch {
   float* q;  // [kv heads * group][padded_width]: rotated, mean over rows, scaled
   QueryScratch(ScratchLayout& l, uint32_t heads, uint32_t head_dim)
       : q(l.take<float>(uint64_t(heads) * padded_width(head_dim))) {}
+};
+
+// One worker of page_score: a KV head's queries against the bounds of a tile of pages.
+struct PageScratch {
+  float* angles;            // [head_dim]
+  float *lowest, *highest;  // [head_dim][kTileKeys] each
+  float* scores;            // [group][kTileKeys]
+  PageScratch(ScratchLayout& l, uint32_t group, uint32_t head_dim)
+      : angles(l.take<float>(head_dim)),
+        lowest(l.take<float>(uint64_t(head_dim) * kTileKeys)),
+        highest(l.take<float>(uint64_t(head_dim) * kTileKeys)),
+        scores(l.take<float>(uint64_t(group) * kTileKeys)) {}
 };
 
 // A layer vote takes this many positions at a time.

@@ -13,6 +13,7 @@ namespace thimble::cpu {
 // returns.
 struct Context {
   const StepParams& step;
+  std::span<const HeadState> heads;
   ThreadPool& threads;
   std::span<std::byte> scratch;  // as large as needs() said, 64-byte aligned
 };
@@ -50,6 +51,8 @@ void attention(const Context&, const Attention&);
 void kv_compact(const Context&, const KvCompact&);
 void query_gate(const Context&, const QueryGate&);
 void token_score(const Context&, const TokenScore&);
+void page_bounds(const Context&, const PageBounds&);
+void page_score(const Context&, const PageScore&);
 void vote(const Context&, const Vote&);
 void top_k(const Context&, const TopK&);
 void arg_max(const Context&, const ArgMax&);

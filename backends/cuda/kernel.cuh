@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "backends/cuda/host/launch.h"
+#include "backends/regions.h"
 
 #if __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "write 90a in CMAKE_CUDA_ARCHITECTURES: 90 lacks the matrix instructions that Hopper is used with"
@@ -22,8 +23,8 @@ __device__ inline void release_successor() {
 #endif
 }
 // Waits until all kernels before this one have finished. Before it, a kernel may only read what no kernel of
-// the program writes: weights and the step. Call it even to return at once: who waits for this kernel counts
-// on those before it.
+// the program writes: weights, the step and the table of heads. Call it even to return at once: who waits for
+// this kernel counts on those before it.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -45,14 +46,6 @@ __device__ inline StepParams begin_kernel(const StepParams* step) {
 __device__ inline uint32_t row_count(const StepParams& s, uint32_t rows) {
   return rows == kLogitRows ? s.n_logit_rows : s.n_rows;
 }
-__device__ inline uint32_t step_entries(const StepParams& s) { return s.n_entries + s.n_rows; }
-
-// Whether this step selects: below that everything is attended (backend.h).
-__device__ inline bool selects(const StepParams& s) {
-  return step_entries(s) > uint64_t(s.n_init) + s.select_k + s.n_local;
-}
-// The entries that a selection picks from: [n_init, middle_end).
-__device__ inline uint32_t middle_end(const StepParams& s) { return step_entries(s) - s.n_local; }
 // Whether this step uses the selection that an earlier one made.
 __device__ inline bool selection_cached(const GateState* gate) { return gate && gate->hit; }
 
@@ -62,9 +55,10 @@ struct EntryList {
   const uint32_t* entries;  // null: entry i is i
   __device__ uint32_t operator[](uint32_t i) const { return entries ? entries[i] : i; }
 };
+// `entries`: that the head has with the step's rows.
 __device__ inline EntryList entry_list(const uint32_t* lists, uint32_t head, uint32_t list_capacity,
-                                       const StepParams& s) {
-  if (!lists) return {step_entries(s), nullptr};
+                                       uint32_t entries) {
+  if (!lists) return {entries, nullptr};
   const uint32_t* l = lists + uint64_t(head) * list_capacity;
   return {l[0], l + 1};
 }

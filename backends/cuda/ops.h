@@ -30,11 +30,13 @@ void query_gate(const Launch&, const QueryGate&);
 // `keys_stay`: the program writes no keys before it but the step's own, behind all others. `makes_lse`: else
 // they are left to a top_k.
 void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_lse);
+void page_bounds(const Launch&, const PageBounds&);
+void page_score(const Launch&, const PageScore&);
 void vote(const Launch&, const Vote&);
 // `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what
 // makes that vote's scores and has left it the log-sum-exps.
 void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);
-// Whether top_k can make these votes.
+// Whether top_k can make these votes; makes_votes() holds.
 bool can_vote(const Launch&, const VoteParams&);
 void arg_max(const Launch&, const ArgMax&);
 void log_prob(const Launch&, const LogProb&);
@@ -44,6 +46,7 @@ void copy(const Launch&, const Copy&);
 uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  // linear, glu
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&);
+uint64_t page_score_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Card&);

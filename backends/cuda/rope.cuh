@@ -28,4 +28,15 @@ __device__ inline uint32_t second_of_pair(uint32_t p, uint32_t pairing, uint32_t
   return pairing == kRopeAdjacent ? 2 * p + 1 : p + pairs;
 }
 
+// Channel c of a head's query at a position.
+__device__ inline float rotated_channel(const float* q, uint32_t c, uint32_t position, const Rope& rope,
+                                        uint32_t pairing) {
+  if (c >= 2 * rope.pairs) return q[c];
+  const uint32_t pair = pairing == kRopeAdjacent ? c / 2 : c % rope.pairs;
+  const uint32_t first = first_of_pair(pair, pairing);
+  const float x = q[first], y = q[second_of_pair(pair, pairing, rope.pairs)];
+  const float2 angle = rope.angle(position, pair);
+  return c == first ? x * angle.x - y * angle.y : x * angle.y + y * angle.x;
+}
+
 }  // namespace thimble::cuda

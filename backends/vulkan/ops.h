@@ -25,24 +25,25 @@ void kv_view(Recording&, const KvView&);
 void attention(Recording&, const Attention&);
 void kv_compact(Recording&, const KvCompact&);
 void query_gate(Recording&, const QueryGate&);
-// `leaves_parts`: of a group's log-sum-exps, to the vote, which follows.
+// `leaves_parts`: of the log-sum-exps, to the vote, which follows.
 void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
-// Where it leaves them, in scratch: [query heads][parts]{maximum, sum}.
-View score_parts_view(const Recording&, const TokenScore&);
+// What it leaves at the beginning of scratch: [query heads][kMostScoreParts]{maximum, sum}.
+uint64_t score_parts_bytes(uint32_t query_heads);
+void page_bounds(Recording&, const PageBounds&);
+void page_score(Recording&, const PageScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);
 void arg_max(Recording&, const ArgMax&);
 void log_prob(Recording&, const LogProb&);
 void copy(Recording&, const Copy&);
 
-// Whether b reads the same x as a and its columns of y follow a's: many rows of such siblings are multiplied
-// as one.
-bool side_by_side(const Linear& a, const Linear& b);
-
 // Whether `list` is made of the votes of `vote`, and is so short that the two are recorded as one.
 bool lists_votes(const Limits&, const Vote& vote, const TopK& list);
 // `score`: null, or what makes the scores of the vote and is not recorded yet.
 void vote_top_k(Recording&, const TokenScore* score, const Vote&, const TopK&);
+
+// Whether there are shaders for an op, with its types and parameters.
+bool supports(const Op&, const Limits&);
 
 // The widest heads that attention takes on such a device, and those that token_score takes: a thread of it
 // turns a pair of channels, and has its units of the queries in registers.
@@ -55,7 +56,7 @@ uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);
-uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);  // page_score too
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);

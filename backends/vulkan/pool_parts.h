@@ -1,11 +1,12 @@
-// Into how many parts decode attention and token_score cut the entries of a pool at most: numbers that
+// Into how many parts decode attention and token_score cut the entries of a head at most: numbers that
 // shaders and host share.
 #ifndef THIMBLE_VULKAN_POOL_PARTS_H
 #define THIMBLE_VULKAN_POOL_PARTS_H
 
 // Attention's smallest tile, and token_score's smallest part.
 #define kLeastTile 32u
-// Parts of a head in attention. Of 8 heads 96 take an H200 218 us for 131,072 entries, and 64 take 308.
+// Parts of a head in attention, and of each of equal heads. Of 8 heads 96 take an H200 218 us for 131,072
+// entries, and 64 take 308.
 #define kMostParts 96u
 // And in token_score: 64 of 8 heads all run at once on the largest cards; a second turn would take as long as
 // the first.

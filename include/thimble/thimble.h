@@ -93,6 +93,7 @@ enum {
   THIMBLE_INTERRUPTED = 50,      /* thimble_session_interrupt was called; repeat the call to go on */
   THIMBLE_BUSY = 51,             /* another call is inside this session; nothing changed */
   THIMBLE_DEVICE_LOST = 60,      /* the device stopped working; free the session and make a new one */
+  THIMBLE_NOT_FINITE = 61,       /* the model gave NaN or infinite logits; rewind to go on from an earlier position */
   THIMBLE_INTERNAL = 90          /* a defect in Thimble; please report it */
 };
 
@@ -275,10 +276,15 @@ enum { /* retention: which entries stay when a pool is over its size */
 };
 enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
 enum { /* selection: which entries a generated token attends to */
-  THIMBLE_SELECTION_DENSE = 0,      /* all that the pool holds */
-  THIMBLE_SELECTION_TOKENSELECT = 1 /* sinks, the select_k that the heads vote for, the most recent */
+  THIMBLE_SELECTION_DENSE = 0,       /* all that the pool holds */
+  THIMBLE_SELECTION_TOKENSELECT = 1, /* sinks, the select_k that the heads vote for, the most recent */
+  THIMBLE_SELECTION_QUEST = 2        /* the pages of select_page entries, select_k in all, whose keys may match best */
 };
-enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: layer until something was evicted */
+/* The names of policies as the command takes them ("locret", "tokenselect"), by their numbers above; NULL for a number that
+   none has, so that counting up from 0 lists them all. */
+THIMBLE_API const char* thimble_retention_name(int32_t retention);
+THIMBLE_API const char* thimble_selection_name(int32_t selection);
+enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with a retention, else layer */
 enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index among the attended, or in the text */
 enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores as published, or divided by sqrt(head_dim) */
 
@@ -303,24 +309,30 @@ typedef struct thimble_session_options {
   int32_t retain_scope;         /* THIMBLE_RETAIN_* */
   uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the budget */
   uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024 */
-  uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: a quarter of the pool with heads, else 0 */
+  uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: with heads the share of the pool
+                                   that they were trained with (a quarter where they do not say), else 0 */
   uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, else 0 */
   uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW, else 0 */
-  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256 */
+  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least */
   int32_t selection;            /* THIMBLE_SELECTION_* */
   uint32_t select_k;            /* 0: 2048 */
-  uint32_t select_init;         /* THIMBLE_DEFAULT: 128 */
-  uint32_t select_local;        /* 0: 512 */
+  uint32_t select_init;         /* TOKENSELECT; THIMBLE_DEFAULT: 128 */
+  uint32_t select_local;        /* TOKENSELECT; 0: 512 */
   float select_theta;           /* selection cache: reuse above this cosine; >= 1 (default) never, -1 always */
   int32_t vote;                 /* THIMBLE_VOTE_* */
   int32_t vote_scale;           /* THIMBLE_SCALE_* */
   uint32_t vote_window;         /* max-pool over votes, in tokens; 0: none */
-  uint32_t select_prefill;      /* 1: select while reading too; then chunk <= select_local */
-  int32_t positions;            /* THIMBLE_POSITIONS_* */
-  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL, else what the text needs */
+  uint32_t select_prefill;      /* TOKENSELECT; 1: select while reading, too, select_local tokens at a time at most; 0: read
+                                   densely; THIMBLE_DEFAULT: 1 without retention, else 0 */
+  int32_t positions;            /* THIMBLE_POSITIONS_*; QUEST is always ORIGINAL */
+  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL, else none. A model with two sets of rotary
+                                   factors (longrope) takes the short ones where a context is given that they were made
+                                   for, else the long ones: policies to be compared get the same context */
   uint32_t seed;                /* of THIMBLE_RETENTION_RANDOM */
   thimble_progress_fn progress; /* called after each chunk; NULL: none */
   void* progress_user;
+  uint32_t select_page;         /* QUEST: entries of a page; 0: 16 */
+  uint32_t dense_layers;        /* QUEST: first layers that attend to everything; THIMBLE_DEFAULT: 2 */
 } thimble_session_options;
 
 /* Fills in the defaults. `struct_size` is sizeof *options. */
@@ -331,7 +343,7 @@ THIMBLE_API void thimble_session_options_init(thimble_session_options* options, 
 typedef struct thimble_memory {
   uint32_t struct_size;
   uint32_t pool;       /* entries that a head keeps after an eviction */
-  uint32_t capacity;   /* entries that a head has room for: pool + local + max_new */
+  uint32_t capacity;   /* entries that the largest head has room for: pool + local + max_new where all are equal */
   uint32_t chunk;      /* tokens read at a time */
   uint64_t budget;     /* 0: no limit */
   uint64_t weights;    /* weights placed on the device (0 where they are read from the mapping) */
@@ -342,7 +354,7 @@ typedef struct thimble_memory {
   uint64_t io;         /* tokens, logits, sampler */
   uint64_t fixed;      /* the device's own: threads, context, libraries */
   uint64_t total;      /* all of the above, shared weights left out: what the budget covers */
-  uint64_t allocated;  /* what this session and its clones hold now; 0 in a plan */
+  uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators gave; 0 in a plan */
   uint64_t dense_bytes_per_token; /* what a dense f16 cache would take for every token of the text */
   uint64_t mapped;          /* the files of model and heads: not allocated, shared with the system's page cache */
   uint64_t mapped_resident; /* of which in memory now */
@@ -388,15 +400,16 @@ THIMBLE_API thimble_status thimble_session_accept(thimble_session* session, int3
 THIMBLE_API thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
                                                   thimble_error* error);
 /* Flush, then append these tokens and give the natural logarithm of each one's probability after all before it:
- * logprobs[count]. After THIMBLE_INTERRUPTED repeat the call with the same arguments. */
+ * logprobs[count]; with a selection one by one, as stepping does. After THIMBLE_INTERRUPTED repeat the call with the same arguments. */
 THIMBLE_API thimble_status thimble_session_score(thimble_session* session, const int32_t* tokens, uint64_t count,
                                                  float* logprobs, thimble_error* error);
 /* The text of the next token of an answer: bytes of an unfinished code point are held back until it is whole, and control
  * tokens have no text. Two-call; the token is taken only on success. feed, rewind and reset drop what is held back. */
 THIMBLE_API thimble_status thimble_session_text(thimble_session* session, int32_t token, char* text, uint64_t capacity,
                                                 uint64_t* length, thimble_error* error);
-/* Forget everything from this position on (tokens of the stream, 0: all). THIMBLE_CANNOT_REWIND when entries were evicted
- * since. Feed at least one token before the next step. */
+/* Forget everything from this position on (tokens of the stream, 0: all); the sampler is where it was then. A new turn may
+ * evict as it begins, where what waits does not fit. THIMBLE_CANNOT_REWIND when entries were evicted since. Feed at least one
+ * token before the next step. */
 THIMBLE_API thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* error);
 /* A session that goes on from the same state: one reading serves many questions. It counts towards the same budget, with
  * pool_bytes + view + workspace + io of the plan. */
@@ -409,7 +422,7 @@ THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimb
  * call after that goes on, bit for bit as if nothing had happened. */
 THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 
-/* The original positions that a KV head still holds, ascending. Two-call. */
+/* The original positions that a KV head still holds, ascending; heads may hold different numbers of them. Two-call. */
 THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
                                                 int32_t* positions, uint64_t capacity, uint64_t* count,
                                                 thimble_error* error);
@@ -436,11 +449,11 @@ THIMBLE_API thimble_status thimble_session_memory(thimble_session* session, thim
 
 typedef struct thimble_stats {
   uint32_t struct_size;
-  uint32_t entries;         /* in every head's pool now */
+  uint32_t entries;         /* in the pool of the head that holds most */
   uint64_t position;        /* tokens of the stream so far, read or waiting */
   uint64_t waiting;         /* of which not read yet */
-  uint64_t evicted;         /* entries that every head has dropped */
-  uint64_t evictions;       /* times that it dropped any */
+  uint64_t evicted;         /* entries that a head has dropped, mean over layers and heads */
+  uint64_t evictions;       /* times that any were */
   uint64_t generated;       /* tokens from step and accept */
   uint64_t selected;        /* entries that the last generated token attended to, mean over layers and heads */
   uint64_t cache_hits, cache_misses; /* selection cache, summed over layers */
@@ -449,6 +462,7 @@ typedef struct thimble_stats {
   /* What those seconds must at least have moved and computed: each weight and each attended entry once a step; two
      operations to a multiplication with addition. */
   double prefill_bytes, prefill_flop, decode_bytes, decode_flop;
+  uint64_t saturated;       /* keys' and values' numbers that were beyond f16's range and became its largest */
 } thimble_stats;
 
 THIMBLE_API thimble_status thimble_session_stats(thimble_session* session, thimble_stats* stats, thimble_error* error);

@@ -1,48 +1,83 @@
 #include "runtime/kv/pool.h"
 
+#include <algorithm>
+
 #include "runtime/memory/layout.h"
+#include "runtime/policy/policy.h"
 
 namespace thimble {
+namespace {
 
-Dimensions dimensions(const Model& model, const SessionOptions& o) {
+// A head that attends to everything. Where heads keep different numbers of entries, stabilizers are the same
+// share of each.
+HeadRun full_run(const SessionOptions& o, bool evicts, uint32_t keep) {
+  HeadRun run;
+  run.evicts = evicts;
+  run.keep = keep;
+  run.capacity = keep + o.local + o.max_new;
+  run.protect_first = std::min(o.protect_init, keep);
+  run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
+  return run;
+}
+
+// A head that sees its last tokens alone keeps them, whatever the other heads keep.
+HeadRun windowed_run(const SessionOptions& o, uint32_t window) {
+  HeadRun run;
+  run.evicts = true;
+  run.keep = window;
+  run.capacity = window + o.local + o.max_new;
+  return run;
+}
+
+}  // namespace
+
+Dimensions dimensions(const Model& model, const SessionOptions& o, const Policies& policies) {
   const ModelShape& s = model.shape;
   Dimensions d;
-  d.capacity = o.pool + o.local + o.max_new;
-  // A chunk either fits behind the pool or is read behind a pool of its own size.
-  d.reach = o.retention == Retention::kNone ? d.capacity : std::max(d.capacity, o.pool + o.chunk);
-  d.view_capacity = std::min(d.reach, kMaxViewEntries);
-  d.view_passes = static_cast<uint32_t>(ceil_div(d.reach, d.view_capacity));
-  d.qkv_cols = (s.heads + 2 * s.kv_heads) * s.head_dim;
-  d.rope_positions = d.reach;
-  if (o.positions == Positions::kOriginal) d.rope_positions = std::max(d.rope_positions, o.context);
-  if (o.selection != Selection::kDense) {
-    d.select_list = 1 + o.select_init + o.select_k + o.select_local;
-    // While nothing was evicted a position is an entry, so only a layer vote over an evicted pool needs more.
-    const bool by_position = o.vote == VoteScope::kLayer && o.retention != Retention::kNone;
-    d.vote_capacity = by_position ? o.context : d.capacity;
-    d.votes = std::max(d.vote_capacity, s.kv_heads * d.capacity);
-    d.rope_positions = std::max(d.rope_positions, o.select_local + o.chunk);
+  d.evicts = policies.evict(model);
+  d.full_evict = policies.retention->evicts();
+  const uint32_t most_selected = policies.selection->most_attended(o);
+  const bool chunks_select = policies.selection->selects_chunks(o);
+  uint32_t view_entries = 0;  // that a chunk attends to at most
+  for (const LayerWeights& layer : model.layers) {
+    uint32_t entries = 0;
+    for (uint32_t head = 0; head < s.kv_heads; ++head) {
+      const uint32_t keep = o.keeps.empty() ? o.pool : o.keeps[d.runs.size()];
+      HeadRun run = layer.window ? windowed_run(o, layer.window) : full_run(o, d.full_evict, keep);
+      run.first = entries;
+      entries += run.capacity;
+      d.runs.push_back(run);
+      d.capacity = std::max(d.capacity, run.capacity);
+      // A chunk either fits behind the entries, or is read behind as many as an eviction leaves.
+      const uint32_t reach = run.evicts ? std::max(run.capacity, run.keep + o.chunk) : run.capacity;
+      d.reach = std::max(d.reach, reach);
+      const uint32_t most = layer.window ? UINT32_MAX : most_selected;
+      const uint32_t of_chunk = chunks_select ? std::min(reach, most) : reach;
+      view_entries = std::max(view_entries, of_chunk);
+      d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
+    }
+    d.layer_entries.push_back(entries);
+    d.most_layer_entries = std::max(d.most_layer_entries, entries);
   }
+  d.view_capacity = std::min(view_entries, kMaxViewEntries);
+  d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
+  d.qkv_cols = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
+  if (o.positions == Positions::kOriginal) d.rope_positions = std::max(d.rope_positions, o.context);
   return d;
 }
 
-std::vector<LayerPool> place_pool(const Model& model, const SessionOptions& o, const Dimensions& d,
-                                  Arena& arena) {
+std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena& arena) {
   const ModelShape& s = model.shape;
-  const uint64_t f16 = 2, f32 = 4, i32 = 4;
-  const uint64_t entries = uint64_t(s.kv_heads) * d.capacity;
+  const uint64_t f32 = 4, i32 = 4;
   std::vector<LayerPool> layers(s.layers);
-  for (LayerPool& layer : layers) {
-    layer.k = arena.place(entries * s.head_dim * f16);
-    layer.v = arena.place(entries * s.head_dim * f16);
+  for (uint32_t i = 0; i < s.layers; ++i) {
+    LayerPool& layer = layers[i];
+    const uint64_t entries = d.layer_entries[i];
+    layer.k.values = arena.place(entries * kv_bytes(layer.k.type, s.head_dim));
+    layer.v.values = arena.place(entries * kv_bytes(layer.v.type, s.head_dim));
     layer.pos = arena.place(entries * i32);
-    if (o.retention != Retention::kNone) layer.cis = arena.place(entries * f32);
-    if (o.retention == Retention::kLocret) layer.ring = arena.place(uint64_t(kRingRows) * d.qkv_cols * f32);
-    if (o.selection != Selection::kDense) {
-      layer.gate = arena.place(sizeof(GateState));
-      layer.query = arena.place(uint64_t(s.heads) * s.head_dim * f32);
-      layer.list = arena.place(uint64_t(s.kv_heads) * d.select_list * i32);
-    }
+    if (d.runs[uint64_t(i) * s.kv_heads].evicts) layer.cis = arena.place(entries * f32);
   }
   return layers;
 }

@@ -7,6 +7,17 @@
 
 namespace thimble {
 
+struct Setting;
+
+// What a session's steps multiply by.
+struct Weights {
+  std::shared_ptr<const PlacedTensors> model, heads;  // heads: null without
+  Weight of(const Tensor& t) const {
+    const Weight w = model->weight(t);
+    return w || !heads ? w : heads->weight(t);
+  }
+};
+
 // Rows that get logits in one pass of the tail. Scoring a text needs them all, 16 at a time: a 128K
 // vocabulary then takes 8 MiB, and the output matrix is read once for 16 tokens.
 inline constexpr uint32_t kLogitRowsAtOnce = kMostLogitRows;
@@ -14,27 +25,35 @@ inline constexpr uint32_t kLogitRowsAtOnce = kMostLogitRows;
 // of an 8B model is 128 MiB in f16.
 inline constexpr uint32_t kMaxViewEntries = 32768;
 
+// The host address of a view in the io arena.
+template <typename T>
+T* on_host(const View& view) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(view.buffer->mapped) + view.offset);
+}
+
 struct Layout {
   std::vector<LayerPool> layers;
   // What a step's rows pass through; f32 [chunk][...] unless said otherwise.
-  View x, norm, qkv, attention, ffn, retain_hidden, retain_score;
-  View ml;                                      // [chunk][H][2]
-  View view_k, view_v;                          // [kv head][view_capacity][dh]
-  View chunk_k, chunk_v, chunk_pos, chunk_cis;  // the chunk's rows, shared by all layers
-  View retain_list;                             // [kv head][1 + reach]
-  View scores, lse, votes;                      // [H][capacity], [H], [votes]
-  View logit_x;                                 // [kLogitRowsAtOnce][d_model]
-  View rope;                                    // the table of backends/backend.h
-  View scratch;                                 // the backend's own
-  View logits;  // f32 [kLogitRowsAtOnce][vocab]; in io where the host reads it there
+  View x, norm, qkv, attention, ffn;
+  View ml;                   // [chunk][H][2]
+  KvArray view_k, view_v;    // [kv head][view_capacity][dh]
+  KvArray chunk_k, chunk_v;  // [kv head][chunk]...: the chunk's rows, shared by all layers
+  View chunk_pos, chunk_cis;
+  View retain_list;  // [kv head][1 + reach]
+  View saturated;    // one uint: numbers of keys and values beyond f16's range
+  View logit_x;      // [kLogitRowsAtOnce][d_model]
+  View rope;         // the table of backends/backend.h
+  View scratch;      // the backend's own
+  View logits;       // f32 [kLogitRowsAtOnce][vocab]; in io where the host reads it there
   View tokens, targets, arg_max, log_prob;  // io: int32 [chunk], [rows]; int32, f32 [rows]
   // io, where host and device share no memory: the first row of logits, and the embedding's rows of the
   // step's tokens, unless the device has the embedding.
   View host_logits, embedding_rows;
 };
 
-// Lays a session out in three arenas. `scratch` is what the backend needs for itself.
-Layout lay_out(const Model&, const SessionOptions& resolved, const Dimensions&, const DeviceInfo&,
-               uint64_t scratch, Arena& pool, Arena& workspace, Arena& io);
+// Lays a session out in three arenas, the policies' arrays among them. `scratch` is what the backend needs
+// for itself.
+Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, Arena& pool, Arena& workspace,
+               Arena& io);
 
 }  // namespace thimble

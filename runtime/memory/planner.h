@@ -29,8 +29,9 @@ Result<MemoryPlan> make_plan(const Model&, const Device&, const SessionOptions&)
 // same. The processor's memory is taken when it is first used, and is not looked at.
 Status check_free(const MemoryPlan&, const DeviceInfo&);
 
-// Bytes of a session's own host memory beside the io arena: sampler, waiting tokens and recorded programs.
-uint64_t host_bytes(const Model&, const SessionOptions& resolved);
+// Bytes of a session's own host memory beside the io arena: sampler, waiting tokens, heads and recorded
+// programs.
+uint64_t host_bytes(const Model&, const MemoryPlan&);
 
 // The largest pool for options.budget, at most what the options can use; options.pool does not matter.
 Result<uint32_t> largest_pool(const Model&, const Device&, const SessionOptions&);

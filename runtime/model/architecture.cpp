@@ -174,6 +174,17 @@ Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
   return layer;
 }
 
+// Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th.
+Status load_windows(const Gguf& gguf, const std::string& prefix, Model& model) {
+  uint32_t window = 0, period = 0;
+  THIMBLE_TRY(read_count(gguf, prefix + ".attention.sliding_window", kMaxPositions, std::nullopt, window));
+  THIMBLE_TRY(read_count(gguf, prefix + ".attention.sliding_window_pattern", kMaxLayers, std::nullopt, period));
+  if (window < model.info.context_length)
+    for (uint32_t i = 0; i < model.shape.layers; ++i)
+      if ((i + 1) % period != 0) model.layers[i].window = window;
+  return {};
+}
+
 Status check_window(const Gguf& gguf, const std::string& prefix, const Architecture& architecture,
                     Model& model) {
   const std::string key = prefix + ".attention.sliding_window";
@@ -200,7 +211,8 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_TRY(load_shape(gguf, prefix, model));
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, prefix, shape.head_dim));
-  THIMBLE_TRY(check_window(gguf, prefix, architecture, model));
+  const bool windowed = gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
+  if (!windowed) THIMBLE_TRY(check_window(gguf, prefix, architecture, model));
   THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
   if (!(epsilon > 0 && epsilon < 1))
     return error(Code::kFormat,
@@ -222,6 +234,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     THIMBLE_LET(layer, load_layer(tensors, "blk." + std::to_string(i) + ".", architecture, shape));
     model.layers.push_back(layer);
   }
+  if (windowed) THIMBLE_TRY(load_windows(gguf, prefix, model));
   return tensors.all_taken();
 }
 

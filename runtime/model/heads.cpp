@@ -1,5 +1,6 @@
 // Sidecar files with the retaining heads of a model, and the check that they belong to it.
 #include <cinttypes>
+#include <cmath>
 
 #include "runtime/model/load.h"
 
@@ -48,6 +49,27 @@ Status check_base(const Gguf& gguf, const Model& model, std::string& warning) {
   return {};
 }
 
+// The heads' shares of the pools, where the file has them: positive numbers, then made to be 1 on average.
+Result<std::vector<float>> get_shares(const Gguf& gguf, uint64_t heads) {
+  THIMBLE_LET(shares, with_default(gguf.get_floats("retainer.budget"), {}));
+  if (shares.empty()) return shares;
+  double sum = 0;
+  for (const float share : shares) {
+    if (!(share > 0) || !std::isfinite(share))
+      return error(Code::kFormat,
+                   "%s: key 'retainer.budget' has a share of %g, where more than 0 is possible",
+                   gguf.name().c_str(), static_cast<double>(share));
+    sum += share;
+  }
+  if (shares.size() != heads)
+    return error(Code::kMismatch,
+                 "%s: key 'retainer.budget' has %zu shares, and the model has %" PRIu64
+                 " KV heads in all layers",
+                 gguf.name().c_str(), shares.size(), heads);
+  for (float& share : shares) share = static_cast<float>(share * static_cast<double>(heads) / sum);
+  return shares;
+}
+
 Result<uint32_t> read_act(const Gguf& gguf, uint32_t of_model) {
   THIMBLE_LET(name, gguf.get_string("locret.act"));
   if (!name) return of_model;
@@ -87,6 +109,9 @@ Result<std::shared_ptr<const RetainingHeads>> Model::open_heads(MappedFile file,
                    value);
     to = static_cast<uint32_t>(value);
   }
+
+  THIMBLE_LET(shares, get_shares(gguf, uint64_t(shape.layers) * shape.kv_heads));
+  heads->shares = std::move(shares);
 
   TensorSource tensors(gguf);
   for (uint32_t i = 0; i < shape.layers; ++i) {

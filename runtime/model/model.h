@@ -41,6 +41,7 @@ uint32_t rope_table_rows(uint32_t positions);
 void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
 
 struct LayerWeights {
+  uint32_t window = 0;            // attends to the last so many tokens, its own among them; 0: to all
   Tensor attn_norm, ffn_norm;     // f32 [d_model]
   Tensor q, k, v;                 // row ranges of one matrix where the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
@@ -60,6 +61,8 @@ struct RetainingHeads {
   uint32_t act = kActSilu;
   // What the heads were trained for; 0 where the file does not say.
   uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
+  // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
+  std::vector<float> shares;
   std::string warning;  // one sentence, where the base model could only be checked by its shape
   std::vector<Tensor> tensors() const;
   mutable Placements placements;

@@ -28,6 +28,12 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   return w;
 }
 
+uint64_t PlacedTensors::bytes() const {
+  if (file_) return 0;
+  return std::accumulate(buffers_.begin(), buffers_.end(), uint64_t{0},
+                         [](uint64_t sum, const auto& buffer) { return sum + buffer->size; });
+}
+
 PlacedTensors::Layout::Layout(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
   uint64_t end = 0;  // of what lies in the last buffer
   for (const Tensor& t : tensors) {

@@ -18,6 +18,7 @@ struct Tensor;
 class PlacedTensors {
  public:
   Weight weight(const Tensor&) const;  // an empty one for a tensor that is not among them
+  uint64_t bytes() const;  // of device memory that they were given; none where the file is read as it lies
 
  private:
   friend class Placements;

@@ -3,16 +3,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/support/data.h"
+#include "tests/support/tiny_model.h"
 
 namespace thimble {
 namespace {
@@ -48,12 +52,13 @@ class TemporaryFile {
   std::string path_;
 };
 
-// Runs the command in a shell with these arguments and this standard input, on the CPU, whose budgets and figures the tests
-// know.
+// Runs the command in a shell with these arguments and this standard input, on the CPU, whose budgets and
+// figures the tests know.
 Outcome thimble(const std::string& arguments, const std::string& input = "") {
   const TemporaryFile in(input), out, error;
-  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") + THIMBLE_COMMAND + "' " +
-                           arguments + " <" + in.path() + " >" + out.path() + " 2>" + error.path();
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") +
+                           THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" + out.path() + " 2>" +
+                           error.path();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};
 }
@@ -130,6 +135,7 @@ TEST(Command, UsageErrorsExitWithTwoNameTheCulpritAndPointToHelp) {
                 {"run -m x -p a -c abc", "--ctx-size"},
                 {"run -m x -p a -n -2", "--predict"},
                 {"run -m x -p a --retention lru", "'lru' is none of none|window|random|locret"},
+                {"run -m x -p a --selection best", "'best' is none of dense|tokenselect|quest"},
                 {"run -m x -p a --mem-budget 64M", "'64M' is no size"},
                 {"run -m x -p a --mem-budget 0", "'0' is no size"},
                 {"chat -m x --raw", "unknown flag --raw"},
@@ -155,6 +161,31 @@ TEST(Command, OptionsThatContradictEachOtherAreUsageErrors) {
   }
   EXPECT_EQ(thimble("run -m x --questions q.json").exit_code, 2) << "questions without a text";
   EXPECT_EQ(thimble("tokenize -m x -p text --decode 1").exit_code, 2);
+}
+
+TEST(Command, FlagsOfAnotherSelectionAreUsageErrorsThatNameTheirOwn) {
+  const struct {
+    const char *arguments, *sentence;
+  } kCases[] = {
+      {"--select-k 64", "--select-k needs --selection tokenselect|quest"},
+      {"--select-page 8", "--select-page needs --selection quest"},
+      {"--dense-layers 1 --selection tokenselect", "--dense-layers needs --selection quest"},
+      {"--select-local 64 --selection quest", "--select-local needs --selection tokenselect"},
+      {"--select-init 4 --selection quest", "--select-init needs --selection tokenselect"},
+      {"--select-window 3 --selection quest", "--select-window needs --selection tokenselect"},
+      {"--select-scale sqrt --selection quest", "--select-scale needs --selection tokenselect"},
+      {"--select-theta 1 --selection quest", "--select-theta needs --selection tokenselect"},
+      {"--vote group --selection quest", "--vote needs --selection tokenselect"},
+      {"--select-prefill", "--select-prefill needs --selection tokenselect"},
+      {"--no-select-prefill --selection quest", "--no-select-prefill needs --selection tokenselect"},
+      {"--select-prefill --no-select-prefill --selection tokenselect", "--select-prefill"},
+      {"--positions list --selection quest", "leave --positions list out"}};
+  for (const auto& c : kCases) {
+    const Outcome outcome = thimble(std::string("run -m x -p question ") + c.arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << c.arguments;
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, c.sentence)) << c.arguments << ": " << outcome.error;
+  }
 }
 
 TEST(Command, AMissingModelIsOneSentenceAndExitCodeOne) {
@@ -293,6 +324,20 @@ TEST(Plan, SaysWhenSelectionCannotPay) {
   EXPECT_FALSE(contains(dense, "selection cannot pay")) << dense;
 }
 
+TEST(Plan, ReadsByTheLocalWindowWhereReadingSelects) {
+  THIMBLE_NEEDS(kModel);
+  const auto chunk = [](const std::string& flags) {
+    const Outcome outcome = thimble("plan --json --selection tokenselect --select-local 64 " + flags + kM);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out)["chunk"];
+  };
+  EXPECT_EQ(chunk(""), 64);
+  EXPECT_EQ(chunk("--select-prefill --chunk 1024"), 64);
+  EXPECT_EQ(chunk("--no-select-prefill"), 1024);
+  EXPECT_EQ(chunk("--retention window --pool 512"), 1024) << "a bounded pool is read densely";
+  EXPECT_EQ(chunk("--retention window --pool 512 --select-prefill"), 64);
+}
+
 const char* kText = "The pass key is 550178. Remember it. 550178 is the pass key.";
 
 TEST(Run, AnswersFromTheTextOnStandardOutputAlone) {
@@ -316,8 +361,10 @@ TEST(Run, JsonTellsTheWholeRun) {
   EXPECT_GT(run["prefill_tps"], 0);
   EXPECT_GT(run["decode_tps"], 0);
   const uint64_t tokens = run["prompt_tokens"].get<uint64_t>() + run["generated_tokens"].get<uint64_t>();
-  EXPECT_EQ(run["entries"], Json({{"seen", tokens}, {"kept", tokens}, {"evicted", 0}}));
-  EXPECT_EQ(run["memory"]["allocated"], run["memory"]["held"]["total"]);
+  EXPECT_EQ(run["entries"], Json({{"seen", tokens}, {"kept", tokens}, {"evicted", 0}, {"selected", tokens}}));
+  EXPECT_EQ(run["saturated"], 0);
+  EXPECT_GT(run["memory"]["allocated"], run["memory"]["held"]["pool"]);
+  EXPECT_LE(run["memory"]["allocated"], run["memory"]["held"]["total"]);
   EXPECT_FALSE(run.contains("logits"));
 }
 
@@ -330,7 +377,7 @@ TEST(Run, StaysInsideItsPoolAndSaysWhatItEvicted) {
   ASSERT_TRUE(run.contains("entries")) << run;
   EXPECT_GT(run["entries"]["evicted"], 0);
   EXPECT_LE(run["entries"]["kept"], run["memory"]["capacity"]);
-  EXPECT_EQ(run["memory"]["capacity"], 64 + 16 + 4);
+  EXPECT_EQ(run["memory"]["capacity"], 64 + 64) << "room for 64 tokens at least between two evictions";
   EXPECT_EQ(run["finish_reason"], "length");
   EXPECT_EQ(run["generated_tokens"], 4);
 }
@@ -383,6 +430,108 @@ TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
   const Json run = Json::parse(text.substr(text.rfind("{\"text\"")));
   EXPECT_EQ(run["finish_reason"], "interrupted");
   EXPECT_GT(run["generated_tokens"], 0);
+}
+
+TEST(Run, EverySelectionAnswers) {
+  THIMBLE_NEEDS(kModel);
+  std::string text = kText;
+  for (int i = 0; i < 60; ++i) text += " It rained all day.";
+  const auto run = [&](const std::string& flags) {
+    return Json::parse(
+        thimble("run --json -f - -p 'What is the pass key?' --selection " + flags + kM, text).out);
+  };
+  const Json dense = run("dense"),
+             voted = run("tokenselect --select-k 96 --select-init 8 --select-local 128"),
+             paged = run("quest --select-k 128 --select-page 8 --dense-layers 1");
+  for (const Json& json : {dense, voted, paged}) EXPECT_EQ(json["text"], "550178") << json;
+  EXPECT_EQ(voted["entries"]["selected"], 96 + 8 + 128);
+  EXPECT_LE(paged["entries"]["selected"], 128);
+  EXPECT_GT(paged["entries"]["selected"], 128 - 8) << "the last page may be short";
+  EXPECT_EQ(run("quest --select-k 128 --select-page 128")["error"]["code"], "INVALID_ARGUMENT");
+}
+
+TEST(Run, WithoutRetentionHasRoomForTheTextAndTheAnswer) {
+  THIMBLE_NEEDS(kModel);
+  const Json run = Json::parse(thimble("run --json -n 5 -p 'What is the pass key?'" + kM).out);
+  EXPECT_EQ(run["memory"]["capacity"], run["prompt_tokens"].get<uint64_t>() + 5);
+  const Json open = Json::parse(thimble("plan --json -n -1 --tokens-planned 20000" + kM).out);
+  EXPECT_EQ(open["capacity"], 20000 + 256);
+  EXPECT_EQ(Json::parse(thimble("plan --json" + kM).out)["capacity"], 16384);
+}
+
+// A model that computes in microseconds and takes token ids alone, or, with a vocabulary of bytes, text.
+GgufWriter small_model(bool text) {
+  GgufWriter w = tiny_model("llama");
+  w.set("llama.context_length", 512u);
+  const uint64_t vocab = text ? 257 : 6;
+  const std::vector<GgufWriter::Tensor> tensors = w.tensors;
+  for (const GgufWriter::Tensor& tensor : tensors) {
+    std::vector<uint64_t> shape = tensor.shape;
+    if (shape.back() == 6) shape.back() = vocab;
+    std::vector<float> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = shape.size() == 1 ? 1.0f : static_cast<float>(i * 7919 % 101) / 50 - 1;
+    w.tensor(tensor.name, shape, values);
+  }
+  if (!text) return w;
+  std::vector<std::string> tokens;
+  for (uint32_t byte = 0, others = 0; byte < 256; ++byte) {  // in byte-level BPE's spelling
+    const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    const uint32_t c = printable ? byte : 256 + others++;
+    tokens.push_back(c < 128
+                         ? std::string(1, static_cast<char>(c))
+                         : std::string{static_cast<char>(0xc0 | c >> 6), static_cast<char>(0x80 | (c & 63))});
+  }
+  tokens.push_back("<|end|>");
+  std::vector<int32_t> types(vocab, 1);
+  types.back() = 3;
+  return w.set("tokenizer.ggml.model", std::string("gpt2"))
+      .set("tokenizer.ggml.pre", std::string("llama-bpe"))
+      .set("tokenizer.ggml.tokens", tokens)
+      .set("tokenizer.ggml.token_type", types)
+      .set("tokenizer.ggml.merges", std::vector<std::string>{})
+      .set("tokenizer.ggml.eos_token_id", 256u);
+}
+
+// With every element of a tensor times `factor`.
+GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
+  for (const GgufWriter::Tensor& tensor : std::vector<GgufWriter::Tensor>(w.tensors)) {
+    if (tensor.name != name) continue;
+    std::vector<float> values(tensor.data.size() / sizeof(float));
+    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    for (float& v : values) v *= factor;
+    w.tensor(name, tensor.shape, values);
+  }
+  return w;
+}
+
+TEST(Run, TurnsByTheSameRotaryFactorsUnderEveryRetention) {
+  const TemporaryFile model;
+  GgufWriter w = small_model(false);
+  w.set("llama.rope.scaling.original_context_length", 64u);
+  w.tensor("rope_factors_long.weight", {2}, std::vector<float>{1, 8});
+  w.tensor("rope_factors_short.weight", {2}, std::vector<float>{1, 1});
+  w.write(model.path());
+  const auto logits = [&](const std::string& flags) {
+    const Outcome outcome =
+        thimble("run --json --logits 6 -n 2 --tokens '1 2 3 4 5 4 3 2' -m " + model.path() + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out)["logits"];
+  };
+  const Json everything = logits(" --retention none");
+  EXPECT_EQ(logits(" --retention window --pool 64"), everything);
+  EXPECT_NE(logits(" --retention none -c 64"), everything) << "the factors of a short context";
+  EXPECT_EQ(logits(" --retention window --pool 64 -c 64"), logits(" --retention none -c 64"));
+}
+
+TEST(Run, WarnsOfNumbersBeyondTheRangeOfThePool) {
+  const TemporaryFile model;
+  scaled(small_model(false), "blk.0.attn_v.weight", 1e7f).write(model.path());
+  const Outcome outcome = thimble("run --json --logits 1 --tokens '1 2 3' -m " + model.path());
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_GT(Json::parse(outcome.out)["saturated"], 0);
+  EXPECT_TRUE(contains(outcome.error, "thimble: warning: ")) << outcome.error;
+  expect_one_sentence(outcome);
 }
 
 TEST(Questions, AreAskedOfOneReadingAndJudgedHonestly) {
@@ -461,6 +610,8 @@ TEST(Bench, MeasuresWithoutATokenizer) {
   EXPECT_EQ(bench["budget_bytes"], 0);
   EXPECT_GT(bench["allocated_bytes"], 0);
   EXPECT_GE(bench["pool"], 48);
+  EXPECT_EQ(bench["selected"], 48 + 3);
+  EXPECT_EQ(bench["saturated"], 0);
 }
 
 std::string sample(const std::string& id, const std::string& task, const std::string& key) {
@@ -474,6 +625,28 @@ std::string sample(const std::string& id, const std::string& task, const std::st
                {"needle", needle}})
              .dump() +
          "\n";
+}
+
+TEST(Command, LogitsThatAreNotFiniteAreAnErrorEverywhere) {
+  const TemporaryFile model, needles(sample("a-0", "a", "550178")), book("It rained."),
+      questions(R"([{"question": "Why?"}])");
+  scaled(small_model(true), "output.weight", std::numeric_limits<float>::infinity()).write(model.path());
+  const std::string m = " -n 4 -m " + model.path(), chatml = " --chat-template chatml" + m;
+  for (const std::string& arguments :
+       {"run --json -p Why" + chatml, "run --json --logits 3 -p Why" + chatml,
+        "run --json -f " + book.path() + " --questions " + questions.path() + chatml,
+        "eval --json " + needles.path() + chatml,
+        "eval --json --selection tokenselect " + needles.path() + chatml, "bench --json -p 4" + m}) {
+    const Outcome outcome = thimble(arguments);
+    EXPECT_EQ(outcome.exit_code, 1) << arguments;
+    expect_one_sentence(outcome);
+    EXPECT_FALSE(contains(outcome.out, "null")) << outcome.out;
+    ASSERT_TRUE(Json::accept(outcome.out)) << arguments << ": " << outcome.out;
+    EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "NOT_FINITE") << outcome.out;
+  }
+  const Outcome chat = thimble("chat" + chatml, "Why?\nWhy not?\n");
+  EXPECT_EQ(chat.exit_code, 1) << chat.error;
+  expect_one_sentence(chat);
 }
 
 TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
@@ -495,6 +668,31 @@ TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
   EXPECT_EQ(objects[3]["summary"]["samples"], 3);
   EXPECT_TRUE(contains(thimble("eval --tasks a --limit 1 " + file.path() + kM).out, "1/1"));
   EXPECT_TRUE(contains(thimble("eval --tasks a,b --limit 1 " + file.path() + kM).out, "1/2"));
+}
+
+TEST(Eval, LeavesTheQuestionToTheSelection) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile file(sample("a-0", "a", "550178"));
+  const auto line = [&](const std::string& flags) {
+    const std::string out = thimble("eval --json " + flags + file.path() + kM).out;
+    return Json::parse(out.substr(0, out.find('\n')));
+  };
+  const Json dense = line("");
+  EXPECT_EQ(dense["read_tokens"], dense["prompt_tokens"]);
+  const Json question = Json::parse(
+      thimble("tokenize --json --no-bos -p '\n\nWhat is the pass key?<|end|>\n<|assistant|>\n'" + kM)
+          .out)["ids"];
+  for (const std::string flags : {"--selection tokenselect ", "--selection quest ",
+                                  "--selection tokenselect --retention window --pool 64 --local 8 "}) {
+    const Json selected = line(flags);
+    EXPECT_EQ(selected["prompt_tokens"], dense["prompt_tokens"]) << flags;
+    const uint64_t stepped =
+        selected["prompt_tokens"].get<uint64_t>() - selected["read_tokens"].get<uint64_t>();
+    // All of it but the two line breaks, which are one token or two.
+    EXPECT_GE(stepped + 2, question.size()) << flags;
+    EXPECT_LT(stepped, question.size()) << flags;
+    EXPECT_EQ(selected["correct"], true) << flags << selected;
+  }
 }
 
 TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
@@ -555,6 +753,10 @@ TEST(Chat, PolicyMakesANewSessionAndRefusesNonsense) {
   EXPECT_TRUE(contains(outcome.error, "--frobnicate")) << outcome.error;
   EXPECT_EQ(outcome.error.rfind("retention=window pool=77"), outcome.error.rfind("retention="))
       << outcome.error;
+  const Outcome quest =
+      thimble("chat" + kM, "/policy selection=quest select-page=8\n/policy select-init=3\n");
+  EXPECT_TRUE(contains(quest.error, "selection=quest positions=original")) << quest.error;
+  EXPECT_TRUE(contains(quest.error, "--select-init needs --selection tokenselect")) << quest.error;
 }
 
 TEST(Chat, ReadsAnOpenedTextAsRunReadsIt) {

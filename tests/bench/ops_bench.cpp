@@ -102,12 +102,12 @@ class Operands {
     });
     return w;
   }
-  // [0, count) once for each head.
-  View ascending(uint32_t heads, uint32_t count) {
-    std::vector<int32_t> positions;
-    for (uint32_t head = 0; head < heads; ++head)
-      for (uint32_t i = 0; i < count; ++i) positions.push_back(static_cast<int32_t>(i));
-    return of(positions);
+  // Positions of the heads' runs: [0, capacity) of each.
+  View positions(const std::vector<HeadState>& heads) {
+    std::vector<int32_t> all;
+    for (const HeadState& head : heads)
+      for (uint32_t i = 0; i < head.capacity; ++i) all.push_back(static_cast<int32_t>(i));
+    return of(all);
   }
   // A rope table of the right size; the angles are no model's.
   View rope(uint32_t positions, uint32_t head_dim) {
@@ -168,6 +168,7 @@ struct Work {
   SessionShape session;
   uint32_t max_rows = 1;
   StepParams step;
+  std::vector<HeadState> heads;  // the table
   uint32_t sets = 1;
   std::function<void(Recorder&, uint32_t set)> op;
   double bytes = 0, flop = 0;  // of one op, at least; 0: not what bounds it
@@ -214,7 +215,7 @@ class Bench {
     if (!needs.ok()) return skipped(c, needs.status().message());
     const View scratch = operands.bytes(std::max<uint64_t>(needs->workspace, 1));
     if (!operands.fit()) return skipped(c, operands.why());
-    auto stream = device_->open_stream(scratch);
+    auto stream = device_->open_stream(scratch, static_cast<uint32_t>(work.heads.size()));
     if (!stream.ok()) return failed(c, stream.status());
 
     // A program of about 2 ms, so that submitting costs nothing, with the same number of ops for each set.
@@ -226,7 +227,7 @@ class Bench {
       for (uint32_t i = 0; i < ops; ++i) work.op(*recorder, i % work.sets);
       auto program = (*stream)->finish(std::move(recorder));
       if (!program.ok()) return failed(c, program.status());
-      auto times = measure(**stream, **program, work.step, trial ? 1 : 5);
+      auto times = measure(**stream, **program, work, trial ? 1 : 5);
       if (!times.ok()) return failed(c, times.status());
       us = (*times)[times->size() / 2] / ops;
       if (trial)
@@ -250,7 +251,7 @@ class Bench {
 
   // Microseconds of at least `runs` submits, of half a second of them where there are several; sorted. One
   // more warms up.
-  static Result<std::vector<double>> measure(Stream& stream, Program& program, const StepParams& step,
+  static Result<std::vector<double>> measure(Stream& stream, Program& program, const Work& work,
                                              size_t runs) {
     using Clock = std::chrono::steady_clock;
     std::vector<double> times;
@@ -258,7 +259,7 @@ class Bench {
     bool warm = false;
     while (times.size() < runs || (runs > 1 && Clock::now() - start < std::chrono::milliseconds(500))) {
       const Clock::time_point before = Clock::now();
-      THIMBLE_TRY(stream.submit(program, 0, 1, step));
+      THIMBLE_TRY(stream.submit(program, 0, 1, work.step, work.heads));
       THIMBLE_TRY(stream.wait());
       if (warm) times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
       warm = true;
@@ -317,6 +318,37 @@ ModelShape model_shape(const Attending& a = kLlama) {
           .d_ff = kFf,
           .vocab = kVocab};
 }
+// Heads that hold so many entries each, run behind run, with room for `room` more.
+std::vector<HeadState> runs(const std::vector<uint32_t>& entries, uint32_t room) {
+  std::vector<HeadState> heads;
+  uint32_t first = 0;
+  for (const uint32_t n : entries) {
+    heads.push_back({.first = first, .capacity = n + room, .n_entries = n});
+    first += n + room;
+  }
+  return heads;
+}
+std::vector<HeadState> runs(const Attending& a, uint32_t entries, uint32_t room) {
+  return runs(std::vector<uint32_t>(a.kv_heads, entries), room);
+}
+uint32_t layer_entries(const std::vector<HeadState>& heads) {
+  return heads.back().first + heads.back().capacity;
+}
+uint32_t longest_run(const std::vector<HeadState>& heads) {
+  uint32_t most = 0;
+  for (const HeadState& head : heads) most = std::max(most, head.capacity);
+  return most;
+}
+SessionShape session_shape(const std::vector<HeadState>& heads, uint32_t chunk, uint32_t view_capacity,
+                           uint32_t positions = 0) {
+  return {.chunk = chunk,
+          .run_capacity = longest_run(heads),
+          .layer_entries = layer_entries(heads),
+          .reach = longest_run(heads) + chunk,
+          .view_capacity = view_capacity,
+          .positions = positions,
+          .heads = static_cast<uint32_t>(heads.size())};
+}
 RopeParams rope_params(const Attending& a) {
   return {.mode = kRopeList, .pairing = kRopeHalves, .n_rot = a.dh};
 }
@@ -340,7 +372,7 @@ Work products(const Bench& b, Operands& o, const std::vector<Matrix>& matrices, 
   }
   const uint32_t y_stride = is_glu ? matrices[0].out : static_cast<uint32_t>(out);
   Work w{.model = model_shape(),
-         .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+         .session = {.chunk = rows, .view_capacity = 64},
          .max_rows = rows,
          .step = {.n_rows = rows, .n_logit_rows = 1},
          .sets = b.sets(weight_bytes)};
@@ -350,16 +382,16 @@ Work products(const Bench& b, Operands& o, const std::vector<Matrix>& matrices, 
   const View x = o.floats(uint64_t(rows) * in), y = o.bytes(uint64_t(rows) * y_stride * 4);
   w.op = [=](Recorder& r, uint32_t set) {
     if (is_glu) {
-      r.glu({x, sets[set][0], sets[set][1], y, {.in_cols = in, .out_cols = y_stride, .act = kActSilu}});
+      r.record(Glu{x, sets[set][0], sets[set][1], y, {.in_cols = in, .out_cols = y_stride, .act = kActSilu}});
       return;
     }
     uint64_t column = 0;
     for (const Weight& m : sets[set]) {
-      r.linear({x,
-                m,
-                {},
-                y.slice(column * 4, y.bytes - column * 4),
-                {.in_cols = in, .out_cols = m.rows, .x_stride = in, .y_stride = y_stride, .rows = of}});
+      r.record(Linear{x,
+                      m,
+                      {},
+                      y.slice(column * 4, y.bytes - column * 4),
+                      {.in_cols = in, .out_cols = m.rows, .x_stride = in, .y_stride = y_stride, .rows = of}});
       column += m.rows;
     }
   };
@@ -400,15 +432,15 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
            const View x = o.floats(uint64_t(rows) * kModel), norm = o.floats(kModel),
                       y = o.bytes(uint64_t(rows) * kModel * 4);
            Work w{.model = model_shape(),
-                  .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+                  .session = {.chunk = rows, .view_capacity = 64},
                   .max_rows = rows,
                   .step = {.n_rows = rows}};
            w.op = [=](Recorder& r, uint32_t) {
-             r.rms_norm(
-                 {x,
-                  norm,
-                  y,
-                  {.cols = kModel, .groups = 1, .row_stride = kModel, .eps = 1e-5f, .rows = kStepRows}});
+             r.record(RmsNorm{
+                 x,
+                 norm,
+                 y,
+                 {.cols = kModel, .groups = 1, .row_stride = kModel, .eps = 1e-5f, .rows = kStepRows}});
            };
            w.bytes = 8.0 * rows * kModel;
            return w;
@@ -417,16 +449,16 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
   cases.push_back({"arg_max 128256", [](Operands& o) {
                      const View x = o.floats(kVocab), index = o.bytes(4);
                      Work w{.model = model_shape(),
-                            .session = {.chunk = 1, .pool_capacity = 64, .view_capacity = 64},
+                            .session = {.chunk = 1, .view_capacity = 64},
                             .step = {.n_rows = 1, .n_logit_rows = 1}};
-                     w.op = [=](Recorder& r, uint32_t) { r.arg_max({x, index, {.cols = kVocab}}); };
+                     w.op = [=](Recorder& r, uint32_t) { r.record(ArgMax{x, index, {.cols = kVocab}}); };
                      w.bytes = 4.0 * kVocab;
                      return w;
                    }});
   cases.push_back({"embed 2048 rows, q4_K", [&b, rows = b.rows(2048)](Operands& o) {
                      const uint64_t row_bytes = dtype_bytes(DType::kQ4_K, kModel);
                      Work w{.model = model_shape(),
-                            .session = {.chunk = rows, .pool_capacity = 64, .view_capacity = 64},
+                            .session = {.chunk = rows, .view_capacity = 64},
                             .max_rows = rows,
                             .step = {.n_rows = rows},
                             .sets = b.sets(rows * row_bytes)};
@@ -439,7 +471,7 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
                      const Weight table = o.weight(DType::kQ4_K, kVocab, kModel);
                      const View x = o.bytes(uint64_t(rows) * kModel * 4);
                      w.op = [=](Recorder& r, uint32_t set) {
-                       r.embed({tokens[set], table, x, {.cols = kModel}});
+                       r.record(Embed{tokens[set], table, x, {.cols = kModel}});
                      };
                      w.bytes = rows * (4.0 * kModel + static_cast<double>(row_bytes));
                      return w;
@@ -458,17 +490,15 @@ double attention_flop(const Chunk& c) {
   return 4.0 * c.rows * (c.entries - (c.rows - 1) / 2.0) * c.a.heads() * c.a.dh;
 }
 
-KvViewParams view_params(const Chunk& c, uint32_t pool_capacity, uint32_t view_capacity,
-                         uint32_t list_capacity) {
+KvViewParams view_params(const Chunk& c, uint32_t view_capacity, uint32_t list_capacity) {
   return {.heads = c.a.kv_heads,
           .head_dim = c.a.dh,
-          .pool_capacity = pool_capacity,
           .chunk_capacity = c.rows,
           .view_capacity = view_capacity,
           .list_capacity = list_capacity,
           .rope = rope_params(c.a)};
 }
-AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t capacity,
+AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t view_capacity,
                                  uint32_t list_capacity) {
   return {.heads = a.kv_heads,
           .group = a.group,
@@ -476,26 +506,27 @@ AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t c
           .row_stride = a.width(),
           .y_stride = a.width(),
           .source = source,
-          .capacity = capacity,
+          .view_capacity = view_capacity,
           .list_capacity = list_capacity,
           .scale = 0.0883883f,
           .rope = rope_params(a)};
 }
 
-Work view_attention(const Bench& b, Operands& o, const Chunk& c) {
-  Work w{.model = model_shape(c.a),
-         .session = {.chunk = c.rows, .pool_capacity = c.entries - c.rows + 1, .view_capacity = c.entries},
-         .max_rows = c.rows,
-         .step = {.n_rows = c.rows, .n_entries = c.entries - c.rows}};
+// `heads`: entries of each without the rows; the view has room for the longest.
+Work view_attention(const Bench& b, Operands& o, const Attending& a, uint32_t rows,
+                    const std::vector<uint32_t>& heads) {
+  const uint32_t most = rows + *std::max_element(heads.begin(), heads.end());
+  Work w{.model = model_shape(a), .max_rows = rows, .step = {.n_rows = rows}, .heads = runs(heads, 1)};
+  w.session = session_shape(w.heads, rows, most);
   // One view serves all layers, so it is as warm as kv_view leaves it.
-  const uint64_t elements = uint64_t(c.a.kv_heads) * c.entries * c.a.dh;
+  const uint64_t elements = uint64_t(a.kv_heads) * most * a.dh;
   const View k = b.view_element_bytes() == 2 ? o.halves(elements) : o.floats(elements),
              v = b.view_element_bytes() == 2 ? o.halves(elements) : o.floats(elements),
-             q = o.floats(uint64_t(c.rows) * c.a.width()), y = o.bytes(uint64_t(c.rows) * c.a.width() * 4),
-             ml = o.bytes(uint64_t(c.rows) * c.a.heads() * 8), table = o.rope(c.entries, c.a.dh);
-  const AttentionParams p = attention_params(c.a, kFromView, c.entries, 0);
-  w.op = [=](Recorder& r, uint32_t) { r.attention({q, k, v, {}, table, y, ml, p}); };
-  w.flop = attention_flop(c);
+             q = o.floats(uint64_t(rows) * a.width()), y = o.bytes(uint64_t(rows) * a.width() * 4),
+             ml = o.bytes(uint64_t(rows) * a.heads() * 8), table = o.rope(most, a.dh);
+  const AttentionParams p = attention_params(a, kFromView, most, 0);
+  w.op = [=](Recorder& r, uint32_t) { r.record(Attention{q, {k}, {v}, {}, table, y, ml, p}); };
+  for (const uint32_t entries : heads) w.flop += attention_flop({a, rows, entries + rows}) / a.kv_heads;
   return w;
 }
 
@@ -503,111 +534,151 @@ Work view_attention(const Bench& b, Operands& o, const Chunk& c) {
 struct Layers {
   std::vector<View> k, v, pos, cis;
   View chunk_k, chunk_v, chunk_pos, chunk_cis;
-  uint32_t capacity;
-  Layers(Operands& o, const Chunk& c, uint32_t sets, bool scored)
-      : capacity(std::max(1u, c.entries - c.rows)) {
+  Layers(Operands& o, const Chunk& c, uint32_t sets, bool scored) {
+    const uint32_t capacity = c.entries - c.rows;
     const uint64_t pool = uint64_t(c.a.kv_heads) * capacity, chunk = uint64_t(c.a.kv_heads) * c.rows;
     for (uint32_t i = 0; i < sets; ++i) {
       k.push_back(o.halves(pool * c.a.dh));
       v.push_back(o.halves(pool * c.a.dh));
-      pos.push_back(o.ascending(c.a.kv_heads, capacity));
+      pos.push_back(o.positions(runs(c.a, capacity, 0)));
       if (scored) cis.push_back(o.floats(pool));
     }
     chunk_k = o.halves(chunk * c.a.dh);
     chunk_v = o.halves(chunk * c.a.dh);
-    chunk_pos = o.ascending(c.a.kv_heads, c.rows);
+    chunk_pos = o.positions(runs(c.a, c.rows, 0));
     if (scored) chunk_cis = o.floats(chunk);
   }
 };
 
+// Entries of eight heads of which one has kept far more than the others: as many as these, and 64 each.
+std::vector<uint32_t> one_long(const Bench& b, uint32_t entries) {
+  std::vector<uint32_t> heads(kLlama.kv_heads, b.entries(64));
+  heads[3] = b.entries(entries);
+  return heads;
+}
+
 void reading_cases(Bench& b, std::vector<Case>& cases) {
   const Chunk llama{kLlama, b.rows(2048), b.entries(18432)}, half{kLlama, b.rows(512), b.entries(18432)},
       phi{kPhi, b.rows(2048), b.entries(8048)};
-  cases.push_back({"attention 2048 rows, 18432 entries",
-                   [&b, llama](Operands& o) { return view_attention(b, o, llama); }});
-  cases.push_back(
-      {"attention 512 rows, 18432 entries", [&b, half](Operands& o) { return view_attention(b, o, half); }});
-  cases.push_back({"attention 2048 rows, 8048 entries, phi-3",
-                   [&b, phi](Operands& o) { return view_attention(b, o, phi); }});
+  const auto add_attention = [&](const std::string& name, const Chunk& c) {
+    cases.push_back({name, [&b, c](Operands& o) {
+                       return view_attention(b, o, c.a, c.rows,
+                                             std::vector<uint32_t>(c.a.kv_heads, c.entries - c.rows));
+                     }});
+  };
+  add_attention("attention 2048 rows, 18432 entries", llama);
+  add_attention("attention 512 rows, 18432 entries", half);
+  add_attention("attention 2048 rows, 8048 entries, phi-3", phi);
+  cases.push_back({"attention 512 rows, 16384 and 7 x 64 entries", [&b](Operands& o) {
+                     return view_attention(b, o, kLlama, b.rows(512), one_long(b, 16384));
+                   }});
 
   cases.push_back({"kv_view 18432 entries", [&b, llama](Operands& o) {
                      Work w{.model = model_shape(),
-                            .session = {.chunk = llama.rows,
-                                        .pool_capacity = llama.entries - llama.rows,
-                                        .view_capacity = llama.entries},
                             .max_rows = llama.rows,
-                            .step = {.n_rows = llama.rows, .n_entries = llama.entries - llama.rows},
+                            .step = {.n_rows = llama.rows},
+                            .heads = runs(kLlama, llama.entries - llama.rows, 0),
                             .sets = b.sets(2 * kLlama.entry_bytes() * llama.entries)};
+                     w.session = session_shape(w.heads, llama.rows, llama.entries);
                      const Layers l(o, llama, w.sets, false);
                      const uint64_t bytes = kLlama.entry_bytes() / 2 * llama.entries * b.view_element_bytes();
                      const View k = o.bytes(bytes), v = o.bytes(bytes),
                                 table = o.rope(llama.entries, kLlama.dh);
-                     const KvViewParams p = view_params(llama, l.capacity, llama.entries, 0);
+                     const KvViewParams p = view_params(llama, llama.entries, 0);
                      w.op = [=](Recorder& r, uint32_t set) {
-                       r.kv_view({l.k[set], l.v[set], l.chunk_k, l.chunk_v, {}, table, k, v, p});
+                       r.record(KvView{{l.k[set]}, {l.v[set]}, {l.chunk_k}, {l.chunk_v}, {}, table, k, v, p});
                      };
                      w.bytes = 2.0 * static_cast<double>(kLlama.entry_bytes() * llama.entries + bytes);
                      return w;
                    }});
   const uint32_t keep = llama.entries - llama.rows;
-  cases.push_back(
-      {"kv_compact 18432 -> 16384 entries", [&b, llama, keep](Operands& o) {
-         Work w{.model = model_shape(),
-                .session = {.chunk = llama.rows, .pool_capacity = keep, .view_capacity = llama.entries},
-                .max_rows = llama.rows,
-                .step = {.n_rows = llama.rows, .n_entries = keep, .keep = keep},
-                .sets = b.sets(2 * kLlama.entry_bytes() * llama.entries)};
-         const Layers l(o, llama, w.sets, true);
-         const View list = o.lists(kLlama.kv_heads, llama.entries, keep, 0, 0);
-         w.op = [=](Recorder& r, uint32_t set) {
-           r.kv_compact({list,
-                         l.chunk_k,
-                         l.chunk_v,
-                         l.chunk_pos,
-                         l.chunk_cis,
-                         l.k[set],
-                         l.v[set],
-                         l.pos[set],
-                         l.cis[set],
-                         {.heads = kLlama.kv_heads,
-                          .head_dim = kLlama.dh,
-                          .pool_capacity = l.capacity,
-                          .chunk_capacity = llama.rows,
-                          .list_capacity = keep + 1}});
-         };
-         // All but the few entries before the first evicted one are read and written: K, V, position, score.
-         w.bytes = 2.0 * keep * kLlama.kv_heads * (4.0 * kLlama.dh + 8);
-         return w;
-       }});
-  cases.push_back(
-      {"top_k retain 18432 -> 16384 entries", [&b, llama, keep](Operands& o) {
-         const uint32_t list_capacity = 1 + llama.entries;
-         Work w{.model = model_shape(),
-                .session = {.chunk = llama.rows, .pool_capacity = keep, .view_capacity = llama.entries},
-                .max_rows = llama.rows,
-                .step = {.n_rows = llama.rows,
-                         .n_entries = keep,
-                         .keep = keep,
-                         .protect_first = 4,
-                         .protect_last = b.entries(2500)}};
-         const View scores = o.floats(uint64_t(kLlama.kv_heads) * keep),
-                    chunk = o.floats(uint64_t(kLlama.kv_heads) * llama.rows),
-                    list = o.bytes(uint64_t(kLlama.kv_heads) * list_capacity * 4);
-         w.op = [=](Recorder& r, uint32_t) {
-           r.top_k({scores,
-                    chunk,
-                    {},
-                    {},
-                    list,
-                    {.heads = kLlama.kv_heads,
-                     .purpose = kTopKRetain,
-                     .score_capacity = keep,
-                     .chunk_capacity = llama.rows,
-                     .list_capacity = list_capacity}});
-         };
-         w.bytes = 4.0 * kLlama.kv_heads * (llama.entries + keep);
-         return w;
-       }});
+  const auto evicting = [llama, keep](uint32_t protect_first, uint32_t protect_last) {
+    std::vector<HeadState> heads = runs(kLlama, keep, 0);
+    for (HeadState& head : heads) {
+      head.keep = keep;
+      head.protect_first = protect_first;
+      head.protect_last = protect_last;
+    }
+    Work w{.model = model_shape(), .max_rows = llama.rows, .step = {.n_rows = llama.rows}, .heads = heads};
+    w.session = session_shape(heads, llama.rows, llama.entries);
+    return w;
+  };
+  cases.push_back({"kv_compact 18432 -> 16384 entries", [&b, llama, keep, evicting](Operands& o) {
+                     Work w = evicting(0, 0);
+                     w.sets = b.sets(2 * kLlama.entry_bytes() * llama.entries);
+                     const Layers l(o, llama, w.sets, true);
+                     const View list = o.lists(kLlama.kv_heads, llama.entries, keep, 0, 0);
+                     w.op = [=](Recorder& r, uint32_t set) {
+                       r.record(KvCompact{list,
+                                          {l.chunk_k},
+                                          {l.chunk_v},
+                                          l.chunk_pos,
+                                          l.chunk_cis,
+                                          {l.k[set]},
+                                          {l.v[set]},
+                                          l.pos[set],
+                                          l.cis[set],
+                                          {.heads = kLlama.kv_heads,
+                                           .head_dim = kLlama.dh,
+                                           .chunk_capacity = llama.rows,
+                                           .list_capacity = keep + 1}});
+                     };
+                     // All but the few entries before the first evicted one are read and written: K, V,
+                     // position, score.
+                     w.bytes = 2.0 * keep * kLlama.kv_heads * (4.0 * kLlama.dh + 8);
+                     return w;
+                   }});
+  cases.push_back({"top_k retain 18432 -> 16384 entries", [&b, llama, keep, evicting](Operands& o) {
+                     const uint32_t list_capacity = 1 + llama.entries;
+                     Work w = evicting(4, b.entries(2500));
+                     const View scores = o.floats(uint64_t(kLlama.kv_heads) * keep),
+                                chunk = o.floats(uint64_t(kLlama.kv_heads) * llama.rows),
+                                list = o.bytes(uint64_t(kLlama.kv_heads) * list_capacity * 4);
+                     w.op = [=](Recorder& r, uint32_t) {
+                       r.record(TopK{scores,
+                                     chunk,
+                                     {},
+                                     {},
+                                     list,
+                                     {.heads = kLlama.kv_heads,
+                                      .keep = kKeepOfHead,
+                                      .page = 1,
+                                      .in_runs = 1,
+                                      .chunk_capacity = llama.rows,
+                                      .list_capacity = list_capacity}});
+                     };
+                     w.bytes = 4.0 * kLlama.kv_heads * (llama.entries + keep);
+                     return w;
+                   }});
+  // The pages that an eviction leaves, and those of a token: of each head the one that it lies in.
+  constexpr uint32_t kPage = 16;
+  const uint32_t entries = b.entries(131072) / kPage * kPage + kPage - 1;  // the last page is open
+  for (const bool all : {true, false})
+    cases.push_back({all ? "page_bounds 131072 entries, pages of 16" : "page_bounds 1 row, pages of 16",
+                     [&b, entries, all](Operands& o) {
+                       Work w{.model = model_shape(),
+                              .step = {.n_rows = all ? 0u : 1u},
+                              .heads = runs(kLlama, entries, 1),
+                              .sets = b.sets(kLlama.entry_bytes() * entries)};
+                       for (HeadState& head : w.heads) head.keep = entries;
+                       w.session = session_shape(w.heads, 1, 64);
+                       std::vector<View> k;
+                       for (uint32_t i = 0; i < w.sets; ++i)
+                         k.push_back(o.halves(uint64_t(layer_entries(w.heads)) * kLlama.dh));
+                       const uint64_t pages = layer_entries(w.heads) / kPage + kLlama.kv_heads,
+                                      bounds_bytes = 4u * kLlama.dh;
+                       const View bounds = o.bytes(pages * bounds_bytes);
+                       w.op = [=](Recorder& r, uint32_t set) {
+                         r.record(PageBounds{
+                             {k[set]},
+                             bounds,
+                             {.heads = kLlama.kv_heads, .head_dim = kLlama.dh, .page = kPage, .all = all}});
+                       };
+                       const double read = all ? entries : kPage, written = all ? double(entries) / kPage : 1;
+                       w.bytes = kLlama.kv_heads *
+                                 (read * 2 * kLlama.dh + written * static_cast<double>(bounds_bytes));
+                       return w;
+                     }});
 }
 
 // ---- writing: one row against the pool, with and without selection ----
@@ -620,23 +691,28 @@ struct Selecting {
 // Layers of a model that selects: operands of all ops from the gate to attention.
 struct Chain {
   Attending a;
-  uint32_t n, capacity, sets, list_capacity;
+  uint32_t n, sets, list_capacity, scope;
+  std::vector<HeadState> heads;  // before the step
   std::vector<View> k, v, pos, gate, cached, list;
   View q, table, scores, lse, votes, y;
 
-  // `rows` are the last of n entries; with more than one they lie in the chunk buffer, and pool_capacity
-  // leaves them out.
-  Chain(const Bench& b, Operands& o, const Attending& heads, uint32_t entries, uint32_t rows,
-        const Selecting& s)
-      : a(heads),
-        n(entries),
-        capacity(rows > 1 ? entries - rows : entries),
-        sets(b.sets(2 * heads.entry_bytes() * entries)),
-        list_capacity(1 + s.count()) {
+  // `entries`: of each head with the `rows` of the step, which lie in the chunk buffer where there are
+  // several.
+  Chain(const Bench& b, Operands& o, const Attending& attending, const std::vector<uint32_t>& entries,
+        uint32_t rows, uint32_t vote_scope, const Selecting& s)
+      : a(attending),
+        n(*std::max_element(entries.begin(), entries.end())),
+        list_capacity(1 + s.count()),
+        scope(vote_scope) {
+    std::vector<uint32_t> before = entries;
+    for (uint32_t& count : before) count -= rows;
+    heads = runs(before, rows > 1 ? 0 : 1);
+    const uint64_t held = layer_entries(heads);
+    sets = b.sets(4 * held * a.dh);
     for (uint32_t i = 0; i < sets; ++i) {
-      k.push_back(o.halves(uint64_t(a.kv_heads) * capacity * a.dh));
-      v.push_back(o.halves(uint64_t(a.kv_heads) * capacity * a.dh));
-      pos.push_back(o.ascending(a.kv_heads, capacity));
+      k.push_back(o.halves(held * a.dh));
+      v.push_back(o.halves(held * a.dh));
+      pos.push_back(o.positions(heads));
       gate.push_back(o.of(std::vector<GateState>(1)));
       cached.push_back(o.bytes(a.width() * 4));
       list.push_back(o.lists(a.kv_heads, n, s.count(), s.n_init, s.n_local));
@@ -648,108 +724,135 @@ struct Chain {
     votes = o.floats(uint64_t(a.kv_heads) * n, -12, 0);
     y = o.bytes(uint64_t(rows) * a.width() * 4);
   }
+  Chain(const Bench& b, Operands& o, const Attending& attending, uint32_t entries, uint32_t rows,
+        uint32_t vote_scope, const Selecting& s)
+      : Chain(b, o, attending, std::vector<uint32_t>(attending.kv_heads, entries), rows, vote_scope, s) {}
+
   void query_gate(Recorder& r, uint32_t set) const {
-    r.query_gate({q, cached[set], gate[set], {.cols = a.width()}});
+    r.record(QueryGate{q, cached[set], gate[set], {.cols = a.width(), .heads = a.kv_heads}});
   }
   void token_score(Recorder& r, uint32_t set, const View& gated) const {
-    r.token_score({q,
-                   k[set],
-                   table,
-                   gated,
-                   scores,
-                   lse,
-                   {.heads = a.kv_heads,
-                    .group = a.group,
-                    .head_dim = a.dh,
-                    .row_stride = a.width(),
-                    .capacity = capacity,
-                    .score_capacity = n,
-                    .scale = 1,
-                    .rope = rope_params(a)}});
+    r.record(TokenScore{q,
+                        {k[set]},
+                        table,
+                        gated,
+                        scores,
+                        lse,
+                        {.heads = a.kv_heads,
+                         .group = a.group,
+                         .head_dim = a.dh,
+                         .row_stride = a.width(),
+                         .score_capacity = n,
+                         .scale = 1,
+                         .rope = rope_params(a)}});
   }
   void vote(Recorder& r, uint32_t set, const View& gated) const {
-    r.vote({scores,
-            lse,
-            pos[set],
-            gated,
-            votes,
-            {.heads = a.kv_heads,
-             .group = a.group,
-             .capacity = capacity,
-             .score_capacity = n,
-             .vote_capacity = n}});
+    r.record(Vote{scores,
+                  lse,
+                  pos[set],
+                  gated,
+                  votes,
+                  {.heads = a.kv_heads,
+                   .group = a.group,
+                   .scope = scope,
+                   .page = 1,
+                   .score_capacity = n,
+                   .vote_capacity = n}});
   }
   void top_k(Recorder& r, uint32_t set, const View& gated) const {
-    r.top_k({votes,
-             {},
-             pos[set],
-             gated,
-             list[set],
-             {.heads = a.kv_heads,
-              .purpose = kTopKSelect,
-              .score_capacity = n,
-              .pos_capacity = capacity,
-              .list_capacity = list_capacity}});
+    r.record(TopK{votes,
+                  {},
+                  pos[set],
+                  gated,
+                  list[set],
+                  {.heads = a.kv_heads,
+                   .keep = kKeepOfStep,
+                   .page = 1,
+                   .by_position = scope == kVoteLayer,
+                   .score_capacity = n,
+                   .list_capacity = list_capacity}});
   }
   void attention(Recorder& r, uint32_t set, bool listed) const {
-    r.attention({q,
-                 k[set],
-                 v[set],
-                 listed ? list[set] : View{},
-                 table,
-                 y,
-                 {},
-                 attention_params(a, kFromPool, capacity, list_capacity)});
+    r.record(Attention{q,
+                       {k[set]},
+                       {v[set]},
+                       listed ? list[set] : View{},
+                       table,
+                       y,
+                       {},
+                       attention_params(a, kFromPool, 0, list_capacity)});
   }
 
-  double score_bytes() const { return static_cast<double>(a.entry_bytes() * n) + 4.0 * a.heads() * n; }
-  double vote_bytes(uint32_t scope) const {
+  // Entries of all heads with the step's row.
+  double entries() const {
+    double sum = 0;
+    for (const HeadState& head : heads) sum += head.n_entries + 1;
+    return sum;
+  }
+  double score_bytes() const { return entries() * (2.0 * a.dh + 4.0 * a.group); }
+  double vote_bytes() const {
     return 4.0 * n * a.heads() + 4.0 * n * (scope == kVoteLayer ? 1 + a.kv_heads : a.kv_heads);
   }
-  double top_k_bytes(uint32_t scope) const {
+  double top_k_bytes() const {
     return 4.0 * n * (scope == kVoteLayer ? 1 + a.kv_heads : a.kv_heads) + 4.0 * a.kv_heads * list_capacity;
   }
   double attention_bytes(uint32_t count) const { return 2.0 * static_cast<double>(a.entry_bytes()) * count; }
+  double attention_bytes() const { return entries() * 4.0 * a.dh; }
 };
 
 void writing_cases(Bench& b, std::vector<Case>& cases) {
   const Selecting s{b.entries(128), b.entries(2048), b.entries(512)};
-  // A case over a chain of one row against n entries; `make` gives it the op and what it counts.
-  const auto add = [&](const std::string& name, uint32_t entries, uint32_t scope, float theta,
-                       const std::function<void(Work&, const Chain&)>& make) {
-    cases.push_back({name, [&b, s, n = b.entries(entries), scope, theta, make](Operands& o) {
-                       const Chain chain(b, o, kLlama, n, 1, s);
+  // A case over a chain of one row against heads of so many entries; `make` gives it the op and what it
+  // counts.
+  const auto add_heads = [&](const std::string& name, const std::vector<uint32_t>& entries, uint32_t scope,
+                             float theta, const std::function<void(Work&, const Chain&)>& make) {
+    cases.push_back({name, [&b, s, entries, scope, theta, make](Operands& o) {
+                       const Chain chain(b, o, kLlama, entries, 1, scope, s);
                        Work w{.model = model_shape(),
-                              .session = {.chunk = 1, .pool_capacity = n, .view_capacity = n, .positions = n},
+                              .session = session_shape(chain.heads, 1, chain.n, chain.n),
                               .step = {.n_rows = 1,
-                                       .n_entries = n - 1,
-                                       .position = static_cast<int32_t>(n) - 1,
+                                       .position = static_cast<int32_t>(chain.n) - 1,
                                        .n_init = s.n_init,
                                        .n_local = s.n_local,
                                        .select_k = s.select_k,
-                                       .vote_scope = scope,
                                        .theta = theta},
+                              .heads = chain.heads,
                               .sets = chain.sets};
                        make(w, chain);
                        return w;
                      }});
   };
+  const auto add = [&](const std::string& name, uint32_t entries, uint32_t scope, float theta,
+                       const std::function<void(Work&, const Chain&)>& make) {
+    add_heads(name, std::vector<uint32_t>(kLlama.kv_heads, b.entries(entries)), scope, theta, make);
+  };
   const uint32_t count = s.count();
   add("attention 1 row, 131072 entries", 131072, kVoteLayer, 1, [](Work& w, const Chain& c) {
     w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
-    w.bytes = c.attention_bytes(c.n);
+    w.bytes = c.attention_bytes();
   });
   cases.push_back({"attention 1 row, 512 entries", [&b, n = b.entries(512)](Operands& o) {
-                     const Chain c(b, o, kLlama, n, 1, {0, 0, 1});
-                     Work w{
-                         .model = model_shape(),
-                         .session = {.chunk = 1, .pool_capacity = n, .view_capacity = n},
-                         .step = {.n_rows = 1, .n_entries = n - 1, .position = static_cast<int32_t>(n) - 1},
-                         .sets = c.sets};
+                     const Chain c(b, o, kLlama, n, 1, kVoteGroup, {0, 0, 1});
+                     Work w{.model = model_shape(),
+                            .session = session_shape(c.heads, 1, n),
+                            .step = {.n_rows = 1, .position = static_cast<int32_t>(n) - 1},
+                            .heads = c.heads,
+                            .sets = c.sets};
                      w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
-                     w.bytes = c.attention_bytes(n);
+                     w.bytes = c.attention_bytes();
                      return w;
                    }});
+  // A head that kept far more than the others must cost what its entries do, and these nearly nothing.
+  add_heads("attention 1 row, 16384 and 7 x 64 entries", one_long(b, 16384), kVoteGroup, 1,
+            [](Work& w, const Chain& c) {
+              w.op = [c](Recorder& r, uint32_t set) { c.attention(r, set, false); };
+              w.bytes = c.attention_bytes();
+            });
+  add_heads("token_score 1 row, 16384 and 7 x 64", one_long(b, 16384), kVoteGroup, 1,
+            [](Work& w, const Chain& c) {
+              w.op = [c](Recorder& r, uint32_t set) { c.token_score(r, set, {}); };
+              w.bytes = c.score_bytes();
+            });
   for (const uint32_t n : {131072u, 16740u}) {
     const std::string of = std::to_string(n);
     const uint32_t scope = n == 131072 ? kVoteLayer : kVoteGroup;
@@ -762,13 +865,13 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
       w.op = [c](Recorder& r, uint32_t set) { c.token_score(r, set, {}); };
       w.bytes = c.score_bytes();
     });
-    add("vote " + of + votes_by, n, scope, 1, [scope](Work& w, const Chain& c) {
+    add("vote " + of + votes_by, n, scope, 1, [](Work& w, const Chain& c) {
       w.op = [c](Recorder& r, uint32_t set) { c.vote(r, set, {}); };
-      w.bytes = c.vote_bytes(scope);
+      w.bytes = c.vote_bytes();
     });
-    add("top_k select " + of + votes_by, n, scope, 1, [scope](Work& w, const Chain& c) {
+    add("top_k select " + of + votes_by, n, scope, 1, [](Work& w, const Chain& c) {
       w.op = [c](Recorder& r, uint32_t set) { c.top_k(r, set, {}); };
-      w.bytes = c.top_k_bytes(scope);
+      w.bytes = c.top_k_bytes();
     });
 
     // All ops of a selecting step. The first of the runs that warm up fills the cache, so later ones hit
@@ -784,7 +887,7 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
     };
     add("selection miss " + of + votes_by, n, scope, 1, [=](Work& w, const Chain& c) {
       w.op = chain(c, true);
-      w.bytes = c.score_bytes() + c.vote_bytes(scope) + c.top_k_bytes(scope) + c.attention_bytes(count);
+      w.bytes = c.score_bytes() + c.vote_bytes() + c.top_k_bytes() + c.attention_bytes(count);
     });
     add("selection hit " + of + votes_by, n, scope, -1, [=](Work& w, const Chain& c) {
       w.op = chain(c, true);
@@ -794,7 +897,7 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
     // is the price of launching these ops at their recorded sizes, below which no selection can be.
     add("selection empty " + of, n, scope, 1, [=](Work& w, const Chain& c) {
       w.op = chain(c, true);
-      w.step.n_entries = 0;
+      for (HeadState& head : w.heads) head.n_entries = 0;
       w.step.position = 0;
     });
   }
@@ -802,6 +905,41 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
     w.op = [c](Recorder& r, uint32_t set) { c.query_gate(r, set); };
     w.bytes = 12.0 * c.a.width();  // q and the cached query read, the cached query written
   });
+  cases.push_back({"page_score 1 row, 131072, pages of 16", [&b](Operands& o) {
+                     constexpr uint32_t kPage = 16;
+                     const uint32_t n = b.entries(131072), pages = static_cast<uint32_t>(ceil_div(n, kPage));
+                     Work w{.model = model_shape(),
+                            .step = {.n_rows = 1, .position = static_cast<int32_t>(n) - 1, .n_local = 1},
+                            .heads = runs(kLlama, n - 1, 1)};
+                     w.session = session_shape(w.heads, 1, 64, n);
+                     const uint64_t of_layer =
+                         (layer_entries(w.heads) / kPage + kLlama.kv_heads) * 2 * kLlama.dh;
+                     w.sets = b.sets(of_layer * 2);
+                     std::vector<View> bounds;
+                     for (uint32_t i = 0; i < w.sets; ++i) bounds.push_back(o.halves(of_layer));
+                     const View q = o.floats(kLlama.width()), table = o.rope(n, kLlama.dh),
+                                scores = o.bytes(uint64_t(kLlama.heads()) * pages * 4),
+                                lse = o.bytes(kLlama.heads() * 4);
+                     RopeParams rope = rope_params(kLlama);
+                     rope.mode = kRopeOriginal;
+                     w.op = [=](Recorder& r, uint32_t set) {
+                       r.record(PageScore{q,
+                                          bounds[set],
+                                          table,
+                                          scores,
+                                          lse,
+                                          {.heads = kLlama.kv_heads,
+                                           .group = kLlama.group,
+                                           .head_dim = kLlama.dh,
+                                           .row_stride = kLlama.width(),
+                                           .page = kPage,
+                                           .score_capacity = pages,
+                                           .scale = 0.0883883f,
+                                           .rope = rope}});
+                     };
+                     w.bytes = 4.0 * pages * (kLlama.kv_heads * kLlama.dh + kLlama.heads());
+                     return w;
+                   }});
 }
 
 // ---- reading a long text: 512 queries against 1,048,576 cached tokens ----
@@ -814,7 +952,7 @@ Work long_prefill(const Bench& b, Operands& o, bool selecting) {
   const uint32_t rows = b.rows(512), cached = b.entries(1u << 20), n = cached + rows;
   const uint32_t view = selecting ? s.count() : b.entries(32768),
                  passes = static_cast<uint32_t>(ceil_div(n, view));
-  const Chain c(b, o, kQwen, n, rows, s);
+  const Chain c(b, o, kQwen, n, rows, kVoteLayer, s);
   const Chunk chunk{kQwen, rows, n};
   const View chunk_k = o.halves(uint64_t(kQwen.kv_heads) * rows * kQwen.dh),
              chunk_v = o.halves(uint64_t(kQwen.kv_heads) * rows * kQwen.dh),
@@ -822,16 +960,15 @@ Work long_prefill(const Bench& b, Operands& o, bool selecting) {
              view_v = o.bytes(uint64_t(kQwen.kv_heads) * view * kQwen.dh * b.view_element_bytes()),
              ml = o.bytes(uint64_t(rows) * kQwen.heads() * 8);
   Work w{.model = model_shape(kQwen),
-         .session = {.chunk = rows, .pool_capacity = cached, .view_capacity = view, .positions = n},
+         .session = session_shape(c.heads, rows, view, n),
          .max_rows = rows,
          .step = {.n_rows = rows,
-                  .n_entries = cached,
                   .position = static_cast<int32_t>(cached),
                   .n_init = s.n_init,
                   .n_local = s.n_local,
                   .select_k = s.select_k,
-                  .vote_scope = kVoteLayer,
                   .theta = 1},
+         .heads = c.heads,
          .sets = c.sets};
   w.op = [=](Recorder& r, uint32_t set) {
     const View list = selecting ? c.list[set] : View{};
@@ -840,16 +977,16 @@ Work long_prefill(const Bench& b, Operands& o, bool selecting) {
       c.vote(r, set, {});
       c.top_k(r, set, {});
     }
-    KvViewParams shown = view_params(chunk, c.capacity, view, c.list_capacity);
+    KvViewParams shown = view_params(chunk, view, c.list_capacity);
     AttentionParams p = attention_params(kQwen, kFromView, view, c.list_capacity);
     for (uint32_t pass = 0; pass < (selecting ? 1 : passes); ++pass) {
       shown.first_entry = p.first_entry = pass * view;
-      r.kv_view({c.k[set], c.v[set], chunk_k, chunk_v, list, c.table, view_k, view_v, shown});
-      r.attention({c.q, view_k, view_v, list, c.table, c.y, ml, p});
+      r.record(KvView{{c.k[set]}, {c.v[set]}, {chunk_k}, {chunk_v}, list, c.table, view_k, view_v, shown});
+      r.record(Attention{c.q, {view_k}, {view_v}, list, c.table, c.y, ml, p});
     }
   };
   if (selecting)
-    w.bytes = c.score_bytes() + c.vote_bytes(kVoteLayer) + c.top_k_bytes(kVoteLayer);
+    w.bytes = c.score_bytes() + c.vote_bytes() + c.top_k_bytes();
   else
     w.flop = attention_flop(chunk);
   return w;

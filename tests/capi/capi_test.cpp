@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "tests/capi/handles.h"
 
@@ -40,6 +41,7 @@ TEST(Library, NamesEveryStatusCode) {
                                                           {THIMBLE_INTERRUPTED, "INTERRUPTED"},
                                                           {THIMBLE_BUSY, "BUSY"},
                                                           {THIMBLE_DEVICE_LOST, "DEVICE_LOST"},
+                                                          {THIMBLE_NOT_FINITE, "NOT_FINITE"},
                                                           {THIMBLE_INTERNAL, "INTERNAL"}};
   for (const auto& [code, name] : codes) {
     EXPECT_STREQ(thimble_status_name(code), name);
@@ -47,6 +49,21 @@ TEST(Library, NamesEveryStatusCode) {
   }
   EXPECT_STREQ(thimble_status_name(12345), "UNKNOWN");
   EXPECT_NE(thimble_status_text(-1), nullptr);
+}
+
+TEST(Library, NamesItsPolicies) {
+  EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_NONE), "none");
+  EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_WINDOW), "window");
+  EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_RANDOM), "random");
+  EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_LOCRET), "locret");
+  EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_DENSE), "dense");
+  EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_TOKENSELECT), "tokenselect");
+  EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_QUEST), "quest");
+  for (const int32_t none : {-1, 4, 1 << 30}) {
+    EXPECT_EQ(thimble_retention_name(none), nullptr) << none;
+    EXPECT_EQ(thimble_selection_name(none), nullptr) << none;
+  }
+  EXPECT_EQ(thimble_selection_name(3), nullptr);
 }
 
 TEST(Library, ListsTheProcessorAsADevice) {
@@ -385,6 +402,122 @@ TEST(Session, ScoresTokensWithTheirLogProbability) {
   EXPECT_EQ(stats(session).position, 25u);
 }
 
+TEST(Session, ScoresAsItStepsUnderEverySelection) {
+  const SmallModel small;
+  const Tokens prompt = any_tokens(200), more = any_tokens(40);
+  thimble_session_options options = default_options();
+  options.threads = 2;
+  options.pool = 300;
+  options.select_init = 4;
+  options.select_local = 16;
+  options.dense_layers = 1;
+  for (int32_t selection = 0; thimble_selection_name(selection); ++selection) {
+    options.selection = selection;
+    options.select_k = selection == THIMBLE_SELECTION_QUEST ? 48 : 24;
+    const SessionHandle scoring = create(small.model, options), stepping = create(small.model, options);
+    Error e;
+    for (const SessionHandle* s : {&scoring, &stepping}) {
+      feed(*s, prompt);
+      EXPECT_OK(thimble_session_flush(s->get(), &e), e);
+    }
+    std::vector<float> scored(more.size());
+    EXPECT_OK(thimble_session_score(scoring.get(), more.data(), more.size(), scored.data(), &e), e);
+    for (size_t i = 0; i < more.size(); ++i) {
+      const std::vector<float> row = logits(stepping);
+      double sum = 0;
+      for (const float x : row) sum += std::exp(double(x));
+      // Where tokens are scored one by one the logits are the same bits; the sum of 258 exponentials and its
+      // logarithm round 2^-24 of themselves each, less than 1e-5 in all. Densely, rows of a chunk and single
+      // rows round differently: 8 f32 roundings of logits below 32 in size.
+      const double tolerance = selection == THIMBLE_SELECTION_DENSE ? 8 * 32 * 6e-8 + 1e-4 : 1e-5;
+      EXPECT_NEAR(scored[i], row[static_cast<size_t>(more[i])] - std::log(sum), tolerance)
+          << thimble_selection_name(selection) << ", token " << i;
+      EXPECT_OK(thimble_session_accept(stepping.get(), more[i], &e), e);
+    }
+    if (selection != THIMBLE_SELECTION_DENSE) {
+      EXPECT_EQ(logits(scoring), logits(stepping)) << thimble_selection_name(selection);
+      EXPECT_LT(stats(stepping).selected, 240u) << "else this compares dense with dense";
+    }
+  }
+}
+
+TEST(Session, RefusesToGoOnFromLogitsThatAreNotFinite) {
+  for (const float factor :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    const FileBytes bytes = scaled(small_model(), "output.weight", factor).bytes();
+    ModelHandle model;
+    Error e;
+    ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+    for (const int32_t selection : {THIMBLE_SELECTION_DENSE, THIMBLE_SELECTION_TOKENSELECT}) {
+      thimble_session_options options = window_options();
+      options.selection = selection;
+      const SessionHandle session = create(model, options);
+      feed(session, any_tokens(20));
+      EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+      int32_t token = -7;
+      EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_NOT_FINITE);
+      expect_sentence(e);
+      EXPECT_EQ(token, -7);
+      const float* values = nullptr;
+      uint32_t count = 0;
+      EXPECT_EQ(thimble_session_logits(session.get(), &values, &count, &e), THIMBLE_NOT_FINITE);
+      float scored[3] = {};
+      const int32_t tokens[] = {1, 2, 3};
+      EXPECT_EQ(thimble_session_score(session.get(), tokens, 3, scored, &e), THIMBLE_NOT_FINITE);
+      EXPECT_EQ(stats(session).position, 20u);
+      EXPECT_OK(thimble_session_rewind(session.get(), 5, &e), e);
+      EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_INVALID_ARGUMENT)
+          << "there are no logits to go on from";
+    }
+  }
+}
+
+TEST(Session, CountsTheNumbersThatItsPoolCannotHold) {
+  // Values of the first layer: 4 channels of each token, of which most are far beyond 65504.
+  const FileBytes bytes = scaled(small_model(), "blk.0.attn_v.weight", 1e8f).bytes();
+  ModelHandle model;
+  Error e;
+  ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+  const SessionHandle session = create(model, window_options());
+  feed(session, any_tokens(20));
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  const uint64_t read = stats(session).saturated;
+  EXPECT_GT(read, 20u);
+  EXPECT_LE(read, 20u * 4);
+  step(session);
+  EXPECT_GT(stats(session).saturated, read);
+  EXPECT_LE(stats(session).saturated, read + 4);
+  EXPECT_OK(thimble_session_reset(session.get(), &e), e);
+  EXPECT_EQ(stats(session).saturated, 0u);
+  const SmallModel small;
+  const SessionHandle sound = create(small.model, window_options());
+  feed(sound, any_tokens(20));
+  steps(sound, 3);
+  EXPECT_EQ(stats(sound).saturated, 0u);
+}
+
+TEST(Session, GivesHeadsTheSharesOfTheirFile) {
+  const SmallModel small;
+  const FileBytes bytes = uneven_heads().bytes();
+  const HeadsHandle heads = open_heads(small.model, bytes);
+  thimble_session_options options = window_options();
+  options.heads = heads.get();
+  options.retention = THIMBLE_RETENTION_LOCRET;
+  options.pool = 256;
+  options.chunk = 64;
+  const SessionHandle session = create(small.model, options);
+  feed(session, any_tokens(900));
+  Error e;
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  // The shares are 1/4 and 7/4 of a pool of 256, and the local tokens are beside them.
+  EXPECT_EQ(kept(session, 0, 0).size(), 64u + 8);
+  EXPECT_EQ(kept(session, 1, 0).size(), 448u + 8);
+  EXPECT_EQ(stats(session).entries, 448u + 8);
+  EXPECT_EQ(stats(session).evicted, (900u - 72 + 900 - 456) / 2);
+  EXPECT_GT(plan(small.model, options).capacity, 448u);
+  EXPECT_EQ(steps(session, 40).size(), 40u);
+}
+
 TEST(Session, RewindsToWhatItStillHolds) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options());
@@ -427,7 +560,9 @@ TEST(Session, CloneGoesOnFromTheSameState) {
   EXPECT_EQ(memory(session).allocated, memory(clone).allocated);
   EXPECT_GT(memory(session).allocated, memory(session).total);
   session.reset();
-  EXPECT_EQ(memory(clone).allocated + memory(clone).fixed, memory(clone).total);
+  // What the device itself takes was counted with the session that is gone.
+  EXPECT_LE(memory(clone).allocated + memory(clone).fixed, memory(clone).total);
+  EXPECT_GE(memory(clone).allocated + memory(clone).fixed, memory(clone).total - kProgramRoom);
   EXPECT_EQ(steps(clone, 30), expected);
 }
 
@@ -442,7 +577,7 @@ TEST(Session, CloneCountsTowardsTheSameBudget) {
   Error e;
   thimble_session *first = nullptr, *second = nullptr;
   EXPECT_OK(thimble_session_clone(session.get(), &first, &e), e);
-  EXPECT_EQ(memory(session).allocated, options.budget_bytes);
+  EXPECT_LE(memory(session).allocated, options.budget_bytes);
   EXPECT_EQ(thimble_session_clone(session.get(), &second, &e), THIMBLE_BUDGET);
   expect_sentence(e);
   EXPECT_EQ(e.bytes_missing, needed.total - needed.fixed);
@@ -562,7 +697,7 @@ TEST(Session, HoldsWhatItsPlanSays) {
   const thimble_memory planned = plan(small.model, options);
   EXPECT_EQ(planned.pool, 64u);
   EXPECT_EQ(planned.chunk, 16u);
-  EXPECT_EQ(planned.capacity, 64u + 8 + 24);
+  EXPECT_EQ(planned.capacity, 64u + 64);  // local and max_new are 32, and 64 at least
   EXPECT_EQ(planned.allocated, 0u);
   EXPECT_EQ(planned.budget, 0u);
   EXPECT_EQ(planned.dense_bytes_per_token, 2u * 1 * 4 * 2 * 2);
@@ -573,7 +708,8 @@ TEST(Session, HoldsWhatItsPlanSays) {
             planned.total);
   const SessionHandle session = create(small.model, options);
   const thimble_memory held = memory(session);
-  EXPECT_EQ(held.allocated, planned.total);
+  EXPECT_LE(held.allocated, planned.total);
+  EXPECT_GE(held.allocated, planned.total - kProgramRoom);
   EXPECT_EQ(held.total, planned.total);
   EXPECT_EQ(held.pool_bytes, planned.pool_bytes);
 }

@@ -45,6 +45,18 @@ inline void expect_sentence(const Error& e) {
 inline std::string demo_path() { return project_file("models/thimble-demo-28m-q8_0.gguf"); }
 inline std::string demo_heads_path() { return project_file("models/thimble-demo-28m.locret.gguf"); }
 
+// The tensor with every element times `factor`.
+inline GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
+  for (const GgufWriter::Tensor& tensor : std::vector<GgufWriter::Tensor>(w.tensors)) {
+    if (tensor.name != name) continue;
+    std::vector<float> values(tensor.data.size() / sizeof(float));
+    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    for (float& v : values) v *= factor;
+    w.tensor(name, tensor.shape, values);
+  }
+  return w;
+}
+
 // A model that computes in microseconds: tiny_model() with small weights, 512 positions, and a token for
 // every byte (in byte-level BPE's spelling), 'th', and an end token.
 inline constexpr uint32_t kSmallVocab = 258;
@@ -109,6 +121,18 @@ inline HeadsHandle open_heads(const ModelHandle& model, const std::string& path)
   return HeadsHandle(heads);
 }
 
+// Heads that give the second layer's KV head seven times the pool of the first's.
+inline GgufWriter uneven_heads() {
+  return tiny_heads("llama").set("retainer.budget", std::vector<float>{0.25f, 1.75f});
+}
+
+inline HeadsHandle open_heads(const ModelHandle& model, const FileBytes& bytes) {
+  Error e;
+  thimble_heads* heads = nullptr;
+  EXPECT_OK(thimble_heads_open_buffer(model.get(), bytes.data(), bytes.size(), &heads, &e), e);
+  return HeadsHandle(heads);
+}
+
 // The small model and its memory.
 struct SmallModel {
   const FileBytes bytes = small_model().bytes();
@@ -118,13 +142,15 @@ struct SmallModel {
   SmallModel() {
     Error e;
     EXPECT_OK(try_open(bytes, model, e), e);
-    thimble_heads* raw = nullptr;
-    EXPECT_OK(thimble_heads_open_buffer(model.get(), heads_bytes.data(), heads_bytes.size(), &raw, &e), e);
-    heads.reset(raw);
+    heads = open_heads(model, heads_bytes);
   }
 };
 
 // ---- sessions ----
+
+// A plan sets aside room for the recorded programs of every layer; those of the small model take a part of
+// it, and are counted as they are. All else is allocated as planned.
+inline constexpr uint64_t kProgramRoom = 2 * (64 << 10);
 
 inline thimble_session_options default_options() {
   thimble_session_options options;
@@ -133,7 +159,7 @@ inline thimble_session_options default_options() {
   return options;
 }
 
-// Two threads, a pool of 64, chunks of 16: evicts after 80 tokens.
+// Two threads, a pool of 64, chunks of 16.
 inline thimble_session_options window_options() {
   thimble_session_options options = default_options();
   options.threads = 2;

@@ -10,7 +10,7 @@
 // Where pointers have 8 bytes; with 4 the structs that hold some are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 128);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 136);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -105,6 +105,8 @@ OFFSET(thimble_session_options, context, 104);
 OFFSET(thimble_session_options, seed, 108);
 OFFSET(thimble_session_options, progress, 112);
 OFFSET(thimble_session_options, progress_user, 120);
+OFFSET(thimble_session_options, select_page, 128);
+OFFSET(thimble_session_options, dense_layers, 132);
 
 static_assert(sizeof(thimble_memory) == 136);
 OFFSET(thimble_memory, struct_size, 0);
@@ -138,7 +140,7 @@ OFFSET(thimble_sampler_options, repeat_penalty, 20);
 OFFSET(thimble_sampler_options, repeat_last, 24);
 OFFSET(thimble_sampler_options, seed, 32);
 
-static_assert(sizeof(thimble_stats) == 128);
+static_assert(sizeof(thimble_stats) == 136);
 OFFSET(thimble_stats, struct_size, 0);
 OFFSET(thimble_stats, entries, 4);
 OFFSET(thimble_stats, position, 8);
@@ -156,6 +158,7 @@ OFFSET(thimble_stats, prefill_bytes, 96);
 OFFSET(thimble_stats, prefill_flop, 104);
 OFFSET(thimble_stats, decode_bytes, 112);
 OFFSET(thimble_stats, decode_flop, 120);
+OFFSET(thimble_stats, saturated, 128);
 
 namespace {
 
@@ -178,6 +181,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_EQ(THIMBLE_RETAIN_LAYER, 1);
   EXPECT_EQ(THIMBLE_SELECTION_DENSE, 0);
   EXPECT_EQ(THIMBLE_SELECTION_TOKENSELECT, 1);
+  EXPECT_EQ(THIMBLE_SELECTION_QUEST, 2);
   EXPECT_EQ(THIMBLE_VOTE_AUTO, 0);
   EXPECT_EQ(THIMBLE_VOTE_LAYER, 1);
   EXPECT_EQ(THIMBLE_VOTE_GROUP, 2);
@@ -191,6 +195,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_EQ(THIMBLE_CHAT_ADD_ASSISTANT, 1u);
   EXPECT_EQ(THIMBLE_CHAT_CONTINUE, 2u);
   EXPECT_EQ(THIMBLE_DEFAULT, 0xffffffffu);
+  EXPECT_EQ(THIMBLE_NOT_FINITE, 61);
 }
 
 }  // namespace

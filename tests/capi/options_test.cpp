@@ -24,6 +24,9 @@ TEST(Options, InitWritesTheDocumentedDefaults) {
   EXPECT_EQ(o.protect_init, THIMBLE_DEFAULT);
   EXPECT_EQ(o.select_init, THIMBLE_DEFAULT);
   EXPECT_EQ(o.select_theta, 1.0f);
+  EXPECT_EQ(o.select_prefill, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.select_page, 0u);
+  EXPECT_EQ(o.dense_layers, THIMBLE_DEFAULT);
   EXPECT_EQ(o.progress, nullptr);
 
   thimble_sampler_options s;
@@ -67,6 +70,38 @@ TEST(Options, InitStaysInsideTheSizeItIsGivenAndClearsWhatItDoesNotKnow) {
   thimble_model_options_init(nullptr, 24);
 }
 
+// What the structs ended with in version 0.1.0: a program that was compiled then says so.
+constexpr uint32_t kFirstOptions = offsetof(thimble_session_options, select_page),
+                   kFirstStats = offsetof(thimble_stats, saturated);
+
+TEST(Options, OfAnOlderVersionAreReadAsFarAsTheyGo) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.selection = THIMBLE_SELECTION_QUEST;
+  options.select_k = 32;
+  options.select_page = 64;  // k would not be two pages
+  Error e;
+  thimble_session* session = nullptr;
+  EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), THIMBLE_INVALID_ARGUMENT);
+  options.struct_size = kFirstOptions;
+  EXPECT_OK(thimble_session_create(small.model.get(), &options, &session, &e), e);
+  thimble_session_free(session);
+}
+
+TEST(Outputs, OfAnOlderVersionAreWrittenAsFarAsTheyGo) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  feed(session, any_tokens(20));
+  thimble_stats old = {};
+  old.struct_size = kFirstStats;
+  old.saturated = 77;
+  Error e;
+  EXPECT_OK(thimble_session_stats(session.get(), &old, &e), e);
+  EXPECT_EQ(old.position, 20u);
+  EXPECT_EQ(old.saturated, 77u);
+  EXPECT_EQ(old.struct_size, kFirstStats);
+}
+
 TEST(Options, OfANewerVersionAreAccepted) {
   const SmallModel small;
   struct {
@@ -79,7 +114,7 @@ TEST(Options, OfANewerVersionAreAccepted) {
 
 TEST(Options, AreRefusedWhenTheirSizeIsNone) {
   const SmallModel small;
-  for (const uint32_t size : {0u, 4u, 8u, uint32_t(sizeof(thimble_session_options) - 1)}) {
+  for (const uint32_t size : {0u, 4u, 8u, kFirstOptions - 1}) {
     thimble_session_options options = window_options();
     options.struct_size = size;
     Error e;
@@ -180,11 +215,13 @@ TEST(Options, ThatAreWrongAreNamed) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   using O = thimble_session_options;
   const auto tokenselect = [](O& o) { o.selection = THIMBLE_SELECTION_TOKENSELECT; };
+  const auto quest = [](O& o) { o.selection = THIMBLE_SELECTION_QUEST; };
   const Refusal refusals[] = {
       {"unknown retention", [](O& o) { o.retention = 4; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown retention", [](O& o) { o.retention = -2; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown scope", [](O& o) { o.retain_scope = 2; }, THIMBLE_INVALID_ARGUMENT, "retain_scope"},
       {"unknown selection", [](O& o) { o.selection = -1; }, THIMBLE_INVALID_ARGUMENT, "selection"},
+      {"unknown selection", [](O& o) { o.selection = 3; }, THIMBLE_INVALID_ARGUMENT, "quest (2)"},
       {"unknown vote", [](O& o) { o.vote = 3; }, THIMBLE_INVALID_ARGUMENT, "vote"},
       {"unknown vote scale", [](O& o) { o.vote_scale = 2; }, THIMBLE_INVALID_ARGUMENT, "vote_scale"},
       {"unknown positions", [](O& o) { o.positions = 2; }, THIMBLE_INVALID_ARGUMENT, "positions"},
@@ -202,9 +239,13 @@ TEST(Options, ThatAreWrongAreNamed) {
       {"sinks overfill the pool", [](O& o) { o.protect_init = 65; }, THIMBLE_INVALID_ARGUMENT, "protected"},
       {"sinks and stabilizers", [](O& o) { o.protect_init = o.stabilizers = 32; }, THIMBLE_INVALID_ARGUMENT,
        "pool"},
-      {"chunk past the local window while selecting",
-       [&](O& o) { tokenselect(o), o.select_prefill = 1, o.chunk = 64, o.select_local = 32; },
-       THIMBLE_INVALID_ARGUMENT, "select_local"},
+      {"quest that reads by selection", [&](O& o) { quest(o), o.select_prefill = 1; },
+       THIMBLE_INVALID_ARGUMENT, "select_prefill"},
+      {"quest of one page", [&](O& o) { quest(o), o.select_k = 31; }, THIMBLE_INVALID_ARGUMENT, "two pages"},
+      {"quest of one large page", [&](O& o) { quest(o), o.select_page = 1025; }, THIMBLE_INVALID_ARGUMENT,
+       "two pages"},
+      {"a page that overflows", [&](O& o) { quest(o), o.select_page = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT,
+       "page"},
       {"a pool that overflows", [](O& o) { o.pool = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "pool"},
       {"a chunk that overflows", [](O& o) { o.chunk = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "chunk"},
       {"max_new that overflows", [](O& o) { o.max_new = UINT32_MAX; }, THIMBLE_INVALID_ARGUMENT, "max_new"},
@@ -231,6 +272,46 @@ TEST(Options, ThatAreWrongAreNamed) {
     memory.struct_size = sizeof memory;
     EXPECT_EQ(thimble_session_plan(small.model.get(), &options, &memory, &e), refusal.status) << refusal.what;
   }
+}
+
+TEST(Options, ThatReadBySelectionTakeTheirChunkFromTheLocalWindow) {
+  const SmallModel small;
+  thimble_session_options options = default_options();
+  options.selection = THIMBLE_SELECTION_TOKENSELECT;
+  options.select_local = 32;
+  EXPECT_EQ(plan(small.model, options).chunk, 32u) << "the default without retention";
+  options.chunk = 64;
+  EXPECT_EQ(plan(small.model, options).chunk, 32u);
+  options.chunk = 16;
+  EXPECT_EQ(plan(small.model, options).chunk, 16u);
+  options.chunk = 64;
+  options.select_prefill = 0;
+  EXPECT_EQ(plan(small.model, options).chunk, 64u);
+  options = window_options();
+  options.selection = THIMBLE_SELECTION_TOKENSELECT;
+  options.select_local = 8;
+  EXPECT_EQ(plan(small.model, options).chunk, 16u) << "a pool that evicts is read densely by default";
+  options.select_prefill = 1;
+  EXPECT_EQ(plan(small.model, options).chunk, 8u);
+}
+
+TEST(Options, OfAVoteOverTheLayerNeedEqualHeads) {
+  const SmallModel small;
+  const FileBytes bytes = uneven_heads().bytes();
+  const HeadsHandle heads = open_heads(small.model, bytes);
+  thimble_session_options options = window_options();
+  options.heads = heads.get();
+  options.retention = THIMBLE_RETENTION_LOCRET;
+  options.selection = THIMBLE_SELECTION_TOKENSELECT;
+  options.vote = THIMBLE_VOTE_LAYER;
+  Error e;
+  thimble_session* session = nullptr;
+  EXPECT_EQ(thimble_session_create(small.model.get(), &options, &session, &e), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(e.message, "group vote"), nullptr) << e.message;
+  expect_sentence(e);
+  options.vote = THIMBLE_VOTE_AUTO;
+  EXPECT_OK(thimble_session_create(small.model.get(), &options, &session, &e), e);
+  thimble_session_free(session);
 }
 
 TEST(SamplerOptions, ThatAreWrongAreNamed) {

@@ -140,7 +140,7 @@ TEST_P(Cuda, ALostCardIsAStatusAndANewSessionWorks) {
     const auto session = open_session(m.model, {.pool = 100, .chunk = 32}, device);
     must(session->feed(seeded_tokens(40)));
     // An embedding's row far outside of all memory: what a defective kernel would do.
-    const auto stream = must(device->open_stream({}));
+    const auto stream = must(device->open_stream({}, 0));
     const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
     const int32_t far = INT32_MAX;
     must(device->write({buffer.get(), 0, 4}, &far));
@@ -149,12 +149,12 @@ TEST_P(Cuda, ALostCardIsAStatusAndANewSessionWorks) {
     table.rows = 1;
     table.cols = 1024;
     auto recorder = stream->record(1);
-    recorder->embed({.tokens = View{buffer.get(), 0, 4},
-                     .table = table,
-                     .x = View{buffer.get(), 0, 4096},
-                     .p = {.cols = 1024}});
+    recorder->record(Embed{.tokens = View{buffer.get(), 0, 4},
+                           .table = table,
+                           .x = View{buffer.get(), 0, 4096},
+                           .p = {.cols = 1024}});
     const auto program = must(stream->finish(std::move(recorder)));
-    must(stream->submit(*program, 0, 1, {.n_rows = 1}));
+    must(stream->submit(*program, 0, 1, {.n_rows = 1}, {}));
     EXPECT_EQ(stream->wait().code(), Code::kDeviceLost);
     const Status status = session->flush();
     EXPECT_EQ(status.code(), Code::kDeviceLost);

@@ -20,7 +20,12 @@ std::shared_ptr<Device> open(uint32_t threads = 2) {
 
 constexpr ModelShape kModel{
     .layers = 2, .d_model = 64, .heads = 4, .kv_heads = 2, .head_dim = 16, .d_ff = 128, .vocab = 100};
-constexpr SessionShape kSession{.chunk = 32, .pool_capacity = 100, .view_capacity = 132, .positions = 1000};
+constexpr SessionShape kSession{.chunk = 32,
+                                .run_capacity = 100,
+                                .layer_entries = 200,
+                                .reach = 132,
+                                .view_capacity = 132,
+                                .positions = 1000};
 
 TEST(CpuDevice, SaysWhatItIs) {
   const DeviceInfo info = open()->info();
@@ -107,7 +112,7 @@ class CpuPrograms : public ::testing::Test {
     ASSERT_TRUE(workspace.ok() && memory.ok());
     scratch = std::move(*workspace);
     io = std::move(*memory);
-    auto opened = device->open_stream({scratch.get(), 0, needs->workspace});
+    auto opened = device->open_stream({scratch.get(), 0, needs->workspace}, 0);
     ASSERT_TRUE(opened.ok());
     stream = std::move(*opened);
   }
@@ -123,23 +128,23 @@ TEST_F(CpuPrograms, RunRangesOfSegmentsWithTheStepsValues) {
   auto recorder = stream->record(4);
   for (uint32_t s = 0; s < 3; ++s) {  // segment s copies row s of [3][4] to row s + 1
     recorder->segment();
-    recorder->copy({floats(s * 4, 4),
-                    floats(s * 4 + 4, 4),
-                    {.cols = 1, .src_stride = 1, .dst_stride = 1, .rows = kStepRows}});
+    recorder->record(Copy{floats(s * 4, 4),
+                          floats(s * 4 + 4, 4),
+                          {.cols = 1, .src_stride = 1, .dst_stride = 1, .rows = kStepRows}});
   }
   auto program = stream->finish(std::move(recorder));
   ASSERT_TRUE(program.ok());
   EXPECT_EQ((*program)->segments, 3u);
   for (int i = 0; i < 4; ++i) values()[i] = 1;
-  ASSERT_TRUE(stream->submit(**program, 0, 2, {.n_rows = 3}).ok());
+  ASSERT_TRUE(stream->submit(**program, 0, 2, {.n_rows = 3}, {}).ok());
   ASSERT_TRUE(stream->wait().ok());
   EXPECT_EQ(values()[8 + 2], 1);
   EXPECT_EQ(values()[8 + 3], 0);   // the fourth row was not asked for
   EXPECT_EQ(values()[12 + 2], 0);  // nor the third segment
-  ASSERT_TRUE(stream->submit(**program, 2, 3, {.n_rows = 3}).ok());
+  ASSERT_TRUE(stream->submit(**program, 2, 3, {.n_rows = 3}, {}).ok());
   EXPECT_EQ(values()[12 + 2], 1);
-  EXPECT_FALSE(stream->submit(**program, 2, 4, {.n_rows = 3}).ok());
-  EXPECT_FALSE(stream->submit(**program, 0, 3, {.n_rows = 5}).ok());
+  EXPECT_FALSE(stream->submit(**program, 2, 4, {.n_rows = 3}, {}).ok());
+  EXPECT_FALSE(stream->submit(**program, 0, 3, {.n_rows = 5}, {}).ok());
 }
 
 TEST_F(CpuPrograms, RefuseMatricesThatDoNotFitTheOp) {
@@ -151,11 +156,11 @@ TEST_F(CpuPrograms, RefuseMatricesThatDoNotFitTheOp) {
     w.cols = cols;
     auto recorder = stream->record(1);
     recorder->segment();
-    recorder->linear({floats(0, 64),
-                      w,
-                      View(),
-                      floats(64, 8),
-                      {.in_cols = cols, .out_cols = 8, .x_stride = 64, .y_stride = 8}});
+    recorder->record(Linear{floats(0, 64),
+                            w,
+                            View(),
+                            floats(64, 8),
+                            {.in_cols = cols, .out_cols = 8, .x_stride = 64, .y_stride = 8}});
     return stream->finish(std::move(recorder)).status();
   };
   EXPECT_TRUE(status_of(DType::kQ8_0, 8, 32, 8 * 34).ok());

@@ -195,7 +195,7 @@ class DenseOps : public OpTest {
                      .y_stride = y_stride,
                      .add = c.add,
                      .rows = kStepRows}};
-    run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
+    run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
     const std::vector<float> got = get<float>(y);
     for (uint32_t r = 0; r < rows; ++r) {
       for (uint32_t i = 0; i < cols; ++i) {
@@ -300,7 +300,7 @@ TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
                       {},
                       y,
                       {.in_cols = n, .out_cols = n, .x_stride = n + slack, .y_stride = n, .rows = kStepRows}};
-      run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
+      run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
       const std::vector<float> got = get<float>(y);
       for (uint32_t r = 0; r < rows; ++r)
         for (uint32_t c = 0; c < n; ++c) {
@@ -371,7 +371,7 @@ TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
                       {},
                       y,
                       {.in_cols = n, .out_cols = cols, .x_stride = n, .y_stride = cols, .rows = kStepRows}};
-      run({.n_rows = 1}, 1, [&](Recorder& r) { r.linear(op); });
+      run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(op); });
       const std::vector<float> got = get<float>(y);
       for (uint32_t c = 0; c < cols; ++c) {
         if (special != 0) {
@@ -466,7 +466,7 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
         column += s.cols;
       }
       run({.n_rows = rows}, max_rows, [&](Recorder& r) {
-        for (const Linear& op : ops) r.linear(op);
+        for (const Linear& op : ops) r.record(op);
       });
       const std::vector<float> got = get<float>(y);
       for (uint32_t row = 0; row < rows; ++row) {
@@ -495,7 +495,7 @@ TEST_P(DenseOps, LinearOfLogitsUsesTheirRows) {
                     View(),
                     y,
                     {.in_cols = n, .out_cols = cols, .x_stride = n, .y_stride = cols, .rows = kLogitRows}};
-    run({.n_rows = max_rows, .n_logit_rows = rows}, max_rows, [&](Recorder& r) { r.linear(op); });
+    run({.n_rows = max_rows, .n_logit_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
     const std::vector<float> got = get<float>(y);
     for (uint32_t i = 0; i < rows * cols; ++i) {
       const Product p =
@@ -537,7 +537,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
                        weight(type, cols, n, up.bytes),
                        h,
                        {.in_cols = n, .out_cols = cols, .act = act}};
-          run({.n_rows = rows.n}, rows.most, [&](Recorder& r) { r.glu(op); });
+          run({.n_rows = rows.n}, rows.most, [&](Recorder& r) { r.record(op); });
           const std::vector<float> got = get<float>(h);
           const bool f16 = rounds_to_f16(rows.most);
           for (uint32_t r = 0; r < rows.n; ++r)
@@ -608,12 +608,12 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
         const Glu glu{
             norm, weights_of(2), weights_of(3), h, {.in_cols = n, .out_cols = cols, .act = kActSilu}};
         run({.n_rows = rows}, rows, [&](Recorder& r) {
-          if (after_linear) r.linear(make_x);
-          r.rms_norm(make);
-          if (glu_first) r.glu(glu);
-          r.linear(first);
-          r.linear(second);
-          if (!glu_first) r.glu(glu);
+          if (after_linear) r.record(make_x);
+          r.record(make);
+          if (glu_first) r.record(glu);
+          r.record(first);
+          r.record(second);
+          if (!glu_first) r.record(glu);
         });
         const std::vector<float> x = get<float>(make_x.y), of_norm = get<float>(norm), of_y = get<float>(y),
                                  of_h = get<float>(h);
@@ -659,17 +659,17 @@ TEST_P(DenseOps, ResultsDoNotDependOnThreads) {
                  h = output<float>(size_t(rows) * 200);
       const Weight wa = weight(DType::kQ8_0, 200, 640, a.bytes), wb = weight(DType::kQ8_0, 200, 640, b.bytes);
       run({.n_rows = rows}, rows, [&](Recorder& r) {
-        r.linear({x,
-                  wa,
-                  View(),
-                  y,
-                  {.in_cols = 640,
-                   .out_cols = 200,
-                   .x_stride = 640,
-                   .y_stride = 200,
-                   .add = 0,
-                   .rows = kStepRows}});
-        r.glu({x, wa, wb, h, {.in_cols = 640, .out_cols = 200, .act = kActSilu}});
+        r.record(Linear{x,
+                        wa,
+                        View(),
+                        y,
+                        {.in_cols = 640,
+                         .out_cols = 200,
+                         .x_stride = 640,
+                         .y_stride = 200,
+                         .add = 0,
+                         .rows = kStepRows}});
+        r.record(Glu{x, wa, wb, h, {.in_cols = 640, .out_cols = 200, .act = kActSilu}});
       });
       std::vector<float> both = get<float>(y);
       const std::vector<float> second = get<float>(h);
@@ -699,7 +699,7 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
             input(w),
             y,
             {.cols = cols, .groups = groups, .row_stride = stride, .eps = 1e-6f, .rows = kStepRows}};
-        run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.rms_norm(op); });
+        run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
         const std::vector<float> got = get<float>(y);
         for (uint32_t v = 0; v < rows * groups; ++v) {
           double squares = 0;
@@ -728,7 +728,7 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
     clear();
     const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8);
     const View v = inout(padded_rows(x, size_t(9) * cols));
-    run({.n_rows = 7}, 9, [&](Recorder& r) { r.activation({v, {.cols = cols, .act = kActSilu}}); });
+    run({.n_rows = 7}, 9, [&](Recorder& r) { r.record(Activation{v, {.cols = cols, .act = kActSilu}}); });
     const std::vector<float> got = get<float>(v);
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = double{x[i]} / (1 + std::exp(-double{x[i]}));
@@ -752,7 +752,7 @@ TEST_P(DenseOps, EmbedTakesRowsOfTheTable) {
       const View x = output<float>(8 * cols);
       const Embed op{
           input(padded_rows(tokens, 8)), weight(type, vocab, cols, table.bytes), x, {.cols = cols}};
-      run({.n_rows = 5}, 8, [&](Recorder& r) { r.embed(op); });
+      run({.n_rows = 5}, 8, [&](Recorder& r) { r.record(op); });
       const std::vector<float> got = get<float>(x);
       for (size_t r = 0; r < tokens.size(); ++r)
         for (uint32_t i = 0; i < cols; ++i)
@@ -763,20 +763,51 @@ TEST_P(DenseOps, EmbedTakesRowsOfTheTable) {
     }
 }
 
-TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndIgnoresNan) {
+TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesWhatIsNoNumber) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
                   kInf = std::numeric_limits<float>::infinity();
-  const std::vector<float> x = {1,     3,    2,    3,    0,   // tie: 1
-                                kNan,  -5,   kNan, -4,   -6,  // 3
-                                -0.0f, 0,    0,    -1,   -1,  // -0 ties with 0: 0
-                                kNan,  kNan, kNan, kNan, kNan, -kInf, -kInf, -3e38f,
-                                -kInf, kNan, -1,   2,    kInf, kInf,  9};
-  const View index = output<int32_t>(8);
-  const View in = input(padded_rows(x, 8 * 5));
-  run({.n_rows = 8, .n_logit_rows = 6}, 8, [&](Recorder& r) { r.arg_max({in, index, {.cols = 5}}); });
+  const std::vector<float> x = {1,      3,      2,      3,      0,        // tie: 1
+                                kNan,   -5,     -4,     -4,     -6,       // -1
+                                -0.0f,  0,      0,      -1,     -1,       // -0 ties with 0: 0
+                                -3e38f, -3e38f, -2e38f, -1e38f, -1e38f,   // 3
+                                -1,     -1,     -kInf,  2,      9,        // -1
+                                2,      kInf,   9,      -1,     kInf,     // -1
+                                -1,     2,      3e38f,  9,      3.1e38f,  // 4
+                                1,      2,      3,      4,      -kNan};   // -1
+  const View index = output<int32_t>(10);
+  const View in = input(padded_rows(x, 10 * 5));
+  run({.n_rows = 8, .n_logit_rows = 8}, 10, [&](Recorder& r) { r.record(ArgMax{in, index, {.cols = 5}}); });
   std::vector<int32_t> got = get<int32_t>(index);
-  got.resize(6);
-  EXPECT_EQ(got, (std::vector<int32_t>{1, 3, 0, 0, 2, 2}));
+  got.resize(8);
+  EXPECT_EQ(got, (std::vector<int32_t>{1, -1, 0, 3, -1, -1, 4, -1}));
+}
+
+// One number of a row that is none, wherever it stands, makes that row -1 and leaves the rows beside it.
+TEST_P(DenseOps, ArgMaxFindsWhatIsNoNumberInAnyPlace) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                  kInf = std::numeric_limits<float>::infinity();
+  Random random;
+  for (const uint32_t cols : {1u, 31u, 64u, 1000u, 8192u}) {
+    clear();
+    const std::vector<float> others = random.floats(3 * cols);
+    std::vector<int32_t> largest;
+    for (uint32_t row = 0; row < 3; ++row) {
+      const auto first = others.begin() + row * cols;
+      largest.push_back(static_cast<int32_t>(std::max_element(first, first + cols) - first));
+    }
+    const View x = inout(others), index = output<int32_t>(3);
+    const auto program = record(3, [&](Recorder& r) { r.record(ArgMax{x, index, {.cols = cols}}); });
+    ASSERT_TRUE(program);
+    for (uint32_t at = 0; at < cols; at += cols < 100 ? 1 : cols / 37)
+      for (const float f : {kNan, -kNan, kInf, -kInf}) {
+        std::vector<float> values = others;
+        values[cols + at] = f;
+        put(x, values);
+        run(*program, {.n_rows = 3, .n_logit_rows = 3});
+        ASSERT_EQ(get<int32_t>(index), (std::vector<int32_t>{largest[0], -1, largest[2]}))
+            << f << " at " << at << " of " << cols;
+      }
+  }
 }
 
 TEST_P(DenseOps, ArgMaxOfALargeVocabulary) {
@@ -799,18 +830,20 @@ TEST_P(DenseOps, ArgMaxOfALargeVocabulary) {
   row(kCols - 1, {{kCols - 1, 2}});
   row(1023, {{1023, 2}, {1024, 2}, {1025, 2}, {65536, 2}});
   row(32, {{32, 2}, {33, 2}, {64, 2}, {128, 2}, {256, 2}, {4096, 2}, {100000, 2}});
-  row(77777, {{5, kNan}, {77776, kNan}, {77777, kInf}, {77778, kInf}, {kCols - 1, kNan}});
+  row(-1, {{5, kNan}, {77777, 2}});
+  row(-1, {{77777, 2}, {kCols - 1, -kInf}});
+  row(-1, {{64000, kInf}});
   x.insert(x.end(), kCols, 1.5f);
   want.push_back(0);
   x.insert(x.end(), kCols, kNan);
-  want.push_back(0);
-  x.insert(x.end(), kCols, -kInf);
-  x[7 * kCols + 90001] = x[7 * kCols + 90000] = -3e38f;
+  want.push_back(-1);
+  x.insert(x.end(), kCols, -3.2e38f);
+  x[9 * kCols + 90001] = x[9 * kCols + 90000] = -3e38f;
   want.push_back(90000);
   const uint32_t rows = static_cast<uint32_t>(want.size());
   const View in = input(x), index = output<int32_t>(rows);
   run({.n_rows = rows, .n_logit_rows = rows}, rows, [&](Recorder& r) {
-    r.arg_max({in, index, {.cols = kCols}});
+    r.record(ArgMax{in, index, {.cols = kCols}});
   });
   EXPECT_EQ(get<int32_t>(index), want);
 }
@@ -828,7 +861,7 @@ TEST_P(DenseOps, LogProbIsStable) {
     const View y = output<float>(6), in = input(padded_rows(x, size_t(6) * cols)),
                at = input(padded_rows(target, 6));
     run({.n_rows = 6, .n_logit_rows = rows}, 6, [&](Recorder& r) {
-      r.log_prob({in, at, y, {.cols = cols}});
+      r.record(LogProb{in, at, y, {.cols = cols}});
     });
     const std::vector<float> got = get<float>(y);
     for (uint32_t r = 0; r < rows; ++r) {
@@ -851,14 +884,14 @@ TEST_P(DenseOps, CopyFollowsTheStepsRows) {
   const std::vector<float> x = random.floats(10 * 7);
   const View src = input(x), dst = output<float>(12 * 9);
   run({.n_rows = 10, .first_logit_row = 6, .n_logit_rows = 3, .ring_row = 5}, 10, [&](Recorder& r) {
-    r.copy({src,
-            dst,
-            {.cols = 5,
-             .src_stride = 7,
-             .dst_stride = 9,
-             .from_logit_row = 1,
-             .to_ring_row = 1,
-             .rows = kLogitRows}});
+    r.record(Copy{src,
+                  dst,
+                  {.cols = 5,
+                   .src_stride = 7,
+                   .dst_stride = 9,
+                   .from_logit_row = 1,
+                   .to_ring_row = 1,
+                   .rows = kLogitRows}});
   });
   std::vector<float> expected = padded_rows(std::vector<float>(), 12 * 9);
   for (uint32_t r = 0; r < 3; ++r) std::copy_n(&x[(6 + r) * 7], 5, &expected[(5 + r) * 9]);
@@ -867,14 +900,14 @@ TEST_P(DenseOps, CopyFollowsTheStepsRows) {
 
   const View all = output<float>(10 * 7);
   run({.n_rows = 10, .first_logit_row = 6, .n_logit_rows = 3, .ring_row = 5}, 10, [&](Recorder& r) {
-    r.copy({src,
-            all,
-            {.cols = 7,
-             .src_stride = 7,
-             .dst_stride = 7,
-             .from_logit_row = 0,
-             .to_ring_row = 0,
-             .rows = kStepRows}});
+    r.record(Copy{src,
+                  all,
+                  {.cols = 7,
+                   .src_stride = 7,
+                   .dst_stride = 7,
+                   .from_logit_row = 0,
+                   .to_ring_row = 0,
+                   .rows = kStepRows}});
   });
   EXPECT_EQ(get<float>(all), x);
 }

@@ -20,22 +20,24 @@ TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
         const View x = input(padded_rows(qkv, 8 * stride)), table = input(rotation.table(1100));
         for (const uint32_t into : {kIntoChunk, kIntoPool}) {
           const View k = output<uint16_t>(heads * capacity * dh), v = output<uint16_t>(heads * capacity * dh),
-                     pos = output<int32_t>(heads * capacity);
-          run({.n_rows = rows, .n_entries = entries, .position = 1000}, 8, [&](Recorder& r) {
-            r.kv_append({x,
-                         table,
-                         k,
-                         v,
-                         pos,
-                         {.heads = heads,
-                          .head_dim = dh,
-                          .row_stride = stride,
-                          .k_column = 3,
-                          .v_column = 3 + heads * dh,
-                          .capacity = capacity,
-                          .into = into,
-                          .rope = rotation.params()}});
+                     pos = output<int32_t>(heads * capacity), saturated = inout(std::vector<uint32_t>(1));
+          run({.n_rows = rows, .position = 1000}, equal_heads(heads, capacity, entries), 8, [&](Recorder& r) {
+            r.record(KvAppend{x,
+                              table,
+                              {k},
+                              {v},
+                              pos,
+                              saturated,
+                              {.heads = heads,
+                               .head_dim = dh,
+                               .row_stride = stride,
+                               .k_column = 3,
+                               .v_column = 3 + heads * dh,
+                               .chunk_capacity = capacity,
+                               .into = into,
+                               .rope = rotation.params()}});
           });
+          EXPECT_EQ(get<uint32_t>(saturated)[0], 0u);
           const auto got_k = get<uint16_t>(k), got_v = get<uint16_t>(v);
           const auto got_pos = get<int32_t>(pos);
           const uint32_t first = into == kIntoPool ? entries : 0;
@@ -77,10 +79,11 @@ TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
   const View x = inout(qkv), other = input(later), table = input(rotation.table(1100)),
              k = output<uint16_t>(kHeads * kCapacity * kDim), v = output<uint16_t>(kHeads * kCapacity * kDim),
              pos = output<int32_t>(kHeads * kCapacity), ring = output<float>(4 * kColumns),
-             cached = output<float>(4 * kDim), gate = inout(std::vector<GateState>(1)), y = output<float>(1);
+             cached = output<float>(4 * kDim), gate = inout(std::vector<GateState>(1)), y = output<float>(1),
+             saturated = inout(std::vector<uint32_t>(1));
   const auto* bytes = reinterpret_cast<const std::byte*>(w.data());
   const Weight row = weight(DType::kF32, 1, kColumns, {bytes, bytes + kColumns * sizeof(float)});
-  StepParams step{.n_rows = 1, .n_entries = 200, .position = 1000};
+  StepParams step{.n_rows = 1, .position = 1000};
   step.n_init = 4;
   step.n_local = 16;
   step.select_k = 32;
@@ -96,28 +99,29 @@ TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
                  .to_ring_row = to_ring_row,
                  .rows = kStepRows}};
   };
-  run(step, 1, [&](Recorder& r) {
-    r.kv_append({x,
-                 table,
-                 k,
-                 v,
-                 pos,
-                 {.heads = kHeads,
-                  .head_dim = kDim,
-                  .row_stride = kColumns,
-                  .k_column = 4 * kDim,
-                  .v_column = 4 * kDim + kHeads * kDim,
-                  .capacity = kCapacity,
-                  .into = kIntoPool,
-                  .rope = rotation.params()}});
-    r.copy(copied(x, ring, 1));
-    r.query_gate({x, cached, gate, {.cols = 4 * kDim}});
-    r.copy(copied(other, x, 0));
-    r.linear({x,
-              row,
-              {},
-              y,
-              {.in_cols = kColumns, .out_cols = 1, .x_stride = kColumns, .y_stride = 1, .rows = kStepRows}});
+  run(step, equal_heads(kHeads, kCapacity, 200), 1, [&](Recorder& r) {
+    r.record(KvAppend{x,
+                      table,
+                      {k},
+                      {v},
+                      pos,
+                      saturated,
+                      {.heads = kHeads,
+                       .head_dim = kDim,
+                       .row_stride = kColumns,
+                       .k_column = 4 * kDim,
+                       .v_column = 4 * kDim + kHeads * kDim,
+                       .into = kIntoPool,
+                       .rope = rotation.params()}});
+    r.record(copied(x, ring, 1));
+    r.record(QueryGate{x, cached, gate, {.cols = 4 * kDim, .heads = kHeads}});
+    r.record(copied(other, x, 0));
+    r.record(
+        Linear{x,
+               row,
+               {},
+               y,
+               {.in_cols = kColumns, .out_cols = 1, .x_stride = kColumns, .y_stride = 1, .rows = kStepRows}});
   });
   const auto got_k = get<uint16_t>(k), got_v = get<uint16_t>(v);
   for (uint32_t head = 0; head < kHeads; ++head)
@@ -139,24 +143,122 @@ TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
   EXPECT_NEAR(get<float>(y)[0], sum, 2 * kColumns * 0x1p-24 * magnitude);  // as in dense_ops_test
 }
 
-TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoes) {
-  const std::vector<float> values = {0.0f,    -0.0f,   1.0f,     65504.0f,  65519.0f,   65520.0f, -1e6f,
-                                     6e-8f,   2.9e-8f, -3.1e-8f, 6.1e-5f,   1e-5f,      0.1f,     2049.0f,
-                                     2051.0f, 1e-30f,  0x1p-24f, kInfinity, -kInfinity, 3.14159f, 1e-7f};
+TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoesAndSaturates) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> values = {
+      0.0f,  -0.0f, 1.0f,    65504.0f, 65519.0f, 65520.0f, -1e6f,     6e-8f,      2.9e-8f,  -3.1e-8f, 6.1e-5f,
+      1e-5f, 0.1f,  2049.0f, 2051.0f,  1e-30f,   0x1p-24f, kInfinity, -kInfinity, 3.14159f, 1e-7f,    nan};
   const uint32_t dh = static_cast<uint32_t>(values.size());
   std::vector<float> qkv = values;
   qkv.insert(qkv.end(), values.begin(), values.end());
-  const View x = input(qkv), k = output<uint16_t>(dh), v = output<uint16_t>(dh), pos = output<int32_t>(1);
+  const View x = input(qkv), k = output<uint16_t>(dh), v = output<uint16_t>(dh), pos = output<int32_t>(1),
+             saturated = inout(std::vector<uint32_t>(1));
   run({.n_rows = 1}, 1, [&](Recorder& r) {
-    r.kv_append({x,
+    r.record(
+        KvAppend{x,
                  {},
-                 k,
-                 v,
+                 {k},
+                 {v},
                  pos,
-                 {.heads = 1, .head_dim = dh, .row_stride = 2 * dh, .v_column = dh, .capacity = 1}});
+                 saturated,
+                 {.heads = 1, .head_dim = dh, .row_stride = 2 * dh, .v_column = dh, .chunk_capacity = 1}});
   });
-  EXPECT_EQ(get<uint16_t>(k), halves(values));
-  EXPECT_EQ(get<uint16_t>(v), halves(values));
+  for (const View& stored : {k, v}) {
+    const auto got = get<uint16_t>(stored);
+    for (uint32_t c = 0; c + 1 < dh; ++c)
+      EXPECT_EQ(got[c], f32_to_f16(std::clamp(values[c], -65504.0f, 65504.0f))) << values[c];
+    EXPECT_TRUE(std::isnan(f16_to_f32(got[dh - 1])));
+  }
+}
+
+// What is larger than 65504 counts, though it may round to that.
+TEST_P(KvOps, AppendCountsWhatItSaturates) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const uint32_t dh : {64u, 80u, 256u})
+    for (const uint32_t into : {kIntoChunk, kIntoPool})
+      for (const uint32_t rows : {1u, 33u}) {
+        SCOPED_TRACE(::testing::Message() << "dh " << dh << " into " << into << " rows " << rows);
+        clear();
+        Random random{dh + rows};
+        const uint32_t kv_heads = 3, stride = 2 * kv_heads * dh, max_rows = rows + 2, capacity = max_rows;
+        std::vector<float> qkv = random.floats(size_t(rows) * stride, -60000, 60000);
+        const float beyond[] = {65505, -65519, 65520, -3e38f, kInfinity, -kInfinity};
+        uint32_t count = 0;
+        for (float& f : qkv) switch (random.below(19)) {
+            case 0:
+              f = beyond[count++ % 6];
+              break;
+            case 1:
+              f = nan;
+          }
+        // Of rows that are not the step's nothing counts.
+        qkv.resize(size_t(max_rows) * stride, 1e9f);
+        const View x = input(qkv), k = output<uint16_t>(kv_heads * capacity * dh),
+                   v = output<uint16_t>(kv_heads * capacity * dh), pos = output<int32_t>(kv_heads * capacity),
+                   saturated = inout(std::vector<uint32_t>{5});
+        const auto program = record(max_rows, [&](Recorder& r) {
+          r.record(KvAppend{x,
+                            {},
+                            {k},
+                            {v},
+                            pos,
+                            saturated,
+                            {.heads = kv_heads,
+                             .head_dim = dh,
+                             .row_stride = stride,
+                             .v_column = kv_heads * dh,
+                             .chunk_capacity = capacity,
+                             .into = into}});
+        });
+        ASSERT_TRUE(program);
+        for (const uint32_t runs : {1u, 2u}) {
+          run(*program, {.n_rows = rows}, equal_heads(kv_heads, capacity, 0));
+          EXPECT_EQ(get<uint32_t>(saturated)[0], 5 + runs * count) << "after " << runs << " runs";
+        }
+        const auto got_k = get<uint16_t>(k), got_v = get<uint16_t>(v);
+        for (uint32_t head = 0; head < kv_heads; ++head)
+          for (uint32_t row = 0; row < rows; ++row)
+            for (uint32_t c = 0; c < dh; ++c) {
+              const size_t to = (head * capacity + row) * size_t(dh) + c,
+                           from = size_t(row) * stride + head * dh + c;
+              for (const auto& [stored, f] :
+                   {std::pair{got_k[to], qkv[from]}, {got_v[to], qkv[from + kv_heads * dh]}}) {
+                if (std::isnan(f))
+                  ASSERT_TRUE(std::isnan(f16_to_f32(stored)));
+                else
+                  ASSERT_EQ(stored, f32_to_f16(std::clamp(f, -65504.0f, 65504.0f))) << f;
+              }
+            }
+      }
+}
+
+// A key of two channels of 60000 is turned by one radian at position 1: one of them comes to 82906.
+TEST_P(KvOps, AppendSaturatesWhatRotationMakesTooLarge) {
+  const uint32_t dh = 64;
+  const Rotation rotation{kRopeOriginal, kRopeHalves, dh, 1};
+  std::vector<float> qkv(2 * dh);
+  qkv[0] = qkv[dh / 2] = 60000;
+  const View x = input(qkv), table = input(rotation.table(64)), k = output<uint16_t>(dh),
+             v = output<uint16_t>(dh), pos = output<int32_t>(1), saturated = inout(std::vector<uint32_t>(1));
+  run({.n_rows = 1, .position = 1}, equal_heads(1, 1, 0), 1, [&](Recorder& r) {
+    r.record(KvAppend{x,
+                      table,
+                      {k},
+                      {v},
+                      pos,
+                      saturated,
+                      {.heads = 1,
+                       .head_dim = dh,
+                       .row_stride = 2 * dh,
+                       .v_column = dh,
+                       .into = kIntoPool,
+                       .rope = rotation.params()}});
+  });
+  const auto got = get<uint16_t>(k);
+  const double small = 60000 * (std::cos(1.0) - std::sin(1.0));
+  EXPECT_NEAR(f16_to_f32(got[0]), small, 16);  // an ulp of f16 at 18070
+  EXPECT_EQ(f16_to_f32(got[dh / 2]), 65504.0f);
+  EXPECT_EQ(get<uint32_t>(saturated)[0], 1u);
 }
 
 // The hash of cis_store.cpp, written again.
@@ -180,16 +282,17 @@ TEST_P(KvOps, CisStoreKeepsTheScoreOfEachKind) {
     for (const uint32_t share : {0u, 1u})
       for (const uint32_t into : {kIntoChunk, kIntoPool, kIntoRing}) {
         const View cis = output<float>(heads * capacity);
-        run({.n_rows = rows, .n_entries = entries, .position = 700, .seed = 9}, 6, [&](Recorder& r) {
-          r.cis_store({score,
-                       cis,
-                       {.heads = heads,
-                        .kind = kind,
-                        .share_heads = share,
-                        .layer = 2,
-                        .capacity = capacity,
-                        .into = into}});
-        });
+        run({.n_rows = rows, .position = 700, .seed = 9}, equal_heads(heads, capacity, entries), 6,
+            [&](Recorder& r) {
+              r.record(CisStore{score,
+                                cis,
+                                {.heads = heads,
+                                 .kind = kind,
+                                 .share_heads = share,
+                                 .layer = 2,
+                                 .chunk_capacity = capacity,
+                                 .into = into}});
+            });
         const auto got = get<float>(cis);
         const uint32_t first = into == kIntoChunk ? 0 : into == kIntoPool ? entries : entries - rows;
         for (uint32_t head = 0; head < heads; ++head)
@@ -214,7 +317,7 @@ TEST_P(KvOps, HashScoresAreUniformAndSharedByNoTwoHeads) {
   const uint32_t rows = 1024, heads = 2;
   const View cis = output<float>(heads * rows);
   run({.n_rows = rows, .seed = 5}, rows, [&](Recorder& r) {
-    r.cis_store({{}, cis, {.heads = heads, .kind = kCisHash, .capacity = rows}});
+    r.record(CisStore{{}, cis, {.heads = heads, .kind = kCisHash, .chunk_capacity = rows}});
   });
   const auto got = get<float>(cis);
   // The mean of 2048 uniform numbers has a deviation of 0.0064, their product's mean one of 0.0086.
@@ -224,35 +327,33 @@ TEST_P(KvOps, HashScoresAreUniformAndSharedByNoTwoHeads) {
   for (float f : got) EXPECT_TRUE(f >= 0 && f < 1);
 }
 
-// Pool and chunk of one layer with random contents, and the steps' view of them.
+// Pool and chunk of one layer with random contents, poison where there are none, and the steps' view of them.
 struct Store {
-  uint32_t heads, dh, pool_capacity, chunk_capacity, entries, rows;
+  std::vector<HeadState> heads;
+  uint32_t dh, rows, chunk_capacity;
   std::vector<uint16_t> pool_k, pool_v, chunk_k, chunk_v;
 
-  Store(Random& random, uint32_t h, uint32_t d, uint32_t n_entries, uint32_t n_rows)
-      : heads(h),
-        dh(d),
-        pool_capacity(n_entries + 3),
-        chunk_capacity(n_rows + 2),
-        entries(n_entries),
-        rows(n_rows) {
-    pool_k = filled(random, pool_capacity, entries);
-    pool_v = filled(random, pool_capacity, entries);
-    chunk_k = filled(random, chunk_capacity, rows);
-    chunk_v = filled(random, chunk_capacity, rows);
-  }
-  std::vector<uint16_t> filled(Random& random, uint32_t capacity, uint32_t n) const {
-    std::vector<uint16_t> all;
-    for (uint32_t head = 0; head < heads; ++head) {
-      const auto own = padded_rows(halves(random.floats(size_t(n) * dh)), size_t(capacity) * dh);
-      all.insert(all.end(), own.begin(), own.end());
+  Store(Random& random, const std::vector<HeadState>& h, uint32_t d, uint32_t n_rows)
+      : heads(h), dh(d), rows(n_rows), chunk_capacity(n_rows + 2) {
+    for (auto* pool : {&pool_k, &pool_v}) {
+      *pool = padded_rows(std::vector<uint16_t>(), size_t(layer_entries(heads)) * dh);
+      for (const HeadState& head : heads) {
+        const auto own = halves(random.floats(size_t(head.n_entries) * dh));
+        std::copy(own.begin(), own.end(), pool->begin() + size_t(head.first) * dh);
+      }
     }
-    return all;
+    for (auto* chunk : {&chunk_k, &chunk_v})
+      for (size_t head = 0; head < heads.size(); ++head) {
+        const auto own = padded_rows(halves(random.floats(size_t(rows) * dh)), size_t(chunk_capacity) * dh);
+        chunk->insert(chunk->end(), own.begin(), own.end());
+      }
   }
+  uint32_t entries(uint32_t head) const { return heads[head].n_entries + rows; }
   std::vector<double> entry(const std::vector<uint16_t>& pool, const std::vector<uint16_t>& chunk,
                             uint32_t head, uint32_t e) const {
-    return e < entries ? doubles(pool, (head * pool_capacity + e) * size_t(dh), dh)
-                       : doubles(chunk, (head * chunk_capacity + e - entries) * size_t(dh), dh);
+    const HeadState& run = heads[head];
+    return e < run.n_entries ? doubles(pool, (run.first + e) * size_t(dh), dh)
+                             : doubles(chunk, (head * chunk_capacity + e - run.n_entries) * size_t(dh), dh);
   }
   std::vector<double> k(uint32_t head, uint32_t e) const { return entry(pool_k, chunk_k, head, e); }
   std::vector<double> v(uint32_t head, uint32_t e) const { return entry(pool_v, chunk_v, head, e); }
@@ -277,150 +378,210 @@ std::vector<float> floats_of(const std::vector<std::byte>& bytes, uint32_t eleme
 }
 
 TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
+  constexpr uint32_t kRows = 33, kCapacity = 70;
   const uint32_t element = view_element_bytes();
-  for (const uint32_t mode : {kRopeList, kRopeOriginal})
-    for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
-      for (const bool listed : {false, true})
-        for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
-          const Rotation rotation{mode, pairing, dh - 16, 1.19};
-          Random random{dh};
-          clear();
-          const Store store(random, 2, dh, 150, 33);
-          const uint32_t n = 183, capacity = 70, list_capacity = n + 1;
-          std::vector<std::vector<uint32_t>> want_lists(2, std::vector<uint32_t>(n));
-          for (auto& l : want_lists) std::iota(l.begin(), l.end(), 0u);
-          if (listed) want_lists = {some_entries(random, n, 101, 33), some_entries(random, n, 77, 33)};
-          const View pool_k = input(store.pool_k), pool_v = input(store.pool_v),
-                     chunk_k = input(store.chunk_k), chunk_v = input(store.chunk_v),
-                     table = input(rotation.table(n)),
-                     list = listed ? input(lists(want_lists, list_capacity)) : View{};
-          for (uint32_t first = 0; first < n; first += capacity) {
-            const View k = output<std::byte>(2 * capacity * dh * element),
-                       v = output<std::byte>(2 * capacity * dh * element);
-            run({.n_rows = 33, .n_entries = 150}, 33, [&](Recorder& r) {
-              r.kv_view({pool_k,
-                         pool_v,
-                         chunk_k,
-                         chunk_v,
-                         list,
-                         table,
-                         k,
-                         v,
-                         {.heads = 2,
-                          .head_dim = dh,
-                          .pool_capacity = store.pool_capacity,
-                          .chunk_capacity = store.chunk_capacity,
-                          .first_entry = first,
-                          .view_capacity = capacity,
-                          .list_capacity = list_capacity,
-                          .rope = rotation.params()}});
-            });
-            const auto got_k = floats_of(get<std::byte>(k), element),
-                       got_v = floats_of(get<std::byte>(v), element);
-            for (uint32_t head = 0; head < 2; ++head)
-              for (uint32_t i = first; i < std::min<size_t>(first + capacity, want_lists[head].size()); ++i) {
-                const uint32_t e = want_lists[head][i];
-                const size_t at = (head * capacity + i - first) * size_t(dh);
-                std::vector<double> want = store.k(head, e);
-                if (mode == kRopeList) want = rotation.rotated(want, i);
-                const std::vector<double> want_v = store.v(head, e);
-                for (uint32_t c = 0; c < dh; ++c) {
-                  // Two products of numbers below 1.2 with cosines off by 3 roundings; f16 rounds once more
-                  // below 2.
-                  ASSERT_NEAR(got_k[at + c], want[c], 8 * 0x1p-23 + (element == 2 ? 0x1p-11 : 0))
-                      << "index " << i;
-                  ASSERT_EQ(got_v[at + c], want_v[c]);
+  for (const std::vector<HeadState>& heads : {equal_heads(2, 153, 150), unequal_heads({0, 150, 1, 70}, 3)})
+    for (const uint32_t mode : {kRopeList, kRopeOriginal})
+      for (const uint32_t pairing : {kRopeAdjacent, kRopeHalves})
+        for (const bool listed : {false, true})
+          for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
+            const Rotation rotation{mode, pairing, dh - 16, 1.19};
+            Random random{dh};
+            clear();
+            const Store store(random, heads, dh, kRows);
+            const uint32_t n_heads = static_cast<uint32_t>(heads.size()), n = 150 + kRows,
+                           list_capacity = n + 1;
+            std::vector<std::vector<uint32_t>> want_lists;
+            for (uint32_t head = 0; head < n_heads; ++head) {
+              const uint32_t own = store.entries(head);
+              want_lists.push_back(listed ? some_entries(random, own, (own + kRows) / 2 - head % 2, kRows - 1)
+                                          : every_entry(own));
+            }
+            const View pool_k = input(store.pool_k), pool_v = input(store.pool_v),
+                       chunk_k = input(store.chunk_k), chunk_v = input(store.chunk_v),
+                       table = input(rotation.table(n)),
+                       list = listed ? input(lists(want_lists, list_capacity)) : View{};
+            for (uint32_t first = 0; first < n; first += kCapacity) {
+              const View k = output<std::byte>(n_heads * kCapacity * dh * element),
+                         v = output<std::byte>(n_heads * kCapacity * dh * element);
+              run({.n_rows = kRows}, behind_other_rows(heads), kRows, [&](Recorder& r) {
+                r.record(KvView{{pool_k},
+                                {pool_v},
+                                {chunk_k},
+                                {chunk_v},
+                                list,
+                                table,
+                                k,
+                                v,
+                                {.heads = n_heads,
+                                 .head_dim = dh,
+                                 .chunk_capacity = store.chunk_capacity,
+                                 .head_state = kOtherRows,
+                                 .first_entry = first,
+                                 .view_capacity = kCapacity,
+                                 .list_capacity = list_capacity,
+                                 .rope = rotation.params()}});
+              });
+              const auto got_k = floats_of(get<std::byte>(k), element),
+                         got_v = floats_of(get<std::byte>(v), element);
+              for (uint32_t head = 0; head < n_heads; ++head)
+                for (uint32_t i = first; i < std::min<size_t>(first + kCapacity, want_lists[head].size());
+                     ++i) {
+                  const uint32_t e = want_lists[head][i];
+                  const size_t at = (head * kCapacity + i - first) * size_t(dh);
+                  std::vector<double> want = store.k(head, e);
+                  if (mode == kRopeList) want = rotation.rotated(want, i);
+                  const std::vector<double> want_v = store.v(head, e);
+                  for (uint32_t c = 0; c < dh; ++c) {
+                    // Two products of numbers below 1.2 with cosines off by 3 roundings; f16 rounds once more
+                    // below 2.
+                    ASSERT_NEAR(got_k[at + c], want[c], 8 * 0x1p-23 + (element == 2 ? 0x1p-11 : 0))
+                        << "head " << head << " index " << i;
+                    ASSERT_EQ(got_v[at + c], want_v[c]) << "head " << head << " index " << i;
+                  }
                 }
-              }
+            }
           }
-        }
 }
 
 struct AttentionCase {
   uint32_t kv_heads, group, dh, entries, rows;
   Rotation rotation;
-  uint32_t listed = 0;    // length of the lists; 0: everything. The second head's is 5 shorter.
-  uint32_t capacity = 0;  // of the view; 0: all in one pass
-  uint32_t max_rows = 0;  // of the program; 0: two more than rows
+  uint32_t listed = 0;                 // length of the lists; 0: everything. Every other head's is 5 shorter.
+  uint32_t capacity = 0;               // of the view; 0: all in one pass
+  uint32_t max_rows = 0;               // of the program; 0: two more than rows
+  std::vector<uint32_t> unequal = {};  // entries of each head, where they differ
+  uint32_t window = 0;
+
+  // Entries of the head with most, with the step's rows.
+  uint32_t n() const {
+    return rows + (unequal.empty() ? entries : *std::max_element(unequal.begin(), unequal.end()));
+  }
+  // The table when `more` entries are in the pool already.
+  std::vector<HeadState> heads(uint32_t more = 0) const {
+    if (unequal.empty()) return equal_heads(kv_heads, entries + more + 3, entries + more);
+    std::vector<uint32_t> held = unequal;
+    for (uint32_t& count : held) count += more;
+    return unequal_heads(held, 3);
+  }
+  // What each head attends to.
+  std::vector<std::vector<uint32_t>> attended(Random& random) const {
+    std::vector<std::vector<uint32_t>> all;
+    for (uint32_t head = 0; head < kv_heads; ++head) {
+      const uint32_t own = rows + (unequal.empty() ? entries : unequal[head]),
+                     wanted = listed - 5 * (head % 2);
+      all.push_back(listed && wanted < own ? some_entries(random, own, wanted, rows) : every_entry(own));
+    }
+    return all;
+  }
+  // The first list index that the row of index `own` sees.
+  size_t first_seen(size_t own) const { return window && own + 1 > window ? own + 1 - window : 0; }
+
+  friend std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
+    out << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh << " entries " << c.entries;
+    for (const uint32_t held : c.unequal) out << " " << held;
+    return out << " rows " << c.rows << " mode " << c.rotation.mode << " pairing " << c.rotation.pairing
+               << " n_rot " << c.rotation.n_rot << " listed " << c.listed << " capacity " << c.capacity
+               << " max_rows " << c.max_rows << " window " << c.window;
+  }
 };
 
-// Runs kv_view and attention for a case and compares with plain loops.
+// Runs attention for a case and compares with plain loops.
 class KvAttention : public KvOps {
  protected:
   static constexpr int32_t kPosition = 300;
   static constexpr double kQueryMax = 4;
 
-  void check(const AttentionCase& c) {
+  // The parameters of a case; its table lies behind the rows of others.
+  static AttentionParams params(const AttentionCase& c, uint32_t source, uint32_t row_stride,
+                                uint32_t y_stride) {
+    return {.heads = c.kv_heads,
+            .group = c.group,
+            .head_dim = c.dh,
+            .row_stride = row_stride,
+            .y_stride = y_stride,
+            .source = source,
+            .view_capacity = c.capacity ? c.capacity : c.n(),
+            .head_state = kOtherRows,
+            .list_capacity = c.n() + 1,
+            .window = c.window,
+            .scale = static_cast<float>(1 / std::sqrt(c.dh)),
+            .rope = c.rotation.params()};
+  }
+  // Attention of `rows` rows that lie in the chunk buffer.
+  void run_view(const AttentionCase& c, const Store& store, const View& q, const View& list,
+                const View& table, const View& y, uint32_t max_rows, const AttentionParams& p) {
+    const size_t view = size_t(c.kv_heads) * p.view_capacity * c.dh * view_element_bytes();
+    const ViewAttention attention{.q = q,
+                                  .pool_k = input(store.pool_k),
+                                  .pool_v = input(store.pool_v),
+                                  .chunk_k = input(store.chunk_k),
+                                  .chunk_v = input(store.chunk_v),
+                                  .list = list,
+                                  .table = table,
+                                  .view_k = output<std::byte>(view),
+                                  .view_v = output<std::byte>(view),
+                                  .y = y,
+                                  .ml = output<float>(size_t(max_rows) * c.kv_heads * c.group * 2),
+                                  .chunk_capacity = store.chunk_capacity,
+                                  .entries = c.n(),
+                                  .p = p};
+    run({.n_rows = c.rows, .position = kPosition}, behind_other_rows(store.heads), max_rows,
+        [&](Recorder& r) { attention.record(r); });
+  }
+  // Attention of one row that is in the pool already.
+  void run_pool(const Store& store, const View& q, const View& list, const View& table, const View& y,
+                const AttentionParams& p) {
+    std::vector<HeadState> before = store.heads;
+    for (HeadState& head : before) --head.n_entries;
+    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, y, {}, p};
+    run({.n_rows = 1, .position = kPosition}, behind_other_rows(before), 1,
+        [&](Recorder& r) { r.record(attention); });
+  }
+
+  void check(const AttentionCase& c, uint32_t source = kFromView) {
     clear();
-    SCOPED_TRACE(::testing::Message()
-                 << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh << " entries "
-                 << c.entries << " rows " << c.rows << " mode " << c.rotation.mode << " pairing "
-                 << c.rotation.pairing << " n_rot " << c.rotation.n_rot << " listed " << c.listed
-                 << " capacity " << c.capacity << " max_rows " << c.max_rows);
-    Random random{c.entries + c.dh};
-    const Store store(random, c.kv_heads, c.dh, c.entries, c.rows);
-    const uint32_t n = c.entries + c.rows, heads = c.kv_heads * c.group, row_stride = heads * c.dh + 5,
-                   y_stride = heads * c.dh + 3, list_capacity = n + 1,
-                   max_rows = c.max_rows ? c.max_rows : c.rows + 2, element = view_element_bytes();
-    const auto q = random.floats(c.rows * row_stride, -kQueryMax, kQueryMax);
-    std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(n));
-    for (uint32_t head = 0; head < c.kv_heads; ++head) {
-      std::iota(want_lists[head].begin(), want_lists[head].end(), 0u);
-      if (c.listed) want_lists[head] = some_entries(random, n, c.listed - 5 * (head % 2), c.rows);
-    }
-    const uint32_t capacity = c.capacity ? c.capacity : n;
+    const bool pooled = source == kFromPool;
+    SCOPED_TRACE(::testing::Message() << (pooled ? "pool: " : "view: ") << c);
+    Random random{pooled ? c.n() : c.entries + c.dh};
+    const Store store(random, c.heads(pooled), c.dh, pooled ? 0 : c.rows);
+    const uint32_t heads = c.kv_heads * c.group, row_stride = heads * c.dh + (pooled ? 0 : 5),
+                   y_stride = heads * c.dh + (pooled ? 0 : 3),
+                   max_rows = pooled       ? 1
+                              : c.max_rows ? c.max_rows
+                                           : c.rows + 2;
+    std::vector<float> q;
+    if (!pooled) q = random.floats(c.rows * row_stride, -kQueryMax, kQueryMax);
+    const auto attended = c.attended(random);
+    if (pooled) q = random.floats(row_stride, -kQueryMax, kQueryMax);
+    const AttentionParams p = params(c, source, row_stride, y_stride);
     size_for(c.kv_heads, c.group, c.dh,
-             {.chunk = max_rows, .pool_capacity = store.pool_capacity, .view_capacity = capacity});
-    const View pool_k = input(store.pool_k), pool_v = input(store.pool_v), chunk_k = input(store.chunk_k),
-               chunk_v = input(store.chunk_v), table = input(c.rotation.table(kPosition + n)),
-               list = c.listed ? input(lists(want_lists, list_capacity)) : View{},
-               view_k = output<std::byte>(c.kv_heads * capacity * c.dh * element),
-               view_v = output<std::byte>(c.kv_heads * capacity * c.dh * element),
-               x = input(padded_rows(q, max_rows * row_stride)), y = output<float>(max_rows * y_stride),
-               ml = output<float>(max_rows * heads * 2);
-    run({.n_rows = c.rows, .n_entries = c.entries, .position = kPosition}, max_rows, [&](Recorder& r) {
-      ViewAttention{.q = x,
-                    .pool_k = pool_k,
-                    .pool_v = pool_v,
-                    .chunk_k = chunk_k,
-                    .chunk_v = chunk_v,
-                    .list = list,
-                    .table = table,
-                    .view_k = view_k,
-                    .view_v = view_v,
-                    .y = y,
-                    .ml = ml,
-                    .pool_capacity = store.pool_capacity,
-                    .chunk_capacity = store.chunk_capacity,
-                    .entries = n,
-                    .p = {.heads = c.kv_heads,
-                          .group = c.group,
-                          .head_dim = c.dh,
-                          .row_stride = row_stride,
-                          .y_stride = y_stride,
-                          .source = kFromView,
-                          .capacity = capacity,
-                          .list_capacity = list_capacity,
-                          .scale = static_cast<float>(1 / std::sqrt(c.dh)),
-                          .rope = c.rotation.params()}}
-          .record(r);
-    });
+             session_of(behind_other_rows(store.heads), max_rows, p.view_capacity));
+    const View table = input(c.rotation.table(kPosition + c.n())),
+               list = c.listed ? input(lists(attended, p.list_capacity)) : View{},
+               x = input(padded_rows(q, size_t(max_rows) * row_stride)),
+               y = output<float>(size_t(max_rows) * y_stride);
+    if (pooled)
+      run_pool(store, x, list, table, y, p);
+    else
+      run_view(c, store, x, list, table, y, max_rows, p);
     const auto got = get<float>(y);
+    const bool f16 = !pooled && attends_in_f16();
+    const double tolerance = attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
-      const auto& l = want_lists[head];
+      const auto& l = attended[head];
       const Listed listed = store.listed(head, l, c.rotation);
       for (uint32_t row = 0; row < c.rows; ++row) {
-        const size_t seen = l.size() - c.rows + row + 1;
-        const double position =
-            c.rotation.mode == kRopeList ? static_cast<double>(seen - 1) : kPosition + row;
+        const size_t own = l.size() - c.rows + row, first = c.first_seen(own);
+        const double position = c.rotation.mode == kRopeList ? static_cast<double>(own) : kPosition + row;
         for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
-          const Attended want = attend(
-              c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
-              listed.keys(seen, c.dh), listed.values(seen, c.dh), 1 / std::sqrt(c.dh), attends_in_f16());
-          const double tolerance = attention_tolerance(c.dh, kQueryMax, n, c.rotation.factor);
+          const Attended want =
+              attend(c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
+                     listed.keys(first, own + 1, c.dh), listed.values(first, own + 1, c.dh),
+                     1 / std::sqrt(c.dh), f16);
           for (uint32_t e = 0; e < c.dh; ++e)
             ASSERT_NEAR(got[row * y_stride + h * c.dh + e], want.y[e],
-                        tolerance + (attends_in_f16() ? want.f16_tolerance[e] : 0))
+                        tolerance + (f16 ? want.f16_tolerance[e] : 0))
                 << "row " << row << " head " << h << " element " << e;
         }
       }
@@ -439,84 +600,47 @@ class KvAttention : public KvOps {
   }
   void check_mean(const AttentionCase& c, uint32_t source) {
     clear();
-    SCOPED_TRACE(::testing::Message()
-                 << (source == kFromPool ? "pool" : "view") << " kv_heads " << c.kv_heads << " group "
-                 << c.group << " dh " << c.dh << " entries " << c.entries << " rows " << c.rows << " listed "
-                 << c.listed << " capacity " << c.capacity << " max_rows " << c.max_rows);
-    const bool pooled = source == kFromPool;  // the row is in the pool already
-    const uint32_t n = c.entries + c.rows, in_pool = pooled ? n : c.entries, heads = c.kv_heads * c.group,
-                   width = heads * c.dh, element = view_element_bytes(),
-                   capacity = c.capacity ? c.capacity : n, list_capacity = n + 1,
-                   max_rows = c.max_rows ? c.max_rows : c.rows;
-    Random random{n};
-    Store store(random, c.kv_heads, c.dh, in_pool, pooled ? 0 : c.rows);
+    const bool pooled = source == kFromPool;
+    SCOPED_TRACE(::testing::Message() << "mean, " << (pooled ? "pool: " : "view: ") << c);
+    const uint32_t width = c.kv_heads * c.group * c.dh, max_rows = c.max_rows ? c.max_rows : c.rows;
+    Random random{c.n()};
+    Store store(random, c.heads(pooled), c.dh, pooled ? 0 : c.rows);
     for (uint32_t head = 0; head < c.kv_heads; ++head)
-      for (uint32_t e = 0; e < n; ++e)
+      for (uint32_t e = 0; e < store.entries(head); ++e)
         for (uint32_t channel = 0; channel < c.dh; ++channel) {
+          const HeadState& own = store.heads[head];
           const uint16_t value = f32_to_f16(level(head, e, channel));
-          if (e < in_pool)
-            store.pool_v[(size_t(head) * store.pool_capacity + e) * c.dh + channel] = value;
+          if (e < own.n_entries)
+            store.pool_v[(size_t(own.first) + e) * c.dh + channel] = value;
           else
-            store.chunk_v[(size_t(head) * store.chunk_capacity + e - in_pool) * c.dh + channel] = value;
+            store.chunk_v[(size_t(head) * store.chunk_capacity + e - own.n_entries) * c.dh + channel] = value;
         }
-    std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(n));
-    for (uint32_t head = 0; head < c.kv_heads; ++head) {
-      std::iota(want_lists[head].begin(), want_lists[head].end(), 0u);
-      if (c.listed) want_lists[head] = some_entries(random, n, c.listed - 5 * (head % 2), c.rows);
-    }
+    const auto attended = c.attended(random);
+    const AttentionParams p = params(c, source, width, width);
     size_for(c.kv_heads, c.group, c.dh,
-             {.chunk = max_rows, .pool_capacity = store.pool_capacity, .view_capacity = capacity});
-    const View pool_k = input(store.pool_k), pool_v = input(store.pool_v), chunk_k = input(store.chunk_k),
-               chunk_v = input(store.chunk_v), table = input(c.rotation.table(kPosition + n)),
-               list = c.listed ? input(lists(want_lists, list_capacity)) : View{},
-               view_k = output<std::byte>(size_t(c.kv_heads) * capacity * c.dh * element),
-               view_v = output<std::byte>(size_t(c.kv_heads) * capacity * c.dh * element),
+             session_of(behind_other_rows(store.heads), max_rows, p.view_capacity));
+    const View table = input(c.rotation.table(kPosition + c.n())),
+               list = c.listed ? input(lists(attended, p.list_capacity)) : View{},
                x = input(padded_rows(std::vector<float>(size_t(c.rows) * width), size_t(max_rows) * width)),
-               y = output<float>(size_t(max_rows) * width), ml = output<float>(size_t(max_rows) * heads * 2);
-    const AttentionParams p{.heads = c.kv_heads,
-                            .group = c.group,
-                            .head_dim = c.dh,
-                            .row_stride = width,
-                            .y_stride = width,
-                            .source = source,
-                            .capacity = pooled ? store.pool_capacity : capacity,
-                            .list_capacity = list_capacity,
-                            .scale = static_cast<float>(1 / std::sqrt(c.dh)),
-                            .rope = c.rotation.params()};
-    const StepParams step{.n_rows = c.rows, .n_entries = c.entries, .position = kPosition};
-    run(step, max_rows, [&](Recorder& r) {
-      if (pooled)
-        r.attention({x, pool_k, pool_v, list, table, y, {}, p});
-      else
-        ViewAttention{.q = x,
-                      .pool_k = pool_k,
-                      .pool_v = pool_v,
-                      .chunk_k = chunk_k,
-                      .chunk_v = chunk_v,
-                      .list = list,
-                      .table = table,
-                      .view_k = view_k,
-                      .view_v = view_v,
-                      .y = y,
-                      .ml = ml,
-                      .pool_capacity = store.pool_capacity,
-                      .chunk_capacity = store.chunk_capacity,
-                      .entries = n,
-                      .p = p}
-            .record(r);
-    });
+               y = output<float>(size_t(max_rows) * width);
+    if (pooled)
+      run_pool(store, x, list, table, y, p);
+    else
+      run_view(c, store, x, list, table, y, max_rows, p);
     const auto got = get<float>(y);
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
       std::vector<double> sums(c.dh);
-      const auto& l = want_lists[head];
-      for (uint32_t i = 0; i < l.size(); ++i) {
+      const auto& l = attended[head];
+      for (uint32_t i = 0, first = 0; i < l.size(); ++i) {
         for (uint32_t e = 0; e < c.dh; ++e) sums[e] += double{level(head, l[i], e)};
+        for (; first < c.first_seen(i); ++first)
+          for (uint32_t e = 0; e < c.dh; ++e) sums[e] -= double{level(head, l[first], e)};
         const size_t unseen = l.size() - 1 - i;
         if (unseen >= c.rows) continue;
         const float* row = &got[(c.rows - 1 - unseen) * width];
         for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h)
           for (uint32_t e = 0; e < c.dh; ++e)
-            ASSERT_NEAR(row[h * c.dh + e], sums[e] / (i + 1), kMeanTolerance)
+            ASSERT_NEAR(row[h * c.dh + e], sums[e] / (i + 1 - first), kMeanTolerance)
                 << "row " << c.rows - 1 - unseen << " head " << h << " element " << e;
       }
     }
@@ -624,58 +748,173 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
       cases.push_back({2, group, dh, 130 + group, 0, {kRopeOriginal, pairing, dh}});
     }
   for (const Case& c : cases) {
-    SCOPED_TRACE(::testing::Message() << "kv_heads " << c.kv_heads << " group " << c.group << " dh " << c.dh
-                                      << " n " << c.n << " listed " << c.listed);
-    clear();
-    Random random{c.n};
-    const Store store(random, c.kv_heads, c.dh, c.n, 0);
-    size_for(c.kv_heads, c.group, c.dh,
-             {.chunk = 1, .pool_capacity = store.pool_capacity, .view_capacity = store.pool_capacity});
-    const uint32_t heads = c.kv_heads * c.group, list_capacity = c.n + 1;
-    std::vector<std::vector<uint32_t>> want_lists(c.kv_heads, std::vector<uint32_t>(c.n));
-    for (uint32_t head = 0; head < c.kv_heads; ++head) {
-      std::iota(want_lists[head].begin(), want_lists[head].end(), 0u);
-      if (c.listed) want_lists[head] = some_entries(random, c.n, c.listed - 5 * (head % 2), 1);
-    }
-    const auto q = random.floats(heads * c.dh, -kQueryMax, kQueryMax);
-    const View x = input(q), k = input(store.pool_k), v = input(store.pool_v),
-               table = input(c.rotation.table(kPosition + c.n)), y = output<float>(heads * c.dh),
-               list = c.listed ? input(lists(want_lists, list_capacity)) : View{};
-    run({.n_rows = 1, .n_entries = c.n - 1, .position = kPosition}, 1, [&](Recorder& r) {
-      r.attention({x,
-                   k,
-                   v,
-                   list,
-                   table,
-                   y,
-                   {},
-                   {.heads = c.kv_heads,
-                    .group = c.group,
-                    .head_dim = c.dh,
-                    .row_stride = heads * c.dh,
-                    .y_stride = heads * c.dh,
-                    .source = kFromPool,
-                    .capacity = store.pool_capacity,
-                    .list_capacity = list_capacity,
-                    .scale = static_cast<float>(1 / std::sqrt(c.dh)),
-                    .rope = c.rotation.params()}});
-    });
-    const auto got = get<float>(y);
-    for (uint32_t head = 0; head < c.kv_heads; ++head) {
-      const auto& l = want_lists[head];
-      const Listed listed = store.listed(head, l, c.rotation);
-      const double position = c.rotation.mode == kRopeList ? static_cast<double>(l.size() - 1) : kPosition;
-      for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
-        const Attended want = attend(c.rotation.rotated(doubles(q, h * c.dh, c.dh), position), listed.k,
-                                     listed.v, 1 / std::sqrt(c.dh), false);
-        for (uint32_t e = 0; e < c.dh; ++e)
-          ASSERT_NEAR(got[h * c.dh + e], want.y[e],
-                      attention_tolerance(c.dh, kQueryMax, c.n, c.rotation.factor))
-              << "head " << h << " element " << e;
-      }
-    }
+    check({c.kv_heads, c.group, c.dh, c.n - 1, 1, c.rotation, c.listed}, kFromPool);
+    if (HasFatalFailure()) return;
   }
 }
+
+// ---- heads whose runs differ ----
+
+TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
+  const std::vector<uint32_t> few = {0, 1, 63, 64, 65, 200}, many = {64, 4000, 0, 65};
+  for (const uint32_t dh : {64u, 80u, 128u, 256u})
+    for (const uint32_t rows : {1u, 33u, 130u})
+      for (const uint32_t listed : {0u, 150u}) {
+        check({.kv_heads = 6,
+               .group = 2,
+               .dh = dh,
+               .rows = rows,
+               .rotation = {.n_rot = dh},
+               .listed = listed,
+               .unequal = few});
+        if (HasFatalFailure()) return;
+      }
+  for (const uint32_t mode : {kRopeList, kRopeOriginal})
+    for (const uint32_t listed : {0u, 1000u})
+      for (const uint32_t capacity : {0u, 65u, 1500u}) {  // later passes have nothing of the short heads
+        check({.kv_heads = 4,
+               .group = 4,
+               .dh = 64,
+               .rows = 33,
+               .rotation = {mode},
+               .listed = listed,
+               .capacity = capacity,
+               .unequal = many});
+        if (HasFatalFailure()) return;
+      }
+  check_mean({.kv_heads = 4,
+              .group = 4,
+              .dh = 128,
+              .rows = 150,
+              .listed = 700,
+              .capacity = 512,
+              .max_rows = 200,
+              .unequal = {0, 3000, 64, 800}},
+             kFromView);
+  check_mean(
+      {.kv_heads = 8, .group = 4, .dh = 128, .rows = 512, .unequal = {64, 64, 64, 16384, 64, 64, 64, 64}},
+      kFromView);
+}
+
+TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
+  const std::vector<uint32_t> some = {0, 1, 62, 63, 64, 999, 4000};
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
+    for (const uint32_t group : {1u, 4u, 7u})
+      for (const uint32_t listed : {0u, 70u}) {
+        check({.kv_heads = 7,
+               .group = group,
+               .dh = dh,
+               .rows = 1,
+               .rotation = {group == 4 ? kRopeOriginal : kRopeList, kRopeHalves, dh},
+               .listed = listed,
+               .unequal = some},
+              kFromPool);
+        if (HasFatalFailure()) return;
+      }
+  for (const uint32_t longest : {0u, 3u, 7u}) {
+    std::vector<uint32_t> one_long(8, 63);
+    one_long[longest] = 40000;
+    for (const uint32_t listed : {0u, 2688u})
+      check_mean({.kv_heads = 8, .group = 4, .dh = 128, .rows = 1, .listed = listed, .unequal = one_long},
+                 kFromPool);
+  }
+}
+
+// ---- windows ----
+
+TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
+  for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u})
+    for (const uint32_t listed : {0u, 300u}) {
+      for (const uint32_t rows : {1u, 33u, 200u}) {
+        check({.kv_heads = 2,
+               .group = 4,
+               .dh = 64,
+               .entries = 500,
+               .rows = rows,
+               .rotation = {},
+               .listed = listed,
+               .window = window});
+        check({.kv_heads = 2,
+               .group = 7,
+               .dh = 128,
+               .entries = 333,
+               .rows = rows,
+               .rotation = {kRopeOriginal, kRopeHalves, 128},
+               .listed = listed,
+               .window = window});
+        // Passes that lie wholly before some windows, or before all.
+        check({.kv_heads = 2,
+               .group = 1,
+               .dh = 80,
+               .entries = 500,
+               .rows = rows,
+               .rotation = {kRopeList, kRopeHalves, 80},
+               .listed = listed,
+               .capacity = 96,
+               .window = window});
+        if (HasFatalFailure()) return;
+      }
+      check(
+          {.kv_heads = 2, .group = 4, .dh = 64, .entries = 0, .rows = 150, .rotation = {}, .window = window});
+      check({.kv_heads = 5,
+             .group = 2,
+             .dh = 96,
+             .rows = 70,
+             .rotation = {.n_rot = 96},
+             .listed = listed,
+             .unequal = {0, 1, 64, 1500, 3},
+             .window = window});
+      if (HasFatalFailure()) return;
+    }
+  for (const uint32_t window : {1u, 100u, 1024u, 4096u}) {
+    check_mean({.kv_heads = 2,
+                .group = 4,
+                .dh = 128,
+                .entries = 9000,
+                .rows = 300,
+                .capacity = 4096,
+                .window = window},
+               kFromView);
+    check_mean(
+        {.kv_heads = 2, .group = 4, .dh = 64, .entries = 5000, .rows = 70, .listed = 2000, .window = window},
+        kFromView);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(KvAttention, OfThePoolSeesNoFurtherBackThanItsWindow) {
+  for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u})
+    for (const uint32_t listed : {0u, 300u})
+      for (const uint32_t dh : {64u, 128u, 256u}) {
+        check({.kv_heads = 2,
+               .group = 4,
+               .dh = dh,
+               .entries = 1500,
+               .rows = 1,
+               .rotation = {kRopeList, kRopeHalves, dh},
+               .listed = listed,
+               .window = window},
+              kFromPool);
+        check({.kv_heads = 5,
+               .group = 7,
+               .dh = dh,
+               .rows = 1,
+               .rotation = {kRopeOriginal, kRopeHalves, dh},
+               .listed = listed,
+               .unequal = {0, 63, 99, 3000, 4},
+               .window = window},
+              kFromPool);
+        if (HasFatalFailure()) return;
+      }
+  for (const uint32_t window : {1u, 100u, 1024u, 15000u, 20001u})
+    check_mean({.kv_heads = 2, .group = 4, .dh = 64, .entries = 19999, .rows = 1, .window = window},
+               kFromPool);
+  check_mean(
+      {.kv_heads = 2, .group = 4, .dh = 64, .entries = 20000, .rows = 1, .listed = 9000, .window = 4096},
+      kFromPool);
+}
+
+// ---- compaction ----
 
 // Algorithms 8.3 and 8.42: a survivor's bits do not change, wherever it lies.
 TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
@@ -684,11 +923,12 @@ TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
     Random random{3};
     const uint32_t heads = 2, dh = 64, entries = 200, rows = 40, n = entries + rows, keep = 130,
                    list_capacity = n + 1;
-    const Store store(random, heads, dh, entries, rows);
+    const Store store(random, equal_heads(heads, entries + 3, entries), dh, rows);
+    const uint32_t capacity = entries + 3;
     std::vector<int32_t> pos, chunk_pos;
     std::vector<float> cis, chunk_cis;
     for (uint32_t head = 0; head < heads; ++head) {
-      for (uint32_t e = 0; e < store.pool_capacity; ++e) pos.push_back(static_cast<int32_t>(3 * e + head));
+      for (uint32_t e = 0; e < capacity; ++e) pos.push_back(static_cast<int32_t>(3 * e + head));
       for (uint32_t e = 0; e < store.chunk_capacity; ++e) chunk_pos.push_back(static_cast<int32_t>(1000 + e));
     }
     cis = random.floats(pos.size());
@@ -704,39 +944,37 @@ TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
                before_v = output<std::byte>(heads * keep * dh * element),
                after_k = output<std::byte>(heads * keep * dh * element),
                after_v = output<std::byte>(heads * keep * dh * element);
-    KvViewParams view{.heads = heads,
-                      .head_dim = dh,
-                      .pool_capacity = store.pool_capacity,
-                      .chunk_capacity = store.chunk_capacity,
-                      .view_capacity = keep,
-                      .list_capacity = list_capacity,
-                      .rope = rotation.params()};
-    run({.n_rows = rows, .n_entries = entries}, rows, [&](Recorder& r) {
-      r.kv_view({k, v, chunk_k, chunk_v, list, table, before_k, before_v, view});
-      r.kv_compact({list,
-                    chunk_k,
-                    chunk_v,
-                    chunk_p,
-                    chunk_s,
-                    k,
-                    v,
-                    p,
-                    s,
-                    {.heads = heads,
-                     .head_dim = dh,
-                     .pool_capacity = store.pool_capacity,
-                     .chunk_capacity = store.chunk_capacity,
-                     .list_capacity = list_capacity}});
+    const KvViewParams view{.heads = heads,
+                            .head_dim = dh,
+                            .chunk_capacity = store.chunk_capacity,
+                            .view_capacity = keep,
+                            .list_capacity = list_capacity,
+                            .rope = rotation.params()};
+    run({.n_rows = rows}, store.heads, rows, [&](Recorder& r) {
+      r.record(KvView{{k}, {v}, {chunk_k}, {chunk_v}, list, table, before_k, before_v, view});
+      r.record(KvCompact{list,
+                         {chunk_k},
+                         {chunk_v},
+                         chunk_p,
+                         chunk_s,
+                         {k},
+                         {v},
+                         p,
+                         s,
+                         {.heads = heads,
+                          .head_dim = dh,
+                          .chunk_capacity = store.chunk_capacity,
+                          .list_capacity = list_capacity}});
     });
-    run({.n_rows = 0, .n_entries = keep}, rows, [&](Recorder& r) {
-      r.kv_view({k, v, {}, {}, {}, table, after_k, after_v, view});
+    run({.n_rows = 0}, equal_heads(heads, capacity, keep), rows, [&](Recorder& r) {
+      r.record(KvView{{k}, {v}, {}, {}, {}, table, after_k, after_v, view});
     });
     EXPECT_EQ(get<std::byte>(before_k), get<std::byte>(after_k));
     EXPECT_EQ(get<std::byte>(before_v), get<std::byte>(after_v));
     const auto got_pos = get<int32_t>(p);
     for (uint32_t head = 0; head < heads; ++head)
       for (uint32_t i = 0; i < keep; ++i) {
-        const uint32_t e = survivors[head][i], at = head * store.pool_capacity;
+        const uint32_t e = survivors[head][i], at = head * capacity;
         EXPECT_EQ(got_pos[at + i], e < entries ? pos[at + e] : chunk_pos[e - entries]);
         if (with_cis) {
           EXPECT_EQ(get<float>(s)[at + i],
@@ -748,25 +986,21 @@ TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
 
 TEST_P(KvOps, CompactWithoutAListAppendsTheChunk) {
   Random random;
-  const Store store(random, 2, 64, 5, 3);
-  const std::vector<int32_t> pos(2 * store.pool_capacity, 1),
-      chunk_pos = {10, 11, 12, 0, 0, 20, 21, 22, 0, 0};
+  const Store store(random, equal_heads(2, 8, 5), 64, 3);
+  const std::vector<int32_t> pos(16, 1), chunk_pos = {10, 11, 12, 0, 0, 20, 21, 22, 0, 0};
   const View k = inout(store.pool_k), v = inout(store.pool_v), p = inout(pos), chunk_k = input(store.chunk_k),
              chunk_v = input(store.chunk_v), chunk_p = input(chunk_pos);
-  run({.n_rows = 3, .n_entries = 5}, 4, [&](Recorder& r) {
-    r.kv_compact({{},
-                  chunk_k,
-                  chunk_v,
-                  chunk_p,
-                  {},
-                  k,
-                  v,
-                  p,
-                  {},
-                  {.heads = 2,
-                   .head_dim = 64,
-                   .pool_capacity = store.pool_capacity,
-                   .chunk_capacity = store.chunk_capacity}});
+  run({.n_rows = 3}, store.heads, 4, [&](Recorder& r) {
+    r.record(KvCompact{{},
+                       {chunk_k},
+                       {chunk_v},
+                       chunk_p,
+                       {},
+                       {k},
+                       {v},
+                       p,
+                       {},
+                       {.heads = 2, .head_dim = 64, .chunk_capacity = store.chunk_capacity}});
   });
   EXPECT_EQ(get<int32_t>(p), (std::vector<int32_t>{1, 1, 1, 1, 1, 10, 11, 12, 1, 1, 1, 1, 1, 20, 21, 22}));
   const auto got = get<uint16_t>(k);

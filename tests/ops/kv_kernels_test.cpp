@@ -50,6 +50,29 @@ TEST_P(KvKernelSets, HalvesConvertBothWaysWhateverTheirNumber) {
   EXPECT_EQ(narrow, halves(values));
 }
 
+TEST_P(KvKernelSets, HalvesSaturateAndAreCounted) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  const float odd[] = {65504, 65505, -65519, 65520, -1e30f, infinity, -infinity, nan, 0, -65504};
+  for (const uint32_t n : {1u, 3u, 15u, 16u, 17u, 31u, 1000u}) {
+    auto values = random.floats(n, -60000, 60000);
+    for (uint32_t i = 0; i < n; i += 1 + random.below(4)) values[i] = odd[random.below(10)];
+    std::vector<uint16_t> got(n + 1, 0xabcd);
+    const uint32_t count = kernels.saturate(values.data(), got.data(), n);
+    uint32_t beyond = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      if (std::isnan(values[i])) {
+        ASSERT_TRUE(std::isnan(f16_to_f32(got[i])));
+        continue;
+      }
+      beyond += std::fabs(values[i]) > 65504;
+      ASSERT_EQ(got[i], f32_to_f16(std::clamp(values[i], -65504.0f, 65504.0f))) << values[i];
+    }
+    EXPECT_EQ(count, beyond) << n << " values";
+    EXPECT_EQ(got[n], 0xabcd);
+  }
+}
+
 TEST_P(KvKernelSets, TilesAreTransposedAndRotatedKeyByKey) {
   for (const uint32_t n : {1u, 15u, 31u, 64u})
     for (const uint32_t cols : {64u, 80u, 6u, 40u}) {
@@ -121,6 +144,29 @@ TEST_P(KvKernelSets, ProductsAgreeForEveryNumberOfRows) {
             ASSERT_NEAR(y16[r * ldc + j], want16, (k + 1) * (k + 1) * 0x1p-24);
           }
       }
+    }
+}
+
+TEST_P(KvKernelSets, BoundsAreTheLargestThatProductsCanBe) {
+  for (uint32_t m = 1; m <= 13; ++m)
+    for (const uint32_t k : {1u, 40u, 64u}) {
+      const auto a = random.floats(m * (k + 3)), one = random.floats(k * kTileKeys),
+                 other = random.floats(k * kTileKeys);
+      std::vector<float> low(one.size()), high(one.size()), c(m * kTileKeys + 1, 5.0f);
+      for (size_t i = 0; i < one.size(); ++i) {
+        low[i] = std::min(one[i], other[i]);
+        high[i] = std::max(one[i], other[i]);
+      }
+      kernels.bound_tile(m, k, a.data(), k + 3, low.data(), high.data(), c.data());
+      for (uint32_t r = 0; r < m; ++r)
+        for (uint32_t j = 0; j < kTileKeys; ++j) {
+          double want = 0;
+          for (uint32_t i = 0; i < k; ++i)
+            want += std::max(double(a[r * (k + 3) + i]) * double(low[i * kTileKeys + j]),
+                             double(a[r * (k + 3) + i]) * double(high[i * kTileKeys + j]));
+          ASSERT_NEAR(c[r * kTileKeys + j], want, k * k * 0x1p-24) << "m " << m << " k " << k;
+        }
+      EXPECT_EQ(c.back(), 5.0f);
     }
 }
 

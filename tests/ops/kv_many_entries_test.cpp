@@ -62,8 +62,7 @@ TEST_P(KvManyEntries, RetentionAgreesWithASort) {
   Random random;
   const uint32_t entries = 20000, rows = 1000, n = entries + rows, capacity = entries + 9,
                  chunk_capacity = 1024, list_capacity = n + 1;
-  size_for(kPatterns, 1, 16,
-           {.chunk = chunk_capacity, .pool_capacity = capacity, .view_capacity = 64, .positions = 0});
+  size_for(kPatterns, 1, 16, session_of(equal_heads(kPatterns, capacity, entries), chunk_capacity));
   std::vector<std::vector<float>> heads;
   for (uint32_t kind = 0; kind < kPatterns; ++kind) heads.push_back(score_pattern(random, kind, n));
   const View scores = input(columns(heads, 0, entries, capacity)),
@@ -75,22 +74,19 @@ TEST_P(KvManyEntries, RetentionAgreesWithASort) {
   for (const Case c : {Case{16384, 4, 2500}, Case{16384, 0, 0}, Case{n - 1, 0, 100}, Case{1, 0, 0},
                        Case{300, 100, 200}, Case{n, 0, 0}}) {
     restore();
-    run({.n_rows = rows,
-         .n_entries = entries,
-         .keep = c.keep,
-         .protect_first = c.first,
-         .protect_last = c.last},
-        chunk_capacity, [&](Recorder& r) {
-          r.top_k({scores,
-                   chunk_scores,
-                   {},
-                   {},
-                   list,
-                   {.heads = kPatterns,
-                    .purpose = kTopKRetain,
-                    .score_capacity = capacity,
-                    .chunk_capacity = chunk_capacity,
-                    .list_capacity = list_capacity}});
+    run({.n_rows = rows}, equal_heads(kPatterns, capacity, entries, c.keep, c.first, c.last), chunk_capacity,
+        [&](Recorder& r) {
+          r.record(TopK{scores,
+                        chunk_scores,
+                        {},
+                        {},
+                        list,
+                        {.heads = kPatterns,
+                         .keep = kKeepOfHead,
+                         .page = 1,
+                         .in_runs = 1,
+                         .chunk_capacity = chunk_capacity,
+                         .list_capacity = list_capacity}});
         });
     const auto got = get<uint32_t>(list);
     for (uint32_t head = 0; head < kPatterns; ++head) {
@@ -111,7 +107,8 @@ TEST_P(KvManyEntries, RetentionOfAnyLengthAgreesWithASort) {
     clear();
     Random random{n};
     const uint32_t heads = 4, keep = n / 8 * 7, capacity = n + 3, list_capacity = n + 1;
-    size_for(heads, 1, 16, {.chunk = 1, .pool_capacity = capacity, .view_capacity = 64});
+    const std::vector<HeadState> runs = equal_heads(heads, capacity, n, keep);
+    size_for(heads, 1, 16, session_of(runs, 1));
     const auto scores = random.floats(heads * capacity);
     const View list = output<uint32_t>(size_t(heads) * list_capacity);
     const TopK op{
@@ -120,8 +117,8 @@ TEST_P(KvManyEntries, RetentionOfAnyLengthAgreesWithASort) {
         {},
         {},
         list,
-        {.heads = heads, .purpose = kTopKRetain, .score_capacity = capacity, .list_capacity = list_capacity}};
-    run({.n_rows = 0, .n_entries = n, .keep = keep}, 1, [&](Recorder& r) { r.top_k(op); });
+        {.heads = heads, .keep = kKeepOfHead, .page = 1, .in_runs = 1, .list_capacity = list_capacity}};
+    run({.n_rows = 0}, runs, 1, [&](Recorder& r) { r.record(op); });
     const auto got = get<uint32_t>(list);
     for (uint32_t head = 0; head < heads; ++head) {
       const auto begin = scores.begin() + head * capacity;
@@ -137,15 +134,10 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
     for (const uint32_t k : {1u, 2048u, n / 2}) {
       clear();
       const uint32_t capacity = n + 5, list_capacity = 1 + 128 + k + 512, end = n - 512;
-      StepParams step{.n_rows = 1,
-                      .n_entries = n - 1,
-                      .position = static_cast<int32_t>(n) - 1,
-                      .n_init = 128,
-                      .n_local = 512,
-                      .select_k = k,
-                      .vote_scope = kVoteGroup};
-      size_for(kPatterns, 1, 16,
-               {.chunk = 1, .pool_capacity = capacity, .view_capacity = 64, .positions = capacity});
+      const StepParams step{
+          .n_rows = 1, .position = static_cast<int32_t>(n) - 1, .n_init = 128, .n_local = 512, .select_k = k};
+      const std::vector<HeadState> runs = equal_heads(kPatterns, capacity, n - 1);
+      size_for(kPatterns, 1, 16, session_of(runs, 1, 64, capacity));
       std::vector<std::vector<float>> heads;
       std::vector<int32_t> positions;
       for (uint32_t kind = 0; kind < kPatterns; ++kind) {
@@ -154,19 +146,20 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
       }
       const View pos = input(positions), list = output<uint32_t>(size_t(kPatterns) * list_capacity),
                  votes = input(columns(heads, 0, n, capacity));
-      const auto lists_of = [&](const View& v) {
+      const auto lists_of = [&](const View& v, uint32_t by_position) {
         restore();
-        run(step, 1, [&](Recorder& r) {
-          r.top_k({v,
-                   {},
-                   pos,
-                   {},
-                   list,
-                   {.heads = kPatterns,
-                    .purpose = kTopKSelect,
-                    .score_capacity = capacity,
-                    .pos_capacity = capacity,
-                    .list_capacity = list_capacity}});
+        run(step, runs, 1, [&](Recorder& r) {
+          r.record(TopK{v,
+                        {},
+                        pos,
+                        {},
+                        list,
+                        {.heads = kPatterns,
+                         .keep = kKeepOfStep,
+                         .page = 1,
+                         .by_position = by_position,
+                         .score_capacity = capacity,
+                         .list_capacity = list_capacity}});
         });
         return get<uint32_t>(list);
       };
@@ -177,18 +170,17 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
         for (uint32_t i = end; i < n; ++i) l.push_back(i);
         return l;
       };
-      const auto got = lists_of(votes);
+      const auto got = lists_of(votes, 0);
       for (uint32_t head = 0; head < kPatterns; ++head)
         EXPECT_TRUE(list_of(got, list_capacity, head) == selection(largest(heads[head], 128, end, k)))
             << n << " entries, " << k << " picked, pattern " << head;
 
-      step.vote_scope =
-          kVoteLayer;  // votes count where they are: -inf outside of the middle, as vote leaves them
+      // Votes by position count where they are: -inf outside of the middle, as vote leaves them.
       for (uint32_t kind : {0u, 2u, 4u, 6u}) {
         std::vector<float> layer = heads[kind];
         std::fill(layer.begin(), layer.begin() + 128, -kInfinity);
         std::fill(layer.begin() + end, layer.end(), -kInfinity);
-        const auto shared = lists_of(input(padded_rows(layer, capacity)));
+        const auto shared = lists_of(input(padded_rows(layer, capacity)), 1);
         const Entries want = selection(largest(layer, 0, n, k));
         for (uint32_t head : {0u, kPatterns - 1})
           EXPECT_TRUE(list_of(shared, list_capacity, head) == want)
@@ -214,8 +206,8 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
                    list_capacity = 1 + n_init + k + n_local, positions = c.n + c.n / 4,
                    vote_capacity = c.scope == kVoteLayer ? positions + 7 : capacity;
     const Rotation rotation;
-    size_for(kv_heads, group, dh,
-             {.chunk = c.rows, .pool_capacity = capacity, .view_capacity = 64, .positions = vote_capacity});
+    const std::vector<HeadState> runs = equal_heads(kv_heads, capacity, c.n - c.rows);
+    size_for(kv_heads, group, dh, session_of(runs, c.rows, 64, vote_capacity));
     const auto q = random.floats(size_t(c.rows) * stride);
     const auto k_bits = halves(random.floats(size_t(kv_heads) * capacity * dh));
     std::vector<int32_t> pos;  // each head has lost others
@@ -230,13 +222,11 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
                votes = output<float>(c.scope == kVoteLayer ? vote_capacity : kv_heads * capacity),
                list = output<uint32_t>(kv_heads * list_capacity);
     run({.n_rows = c.rows,
-         .n_entries = c.n - c.rows,
          .position = static_cast<int32_t>(positions - c.rows),
          .n_init = n_init,
          .n_local = n_local,
-         .select_k = k,
-         .vote_scope = c.scope},
-        c.rows, [&](Recorder& r) {
+         .select_k = k},
+        runs, c.rows, [&](Recorder& r) {
           Selecting{.q = x,
                     .k = keys,
                     .table = table,
@@ -250,10 +240,10 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
                           .group = group,
                           .head_dim = dh,
                           .row_stride = stride,
-                          .capacity = capacity,
                           .score_capacity = capacity,
                           .scale = 1,
                           .rope = rotation.params()},
+                    .scope = c.scope,
                     .vote_capacity = vote_capacity,
                     .list_capacity = list_capacity,
                     .window = c.window}
@@ -338,7 +328,8 @@ TEST_P(KvManyEntries, CompactionMovesEveryRowOnce) {
     Random random{c.dh};
     const uint32_t n = c.entries + c.rows, heads = 6, capacity = c.entries + 3, chunk_capacity = c.rows + 2,
                    list_capacity = n + 1;
-    size_for(heads, 1, c.dh, {.chunk = c.rows + 1, .pool_capacity = capacity, .view_capacity = 64});
+    const std::vector<HeadState> runs = equal_heads(heads, capacity, c.entries);
+    size_for(heads, 1, c.dh, session_of(runs, c.rows + 1));
     std::vector<Entries> survivors(heads);
     survivors[0] = some_entries(random, n, c.keep, 0);
     survivors[1] = some_entries(random, n, c.keep, std::min(c.rows, c.keep));
@@ -364,21 +355,18 @@ TEST_P(KvManyEntries, CompactionMovesEveryRowOnce) {
     std::iota(new_pos.begin(), new_pos.end(), 1000000);
     const auto pool_cis = random.floats(heads * capacity), new_cis = random.floats(heads * chunk_capacity);
     const View k = inout(pool_k), v = inout(pool_v), pos = inout(pool_pos), cis = inout(pool_cis);
-    const KvCompact op{input(lists(survivors, list_capacity)),
-                       c.rows ? input(new_k) : View{},
-                       c.rows ? input(new_v) : View{},
-                       c.rows ? input(new_pos) : View{},
-                       c.rows ? input(new_cis) : View{},
-                       k,
-                       v,
-                       pos,
-                       cis,
-                       {.heads = heads,
-                        .head_dim = c.dh,
-                        .pool_capacity = capacity,
-                        .chunk_capacity = chunk_capacity,
-                        .list_capacity = list_capacity}};
-    run({.n_rows = c.rows, .n_entries = c.entries}, c.rows + 1, [&](Recorder& r) { r.kv_compact(op); });
+    const KvCompact op{
+        input(lists(survivors, list_capacity)),
+        {c.rows ? input(new_k) : View{}},
+        {c.rows ? input(new_v) : View{}},
+        c.rows ? input(new_pos) : View{},
+        c.rows ? input(new_cis) : View{},
+        {k},
+        {v},
+        pos,
+        cis,
+        {.heads = heads, .head_dim = c.dh, .chunk_capacity = chunk_capacity, .list_capacity = list_capacity}};
+    run({.n_rows = c.rows}, runs, c.rows + 1, [&](Recorder& r) { r.record(op); });
     const auto check = [&](const auto& got, const auto& pool, const auto& chunk, size_t width,
                            const char* what) {
       for (uint32_t head = 0; head < heads; ++head)

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/regions.h"
 #include "tests/ops/op_test.h"
 
 namespace thimble::test {
@@ -61,6 +62,11 @@ inline double dot(const std::vector<double>& x, const std::vector<double>& y) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
+inline std::vector<uint32_t> every_entry(uint32_t n) {
+  std::vector<uint32_t> list(n);
+  std::iota(list.begin(), list.end(), 0u);
+  return list;
+}
 // `picked` of n entries in ascending order, the last `last` among them.
 inline std::vector<uint32_t> some_entries(Random& random, uint32_t n, uint32_t picked, uint32_t last) {
   std::vector<uint32_t> all(n - last), list;
@@ -87,6 +93,8 @@ inline std::vector<uint32_t> lists(const std::vector<std::vector<uint32_t>>& hea
 // The list of one head.
 inline std::vector<uint32_t> list_of(const std::vector<uint32_t>& all, uint32_t capacity, uint32_t head) {
   const auto l = all.begin() + head * capacity;
+  EXPECT_LT(*l, capacity) << "the list of head " << head << " is longer than it can be";
+  if (*l >= capacity) return {};
   return {l + 1, l + 1 + *l};
 }
 
@@ -171,37 +179,73 @@ struct Listed {
       v.insert(v.end(), one.begin(), one.end());
     }
   }
-  // The first n.
-  std::span<const double> keys(size_t n, uint32_t dh) const { return {k.data(), n * dh}; }
-  std::span<const double> values(size_t n, uint32_t dh) const { return {v.data(), n * dh}; }
+  // Those of [first, end) of the list.
+  std::span<const double> keys(size_t first, size_t end, uint32_t dh) const {
+    return part(k, first, end, dh);
+  }
+  std::span<const double> values(size_t first, size_t end, uint32_t dh) const {
+    return part(v, first, end, dh);
+  }
+
+ private:
+  static std::span<const double> part(const std::vector<double>& all, size_t first, size_t end, uint32_t dh) {
+    return {all.data() + first * dh, (end - first) * dh};
+  }
+};
+
+// The arrays of one layer: random numbers where heads hold entries, poison between them.
+struct Pool {
+  std::vector<HeadState> heads;
+  uint32_t dh;
+  std::vector<uint16_t> k, v;
+  std::vector<int32_t> pos;
+  std::vector<float> cis;
+
+  Pool(Random& random, const std::vector<HeadState>& h, uint32_t d) : heads(h), dh(d) {
+    const size_t all = layer_entries(heads) + 5;
+    k = padded_rows(k, all * dh);
+    v = padded_rows(v, all * dh);
+    pos = padded_rows(pos, all);
+    cis = padded_rows(cis, all);
+    for (const HeadState& head : heads)
+      for (size_t i = 0, e = head.first; i < head.n_entries; ++i, ++e) {
+        for (uint32_t c = 0; c < dh; ++c) {
+          k[e * dh + c] = f32_to_f16(random.uniform(-1, 1));
+          v[e * dh + c] = f32_to_f16(random.uniform(-1, 1));
+        }
+        pos[e] = static_cast<int32_t>(3 * i + random.below(3));
+        cis[e] = random.uniform(-3, 3);
+      }
+  }
+  uint32_t count() const { return static_cast<uint32_t>(heads.size()); }
 };
 
 // Attention over a list, or over everything, in as many passes over a view as its `entries` take.
 struct ViewAttention {
   View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml;
-  uint32_t pool_capacity = 0, chunk_capacity = 0, entries = 0;
-  AttentionParams p{};  // of the first pass
+  uint32_t chunk_capacity = 0, entries = 0;  // `entries`: of the longest head, with the step's rows
+  AttentionParams p{};                       // of the first pass
 
   void record(Recorder& r) const {
     AttentionParams pass = p;
-    for (; pass.first_entry < entries; pass.first_entry += pass.capacity) {
-      r.kv_view({pool_k,
-                 pool_v,
-                 chunk_k,
-                 chunk_v,
-                 list,
-                 table,
-                 view_k,
-                 view_v,
-                 {.heads = p.heads,
-                  .head_dim = p.head_dim,
-                  .pool_capacity = pool_capacity,
-                  .chunk_capacity = chunk_capacity,
-                  .first_entry = pass.first_entry,
-                  .view_capacity = p.capacity,
-                  .list_capacity = p.list_capacity,
-                  .rope = p.rope}});
-      r.attention({q, view_k, view_v, list, table, y, ml, pass});
+    for (; pass.first_entry < entries; pass.first_entry += pass.view_capacity) {
+      r.record(KvView{{pool_k},
+                      {pool_v},
+                      {chunk_k},
+                      {chunk_v},
+                      list,
+                      table,
+                      view_k,
+                      view_v,
+                      {.heads = p.heads,
+                       .head_dim = p.head_dim,
+                       .chunk_capacity = chunk_capacity,
+                       .head_state = p.head_state,
+                       .first_entry = pass.first_entry,
+                       .view_capacity = p.view_capacity,
+                       .list_capacity = p.list_capacity,
+                       .rope = p.rope}});
+      r.record(Attention{q, {view_k}, {view_v}, list, table, y, ml, pass});
     }
   }
 };
@@ -210,31 +254,35 @@ struct ViewAttention {
 struct Selecting {
   View q, k, table, pos, gate, scores, lse, votes, list;
   TokenScoreParams p{};
-  uint32_t vote_capacity = 0, list_capacity = 0, window = 0;
+  uint32_t scope = kVoteGroup, vote_capacity = 0, list_capacity = 0, window = 0;
 
   void record(Recorder& r) const {
-    r.token_score({q, k, table, gate, scores, lse, p});
-    r.vote({scores,
-            lse,
-            pos,
-            gate,
-            votes,
-            {.heads = p.heads,
-             .group = p.group,
-             .capacity = p.capacity,
-             .score_capacity = p.score_capacity,
-             .vote_capacity = vote_capacity,
-             .window = window}});
-    r.top_k({votes,
-             {},
-             pos,
-             gate,
-             list,
-             {.heads = p.heads,
-              .purpose = kTopKSelect,
-              .score_capacity = vote_capacity,
-              .pos_capacity = p.capacity,
-              .list_capacity = list_capacity}});
+    r.record(TokenScore{q, {k}, table, gate, scores, lse, p});
+    r.record(Vote{scores,
+                  lse,
+                  pos,
+                  gate,
+                  votes,
+                  {.heads = p.heads,
+                   .group = p.group,
+                   .head_state = p.head_state,
+                   .scope = scope,
+                   .page = 1,
+                   .score_capacity = p.score_capacity,
+                   .vote_capacity = vote_capacity,
+                   .window = window}});
+    r.record(TopK{votes,
+                  {},
+                  pos,
+                  gate,
+                  list,
+                  {.heads = p.heads,
+                   .head_state = p.head_state,
+                   .keep = kKeepOfStep,
+                   .page = 1,
+                   .by_position = scope == kVoteLayer,
+                   .score_capacity = vote_capacity,
+                   .list_capacity = list_capacity}});
   }
 };
 

@@ -19,23 +19,21 @@ class KvSelection : public OpTest {
     const uint32_t n = static_cast<uint32_t>(pool.size() + chunk.size());
     const uint32_t entries = static_cast<uint32_t>(pool.size()), rows = static_cast<uint32_t>(chunk.size());
     const View scores = input(padded_rows(pool, entries + 1)),
-               chunk_scores = chunk.empty() ? View{} : input(chunk), list = output<uint32_t>(n + 1);
-    StepParams step{.n_rows = rows,
-                    .n_entries = entries,
-                    .keep = keep,
-                    .protect_first = protect_first,
-                    .protect_last = protect_last};
-    run(step, step.n_rows + 1, [&](Recorder& r) {
-      r.top_k({scores,
-               chunk_scores,
-               {},
-               {},
-               list,
-               {.heads = 1,
-                .purpose = kTopKRetain,
-                .score_capacity = entries + 1,
-                .chunk_capacity = rows,
-                .list_capacity = n + 1}});
+               chunk_scores = chunk.empty() ? View{} : input(padded_rows(chunk, rows + 1)),
+               list = output<uint32_t>(n + 1);
+    const HeadState head{0, entries + 1, entries, keep, protect_first, protect_last};
+    run({.n_rows = rows}, {head}, rows + 1, [&](Recorder& r) {
+      r.record(TopK{scores,
+                    chunk_scores,
+                    {},
+                    {},
+                    list,
+                    {.heads = 1,
+                     .keep = kKeepOfHead,
+                     .page = 1,
+                     .score_capacity = entries + 1,
+                     .chunk_capacity = rows + 1,
+                     .list_capacity = n + 1}});
     });
     return list_of(get<uint32_t>(list), n + 1, 0);
   }
@@ -43,17 +41,23 @@ class KvSelection : public OpTest {
   // What one selecting step of a layer works on; operands stay on the device from step to step.
   struct Layer {
     uint32_t kv_heads, group, capacity, dh = 16;
+    uint32_t scope = kVoteGroup;
     StepParams step{};
+    std::vector<HeadState> heads{};
     uint32_t window = 0, vote_capacity = 0;
     View pos{}, scores{}, lse{}, votes{}, gate{}, list{};
-    uint32_t heads() const { return kv_heads * group; }
-    uint32_t n() const { return step.n_entries + step.n_rows; }
+    void set_entries(uint32_t n) {
+      for (HeadState& head : heads) head.n_entries = n;
+    }
   };
-  // Scores are [heads][capacity], of which n count; positions are as entries unless given.
-  Layer layer(uint32_t kv_heads, uint32_t group, uint32_t capacity, const StepParams& step,
-              const std::vector<float>& scores, std::vector<int32_t> positions = {}) {
+  // Heads with `entries` in the pool; scores are [query heads][capacity]; positions are as entries unless
+  // given.
+  Layer layer(uint32_t kv_heads, uint32_t group, uint32_t capacity, uint32_t scope, uint32_t entries,
+              const StepParams& step, const std::vector<float>& scores, std::vector<int32_t> positions = {}) {
     Layer l{kv_heads, group, capacity};
+    l.scope = scope;
     l.step = step;
+    l.heads = equal_heads(kv_heads, capacity, entries);
     if (positions.empty())
       for (uint32_t i = 0; i < kv_heads * capacity; ++i)
         positions.push_back(static_cast<int32_t>(i % capacity));
@@ -62,42 +66,41 @@ class KvSelection : public OpTest {
     std::vector<float> lse;
     for (uint32_t h = 0; h < kv_heads * group; ++h) {
       double sum = 0;
-      for (uint32_t i = step.n_init; i < l.n() - step.n_local; ++i)
+      for (uint32_t i = step.n_init; i < entries + step.n_rows - step.n_local; ++i)
         sum += std::exp(static_cast<double>(scores[h * capacity + i]));
       lse.push_back(static_cast<float>(std::log(sum)));
     }
     l.lse = input(lse);
-    const bool by_position = step.vote_scope == kVoteLayer;
+    const bool by_position = scope == kVoteLayer;
     l.vote_capacity = by_position ? static_cast<uint32_t>(step.position) + step.n_rows + 5 : capacity;
     l.votes = output<float>(by_position ? l.vote_capacity : kv_heads * capacity);
-    size_for(kv_heads, group, l.dh,
-             {.chunk = step.n_rows,
-              .pool_capacity = capacity,
-              .view_capacity = capacity,
-              .positions = l.vote_capacity});
+    size_for(kv_heads, group, l.dh, session_of(l.heads, step.n_rows, capacity, l.vote_capacity));
     l.gate = input(std::vector<GateState>(1));
     l.list = output<uint32_t>(kv_heads * (capacity + 1));
     return l;
   }
+  static void record_selection(Recorder& r, const Layer& l) {
+    r.record(Vote{l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+    r.record(TopK{l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
+  }
   void select(const Layer& l) {
-    run(l.step, l.step.n_rows, [&](Recorder& r) {
-      r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
-      r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
-    });
+    run(l.step, l.heads, l.step.n_rows, [&](Recorder& r) { record_selection(r, l); });
   }
   static VoteParams vote_params(const Layer& l) {
     return {.heads = l.kv_heads,
             .group = l.group,
-            .capacity = l.capacity,
+            .scope = l.scope,
+            .page = 1,
             .score_capacity = l.capacity,
             .vote_capacity = l.vote_capacity,
             .window = l.window};
   }
   static TopKParams select_params(const Layer& l) {
     return {.heads = l.kv_heads,
-            .purpose = kTopKSelect,
+            .keep = kKeepOfStep,
+            .page = 1,
+            .by_position = l.scope == kVoteLayer,
             .score_capacity = l.vote_capacity,
-            .pos_capacity = l.capacity,
             .list_capacity = l.capacity + 1};
   }
   Entries list(const Layer& l, uint32_t head = 0) {
@@ -107,11 +110,11 @@ class KvSelection : public OpTest {
 THIMBLE_OP_TESTS(KvSelection);
 
 // What a list must be: sinks, then what was picked from the middle, then the local window.
-Entries selection(const StepParams& s, const Entries& picked) {
+Entries selection(const StepParams& s, uint32_t n, const Entries& picked) {
   Entries l;
   for (uint32_t i = 0; i < s.n_init; ++i) l.push_back(i);
   l.insert(l.end(), picked.begin(), picked.end());
-  for (uint32_t i = s.n_entries + s.n_rows - s.n_local; i < s.n_entries + s.n_rows; ++i) l.push_back(i);
+  for (uint32_t i = n - s.n_local; i < n; ++i) l.push_back(i);
   return l;
 }
 
@@ -189,25 +192,30 @@ TEST_P(KvSelection, HeadsRetainTheirOwn) {
   Random random;
   const uint32_t heads = 3, entries = 50, rows = 20, n = 70, keep = 30;
   const std::vector<float> pool = random.floats(heads * 60), chunk = random.floats(heads * 25);
-  const View scores = input(pool), chunk_scores = input(chunk), l = output<uint32_t>(heads * 80);
-  run({.n_rows = rows, .n_entries = entries, .keep = keep, .protect_last = 5}, rows, [&](Recorder& r) {
-    r.top_k({scores,
-             chunk_scores,
-             {},
-             {},
-             l,
-             {.heads = heads,
-              .purpose = kTopKRetain,
-              .score_capacity = 60,
-              .chunk_capacity = 25,
-              .list_capacity = 80}});
-  });
-  for (uint32_t head = 0; head < heads; ++head) {
-    std::vector<float> all(pool.begin() + head * 60, pool.begin() + head * 60 + entries);
-    all.insert(all.end(), chunk.begin() + head * 25, chunk.begin() + head * 25 + rows);
-    Entries want = largest(all, 0, n - 5, keep - 5);
-    for (uint32_t i = n - 5; i < n; ++i) want.push_back(i);
-    EXPECT_EQ(list_of(get<uint32_t>(l), 80, head), want);
+  const View scores = input(pool), chunk_scores = input(chunk);
+  for (const uint32_t in_runs : {0u, 1u}) {
+    const View l = output<uint32_t>(heads * 80);
+    run({.n_rows = rows}, equal_heads(heads, 60, entries, keep, 0, 5), rows, [&](Recorder& r) {
+      r.record(TopK{scores,
+                    chunk_scores,
+                    {},
+                    {},
+                    l,
+                    {.heads = heads,
+                     .keep = kKeepOfHead,
+                     .page = 1,
+                     .in_runs = in_runs,
+                     .score_capacity = in_runs ? 0 : 60u,
+                     .chunk_capacity = 25,
+                     .list_capacity = 80}});
+    });
+    for (uint32_t head = 0; head < heads; ++head) {
+      std::vector<float> all(pool.begin() + head * 60, pool.begin() + head * 60 + entries);
+      all.insert(all.end(), chunk.begin() + head * 25, chunk.begin() + head * 25 + rows);
+      Entries want = largest(all, 0, n - 5, keep - 5);
+      for (uint32_t i = n - 5; i < n; ++i) want.push_back(i);
+      EXPECT_EQ(list_of(get<uint32_t>(l), 80, head), want);
+    }
   }
 }
 
@@ -248,8 +256,8 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
     Random random{c.dh};
     const uint32_t heads = c.kv_heads * c.group, n_init = 7, n_local = c.rows + 11, end = n_init + c.middle,
                    n = end + n_local, entries = n - c.rows, capacity = n + 2, stride = heads * c.dh + 3;
-    size_for(c.kv_heads, c.group, c.dh,
-             {.chunk = c.rows + 1, .pool_capacity = capacity, .view_capacity = 64, .positions = capacity});
+    const std::vector<HeadState> runs = equal_heads(c.kv_heads, capacity, entries);
+    size_for(c.kv_heads, c.group, c.dh, session_of(runs, c.rows + 1, 64, capacity));
     const auto k = halves(random.floats(c.kv_heads * capacity * c.dh));
     const auto q = random.floats(c.rows * stride);
     const View x = input(padded_rows(q, (c.rows + 1) * stride)), keys = input(k),
@@ -257,26 +265,24 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
                lse = output<float>(heads);
     const float scale = c.group == 3 ? 0.5f : 1;
     run({.n_rows = c.rows,
-         .n_entries = entries,
          .position = c.position,
          .n_init = n_init,
          .n_local = n_local,
          .select_k = c.middle / 7},
-        c.rows + 1, [&](Recorder& r) {
-          r.token_score({x,
-                         keys,
-                         table,
-                         {},
-                         scores,
-                         lse,
-                         {.heads = c.kv_heads,
-                          .group = c.group,
-                          .head_dim = c.dh,
-                          .row_stride = stride,
-                          .capacity = capacity,
-                          .score_capacity = capacity,
-                          .scale = scale,
-                          .rope = c.rotation.params()}});
+        runs, c.rows + 1, [&](Recorder& r) {
+          r.record(TokenScore{x,
+                              {keys},
+                              table,
+                              {},
+                              scores,
+                              lse,
+                              {.heads = c.kv_heads,
+                               .group = c.group,
+                               .head_dim = c.dh,
+                               .row_stride = stride,
+                               .score_capacity = capacity,
+                               .scale = scale,
+                               .rope = c.rotation.params()}});
         });
     const auto got = get<float>(scores), got_lse = get<float>(lse);
     Rotation plain = c.rotation;  // the model's factor counts once
@@ -317,18 +323,12 @@ TEST_P(KvSelection, GroupVotesSumToTheGroupAndIgnoreAConstant) {  // methods 8.1
   Random random;
   const uint32_t capacity = 300, n = 280;
   for (const uint32_t group : {1u, 4u, 7u}) {
-    const StepParams step{.n_rows = 1,
-                          .n_entries = n - 1,
-                          .position = 500,
-                          .n_init = 5,
-                          .n_local = 16,
-                          .select_k = 40,
-                          .vote_scope = kVoteGroup};
+    const StepParams step{.n_rows = 1, .position = 500, .n_init = 5, .n_local = 16, .select_k = 40};
     std::vector<float> scores = random.floats(2 * group * capacity, -20, 20);
-    const Layer l = layer(2, group, capacity, step, scores);
+    const Layer l = layer(2, group, capacity, kVoteGroup, n - 1, step, scores);
     select(l);
     for (uint32_t i = 0; i < capacity; ++i) scores[i] += 3;  // head 0
-    const Layer shifted = layer(2, group, capacity, step, scores);
+    const Layer shifted = layer(2, group, capacity, kVoteGroup, n - 1, step, scores);
     select(shifted);
     const auto votes = get<float>(l.votes), shifted_votes = get<float>(shifted.votes);
     for (uint32_t head = 0; head < 2; ++head) {
@@ -346,9 +346,9 @@ TEST_P(KvSelection, GroupVotesSumToTheGroupAndIgnoreAConstant) {  // methods 8.1
       }
       // lse was rounded from a number below 32, votes likewise; the exponentials in them err by less.
       EXPECT_NEAR(sum, group, group * 4 * 0x1p-20);
-      EXPECT_EQ(
-          list(l, head),
-          selection(step, largest({votes.begin() + head * capacity, votes.begin() + (head + 1) * capacity}, 5,
+      EXPECT_EQ(list(l, head),
+                selection(step, n,
+                          largest({votes.begin() + head * capacity, votes.begin() + (head + 1) * capacity}, 5,
                                   n - 16, 40)));
     }
   }
@@ -358,9 +358,7 @@ TEST_P(KvSelection, SoftVotePicksWhatTheHeadsAgreeOn) {  // methods 8.19
   const std::vector<float> scores = {20, 10, 0, 9, 0, 3, 0, 9, 0, 3, 0, 9};
   for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
     const Layer l =
-        layer(1, 3, 4,
-              {.n_rows = 1, .n_entries = 3, .position = 3, .n_local = 1, .select_k = 1, .vote_scope = scope},
-              scores);
+        layer(1, 3, 4, scope, 3, {.n_rows = 1, .position = 3, .n_local = 1, .select_k = 1}, scores);
     select(l);
     const auto votes = get<float>(l.votes);
     const double want[] = {1.0905, 1.8189, 0.0906};
@@ -374,27 +372,27 @@ TEST_P(KvSelection, SoftVotePicksWhatTheHeadsAgreeOn) {  // methods 8.19
 TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
   Random random;
   const uint32_t n = 40, dh = 16;
-  size_for(2, 2, dh, {.chunk = 1, .pool_capacity = n, .view_capacity = n, .positions = n});
+  const std::vector<HeadState> runs = equal_heads(2, n, n - 1);
+  size_for(2, 2, dh, session_of(runs, 1, n, n));
   std::vector<uint16_t> k = halves(random.floats(2 * n * dh, -4, 4));
   std::fill(k.begin() + n * dh, k.end(), uint16_t{0});  // KV head 1
   const View x = input(random.floats(4 * dh, -4, 4)), keys = input(k),
              table = input(Rotation{.n_rot = dh}.table(64)), scores = output<float>(4 * n),
              lse = output<float>(4);
-  run({.n_rows = 1, .n_entries = n - 1, .position = 1, .n_local = 8, .select_k = 4}, 1, [&](Recorder& r) {
-    r.token_score({x,
-                   keys,
-                   table,
-                   {},
-                   scores,
-                   lse,
-                   {.heads = 2,
-                    .group = 2,
-                    .head_dim = dh,
-                    .row_stride = 4 * dh,
-                    .capacity = n,
-                    .score_capacity = n,
-                    .scale = 1,
-                    .rope = Rotation{.n_rot = dh}.params()}});
+  run({.n_rows = 1, .position = 1, .n_local = 8, .select_k = 4}, runs, 1, [&](Recorder& r) {
+    r.record(TokenScore{x,
+                        {keys},
+                        table,
+                        {},
+                        scores,
+                        lse,
+                        {.heads = 2,
+                         .group = 2,
+                         .head_dim = dh,
+                         .row_stride = 4 * dh,
+                         .score_capacity = n,
+                         .scale = 1,
+                         .rope = Rotation{.n_rot = dh}.params()}});
   });
   const auto got = get<float>(scores);
   for (uint32_t h = 0; h < 4; ++h) {
@@ -407,13 +405,7 @@ TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
 TEST_P(KvSelection, LayerVotesMeetWhereHeadsHoldTheSamePosition) {
   Random random;
   const uint32_t heads = 3, group = 2, entries = 400, capacity = 410, rows = 3, n = entries + rows;
-  const StepParams step{.n_rows = rows,
-                        .n_entries = entries,
-                        .position = 2000,
-                        .n_init = 4,
-                        .n_local = 30,
-                        .select_k = 50,
-                        .vote_scope = kVoteLayer};
+  const StepParams step{.n_rows = rows, .position = 2000, .n_init = 4, .n_local = 30, .select_k = 50};
   std::vector<int32_t> pos;
   for (uint32_t head = 0; head < heads; ++head) {
     Entries held = some_entries(random, 2000, entries, 10);
@@ -422,7 +414,7 @@ TEST_P(KvSelection, LayerVotesMeetWhereHeadsHoldTheSamePosition) {
     pos.insert(pos.end(), held.begin(), held.end());
   }
   const auto scores = random.floats(heads * group * capacity, -20, 20);
-  const Layer l = layer(heads, group, capacity, step, scores, pos);
+  const Layer l = layer(heads, group, capacity, kVoteLayer, entries, step, scores, pos);
   select(l);
   const auto votes = get<float>(l.votes), lse = get<float>(l.lse);
   std::map<uint32_t, double> want;
@@ -444,7 +436,7 @@ TEST_P(KvSelection, LayerVotesMeetWhereHeadsHoldTheSamePosition) {
     Entries picked;
     for (uint32_t i = 4; i < n - 30; ++i)
       if (set.count(static_cast<uint32_t>(pos[head * capacity + i]))) picked.push_back(i);
-    EXPECT_EQ(list(l, head), selection(step, picked));
+    EXPECT_EQ(list(l, head), selection(step, n, picked));
     lengths.insert(list(l, head).size());
   }
   EXPECT_GT(lengths.size(), 1u) << "the test needs heads that hold different numbers of the chosen";
@@ -454,17 +446,10 @@ TEST_P(KvSelection, GroupListsCaptureAtLeastTheVotesOfLayerLists) {  // methods 
   Random random;
   const uint32_t heads = 4, group = 2, n = 300;
   const auto scores = random.floats(heads * group * n, -8, 8);
-  StepParams step{.n_rows = 1,
-                  .n_entries = n - 1,
-                  .position = n - 1,
-                  .n_init = 4,
-                  .n_local = 10,
-                  .select_k = 30,
-                  .vote_scope = kVoteGroup};
-  const Layer own = layer(heads, group, n, step, scores);
+  const StepParams step{.n_rows = 1, .position = n - 1, .n_init = 4, .n_local = 10, .select_k = 30};
+  const Layer own = layer(heads, group, n, kVoteGroup, n - 1, step, scores);
   select(own);
-  step.vote_scope = kVoteLayer;
-  const Layer shared = layer(heads, group, n, step, scores);
+  const Layer shared = layer(heads, group, n, kVoteLayer, n - 1, step, scores);
   select(shared);
   const auto votes = get<float>(own.votes);
   for (uint32_t head = 0; head < heads; ++head) {
@@ -484,15 +469,8 @@ TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
   const std::vector<float> scores = {9, 1, 0, 0, 5, 0, 0, 9, 9};
   for (const uint32_t scope : {kVoteGroup, kVoteLayer})
     for (const uint32_t window : {0u, 1u, 2u, 3u, 4u, 5u, 32u}) {
-      Layer l = layer(1, 1, 9,
-                      {.n_rows = 1,
-                       .n_entries = 8,
-                       .position = 8,
-                       .n_init = 1,
-                       .n_local = 2,
-                       .select_k = 2,
-                       .vote_scope = scope},
-                      scores);
+      Layer l = layer(1, 1, 9, scope, 8,
+                      {.n_rows = 1, .position = 8, .n_init = 1, .n_local = 2, .select_k = 2}, scores);
       l.window = window;
       select(l);
       const float lse = get<float>(l.lse)[0];
@@ -519,10 +497,8 @@ TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
 
 TEST_P(KvSelection, LayerMaxPoolRunsOverCandidatesNotOverGaps) {
   const std::vector<float> scores = {1, 0, 0, 5, 0, 0, 9};
-  Layer l = layer(
-      1, 1, 7,
-      {.n_rows = 1, .n_entries = 6, .position = 500, .n_local = 1, .select_k = 2, .vote_scope = kVoteLayer},
-      scores, {2, 30, 31, 99, 301, 302, 500});
+  Layer l = layer(1, 1, 7, kVoteLayer, 6, {.n_rows = 1, .position = 500, .n_local = 1, .select_k = 2}, scores,
+                  {2, 30, 31, 99, 301, 302, 500});
   l.window = 3;
   select(l);
   const auto votes = get<float>(l.votes);
@@ -539,10 +515,7 @@ TEST_P(KvSelection, LayerMaxPoolRunsOverCandidatesNotOverGaps) {
 TEST_P(KvSelection, VotesSurviveScoresThatAreNotNumbers) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> scores = {1, nan, -kInfinity, 2, 0, 1, 2, nan, -kInfinity, 0};
-  Layer l = layer(
-      1, 2, 5,
-      {.n_rows = 1, .n_entries = 4, .position = 4, .n_local = 1, .select_k = 2, .vote_scope = kVoteGroup},
-      scores);
+  Layer l = layer(1, 2, 5, kVoteGroup, 4, {.n_rows = 1, .position = 4, .n_local = 1, .select_k = 2}, scores);
   l.lse = input(std::vector<float>{2.0f, 2.5f});
   select(l);
   const auto votes = get<float>(l.votes);
@@ -563,14 +536,9 @@ TEST_P(KvSelection, OneMoreSelectedEntryOnlyAddsOne) {  // methods 8.2, 8.20, 8.
   for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
     Entries before;
     for (uint32_t k = 0; k <= 48; ++k) {
-      const StepParams step{.n_rows = 1,
-                            .n_entries = n - 1,
-                            .position = n - 1,
-                            .n_init = 4,
-                            .n_local = 8,
-                            .select_k = k,
-                            .vote_scope = scope};
-      const Layer l = layer(1, 2, n, step, scores);
+      const Layer l =
+          layer(1, 2, n, scope, n - 1,
+                {.n_rows = 1, .position = n - 1, .n_init = 4, .n_local = 8, .select_k = k}, scores);
       select(l);
       const Entries now = list(l);
       EXPECT_EQ(now.size(), 12 + k) << "at 48 everything is listed";
@@ -588,36 +556,30 @@ TEST_P(KvSelection, OneMoreSelectedEntryOnlyAddsOne) {  // methods 8.2, 8.20, 8.
 TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
   const uint32_t n = 30, dh = 16;
   Random random;
-  const StepParams step{.n_rows = 1,
-                        .n_entries = n - 1,
-                        .position = n - 1,
-                        .n_init = 5,
-                        .n_local = 5,
-                        .select_k = 20,
-                        .vote_scope = kVoteGroup};
-  const Layer l = layer(2, 1, n, step, random.floats(2 * n));
+  const StepParams step{.n_rows = 1, .position = n - 1, .n_init = 5, .n_local = 5, .select_k = 20};
+  Layer l = layer(2, 1, n, kVoteGroup, n - 1, step, random.floats(2 * n));
   const View gate = inout(std::vector<GateState>{{.hit = 1, .valid = 1, .hits = 3, .misses = 4}}),
              keys = input(halves(random.floats(2 * n * dh))), x = input(random.floats(2 * dh)),
              cached = output<float>(2 * dh), scores = output<float>(2 * n), lse = output<float>(2),
              table = input(Rotation{.n_rot = dh}.table(64));
-  run(step, 1, [&](Recorder& r) {
-    r.query_gate({x, cached, gate, {.cols = 2 * dh}});
-    r.token_score({x,
-                   keys,
-                   table,
-                   gate,
-                   scores,
-                   lse,
-                   {.heads = 2,
-                    .group = 1,
-                    .head_dim = dh,
-                    .row_stride = 2 * dh,
-                    .capacity = n,
-                    .score_capacity = n,
-                    .scale = 1,
-                    .rope = Rotation{.n_rot = dh}.params()}});
-    r.vote({scores, lse, l.pos, gate, l.votes, vote_params(l)});
-    r.top_k({l.votes, {}, l.pos, gate, l.list, select_params(l)});
+  l.gate = gate;
+  run(step, l.heads, 1, [&](Recorder& r) {
+    r.record(QueryGate{x, cached, gate, {.cols = 2 * dh, .heads = 2}});
+    r.record(TokenScore{x,
+                        {keys},
+                        table,
+                        gate,
+                        scores,
+                        lse,
+                        {.heads = 2,
+                         .group = 1,
+                         .head_dim = dh,
+                         .row_stride = 2 * dh,
+                         .score_capacity = n,
+                         .scale = 1,
+                         .rope = Rotation{.n_rot = dh}.params()}});
+    r.record(Vote{scores, lse, l.pos, gate, l.votes, vote_params(l)});
+    r.record(TopK{l.votes, {}, l.pos, gate, l.list, select_params(l)});
   });
   Entries all(n);
   std::iota(all.begin(), all.end(), 0u);
@@ -687,14 +649,10 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
       for (uint32_t query = 0; query < group; ++query) scores.insert(scores.end(), head.begin(), head.end());
       votes_like.insert(votes_like.end(), head.begin(), head.end());
     }
-    const StepParams step{.n_rows = 1,
-                          .n_entries = n - 1,
-                          .position = static_cast<int32_t>(n) - 1,
-                          .n_init = n_init,
-                          .n_local = n_local,
-                          .vote_scope = kVoteGroup};
+    const StepParams step{
+        .n_rows = 1, .position = static_cast<int32_t>(n) - 1, .n_init = n_init, .n_local = n_local};
     clear();
-    Layer l = layer(kKinds, group, capacity, step, scores);
+    Layer l = layer(kKinds, group, capacity, kVoteGroup, n - 1, step, scores);
     l.lse = input(std::vector<float>(kKinds * group));
     for (const uint32_t k :
          {0u, 1u, 2u, 30u, size / 20, size / 8, size / 2, size - 600, size - 80, size - 1}) {
@@ -712,7 +670,7 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
           else  // sums of numbers below 512 and of numbers below 8 round by 2^-16 at most
             ASSERT_NEAR(own[i], double{like} + std::log(double{group}), 0x1p-15) << "entry " << i;
         }
-        EXPECT_TRUE(list(l, head) == selection(l.step, largest(own, n_init, n - n_local, k)));
+        EXPECT_TRUE(list(l, head) == selection(l.step, n, largest(own, n_init, n - n_local, k)));
       }
     }
   }
@@ -725,27 +683,22 @@ TEST_P(KvSelection, AFewVotesMakeLists) {
     for (const uint32_t k : {0u, size / 2, size - 1}) {
       clear();
       const uint32_t n = 3 + size + 4, heads = 3, capacity = n + 1;
-      const Layer l = layer(heads, 2, capacity,
-                            {.n_rows = 1,
-                             .n_entries = n - 1,
-                             .position = static_cast<int32_t>(n) - 1,
-                             .n_init = 3,
-                             .n_local = 4,
-                             .select_k = k,
-                             .vote_scope = kVoteGroup},
-                            random.floats(heads * 2 * capacity, -9, 9));
+      const Layer l = layer(
+          heads, 2, capacity, kVoteGroup, n - 1,
+          {.n_rows = 1, .position = static_cast<int32_t>(n) - 1, .n_init = 3, .n_local = 4, .select_k = k},
+          random.floats(heads * 2 * capacity, -9, 9));
       select(l);
       const auto votes = get<float>(l.votes);
       for (uint32_t head = 0; head < heads; ++head) {
         const std::vector<float> own(votes.begin() + head * capacity, votes.begin() + head * capacity + n);
-        EXPECT_EQ(list(l, head), selection(l.step, largest(own, 3, n - 4, k)))
+        EXPECT_EQ(list(l, head), selection(l.step, n, largest(own, 3, n - 4, k)))
             << size << " candidates, " << k;
       }
     }
 }
 
-// What a step finds, and what the scope of another step's votes was, must not reach the next one.
-TEST_P(KvSelection, ScopesHitsAndMissesTakeTurnsInOneProgram) {
+// What a step finds, and what the scope of another program's votes was, must not reach the next one.
+TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
   Random random;
   const uint32_t heads = 3, group = 2, capacity = 3000, vote_capacity = 4000, n_init = 5, n_local = 40;
   std::vector<int32_t> pos;
@@ -756,19 +709,20 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurnsInOneProgram) {
   const auto scores = random.floats(heads * group * capacity, -20, 20);
   Layer l{heads, group, capacity};
   l.vote_capacity = vote_capacity;
-  size_for(heads, group, l.dh,
-           {.chunk = 1, .pool_capacity = capacity, .view_capacity = 64, .positions = vote_capacity});
+  l.heads = equal_heads(heads, capacity, 0);
+  size_for(heads, group, l.dh, session_of(l.heads, 1, 64, vote_capacity));
   l.pos = input(pos);
   l.scores = input(scores);
   l.lse = input(random.floats(heads * group));
   l.votes = output<float>(heads * vote_capacity);
   l.gate = inout(std::vector<GateState>(1));
   l.list = output<uint32_t>(heads * (capacity + 1));
-  const std::unique_ptr<Program> program = record(1, [&](Recorder& r) {
-    r.vote({l.scores, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
-    r.top_k({l.votes, {}, l.pos, l.gate, l.list, select_params(l)});
-  });
-  ASSERT_TRUE(program);
+  std::unique_ptr<Program> programs[2];  // by scope
+  for (const uint32_t scope : {kVoteLayer, kVoteGroup}) {
+    l.scope = scope;
+    programs[scope] = record(1, [&](Recorder& r) { record_selection(r, l); });
+    ASSERT_TRUE(programs[scope]);
+  }
 
   struct Turn {
     uint32_t n, k, scope;
@@ -786,14 +740,13 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurnsInOneProgram) {
                  << t.n << " entries, " << t.k << " picked, scope " << t.scope << (t.hit ? ", a hit" : ""));
     const uint32_t end = t.n - n_local;
     l.step = {.n_rows = 1,
-              .n_entries = t.n - 1,
               .position = static_cast<int32_t>(vote_capacity) - 1,
               .n_init = n_init,
               .n_local = n_local,
-              .select_k = t.k,
-              .vote_scope = t.scope};
+              .select_k = t.k};
+    l.set_entries(t.n - 1);
     put(l.gate, std::vector<GateState>{{.hit = t.hit}});
-    run(*program, l.step);
+    run(*programs[t.scope], l.step, l.heads);
     if (t.hit) {
       EXPECT_EQ(get<uint32_t>(l.votes), votes_before) << "nobody votes";
     }
@@ -816,7 +769,7 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurnsInOneProgram) {
           if (set.count(t.scope == kVoteGroup ? i : static_cast<uint32_t>(pos[head * capacity + i])))
             picked.push_back(i);
       }
-      EXPECT_EQ(list(l, head), selection(l.step, picked)) << "head " << head;
+      EXPECT_EQ(list(l, head), selection(l.step, t.n, picked)) << "head " << head;
     }
   }
 }
@@ -826,22 +779,16 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
   Random random;
   const uint32_t n = 300, heads = 2;
   const auto scores = random.floats(heads * n, -9, 9);
-  const StepParams step{.n_rows = 1,
-                        .n_entries = n - 1,
-                        .position = n - 1,
-                        .n_init = 4,
-                        .n_local = 8,
-                        .select_k = 50,
-                        .vote_scope = kVoteGroup};
-  const Layer l = layer(heads, 1, n, step, scores);
+  const StepParams step{.n_rows = 1, .position = n - 1, .n_init = 4, .n_local = 8, .select_k = 50};
+  const Layer l = layer(heads, 1, n, kVoteGroup, n - 1, step, scores);
   const std::vector<float> others = random.floats(heads * n);
   const View other = input(others), y = output<float>(2);
   const Weight w = weight(DType::kF32, 2, 32, std::vector<std::byte>(2 * 32 * 4));  // zeros
   const auto vote = [&](Recorder& r, const View& from) {
-    r.vote({from, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
+    r.record(Vote{from, l.lse, l.pos, l.gate, l.votes, vote_params(l)});
   };
   const auto top_k = [&](Recorder& r, const View& from) {
-    r.top_k({from, {}, l.pos, l.gate, l.list, select_params(l)});
+    r.record(TopK{from, {}, l.pos, l.gate, l.list, select_params(l)});
   };
   struct Case {
     const char* what;
@@ -852,11 +799,11 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
                         {"a product of them", false, false, true,
                          [&](Recorder& r) {
                            vote(r, l.scores);
-                           r.linear({l.votes.slice(16 * sizeof(float), 32 * sizeof(float)),
-                                     w,
-                                     {},
-                                     y,
-                                     {.in_cols = 32, .out_cols = 2, .x_stride = 32, .y_stride = 2}});
+                           r.record(Linear{l.votes.slice(16 * sizeof(float), 32 * sizeof(float)),
+                                           w,
+                                           {},
+                                           y,
+                                           {.in_cols = 32, .out_cols = 2, .x_stride = 32, .y_stride = 2}});
                          }},
                         {"a list of other scores", false, true, false,
                          [&](Recorder& r) {
@@ -870,7 +817,7 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
                          }}}) {
     SCOPED_TRACE(c.what);
     restore();
-    run(step, 1, c.ops);
+    run(step, l.heads, 1, c.ops);
     const auto votes = get<float>(l.votes), lse = get<float>(l.lse);
     for (uint32_t head = 0; head < heads; ++head) {
       for (uint32_t i = 4; i < n - 8; ++i)
@@ -879,7 +826,7 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
       const auto& listed = c.lists_others ? others : votes;
       const std::vector<float> own(listed.begin() + head * n, listed.begin() + (head + 1) * n);
       if (c.lists_votes || c.lists_others) {
-        EXPECT_EQ(list(l, head), selection(step, largest(own, 4, n - 8, 50)));
+        EXPECT_EQ(list(l, head), selection(step, n, largest(own, 4, n - 8, 50)));
       }
     }
     if (c.multiplies) {
@@ -893,14 +840,13 @@ TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
 class KvGate : public KvSelection {
  protected:
   static constexpr uint32_t kCols = 100;
+  const std::vector<HeadState> runs_ = equal_heads(2, 120, 99);
   View cached_, gate_;
   StepParams step_{.n_rows = 1,
-                   .n_entries = 99,
                    .position = 500,
                    .n_init = 4,
                    .n_local = 16,
                    .select_k = 10,
-                   .vote_scope = kVoteGroup,
                    .theta = 0.9f,
                    .generation = 7};
 
@@ -911,7 +857,9 @@ class KvGate : public KvSelection {
   }
   bool hits(const std::vector<float>& q) {
     const View x = input(q);
-    run(step_, 1, [&](Recorder& r) { r.query_gate({x, cached_, gate_, {.cols = kCols}}); });
+    run(step_, runs_, 1, [&](Recorder& r) {
+      r.record(QueryGate{x, cached_, gate_, {.cols = kCols, .heads = 2}});
+    });
     return get<GateState>(gate_)[0].hit != 0;
   }
 };
@@ -971,7 +919,9 @@ TEST_P(KvGate, ComparesQueriesOfEveryWidth) {
     std::vector<uint32_t> hits;
     for (const auto& query : {q, q, other, other, q}) {
       put(x, query);
-      run(step_, 1, [&](Recorder& r) { r.query_gate({x, cached, gate, {.cols = cols}}); });
+      run(step_, runs_, 1, [&](Recorder& r) {
+        r.record(QueryGate{x, cached, gate, {.cols = cols, .heads = 2}});
+      });
       hits.push_back(get<GateState>(gate)[0].hit);
     }
     EXPECT_EQ(hits, (Entries{0, 1, 0, 1, 0})) << cols << " columns";
@@ -998,16 +948,14 @@ TEST_P(KvGate, AHitKeepsTheSelectionAndRenewsTheLocalWindow) {  // methods 8.22
   Random random;
   const uint32_t capacity = 120;
   for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
-    step_.vote_scope = scope;
-    step_.n_entries = 99;
     step_.position = 99;
-    Layer l = layer(2, 1, capacity, step_, random.floats(2 * capacity));
+    Layer l = layer(2, 1, capacity, scope, 99, step_, random.floats(2 * capacity));
     select(l);
     const Entries before[] = {list(l, 0), list(l, 1)};
     const auto votes = get<uint32_t>(l.votes);
     l.gate = input(std::vector<GateState>{{.hit = 1}});
     l.scores = input(random.floats(2 * capacity));
-    l.step.n_entries += 5;
+    l.set_entries(99 + 5);
     l.step.position += 5;
     select(l);
     EXPECT_EQ(get<uint32_t>(l.votes), votes);
@@ -1030,8 +978,8 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
     Random random;
     const uint32_t heads = 2, group = 4, dh = 64, capacity = 2400, entries = 2000, rows = 200,
                    width = heads * group * dh;
-    size_for(heads, group, dh,
-             {.chunk = rows, .pool_capacity = capacity, .view_capacity = capacity, .positions = 2501});
+    const std::vector<HeadState> runs = equal_heads(heads, capacity, entries, 1500, 0, 9);
+    size_for(heads, group, dh, session_of(runs, rows, capacity, 2501));
     const Rotation rotation;
     const View q = input(random.floats(rows * width, -3, 3)),
                k = inout(halves(random.floats(heads * capacity * dh))),
@@ -1048,15 +996,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
     for (uint32_t i = 0; i < heads * capacity; ++i)
       positions[i] = static_cast<int32_t>(i % capacity + i % capacity / 9);
     const View pos = inout(positions), list = output<uint32_t>(heads * (capacity + 1));
-    StepParams step{.n_rows = 1,
-                    .n_entries = entries,
-                    .position = 2500,
-                    .keep = 1500,
-                    .protect_last = 9,
-                    .n_init = 16,
-                    .n_local = 64,
-                    .select_k = 300,
-                    .vote_scope = kVoteLayer};
+    StepParams step{.n_rows = 1, .position = 2500, .n_init = 16, .n_local = 64, .select_k = 300};
     const View votes = output<float>(2501);
     AttentionParams attention{.heads = heads,
                               .group = group,
@@ -1064,11 +1004,10 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                               .row_stride = width,
                               .y_stride = width,
                               .source = kFromPool,
-                              .capacity = capacity,
                               .list_capacity = capacity + 1,
                               .scale = 0.125f,
                               .rope = rotation.params()};
-    run(step, 1, [&](Recorder& r) {
+    run(step, runs, 1, [&](Recorder& r) {
       Selecting{.q = q,
                 .k = k,
                 .table = table,
@@ -1082,59 +1021,57 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                       .group = group,
                       .head_dim = dh,
                       .row_stride = width,
-                      .capacity = capacity,
                       .score_capacity = capacity,
                       .scale = 1,
                       .rope = rotation.params()},
+                .scope = kVoteLayer,
                 .vote_capacity = 2501,
                 .list_capacity = capacity + 1,
                 .window = 3}
           .record(r);
-      r.attention({q, k, v, list, table, y, {}, attention});
+      r.record(Attention{q, {k}, {v}, list, table, y, {}, attention});
     });
     std::vector<std::vector<uint32_t>> got = {get<uint32_t>(votes), get<uint32_t>(list), get<uint32_t>(y)};
     step.n_rows = rows;
     attention.source = kFromView;
-    run(step, rows, [&](Recorder& r) {
-      r.kv_view({k,
-                 v,
-                 chunk_k,
-                 chunk_v,
-                 {},
-                 table,
-                 view_k,
-                 view_v,
-                 {.heads = heads,
-                  .head_dim = dh,
-                  .pool_capacity = capacity,
-                  .chunk_capacity = rows,
-                  .view_capacity = capacity,
-                  .rope = rotation.params()}});
-      r.attention({q, view_k, view_v, {}, table, all, ml, attention});
-      r.top_k({cis,
-               chunk_cis,
-               pos,
-               {},
-               list,
-               {.heads = heads,
-                .purpose = kTopKRetain,
-                .score_capacity = capacity,
-                .chunk_capacity = rows,
-                .list_capacity = capacity + 1}});
-      r.kv_compact({list,
-                    chunk_k,
-                    chunk_v,
-                    chunk_pos,
+    attention.view_capacity = capacity;
+    run(step, runs, rows, [&](Recorder& r) {
+      r.record(KvView{{k},
+                      {v},
+                      {chunk_k},
+                      {chunk_v},
+                      {},
+                      table,
+                      view_k,
+                      view_v,
+                      {.heads = heads,
+                       .head_dim = dh,
+                       .chunk_capacity = rows,
+                       .view_capacity = capacity,
+                       .rope = rotation.params()}});
+      r.record(Attention{q, {view_k}, {view_v}, {}, table, all, ml, attention});
+      r.record(TopK{cis,
                     chunk_cis,
-                    k,
-                    v,
-                    pos,
-                    cis,
+                    {},
+                    {},
+                    list,
                     {.heads = heads,
-                     .head_dim = dh,
-                     .pool_capacity = capacity,
+                     .keep = kKeepOfHead,
+                     .page = 1,
+                     .in_runs = 1,
                      .chunk_capacity = rows,
                      .list_capacity = capacity + 1}});
+      r.record(
+          KvCompact{list,
+                    {chunk_k},
+                    {chunk_v},
+                    chunk_pos,
+                    chunk_cis,
+                    {k},
+                    {v},
+                    pos,
+                    cis,
+                    {.heads = heads, .head_dim = dh, .chunk_capacity = rows, .list_capacity = capacity + 1}});
     });
     for (const View& out : {all, list, k, v, pos, cis}) got.push_back(get<uint32_t>(out));
     if (first.empty())

@@ -5,13 +5,14 @@
 //   THIMBLE_OP_TESTS(DenseOps);                       // once for each device of this build and machine
 //   TEST_P(DenseOps, RmsNormScalesRows) {
 //     View x = input(padded_rows(values, 5 * 64)), w = input(weights), y = output<float>(5 * 64);
-//     run({.n_rows = 3}, 5, [&](Recorder& r) { r.rms_norm({x, w, y, {.cols = 64, ...}}); });
+//     run({.n_rows = 3}, 5, [&](Recorder& r) { r.record(RmsNorm{x, w, y, {.cols = 64, ...}}); });
 //     std::vector<float> got = get<float>(y);
 //   }
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -50,6 +51,55 @@ bool is_poison(const std::vector<T>& values, size_t first, size_t count) {
   return true;
 }
 
+// ---- the table of HeadState ----
+
+// Heads with equal runs, one right behind the other.
+inline std::vector<HeadState> equal_heads(uint32_t count, uint32_t capacity, uint32_t n_entries,
+                                          uint32_t keep = 0, uint32_t protect_first = 0,
+                                          uint32_t protect_last = 0) {
+  std::vector<HeadState> heads;
+  for (uint32_t head = 0; head < count; ++head)
+    heads.push_back({head * capacity, capacity, n_entries, keep, protect_first, protect_last});
+  return heads;
+}
+// Heads that hold so many entries each, with room for `room` more; other entries lie before, between and
+// behind their runs.
+inline std::vector<HeadState> unequal_heads(const std::vector<uint32_t>& n_entries, uint32_t room) {
+  std::vector<HeadState> heads;
+  uint32_t first = 3;
+  for (uint32_t n : n_entries) {
+    heads.push_back({.first = first, .capacity = n + room, .n_entries = n});
+    first += n + room + 5;
+  }
+  return heads;
+}
+// Rows of other layers, which ops must pass over when their head_state says so.
+inline constexpr uint32_t kOtherRows = 3;
+inline std::vector<HeadState> behind_other_rows(std::vector<HeadState> heads) {
+  const HeadState other{
+      .first = 1, .capacity = 9, .n_entries = 7, .keep = 5, .protect_first = 1, .protect_last = 2};
+  heads.insert(heads.begin(), kOtherRows, other);
+  return heads;
+}
+// Entries that a layer's arrays need to hold these runs.
+inline uint32_t layer_entries(const std::vector<HeadState>& heads) {
+  uint32_t end = 0;
+  for (const HeadState& head : heads) end = std::max(end, head.first + head.capacity);
+  return end;
+}
+// A session with one layer of these heads.
+inline SessionShape session_of(const std::vector<HeadState>& heads, uint32_t chunk,
+                               uint32_t view_capacity = 64, uint32_t positions = 0) {
+  SessionShape s{.chunk = chunk,
+                 .layer_entries = layer_entries(heads),
+                 .view_capacity = view_capacity,
+                 .positions = positions,
+                 .heads = static_cast<uint32_t>(heads.size())};
+  for (const HeadState& head : heads) s.run_capacity = std::max(s.run_capacity, head.capacity);
+  s.reach = s.run_capacity + chunk;
+  return s;
+}
+
 // Behind a device's name: only what every device of its kind can do (DeviceOptions::portable).
 inline constexpr const char* kPortable = " portable";
 
@@ -65,7 +115,13 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                    .d_ff = 4096,
                    .vocab = 8192,
                    .d_retain = 1024};
-  SessionShape session{.chunk = 1024, .pool_capacity = 4096, .view_capacity = 5120, .positions = 16384};
+  SessionShape session{.chunk = 1024,
+                       .run_capacity = 4096,
+                       .layer_entries = 8 * 4096,
+                       .reach = 5120,
+                       .view_capacity = 5120,
+                       .positions = 16384,
+                       .heads = 32};
 
   void SetUp() override { open({}); }
 
@@ -190,20 +246,24 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     EXPECT_EQ((*program)->segments, 1u);
     return std::move(*program);
   }
-  // Runs a program, and checks guards and inputs.
-  void run(Program& program, const StepParams& step) {
-    const Status submitted = stream_->submit(program, 0, 1, step);
+  // Runs a program, and checks guards and inputs. Rows of the table beyond those given are zeros.
+  void run(Program& program, const StepParams& step, std::vector<HeadState> heads = {}) {
+    ASSERT_LE(heads.size(), session.heads);
+    heads.resize(session.heads);
+    const Status submitted = stream_->submit(program, 0, 1, step, heads);
     ASSERT_TRUE(submitted.ok()) << submitted.message();
     const Status waited = stream_->wait();
     ASSERT_TRUE(waited.ok()) << waited.message();
     check_operands();
   }
   // Records a program and runs it once.
-  void run(const StepParams& step, uint32_t max_rows, const Record& ops) {
+  void run(const StepParams& step, const std::vector<HeadState>& heads, uint32_t max_rows,
+           const Record& ops) {
     const std::unique_ptr<Program> program = record(max_rows, ops);
     ASSERT_TRUE(program);
-    run(*program, step);
+    run(*program, step, heads);
   }
+  void run(const StepParams& step, uint32_t max_rows, const Record& ops) { run(step, {}, max_rows, ops); }
 
  private:
   static constexpr uint64_t kGuardBytes =
@@ -239,7 +299,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     // Scratch starts poisoned: no op may take it for zeros.
     const std::vector<std::byte> poison(needs->workspace + 64, kPoison);
     ASSERT_TRUE(device_->write({workspace_.get(), 0, poison.size()}, poison.data()).ok());
-    auto stream = device_->open_stream({workspace_.get(), 0, needs->workspace});
+    auto stream = device_->open_stream({workspace_.get(), 0, needs->workspace}, session.heads);
     ASSERT_TRUE(stream.ok()) << stream.status().message();
     stream_ = std::move(*stream);
     scratch_bytes_ = needs->workspace;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/policy/policy.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 
@@ -15,39 +16,66 @@ constexpr double kLayers = 2 * 7680, kOutput = 64 * 32;
 constexpr double kKeys = 2 * 2 * 8;  // channels of one entry's keys in all layers
 constexpr double kQueries = 2 * 4 * 8;
 
+const Model& model() {
+  static const SeededModel m = seeded_model();
+  return *m.model;
+}
+
+CostModel cost_model(const SessionOptions& options) { return {model(), options, Policies(options)}; }
+
+SessionOptions selecting() {
+  return {.pool = 100,
+          .chunk = 16,
+          .selection = Selection::kTokenSelect,
+          .select_k = 8,
+          .select_init = 2,
+          .select_local = 10,
+          .select_prefill = 0};
+}
+
 TEST(Cost, CountsWeightsOnceAndEveryAttendedEntry) {
-  const CostModel cost(*seeded_model().model, {.pool = 100});
-  const Cost one = cost.run({.n_rows = 1, .n_entries = 9}, true);
+  const CostModel cost = cost_model({.pool = 100});
+  const Cost one = cost.run(1, 9, false, true);
   EXPECT_EQ(one.bytes,
             4 * (kLayers + kOutput) + (10 + 1) * 2 * kKeys * 2);  // keys and values of 10 read, of 1 written
   EXPECT_EQ(one.flop, 2 * (kLayers + kOutput) + 10 * 2 * kQueries * 2);
-  const Cost chunk = cost.run({.n_rows = 4, .n_entries = 6}, false);
+  const Cost chunk = cost.run(4, 6, true, false);
   EXPECT_EQ(chunk.bytes, 4 * kLayers + (10 + 4) * 2 * kKeys * 2);
   EXPECT_EQ(chunk.flop, 4 * 2 * kLayers + (7 + 8 + 9 + 10) * 2 * kQueries * 2);
-  EXPECT_EQ(cost.select({.n_rows = 1, .n_entries = 99}).bytes, 0);
 }
 
 TEST(Cost, OfASelectionIsItsListAndTheKeysItScores) {
-  const CostModel cost(*seeded_model().model, {.pool = 100,
-                                               .selection = Selection::kTokenSelect,
-                                               .select_k = 8,
-                                               .select_init = 2,
-                                               .select_local = 10});
-  const StepParams step{.n_rows = 1, .n_entries = 79, .n_init = 2, .n_local = 10, .select_k = 8};
-  EXPECT_EQ(cost.run(step, false).bytes, 4 * kLayers + (20 + 1) * 2 * kKeys * 2);
-  EXPECT_EQ(cost.select(step).bytes, (80 - 12) * kKeys * 2);
-  EXPECT_EQ(cost.select(step).flop, (80 - 12) * kQueries * 2);
-  EXPECT_EQ(cost.select({.n_rows = 1, .n_entries = 19, .n_init = 2, .n_local = 10, .select_k = 8}).bytes, 0);
+  const SessionOptions options = selecting();
+  const CostModel cost = cost_model(options);
+  EXPECT_EQ(cost.run(1, 79, false, false).bytes, 4 * kLayers + (20 + 1) * 2 * kKeys * 2);
+  EXPECT_EQ(cost.run(1, 79, true, false).bytes, 4 * kLayers + (80 + 1) * 2 * kKeys * 2);  // reads densely
+  const Policies policies(options);
+  EXPECT_EQ(policies.selection->cost(model(), options, 80).bytes, (80 - 12) * kKeys * 2);
+  EXPECT_EQ(policies.selection->cost(model(), options, 80).flop, (80 - 12) * kQueries * 2);
+  EXPECT_EQ(policies.selection->cost(model(), options, 20).bytes, 0);
+}
+
+TEST(Cost, OfPagesIsTheBoundsThatAreScored) {
+  SessionOptions options{
+      .pool = 100, .selection = Selection::kQuest, .select_k = 32, .select_page = 8, .dense_layers = 1};
+  const Policies policies(options);
+  // Of one of the two layers: as much as two keys for each of 10 pages.
+  EXPECT_EQ(policies.selection->cost(model(), options, 80).bytes, 10 * 2 * kKeys / 2 * 2);
+  EXPECT_EQ(policies.selection->cost(model(), options, 32).bytes, 0);
+}
+
+TEST(Cost, OfAWindowedLayerEndsAtItsWindow) {
+  const SeededModel m = seeded_model({.window = 6});  // of layer 0
+  const SessionOptions options{.pool = 100};
+  const CostModel cost(*m.model, options, Policies(options));
+  EXPECT_EQ(cost.run(1, 9, false, false).bytes, 4 * kLayers + (10 + 1 + 6 + 1) * kKeys * 2);
+  EXPECT_EQ(cost.run(3, 3, true, false).flop, 3 * 2 * kLayers + (4 + 5 + 6) * 2 * kQueries * 2);
+  EXPECT_EQ(cost.run(3, 6, true, false).flop, 3 * 2 * kLayers + (7 + 8 + 9 + 6 + 6 + 6) * kQueries * 2);
 }
 
 TEST(Cost, IsInTheStatsOfASession) {
   const SeededModel m = seeded_model();
-  SessionOptions options{.pool = 100,
-                         .chunk = 16,
-                         .selection = Selection::kTokenSelect,
-                         .select_k = 8,
-                         .select_init = 2,
-                         .select_local = 10};
+  SessionOptions options = selecting();
   options.select_theta = 2;  // every selection misses
   const auto session = open_session(m.model, options);
   must(session->feed(seeded_tokens(40)));
@@ -56,12 +84,12 @@ TEST(Cost, IsInTheStatsOfASession) {
   EXPECT_GE(read.flop, 40 * 2 * kLayers);
   for (int i = 0; i < 3; ++i) must(session->step());
   const Cost missed = must(session->stats()).decode;
-  const CostModel cost(*m.model, options);
+  const CostModel cost = cost_model(options);
+  const Policies policies(options);
   Cost expected;
   for (uint32_t i = 0; i < 3; ++i) {
-    const StepParams step{.n_rows = 1, .n_entries = 40 + i, .n_init = 2, .n_local = 10, .select_k = 8};
-    expected += cost.run(step, true);
-    expected += cost.select(step);
+    expected += cost.run(1, 40 + i, false, true);
+    expected += policies.selection->cost(*m.model, options, 41 + i);
   }
   EXPECT_DOUBLE_EQ(missed.bytes, expected.bytes);
   EXPECT_DOUBLE_EQ(missed.flop, expected.flop);

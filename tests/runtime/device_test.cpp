@@ -14,9 +14,9 @@
 
 #include "tests/support/data.h"
 #include "tests/support/device_test_name.h"
-#include "tests/support/sessions.h"
-#include "tests/support/spy_device.h"
+#include "tests/support/seeded_model.h"
 #include "tests/support/vulkan_messages.h"
+#include "tests/support/watched.h"
 
 namespace thimble::test {
 namespace {
@@ -46,37 +46,12 @@ const Demo& demo() {
   return d;
 }
 
-// A session that is watched, so that its retention scores can be read.
-struct Reading {
-  std::shared_ptr<SpyDevice> device;
-  std::unique_ptr<Session> session;
-
-  Reading(std::shared_ptr<Device> on, const SessionOptions& options)
-      : device(std::make_shared<SpyDevice>(std::move(on))),
-        session(open_session(demo().model, options, device)) {}
-
-  // Scores by position of what a head holds.
-  std::map<int32_t, float> scores(uint32_t layer, uint32_t head) {
-    std::map<int32_t, float> by_position;
-    for (const CisStore& op : device->scores) {
-      if (op.p.into == kIntoChunk || op.p.layer != layer) continue;
-      std::vector<float> cis(must(session->stats()).entries);
-      std::vector<int32_t> positions(cis.size());
-      must(session->kept(layer, head, positions));
-      must(device->read(cis.data(), op.cis.slice(uint64_t{head} * op.p.capacity * 4, cis.size() * 4)));
-      for (size_t i = 0; i < cis.size(); ++i) by_position[positions[i]] = cis[i];
-      break;
-    }
-    return by_position;
-  }
-};
-
 // Compares the pools of two readings after each chunk.
 class PoolRule {
  public:
   explicit PoolRule(uint32_t stabilizers) : stabilizers_(stabilizers) {}
 
-  void check(Reading& cpu, Reading& other) {
+  void check(Watched& cpu, Watched& other) {
     const ModelShape& shape = demo().model->shape;
     for (uint32_t layer = 0; layer < shape.layers; ++layer)
       for (uint32_t head = 0; head < shape.kv_heads; ++head) {
@@ -136,7 +111,7 @@ float lead(std::vector<float> logits) {
 }
 
 // Generates on the CPU and leads the other along the same text.
-void expect_same_answer(Reading& cpu, Reading& other, uint32_t tokens) {
+void expect_same_answer(Watched& cpu, Watched& other, uint32_t tokens) {
   std::vector<float> expected = flush(*cpu.session), got = flush(*other.session);
   uint32_t compared = 0;
   for (uint32_t i = 0; i < tokens; ++i) {
@@ -175,7 +150,7 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
   }
   // Reads this much of the book on both, chunk by chunk, then generates.
   void run(const SessionOptions& options, size_t tokens) {
-    Reading here(cpu(), options), there(device(), options);
+    Watched here(demo().model, options), there(demo().model, options, device());
     const auto text = std::span(demo().book).first(tokens);
     PoolRule rule(options.stabilizers);
     for (size_t at = 0; at < text.size(); at += options.chunk) {
@@ -220,22 +195,22 @@ TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
                                .stabilizers = 64,
                                .local = 100,
                                .seed = 5};
-  Reading here(cpu(), options), there(device(), options);
+  Watched here(demo().model, options), there(demo().model, options, device());
   const auto text = std::span(demo().book).first(kRead);
-  for (Reading* r : {&here, &there}) must(r->session->feed(text));
+  for (Watched* r : {&here, &there}) must(r->session->feed(text));
   EXPECT_EQ(kept(*here.session),
             kept(*there.session));  // the scores are hashes: the same bits, so the same lists
   expect_same_answer(here, there, answer());
 }
 
 TEST_P(OnDevice, SelectsTokensAsTheCpuDoes) {
-  run(selecting({.pool = kRead + 1024, .chunk = 1024}, 1), kRead);
+  SessionOptions options = selecting({.pool = kRead + 1024, .chunk = 1024}, 1);
+  options.select_prefill = 0;
+  run(options, kRead);
 }
 
 TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
-  SessionOptions options = selecting({.pool = kRead + 1024, .chunk = 64}, 0.9f);
-  options.select_prefill = true;
-  run(options, kRead);
+  run(selecting({.pool = kRead + 1024, .chunk = 64}, 0.9f), kRead);
 }
 
 TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
@@ -248,6 +223,80 @@ TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
 
 TEST_P(OnDevice, ReadsALongTextAndAnswersAsTheCpuDoes) {
   run(selecting(locret(), 0.9f), smaller(48 << 10, kRead));
+}
+
+// A chunk larger than what a run has room for behind its pool.
+TEST_P(OnDevice, SelectsWhileReadingARetainedPoolAsTheCpuDoes) {
+  SessionOptions options = selecting(locret(), 1);
+  options.select_prefill = 1;
+  options.select_local = options.chunk = smaller(512, 256);
+  options.stabilizers = 100;
+  options.max_new = 64;
+  run(options, kRead);
+}
+
+TEST_P(OnDevice, PicksPagesAsTheCpuDoes) {
+  const SessionOptions options{.chunk = 1024, .selection = Selection::kQuest, .select_k = 512};
+  SessionOptions alone = options, retained = options;
+  alone.pool = kRead + 1024;
+  run(alone, kRead);
+  retained.retention = Retention::kWindow;
+  retained.pool = pool();
+  retained.chunk = chunk();
+  retained.local = 100;
+  run(retained, kRead);
+}
+
+// One head of the model keeps nearly everything, the others next to nothing.
+TEST_P(OnDevice, KeepsMoreInOneHeadAsTheCpuDoes) {
+  const ModelShape& shape = demo().model->shape;
+  std::vector<uint32_t> keeps(uint64_t{shape.layers} * shape.kv_heads, 64);
+  keeps[keeps.size() / 2] = kRead - 500;
+  for (const Retention retention : {Retention::kRandom, Retention::kLocret}) {
+    SessionOptions options = locret();
+    options.retention = retention;
+    options.keeps = keeps;
+    options.stabilizers = 0;
+    Watched here(demo().model, options), there(demo().model, options, device());
+    const auto text = std::span(demo().book).first(kRead);
+    for (Watched* w : {&here, &there}) must((*w)->feed(text));
+    if (retention == Retention::kRandom) {
+      EXPECT_EQ(kept(*here), kept(*there));
+    } else {
+      PoolRule(0).check(here, there);
+    }
+    expect_same_answer(here, there, answer());
+  }
+}
+
+TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {
+  const SeededModel m = seeded_model({.layers = 4,
+                                      .d_model = 256,
+                                      .heads = 4,
+                                      .kv_heads = 2,
+                                      .head_dim = 64,
+                                      .d_ff = 256,
+                                      .vocab = 256,
+                                      .d_retain = 32,
+                                      .window = 200});
+  const std::vector<int32_t> text = seeded_tokens(1500, 256), turn = seeded_tokens(40, 256, 8);
+  for (const Retention retention : {Retention::kNone, Retention::kRandom}) {
+    const SessionOptions options{.retention = retention,
+                                 .pool = retention == Retention::kNone ? 2000u : 500u,
+                                 .chunk = 256,
+                                 .stabilizers = 0,
+                                 .local = 50,
+                                 .max_new = 70};
+    Watched here(m.model, options), there(m.model, options, device());
+    const auto compare = [](const std::vector<float>& got, const std::vector<float>& expected) {
+      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], kLogitTolerance) << i;
+    };
+    compare(read(*there, text), read(*here, text));
+    for (int32_t i = 0; i < 80; ++i) compare(accept(*there, i), accept(*here, i));  // past an eviction
+    compare(read(*there, turn), read(*here, turn));
+    EXPECT_EQ(kept(*there), kept(*here));
+    if (HasFailure()) return;
+  }
 }
 
 std::vector<std::string> device_names() {

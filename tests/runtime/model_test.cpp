@@ -7,6 +7,7 @@
 #include <complex>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
 #include "base/bits.h"
 #include "tests/support/data.h"
@@ -252,6 +253,17 @@ TEST(Model, WarnsAboutASlidingWindowOfPhi3AndRefusesOthers) {
   }
   expect_refused(tiny_model("llama").set("llama.attention.sliding_window", 32u), Code::kUnsupported,
                  "key 'llama.attention.sliding_window' asks for a sliding window of 32 tokens");
+  // A pattern says which layers have it: all but each so-many-th.
+  const auto windows = [](uint32_t window, uint32_t pattern) {
+    const Lent m(tiny_model("llama")
+                     .set("llama.attention.sliding_window", window)
+                     .set("llama.attention.sliding_window_pattern", pattern));
+    return std::vector<uint32_t>{m->layers[0].window, m->layers[1].window};
+  };
+  EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
+  EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));
+  EXPECT_EQ(windows(32, 7), (std::vector<uint32_t>{32, 32}));
+  EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{0, 0}));  // the whole context
 }
 
 TEST(Model, RefusesImpossibleShapes) {
@@ -570,6 +582,21 @@ TEST(Heads, ThatAreDamagedAreRefused) {
                  "'locret.chunk'");
   expect_message(refused(tiny_heads("llama").erase_tensor("blk.1.locret_fc2.weight")), Code::kFormat,
                  "lacks the tensor 'blk.1.locret_fc2.weight'");
+}
+
+TEST(Heads, MayDivideThePools) {
+  const Lent m(tiny_model("llama"));  // two KV heads in all layers
+  const auto open = [&](std::vector<float> shares) {
+    const FileBytes bytes = tiny_heads("llama").set("retainer.budget", shares).bytes();
+    auto heads = open_heads(*m, bytes);
+    return heads.ok() ? Result<std::vector<float>>((*heads)->shares) : heads.status();
+  };
+  EXPECT_EQ(*open({1, 3}), (std::vector<float>{0.5f, 1.5f}));  // 1 on average
+  expect_message(open({1}).status(), Code::kMismatch, "'retainer.budget' has 1 shares");
+  expect_message(open({1, 2, 3}).status(), Code::kMismatch, "the model has 2 KV heads");
+  for (const float bad :
+       {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    expect_message(open({1, bad}).status(), Code::kFormat, "where more than 0 is possible");
 }
 
 TEST(Heads, NeedAModelWithWeights) {

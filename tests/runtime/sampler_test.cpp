@@ -23,6 +23,7 @@ void operator delete(void* p, size_t) noexcept { std::free(p); }
 namespace thimble {
 namespace {
 
+constexpr uint32_t kRewindable = 200;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -37,7 +38,7 @@ SamplerOptions plain(float temperature) {
 }
 
 Sampler make(uint32_t vocab, const SamplerOptions& options) {
-  Sampler sampler(vocab);
+  Sampler sampler(vocab, kRewindable);
   const Status set = sampler.set(options);
   EXPECT_TRUE(set.ok()) << set.message();
   return sampler;
@@ -141,7 +142,7 @@ TEST(Sampler, PenaltyWeakensRecentTokensOnceEach) {
   o.repeat_penalty = 2;
   o.repeat_last = 3;
   Sampler s = make(6, o);
-  for (int token : {3, 1, 2, 1}) s.accept(token);  // 3 is no longer among the last three
+  for (int token : {3, 1, 2, 1}) s.accept(token, 0);  // 3 is no longer among the last three
   // Positive logits are halved, negative ones doubled, token 1 once although it came twice.
   expect_distribution(s, kLogits, softmax({0.5f, 1.0f, -2.0f, 1.5f, 0.0f, 1.0f}, 1));
   s.reset();
@@ -153,29 +154,29 @@ TEST(Sampler, HistoryFollowsANewLengthAndItsRingTurns) {
   o.repeat_penalty = 2;
   o.repeat_last = 1;
   Sampler s = make(6, o);
-  s.accept(1);
-  s.accept(3);
+  s.accept(1, 0);
+  s.accept(3, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 1);
   o.repeat_last = 2;
   ASSERT_TRUE(s.set(o).ok());
   EXPECT_EQ(s.sample(kLogits.data()), 1);  // 1, 3 and 5 now have 1.0, 0.75 and 1.0
-  s.accept(1);
-  s.accept(1);
+  s.accept(1, 0);
+  s.accept(1, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 3);
 
   o.repeat_last = Sampler::kLongestHistory;
   ASSERT_TRUE(s.set(o).ok());
-  s.accept(1);
-  for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) s.accept(2);
+  s.accept(1, 0);
+  for (uint32_t i = 1; i < Sampler::kLongestHistory; ++i) s.accept(2, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 3);  // 1 is just remembered, with 3 forgotten
-  s.accept(2);
+  s.accept(2, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 1);
 }
 
 TEST(Sampler, IgnoresTokensOutsideItsVocabulary) {
   Sampler s = make(6, {});
-  s.accept(-1);
-  s.accept(6);
+  s.accept(-1, 0);
+  s.accept(6, 0);
   EXPECT_EQ(s.sample(kLogits.data()), 1);
 }
 
@@ -194,13 +195,56 @@ TEST(Sampler, ACopyGoesOnFromTheSameState) {
   o.repeat_penalty = 1.5f;
   o.seed = 7;
   Sampler s = make(6, o);
-  for (int i = 0; i < 10; ++i) s.accept(s.sample(kLogits.data()));
+  for (int i = 0; i < 10; ++i) s.accept(s.sample(kLogits.data()), 0);
   Sampler copy = s;
   for (int i = 0; i < 50; ++i) {
     const int32_t token = s.sample(kLogits.data());
     ASSERT_EQ(copy.sample(kLogits.data()), token);
-    s.accept(token);
-    copy.accept(token);
+    s.accept(token, 0);
+    copy.accept(token, 0);
+  }
+}
+
+// As far back as it was told, whatever came in between; positions may have gaps, where a prompt was read.
+TEST(Sampler, GoesBackToTheHistoryAndTheRandomNumbersOfAPosition) {
+  SamplerOptions o = plain(1);
+  o.repeat_penalty = 2;
+  o.repeat_last = 3;
+  o.seed = 7;
+  Sampler s = make(6, o);
+  const auto draw = [&](uint64_t position) {
+    const int32_t token = s.sample(kLogits.data());
+    s.accept(token, position);
+    return token;
+  };
+  std::vector<int32_t> tokens;
+  const auto position = [](uint64_t i) { return i < 10 ? 50 + i : 150 + i; };
+  for (uint64_t i = 0; i < kRewindable; ++i) tokens.push_back(draw(position(i)));
+  for (const uint64_t back : {kRewindable - 1, 100u, 13u, 10u, 9u, 1u, 0u}) {
+    s.rewind(position(back));
+    for (uint64_t i = back; i < kRewindable; ++i) ASSERT_EQ(draw(position(i)), tokens[i]) << back << " " << i;
+  }
+  s.rewind(100);  // in the gap: the first ten stay
+  EXPECT_EQ(draw(100), tokens[10]);
+  s.rewind(0);
+  EXPECT_EQ(draw(50), tokens[0]);
+}
+
+TEST(Sampler, GoesBackBehindAFullHistory) {
+  SamplerOptions o = plain(1);
+  o.repeat_penalty = 2;
+  o.repeat_last = Sampler::kLongestHistory;
+  Sampler s = make(6, o);
+  std::vector<int32_t> tokens;
+  for (uint32_t i = 0; i < Sampler::kLongestHistory + 2 * kRewindable; ++i) {
+    tokens.push_back(s.sample(kLogits.data()));
+    s.accept(tokens.back(), i);
+  }
+  const size_t back = tokens.size() - kRewindable;
+  s.rewind(back);
+  for (size_t i = back; i < tokens.size(); ++i) {
+    ASSERT_EQ(s.sample(kLogits.data()), tokens[i]);
+    s.accept(tokens[i], i);
   }
 }
 
@@ -211,16 +255,16 @@ TEST(Sampler, AllocatesWhatItSaysAndNothingAfterItsConstruction) {
   o.temperature = 1;
   o.repeat_penalty = 1.1f;
   uint64_t before = allocated;
-  Sampler s(kVocab);
-  EXPECT_EQ(allocated - before, Sampler::bytes(kVocab));
+  Sampler s(kVocab, kRewindable);
+  EXPECT_EQ(allocated - before, Sampler::bytes(kVocab, kRewindable));
   Sampler copy = s;
-  EXPECT_EQ(allocated - before, 2 * Sampler::bytes(kVocab));
+  EXPECT_EQ(allocated - before, 2 * Sampler::bytes(kVocab, kRewindable));
   before = allocated;
   for (Sampler* either : {&s, &copy}) {
     for (uint32_t top_k : {0u, 40u, 2000u}) {
       o.top_k = top_k;
       ASSERT_TRUE(either->set(o).ok());
-      for (int i = 0; i < 100; ++i) either->accept(either->sample(logits.data()));
+      for (int i = 0; i < 100; ++i) either->accept(either->sample(logits.data()), 0);
       either->reset();
     }
   }

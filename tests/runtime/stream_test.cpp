@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 #include "tests/support/seeded_model.h"
@@ -23,15 +24,28 @@ const SeededModel& model() {
 struct Policy {
   const char* name;
   SessionOptions options;
+  std::shared_ptr<const Model> on = model().model;
+
+  std::unique_ptr<Session> open(const std::shared_ptr<Device>& device = cpu()) const {
+    return open_session(on, options, device);
+  }
+  bool windowed() const { return on->layers[0].window != 0; }
 };
 
 // Every policy in a pool that must evict, where it does; pools are 60, texts are longer.
-std::vector<Policy> policies() {
+std::vector<Policy> policies(const Seeded& seeded = {}) {
+  const SeededModel m = seeded_model(seeded);
+  Seeded with_windows = seeded;
+  with_windows.layers = 3;
+  with_windows.window = 25;
+  const SeededModel windowed = seeded_model(with_windows);
+
   SessionOptions none{.pool = 400, .chunk = 20, .max_new = 200};
   SessionOptions window{
       .retention = Retention::kWindow, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15, .max_new = 12};
-  SessionOptions locret = window, both;
-  locret.heads = model().heads;
+  SessionOptions random = window, locret = window, both;
+  random.retention = Retention::kRandom;
+  locret.heads = m.heads;
   locret.retention = Retention::kLocret;
   both = locret;
   both.selection = Selection::kTokenSelect;
@@ -50,12 +64,29 @@ std::vector<Policy> policies() {
   selecting.vote = VoteScope::kLayer;
   SessionOptions original = locret;
   original.positions = Positions::kOriginal;
-  return {{"dense", none},
-          {"window", window},
-          {"locret", locret},
-          {"locret and tokenselect", both},
-          {"tokenselect", selecting},
-          {"locret at original positions", original}};
+  SessionOptions quest = none, quest_over_window = window;
+  for (SessionOptions* o : {&quest, &quest_over_window}) {
+    o->selection = Selection::kQuest;
+    o->select_k = 32;
+    o->select_page = 8;
+    o->dense_layers = 0;
+  }
+  SessionOptions unequal = both;
+  unequal.keeps = {20, 40, 150, 30};
+  SessionOptions windows_and_both = both;
+  windows_and_both.heads = windowed.heads;
+  return {{"dense", none, m.model},
+          {"window", window, m.model},
+          {"locret", locret, m.model},
+          {"locret and tokenselect", both, m.model},
+          {"tokenselect", selecting, m.model},
+          {"locret at original positions", original, m.model},
+          {"quest", quest, m.model},
+          {"quest over a window", quest_over_window, m.model},
+          {"unequal runs and tokenselect", unequal, m.model},
+          {"random", random, m.model},
+          {"windowed layers", none, windowed.model},
+          {"windowed layers, locret and tokenselect", windows_and_both, windowed.model}};
 }
 
 // All that can be seen of a session's state.
@@ -129,11 +160,11 @@ TEST(Stream, GivesTheSameBitsHoweverItIsCut) {
     SCOPED_TRACE(policy.name);
     std::vector<State> states;
     for (const size_t piece : {1u, 7u, 1000u}) {
-      const auto session = open_session(model().model, policy.options);
+      const auto session = policy.open();
       for (size_t at = 0; at < tokens.size(); at += piece)
         must(session->feed(std::span(tokens).subspan(at, std::min(piece, tokens.size() - at))));
       states.push_back(state(*session));
-      EXPECT_EQ(policy.options.retention != Retention::kNone, states.back().evicted > 0);
+      EXPECT_EQ(policy.options.retention != Retention::kNone || policy.windowed(), states.back().evicted > 0);
     }
     EXPECT_EQ(states[1], states[0]);
     EXPECT_EQ(states[2], states[0]);
@@ -180,18 +211,18 @@ TEST(Stream, ATurnThatFitsEvictsNothing) {
                                                     .max_new = 12});
   read(*session, seeded_tokens(40));
   for (int32_t i = 0; i < 12; ++i) accept(*session, i);
-  read(*session, seeded_tokens(15));  // 67 of 60 + 15
-  EXPECT_EQ(must(session->stats()).evicted, 0u);
-  read(*session, seeded_tokens(15));
-  EXPECT_EQ(must(session->stats()).evicted, 0u);
-  read(*session, seeded_tokens(15));  // 82 and 15 pass the 87 entries of room
+  for (int i = 0; i < 4; ++i) {  // 67, 82, 97, 112
+    read(*session, seeded_tokens(15));
+    EXPECT_EQ(must(session->stats()).evicted, 0u);
+  }
+  read(*session, seeded_tokens(15));  // 15 more pass the 60 + 64 entries of room
   EXPECT_GT(must(session->stats()).evicted, 0u);
 }
 
 // Decoded tokens are evicted too, with the last ones protected; a full ring of them is scored before its room
 // is used up.
 TEST(Stream, DecodesForEverInAFullPool) {
-  for (const uint32_t max_new : {10u, 150u}) {
+  for (const uint32_t max_new : {10u, 150u}) {  // 10: local and it make up 64, or evictions would be too many
     const auto session = open_session(model().model, {.heads = model().heads,
                                                       .retention = Retention::kLocret,
                                                       .pool = 60,
@@ -214,7 +245,8 @@ TEST(Stream, DecodesForEverInAFullPool) {
           for (uint32_t k = 0; k < 17; ++k)
             ASSERT_EQ(head[head.size() - 1 - k], static_cast<int32_t>(stats.position - 1 - k));
     }
-    EXPECT_EQ(evictions - prompt, 500 / (15 + max_new));
+    const uint32_t room = std::max(15 + max_new, 64u);  // of which the prompt's local tokens take 15
+    EXPECT_EQ(evictions - prompt, 1 + (500 - (room - 15) - 1) / room);
   }
 }
 
@@ -278,8 +310,7 @@ TEST(Stream, ABoundOnPositionsIsKept) {
 TEST(Stream, AcceptOfTheStepsTokenIsAStep) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
-    const auto stepping = open_session(model().model, policy.options),
-               accepting = open_session(model().model, policy.options);
+    const auto stepping = policy.open(), accepting = policy.open();
     for (Session* s : {stepping.get(), accepting.get()}) read(*s, seeded_tokens(100));
     for (int i = 0; i < 40; ++i) must(accepting->accept(must(stepping->step())));
     EXPECT_EQ(state(*stepping), state(*accepting));
@@ -289,13 +320,12 @@ TEST(Stream, AcceptOfTheStepsTokenIsAStep) {
 TEST(Stream, ScoresAreTheLogSoftmaxOfEachStepsLogits) {
   const std::vector<int32_t> prompt = seeded_tokens(50),
                              scored = seeded_tokens(45, 64, 8);  // three slices and a rest
-  for (const Policy& policy : policies()) {
-    if (policy.options.selection != Selection::kDense)
-      continue;  // rows of a chunk are not selected for one by one
+  for (Policy policy : policies()) {
     SCOPED_TRACE(policy.name);
-    SessionOptions o = policy.options;
-    o.max_new = 100;  // no eviction: where it falls depends on how many rows come at once
-    const auto scoring = open_session(model().model, o), stepping = open_session(model().model, o);
+    const bool selects = policy.options.selection != Selection::kDense;
+    // Without a selection a slice comes at once, and then evictions would fall elsewhere.
+    if (!selects) policy.options.max_new = 100;
+    const auto scoring = policy.open(), stepping = policy.open();
     std::vector<float> log_probs(scored.size());
     must(scoring->feed(prompt));
     must(scoring->score(scored, log_probs));
@@ -304,14 +334,17 @@ TEST(Stream, ScoresAreTheLogSoftmaxOfEachStepsLogits) {
       const double top = *std::max_element(logits.begin(), logits.end());
       double sum = 0;
       for (const float x : logits) sum += std::exp(x - top);
-      // As in policies_test: a chunk and a step may round a key or value to neighbouring halves.
+      // As in reference_model.h: a chunk and a step may round a key or value to neighbouring halves.
       const double tolerance = 0x1p-9 * std::max(top, 1.0);
       ASSERT_NEAR(log_probs[i], logits[scored[i]] - top - std::log(sum), tolerance) << i;
       logits = accept(*stepping, scored[i]);
     }
-    const std::vector<float> after = state(*scoring).logits;
-    for (size_t i = 0; i < after.size(); ++i) EXPECT_NEAR(after[i], logits[i], 0x1p-6) << i;
-    EXPECT_EQ(must(scoring->stats()).position, 95u);
+    const State after = state(*scoring), expected = state(*stepping);
+    if (selects) {
+      EXPECT_EQ(after, expected);  // it steps
+    }
+    for (size_t i = 0; i < after.logits.size(); ++i) EXPECT_NEAR(after.logits[i], logits[i], 0x1p-6) << i;
+    EXPECT_EQ(after.position, 95u);
   }
 }
 
@@ -328,21 +361,68 @@ TEST(Stream, GeneratesTheSameTokensWithTheSameSeed) {
   EXPECT_NE(run(1), run(2));
 }
 
+// ---- numbers that are none ----
+
+// A token whose embedding is NaN makes every logit NaN, from it on.
+TEST(NotFinite, IsSaidAndLeavesAWayBack) {
+  constexpr int32_t kBad = 63;
+  Seeded seeded;
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    seeded.edit = [&](const std::string& name, std::vector<float>& values) {
+      if (name == "token_embd.weight") values[kBad * 32 + 5] = bad;
+    };
+    for (Policy& policy : policies(seeded)) {
+      SCOPED_TRACE(policy.name);
+      policy.options.max_new = 100;  // no eviction on the way back
+      const auto session = policy.open();
+      const auto refused = [&](const Status& status) {
+        EXPECT_EQ(status.code(), Code::kNotFinite) << status.message();
+        EXPECT_NE(status.message().find("NaN or infinite"), std::string::npos) << status.message();
+      };
+      const std::vector<int32_t> prompt = seeded_tokens(80, 63);
+      const std::vector<int32_t> scored = {3, kBad, 5, 6};
+      std::vector<float> log_probs(scored.size());
+      const State before = (read(*session, prompt), accept(*session, 3), state(*session));
+
+      must(session->accept(kBad));
+      refused(session->logits().status());
+      refused(session->step().status());
+      refused(session->score(scored, log_probs));
+      refused(must(session->clone())->step().status());
+      must(session->rewind(80));
+      accept(*session, 3);
+      EXPECT_EQ(state(*session), before);
+
+      refused(session->score(scored, log_probs));  // on its way
+      must(session->rewind(80));
+      accept(*session, 3);
+      EXPECT_EQ(state(*session), before);
+
+      must(session->feed(std::vector<int32_t>{kBad}));  // in a prompt
+      refused(session->step().status());
+      must(session->reset());
+      read(*session, prompt);
+      accept(*session, 3);
+      EXPECT_EQ(state(*session), before);
+    }
+  }
+}
+
 // ---- interrupts ----
 
 TEST(Interrupt, AtEverySubmitChangesNothing) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
     const auto device = std::make_shared<SpyDevice>(cpu());
-    const Life expected = live(*open_session(model().model, policy.options, device));
+    const Life expected = live(*policy.open(device));
     const uint64_t submits = device->submits;
     EXPECT_EQ(expected.interrupts, 0u);
 
-    const auto session = open_session(model().model, policy.options, device);
+    const auto session = policy.open(device);
     for (uint64_t at = 0; at <= submits; ++at) {  // the last one stands for every submit
       must(session->reset());
       device->submits = 0;
-      device->before_submit = [&](const Program&, const StepParams&) {
+      device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
         if (device->submits == at + 1 || at == submits) session->interrupt();
       };
       const Life life = live(*session);
@@ -412,7 +492,7 @@ TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
     SessionOptions o = policy.options;
     o.max_new = 200;  // nothing is evicted between going astray and going back
     const auto run = [&](Astray astray) {
-      const auto session = open_session(model().model, o);
+      const auto session = open_session(policy.on, o);
       must(session->feed(seeded_tokens(100)));
       must(session->flush());
       for (int32_t t = 0; t < 5; ++t) must(session->accept(t));
@@ -429,7 +509,10 @@ TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
     };
     const State expected = run(kNever);
     EXPECT_EQ(run(kDecoding), expected);
-    EXPECT_EQ(run(kReading), expected);
+    // Windowed layers without local tokens evict whenever something is read.
+    if (!policy.windowed() || o.retention != Retention::kNone) {
+      EXPECT_EQ(run(kReading), expected);
+    }
   }
 }
 
@@ -454,6 +537,47 @@ TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
   must(session->rewind(85));
   EXPECT_EQ(must(session->stats()).entries, 60u);
   EXPECT_EQ(read(*session, std::span(tokens).subspan(85)), before.logits);
+}
+
+// The sampler is where it was then: its random numbers, and the tokens that it weakens.
+TEST(Rewind, GoesBackWithTheSampler) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    SessionOptions o = policy.options;
+    o.max_new = 200;
+    const std::vector<int32_t> prompt = seeded_tokens(100);
+    const auto steps = [](Session& session, int n) {
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < n; ++i) tokens.push_back(must(session.step()));
+      return tokens;
+    };
+    const auto begin = [&] {
+      auto session = open_session(policy.on, o);
+      must(session->set_sampler({.temperature = 1, .top_k = 0, .repeat_penalty = 1.5f, .seed = 9}));
+      must(session->feed(prompt));
+      return session;
+    };
+    const auto session = begin();
+    const std::vector<int32_t> answer = steps(*session, 30);
+    must(session->rewind(110));
+    must(session->accept(answer[10]));
+    const std::vector<int32_t> again = steps(*session, 20);
+
+    const auto straight = begin();
+    EXPECT_EQ(steps(*straight, 10), std::vector<int32_t>(answer.begin(), answer.begin() + 10));
+    must(straight->accept(answer[10]));
+    EXPECT_EQ(steps(*straight, 20), again);
+
+    // Elsewhere the prompt's end cannot be read again, or not in the chunk that it selected with.
+    if (!policy.windowed() && o.retention == Retention::kNone && o.select_prefill != 1) {
+      must(session->rewind(99));
+      must(session->feed(std::span(prompt).last(1)));
+      EXPECT_EQ(steps(*session, 30), answer);
+    }
+    must(session->reset());
+    must(session->feed(prompt));
+    EXPECT_EQ(steps(*session, 30), answer);
+  }
 }
 
 TEST(Rewind, NeedsATokenBeforeTheNextStep) {
@@ -482,7 +606,7 @@ TEST(Clone, GoesOnFromTheSameStateAndLeavesItsParentAlone) {
       return state(s);
     };
     const auto begin = [&] {
-      auto session = open_session(model().model, policy.options);
+      auto session = policy.open();
       must(session->set_sampler({.temperature = 1, .seed = 3}));
       must(session->feed(seeded_tokens(100)));
       for (int i = 0; i < 5; ++i) must(session->step());
@@ -509,18 +633,19 @@ TEST(Clone, AnswersAtOnceWhereItsParentCould) {
 
 TEST(Clone, CountsTowardsTheSameBudget) {
   SessionOptions o = policies()[2].options;
-  const uint64_t alone = open_session(model().model, o)->plan().total;
-  const uint64_t fixed = open_session(model().model, o)->plan().fixed;
-  o.budget = 2 * alone - fixed;
+  const MemoryPlan plan = open_session(model().model, o)->plan();
+  const uint64_t shared = plan.fixed - plan.programs;
+  o.budget = 2 * plan.total - shared;
   const auto parent = open_session(model().model, o);
   read(*parent, seeded_tokens(100));
   const State before = state(*parent);
+  const uint64_t alone = parent->allocated();
   auto clone = must(parent->clone());
-  EXPECT_EQ(parent->allocated(), o.budget);
+  EXPECT_EQ(parent->allocated(), 2 * alone - shared);
   const auto refused = parent->clone();
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kBudget);
-  EXPECT_EQ(refused.status().bytes_missing(), alone - fixed);
+  EXPECT_EQ(refused.status().bytes_missing(), plan.total - shared);
   EXPECT_EQ(state(*parent), before);
   clone.reset();
   EXPECT_EQ(parent->allocated(), alone);
@@ -540,8 +665,7 @@ TEST(Clone, OutlivesItsParent) {
 TEST(Reset, IsAsGoodAsANewSession) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
-    const auto session = open_session(model().model, policy.options),
-               fresh = open_session(model().model, policy.options);
+    const auto session = policy.open(), fresh = policy.open();
     for (Session* s : {session.get(), fresh.get()}) must(s->set_sampler({.temperature = 1, .seed = 3}));
     live(*session);
     must(session->reset());

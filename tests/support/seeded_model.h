@@ -23,9 +23,12 @@ struct Seeded {
   uint32_t layers = 2, d_model = 32, heads = 4, kv_heads = 2, head_dim = 8, d_ff = 48, vocab = 64;
   uint32_t context_length = 4096;
   uint32_t d_retain = 16;
+  std::vector<float> shares = {};  // of the pools, [layer][kv head]
+  uint32_t window = 0;             // of every layer but each second; 0: none has one
   uint64_t seed = 1;
   // May change the values of a tensor, given by its name in the file: [rows][cols].
   std::function<void(const std::string& name, std::vector<float>& values)> edit = {};
+  std::function<void(GgufWriter& model)> more = {};  // may add keys and tensors
 };
 
 struct SeededModel {
@@ -61,6 +64,9 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
   file.set(a + "attention.head_count", s.heads).set(a + "attention.head_count_kv", s.kv_heads);
   file.set(a + "attention.key_length", s.head_dim).set(a + "attention.value_length", s.head_dim);
   file.set(a + "attention.layer_norm_rms_epsilon", 1e-5f);
+  if (s.window)
+    file.set(a + "attention.sliding_window", s.window).set(a + "attention.sliding_window_pattern", 2u);
+  if (s.more) s.more(file);
   add(file, "token_embd.weight", s.vocab, s.d_model, 0, 1);
   add(file, "output_norm.weight", 1, s.d_model, 1, 0.1f);
   matrix("output.weight", s.vocab, s.d_model, 1.5f);
@@ -84,6 +90,7 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
       .set("general.type", "adapter")
       .set("adapter.type", "locret");
   sidecar.set("locret.d_r", s.d_retain).set("locret.act", "silu");
+  if (!s.shares.empty()) sidecar.set("retainer.budget", s.shares);
   sidecar.set("locret.base.block_count", s.layers).set("locret.base.head_count", s.heads);
   sidecar.set("locret.base.head_count_kv", s.kv_heads).set("locret.base.key_length", s.head_dim);
 

@@ -58,7 +58,7 @@ inline Kept kept(const Session& session) {
   Kept all(shape.layers, std::vector<std::vector<int32_t>>(shape.kv_heads));
   for (uint32_t layer = 0; layer < shape.layers; ++layer)
     for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-      all[layer][head].resize(must(session.stats()).entries);
+      all[layer][head].resize(must(session.kept_count(layer, head)));
       must(session.kept(layer, head, all[layer][head]));
     }
   return all;

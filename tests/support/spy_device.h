@@ -6,7 +6,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "backends/backend.h"
@@ -26,14 +29,17 @@ class SpyDevice : public Device {
       false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
   uint64_t max_allocation = UINT64_MAX;  // says that a buffer may have no more
   uint64_t free_bytes = UINT64_MAX;      // says that no more is free
+  std::string lacks;                     // says that it does not have this op
 
   uint64_t submits = 0;
-  std::function<void(const Program&, const StepParams&)> before_submit;  // called before each is passed on
+  // Called before each is passed on.
+  std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> before_submit;
 
-  // What top_k wrote for a selection, a view for each layer, and the operands of the retaining heads' scores:
-  // as they were recorded, the one-row program last.
+  // The selections' lists, the retention scores and the pages' bounds, a view for each layer that has them:
+  // as they were recorded, the one-row program last, and behind it the scores of the ring.
   std::vector<TopK> selections;
   std::vector<CisStore> scores;
+  std::vector<PageBounds> pages;
 
   DeviceInfo info() const override {
     DeviceInfo info = inner_->info();
@@ -64,9 +70,10 @@ class SpyDevice : public Device {
   Status write(View destination, const void* source) override { return inner_->write(destination, source); }
   Status read(void* destination, View source) override { return inner_->read(destination, source); }
   Status copy(View destination, View source) override { return inner_->copy(destination, source); }
+  bool supports(const Op& op) const override { return op_name(op) != lacks && inner_->supports(op); }
   Result<Rates> measure() override { return inner_->measure(); }
-  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
-    THIMBLE_LET(stream, inner_->open_stream(workspace));
+  Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
+    THIMBLE_LET(stream, inner_->open_stream(workspace, heads));
     return std::unique_ptr<Stream>(new SpyStream(*this, std::move(stream)));
   }
 
@@ -87,29 +94,13 @@ class SpyDevice : public Device {
     SpyRecorder(SpyDevice& device, std::unique_ptr<Recorder> inner)
         : device_(device), inner_(std::move(inner)) {}
     void segment() override { inner_->segment(); }
-    void embed(const Embed& op) override { inner_->embed(op); }
-    void rms_norm(const RmsNorm& op) override { inner_->rms_norm(op); }
-    void linear(const Linear& op) override { inner_->linear(op); }
-    void glu(const Glu& op) override { inner_->glu(op); }
-    void activation(const Activation& op) override { inner_->activation(op); }
-    void kv_append(const KvAppend& op) override { inner_->kv_append(op); }
-    void cis_store(const CisStore& op) override {
-      device_.scores.push_back(op);
-      inner_->cis_store(op);
+    void record(const Op& op) override {
+      if (const auto* score = std::get_if<CisStore>(&op)) device_.scores.push_back(*score);
+      if (const auto* pages = std::get_if<PageBounds>(&op)) device_.pages.push_back(*pages);
+      if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)
+        device_.selections.push_back(*list);
+      inner_->record(op);
     }
-    void kv_view(const KvView& op) override { inner_->kv_view(op); }
-    void attention(const Attention& op) override { inner_->attention(op); }
-    void kv_compact(const KvCompact& op) override { inner_->kv_compact(op); }
-    void query_gate(const QueryGate& op) override { inner_->query_gate(op); }
-    void token_score(const TokenScore& op) override { inner_->token_score(op); }
-    void vote(const Vote& op) override { inner_->vote(op); }
-    void top_k(const TopK& op) override {
-      if (op.p.purpose == kTopKSelect) device_.selections.push_back(op);
-      inner_->top_k(op);
-    }
-    void arg_max(const ArgMax& op) override { inner_->arg_max(op); }
-    void log_prob(const LogProb& op) override { inner_->log_prob(op); }
-    void copy(const Copy& op) override { inner_->copy(op); }
     SpyDevice& device_;
     std::unique_ptr<Recorder> inner_;
   };
@@ -122,10 +113,11 @@ class SpyDevice : public Device {
     Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
       return inner_->finish(std::move(static_cast<SpyRecorder&>(*recorder).inner_));
     }
-    Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
+    Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step,
+                  std::span<const HeadState> heads) override {
       ++device_.submits;
-      if (device_.before_submit) device_.before_submit(program, step);
-      return inner_->submit(program, first, last, step);
+      if (device_.before_submit) device_.before_submit(program, step, heads);
+      return inner_->submit(program, first, last, step, heads);
     }
     Status wait() override { return inner_->wait(); }
     SpyDevice& device_;

@@ -48,7 +48,7 @@ TEST_P(LargeMatrix, EmbedsTokensOfAllItsParts) {
   const uint32_t rows = static_cast<uint32_t>(tokens.size());
   const View x = output<float>(rows * kCols);
   const Embed op{input(tokens), matrix_, x, {.cols = kCols}};
-  run({.n_rows = rows}, rows, [&](Recorder& r) { r.embed(op); });
+  run({.n_rows = rows}, rows, [&](Recorder& r) { r.record(op); });
   const std::vector<float> got = get<float>(x);
   for (uint32_t r = 0; r < rows; ++r)
     for (uint32_t c = 0; c < kCols; ++c)
@@ -66,8 +66,8 @@ TEST_P(LargeMatrix, IsMultipliedWhole) {
       {.in_cols = kCols, .out_cols = kRows, .x_stride = kCols, .y_stride = kRows, .rows = kStepRows}};
   const Glu glu{in, matrix_, matrix_, h, {.in_cols = kCols, .out_cols = kRows, .act = kActSilu}};
   run({.n_rows = 1}, 1, [&](Recorder& r) {
-    r.linear(linear);
-    r.glu(glu);
+    r.record(linear);
+    r.record(glu);
   });
   const std::vector<float> product = get<float>(y), activated = get<float>(h);
   for (uint32_t r = 0; r < kRows; ++r) {

@@ -38,12 +38,12 @@ std::vector<std::string> messages_of_two_copies(bool hide_the_dependency) {
   other_b.size = kBytes;
   other_b.handle = b->handle;
 
-  const auto stream = must(open_stream(context, {}));
+  const auto stream = must(open_stream(context, {}, 0));
   auto recorder = stream->record(1);
   const CopyParams all{.cols = kBytes / 4, .src_stride = kBytes / 4, .dst_stride = kBytes / 4};
-  recorder->copy({View{a.get(), 0, kBytes}, View{b.get(), 0, kBytes}, all});
+  recorder->record(Copy{View{a.get(), 0, kBytes}, View{b.get(), 0, kBytes}, all});
   Buffer* between = hide_the_dependency ? &other_b : b.get();
-  recorder->copy({View{between, 0, kBytes}, View{c.get(), 0, kBytes}, all});
+  recorder->record(Copy{View{between, 0, kBytes}, View{c.get(), 0, kBytes}, all});
   const auto program = must(stream->finish(std::move(recorder)));
   other_b.handle = VK_NULL_HANDLE;
   return messages;

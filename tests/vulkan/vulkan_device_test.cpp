@@ -1,5 +1,7 @@
 // What only a Vulkan device promises: where operands may lie, how memory is carried, what is kept on disk,
 // and how it fails.
+#include "backends/vulkan/host/vulkan_device.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,6 +12,7 @@
 #include <thread>
 
 #include "backends/vulkan/host/memory.h"
+#include "backends/vulkan/host/program.h"
 #include "backends/vulkan/host/vulkan_stream.h"
 #include "base/cache.h"
 #include "tests/support/device_test_name.h"
@@ -98,9 +101,9 @@ class Vulkan : public ::testing::TestWithParam<std::string> {
   // Copies rows of 4 words with the op.
   static void copy_rows(Stream& stream, const View& to, const View& from, uint32_t rows) {
     auto recorder = stream.record(rows);
-    recorder->copy({from, to, {.cols = 4, .src_stride = 4, .dst_stride = 4, .rows = kStepRows}});
+    recorder->record(Copy{from, to, {.cols = 4, .src_stride = 4, .dst_stride = 4, .rows = kStepRows}});
     const auto program = must(stream.finish(std::move(recorder)));
-    must(stream.submit(*program, 0, 1, {.n_rows = rows}));
+    must(stream.submit(*program, 0, 1, {.n_rows = rows}, {}));
     must(stream.wait());
   }
 };
@@ -147,7 +150,7 @@ TEST_P(Vulkan, TakesBuffersOfNothingAndOfOddSizes) {
 
 TEST_P(Vulkan, AnOperandMayStartAtAnyWord) {
   const auto device = open();
-  const auto stream = must(device->open_stream({}));
+  const auto stream = must(device->open_stream({}, 0));
   const auto from = must(device->alloc(MemKind::kWorkspace, 4096));
   const auto to = must(device->alloc(MemKind::kWorkspace, 4096));
   const std::vector<uint32_t> words = count_up(1024, 1);
@@ -164,39 +167,49 @@ TEST_P(Vulkan, AnOperandMayStartAtAnyWord) {
 
 TEST_P(Vulkan, RefusesOperandsThatDoNotFit) {
   const auto device = open();
-  const auto stream = must(device->open_stream({}));
+  const auto stream = must(device->open_stream({}, 0));
   const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
-  const auto record = [&](const View& from, uint32_t cols, uint32_t rows) {
+  const auto record = [&](const View& from, uint32_t stride, uint32_t rows) {
     auto recorder = stream->record(rows);
-    recorder->copy(
-        {from, all(buffer), {.cols = cols, .src_stride = cols, .dst_stride = cols, .rows = kStepRows}});
+    recorder->record(
+        Copy{from, all(buffer), {.cols = 4, .src_stride = stride, .dst_stride = stride, .rows = kStepRows}});
     return stream->finish(std::move(recorder)).status();
   };
   EXPECT_EQ(record({buffer.get(), 4000, 100}, 4, 1).code(), Code::kInternal);
   EXPECT_EQ(record({buffer.get(), 2, 100}, 4, 1).code(), Code::kInternal);
-  EXPECT_EQ(record(all(buffer), 4, 1u << 31).code(), Code::kUnsupported) << "more rows than a grid has";
+  EXPECT_EQ(record(all(buffer), 0, 1u << 31).code(), Code::kUnsupported) << "more rows than a grid has";
   must(record(all(buffer), 4, 1));
 }
 
 TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
   const auto device = open({.portable = true});
-  const auto stream = must(device->open_stream({}));
+  const auto stream = must(device->open_stream({}, 0));
   EXPECT_EQ(device->info().max_binding, 128u << 20);
   const auto large = must(device->alloc(MemKind::kWorkspace, (128 << 20) + 4));
   auto recorder = stream->record(1);
-  recorder->copy({all(large), all(large), {.cols = 4, .src_stride = 4, .dst_stride = 4}});
+  recorder->record(Copy{all(large), all(large), {.cols = 4, .src_stride = 4, .dst_stride = 4}});
   const Status status = stream->finish(std::move(recorder)).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_NE(status.message().find("128 MiB"), std::string::npos) << status.message();
 
   // A head's keys are bound at once, from a multiple of the descriptors' alignment on, which is at most 256.
   const ModelShape model{.layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = 128};
+  // Of a layer that does not fit, half as much, since a window of it must hold a whole run.
+  const auto refused = [&](uint32_t run, uint32_t layer) {
+    return device
+        ->needs(model, {.chunk = 32, .run_capacity = run, .layer_entries = layer, .view_capacity = 64})
+        .status();
+  };
+  const auto expect_refused = [&](uint32_t run, uint32_t layer, const char* most) {
+    const Status said = refused(run, layer);
+    EXPECT_EQ(said.code(), Code::kUnsupported);
+    EXPECT_NE(said.message().find(most), std::string::npos) << said.message();
+  };
   const uint32_t fits = (128 << 20) / 256 - 1;
-  must(device->needs(model, {.chunk = 32, .pool_capacity = fits, .view_capacity = 64}));
-  const Status refused =
-      device->needs(model, {.chunk = 32, .pool_capacity = fits + 1, .view_capacity = 64}).status();
-  EXPECT_EQ(refused.code(), Code::kUnsupported);
-  EXPECT_NE(refused.message().find("524287 entries"), std::string::npos) << refused.message();
+  must(refused(fits, fits));
+  expect_refused(fits + 1, fits + 1, "262143 entries");
+  must(refused(fits / 2, 8 * fits));
+  expect_refused(fits / 2 + 1, 8 * fits, "262143 entries");
 }
 
 TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
@@ -204,8 +217,11 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
     const ModelShape model{
         .layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = head_dim, .d_ff = 64};
     return device
-        .needs(model,
-               {.chunk = 32, .pool_capacity = 64, .view_capacity = 64, .positions = selects ? 64u : 0u})
+        .needs(model, {.chunk = 32,
+                       .run_capacity = 64,
+                       .layer_entries = 512,
+                       .view_capacity = 64,
+                       .positions = selects ? 64u : 0u})
         .status();
   };
   const auto refuses = [&](const Device& device, uint32_t head_dim, bool selects, const char* most) {
@@ -231,16 +247,16 @@ TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {
 
 TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
   const auto device = open();
-  const auto stream = must(device->open_stream({}));
+  const auto stream = must(device->open_stream({}, 0));
   const auto a = must(device->alloc(MemKind::kIo, 4096)), b = must(device->alloc(MemKind::kWorkspace, 4096)),
              c = must(device->alloc(MemKind::kIo, 4096));
   auto recorder = stream->record(4);
   const CopyParams rows{.cols = 4, .src_stride = 4, .dst_stride = 4, .rows = kStepRows};
   recorder->segment();
-  recorder->copy({all(a), all(b), rows});
+  recorder->record(Copy{all(a), all(b), rows});
   recorder->segment();
   recorder->segment();
-  recorder->copy({all(b), all(c), rows});
+  recorder->record(Copy{all(b), all(c), rows});
   const auto program = must(stream->finish(std::move(recorder)));
   ASSERT_EQ(program->segments, 3u);
   for (uint32_t run = 0; run < 50; ++run) {
@@ -249,12 +265,12 @@ TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
     std::memcpy(a->mapped, words.data(), 64);
     std::memset(c->mapped, 0xff, 64);
     const StepParams step{.n_rows = n};
-    must(stream->submit(*program, 0, 0, step));
+    must(stream->submit(*program, 0, 0, step, {}));
     if (run % 2) {
-      must(stream->submit(*program, 0, 3, step));
-      must(stream->submit(*program, 0, 3, step));
+      must(stream->submit(*program, 0, 3, step, {}));
+      must(stream->submit(*program, 0, 3, step, {}));
     } else {
-      for (uint32_t s = 0; s < 3; ++s) must(stream->submit(*program, s, s + 1, step));
+      for (uint32_t s = 0; s < 3; ++s) must(stream->submit(*program, s, s + 1, step, {}));
     }
     must(stream->wait());
     std::vector<uint32_t> expected(16, 0xffffffffu), got(16);
@@ -262,8 +278,8 @@ TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
     std::memcpy(got.data(), c->mapped, 64);
     ASSERT_EQ(got, expected) << "run " << run;
   }
-  EXPECT_EQ(stream->submit(*program, 0, 1, {.n_rows = 5}).code(), Code::kInternal);
-  EXPECT_EQ(stream->submit(*program, 2, 4, {.n_rows = 1}).code(), Code::kInternal);
+  EXPECT_EQ(stream->submit(*program, 0, 1, {.n_rows = 5}, {}).code(), Code::kInternal);
+  EXPECT_EQ(stream->submit(*program, 2, 4, {.n_rows = 1}, {}).code(), Code::kInternal);
 }
 
 // A program may go before its stream, after it, or while it runs.
@@ -272,15 +288,16 @@ TEST_P(Vulkan, ProgramsAndStreamsGoInAnyOrder) {
   const auto a = must(device->alloc(MemKind::kWorkspace, 1 << 20)),
              b = must(device->alloc(MemKind::kWorkspace, 1 << 20));
   for (const bool stream_first : {false, true}) {
-    auto stream = must(device->open_stream({}));
+    auto stream = must(device->open_stream({}, 0));
     auto recorder = stream->record(1 << 14);
-    recorder->copy({all(a), all(b), {.cols = 16, .src_stride = 16, .dst_stride = 16, .rows = kStepRows}});
+    recorder->record(
+        Copy{all(a), all(b), {.cols = 16, .src_stride = 16, .dst_stride = 16, .rows = kStepRows}});
     auto program = must(stream->finish(std::move(recorder)));
-    must(stream->submit(*program, 0, 1, {.n_rows = 1 << 14}));
+    must(stream->submit(*program, 0, 1, {.n_rows = 1 << 14}, {}));
     if (stream_first) stream.reset();
     program.reset();
   }
-  auto stream = must(device->open_stream({}));
+  auto stream = must(device->open_stream({}, 0));
   auto abandoned = stream->record(1);
   abandoned->segment();
 }
@@ -291,7 +308,7 @@ TEST_P(Vulkan, StreamsOnSeveralThreadsShareADevice) {
   std::vector<uint32_t> right(4);
   for (uint32_t t = 0; t < right.size(); ++t)
     threads.emplace_back([&, t] {
-      const auto stream = must(device->open_stream({}));
+      const auto stream = must(device->open_stream({}, 0));
       const auto a = must(device->alloc(MemKind::kWorkspace, 4096)),
                  b = must(device->alloc(MemKind::kWorkspace, 4096));
       for (uint32_t run = 0; run < 20; ++run) {
@@ -324,7 +341,7 @@ TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
   setenv("XDG_CACHE_HOME", folder.c_str(), 1);
   const auto use = [&] {
     auto device = open();
-    const auto stream = must(device->open_stream({}));
+    const auto stream = must(device->open_stream({}, 0));
     const auto buffer = must(device->alloc(MemKind::kWorkspace, 4096));
     copy_rows(*stream, all(buffer).slice(2048, 16), all(buffer).slice(0, 16), 1);
     return device;
@@ -370,18 +387,18 @@ class VulkanContext : public ::testing::Test {
 
     explicit Copies(const std::shared_ptr<vulkan::Context>& context)
         : words(must(vulkan::allocate(context, vulkan::Place::kHost, 4 * kBytes))),
-          stream(must(vulkan::open_stream(context, {}))) {
+          stream(must(vulkan::open_stream(context, {}, 0))) {
       std::memset(words->mapped, 0, words->size);
       std::memset(words->mapped, 7, kBytes);
       auto recorder = stream->record(1);
       for (uint64_t i = 0; i < 3; ++i)
-        recorder->copy({View{words.get(), i * kBytes, kBytes},
-                        View{words.get(), (i + 1) * kBytes, kBytes},
-                        {.cols = 16, .src_stride = 16, .dst_stride = 16}});
+        recorder->record(Copy{View{words.get(), i * kBytes, kBytes},
+                              View{words.get(), (i + 1) * kBytes, kBytes},
+                              {.cols = 16, .src_stride = 16, .dst_stride = 16}});
       program = must(stream->finish(std::move(recorder)));
     }
     Status run() {
-      THIMBLE_TRY(stream->submit(*program, 0, 1, {.n_rows = 1}));
+      THIMBLE_TRY(stream->submit(*program, 0, 1, {.n_rows = 1}, {}));
       return stream->wait();
     }
     bool right() const {
@@ -418,6 +435,52 @@ TEST_F(VulkanContext, WorkThatASlowDeviceTakesLongForIsSubmittedInPieces) {
   }
 }
 
+// What the driver was asked for and has not got back, call by call.
+std::map<VkDeviceMemory, uint64_t> taken;
+PFN_vkAllocateMemory allocate_really = nullptr;
+PFN_vkFreeMemory free_really = nullptr;
+
+TEST_F(VulkanContext, ASessionTakesTheMemoryThatItsPlanSays) {
+  const auto context = open();
+  allocate_really = context->vk.AllocateMemory;
+  context->vk.AllocateMemory = [](VkDevice device, const VkMemoryAllocateInfo* info,
+                                  const VkAllocationCallbacks* callbacks, VkDeviceMemory* memory) {
+    const VkResult result = allocate_really(device, info, callbacks, memory);
+    if (result == VK_SUCCESS) taken[*memory] = info->allocationSize;
+    return result;
+  };
+  free_really = context->vk.FreeMemory;
+  context->vk.FreeMemory = [](VkDevice device, VkDeviceMemory memory,
+                              const VkAllocationCallbacks* callbacks) {
+    taken.erase(memory);
+    free_really(device, memory, callbacks);
+  };
+  const auto sum = [] {
+    uint64_t bytes = 0;
+    for (const auto& [memory, size] : taken) bytes += size;
+    return bytes;
+  };
+  const auto device = must(vulkan::make_device(context));
+  const uint64_t staging = sum();
+  EXPECT_EQ(staging, 2 * vulkan::Staging::kBytes);
+  const SeededModel model = seeded_model();
+  for (const SessionOptions& options :
+       {SessionOptions{.pool = 100, .chunk = 24, .max_new = 10},
+        SessionOptions{.heads = model.heads, .retention = Retention::kLocret, .pool = 60, .chunk = 24}}) {
+    const auto session = open_session(model.model, options, device);
+    const MemoryPlan& plan = session->plan();
+    // The arenas: what is planned, less what the host has and what is a device's or a program's.
+    const uint64_t arenas = plan.total - plan.fixed - host_bytes(*model.model, plan);
+    const uint64_t step =
+        vulkan::StreamState::kStep + sizeof(StepParams) + plan.dimensions.runs.size() * sizeof(HeadState);
+    EXPECT_GT(arenas, 0u);
+    EXPECT_GE(sum(), staging + arenas + step);
+    EXPECT_LE(sum(), staging + arenas + step + taken.size() * 256) << "what drivers round up";
+    EXPECT_LE(step, plan.programs) << "it is planned as part of the programs";
+  }
+  EXPECT_EQ(sum(), staging);
+}
+
 TEST_F(VulkanContext, LossIsAStatusAndTheNextDeviceWorks) {
   {
     const auto context = open();
@@ -444,14 +507,14 @@ TEST_F(VulkanContext, LossIsAStatusAndTheNextDeviceWorks) {
 
 TEST_F(VulkanContext, WantOfMemoryIsAStatusAndTheDeviceGoesOn) {
   const auto context = open();
-  const auto allocate_really = context->vk.AllocateMemory;
+  allocate_really = context->vk.AllocateMemory;
   for (const VkResult result : {VK_ERROR_OUT_OF_DEVICE_MEMORY, VK_ERROR_OUT_OF_HOST_MEMORY}) {
     static VkResult answer;
     answer = result;
     context->vk.AllocateMemory = [](VkDevice, const VkMemoryAllocateInfo*, const VkAllocationCallbacks*,
                                     VkDeviceMemory*) { return answer; };
     EXPECT_EQ(vulkan::allocate(context, vulkan::Place::kDevice, 4096).status().code(), Code::kOutOfMemory);
-    EXPECT_EQ(vulkan::open_stream(context, {}).status().code(), Code::kOutOfMemory);
+    EXPECT_EQ(vulkan::open_stream(context, {}, 0).status().code(), Code::kOutOfMemory);
     context->vk.AllocateMemory = allocate_really;
     Copies copies(context);
     must(copies.run());

@@ -14,11 +14,24 @@ namespace thimble::cpu {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
 
-// The queries' scores against a tile of keys in scratch become its weights in the softmax so far.
-static void weigh_tile(const TileScratch& t, const float* q, uint32_t vectors, uint32_t head_dim) {
-  const uint32_t width = padded_width(head_dim);
-  kv_kernels().multiply_tile(vectors, head_dim, q, width, t.keys, t.scores);
-  kv_kernels().soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
+// The first list index that a row sees, of the `seen` up to its own.
+static uint32_t first_visible(uint32_t seen, uint32_t window) {
+  return window && window < seen ? seen - window : 0;
+}
+
+// Masks what lies before the rows' windows in the scores of the tile whose first list index is `key`; row 0
+// has list index first_index, and `group` vectors belong to a row.
+static void hide_before_window(const TileScratch& t, uint32_t vectors, uint32_t group, uint32_t first_index,
+                               uint32_t window, uint32_t key) {
+  for (uint32_t vector = 0; vector < vectors; ++vector) {
+    const uint32_t first = first_visible(first_index + vector / group + 1, window);
+    if (first <= key) continue;
+    const uint32_t hidden = first - key;
+    if (hidden < t.visible[vector])
+      std::fill_n(t.scores + vector * kTileKeys, hidden, -kInfinity);
+    else
+      t.visible[vector] = 0;
+  }
 }
 
 // y = x * factor, one head's channels.
@@ -32,10 +45,10 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const AttentionParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
-  const uint32_t count = entry_list(o.list, head, p.list_capacity, ctx.step).count;
+  const uint32_t count = entry_list(ctx, o.list, head, p.list_capacity, p.head_state).count;
   if (p.first_entry >= count) return;
-  const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.capacity >= count;
-  const uint32_t end = std::min(count, p.first_entry + p.capacity), width = padded_width(p.head_dim);
+  const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.view_capacity >= count;
+  const uint32_t end = std::min(count, p.first_entry + p.view_capacity), width = padded_width(p.head_dim);
   const uint32_t vectors = rows * p.group, query_heads = (p.first_head + p.heads) * p.group;
   // The list index of the first row's own entry.
   const uint32_t first_index = count - ctx.step.n_rows + first_row;
@@ -63,9 +76,12 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
   }
 
-  const float* own_k = at<float>(o.k, head, p.capacity, 0, p.head_dim);
-  const float* own_v = at<float>(o.v, head, p.capacity, 0, p.head_dim);
-  for (uint32_t key = p.first_entry; key < end && key < first_index + rows; key += kTileKeys) {
+  const float* own_k = at<float>(o.k.values, head, p.view_capacity, 0, p.head_dim);
+  const float* own_v = at<float>(o.v.values, head, p.view_capacity, 0, p.head_dim);
+  uint32_t key = p.first_entry;
+  const uint32_t first_seen = first_visible(first_index + 1, p.window);
+  if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // tiles that no row sees
+  for (; key < end && key < first_index + rows; key += kTileKeys) {
     const uint32_t n = std::min(kTileKeys, end - key);
     const float *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < n; ++i) {
@@ -78,7 +94,9 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
       const uint32_t seen = first_index + vector / p.group + 1;
       t.visible[vector] = seen > key ? std::min(n, seen - key) : 0;
     }
-    weigh_tile(t, t.q, vectors, p.head_dim);
+    kernels.multiply_tile(vectors, p.head_dim, t.q, width, t.keys, t.scores);
+    if (p.window) hide_before_window(t, vectors, p.group, first_index, p.window, key);
+    kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
     kernels.add_rows_f32(vectors, n, t.scores, v, p.head_dim, t.out, width);
   }
 
@@ -91,9 +109,9 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
 }
 
-// List entries [first, first + n) of one KV head against the only row; peak, sum and out are left in t.
+// List entries [first, end) of one KV head against the only row; peak, sum and out are left in t.
 static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, const EntryList& list,
-                        uint32_t first, uint32_t n, const float* low, const TileScratch& t) {
+                        uint32_t first, uint32_t end, const float* low, const TileScratch& t) {
   const AttentionParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
@@ -116,10 +134,11 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
   std::fill_n(t.peak, p.group, -kInfinity);
   std::fill_n(t.sum, p.group, 0.0f);
 
-  const uint16_t* own_k = at<uint16_t>(o.k, head, p.capacity, 0, p.head_dim);
-  const uint16_t* own_v = at<uint16_t>(o.v, head, p.capacity, 0, p.head_dim);
-  for (uint32_t key = first; key < first + n; key += kTileKeys) {
-    const uint32_t keys = std::min(kTileKeys, first + n - key);
+  const HeadState& state = ctx.heads[p.head_state + head];
+  const uint16_t* own_k = in_run<uint16_t>(o.k.values, state, 0, p.head_dim);
+  const uint16_t* own_v = in_run<uint16_t>(o.v.values, state, 0, p.head_dim);
+  for (uint32_t key = first; key < end; key += kTileKeys) {
+    const uint32_t keys = std::min(kTileKeys, end - key);
     const uint16_t *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < keys; ++i) {
       const uint64_t entry = uint64_t(list[key + i]) * p.head_dim;
@@ -132,12 +151,14 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
       rotate_queries(list.count - 1 - key);
     }
     std::fill_n(t.visible, p.group, keys);
-    weigh_tile(t, t.rotated, p.group, p.head_dim);
+    kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);
+    kernels.soften(t.scores, p.group, t.visible, t.peak, t.sum, t.out, width);
     kernels.add_rows_f16(p.group, keys, t.scores, v, p.head_dim, t.out, width);
   }
 }
 
-// Decode: parts of the list side by side, then combined in their order.
+// Decode: parts of the lists side by side, then combined in their order. Parts of all heads are as long, so a
+// head has as many as its entries ask for and a worker takes those of any.
 static void attend_pool(const Context& ctx, const Attention& o) {
   const AttentionParams& p = o.p;
   const uint32_t width = padded_width(p.head_dim);
@@ -150,22 +171,27 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     kv_kernels().transpose_f32(rows, kTileKeys, p.rope.n_rot, parts.low);
   }
   const auto list_of = [&](uint32_t head) {
-    return entry_list(o.list, p.first_head + head, p.list_capacity, ctx.step);
+    return entry_list(ctx, o.list, p.first_head + head, p.list_capacity, p.head_state);
   };
+  const auto first_of = [&](const EntryList& list) { return first_visible(list.count, p.window); };
   uint32_t longest = 0;
-  for (uint32_t head = 0; head < p.heads; ++head) longest = std::max(longest, list_of(head).count);
+  for (uint32_t head = 0; head < p.heads; ++head) {
+    const EntryList list = list_of(head);
+    longest = std::max(longest, list.count - first_of(list));
+  }
   // Parts are whole tiles; 256 keys take about 3 us.
   const uint32_t part = static_cast<uint32_t>(
       std::max<uint64_t>(4 * kTileKeys, round_up(ceil_div(longest, kMaxParts), kTileKeys)));
   const uint32_t n_parts = static_cast<uint32_t>(ceil_div(longest, part));
 
   ctx.threads.run(p.heads * n_parts, [&](uint32_t item, uint32_t worker) {
-    const uint32_t head = item / n_parts, first = item % n_parts * part;
+    const uint32_t head = item / n_parts, number = item % n_parts;
     const EntryList list = list_of(head);
+    const uint32_t first = first_of(list) + number * part;
     if (first >= list.count) return;
     const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
-    attend_pool(ctx, o, p.first_head + head, list, first, std::min(part, list.count - first), parts.low, t);
-    const uint64_t at_part = uint64_t(head * kMaxParts + first / part) * p.group;
+    attend_pool(ctx, o, p.first_head + head, list, first, std::min(list.count, first + part), parts.low, t);
+    const uint64_t at_part = uint64_t(head * kMaxParts + number) * p.group;
     std::memcpy(parts.peak + at_part, t.peak, p.group * sizeof(float));
     std::memcpy(parts.sum + at_part, t.sum, p.group * sizeof(float));
     std::memcpy(parts.out + at_part * width, t.out, p.group * width * sizeof(float));
@@ -173,7 +199,8 @@ static void attend_pool(const Context& ctx, const Attention& o) {
 
   ctx.threads.run(p.heads * p.group, [&](uint32_t query, uint32_t) {
     const uint32_t head = query / p.group;
-    const uint32_t n = static_cast<uint32_t>(ceil_div(list_of(head).count, part));
+    const EntryList list = list_of(head);
+    const uint32_t n = static_cast<uint32_t>(ceil_div(list.count - first_of(list), part));
     const uint64_t first = uint64_t(head) * kMaxParts * p.group + query % p.group;
     float peak = -kInfinity, sum = 0;
     for (uint32_t i = 0; i < n; ++i) peak = std::max(peak, parts.peak[first + i * p.group]);

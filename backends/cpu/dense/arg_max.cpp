@@ -1,21 +1,25 @@
-#include <limits>
+#include <algorithm>
+#include <bit>
 
 #include "backends/cpu/ops.h"
+#include "backends/order_bits.h"
 
 namespace thimble::cpu {
 
 void arg_max(const Context& c, const ArgMax& op) {
   for_rows(c, c.step.n_logit_rows, op.p.cols, [&](uint32_t row) {
     const float* x = data<float>(op.x) + size_t(row) * op.p.cols;
-    // Nothing is greater than a NaN or smaller than minus infinity, so both lose to all else and a tie to the
-    // first.
-    float largest = -std::numeric_limits<float>::infinity();
-    int32_t index = 0;
-    for (uint32_t i = 0; i < op.p.cols; ++i)
-      if (x[i] > largest) {
-        largest = x[i];
-        index = static_cast<int32_t>(i);
-      }
+    constexpr uint32_t kExponent = 0x7f800000;  // all of it in infinity and NaN
+    const auto order = [&](uint32_t i) { return order_bits(std::bit_cast<uint32_t>(x[i])); };
+    // As integers, which compilers compare by the vector.
+    uint32_t largest = 0, exponent = 0;
+    for (uint32_t i = 0; i < op.p.cols; ++i) {
+      exponent = std::max(exponent, std::bit_cast<uint32_t>(x[i]) & kExponent);
+      largest = std::max(largest, order(i));
+    }
+    int32_t index = -1;
+    if (exponent != kExponent)
+      for (index = 0; order(static_cast<uint32_t>(index)) != largest;) ++index;
     data<int32_t>(op.index)[row] = index;
   });
 }

@@ -4,21 +4,22 @@
 #include <atomic>
 #include <cinttypes>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <span>
 #include <thread>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "backends/checks.h"
-#include "backends/cpu/kernels.h"
-#include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/dense/matmul.h"
 #include "backends/cpu/host/measure.h"
-#include "backends/cpu/ops.h"
 #include "backends/cpu/host/thread_pool.h"
+#include "backends/cpu/kernels.h"
+#include "backends/cpu/kv_scratch.h"
+#include "backends/cpu/ops.h"
 #include "base/system.h"
 
 namespace thimble {
@@ -40,65 +41,80 @@ struct HostBuffer : Buffer {  // shows the mapped model, which nothing writes
   }
 };
 
-using Call = std::function<void(const Context&)>;
-
 struct CpuProgram : Program {
-  std::vector<std::vector<Call>> calls;  // of each segment
-  uint32_t max_rows = 0;
+  std::vector<std::vector<Op>> ops;  // of each segment
+  ProgramBounds bounds;
 };
+
+struct Run {
+  const Context& c;
+  void operator()(const Embed& op) const { embed(c, op); }
+  void operator()(const RmsNorm& op) const { rms_norm(c, op); }
+  void operator()(const Linear& op) const { linear(c, op); }
+  void operator()(const Glu& op) const { glu(c, op); }
+  void operator()(const Activation& op) const { activation(c, op); }
+  void operator()(const KvAppend& op) const { kv_append(c, op); }
+  void operator()(const CisStore& op) const { cis_store(c, op); }
+  void operator()(const KvView& op) const { kv_view(c, op); }
+  void operator()(const Attention& op) const { attention(c, op); }
+  void operator()(const KvCompact& op) const { kv_compact(c, op); }
+  void operator()(const QueryGate& op) const { query_gate(c, op); }
+  void operator()(const TokenScore& op) const { token_score(c, op); }
+  void operator()(const PageBounds& op) const { page_bounds(c, op); }
+  void operator()(const PageScore& op) const { page_score(c, op); }
+  void operator()(const Vote& op) const { vote(c, op); }
+  void operator()(const TopK& op) const { top_k(c, op); }
+  void operator()(const ArgMax& op) const { arg_max(c, op); }
+  void operator()(const LogProb& op) const { log_prob(c, op); }
+  void operator()(const Copy& op) const { copy(c, op); }
+};
+
+// Whether keys and values have a type that the KV ops read.
+bool is_supported(const Op& op) {
+  const auto halves = [](const auto&... arrays) { return ((arrays.type == DType::kF16) && ...); };
+  return std::visit(
+      [&](const auto& o) {
+        using T = std::decay_t<decltype(o)>;
+        if constexpr (std::is_same_v<T, KvView>)
+          return halves(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
+        else if constexpr (std::is_same_v<T, KvCompact>)
+          return halves(o.k, o.v, o.chunk_k, o.chunk_v);
+        else if constexpr (std::is_same_v<T, KvAppend>)
+          return halves(o.k, o.v);
+        else if constexpr (std::is_same_v<T, Attention>)
+          return o.p.source == kFromView || halves(o.k, o.v);
+        else if constexpr (std::is_same_v<T, TokenScore> || std::is_same_v<T, PageBounds>)
+          return halves(o.k);
+        else
+          return true;
+      },
+      op);
+}
 
 class CpuRecorder : public Recorder {
  public:
   explicit CpuRecorder(uint32_t max_rows) : program_(std::make_unique<CpuProgram>()) {
-    program_->max_rows = max_rows;
+    program_->bounds.max_rows = max_rows;
   }
 
-  void segment() override { program_->calls.emplace_back(); }
-  void embed(const Embed& op) override {
-    check("embed", op.table, op.table.rows, op.p.cols);
-    add(cpu::embed, op);
+  void segment() override { program_->ops.emplace_back(); }
+  void record(const Op& op) override {
+    if (!status_.ok()) return;
+    status_ = check_op(op, device_, program_->bounds);
+    if (status_.ok() && !is_supported(op))
+      status_ = error(Code::kUnsupported, "the cpu has no %s for keys and values of this type", op_name(op));
+    if (program_->ops.empty()) segment();
+    program_->ops.back().push_back(op);
   }
-  void rms_norm(const RmsNorm& op) override { add(cpu::rms_norm, op); }
-  void linear(const Linear& op) override {
-    check("linear", op.w, op.p.out_cols, op.p.in_cols);
-    add(cpu::linear, op);
-  }
-  void glu(const Glu& op) override {
-    check("glu", op.gate, op.p.out_cols, op.p.in_cols);
-    check("glu", op.up, op.p.out_cols, op.p.in_cols);
-    add(cpu::glu, op);
-  }
-  void activation(const Activation& op) override { add(cpu::activation, op); }
-  void kv_append(const KvAppend& op) override { add(cpu::kv_append, op); }
-  void cis_store(const CisStore& op) override { add(cpu::cis_store, op); }
-  void kv_view(const KvView& op) override { add(cpu::kv_view, op); }
-  void attention(const Attention& op) override { add(cpu::attention, op); }
-  void kv_compact(const KvCompact& op) override { add(cpu::kv_compact, op); }
-  void query_gate(const QueryGate& op) override { add(cpu::query_gate, op); }
-  void token_score(const TokenScore& op) override { add(cpu::token_score, op); }
-  void vote(const Vote& op) override { add(cpu::vote, op); }
-  void top_k(const TopK& op) override { add(cpu::top_k, op); }
-  void arg_max(const ArgMax& op) override { add(cpu::arg_max, op); }
-  void log_prob(const LogProb& op) override { add(cpu::log_prob, op); }
-  void copy(const Copy& op) override { add(cpu::copy, op); }
 
   Result<std::unique_ptr<Program>> finish() {
     THIMBLE_TRY(status_);
-    program_->segments = static_cast<uint32_t>(program_->calls.size());
+    program_->segments = static_cast<uint32_t>(program_->ops.size());
     return std::unique_ptr<Program>(std::move(program_));
   }
 
  private:
-  template <typename Op>
-  void add(void (*function)(const Context&, const Op&), const Op& op) {
-    if (program_->calls.empty()) segment();
-    program_->calls.back().push_back([function, op](const Context& c) { function(c, op); });
-  }
-
-  void check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
-    if (status_.ok()) status_ = check_matrix(op, w, rows, cols);
-  }
-
+  const DeviceInfo device_ = cpu_device_info();
   std::unique_ptr<CpuProgram> program_;
   Status status_;
 };
@@ -112,8 +128,8 @@ struct Workers {
 
 class CpuStream : public Stream {
  public:
-  CpuStream(std::shared_ptr<Workers> workers, std::span<std::byte> scratch)
-      : workers_(std::move(workers)), scratch_(scratch) {}
+  CpuStream(std::shared_ptr<Workers> workers, std::span<std::byte> scratch, uint32_t heads)
+      : workers_(std::move(workers)), scratch_(scratch), heads_(heads) {}
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
     return std::make_unique<CpuRecorder>(max_rows);
@@ -123,13 +139,16 @@ class CpuStream : public Stream {
     return static_cast<CpuRecorder&>(*recorder).finish();
   }
 
-  Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
+  Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step,
+                std::span<const HeadState> heads) override {
     const CpuProgram& p = static_cast<CpuProgram&>(program);
-    THIMBLE_TRY(check_submit(program, p.max_rows, first, last, step));
+    if (heads.size() != heads_)
+      return error(Code::kInternal, "a step with %zu heads, on a stream for %u", heads.size(), heads_);
+    THIMBLE_TRY(check_submit(program, p.bounds, first, last, step, heads));
     const std::lock_guard lock(workers_->queue);
-    const Context context{step, workers_->pool, scratch_};
+    const Context context{step, heads, workers_->pool, scratch_};
     for (uint32_t s = first; s < last; ++s)
-      for (const Call& call : p.calls[s]) call(context);
+      for (const Op& op : p.ops[s]) std::visit(Run{context}, op);
     return {};
   }
 
@@ -138,6 +157,7 @@ class CpuStream : public Stream {
  private:
   std::shared_ptr<Workers> workers_;
   std::span<std::byte> scratch_;
+  uint32_t heads_;
 };
 
 // What each worker's stack may come to: the ops need a tenth of it. Planned rather than measured, so that a
@@ -198,11 +218,13 @@ class CpuDevice : public Device {
     return write(destination, from);
   }
 
-  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
+  Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
     THIMBLE_LET(scratch, address(workspace));
     return std::unique_ptr<Stream>(
-        std::make_unique<CpuStream>(workers_, std::span<std::byte>(scratch, workspace.bytes)));
+        std::make_unique<CpuStream>(workers_, std::span<std::byte>(scratch, workspace.bytes), heads));
   }
+
+  bool supports(const Op& op) const override { return is_supported(op); }
 
   Result<Rates> measure() override {
     const std::lock_guard lock(workers_->queue);

@@ -108,6 +108,21 @@ void narrow(const float* x, uint16_t* y, uint32_t n) {
   for (; i + kLanes <= n; i += kLanes) store(y + i, load(x + i));
   if (i < n) store_some(y + i, load_some<float>(x + i, n - i, 0), n - i);
 }
+uint32_t saturate(const float* x, uint16_t* y, uint32_t n) {
+  constexpr float kLargest = 65504;
+  IntVec beyond{};
+  const auto bounded = [&](Vec v) {
+    beyond -= (v > kLargest) | (v < -kLargest);  // a lane that compares true is -1
+    v = v > kLargest ? broadcast(kLargest) : v;
+    return v < -kLargest ? broadcast(-kLargest) : v;
+  };
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, bounded(load(x + i)));
+  if (i < n) store_some(y + i, bounded(load_some<float>(x + i, n - i, 0)), n - i);
+  uint32_t count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) count += static_cast<uint32_t>(beyond[lane]);
+  return count;
+}
 
 // kLanes columns of kLanes rows, from column c; y's rows are kTileKeys apart.
 template <typename T>
@@ -223,6 +238,21 @@ void multiply_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const f
     multiply_columns<kBlockCols, false>(m, k, a, lda, Tile{tile}, first, c, kTileKeys);
 }
 
+void bound_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const float* lowest,
+                const float* highest, float* c) {
+  constexpr uint32_t kVectors = kTileKeys / kLanes;
+  for (uint32_t r = 0; r < m; ++r, a += lda, c += kTileKeys) {
+    Vec sums[kVectors] = {};
+    for (uint32_t i = 0; i < k; ++i) {
+      const float* keys = (a[i] < 0 ? lowest : highest) + i * kTileKeys;  // the larger of the two products
+#pragma GCC unroll 16
+      for (uint32_t v = 0; v < kVectors; ++v) sums[v] += a[i] * load(keys + v * kLanes);
+    }
+#pragma GCC unroll 16
+    for (uint32_t v = 0; v < kVectors; ++v) store(c + v * kLanes, sums[v]);
+  }
+}
+
 template <typename T>
 void add_rows(uint32_t m, uint32_t k, const float* a, const T* const* rows, uint32_t cols, float* c,
               uint32_t ldc) {
@@ -304,10 +334,12 @@ extern const KvKernels THIMBLE_KV_KERNELS;
 const KvKernels THIMBLE_KV_KERNELS = {
     .widen = widen,
     .narrow = narrow,
+    .saturate = saturate,
     .transpose_f16 = transpose<uint16_t>,
     .transpose_f32 = transpose<float>,
     .rotate_tile = rotate_tile,
     .multiply_tile = multiply_tile,
+    .bound_tile = bound_tile,
     .add_rows_f16 = add_rows<uint16_t>,
     .add_rows_f32 = add_rows<float>,
     .soften = soften,

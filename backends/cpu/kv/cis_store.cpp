@@ -9,7 +9,6 @@ namespace thimble::cpu {
 void cis_store(const Context& ctx, const CisStore& o) {
   const CisStoreParams& p = o.p;
   const StepParams& s = ctx.step;
-  const uint32_t first = p.into == kIntoPool ? s.n_entries : p.into == kIntoRing ? s.n_entries - s.n_rows : 0;
   const uint32_t columns = p.first_head + p.heads;  // of a row of scores
   const auto score = [&](uint32_t row, uint32_t head) {
     const int32_t position = s.position + static_cast<int32_t>(row);
@@ -19,9 +18,10 @@ void cis_store(const Context& ctx, const CisStore& o) {
     const float* scores = data<float>(o.score) + uint64_t(row) * columns;
     return p.share_heads ? *std::max_element(scores, scores + columns) : scores[head];
   };
-  for (uint32_t head = p.first_head; head < columns; ++head)
-    for (uint32_t row = 0; row < s.n_rows; ++row)
-      *at<float>(o.cis, head, p.capacity, first + row) = score(row, head);
+  for (uint32_t head = p.first_head; head < columns; ++head) {
+    float* cis = data<float>(o.cis) + first_row(ctx, p.into, head, p.chunk_capacity, p.head_state);
+    for (uint32_t row = 0; row < s.n_rows; ++row) cis[row] = score(row, head);
+  }
 }
 
 }  // namespace thimble::cpu

@@ -27,21 +27,22 @@ static void compact(const EntryList& list, uint32_t n_entries, std::byte* pool, 
 void kv_compact(const Context& ctx, const KvCompact& o) {
   const KvCompactParams& p = o.p;
   struct Column {
-    const Out& pool;
-    const In& chunk;
+    const View& pool;
+    const View& chunk;
     size_t bytes;  // of a row
   };
   const size_t vector = p.head_dim * sizeof(uint16_t);
-  const Column columns[] = {{o.k, o.chunk_k, vector},
-                            {o.v, o.chunk_v, vector},
+  const Column columns[] = {{o.k.values, o.chunk_k.values, vector},
+                            {o.v.values, o.chunk_v.values, vector},
                             {o.pos, o.chunk_pos, sizeof(int32_t)},
                             {o.cis, o.chunk_cis, sizeof(float)}};
   ctx.threads.run(4 * p.heads, [&](uint32_t item, uint32_t) {
     const Column& column = columns[item % 4];
     if (!column.pool) return;
     const uint32_t head = p.first_head + item / 4;
-    compact(entry_list(o.list, head, p.list_capacity, ctx.step), ctx.step.n_entries,
-            at<std::byte>(column.pool, head, p.pool_capacity, 0, column.bytes),
+    const HeadState& state = ctx.heads[p.head_state + head];
+    compact(entry_list(ctx, o.list, head, p.list_capacity, p.head_state), state.n_entries,
+            in_run<std::byte>(column.pool, state, 0, column.bytes),
             at<std::byte>(column.chunk, head, p.chunk_capacity, 0, column.bytes), column.bytes);
   });
 }

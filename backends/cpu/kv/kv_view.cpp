@@ -13,7 +13,6 @@ void kv_view(const Context& ctx, const KvView& o) {
   const KvViewParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
-  const uint32_t n_entries = ctx.step.n_entries;
   ctx.threads.run(
       static_cast<uint32_t>(ceil_div(p.view_capacity, kBlock)), [&](uint32_t block, uint32_t worker) {
         const RowScratch scratch = worker_scratch<RowScratch>(ctx.scratch.data(), worker, p.head_dim);
@@ -22,13 +21,13 @@ void kv_view(const Context& ctx, const KvView& o) {
           const uint32_t index = p.first_entry + row;
           bool ready = false;
           for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head) {
-            const EntryList list = entry_list(o.list, head, p.list_capacity, ctx.step);
+            const EntryList list = entry_list(ctx, o.list, head, p.list_capacity, p.head_state);
             if (index >= list.count) continue;
-            const uint32_t entry = list[index];
-            const bool pooled = entry < n_entries;
-            const auto source = [&](const In& pool, const In& chunk) {
-              return pooled ? at<uint16_t>(pool, head, p.pool_capacity, entry, p.head_dim)
-                            : at<uint16_t>(chunk, head, p.chunk_capacity, entry - n_entries, p.head_dim);
+            const HeadState& state = ctx.heads[p.head_state + head];
+            const uint32_t entry = list[index], n = state.n_entries;
+            const auto source = [&](const KvArray& pool, const KvArray& chunk) {
+              return entry < n ? in_run<uint16_t>(pool.values, state, entry, p.head_dim)
+                               : at<uint16_t>(chunk.values, head, p.chunk_capacity, entry - n, p.head_dim);
             };
             float* k = at<float>(o.k, head, p.view_capacity, row, p.head_dim);
             kernels.widen(source(o.pool_k, o.chunk_k), k, p.head_dim);

@@ -1,4 +1,5 @@
 // query_gate: whether this step's query is close enough to the one that made the cached selection.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -23,14 +24,18 @@ void query_gate(const Context& ctx, const QueryGate& o) {
   const uint32_t n = o.p.cols;
   GateState& gate = *data<GateState>(o.gate);
   gate.hit = 0;
-  if (!selects(s)) {
+  // Within a generation a head's entries only grow, so equal counts are equal sets of heads.
+  const auto layer = ctx.heads.subspan(o.p.head_state, o.p.heads);
+  const auto selecting = static_cast<uint32_t>(std::count_if(
+      layer.begin(), layer.end(), [&](const HeadState& head) { return selects(s, step_entries(s, head)); }));
+  if (selecting == 0) {
     gate.valid = 0;
     return;
   }
   const float* q = data<float>(o.q);
   float* cached = data<float>(o.cached);
   // More than half of the local window since the last miss: too many tokens have left it unseen.
-  if (gate.valid && gate.generation == s.generation &&
+  if (gate.valid && gate.generation == s.generation && gate.selecting == selecting &&
       s.position - gate.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
     // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
     const bool close = dot(q, cached, n) >= s.theta * std::sqrt(dot(q, q, n) * dot(cached, cached, n));
@@ -44,6 +49,7 @@ void query_gate(const Context& ctx, const QueryGate& o) {
   gate.valid = 1;
   gate.generation = s.generation;
   gate.position = s.position;
+  gate.selecting = selecting;
   std::memcpy(cached, q, n * sizeof(float));
 }
 

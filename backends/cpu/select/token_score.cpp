@@ -34,7 +34,13 @@ static void mean_query(const Context& ctx, const TokenScore& o, uint32_t head, f
 
 void token_score(const Context& ctx, const TokenScore& o) {
   const TokenScoreParams& p = o.p;
-  if (!selects(ctx.step) || selection_cached(o.gate)) return;
+  const uint32_t begin = ctx.step.n_init;
+  const auto end_of = [&](uint32_t head) {
+    return scored_end(ctx.step, ctx.heads[p.head_state + p.first_head + head], 1);
+  };
+  uint32_t last = begin;
+  for (uint32_t head = 0; head < p.heads; ++head) last = std::max(last, end_of(head));
+  if (last == begin || selection_cached(o.gate)) return;
   const KvKernels& kernels = kv_kernels();
   const uint32_t width = padded_width(p.head_dim);
   const uint32_t first_query = p.first_head * p.group, queries = p.heads * p.group;
@@ -47,17 +53,17 @@ void token_score(const Context& ctx, const TokenScore& o) {
                worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim));
   });
 
-  const uint32_t begin = ctx.step.n_init, end = middle_end(ctx.step);
-  const uint32_t items = static_cast<uint32_t>(ceil_div(end - begin, kTiles * kTileKeys));
+  const uint32_t items = static_cast<uint32_t>(ceil_div(last - begin, kTiles * kTileKeys));
   ctx.threads.run(p.heads * items, [&](uint32_t item, uint32_t worker) {
     const TileScratch t = worker_scratch<TileScratch>(tiles, worker, p.group, p.head_dim);
     const uint32_t head = item / items, first = begin + item % items * kTiles * kTileKeys;
+    const uint32_t end = std::min(end_of(head), first + kTiles * kTileKeys);
+    const HeadState& state = ctx.heads[p.head_state + p.first_head + head];
     const float* q = shared.q + uint64_t(head) * p.group * width;
-    for (uint32_t entry = first; entry < end && entry < first + kTiles * kTileKeys; entry += kTileKeys) {
+    for (uint32_t entry = first; entry < end; entry += kTileKeys) {
       const uint32_t n = std::min(kTileKeys, end - entry);
       const uint16_t* rows[kTileKeys];
-      for (uint32_t i = 0; i < n; ++i)
-        rows[i] = at<uint16_t>(o.k, p.first_head + head, p.capacity, entry + i, p.head_dim);
+      for (uint32_t i = 0; i < n; ++i) rows[i] = in_run<uint16_t>(o.k.values, state, entry + i, p.head_dim);
       kernels.transpose_f16(rows, n, p.head_dim, t.keys);
       kernels.multiply_tile(p.group, p.head_dim, q, width, t.keys, t.scores);
       for (uint32_t h = 0; h < p.group; ++h)
@@ -67,6 +73,8 @@ void token_score(const Context& ctx, const TokenScore& o) {
   });
 
   ctx.threads.run(queries, [&](uint32_t query, uint32_t) {
+    const uint32_t end = end_of(query / p.group);
+    if (end == begin) return;
     data<float>(o.lse)[first_query + query] =
         kernels.log_sum_exp(at<float>(o.scores, first_query + query, p.score_capacity, begin), end - begin);
   });

@@ -1,4 +1,5 @@
-// vote: combines the heads' scores into one vote an entry (group) or a position (layer), in the log domain.
+// vote: combines the heads' scores into one vote an entry or page (group) or a position (layer), in the log
+// domain.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -24,32 +25,45 @@ static void max_pool(const float* votes, uint32_t n, uint32_t window, const Writ
 
 static void group_vote(const Context& ctx, const Vote& o) {
   const VoteParams& p = o.p;
-  const uint32_t begin = ctx.step.n_init, end = middle_end(ctx.step), n = step_entries(ctx.step);
+  const uint32_t begin = ctx.step.n_init;
+  const auto end_of = [&](uint32_t head) {
+    return scored_end(ctx.step, ctx.heads[p.head_state + head], p.page);
+  };
+  uint32_t last = begin;
+  for (uint32_t head = 0; head < p.heads; ++head) last = std::max(last, end_of(head));
   constexpr uint32_t kBlock = 1024;
-  const uint32_t blocks = static_cast<uint32_t>(ceil_div(end - begin, kBlock));
+  const uint32_t blocks = static_cast<uint32_t>(ceil_div(last - begin, kBlock));
   ctx.threads.run(p.heads * blocks, [&](uint32_t item, uint32_t) {
     const uint32_t head = item / blocks, first = begin + item % blocks * kBlock, query = head * p.group;
+    const uint32_t end = end_of(head);
+    if (first >= end) return;
     kv_kernels().vote(at<float>(o.scores, query, p.score_capacity, first), p.score_capacity, p.group,
                       data<float>(o.lse) + query, std::min(kBlock, end - first),
                       at<float>(o.votes, head, p.vote_capacity, first));
   });
+  uint64_t candidates = 0;  // of all heads
+  for (uint32_t head = 0; head < p.heads; ++head) candidates += end_of(head) - begin;
   ScratchLayout layout(ctx.scratch.data());
-  const uint32_t candidates = end - begin;
-  const WindowScratch scratch(layout, p.window > 1 ? uint64_t(p.heads) * candidates : 0);
+  const WindowScratch scratch(layout, p.window > 1 ? candidates : 0);
   ctx.threads.run(p.heads, [&](uint32_t head, uint32_t) {
+    const uint32_t end = end_of(head);
+    if (end == begin) return;
     float* votes = at<float>(o.votes, head, p.vote_capacity, 0);
     std::fill(votes, votes + begin, -kInfinity);
-    std::fill(votes + end, votes + n, -kInfinity);
+    std::fill_n(votes + end, ctx.step.n_local, -kInfinity);
     if (p.window <= 1) return;
-    float* copy = scratch.votes + uint64_t(head) * candidates;
-    std::memcpy(copy, votes + begin, candidates * sizeof(float));
-    max_pool(copy, candidates, p.window, [&](uint32_t i, float vote) { votes[begin + i] = vote; });
+    float* copy = scratch.votes;
+    for (uint32_t before = 0; before < head; ++before) copy += end_of(before) - begin;
+    std::memcpy(copy, votes + begin, (end - begin) * sizeof(float));
+    max_pool(copy, end - begin, p.window, [&](uint32_t i, float vote) { votes[begin + i] = vote; });
   });
 }
 
 static void layer_vote(const Context& ctx, const Vote& o) {
   const VoteParams& p = o.p;
-  const uint32_t begin = ctx.step.n_init, end = middle_end(ctx.step), queries = p.heads * p.group;
+  const uint32_t begin = ctx.step.n_init, queries = p.heads * p.group;
+  const uint32_t end = scored_end(ctx.step, ctx.heads[p.head_state], 1);  // the same for all heads
+  if (end == begin) return;
   const uint32_t positions = static_cast<uint32_t>(ctx.step.position) + ctx.step.n_rows;
   float* const votes = data<float>(o.votes);
   ctx.threads.run(
@@ -59,7 +73,7 @@ static void layer_vote(const Context& ctx, const Vote& o) {
         const uint32_t n = std::min(kVotePositions, positions - item * kVotePositions);
         std::fill_n(scratch.scores, uint64_t(queries) * kVotePositions, -kInfinity);
         for (uint32_t head = 0; head < p.heads; ++head) {
-          const int32_t* pos = at<int32_t>(o.pos, head, p.capacity, 0);
+          const int32_t* pos = in_run<int32_t>(o.pos, ctx.heads[p.head_state + head], 0);
           const uint32_t from = static_cast<uint32_t>(std::lower_bound(pos + begin, pos + end, first) - pos);
           const uint32_t to = static_cast<uint32_t>(
               std::lower_bound(pos + from, pos + end, first + static_cast<int32_t>(n)) - pos);
@@ -86,8 +100,8 @@ static void layer_vote(const Context& ctx, const Vote& o) {
 }
 
 void vote(const Context& ctx, const Vote& o) {
-  if (!selects(ctx.step) || selection_cached(o.gate)) return;
-  if (ctx.step.vote_scope == kVoteGroup)
+  if (selection_cached(o.gate)) return;
+  if (o.p.scope == kVoteGroup)
     group_vote(ctx, o);
   else
     layer_vote(ctx, o);

@@ -3,6 +3,7 @@
 // of waits, so whatever can be read early is.
 #include "backends/cuda/attention/attention.h"
 #include "backends/cuda/attention/pool_rows.cuh"
+#include "backends/cuda/head_blocks.cuh"
 #include "backends/cuda/rope.cuh"
 
 namespace thimble::cuda {
@@ -139,10 +140,27 @@ template <uint32_t kLanes>
 constexpr bool kHasRoom = kLanes <= 16;
 
 // What a block's rows come to: for each of its query heads the output before its division by the sum, and
-// {maximum, sum}. [query heads][splits] each; where a block had no rows the maximum is -inf and all else 0.
+// {maximum, sum}. [query heads][blocks of the KV head] each; where a block had no rows the maximum is -inf
+// and all else 0.
 struct Parts {
   float* out;  // head_dim each
   float2* peak_and_sum;
+  // The first part of a query head, numbered within its group.
+  __device__ static uint32_t first(const HeadBlocks& own, uint32_t group, uint32_t query_head) {
+    return own.first * group + query_head * own.count;
+  }
+};
+
+// By how many entries a head that this op works on is attended; `heads`: its rows of the table, from
+// first_head on. Of a list that is only known when it has been made, how long it may be.
+struct Attended {
+  const HeadState* heads;
+  uint32_t n_rows, most;
+  __device__ Attended(const StepParams& s, const HeadState* table, const AttentionParams& p, bool has_list)
+      : heads(table + p.first_head), n_rows(s.n_rows), most(has_list ? p.list_capacity - 1 : ~0u) {
+    if (p.window) most = min(most, p.window);
+  }
+  __device__ uint32_t operator()(uint32_t head) const { return min(heads[head].n_entries + n_rows, most); }
 };
 
 // Peak and sum of several parts, and the factor of each part's output. 0 stands for no rows, whose output may
@@ -160,11 +178,11 @@ __device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[k
   return all;
 }
 
-// Block (split, KV head and pass over its group).
+// Block (one of a KV head's, pass over its group).
 template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
 static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
-    attend_pool_kernel(const StepParams* step, AttentionParams p, const float* q, const uint16_t* k,
-                       const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
+    attend_pool_kernel(const StepParams* step, const HeadState* table, AttentionParams p, const float* q,
+                       const uint16_t* k, const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
   using S = Step<kLanes, kHeads>;
   constexpr uint32_t kWarps = kMostWarps<kLanes, kHeads>;
   extern __shared__ uint4 shared[];  // [warps] stream and a step's weights, table, queries
@@ -183,17 +201,25 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   // lacks it.
   const float factor = by_list && rope.pairs ? rope.factor() : 1;
   const StepParams s = *step;
+  const HeadBlocks own_blocks =
+      blocks_around(blockIdx.x, gridDim.x, p.heads, Attended(s, table, p, lists != nullptr));
+  const HeadState state = table[p.first_head + min(own_blocks.head, p.heads - 1)];
   await_predecessor();
+  if (own_blocks.head == p.heads) {  // left over
+    commit_copies();
+    return wait_copies<0>();
+  }
 
-  const uint32_t head = p.first_head + blockIdx.y, first_head = blockIdx.z * kHeads;
+  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.y * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
-  const EntryList list = entry_list(lists, head, p.list_capacity, s);
+  EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   // A full list has the warp's first entries where its capacity says, so they are on their way with the
   // count.
-  const uint32_t place = warp * gridDim.x + blockIdx.x;
-  const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, gridDim.x * warps, S::kRows);
+  const uint32_t all_warps = own_blocks.count * warps,
+                 place = warp * own_blocks.count + blockIdx.x - own_blocks.first;
+  const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, all_warps, S::kRows);
   uint32_t entry = list.entries ? list.entries[min(full_first + lane, p.list_capacity - 2)] : 0;
   const uint32_t own_position = static_cast<uint32_t>(s.position);
   const float2* low_half = rope.table;
@@ -207,11 +233,15 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 
   const uint32_t chunk = lane % kLanes, side = lane / kLanes;
   const LanePairs<kPairs> pairs{4 * chunk, rope.pairs, p.rope.pairing};
-  const uint32_t share = rows_per_warp(list.count, gridDim.x * warps, S::kRows);
+  // Only differences of list indices turn anything, so they may count from the window's first entry.
+  const uint32_t hidden = p.window && list.count > p.window ? list.count - p.window : 0;
+  list.count -= hidden;
+  if (list.entries) list.entries += hidden;
+  const uint32_t share = rows_per_warp(list.count, all_warps, S::kRows);
   const uint32_t first = min(place * share, list.count), end = min(first + share, list.count);
   if (!list.entries)
     entry = first + lane;
-  else if (first != full_first && first + lane < end)
+  else if (first + hidden != full_first && first + lane < end)
     entry = list[first + lane];
   // The position that the query has against the keys of a tile, all rotated by their place in it. Its angles
   // are the product of a row of the table's high half, asked for ahead, and one of the low half.
@@ -223,8 +253,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       load_angles(rope.table + uint64_t(64 + position / 64) * rope.pairs + first_pair, high);
   };
   if (first < end) ask_high(query_position(first - first % kTile));
-  Stream<kLanes, kHeads> stream({k, v}, uint64_t(head) * p.capacity * p.head_dim, p.head_dim, list.entries,
-                                first, end, entry, own);
+  const uint64_t run = uint64_t(state.first) + (list.entries ? 0 : hidden);
+  Stream<kLanes, kHeads> stream({k, v}, run * p.head_dim, p.head_dim, list.entries, first, end, entry, own);
 
   const KeyTurn<kPairs> turn(pairs, low_half, by_list);
   float query[kHeads][8];  // the lane's pairs: four x, four y
@@ -377,27 +407,43 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
                total.w + x.w * factors[w]};
     }
-    const uint64_t part = uint64_t(blockIdx.y * p.group + first_head + h) * gridDim.x + blockIdx.x;
+    const uint64_t part = Parts::first(own_blocks, p.group, first_head + h) + blockIdx.x - own_blocks.first;
     reinterpret_cast<float4*>(parts.out + part * p.head_dim)[four] = total;
     if (four == 0) parts.peak_and_sum[part] = of_all;
   }
 }
 
 // Block: one query head; thread: a channel, and every warp finds peak and sum for itself.
-static __global__ void combine_parts_kernel(uint32_t splits, uint32_t head_dim, Parts parts, float* y) {
-  begin_kernel();
-  constexpr uint32_t kAtOnce =
-      16;  // under way: a card of 132 multiprocessors has 16 parts for each of 8 KV heads
+static __global__ void combine_parts_kernel(const StepParams* step, const HeadState* table, AttentionParams p,
+                                            bool has_list, uint32_t blocks, Parts parts, float* y) {
+  release_successor();
+  const HeadBlocks own_blocks =
+      blocks_of_head(blockIdx.x / p.group, blocks, p.heads, Attended(*step, table, p, has_list));
+  const uint32_t head_dim = p.head_dim, splits = own_blocks.count,
+                 own_parts = Parts::first(own_blocks, p.group, blockIdx.x % p.group);
+  await_predecessor();
+  // A card of 132 multiprocessors has 16 parts for each of 8 equal KV heads, and up to 125 for one that holds
+  // nearly all entries: its next ones are under way while some are added.
+  constexpr uint32_t kAtOnce = 16;
   const uint32_t lane = threadIdx.x % kWarp, c = min(threadIdx.x, head_dim - 1);
-  float peak = -kInfinity, sum = 0, total = 0;
-  for (uint32_t first = 0; first < splits; first += kAtOnce) {
-    const uint64_t part = uint64_t(blockIdx.x) * splits + first;
-    float2 own{-kInfinity, 0};
-    if (lane < kAtOnce && first + lane < splits) own = parts.peak_and_sum[part + lane];
-    float x[kAtOnce];
+  float next[kAtOnce];
+  float2 next_own;
+  const auto ask = [&](uint32_t first) {
+    const uint64_t part = uint64_t(own_parts) + first;
+    next_own = {-kInfinity, 0};
+    if (lane < kAtOnce && first + lane < splits) next_own = parts.peak_and_sum[part + lane];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i)
-      x[i] = first + i < splits ? parts.out[(part + i) * head_dim + c] : 0;
+      next[i] = first + i < splits ? parts.out[(part + i) * head_dim + c] : 0;
+  };
+  ask(0);
+  float peak = -kInfinity, sum = 0, total = 0;
+  for (uint32_t first = 0; first < splits; first += kAtOnce) {
+    const float2 own = next_own;
+    float x[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) x[i] = next[i];
+    if (first + kAtOnce < splits) ask(first + kAtOnce);
     const float top = fmaxf(peak, warp_max(own.x));
     const float factor = own.x > -kInfinity ? exp2f(own.x - top) : 0,
                 shrink = peak > -kInfinity ? exp2f(peak - top) : 0;
@@ -425,12 +471,14 @@ static void attend(const Launch& l, const Attention& op) {
   const uint32_t warps = pool_warps(l.card, kMostWarps<kLanes, kHeads>, kBytes, block_bytes);
   const uint32_t queries = p.heads * p.group;
   float* const out = reinterpret_cast<float*>(l.scratch);
-  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(queries) * grid.splits * p.head_dim)};
-  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, grid.blocks(p.heads), warps * kWarp,
-         warps * kBytes + block_bytes, l.step, p, data<float>(op.q), data<uint16_t>(op.k),
-         data<uint16_t>(op.v), data<uint32_t>(op.list), rope, parts);
-  launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, grid.splits,
-         p.head_dim, parts, data<float>(op.y) + p.first_head * p.group * p.head_dim);
+  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(grid.blocks) * p.group * p.head_dim)};
+  const HeadState* const heads = l.heads + p.head_state;
+  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, dim3(grid.blocks, grid.passes), warps * kWarp,
+         warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q), data<uint16_t>(op.k.values),
+         data<uint16_t>(op.v.values), data<uint32_t>(op.list), rope, parts);
+  launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
+         heads, p, bool(op.list), grid.blocks, parts,
+         data<float>(op.y) + p.first_head * p.group * p.head_dim);
 }
 
 template <uint32_t kLanes, uint32_t kHeads>

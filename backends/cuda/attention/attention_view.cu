@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
   if (b.empty) return;
   const ViewPass pass(*step, o, b.head);
   const uint32_t head_dim = o.p.head_dim;
-  const uint64_t own = uint64_t(b.head) * o.p.capacity * head_dim;
+  const uint64_t own = uint64_t(b.head) * o.p.view_capacity * head_dim;
   const auto load = [&](__half* to, const __half* from, uint32_t tile) {
     load_tile<kDim, kWide>(to, from + own + uint64_t(tile) * kKeys * head_dim, pass.keys - tile * kKeys,
                            head_dim);
@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
     uint32_t weights[T::kRows][kKeys / 16][4];
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
-      if ((tile + 1) * kKeys > b.all_see)
-        rows[r].mask(o, pass, first_vector + 16 * r, tile * kKeys, scores[r]);
+      if (needs_mask<kKeys>(b, tile)) rows[r].mask(o, pass, first_vector + 16 * r, tile * kKeys, scores[r]);
       rows[r].rescale(rows[r].soften(scores[r]));
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n)
@@ -154,8 +153,9 @@ __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
   float peak = pass.first ? -kInfinity : ml->x, sum = 0, out[kMostChannels] = {};
 #pragma unroll 4
   for (uint32_t part = 0; part < o.parts; ++part) peak = fmaxf(peak, o.part_ml[part_at(part)].x);
+  const float base = peak == -kInfinity ? 0 : peak;  // the row has seen no key yet
   const auto add = [&](const float* from, float2 from_ml) {
-    const float weight = fast_exp2(from_ml.x - peak);
+    const float weight = fast_exp2(from_ml.x - base);
     sum += from_ml.y * weight;
 #pragma unroll
     for (int i = 0; i < kMostChannels; ++i)
@@ -185,7 +185,7 @@ uint64_t part_out_bytes(uint64_t vectors, uint32_t head_dim) {
 template <typename Put>
 void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_t keys, Put put) {
   const uint32_t blocks = o.p.heads * static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));
-  const uint32_t tiles = static_cast<uint32_t>(ceil_div(o.p.capacity, keys));
+  const uint32_t tiles = static_cast<uint32_t>(ceil_div(o.p.view_capacity, keys));
   o.parts = std::max(1u, std::min(l.card.multiprocessors / blocks, tiles));
   o.part_out = reinterpret_cast<float*>(l.scratch);
   o.part_ml = reinterpret_cast<float2*>(
@@ -214,10 +214,11 @@ uint64_t attend_view_scratch(const ModelShape& m, const SessionShape&, const Car
 void attend_view(const Launch& l, const Attention& op) {
   const uint32_t dh = op.p.head_dim;
   const ViewAttention o{.p = op.p,
+                        .heads = l.heads + op.p.head_state,
                         .rope = {data<float2>(op.rope), op.p.rope.n_rot / 2},
                         .q = data<float>(op.q),
-                        .k = data<__half>(op.k),
-                        .v = data<__half>(op.v),
+                        .k = data<__half>(op.k.values),
+                        .v = data<__half>(op.v.values),
                         .lists = data<uint32_t>(op.list),
                         .y = data<float>(op.y),
                         .ml = data<float2>(op.ml),

@@ -14,6 +14,7 @@ namespace thimble::cuda {
 // `parts`, each attended on its own; combine_parts() then makes one softmax of them.
 struct ViewAttention {
   AttentionParams p;
+  const HeadState* heads;  // of KV head 0 and those behind it
   Rope rope;
   const float* q;
   const __half *k, *v;
@@ -41,25 +42,35 @@ struct ViewPass {
 
   __device__ ViewPass(const StepParams& step, const ViewAttention& o, uint32_t head)
       : n_rows(step.n_rows), first_entry(o.p.first_entry) {
-    const uint32_t count = entry_list(o.lists, head, o.p.list_capacity, step).count;
+    const uint32_t count =
+        entry_list(o.lists, head, o.p.list_capacity, step_entries(step, o.heads[head])).count;
     first_index = count - n_rows;
-    keys = count > first_entry ? min(count - first_entry, o.p.capacity) : 0;
+    keys = count > first_entry ? min(count - first_entry, o.p.view_capacity) : 0;
     first = first_entry == 0;
-    last = first_entry + o.p.capacity >= count;
+    last = first_entry + o.p.view_capacity >= count;
+    window = o.p.window;
   }
-  // View rows that a step's row sees.
+  // The view rows [hidden, visible) are what a step's row sees.
   __device__ uint32_t visible(uint32_t row) const {
     const uint32_t seen = first_index + row + 1;
     return seen > first_entry ? min(keys, seen - first_entry) : 0;
   }
+  __device__ uint32_t hidden(uint32_t row) const {
+    const uint32_t seen = first_index + row + 1;
+    if (window == 0 || seen <= first_entry || seen - first_entry <= window) return 0;
+    return min(keys, seen - first_entry - window);
+  }
+
+ private:
+  uint32_t window;
 };
 
 // A block's share: kVectors query vectors of one KV head from `first_vector` on, and their tiles of kKeys
 // keys in one part.
 struct ViewBlock {
   uint32_t head, first_vector, first_tile, end_tile;
-  uint32_t all_see;  // view rows that every vector of the block sees: tiles behind need a mask
-  bool empty;        // nothing to do, not even a result to pass on
+  uint32_t all_from, all_see;  // every vector of the block sees these view rows: other tiles need a mask
+  bool empty;                  // nothing to do, not even a result to pass on
 };
 template <int kVectors, int kKeys>
 __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) {
@@ -73,11 +84,19 @@ __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) 
   if (b.empty) return b;
   b.first_vector = (blocks - 1 - from_end) * kVectors;
   const uint32_t last_vector = min(b.first_vector + kVectors, vectors) - 1;
-  const uint32_t tiles = (pass.visible(last_vector / o.p.group) + kKeys - 1) / kKeys;
-  b.first_tile = tiles * blockIdx.y / o.parts;
-  b.end_tile = tiles * (blockIdx.y + 1) / o.parts;
-  b.all_see = pass.visible(b.first_vector / o.p.group);
+  const uint32_t first_row = b.first_vector / o.p.group, last_row = last_vector / o.p.group;
+  const uint32_t before = pass.hidden(first_row) / kKeys,
+                 tiles = (pass.visible(last_row) + kKeys - 1) / kKeys - before;
+  b.first_tile = before + tiles * blockIdx.y / o.parts;
+  b.end_tile = before + tiles * (blockIdx.y + 1) / o.parts;
+  b.all_from = pass.hidden(last_row);
+  b.all_see = pass.visible(first_row);
   return b;
+}
+// Whether some vector of the block does not see all of a tile.
+template <int kKeys>
+__device__ bool needs_mask(const ViewBlock& b, uint32_t tile) {
+  return (tile + 1) * kKeys > b.all_see || tile * kKeys < b.all_from;
 }
 
 // Rotates, scales and rounds kVectors query vectors: store(0 to kVectors - 1, channel, value) gets each of
@@ -168,12 +187,13 @@ struct RunningSoftmax {
                        uint32_t first_key, float (&scores)[kTiles][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t visible = pass.visible(vector_of_lane(first_vector, half) / o.p.group);
+      const uint32_t row = vector_of_lane(first_vector, half) / o.p.group, hidden = pass.hidden(row),
+                     seen = pass.visible(row) - min(hidden, pass.visible(row));
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          if (first_key + 8 * n + column_of_lane() + i >= visible) scores[n][2 * half + i] = -kInfinity;
+          if (first_key + 8 * n + column_of_lane() + i - hidden >= seen) scores[n][2 * half + i] = -kInfinity;
     }
   }
 

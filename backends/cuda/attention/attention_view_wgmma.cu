@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         arrive_and_expect(ring.full + stage, S::kTile);
         for (int box = 0; box < S::kBoxes; ++box)
           copy_box(ring.tiles + stage * S::kTile + box * kKeys * S::kRow, map, 64 * box,
-                   b.head * o.p.capacity + (b.first_tile + i) * kKeys, ring.full + stage);
+                   b.head * o.p.view_capacity + (b.first_tile + i) * kKeys, ring.full + stage);
       };
       for (uint32_t i = 0; i < tiles; ++i) {
         load(keys, k_map, i);
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto soften = [&](uint32_t i) {
       const uint32_t tile = b.first_tile + i;
-      if ((tile + 1) * kKeys > b.all_see) softmax.mask(o, pass, of_warp, tile * kKeys, scores);
+      if (needs_mask<kKeys>(b, tile)) softmax.mask(o, pass, of_warp, tile * kKeys, scores);
       return softmax.soften(scores);
     };
     const auto pack_weights = [&] {
@@ -207,7 +207,7 @@ void attend(const Launch& l, const ViewAttention& o, dim3 blocks) {
   CUtensorMap maps[2] = {};
   const __half* const matrices[] = {o.k, o.v};
   for (int i = 0; i < 2 && *l.error == cudaSuccess; ++i)
-    *l.error = make_tensor_map(maps[i], matrices[i], uint64_t(o.p.first_head + o.p.heads) * o.p.capacity,
+    *l.error = make_tensor_map(maps[i], matrices[i], uint64_t(o.p.first_head + o.p.heads) * o.p.view_capacity,
                                kDim, kKeys);
   launch(l, attend_wgmma_kernel<kDim>, blocks, kThreads, Shared<kDim>::kBytes, l.step, o, maps[0], maps[1]);
 }

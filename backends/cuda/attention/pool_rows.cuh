@@ -20,8 +20,8 @@ struct Step {
   static constexpr uint32_t kChunks = kRows * kLanes;   // 16 bytes each
 };
 
-// Rows that each of `warps` warps takes of n, whole steps. Warp w of block b takes share w * blocks + b, so a
-// short list still occupies all blocks.
+// Rows that each of `warps` warps takes of n, whole steps. Warp w of a head's block b takes share w * blocks
+// + b, so a short list still occupies all blocks.
 __device__ inline uint32_t rows_per_warp(uint32_t n, uint32_t warps, uint32_t step_rows) {
   const uint32_t rows = (n + warps - 1) / warps;
   return (rows + step_rows - 1) / step_rows * step_rows;
@@ -37,7 +37,7 @@ class RowStream {
   static constexpr uint32_t kBytes = kStages * kArrays * S::kChunks * 16;  // of shared memory, for each warp
   static constexpr int kCopies = kStages;  // groups of copies that the constructor commits
 
-  // `head_start`: elements before the KV head's first row in each array. `list`: null where entry i is i.
+  // `head_start`: elements before the head's row 0 in each array. `list`: null where entry i is i.
   // `entry`: of row first + lane, if there is such a row. `ring`: kBytes.
   __device__ RowStream(const uint16_t* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
                        const uint32_t* list, uint32_t first, uint32_t end, uint32_t entry, void* ring)
@@ -141,9 +141,8 @@ __device__ inline float sum_across(float (&x)[kLanes]) {
 // How a launch over all KV heads covers the card: one block on each multiprocessor, as many warps as
 // registers and shared memory hold. Host side.
 struct PoolGrid {
+  uint32_t blocks;  // of all KV heads, shared among them by their entries (head_blocks.cuh)
   uint32_t passes;  // over a KV head's group, `heads` query heads at once
-  uint32_t splits;  // blocks that share one KV head's rows
-  dim3 blocks(uint32_t kv_heads) const { return {splits, kv_heads, passes}; }
 };
 inline constexpr uint32_t kMostPoolHeads = 8;
 
@@ -154,7 +153,7 @@ inline uint32_t most_pool_blocks(const ModelShape& m, const Card& card) {
 
 inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, uint32_t heads) {
   const uint32_t passes = static_cast<uint32_t>(ceil_div(group, heads));
-  return {passes, std::max(1u, card.multiprocessors / (kv_heads * passes))};
+  return {std::max(kv_heads, card.multiprocessors / passes), passes};
 }
 // A multiple of 4, for a multiprocessor's four schedulers.
 inline uint32_t pool_warps(const Card& card, uint32_t most, uint64_t bytes_per_warp,

@@ -1,4 +1,4 @@
-// arg_max: the column of each row's largest element, the lower one of equals.
+// arg_max: the column of each row's largest element, the lower one of equals; -1 where any is not finite.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/order.cuh"
@@ -10,8 +10,15 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kParts = kWarp;  // blocks a row: one lane each when they are merged
 
 // The best element of a part of a row: its order_bits, then the complement of its column. 0: the part is
-// empty.
+// empty. An element that is not finite is better than
+// all others, and its column is -1.
 using Best = unsigned long long;
+constexpr Best kNotFinite = Best(~0u) << 32;
+static_assert(~static_cast<uint32_t>(kNotFinite) == ~0u);
+
+__device__ Best best_of(float x, uint32_t column) {
+  return fabsf(x) < kInfinity ? Best(order_bits(x)) << 32 | ~column : kNotFinite;
+}
 
 __device__ Best warp_best(Best best) {
 #pragma unroll
@@ -28,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
   Best best = 0;
 #pragma unroll 8
   for (uint32_t c = part * kThreads + threadIdx.x; c < cols; c += kParts * kThreads)
-    best = max(best, Best(order_bits(from[c])) << 32 | ~c);
+    best = max(best, best_of(from[c], c));
   best = warp_best(best);
   __shared__ Best warps[kThreads / kWarp];
   if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = best;

@@ -14,8 +14,8 @@
 #include "backends/cuda/host/card_memory.h"
 #include "backends/cuda/host/cuda_stream.h"
 #include "backends/cuda/host/measure.h"
-#include "backends/cuda/ops.h"
 #include "backends/cuda/host/store_step.h"
+#include "backends/cuda/ops.h"
 
 namespace thimble {
 namespace cuda {
@@ -88,6 +88,36 @@ uint64_t free_bytes(int index, uint64_t total) {
   return std::min(free_card_bytes(index).value_or(total), total);
 }
 
+// Rows of the pool are read in pieces of 16 bytes.
+constexpr uint32_t kMostHeadDim = 256;
+bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
+
+// Whether there is a kernel for an op.
+struct HasOp {
+  static bool takes(const KvArray& a, uint32_t head_dim) {
+    return a.type == DType::kF16 && takes_heads_of(head_dim);
+  }
+  bool operator()(const KvAppend& op) const {
+    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+  }
+  bool operator()(const KvView& op) const {
+    return takes(op.pool_k, op.p.head_dim) && takes(op.pool_v, op.p.head_dim);
+  }
+  bool operator()(const Attention& op) const {
+    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+  }
+  bool operator()(const KvCompact& op) const {
+    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+  }
+  bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const PageBounds& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
+  template <typename Any>
+  bool operator()(const Any&) const {
+    return true;
+  }
+};
+
 class CudaDevice : public Device {
  public:
   CudaDevice(const Card& card, DeviceInfo info)
@@ -125,9 +155,8 @@ class CudaDevice : public Device {
   bool lost() const { return state_->lost; }
 
   Result<Needs> needs(const ModelShape& m, const SessionShape& s) const override {
-    // Rows of the pool are read in pieces of 16 bytes, and a grid has at most 65535 rows.
-    constexpr uint32_t kMostHeadDim = 256, kMostGroup = 16, kMostChunk = 65535;
-    if (m.head_dim > kMostHeadDim || m.head_dim % 8 != 0 || m.heads > kMostGroup * m.kv_heads)
+    constexpr uint32_t kMostGroup = 16, kMostChunk = 65535;  // a grid has at most 65535 rows
+    if (!takes_heads_of(m.head_dim) || m.heads > kMostGroup * m.kv_heads)
       return error(Code::kUnsupported,
                    "the model has heads of %u and %u query heads to %u KV heads; cuda takes heads of a "
                    "multiple of 8, at most "
@@ -137,8 +166,8 @@ class CudaDevice : public Device {
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);
     uint64_t scratch = 0;
-    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, vote_scratch,
-                                  top_k_scratch, arg_max_scratch})
+    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch,
+                                  vote_scratch, top_k_scratch, arg_max_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),
@@ -197,10 +226,12 @@ class CudaDevice : public Device {
     return state_->check(cudaStreamSynchronize(staging_.stream), "copying");
   }
 
-  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
+  Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
     if (workspace.bytes) THIMBLE_TRY(check_view(workspace));
-    return cuda::open_stream(state_, workspace);
+    return cuda::open_stream(state_, info_, workspace, heads);
   }
+
+  bool supports(const Op& op) const override { return std::visit(HasOp(), op); }
 
   Result<Rates> measure() override {
     THIMBLE_TRY(state_->use());

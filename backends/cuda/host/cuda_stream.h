@@ -7,8 +7,9 @@
 
 namespace thimble::cuda {
 
-// `scratch` is what the ops work in; it outlives the stream.
-Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<const CardState>, View scratch);
+// `scratch` is what the ops work in; it outlives the stream. `heads`: rows of the table of HeadState.
+Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<const CardState>, const DeviceInfo&, View scratch,
+                                            uint32_t heads);
 
 // Device memory that the programs of one session take, beside the arenas.
 uint64_t program_bytes(const ModelShape&);

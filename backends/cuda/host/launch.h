@@ -36,8 +36,8 @@ T* data(const View& v) {
 struct Launch {
   cudaStream_t stream = nullptr;
   const StepParams* step = nullptr;  // device memory; kernels read it, the host cannot
+  const HeadState* heads = nullptr;  // the same: the table of all layers
   uint32_t max_rows = 0;             // grids are made for as many rows; StepParams says how many there are
-  uint32_t vote_scope = kVoteLayer;  // of all steps that this recording is for
   std::byte* scratch = nullptr;      // device memory, 256-byte aligned, as large as needs() said
   Card card;
   cudaError_t* error = nullptr;  // the first error sticks

@@ -11,7 +11,7 @@ namespace thimble::cuda {
 void append_token(const Launch& l, const KvAppend& append, const Copy* copy, const QueryGate* gate) {
   constexpr uint32_t kThreads = QueryGateTask<float4>::kThreads;
   const bool quads = gate && in_quads(*gate);
-  launch_side_by_side(l, kThreads, quads ? QueryGateTask<float4>(*gate) : QueryGateTask<float4>(),
+  launch_side_by_side(l, kThreads, quads ? QueryGateTask<float4>(l, *gate) : QueryGateTask<float4>(),
                       KvAppendTask(l, append, kThreads), copy ? CopyTask(l, *copy, kThreads) : CopyTask());
   if (gate && !quads) query_gate(l, *gate);
 }

@@ -8,12 +8,17 @@ namespace {
 
 constexpr uint32_t kThreads = 128;
 
-__global__ void cis_store_kernel(const StepParams* step, CisStoreParams p, const float* score, float* cis) {
-  begin_kernel();
-  const StepParams& s = *step;
+// `heads`: of KV head 0 and those behind it.
+__global__ void cis_store_kernel(const StepParams* step, const HeadState* heads, CisStoreParams p,
+                                 const float* score, float* cis) {
+  const StepParams s = begin_kernel(step);
   const uint32_t row = blockIdx.x * kThreads + threadIdx.x, head = p.first_head + blockIdx.y;
   if (row >= s.n_rows) return;
-  const uint32_t first = p.into == kIntoPool ? s.n_entries : p.into == kIntoRing ? s.n_entries - s.n_rows : 0;
+  const HeadState state = heads[head];
+  const uint64_t behind = uint64_t(state.first) + state.n_entries,
+                 first = p.into == kIntoPool   ? behind
+                         : p.into == kIntoRing ? behind - s.n_rows
+                                               : uint64_t(head) * p.chunk_capacity;
   const int32_t position = s.position + static_cast<int32_t>(row);
   float value;
   if (p.kind == kCisPosition) {
@@ -28,14 +33,15 @@ __global__ void cis_store_kernel(const StepParams* step, CisStoreParams p, const
       for (uint32_t other = 1; other < columns; ++other)
         if (value < scores[other]) value = scores[other];
   }
-  cis[uint64_t(head) * p.capacity + first + row] = value;
+  cis[first + row] = value;
 }
 
 }  // namespace
 
 void cis_store(const Launch& l, const CisStore& op) {
   const dim3 blocks(static_cast<uint32_t>(ceil_div(l.max_rows, kThreads)), op.p.heads);
-  launch(l, cis_store_kernel, blocks, kThreads, 0, l.step, op.p, data<float>(op.score), data<float>(op.cis));
+  launch(l, cis_store_kernel, blocks, kThreads, 0, l.step, l.heads + op.p.head_state, op.p,
+         data<float>(op.score), data<float>(op.cis));
 }
 
 }  // namespace thimble::cuda

@@ -9,19 +9,23 @@ namespace thimble::cuda {
 struct KvAppendTask {
   uint32_t blocks;
   KvAppendParams p;
+  const HeadState* heads;  // of KV head 0 and those behind it
   Rope rope;
   const float* qkv;
   __half *k, *v;
   int32_t* pos;
+  uint32_t* saturated;
 
   KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
       : blocks(static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.heads, threads / kWarp))),
         p(op.p),
+        heads(l.heads + op.p.head_state),
         rope{data<float2>(op.rope), op.p.rope.n_rot / 2},
         qkv(data<float>(op.qkv)),
-        k(data<__half>(op.k)),
-        v(data<__half>(op.v)),
-        pos(data<int32_t>(op.pos)) {}
+        k(data<__half>(op.k.values)),
+        v(data<__half>(op.v.values)),
+        pos(data<int32_t>(op.pos)),
+        saturated(data<uint32_t>(op.saturated)) {}
 
   // Channel c of a head's key, rotated.
   __device__ float rotated(const float* key, uint32_t c, uint32_t position) const {
@@ -34,26 +38,43 @@ struct KvAppendTask {
     return second ? x * angle.y + y * angle.x : x * angle.x - y * angle.y;
   }
 
+  // What is beyond f16's range becomes its largest number, and counts.
+  __device__ static __half narrowed(float x, uint32_t& beyond) {
+    constexpr float kLargest = 65504;
+    if (fabsf(x) > kLargest) {
+      ++beyond;
+      x = copysignf(kLargest, x);
+    }
+    return __float2half_rn(x);
+  }
+
   __device__ void operator()(const StepParams& s, uint32_t block) const {
     const uint32_t vector = block * (blockDim.x / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const uint32_t row = vector / p.heads, head = p.first_head + vector % p.heads;
     if (row >= s.n_rows) return;
     const int32_t position = s.position + static_cast<int32_t>(row);
-    const uint64_t entry = uint64_t(head) * p.capacity + (p.into == kIntoPool ? s.n_entries : 0) + row;
+    const uint64_t first = p.into == kIntoPool ? uint64_t(heads[head].first) + heads[head].n_entries
+                                               : uint64_t(head) * p.chunk_capacity;
+    const uint64_t entry = first + row;
+    uint32_t beyond = 0;
     const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
     const float *k_from = from + p.k_column, *v_from = from + p.v_column;
     __half *k_to = k + entry * p.head_dim, *v_to = v + entry * p.head_dim;
     if (p.rope.mode == kRopeOriginal) {
       for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
-        k_to[c] = __float2half_rn(rotated(k_from, c, static_cast<uint32_t>(position)));
-        v_to[c] = __float2half_rn(v_from[c]);
+        k_to[c] = narrowed(rotated(k_from, c, static_cast<uint32_t>(position)), beyond);
+        v_to[c] = narrowed(v_from[c], beyond);
       }
     } else {
 #pragma unroll 4
       for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
-        k_to[c] = __float2half_rn(k_from[c]);
-        v_to[c] = __float2half_rn(v_from[c]);
+        k_to[c] = narrowed(k_from[c], beyond);
+        v_to[c] = narrowed(v_from[c], beyond);
       }
+    }
+    if (__any_sync(~0u, beyond)) {
+      beyond = __reduce_add_sync(~0u, beyond);
+      if (lane == 0) atomicAdd(saturated, beyond);
     }
     if (lane == 0) pos[entry] = position;
   }

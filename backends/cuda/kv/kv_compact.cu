@@ -83,15 +83,17 @@ struct Columns {
 };
 
 // Vector: uint4 where rows are whole ones, else uint16_t. A block takes a slice of k or v of a head; the last
-// two of a head its positions and scores.
+// two of a head its positions and scores. `heads`: of KV head 0 and those behind it.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, 2)
-    kv_compact_kernel(const StepParams* step, KvCompactParams p, const uint32_t* lists, Columns c,
-                      uint32_t slices) {
-  begin_kernel();
-  const uint32_t head = p.first_head + blockIdx.y, n_entries = step->n_entries;
-  const EntryList list = entry_list(lists, head, p.list_capacity, *step);
-  const uint64_t in_pool = uint64_t(head) * p.pool_capacity, in_chunk = uint64_t(head) * p.chunk_capacity;
+    kv_compact_kernel(const StepParams* step, const HeadState* heads, KvCompactParams p,
+                      const uint32_t* lists, Columns c, uint32_t slices) {
+  const StepParams s = begin_kernel(step);
+  const uint32_t head = p.first_head + blockIdx.y;
+  const HeadState state = heads[head];
+  const uint32_t n_entries = state.n_entries;
+  const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
+  const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
   if (blockIdx.x < 2 * slices) {
     constexpr uint32_t kWidth = kSliceChannels * sizeof(uint16_t) / sizeof(Vector);
     const bool is_v = blockIdx.x >= slices;
@@ -111,14 +113,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void kv_compact(const Launch& l, const KvCompact& op) {
-  const Columns c{data<void>(op.k),
-                  data<void>(op.v),
-                  data<void>(op.chunk_k),
-                  data<void>(op.chunk_v),
-                  data<uint32_t>(op.pos),
-                  data<uint32_t>(op.cis),
-                  data<uint32_t>(op.chunk_pos),
-                  data<uint32_t>(op.chunk_cis)};
+  const Columns c{data<void>(op.k.values),       data<void>(op.v.values),     data<void>(op.chunk_k.values),
+                  data<void>(op.chunk_v.values), data<uint32_t>(op.pos),      data<uint32_t>(op.cis),
+                  data<uint32_t>(op.chunk_pos),  data<uint32_t>(op.chunk_cis)};
   uint64_t alignment = op.p.head_dim * sizeof(uint16_t);
   for (const void* address :
        {static_cast<const void*>(c.k), static_cast<const void*>(c.v), c.chunk_k, c.chunk_v})
@@ -126,7 +123,7 @@ void kv_compact(const Launch& l, const KvCompact& op) {
   const uint32_t slices = static_cast<uint32_t>(ceil_div(op.p.head_dim, kSliceChannels));
   const dim3 blocks(2 * slices + 2, op.p.heads);
   launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
-         kThreads, 0, l.step, op.p, data<uint32_t>(op.list), c, slices);
+         kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, slices);
 }
 
 }  // namespace thimble::cuda

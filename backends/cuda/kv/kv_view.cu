@@ -11,10 +11,11 @@ struct Source {
 };
 
 // Where a listed entry lies, in pool or chunk.
-__device__ const __half* entry_at(const Source& s, const KvViewParams& p, uint32_t n_entries, uint32_t head,
-                                  uint32_t entry) {
-  return entry < n_entries ? s.pool + (uint64_t(head) * p.pool_capacity + entry) * p.head_dim
-                           : s.chunk + (uint64_t(head) * p.chunk_capacity + entry - n_entries) * p.head_dim;
+__device__ const __half* entry_at(const Source& s, const KvViewParams& p, const HeadState& state,
+                                  uint32_t head, uint32_t entry) {
+  const uint32_t n = state.n_entries;
+  return entry < n ? s.pool + (uint64_t(state.first) + entry) * p.head_dim
+                   : s.chunk + (uint64_t(head) * p.chunk_capacity + entry - n) * p.head_dim;
 }
 
 union Unit {  // 8 channels
@@ -24,10 +25,10 @@ union Unit {  // 8 channels
 
 // A thread takes 8 channels of a view row for kHeads heads, as its cosines serve all heads. Where channels i
 // and i + n_rot / 2 rotate together, it reads both units and writes its own; a warp's units share their rows,
-// so nothing is read twice from memory.
+// so nothing is read twice from memory. `states`: of KV head 0 and those behind it.
 template <int kHeads>
 __global__ void __launch_bounds__(256)
-    view_units_kernel(const StepParams* step, KvViewParams p, Source k, Source v,
+    view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k, Source v,
                       const uint32_t* __restrict__ lists, Rope rope, uint4* __restrict__ view_k,
                       uint4* __restrict__ view_v) {
   begin_kernel();
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(256)
   const uint32_t half_units = rope.pairs / 8, upper = halves && unit >= half_units;
   const uint32_t partner = !rotates || !halves ? unit : upper ? unit - half_units : unit + half_units;
 
-  const uint32_t n_entries = step->n_entries, head0 = p.first_head + blockIdx.y * kHeads;
+  const uint32_t head0 = p.first_head + blockIdx.y * kHeads;
   const uint32_t heads = min(uint32_t{kHeads}, p.first_head + p.heads - head0);
   Unit own[kHeads], other[kHeads], value[kHeads];
   bool there[kHeads];
@@ -47,14 +48,15 @@ __global__ void __launch_bounds__(256)
   for (int h = 0; h < kHeads; ++h) {
     there[h] = false;
     if (h >= heads) continue;
-    const EntryList list = entry_list(lists, head0 + h, p.list_capacity, *step);
+    const HeadState state = states[head0 + h];
+    const EntryList list = entry_list(lists, head0 + h, p.list_capacity, step_entries(*step, state));
     there[h] = index < list.count;
     if (!there[h]) continue;
     const uint32_t entry = list[index];
-    const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, n_entries, head0 + h, entry));
+    const uint4* from = reinterpret_cast<const uint4*>(entry_at(k, p, state, head0 + h, entry));
     own[h].bits = from[unit];
     if (rotates && halves) other[h].bits = from[partner];
-    value[h].bits = reinterpret_cast<const uint4*>(entry_at(v, p, n_entries, head0 + h, entry))[unit];
+    value[h].bits = reinterpret_cast<const uint4*>(entry_at(v, p, state, head0 + h, entry))[unit];
   }
   bool any = false;
 #pragma unroll
@@ -93,20 +95,22 @@ __global__ void __launch_bounds__(256)
 }
 
 // Any head_dim, n_rot and alignment: a thread takes a pair of channels of a view row in one head.
-__global__ void view_pairs_kernel(const StepParams* step, KvViewParams p, Source k, Source v,
-                                  const uint32_t* lists, Rope rope, __half* view_k, __half* view_v) {
+__global__ void view_pairs_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k,
+                                  Source v, const uint32_t* lists, Rope rope, __half* view_k,
+                                  __half* view_v) {
   begin_kernel();
   const uint32_t pairs = (p.head_dim + 1) / 2, i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t row = i / pairs, pair = i % pairs, index = p.first_entry + row,
                  head = p.first_head + blockIdx.y;
-  const EntryList list = entry_list(lists, head, p.list_capacity, *step);
+  const HeadState state = states[head];
+  const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(*step, state));
   if (row >= p.view_capacity || index >= list.count) return;
   const bool rotates = p.rope.mode == kRopeList && pair < rope.pairs;
   const uint32_t c0 = rotates ? first_of_pair(pair, p.rope.pairing) : 2 * pair;
   const uint32_t c1 = rotates ? second_of_pair(pair, p.rope.pairing, rope.pairs) : 2 * pair + 1;
   const uint32_t entry = list[index];
-  const __half* const from_k = entry_at(k, p, step->n_entries, head, entry);
-  const __half* const from_v = entry_at(v, p, step->n_entries, head, entry);
+  const __half* const from_k = entry_at(k, p, state, head, entry);
+  const __half* const from_v = entry_at(v, p, state, head, entry);
   const uint64_t to = (uint64_t(head) * p.view_capacity + row) * p.head_dim;
   if (rotates) {
     const float2 angle = rope.angle(index, pair);
@@ -125,8 +129,8 @@ __global__ void view_pairs_kernel(const StepParams* step, KvViewParams p, Source
 
 void kv_view(const Launch& l, const KvView& op) {
   const KvViewParams& p = op.p;
-  const Source k{data<__half>(op.pool_k), data<__half>(op.chunk_k)},
-      v{data<__half>(op.pool_v), data<__half>(op.chunk_v)};
+  const Source k{data<__half>(op.pool_k.values), data<__half>(op.chunk_k.values)},
+      v{data<__half>(op.pool_v.values), data<__half>(op.chunk_v.values)};
   __half *const view_k = data<__half>(op.k), *const view_v = data<__half>(op.v);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   uintptr_t addresses = 0;
@@ -139,13 +143,13 @@ void kv_view(const Launch& l, const KvView& op) {
     constexpr int kHeads = 4;
     const dim3 blocks(static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * (p.head_dim / 8), 256)),
                       static_cast<uint32_t>(ceil_div(p.heads, kHeads)));
-    launch(l, view_units_kernel<kHeads>, blocks, 256, 0, l.step, p, k, v, data<uint32_t>(op.list), rope,
-           reinterpret_cast<uint4*>(view_k), reinterpret_cast<uint4*>(view_v));
+    launch(l, view_units_kernel<kHeads>, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
+           data<uint32_t>(op.list), rope, reinterpret_cast<uint4*>(view_k), reinterpret_cast<uint4*>(view_v));
   } else {
     const dim3 blocks(
         static_cast<uint32_t>(ceil_div(uint64_t(p.view_capacity) * ((p.head_dim + 1) / 2), 256)), p.heads);
-    launch(l, view_pairs_kernel, blocks, 256, 0, l.step, p, k, v, data<uint32_t>(op.list), rope, view_k,
-           view_v);
+    launch(l, view_pairs_kernel, blocks, 256, 0, l.step, l.heads + p.head_state, p, k, v,
+           data<uint32_t>(op.list), rope, view_k, view_v);
   }
 }
 

@@ -17,14 +17,27 @@ struct QueryGateTask {
   const T* q = nullptr;
   T* cached = nullptr;
   GateState* gate = nullptr;
+  const HeadState* heads = nullptr;  // of KV head 0 and those behind it
+  uint32_t head_count = 0;
 
   QueryGateTask() = default;
-  explicit QueryGateTask(const QueryGate& op)
+  QueryGateTask(const Launch& l, const QueryGate& op)
       : blocks(1),
         cols(op.p.cols),
         q(data<T>(op.q)),
         cached(data<T>(op.cached)),
-        gate(data<GateState>(op.gate)) {}
+        gate(data<GateState>(op.gate)),
+        heads(l.heads + op.p.head_state),
+        head_count(op.p.heads) {}
+
+  // KV heads that this step selects from; called by a warp. A run only grows while the generation stays, so
+  // where equally many are selected from they are the same.
+  __device__ uint32_t selecting(const StepParams& s) const {
+    uint32_t count = 0;
+    for (uint32_t head = threadIdx.x % kWarp; head < head_count; head += kWarp)
+      count += selects(s, step_entries(s, heads[head]));
+    return __reduce_add_sync(~0u, count);
+  }
 
   __device__ void operator()(const StepParams& s, uint32_t) const {
     constexpr uint32_t kColumns = sizeof(T) / sizeof(float), kLoads = kHeld / kColumns;
@@ -42,6 +55,7 @@ struct QueryGateTask {
     load(0, q, x);
     load(0, cached, y);
     const GateState before = *gate;
+    const uint32_t now_selecting = selecting(s);
 
     // The three products take the same steps in the same order, so those of equal queries have equal bits.
     // Without a cached query they are worked out for nothing, which costs less than waiting for the gate
@@ -67,13 +81,13 @@ struct QueryGateTask {
     dot = of_warp[threadIdx.x % kWarp];
     dot = {warp_sum(dot.x), warp_sum(dot.y), warp_sum(dot.z)};
 
-    if (!selects(s)) {
+    if (now_selecting == 0) {
       if (threadIdx.x == 0) gate->hit = gate->valid = 0;
       return;
     }
     bool hit = false;
     // More than half of the local window since the last miss: too many tokens have left it unseen.
-    if (before.valid && before.generation == s.generation &&
+    if (before.valid && before.generation == s.generation && before.selecting == now_selecting &&
         s.position - before.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
       // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
       const bool close = dot.x >= s.theta * sqrtf(dot.y * dot.z);
@@ -88,6 +102,7 @@ struct QueryGateTask {
         gate->valid = 1;
         gate->generation = s.generation;
         gate->position = s.position;
+        gate->selecting = now_selecting;
       }
     }
     if (hit) return;

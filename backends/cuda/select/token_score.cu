@@ -2,11 +2,10 @@
 // back.
 #include <algorithm>
 
-#include "backends/cuda/log_sum.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
-#include "backends/cuda/select/token_score.cuh"
+#include "backends/cuda/select/score_parts.cuh"
 
 namespace thimble::cuda {
 
@@ -21,23 +20,12 @@ __device__ static uint32_t first_position(const StepParams& s, const RopeParams&
   return p.mode == kRopeList ? s.n_local : static_cast<uint32_t>(s.position);
 }
 
-// Channel c of a head's query, rotated.
-__device__ static float rotated_channel(const float* q, uint32_t c, uint32_t position, const Rope& rope,
-                                        uint32_t pairing) {
-  if (c >= 2 * rope.pairs) return q[c];
-  const uint32_t pair = pairing == kRopeAdjacent ? c / 2 : c % rope.pairs;
-  const uint32_t first = first_of_pair(pair, pairing);
-  const float x = q[first], y = q[second_of_pair(pair, pairing, rope.pairs)];
-  const float2 angle = rope.angle(position, pair);
-  return c == first ? x * angle.x - y * angle.y : x * angle.y + y * angle.x;
-}
-
 // sums[slice][query head][head_dim] = the slice's rotated rows, added in order. Block (query head, slice),
 // threads (head_dim, as many rows as fit); those add up their own rows first.
-static __global__ void sum_queries_kernel(const StepParams* step, TokenScoreParams p, const float* q,
-                                          const GateState* gate, Rope rope, float* sums) {
+static __global__ void sum_queries_kernel(const StepParams* step, const HeadState* heads, TokenScoreParams p,
+                                          const float* q, const GateState* gate, Rope rope, float* sums) {
   begin_kernel();
-  if (!selects(*step) || selection_cached(gate)) return;
+  if (scored_units(*step, heads[blockIdx.x / p.group], 1) == 0 || selection_cached(gate)) return;
   __shared__ float own_sums[kMeanThreads];  // [blockDim.y][head_dim]
   const uint32_t rows = step->n_rows, slice_rows = (rows + gridDim.y - 1) / gridDim.y, c = threadIdx.x;
   const uint32_t first = blockIdx.y * slice_rows, end = min(first + slice_rows, rows);
@@ -118,30 +106,33 @@ struct Rest {
   LogSum of_warp[kHeads][kMostWarps<kChunks>];
 };
 
-// Block (split, KV head and pass over its group); warp w takes tiles w * splits + split, and so on, of 16
-// keys, so that blocks share a last round. kHeads: 4 or 8 query heads against the same keys. `parts`: [query
-// heads][splits]: what a block's entries add to a head's log-sum-exp.
+// Block (one of a KV head's, pass over its group); warp w of a head's block b takes tiles w * blocks + b, and
+// so on, of 16 keys, so that blocks share a last round. kHeads: 4 or 8 query heads against the same keys.
+// `heads`: those of the op. `parts`: what a block's entries add to a head's log-sum-exp.
 template <uint32_t kChunks, uint32_t kHeads>
 static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
-    token_score_kernel(const StepParams* step, TokenScoreParams p, Queries queries, const uint16_t* k,
-                       const GateState* gate, Rope rope, float* all_scores, LogSum* parts, bool keys_stay) {
+    token_score_kernel(const StepParams* step, const HeadState* heads_table, TokenScoreParams p,
+                       Queries queries, const uint16_t* k, const GateState* gate, Rope rope,
+                       float* all_scores, LogSum* parts, bool keys_stay) {
   release_successor();
   constexpr uint32_t kFours = kHeads / 4;
   extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
   auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
-  if (!selects(*step)) return await_predecessor();
+  const ScoredHeads scored{*step, heads_table, 1};
+  const HeadBlocks own_blocks = blocks_around(blockIdx.x, gridDim.x, p.heads, scored);
+  const uint32_t n = own_blocks.head < p.heads ? scored(own_blocks.head) : 0;
+  if (n == 0) return await_predecessor();
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t t = lane % 4, row = lane / 4;
-  const uint32_t local_head = blockIdx.y, first_head = blockIdx.z * kHeads;
+  const uint32_t local_head = own_blocks.head, first_head = blockIdx.y * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const uint32_t first_query = local_head * p.group + first_head;
-  const uint32_t begin = step->n_init, n = middle_end(*step) - begin;
-  const uint32_t stride = gridDim.x * warps * kTileKeys;
+  const uint32_t begin = step->n_init, splits = own_blocks.count, split = blockIdx.x - own_blocks.first;
+  const uint32_t stride = splits * warps * kTileKeys;
 
-  const uint16_t* const own_keys =
-      k + (uint64_t(p.first_head + local_head) * p.capacity + begin) * p.head_dim + t * 8;
+  const uint16_t* const own_keys = k + (uint64_t(heads_table[local_head].first) + begin) * p.head_dim + t * 8;
   uint4* const own_ring = ring + warp * 2 * kChunks * kWarp + lane;
   // Chunk j of row `row` and of row `row` + 8 of a tile.
   const auto slot = [&](uint32_t stage, uint32_t half, uint32_t j) -> uint4& {
@@ -161,7 +152,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     fetch_half(stage, 1, tile);
     commit_copies();
   };
-  uint32_t first = (warp * gridDim.x + blockIdx.x) * kTileKeys;
+  uint32_t first = (warp * splits + split) * kTileKeys;
   // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
   // own, which no middle holds that a local window follows. Half a tile at a time: behind all of them the
   // gate would get its query 3 us later.
@@ -185,7 +176,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   static_assert(kHeads * (kWidth / 4 + 2 * kHalf) <= 2 * kWarp * 2 * kChunks,
                 "the stage of two warps holds both");
   float* const whole = reinterpret_cast<float*>(ring + (kStages - 1) * stage_chunks);
-  uint4* const split = reinterpret_cast<uint4*>(whole + kHeads * kWidth);
+  uint4* const halves = reinterpret_cast<uint4*>(whole + kHeads * kWidth);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kHeads * kWidth; i += blockDim.x) {
     const uint32_t h = i / kWidth, c = i % kWidth;
@@ -193,7 +184,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   }
   __syncthreads();
   for (uint32_t h = warp; h < kHeads; h += warps) {
-    __half* const high = reinterpret_cast<__half*>(split + 2 * h * kHalf);
+    __half* const high = reinterpret_cast<__half*>(halves + 2 * h * kHalf);
     const float unit = split_query<kChunks>(whole + h * kWidth, high, high + kWidth);
     if (lane == 0) units[h] = unit;
   }
@@ -205,7 +196,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
 #pragma unroll
-    for (uint32_t j = 0; j < kChunks; ++j) query[four][j] = split[(four * 8 + row) * kHalf + t + 4 * j];
+    for (uint32_t j = 0; j < kChunks; ++j) query[four][j] = halves[(four * 8 + row) * kHalf + t + 4 * j];
     unit[four] = units[four * 4 + t];
     const uint32_t own_query = p.first_head * p.group + first_query + four * 4 + t;
     own_scores[four] = all_scores + uint64_t(own_query) * p.score_capacity + begin;
@@ -250,64 +241,48 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   __syncthreads();
   for (uint32_t h = warp; h < heads; h += warps) {
     const LogSum sum = warp_log_sum(first_part(of_warp[h], warps));
-    if (lane == 0) parts[uint64_t(first_query + h) * gridDim.x + blockIdx.x] = sum;
+    if (lane == 0) parts[first_part_of(own_blocks, p.group, first_head + h) + split] = sum;
   }
 }
 
-// Warp: one query head, whose parts are few enough to be under way at once.
-static __global__ void log_sum_exp_kernel(const StepParams* step, uint32_t queries, uint32_t splits,
-                                          const GateState* gate, const LogSum* parts, float* lse) {
-  const StepParams s = begin_kernel(step);
-  const bool cached = selection_cached(gate);
-  if (!selects(s) || cached) return;
-  const uint32_t query = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
-  if (query >= queries) return;
-  parts += uint64_t(query) * splits;
-  const float sum = log_sum_exp(parts, splits, first_part(parts, splits));
-  if (threadIdx.x % kWarp == 0) lse[query] = sum;
-}
-
 // Scratch: the parts of all blocks, then the sums of the slices.
-constexpr uint32_t kMostHeads = 8;  // of a block
-static uint64_t parts_bytes(uint64_t blocks) { return round_up(blocks * kMostHeads * sizeof(LogSum), 256); }
-
-// Query heads of a block.
-static uint32_t heads_at_once(uint32_t group) { return group <= 4 ? 4 : kMostHeads; }
 
 ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
-  const uint32_t blocks = p.heads * static_cast<uint32_t>(ceil_div(p.group, heads_at_once(p.group)));
-  return {reinterpret_cast<LogSum*>(l.scratch), std::max(1u, l.card.multiprocessors / blocks)};
+  const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, score_heads_at_once(p.group)));
+  return {reinterpret_cast<LogSum*>(l.scratch), l.heads + p.head_state + p.first_head,
+          std::max(p.heads, l.card.multiprocessors / passes)};
 }
 
 template <uint32_t kChunks, uint32_t kHeads>
 static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
-  const auto [parts, splits] = score_parts(l, p);
+  const ScoreParts parts = score_parts(l, p);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const GateState* gate = data<GateState>(op.gate);
   const uint32_t slices = std::min<uint32_t>(kMostSlices, ceil_div(l.max_rows, kSliceRows));
   float* sums = nullptr;
   if (l.max_rows > 1) {
-    sums = reinterpret_cast<float*>(l.scratch + parts_bytes(uint64_t(splits) * p.heads * passes));
+    sums = reinterpret_cast<float*>(l.scratch + score_parts_bytes(uint64_t(parts.blocks) * passes));
     launch(l, sum_queries_kernel, dim3(queries, slices), dim3(p.head_dim, kMeanThreads / p.head_dim), 0,
-           l.step, p, data<float>(op.q), gate, rope, sums);
+           l.step, parts.heads, p, data<float>(op.q), gate, rope, sums);
   }
   // A multiple of 4, for a multiprocessor's four schedulers.
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
   const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
-  launch(l, token_score_kernel<kChunks, kHeads>, dim3(splits, p.heads, passes), warps * kWarp,
-         warps * kWarpBytes<kChunks> + kRestBytes, l.step, p, Queries{data<float>(op.q), sums, slices},
-         data<uint16_t>(op.k), gate, rope, data<float>(op.scores), parts, keys_stay);
+  launch(l, token_score_kernel<kChunks, kHeads>, dim3(parts.blocks, passes), warps * kWarp,
+         warps * kWarpBytes<kChunks> + kRestBytes, l.step, parts.heads, p,
+         Queries{data<float>(op.q), sums, slices}, data<uint16_t>(op.k.values), gate, rope,
+         data<float>(op.scores), parts.sums, keys_stay);
 }
 
 template <uint32_t kChunks>
 static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
-  if (heads_at_once(op.p.group) == 4)
+  if (score_heads_at_once(op.p.group) == 4)
     score<kChunks, 4>(l, op, keys_stay);
   else
-    score<kChunks, kMostHeads>(l, op, keys_stay);
+    score<kChunks, 8>(l, op, keys_stay);
 }
 
 void token_score(const Launch& l, const TokenScore& op, bool keys_stay, bool makes_lse) {
@@ -318,16 +293,14 @@ void token_score(const Launch& l, const TokenScore& op, bool keys_stay, bool mak
     score<4>(l, op, keys_stay);
   else
     score<8>(l, op, keys_stay);
-  if (!makes_lse) return;
-  const auto [parts, splits] = score_parts(l, p);
-  const uint32_t queries = p.heads * p.group;
-  launch(l, log_sum_exp_kernel, static_cast<uint32_t>(ceil_div(queries, 4)), 4 * kWarp, 0, l.step, queries,
-         splits, data<GateState>(op.gate), parts, data<float>(op.lse) + p.first_head * p.group);
+  if (makes_lse)
+    sum_score_parts(l, score_parts(l, p), p.heads, p.group, 1, data<GateState>(op.gate),
+                    data<float>(op.lse) + p.first_head * p.group);
 }
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {
   if (s.positions == 0) return 0;
-  return parts_bytes(std::max(m.heads, card.multiprocessors)) +
+  return score_parts_bytes(std::max(m.heads, card.multiprocessors)) +
          uint64_t(kMostSlices) * m.heads * m.head_dim * sizeof(float);
 }
 

@@ -46,10 +46,11 @@ void attend_view(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
   const Limits& limits = r.limits();
   const uint64_t queries = uint64_t(r.most_rows()) * p.group;
-  const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
-  const double head_operations = 4.0 * static_cast<double>(queries) * p.capacity * p.head_dim;
+  const View &k = op.k.values, &v = op.v.values;
+  const uint64_t head_bytes = uint64_t(p.view_capacity) * p.head_dim * sizeof(uint16_t);
+  const double head_operations = 4.0 * static_cast<double>(queries) * p.view_capacity * p.head_dim;
   const uint32_t has_list = op.list ? 1 : 0;
-  const bool aligned = p.head_dim % 8 == 0 && op.k.offset % 16 == 0 && op.v.offset % 16 == 0;
+  const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0 && v.offset % 16 == 0;
   const ViewTile tile = view_tile(limits, p.head_dim, queries);
   const CooperativeTile matrices(limits, p.head_dim);
   const bool cooperative = limits.cooperative_matrix && aligned && matrices.fits(limits, p.head_dim);
@@ -63,9 +64,9 @@ void attend_view(Recording& r, const Attention& op) {
     const auto dispatch = [&](Shader shader, std::initializer_list<uint32_t> constants, uint32_t rows) {
       r.expect(heads * head_operations);
       r.dispatch(shader, constants,
-                 {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
-                  reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope),
-                  writes(op.y), writes(op.ml)},
+                 {reads(op.q), reads(of_heads(k, head_bytes, first, heads)),
+                  reads(of_heads(v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
+                  writes(op.ml)},
                  push, heads, static_cast<uint32_t>(ceil_div(queries, rows)));
     };
     if (cooperative)
@@ -80,10 +81,10 @@ void attend_view(Recording& r, const Attention& op) {
 }
 
 // How attend_pool.comp works: the threads of a workgroup attend to a tile of a fourth as many entries at a
-// time.
+// time. `entries`: of a head, where all have equally many.
 struct PoolWork {
   uint32_t threads, parts;
-  bool once;  // no part has more than one tile
+  bool once;  // no part of equal heads has more than one tile
   HeadPasses passes;
 
   PoolWork(uint32_t entries, const HeadPasses& heads, uint32_t n)
@@ -113,40 +114,39 @@ PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entr
   return {entries, HeadPasses(p.group, 1), 128};
 }
 
-// What the parts of a list leave for the last one: of each query head [parts][quads of channels], and
-// [parts]{maximum, sum}.
+// What the parts of all heads leave for their last ones: quads of channels, and {maximum, sum}.
 struct PartResults {
-  uint64_t outs, stats;  // bytes of a query head
-  PartResults(uint32_t parts, uint32_t head_dim)
-      : outs(parts * ceil_div(head_dim, 4) * 4 * sizeof(float)), stats(uint64_t(parts) * 2 * sizeof(float)) {}
+  uint64_t outs, stats;  // bytes
+  PartResults(uint64_t parts, uint32_t group, uint32_t head_dim)
+      : outs(parts * group * ceil_div(head_dim, 4) * 4 * sizeof(float)),
+        stats(parts * group * 2 * sizeof(float)) {}
 };
 
 void attend_pool(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
   const Limits& limits = r.limits();
-  const PoolWork work =
-      pool_work(limits, p, op.list ? std::min(p.capacity, p.list_capacity - 1) : p.capacity);
-  const uint32_t query_heads = p.heads * p.group, passes = work.passes.count;
-  const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
-  const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && op.k.offset % 8 == 0 &&
-                       op.v.offset % 8 == 0 && op.rope.offset % 16 == 0;
-  const PartResults bytes(work.parts, p.head_dim);
-  const View outs = r.scratch().slice(0, query_heads * bytes.outs),
-             stats = r.scratch().slice(outs.bytes, query_heads * bytes.stats);
-  for_head_ranges(limits, head_bytes, p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
-    AttentionParams push = p;
-    push.first_head = first;
-    push.heads = heads;
-    const uint32_t before = first - p.first_head;
+  const View &k = op.k.values, &v = op.v.values;
+  uint32_t entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
+  if (op.list) entries = std::min(entries, p.list_capacity - 1);
+  if (p.window) entries = std::min(entries, p.window);
+  const PoolWork work = pool_work(limits, p, entries);
+  const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && k.offset % 8 == 0 &&
+                       v.offset % 8 == 0 && op.rope.offset % 16 == 0;
+  const PartResults bytes(uint64_t(work.parts) * p.heads, p.group, p.head_dim);
+  const View outs = r.scratch().slice(0, bytes.outs), stats = r.scratch().slice(outs.bytes, bytes.stats),
+             counters = r.counters().slice(0, uint64_t(work.passes.count) * p.heads * sizeof(uint32_t));
+  const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
+  for_run_windows(limits, k, entry_bytes, [&](const RunWindow& window) {
+    const struct {
+      AttentionParams p;
+      RunWindow window;
+    } push{p, window};
     r.dispatch(Shader::kAttendPool,
                {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
                 aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size},
-               {reads(op.q), reads(of_heads(op.k, head_bytes, first, heads)),
-                reads(of_heads(op.v, head_bytes, first, heads)), reads(op.list), reads(op.rope),
-                writes(of_heads(outs, p.group * bytes.outs, before, heads)),
-                writes(of_heads(stats, p.group * bytes.stats, before, heads)),
-                writes(of_heads(r.counters(), passes * sizeof(uint32_t), before, heads)), writes(op.y)},
-               push, work.parts, heads, passes);
+               {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)),
+                reads(op.list), reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y)},
+               push, work.parts, p.heads, work.passes.count);
   });
 }
 
@@ -167,9 +167,10 @@ uint32_t most_attention_head_dim(const Limits& limits) {
 }
 
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
-  const uint64_t parts = std::min<uint64_t>(kMostParts, ceil_div(s.pool_capacity, kLeastTile));
-  const PartResults bytes(static_cast<uint32_t>(parts), m.head_dim);
-  return m.heads * (bytes.outs + bytes.stats);
+  const uint64_t parts = std::min<uint64_t>(uint64_t(kMostParts) * m.kv_heads,
+                                            ceil_div(s.layer_entries, kLeastTile) + m.kv_heads);
+  const PartResults bytes(parts, ceil_div(m.heads, m.kv_heads), m.head_dim);
+  return bytes.outs + bytes.stats;
 }
 
 }  // namespace thimble::vulkan

@@ -1,16 +1,9 @@
 #include <vector>
 
-#include "backends/vulkan/ops.h"
 #include "backends/vulkan/dense/product.h"
+#include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
-
-bool side_by_side(const Linear& a, const Linear& b) {
-  return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.in_cols == b.p.in_cols &&
-         a.p.x_stride == b.p.x_stride && a.p.rows == b.p.rows && a.y.buffer == b.y.buffer &&
-         a.y.offset + a.p.out_cols * sizeof(float) == b.y.offset && a.p.y_stride == b.p.y_stride &&
-         !a.p.add && !b.p.add && !a.bias && !b.bias;
-}
 
 static Product product_of(const Linear& op) {
   return {.x = op.x,

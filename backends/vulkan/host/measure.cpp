@@ -23,7 +23,7 @@ Result<double> best_seconds(const Work& work) {
 
 // A program of one segment.
 Status run(Stream& stream, Program& program, uint32_t rows) {
-  THIMBLE_TRY(stream.submit(program, 0, 1, {.n_rows = rows}));
+  THIMBLE_TRY(stream.submit(program, 0, 1, {.n_rows = rows}, {}));
   return stream.wait();
 }
 
@@ -35,12 +35,12 @@ Result<double> measure_copy(Device& device, const DeviceInfo& info) {
   THIMBLE_LET(from, device.alloc(MemKind::kWorkspace, bytes));
   THIMBLE_LET(to, device.alloc(MemKind::kWorkspace, bytes));
   const uint32_t cols = static_cast<uint32_t>(row_bytes / sizeof(float));
-  THIMBLE_LET(stream, device.open_stream({}));
+  THIMBLE_LET(stream, device.open_stream({}, 0));
   std::unique_ptr<Recorder> recorder = stream->record(kRows);
   recorder->segment();
-  recorder->copy({.src = View{from.get(), 0, bytes},
-                  .dst = View{to.get(), 0, bytes},
-                  .p = {.cols = cols, .src_stride = cols, .dst_stride = cols, .rows = kStepRows}});
+  recorder->record(Copy{.src = View{from.get(), 0, bytes},
+                        .dst = View{to.get(), 0, bytes},
+                        .p = {.cols = cols, .src_stride = cols, .dst_stride = cols, .rows = kStepRows}});
   THIMBLE_LET(program, stream->finish(std::move(recorder)));
   THIMBLE_LET(seconds, best_seconds([&] { return run(*stream, *program, kRows); }));
   return 2.0 * static_cast<double>(bytes) / seconds;
@@ -67,7 +67,7 @@ Result<double> time_product(Device& device, uint32_t rows, uint32_t n) {
       needs,
       device.needs(
           {.layers = 1, .d_model = n, .heads = 1, .kv_heads = 1, .head_dim = 64, .d_ff = n, .vocab = n},
-          {.chunk = rows, .pool_capacity = 1, .view_capacity = 1}));
+          {.chunk = rows, .run_capacity = 1, .layer_entries = 1, .reach = 1, .view_capacity = 1}));
   THIMBLE_LET(x_buffer, device.alloc(MemKind::kWorkspace, x_bytes));
   THIMBLE_LET(y_buffer, device.alloc(MemKind::kWorkspace, x_bytes));
   THIMBLE_LET(w_buffer, device.alloc(MemKind::kWeights, w_bytes));
@@ -83,10 +83,10 @@ Result<double> time_product(Device& device, uint32_t rows, uint32_t n) {
   product.w.rows = product.w.cols = n;
   product.p = {.in_cols = n, .out_cols = n, .x_stride = n, .y_stride = n, .add = 0, .rows = kStepRows};
 
-  THIMBLE_LET(stream, device.open_stream({scratch.get(), 0, needs.workspace}));
+  THIMBLE_LET(stream, device.open_stream({scratch.get(), 0, needs.workspace}, 0));
   std::unique_ptr<Recorder> recorder = stream->record(rows);
   recorder->segment();
-  recorder->linear(product);
+  recorder->record(product);
   THIMBLE_LET(program, stream->finish(std::move(recorder)));
   return best_seconds([&] { return run(*stream, *program, rows); });
 }

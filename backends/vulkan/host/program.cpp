@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "backends/checks.h"
 #include "backends/vulkan/host/pipelines.h"
 #include "base/bits.h"
 
@@ -22,11 +21,10 @@ VulkanProgram::~VulkanProgram() {
 
 ProgramRecording::ProgramRecording(std::shared_ptr<StreamState> stream, uint32_t max_rows)
     : Recording(stream->context->gpu.limits, max_rows, stream->scratch,
-                {stream->step.get(), StreamState::kCounters, kCounterBytes}),
+                {stream->shared.get(), StreamState::kCounters, kCounterBytes}),
       stream_(std::move(stream)),
       context_(*stream_->context),
       program_(std::make_unique<VulkanProgram>(stream_)) {
-  program_->max_rows = max_rows;
   const VkCommandPoolCreateInfo pool{.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
                                      .queueFamilyIndex = context_.gpu.queue_family};
   fail(context_.check(context_.vk.CreateCommandPool(context_.device, &pool, nullptr, &program_->commands),
@@ -64,10 +62,11 @@ Status ProgramRecording::end() {
   return context_.check(context_.vk.EndCommandBuffer(commands), "recording a program");
 }
 
-Result<std::unique_ptr<Program>> ProgramRecording::finish() {
+Result<std::unique_ptr<Program>> ProgramRecording::finish(ProgramBounds bounds) {
   if (status_.ok()) fail(end());
   THIMBLE_TRY(status_);
   context_.pipelines->keep();
+  program_->bounds = std::move(bounds);
   program_->segments = static_cast<uint32_t>(program_->first_piece.size());
   program_->first_piece.push_back(program_->pieces.size());
   return std::unique_ptr<Program>(std::move(program_));
@@ -94,13 +93,15 @@ Status ProgramRecording::try_dispatch(Shader shader, std::span<const uint32_t> c
 
   std::byte pushed[kPushBytes];
   std::memcpy(pushed, push, push_bytes);
-  VkDescriptorBufferInfo bound[1 + kMostOperands] = {{stream_->step->handle, 0, sizeof(StepParams)}};
+  VkDescriptorBufferInfo bound[1 + kMostOperands] = {
+      {stream_->shared->handle, StreamState::kStep, stream_->step_bytes()}};
   Access accesses[kMostOperands];
   double bytes = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     // A view of no bytes may lie at the end of its buffer, where nothing can be bound.
     View view = operands[i].view;
-    if (!view || !view.bytes) view = {stream_->step.get(), StreamState::kNothing, StreamState::kNothingBytes};
+    if (!view || !view.bytes)
+      view = {stream_->shared.get(), StreamState::kNothing, StreamState::kNothingBytes};
     THIMBLE_TRY(check_view(view));
     if (view.offset % sizeof(uint32_t))
       return error(Code::kInternal, "operand %zu of %s starts at byte %" PRIu64, i, name, view.offset);

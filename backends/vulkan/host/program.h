@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/checks.h"
 #include "backends/vulkan/host/hazards.h"
 #include "backends/vulkan/host/memory.h"
 #include "backends/vulkan/host/recording.h"
@@ -14,12 +15,19 @@ namespace thimble::vulkan {
 // What the programs of a stream share.
 struct StreamState {
   explicit StreamState(std::shared_ptr<Context> c) : context(std::move(c)), timeline(context) {}
-  // Where in `step` lies what empty operands show, and Recording::counters().
-  static constexpr uint64_t kNothing = 256, kNothingBytes = 16, kCounters = 512;
+  // Where in `shared` lie Recording::counters(), what empty operands show, and StepParams with the table of
+  // HeadState behind it; multiples of every alignment that a device may ask of a descriptor.
+  static constexpr uint64_t kCounters = 0, kNothing = Recording::kCounterBytes, kNothingBytes = 16,
+                            kStep = kNothing + 256;
+
+  // What shaders see as binding 0 (shaders/step.glsl): C++ and GLSL agree that nothing lies between the two.
+  uint64_t step_bytes() const { return sizeof(StepParams) + heads * sizeof(HeadState); }
+  static_assert(sizeof(StepParams) == 11 * sizeof(uint32_t) && sizeof(HeadState) == 6 * sizeof(uint32_t));
 
   std::shared_ptr<Context> context;
   Timeline timeline;
-  std::unique_ptr<VulkanBuffer> step;  // StepParams, and then what the two above say
+  std::unique_ptr<VulkanBuffer> shared;
+  uint32_t heads = 0;  // rows of the table
   View scratch;
 };
 
@@ -27,7 +35,7 @@ struct VulkanProgram : Program {
   explicit VulkanProgram(std::shared_ptr<StreamState> s) : stream(std::move(s)) {}
   ~VulkanProgram() override;
   std::shared_ptr<StreamState> stream;
-  uint32_t max_rows = 0;
+  ProgramBounds bounds;
   VkCommandPool commands = VK_NULL_HANDLE;
   std::vector<VkDescriptorPool> descriptors;
 
@@ -46,7 +54,7 @@ class ProgramRecording : public Recording {
 
   // Ends the segment, if there is one, and begins another.
   void segment();
-  Result<std::unique_ptr<Program>> finish();
+  Result<std::unique_ptr<Program>> finish(ProgramBounds);
 
  private:
   void dispatch(Shader, std::initializer_list<uint32_t> constants, std::initializer_list<Operand>,

@@ -41,10 +41,10 @@ inline Operand reads(const View& view) { return {view, false}; }
 inline Operand writes(const View& view) { return {view, true}; }
 inline constexpr size_t kMostOperands = 12;  // of a dispatch
 
-// Operand i of a dispatch is binding 1 + i of set 0, an array of words; binding 0 is StepParams
-// (shaders/step.glsl). A descriptor starts at a multiple of offset_alignment: the words between it and
-// operand i's first element are push.base[i]. An empty operand is bound to a few bytes that no shader may
-// touch: it learns otherwise that the operand is not there.
+// Operand i of a dispatch is binding 1 + i of set 0, an array of words; binding 0 is StepParams and the table
+// of HeadState (shaders/step.glsl). A descriptor starts at a multiple of offset_alignment: the words between
+// it and operand i's first element are push.base[i]. An empty operand is bound to a few bytes that no shader
+// may touch: it learns otherwise that the operand is not there.
 //
 //   layout(push_constant) uniform Push { CopyParams p; uint base[2]; } push;
 //

@@ -23,6 +23,7 @@ namespace thimble::vulkan {
   X(Activation, "dense/activation", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(CisStore, "kv/cis_store", "") \
+  X(PageBounds, "kv/page_bounds", "") \
   X(KvView, "kv/kv_view", "") \
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \
@@ -31,6 +32,7 @@ namespace thimble::vulkan {
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \
   X(TokenScore, "select/token_score", "") \
+  X(PageScore, "select/token_score", "PAGES") \
   X(Vote, "select/vote", "") \
   X(VoteCount, "select/vote_count", "") \
   X(VotePack, "select/vote_pack", "") \

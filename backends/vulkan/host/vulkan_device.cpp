@@ -6,10 +6,11 @@
 #include <optional>
 
 #include "backends/checks.h"
+#include "backends/vulkan/heads.h"
 #include "backends/vulkan/host/measure.h"
 #include "backends/vulkan/host/memory.h"
-#include "backends/vulkan/ops.h"
 #include "backends/vulkan/host/vulkan_stream.h"
+#include "backends/vulkan/ops.h"
 #include "base/bits.h"
 
 namespace thimble {
@@ -27,8 +28,6 @@ uint64_t pipeline_bytes(const Gpu& gpu) {
 
 class VulkanDevice : public Device {
  public:
-  // `used_before`: what the process used of the device's memory before it opened the device, if the driver
-  // tells.
   VulkanDevice(std::shared_ptr<Context> context, std::optional<uint64_t> used_before)
       : context_(std::move(context)), gpu_(context_->gpu), used_before_(used_before), staging_(context_) {}
 
@@ -54,16 +53,14 @@ class VulkanDevice : public Device {
                    "the model has heads of %u channels; %s takes even ones up to %u%s: use --device cpu",
                    m.head_dim, name, most_dim, s.positions ? " with selection" : "");
     // K or V of a head is bound at once, of the pool and of the view.
-    const uint64_t entry = uint64_t(m.head_dim) * sizeof(uint16_t),
-                   most =
-                       (gpu_.limits.max_range - gpu_.limits.offset_alignment) / std::max<uint64_t>(entry, 1);
-    if (std::max(s.pool_capacity, s.view_capacity) > most)
-      return error(
-          Code::kUnsupported,
-          "a shader of %s sees %" PRIu64 " MiB at once, %" PRIu64
-          " entries of a head of this model, and the pool has %u and the view %u; use a smaller pool, or "
-          "--device cpu",
-          name, gpu_.limits.max_range >> 20, most, s.pool_capacity, s.view_capacity);
+    const uint64_t entry = kv_bytes(DType::kF16, m.head_dim), most = most_entries(gpu_.limits, entry),
+                   most_run = most_run_entries(gpu_.limits, entry, s.layer_entries);
+    if (s.run_capacity > most_run || s.view_capacity > most)
+      return error(Code::kUnsupported,
+                   "a shader of %s sees %" PRIu64 " MiB at once, %" PRIu64
+                   " entries of a head of this model in the pool and %" PRIu64
+                   " in the view, and the pool has %u and the view %u; use a smaller pool, or --device cpu",
+                   name, gpu_.limits.max_range >> 20, most_run, most, s.run_capacity, s.view_capacity);
     uint64_t scratch = 0;
     for (const auto op_scratch : {product_scratch, attention_scratch, token_score_scratch, vote_scratch,
                                   top_k_scratch, vote_top_k_scratch, norm_scratch, arg_max_scratch})
@@ -102,10 +99,12 @@ class VulkanDevice : public Device {
     return staging_.copy(to, from);
   }
 
-  Result<std::unique_ptr<Stream>> open_stream(View workspace) override {
+  Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
     if (workspace.bytes) THIMBLE_TRY(check_view(workspace));
-    return vulkan::open_stream(context_, workspace);
+    return vulkan::open_stream(context_, workspace, heads);
   }
+
+  bool supports(const Op& op) const override { return vulkan::supports(op, gpu_.limits); }
 
   Result<Rates> measure() override { return measure_rates(*this, info()); }
 
@@ -131,12 +130,18 @@ void limit(Gpu& gpu) {
 Result<std::shared_ptr<Device>> open_gpu(const Instance& instance, const Gpu& gpu, Messages messages) {
   const std::optional<uint64_t> used = used_gpu_bytes(instance, gpu);
   THIMBLE_LET(context, Context::open(instance, gpu, std::move(messages)));
-  auto device = std::make_shared<VulkanDevice>(std::move(context), used);
+  return make_device(std::move(context), used);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Device>> make_device(std::shared_ptr<Context> context,
+                                            std::optional<uint64_t> used_before) {
+  auto device = std::make_shared<VulkanDevice>(std::move(context), used_before);
   THIMBLE_TRY(device->open());
   return std::shared_ptr<Device>(std::move(device));
 }
 
-}  // namespace
 }  // namespace vulkan
 
 std::vector<DeviceInfo> vulkan_device_infos() {

@@ -1,135 +1,110 @@
 #include "backends/vulkan/host/vulkan_stream.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "backends/checks.h"
-#include "backends/joins.h"
-#include "backends/vulkan/ops.h"
+#include "backends/fusion.h"
 #include "backends/vulkan/host/program.h"
+#include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 namespace {
 
+// Gathers a program's ops; finish() puts what goes together into the same dispatches.
 class VulkanRecorder : public Recorder {
  public:
   VulkanRecorder(std::shared_ptr<StreamState> stream, uint32_t max_rows)
-      : recording_(std::move(stream), max_rows) {}
-
-  void segment() override { recording().segment(); }
-  void embed(const Embed& op) override {
-    if (check("embed", op.table, op.table.rows, op.p.cols)) vulkan::embed(recording(), op);
+      : info_(stream->context->gpu.info), recording_(std::move(stream), max_rows) {
+    bounds_.max_rows = max_rows;
   }
-  // A token's norm is made by the product before it and those that read it: a dispatch of its own would take
-  // 4.4 us of an H200.
-  void rms_norm(const RmsNorm& op) override {
-    if (!norm_ && siblings_.size() == 1 && recording_.max_rows() == 1 && makes_vector(siblings_[0], op)) {
-      before_ = std::exchange(siblings_, {})[0];
-      norm_ = op;
+
+  void segment() override { segments_.emplace_back(); }
+
+  void record(const Op& op) override {
+    if (const Status status = check_op(op, info_, bounds_); !status.ok()) {
+      recording_.fail(status);
+    } else if (!supports(op, recording_.limits())) {
+      recording_.fail(error(Code::kUnsupported, "%s has no %s of this kind; use --device cpu",
+                            info_.name.c_str(), op_name(op)));
     } else {
-      vulkan::rms_norm(recording(), op);
+      if (segments_.empty()) segment();
+      segments_.back().push_back(op);
     }
   }
-  void linear(const Linear& op) override {
-    if (!check("linear", op.w, op.p.out_cols, op.p.in_cols)) return;
-    const bool joins = norm_ ? makes_rows(*norm_, op.x, op.p.x_stride, op.p.in_cols, op.p.rows, op.y)
-                             : siblings_.empty() || side_by_side(siblings_.back(), op);
-    if (scored_ || vote_ || !joins) record_pending();
-    prepare_norm();
-    siblings_.push_back(op);
-  }
-  void glu(const Glu& op) override {
-    if (!check("glu", op.gate, op.p.out_cols, op.p.in_cols) ||
-        !check("glu", op.up, op.p.out_cols, op.p.in_cols))
-      return;
-    const bool joins =
-        norm_ && siblings_.empty() && makes_rows(*norm_, op.x, op.p.in_cols, op.p.in_cols, kStepRows, op.h);
-    if (!joins) record_pending();
-    prepare_norm();
-    const std::optional<RmsNorm> norm = std::exchange(norm_, {});
-    vulkan::glu(recording_, op, norm ? &*norm : nullptr);
-  }
-  void activation(const Activation& op) override { vulkan::activation(recording(), op); }
-  void kv_append(const KvAppend& op) override { vulkan::kv_append(recording(), op); }
-  void cis_store(const CisStore& op) override { vulkan::cis_store(recording(), op); }
-  void kv_view(const KvView& op) override { vulkan::kv_view(recording(), op); }
-  void attention(const Attention& op) override { vulkan::attention(recording(), op); }
-  void kv_compact(const KvCompact& op) override { vulkan::kv_compact(recording(), op); }
-  void query_gate(const QueryGate& op) override { vulkan::query_gate(recording(), op); }
-  void token_score(const TokenScore& op) override {
-    record_pending();
-    scored_ = op;
-  }
-  void vote(const Vote& op) override {
-    if (!scored_ || vote_ || !makes_scores(*scored_, op)) record_pending();
-    vote_ = op;
-  }
-  void top_k(const TopK& op) override {
-    if (!vote_ || !lists_votes(recording_.limits(), *vote_, op)) return vulkan::top_k(recording(), op);
-    const std::optional<TokenScore> scored = std::exchange(scored_, {});
-    vulkan::vote_top_k(recording_, scored ? &*scored : nullptr, *std::exchange(vote_, {}), op);
-  }
-  void arg_max(const ArgMax& op) override { vulkan::arg_max(recording(), op); }
-  void log_prob(const LogProb& op) override { vulkan::log_prob(recording(), op); }
-  void copy(const Copy& op) override { vulkan::copy(recording(), op); }
 
-  Result<std::unique_ptr<Program>> finish() { return recording().finish(); }
+  Result<std::unique_ptr<Program>> finish() {
+    const Joins joins = what_joins();
+    for (const std::vector<Op>& ops : segments_) {
+      recording_.segment();
+      for (const Group& group : group_ops(ops, joins))
+        std::visit([this](const auto& g) { launch(g); }, group);
+    }
+    return recording_.finish(std::move(bounds_));
+  }
 
  private:
-  // What an op records to: what has waited for it comes before. Products wait for siblings and for a norm, a
-  // norm for its products, a token_score for its vote, and a vote for a top_k.
-  ProgramRecording& recording() {
-    record_pending();
-    return recording_;
-  }
-  void record_pending() {
-    const std::optional<RmsNorm> norm = std::exchange(norm_, {});
-    if (before_) {
-      vulkan::linear(recording_, {&*before_, 1});
-      vulkan::rms_norm(recording_, *norm);
-    } else if (!siblings_.empty()) {
-      vulkan::linear(recording_, siblings_, norm ? &*norm : nullptr);
-    }
-    before_.reset();
-    siblings_.clear();
-    if (scored_) vulkan::token_score(recording_, *scored_);
-    scored_.reset();
-    if (vote_) vulkan::vote(recording_, *vote_);
-    vote_.reset();
-  }
-  // The first of a norm's products is there.
-  void prepare_norm() {
-    if (before_) vulkan::linear_before(recording_, *before_, *norm_);
-    before_.reset();
-  }
-  // Whether a linear makes the vector of a norm, and nothing else.
-  static bool makes_vector(const Linear& a, const RmsNorm& n) {
-    return a.y.buffer == n.x.buffer && a.y.offset == n.x.offset && a.p.out_cols == n.p.cols &&
-           a.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
-  }
-  bool check(const char* op, const Weight& w, uint32_t rows, uint32_t cols) {
-    const Status status = check_matrix(op, w, rows, cols);
-    recording_.fail(status);
-    return status.ok();
+  Joins what_joins() const {
+    Joins joins;
+    // A token's norm is made by the product before it and those that read it: a dispatch of its own would
+    // take 4.4 us of an H200.
+    joins.norm = recording_.max_rows() == 1 ? Joins::Norm::kBetweenProducts : Joins::Norm::kAlone;
+    joins.sibling = [](const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next) {
+      return norm || side_by_side(siblings.back(), next);
+    };
+    joins.vote = [this](const Vote& vote, const TopK& list) {
+      return lists_votes(recording_.limits(), vote, list);
+    };
+    return joins;
   }
 
+  void launch(const Op* op) {
+    std::visit([this](const auto& o) { launch(o); }, *op);
+  }
+  void launch(const Embed& op) { embed(recording_, op); }
+  void launch(const RmsNorm& op) { rms_norm(recording_, op); }
+  void launch(const Linear& op) { linear(recording_, {&op, 1}); }
+  void launch(const Glu& op) { glu(recording_, op); }
+  void launch(const Activation& op) { activation(recording_, op); }
+  void launch(const KvAppend& op) { kv_append(recording_, op); }
+  void launch(const CisStore& op) { cis_store(recording_, op); }
+  void launch(const KvView& op) { kv_view(recording_, op); }
+  void launch(const Attention& op) { attention(recording_, op); }
+  void launch(const KvCompact& op) { kv_compact(recording_, op); }
+  void launch(const QueryGate& op) { query_gate(recording_, op); }
+  void launch(const TokenScore& op) { token_score(recording_, op); }
+  void launch(const PageBounds& op) { page_bounds(recording_, op); }
+  void launch(const PageScore& op) { page_score(recording_, op); }
+  void launch(const Vote& op) { vote(recording_, op); }
+  void launch(const TopK& op) { top_k(recording_, op); }
+  void launch(const ArgMax& op) { arg_max(recording_, op); }
+  void launch(const LogProb& op) { log_prob(recording_, op); }
+  void launch(const Copy& op) { copy(recording_, op); }
+
+  void launch(const Products& p) {
+    if (p.before) linear_before(recording_, *p.before, *p.norm);
+    linear(recording_, p.siblings, p.norm);
+  }
+  void launch(const GluOfNorm& g) {
+    if (g.before) linear_before(recording_, *g.before, *g.norm);
+    glu(recording_, *g.glu, g.norm);
+  }
+  void launch(const Select& s) { vote_top_k(recording_, s.score, *s.vote, *s.top_k); }
+  void launch(const AppendToken&) {}  // Joins::append is off
+
+  const DeviceInfo& info_;
   ProgramRecording recording_;
-  // Not recorded yet: products that stand side by side; a linear and the norm of what it makes, `before_` and
-  // `norm_`; products of a norm that is prepared, without `before_`; or a token_score and its vote, or one of
-  // them.
-  std::optional<Linear> before_;
-  std::optional<RmsNorm> norm_;
-  std::vector<Linear> siblings_;
-  std::optional<TokenScore> scored_;
-  std::optional<Vote> vote_;
+  ProgramBounds bounds_;
+  std::vector<std::vector<Op>> segments_;
 };
 
 class VulkanStream : public Stream {
  public:
-  explicit VulkanStream(std::shared_ptr<StreamState> state) : state_(std::move(state)) {}
+  explicit VulkanStream(std::shared_ptr<StreamState> state)
+      : state_(std::move(state)), heads_(state_->heads) {}
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
     return std::make_unique<VulkanRecorder>(state_, max_rows);
@@ -139,17 +114,17 @@ class VulkanStream : public Stream {
     return static_cast<VulkanRecorder&>(*recorder).finish();
   }
 
-  Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step) override {
+  Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step,
+                std::span<const HeadState> heads) override {
     VulkanProgram& p = static_cast<VulkanProgram&>(program);
-    THIMBLE_TRY(check_submit(program, p.max_rows, first, last, step));
+    if (heads.size() != heads_.size())
+      return error(Code::kInternal, "a step with %zu heads, on a stream that was opened for %zu",
+                   heads.size(), heads_.size());
+    THIMBLE_TRY(check_submit(program, p.bounds, first, last, step, heads));
     if (first == last) return {};
-    Timeline& timeline = state_->timeline;
-    if (std::memcmp(&step, &step_, sizeof step) != 0) {
-      THIMBLE_TRY(timeline.wait(timeline.last()));  // what runs now reads the old values
-      std::memcpy(state_->step->mapped, &step, sizeof step);
-      step_ = step;
-    }
+    THIMBLE_TRY(store(step, heads));
     // As many pieces at once as may be.
+    Timeline& timeline = state_->timeline;
     const std::span<VulkanProgram::Piece> pieces(&p.pieces[p.first_piece[first]],
                                                  p.first_piece[last] - p.first_piece[first]);
     for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
@@ -169,8 +144,29 @@ class VulkanStream : public Stream {
   Status wait() override { return state_->timeline.wait(state_->timeline.last()); }
 
  private:
+  // Puts what differs from the last step where shaders read it.
+  Status store(const StepParams& step, std::span<const HeadState> heads) {
+    const bool new_step = std::memcmp(&step, &step_, sizeof step) != 0;
+    const bool new_heads =
+        !heads.empty() && std::memcmp(heads.data(), heads_.data(), heads.size_bytes()) != 0;
+    if (!new_step && !new_heads) return {};
+    THIMBLE_TRY(state_->timeline.wait(state_->timeline.last()));  // what runs now reads the old values
+    std::byte* mapped = static_cast<std::byte*>(state_->shared->mapped) + StreamState::kStep;
+    if (new_step) {
+      step_ = step;
+      std::memcpy(mapped, &step, sizeof step);
+    }
+    if (new_heads) {
+      std::copy(heads.begin(), heads.end(), heads_.begin());
+      std::memcpy(mapped + sizeof step, heads.data(), heads.size_bytes());
+    }
+    return {};
+  }
+
   std::shared_ptr<StreamState> state_;
-  StepParams step_{};  // what lies in state_->step
+  // What lies in state_->shared.
+  StepParams step_{};
+  std::vector<HeadState> heads_;
   std::vector<VkCommandBuffer> commands_;
 };
 
@@ -181,14 +177,15 @@ uint64_t program_bytes(const ModelShape& model) {
   return (1 << 20) + uint64_t(model.layers) * (256 << 10);
 }
 
-Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, View scratch) {
+Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, View scratch, uint32_t heads) {
   auto state = std::make_shared<StreamState>(std::move(context));
   state->scratch = scratch;
+  state->heads = heads;
   THIMBLE_TRY(state->timeline.open());
-  THIMBLE_LET(step, allocate(state->context, Place::kMappedDevice,
-                             StreamState::kCounters + Recording::kCounterBytes));
-  std::memset(step->mapped, 0, step->size);
-  state->step = std::move(step);
+  const uint64_t bytes = StreamState::kStep + state->step_bytes();
+  THIMBLE_LET(shared, allocate(state->context, Place::kMappedDevice, bytes));
+  std::memset(shared->mapped, 0, bytes);
+  state->shared = std::move(shared);
   return std::unique_ptr<Stream>(std::make_unique<VulkanStream>(std::move(state)));
 }
 

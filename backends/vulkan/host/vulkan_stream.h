@@ -7,8 +7,9 @@
 
 namespace thimble::vulkan {
 
-// `scratch` is what ops use between their steps, as large as needs() said.
-Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context>, View scratch);
+// `scratch` is what ops use between their steps, as large as needs() said; `heads`: rows of the table of
+// HeadState.
+Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context>, View scratch, uint32_t heads);
 
 // Bytes that the recorded programs of a session take.
 uint64_t program_bytes(const ModelShape&);

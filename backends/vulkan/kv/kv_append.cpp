@@ -6,18 +6,33 @@ namespace thimble::vulkan {
 
 void kv_append(Recording& r, const KvAppend& op) {
   constexpr uint32_t kThreads = 128;
-  const uint64_t head_bytes = uint64_t(op.p.capacity) * op.p.head_dim * sizeof(uint16_t);
+  const View &k = op.k.values, &v = op.v.values;
+  const uint64_t entry_bytes = kv_bytes(op.k.type, op.p.head_dim);
   // One word more than the rows have: an odd head_dim may shift them by half a word.
   const uint64_t words = uint64_t(r.most_rows()) * op.p.head_dim / 2 + 1;
-  for_head_ranges(r.limits(), head_bytes, op.p.first_head, op.p.heads, [&](uint32_t first, uint32_t heads) {
-    KvAppendParams p = op.p;
-    p.first_head = first;
-    p.heads = heads;
-    r.dispatch(Shader::kKvAppend, {p.rope.mode == kRopeOriginal ? 1u : 0u},
-               {reads(op.qkv), reads(op.rope), writes(of_heads(op.k, head_bytes, first, heads)),
-                writes(of_heads(op.v, head_bytes, first, heads)), writes(op.pos)},
-               p, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
-  });
+  const auto append = [&](const View& own_k, const View& own_v, uint32_t first, uint32_t heads,
+                          const RunWindow& window) {
+    struct {
+      KvAppendParams p;
+      RunWindow window;
+    } push{op.p, window};
+    push.p.first_head = first;
+    push.p.heads = heads;
+    r.dispatch(
+        Shader::kKvAppend, {op.p.rope.mode == kRopeOriginal ? 1u : 0u, op.p.into == kIntoPool ? 1u : 0u},
+        {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos), writes(op.saturated)},
+        push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
+  };
+  if (op.p.into == kIntoPool) {
+    for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {
+      append(window.of(k, entry_bytes), window.of(v, entry_bytes), op.p.first_head, op.p.heads, window);
+    });
+  } else {
+    const uint64_t head_bytes = op.p.chunk_capacity * entry_bytes;
+    for_head_ranges(r.limits(), head_bytes, op.p.first_head, op.p.heads, [&](uint32_t first, uint32_t heads) {
+      append(of_heads(k, head_bytes, first, heads), of_heads(v, head_bytes, first, heads), first, heads, {});
+    });
+  }
 }
 
 }  // namespace thimble::vulkan

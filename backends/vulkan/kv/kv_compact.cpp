@@ -10,25 +10,27 @@ void kv_compact(Recording& r, const KvCompact& op) {
   const uint32_t threads = std::min(512u, r.limits().max_group_threads);
   const auto compact = [&](const Out& all, const In& all_chunk, uint32_t words) {
     if (!all) return;
-    const uint64_t row = words * sizeof(uint32_t), pool = op.p.pool_capacity * row,
-                   chunk = op.p.chunk_capacity * row;
-    for_head_ranges(r.limits(), std::max(pool, chunk), op.p.first_head, op.p.heads,
-                    [&](uint32_t first, uint32_t heads) {
-                      struct {
-                        KvCompactParams p;
-                        uint32_t words;
-                      } push{op.p, words};
-                      push.p.first_head = first;
-                      push.p.heads = heads;
-                      const uint32_t width = std::min(words, kWidth);
-                      r.dispatch(Shader::kKvCompact, {threads / width * width, width, op.list ? 1u : 0u},
-                                 {reads(op.list), reads(of_heads(all_chunk, chunk, first, heads)),
-                                  writes(of_heads(all, pool, first, heads))},
-                                 push, static_cast<uint32_t>(ceil_div(words, width)), heads);
-                    });
+    const uint64_t row = words * sizeof(uint32_t), chunk = op.p.chunk_capacity * row;
+    const uint32_t width = std::min(words, kWidth);
+    for_run_windows(r.limits(), all, row, [&](const RunWindow& window) {
+      for_head_ranges(r.limits(), chunk, op.p.first_head, op.p.heads, [&](uint32_t first, uint32_t heads) {
+        struct {
+          KvCompactParams p;
+          RunWindow window;
+          uint32_t words;
+        } push{op.p, window, words};
+        push.p.first_head = first;
+        push.p.heads = heads;
+        r.dispatch(
+            Shader::kKvCompact, {threads / width * width, width, op.list ? 1u : 0u},
+            {reads(op.list), reads(of_heads(all_chunk, chunk, first, heads)), writes(window.of(all, row))},
+            push, static_cast<uint32_t>(ceil_div(words, width)), heads);
+      });
+    });
   };
-  compact(op.k, op.chunk_k, op.p.head_dim / 2);
-  compact(op.v, op.chunk_v, op.p.head_dim / 2);
+  const uint32_t row_words = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim) / sizeof(uint32_t));
+  compact(op.k.values, op.chunk_k.values, row_words);
+  compact(op.v.values, op.chunk_v.values, row_words);
   compact(op.pos, op.chunk_pos, 1);
   compact(op.cis, op.chunk_cis, 1);
 }

@@ -1,5 +1,5 @@
 // token_score: every query head scores the middle entries of its KV head; where there are several rows, a
-// dispatch before adds up their queries.
+// dispatch before adds up their queries. page_score does the same with the bounds of pages.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/pool_parts.h"
@@ -10,35 +10,36 @@ namespace {
 // A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
 
-uint32_t score_parts(uint32_t capacity) {
-  return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(capacity, kLeastTile), 1, kMostScoreParts));
+// Parts of each of equal heads.
+uint32_t score_parts(uint64_t entries) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(entries, kLeastTile), 1, kMostScoreParts));
 }
 
-// What a query head's parts add to its log-sum-exp: [parts]{maximum, sum}.
-uint64_t part_bytes(uint32_t parts) { return uint64_t(parts) * 2 * sizeof(float); }
+// Of the passes over all KV heads.
+View counters_of(const Recording& r, const HeadPasses& passes, uint32_t heads) {
+  return r.counters().slice(0, uint64_t(passes.count) * heads * sizeof(uint32_t));
+}
 
 }  // namespace
 
-View score_parts_view(const Recording& r, const TokenScore& op) {
-  return r.scratch().slice(0, uint64_t(op.p.heads) * op.p.group * part_bytes(score_parts(op.p.capacity)));
+uint64_t score_parts_bytes(uint32_t query_heads) {
+  return uint64_t(query_heads) * kMostScoreParts * 2 * sizeof(float);
 }
 
 void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
   const TokenScoreParams& p = op.p;
   constexpr uint32_t kThreads = 128;
-  const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim,
-                 parts = score_parts(p.capacity);
+  const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim, has_gate = op.gate ? 1 : 0;
   const HeadPasses passes(p.group);
-  const uint32_t has_gate = op.gate ? 1 : 0;
-  const View all_parts = score_parts_view(r, op);
+  const View parts = r.scratch().slice(0, score_parts_bytes(queries));
 
   // The only row is rotated where it scores; several are added up first.
   const uint32_t slices =
       r.most_rows() == 1 ? 0 : std::min<uint32_t>(kMostSlices, ceil_div(r.most_rows(), kSliceRows));
   View sums;
   if (slices) {
-    sums = r.scratch().slice(all_parts.bytes, uint64_t(slices) * channels * sizeof(float));
-    struct {
+    sums = r.scratch().slice(parts.bytes, uint64_t(slices) * channels * sizeof(float));
+    const struct {
       TokenScoreParams p;
       uint32_t slices;
     } push{p, slices};
@@ -46,32 +47,48 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
                push, static_cast<uint32_t>(ceil_div(channels, kThreads)), slices);
   }
 
-  const uint64_t head_bytes = uint64_t(p.capacity) * p.head_dim * sizeof(uint16_t);
-  const bool aligned = p.head_dim % 8 == 0 && op.k.offset % 16 == 0;
-  for_head_ranges(r.limits(), head_bytes, p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
-    const uint32_t before = (first - p.first_head) * p.group;
-    struct {
+  const View& k = op.k.values;
+  const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
+  const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0;
+  for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {
+    const struct {
       TokenScoreParams p;
-      uint32_t slices, first_sum, sum_stride;
-    } push{p, slices, before * p.head_dim, channels};
-    push.p.first_head = first;
-    push.p.heads = heads;
+      RunWindow window;
+      uint32_t slices;
+    } push{p, window, slices};
     r.dispatch(Shader::kTokenScore,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
                 p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts},
-               {reads(op.q), reads(sums), reads(of_heads(op.k, head_bytes, first, heads)), reads(op.rope),
-                reads(op.gate), writes(op.scores),
-                writes(of_heads(all_parts, p.group * part_bytes(parts), first - p.first_head, heads)),
-                writes(of_heads(r.counters(), passes.count * sizeof(uint32_t), first - p.first_head, heads)),
-                writes(op.lse)},
-               push, passes.count, parts, heads);
+               {reads(op.q), reads(sums), reads(window.of(k, entry_bytes)), reads(op.rope), reads(op.gate),
+                writes(op.scores), writes(parts), writes(counters_of(r, passes, p.heads)), writes(op.lse)},
+               push, passes.count, score_parts(mean_entries(op.k, p.head_dim, p.first_head + p.heads)),
+               p.heads);
   });
+}
+
+void page_score(Recording& r, const PageScore& op) {
+  const PageScoreParams& p = op.p;
+  const HeadPasses passes(p.group);
+  const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, p.head_dim);
+  const bool aligned = p.head_dim % 8 == 0 && op.bounds.offset % 16 == 0;
+  const struct {
+    PageScoreParams p;
+    RunWindow window;
+    uint32_t slices;
+  } push{p, {}, 0};
+  r.dispatch(Shader::kPageScore,
+             {p.head_dim, passes.heads, 0, 0, aligned ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
+              r.limits().subgroup_size, 0},
+             {reads(op.q), reads({}), reads(op.bounds), reads(op.rope), reads({}), writes(op.scores),
+              writes(r.scratch().slice(0, score_parts_bytes(p.heads * p.group))),
+              writes(counters_of(r, passes, p.heads)), writes(op.lse)},
+             push, passes.count, score_parts(op.bounds.bytes / page_bytes / (p.first_head + p.heads)),
+             p.heads);
 }
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
   if (s.positions == 0) return 0;
-  return m.heads * part_bytes(score_parts(s.pool_capacity)) +
-         uint64_t(kMostSlices) * m.heads * m.head_dim * sizeof(float);
+  return score_parts_bytes(m.heads) + uint64_t(kMostSlices) * m.heads * m.head_dim * sizeof(float);
 }
 
 }  // namespace thimble::vulkan

@@ -18,7 +18,7 @@ void top_k(Recording& r, const TopK& op) {
     uint32_t parts, digit;
   } push{p, alone ? 1 : kListParts, 0};
   const auto dispatch = [&](Shader shader) {
-    r.dispatch(shader, {list_threads(r.limits()), op.gate ? 1u : 0u, op.chunk_scores ? 1u : 0u},
+    r.dispatch(shader, {list_threads(r.limits()), op.gate ? 1u : 0u, op.chunk_scores ? 1u : 0u, p.page},
                {reads(op.scores), reads(op.chunk_scores), reads(op.pos), reads(op.gate), writes(op.list),
                 writes(scratch)},
                push, push.parts, p.heads);
@@ -32,7 +32,7 @@ void top_k(Recording& r, const TopK& op) {
 }
 
 uint64_t top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& limits) {
-  const uint64_t most = std::max<uint64_t>(uint64_t(s.pool_capacity) + s.chunk, s.positions);
+  const uint64_t most = std::max<uint64_t>(uint64_t(s.run_capacity) + s.chunk, s.positions);
   return takes_one_group(limits, most) ? 0 : parts_bytes(m.kv_heads);
 }
 

@@ -13,21 +13,24 @@
 #include <bit>
 
 #include "backends/vulkan/host/recording.h"
+#include "base/bits.h"
 
 namespace thimble::vulkan {
 
 inline uint32_t list_threads(const Limits& l) { return std::min(1024u, std::bit_floor(l.max_group_threads)); }
 
-// The scores that compete for a head's list, at most.
+// The scores that compete for a head's list, at most; of runs, on average.
 inline uint64_t candidates(const TopK& op) {
-  return op.p.purpose == kTopKRetain ? uint64_t(op.p.score_capacity) + op.p.chunk_capacity
-                                     : std::max(op.p.score_capacity, op.p.pos_capacity);
+  const uint64_t scores =
+      op.p.in_runs ? ceil_div(op.scores.bytes / sizeof(float), op.p.heads) : op.p.score_capacity;
+  return scores + (op.chunk_scores ? op.p.chunk_capacity : 0);
 }
 // A workgroup finds a head's threshold alone among so many candidates, 32 a thread. Of more, several
 // workgroups count together, digit by digit: on an H200 37 us for 16,740, which take the one 20, and 65 for
 // 131,072.
+inline uint64_t most_of_one_group(const Limits& l) { return uint64_t(32) * list_threads(l); }
 inline bool takes_one_group(const Limits& l, uint64_t candidates) {
-  return candidates <= 32 * list_threads(l);
+  return candidates <= most_of_one_group(l);
 }
 
 }  // namespace thimble::vulkan

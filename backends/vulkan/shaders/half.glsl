@@ -16,6 +16,7 @@ uint to_half(float x) {
   if (drop > 24) return sign;
   return sign | (mantissa + (1 << drop - 1) - 1 + (mantissa >> drop & 1)) >> drop;
 }
+const float kLargestHalf = 65504;
 uint pack_halves(float low, float high) { return to_half(low) | to_half(high) << 16; }
 
 // Eight neighbours.

@@ -1,8 +1,8 @@
 // Which entries a KV head attends to. The shader that includes this has declared `uint list[]` and the constant kHasList, and
 // defines LIST_BASE, the first list's first element, and LIST_CAPACITY.
 
-// Without a list, everything.
-uint list_count(uint head) { return kHasList ? list[LIST_BASE + head * LIST_CAPACITY] : step_entries(); }
+// Without a list, everything: `entries`.
+uint list_count(uint head, uint entries) { return kHasList ? list[LIST_BASE + head * LIST_CAPACITY] : entries; }
 uint list_entry(uint head, uint i) {
   return kHasList ? list[LIST_BASE + head * LIST_CAPACITY + 1 + i] : i;
 }

@@ -1,17 +1,19 @@
-// What every shader includes: the op parameters, StepParams, and what follows from a step alone.
+// What every shader includes: the op parameters, and the values of this step.
 #include "../../op_params.h"
+#include "../../regions.h"
 
-layout(set = 0, binding = 0, std430) readonly buffer Step { StepParams step; };
+layout(set = 0, binding = 0, std430) readonly buffer Step {
+  StepParams step;
+  HeadState head_states[];
+};
 
 // Rows that an op works on: `rows` is kStepRows or kLogitRows.
 uint row_count(uint rows) { return rows == kLogitRows ? step.n_logit_rows : step.n_rows; }
 
-uint step_entries() { return step.n_entries + step.n_rows; }
-
-// Whether this step selects: below that everything is attended (backend.h). No sum here can overflow.
-bool selects() {
-  const uint rest = step_entries() - min(step_entries(), step.n_init);
-  return rest - min(rest, step.n_local) > step.select_k;
-}
-// The entries that a selection picks from: [n_init, middle_end()).
-uint middle_end() { return step_entries() - step.n_local; }
+// The heads that a dispatch works for, by where their runs begin (heads.h).
+struct RunWindow {
+  uint first, entries;
+};
+bool is_in(HeadState head, RunWindow window) { return head.first - window.first < window.entries; }
+// Where a head's run begins in the arrays that the dispatch is given.
+uint run_start(HeadState head, RunWindow window) { return head.first - window.first; }

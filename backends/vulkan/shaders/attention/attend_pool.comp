@@ -2,7 +2,8 @@
 // to a part of the list, tile by tile, and the last one puts the parts together.
 //
 // A token waits for each read that depends on another, and for code, as most of it is run once: little of both is what counts
-// here. Tile i belongs to part i % parts, so its entries are asked for before it is known how many there are.
+// here. Tile i belongs to part i % parts, so its entries are asked for before it is known how many there are, as if all heads
+// had equally many.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -20,25 +21,26 @@ layout(constant_id = 3) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 4) const uint kPairing = kRopeHalves;
 layout(constant_id = 5) const uint kRotating = 128;
 layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2
-layout(constant_id = 7) const bool kOnce = false;     // no part has more than one tile
+layout(constant_id = 7) const bool kOnce = false;     // parts have one tile, but for heads longer than the others
 layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on, as v
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the window's runs, as v
 layout(set = 0, binding = 2, std430) readonly buffer K2 { uvec2 k2[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V2 { uvec2 v2[]; };
 layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope4 { vec4 rope_table4[]; };
-// [query heads][parts][quads of channels] before the division by the sum, and [query heads][parts]{maximum, sum}; from
-// first_head on, as the counters, one for each pass over a KV head's group
+// Of each head [query heads][parts][quads of channels] before the division by the sum, and [query heads][parts]{maximum, sum};
+// and one counter for each pass over a KV head's group.
 layout(set = 0, binding = 6, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 7, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Y { float y[]; };
 layout(push_constant) uniform Push {
   AttentionParams p;
+  RunWindow window;
   uint base[9];
 } push;
 
@@ -58,6 +60,7 @@ const bool kByList = kMode == kRopeList;
 // A unit is four pairs of channels. In the scores, thread (place, side) has the units side, side + kSides, ... of the keys
 // place and place + kPlaces of a tile. A key rotates by its place in the tile, so a thread's angles stay the same, and the
 // query by what then is missing.
+const uint kWords = kHeadDim / 2;  // of a row
 const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
 // In the softmax, a subgroup has whole heads: gl_SubgroupID, and so on in steps of kSubgroups. Its lanes share the tile.
@@ -81,123 +84,67 @@ shared vec4 weights[kMostParts * kHeadQuads];  // [tile][heads], at the end [par
 shared float shrinks[kHeads];                  // that a head's results are multiplied by
 shared uint entries[2 * kTile];                // of a tile and of the next one, by turns
 
-uvec4 keys[kKeysEach * kUnitsEach];
-uvec2 values[kSliceKeys];
-vec4 result[kHeads];
+#include "attend_pool_rows.glsl"
+#include "attend_pool_parts.glsl"
 
-// Whether the channels of pair i lie side by side.
-bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
-
-// Where the two quads of channels of a unit lie in an aligned row, and how to make its first and second channels of them.
-uvec2 unit_quads(uint unit) {
-  return adjacent(unit * 4) ? uvec2(2 * unit, 2 * unit + 1) : uvec2(unit, unit + rope_pairs() / 4);
-}
-void sort_pairs(inout vec4 x, inout vec4 y, uint unit) {
-  if (!kAligned || !adjacent(unit * 4)) return;
-  const vec4 low = x, high = y;
-  x = vec4(low.xz, high.xz);
-  y = vec4(low.yw, high.yw);
-}
-
-uint k_half(uint row, uint c) { return c < kHeadDim ? k[row + c / 2] >> c % 2 * 16 & 0xffff : 0; }
-
-// The halves of a unit of a key; `row` is the key's first word.
-uvec4 load_unit(uint row, uint unit) {
-  if (kAligned) {
-    const uvec2 quads = row / 2 + unit_quads(unit);
-    return uvec4(k2[quads.x], k2[quads.y]);
-  }
-  uvec4 halves;
-  [[unroll]] for (uint i = 0; i < 2; ++i) {
-    const uint pair = unit * 4 + i * 2;
-    halves[i] = k_half(row, channels_of(pair).x) | k_half(row, channels_of(pair + 1).x) << 16;
-    halves[i + 2] = k_half(row, channels_of(pair).y) | k_half(row, channels_of(pair + 1).y) << 16;
-  }
-  return halves;
-}
-// The angles of a unit in a row of the table; pairs that do not rotate stay as they are.
-void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
-  cosines = vec4(1);
-  sines = vec4(0);
-  if (kAligned) {
-    if (unit * 4 >= rope_pairs()) return;
-    const uint at = (ROPE_BASE + 2 * (row * rope_pairs() + unit * 4)) / 4;
-    const vec4 low = rope_table4[at], high = rope_table4[at + 1];
-    cosines = vec4(low.xz, high.xz);
-    sines = vec4(low.yw, high.yw);
-    return;
-  }
-  [[unroll]] for (uint i = 0; i < 4; ++i) {
-    if (unit * 4 + i >= rope_pairs()) continue;
-    const vec2 angle = rope_row(row, unit * 4 + i);
-    cosines[i] = angle.x;
-    sines[i] = angle.y;
-  }
-}
-
-// A quad of channels of a value.
-uvec2 load_quad(uint row, uint quad) {
-  if (kAligned) return v2[row / 2 + quad];
-  return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
-}
+// Entries that the row sees: the last ones of a list.
+uint visible(uint count) { return push.p.window > 0 ? min(push.p.window, count) : count; }
+uint attended(uint head) { return list_count(head, step_entries(step, head_states[push.p.head_state + head])); }
+uint tiles_of(uint local_head) { return (visible(attended(push.p.first_head + local_head)) + kTile - 1) / kTile; }
+const uint kMostShare = kMostParts;
+#include "../shares.glsl"
 
 // Entry i of the list; anything where the list is not as long, which need not be known yet.
 uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
 
-// Rotates the queries, the first of which starts at `row`. No branch keeps what follows from being asked for meanwhile.
-void rotate_queries(uint row, uint heads, uint position) {
-  const uint kPairs = kUnits * 4;
-  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
-  const float factor = kByList && rope_pairs() > 0 ? rope_factor() : 1;
-  [[unroll]] for (uint first = 0; first < kHeads * kPairs; first += kThreads) {
-    const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;
-    const uint from = row + min(h, heads - 1) * kHeadDim;
-    const bool there = pair < kHeadDim / 2;
-    const float x = there ? q[from + channels_of(pair).x] * (push.p.scale * kLog2E) : 0;
-    const float y = there ? q[from + channels_of(pair).y] * (push.p.scale * kLog2E) : 0;
-    const vec2 angle = pair < rope_pairs() ? rope_angle(position, pair) * factor : vec2(1, 0);
-    if (first + gl_LocalInvocationIndex >= kHeads * kPairs) continue;
-    const uint to = h * 2 * kUnits + pair / 4;
-    room[to][pair % 4] = x * angle.x - y * angle.y;
-    room[to + kUnits][pair % 4] = x * angle.y + y * angle.x;
+uvec4 keys[kKeysEach * kUnitsEach];
+uvec2 values[kSliceKeys];
+vec4 result[kHeads];
+
+// Asks for the keys and the values of the tile whose entries begin at `slot`.
+void fetch_keys(uint k_start, uint slot) {
+  const uint place = gl_LocalInvocationIndex / kSides, side = gl_LocalInvocationIndex % kSides;
+  [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
+    const uint unit = side + kSides * (i % kUnitsEach);
+    const uint row = k_start + entries[slot + i / kUnitsEach * kPlaces + place] * kWords;
+    if (unit < kUnits) keys[i] = load_unit(row, unit);
   }
 }
-
-// weights[] of the parts of the subgroup's heads.
-void weigh_parts(uint own_stats, uint heads, uint busy) {
-  [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
-    const uint h = gl_SubgroupID + kSubgroups * j;
-    if (h >= heads) continue;
-    vec2 of_parts[kPartsEach];  // {maximum, sum}
-    float top = kNoPeak, sum = 0;
-    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
-      const uint part = gl_SubgroupInvocationID + kLanes * i;
-      of_parts[i] = stats[own_stats + h * gl_NumWorkGroups.x + min(part, busy - 1)];
-      if (part >= busy) of_parts[i].y = 0;
-      top = max(top, of_parts[i].x);
-    }
-    top = max_of_lanes(top);
-    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
-      of_parts[i].x = exp2(of_parts[i].x - top);
-      sum += of_parts[i].x * of_parts[i].y;
-    }
-    const float factor = 1 / sum_of_lanes(sum);
-    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
-      const uint part = gl_SubgroupInvocationID + kLanes * i;
-      if (part < busy) weights[part * kHeadQuads + h / 4][h % 4] = of_parts[i].x * factor;
-    }
+// The first of a thread's values.
+uint first_value() { return min(gl_LocalInvocationIndex / kQuads, kSlices - 1) * kSliceKeys; }
+void fetch_values(uint v_start, uint slot) {
+  const uint quad = gl_LocalInvocationIndex % kQuads;
+  [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
+    const uint at = kEvenSlices ? first_value() + i : min(first_value() + i, kTile - 1);
+    values[i] = load_quad(v_start + entries[slot + at] * kWords, quad);
   }
 }
 
 void main() {
-  const uint thread = gl_LocalInvocationIndex, parts = gl_NumWorkGroups.x, part = gl_WorkGroupID.x;
-  const uint local_head = gl_WorkGroupID.y, first_head = gl_WorkGroupID.z * kHeads;
-  const uint head = push.p.first_head + local_head, heads = min(kHeads, push.p.group - first_head);
-  const uint first = part * kTile, stride = parts * kTile;
+  const uint thread = gl_LocalInvocationIndex;
+  const uint first_head = gl_WorkGroupID.z * kHeads, heads = min(kHeads, push.p.group - first_head);
+  const uvec2 grid = gl_NumWorkGroups.xy, id = gl_WorkGroupID.xy;
+  uint head = push.p.first_head + id.y, first = id.x * kTile, stride = grid.x * kTile;
   uint entry = thread < kTile ? expected_entry(head, first + thread) : 0;
   uint next_entry = !kOnce && thread < kTile ? expected_entry(head, first + stride + thread) : 0;
-  const uint count = list_count(head);
-  if (first >= count) return;
+  HeadState own = head_states[push.p.head_state + head];
+  uint count = attended(head);
+  const Share share = find_share(id.x, id.y, grid.x, grid.y);
+  if (share.local_head >= grid.y) return;
+  const bool other_head = share.local_head != id.y;
+  if (other_head) {
+    head = push.p.first_head + share.local_head;
+    own = head_states[push.p.head_state + head];
+    count = attended(head);
+  }
+  const uint begin = count - visible(count), asked = first;
+  first = begin + share.part * kTile;
+  stride = share.parts * kTile;
+  if (first >= count || !is_in(own, push.window)) return;
+  if (other_head || first != asked || share.parts != grid.x) {
+    entry = thread < kTile ? expected_entry(head, first + thread) : 0;
+    next_entry = !kOnce && thread < kTile ? expected_entry(head, first + stride + thread) : 0;
+  }
 
   // What is read for an entry that there is not is the part's first one: it lies in the cache and weighs nothing.
   if (thread < kTile) {
@@ -207,24 +154,19 @@ void main() {
   barrier();
 
   // What takes longest is asked for first; what comes sooner and is needed later takes no registers meanwhile.
-  const uint words = kHeadDim / 2, head_start = local_head * push.p.capacity * words;
+  const uint head_start = run_start(own, push.window) * kWords;
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
   const uint place = thread / kSides, side = thread % kSides;
-  [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
-    const uint unit = side + kSides * (i % kUnitsEach), row = k_start + entries[i / kUnitsEach * kPlaces + place] * words;
-    if (unit < kUnits) keys[i] = load_unit(row, unit);
-  }
-  const uint first_query = local_head * push.p.group + first_head;
-  const uint query_row = push.base[0] + (push.p.first_head * push.p.group + first_query) * kHeadDim;
+  fetch_keys(k_start, 0);
+  const uint query_channel = (head * push.p.group + first_head) * kHeadDim;  // the first one's first
+  const uint query_row = push.base[0] + query_channel;
   rotate_queries(query_row, heads, kByList ? count - 1 - first : uint(step.position));
   vec4 cosines[kKeysEach * kUnitsEach], sines[kKeysEach * kUnitsEach];
   [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
     const uint unit = side + kSides * (i % kUnitsEach);
     if (kByList && unit < kUnits) load_angles(i / kUnitsEach * kPlaces + place, unit, cosines[i], sines[i]);
   }
-  const uint quad = thread % kQuads, first_value = min(thread / kQuads, kSlices - 1) * kSliceKeys;
-  [[unroll]] for (uint i = 0; i < kSliceKeys; ++i)
-    values[i] = load_quad(v_start + entries[kEvenSlices ? first_value + i : min(first_value + i, kTile - 1)] * words, quad);
+  fetch_values(v_start, 0);
   barrier();
 
   float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads, the sums in parts
@@ -248,7 +190,7 @@ void main() {
       [[unroll]] for (uint i = 0; i < kKeysEach; ++i) {
         unpack_halves(keys[i * kUnitsEach + u], x[i], y[i]);
         sort_pairs(x[i], y[i], unit);
-        if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * words, unit);
+        if (more) keys[i * kUnitsEach + u] = load_unit(k_start + entries[next_slot + i * kPlaces + place] * kWords, unit);
         if (!kByList) continue;
         const vec4 c = cosines[i * kUnitsEach + u], s = sines[i * kUnitsEach + u], still_x = x[i];
         x[i] = still_x * c - y[i] * s;
@@ -298,22 +240,30 @@ void main() {
     if (tile != first)
       [[unroll]] for (uint h = 0; h < kHeads; ++h) result[h] *= shrinks[h];
     [[unroll]] for (uint i = 0; i < kSliceKeys; ++i) {
-      const uint at = first_value + i;
+      const uint at = first_value() + i;
       if (!kEvenSlices && at >= kTile) continue;
       const vec4 value = vec4(unpackHalf2x16(values[i].x), unpackHalf2x16(values[i].y));
-      if (more) values[i] = load_quad(v_start + entries[next_slot + at] * words, quad);
+      if (more) values[i] = load_quad(v_start + entries[next_slot + at] * kWords, thread % kQuads);
       [[unroll]] for (uint four = 0; four < kHeadQuads; ++four) {
         const vec4 of_heads = weights[at * kHeadQuads + four];
         [[unroll]] for (uint h = 0; h < 4; ++h)
           if (four * 4 + h < kHeads) result[four * 4 + h] += of_heads[h] * value;
       }
     }
-    if (!more) break;
+    if (next >= count) break;
+    if (kOnce) {
+      if (thread < kTile) entries[next_slot + thread] = list_entry(head, min(next + thread, count - 1));
+      if (kByList) rotate_queries(query_row, heads, count - 1 - next);
+      barrier();
+      fetch_keys(k_start, next_slot);
+      fetch_values(v_start, next_slot);
+    }
   }
 
   // The part's results: slices are added up.
-  const uint busy = min((count + kTile - 1) / kTile, parts);
-  const uint own_stats = push.base[6] / 2 + first_query * parts, own_outs = push.base[5] / 4 + first_query * parts * kQuads;
+  const uint parts = share.parts, part = share.part, busy = min((count - begin + kTile - 1) / kTile, parts);
+  const uint before = share.before * push.p.group + first_head * parts;  // results of query heads before
+  const uint own_stats = push.base[6] / 2 + before, own_outs = push.base[5] / 4 + before * kQuads;
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     const uint h = gl_SubgroupID + kSubgroups * j;
     if (h >= heads) continue;
@@ -333,36 +283,6 @@ void main() {
       outs[own_outs + ((from + h) * parts + part) * kQuads + i % kQuads] = sum;
     }
   }
-  if (!finishes_last(push.base[7] + gl_WorkGroupID.y * gl_NumWorkGroups.z + gl_WorkGroupID.z, busy)) return;
-
-  const uint part_slice = thread / kColumns;
-  for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
-    const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
-    const uint column = own_outs + h * parts * kQuads + i % kQuads;
-    vec4 of_parts[kLoads];  // they come while their weights are worked out
-    [[unroll]] for (uint n = 0; n < kLoads; ++n)
-      of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
-    if (from == 0) {
-      weigh_parts(own_stats, heads, busy);
-      barrier();
-    }
-    vec4 sum = vec4(0);
-    // No branches here: what there is not weighs nothing, and is read from where something is.
-    [[dont_unroll]] for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
-      [[unroll]] for (uint n = 0; n < kLoads; ++n) {
-        const uint own = first_part + n * kPartSlices, next = own + kLoads * kPartSlices;
-        const float weight = weights[min(own, busy - 1) * kHeadQuads + h / 4][h % 4];
-        sum += (own < busy ? weight : 0) * of_parts[n];
-        of_parts[n] = outs[column + min(next, busy - 1) * kQuads];
-      }
-    if (kPartSlices > 1) {  // and so there is one turn
-      room[thread] = sum;
-      barrier();
-      for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];
-    }
-    if (thread >= kColumns || from + thread >= heads * kQuads) continue;
-    const uint to = push.base[8] + (push.p.first_head * push.p.group + first_query + h) * kHeadDim + i % kQuads * 4;
-    [[unroll]] for (uint c = 0; c < 4; ++c)
-      if (i % kQuads * 4 + c < kHeadDim) y[to + c] = sum[c];
-  }
+  if (!finishes_last(push.base[7] + share.local_head * gl_NumWorkGroups.z + gl_WorkGroupID.z, busy)) return;
+  join_parts(own_stats, own_outs, push.base[8] + query_channel, heads, parts, busy);
 }

@@ -38,17 +38,15 @@ uint out_channel(uint j, uint o) { return kHalfUnits ? j * 4 : (j + 16 * (o / 2)
 void main() {
   const uint thread = gl_LocalInvocationIndex, i = thread / 16, j = thread % 16;
   const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
-  const uint count = list_count(push.p.first_head + gl_WorkGroupID.x);
-  if (gl_WorkGroupID.y >= groups || push.p.first_entry >= count) return;
+  if (gl_WorkGroupID.y >= groups) return;
   // Those with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows, own_first = first + i * kRowsEach;
-  const bool first_pass = push.p.first_entry == 0, last_pass = push.p.first_entry + push.p.capacity >= count;
-  const uint first_index = count - step.n_rows;  // list index of the first row's own entry
-  const uint end = min(min(count, push.p.first_entry + push.p.capacity),
-                       first_index + row_of(min(first + kRows, vectors) - 1) + 1);
-  const uint all_see = first_index + row_of(first) + 1;  // every query sees the keys before
+  const Work work = work_of(first, min(first + kRows, vectors) - 1);
+  if (push.p.first_entry >= work.count) return;
+  const bool first_pass = is_first_pass(), last_pass = is_last_pass(work);
+  const uint first_index = work.first_index, begin = work.begin, end = work.end;
 
-  if (push.p.first_entry < end) load_keys(0, end - push.p.first_entry);
+  if (begin < end) load_keys(begin - push.p.first_entry, end - begin);
   for (uint at = thread; at < kRows * kUnits; at += 128)
     queries[at / kUnits * kStride + at % kUnits] = query_unit(first + at / kUnits, at % kUnits, first_index);
 
@@ -75,7 +73,7 @@ void main() {
   vec4 sums[kQuadsEach];  // of this thread's keys
   [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) sums[s] = vec4(0);
 
-  for (uint key = push.p.first_entry; key < end; key += kKeys) {
+  for (uint key = begin; key < end; key += kKeys) {
     const uint row = key - push.p.first_entry;
     store_tile();
     barrier();
@@ -96,11 +94,11 @@ void main() {
       }
     }
     load_values(row, end - key);
-    if (key + kKeys > min(all_see, end))
+    if (key < work.all_begin || key + kKeys > min(work.all_end, end))
       [[unroll]] for (uint r = 0; r < kRowsEach; ++r) {
-        const uint seen = min(first_index + row_of(own_first + r) + 1, end);
+        const uint seen = min(seen_end(first_index, own_first + r), end), unseen = seen_begin(first_index, own_first + r);
         [[unroll]] for (uint c = 0; c < kKeysEach; ++c)
-          if (key + j + 16 * c >= seen) scores[r * kKeysEach + c] = kNoPeak;
+          if (key + j + 16 * c >= seen || key + j + 16 * c < unseen) scores[r * kKeysEach + c] = kNoPeak;
       }
 
     [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {

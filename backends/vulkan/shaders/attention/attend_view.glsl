@@ -52,7 +52,7 @@ float query_channel(uint vector, uint c, uint position) {
 
 // Unit `unit` of a row of the view; channels behind the head's are zeros.
 uvec4 k_unit(uint row, uint unit) {
-  const uint from = gl_WorkGroupID.x * push.p.capacity + row;
+  const uint from = gl_WorkGroupID.x * push.p.view_capacity + row;
   if (kAligned) return k4[push.base[1] / 4 + from * kUnits + unit];
   const uint words = kHeadDim / 2, at = push.base[1] + from * words;
   uvec4 read = uvec4(0);
@@ -61,7 +61,7 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 uvec4 v_unit(uint row, uint unit) {
-  const uint from = gl_WorkGroupID.x * push.p.capacity + row;
+  const uint from = gl_WorkGroupID.x * push.p.view_capacity + row;
   if (kAligned) return v4[push.base[2] / 4 + from * kUnits + unit];
   const uint words = kHeadDim / 2, at = push.base[2] + from * words;
   uvec4 read = uvec4(0);
@@ -82,6 +82,34 @@ uvec4 query_unit(uint vector, uint unit, uint first_index) {
   }
   return words;
 }
+
+// What a workgroup with the vectors from `first` to `last` does in this pass. Vectors of a row see the list entries in
+// (own - window, own], where `own` is that of their row; without a window, all before it.
+struct Work {
+  uint count;        // entries of the list
+  uint first_index;  // list index of the first row's own entry
+  uint begin, end;   // list entries that any vector sees and the view shows; begin is the first of a tile
+  uint all_begin, all_end;  // every vector sees those between them
+};
+uint seen_end(uint first_index, uint vector) { return first_index + row_of(vector) + 1; }
+uint seen_begin(uint first_index, uint vector) {
+  const uint behind = seen_end(first_index, vector);
+  return push.p.window > 0 && push.p.window < behind ? behind - push.p.window : 0;
+}
+Work work_of(uint first, uint last) {
+  const uint head = push.p.first_head + gl_WorkGroupID.x;
+  Work w;
+  w.count = list_count(head, step_entries(step, head_states[push.p.head_state + head]));
+  w.first_index = w.count - step.n_rows;
+  w.all_begin = seen_begin(w.first_index, last);
+  w.all_end = seen_end(w.first_index, first);
+  const uint from = push.p.first_entry, before = max(seen_begin(w.first_index, first), from) - from;
+  w.begin = from + before / kKeys * kKeys;
+  w.end = min(min(w.count, from + push.p.view_capacity), seen_end(w.first_index, last));
+  return w;
+}
+bool is_first_pass() { return push.p.first_entry == 0; }
+bool is_last_pass(Work w) { return push.p.first_entry + push.p.view_capacity >= w.count; }
 
 // A tile of keys or values passes through registers, so that it comes while others are worked at. Rows behind the last are
 // zeros: a weight of 0 does not hide a NaN.

@@ -56,15 +56,13 @@ float sum_of_sharers(float x) {
 void main() {
   const uint thread = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
   const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
-  const uint count = list_count(push.p.first_head + gl_WorkGroupID.x);
-  if (gl_WorkGroupID.y >= groups || push.p.first_entry >= count) return;
+  if (gl_WorkGroupID.y >= groups) return;
   // Those with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows;
-  const bool first_pass = push.p.first_entry == 0, last_pass = push.p.first_entry + push.p.capacity >= count;
-  const uint first_index = count - step.n_rows;  // list index of the first row's own entry
-  const uint end = min(min(count, push.p.first_entry + push.p.capacity),
-                       first_index + row_of(min(first + kRows, vectors) - 1) + 1);
-  const uint all_see = first_index + row_of(first) + 1;  // every query sees the keys before
+  const Work work = work_of(first, min(first + kRows, vectors) - 1);
+  if (push.p.first_entry >= work.count) return;
+  const bool first_pass = is_first_pass(), last_pass = is_last_pass(work);
+  const uint first_index = work.first_index, begin = work.begin, end = work.end;
 
   for (uint at = thread; at < kRows * kUnits; at += kThreads)
     store_unit(at / kUnits, at % kUnits, query_unit(first + at / kUnits, at % kUnits, first_index));
@@ -78,7 +76,7 @@ void main() {
 
   // The row whose softmax this lane works at, with its sharers: all know its peak, each has a part of the sum.
   const uint own_row = sub_row + lane % kSize, part = lane / kSize, own_vector = first + own_row;
-  const uint seen = min(first_index + row_of(own_vector) + 1, end);
+  const uint seen = min(seen_end(first_index, own_vector), end), unseen = seen_begin(first_index, own_vector);
   const uint own_scores = own_row * kScoreStride;
   float peak = kNoPeak, sum = 0;
   // What an earlier pass has left comes in, and what this one leaves goes out, by matrices of channels.
@@ -102,8 +100,8 @@ void main() {
     EACH_DEPTH(COME)
   }
 
-  if (push.p.first_entry < end) load_keys(0, end - push.p.first_entry);
-  for (uint key = push.p.first_entry; key < end; key += kKeys) {
+  if (begin < end) load_keys(begin - push.p.first_entry, end - begin);
+  for (uint key = begin; key < end; key += kKeys) {
     const uint row = key - push.p.first_entry;
     barrier();  // nobody reads the queries or the last values any more
     store_tile();
@@ -126,10 +124,12 @@ void main() {
     vec4 own[kQuadsEach];
     float top = peak;
     [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) own[i] = scores[own_scores + part * kQuadsEach + i];
-    if (key + kKeys > min(all_see, end))
+    if (key < work.all_begin || key + kKeys > min(work.all_end, end))
       [[unroll]] for (uint i = 0; i < kQuadsEach; ++i)
-        [[unroll]] for (uint e = 0; e < 4; ++e)
-          if (key + (part * kQuadsEach + i) * 4 + e >= seen) own[i][e] = kNoPeak;
+        [[unroll]] for (uint e = 0; e < 4; ++e) {
+          const uint entry = key + (part * kQuadsEach + i) * 4 + e;
+          if (entry >= seen || entry < unseen) own[i][e] = kNoPeak;
+        }
     [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) top = max(top, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
     top = max_of_sharers(top);
     const float shrink = exp2(peak - top), base = max(top, kNoPeak / 2);  // where it has seen no key yet, weights are 0

@@ -1,11 +1,11 @@
 #version 450
-// arg_max: the column of a row's largest element, the lower one of equals. Workgroups share a row, and the last one puts their
+// arg_max: the column of a row's largest element, the lower one of equals, or -1 where any is NaN or infinite. Workgroups share a row, and the last one puts their
 // findings together: 128256 logits are half a megabyte, which one alone takes 20 us of an H200 to read.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #include "../step.glsl"
-#include "../order.glsl"
+#include "../../../order_bits.h"
 
 layout(local_size_x_id = 0) in;
 const uint kThreads = gl_WorkGroupSize.x;
@@ -19,10 +19,14 @@ layout(push_constant) uniform Push {
   uint base[4];
 } push;
 
-// An element's order_bits, and its column.
+// An element's order_bits, and its column. What is no number beats all that are, in column -1.
 struct Best {
   uint bits, column;
 };
+Best best_of(uint bits, uint column) {
+  const bool finite = (bits & 0x7f800000) != 0x7f800000;
+  return Best(finite ? order_bits(bits) : 0xffffffff, finite ? column : 0xffffffff);
+}
 shared Best subgroup_bests[kThreads / 4];
 
 Best better(Best a, Best b) {
@@ -50,7 +54,7 @@ void main() {
   for (uint first = part * kThreads; first < cols; first += 8 * parts * kThreads)
     [[unroll]] for (uint i = 0; i < 8; ++i) {
       const uint c = min(first + i * parts * kThreads + gl_LocalInvocationIndex, cols - 1);
-      best = better(best, Best(order_bits(x[push.base[0] + row * cols + c]), c));
+      best = better(best, best_of(x[push.base[0] + row * cols + c], c));
     }
   best = best_of_group(best);
   const uint bests_of_row = push.base[2] / 2 + row * parts;

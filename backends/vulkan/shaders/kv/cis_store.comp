@@ -29,8 +29,8 @@ void main() {
       for (uint other = 1; other < columns; ++other)
         if (value < score[own + other]) value = score[own + other];
   }
-  const uint first = push.p.into == kIntoPool   ? step.n_entries
-                     : push.p.into == kIntoRing ? step.n_entries - step.n_rows
-                                                : 0;
-  cis[push.base[1] + head * push.p.capacity + first + row] = value;
+  const HeadState own = head_states[push.p.head_state + head];
+  uint first = head * push.p.chunk_capacity;
+  if (push.p.into != kIntoChunk) first = own.first + own.n_entries - (push.p.into == kIntoRing ? step.n_rows : 0);
+  cis[push.base[1] + first + row] = value;
 }

@@ -1,25 +1,31 @@
-// kv_append: the step's k and v rows go into the pool or the chunk buffer.
+// kv_append: the step's k and v rows go into the pool or the chunk buffer. What is beyond f16's range is counted and becomes its
+// largest number.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../half.glsl"
 #include "../step.glsl"
 
 layout(local_size_x = 128) in;
-layout(constant_id = 0) const bool kRotates = false;  // keys, under kRopeOriginal
+layout(constant_id = 0) const bool kRotates = false;   // keys, under kRopeOriginal
+layout(constant_id = 1) const bool kIntoRun = false;  // KvAppendParams::into
 
 layout(set = 0, binding = 1, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rope { float rope_table[]; };
-layout(set = 0, binding = 3, std430) buffer K { uint k[]; };  // from first_head on, as v
+layout(set = 0, binding = 3, std430) buffer K { uint k[]; };  // from first_head on, or the window's runs; as v
 layout(set = 0, binding = 4, std430) buffer V { uint v[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Pos { int pos[]; };
+layout(set = 0, binding = 6, std430) buffer Saturated { uint saturated[]; };
 layout(push_constant) uniform Push {
   KvAppendParams p;
-  uint base[5];
+  RunWindow window;
+  uint base[6];
 } push;
 
 #define ROPE push.p.rope
 #define ROPE_BASE push.base[1]
 #include "../rope.glsl"
+
+uint beyond = 0;  // of a thread's elements
 
 // Element i of a head's rows, [n_rows][head_dim], that start at `column` of qkv; 0 outside of them.
 uint element(uint column, uint i, bool of_k) {
@@ -29,6 +35,10 @@ uint element(uint column, uint i, bool of_k) {
   float x = qkv[at + c];
   if (kRotates && of_k && c < push.p.rope.n_rot)
     x = rotated(c, x, qkv[at + partner_of(c)], rope_angle(uint(step.position) + row, pair_of(c)));
+  if (x < -kLargestHalf || x > kLargestHalf) {
+    ++beyond;
+    x = x < 0 ? -kLargestHalf : kLargestHalf;
+  }
   return to_half(x);
 }
 
@@ -36,10 +46,14 @@ uint element(uint column, uint i, bool of_k) {
 void main() {
   const uint i = gl_GlobalInvocationID.x, head = push.p.first_head + gl_WorkGroupID.y;
   const bool of_k = gl_WorkGroupID.z == 0;
-  const uint first = push.p.into == kIntoPool ? step.n_entries : 0;
-  if (of_k && i < step.n_rows) pos[push.base[4] + head * push.p.capacity + first + i] = step.position + int(i);
+  const HeadState own = head_states[push.p.head_state + head];
+  if (kIntoRun && !is_in(own, push.window)) return;
+  // Where the head's first row goes, in pos and in what there is of k and v.
+  const uint first_pos = kIntoRun ? own.first + own.n_entries : head * push.p.chunk_capacity;
+  const uint first = kIntoRun ? run_start(own, push.window) + own.n_entries : gl_WorkGroupID.y * push.p.chunk_capacity;
+  if (of_k && i < step.n_rows) pos[push.base[4] + first_pos + i] = step.position + int(i);
 
-  const uint n = step.n_rows * push.p.head_dim, start = (gl_WorkGroupID.y * push.p.capacity + first) * push.p.head_dim;
+  const uint n = step.n_rows * push.p.head_dim, start = first * push.p.head_dim;
   const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;  // low is -1, a large number, where start is odd
   const uint column = (of_k ? push.p.k_column : push.p.v_column) + head * push.p.head_dim;
   const uint both = element(column, low, of_k) | element(column, high, of_k) << 16;
@@ -58,4 +72,5 @@ void main() {
       atomicOr(v[push.base[3] + word], both);
     }
   }
+  if (beyond > 0) atomicAdd(saturated[push.base[5]], beyond);
 }

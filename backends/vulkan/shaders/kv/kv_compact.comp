@@ -12,10 +12,11 @@ layout(constant_id = 1) const uint kWidth = 8;  // words of a row that a workgro
 layout(constant_id = 2) const bool kHasList = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer List { uint list[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Chunk { uint chunk[]; };  // from first_head on, as the pool
-layout(set = 0, binding = 3, std430) buffer Pool { uint pool[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Chunk { uint chunk[]; };  // from first_head on
+layout(set = 0, binding = 3, std430) buffer Pool { uint pool[]; };              // the window's runs
 layout(push_constant) uniform Push {
   KvCompactParams p;
+  RunWindow window;
   uint words;  // of a row
   uint base[3];
 } push;
@@ -27,8 +28,8 @@ layout(push_constant) uniform Push {
 shared uint in_place;
 
 // The first list index that does not lie in its place, by a search among as many parts as there are threads.
-uint first_moved(uint head) {
-  uint begin = 0, end = min(list_count(head), step.n_entries);  // it is one of [begin, end]
+uint first_moved(uint head, uint count, uint pooled) {
+  uint begin = 0, end = min(count, pooled);  // it is one of [begin, end]
   if (!kHasList) return end;
   while (begin < end) {
     barrier();
@@ -47,19 +48,22 @@ uint first_moved(uint head) {
 
 void main() {
   const uint kLoads = 8;  // that a thread has under way at once
-  const uint head = push.p.first_head + gl_WorkGroupID.y, count = list_count(head);
+  const uint head = push.p.first_head + gl_WorkGroupID.y;
+  const HeadState own = head_states[push.p.head_state + head];
+  if (!is_in(own, push.window)) return;
+  const uint count = list_count(head, step_entries(step, own));
   const uint word = gl_WorkGroupID.x * kWidth + gl_LocalInvocationIndex % kWidth, row = gl_LocalInvocationIndex / kWidth;
   const uint rows = gl_WorkGroupSize.x / kWidth;
-  const uint to = push.base[2] + gl_WorkGroupID.y * push.p.pool_capacity * push.words + word;
+  const uint to = push.base[2] + run_start(own, push.window) * push.words + word;
   const uint from_chunk = push.base[1] + gl_WorkGroupID.y * push.p.chunk_capacity * push.words + word;
-  for (uint tile = first_moved(head); tile < count; tile += kLoads * rows) {
+  for (uint tile = first_moved(head, count, own.n_entries); tile < count; tile += kLoads * rows) {
     uint loaded[kLoads];
     for (uint j = 0; j < kLoads; ++j) {
       const uint i = tile + row + j * rows;
       if (i >= count || word >= push.words) continue;
       const uint entry = list_entry(head, i);
-      loaded[j] = entry < step.n_entries ? pool[to + entry * push.words]
-                                         : chunk[from_chunk + (entry - step.n_entries) * push.words];
+      loaded[j] = entry < own.n_entries ? pool[to + entry * push.words]
+                                        : chunk[from_chunk + (entry - own.n_entries) * push.words];
     }
     memoryBarrierBuffer();
     barrier();

@@ -8,7 +8,7 @@ layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const bool kHasList = false;
 
-// All from first_head on, but for the list.
+// The window's runs of the pool, the chunk and the view from first_head on.
 layout(set = 0, binding = 1, std430) readonly buffer PoolK { uint pool_k[]; };
 layout(set = 0, binding = 2, std430) readonly buffer PoolV { uint pool_v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };
@@ -19,6 +19,7 @@ layout(set = 0, binding = 7, std430) writeonly buffer ViewK { uint view_k[]; };
 layout(set = 0, binding = 8, std430) writeonly buffer ViewV { uint view_v[]; };
 layout(push_constant) uniform Push {
   KvViewParams p;
+  RunWindow window;
   uint base[8];
 } push;
 
@@ -49,11 +50,12 @@ void main() {
       vec2 low = vec2(1, 0), high = low;
       bool has_angles = false;
       for (uint head = 0; head < push.p.heads; ++head) {
-        if (index >= list_count(push.p.first_head + head)) continue;
+        const HeadState own = head_states[push.p.head_state + push.p.first_head + head];
+        if (index >= list_count(push.p.first_head + head, step_entries(step, own)) || !is_in(own, push.window)) continue;
         const uint entry = list_entry(push.p.first_head + head, index);
-        const bool pooled = entry < step.n_entries;
-        const uint from = kWords * (pooled ? head * push.p.pool_capacity + entry
-                                           : head * push.p.chunk_capacity + entry - step.n_entries);
+        const bool pooled = entry < own.n_entries;
+        const uint from = kWords * (pooled ? run_start(own, push.window) + entry
+                                           : head * push.p.chunk_capacity + entry - own.n_entries);
         uint bits = k_word(pooled, from, word);
         if (rotates) {
           if (!has_angles) {

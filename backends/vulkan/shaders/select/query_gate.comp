@@ -2,6 +2,7 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "../step.glsl"
@@ -13,7 +14,7 @@ layout(constant_id = 1) const uint kLanes = 32;     // of a subgroup
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) buffer Cached { float cached[]; };
 layout(set = 0, binding = 3, std430) buffer Gate { uint gate[]; };  // GateState, by its words:
-const uint kHit = 0, kValid = 1, kGeneration = 2, kPosition = 3, kHits = 4, kMisses = 5;
+const uint kHit = 0, kValid = 1, kGeneration = 2, kPosition = 3, kHits = 4, kMisses = 5, kSelecting = 6;
 layout(push_constant) uniform Push {
   QueryGateParams p;
   uint base[3];
@@ -36,17 +37,29 @@ vec3 sum_of_lanes(vec3 v) {
   return sum;
 }
 
+// KV heads that are selected from.
+uint count_selecting() {
+  uint count = 0;
+  [[dont_unroll]] for (uint first = 0; first < push.p.heads; first += kLanes) {
+    const uint head = first + gl_SubgroupInvocationID;
+    const HeadState state = head_states[push.p.head_state + min(head, push.p.heads - 1)];
+    const uvec4 all = subgroupBallot(head < push.p.heads && selects(step, step_entries(step, state)));
+    count += subgroupBallotBitCount(all);
+  }
+  return count;
+}
+
 void main() {
   const uint thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID, at = push.base[2];
   // The state and the step are asked for together with the queries: one after the other they would take 0.7 us each of an H200.
   const uint hits = gate[at + kHits], misses = gate[at + kMisses];
-  const bool selecting = selects();
+  const uint selecting = count_selecting();
   const float theta = step.theta;
   const uint generation = step.generation;
   const int position = step.position;
   // Not where more than half of the local window came since the last miss: too many tokens have left it unseen.
-  const bool may_hit = selecting && gate[at + kValid] != 0 && gate[at + kGeneration] == generation &&
-                       position - int(gate[at + kPosition]) <= int(step.n_local / 2) && theta < 1;
+  const bool may_hit = selecting > 0 && gate[at + kValid] != 0 && gate[at + kGeneration] == generation &&
+                       gate[at + kSelecting] == selecting && position - int(gate[at + kPosition]) <= int(step.n_local / 2) && theta < 1;
   // Without a cached query the products are worked out for nothing.
   vec3 sum = vec3(0);
   const uint kEach = 4;  // of a thread that are under way at once
@@ -76,13 +89,14 @@ void main() {
     precise const float bound = lowest * (sum.y * sum.z);
     const bool hit = may_hit && (cosine >= bound || theta <= -1);
     gate[at + kHit] = hit ? 1 : 0;
-    gate[at + kValid] = selecting ? 1 : 0;
-    is_miss = selecting && !hit;
+    gate[at + kValid] = selecting > 0 ? 1 : 0;
+    is_miss = selecting > 0 && !hit;
     if (hit) gate[at + kHits] = hits + 1;
     if (is_miss) {
       gate[at + kMisses] = misses + 1;
       gate[at + kGeneration] = generation;
       gate[at + kPosition] = uint(position);
+      gate[at + kSelecting] = selecting;
     }
   }
   barrier();

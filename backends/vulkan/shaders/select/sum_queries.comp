@@ -30,9 +30,11 @@ float rotated_channel(uint row, uint query, uint c) {
 
 // Thread: one channel of one query head, in the rows of slice gl_WorkGroupID.y.
 void main() {
-  if (!selects() || (kHasGate && gate[push.base[2]] != 0)) return;
+  if (kHasGate && gate[push.base[2]] != 0) return;
   const uint channels = push.p.heads * push.p.group * push.p.head_dim, i = gl_GlobalInvocationID.x;
   if (i >= channels) return;
+  const uint head = push.p.first_head + i / (push.p.group * push.p.head_dim);
+  if (!selects(step, step_entries(step, head_states[push.p.head_state + head]))) return;
   const uint slice_rows = (step.n_rows + push.slices - 1) / push.slices, first = gl_WorkGroupID.y * slice_rows;
   float sum = 0;
   for (uint row = first; row < min(first + slice_rows, step.n_rows); ++row)

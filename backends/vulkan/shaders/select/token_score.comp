@@ -1,5 +1,7 @@
-// token_score: a workgroup scores a part of the middle entries with the query heads of one KV head, and the last one puts
+// token_score and page_score: a workgroup scores a part of the middle with the query heads of one KV head, and the last one puts
 // together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
+//
+// A row is an entry's key; or, with PAGES, what the keys of a page lie between: their smallest and their largest channels.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -24,33 +26,51 @@ layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
-layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };         // from first_head on
+layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };         // the window's runs; or all bounds
 layout(set = 0, binding = 3, std430) readonly buffer K4 { uvec4 k4[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Rope { float rope_table[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer Scores { float all_scores[]; };
-// From first_head on: [query heads][parts]{peak, sum}, and one counter for each pass over a KV head's group.
+// [query heads][kMostScoreParts]{peak, sum}, and one counter for each pass over a KV head's group.
 layout(set = 0, binding = 7, std430) coherent buffer Parts { vec2 part_sums[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
 layout(push_constant) uniform Push {
+#ifdef PAGES
+  PageScoreParams p;
+#else
   TokenScoreParams p;
+#endif
+  RunWindow window;
   uint slices;
-  uint first_sum;  // columns of sums before those of first_head's
-  uint sum_stride;  // columns of sums
   uint base[9];
 } push;
 
 #define ROPE RopeParams(kMode, kPairing, kRotating)
 #define ROPE_BASE push.base[3]
 #include "../rope.glsl"
-#include "score_query.glsl"
 #include "../last_group.glsl"
+
+#ifdef PAGES
+const uint kRowsOfUnit = 2;  // the smallest and the largest
+// Bounds of rotated keys meet the query rotated to its own position.
+bool rotates_query() { return kMode == kRopeOriginal; }
+uint score_position() { return uint(step.position); }
+uint first_row(HeadState own, uint head) { return own.first / push.p.page + head; }
+uint units_of(HeadState own) { return units(step_entries(step, own), push.p.page); }
+#else
+#include "score_query.glsl"
+const uint kRowsOfUnit = 1;
+bool rotates_query() { return true; }
+uint first_row(HeadState own, uint head) { return run_start(own, push.window); }
+uint units_of(HeadState own) { return step_entries(step, own); }
+#endif
 
 // A unit is 8 channels. Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the
 // queries fits its registers. A tile has two keys for each thread.
 const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
 const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
+const uint kLoads = kUnitsEach * kRowsOfUnit;  // units of a key that a thread reads
 const uint kScoresEach = (kHeads * kTile + 127) / 128;
 // Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
 const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
@@ -58,6 +78,13 @@ shared vec4 room[kHeads * kTile * kPlace];
 shared float of_threads[128];
 // At the end, so many threads share a head.
 const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
+
+uint tiles_of(uint local_head) {
+  const uint n = units_of(head_states[push.p.head_state + push.p.first_head + local_head]);
+  return selects(step, n) ? (middle_end(step, n) - step.n_init + kTile - 1) / kTile : 0;
+}
+const uint kMostShare = kMostScoreParts;
+#include "../shares.glsl"
 
 uint thread;  // lanes of a subgroup are neighbours
 
@@ -81,7 +108,7 @@ void rotate_queries(uint first_query, uint heads) {
   vec2 angle = vec2(push.p.scale, 0);
   if (kSummed)
     angle.x /= float(step.n_rows);
-  else if (pair < rope_pairs())
+  else if (pair < rope_pairs() && rotates_query())
     angle = rope_angle(score_position(), pair) * push.p.scale;
   vec2 x[kQueriesEach];
   [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
@@ -89,9 +116,9 @@ void rotate_queries(uint first_query, uint heads) {
     x[j] = vec2(0);
     if (pair >= kHeadDim / 2) continue;
     if (kSummed) {
-      const uint at = push.base[1] + push.first_sum + query * kHeadDim;
+      const uint at = push.base[1] + query * kHeadDim, stride = push.p.heads * push.p.group * kHeadDim;
       for (uint slice = 0; slice < push.slices; ++slice)
-        x[j] += vec2(sums[at + slice * push.sum_stride + channels.x], sums[at + slice * push.sum_stride + channels.y]);
+        x[j] += vec2(sums[at + slice * stride + channels.x], sums[at + slice * stride + channels.y]);
     } else {
       const uint at = push.base[0] + (push.p.first_head * push.p.group + query) * kHeadDim;
       x[j] = vec2(q[at + channels.x], q[at + channels.y]);
@@ -127,25 +154,29 @@ void main() {
   // The gate is asked for with the step, and the first keys before it is looked at: one after the other they would take 0.7 us
   // each of an H200.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
-  if (!selects()) return;
+  const Share share = find_share(gl_WorkGroupID.y, gl_WorkGroupID.z, gl_NumWorkGroups.y, gl_NumWorkGroups.z);
+  if (share.local_head >= push.p.heads) return;
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
-  const uint parts = gl_NumWorkGroups.y, part = gl_WorkGroupID.y;
-  const uint local_head = gl_WorkGroupID.z, first_head = gl_WorkGroupID.x * kHeads;
+  const uint parts = share.parts, part = share.part, local_head = share.local_head, first_head = gl_WorkGroupID.x * kHeads;
   const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
-  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end();
-  const uint part_start = push.base[6] / 2 + first_query * parts;
-  if (first >= end) {
-    if (kLeavesParts && thread < heads) part_sums[part_start + thread * parts + part] = vec2(kNoPeak, 0);
-    return;
-  }
+  const HeadState own = head_states[push.p.head_state + push.p.first_head + local_head];
+  const uint n = units_of(own);
+  if (!selects(step, n) || !is_in(own, push.window)) return;
+  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end(step, n);
+  if (first >= end) return;
 
-  const uint key = thread / kSides, side = thread % kSides;
-  const uint row_size = kAligned ? kUnits : kHeadDim / 2;
-  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + local_head * push.p.capacity * row_size;
-  uvec4 keys[kRounds * kUnitsEach];  // of the next tile
-  [[unroll]] for (uint k_at = 0; k_at < kRounds * kUnitsEach; ++k_at) {
-    const uint unit = side + kSides * (k_at % kUnitsEach), entry = first + k_at / kUnitsEach * kKeys + key;
-    keys[k_at] = unit < kUnits ? k_unit(row + min(entry, end - 1) * row_size, unit) : uvec4(0);
+  const uint key = thread / kSides, side = thread % kSides, busy = min((end - step.n_init + kTile - 1) / kTile, parts);
+  const uint part_start = push.base[6] / 2 + first_query * kMostScoreParts;
+  if (kLeavesParts && part == 0)  // whoever reads all parts finds nothing in those that there are not
+    for (uint i = thread; i < heads * kMostScoreParts; i += 128)
+      if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
+  const uint half_size = kAligned ? kUnits : kHeadDim / 2, row_size = kRowsOfUnit * half_size;
+  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(own, push.p.first_head + local_head) * row_size;
+  uvec4 keys[kRounds * kLoads];  // of the next tile
+  [[unroll]] for (uint k_at = 0; k_at < kRounds * kLoads; ++k_at) {
+    const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = first + k_at / kLoads * kKeys + key;
+    const uint start = row + min(entry, end - 1) * row_size + k_at % kRowsOfUnit * half_size;
+    keys[k_at] = unit < kUnits ? k_unit(start, unit) : uvec4(0);
   }
   if (hits) return;
   rotate_queries(first_query, heads);
@@ -166,13 +197,24 @@ void main() {
       const uint next = min(tile + stride + r * kKeys + key, end - 1);
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
         const uint unit = side + kSides * u;
-        vec4 low, high;
-        unpack_halves(keys[r * kUnitsEach + u], low, high);
-        if (unit < kUnits) keys[r * kUnitsEach + u] = k_unit(row + next * row_size, unit);
+        vec4 low, high;  // the unit's channels
+        const uint k_at = r * kLoads + u * kRowsOfUnit;
+        unpack_halves(keys[k_at], low, high);
+#ifdef PAGES
+        vec4 most_low, most_high;
+        unpack_halves(keys[k_at + 1], most_low, most_high);
+        if (unit < kUnits) keys[k_at + 1] = k_unit(row + next * row_size + half_size, unit);
+#endif
+        if (unit < kUnits) keys[k_at] = k_unit(row + next * row_size, unit);
         [[unroll]] for (uint h = 0; h < kHeads; ++h) {
           const uint at = (h * kUnitsEach + u) * 2;
+#ifdef PAGES
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += max(queries[at][c] * low[c], queries[at][c] * most_low[c]);
+          [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += max(queries[at + 1][c] * high[c], queries[at + 1][c] * most_high[c]);
+#else
           [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at][c] * low[c];
           [[unroll]] for (uint c = 0; c < 4; ++c) dots[h] += queries[at + 1][c] * high[c];
+#endif
         }
       }
       [[unroll]] for (uint h = 0; h < kHeads; ++h)
@@ -194,11 +236,10 @@ void main() {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
     const float sum = sum_of_threads(total[j].sum * exp(total[j].peak - peak), kTile);
-    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * parts + part] = vec2(peak, sum);
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * kMostScoreParts + part] = vec2(peak, sum);
   }
 
-  if (kLeavesParts && step.vote_scope == kVoteGroup) return;
-  const uint busy = min((end - step.n_init + kTile - 1) / kTile, parts);  // that have any
+  if (kLeavesParts) return;
   if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
   const uint own_head = thread / kSharers, sharer = thread % kSharers;
   vec2 of_parts[kPartsEach];
@@ -206,7 +247,7 @@ void main() {
   [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
     const uint own_part = sharer + kSharers * i;
     of_parts[i] = vec2(kNoPeak, 0);
-    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * parts + own_part];
+    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * kMostScoreParts + own_part];
     peak = max(peak, of_parts[i].x);
   }
   peak = max_of_threads(peak, kSharers);

@@ -2,13 +2,15 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
 #include "../../select/top_k.h"
-#include "../order.glsl"
+#include "../../../order_bits.h"
 #include "../step.glsl"
+#include "bins.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const bool kHasChunk = false;
+layout(constant_id = 3) const uint kPage = 1;  // entries to a unit, which has one score
 #include "../scan.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { uint scores[]; };
@@ -27,14 +29,8 @@ layout(push_constant) uniform Push {
 
 const uint kListEverything = 0, kRenewLocal = 1, kPick = 2;
 
-uint task() {
-  if (push.p.purpose == kTopKRetain) return step.keep >= step_entries() ? kListEverything : kPick;
-  const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
-  return !selects() ? kListEverything : hit ? kRenewLocal : kPick;
-}
-
 // One threshold serves all heads where they vote for positions.
-bool shares_threshold() { return push.p.purpose == kTopKSelect && step.vote_scope == kVoteLayer; }
+bool shares_threshold() { return push.p.by_position != 0; }
 
 struct Range {
   uint begin, end;
@@ -46,31 +42,37 @@ Range part_of(Range r, uint i, uint parts) {
 }
 
 // A head's work; set_head() fills these in.
-Range middle;      // entries that need a score to be listed; those before and behind are listed anyway
-Range candidates;  // indices of the scores that compete: the middle's entries, or all positions
+HeadState state;
+uint entries;      // that it has
+Range middle;      // units that need a score to be listed; those before and behind are listed anyway
+Range candidates;  // indices of the scores that compete: the middle's units, or all positions
 uint wanted;       // how many candidates are picked
 uint own_scores, own_chunk_scores, own_pos, own_list;  // where the head's begin
 
 void set_head(uint head) {
-  const uint n = step_entries();
-  own_scores = push.base[0] + (shares_threshold() ? 0 : head * push.p.score_capacity);
+  state = head_states[push.p.head_state + head];
+  entries = step_entries(step, state);
+  own_scores = push.base[0];
+  if (!shares_threshold()) own_scores += push.p.in_runs != 0 ? state.first : head * push.p.score_capacity;
   own_chunk_scores = push.base[1] + head * push.p.chunk_capacity;
-  own_pos = push.base[2] + head * push.p.pos_capacity;
+  own_pos = push.base[2] + state.first;
   own_list = push.base[4] + head * push.p.list_capacity;
-  if (push.p.purpose == kTopKRetain) {
-    const uint last = min(step.protect_last, step.keep), first = min(step.protect_first, step.keep - last);
-    middle = candidates = Range(first, n - last);
-    wanted = step.keep - last - first;
-  } else {
-    middle = candidates = Range(step.n_init, middle_end());
-    wanted = step.select_k;
-    if (shares_threshold()) candidates = Range(0, uint(step.position) + step.n_rows);
-  }
+  const Regions r = push.p.keep == kKeepOfHead ? kept_regions(state, entries)
+                                               : selected_regions(step, units(entries, kPage));
+  middle = candidates = Range(r.begin, r.end);
+  wanted = r.wanted;
+  if (shares_threshold()) candidates = Range(0, uint(step.position) + step.n_rows);
+}
+
+uint task() {
+  if (push.p.keep == kKeepOfHead) return state.keep >= entries ? kListEverything : kPick;
+  const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
+  return !selects(step, units(entries, kPage)) ? kListEverything : hit ? kRenewLocal : kPick;
 }
 
 uint key_at(uint i) {
-  return order_bits(kHasChunk && i >= step.n_entries ? chunk_scores[own_chunk_scores + i - step.n_entries]
-                                                     : scores[own_scores + i]);
+  return order_bits(kHasChunk && i >= state.n_entries ? chunk_scores[own_chunk_scores + i - state.n_entries]
+                                                      : scores[own_scores + i]);
 }
 
 // The smallest candidate that is picked, by its key and then its index.
@@ -84,19 +86,27 @@ Lowest lowest_of_all_or_none() { return wanted == 0 ? Lowest(0xffffffff, 0xfffff
 bool reaches(uint key, uint i, Lowest lowest) {
   return key > lowest.key || (key == lowest.key && i >= lowest.index);
 }
-// Whether an entry of the middle is picked.
-bool is_picked(uint entry, Lowest lowest) {
-  const uint i = shares_threshold() ? pos[own_pos + entry] : entry;
+// Whether a unit of the middle is picked.
+bool is_picked(uint unit, Lowest lowest) {
+  const uint i = shares_threshold() ? pos[own_pos + unit] : unit;
   return reaches(key_at(i), i, lowest);
 }
 
-void list_everything(uint n, uint first, uint stride) {
-  if (first == 0) list[own_list] = n;
-  for (uint i = first; i < n; i += stride) list[own_list + 1 + i] = i;
+void list_everything(uint first, uint stride) {
+  if (first == 0) list[own_list] = entries;
+  for (uint i = first; i < entries; i += stride) list[own_list + 1 + i] = i;
 }
+// There is a gate only where units are entries.
 void renew_local() {
   const uint local = own_list + 1 + list[own_list] - step.n_local;
-  for (uint i = thread_in_order(); i < step.n_local; i += kThreads) list[local + i] = middle_end() + i;
+  for (uint i = thread_in_order(); i < step.n_local; i += kThreads) list[local + i] = middle.end + i;
+}
+// Lists a unit of the middle from list[to] on. It is whole: the last unit, which may be short, lies behind the middle.
+void list_unit(uint to, uint unit) {
+  if (kPage == 1)
+    list[to] = unit;
+  else
+    for (uint e = 0; e < kPage; ++e) list[to + e] = unit * kPage + e;
 }
 
 // ---- what a workgroup does together; all of its threads call these ----
@@ -210,12 +220,12 @@ uint tie_from_end(uint bits, Range range, uint wanted) {
   return found_index;
 }
 
-// Which entries from i on, a subgroup's size apart, are picked.
+// Which units from i on, a subgroup's size apart, are picked.
 void load_picked(Range range, uint i, Lowest lowest, out bool picked[kLoads]) {
   [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = is_picked(min(i + j * gl_SubgroupSize, range.end - 1), lowest);
   [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = picked[j] && i + j * gl_SubgroupSize < range.end;
 }
-// How many entries of a range are picked, of those of the subgroups before this one and of all.
+// How many units of a range are picked, of those of the subgroups before this one and of all.
 uvec2 count_picked(Range range, Lowest lowest) {
   const Range own = part_of(range, gl_SubgroupID, gl_NumSubgroups);
   uint count = 0;
@@ -235,21 +245,21 @@ void write_picked(Range range, Lowest lowest, uint to) {
     load_picked(own, i, lowest, picked);
     [[unroll]] for (uint j = 0; j < kLoads; ++j) {
       const uvec4 all = subgroupBallot(picked[j]);
-      if (picked[j]) list[to + subgroupBallotExclusiveBitCount(all)] = i + j * gl_SubgroupSize;
-      to += subgroupBallotBitCount(all);
+      if (picked[j]) list_unit(to + subgroupBallotExclusiveBitCount(all) * kPage, i + j * gl_SubgroupSize);
+      to += subgroupBallotBitCount(all) * kPage;
     }
   }
 }
-// The entries that are listed whatever their score, around `picked` ones of the middle; and the count.
+// The entries that are listed whatever their score, around `picked` units of the middle; and the count.
 void list_ends(uint picked) {
-  const uint n = step_entries(), behind = own_list + 1 + middle.begin + picked;
-  if (thread_in_order() == 0) list[own_list] = middle.begin + picked + n - middle.end;
-  for (uint i = thread_in_order(); i < middle.begin; i += kThreads) list[own_list + 1 + i] = i;
-  for (uint i = thread_in_order(); i < n - middle.end; i += kThreads) list[behind + i] = middle.end + i;
+  const uint before = (middle.begin + picked) * kPage, end = middle.end * kPage;
+  if (thread_in_order() == 0) list[own_list] = before + entries - end;
+  for (uint i = thread_in_order(); i < middle.begin * kPage; i += kThreads) list[own_list + 1 + i] = i;
+  for (uint i = thread_in_order(); i < entries - end; i += kThreads) list[own_list + 1 + before + i] = end + i;
 }
-// Writes a part of the middle, `before` entries of which are picked before it, and, if it is the last part, what ends the list.
+// Writes a part of the middle, `before` units of which are picked before it, and, if it is the last part, what ends the list.
 void write_part(Range own, Lowest lowest, uint before, bool ends) {
   const uvec2 picked = count_picked(own, lowest);
-  write_picked(own, lowest, own_list + 1 + middle.begin + before + picked.x);
+  write_picked(own, lowest, own_list + 1 + (middle.begin + before + picked.x) * kPage);
   if (ends) list_ends(before + picked.y);
 }

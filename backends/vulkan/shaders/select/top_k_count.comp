@@ -6,8 +6,8 @@
 
 void main() {
   const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
-  if (task() != kPick || (head > 0 && shares_threshold())) return;
   set_head(head);
+  if (task() != kPick || (head > 0 && shares_threshold())) return;
   if (picks_all_or_none()) return;
   uint bits = 0;
   if (push.digit > 0) {

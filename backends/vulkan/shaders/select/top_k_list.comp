@@ -22,7 +22,7 @@ void main() {
   const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
   set_head(head);
   const uint to_do = task();
-  if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), push.parts * kThreads);
+  if (to_do == kListEverything) list_everything(part * kThreads + thread_in_order(), push.parts * kThreads);
   if (to_do == kRenewLocal && part == 0) renew_local();
   if (to_do != kPick) return;
 

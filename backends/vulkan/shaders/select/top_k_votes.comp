@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
 
-layout(constant_id = 3) const uint kPartVotes = 2048;  // of a workgroup, at most
+layout(constant_id = 4) const uint kPartVotes = 2048;  // of a workgroup, at most
 const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
 
 layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };     // as vote_count.comp has left them
@@ -106,7 +106,7 @@ void main() {
   add_up_counts(head);
   set_head(head);
   const uint to_do = task();
-  if (to_do == kListEverything) list_everything(step_entries(), part * kThreads + thread_in_order(), kListParts * kThreads);
+  if (to_do == kListEverything) list_everything(part * kThreads + thread_in_order(), kListParts * kThreads);
   if (to_do == kRenewLocal && part == 0) renew_local();
   const uint parts = shares_threshold() ? 1 : kListParts;
   if (to_do != kPick || part >= parts) return;

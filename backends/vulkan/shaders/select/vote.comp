@@ -1,12 +1,13 @@
-// vote: combines the heads' scores into one vote an entry (group) or a position (layer), in the log domain.
+// vote: combines the heads' scores into one vote an entry or a page (group) or a position (layer), in the log domain.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-const uint kTile = 128;  // entries or positions of a workgroup
+const uint kTile = 128;  // votes of a workgroup
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const bool kHasGate = false;
 layout(constant_id = 1) const bool kCounts = false;  // for a max-pool over a layer's votes
+layout(constant_id = 2) const bool kLayer = false;   // VoteParams::scope
 
 layout(set = 0, binding = 6, std430) writeonly buffer Counts { uint counts[]; };  // of votes in each tile of positions
 layout(push_constant) uniform Push {
@@ -17,14 +18,13 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 2, std430) readonly buffer Lse { float lse[]; };
 #include "vote.glsl"
 
-void group_votes() {
-  const uint n = step_entries(), tiles = (n + kTile - 1) / kTile;
-  for (uint item = gl_WorkGroupID.x; item < push.p.heads * tiles; item += gl_NumWorkGroups.x) {
-    const uint head = item / tiles, entry = item % tiles * kTile + gl_LocalInvocationIndex;
-    if (entry >= n) continue;
+void group_votes(uint head, uint n) {
+  for (uint first = gl_WorkGroupID.x * kTile; first < n; first += gl_NumWorkGroups.x * kTile) {
+    const uint unit = first + gl_LocalInvocationIndex;
+    if (unit >= n) continue;
     LogSum vote = kNoSum;
-    if (entry >= step.n_init && entry < middle_end()) add_group(head, entry, vote);
-    votes[push.base[4] + head * push.p.vote_capacity + entry] = log_sum_bits(vote);
+    if (unit >= step.n_init && unit < middle_end(step, n)) add_group(head, unit, vote);
+    votes[push.base[4] + head * push.p.vote_capacity + unit] = log_sum_bits(vote);
   }
 }
 
@@ -45,9 +45,11 @@ void layer_votes() {
 }
 
 void main() {
-  if (!selects() || (kHasGate && gate[push.base[3]] != 0)) return;
-  if (step.vote_scope == kVoteGroup)
-    group_votes();
-  else
+  const uint head = gl_WorkGroupID.y;  // 0 for a layer
+  const uint n = units(step_entries(step, head_states[push.p.head_state + head]), push.p.page);
+  if (!selects(step, n) || (kHasGate && gate[push.base[3]] != 0)) return;
+  if (kLayer)
     layer_votes();
+  else
+    group_votes(head, n);
 }

@@ -9,10 +9,10 @@ layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };
 
-// Adds what a KV head's query heads say about an entry.
-void add_group(uint head, uint entry, inout LogSum vote) {
+// Adds what a KV head's query heads say about an entry or a page.
+void add_group(uint head, uint unit, inout LogSum vote) {
   for (uint query = head * push.p.group; query < (head + 1) * push.p.group; ++query)
-    vote = added(vote, scores[push.base[0] + query * push.p.score_capacity + entry] - lse[push.base[1] + query]);
+    vote = added(vote, scores[push.base[0] + query * push.p.score_capacity + unit] - lse[push.base[1] + query]);
 }
 
 // So many KV heads at a time look for the entries that hold the tile's positions, each with its share of the threads.
@@ -20,12 +20,16 @@ const uint kHeads = kTile > 256 ? 4 : 8, kSearchers = kTile / kHeads, kNobody = 
 shared uint firsts[kHeads], passed[kHeads];
 shared uint holders[kHeads][kTile];
 
-// The entries of [n_init, middle_end()) that hold the positions [first, first + kTile) in the heads [head0, head0 + kHeads).
+uint run_begin(uint head) { return head_states[push.p.head_state + head].first; }
+// Of all heads, whose runs are equally long.
+uint entries_of_layer() { return step_entries(step, head_states[push.p.head_state]); }
+
+// The entries of the middle that hold the positions [first, first + kTile) in the heads [head0, head0 + kHeads).
 void find_holders(uint head0, int first) {
   const uint thread = gl_LocalInvocationIndex, own = thread / kSearchers, searcher = thread % kSearchers;
-  const uint end = middle_end();
+  const uint end = middle_end(step, entries_of_layer());
   const bool exists = head0 + own < push.p.heads;
-  const uint at = push.base[2] + (head0 + own) * push.p.capacity;
+  const uint at = push.base[2] + (exists ? run_begin(head0 + own) : 0);
   barrier();
   if (searcher == 0) firsts[own] = step.n_init;
   for (uint h = 0; h < kHeads; ++h) holders[h][thread] = kNobody;
@@ -44,7 +48,7 @@ void find_holders(uint head0, int first) {
   for (uint h = 0; h < kHeads && head0 + h < push.p.heads; ++h) {
     const uint entry = firsts[h] + thread;
     if (entry >= end) continue;
-    const uint place = uint(pos[push.base[2] + (head0 + h) * push.p.capacity + entry] - first);
+    const uint place = uint(pos[push.base[2] + run_begin(head0 + h) + entry] - first);
     if (place < kTile) holders[h][place] = entry;
   }
   barrier();

@@ -3,9 +3,11 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#include "../../pool_parts.h"
 #include "../../select/top_k.h"
-#include "../order.glsl"
+#include "../../../order_bits.h"
 #include "../step.glsl"
+#include "bins.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = kVoteBins;
@@ -13,16 +15,16 @@ layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const uint kVotes = 4;          // that a thread makes, at most
 layout(constant_id = 3) const bool kHasParts = false;  // of log-sum-exps, as token_score.comp leaves them
 layout(constant_id = 4) const uint kLanes = 32;        // of a subgroup
+layout(constant_id = 5) const bool kLayer = false;     // VoteParams::scope
 
 // For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
 // their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
 layout(set = 0, binding = 6, std430) writeonly buffer Reach { uint reach[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Sorted { uvec2 sorted[]; };
 layout(set = 0, binding = 8, std430) writeonly buffer BinsOf { uvec2 bins_of[]; };
-layout(set = 0, binding = 9, std430) readonly buffer Parts { vec2 part_sums[]; };  // [query heads][parts]{peak, sum}
+layout(set = 0, binding = 9, std430) readonly buffer Parts { vec2 part_sums[]; };  // [query heads][kMostScoreParts]{peak, sum}
 layout(push_constant) uniform Push {
   VoteParams p;
-  uint score_parts;
   uint base[9];
 } push;
 
@@ -94,10 +96,10 @@ void find_lses(uint head) {
     float found;
     if (kHasParts) {
       LogSum all = kNoSum;
-      [[dont_unroll]] for (uint first = 0; first < push.score_parts; first += kLanes) {
+      [[dont_unroll]] for (uint first = 0; first < kMostScoreParts; first += kLanes) {
         const uint i = first + gl_SubgroupInvocationID;
-        const vec2 of_part = part_sums[push.base[8] / 2 + at * push.score_parts + min(i, push.score_parts - 1)];
-        if (i < push.score_parts) all = added(all, LogSum(of_part.x, of_part.y));
+        const vec2 of_part = part_sums[push.base[8] / 2 + at * kMostScoreParts + min(i, kMostScoreParts - 1)];
+        if (i < kMostScoreParts) all = added(all, LogSum(of_part.x, of_part.y));
       }
       const float peak = max_of_lanes(all.peak);
       found = uintBitsToFloat(log_sum_bits(LogSum(peak, sum_of_lanes(all.sum * exp(all.peak - peak)))));
@@ -114,9 +116,9 @@ const uint kEntries = kVotes + 1;
 // So many queries are read at once for all of them.
 const uint kQueries = 4;
 
-void group_votes() {
-  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y, thread = thread_in_order();
-  const uint begin = step.n_init, end = middle_end(), size = end - begin, each = (size + kListParts - 1) / kListParts;
+void group_votes(uint head, uint n) {
+  const uint part = gl_WorkGroupID.x, thread = thread_in_order();
+  const uint begin = step.n_init, end = middle_end(step, n), size = end - begin, each = (size + kListParts - 1) / kListParts;
   const uint first = begin + part * each + thread, own_end = min(begin + (part + 1) * each, end);
   const uint own_votes = push.base[4] + head * push.p.vote_capacity;
   for (uint bin = thread; bin < kVoteBins; bin += kThreads) sample_counts[bin] = counts[bin] = 0;
@@ -158,7 +160,7 @@ void group_votes() {
     votes[own_votes + entry] = bits;
     atomicAdd(counts[bin_of(keys[i], bins)], 1);
   }
-  for (uint i = part * kThreads + thread; i < step_entries() - size; i += kListParts * kThreads)
+  for (uint i = part * kThreads + thread; i < n - size; i += kListParts * kThreads)
     votes[own_votes + (i < begin ? i : i + size)] = kMinusInfinity;
   if (part == 0 && thread == 0) bins_of[push.base[7] / 2 + head] = uvec2(bins.low, bins.shift);
   barrier();
@@ -183,9 +185,10 @@ void group_votes() {
 
 void main() {
   const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
-  if (!selects() || hit) return;
-  if (step.vote_scope == kVoteGroup)
-    group_votes();
-  else
+  const uint head = gl_WorkGroupID.y, n = step_entries(step, head_states[push.p.head_state + head]);
+  if (!selects(step, n) || hit) return;
+  if (kLayer)
     layer_votes();
+  else
+    group_votes(head, n);
 }

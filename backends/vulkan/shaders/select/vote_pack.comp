@@ -6,6 +6,7 @@
 const uint kThreads = 128;  // also the tile of vote.comp
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const bool kHasGate = false;
+layout(constant_id = 1) const bool kLayer = false;  // VoteParams::scope
 #include "../scan.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Votes { uint votes[]; };
@@ -19,12 +20,10 @@ layout(push_constant) uniform Push {
   uint base[5];
 } push;
 
-void copy_group() {
-  const uint n = middle_end() - step.n_init;
-  for (uint i = gl_GlobalInvocationID.x; i < push.p.heads * n; i += gl_NumWorkGroups.x * kThreads) {
-    const uint at = i / n * push.p.vote_capacity + step.n_init + i % n;
-    packed_votes[push.base[3] + at] = votes[push.base[0] + at];
-  }
+void copy_group(uint head, uint n) {
+  const uint own = head * push.p.vote_capacity;
+  for (uint i = step.n_init + gl_GlobalInvocationID.x; i < middle_end(step, n); i += gl_NumWorkGroups.x * kThreads)
+    packed_votes[push.base[3] + own + i] = votes[push.base[0] + own + i];
 }
 
 void pack_layer() {
@@ -44,9 +43,11 @@ void pack_layer() {
 }
 
 void main() {
-  if (!selects() || (kHasGate && gate[push.base[1]] != 0)) return;
-  if (step.vote_scope == kVoteGroup)
-    copy_group();
-  else
+  const uint head = gl_WorkGroupID.y;  // 0 for a layer
+  const uint n = units(step_entries(step, head_states[push.p.head_state + head]), push.p.page);
+  if (!selects(step, n) || (kHasGate && gate[push.base[1]] != 0)) return;
+  if (kLayer)
     pack_layer();
+  else
+    copy_group(head, n);
 }

@@ -1,0 +1,481 @@
+#include "backends/checks.h"
+
+#include <algorithm>
+
+#include "backends/regions.h"
+
+namespace thimble {
+namespace {
+
+// Checks one op; the first error sticks.
+class Checker {
+ public:
+  Checker(const char* name, const DeviceInfo& device, ProgramBounds& bounds)
+      : name_(name), device_(device), bounds_(bounds) {}
+
+  const Status& status() const { return status_; }
+
+  void operator()(const Embed& o) {
+    need("tokens", o.tokens, rows() * kWord);
+    matrix(o.table, o.table.rows, o.p.cols);
+    need("x", o.x, rows() * o.p.cols * kWord);
+  }
+
+  void operator()(const RmsNorm& o) {
+    const uint64_t bytes = strided(rows(o.p.rows), o.p.row_stride, uint64_t(o.p.groups) * o.p.cols);
+    need("x", o.x, bytes);
+    need("weight", o.weight, o.p.cols * kWord);
+    need("y", o.y, bytes);
+  }
+
+  void operator()(const Linear& o) {
+    need("x", o.x, strided(rows(o.p.rows), o.p.x_stride, o.p.in_cols));
+    matrix(o.w, o.p.out_cols, o.p.in_cols);
+    if (o.bias) need("bias", o.bias, o.p.out_cols * kWord);
+    need("y", o.y, strided(rows(o.p.rows), o.p.y_stride, o.p.out_cols));
+  }
+
+  void operator()(const Glu& o) {
+    need("x", o.x, rows() * o.p.in_cols * kWord);
+    matrix(o.gate, o.p.out_cols, o.p.in_cols);
+    matrix(o.up, o.p.out_cols, o.p.in_cols);
+    need("h", o.h, rows() * o.p.out_cols * kWord);
+  }
+
+  void operator()(const Activation& o) { need("x", o.x, rows() * o.p.cols * kWord); }
+
+  void operator()(const KvAppend& o) {
+    const KvAppendParams& p = o.p;
+    const uint64_t columns = std::max(p.k_column, p.v_column) + last(p) * p.head_dim;
+    need("qkv", o.qkv, strided(rows(), p.row_stride, columns));
+    need("saturated", o.saturated, kWord);
+    if (p.into == kIntoChunk) {
+      chunk("k", o.k, p);
+      chunk("v", o.v, p);
+      chunk("pos", o.pos, last(p), p.chunk_capacity);
+    } else {
+      HeadBounds& h = heads(p);
+      run("k", o.k, p.head_dim, h);
+      run("v", o.v, p.head_dim, h);
+      run("pos", o.pos, h);
+      h.grows = name_;
+    }
+    if (p.rope.mode == kRopeOriginal) bounds_.positions.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const CisStore& o) {
+    const CisStoreParams& p = o.p;
+    if (p.kind == kCisHead) need("score", o.score, rows() * last(p) * kWord);
+    if (p.into == kIntoChunk) {
+      chunk("cis", o.cis, last(p), p.chunk_capacity);
+    } else {
+      HeadBounds& h = heads(p);
+      run("cis", o.cis, h);
+      (p.into == kIntoPool ? h.grows : h.batch) = name_;
+    }
+  }
+
+  void operator()(const KvView& o) {
+    const KvViewParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("pool_k", o.pool_k, p.head_dim, h);
+    run("pool_v", o.pool_v, p.head_dim, h);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      chunk("chunk_v", o.chunk_v, p);
+    } else {
+      bounds_.rows.narrow(0, name_);
+    }
+    list(o.list, p);
+    const uint64_t bytes = last(p) * p.view_capacity * p.head_dim * device_.view_element_bytes;
+    need("k", o.k, bytes);
+    need("v", o.v, bytes);
+    if (p.rope.mode != kRopeList) return;
+    const uint64_t positions = rope_positions(o.rope, p);
+    if (positions < uint64_t(p.first_entry) + p.view_capacity) attended(o.list, h).narrow(positions, name_);
+  }
+
+  void operator()(const Attention& o) {
+    const AttentionParams& p = o.p;
+    HeadBounds& h = heads(p);
+    const uint64_t queries = last(p) * p.group;
+    if (p.source == kFromPool) {
+      run("k", o.k, p.head_dim, h);
+      run("v", o.v, p.head_dim, h);
+      h.grows = name_;
+      bounds_.rows.narrow(1, name_);
+    } else {
+      const uint64_t bytes = last(p) * p.view_capacity * p.head_dim * device_.view_element_bytes;
+      need("k", o.k.values, bytes);
+      need("v", o.v.values, bytes);
+      need("ml", o.ml, rows() * queries * 2 * kWord);
+    }
+    const uint64_t n = p.source == kFromPool ? 1 : rows();
+    need("q", o.q, strided(n, p.row_stride, queries * p.head_dim));
+    need("y", o.y, strided(n, p.y_stride, queries * p.head_dim));
+    list(o.list, p);
+    Bound& rotated = p.rope.mode == kRopeList ? attended(o.list, h) : bounds_.positions;
+    rotated.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const KvCompact& o) {
+    const KvCompactParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("k", o.k, p.head_dim, h);
+    run("v", o.v, p.head_dim, h);
+    run("pos", o.pos, h);
+    if (o.cis) run("cis", o.cis, h);
+    list(o.list, p);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      chunk("chunk_v", o.chunk_v, p);
+      chunk("chunk_pos", o.chunk_pos, last(p), p.chunk_capacity);
+      if (o.cis) chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
+    } else {
+      bounds_.rows.narrow(0, name_);
+    }
+    (o.list ? h.compacts : h.grows) = name_;
+  }
+
+  void operator()(const QueryGate& o) {
+    need("q", o.q, o.p.cols * kWord);
+    need("cached", o.cached, o.p.cols * kWord);
+    need("gate", o.gate, sizeof(GateState));
+    bounds_.rows.narrow(1, name_);
+    select_from(heads(0, o.p.heads, o.p.head_state), 1);
+  }
+
+  void operator()(const TokenScore& o) {
+    const TokenScoreParams& p = o.p;
+    const uint64_t queries = last(p) * p.group;
+    HeadBounds& h = heads(p);
+    need("q", o.q, strided(rows(), p.row_stride, queries * p.head_dim));
+    run("k", o.k, p.head_dim, h);
+    if (o.gate) need("gate", o.gate, sizeof(GateState));
+    scores(o.scores, o.lse, queries, p.score_capacity, h);
+    select_from(h, 1);
+    h.scores = name_;
+    Bound& rotated = p.rope.mode == kRopeList ? h.local : bounds_.positions;
+    rotated.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const PageBounds& o) {
+    const PageBoundsParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("k", o.k, p.head_dim, h);
+    pages(o.bounds, p.head_dim, h);
+    select_from(h, p.page);
+    (p.all ? h.compacts : h.grows) = name_;
+  }
+
+  void operator()(const PageScore& o) {
+    const PageScoreParams& p = o.p;
+    const uint64_t queries = last(p) * p.group;
+    HeadBounds& h = heads(p);
+    need("q", o.q, queries * p.head_dim * kWord);
+    pages(o.bounds, p.head_dim, h);
+    scores(o.scores, o.lse, queries, p.score_capacity, h);
+    select_from(h, p.page);
+    h.scores = name_;
+    bounds_.rows.narrow(1, name_);
+    if (p.rope.mode == kRopeOriginal) bounds_.positions.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const Vote& o) {
+    const VoteParams& p = o.p;
+    HeadBounds& h = heads(0, p.heads, p.head_state);
+    scores(o.scores, o.lse, uint64_t(p.heads) * p.group, p.score_capacity, h);
+    if (o.gate) need("gate", o.gate, sizeof(GateState));
+    select_from(h, p.page);
+    if (p.scope == kVoteGroup) {
+      need("votes", o.votes, uint64_t(p.heads) * p.vote_capacity * kWord);
+      h.units.narrow(p.vote_capacity, name_);
+      return;
+    }
+    if (p.page != 1) refuse("was recorded with pages for a vote over the layer");
+    need("votes", o.votes, p.vote_capacity * kWord);
+    by_position(o.pos, p.vote_capacity, h);
+  }
+
+  void operator()(const TopK& o) {
+    const TopKParams& p = o.p;
+    HeadBounds& h = heads(0, p.heads, p.head_state);
+    need("list", o.list, uint64_t(p.heads) * p.list_capacity * kWord);
+    const uint64_t room = std::max(p.list_capacity, 1u) - 1;  // behind the count
+    if (o.chunk_scores) chunk("chunk_scores", o.chunk_scores, p.heads, p.chunk_capacity);
+    if (p.by_position) {
+      need("scores", o.scores, p.score_capacity * kWord);
+      by_position(o.pos, p.score_capacity, h);
+    } else if (p.in_runs) {
+      run("scores", o.scores, h);
+    } else {
+      need("scores", o.scores, uint64_t(p.heads) * p.score_capacity * kWord);
+    }
+
+    if (p.keep == kKeepOfHead) {
+      if (p.page != 1 || p.by_position || o.gate)
+        refuse("was recorded with pages, positions or a gate for an eviction");
+      h.kept.narrow(room, name_);
+      if (!p.in_runs)
+        (o.chunk_scores ? h.held : h.entries).narrow(p.score_capacity, name_);
+      else if (!o.chunk_scores)
+        h.grows = name_;
+      return;
+    }
+    select_from(h, p.page);
+    h.selected.narrow(room, name_);
+    if (p.page != 1 && (p.by_position || p.in_runs || o.chunk_scores || o.gate))
+      refuse("was recorded with pages whose scores are not one array, or with a gate for them");
+    if (o.gate) need("gate", o.gate, sizeof(GateState));
+    if (p.in_runs && !o.chunk_scores) h.scores = name_;
+    if (!p.in_runs && !p.by_position) h.middle.narrow(p.score_capacity, name_);
+  }
+
+  void operator()(const ArgMax& o) {
+    need("x", o.x, rows(kLogitRows) * o.p.cols * kWord);
+    need("index", o.index, rows(kLogitRows) * kWord);
+  }
+
+  void operator()(const LogProb& o) {
+    need("x", o.x, rows(kLogitRows) * o.p.cols * kWord);
+    need("target", o.target, rows(kLogitRows) * kWord);
+    need("y", o.y, rows(kLogitRows) * kWord);
+  }
+
+  void operator()(const Copy& o) {
+    const CopyParams& p = o.p;
+    copied("src", o.src, p.src_stride, p, p.from_logit_row, bounds_.source_rows[p.rows]);
+    copied("dst", o.dst, p.dst_stride, p, p.to_ring_row, bounds_.ring_rows[p.rows]);
+  }
+
+ private:
+  static constexpr uint64_t kWord = 4;  // bytes of a float, an int32 or a uint
+
+  // Rows of a step at most.
+  uint64_t rows(uint32_t kind = kStepRows) const {
+    return kind == kLogitRows ? std::min(bounds_.max_rows, kMostLogitRows) : bounds_.max_rows;
+  }
+  // Bytes of `n` rows of `cols` floats that lie `stride` apart.
+  static uint64_t strided(uint64_t n, uint64_t stride, uint64_t cols) {
+    return n ? ((n - 1) * stride + cols) * kWord : 0;
+  }
+  // The head behind the last one that an op works on.
+  template <typename Params>
+  static uint64_t last(const Params& p) {
+    return uint64_t(p.first_head) + p.heads;
+  }
+
+  void refuse(const char* why) {
+    if (status_.ok()) status_ = error(Code::kInternal, "%s %s", name_, why);
+  }
+
+  void need(const char* operand, const View& v, uint64_t bytes) {
+    if (!status_.ok()) return;
+    if (!v) {
+      status_ = error(Code::kInternal, "%s was recorded without its %s", name_, operand);
+    } else if (const Status inside = check_view(v); !inside.ok()) {
+      status_ =
+          error(Code::kInternal, "%s was recorded with a %s of %s", name_, operand, inside.message().c_str());
+    } else if (v.bytes < bytes) {
+      status_ = error(Code::kInternal, "%s was recorded with %" PRIu64 " of the %" PRIu64 " bytes of its %s",
+                      name_, v.bytes, bytes, operand);
+    }
+  }
+
+  // Whether a matrix is [rows][cols], can have so many columns, and has all its bytes.
+  void matrix(const Weight& w, uint32_t rows, uint32_t cols) {
+    if (!status_.ok()) return;
+    const DTypeInfo& type = dtype_info(w.type);
+    if (w.rows != rows || w.cols != cols)
+      status_ = error(Code::kInternal, "%s of [%u][%u] was recorded with a matrix of [%u][%u]", name_, rows,
+                      cols, w.rows, w.cols);
+    else if (cols % type.block != 0)
+      status_ = error(Code::kUnsupported,
+                      "a matrix with %u columns cannot be %s, whose blocks have %u; use another file", cols,
+                      type.name, type.block);
+    else
+      need("matrix", w, dtype_bytes(w.type, uint64_t(rows) * cols));
+  }
+
+  // What the program asks of these KV heads so far.
+  HeadBounds& heads(uint32_t first_head, uint32_t count, uint32_t head_state) {
+    const uint32_t first = head_state + first_head;
+    for (HeadBounds& h : bounds_.heads)
+      if (h.head_state == first && h.heads == count && h.first_head == first_head) return h;
+    return bounds_.heads.emplace_back(HeadBounds{first, count, first_head});
+  }
+  template <typename Params>
+  HeadBounds& heads(const Params& p) {
+    return heads(p.first_head, p.heads, p.head_state);
+  }
+
+  // An array of a layer, in which each head has its run.
+  void run(const char* operand, const View& v, HeadBounds& h, uint64_t entry_bytes = kWord) {
+    need(operand, v, 0);
+    h.array.narrow(v.bytes / entry_bytes, name_);
+  }
+  void run(const char* operand, const KvArray& a, uint32_t head_dim, HeadBounds& h) {
+    run(operand, a.values, h, std::max<uint64_t>(kv_bytes(a.type, head_dim), 1));
+  }
+
+  // An array of the chunk's rows: [heads][chunk_capacity]. Ops that may do without serve steps of no rows
+  // then.
+  void chunk(const char* operand, const View& v, uint64_t heads, uint32_t capacity,
+             uint64_t row_bytes = kWord) {
+    need(operand, v, heads * capacity * row_bytes);
+    bounds_.rows.narrow(capacity, name_);
+  }
+  template <typename Params>
+  void chunk(const char* operand, const KvArray& a, const Params& p) {
+    chunk(operand, a.values, last(p), p.chunk_capacity, kv_bytes(a.type, p.head_dim));
+  }
+
+  template <typename Params>
+  void list(const In& v, const Params& p) {
+    if (v) need("list", v, last(p) * p.list_capacity * kWord);
+  }
+  // What bounds the entries that a row attends to: those of its list, or all.
+  static Bound& attended(const In& list, HeadBounds& h) { return list ? h.selected : h.entries; }
+
+  // Positions that a rope table serves.
+  template <typename Params>
+  uint64_t rope_positions(const In& rope, const Params& p) {
+    const uint32_t n_rot = p.rope.n_rot;
+    if (n_rot == 0) return UINT64_MAX;
+    if (n_rot % 2 != 0 || n_rot > p.head_dim) refuse("was recorded with channels to rotate that it has not");
+    need("rope", rope, 65 * n_rot * kWord);
+    return status_.ok() ? (rope.bytes / (n_rot * kWord) - 64) * 64 : 0;
+  }
+
+  // Scores of the middle, and their sums. They end where the middle does: the last n_local units have none.
+  void scores(const View& scores, const View& lse, uint64_t queries, uint32_t capacity, HeadBounds& h) {
+    need("scores", scores, queries * capacity * kWord);
+    need("lse", lse, queries * kWord);
+    h.middle.narrow(capacity, name_);
+  }
+  void select_from(HeadBounds& h, uint32_t page) {
+    if (page == 0 || (h.page && h.page != page)) refuse("was recorded with a page unlike that of other ops");
+    h.page = page;
+  }
+  void by_position(const In& pos, uint32_t positions, HeadBounds& h) {
+    run("pos", pos, h);
+    h.positions.narrow(positions, name_);
+    h.scores = h.equal = name_;
+  }
+  void pages(const View& v, uint32_t head_dim, HeadBounds& h) {
+    need("bounds", v, 0);
+    h.pages.narrow(v.bytes / std::max<uint64_t>(2 * kv_bytes(DType::kF16, head_dim), 1), name_);
+  }
+
+  // One side of a copy; `moves`: its first row is the step's to say.
+  void copied(const char* operand, const View& v, uint32_t stride, const CopyParams& p, bool moves,
+              Bound& most) {
+    need(operand, v, strided(rows(p.rows), stride, p.cols));
+    const uint64_t elements = v.bytes / kWord;
+    if (moves && elements >= p.cols) most.narrow((elements - p.cols) / std::max(stride, 1u) + 1, name_);
+  }
+
+  const char* const name_;
+  const DeviceInfo& device_;
+  ProgramBounds& bounds_;
+  Status status_;
+};
+
+// The first thing of a step that its program cannot serve. Looked for in every head of every layer with every
+// step, so nothing is formatted before something is found.
+class Excess {
+ public:
+  void look(const Bound& b, uint64_t value, const char* what) {
+    if (value > b.most && !what_) bound_ = b, value_ = value, what_ = what;
+  }
+  // Where there is such an op.
+  void look(const char* op, uint64_t most, uint64_t value, const char* what) {
+    if (op) look({most, op}, value, what);
+  }
+  Status status() const {
+    if (!what_) return {};
+    return error(Code::kInternal, "%s serves %" PRIu64 " %s, and a step has %" PRIu64, bound_.op, bound_.most,
+                 what_, value_);
+  }
+
+ private:
+  Bound bound_;
+  uint64_t value_ = 0;
+  const char* what_ = nullptr;
+};
+
+uint64_t positions(const StepParams& step) {
+  return static_cast<uint64_t>(int64_t(step.position) + step.n_rows);
+}
+
+void check_selection(const HeadBounds& b, const StepParams& step, const HeadState& head, Excess& excess) {
+  const uint32_t n = step_entries(step, head), n_units = units(n, b.page);
+  if (!selects(step, n_units)) return excess.look(b.selected, n, "listed entries");
+  const uint32_t middle = middle_end(step, n_units);
+  // All listed pages but the last are whole.
+  const uint64_t whole = (uint64_t(step.n_init) + step.select_k + step.n_local) * b.page;
+  excess.look(b.selected, whole - (uint64_t(n_units) * b.page - n), "listed entries");
+  excess.look(b.units, n_units, "entries or pages");
+  excess.look(b.middle, middle, "scores");
+  excess.look(b.local, uint64_t(step.n_local) + step.n_rows, "positions to look back");
+  excess.look(b.positions, positions(step), "positions");
+  excess.look(b.scores, units(head.capacity, b.page), middle, "entries or pages of a run");
+}
+
+// `number`: of the head in its layer.
+void check_head(const HeadBounds& b, uint32_t number, const StepParams& step, const HeadState& head,
+                Excess& excess) {
+  const uint64_t n = uint64_t(head.n_entries) + step.n_rows, kept = std::min<uint64_t>(head.keep, n);
+  excess.look("a run", head.capacity, head.n_entries, "entries");
+  excess.look(b.array, uint64_t(head.first) + head.capacity, "entries of a layer");
+  excess.look(b.entries, n, "entries");
+  excess.look(b.held, head.n_entries, "entries before the step");
+  excess.look(b.kept, kept, "kept entries");
+  excess.look(b.grows, head.capacity, n, "entries of a run");
+  excess.look(b.compacts, head.capacity, kept, "kept entries of a run");
+  excess.look(b.batch, head.n_entries, step.n_rows, "rows that a run holds");
+  if (b.page == 0) return;
+  excess.look(b.pages, uint64_t(head.first) / b.page + number + units(head.capacity, b.page), "pages");
+  check_selection(b, step, head, excess);
+}
+
+}  // namespace
+
+Status check_op(const Op& op, const DeviceInfo& device, ProgramBounds& bounds) {
+  Checker checker(op_name(op), device, bounds);
+  std::visit(checker, op);
+  return checker.status();
+}
+
+Status check_submit(const Program& program, const ProgramBounds& bounds, uint32_t first, uint32_t last,
+                    const StepParams& step, std::span<const HeadState> heads) {
+  if (first > last || last > program.segments)
+    return error(Code::kInternal, "segments [%u, %u) of a program that has %u", first, last,
+                 program.segments);
+  if (step.n_rows > bounds.max_rows || step.n_logit_rows > std::min(bounds.max_rows, kMostLogitRows))
+    return error(Code::kInternal, "a step of %u rows and %u rows of logits, in a program for %u", step.n_rows,
+                 step.n_logit_rows, bounds.max_rows);
+  Excess excess;
+  excess.look(bounds.rows, step.n_rows, "rows");
+  excess.look(bounds.positions, positions(step), "positions");
+  for (const uint32_t kind : {kStepRows, kLogitRows}) {
+    const uint64_t n = kind == kLogitRows ? step.n_logit_rows : step.n_rows;
+    excess.look(bounds.source_rows[kind], step.first_logit_row + n, "rows to copy from");
+    excess.look(bounds.ring_rows[kind], step.ring_row + n, "rows to copy to");
+  }
+  for (const HeadBounds& b : bounds.heads) {
+    if (uint64_t(b.head_state) + b.heads > heads.size())
+      return error(Code::kInternal, "heads [%u, %u) of a table of %zu", b.head_state, b.head_state + b.heads,
+                   heads.size());
+    for (uint32_t i = 0; i < b.heads; ++i) {
+      const HeadState& head = heads[b.head_state + i];
+      check_head(b, b.first_head + i, step, head, excess);
+      if (b.equal && head.n_entries != heads[b.head_state].n_entries)
+        return error(Code::kInternal, "%s over heads with %u and %u entries", b.equal,
+                     heads[b.head_state].n_entries, head.n_entries);
+    }
+  }
+  return excess.status();
+}
+
+}  // namespace thimble

@@ -1,0 +1,58 @@
+// page_bounds: what the keys of each page lie between. A warp takes a page, a lane of it a pair of channels.
+#include <algorithm>
+
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
+
+// The blocks of a KV head, blockIdx.y, take its pages in turn. `heads`: of KV head 0 and those behind it.
+__global__ void __launch_bounds__(kThreads)
+    page_bounds_kernel(const StepParams* step, const HeadState* heads, PageBoundsParams p, const __half2* k,
+                       __half2* bounds) {
+  const StepParams s = begin_kernel(step);
+  const uint32_t head = p.first_head + blockIdx.y, lane = threadIdx.x % kWarp, pairs = p.head_dim / 2;
+  const HeadState state = heads[head];
+  const uint32_t entries = step_entries(s, state), end = p.all ? min(state.keep, entries) : entries;
+  const uint32_t first = p.all ? 0 : state.n_entries / p.page;
+  for (uint32_t page = first + blockIdx.x * kWarps + threadIdx.x / kWarp; page < units(end, p.page);
+       page += gridDim.x * kWarps) {
+    const uint32_t begin = page * p.page, rows = min(p.page, end - begin);
+    const __half2* const from = k + (uint64_t(state.first) + begin) * pairs;
+    __half2* const to = bounds + (uint64_t(state.first / p.page) + head + page) * p.head_dim;
+    for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
+      // NaN compares false, so it is passed over.
+      float2 low{kInfinity, kInfinity}, high{-kInfinity, -kInfinity};
+#pragma unroll 8
+      for (uint32_t row = 0; row < rows; ++row) {
+        const float2 x = __half22float2(from[uint64_t(row) * pairs + pair]);
+        if (x.x < low.x) low.x = x.x;
+        if (x.y < low.y) low.y = x.y;
+        if (x.x > high.x) high.x = x.x;
+        if (x.y > high.y) high.y = x.y;
+      }
+      to[pair] = __float22half2_rn(low);
+      to[pairs + pair] = __float22half2_rn(high);
+    }
+  }
+}
+
+}  // namespace
+
+void page_bounds(const Launch& l, const PageBounds& op) {
+  const PageBoundsParams& p = op.p;
+  // Of an eviction all pages of the layer's arrays, or as many as keep the card busy.
+  constexpr uint32_t kBlocksEach = 8;  // on a multiprocessor
+  const uint64_t pages = p.all ? op.k.values.bytes / kv_bytes(op.k.type, p.head_dim) / p.page
+                               : uint64_t(l.max_rows) / p.page + 2;
+  const uint32_t most = std::max(1u, kBlocksEach * l.card.multiprocessors / p.heads);
+  const uint32_t blocks =
+      std::max(1u, static_cast<uint32_t>(std::min<uint64_t>(ceil_div(pages, kWarps), most)));
+  launch(l, page_bounds_kernel, dim3(blocks, p.heads), kThreads, 0, l.step, l.heads + p.head_state, p,
+         data<__half2>(op.k.values), data<__half2>(op.bounds));
+}
+
+}  // namespace thimble::cuda

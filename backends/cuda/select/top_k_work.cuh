@@ -1,0 +1,131 @@
+// What a top_k works on: which scores of a head compete, how many of them are picked, and what is listed
+// anyway; and the two ways of launching it. Host and device side.
+#pragma once
+
+#include "backends/cuda/select/score_parts.cuh"
+
+namespace thimble::cuda::topk {
+
+// A block is small enough to start beside the kernel before.
+inline constexpr uint32_t kThreads = 512, kWarps = kThreads / kWarp;
+
+// Votes of KV heads that are made on the way: what a Vote of kVoteGroup is given and gives, and where
+// log-sum-exps are made, too, their parts.
+struct Ballot {
+  const float* scores = nullptr;  // null: the votes are there
+  float *lse = nullptr, *votes = nullptr;
+  VoteParams p{};
+  ScoreParts sums{};  // none: lse is there
+};
+
+struct Operands {
+  const StepParams* step;
+  const HeadState* heads;  // of KV head 0 and those behind it
+  const float *scores, *chunk_scores;
+  const int32_t* pos;
+  const GateState* gate;
+  uint32_t* list;
+  TopKParams p;
+  Ballot ballot;
+};
+
+enum class Task { kListEverything, kRenewLocal, kPick };
+
+// `cached`: the selection is.
+__device__ inline Task task(const Operands& o, const StepParams& s, const HeadState& state, bool cached) {
+  const uint32_t n = step_entries(s, state);
+  const bool picks = o.p.keep == kKeepOfHead ? state.keep < n : selects(s, units(n, o.p.page));
+  if (!picks) return Task::kListEverything;
+  return cached ? Task::kRenewLocal : Task::kPick;
+}
+
+// The scores that compete: of the pool's entries, then of the chunk's.
+struct Scores {
+  const float *pool, *behind;  // `behind` as if it began where the pool does
+  uint32_t n_entries;          // in the pool
+  __device__ const float* at(uint32_t i) const { return (i < n_entries ? pool : behind) + i; }
+};
+
+struct Range {
+  uint32_t begin, end;
+  __device__ uint32_t size() const { return end - begin; }
+  // One of `parts` pieces. Pieces begin at multiples of a warp from `begin`; the last ones may be empty.
+  __device__ Range part(uint32_t i, uint32_t parts) const {
+    const uint32_t step = (size() + parts * kWarp - 1) / (parts * kWarp) * kWarp;
+    const uint32_t from = min(i * step, size());
+    return {begin + from, begin + min(from + step, size())};
+  }
+  // What of it lies in another range.
+  __device__ Range within(Range r) const {
+    return {min(max(begin, r.begin), r.end), min(max(end, r.begin), r.end)};
+  }
+};
+
+// What one head's list is made from. A unit is an entry, or a page of them.
+struct HeadWork {
+  uint32_t entries;
+  Range middle;      // units that need a score to be listed; those before and behind are listed anyway
+  Range candidates;  // indices of the scores that compete: the middle's units, or all positions
+  uint32_t wanted;   // how many candidates are picked
+  Scores scores;
+  const int32_t* pos;  // where a score's index is its entry's position, else null
+
+  __device__ bool picks_some() const { return wanted > 0 && wanted < candidates.size(); }
+};
+
+__device__ inline HeadWork head_work(const Operands& o, const StepParams& s, const HeadState& state,
+                                     uint32_t head) {
+  const uint32_t n = step_entries(s, state);
+  const Regions r =
+      o.p.keep == kKeepOfHead ? kept_regions(state, n) : selected_regions(s, units(n, o.p.page));
+  const Range middle{r.begin, r.end};
+  if (o.p.by_position) {
+    const Range positions{0, static_cast<uint32_t>(s.position) + s.n_rows};
+    // In ascending order all positions are held.
+    const int32_t* pos = positions.end == n ? nullptr : o.pos + state.first;
+    return {n, middle, positions, r.wanted, {o.scores, o.scores, 0}, pos};
+  }
+  const float* own = o.scores + (o.p.in_runs ? state.first : uint64_t(head) * o.p.score_capacity);
+  const float* behind =
+      o.chunk_scores ? o.chunk_scores + uint64_t(head) * o.p.chunk_capacity - state.n_entries : own;
+  return {n, middle, middle, r.wanted, {own, behind, state.n_entries}, nullptr};
+}
+
+__device__ inline uint32_t* list_of(const Operands& o, uint32_t head) {
+  return o.list + uint64_t(head) * o.p.list_capacity;
+}
+
+__device__ inline void list_everything(uint32_t n, uint32_t* list, uint32_t part, uint32_t parts) {
+  if (part == 0 && threadIdx.x == 0) list[0] = n;
+  for (uint32_t i = part * kThreads + threadIdx.x; i < n; i += parts * kThreads) list[1 + i] = i;
+}
+
+// Of a list whose units are entries the last n_local, which it ends with.
+__device__ inline void renew_local(const StepParams& s, uint32_t entries, uint32_t* list) {
+  uint32_t* local = list + 1 + list[0] - s.n_local;
+  for (uint32_t i = threadIdx.x; i < s.n_local; i += kThreads) local[i] = middle_end(s, entries) + i;
+}
+
+// ---- recording ----
+
+// Words of marks that a block needs which lists one of `parts` pieces of a head's units.
+inline uint32_t mark_words(uint64_t units, uint32_t parts) {
+  return static_cast<uint32_t>(ceil_div(units, parts * kWarp));
+}
+
+// Of a head.
+struct Most {
+  uint64_t units;       // that there may be
+  uint64_t candidates;  // that mostly compete: shared memory is asked for to keep as many keys
+};
+
+// A cluster of blocks a head, from Hopper on, or one block (top_k_cluster.cu): whether that can be, and the
+// launch.
+bool takes_one_kernel(const Card&, const Most&);
+void launch_one_kernel(const Launch&, const Operands&, const Most&);
+
+// Several blocks a head and four kernels, which every card has (top_k_blocks.cu).
+void launch_several_kernels(const Launch&, const Operands&, const Most&);
+uint64_t several_kernels_scratch(const Card&, uint32_t heads);
+
+}  // namespace thimble::cuda::topk

@@ -1,0 +1,11 @@
+// The window of a vote, which goes over the votes that are there. Host side.
+#pragma once
+
+#include "backends/cuda/host/launch.h"
+
+namespace thimble::cuda {
+
+void pool_votes(const Launch&, const Vote&);
+uint64_t vote_pool_scratch(uint64_t votes);
+
+}  // namespace thimble::cuda

@@ -1,0 +1,224 @@
+// Which ops of a segment a backend launches together. What it groups follows each other in the list: the
+// later op reads what the earlier one makes, or none of them needs what another one writes.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "backends/backend.h"
+
+namespace thimble {
+
+// ---- which ops fit together ----
+
+inline bool same(const View& a, const View& b) {
+  return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
+}
+inline bool overlap(const View& a, const View& b) {
+  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+inline bool overlap(std::span<const View> some, std::span<const View> others) {
+  for (const View& a : some)
+    for (const View& b : others)
+      if (overlap(a, b)) return true;
+  return false;
+}
+
+// Whether two products read the same x and neither writes what the other reads or writes.
+inline bool share_rows(const Linear& a, const Linear& b) {
+  return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.x_stride == b.p.x_stride &&
+         a.p.in_cols == b.p.in_cols && a.p.rows == b.p.rows && !overlap(a.x, a.y) && !overlap(b.x, b.y) &&
+         (a.y.buffer != b.y.buffer || a.y.offset != b.y.offset);
+}
+// Whether b reads the same x as a and its columns of y follow a's.
+inline bool side_by_side(const Linear& a, const Linear& b) {
+  return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.in_cols == b.p.in_cols &&
+         a.p.x_stride == b.p.x_stride && a.p.rows == b.p.rows && a.y.buffer == b.y.buffer &&
+         a.y.offset + a.p.out_cols * sizeof(float) == b.y.offset && a.p.y_stride == b.p.y_stride &&
+         !a.p.add && !b.p.add && !a.bias && !b.bias;
+}
+
+// Whether a norm can be left to the product that reads these rows of x and writes y: they and nothing else
+// are what it makes, and nobody writes what it reads or makes.
+inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
+                       const View& y) {
+  return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
+         n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
+         !overlap(n.y, y);
+}
+inline bool makes_rows(const RmsNorm& n, const Linear& l) {
+  return makes_rows(n, l.x, l.p.x_stride, l.p.in_cols, l.p.rows, l.y);
+}
+inline bool makes_rows(const RmsNorm& n, const Glu& g) {
+  return makes_rows(n, g.x, g.p.in_cols, g.p.in_cols, kStepRows, g.h);
+}
+// Whether a linear makes the vector of a norm, and nothing else.
+inline bool makes_vector(const Linear& l, const RmsNorm& n) {
+  return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
+         l.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
+}
+
+// Whether a vote combines what a token_score writes.
+inline bool makes_scores(const TokenScore& s, const Vote& v) {
+  return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
+         s.p.heads == v.p.heads && s.p.group == v.p.group && s.p.head_state == v.p.head_state &&
+         s.p.score_capacity == v.p.score_capacity && v.p.page == 1;
+}
+// Whether a top_k picks by a vote.
+inline bool makes_votes(const Vote& v, const TopK& t) {
+  return same(v.votes, t.scores) && same(v.gate, t.gate) && !t.chunk_scores && t.p.keep == kKeepOfStep &&
+         !t.p.in_runs && t.p.by_position == (v.p.scope == kVoteLayer) && t.p.page == v.p.page &&
+         v.p.heads == t.p.heads && v.p.head_state == t.p.head_state &&
+         v.p.vote_capacity == t.p.score_capacity;
+}
+
+// ---- groups ----
+
+// What a backend launches together, of a program that it records.
+struct Joins {
+  enum class Norm {
+    kAlone,
+    kOfProducts,      // with the products that read it
+    kBetweenProducts  // with them and the product that makes its vector, or not at all
+  };
+  Norm norm = Norm::kAlone;
+  // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
+  std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
+  bool append = false;  // a token's rows are appended, copied and compared at once
+  // Whether a top_k can make the votes that it picks by; makes_votes() holds.
+  std::function<bool(const Vote&, const TopK&)> vote;
+};
+
+// Groups of two ops or more; they point into the list of ops.
+struct Products {
+  const Linear* before = nullptr;  // null, or what makes the norm's x
+  const RmsNorm* norm = nullptr;   // null, or what makes the siblings' x
+  std::vector<Linear> siblings;
+};
+struct GluOfNorm {
+  const Linear* before = nullptr;  // null, or what makes the norm's x
+  const RmsNorm* norm = nullptr;
+  const Glu* glu = nullptr;
+};
+struct AppendToken {
+  const KvAppend* append = nullptr;
+  const Copy* copy = nullptr;       // or null
+  const QueryGate* gate = nullptr;  // or null
+};
+struct Select {
+  const TokenScore* score = nullptr;  // or null
+  const Vote* vote = nullptr;
+  const TopK* top_k = nullptr;
+};
+using Group = std::variant<const Op*, Products, GluOfNorm, AppendToken, Select>;
+
+namespace fusion {
+
+// Takes the first op off the list if it is a T that fits, else gives null.
+template <typename T, typename Fits>
+const T* take(std::span<const Op>& ops, const Fits& fits) {
+  const T* op = ops.empty() ? nullptr : std::get_if<T>(&ops.front());
+  if (!op || !fits(*op)) return nullptr;
+  ops = ops.subspan(1);
+  return op;
+}
+
+inline std::vector<Linear> take_siblings(std::span<const Op>& ops, const Joins& joins, const RmsNorm* norm) {
+  std::vector<Linear> siblings;
+  const auto fits = [&](const Linear& l) {
+    return (!norm || makes_rows(*norm, l)) && (siblings.empty() || joins.sibling(norm, siblings, l));
+  };
+  while (const Linear* l = take<Linear>(ops, fits)) siblings.push_back(*l);
+  return siblings;
+}
+
+// Each takes a group that starts with the first op, or takes nothing and gives that op.
+
+inline Group take_products_of_norm(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const Linear* before = nullptr;
+  if (joins.norm == Joins::Norm::kBetweenProducts)
+    before = take<Linear>(rest, [](const Linear&) { return true; });
+  const bool may = joins.norm == Joins::Norm::kOfProducts || before;
+  const RmsNorm* norm =
+      take<RmsNorm>(rest, [&](const RmsNorm& n) { return may && (!before || makes_vector(*before, n)); });
+  if (!norm) return &ops.front();
+  Group group = &ops.front();
+  if (const Glu* glu = take<Glu>(rest, [&](const Glu& g) { return makes_rows(*norm, g); }))
+    group = GluOfNorm{before, norm, glu};
+  else if (auto siblings = take_siblings(rest, joins, norm); !siblings.empty())
+    group = Products{before, norm, std::move(siblings)};
+  else
+    return group;
+  ops = rest;
+  return group;
+}
+
+inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  std::vector<Linear> siblings = take_siblings(rest, joins, nullptr);
+  if (siblings.size() < 2) return &ops.front();
+  ops = rest;
+  return Products{.siblings = std::move(siblings)};
+}
+
+inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const KvAppend* append = take<KvAppend>(rest, [&](const KvAppend&) { return joins.append; });
+  if (!append) return &ops.front();
+  std::vector<View> read{append->qkv, append->rope};
+  std::vector<View> written{append->k.values, append->k.scales, append->v.values,
+                            append->v.scales, append->pos,      append->saturated};
+  // Whether what reads and writes these can run beside what was taken.
+  const auto apart = [&](std::initializer_list<View> reads, std::initializer_list<View> writes) {
+    return !overlap(reads, written) && !overlap(writes, written) && !overlap(writes, read);
+  };
+  const Copy* copy = take<Copy>(rest, [&](const Copy& c) { return apart({c.src}, {c.dst}); });
+  if (copy) read.push_back(copy->src), written.push_back(copy->dst);
+  const QueryGate* gate = take<QueryGate>(rest, [&](const QueryGate& g) {
+    return apart({g.q}, {g.cached, g.gate});
+  });
+  if (!copy && !gate) return &ops.front();
+  ops = rest;
+  return AppendToken{append, copy, gate};
+}
+
+inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const TokenScore* score = take<TokenScore>(rest, [](const TokenScore&) { return true; });
+  const Vote* vote = take<Vote>(rest, [&](const Vote& v) { return !score || makes_scores(*score, v); });
+  if (!vote) return &ops.front();
+  const TopK* top_k =
+      take<TopK>(rest, [&](const TopK& t) { return makes_votes(*vote, t) && joins.vote(*vote, t); });
+  if (!top_k) return &ops.front();
+  ops = rest;
+  return Select{score, vote, top_k};
+}
+
+// Takes the group that the list starts with; an op that joins no other is one by itself.
+inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
+  using Take = Group (*)(std::span<const Op>&, const Joins&);
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_append, take_select};
+  for (const Take take : kTakes) {
+    Group group = take(ops, joins);
+    if (!std::holds_alternative<const Op*>(group)) return group;
+  }
+  const Op* alone = &ops.front();
+  ops = ops.subspan(1);
+  return alone;
+}
+
+}  // namespace fusion
+
+// The groups of a segment, in order.
+inline std::vector<Group> group_ops(std::span<const Op> ops, const Joins& joins) {
+  std::vector<Group> groups;
+  while (!ops.empty()) groups.push_back(fusion::take_group(ops, joins));
+  return groups;
+}
+
+}  // namespace thimble

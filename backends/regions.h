@@ -1,0 +1,64 @@
+// What a step works on: one header for C++, CUDA and GLSL, since every backend lists the same entries.
+#ifndef THIMBLE_REGIONS_H
+#define THIMBLE_REGIONS_H
+
+#if defined(__CUDACC__)
+#define THIMBLE_FUNCTION __host__ __device__ inline
+#elif defined(__cplusplus)
+#define THIMBLE_FUNCTION inline
+#else
+#define THIMBLE_FUNCTION
+#endif
+
+#ifdef __cplusplus
+#include "backends/op_params.h"
+namespace thimble {
+#endif
+
+// Entries that a head has with the step's rows.
+THIMBLE_FUNCTION uint step_entries(StepParams step, HeadState head) { return head.n_entries + step.n_rows; }
+
+// What a selection picks among: entries, or pages of them of which the last may be short.
+THIMBLE_FUNCTION uint units(uint entries, uint page) { return (entries + page - 1) / page; }
+
+// Whether a head with so many units is selected from: below that everything is attended (backend.h). No sum here can
+// overflow.
+THIMBLE_FUNCTION bool selects(StepParams step, uint units) {
+  if (units <= step.n_init) return false;
+  const uint rest = units - step.n_init;
+  return rest > step.n_local && rest - step.n_local > step.select_k;
+}
+
+// The units that a selection picks from: [n_init, middle_end).
+THIMBLE_FUNCTION uint middle_end(StepParams step, uint units) { return units - step.n_local; }
+
+// The units that need a score to be listed, [begin, end); those before and behind are listed whatever their score, and
+// `wanted` of these.
+struct Regions {
+  uint begin, end, wanted;
+};
+THIMBLE_FUNCTION Regions selected_regions(StepParams step, uint units) {
+  Regions r;
+  r.begin = step.n_init;
+  r.end = middle_end(step, units);
+  r.wanted = step.select_k;
+  return r;
+}
+// Where an eviction keeps fewer entries than are protected, the last ones stay before the first ones.
+THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
+  const uint last = head.protect_last < head.keep ? head.protect_last : head.keep;
+  const uint room = head.keep - last;
+  Regions r;
+  r.begin = head.protect_first < room ? head.protect_first : room;
+  r.end = entries - last;
+  r.wanted = room - r.begin;
+  return r;
+}
+
+#undef THIMBLE_FUNCTION
+
+#ifdef __cplusplus
+}  // namespace thimble
+#endif
+
+#endif

@@ -1,0 +1,27 @@
+// page_bounds: what the keys of every page that changed lie between.
+#include "backends/vulkan/heads.h"
+#include "backends/vulkan/ops.h"
+
+namespace thimble::vulkan {
+
+void page_bounds(Recording& r, const PageBounds& op) {
+  constexpr uint32_t kThreads = 128;
+  const PageBoundsParams& p = op.p;
+  const View& k = op.k.values;
+  const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
+  // Pages that a head's step may touch, or all that it may have; if it has more, threads take several.
+  const uint64_t entries = p.all ? mean_entries(op.k, p.head_dim, p.first_head + p.heads) : r.most_rows();
+  const uint64_t threads = (ceil_div(entries, p.page) + 1) * p.head_dim / 2;
+  const uint32_t groups =
+      static_cast<uint32_t>(std::min<uint64_t>(ceil_div(threads, kThreads), r.limits().max_groups));
+  for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {
+    const struct {
+      PageBoundsParams p;
+      RunWindow window;
+    } push{p, window};
+    r.dispatch(Shader::kPageBounds, {}, {reads(window.of(k, entry_bytes)), writes(op.bounds)}, push, groups,
+               p.heads);
+  });
+}
+
+}  // namespace thimble::vulkan

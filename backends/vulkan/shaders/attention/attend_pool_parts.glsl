@@ -1,0 +1,62 @@
+// How the last part of a head to be done puts all `busy` of them together: attend_pool.comp has written what each found to
+// `stats` and `outs`, from own_stats and own_outs on, `parts` for each query head.
+
+// weights[] of the parts of the subgroup's heads.
+void weigh_parts(uint own_stats, uint heads, uint parts, uint busy) {
+  [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
+    const uint h = gl_SubgroupID + kSubgroups * j;
+    if (h >= heads) continue;
+    vec2 of_parts[kPartsEach];  // {maximum, sum}
+    float top = kNoPeak, sum = 0;
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      const uint part = gl_SubgroupInvocationID + kLanes * i;
+      of_parts[i] = stats[own_stats + h * parts + min(part, busy - 1)];
+      if (part >= busy) of_parts[i].y = 0;
+      top = max(top, of_parts[i].x);
+    }
+    top = max_of_lanes(top);
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      of_parts[i].x = exp2(of_parts[i].x - top);
+      sum += of_parts[i].x * of_parts[i].y;
+    }
+    const float factor = 1 / sum_of_lanes(sum);
+    [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+      const uint part = gl_SubgroupInvocationID + kLanes * i;
+      if (part < busy) weights[part * kHeadQuads + h / 4][h % 4] = of_parts[i].x * factor;
+    }
+  }
+}
+
+// Writes the heads' rows of y, which begin at own_y.
+void join_parts(uint own_stats, uint own_outs, uint own_y, uint heads, uint parts, uint busy) {
+  const uint thread = gl_LocalInvocationIndex, part_slice = thread / kColumns;
+  for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
+    const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
+    const uint column = own_outs + h * parts * kQuads + i % kQuads;
+    vec4 of_parts[kLoads];  // they come while their weights are worked out
+    [[unroll]] for (uint n = 0; n < kLoads; ++n)
+      of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
+    if (from == 0) {
+      weigh_parts(own_stats, heads, parts, busy);
+      barrier();
+    }
+    vec4 sum = vec4(0);
+    // No branches here: what there is not weighs nothing, and is read from where something is.
+    [[dont_unroll]] for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
+      [[unroll]] for (uint n = 0; n < kLoads; ++n) {
+        const uint own = first_part + n * kPartSlices, next = own + kLoads * kPartSlices;
+        const float weight = weights[min(own, busy - 1) * kHeadQuads + h / 4][h % 4];
+        sum += (own < busy ? weight : 0) * of_parts[n];
+        of_parts[n] = outs[column + min(next, busy - 1) * kQuads];
+      }
+    if (kPartSlices > 1) {  // and so there is one turn
+      room[thread] = sum;
+      barrier();
+      for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];
+    }
+    if (thread >= kColumns || from + thread >= heads * kQuads) continue;
+    const uint to = own_y + h * kHeadDim + i % kQuads * 4;
+    [[unroll]] for (uint c = 0; c < 4; ++c)
+      if (i % kQuads * 4 + c < kHeadDim) y[to + c] = sum[c];
+  }
+}

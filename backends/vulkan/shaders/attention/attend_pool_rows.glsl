@@ -1,0 +1,76 @@
+// How attend_pool.comp reads queries, keys and values. What it includes this after has declared the operands and its constants.
+
+// Whether the channels of pair i lie side by side.
+bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
+
+// Where the two quads of channels of a unit lie in an aligned row, and how to make its first and second channels of them.
+uvec2 unit_quads(uint unit) {
+  return adjacent(unit * 4) ? uvec2(2 * unit, 2 * unit + 1) : uvec2(unit, unit + rope_pairs() / 4);
+}
+void sort_pairs(inout vec4 x, inout vec4 y, uint unit) {
+  if (!kAligned || !adjacent(unit * 4)) return;
+  const vec4 low = x, high = y;
+  x = vec4(low.xz, high.xz);
+  y = vec4(low.yw, high.yw);
+}
+
+uint k_half(uint row, uint c) { return c < kHeadDim ? k[row + c / 2] >> c % 2 * 16 & 0xffff : 0; }
+
+// The halves of a unit of a key; `row` is the key's first word.
+uvec4 load_unit(uint row, uint unit) {
+  if (kAligned) {
+    const uvec2 quads = row / 2 + unit_quads(unit);
+    return uvec4(k2[quads.x], k2[quads.y]);
+  }
+  uvec4 halves;
+  [[unroll]] for (uint i = 0; i < 2; ++i) {
+    const uint pair = unit * 4 + i * 2;
+    halves[i] = k_half(row, channels_of(pair).x) | k_half(row, channels_of(pair + 1).x) << 16;
+    halves[i + 2] = k_half(row, channels_of(pair).y) | k_half(row, channels_of(pair + 1).y) << 16;
+  }
+  return halves;
+}
+// The angles of a unit in a row of the table; pairs that do not rotate stay as they are.
+void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
+  cosines = vec4(1);
+  sines = vec4(0);
+  if (kAligned) {
+    if (unit * 4 >= rope_pairs()) return;
+    const uint at = (ROPE_BASE + 2 * (row * rope_pairs() + unit * 4)) / 4;
+    const vec4 low = rope_table4[at], high = rope_table4[at + 1];
+    cosines = vec4(low.xz, high.xz);
+    sines = vec4(low.yw, high.yw);
+    return;
+  }
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (unit * 4 + i >= rope_pairs()) continue;
+    const vec2 angle = rope_row(row, unit * 4 + i);
+    cosines[i] = angle.x;
+    sines[i] = angle.y;
+  }
+}
+
+// A quad of channels of a value.
+uvec2 load_quad(uint row, uint quad) {
+  if (kAligned) return v2[row / 2 + quad];
+  return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
+}
+
+// Rotates the queries, the first of which starts at `row`. No branch keeps what follows from being asked for meanwhile.
+void rotate_queries(uint row, uint heads, uint position) {
+  const uint kPairs = kUnits * 4;
+  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
+  const float factor = kByList && rope_pairs() > 0 ? rope_factor() : 1;
+  [[unroll]] for (uint first = 0; first < kHeads * kPairs; first += kThreads) {
+    const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;
+    const uint from = row + min(h, heads - 1) * kHeadDim;
+    const bool there = pair < kHeadDim / 2;
+    const float x = there ? q[from + channels_of(pair).x] * (push.p.scale * kLog2E) : 0;
+    const float y = there ? q[from + channels_of(pair).y] * (push.p.scale * kLog2E) : 0;
+    const vec2 angle = pair < rope_pairs() ? rope_angle(position, pair) * factor : vec2(1, 0);
+    if (first + gl_LocalInvocationIndex >= kHeads * kPairs) continue;
+    const uint to = h * 2 * kUnits + pair / 4;
+    room[to][pair % 4] = x * angle.x - y * angle.y;
+    room[to + kUnits][pair % 4] = x * angle.y + y * angle.x;
+  }
+}

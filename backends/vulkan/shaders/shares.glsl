@@ -1,0 +1,48 @@
+// How the workgroups of a dispatch are shared among KV heads, by the tiles of work that each has. The grid is made for heads
+// that are alike: (parts, heads), and gives these what it says. Where heads differ, the same workgroups, counted row by row of
+// the grid, are dealt out anew. The shader that includes this defines kLanes, lanes of a subgroup; kMostShare, parts of a head at
+// most; and
+//
+//   uint tiles_of(uint local_head);  // of the heads that the dispatch works for
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_ballot : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+struct Share {
+  uint local_head;  // that the workgroup works for; none where that is no head of the dispatch
+  uint part, parts;
+  uint before;  // parts of the heads before it
+};
+
+// What a head with so many tiles of `total` gets of `groups` workgroups: at least one, and equal heads as many as each other.
+uint parts_of(uint tiles, uint total, uint groups, uint heads) {
+  return min(1 + (groups - heads) * tiles / max(total, 1), kMostShare);
+}
+
+// The share of workgroup (part, head) of a grid of (parts, heads). Whole subgroups call it.
+Share find_share(uint part, uint head, uint parts, uint heads) {
+  // One head a lane, so that all are asked for at once.
+  const uint lane = gl_SubgroupInvocationID;
+  const uint first_tiles = tiles_of(min(lane, heads - 1));
+  const uint any = subgroupBroadcastFirst(first_tiles);
+  bool alike = first_tiles == any;
+  for (uint from = kLanes; from < heads; from += kLanes) alike = alike && tiles_of(min(from + lane, heads - 1)) == any;
+  if (subgroupBallotBitCount(subgroupBallot(alike)) == kLanes) return Share(head, part, parts, head * parts);
+
+  uint total = 0;
+  for (uint from = 0; from < heads; from += kLanes)
+    total += subgroupAdd(from + lane < heads ? tiles_of(from + lane) : 0);
+  const uint group = head * parts + part;
+  uint before = 0;
+  for (uint from = 0; from < heads; from += kLanes) {
+    const uint own = from + lane < heads ? parts_of(tiles_of(from + lane), total, parts * heads, heads) : 0;
+    const uint begin = before + subgroupExclusiveAdd(own);
+    const uvec4 mine = subgroupBallot(begin <= group && group < begin + own);
+    if (subgroupBallotBitCount(mine) > 0) {
+      const uint holder = subgroupBallotFindLSB(mine), head_begin = subgroupShuffle(begin, holder);
+      return Share(from + holder, group - head_begin, subgroupShuffle(own, holder), head_begin);
+    }
+    before += subgroupAdd(own);
+  }
+  return Share(heads, 0, 1, 0);
+}

@@ -1,0 +1,19 @@
+// No selection: every step attends to everything that the pool holds.
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+class Dense : public SelectionPolicy {
+ public:
+  Status resolve(const Model&, bool, SessionOptions& o) const override {
+    o.select_prefill = 0;
+    return {};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<SelectionPolicy> make_dense_selection() { return std::make_unique<Dense>(); }
+
+}  // namespace thimble

@@ -1,0 +1,21 @@
+// No retention: everything stays, and a full pool is an error.
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+class None : public RetentionPolicy {
+ public:
+  Status resolve(const Model&, SessionOptions& o) const override {
+    o.heads = nullptr;
+    o.local = o.stabilizers = o.protect_init = 0;
+    return {};
+  }
+  bool evicts() const override { return false; }
+};
+
+}  // namespace
+
+std::unique_ptr<RetentionPolicy> make_none_retention() { return std::make_unique<None>(); }
+
+}  // namespace thimble

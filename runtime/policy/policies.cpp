@@ -1,0 +1,106 @@
+// The table of names, and what policies share.
+#include <algorithm>
+
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+
+#define X(value, name) std::unique_ptr<RetentionPolicy> make_##name##_retention();
+THIMBLE_RETENTIONS(X)
+#undef X
+#define X(value, name) std::unique_ptr<SelectionPolicy> make_##name##_selection();
+THIMBLE_SELECTIONS(X)
+#undef X
+
+namespace {
+
+struct RetentionRow {
+  const char* name;
+  std::unique_ptr<RetentionPolicy> (*make)();
+};
+constexpr RetentionRow kRetentions[] = {
+#define X(value, name) {#name, make_##name##_retention},
+    THIMBLE_RETENTIONS(X)
+#undef X
+};
+
+struct SelectionRow {
+  const char* name;
+  std::unique_ptr<SelectionPolicy> (*make)();
+};
+constexpr SelectionRow kSelections[] = {
+#define X(value, name) {#name, make_##name##_selection},
+    THIMBLE_SELECTIONS(X)
+#undef X
+};
+
+}  // namespace
+
+const char* policy_name(Retention r) {
+  const auto i = static_cast<size_t>(r);  // a negative number is a large one
+  return i < std::size(kRetentions) ? kRetentions[i].name : nullptr;
+}
+const char* policy_name(Selection s) {
+  const auto i = static_cast<size_t>(s);
+  return i < std::size(kSelections) ? kSelections[i].name : nullptr;
+}
+
+Policies::Policies(const SessionOptions& o)
+    : retention(kRetentions[static_cast<size_t>(o.retention)].make()),
+      windowed(make_window_retention()),
+      selection(kSelections[static_cast<size_t>(o.selection)].make()) {}
+
+bool Policies::evict(const Model& model) const {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [&](const LayerWeights& layer) { return of(layer).evicts(); });
+}
+
+Status resolve_eviction(SessionOptions& o, uint32_t sinks) {
+  constexpr uint32_t kDefaultLocal = 100;
+  // Tokens between two evictions of a generation: an eviction reads and moves the whole pool (methods 2.7).
+  constexpr uint32_t kLeastBetweenEvictions = 64;
+  if (o.local == kDefault) o.local = kDefaultLocal;
+  if (o.protect_init == kDefault) o.protect_init = sinks;
+  if (o.local < kLeastBetweenEvictions) o.max_new = std::max(o.max_new, kLeastBetweenEvictions - o.local);
+  if (!o.pool) return {};
+  if (o.stabilizers == kDefault) o.stabilizers = 0;
+  if (uint64_t(o.stabilizers) + o.protect_init >= o.pool)
+    return error(Code::kInvalidArgument,
+                 "%u stabilizers and %u protected first entries leave nothing to choose in a pool of %u; "
+                 "make the pool larger than their sum",
+                 o.stabilizers, o.protect_init, o.pool);
+  return {};
+}
+
+RopeParams rope_of(const Setting& s) {
+  return {.mode = s.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
+          .pairing = s.model.rope.pairing,
+          .n_rot = s.model.rope.n_rot};
+}
+
+Status SelectionPolicy::add_list_counts(Device& device, const List& list, SelectionStats& stats) {
+  const uint64_t list_bytes = uint64_t(list.capacity) * sizeof(uint32_t);
+  for (uint64_t at = 0; at < list.entries.bytes; at += list_bytes) {
+    uint32_t count;
+    THIMBLE_TRY(device.read(&count, list.entries.slice(at, sizeof count)));
+    stats.selected += count;
+    ++stats.lists;
+  }
+  return {};
+}
+
+void store_plain_score(const LayerStep& l, uint32_t kind) {
+  const SessionOptions& o = l.setting.options;
+  l.recorder.record(CisStore{.score = {},
+                             .cis = l.chunk ? l.at.chunk_cis : l.pool().cis,
+                             .p = {.first_head = 0,
+                                   .heads = l.shape().kv_heads,
+                                   .kind = kind,
+                                   .share_heads = o.retain_scope == RetainScope::kLayer,
+                                   .layer = l.layer,
+                                   .chunk_capacity = o.chunk,
+                                   .head_state = l.head_state(),
+                                   .into = l.chunk ? kIntoChunk : kIntoPool}});
+}
+
+}  // namespace thimble

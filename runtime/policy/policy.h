@@ -1,0 +1,122 @@
+// What a policy is: one object behind one of two interfaces, in one file of this folder. Everything is score,
+// top-k, list: a retention scores the cached entries, and the pool is compacted to the best; a selection
+// makes the list that a step attends to. Nobody else asks which policy it is.
+//
+// The verbs, in the order of a session's life: resolve (options), place (arrays), record (the ops of a step),
+// upkeep (ops beside it), fill (its values of a step), cost.
+#pragma once
+
+#include <memory>
+
+#include "runtime/cost.h"
+#include "runtime/memory/arena.h"
+#include "runtime/memory/layout.h"
+#include "runtime/session_options.h"
+
+namespace thimble {
+
+// A session as it is planned; `options` are resolved.
+struct Setting {
+  const Model& model;
+  const SessionOptions& options;
+  const Dimensions& dimensions;
+};
+
+// One layer of a step that is being recorded.
+struct LayerStep {
+  Recorder& recorder;
+  const Setting& setting;
+  const Weights& weights;
+  const Layout& at;
+  uint32_t layer;
+  bool chunk;  // its rows lie in the chunk buffer; else it is a token, already appended to the pool
+
+  const ModelShape& shape() const { return setting.model.shape; }
+  const LayerPool& pool() const { return at.layers[layer]; }
+  uint32_t head_state() const { return layer * shape().kv_heads; }
+};
+
+class RetentionPolicy {
+ public:
+  virtual ~RetentionPolicy() = default;
+  // Fills in defaults and refuses what contradicts itself, in one sentence. Called again once the pool is
+  // known.
+  virtual Status resolve(const Model&, SessionOptions&) const = 0;
+  // Whether anything is ever dropped; else there are no scores, and a full pool is an error.
+  virtual bool evicts() const { return true; }
+  virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
+  // Scores the step's rows into the chunk's or the pool's `cis`.
+  virtual void record(const LayerStep&) const {}
+  // Decoded tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait.
+  virtual uint32_t upkeep_rows() const { return 0; }
+  virtual void record_upkeep(const LayerStep&) const {}
+  virtual void fill(const SessionOptions&, StepParams&) const {}
+  // What scoring costs in all layers: bytes once a step, operations for one row.
+  virtual Cost cost(const SessionOptions&) const { return {}; }
+};
+
+// What a selection knows of the tokens that were generated.
+struct SelectionStats {
+  uint64_t selected = 0;  // entries that the last token attended to, summed over lists
+  uint64_t lists = 0;
+  uint64_t hits = 0, misses = 0;  // of its cache, summed over layers
+};
+
+class SelectionPolicy {
+ public:
+  virtual ~SelectionPolicy() = default;
+  // As for a retention, which has resolved its options before.
+  virtual Status resolve(const Model&, bool evicts, SessionOptions&) const = 0;
+  // The longest list that it makes; UINT32_MAX: it lists nothing, and everything is attended.
+  virtual uint32_t most_attended(const SessionOptions&) const { return UINT32_MAX; }
+  bool selects(const SessionOptions& o) const { return most_attended(o) != UINT32_MAX; }
+  // Whether it lists for chunks, too, and not for generated tokens alone.
+  virtual bool selects_chunks(const SessionOptions&) const { return false; }
+  // Bound on positions that the backend must serve in a vote over positions; 0: there is none.
+  virtual uint32_t vote_positions(const Setting&) const { return 0; }
+  // Rotary positions that it asks for beyond those of attention.
+  virtual uint32_t rope_positions(const SessionOptions&) const { return 0; }
+  virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
+  // The list for one layer of a step, [kv head][list_capacity]; empty: everything is attended.
+  struct List {
+    View entries;
+    uint32_t capacity = 0;
+  };
+  virtual List record(const LayerStep&) const { return {}; }
+  // After the step's rows are in the pool: appended, or moved there by a compaction.
+  virtual void record_upkeep(const LayerStep&) const {}
+  // `generation` changes whenever entries moved.
+  virtual void fill(const SessionOptions&, uint32_t /*generation*/, StepParams&) const {}
+  // What a choice costs in all layers among so many entries.
+  virtual Cost cost(const Model&, const SessionOptions&, double /*entries*/) const { return {}; }
+  // Forgets what it remembers of earlier tokens.
+  virtual Status clear(Device&) const { return {}; }
+  virtual Status read_stats(Device&, SelectionStats&) const { return {}; }
+
+ protected:
+  // Adds what these lists say now.
+  static Status add_list_counts(Device&, const List&, SelectionStats&);
+};
+
+// The policies of one session.
+struct Policies {
+  std::unique_ptr<RetentionPolicy> retention;
+  std::unique_ptr<RetentionPolicy>
+      windowed;  // of layers that attend to their last tokens alone, whatever the user's is
+  std::unique_ptr<SelectionPolicy> selection;
+
+  explicit Policies(const SessionOptions&);
+  RetentionPolicy& of(const LayerWeights& layer) const { return layer.window ? *windowed : *retention; }
+  // Whether any layer drops entries.
+  bool evict(const Model&) const;
+};
+
+// What retentions that evict share: defaults of local, protect_init (`sinks`) and max_new; and, once the pool
+// is known, whether the stabilizers leave anything to choose.
+Status resolve_eviction(SessionOptions&, uint32_t sinks);
+// How ops rotate in this session.
+RopeParams rope_of(const Setting&);
+// Records the score of the step's rows that needs no trained head: kCisPosition, kCisHash.
+void store_plain_score(const LayerStep&, uint32_t kind);
+
+}  // namespace thimble

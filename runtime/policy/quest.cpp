@@ -1,0 +1,153 @@
+// Quest (methods 4): of every page of entries the bounds of its keys are kept, channel by channel, and a
+// generated token attends to the pages whose bounds promise the largest dot products. Keys lie rotated to
+// their original positions, so nothing is extrapolated.
+#include <cmath>
+
+#include "base/bits.h"
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+constexpr uint32_t kDefaultK = 2048, kDefaultPage = 16, kDefaultDenseLayers = 2;
+
+class Quest : public SelectionPolicy {
+ public:
+  Status resolve(const Model&, bool, SessionOptions& o) const override {
+    if (!o.select_k) o.select_k = kDefaultK;
+    if (!o.select_page) o.select_page = kDefaultPage;
+    if (o.dense_layers == kDefault) o.dense_layers = kDefaultDenseLayers;
+    o.positions = Positions::kOriginal;
+    if (o.select_prefill == 1)
+      return error(Code::kInvalidArgument,
+                   "quest reads densely and selects for generated tokens alone; leave select_prefill out");
+    o.select_prefill = 0;
+    if (pages(o) < 2)
+      return error(
+          Code::kInvalidArgument,
+          "quest needs select_k to be two pages or more, the last one among them; %u is less than 2 * %u",
+          o.select_k, o.select_page);
+    return {};
+  }
+
+  uint32_t most_attended(const SessionOptions& o) const override { return pages(o) * o.select_page; }
+
+  void place(const Setting& s, Arena& pool, Arena& workspace) override {
+    const ModelShape& m = s.model.shape;
+    const uint64_t f32 = 4, i32 = 4;
+    const uint32_t page = s.options.select_page;
+    const uint64_t layer_pages =
+        s.dimensions.most_layer_entries / page + m.kv_heads;  // as PageBoundsParams counts them
+    bounds_.clear();
+    for (uint32_t i = 0; i < m.layers; ++i)
+      bounds_.push_back(chooses(s, i) ? pool.place(layer_pages * 2 * kv_bytes(DType::kF16, m.head_dim))
+                                      : View{});
+    page_capacity_ = static_cast<uint32_t>(ceil_div(s.dimensions.reach, page));
+    list_.capacity = 1 + most_attended(s.options);
+    list_.entries = workspace.place(uint64_t(m.kv_heads) * list_.capacity * i32);
+    scores_ = workspace.place(uint64_t(m.heads) * page_capacity_ * f32);
+    lse_ = workspace.place(m.heads * f32);
+    votes_ = workspace.place(uint64_t(m.kv_heads) * page_capacity_ * f32);
+  }
+
+  List record(const LayerStep& l) const override {
+    if (l.chunk || !chooses(l.setting, l.layer)) return {};
+    record_bounds(l, false);
+    const ModelShape& m = l.shape();
+    const uint32_t page = l.setting.options.select_page, group = m.heads / m.kv_heads;
+    l.recorder.record(PageScore{.q = l.at.qkv,
+                                .bounds = bounds_[l.layer],
+                                .rope = l.at.rope,
+                                .scores = scores_,
+                                .lse = lse_,
+                                .p = {.first_head = 0,
+                                      .heads = m.kv_heads,
+                                      .group = group,
+                                      .head_dim = m.head_dim,
+                                      .row_stride = l.setting.dimensions.qkv_cols,
+                                      .head_state = l.head_state(),
+                                      .page = page,
+                                      .score_capacity = page_capacity_,
+                                      .scale = 1.0f / std::sqrt(float(m.head_dim)),
+                                      .rope = rope_of(l.setting)}});
+    // The query heads of a KV head share a list; where there is one of them, this is the published choice.
+    l.recorder.record(Vote{.scores = scores_,
+                           .lse = lse_,
+                           .pos = {},
+                           .gate = {},
+                           .votes = votes_,
+                           .p = {.heads = m.kv_heads,
+                                 .group = group,
+                                 .head_state = l.head_state(),
+                                 .scope = kVoteGroup,
+                                 .page = page,
+                                 .score_capacity = page_capacity_,
+                                 .vote_capacity = page_capacity_,
+                                 .window = 0}});
+    l.recorder.record(TopK{.scores = votes_,
+                           .chunk_scores = {},
+                           .pos = {},
+                           .gate = {},
+                           .list = list_.entries,
+                           .p = {.heads = m.kv_heads,
+                                 .head_state = l.head_state(),
+                                 .keep = kKeepOfStep,
+                                 .page = page,
+                                 .by_position = 0,
+                                 .in_runs = 0,
+                                 .score_capacity = page_capacity_,
+                                 .chunk_capacity = 0,
+                                 .list_capacity = list_.capacity}});
+    return list_;
+  }
+
+  // A compaction moves entries from page to page, unless it only put the chunk behind the pool.
+  void record_upkeep(const LayerStep& l) const override {
+    if (chooses(l.setting, l.layer)) record_bounds(l, l.setting.dimensions.full_evict);
+  }
+
+  // In pages: the open one, which has the token itself, and the others that the heads vote for.
+  void fill(const SessionOptions& o, uint32_t, StepParams& step) const override {
+    step.n_init = 0;
+    step.n_local = 1;
+    step.select_k = pages(o) - 1;
+  }
+
+  // A page's bounds take as much as two keys.
+  Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
+    if (entries <= most_attended(o)) return {};
+    return full_layers(model, o.dense_layers) * key_cost(model.shape) * (2 * entries / o.select_page);
+  }
+
+  Status read_stats(Device& device, SelectionStats& stats) const override {
+    // The list is the last layer's: they share it.
+    return add_list_counts(device, list_, stats);
+  }
+
+ private:
+  static uint32_t pages(const SessionOptions& o) { return o.select_k / o.select_page; }
+  static bool chooses(const Setting& s, uint32_t layer) {
+    return layer >= s.options.dense_layers && !s.model.layers[layer].window;
+  }
+  void record_bounds(const LayerStep& l, bool all) const {
+    l.recorder.record(PageBounds{.k = l.pool().k,
+                                 .bounds = bounds_[l.layer],
+                                 .p = {.first_head = 0,
+                                       .heads = l.shape().kv_heads,
+                                       .head_dim = l.shape().head_dim,
+                                       .head_state = l.head_state(),
+                                       .page = l.setting.options.select_page,
+                                       .all = all}});
+  }
+
+  std::vector<View> bounds_;   // f16 [pages][2][dh] of each layer that chooses
+  View scores_, lse_, votes_;  // [H][pages], [H], [kv head][pages]
+  List list_;                  // shared by all layers
+  uint32_t page_capacity_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<SelectionPolicy> make_quest_selection() { return std::make_unique<Quest>(); }
+
+}  // namespace thimble

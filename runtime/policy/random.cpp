@@ -1,0 +1,21 @@
+// Random entries stay: what a policy must beat.
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+class Random : public RetentionPolicy {
+ public:
+  Status resolve(const Model&, SessionOptions& o) const override {
+    o.heads = nullptr;
+    return resolve_eviction(o, 0);
+  }
+  void record(const LayerStep& l) const override { store_plain_score(l, kCisHash); }
+  void fill(const SessionOptions& o, StepParams& step) const override { step.seed = o.seed; }
+};
+
+}  // namespace
+
+std::unique_ptr<RetentionPolicy> make_random_retention() { return std::make_unique<Random>(); }
+
+}  // namespace thimble

@@ -1,0 +1,181 @@
+// TokenSelect (methods 3): the query heads vote for the tokens that a step attends to, beside the first
+// (sinks) and the most recent ones.
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+constexpr uint32_t kDefaultK = 2048, kDefaultInit = 128, kDefaultLocal = 512;  // methods 3.3
+// Bound on positions where only a vote over positions of an evicted pool needs one: 4 MiB of votes.
+constexpr uint32_t kDefaultContext = 1u << 20;
+
+class TokenSelect : public SelectionPolicy {
+ public:
+  Status resolve(const Model&, bool evicts, SessionOptions& o) const override {
+    if (!o.select_k) o.select_k = kDefaultK;
+    if (!o.select_local) o.select_local = kDefaultLocal;
+    if (o.select_init == kDefault) o.select_init = kDefaultInit;
+    if (!(o.select_theta >= -1.0f && o.select_theta <= 1e9f))
+      return error(Code::kInvalidArgument, "select_theta is %g; it is a cosine: -1 always reuses, 1 never",
+                   o.select_theta);
+    // The published method selects while it reads, too. Behind a retention the pool bounds the work already
+    // (methods 6.2).
+    if (o.select_prefill == kDefault) o.select_prefill = !evicts;
+    // A chunk's rows all lie in the local window, or the first of them would be left out of the last ones'
+    // lists (3.4).
+    if (o.select_prefill) o.chunk = std::min(o.chunk, o.select_local);
+    // While nothing was evicted a position is an entry; afterwards heads hold different tokens, and each KV
+    // head votes for itself (methods 6.1).
+    if (o.vote == VoteScope::kAuto) o.vote = evicts ? VoteScope::kGroup : VoteScope::kLayer;
+    if (o.vote == VoteScope::kLayer && evicts && !o.context) o.context = kDefaultContext;
+    const bool unequal = !o.keeps.empty() || (o.heads && !o.heads->shares.empty());
+    if (o.vote == VoteScope::kLayer && unequal)
+      return error(
+          Code::kInvalidArgument,
+          "a vote over the layer needs heads that keep the same number of entries; use the group vote");
+    return {};
+  }
+
+  uint32_t most_attended(const SessionOptions& o) const override {
+    return o.select_init + o.select_k + o.select_local;
+  }
+  bool selects_chunks(const SessionOptions& o) const override { return o.select_prefill == 1; }
+  uint32_t vote_positions(const Setting& s) const override {
+    return s.options.vote == VoteScope::kLayer && s.dimensions.full_evict ? s.options.context
+                                                                          : s.dimensions.reach;
+  }
+  // A chunk's queries stand behind the local window when they score (methods 3.5).
+  uint32_t rope_positions(const SessionOptions& o) const override { return o.select_local + o.chunk; }
+
+  void place(const Setting& s, Arena& pool, Arena& workspace) override {
+    const ModelShape& m = s.model.shape;
+    const uint64_t f32 = 4, i32 = 4, reach = s.dimensions.reach;
+    list_capacity_ = 1 + most_attended(s.options);
+    layers_.clear();
+    for (const LayerWeights& weights : s.model.layers) {
+      Layer& layer = layers_.emplace_back();
+      if (weights.window) continue;
+      layer.gate = pool.place(sizeof(GateState));
+      layer.query = pool.place(uint64_t(m.heads) * m.head_dim * f32);
+      layer.list = pool.place(uint64_t(m.kv_heads) * list_capacity_ * i32);
+    }
+    scores_ = workspace.place(m.heads * reach * f32);
+    lse_ = workspace.place(m.heads * f32);
+    vote_capacity_ = vote_positions(s);
+    const bool layer_vote = s.options.vote == VoteScope::kLayer;
+    votes_ = workspace.place((layer_vote ? vote_capacity_ : m.kv_heads * reach) * f32);
+  }
+
+  List record(const LayerStep& l) const override {
+    const SessionOptions& o = l.setting.options;
+    if (l.chunk && !selects_chunks(o)) return {};
+    const ModelShape& m = l.shape();
+    const Layer& layer = layers_[l.layer];
+    const uint32_t group = m.heads / m.kv_heads, reach = l.setting.dimensions.reach;
+    // The selection cache serves decode only: a chunk's mean query is no query to compare with (methods 3.6).
+    const View gate = l.chunk ? View{} : layer.gate;
+    if (gate)
+      l.recorder.record(
+          QueryGate{.q = l.at.qkv,
+                    .cached = layer.query,
+                    .gate = gate,
+                    .p = {.cols = m.heads * m.head_dim, .heads = m.kv_heads, .head_state = l.head_state()}});
+    l.recorder.record(TokenScore{.q = l.at.qkv,
+                                 .k = l.pool().k,
+                                 .rope = l.at.rope,
+                                 .gate = gate,
+                                 .scores = scores_,
+                                 .lse = lse_,
+                                 .p = {.first_head = 0,
+                                       .heads = m.kv_heads,
+                                       .group = group,
+                                       .head_dim = m.head_dim,
+                                       .row_stride = l.setting.dimensions.qkv_cols,
+                                       .head_state = l.head_state(),
+                                       .score_capacity = reach,
+                                       .scale = o.vote_scaled ? 1.0f / std::sqrt(float(m.head_dim)) : 1.0f,
+                                       .rope = rope_of(l.setting)}});
+    const bool by_position = o.vote == VoteScope::kLayer;
+    const uint32_t vote_capacity = by_position ? vote_capacity_ : reach;
+    l.recorder.record(Vote{.scores = scores_,
+                           .lse = lse_,
+                           .pos = l.pool().pos,
+                           .gate = gate,
+                           .votes = votes_,
+                           .p = {.heads = m.kv_heads,
+                                 .group = group,
+                                 .head_state = l.head_state(),
+                                 .scope = by_position ? kVoteLayer : kVoteGroup,
+                                 .page = 1,
+                                 .score_capacity = reach,
+                                 .vote_capacity = vote_capacity,
+                                 .window = o.vote_window}});
+    l.recorder.record(TopK{.scores = votes_,
+                           .chunk_scores = {},
+                           .pos = by_position ? l.pool().pos : View{},
+                           .gate = gate,
+                           .list = layer.list,
+                           .p = {.heads = m.kv_heads,
+                                 .head_state = l.head_state(),
+                                 .keep = kKeepOfStep,
+                                 .page = 1,
+                                 .by_position = by_position,
+                                 .in_runs = 0,
+                                 .score_capacity = vote_capacity,
+                                 .chunk_capacity = 0,
+                                 .list_capacity = list_capacity_}});
+    return {layer.list, list_capacity_};
+  }
+
+  void fill(const SessionOptions& o, uint32_t generation, StepParams& step) const override {
+    step.n_init = o.select_init;
+    step.n_local = o.select_local;
+    step.select_k = o.select_k;
+    step.theta = o.select_theta;
+    step.generation = generation;
+  }
+
+  // Every key of the middle is read once.
+  Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
+    if (entries <= most_attended(o)) return {};
+    return full_layers(model) * key_cost(model.shape) * (entries - o.select_init - o.select_local);
+  }
+
+  Status clear(Device& device) const override {
+    const GateState empty{};
+    for (const Layer& layer : layers_)
+      if (layer.gate) THIMBLE_TRY(device.write(layer.gate, &empty));
+    return {};
+  }
+
+  Status read_stats(Device& device, SelectionStats& stats) const override {
+    for (const Layer& layer : layers_) {
+      if (!layer.gate) continue;
+      GateState gate;
+      THIMBLE_TRY(device.read(&gate, layer.gate));
+      stats.hits += gate.hits;
+      stats.misses += gate.misses;
+      THIMBLE_TRY(add_list_counts(device, {layer.list, list_capacity_}, stats));
+    }
+    return {};
+  }
+
+ private:
+  struct Layer {  // empty where the layer's window is all it attends to
+    View gate;    // GateState
+    View query;   // f32 [H dh], of the cached selection
+    View list;    // [kv head][list_capacity]
+  };
+  std::vector<Layer> layers_;
+  View scores_, lse_, votes_;  // [H][reach], [H], [kv head][reach] or [positions]
+  uint32_t list_capacity_ = 0, vote_capacity_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<SelectionPolicy> make_tokenselect_selection() { return std::make_unique<TokenSelect>(); }
+
+}  // namespace thimble

@@ -1,0 +1,21 @@
+// A window: the first entries (sinks, StreamingLLM) and the most recent ones stay.
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+class Window : public RetentionPolicy {
+ public:
+  Status resolve(const Model&, SessionOptions& o) const override {
+    constexpr uint32_t kSinks = 4;  // StreamingLLM's; fewer hurt
+    o.heads = nullptr;
+    return resolve_eviction(o, kSinks);
+  }
+  void record(const LayerStep& l) const override { store_plain_score(l, kCisPosition); }
+};
+
+}  // namespace
+
+std::unique_ptr<RetentionPolicy> make_window_retention() { return std::make_unique<Window>(); }
+
+}  // namespace thimble

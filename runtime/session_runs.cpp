@@ -1,0 +1,202 @@
+// A session: runs of programs, what they change, and room for what they append.
+#include <algorithm>
+
+#include "base/system.h"
+#include "runtime/session.h"
+
+namespace thimble {
+
+// Runs what is left of the current run: the one just started, or one that an interrupt left.
+Status Session::go_on() {
+  if (run_.work == Work::kNone) return {};
+  const double start = steady_seconds();
+  double& seconds = run_.work == Work::kDecode ? stats_.decode_seconds : stats_.prefill_seconds;
+  while (run_.next < run_.last) {
+    if (interrupted_.exchange(false, std::memory_order_relaxed)) {
+      seconds += steady_seconds() - start;
+      return error(Code::kInterrupted, "interrupted; repeat the call to go on");
+    }
+    THIMBLE_TRY(stream_->submit(*run_.program, run_.next, run_.next + 1, run_.step, heads_));
+    THIMBLE_TRY(stream_->wait());
+    ++run_.next;
+  }
+  seconds += steady_seconds() - start;
+  const Run done = run_;
+  run_ = {};
+  commit(done);
+  if (done.waiting) report_progress();
+  return {};
+}
+
+Status Session::start(Run run) {
+  run_ = run;
+  return go_on();
+}
+
+// What a finished run changed.
+void Session::commit(const Run& run) {
+  const StepParams& step = run.step;
+  const auto logits_are_finite = [&](uint32_t rows) {  // arg_max says so
+    const int32_t* best = on_host<int32_t>(layout_.arg_max);
+    return std::all_of(best, best + rows, [](int32_t index) { return index >= 0; });
+  };
+  const double behind = mean_entries();
+  uint64_t dropped = 0;
+  switch (run.work) {
+    case Work::kChunk:
+      read_ += step.n_rows;
+      stats_.prefill_tokens += step.n_rows;
+      stats_.prefill += cost_.run(step.n_rows, behind, true, run.last > tail_);
+      if (policies_.selection->selects_chunks(plan_.options))
+        stats_.prefill += policies_.selection->cost(*model_, plan_.options, behind + step.n_rows);
+      if (run.waiting) waiting_.erase(waiting_.begin(), waiting_.begin() + step.n_rows);
+      has_logits_ = run.logits;
+      if (run.logits) finite_logits_ = logits_are_finite(1);
+      [[fallthrough]];
+    case Work::kEvict:
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        const uint32_t entries = heads_[i].n_entries + step.n_rows;
+        entries_[i] = std::min(heads_[i].keep, entries);
+        dropped += entries - entries_[i];
+      }
+      if (dropped) {
+        evicted_ += dropped;
+        ++stats_.evictions;
+        last_eviction_ = read_;
+      }
+      ++generation_;
+      break;
+    case Work::kDecode:
+      ++read_;
+      for (uint32_t& entries : entries_) ++entries;
+      ++stats_.generated;
+      stats_.decode += cost_.run(1, behind, false, true);
+      selecting_ += policies_.selection->cost(*model_, plan_.options, behind + 1);
+      if (policies_.retention->upkeep_rows()) ++unscored_;
+      has_logits_ = true;
+      finite_logits_ = logits_are_finite(1);
+      break;
+    case Work::kUpkeep:
+      unscored_ = 0;
+      break;
+    case Work::kLogits:
+      finite_logits_ = logits_are_finite(step.n_logit_rows);
+      break;
+    case Work::kNone:
+    case Work::kLogProb:
+      break;
+  }
+}
+
+// Entries that a head holds which attends to everything, on average.
+double Session::mean_entries() const {
+  uint64_t sum = 0, heads = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (model_->layers[i / model_->shape.kv_heads].window) continue;
+    sum += entries_[i];
+    ++heads;
+  }
+  return heads ? static_cast<double>(sum) / static_cast<double>(heads) : 0;
+}
+
+StepParams Session::step_params(uint32_t rows) const {
+  StepParams step{};
+  step.n_rows = rows;
+  step.position = static_cast<int>(read_);
+  step.ring_row = unscored_;
+  step.n_logit_rows = 1;
+  step.first_logit_row = rows ? rows - 1 : 0;
+  policies_.retention->fill(plan_.options, step);
+  policies_.selection->fill(plan_.options, generation_, step);
+  return step;
+}
+
+// What a step of so many rows is told of the heads. `evicts`: the pool is compacted afterwards. `last`: the
+// chunk ends the prompt, so nothing stands in for the tokens to come and the stabilizers are scored like the
+// others (methods 2.5).
+void Session::fill_heads(uint32_t rows, bool evicts, bool last) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const HeadRun& run = plan_.dimensions.runs[i];
+    const bool drops = evicts && run.evicts;
+    HeadState& head = heads_[i];
+    head.n_entries = entries_[i];
+    head.keep = entries_[i] + rows;
+    if (drops) head.keep = std::min(run.keep, head.keep);
+    head.protect_first = drops ? run.protect_first : 0;
+    head.protect_last = drops && !last ? run.protect_last : 0;
+  }
+}
+
+Program& Session::chunk_program(uint32_t rows) const {
+  for (const ChunkProgram& chunk : programs_.chunks)
+    if (rows <= chunk.max_rows) return *chunk.program;
+  return *programs_.chunks.back().program;
+}
+
+// Scores the decoded tokens that wait for it; their entries are the pool's last.
+Status Session::upkeep() {
+  if (!unscored_) return {};
+  StepParams step = step_params(unscored_);
+  step.position = static_cast<int>(read_ - unscored_);
+  fill_heads(0, false, false);
+  return start({.work = Work::kUpkeep,
+                .program = programs_.upkeep.get(),
+                .next = 0,
+                .last = programs_.upkeep->segments,
+                .step = step});
+}
+
+// Whether every head has room for that many more rows. `evicts`: behind as many entries as an eviction
+// leaves, a chunk has the chunk buffer; behind more of them it must fit, or positions would pass
+// plan().largest_position.
+bool Session::fits(uint32_t rows, bool evicts) const {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const HeadRun& run = plan_.dimensions.runs[i];
+    if (evicts && run.evicts && entries_[i] <= run.keep) continue;
+    if (entries_[i] + rows > run.capacity) return false;
+  }
+  return true;
+}
+
+// Evicts where that many more rows would not fit.
+Status Session::make_room(uint32_t rows, bool evicts) {
+  if (fits(rows, evicts)) return {};
+  if (!plan_.dimensions.evicts) return check_room(rows);
+  THIMBLE_TRY(upkeep());
+  fill_heads(0, true, false);
+  return start({.work = Work::kEvict,
+                .program = programs_.evict.get(),
+                .next = 0,
+                .last = programs_.evict->segments,
+                .step = step_params(0)});
+}
+
+// Reads the first rows of the waiting tokens. `evicts`: the pool is compacted to its size afterwards, `last`
+// without stabilizers; else the rows stay, whatever they are worth.
+Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
+  THIMBLE_TRY(upkeep());
+  THIMBLE_TRY(make_room(rows, evicts));
+  set_tokens(std::span(waiting_).first(rows));
+  const bool logits = rows == waiting_.size() && (!evicts || last);
+  fill_heads(rows, evicts, last);
+  return start({.work = Work::kChunk,
+                .program = &chunk_program(rows),
+                .next = Decoder::kHead,
+                .last = tail_ + logits,
+                .step = step_params(rows),
+                .waiting = true,
+                .logits = logits});
+}
+
+void Session::report_progress() {
+  if (!progress_) return;
+  const double seconds = steady_seconds() - call_start_;
+  progress_({.done = read_,
+             .total = read_ + waiting_.size() +
+                      (unfinished_.call == Call::kFeed ? unfinished_.count - unfinished_.taken : 0),
+             .entries = most_entries(),
+             .capacity = plan_.capacity,
+             .tokens_per_second = seconds > 0 ? static_cast<double>(read_ - call_start_read_) / seconds : 0});
+}
+
+}  // namespace thimble

@@ -1,0 +1,246 @@
+// A model in double precision, and what a session of it must answer: written anew, token by token, so that
+// nothing of the ops, their chunks, runs and lists is shared with what is tested.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "base/bits.h"
+#include "tests/support/watched.h"
+
+namespace thimble::test {
+
+// Other sums and other kernels differ by a last bit of f32, which now and then rounds a key or value to the
+// neighbouring half, 2^-11 of it. A few such steps through two layers stay below 2^-9 of the logits; a wrong
+// position or list moves them by a tenth and more.
+inline void expect_close(const std::vector<float>& got, const std::vector<float>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  float scale = 0, distance = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(got[i]));
+    scale = std::max(scale, std::abs(expected[i]));
+    distance = std::max(distance, std::abs(got[i] - expected[i]));
+  }
+  EXPECT_LE(distance, scale * 0x1p-9f);
+}
+
+// Computes a model of f32 weights whose rotary pairs are adjacent (llama), without rope scaling.
+class ReferenceModel {
+ public:
+  using Vector = std::vector<double>;
+  // Positions before a token's own that a KV head of a layer attends to with it, ascending.
+  using Sees = std::function<std::vector<int32_t>(uint32_t layer, uint32_t head)>;
+
+  ReferenceModel(const Model& model, Positions positions)
+      : m_(model), s_(model.shape), positions_(positions), q_(s_.layers), k_(s_.layers), v_(s_.layers) {}
+
+  // The logits after this token, which stands at that position; what stood there or behind it is replaced.
+  std::vector<float> append(int32_t token, size_t position, const Sees& sees) {
+    Vector x = row(m_.token_embedding, static_cast<uint32_t>(token));
+    for (uint32_t layer = 0; layer < s_.layers; ++layer) {
+      const LayerWeights& w = m_.layers[layer];
+      const Vector in = norm(x, w.attn_norm), q = product(w.q, in);
+      k_[layer].resize(position);
+      v_[layer].resize(position);
+      k_[layer].push_back(halves(product(w.k, in), position));
+      v_[layer].push_back(halves(product(w.v, in), 0));
+      q_[layer] = q;
+      for (uint32_t head = 0; head < s_.heads; ++head) rotate(&q_[layer][head * s_.head_dim], position);
+      Vector y(q.size());
+      for (uint32_t head = 0; head < s_.heads; ++head) {
+        const uint32_t kv_head = head / (s_.heads / s_.kv_heads);
+        std::vector<int32_t> seen = sees(layer, kv_head);
+        seen.push_back(static_cast<int32_t>(position));
+        attend(layer, kv_head, &q[head * s_.head_dim], seen, &y[head * s_.head_dim]);
+      }
+      add(x, product(w.attn_output, y));
+      const Vector ffn = norm(x, w.ffn_norm);
+      Vector gate = product(w.gate, ffn);
+      const Vector up = product(w.up, ffn);
+      for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+      add(x, product(w.down, gate));
+    }
+    const Vector logits = product(m_.output, norm(x, m_.output_norm));
+    return {logits.begin(), logits.end()};
+  }
+
+  uint64_t saturated = 0;  // keys' and values' numbers beyond the range of halves
+
+  // A key as it lies in the pool: unrotated, or rotated to its position.
+  std::span<const double> key(uint32_t layer, uint32_t kv_head, int32_t position) const {
+    return std::span(k_[layer][static_cast<size_t>(position)]).subspan(kv_head * s_.head_dim, s_.head_dim);
+  }
+  // The last token's query, rotated to its position.
+  std::span<const double> query(uint32_t layer, uint32_t head) const {
+    return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
+  }
+
+ private:
+  static constexpr double kLargestHalf = 65504;
+
+  static Vector row(const Tensor& t, uint32_t i) {
+    std::vector<float> values(t.cols);
+    std::memcpy(values.data(), t.data + uint64_t(i) * t.cols * sizeof(float), t.cols * sizeof(float));
+    return {values.begin(), values.end()};
+  }
+  static Vector product(const Tensor& t, const Vector& x) {
+    Vector y(t.rows);
+    for (uint32_t i = 0; i < t.rows; ++i) {
+      const Vector w = row(t, i);
+      y[i] = std::inner_product(w.begin(), w.end(), x.begin(), 0.0);
+    }
+    return y;
+  }
+  Vector norm(const Vector& x, const Tensor& weight) const {
+    const double mean =
+        std::inner_product(x.begin(), x.end(), x.begin(), 0.0) / static_cast<double>(x.size());
+    Vector y = row(weight, 0);
+    for (size_t i = 0; i < y.size(); ++i) y[i] *= x[i] / std::sqrt(mean + m_.norm_epsilon);
+    return y;
+  }
+  static void add(Vector& x, const Vector& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+  void rotate(double* head, size_t position) const {
+    for (uint32_t i = 0; i < s_.head_dim; i += 2) {
+      const double angle = static_cast<double>(position) * std::pow(10000.0, -double(i) / s_.head_dim);
+      const double a = head[i], b = head[i + 1];
+      head[i] = a * std::cos(angle) - b * std::sin(angle);
+      head[i + 1] = a * std::sin(angle) + b * std::cos(angle);
+    }
+  }
+  // As the pool stores it.
+  Vector halves(Vector x, size_t position) {
+    if (positions_ == Positions::kOriginal)
+      for (size_t at = 0; at < x.size(); at += s_.head_dim) rotate(&x[at], position);
+    for (double& value : x) {
+      saturated += std::abs(value) > kLargestHalf;
+      value = f16_to_f32(f32_to_f16(static_cast<float>(std::clamp(value, -kLargestHalf, kLargestHalf))));
+    }
+    return x;
+  }
+  // Under list positions a key turns by its index among the seen.
+  void attend(uint32_t layer, uint32_t kv_head, const double* q, const std::vector<int32_t>& seen,
+              double* y) const {
+    const bool list = positions_ == Positions::kList;
+    Vector query(q, q + s_.head_dim), weights;
+    rotate(query.data(), list ? seen.size() - 1 : static_cast<size_t>(seen.back()));
+    for (size_t i = 0; i < seen.size(); ++i) {
+      const auto stored = key(layer, kv_head, seen[i]);
+      Vector k(stored.begin(), stored.end());
+      if (list) rotate(k.data(), i);
+      weights.push_back(std::inner_product(k.begin(), k.end(), query.begin(), 0.0) /
+                        std::sqrt(double(s_.head_dim)));
+    }
+    const double most = *std::max_element(weights.begin(), weights.end());
+    double sum = 0;
+    for (double& w : weights) sum += w = std::exp(w - most);
+    std::fill_n(y, s_.head_dim, 0.0);
+    for (size_t i = 0; i < seen.size(); ++i) {
+      const double* v = &v_[layer][static_cast<size_t>(seen[i])][kv_head * s_.head_dim];
+      for (uint32_t c = 0; c < s_.head_dim; ++c) y[c] += weights[i] / sum * v[c];
+    }
+  }
+
+  const Model& m_;
+  const ModelShape& s_;
+  Positions positions_;
+  std::vector<Vector> q_;                   // [layer][head * head_dim]
+  std::vector<std::vector<Vector>> k_, v_;  // [layer][position][kv head * head_dim]
+};
+
+// A session and a reference that is led along: in layers that attend to everything it attends to what the
+// pools held when the chunk or token began and to what was listed of that; in the others to the last tokens
+// of the text, whatever the pools hold.
+class Followed : public Watched {
+ public:
+  Followed(const std::shared_ptr<const Model>& model, const SessionOptions& options)
+      : Watched(model, options), reference(*model, session->plan().options.positions) {
+    device->before_submit = [this](const Program& program, const StepParams& step,
+                                   std::span<const HeadState> heads) {
+      if (on_submit) on_submit(program, step, heads);
+      const uint32_t layers = session->model().shape.layers;
+      const bool chunk = program.segments > layers, token = program.segments == 1 && step.n_rows == 1;
+      if ((!chunk && !token) || !step.n_rows || (running_ && step.position == step_.position)) return;
+      finish_step();
+      running_ = true;
+      step_ = {step.position, step.n_rows, chunk, kept(*session)};
+    };
+  }
+  Followed(const Followed&) = delete;
+
+  ReferenceModel reference;
+  std::vector<float> expected;  // logits, after what ran last
+  std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> on_submit;
+
+  void feed(std::span<const int32_t> tokens) {
+    text_.insert(text_.end(), tokens.begin(), tokens.end());
+    must(session->feed(tokens));
+    finish_step();
+  }
+  // Reads, or goes on with a token, and compares the logits.
+  void read(std::span<const int32_t> tokens) {
+    feed(tokens);
+    const std::vector<float> logits = flush(*session);
+    finish_step();
+    expect_close(logits, expected);
+  }
+  void accept(int32_t token) {
+    text_.push_back(token);
+    const std::vector<float> logits = test::accept(*session, token);
+    finish_step();
+    expect_close(logits, expected);
+  }
+  void rewind(uint64_t position) {
+    must(session->rewind(position));
+    text_.resize(position);
+  }
+
+ private:
+  struct Step {
+    int32_t position = 0;
+    uint32_t rows = 0;
+    bool chunk = false;
+    Kept before;
+  };
+
+  void finish_step() {
+    if (!running_) return;
+    running_ = false;
+    const SessionOptions& o = session->plan().options;
+    const bool lists = o.selection != Selection::kDense && (!step_.chunk || o.select_prefill == 1);
+    const auto made = lists ? this->lists() : decltype(this->lists())(session->model().shape.layers);
+    for (uint32_t row = 0; row < step_.rows; ++row) {
+      const int32_t position = step_.position + static_cast<int32_t>(row);
+      expected = reference.append(
+          text_.at(static_cast<size_t>(position)), static_cast<size_t>(position),
+          [&](uint32_t layer, uint32_t head) {
+            std::vector<int32_t> seen;
+            if (const auto window = static_cast<int32_t>(session->model().layers[layer].window)) {
+              for (int32_t p = std::max(0, position - window + 1); p < position; ++p) seen.push_back(p);
+              return seen;
+            }
+            seen = step_.before[layer][head];
+            for (int32_t p = step_.position; p < position; ++p) seen.push_back(p);
+            if (made[layer].empty()) return seen;
+            std::vector<int32_t> listed;
+            for (const uint32_t entry : made[layer][head])
+              if (entry < seen.size()) listed.push_back(seen[entry]);
+            return listed;
+          });
+    }
+  }
+
+  std::vector<int32_t> text_;
+  Step step_;
+  bool running_ = false;
+};
+
+}  // namespace thimble::test

@@ -1,0 +1,176 @@
+// Layers whose runs do not all fit an operand: ops work on them window by window, and change no bit.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backends/vulkan/heads.h"
+#include "backends/vulkan/host/memory.h"
+#include "backends/vulkan/host/vulkan_device.h"
+#include "tests/support/random.h"
+#include "tests/support/sessions.h"
+#include "tests/support/vulkan_messages.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kHeadDim = 16, kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300;
+constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kHeadDim};
+
+std::vector<HeadState> unequal_runs() {
+  std::vector<HeadState> heads;
+  uint32_t first = 3;
+  for (const uint32_t n : {700u, 3u, 0u, 300u, 1200u, 64u, 1100u, 900u}) {
+    heads.push_back({.first = first, .capacity = n + 8, .n_entries = n});
+    first += n + 9;
+  }
+  return heads;
+}
+
+// What one step of every op that reads or writes runs leaves, array by array.
+std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
+  const std::vector<HeadState> heads = unequal_runs();
+  const uint32_t entries = heads.back().first + heads.back().capacity;
+  Random random;
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  const auto place = [&](const auto& values) {
+    const uint64_t bytes = values.size() * sizeof(values[0]);
+    buffers.push_back(must(device.alloc(MemKind::kWorkspace, bytes)));
+    const View view{buffers.back().get(), 0, bytes};
+    must(device.write(view, values.data()));
+    return view;
+  };
+  const auto floats = [&](size_t n) { return place(random.floats(n)); };
+  const auto halves = [&](uint64_t rows) {
+    std::vector<uint16_t> values(rows * kHeadDim);
+    for (uint16_t& v : values)
+      v = static_cast<uint16_t>(0x3000 + random.below(0x0c00) + random.below(2) * 0x8000);
+    return place(values);
+  };
+  const auto zeros = [&](size_t n) { return place(std::vector<uint32_t>(n)); };
+  const KvArray k{halves(entries)}, v{halves(entries)}, chunk_k{halves(kHeads * kChunk)},
+      chunk_v{halves(kHeads * kChunk)};
+  const View pos = zeros(entries), qkv = floats(3 * kHeads * kHeadDim), rope = floats((64 + 21) * kHeadDim),
+             y = zeros(kHeads * kHeadDim), saturated = zeros(1), scores = zeros(kHeads * kList),
+             lse = zeros(kHeads), bounds = zeros((entries / kPage + kHeads) * kHeadDim),
+             view_k = zeros(kHeads * kViewCapacity * kHeadDim),
+             view_v = zeros(kHeads * kViewCapacity * kHeadDim), chunk_pos = zeros(kHeads * kChunk);
+  std::vector<uint32_t> lists(kHeads * kList);  // every third entry, and the chunk's row
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    uint32_t* list = &lists[head * kList];
+    for (uint32_t entry = 0; entry < heads[head].n_entries; entry += 3) list[1 + list[0]++] = entry;
+    list[1 + list[0]++] = heads[head].n_entries;
+  }
+  const View list = place(lists);
+
+  const Needs needs = must(device.needs(
+      {.layers = 1, .d_model = 128, .heads = kHeads, .kv_heads = kHeads, .head_dim = kHeadDim, .d_ff = 64},
+      {.chunk = kChunk,
+       .run_capacity = 1208,
+       .layer_entries = entries,
+       .reach = 1210,
+       .view_capacity = kViewCapacity,
+       .positions = kList,
+       .heads = kHeads}));
+  const auto scratch = must(device.alloc(MemKind::kWorkspace, needs.workspace));
+  const auto stream = must(device.open_stream({scratch.get(), 0, needs.workspace}, kHeads));
+  auto recorder = stream->record(1);
+  recorder->record(KvAppend{qkv,
+                            rope,
+                            k,
+                            v,
+                            pos,
+                            saturated,
+                            {.heads = kHeads,
+                             .head_dim = kHeadDim,
+                             .row_stride = 3 * kHeads * kHeadDim,
+                             .k_column = kHeads * kHeadDim,
+                             .v_column = 2 * kHeads * kHeadDim,
+                             .into = kIntoPool,
+                             .rope = kRope}});
+  recorder->record(Attention{qkv,
+                             k,
+                             v,
+                             {},
+                             rope,
+                             y,
+                             {},
+                             {.heads = kHeads,
+                              .group = 1,
+                              .head_dim = kHeadDim,
+                              .row_stride = 3 * kHeads * kHeadDim,
+                              .y_stride = kHeads * kHeadDim,
+                              .source = kFromPool,
+                              .scale = 0.25f,
+                              .rope = kRope}});
+  recorder->record(TokenScore{qkv,
+                              k,
+                              rope,
+                              {},
+                              scores,
+                              lse,
+                              {.heads = kHeads,
+                               .group = 1,
+                               .head_dim = kHeadDim,
+                               .row_stride = 3 * kHeads * kHeadDim,
+                               .score_capacity = kList,
+                               .scale = 1,
+                               .rope = kRope}});
+  recorder->record(KvView{k,
+                          v,
+                          chunk_k,
+                          chunk_v,
+                          list,
+                          rope,
+                          view_k,
+                          view_v,
+                          {.heads = kHeads,
+                           .head_dim = kHeadDim,
+                           .chunk_capacity = kChunk,
+                           .view_capacity = kViewCapacity,
+                           .list_capacity = kList,
+                           .rope = kRope}});
+  recorder->record(
+      KvCompact{list,
+                chunk_k,
+                chunk_v,
+                chunk_pos,
+                {},
+                k,
+                v,
+                pos,
+                {},
+                {.heads = kHeads, .head_dim = kHeadDim, .chunk_capacity = kChunk, .list_capacity = kList}});
+  auto of_pages = stream->record(1);  // the step above selects entries
+  of_pages->record(PageBounds{k, bounds, {.heads = kHeads, .head_dim = kHeadDim, .page = kPage}});
+  for (std::unique_ptr<Recorder>* r : {&of_pages, &recorder}) {
+    const auto program = must(stream->finish(std::move(*r)));
+    must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
+    must(stream->wait());
+  }
+  std::vector<std::vector<std::byte>> results;
+  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v}) {
+    results.emplace_back(view.bytes);
+    must(device.read(results.back().data(), view));
+  }
+  return results;
+}
+
+TEST(VulkanRunWindows, ChangeNoBit) {
+  const auto instance = vulkan::Instance::get();
+  if (!instance.ok() || vulkan::find_gpus(**instance).empty()) GTEST_SKIP() << "there is no Vulkan device";
+  vulkan::Gpu gpu = vulkan::find_gpus(**instance).front();
+  std::vector<std::vector<std::byte>> results[2];
+  for (const bool narrow : {false, true}) {
+    // 80 KiB, and a layer of 137: windows of 40 KiB, where the longest run has 38.
+    if (narrow) gpu.limits.max_range = (80 << 10) + gpu.limits.offset_alignment;
+    const auto context = must(vulkan::Context::open(**instance, gpu, strictly().messages));
+    const auto device = must(vulkan::make_device(context));
+    results[narrow] = results_of_a_step(*device);
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i] == results[1][i]) << "array " << i;
+}
+
+}  // namespace
+}  // namespace thimble::test
