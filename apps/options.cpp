@@ -76,12 +76,13 @@ void add_policy_flags(CLI::App& app, Settings& s) {
          "All that may be allocated: 64MiB, 1.5GiB, 8GB (default: no limit)")
       ->type_name("SIZE")
       ->group(memory);
-  app.add_option("-c,--ctx-size", o.context, "Bound on positions (default: what the text needs)")
+  app.add_option("-c,--ctx-size", o.context,
+                 "Bound on positions (default: none; what the model was trained for with original positions)")
       ->type_name("N")
       ->group(memory);
-  app.add_option(
-         "--pool", o.pool,
-         "Entries that a head keeps (default: what the heads were trained for, or what fits the budget)")
+  app.add_option("--pool", o.pool,
+                 "Entries that a head keeps, on average (default: the whole text without retention, else "
+                 "what the heads were trained for, or what fits the budget)")
       ->type_name("N")
       ->group(memory);
   app.add_option("--chunk", o.chunk,

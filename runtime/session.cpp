@@ -164,6 +164,7 @@ Result<std::unique_ptr<Session>> Session::clone() {
   twin->last_eviction_ = last_eviction_;
   twin->generation_ = generation_;
   twin->has_logits_ = has_logits_;
+  twin->finite_logits_ = finite_logits_;
   twin->evicted_ = evicted_;
   twin->stats_ = stats_;
   twin->selecting_ = selecting_;

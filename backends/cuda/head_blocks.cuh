@@ -1,5 +1,6 @@
-// How the blocks of a launch are shared among KV heads whose runs differ in length: every head has one, and
-// the rest go by the heads' work. Heads with equal work get equally many. Device side.
+// How the blocks of a launch are shared among KV heads whose runs differ in length. The grid is (each,
+// heads): so many blocks a head where their work is equal; else every head has one, and the rest go by the
+// heads' work. Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
@@ -9,7 +10,19 @@ namespace thimble::cuda {
 // The blocks [first, first + count) of a launch are this head's.
 struct HeadBlocks {
   uint32_t head, first, count;
+  uint32_t work;  // of the head
 };
+
+// Whether all heads have as much work as this one. Nearly always they do, and the answer stands before all
+// that a kernel of a few microseconds asks for: it takes one load and no division.
+template <typename Work>
+__device__ inline bool equal_work(uint32_t head, uint32_t heads, const Work& work) {
+  const uint32_t own = work(head);
+  bool equal = true;
+  for (uint32_t other = threadIdx.x % kWarp; other < heads; other += kWarp)
+    equal = equal && work(other) == own;
+  return __all_sync(~0u, equal);
+}
 
 // Shares out `blocks`, at least one a head; work(head) is how many entries a head works on. Called by a warp,
 // with the same arguments in all of its lanes. It gives the first head for which is(head, end of its blocks)
@@ -36,23 +49,28 @@ __device__ inline HeadBlocks find_head_blocks(uint32_t blocks, uint32_t heads, c
     if (const uint32_t those = __ballot_sync(~0u, head < heads && is(head, end))) {
       const uint32_t finder = __ffs(those) - 1, found_end = __shfl_sync(~0u, end, finder),
                      found_count = __shfl_sync(~0u, count, finder);
-      return {first + finder, found_end - found_count, found_count};
+      return {first + finder, found_end - found_count, found_count, work(first + finder)};
     }
     before = __shfl_sync(~0u, end, kWarp - 1);
   }
-  return {heads, blocks, 0};
+  return {heads, blocks, 0, 0};
 }
 
-// The head that a block works on; `heads` where the block is left over.
+// This block among all of the grid's (each, heads).
+__device__ inline uint32_t block_of_heads() { return blockIdx.y * gridDim.x + blockIdx.x; }
+
+// The head that this block works on; `heads` where the block is left over. Called by a warp, as are all here.
 template <typename Work>
-__device__ inline HeadBlocks blocks_around(uint32_t block, uint32_t blocks, uint32_t heads,
-                                           const Work& work) {
-  return find_head_blocks(blocks, heads, work, [&](uint32_t, uint32_t end) { return block < end; });
+__device__ inline HeadBlocks blocks_around(const Work& work) {
+  const uint32_t head = blockIdx.y, heads = gridDim.y, each = gridDim.x;
+  if (equal_work(head, heads, work)) return {head, head * each, each, work(head)};
+  return find_head_blocks(each * heads, heads, work,
+                          [](uint32_t, uint32_t end) { return block_of_heads() < end; });
 }
 template <typename Work>
-__device__ inline HeadBlocks blocks_of_head(uint32_t head, uint32_t blocks, uint32_t heads,
-                                            const Work& work) {
-  return find_head_blocks(blocks, heads, work, [&](uint32_t h, uint32_t) { return h == head; });
+__device__ inline HeadBlocks blocks_of_head(uint32_t head, uint32_t each, uint32_t heads, const Work& work) {
+  if (equal_work(head, heads, work)) return {head, head * each, each, work(head)};
+  return find_head_blocks(each * heads, heads, work, [&](uint32_t h, uint32_t) { return h == head; });
 }
 
 }  // namespace thimble::cuda

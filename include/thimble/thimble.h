@@ -388,7 +388,9 @@ THIMBLE_API void thimble_session_free(thimble_session* session);
  * queued. */
 THIMBLE_API thimble_status thimble_session_feed(thimble_session* session, const int32_t* tokens, uint64_t count,
                                                 thimble_error* error);
-/* End the prompt: read all that waits. The logits of the next token are there afterwards. */
+/* End the prompt: read all that waits. The logits of the next token are there afterwards. With a retention that evicts, a
+ * prompt leaves `pool` entries and its last `local` tokens; whatever would then pass the capacity, a further turn or generated
+ * tokens, first evicts down to `pool` again. */
 THIMBLE_API thimble_status thimble_session_flush(thimble_session* session, thimble_error* error);
 /* Flush, sample the next token, append it, and give it. The caller decides whether it ends the answer
  * (thimble_token_ends). After THIMBLE_INTERRUPTED repeat the call: a token that was sampled stays in the stream, and only a
@@ -407,9 +409,8 @@ THIMBLE_API thimble_status thimble_session_score(thimble_session* session, const
  * tokens have no text. Two-call; the token is taken only on success. feed, rewind and reset drop what is held back. */
 THIMBLE_API thimble_status thimble_session_text(thimble_session* session, int32_t token, char* text, uint64_t capacity,
                                                 uint64_t* length, thimble_error* error);
-/* Forget everything from this position on (tokens of the stream, 0: all); the sampler is where it was then. A new turn may
- * evict as it begins, where what waits does not fit. THIMBLE_CANNOT_REWIND when entries were evicted since. Feed at least one
- * token before the next step. */
+/* Forget everything from this position on (tokens of the stream, 0: all); the sampler is where it was then.
+ * THIMBLE_CANNOT_REWIND when entries were evicted since. Feed at least one token before the next step. */
 THIMBLE_API thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* error);
 /* A session that goes on from the same state: one reading serves many questions. It counts towards the same budget, with
  * pool_bytes + view + workspace + io of the plan. */

@@ -279,6 +279,25 @@ TEST_P(Policies, HoldWhatTheySayAndNoMoreThanPlanned) {
   EXPECT_LE(grown, allocated + (16 << 10));
 }
 
+TEST(Memory, OfTheLongestProgramsIsInThePlan) {
+  const ModelHandle model = open_model(demo_path());
+  const HeadsHandle heads = open_heads(model, demo_heads_path());
+  thimble_session_options options = default_options();
+  options.threads = 2;
+  options.heads = heads.get();
+  options.pool = 512;
+  options.chunk = options.select_local = 1024;  // one program for each number of rows that there may be
+  options.selection = THIMBLE_SELECTION_TOKENSELECT;
+  options.select_prefill = 1;
+  const SessionHandle other = create(model, options);
+  const int64_t before = live_bytes();
+  const SessionHandle session = create(model, options);
+  const int64_t grown = live_bytes() - before;
+  const thimble_memory held = memory(session);
+  EXPECT_LE(held.allocated, held.total);
+  EXPECT_LE(grown, static_cast<int64_t>(held.total - held.fixed));
+}
+
 TEST(Memory, OfTheProcessGrowsByNoMoreThanThePlan) {
   const ModelHandle model = open_model(demo_path());
   const HeadsHandle heads = open_heads(model, demo_heads_path());

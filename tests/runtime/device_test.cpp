@@ -236,37 +236,42 @@ TEST_P(OnDevice, SelectsWhileReadingARetainedPoolAsTheCpuDoes) {
 }
 
 TEST_P(OnDevice, PicksPagesAsTheCpuDoes) {
-  const SessionOptions options{.chunk = 1024, .selection = Selection::kQuest, .select_k = 512};
-  SessionOptions alone = options, retained = options;
-  alone.pool = kRead + 1024;
-  run(alone, kRead);
-  retained.retention = Retention::kWindow;
-  retained.pool = pool();
-  retained.chunk = chunk();
-  retained.local = 100;
-  run(retained, kRead);
+  run({.pool = kRead + 1024, .chunk = 1024, .selection = Selection::kQuest, .select_k = 512}, kRead);
+}
+
+TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
+  run({.retention = Retention::kWindow,
+       .pool = pool(),
+       .chunk = chunk(),
+       .stabilizers = 0,
+       .local = 100,
+       .selection = Selection::kQuest,
+       .select_k = 256},
+      kRead);
 }
 
 // One head of the model keeps nearly everything, the others next to nothing.
 TEST_P(OnDevice, KeepsMoreInOneHeadAsTheCpuDoes) {
   const ModelShape& shape = demo().model->shape;
-  std::vector<uint32_t> keeps(uint64_t{shape.layers} * shape.kv_heads, 64);
-  keeps[keeps.size() / 2] = kRead - 500;
-  for (const Retention retention : {Retention::kRandom, Retention::kLocret}) {
-    SessionOptions options = locret();
-    options.retention = retention;
-    options.keeps = keeps;
-    options.stabilizers = 0;
-    Watched here(demo().model, options), there(demo().model, options, device());
-    const auto text = std::span(demo().book).first(kRead);
-    for (Watched* w : {&here, &there}) must((*w)->feed(text));
-    if (retention == Retention::kRandom) {
-      EXPECT_EQ(kept(*here), kept(*there));
-    } else {
-      PoolRule(0).check(here, there);
-    }
-    expect_same_answer(here, there, answer());
-  }
+  SessionOptions options = locret();
+  options.keeps.assign(uint64_t{shape.layers} * shape.kv_heads, 64);
+  options.keeps[options.keeps.size() / 2] = kRead - 500;
+  options.stabilizers = 0;
+  Watched here(demo().model, options), there(demo().model, options, device());
+  const auto text = std::span(demo().book).first(kRead);
+  for (Watched* w : {&here, &there}) must((*w)->feed(text));
+  PoolRule(0).check(here, there);
+  expect_same_answer(here, there, answer());
+}
+
+TEST_P(OnDevice, EvictsAtRandomByTheHeadAsTheCpuDoes) {
+  const ModelShape& shape = demo().model->shape;
+  SessionOptions options{.retention = Retention::kRandom, .chunk = 128, .stabilizers = 16, .local = 40};
+  for (uint32_t i = 0; i < shape.layers * shape.kv_heads; ++i) options.keeps.push_back(20 + i * i % 7 * 50);
+  Watched here(demo().model, options), there(demo().model, options, device());
+  for (Watched* w : {&here, &there}) must((*w)->feed(std::span(demo().book).first(1000)));
+  EXPECT_EQ(kept(*here), kept(*there));  // the scores are hashes: the same bits, so the same lists
+  expect_same_answer(here, there, answer());
 }
 
 TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {

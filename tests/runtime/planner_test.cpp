@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <new>
+#include <tuple>
 
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
@@ -87,9 +88,9 @@ TEST(Planner, CountsWhatTheDeviceAllocates) {
     EXPECT_EQ(device->allocations, 0u);  // asking is free
     const auto session = open_session(model().model, o, device);
     EXPECT_EQ(session->plan().total, planned.total);
-    // What the device gave, its own part, and the host's. The CPU's programs are planned but not measured.
+    // What the device gave and its own part, programs as they came out, and the host's.
     EXPECT_EQ(session->allocated(),
-              device->live_bytes + planned.fixed - planned.programs +
+              device->live_bytes + planned.fixed - planned.programs + device->program_bytes +
                   Sampler::bytes(64, planned.dimensions.reach) +
                   (planned.options.chunk + planned.options.local + 1) * sizeof(int32_t) +
                   planned.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)));
@@ -224,8 +225,15 @@ TEST(Planner, ACardIsAskedForNoMoreThanItHasFree) {
 }
 
 TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
-  for (SessionOptions o : policies()) {
+  std::vector<SessionOptions> all;
+  for (const SessionOptions& o : policies()) {
     if (o.positions == Positions::kOriginal || o.selection != Selection::kDense) continue;
+    all.push_back(o);
+    if (o.retention == Retention::kNone) continue;
+    all.push_back(o);
+    all.back().chunk = 80;  // more than there is room for behind what was generated
+  }
+  for (const SessionOptions& o : all) {
     const auto device = std::make_shared<SpyDevice>(cpu());
     const auto session = open_session(model().model, o, device);
     const uint32_t bound = session->plan().largest_position, layers = model().model->shape.layers;
@@ -235,14 +243,10 @@ TEST(Planner, KnowsTheLargestPositionThatReadingUses) {
       if (program.segments <= layers) return;  // not a chunk
       for (const HeadState& head : heads) largest = std::max(largest, head.n_entries + step.n_rows - 1);
     };
-    if (o.retention == Retention::kNone) {
+    const int turns = o.retention == Retention::kNone ? 1 : 5;
+    for (int turn = 0; turn < turns; ++turn) {
       must(session->feed(seeded_tokens(100)));
-      for (int i = 0; i < 10; ++i) must(session->step());
-    } else {
-      for (int turn = 0; turn < 5; ++turn) {
-        must(session->feed(seeded_tokens(100)));
-        for (int i = 0; i < 10 + 3 * turn; ++i) must(session->step());
-      }
+      for (int i = 0; i < 10 + 3 * turn; ++i) must(session->step());
     }
     EXPECT_LE(largest, bound);
     EXPECT_GE(largest + 16, bound);  // nearly reached: the bound means something
@@ -336,6 +340,12 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   EXPECT_EQ(window.stabilizers, 0u);
   EXPECT_EQ(window.local, 100u);
   EXPECT_EQ(window.max_new, 256u);
+  // Evictions come 64 tokens apart at least.
+  for (const auto& [local, max_new, raised] : {std::tuple{0u, 8u, 64u}, {40u, 8u, 24u}, {60u, 8u, 8u}})
+    EXPECT_EQ(must(resolve(*model().model,
+                           {.retention = Retention::kWindow, .pool = 80, .local = local, .max_new = max_new}))
+                  .max_new,
+              raised);
   EXPECT_EQ(window.chunk, 1024u);
 
   SessionOptions o{.heads = model().heads, .retention = Retention::kLocret, .pool = 400};
@@ -347,6 +357,13 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   EXPECT_EQ(select.select_k, 2048u);
   EXPECT_EQ(select.select_init, 128u);
   EXPECT_EQ(select.select_local, 512u);
+  EXPECT_EQ(select.select_prefill, 0u);  // the pool bounds the work already
+  EXPECT_EQ(select.vote, VoteScope::kGroup);
+  EXPECT_EQ(select.chunk, 1024u);
+  const SessionOptions alone = must(resolve(*model().model, {.selection = Selection::kTokenSelect}));
+  EXPECT_EQ(alone.select_prefill, 1u);  // the published method
+  EXPECT_EQ(alone.vote, VoteScope::kLayer);
+  EXPECT_EQ(alone.chunk, 512u);  // no more than the local window
 
   const SessionOptions dense = must(resolve(*model().model, {}));
   EXPECT_EQ(dense.local, 0u);

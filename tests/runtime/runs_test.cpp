@@ -201,6 +201,24 @@ TEST(UnequalRuns, AnswerAsTheReferenceDoes) {
     }
 }
 
+// Short runs fill up first; then all are evicted from, as far as they hold more than they keep.
+TEST(UnequalRuns, MakeRoomWhereAnyIsFull) {
+  for (const Retention retention : kRetentions) {
+    SCOPED_TRACE(policy_name(retention));
+    SessionOptions o = retaining(retention);
+    o.keeps = {90, 24, 500, 24};
+    Followed f(model().model, o);
+    f.read(seeded_tokens(60));
+    for (int32_t i = 0; i < 51; ++i) f.accept(i);  // 24 + 20 + 50 fit
+    EXPECT_EQ(must(f->kept_count(0, 0)), 91u);
+    EXPECT_EQ(must(f->kept_count(0, 1)), 25u);
+    EXPECT_EQ(must(f->kept_count(1, 0)), 111u);
+    EXPECT_EQ(f->rewind(109).code(), Code::kCannotRewind);
+    f.rewind(110);
+    f.accept(7);
+  }
+}
+
 TEST(UnequalRuns, ThatAreEqualGiveTheBitsOfAPool) {
   const std::vector<int32_t> text = seeded_tokens(300);
   for (const Retention retention : kRetentions)

@@ -23,6 +23,7 @@ class SpyDevice : public Device {
   // The independent ledger of allocations; imported host memory is not one. Kept for the CPU only: a device
   // with memory of its own wants its own buffers back.
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
+  uint64_t program_bytes = 0;             // of all programs ever recorded, as they say
   uint64_t fail_allocation = UINT64_MAX;  // this allocation, counted from 0, is refused
 
   bool discrete =
@@ -111,7 +112,9 @@ class SpyDevice : public Device {
       return std::make_unique<SpyRecorder>(device_, inner_->record(max_rows));
     }
     Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
-      return inner_->finish(std::move(static_cast<SpyRecorder&>(*recorder).inner_));
+      THIMBLE_LET(program, inner_->finish(std::move(static_cast<SpyRecorder&>(*recorder).inner_)));
+      device_.program_bytes += program->bytes;
+      return std::move(program);
     }
     Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step,
                   std::span<const HeadState> heads) override {

@@ -91,6 +91,13 @@ bool is_supported(const Op& op) {
       op);
 }
 
+// Gives back what a list does not need; returns the bytes that it keeps.
+template <typename T>
+uint64_t fit(std::vector<T>& list) {
+  list.shrink_to_fit();
+  return list.capacity() * sizeof(T);
+}
+
 class CpuRecorder : public Recorder {
  public:
   explicit CpuRecorder(uint32_t max_rows) : program_(std::make_unique<CpuProgram>()) {
@@ -110,6 +117,8 @@ class CpuRecorder : public Recorder {
   Result<std::unique_ptr<Program>> finish() {
     THIMBLE_TRY(status_);
     program_->segments = static_cast<uint32_t>(program_->ops.size());
+    program_->bytes = sizeof(CpuProgram) + fit(program_->ops) + fit(program_->bounds.heads);
+    for (std::vector<Op>& segment : program_->ops) program_->bytes += fit(segment);
     return std::unique_ptr<Program>(std::move(program_));
   }
 

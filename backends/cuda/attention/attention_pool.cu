@@ -201,8 +201,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   // lacks it.
   const float factor = by_list && rope.pairs ? rope.factor() : 1;
   const StepParams s = *step;
-  const HeadBlocks own_blocks =
-      blocks_around(blockIdx.x, gridDim.x, p.heads, Attended(s, table, p, lists != nullptr));
+  const HeadBlocks own_blocks = blocks_around(Attended(s, table, p, lists != nullptr));
   const HeadState state = table[p.first_head + min(own_blocks.head, p.heads - 1)];
   await_predecessor();
   if (own_blocks.head == p.heads) {  // left over
@@ -210,7 +209,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     return wait_copies<0>();
   }
 
-  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.y * kHeads;
+  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
@@ -218,7 +217,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   // A full list has the warp's first entries where its capacity says, so they are on their way with the
   // count.
   const uint32_t all_warps = own_blocks.count * warps,
-                 place = warp * own_blocks.count + blockIdx.x - own_blocks.first;
+                 place = warp * own_blocks.count + block_of_heads() - own_blocks.first;
   const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, all_warps, S::kRows);
   uint32_t entry = list.entries ? list.entries[min(full_first + lane, p.list_capacity - 2)] : 0;
   const uint32_t own_position = static_cast<uint32_t>(s.position);
@@ -407,7 +406,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       total = {total.x + x.x * factors[w], total.y + x.y * factors[w], total.z + x.z * factors[w],
                total.w + x.w * factors[w]};
     }
-    const uint64_t part = Parts::first(own_blocks, p.group, first_head + h) + blockIdx.x - own_blocks.first;
+    const uint64_t part =
+        Parts::first(own_blocks, p.group, first_head + h) + block_of_heads() - own_blocks.first;
     reinterpret_cast<float4*>(parts.out + part * p.head_dim)[four] = total;
     if (four == 0) parts.peak_and_sum[part] = of_all;
   }
@@ -415,10 +415,10 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 
 // Block: one query head; thread: a channel, and every warp finds peak and sum for itself.
 static __global__ void combine_parts_kernel(const StepParams* step, const HeadState* table, AttentionParams p,
-                                            bool has_list, uint32_t blocks, Parts parts, float* y) {
+                                            bool has_list, uint32_t each, Parts parts, float* y) {
   release_successor();
   const HeadBlocks own_blocks =
-      blocks_of_head(blockIdx.x / p.group, blocks, p.heads, Attended(*step, table, p, has_list));
+      blocks_of_head(blockIdx.x / p.group, each, p.heads, Attended(*step, table, p, has_list));
   const uint32_t head_dim = p.head_dim, splits = own_blocks.count,
                  own_parts = Parts::first(own_blocks, p.group, blockIdx.x % p.group);
   await_predecessor();
@@ -471,14 +471,14 @@ static void attend(const Launch& l, const Attention& op) {
   const uint32_t warps = pool_warps(l.card, kMostWarps<kLanes, kHeads>, kBytes, block_bytes);
   const uint32_t queries = p.heads * p.group;
   float* const out = reinterpret_cast<float*>(l.scratch);
-  const Parts parts{out, reinterpret_cast<float2*>(out + uint64_t(grid.blocks) * p.group * p.head_dim)};
+  const Parts parts{out,
+                    reinterpret_cast<float2*>(out + uint64_t(grid.each) * p.heads * p.group * p.head_dim)};
   const HeadState* const heads = l.heads + p.head_state;
-  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, dim3(grid.blocks, grid.passes), warps * kWarp,
+  launch(l, attend_pool_kernel<kLanes, kHeads, kPairs>, dim3(grid.each, p.heads, grid.passes), warps * kWarp,
          warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q), data<uint16_t>(op.k.values),
          data<uint16_t>(op.v.values), data<uint32_t>(op.list), rope, parts);
   launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
-         heads, p, bool(op.list), grid.blocks, parts,
-         data<float>(op.y) + p.first_head * p.group * p.head_dim);
+         heads, p, bool(op.list), grid.each, parts, data<float>(op.y) + p.first_head * p.group * p.head_dim);
 }
 
 template <uint32_t kLanes, uint32_t kHeads>

@@ -141,7 +141,7 @@ __device__ inline float sum_across(float (&x)[kLanes]) {
 // How a launch over all KV heads covers the card: one block on each multiprocessor, as many warps as
 // registers and shared memory hold. Host side.
 struct PoolGrid {
-  uint32_t blocks;  // of all KV heads, shared among them by their entries (head_blocks.cuh)
+  uint32_t each;    // blocks of a KV head where all have as many entries (head_blocks.cuh)
   uint32_t passes;  // over a KV head's group, `heads` query heads at once
 };
 inline constexpr uint32_t kMostPoolHeads = 8;
@@ -153,7 +153,7 @@ inline uint32_t most_pool_blocks(const ModelShape& m, const Card& card) {
 
 inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, uint32_t heads) {
   const uint32_t passes = static_cast<uint32_t>(ceil_div(group, heads));
-  return {std::max(kv_heads, card.multiprocessors / passes), passes};
+  return {std::max(1u, card.multiprocessors / (kv_heads * passes)), passes};
 }
 // A multiple of 4, for a multiprocessor's four schedulers.
 inline uint32_t pool_warps(const Card& card, uint32_t most, uint64_t bytes_per_warp,

@@ -26,12 +26,12 @@ static __global__ void __launch_bounds__(kThreads, kBlocksEach)
   release_successor();
   const StepParams s = *step;
   const ScoredHeads scored{s, heads, p.page};
-  const HeadBlocks own_blocks = blocks_around(blockIdx.x, gridDim.x, p.heads, scored);
-  const uint32_t n = own_blocks.head < p.heads ? scored(own_blocks.head) : 0;
+  const HeadBlocks own_blocks = blocks_around(scored);
+  const uint32_t n = own_blocks.work;
   await_predecessor();
   if (n == 0) return;
 
-  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.y * kHeads;
+  const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kHeads;
   const uint32_t group_heads = min(kHeads, p.group - first_head), first_query = head * p.group + first_head;
   for (uint32_t i = threadIdx.x; i < kHeads * kChannels; i += kThreads) {
     const uint32_t h = i / kChannels, c = i % kChannels;
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(kThreads, kBlocksEach)
     for (uint32_t c = 0; c < 8; ++c) query[h][c] = queries[h][chunk * 8 + c];
 
   // A page is [2][chunks] of 8 channels.
-  const uint32_t chunks = p.head_dim / 8, block = blockIdx.x - own_blocks.first;
+  const uint32_t chunks = p.head_dim / 8, block = block_of_heads() - own_blocks.first;
   const uint32_t first_page = heads[own_blocks.head].first / p.page + head + s.n_init;
   const uint4* const own_bounds = bounds + uint64_t(first_page) * 2 * chunks + chunk;
   const uint32_t own_head = lane % kHeads, own_row = chunk / kHeads * S::kAtOnce + side;
@@ -107,10 +107,10 @@ static void score(const Launch& l, const PageScore& op) {
   const uint32_t heads_at_once = score_heads_at_once(p.group);
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, heads_at_once));
   const ScoreParts parts{reinterpret_cast<LogSum*>(l.scratch), l.heads + p.head_state + p.first_head,
-                         std::max(p.heads, kBlocksEach * l.card.multiprocessors / passes)};
+                         std::max(1u, kBlocksEach * l.card.multiprocessors / (p.heads * passes))};
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   launch(l, heads_at_once == 4 ? page_score_kernel<kLanes, 4> : page_score_kernel<kLanes, kMostScoreHeads>,
-         dim3(parts.blocks, passes), kThreads, 0, l.step, parts.heads, p, data<float>(op.q),
+         dim3(parts.each, p.heads, passes), kThreads, 0, l.step, parts.heads, p, data<float>(op.q),
          data<uint4>(op.bounds), rope, data<float>(op.scores), parts.sums);
   sum_score_parts(l, parts, p.heads, p.group, p.page, nullptr, data<float>(op.lse) + p.first_head * p.group);
 }

@@ -11,8 +11,8 @@ static __global__ void sum_score_parts_kernel(const StepParams* step, ScoreParts
   const ScoredHeads scored{s, parts.heads, page};
   const uint32_t query = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp,
                  head = min(query / group, heads - 1);
-  const HeadBlocks own = blocks_of_head(head, parts.blocks, heads, scored);
-  const bool works = query < heads * group && scored(head) > 0;
+  const HeadBlocks own = blocks_of_head(head, parts.each, heads, scored);
+  const bool works = query < heads * group && own.work > 0;
   await_predecessor();
   if (!works || selection_cached(gate)) return;
   const LogSum* const sums = parts.sums + first_part_of(own, group, query % group);

@@ -23,7 +23,7 @@ struct ScoredHeads {
 struct ScoreParts {
   LogSum* sums;
   const HeadState* heads;  // those of the op
-  uint32_t blocks;         // of all of them
+  uint32_t each;           // blocks of a head where their work is equal
 };
 // The first part of a query head, numbered within its group.
 __device__ inline uint32_t first_part_of(const HeadBlocks& own, uint32_t group, uint32_t query_head) {

@@ -119,17 +119,18 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   extern __shared__ uint4 ring[];  // [kStages][warps][2 * kChunks][lanes], then Rest
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
   auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
-  const ScoredHeads scored{*step, heads_table, 1};
-  const HeadBlocks own_blocks = blocks_around(blockIdx.x, gridDim.x, p.heads, scored);
-  const uint32_t n = own_blocks.head < p.heads ? scored(own_blocks.head) : 0;
+  const StepParams s = *step;
+  const bool was_cached = selection_cached(gate);  // for the last token
+  const HeadBlocks own_blocks = blocks_around(ScoredHeads{s, heads_table, 1});
+  const uint32_t n = own_blocks.work;
   if (n == 0) return await_predecessor();
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t t = lane % 4, row = lane / 4;
-  const uint32_t local_head = own_blocks.head, first_head = blockIdx.y * kHeads;
+  const uint32_t local_head = own_blocks.head, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
       min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
   const uint32_t first_query = local_head * p.group + first_head;
-  const uint32_t begin = step->n_init, splits = own_blocks.count, split = blockIdx.x - own_blocks.first;
+  const uint32_t begin = s.n_init, splits = own_blocks.count, split = block_of_heads() - own_blocks.first;
   const uint32_t stride = splits * warps * kTileKeys;
 
   const uint16_t* const own_keys = k + (uint64_t(heads_table[local_head].first) + begin) * p.head_dim + t * 8;
@@ -156,8 +157,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
   // own, which no middle holds that a local window follows. Half a tile at a time: behind all of them the
   // gate would get its query 3 us later.
-  const bool ahead =
-      keys_stay && step->n_rows == 1 && step->n_local > 0 && step->theta > -1 && !selection_cached(gate);
+  const bool ahead = keys_stay && s.n_rows == 1 && s.n_local > 0 && s.theta > -1 && !was_cached;
   if (ahead)
 #pragma unroll 1
     for (uint32_t half = 0; half < 2 * (kStages - 1); ++half) {
@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < kHeads * kWidth; i += blockDim.x) {
     const uint32_t h = i / kWidth, c = i % kWidth;
-    whole[i] = h < heads && c < p.head_dim ? queries.channel(*step, p, rope, first_query + h, c) : 0;
+    whole[i] = h < heads && c < p.head_dim ? queries.channel(s, p, rope, first_query + h, c) : 0;
   }
   __syncthreads();
   for (uint32_t h = warp; h < kHeads; h += warps) {
@@ -226,9 +226,9 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t at = first + row + 8 * half;
         if (at >= n || four * 4 + t >= heads) continue;
-        const float s = (products[four][2 * half] + products[four][2 * half + 1]) * unit[four];
-        own_scores[four][at] = s;
-        total[four].add(s);
+        const float score = (products[four][2 * half] + products[four][2 * half + 1]) * unit[four];
+        own_scores[four][at] = score;
+        total[four].add(score);
       }
   }
 
@@ -250,7 +250,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, score_heads_at_once(p.group)));
   return {reinterpret_cast<LogSum*>(l.scratch), l.heads + p.head_state + p.first_head,
-          std::max(p.heads, l.card.multiprocessors / passes)};
+          std::max(1u, l.card.multiprocessors / (p.heads * passes))};
 }
 
 template <uint32_t kChunks, uint32_t kHeads>
@@ -263,7 +263,7 @@ static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   const uint32_t slices = std::min<uint32_t>(kMostSlices, ceil_div(l.max_rows, kSliceRows));
   float* sums = nullptr;
   if (l.max_rows > 1) {
-    sums = reinterpret_cast<float*>(l.scratch + score_parts_bytes(uint64_t(parts.blocks) * passes));
+    sums = reinterpret_cast<float*>(l.scratch + score_parts_bytes(uint64_t(parts.each) * p.heads * passes));
     launch(l, sum_queries_kernel, dim3(queries, slices), dim3(p.head_dim, kMeanThreads / p.head_dim), 0,
            l.step, parts.heads, p, data<float>(op.q), gate, rope, sums);
   }
@@ -271,7 +271,7 @@ static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
   const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);
-  launch(l, token_score_kernel<kChunks, kHeads>, dim3(parts.blocks, passes), warps * kWarp,
+  launch(l, token_score_kernel<kChunks, kHeads>, dim3(parts.each, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, parts.heads, p,
          Queries{data<float>(op.q), sums, slices}, data<uint16_t>(op.k.values), gate, rope,
          data<float>(op.scores), parts.sums, keys_stay);

@@ -75,8 +75,9 @@ __device__ Threshold find_threshold(Shared& b, const HeadWork& w, const KeptKeys
   return {window.low, b.cut};
 }
 
-// Shared memory: Shared, a bit for each unit of the block's part, `kept` keys.
-template <uint32_t kBlocks>
+// Shared memory: Shared, a bit for each unit of the block's part, `kept` keys. kVotes: the scores are votes
+// of a group, made on the way; the registers of what these never need would be spilled otherwise.
+template <uint32_t kBlocks, bool kVotes>
 __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     top_k_kernel(Operands o, uint32_t marks, uint32_t kept) {
   extern __shared__ uint32_t shared[];
@@ -87,16 +88,17 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   clear(b.bins[0], 2 * kBins);
   if (threadIdx.x == 0) b.gathered = 0;
   const uint32_t rank = blockIdx.x, head = blockIdx.y;
-  if (const ScoreParts& sums = o.ballot.sums; sums.sums) {
-    if (warp() == 0) {
-      const HeadBlocks scorers =
-          blocks_of_head(head, sums.blocks, o.p.heads, ScoredHeads{*o.step, sums.heads, 1});
-      if (lane() == 0) b.scorers = scorers;
-    }
-    __syncthreads();
-  }
   const StepParams s = *o.step;
   const HeadState state = o.heads[head];
+  HeadBlocks scorers{};
+  if constexpr (kVotes) {
+    o.p.keep = kKeepOfStep;
+    o.p.page = 1;
+    o.p.by_position = o.p.in_runs = 0;
+    o.chunk_scores = nullptr;
+    if (const ScoreParts& sums = o.ballot.sums; sums.sums)
+      scorers = blocks_of_head(head, sums.each, o.p.heads, ScoredHeads{s, sums.heads, 1});
+  }
   wait_at_cluster_barrier<kBlocks>();
   await_predecessor();
   uint32_t* const list = list_of(o, head);
@@ -110,8 +112,8 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   const HeadWork w = head_work(o, s, state, head);
   const Range own = w.candidates.part(rank, kBlocks);
   const KeptKeys keys{w.scores, own_marks + marks, own.begin, min(kept, own.size())};
-  if (o.ballot.scores)
-    make_votes(b, o.ballot, w, keys, own, rank, head);
+  if constexpr (kVotes)
+    make_votes(b, o.ballot, scorers, w, keys, own, rank, head);
   else if (w.picks_some())
     fetch_keys(b, w, keys);
   const Threshold threshold =
@@ -129,7 +131,7 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   }
   write_marked(b, listed, o.p.page, own_marks, list + 1 + (w.middle.begin + before) * o.p.page);
   list_ends(w, o.p.page, all, list, rank, kBlocks);
-  if (o.ballot.scores) store_votes<kBlocks>(o.ballot, w, keys, rank, head);
+  if constexpr (kVotes) store_votes<kBlocks>(o.ballot, w, keys, rank, head);
 }
 
 // ---- recording ----
@@ -145,9 +147,9 @@ uint64_t shared_bytes(const Card& card, const Most& most, uint32_t ranks) {
 }
 
 // Whether the card runs so many clusters at once, of blocks with so much shared memory.
-template <uint32_t kBlocks>
+template <uint32_t kBlocks, bool kVotes>
 bool clusters_fit(const Launch& l, uint64_t bytes, uint32_t clusters) {
-  const auto kernel = top_k_kernel<kBlocks>;
+  const auto kernel = top_k_kernel<kBlocks, kVotes>;
   // Not every card can have clusters of more than 8 blocks, and a kernel has to ask for them.
   if ((kBlocks > 8 &&
        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) ||
@@ -172,7 +174,7 @@ bool clusters_fit(const Launch& l, uint64_t bytes, uint32_t clusters) {
   return false;
 }
 
-template <uint32_t kBlocks>
+template <uint32_t kBlocks, bool kVotes>
 void launch_cluster(const Launch& l, const Operands& o, const Most& most) {
   const uint32_t marks = mark_words(most.units, kBlocks);
   uint64_t bytes = shared_bytes(l.card, most, kBlocks);
@@ -181,10 +183,17 @@ void launch_cluster(const Launch& l, const Operands& o, const Most& most) {
   // take 10: where there is room for it, a block asks for more than half of the shared memory.
   const uint64_t alone = std::max<uint64_t>(bytes, l.card.shared_bytes / 2 + 1024);
   if (kBlocks > 1 && kBlocks * o.p.heads <= l.card.multiprocessors &&
-      clusters_fit<kBlocks>(l, alone, o.p.heads))
+      clusters_fit<kBlocks, kVotes>(l, alone, o.p.heads))
     bytes = alone;
-  launch(l, top_k_kernel<kBlocks>, dim3(kBlocks, o.p.heads), kThreads, bytes, o, marks,
+  launch(l, top_k_kernel<kBlocks, kVotes>, dim3(kBlocks, o.p.heads), kThreads, bytes, o, marks,
          static_cast<uint32_t>(kept));
+}
+
+template <bool kVotes>
+void launch_clusters(const Launch& l, const Operands& o, const Most& most) {
+  const bool many = most.candidates > kManyCandidates &&
+                    clusters_fit<kMostRanks, kVotes>(l, shared_bytes(l.card, most, kMostRanks), o.p.heads);
+  many ? launch_cluster<kMostRanks, kVotes>(l, o, most) : launch_cluster<kRanks, kVotes>(l, o, most);
 }
 
 }  // namespace
@@ -194,10 +203,8 @@ bool takes_one_kernel(const Card& card, const Most& most) {
 }
 
 void launch_one_kernel(const Launch& l, const Operands& o, const Most& most) {
-  if (l.card.major < 9) return launch_cluster<1>(l, o, most);
-  const bool many = most.candidates > kManyCandidates &&
-                    clusters_fit<kMostRanks>(l, shared_bytes(l.card, most, kMostRanks), o.p.heads);
-  many ? launch_cluster<kMostRanks>(l, o, most) : launch_cluster<kRanks>(l, o, most);
+  if (l.card.major < 9) return launch_cluster<1, false>(l, o, most);
+  o.ballot.scores ? launch_clusters<true>(l, o, most) : launch_clusters<false>(l, o, most);
 }
 
 }  // namespace thimble::cuda::topk

@@ -63,7 +63,6 @@ struct alignas(16) Shared {
   uint32_t cut;                 // the last tie that is picked
   uint32_t marked;              // entries that this block lists
   uint32_t picked[kMostRanks];  // and all of the cluster
-  HeadBlocks scorers;           // that made the parts of the head's log-sum-exps
   float lse[kMostVoters];
   uint32_t number;  // whatever one thread tells the others
 };

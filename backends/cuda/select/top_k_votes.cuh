@@ -17,16 +17,18 @@ __device__ inline void put_sample(Shared& b, float score) {
   if (threadIdx.x < kFew) b.few[threadIdx.x] = uint64_t(order_bits(score)) << 32 | threadIdx.x;
 }
 
-// Makes the keys of votes, and samples. A vote whose key is not kept is stored at once.
-__device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadWork& w, const KeptKeys& keys,
-                                  Range own, uint32_t rank, uint32_t head) {
+// Makes the keys of votes, and samples. A vote whose key is not kept is stored at once. `scorers`: the blocks
+// that made the parts of the head's log-sum-exps.
+__device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadBlocks& scorers,
+                                  const HeadWork& w, const KeptKeys& keys, Range own, uint32_t rank,
+                                  uint32_t head) {
   const uint32_t group = ballot.p.group, score_capacity = ballot.p.score_capacity, first_query = head * group;
   const float* const scores = ballot.scores + uint64_t(first_query) * score_capacity;
   float* const votes = ballot.votes + uint64_t(head) * ballot.p.vote_capacity;
   // A warp finds the log-sum-exp of one query head, whose parts are asked for before the scores.
-  const uint32_t splits = b.scorers.count;
+  const uint32_t splits = scorers.count;
   const LogSum* const parts = ballot.sums.sums && warp() < group
-                                  ? ballot.sums.sums + first_part_of(b.scorers, group, warp())
+                                  ? ballot.sums.sums + first_part_of(scorers, group, warp())
                                   : nullptr;
   const LogSum first = first_part(parts, parts ? splits : 0);
   bool has_lse = false;
