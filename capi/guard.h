@@ -91,6 +91,11 @@ Status need_array(const T* array, uint64_t count, const char* name) {
 // grows.
 template <typename T>
 inline constexpr uint32_t kFirstSize = sizeof(T);
+template <>
+inline constexpr uint32_t kFirstSize<thimble_session_options> = offsetof(thimble_session_options,
+                                                                         select_page);
+template <>
+inline constexpr uint32_t kFirstSize<thimble_stats> = offsetof(thimble_stats, saturated);
 
 template <typename T>
 Status need_struct(const T* lent, const char* name) {
