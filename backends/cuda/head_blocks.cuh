@@ -13,14 +13,14 @@ struct HeadBlocks {
   uint32_t work;  // of the head
 };
 
-// Whether all heads have as much work as this one. Nearly always they do, and the answer stands before all
-// that a kernel of a few microseconds asks for: it takes one load and no division.
+// Whether all heads have as much work as the first one, `first`. Nearly always they do, and kernels of a few
+// microseconds wait for the answer: it takes one load and no division.
 template <typename Work>
-__device__ inline bool equal_work(uint32_t head, uint32_t heads, const Work& work) {
-  const uint32_t own = work(head);
-  bool equal = true;
-  for (uint32_t other = threadIdx.x % kWarp; other < heads; other += kWarp)
-    equal = equal && work(other) == own;
+__device__ inline bool equal_work(uint32_t heads, const Work& work, uint32_t& first) {
+  const uint32_t lane = threadIdx.x % kWarp, own = work(min(lane, heads - 1));
+  first = __shfl_sync(~0u, own, 0);
+  bool equal = own == first;
+  for (uint32_t head = lane + kWarp; head < heads; head += kWarp) equal = equal && work(head) == first;
   return __all_sync(~0u, equal);
 }
 
@@ -63,13 +63,15 @@ __device__ inline uint32_t block_of_heads() { return blockIdx.y * gridDim.x + bl
 template <typename Work>
 __device__ inline HeadBlocks blocks_around(const Work& work) {
   const uint32_t head = blockIdx.y, heads = gridDim.y, each = gridDim.x;
-  if (equal_work(head, heads, work)) return {head, head * each, each, work(head)};
+  uint32_t of_each;
+  if (equal_work(heads, work, of_each)) return {head, head * each, each, of_each};
   return find_head_blocks(each * heads, heads, work,
                           [](uint32_t, uint32_t end) { return block_of_heads() < end; });
 }
 template <typename Work>
 __device__ inline HeadBlocks blocks_of_head(uint32_t head, uint32_t each, uint32_t heads, const Work& work) {
-  if (equal_work(head, heads, work)) return {head, head * each, each, work(head)};
+  uint32_t of_each;
+  if (equal_work(heads, work, of_each)) return {head, head * each, each, of_each};
   return find_head_blocks(each * heads, heads, work, [&](uint32_t h, uint32_t) { return h == head; });
 }
 

@@ -1,5 +1,6 @@
 // Small ops in one launch, side by side. A task is such an op: all threads of each of its blocks, 0 to
-// blocks - 1, call it; it has no blocks where there is nothing to do.
+// blocks - 1, call it; it has no blocks where there is nothing to do. Its prepare(), if it has one, is called
+// ahead and may only read what a kernel may before await_predecessor().
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
@@ -11,13 +12,21 @@ inline constexpr uint32_t kMostTaskThreads = 1024;
 template <typename... Tasks>
 __global__ void __launch_bounds__(kMostTaskThreads)
     side_by_side_kernel(const StepParams* step, Tasks... tasks) {
-  const StepParams s = begin_kernel(step);
-  uint32_t block = blockIdx.x;
-  const auto take = [&](const auto& task) {
-    if (block < task.blocks) task(s, block);
+  release_successor();
+  const StepParams s = *step;
+  const auto take = [](uint32_t& block, auto& task, const auto& does) {
+    if (block < task.blocks) does(task, block);
     block -= task.blocks;  // a block that had its task is now far behind all others
   };
-  (take(tasks), ...);
+  uint32_t block = blockIdx.x;
+  const auto prepare = [&](auto& task, uint32_t own) {
+    if constexpr (requires { task.prepare(s, own); }) task.prepare(s, own);
+  };
+  (take(block, tasks, prepare), ...);
+  await_predecessor();
+  block = blockIdx.x;
+  const auto run = [&](auto& task, uint32_t own) { task(s, own); };
+  (take(block, tasks, run), ...);
 }
 
 template <typename... Tasks>

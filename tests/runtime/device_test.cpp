@@ -133,12 +133,13 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
  protected:
   std::shared_ptr<Device> device() { return must(open_device(GetParam(), strictly({.threads = 1}))); }
 
-  // A software driver has smaller pools and chunks and a short answer. It reads 45 tokens a second of a core
-  // and writes 4: 100 to 120 seconds of a core for each of these tests, 190 where nothing is evicted.
+  // A software driver has smaller pools and chunks, less to read and a short answer: it reads 10 to 45 tokens
+  // a second of a core and writes 4.
   uint32_t smaller(uint32_t n, uint32_t on_software) const { return software_ ? on_software : n; }
-  uint32_t pool() const { return smaller(2048, 512); }
-  uint32_t chunk() const { return smaller(1024, 256); }
-  uint32_t answer() const { return smaller(200, 24); }
+  uint32_t pool() const { return smaller(2048, 256); }
+  uint32_t chunk() const { return smaller(1024, 128); }
+  uint32_t most() const { return smaller(kRead, 700); }  // tokens to read
+  uint32_t answer() const { return smaller(200, 16); }
 
   SessionOptions locret() const {
     return {.heads = demo().heads,
@@ -181,11 +182,11 @@ SessionOptions selecting(SessionOptions o, float theta) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OnDevice);
 
-TEST_P(OnDevice, ReadsDenselyAsTheCpuDoes) { run({.pool = kRead + 1024, .chunk = 1024}, kRead); }
+TEST_P(OnDevice, ReadsDenselyAsTheCpuDoes) { run({.pool = most() + 1024, .chunk = chunk()}, most()); }
 
 TEST_P(OnDevice, SlidesAWindowAsTheCpuDoes) {
   run({.retention = Retention::kWindow, .pool = pool(), .chunk = chunk(), .stabilizers = 0, .local = 100},
-      kRead);
+      most());
 }
 
 TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
@@ -196,7 +197,7 @@ TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
                                .local = 100,
                                .seed = 5};
   Watched here(demo().model, options), there(demo().model, options, device());
-  const auto text = std::span(demo().book).first(kRead);
+  const auto text = std::span(demo().book).first(most());
   for (Watched* r : {&here, &there}) must(r->session->feed(text));
   EXPECT_EQ(kept(*here.session),
             kept(*there.session));  // the scores are hashes: the same bits, so the same lists
@@ -204,13 +205,13 @@ TEST_P(OnDevice, EvictsAtRandomAsTheCpuDoes) {
 }
 
 TEST_P(OnDevice, SelectsTokensAsTheCpuDoes) {
-  SessionOptions options = selecting({.pool = kRead + 1024, .chunk = 1024}, 1);
+  SessionOptions options = selecting({.pool = most() + 1024, .chunk = chunk()}, 1);
   options.select_prefill = 0;
-  run(options, kRead);
+  run(options, most());
 }
 
 TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
-  run(selecting({.pool = kRead + 1024, .chunk = 64}, 0.9f), kRead);
+  run(selecting({.pool = most() + 1024, .chunk = 64}, 0.9f), most());
 }
 
 TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
@@ -218,25 +219,25 @@ TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
   options.retain_scope = RetainScope::kLayer;
   options.positions = Positions::kOriginal;
   options.context = 1 << 16;
-  run(options, kRead);
+  run(options, most());
 }
 
 TEST_P(OnDevice, ReadsALongTextAndAnswersAsTheCpuDoes) {
-  run(selecting(locret(), 0.9f), smaller(48 << 10, kRead));
+  run(selecting(locret(), 0.9f), smaller(48 << 10, most()));
 }
 
 // A chunk larger than what a run has room for behind its pool.
 TEST_P(OnDevice, SelectsWhileReadingARetainedPoolAsTheCpuDoes) {
   SessionOptions options = selecting(locret(), 1);
   options.select_prefill = 1;
-  options.select_local = options.chunk = smaller(512, 256);
+  options.select_local = options.chunk = smaller(512, 128);
   options.stabilizers = 100;
   options.max_new = 64;
-  run(options, kRead);
+  run(options, most());
 }
 
 TEST_P(OnDevice, PicksPagesAsTheCpuDoes) {
-  run({.pool = kRead + 1024, .chunk = 1024, .selection = Selection::kQuest, .select_k = 512}, kRead);
+  run({.pool = most() + 1024, .chunk = chunk(), .selection = Selection::kQuest, .select_k = 512}, most());
 }
 
 TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
@@ -247,7 +248,7 @@ TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
        .local = 100,
        .selection = Selection::kQuest,
        .select_k = 256},
-      kRead);
+      most());
 }
 
 // One head of the model keeps nearly everything, the others next to nothing.
@@ -255,10 +256,10 @@ TEST_P(OnDevice, KeepsMoreInOneHeadAsTheCpuDoes) {
   const ModelShape& shape = demo().model->shape;
   SessionOptions options = locret();
   options.keeps.assign(uint64_t{shape.layers} * shape.kv_heads, 64);
-  options.keeps[options.keeps.size() / 2] = kRead - 500;
+  options.keeps[options.keeps.size() / 2] = most() * 7 / 8;
   options.stabilizers = 0;
   Watched here(demo().model, options), there(demo().model, options, device());
-  const auto text = std::span(demo().book).first(kRead);
+  const auto text = std::span(demo().book).first(most());
   for (Watched* w : {&here, &there}) must((*w)->feed(text));
   PoolRule(0).check(here, there);
   expect_same_answer(here, there, answer());

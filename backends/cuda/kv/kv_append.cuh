@@ -15,6 +15,7 @@ struct KvAppendTask {
   __half *k, *v;
   int32_t* pos;
   uint32_t* saturated;
+  uint64_t first_entry = 0;  // where the head's rows go
 
   KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
       : blocks(static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.heads, threads / kWarp))),
@@ -48,14 +49,27 @@ struct KvAppendTask {
     return __float2half_rn(x);
   }
 
+  // A warp has a row of a head.
+  struct Place {
+    uint32_t row, head;
+  };
+  __device__ Place place(uint32_t block) const {
+    const uint32_t vector = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+    return {vector / p.heads, p.first_head + vector % p.heads};
+  }
+
+  __device__ void prepare(const StepParams&, uint32_t block) {
+    const uint32_t head = place(block).head;
+    first_entry = p.into == kIntoPool ? uint64_t(heads[head].first) + heads[head].n_entries
+                                      : uint64_t(head) * p.chunk_capacity;
+  }
+
   __device__ void operator()(const StepParams& s, uint32_t block) const {
-    const uint32_t vector = block * (blockDim.x / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const uint32_t row = vector / p.heads, head = p.first_head + vector % p.heads;
+    const uint32_t lane = threadIdx.x % kWarp;
+    const auto [row, head] = place(block);
     if (row >= s.n_rows) return;
     const int32_t position = s.position + static_cast<int32_t>(row);
-    const uint64_t first = p.into == kIntoPool ? uint64_t(heads[head].first) + heads[head].n_entries
-                                               : uint64_t(head) * p.chunk_capacity;
-    const uint64_t entry = first + row;
+    const uint64_t entry = first_entry + row;
     uint32_t beyond = 0;
     const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
     const float *k_from = from + p.k_column, *v_from = from + p.v_column;

@@ -19,6 +19,7 @@ struct QueryGateTask {
   GateState* gate = nullptr;
   const HeadState* heads = nullptr;  // of KV head 0 and those behind it
   uint32_t head_count = 0;
+  uint32_t now_selecting = 0;  // KV heads that this step selects from
 
   QueryGateTask() = default;
   QueryGateTask(const Launch& l, const QueryGate& op)
@@ -30,13 +31,12 @@ struct QueryGateTask {
         heads(l.heads + op.p.head_state),
         head_count(op.p.heads) {}
 
-  // KV heads that this step selects from; called by a warp. A run only grows while the generation stays, so
-  // where equally many are selected from they are the same.
-  __device__ uint32_t selecting(const StepParams& s) const {
+  // A run only grows while the generation stays, so where equally many are selected from they are the same.
+  __device__ void prepare(const StepParams& s, uint32_t) {
     uint32_t count = 0;
     for (uint32_t head = threadIdx.x % kWarp; head < head_count; head += kWarp)
       count += selects(s, step_entries(s, heads[head]));
-    return __reduce_add_sync(~0u, count);
+    now_selecting = __reduce_add_sync(~0u, count);
   }
 
   __device__ void operator()(const StepParams& s, uint32_t) const {
@@ -55,7 +55,6 @@ struct QueryGateTask {
     load(0, q, x);
     load(0, cached, y);
     const GateState before = *gate;
-    const uint32_t now_selecting = selecting(s);
 
     // The three products take the same steps in the same order, so those of equal queries have equal bits.
     // Without a cached query they are worked out for nothing, which costs less than waiting for the gate

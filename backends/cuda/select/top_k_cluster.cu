@@ -83,13 +83,13 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   extern __shared__ uint32_t shared[];
   Shared& b = *reinterpret_cast<Shared*>(shared);
   uint32_t* const own_marks = shared + sizeof(Shared) / sizeof(uint32_t);
+  const uint32_t rank = blockIdx.x, head = blockIdx.y;
   release_successor();
+  const StepParams s = *o.step;  // on their way while the bins are cleared
+  const HeadState state = o.heads[head];
   arrive_at_cluster_barrier<kBlocks>();  // blocks reach each other's memory once all have started
   clear(b.bins[0], 2 * kBins);
   if (threadIdx.x == 0) b.gathered = 0;
-  const uint32_t rank = blockIdx.x, head = blockIdx.y;
-  const StepParams s = *o.step;
-  const HeadState state = o.heads[head];
   HeadBlocks scorers{};
   if constexpr (kVotes) {
     o.p.keep = kKeepOfStep;

@@ -27,9 +27,8 @@ __device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadBlo
   float* const votes = ballot.votes + uint64_t(head) * ballot.p.vote_capacity;
   // A warp finds the log-sum-exp of one query head, whose parts are asked for before the scores.
   const uint32_t splits = scorers.count;
-  const LogSum* const parts = ballot.sums.sums && warp() < group
-                                  ? ballot.sums.sums + first_part_of(scorers, group, warp())
-                                  : nullptr;
+  const LogSum* const parts =
+      ballot.sums.sums && warp() < group ? ballot.sums.sums + first_part_of(scorers, group, warp()) : nullptr;
   const LogSum first = first_part(parts, parts ? splits : 0);
   bool has_lse = false;
   const auto lse = [&]() -> const float* {

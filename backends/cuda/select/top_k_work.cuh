@@ -29,12 +29,17 @@ struct Operands {
   Ballot ballot;
 };
 
+// units(), without a division where they are entries.
+__device__ inline uint32_t units_of(uint32_t entries, uint32_t page) {
+  return page == 1 ? entries : units(entries, page);
+}
+
 enum class Task { kListEverything, kRenewLocal, kPick };
 
 // `cached`: the selection is.
 __device__ inline Task task(const Operands& o, const StepParams& s, const HeadState& state, bool cached) {
   const uint32_t n = step_entries(s, state);
-  const bool picks = o.p.keep == kKeepOfHead ? state.keep < n : selects(s, units(n, o.p.page));
+  const bool picks = o.p.keep == kKeepOfHead ? state.keep < n : selects(s, units_of(n, o.p.page));
   if (!picks) return Task::kListEverything;
   return cached ? Task::kRenewLocal : Task::kPick;
 }
@@ -77,7 +82,7 @@ __device__ inline HeadWork head_work(const Operands& o, const StepParams& s, con
                                      uint32_t head) {
   const uint32_t n = step_entries(s, state);
   const Regions r =
-      o.p.keep == kKeepOfHead ? kept_regions(state, n) : selected_regions(s, units(n, o.p.page));
+      o.p.keep == kKeepOfHead ? kept_regions(state, n) : selected_regions(s, units_of(n, o.p.page));
   const Range middle{r.begin, r.end};
   if (o.p.by_position) {
     const Range positions{0, static_cast<uint32_t>(s.position) + s.n_rows};

@@ -30,8 +30,10 @@ __device__ static uint32_t first_at(const int32_t* pos, uint32_t begin, uint32_t
 static __global__ void __launch_bounds__(kThreads)
     vote_group_kernel(const StepParams* step, const HeadState* heads, VoteParams p, const float* scores,
                       const float* lse, const GateState* gate, float* votes) {
-  const StepParams s = begin_kernel(step);
+  release_successor();
+  const StepParams s = *step;
   const uint32_t head = blockIdx.y, n = units(step_entries(s, heads[head]), p.page);
+  await_predecessor();
   const bool cached = selection_cached(gate);
   if (!selects(s, n) || cached) return;
   const uint32_t begin = s.n_init, end = middle_end(s, n);
@@ -50,8 +52,10 @@ static __global__ void __launch_bounds__(kThreads)
 static __global__ void __launch_bounds__(kThreads)
     vote_layer_kernel(const StepParams* step, const HeadState* heads, VoteParams p, const float* scores,
                       const float* lse, const int32_t* pos, const GateState* gate, float* votes) {
-  const StepParams s = begin_kernel(step);
+  release_successor();
+  const StepParams s = *step;
   const uint32_t n = step_entries(s, heads[0]);
+  await_predecessor();
   const bool cached = selection_cached(gate);
   if (!selects(s, n) || cached) return;
   constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;  // query heads at once, of each of the 8
