@@ -97,7 +97,7 @@ class SpyDevice : public Device {
     void segment() override { inner_->segment(); }
     void record(const Op& op) override {
       if (const auto* score = std::get_if<CisStore>(&op)) device_.scores.push_back(*score);
-      if (const auto* pages = std::get_if<PageBounds>(&op)) device_.pages.push_back(*pages);
+      if (const auto* bounds = std::get_if<PageBounds>(&op)) device_.pages.push_back(*bounds);
       if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)
         device_.selections.push_back(*list);
       inner_->record(op);
