@@ -39,14 +39,14 @@ struct Speed {
 
 int bench(Settings& s, const BenchFlags& flags) {
   const Model model = open_model(s.model);
-  const Heads heads = heads_of(s, model);
+  const Retention retention = choose_retention(s, model, flags.prompt);
   const thimble_model_info info = model_info(model);
   settle_seed(s);
   // Before the session, whose budget does not count what measuring takes.
   const thimble_device_rates rates = measure_device(s.device, s.session.threads);
   s.predict = flags.generate;
   Progress progress;
-  thimble_session_options options = session_options(s, model, heads, flags.prompt);
+  thimble_session_options options = session_options(s, model, retention, flags.prompt);
   progress.attach(options);
   const Session session = create_session(model, options);
   const Interruptible interruptible(session);

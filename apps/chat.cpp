@@ -25,7 +25,9 @@ const char* kCommands =
 class Chat {
  public:
   explicit Chat(const Settings& settings)
-      : settings_(settings), model_(open_model(settings.model)), heads_(heads_of(settings_, model_)) {
+      : settings_(settings),
+        model_(open_model(settings.model)),
+        retention_(choose_retention(settings_, model_, 0)) {
     need_tokenizer(model_);
     settle_seed(settings_);
     find_end_of_turn();
@@ -59,7 +61,7 @@ class Chat {
 
   Settings settings_;
   Model model_;
-  Heads heads_;
+  Retention retention_;
   Progress progress_;
   Session session_;
   int32_t end_of_turn_ = -1;
@@ -72,7 +74,7 @@ class Chat {
 };
 
 void Chat::create() {
-  thimble_session_options options = session_options(settings_, model_, heads_, 0);
+  thimble_session_options options = session_options(settings_, model_, retention_, 0);
   progress_.attach(options);
   session_ = create_session(model_, options);
   call(thimble_session_set_sampler, session_.get(), &settings_.sampler);
@@ -217,12 +219,9 @@ void Chat::show_memory() {
 void Chat::show_policy() {
   const thimble_memory held = memory(session_);
   const thimble_session_options& o = settings_.session;
-  const int32_t retention = settings_.retention_given ? o.retention
-                            : heads_                  ? THIMBLE_RETENTION_LOCRET
-                                                      : THIMBLE_RETENTION_NONE;
   std::fprintf(
       stderr, "retention=%s pool=%u chunk=%u retain-scope=%s selection=%s positions=%s mem-budget=%s\n",
-      thimble_retention_name(retention), held.pool, held.chunk,
+      thimble_retention_name(retention_.policy), held.pool, held.chunk,
       o.retain_scope == THIMBLE_RETAIN_LAYER ? "layer" : "head", thimble_selection_name(o.selection),
       o.positions == THIMBLE_POSITIONS_ORIGINAL || o.selection == THIMBLE_SELECTION_QUEST ? "original"
                                                                                           : "list",
@@ -240,17 +239,17 @@ void Chat::change_policy(const std::string& words) {
     arguments.insert(arguments.begin(), word.rfind("--", 0) == 0 ? word : "--" + word);
   flags.parse(arguments);
 
-  Heads heads = heads_of(changed, model_);
-  plan(model_, session_options(changed, model_, heads, 0));  // throws while the old session still lives
+  Retention retention = choose_retention(changed, model_, 0);
+  plan(model_, session_options(changed, model_, retention, 0));  // throws while the old session still lives
   const Settings old = settings_;
-  std::swap(heads, heads_);
+  std::swap(retention, retention_);
   settings_ = changed;
   session_.reset();  // two at a time might not fit the machine
   try {
     create();
   } catch (const Failure&) {
     settings_ = old;
-    std::swap(heads, heads_);
+    std::swap(retention, retention_);
     create();
     throw;
   }

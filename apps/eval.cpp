@@ -171,7 +171,6 @@ void print_row(const std::string& task, const std::string& length, const Row& ro
 
 int eval(Settings& s, const EvalFlags& flags) {
   const Model model = open_model(s.model);
-  const Heads heads = heads_of(s, model);
   need_tokenizer(model);
   settle_seed(s);
   const std::vector<Sample> samples = read_samples(s, flags, model);
@@ -185,7 +184,8 @@ int eval(Settings& s, const EvalFlags& flags) {
   Progress progress;
   Settings asking = s;  // the question takes room as an answer does
   if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
-  thimble_session_options options = session_options(asking, model, heads, longest);
+  const Retention retention = choose_retention(asking, model, longest);
+  thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
   const Session session = create_session(model, options);
   Session dense;
@@ -195,9 +195,7 @@ int eval(Settings& s, const EvalFlags& flags) {
     plain.predict = s.predict;
     plain.session.threads = s.session.threads;
     plain.session.context = s.session.context;
-    plain.session.retention = THIMBLE_RETENTION_NONE;
-    plain.retention_given = true;
-    thimble_session_options dense_options = session_options(plain, model, Heads(), longest);
+    thimble_session_options dense_options = session_options(plain, model, {}, longest);
     progress.attach(dense_options);
     dense = create_session(model, dense_options);
   }

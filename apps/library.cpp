@@ -77,6 +77,18 @@ thimble_model_info model_info(const Model& model) {
   return info;
 }
 
+std::string heads_info(const std::string& path, const Model& model) {
+  return two_calls<std::string>(4096, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_heads_info(path.c_str(), model.get(), text.data(), text.size(), length, error);
+  });
+}
+
+std::string training_report(const thimble_training* training) {
+  return two_calls<std::string>(1024, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_training_report(training, text.data(), text.size(), length, error);
+  });
+}
+
 void need_tokenizer(const Model& model) {
   if (model_info(model).has_tokenizer) return;
   throw Failure(THIMBLE_UNSUPPORTED,

@@ -66,6 +66,10 @@ Session create_session(const Model& model, const thimble_session_options& option
 Session clone(const Session& session);
 
 thimble_model_info model_info(const Model& model);
+// What thimble_heads_info says; `model` may be null.
+std::string heads_info(const std::string& path, const Model& model);
+// What thimble_training_report says.
+std::string training_report(const thimble_training* training);
 // For commands that read text: a Failure that names the way out where the model has no tokenizer.
 void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);

@@ -22,22 +22,34 @@ int report(bool json, const std::string& code, const std::string& message, int e
   return exit_code;
 }
 
-// CLI11's words in ours. `command` is "thimble run", or "thimble" where none was recognised.
-std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::string& command) {
+// What was recognised of a command: "thimble run", "thimble heads import", or "thimble" alone.
+std::string recognised(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return app.get_name() + (chosen.empty() ? "" : " " + recognised(*chosen.front()));
+}
+
+// Whether a command was named in full.
+bool is_complete(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app.get_subcommands({}).empty() : is_complete(*chosen.front());
+}
+
+// CLI11's words in ours.
+std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   std::string message = error.what();
   const std::vector<std::string> extra = app.remaining(true);
-  const bool chosen = !app.get_subcommands().empty();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) || (!chosen && !extra.empty())) {
+  const bool complete = is_complete(app);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) || (!complete && !extra.empty())) {
     const std::string word = extra.empty() ? "" : extra.front();
     message = word.rfind('-', 0) == 0 ? "unknown flag " + word
-              : chosen                ? "'" + word + "' is not expected here"
+              : complete              ? "'" + word + "' is not expected here"
                                       : "unknown command '" + word + "'";
-  } else if (!chosen) {
+  } else if (!complete) {
     message = "a command is missing";
   }
   while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
   if (message.rfind("Could", 0) == 0) message[0] = 'c';
-  return message + "; '" + command + " --help' says what there is";
+  return message + "; '" + recognised(app) + " --help' says what there is";
 }
 
 int run(int argc, char** argv) {
@@ -57,10 +69,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string(thimble_build_info()), "Print version and what was built in");
   app.require_subcommand(1);
   app.footer("'thimble COMMAND --help' explains a command and its flags.");
-  const std::vector<Command> commands = {add_run(app),      add_chat(app),   add_plan(app),
-                                         add_eval(app),     add_bench(app),  add_inspect(app),
-                                         add_tokenize(app), add_devices(app)};
-  std::string command = "thimble";
+  const std::vector<Command> commands = {add_run(app),   add_chat(app),     add_plan(app),
+                                         add_eval(app),  add_bench(app),    add_inspect(app),
+                                         add_heads(app), add_tokenize(app), add_devices(app)};
   auto chosen = [&]() -> const Command* {
     for (const Command& c : commands) {
       if (c.app->parsed()) return &c;
@@ -73,12 +84,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& wish) {  // --help, --version
     return app.exit(wish);
   } catch (const CLI::ParseError& error) {
-    if (chosen()) command += " " + chosen()->app->get_name();
-    return report(json, "INVALID_ARGUMENT", explain(error, app, command), kExitUsage);
+    return report(json, "INVALID_ARGUMENT", explain(error, app), kExitUsage);
   } catch (const UsageError& error) {
-    if (chosen()) command += " " + chosen()->app->get_name();
-    return report(json, "INVALID_ARGUMENT", std::string(error.what()) + "; see '" + command + " --help'",
-                  kExitUsage);
+    return report(json, "INVALID_ARGUMENT",
+                  std::string(error.what()) + "; see '" + recognised(app) + " --help'", kExitUsage);
   } catch (const Failure& failure) {
     return report(json, thimble_status_name(failure.status), failure.what(), kExitFailure,
                   failure.bytes_missing);

@@ -1,6 +1,8 @@
 // Flags that subcommands share (see options.h).
 #include "apps/options.h"
 
+#include <cstdio>
+#include <filesystem>
 #include <random>
 #include <sstream>
 
@@ -19,6 +21,13 @@ struct Choice {
 std::vector<Choice> policies(const char* (*name_of)(int32_t)) {
   std::vector<Choice> all;
   for (int32_t i = 0; const char* name = name_of(i); ++i) all.push_back({name, i});
+  return all;
+}
+
+// The retentions, and a word that leaves the choice to choose_retention().
+std::vector<Choice> retentions() {
+  std::vector<Choice> all = policies(thimble_retention_name);
+  all.push_back({"auto", THIMBLE_RETENTION_DEFAULT});
   return all;
 }
 
@@ -91,11 +100,14 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(memory);
 
   const char* retention = "Retention (what stays when the pool is full)";
-  auto* retention_flag = add_choice(app, "--retention", o.retention, policies(thimble_retention_name),
-                                    "Everything, the first and the most recent, random entries, or what the "
-                                    "heads score highest (default: locret with --heads, else none)")
-                             ->group(retention);
-  auto* heads_flag = app.add_option("--heads", s.heads, "Retaining heads of this model, a GGUF file")
+  add_choice(
+      app, "--retention", o.retention, retentions(),
+      "Everything, the first and the most recent, random entries, what the heads score highest, or the "
+      "keys least like the others. auto: with --heads locret; else, where --pool or --mem-budget may not "
+      "hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or keydiff; "
+      "else none (default: auto)")
+      ->group(retention);
+  auto* heads_flag = app.add_option("--heads", s.heads, "Retainer of this model, a GGUF file")
                          ->type_name("FILE")
                          ->group(retention);
   add_choice(app, "--retain-scope", o.retain_scope,
@@ -104,8 +116,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(retention);
   app.add_option(
          "--stabilizers", o.stabilizers,
-         "Most recent entries kept between chunks (default: the share of the pool that the heads were "
-         "trained with, else 0)")
+         "Most recent entries kept between chunks (default: what the retainer was trained with, else 0)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--local", o.local,
@@ -171,12 +182,12 @@ void add_policy_flags(CLI::App& app, Settings& s) {
                  "(default: list; original for quest)")
           ->group(selection);
 
-  app.parse_complete_callback([&s, retention_flag, heads_flag, selecting, positions_flag] {
-    if (retention_flag->count()) s.retention_given = true;
-    if (s.retention_given && s.session.retention == THIMBLE_RETENTION_LOCRET && s.heads.empty()) {
+  app.parse_complete_callback([&s, heads_flag, selecting, positions_flag] {
+    const int32_t asked = s.session.retention;
+    if (asked == THIMBLE_RETENTION_LOCRET && s.heads.empty()) {
       throw UsageError("--retention locret needs --heads FILE");
     }
-    if (s.retention_given && s.session.retention != THIMBLE_RETENTION_LOCRET && heads_flag->count()) {
+    if (asked != THIMBLE_RETENTION_DEFAULT && asked != THIMBLE_RETENTION_LOCRET && heads_flag->count()) {
       throw UsageError("--heads is for --retention locret alone; leave one of the two out");
     }
     for (const Belongs& flag : selecting) {
@@ -249,16 +260,16 @@ void add_chat_flags(CLI::App& app, Settings& s) {
       ->type_name("NAME");
 }
 
-thimble_session_options session_options(const Settings& s, const Model& model, const Heads& heads,
+thimble_session_options session_options(const Settings& s, const Model& model, const Retention& retention,
                                         uint64_t tokens) {
   thimble_session_options o = s.session;
   o.device = s.device.c_str();
-  const bool wants_heads = !s.retention_given || o.retention == THIMBLE_RETENTION_LOCRET;
-  o.heads = wants_heads ? heads.get() : nullptr;
+  o.retention = retention.policy;
+  o.heads = retention.heads.get();
   o.seed = static_cast<uint32_t>(s.seed);
   // -n 0 still needs room: 0 would mean the default.
   if (s.predict >= 0) o.max_new = static_cast<uint32_t>(std::max<int64_t>(s.predict, 1));
-  const bool evicts = s.retention_given ? o.retention != THIMBLE_RETENTION_NONE : heads != nullptr;
+  const bool evicts = o.retention != THIMBLE_RETENTION_NONE;
   // Where nothing is evicted, the pool must hold the text; the answer's room is beside it. Not said as a
   // context: that is the user's bound on positions, the same for every policy. Where the text is not known,
   // or the answer has no end, the library's choice stays, a pool for all that the model was trained for.
@@ -270,8 +281,60 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   return o;
 }
 
-Heads heads_of(const Settings& s, const Model& model) {
-  return s.heads.empty() ? Heads() : open_heads(model, s.heads);
+namespace {
+
+// Whether a pool or a budget was asked for that may not hold the whole text.
+bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens) {
+  if (!s.session.pool && !s.session.budget_bytes) return false;
+  if (tokens == 0) return true;
+  if (s.session.pool) return s.session.pool < tokens;
+  thimble_session_options whole = session_options(s, model, {THIMBLE_RETENTION_NONE, {}}, tokens);
+  whole.pool = static_cast<uint32_t>(std::min<uint64_t>(tokens, INT32_MAX));
+  try {
+    plan(model, whole);
+  } catch (const Failure& failure) {
+    return failure.status == THIMBLE_BUDGET;
+  }
+  return false;
+}
+
+// Heads that lie beside the model and belong to it, or none.
+Heads heads_beside(const std::string& model_path, const Model& model, std::string& name) {
+  for (const char* ending : {".heads.gguf", ".locret.gguf"}) {
+    std::filesystem::path path = model_path;
+    path.replace_extension(ending);
+    if (!std::filesystem::exists(path)) continue;
+    try {
+      name = path.filename().string();
+      return open_heads(model, path.string());
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "thimble: warning: %s is passed over: %s\n", name.c_str(), failure.what());
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
+  if (!s.heads.empty() &&
+      (s.session.retention == THIMBLE_RETENTION_DEFAULT || s.session.retention == THIMBLE_RETENTION_LOCRET))
+    return {THIMBLE_RETENTION_LOCRET, open_heads(model, s.heads)};
+  if (s.session.retention != THIMBLE_RETENTION_DEFAULT) return {s.session.retention, {}};
+  if (!may_not_fit(s, model, tokens)) return {THIMBLE_RETENTION_NONE, {}};
+  std::string chosen;
+  Retention retention{THIMBLE_RETENTION_LOCRET, heads_beside(s.model, model, chosen)};
+  if (!retention.heads) {
+    // KeyDiff compares the keys of one head, so it cannot keep the same entries in all.
+    retention.policy =
+        s.session.retain_scope == THIMBLE_RETAIN_LAYER ? THIMBLE_RETENTION_WINDOW : THIMBLE_RETENTION_KEYDIFF;
+    chosen = thimble_retention_name(retention.policy);
+  }
+  std::fprintf(
+      stderr,
+      "thimble: retention by %s, as the text may be longer than the pool; --retention chooses another\n",
+      chosen.c_str());
+  return retention;
 }
 
 void settle_seed(Settings& s) {

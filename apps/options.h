@@ -22,6 +22,9 @@ Command add_plan(CLI::App& root);
 Command add_eval(CLI::App& root);
 Command add_bench(CLI::App& root);
 Command add_inspect(CLI::App& root);
+Command add_heads(CLI::App& root);
+Command add_heads_train(CLI::App& heads);
+Command add_heads_budgets(CLI::App& heads);
 Command add_tokenize(CLI::App& root);
 Command add_devices(CLI::App& root);
 
@@ -29,9 +32,9 @@ Command add_devices(CLI::App& root);
 struct Settings {
   Settings();
   std::string model, heads, device = "auto", chat_template, system;
-  thimble_session_options session;  // complete but for heads, device, max_new and what depends on the text
+  thimble_session_options session;  // complete but for heads, device, max_new and what depends on the text;
+                                    // its retention is what was asked for, THIMBLE_RETENTION_DEFAULT: auto
   thimble_sampler_options sampler;
-  bool retention_given = false;
   int64_t predict = 256;  // -1: until the end of generation
   int64_t seed = 0;
   bool json = false;
@@ -47,12 +50,17 @@ void add_predict_flag(CLI::App& app, Settings& settings);
 void add_sampling_flags(CLI::App& app, Settings& settings);
 void add_chat_flags(CLI::App& app, Settings& settings);
 
-// The options of a session for these settings, which lend their strings. `tokens` is the longest prompt, 0
-// where it is not known.
-thimble_session_options session_options(const Settings& settings, const Model& model, const Heads& heads,
-                                        uint64_t tokens);
-// The heads of --heads, or none.
-Heads heads_of(const Settings& settings, const Model& model);
+// The retention of a session, and the heads that it takes.
+struct Retention {
+  int32_t policy = THIMBLE_RETENTION_NONE;
+  Heads heads;
+};
+// What --retention says, or auto chooses, which is then told on standard error. `tokens` is the longest
+// prompt, 0 where it is not known.
+Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);
+// The options of a session for these settings, which lend their strings.
+thimble_session_options session_options(const Settings& settings, const Model& model,
+                                        const Retention& retention, uint64_t tokens);
 // -1 becomes a random seed, which --json then shows.
 void settle_seed(Settings& settings);
 

@@ -11,9 +11,9 @@ namespace {
 
 int plan_command(const Settings& s, uint64_t tokens) {
   const Model model = open_model(s.model);
-  const Heads heads = heads_of(s, model);
+  const Retention retention = choose_retention(s, model, tokens);
   const thimble_model_info info = model_info(model);
-  const thimble_session_options options = session_options(s, model, heads, tokens);
+  const thimble_session_options options = session_options(s, model, retention, tokens);
   const thimble_memory memory = plan(model, options);
   const uint64_t planned_tokens = tokens              ? tokens
                                   : s.session.context ? s.session.context

@@ -80,7 +80,7 @@ const char* verdict(const Json& correct) {
 
 }  // namespace
 
-int ask_questions(const Settings& s, const Model& model, const Heads& heads, const std::string& book,
+int ask_questions(const Settings& s, const Model& model, const std::string& book,
                   const std::string& questions_path) {
   need_tokenizer(model);
   std::vector<Question> questions = read_questions(questions_path);
@@ -96,10 +96,19 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
   }
 
   Progress progress;
-  thimble_session_options options = session_options(s, model, heads, longest);
+  const Retention retention = choose_retention(s, model, longest);
+  thimble_session_options options = session_options(s, model, retention, longest);
   progress.attach(options);
   leave_room_for_a_clone(model, options);
   const thimble_memory planned = plan(model, options);
+  const uint64_t needed = planned.total + clone_bytes(planned);
+  if (planned.budget && needed > planned.budget)  // said before the text is read, not behind it
+    throw Failure(THIMBLE_BUDGET,
+                  "the budget of " + format_size(planned.budget) + " lacks " +
+                      format_size(needed - planned.budget) +
+                      ": the reading and the clone that a question takes need " + format_size(needed) +
+                      "; give it a smaller --pool, or none, for the largest that fits",
+                  needed - planned.budget);
   const thimble_model_info info = model_info(model);
   const uint64_t dense_bytes = planned.dense_bytes_per_token * longest;
   if (!s.json) {
@@ -107,8 +116,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
     std::printf("pool              %s entries a head, room for %s in the largest\n",
                 format_count(planned.pool).c_str(), format_count(planned.capacity).c_str());
     std::printf("planned           %s for the reading, %s with the clone that a question takes\n",
-                format_size(planned.total).c_str(),
-                format_size(planned.total + clone_bytes(planned)).c_str());
+                format_size(planned.total).c_str(), format_size(needed).c_str());
     std::printf(
         "dense would need  %s of keys and values, and positions up to %s; the model was trained for %s\n\n",
         format_size(dense_bytes).c_str(), format_count(longest).c_str(),
@@ -192,7 +200,7 @@ int ask_questions(const Settings& s, const Model& model, const Heads& heads, con
         {{"budget_bytes", planned.budget},
          {"memory",
           {{"planned", memory_json(planned)},
-           {"planned_with_clone", planned.total + clone_bytes(planned)},
+           {"planned_with_clone", needed},
            {"allocated", allocated},
            {"pool", planned.pool},
            {"capacity", planned.capacity}}},

@@ -9,7 +9,7 @@ namespace app {
 
 // Reads `book` once, asks each question of the JSON file on a clone of that reading, and prints what came.
 // Gives the exit code.
-int ask_questions(const Settings& settings, const Model& model, const Heads& heads, const std::string& book,
+int ask_questions(const Settings& settings, const Model& model, const std::string& book,
                   const std::string& questions_path);
 
 }  // namespace app

@@ -50,9 +50,8 @@ double rate(uint64_t tokens, double seconds) {
 
 int run(Settings& s, const RunFlags& flags) {
   const Model model = open_model(s.model);
-  const Heads heads = heads_of(s, model);
   settle_seed(s);
-  if (!flags.questions.empty()) return ask_questions(s, model, heads, read_file(flags.file), flags.questions);
+  if (!flags.questions.empty()) return ask_questions(s, model, read_file(flags.file), flags.questions);
 
   const std::vector<int32_t> prompt = prompt_tokens(s, flags, model);
   if (prompt.empty())
@@ -62,7 +61,8 @@ int run(Settings& s, const RunFlags& flags) {
   const bool writes_ids = !flags.tokens.empty();
 
   Progress progress;
-  thimble_session_options options = session_options(s, model, heads, prompt.size());
+  const Retention retention = choose_retention(s, model, prompt.size());
+  thimble_session_options options = session_options(s, model, retention, prompt.size());
   progress.attach(options);
   const thimble_memory planned = plan(model, options);
   const Session session = create_session(model, options);

@@ -6,6 +6,7 @@
 // replayed unchanged.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -68,9 +69,12 @@ inline uint64_t kv_bytes(DType type, uint32_t head_dim) { return dtype_bytes(typ
 
 // ---- what a device must know to say what it needs ----
 
+struct MatrixShape {
+  uint32_t rows = 0, cols = 0;
+};
 struct ModelShape {
   uint32_t layers = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, d_ff = 0, vocab = 0;
-  uint32_t d_retain = 0;  // hidden width of the retaining heads; 0: none
+  std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 where there is none
 };
 struct SessionShape {
   uint32_t chunk = 0;          // rows of the largest program
@@ -160,6 +164,19 @@ struct KvAppend {  // k, v rows as f16, and their positions; what is beyond f16'
   Out saturated;  // one uint, to which the numbers are added that were beyond f16's range
   KvAppendParams p;
 };
+// What a retainer of the kind "sink" makes of its queries and keys: a softmax weight among the sinks. For the
+// queries i of a KV head
+//   weight_i = exp(q_i k + bias_i) / (exp(q_i k + bias_i) + sum over sinks s of exp(q_i s)),
+// where q and k are normed and all products scaled; the score is the mean of the weights.
+struct SinkScore {
+  In q;               // [rows][Hkv][group][width]
+  In k;               // [rows][Hkv][width]
+  In q_norm, k_norm;  // f32 [width]: weights of the norms
+  In sinks;           // f32 [Hkv][sinks][width], not normed
+  In bias;            // f32 [Hkv][group]
+  Out score;          // [rows][Hkv]
+  SinkScoreParams p;
+};
 struct CisStore {  // the retention scores of the step's rows
   In score;        // [rows][Hkv], kCisHead only
   Out cis;         // [run], or of the chunk: [Hkv][chunk_capacity]
@@ -199,12 +216,12 @@ struct GateState {
   uint32_t selecting;  // KV heads that were selected from when it was made
   uint32_t reserved;
 };
-struct QueryGate {  // hit = valid, same generation, as many KV heads to select from, at most n_local / 2 tokens
-                    // ago, cos(q, cached) >= theta (methods 3.6). While no head is selected from: not valid,
-                    // and neither hit nor miss
-  In q;             // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
-  Out cached;       // [cols]; replaced on a miss
-  Out gate;         // GateState
+struct QueryGate {  // hit = valid, same generation, as many KV heads to select from, at most n_local / 2
+                    // tokens ago, cos(q, cached) >= theta (methods 3.6). While no head is selected from: not
+                    // valid, and neither hit nor miss
+  In q;        // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
+  Out cached;  // [cols]; replaced on a miss
+  Out gate;    // GateState
   QueryGateParams p;
 };
 struct TokenScore {  // s_h(i) = mean over rows of q rotated at n_local + row, dot k_i unrotated, over the
@@ -247,6 +264,29 @@ struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go 
   Out list;
   TopKParams p;
 };
+// What the entries that a KV head held before the step are worth to the marked rows: what retainers learn. For
+// entry t, over the query heads h of its KV head and the marked rows p,
+//   max_logit[t] = max(max_logit[t], least, q_hp k_t * scale)
+//   log_prob[t] = max(log_prob[t], least, q_hp k_t * scale - lse_hp),
+// lse_hp being the log-sum-exp of the logits of all entries up to the row's own.
+struct Label {
+  In q;                // [rows][row_stride], unrotated
+  In marked;           // uint [rows]: whether the row counts
+  KvArray k, chunk_k;  // [run][dh]; of the chunk: [Hkv][chunk_capacity][dh]
+  In rope;
+  Out lse;                  // [rows][H]; only those of marked rows are written
+  Out max_logit, log_prob;  // [Hkv][label_capacity], by entry
+  LabelParams p;
+};
+struct KeyDiff {  // scores of all entries, the step's rows among them: minus the cosine of an entry's key and
+                  // the mean of all keys, each divided by its length. A key of length 0 does not count in the
+                  // mean and scores -1, as the mean would, and so do all where the mean's length is 0; a key
+                  // that holds NaN does not count either, and scores NaN
+  KvArray k, chunk_k;  // [run][dh]; of the chunk: [Hkv][chunk_capacity][dh], empty where there is no chunk
+  Out sums;            // [Hkv][blocks][dh]: scratch
+  Out cis, chunk_cis;  // [run], [Hkv][chunk_capacity]
+  KeyDiffParams p;
+};
 struct ArgMax {  // ties go to the lower id
   In x;          // [n_logit_rows][cols]
   Out index;     // int32 [n_logit_rows]; -1 where any x of the row is NaN or infinite
@@ -269,14 +309,16 @@ struct Copy {
 // lists everything and token_score, page_score and vote do nothing.
 
 using Op =
-    std::variant<Embed, RmsNorm, Linear, Glu, Activation, KvAppend, CisStore, KvView, Attention, KvCompact,
-                 QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, ArgMax, LogProb, Copy>;
+    std::variant<Embed, RmsNorm, Linear, Glu, Activation, KvAppend, SinkScore, CisStore, KvView, Attention,
+                 KvCompact, QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, Label, KeyDiff, ArgMax,
+                 LogProb, Copy>;
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
-      "embed",   "rms_norm",  "linear",     "glu",        "activation",  "kv_append",   "cis_store",
-      "kv_view", "attention", "kv_compact", "query_gate", "token_score", "page_bounds", "page_score",
-      "vote",    "top_k",     "arg_max",    "log_prob",   "copy"};
+      "embed",      "rms_norm", "linear",    "glu",        "activation", "kv_append",   "sink_score",
+      "cis_store",  "kv_view",  "attention", "kv_compact", "query_gate", "token_score", "page_bounds",
+      "page_score", "vote",     "top_k",     "label",      "key_diff",   "arg_max",     "log_prob",
+      "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }
@@ -290,7 +332,9 @@ struct Recorder {  // ops run in the order recorded; the first error sticks unti
 struct Program {  // graph exec | command buffers | closures
   virtual ~Program() = default;
   uint32_t segments = 0;
-  uint64_t bytes = 0;  // of memory that recording it took, as far as it can be measured
+  // Of memory that recording it took: what it allocated, and what the driver then told to be in use more. A
+  // driver that does not tell what a program takes (Vulkan's) is not counted here, but in Needs.
+  uint64_t bytes = 0;
 };
 
 // ---- device and stream ----
@@ -298,6 +342,7 @@ struct Program {  // graph exec | command buffers | closures
 // One session's queue on a device. One thread at a time.
 struct Stream {
   virtual ~Stream() = default;
+  uint64_t bytes = 0;  // of memory that opening it took, counted as a program's are
   // Starts recording a program for at most max_rows rows.
   virtual std::unique_ptr<Recorder> record(uint32_t max_rows) = 0;
   virtual Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder>) = 0;

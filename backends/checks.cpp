@@ -39,6 +39,7 @@ class Checker {
     need("x", o.x, rows() * o.p.in_cols * kWord);
     matrix(o.gate, o.p.out_cols, o.p.in_cols);
     matrix(o.up, o.p.out_cols, o.p.in_cols);
+    if (o.p.act == kActGeluErf) refuse("was recorded with the erf form of gelu");
     need("h", o.h, rows() * o.p.out_cols * kWord);
   }
 
@@ -61,6 +62,18 @@ class Checker {
       h.grows = name_;
     }
     if (p.rope.mode == kRopeOriginal) bounds_.positions.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const SinkScore& o) {
+    const SinkScoreParams& p = o.p;
+    const uint64_t queries = uint64_t(p.heads) * p.group;
+    need("q", o.q, rows() * queries * p.width * kWord);
+    need("k", o.k, rows() * p.heads * p.width * kWord);
+    need("q_norm", o.q_norm, p.width * kWord);
+    need("k_norm", o.k_norm, p.width * kWord);
+    need("sinks", o.sinks, uint64_t(p.heads) * p.sinks * p.width * kWord);
+    need("bias", o.bias, queries * kWord);
+    need("score", o.score, rows() * p.heads * kWord);
   }
 
   void operator()(const CisStore& o) {
@@ -99,6 +112,7 @@ class Checker {
     const AttentionParams& p = o.p;
     HeadBounds& h = heads(p);
     const uint64_t queries = last(p) * p.group;
+    if (p.equal_heads) h.equal = name_;
     if (p.source == kFromPool) {
       run("k", o.k, p.head_dim, h);
       run("v", o.v, p.head_dim, h);
@@ -155,6 +169,7 @@ class Checker {
     scores(o.scores, o.lse, queries, p.score_capacity, h);
     select_from(h, 1);
     h.scores = name_;
+    if (p.equal_heads) h.equal = name_;
     Bound& rotated = p.rope.mode == kRopeList ? h.local : bounds_.positions;
     rotated.narrow(rope_positions(o.rope, p), name_);
   }
@@ -229,6 +244,37 @@ class Checker {
     if (o.gate) need("gate", o.gate, sizeof(GateState));
     if (p.in_runs && !o.chunk_scores) h.scores = name_;
     if (!p.in_runs && !p.by_position) h.middle.narrow(p.score_capacity, name_);
+  }
+
+  void operator()(const Label& o) {
+    const LabelParams& p = o.p;
+    const uint64_t queries = uint64_t(p.heads) * p.group;
+    HeadBounds& h = heads(0, p.heads, p.head_state);
+    need("q", o.q, strided(rows(), p.row_stride, queries * p.head_dim));
+    need("marked", o.marked, rows() * kWord);
+    run("k", o.k, p.head_dim, h);
+    chunk("chunk_k", o.chunk_k.values, p.heads, p.chunk_capacity, kv_bytes(o.chunk_k.type, p.head_dim));
+    need("lse", o.lse, rows() * queries * kWord);
+    need("max_logit", o.max_logit, uint64_t(p.heads) * p.label_capacity * kWord);
+    need("log_prob", o.log_prob, uint64_t(p.heads) * p.label_capacity * kWord);
+    h.held.narrow(p.label_capacity, name_);
+    if (p.rope.mode != kRopeOriginal) refuse("was recorded for keys that are not rotated to their positions");
+    bounds_.positions.narrow(rope_positions(o.rope, p), name_);
+  }
+
+  void operator()(const KeyDiff& o) {
+    const KeyDiffParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("k", o.k, p.head_dim, h);
+    run("cis", o.cis, h);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
+    } else {
+      bounds_.rows.narrow(0, name_);
+    }
+    need("sums", o.sums, last(p) * p.blocks * p.head_dim * kWord);
+    h.entries.narrow(uint64_t(p.blocks) * kKeyDiffBlock, name_);
   }
 
   void operator()(const ArgMax& o) {

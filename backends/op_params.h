@@ -22,7 +22,7 @@ struct StepParams {
   uint generation;       // select: changes whenever pool entries moved, so cached indices are stale
   uint first_logit_row;  // tail: first row that gets logits
   uint n_logit_rows;     // tail: rows that get logits
-  uint ring_row;         // decode: row of the ring that keeps this token's q, k, v
+  uint ring_row;         // decode: row of the ring that keeps what the retainer reads of this token
   uint seed;             // random retention
 };
 
@@ -50,12 +50,13 @@ struct HeadState {
 #define kRopeHalves 1u    // (i, i + n_rot / 2), the others
 
 #define kActSilu 0u
-#define kActGelu 1u  // tanh form
+#define kActGelu 1u     // tanh form
+#define kActGeluErf 2u  // erf form; not of glu
 
 #define kVoteLayer 0u  // one set of positions for the layer (methods 6.1 b)
 #define kVoteGroup 1u  // each KV head votes within its group (6.1 a)
 
-#define kCisHead 0u      // output of the retaining head
+#define kCisHead 0u      // output of the retainer
 #define kCisPosition 1u  // the token's position: keeps the most recent
 #define kCisHash 2u      // a hash of (seed, layer, head, position): random eviction
 
@@ -123,6 +124,15 @@ struct KvAppendParams {
   RopeParams rope;  // rotates only under kRopeOriginal
 };
 
+struct SinkScoreParams {
+  uint heads;   // KV heads
+  uint group;   // queries to a KV head
+  uint width;   // channels of queries, keys and sinks
+  uint sinks;   // to a KV head
+  float eps;    // of the norms
+  float scale;  // 1 / sqrt(width)
+};
+
 struct CisStoreParams {
   uint first_head, heads;
   uint kind;         // kCisHead, kCisPosition, kCisHash
@@ -155,6 +165,7 @@ struct AttentionParams {
   uint head_state;
   uint list_capacity;
   uint window;  // a row sees its own list index and the window - 1 before it; 0: all before it
+  uint equal_heads;  // 1: all heads hold equally many entries in every step, so their work need not be shared
   float scale;  // 1 / sqrt(head_dim)
   RopeParams rope;
 };
@@ -180,6 +191,7 @@ struct TokenScoreParams {
   uint row_stride;
   uint head_state;
   uint score_capacity;  // scores from query head to query head
+  uint equal_heads;     // as in AttentionParams
   float scale;          // 1 as published, or 1 / sqrt(head_dim)
   RopeParams rope;
 };
@@ -228,6 +240,30 @@ struct PageScoreParams {
   uint score_capacity;  // scores from query head to query head
   float scale;          // 1 / sqrt(head_dim)
   RopeParams rope;
+};
+
+struct LabelParams {
+  uint heads;  // KV heads
+  uint group;
+  uint head_dim;
+  uint row_stride;      // elements from row to row of q
+  uint chunk_capacity;  // rows from head to head in the chunk's keys
+  uint head_state;
+  uint label_capacity;  // labels from KV head to KV head
+  float scale;          // 1 / sqrt(head_dim)
+  float least;          // no label is smaller
+  RopeParams rope;      // kRopeOriginal: keys are cached rotated
+};
+
+// Entries whose keys one sum of key_diff adds.
+#define kKeyDiffBlock 256u
+
+struct KeyDiffParams {
+  uint first_head, heads;  // KV heads
+  uint head_dim;
+  uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
+  uint head_state;
+  uint blocks;  // sums from head to head
 };
 
 struct ArgMaxParams {

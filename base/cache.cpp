@@ -5,8 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <random>
+
+#include "base/file.h"
 
 namespace thimble {
 namespace {
@@ -37,19 +38,6 @@ fs::path cache_folder() {
   return base.empty() ? base : base / "thimble";
 }
 
-struct Close {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, Close>;
-
-File open(const fs::path& path, bool write) {
-#ifdef _WIN32
-  return File(_wfopen(path.c_str(), write ? L"wb" : L"rb"));
-#else
-  return File(std::fopen(path.c_str(), write ? "wb" : "rb"));
-#endif
-}
-
 }  // namespace
 
 // A file is the bytes and then their checksum.
@@ -60,7 +48,7 @@ std::vector<std::byte> read_cache(const std::string& name) {
   const uint64_t size = fs::file_size(folder / name, failed);
   if (failed || size < sizeof(uint64_t)) return {};
   std::vector<std::byte> bytes(size);
-  const File file = open(folder / name, false);
+  const File file = open_file(folder / name, "rb");
   if (!file || std::fread(bytes.data(), 1, size, file.get()) != size) return {};
   uint64_t sum;
   bytes.resize(size - sizeof sum);
@@ -80,7 +68,7 @@ void write_cache(const std::string& name, std::span<const std::byte> bytes) {
   std::vector<std::byte> content(bytes.begin(), bytes.end());
   content.resize(bytes.size() + sizeof sum);
   std::memcpy(content.data() + bytes.size(), &sum, sizeof sum);
-  File file = open(written, true);
+  File file = open_file(written, "wb");
   const bool whole = file && std::fwrite(content.data(), 1, content.size(), file.get()) == content.size();
   const bool closed = file && std::fclose(file.release()) == 0;
   if (whole && closed) fs::rename(written, folder / name, failed);

@@ -35,7 +35,7 @@ struct thimble_model {
 };
 
 struct thimble_heads {
-  std::shared_ptr<const thimble::RetainingHeads> heads;
+  std::shared_ptr<const thimble::Retainer> retainer;
   std::shared_ptr<const thimble::Model> model;  // that they were checked against
 };
 

@@ -1,4 +1,4 @@
-// Entry points about models and retaining heads: opening, and what is in the files.
+// Entry points about models and retainers: opening, and what is in the files.
 #include "backends/registry.h"
 #include "capi/handles.h"
 #include "runtime/chat/chat.h"
@@ -61,10 +61,10 @@ Status open_heads(const thimble_model* model, Result<MappedFile> file, std::stri
   THIMBLE_TRY(need(out, "heads"));
   THIMBLE_TRY(file);
   auto handle = std::make_unique<thimble_heads>();
-  THIMBLE_LET(heads, model->model->open_heads(std::move(*file), std::move(name)));
-  handle->heads = heads;
+  THIMBLE_LET(retainer, model->model->open_retainer(std::move(*file), std::move(name)));
+  handle->retainer = retainer;
   handle->model = model->model;
-  model->warn(heads->warning);
+  model->warn(retainer->warning);
   *out = handle.release();
   return {};
 }

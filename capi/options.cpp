@@ -73,7 +73,7 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   SessionOptions& r = request.options;
   if (o.heads) {
     THIMBLE_TRY(check_heads(model, *o.heads));
-    r.heads = o.heads->heads;
+    r.retainer = o.heads->retainer;
   }
   const int32_t by_default = o.heads ? THIMBLE_RETENTION_LOCRET : THIMBLE_RETENTION_NONE;
   THIMBLE_TRY(read_policy("retention", o.retention == THIMBLE_RETENTION_DEFAULT ? by_default : o.retention,

@@ -79,9 +79,9 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.dense_bytes_per_token = kv_bytes_per_token(model.shape);
   m.mapped = model.file().size();
   m.mapped_resident = model.file().resident_bytes();
-  if (const RetainingHeads* heads = plan.options.heads.get()) {
-    m.mapped += heads->file.size();
-    m.mapped_resident += heads->file.resident_bytes();
+  if (const Retainer* retainer = plan.options.retainer.get()) {
+    m.mapped += retainer->file.size();
+    m.mapped_resident += retainer->file.resident_bytes();
   }
   m.host_tables = model.host_bytes();
   m.largest_position = plan.largest_position;

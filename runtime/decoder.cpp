@@ -101,6 +101,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                             .head_state = l.head_state(),
                             .list_capacity = list.capacity,
                             .window = weights_of(l).window,
+                            .equal_heads = l.has_equal_heads(),
                             .scale = 1.0f / std::sqrt(float(shape_.head_dim)),
                             .rope = rope_of(setting_)}};
   if (!l.chunk) {
@@ -136,6 +137,7 @@ void Decoder::retain(const LayerStep& l) const {
   const LayerPool& pool = l.pool();
   const bool evicts = retention(l).evicts();
   const uint32_t list_capacity = 1 + dimensions_.reach;
+  retention(l).record_eviction(l);
   if (evicts)
     l.recorder.record(TopK{.scores = pool.cis,
                            .chunk_scores = l.chunk ? at_.chunk_cis : View{},

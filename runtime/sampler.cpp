@@ -4,6 +4,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "base/splitmix64.h"
+
 namespace thimble {
 
 Sampler::Sampler(uint32_t vocab, uint32_t rewindable)
@@ -76,15 +78,8 @@ float Sampler::logit(const float* logits, uint32_t id) const {
   return std::min(x, FLT_MAX);
 }
 
-// SplitMix64 (Steele, Lea and Flood 2014), its upper 53 bits as a number in [0, 1).
-double Sampler::uniform() {
-  random_ += 0x9e3779b97f4a7c15u;
-  uint64_t x = random_;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  x ^= x >> 31;
-  return static_cast<double>(x >> 11) * 0x1p-53;
-}
+// The upper 53 bits of a random number, as one in [0, 1).
+double Sampler::uniform() { return static_cast<double>(splitmix64(random_) >> 11) * 0x1p-53; }
 
 int32_t Sampler::sample(const float* logits) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());

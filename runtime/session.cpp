@@ -73,7 +73,7 @@ Status Session::allocate(bool first) {
     return {};
   };
   THIMBLE_TRY(place(*model_, model_->file(), weights_.model));
-  if (o.heads) THIMBLE_TRY(place(*o.heads, o.heads->file, weights_.heads));
+  if (o.retainer) THIMBLE_TRY(place(*o.retainer, o.retainer->file, weights_.retainer));
   const auto allocate = [&](MemKind kind, uint64_t size, std::unique_ptr<Buffer>& into) -> Status {
     THIMBLE_LET(buffer, device_->alloc(kind, size));
     allocated += buffer->size;
@@ -108,7 +108,7 @@ Status Session::allocate(bool first) {
     heads_[i].capacity = plan_.dimensions.runs[i].capacity;
   }
 
-  allocated += programs_.bytes() + sampler_.bytes() + waiting_.capacity() * sizeof(int32_t) +
+  allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() + waiting_.capacity() * sizeof(int32_t) +
                heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
   reservation_.allocated = allocated;
   ledger_->allocated += allocated;

@@ -17,14 +17,14 @@ enum class VoteScope : uint32_t { kAuto, kLayer, kGroup };
 enum class Positions : uint32_t { kList, kOriginal };
 
 struct SessionOptions {
-  std::shared_ptr<const RetainingHeads> heads;
+  std::shared_ptr<const Retainer> retainer;
   uint64_t budget = 0;  // bytes; 0: no limit
 
   Retention retention = Retention::kNone;
   RetainScope retain_scope = RetainScope::kPerHead;
   uint32_t pool = 0;  // b: entries that a head keeps, on average
-  // Entries that each head keeps, [layer][kv head] of the layers that attend to everything; empty: `pool`
-  // each. Tests set it; a retainer's file will.
+  // Entries that each head keeps, [layer][kv head]; empty: `pool` each. What it says of layers with a
+  // window is not used.
   std::vector<uint32_t> keeps;
   uint32_t chunk = 0;
   uint32_t stabilizers = kDefault;

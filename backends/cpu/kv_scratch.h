@@ -61,6 +61,13 @@ struct BoundsScratch {
       : lowest(l.take<float>(head_dim)), highest(l.take<float>(head_dim)), key(l.take<float>(head_dim)) {}
 };
 
+// One worker of key_diff.
+struct KeyScratch {
+  float *key, *sum;  // [head_dim] each
+  KeyScratch(ScratchLayout& l, uint32_t head_dim)
+      : key(l.take<float>(head_dim)), sum(l.take<float>(head_dim)) {}
+};
+
 // One worker of attention and token_score: `vectors` queries of one KV head against a tile of its keys.
 struct TileScratch {
   float *q, *rotated;  // [vectors][padded_width]

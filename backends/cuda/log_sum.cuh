@@ -2,28 +2,20 @@
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
+#include "backends/log_sum.h"
 
 namespace thimble::cuda {
 
-// sum * exp(peak); NaN and -inf count for nothing, as if they had not been added.
-struct LogSum {
-  float peak, sum;
-
-  __device__ void add(float x) {
-    if (!(x > -kInfinity)) return;
-    const float factor = expf(-fabsf(x - peak));
-    sum = x > peak ? sum * factor + 1 : sum + factor;
-    peak = fmaxf(x, peak);
-  }
-  __device__ void add(const LogSum& other) {
-    if (!(other.peak > -kInfinity)) return;
-    const float factor = expf(-fabsf(other.peak - peak));
-    sum = other.peak > peak ? sum * factor + other.sum : sum + other.sum * factor;
-    peak = fmaxf(other.peak, peak);
-  }
-  __device__ float value() const { return peak > -kInfinity ? peak + logf(sum) : -kInfinity; }
-};
 inline constexpr LogSum kNoSum{-kInfinity, 0};
+
+// NaN and -inf count for nothing, as if they had not been added.
+__device__ inline void add(LogSum& own, LogSum other) {
+  if (other.peak > -kInfinity) own = merged(own, other, expf(gap(own, other)));
+}
+__device__ inline void add(LogSum& own, float x) { add(own, LogSum{x, 1}); }
+
+// The logarithm of the sum.
+__device__ inline float log_of(LogSum s) { return s.peak > -kInfinity ? s.peak + logf(s.sum) : -kInfinity; }
 
 // A peak that can be subtracted from itself and from what lies below it.
 __device__ inline float finite(float peak) { return fminf(fmaxf(peak, -3.4e38f), 3.4e38f); }
@@ -65,8 +57,8 @@ __device__ inline LogSum first_part(const LogSum* parts, uint32_t count) {
 // The logarithm of the sum of all parts, in every lane of the warp that calls it; `own` is first_part().
 __device__ inline float log_sum_exp(const LogSum* parts, uint32_t count, LogSum own) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x % kWarp + kWarp; i < count; i += kWarp) own.add(parts[i]);
-  return warp_log_sum(own).value();
+  for (uint32_t i = threadIdx.x % kWarp + kWarp; i < count; i += kWarp) add(own, parts[i]);
+  return log_of(warp_log_sum(own));
 }
 
 }  // namespace thimble::cuda

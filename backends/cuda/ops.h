@@ -22,6 +22,7 @@ void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
+void sink_score(const Launch&, const SinkScore&);
 void cis_store(const Launch&, const CisStore&);
 void kv_view(const Launch&, const KvView&);
 void attention(const Launch&, const Attention&);
@@ -31,6 +32,7 @@ void query_gate(const Launch&, const QueryGate&);
 // they are left to a top_k.
 void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_lse);
 void page_bounds(const Launch&, const PageBounds&);
+void key_diff(const Launch&, const KeyDiff&);
 void page_score(const Launch&, const PageScore&);
 void vote(const Launch&, const Vote&);
 // `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what

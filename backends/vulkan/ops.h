@@ -20,6 +20,7 @@ void glu(Recording&, const Glu&, const RmsNorm* prepared = nullptr);
 void linear_before(Recording&, const Linear&, const RmsNorm&);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
+void sink_score(Recording&, const SinkScore&);
 void cis_store(Recording&, const CisStore&);
 void kv_view(Recording&, const KvView&);
 void attention(Recording&, const Attention&);
@@ -30,6 +31,7 @@ void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
 // What it leaves at the beginning of scratch: [query heads][kMostScoreParts]{maximum, sum}.
 uint64_t score_parts_bytes(uint32_t query_heads);
 void page_bounds(Recording&, const PageBounds&);
+void key_diff(Recording&, const KeyDiff&);
 void page_score(Recording&, const PageScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);

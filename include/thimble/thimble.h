@@ -209,7 +209,7 @@ THIMBLE_API thimble_status thimble_model_tensor_count(const thimble_model* model
 THIMBLE_API thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t index,
                                                     thimble_tensor_info* info, thimble_error* error);
 
-/* ---- retaining heads (Locret): a sidecar file that belongs to one model ---- */
+/* ---- heads: the retainer of a model, in a sidecar file that belongs to it ---- */
 
 typedef struct thimble_heads thimble_heads;
 
@@ -221,6 +221,75 @@ THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int
 THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
                                                      thimble_heads** heads, thimble_error* error);
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
+
+/* Write a published retainer as a file of heads for this model. `input` is a checkpoint of torch.save (Locret, Fast KVzip),
+ * of which nothing is run, or a file of safetensors or the folder it was published in (KVzap). `kind` is "locret", "linear",
+ * "mlp" or "sink"; NULL: the names of the tensors decide. `output` must not exist. THIMBLE_MISMATCH, saying what differs, when
+ * the retainer has other shapes than the model asks for; which model it was trained for such files do not say. */
+THIMBLE_API thimble_status thimble_heads_import(const thimble_model* model, const char* input, const char* kind,
+                                                const char* output, thimble_error* error);
+/* What a file of heads says about itself, as a JSON object: "name", "kind", "input", "target" (what the scores estimate),
+ * "architecture", "layers", "heads", "kv_heads", "head_dim" and "fingerprint" of its model ("" where the file has none),
+ * "parameters", "file_bytes", "metadata" (an object of all keys), and where the file has them "shares", the part of the pools
+ * that each KV head gets, 1 on average, as an array for each layer. With a model, which may be NULL, also "fits", and where
+ * that is false "misfit", the sentence that thimble_heads_open would refuse it with. Two-call. */
+THIMBLE_API thimble_status thimble_heads_info(const char* path, const thimble_model* model, char* json,
+                                              uint64_t capacity, uint64_t* length, thimble_error* error);
+
+/* ---- making heads: training, step by step ---- */
+
+typedef struct thimble_training thimble_training;
+
+typedef struct thimble_training_options {
+  uint32_t struct_size;
+  uint32_t threads;         /* worker threads; 0: one a core */
+  const char* device;       /* "cpu" (NULL); others are refused where they lack an op */
+  const char* const* data;  /* paths of plain texts in UTF-8, books for example, in which facts are hidden */
+  uint32_t data_count;
+  uint32_t texts;           /* that are read to learn from; 0: 16 */
+  uint32_t steps;           /* of the optimizer; 0: 300 */
+  uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others */
+  const char* output;       /* the file of heads to write; must not exist */
+  const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares of the pools counted */
+  const char* kind;         /* "locret" (NULL), "linear", "mlp" */
+  const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" */
+  uint64_t seed;
+  uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them */
+} thimble_training_options;
+
+THIMBLE_API void thimble_training_options_init(thimble_training_options* options, uint32_t struct_size);
+
+enum { /* what is being done */
+  THIMBLE_TRAINING_READING = 0,  /* tokens */
+  THIMBLE_TRAINING_FITTING = 1,  /* steps */
+  THIMBLE_TRAINING_CHECKING = 2, /* readings of texts that were held out; the output is written */
+  THIMBLE_TRAINING_DONE = 3
+};
+
+typedef struct thimble_training_progress {
+  uint32_t struct_size;
+  int32_t phase;       /* THIMBLE_TRAINING_* */
+  uint64_t done, total; /* of the phase, in its unit */
+  double per_second;   /* since the phase began */
+  double loss;         /* of the last step of fitting */
+} thimble_training_progress;
+
+/* Begin, or go on with what `output`.partial holds of the same training. Texts, runs and sums are the same for a seed,
+ * whatever the number of threads. */
+THIMBLE_API thimble_status thimble_training_create(const thimble_model* model, const thimble_training_options* options,
+                                                   thimble_training** training, thimble_error* error);
+/* Read a chunk, make a step, or read a text to check; until the phase is DONE. What was done is kept in `output`.partial:
+ * each text when it was read, the fit every minute. `progress` may be NULL. */
+THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thimble_training_progress* progress,
+                                                 thimble_error* error);
+/* Keep the fit in `output`.partial now. */
+THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
+/* What the check found, as a JSON object: "questions", "dense" (the share answered where all is kept), "recall" (an array of
+ * "part": 8 for an eighth of the memory, "heads" and "window"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE.
+ * Two-call. */
+THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
+                                                   uint64_t* length, thimble_error* error);
+THIMBLE_API void thimble_training_free(thimble_training* training);
 
 /* ---- text ---- */
 
@@ -272,7 +341,8 @@ enum { /* retention: which entries stay when a pool is over its size */
   THIMBLE_RETENTION_NONE = 0,   /* all; a full pool is THIMBLE_CONTEXT_FULL */
   THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
   THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
-  THIMBLE_RETENTION_LOCRET = 3  /* those that the retaining heads score highest */
+  THIMBLE_RETENTION_LOCRET = 3, /* those that options.heads, a retainer of any kind, scores highest */
+  THIMBLE_RETENTION_KEYDIFF = 4 /* those whose keys are least like the mean of all; needs no training */
 };
 enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
 enum { /* selection: which entries a generated token attends to */
@@ -354,7 +424,9 @@ typedef struct thimble_memory {
   uint64_t io;         /* tokens, logits, sampler */
   uint64_t fixed;      /* the device's own: threads, context, libraries */
   uint64_t total;      /* all of the above, shared weights left out: what the budget covers */
-  uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators gave; 0 in a plan */
+  uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators gave; 0 in a plan. Of
+                          recorded programs, what the free memory of an NVIDIA card shrank by meanwhile; what a Vulkan
+                          driver takes for them it does not tell, so that is in `fixed` and `total` alone */
   uint64_t dense_bytes_per_token; /* what a dense f16 cache would take for every token of the text */
   uint64_t mapped;          /* the files of model and heads: not allocated, shared with the system's page cache */
   uint64_t mapped_resident; /* of which in memory now */

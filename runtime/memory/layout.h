@@ -11,10 +11,10 @@ struct Setting;
 
 // What a session's steps multiply by.
 struct Weights {
-  std::shared_ptr<const PlacedTensors> model, heads;  // heads: null without
+  std::shared_ptr<const PlacedTensors> model, retainer;  // retainer: null without
   Weight of(const Tensor& t) const {
     const Weight w = model->weight(t);
-    return w || !heads ? w : heads->weight(t);
+    return w || !retainer ? w : retainer->weight(t);
   }
 };
 

@@ -59,7 +59,7 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
   const Dimensions& d = plan.dimensions;
   const Setting setting{model, plan.options, d};
   ModelShape shape = model.shape;
-  shape.d_retain = o.heads ? o.heads->d_r : 0;
+  if (o.retainer) shape.retainer = o.retainer->matrices();
   THIMBLE_LET(needs, on.needs(shape, session_shape(setting, policies)));
 
   plan.capacity = d.capacity;
@@ -72,7 +72,7 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
     if (owner.placements.has(on)) plan.shared += bytes;
   };
   weigh(model);
-  if (o.heads) weigh(*o.heads);
+  if (o.retainer) weigh(*o.retainer);
   plan.pool = round_up(pool.size(), device.granularity);
   plan.view = layout.view_k.values.bytes + layout.view_v.values.bytes;
   plan.workspace = round_up(workspace.size(), device.granularity) - plan.view;

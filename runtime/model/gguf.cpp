@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/bits.h"
+#include "base/byte_reader.h"
 #include "base/dtype.h"
 
 static_assert(std::endian::native == std::endian::little,
@@ -35,46 +36,19 @@ constexpr TypeInfo kTypes[] = {
 
 const TypeInfo& type_info(GgufType type) { return kTypes[static_cast<uint32_t>(type)]; }
 
-// A place in the file. A read that would pass the end returns false and moves nothing.
-class Reader {
+// A place in the file; strings have their length in front.
+class Reader : public ByteReader {
  public:
-  explicit Reader(std::span<const std::byte> bytes)
-      : begin_(bytes.data()), at_(begin_), left_(bytes.size()) {}
-
-  const std::byte* at() const { return at_; }
-  uint64_t left() const { return left_; }
-  uint64_t position() const { return static_cast<uint64_t>(at_ - begin_); }
-
-  bool skip(uint64_t bytes) {
-    if (bytes > left_) return false;
-    at_ += bytes;
-    left_ -= bytes;
-    return true;
-  }
-
-  template <typename T>
-  bool read(T& value) {
-    const std::byte* from = at_;
-    if (!skip(sizeof value)) return false;
-    std::memcpy(&value, from, sizeof value);
-    return true;
-  }
+  using ByteReader::ByteReader;
+  using ByteReader::read;
 
   bool read(std::string_view& text) {
     Reader ahead = *this;
     uint64_t length;
-    if (!ahead.read(length)) return false;
-    const std::byte* from = ahead.at_;
-    if (!ahead.skip(length)) return false;
-    text = {reinterpret_cast<const char*>(from), static_cast<size_t>(length)};
+    if (!ahead.read(length) || !ahead.take(length, text)) return false;
     *this = ahead;
     return true;
   }
-
- private:
-  const std::byte* begin_;
-  const std::byte* at_;
-  uint64_t left_;
 };
 
 Status cut_short(const std::string& file, const std::string& where) {

@@ -34,6 +34,11 @@ Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::o
   return {};
 }
 
+bool TensorSource::has_any(const std::string& begin) const {
+  return std::any_of(gguf_.tensors().begin(), gguf_.tensors().end(),
+                     [&](const GgufTensor& tensor) { return tensor.name.starts_with(begin); });
+}
+
 Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64_t cols) {
   const GgufTensor* found = gguf_.tensor(name);
   if (!found) return error(Code::kFormat, "%s lacks the tensor '%s'", gguf_.name().c_str(), name.c_str());
@@ -59,13 +64,15 @@ Result<Tensor> TensorSource::matrix(const std::string& name, uint64_t rows, uint
   return take(name, rows, cols);
 }
 
-Result<Tensor> TensorSource::vector(const std::string& name, uint64_t cols) {
-  THIMBLE_LET(tensor, take(name, 1, cols));
+Result<Tensor> TensorSource::floats(const std::string& name, uint64_t rows, uint64_t cols) {
+  THIMBLE_LET(tensor, take(name, rows, cols));
   if (tensor.type != DType::kF32)
     return error(Code::kUnsupported, "%s: tensor '%s' is of type %s, where f32 is needed",
                  gguf_.name().c_str(), name.c_str(), dtype_info(tensor.type).name);
   return tensor;
 }
+
+Result<Tensor> TensorSource::vector(const std::string& name, uint64_t cols) { return floats(name, 1, cols); }
 
 Result<Tensor> TensorSource::vector_if_any(const std::string& name, uint64_t cols) {
   return has(name) ? vector(name, cols) : Tensor();

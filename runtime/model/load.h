@@ -35,9 +35,11 @@ class TensorSource {
   explicit TensorSource(const Gguf& gguf) : gguf_(gguf), taken_(gguf.tensors().size()) {}
 
   bool has(const std::string& name) const { return gguf_.tensor(name) != nullptr; }
+  bool has_any(const std::string& begin) const;  // whether a tensor's name begins so
   // A matrix of any type that this library reads.
   Result<Tensor> matrix(const std::string& name, uint64_t rows, uint64_t cols);
-  // A vector; only f32 is accepted, which is how converters write norms and biases.
+  // Only f32 is accepted, which is how converters write norms and biases.
+  Result<Tensor> floats(const std::string& name, uint64_t rows, uint64_t cols);
   Result<Tensor> vector(const std::string& name, uint64_t cols);
   // The same, or no tensor where the file has none.
   Result<Tensor> vector_if_any(const std::string& name, uint64_t cols);
@@ -50,6 +52,12 @@ class TensorSource {
   const Gguf& gguf_;
   std::vector<bool> taken_;
 };
+
+// retainer.cpp: what the keys of a sidecar begin with, "retainer." or, in the files from before there were
+// other kinds, "locret."; refused where it holds no retainer.
+Result<std::string> retainer_prefix(const Gguf& gguf);
+// retainer.cpp: the KV heads' shares of the pools, positive numbers; none where the file has none.
+Result<std::vector<float>> retainer_shares(const Gguf& gguf);
 
 // architecture.cpp: fills shape, rope, epsilon and the weights by role.
 Status load_weights(const Gguf& gguf, Model& model);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "runtime/model/load.h"
 
@@ -95,9 +96,20 @@ std::vector<Tensor> Model::tensors() const {
   return all;
 }
 
-std::vector<Tensor> RetainingHeads::tensors() const {
+std::array<MatrixShape, 2> Retainer::matrices() const {
+  for (const Layer& l : layers) {
+    const auto& [first, second] = kind == Kind::kSink ? std::tie(l.q, l.k) : std::tie(l.fc1, l.fc2);
+    if (second) return {{{first.rows, first.cols}, {second.rows, second.cols}}};
+  }
+  return {};
+}
+
+std::vector<Tensor> Retainer::tensors() const {
   std::vector<Tensor> all;
-  for (const Layer& l : layers) all.insert(all.end(), {l.fc1, l.fc2});
+  for (const Layer& l : layers)
+    all.insert(all.end(), {l.fc1, l.fc1_bias, l.fc2, l.fc2_bias, l.q, l.q_bias, l.k, l.q_norm, l.k_norm,
+                           l.sinks, l.sink_bias});
+  std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
 }
 

@@ -1,6 +1,7 @@
 // A model as the decoder sees it: shape, rotary scheme, and its weights by role. Immutable and shared.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,23 +51,42 @@ struct LayerWeights {
   Tensor gate, up, down;
 };
 
-// The trained retaining heads of a model (Locret), from a sidecar file.
-struct RetainingHeads {
-  MappedFile file;
+// What gives each token its retention scores: small trained networks, one a layer, from a sidecar file.
+struct Retainer {
+  enum class Kind { kLocret, kLinear, kMlp, kSink };
+  enum class Input { kQkv, kX };  // its query, key and value before RoPE, or what W_q reads
+
+  // Those that the kind lacks are empty, and all are in a layer with a window, which keeps its last tokens.
   struct Layer {
-    Tensor fc1, fc2;  // [d_r][(H + 2 Hkv) dh], [Hkv][d_r]
+    Tensor fc1, fc1_bias;  // locret, mlp: [hidden][input], and f32 of an mlp: [hidden]
+    Tensor fc2, fc2_bias;  // what makes scores of that, or of the input: [Hkv][hidden], f32 [Hkv]
+    // sink: a query for each head and a key for each KV head, of `rank` channels; the norms' weights; the
+    // sinks' keys; and what is added to a query's product with the key.
+    Tensor q, q_bias, k;      // [H rank][input], f32 [H rank], [Hkv rank][input]
+    Tensor q_norm, k_norm;    // f32 [rank]
+    Tensor sinks, sink_bias;  // f32 [Hkv sinks][rank], [H]
   };
+
+  MappedFile file;
+  Kind kind = Kind::kLocret;
+  Input input = Input::kQkv;
   std::vector<Layer> layers;
-  uint32_t d_r = 0;
   uint32_t act = kActSilu;
-  // What the heads were trained for; 0 where the file does not say.
-  uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
+  uint32_t hidden = 0;           // locret, mlp
+  uint32_t rank = 0, sinks = 0;  // sink
+  // What it was trained for; 0 where the file does not say.
+  uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0, protect_init = 0;
   // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
   std::vector<float> shares;
   std::string warning;  // one sentence, where the base model could only be checked by its shape
+  // Of the matrices of one layer: fc1, which may be empty, and fc2; or q and k.
+  std::array<MatrixShape, 2> matrices() const;
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 };
+// What files call it: "locret", "linear", "mlp", "sink"; "silu", "gelu", "gelu_erf".
+const char* name_of(Retainer::Kind);
+const char* name_of_act(uint32_t act);
 
 struct ModelInfo {
   std::string architecture, name, description, license;
@@ -110,7 +130,7 @@ class Model {
 
   // Reads a sidecar and checks that it belongs to this model: Mismatch, saying what differs, where it does
   // not.
-  Result<std::shared_ptr<const RetainingHeads>> open_heads(MappedFile file, std::string name) const;
+  Result<std::shared_ptr<const Retainer>> open_retainer(MappedFile file, std::string name) const;
 
  private:
   MappedFile file_;

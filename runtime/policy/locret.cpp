@@ -1,52 +1,57 @@
-// Locret (methods 2): a trained retaining head in each layer scores every token once, from its query, key and
-// value.
+// Locret (methods 2), and every retention by a trained score: a retainer scores each token once, in each
+// layer, from its query, key and value or from its hidden state.
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// Decoded tokens whose q, k, v wait in a ring for the head: one batch reads its weights once for all
+// Decoded tokens that wait in a ring for the retainer: one batch reads its weights once for all
 // (methods 2.7).
 constexpr uint32_t kRingRows = 64;
+constexpr float kSinkEpsilon = 1e-6f;  // of its norms, in every published file
 
 class Locret : public RetentionPolicy {
  public:
-  Status resolve(const Model&, SessionOptions& o) const override {
-    const RetainingHeads* heads = o.heads.get();
-    if (!heads)
+  Status resolve(const Model& model, SessionOptions& o) const override {
+    const Retainer* retainer = o.retainer.get();
+    if (!retainer)
       return error(Code::kInvalidArgument,
-                   "locret retention needs the retaining heads of this model; give their file (--heads), or "
-                   "choose another retention");
-    if (!o.chunk) o.chunk = heads->chunk;
-    if (o.local == kDefault && heads->local) o.local = heads->local;
-    if (!o.pool && !o.budget) o.pool = heads->budget;
-    if (o.pool && o.stabilizers == kDefault)  // the share of the pool that the heads were trained with
-      o.stabilizers = heads->stabilizers && heads->budget
-                          ? static_cast<uint32_t>(uint64_t(heads->stabilizers) * o.pool / heads->budget)
-                          : o.pool / 4;
+                   "locret retention needs the retainer of this model; give its file (--heads), or choose "
+                   "another retention");
+    if (!o.chunk) o.chunk = retainer->chunk;
+    if (o.local == kDefault && retainer->local) o.local = retainer->local;
+    if (!o.pool && !o.budget) o.pool = retainer->budget;
+    if (o.protect_init == kDefault) o.protect_init = retainer->protect_init;
+    if (o.pool && o.stabilizers == kDefault) o.stabilizers = stabilizers(*retainer, o);
     THIMBLE_TRY(resolve_eviction(o, 0));
-    if (o.pool && !heads->shares.empty()) return divide_pool(heads->shares, o);
+    if (o.pool && !retainer->shares.empty()) divide_pool(model, retainer->shares, o);
     return {};
   }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
+    const Retainer& retainer = *s.options.retainer;
     const uint64_t f32 = 4, rows = std::max(s.options.chunk, kRingRows);
+    const auto [first, second] = retainer.matrices();
     rings_.clear();
     for (const LayerWeights& layer : s.model.layers)
-      rings_.push_back(layer.window ? View{} : pool.place(uint64_t(kRingRows) * s.dimensions.qkv_cols * f32));
-    hidden_ = workspace.place(rows * s.options.heads->d_r * f32);
-    score_ = workspace.place(rows * s.model.shape.kv_heads * f32);
+      rings_.push_back(layer.window ? View{} : pool.place(uint64_t(kRingRows) * input_cols(s) * f32));
+    first_ = workspace.place(rows * first.rows * f32);
+    second_ = workspace.place(rows * second.rows * f32);
+    score_ = retainer.kind == Retainer::Kind::kSink ? workspace.place(rows * s.model.shape.kv_heads * f32)
+                                                    : second_;
   }
 
-  // A head reads far more weights than one token is worth: a token waits in the ring.
+  // A retainer reads far more weights than one token is worth: a token waits in the ring.
   void record(const LayerStep& l) const override {
-    const uint32_t cols = l.setting.dimensions.qkv_cols;
+    const View& input = l.setting.options.retainer->input == Retainer::Input::kQkv ? l.at.qkv : l.at.norm;
+    const uint32_t cols = input_cols(l.setting);
     if (l.chunk)
-      score(l, l.at.qkv, l.at.chunk_cis, kIntoChunk);
+      score(l, input, l.at.chunk_cis, kIntoChunk);
     else
-      l.recorder.record(Copy{.src = l.at.qkv,
+      l.recorder.record(Copy{.src = input,
                              .dst = rings_[l.layer],
                              .p = {.cols = cols,
                                    .src_stride = cols,
@@ -63,62 +68,68 @@ class Locret : public RetentionPolicy {
 
   Cost cost(const SessionOptions& o) const override {
     Cost cost;
-    for (const Tensor& t : o.heads->tensors()) cost += product_cost(t);
+    for (const Retainer::Layer& l : o.retainer->layers)
+      for (const Tensor& matrix : {l.fc1, l.fc2, l.q, l.k}) cost += product_cost(matrix);
     return cost;
   }
 
  private:
-  // Gives every head its share of what equal pools would take together: as many as the stabilizers and
-  // protected entries leave room to choose, and what rounding leaves to the head with most.
-  static Status divide_pool(const std::vector<float>& shares, SessionOptions& o) {
-    constexpr uint32_t kLeast = 64;
-    const uint64_t total = uint64_t(o.pool) * shares.size();
-    const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
-    o.keeps.assign(shares.size(), least);
-    const double left = static_cast<double>(total - least * shares.size());
-    double above = 0;  // shares beyond the least
-    const double floor = static_cast<double>(least) / o.pool;
-    for (const float share : shares) above += std::max(0.0, share - floor);
-    uint64_t given = least * shares.size();
-    for (size_t i = 0; i < shares.size() && above > 0; ++i) {
-      const auto more = static_cast<uint32_t>(left * std::max(0.0, shares[i] - floor) / above);
-      o.keeps[i] += more;
-      given += more;
-    }
-    *std::max_element(o.keeps.begin(), o.keeps.end()) += static_cast<uint32_t>(total - given);
-    return {};
+  // As many as the retainer was trained with, or where the pool it was trained with is known the same share;
+  // but something is left to choose.
+  static uint32_t stabilizers(const Retainer& r, const SessionOptions& o) {
+    uint64_t wanted = o.pool / 4;
+    if (r.stabilizers && r.budget)
+      wanted = uint64_t(r.stabilizers) * o.pool / r.budget;
+    else if (r.stabilizers)
+      wanted = std::min(r.stabilizers, o.pool / 2);
+    const uint64_t unavailable = std::min<uint64_t>(o.pool, uint64_t(o.protect_init) + 1);
+    return static_cast<uint32_t>(std::min(wanted, o.pool - unavailable));
   }
 
-  // Scores rows of q, k, v (methods 2.1).
-  void score(const LayerStep& l, const View& qkv, const View& cis, uint32_t into) const {
-    const RetainingHeads& heads = *l.setting.options.heads;
-    const RetainingHeads::Layer& head = heads.layers[l.layer];
-    const uint32_t cols = l.setting.dimensions.qkv_cols, kv_heads = l.shape().kv_heads;
-    l.recorder.record(Linear{.x = qkv,
-                             .w = l.weights.of(head.fc1),
-                             .bias = {},
-                             .y = hidden_,
-                             .p = {.in_cols = cols,
-                                   .out_cols = heads.d_r,
-                                   .x_stride = cols,
-                                   .y_stride = heads.d_r,
-                                   .add = 0,
-                                   .rows = kStepRows}});
-    l.recorder.record(Activation{.x = hidden_, .p = {.cols = heads.d_r, .act = heads.act}});
-    l.recorder.record(Linear{.x = hidden_,
-                             .w = l.weights.of(head.fc2),
-                             .bias = {},
-                             .y = score_,
-                             .p = {.in_cols = heads.d_r,
-                                   .out_cols = kv_heads,
-                                   .x_stride = heads.d_r,
-                                   .y_stride = kv_heads,
-                                   .add = 0,
-                                   .rows = kStepRows}});
+  // Gives every head its share of what equal pools would take together: as many as the stabilizers and
+  // protected entries leave room to choose, and what rounding leaves to the head with most.
+  static void divide_pool(const Model& model, const std::vector<float>& shares, SessionOptions& o) {
+    constexpr uint32_t kLeast = 64;
+    const uint32_t kv_heads = model.shape.kv_heads;
+    const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
+    const double floor = static_cast<double>(least) / o.pool;
+    o.keeps.assign(shares.size(), o.pool);
+    std::vector<uint32_t> heads;  // of layers without a window
+    double above = 0;             // their shares beyond the least
+    for (uint32_t i = 0; i < shares.size(); ++i) {
+      if (model.layers[i / kv_heads].window) continue;
+      heads.push_back(i);
+      above += std::max(0.0, shares[i] - floor);
+    }
+    if (above == 0) return;
+    const uint64_t to_divide = uint64_t(o.pool - least) * heads.size();
+    uint64_t left = to_divide;
+    uint32_t largest = heads[0];
+    for (const uint32_t i : heads) {
+      const double beyond = std::max(0.0, shares[i] - floor);
+      const auto more = static_cast<uint32_t>(static_cast<double>(to_divide) * beyond / above);
+      o.keeps[i] = least + more;
+      left -= more;
+      if (o.keeps[i] > o.keeps[largest]) largest = i;
+    }
+    o.keeps[largest] += static_cast<uint32_t>(left);
+  }
+
+  static uint32_t input_cols(const Setting& s) {
+    return s.options.retainer->input == Retainer::Input::kQkv ? s.dimensions.qkv_cols : s.model.shape.d_model;
+  }
+
+  // Scores rows of what the retainer reads.
+  void score(const LayerStep& l, const View& input, const View& cis, uint32_t into) const {
+    const Retainer::Layer& layer = l.setting.options.retainer->layers[l.layer];
+    if (l.setting.options.retainer->kind == Retainer::Kind::kSink)
+      score_among_sinks(l, layer, input);
+    else
+      score_by_products(l, layer, input);
     l.recorder.record(CisStore{.score = score_,
                                .cis = cis,
                                .p = {.first_head = 0,
-                                     .heads = kv_heads,
+                                     .heads = l.shape().kv_heads,
                                      .kind = kCisHead,
                                      .share_heads = l.setting.options.retain_scope == RetainScope::kLayer,
                                      .layer = l.layer,
@@ -127,8 +138,53 @@ class Locret : public RetentionPolicy {
                                      .into = into}});
   }
 
-  std::vector<View> rings_;  // f32 [kRingRows][qkv_cols] of each layer
-  View hidden_, score_;      // f32 [rows][d_r], [rows][kv heads]
+  // locret, linear, mlp (methods 2.1): with a hidden layer or without.
+  void score_by_products(const LayerStep& l, const Retainer::Layer& layer, View x) const {
+    if (layer.fc1) {
+      linear(l, x, layer.fc1, layer.fc1_bias, first_);
+      l.recorder.record(
+          Activation{.x = first_, .p = {.cols = layer.fc1.rows, .act = l.setting.options.retainer->act}});
+      x = first_;
+    }
+    linear(l, x, layer.fc2, layer.fc2_bias, score_);
+  }
+
+  // sink: how much of a query's attention the token would take from sinks that a head learned.
+  void score_among_sinks(const LayerStep& l, const Retainer::Layer& layer, const View& x) const {
+    const Retainer& retainer = *l.setting.options.retainer;
+    linear(l, x, layer.q, layer.q_bias, first_);
+    linear(l, x, layer.k, {}, second_);
+    l.recorder.record(SinkScore{.q = first_,
+                                .k = second_,
+                                .q_norm = l.weights.of(layer.q_norm),
+                                .k_norm = l.weights.of(layer.k_norm),
+                                .sinks = l.weights.of(layer.sinks),
+                                .bias = l.weights.of(layer.sink_bias),
+                                .score = score_,
+                                .p = {.heads = l.shape().kv_heads,
+                                      .group = l.shape().heads / l.shape().kv_heads,
+                                      .width = retainer.rank,
+                                      .sinks = retainer.sinks,
+                                      .eps = kSinkEpsilon,
+                                      .scale = 1.0f / std::sqrt(float(retainer.rank))}});
+  }
+
+  static void linear(const LayerStep& l, const View& x, const Tensor& w, const Tensor& bias, const View& y) {
+    l.recorder.record(Linear{.x = x,
+                             .w = l.weights.of(w),
+                             .bias = l.weights.of(bias),
+                             .y = y,
+                             .p = {.in_cols = w.cols,
+                                   .out_cols = w.rows,
+                                   .x_stride = w.cols,
+                                   .y_stride = w.rows,
+                                   .add = 0,
+                                   .rows = kStepRows}});
+  }
+
+  std::vector<View> rings_;  // f32 [kRingRows][what the retainer reads] of each layer
+  View first_, second_;      // f32 [rows][...]: what its matrices make
+  View score_;               // f32 [rows][kv heads]
 };
 
 }  // namespace

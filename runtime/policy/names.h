@@ -10,7 +10,8 @@ namespace thimble {
   X(None, none)               \
   X(Window, window)           \
   X(Random, random)           \
-  X(Locret, locret)
+  X(Locret, locret)           \
+  X(KeyDiff, keydiff)
 
 #define THIMBLE_SELECTIONS(X) \
   X(Dense, dense)             \

@@ -7,7 +7,7 @@ namespace {
 class None : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    o.heads = nullptr;
+    o.retainer = nullptr;
     o.local = o.stabilizers = o.protect_init = 0;
     return {};
   }

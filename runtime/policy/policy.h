@@ -6,6 +6,7 @@
 // upkeep (ops beside it), fill (its values of a step), cost.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "runtime/cost.h"
@@ -34,6 +35,12 @@ struct LayerStep {
   const ModelShape& shape() const { return setting.model.shape; }
   const LayerPool& pool() const { return at.layers[layer]; }
   uint32_t head_state() const { return layer * shape().kv_heads; }
+  // Whether all heads of the layer hold equally many entries, always.
+  bool has_equal_heads() const {
+    const HeadRun* run = &setting.dimensions.runs[head_state()];
+    return std::all_of(run, run + shape().kv_heads,
+                       [&](const HeadRun& r) { return r.capacity == run->capacity && r.keep == run->keep; });
+  }
 };
 
 class RetentionPolicy {
@@ -47,6 +54,8 @@ class RetentionPolicy {
   virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
   // Scores the step's rows into the chunk's or the pool's `cis`.
   virtual void record(const LayerStep&) const {}
+  // Scores anew what the pool and a chunk hold, right before they are compacted.
+  virtual void record_eviction(const LayerStep&) const {}
   // Decoded tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait.
   virtual uint32_t upkeep_rows() const { return 0; }
   virtual void record_upkeep(const LayerStep&) const {}

@@ -7,7 +7,7 @@ namespace {
 class Random : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    o.heads = nullptr;
+    o.retainer = nullptr;
     return resolve_eviction(o, 0);
   }
   void record(const LayerStep& l) const override { store_plain_score(l, kCisHash); }

@@ -31,7 +31,7 @@ class TokenSelect : public SelectionPolicy {
     // head votes for itself (methods 6.1).
     if (o.vote == VoteScope::kAuto) o.vote = evicts ? VoteScope::kGroup : VoteScope::kLayer;
     if (o.vote == VoteScope::kLayer && evicts && !o.context) o.context = kDefaultContext;
-    const bool unequal = !o.keeps.empty() || (o.heads && !o.heads->shares.empty());
+    const bool unequal = !o.keeps.empty() || (o.retainer && !o.retainer->shares.empty());
     if (o.vote == VoteScope::kLayer && unequal)
       return error(
           Code::kInvalidArgument,
@@ -96,6 +96,7 @@ class TokenSelect : public SelectionPolicy {
                                        .row_stride = l.setting.dimensions.qkv_cols,
                                        .head_state = l.head_state(),
                                        .score_capacity = reach,
+                                       .equal_heads = l.has_equal_heads(),
                                        .scale = o.vote_scaled ? 1.0f / std::sqrt(float(m.head_dim)) : 1.0f,
                                        .rope = rope_of(l.setting)}});
     const bool by_position = o.vote == VoteScope::kLayer;

@@ -73,7 +73,7 @@ void expect_one_sentence(const Outcome& outcome) {
   EXPECT_EQ(outcome.error.find('\n'), outcome.error.size() - 1) << outcome.error;
 }
 
-const char* kCommands[] = {"run", "chat", "plan", "eval", "bench", "inspect", "tokenize", "devices"};
+const char* kCommands[] = {"run", "chat", "plan", "eval", "bench", "inspect", "heads", "tokenize", "devices"};
 const std::string kModel = project_file("models/thimble-demo-28m-q8_0.gguf");
 const std::string kHeads = project_file("models/thimble-demo-28m.locret.gguf");
 const std::string kM = " -m " + kModel + " ";
@@ -140,6 +140,10 @@ TEST(Command, UsageErrorsExitWithTwoNameTheCulpritAndPointToHelp) {
                 {"run -m x -p a --mem-budget 0", "'0' is no size"},
                 {"chat -m x --raw", "unknown flag --raw"},
                 {"tokenize -m x", "-p TEXT"},
+                {"heads", "a command is missing; 'thimble heads --help'"},
+                {"heads frobnicate", "unknown command 'frobnicate'"},
+                {"heads import -m x", "--input"},
+                {"heads info", "FILE is required"},
                 {"eval -m x", "FILE is required"}};
   for (const auto& c : kCases) {
     const Outcome outcome = thimble(c.arguments);
@@ -247,6 +251,53 @@ TEST(Inspect, ShowsWhatTheDemoModelIs) {
   EXPECT_TRUE(contains(thimble("inspect" + kM).out, "general.architecture = llama"));
 }
 
+TEST(Command, HeadsInfoShowsWhatAFileHoldsAndWhetherItFits) {
+  const Outcome plain = thimble("heads info " + kHeads + kM);
+  EXPECT_EQ(plain.exit_code, 0) << plain.error;
+  for (const char* line :
+       {"kind          locret, reads qkv\n", "1,576,960 parameters", "llama, 8 layers, 8 heads of 64",
+        "fingerprint   e306062d0db0a52f\n", "fits          yes\n", "locret.d_r = 256\n"})
+    EXPECT_TRUE(contains(plain.out, line)) << line << plain.out;
+  const Json info = Json::parse(thimble("heads info --json " + kHeads).out);
+  EXPECT_EQ(info.at("parameters"), 1576960);
+  EXPECT_FALSE(info.contains("fits"));
+  const Outcome other = thimble("heads info " + kM + kModel);
+  EXPECT_EQ(other.exit_code, 1);
+  expect_one_sentence(other);
+}
+
+// A row for each layer, a shade for each KV head: 0.1, 0.3 and 0.6, 3 of the mean.
+TEST(Command, HeadsInfoDrawsTheSharesOfThePools) {
+  const TemporaryFile file;
+  GgufWriter heads = tiny_heads("llama").set("locret.base.head_count_kv", 2u);
+  heads.set("retainer.budget", std::vector<float>{0.1f, 0.3f, 0.6f, 3.0f}).write(file.path());
+  const Outcome info = thimble("heads info " + file.path());
+  EXPECT_TRUE(contains(info.out, "\n    0  ··░░\n    1  ▒▒██\n")) << info.out;
+}
+
+TEST(Command, HeadsImportWritesAFileBesideItsInput) {
+  const TemporaryFile model, input;
+  tiny_model("qwen2").write(model.path());
+  std::filesystem::copy_file(project_file("tests/data/sink-zip.pt"), input.path() + ".pt");
+  const std::string output = input.path() + ".retainer.gguf";
+  const std::string arguments = "heads import -m " + model.path() + " -i " + input.path() + ".pt";
+  const Outcome first = thimble(arguments);
+  EXPECT_EQ(first.exit_code, 0) << first.error;
+  // 12 of the sinks, 2 biases, 64 + 8 and 32 for queries and keys, 4 + 4 of the norms, in two layers.
+  EXPECT_EQ(first.out.rfind(output + ": a retainer of the kind sink, 252 parameters, ", 0), 0u) << first.out;
+  const Outcome second = thimble(arguments + " --json");
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_EQ(Json::parse(second.out).at("error").at("code"), "IO");
+  expect_one_sentence(second);
+  std::filesystem::remove(output);
+  const Json json = Json::parse(thimble(arguments + " --kind sink -o " + output + " --json").out);
+  EXPECT_EQ(json.at("output"), output);
+  EXPECT_EQ(json.at("kind"), "sink");
+  EXPECT_EQ(json.at("file_bytes"), std::filesystem::file_size(output));
+  std::filesystem::remove(output);
+  std::filesystem::remove(input.path() + ".pt");
+}
+
 TEST(Tokenize, GivesIdsThatDecodeToTheText) {
   THIMBLE_NEEDS(kModel);
   const std::string text = "Der Fluß, 42 Häuser.";
@@ -314,6 +365,43 @@ TEST(Plan, RefusesABudgetThatDoesNotDoAndSaysWhatIsMissing) {
   const Json error = Json::parse(outcome.out)["error"];
   EXPECT_EQ(error["code"], "BUDGET");
   EXPECT_GT(error["bytes_missing"], 0);
+}
+
+// The note says what auto chose; where nothing was chosen there is none.
+TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
+  THIMBLE_NEEDS(kModel);
+  const auto note = [](const std::string& flags, const std::string& model = kModel) {
+    const Outcome outcome = thimble("plan --tokens-planned 4000 " + flags + " -m " + model);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    const size_t first = outcome.error.find("retention by ");
+    return first == std::string::npos ? ""
+                                      : outcome.error.substr(first, outcome.error.find(',', first) - first);
+  };
+  EXPECT_EQ(note(""), "");
+  EXPECT_EQ(note("--pool 4000"), "");
+  EXPECT_EQ(note("--pool 3999"), "retention by keydiff");
+  EXPECT_EQ(note("--pool 3999 --retention auto"), "retention by keydiff");
+  EXPECT_EQ(note("--pool 3999 --retain-scope layer"), "retention by window");
+  EXPECT_EQ(note("--pool 3999 --retention none"), "");
+  EXPECT_EQ(note("--pool 3999 --heads " + kHeads), "");
+  EXPECT_EQ(note("--mem-budget 64MiB"), "");
+  EXPECT_EQ(note("--mem-budget 24MiB"), "retention by keydiff");
+
+  const TemporaryFile unique;
+  const std::string stem = unique.path(),
+                    locret =
+                        "retention by " + std::filesystem::path(stem).filename().string() + ".locret.gguf";
+  const auto beside = [&](const char* ending, const std::string& target) {
+    std::filesystem::create_symlink(target, stem + ending);
+  };
+  beside(".gguf", kModel);
+  EXPECT_EQ(note("--pool 64", stem + ".gguf"), "retention by keydiff");
+  beside(".locret.gguf", kHeads);
+  EXPECT_EQ(note("--pool 64", stem + ".gguf"), locret);
+  EXPECT_EQ(note("", stem + ".gguf"), "");
+  beside(".heads.gguf", kModel);  // no heads: it is passed over
+  EXPECT_EQ(note("--pool 64", stem + ".gguf"), locret);
+  for (const char* ending : {".gguf", ".locret.gguf", ".heads.gguf"}) std::filesystem::remove(stem + ending);
 }
 
 TEST(Plan, SaysWhenSelectionCannotPay) {
@@ -384,7 +472,8 @@ TEST(Run, StaysInsideItsPoolAndSaysWhatItEvicted) {
 
 TEST(Run, AFullPoolWithoutRetentionIsAnErrorThatTeaches) {
   THIMBLE_NEEDS(kModel);
-  const Outcome outcome = thimble("run --json --pool 16 -c 32 -n 4 -f -" + kM, std::string(400, 'x'));
+  const Outcome outcome =
+      thimble("run --json --retention none --pool 16 -c 32 -n 4 -f -" + kM, std::string(400, 'x'));
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "CONTEXT_FULL") << outcome.out;
 }
@@ -573,6 +662,19 @@ TEST(Questions, GiveTheAnswersThatAskingAloneGives) {
     EXPECT_EQ(alone["text"], asked["answer"]);
     EXPECT_GT(alone["entries"]["evicted"], 0);
   }
+}
+
+// A clone needs memory, too: what is missing is said before the text is read.
+TEST(Questions, RefuseABudgetThatHoldsTheReadingAlone) {
+  THIMBLE_NEEDS(kHeads);
+  const TemporaryFile questions(R"([{"question": "What is the pass key?"}])");
+  const std::string call = "run --json -n 8 --heads " + kHeads + " --pool 192 --chunk 256 -f - --questions " +
+                           questions.path() + kM;
+  const uint64_t needed = Json::parse(thimble(call, kText).out)["memory"]["planned_with_clone"];
+  EXPECT_EQ(thimble(call + " --mem-budget " + std::to_string(needed), kText).exit_code, 0);
+  const Outcome outcome = thimble(call + " --mem-budget " + std::to_string(needed - 1), kText);
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_TRUE(contains(outcome.out + outcome.error, "lacks 1 B")) << outcome.out << outcome.error;
 }
 
 TEST(Questions, RefuseFilesThatAreNone) {

@@ -499,7 +499,7 @@ KvViewParams view_params(const Chunk& c, uint32_t view_capacity, uint32_t list_c
           .rope = rope_params(c.a)};
 }
 AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t view_capacity,
-                                 uint32_t list_capacity) {
+                                 uint32_t list_capacity, bool equal_heads = true) {
   return {.heads = a.kv_heads,
           .group = a.group,
           .head_dim = a.dh,
@@ -508,8 +508,13 @@ AttentionParams attention_params(const Attending& a, uint32_t source, uint32_t v
           .source = source,
           .view_capacity = view_capacity,
           .list_capacity = list_capacity,
+          .equal_heads = equal_heads,
           .scale = 0.0883883f,
           .rope = rope_params(a)};
+}
+bool all_equal(const std::vector<HeadState>& heads) {
+  return std::all_of(heads.begin(), heads.end(),
+                     [&](const HeadState& head) { return head.n_entries == heads[0].n_entries; });
 }
 
 // `heads`: entries of each without the rows; the view has room for the longest.
@@ -524,7 +529,7 @@ Work view_attention(const Bench& b, Operands& o, const Attending& a, uint32_t ro
              v = b.view_element_bytes() == 2 ? o.halves(elements) : o.floats(elements),
              q = o.floats(uint64_t(rows) * a.width()), y = o.bytes(uint64_t(rows) * a.width() * 4),
              ml = o.bytes(uint64_t(rows) * a.heads() * 8), table = o.rope(most, a.dh);
-  const AttentionParams p = attention_params(a, kFromView, most, 0);
+  const AttentionParams p = attention_params(a, kFromView, most, 0, all_equal(w.heads));
   w.op = [=](Recorder& r, uint32_t) { r.record(Attention{q, {k}, {v}, {}, table, y, ml, p}); };
   for (const uint32_t entries : heads) w.flop += attention_flop({a, rows, entries + rows}) / a.kv_heads;
   return w;
@@ -569,9 +574,10 @@ void reading_cases(Bench& b, std::vector<Case>& cases) {
   add_attention("attention 2048 rows, 18432 entries", llama);
   add_attention("attention 512 rows, 18432 entries", half);
   add_attention("attention 2048 rows, 8048 entries, phi-3", phi);
-  cases.push_back({"attention 512 rows, 16384 and 7 x 64 entries", [&b](Operands& o) {
-                     return view_attention(b, o, kLlama, b.rows(512), one_long(b, 16384));
-                   }});
+  for (const uint32_t rows : {512u, 2048u})
+    cases.push_back(
+        {"attention " + std::to_string(rows) + " rows, 16384 and 7 x 64 entries",
+         [&b, rows](Operands& o) { return view_attention(b, o, kLlama, b.rows(rows), one_long(b, 16384)); }});
 
   cases.push_back({"kv_view 18432 entries", [&b, llama](Operands& o) {
                      Work w{.model = model_shape(),
@@ -743,6 +749,7 @@ struct Chain {
                          .head_dim = a.dh,
                          .row_stride = a.width(),
                          .score_capacity = n,
+                         .equal_heads = all_equal(heads),
                          .scale = 1,
                          .rope = rope_params(a)}});
   }
@@ -780,7 +787,7 @@ struct Chain {
                        table,
                        y,
                        {},
-                       attention_params(a, kFromPool, 0, list_capacity)});
+                       attention_params(a, kFromPool, 0, list_capacity, all_equal(heads))});
   }
 
   // Entries of all heads with the step's row.

@@ -43,7 +43,7 @@ TEST(BadModel, IsRefusedWithTheReason) {
        THIMBLE_UNSUPPORTED, "mamba"},
       {"a tensor short", small_model().erase_tensor("blk.1.ffn_up.weight").bytes(), THIMBLE_FORMAT, "ffn_up"},
       {"a key short", small_model().erase("llama.context_length").bytes(), THIMBLE_FORMAT, "context_length"},
-      {"retaining heads", tiny_heads("llama").bytes(), THIMBLE_FORMAT, ""},
+      {"a retainer", tiny_heads("llama").bytes(), THIMBLE_FORMAT, ""},
   };
   for (const BadFile& file : files) {
     ModelHandle model;
@@ -143,7 +143,7 @@ TEST(BadHeads, AreRefusedWithTheReason) {
       {"heads of another shape", tiny_heads("llama").set("locret.base.block_count", 3u).bytes(),
        THIMBLE_MISMATCH, "block_count"},
       {"heads of another architecture", tiny_heads("qwen2").bytes(), THIMBLE_MISMATCH, "qwen2"},
-      {"a model", small_model().bytes(), THIMBLE_FORMAT, "heads"},
+      {"a model", small_model().bytes(), THIMBLE_FORMAT, "retainer"},
   };
   for (const BadFile& file : files) {
     Error e;
@@ -182,8 +182,8 @@ TEST(BadHeads, WereOpenedForAnotherModel) {
 
 TEST(Budget, IsHeldToTheByte) {
   const SmallModel small;
-  for (const int32_t retention :
-       {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET}) {
+  for (const int32_t retention : {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET,
+                                  THIMBLE_RETENTION_KEYDIFF}) {
     thimble_session_options options = window_options();
     options.retention = retention;
     options.heads = small.heads.get();
@@ -377,6 +377,12 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
        [&](auto* e) { return thimble_heads_open(nullptr, demo_heads_path().c_str(), nullptr, e); }},
       {"heads_open path", [&](auto* e) { return thimble_heads_open(m, nullptr, nullptr, e); }},
       {"heads_open_buffer", [&](auto* e) { return thimble_heads_open_buffer(m, nullptr, 0, nullptr, e); }},
+      {"heads_import", [&](auto* e) { return thimble_heads_import(nullptr, "a", nullptr, "b", e); }},
+      {"heads_import input", [&](auto* e) { return thimble_heads_import(m, nullptr, nullptr, "b", e); }},
+      {"heads_import output", [&](auto* e) { return thimble_heads_import(m, "a", nullptr, nullptr, e); }},
+      {"heads_info", [&](auto* e) { return thimble_heads_info(nullptr, m, nullptr, 0, &u64, e); }},
+      {"heads_info json", [&](auto* e) { return thimble_heads_info("a", m, nullptr, 1, &u64, e); }},
+      {"heads_info length", [&](auto* e) { return thimble_heads_info("a", m, nullptr, 0, nullptr, e); }},
       {"tokenize",
        [&](auto* e) { return thimble_tokenize(nullptr, "a", 1, 0, nullptr, nullptr, 0, &u64, e); }},
       {"tokenize text",

@@ -160,6 +160,30 @@ OFFSET(thimble_stats, decode_bytes, 112);
 OFFSET(thimble_stats, decode_flop, 120);
 OFFSET(thimble_stats, saturated, 128);
 
+static_assert(sizeof(void*) != 8 || sizeof(thimble_training_options) == 88);
+OFFSET(thimble_training_options, struct_size, 0);
+OFFSET(thimble_training_options, threads, 4);
+OFFSET(thimble_training_options, device, 8);
+OFFSET(thimble_training_options, data, 16);
+OFFSET(thimble_training_options, data_count, 24);
+OFFSET(thimble_training_options, texts, 28);
+OFFSET(thimble_training_options, steps, 32);
+OFFSET(thimble_training_options, equal_shares, 36);
+OFFSET(thimble_training_options, output, 40);
+OFFSET(thimble_training_options, heads, 48);
+OFFSET(thimble_training_options, kind, 56);
+OFFSET(thimble_training_options, target, 64);
+OFFSET(thimble_training_options, seed, 72);
+OFFSET(thimble_training_options, memory_bytes, 80);
+
+static_assert(sizeof(thimble_training_progress) == 40);
+OFFSET(thimble_training_progress, struct_size, 0);
+OFFSET(thimble_training_progress, phase, 4);
+OFFSET(thimble_training_progress, done, 8);
+OFFSET(thimble_training_progress, total, 16);
+OFFSET(thimble_training_progress, per_second, 24);
+OFFSET(thimble_training_progress, loss, 32);
+
 namespace {
 
 // What bindings in other languages assume of a struct: a C layout that bytes can be copied in and out of.
@@ -171,7 +195,8 @@ constexpr bool all_plain() {
 TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_TRUE((all_plain<thimble_error, thimble_device_info, thimble_model_options, thimble_model_info,
                          thimble_tensor_info, thimble_message, thimble_progress, thimble_session_options,
-                         thimble_memory, thimble_sampler_options, thimble_stats>()));
+                         thimble_memory, thimble_sampler_options, thimble_stats, thimble_training_options,
+                         thimble_training_progress>()));
   EXPECT_EQ(THIMBLE_RETENTION_DEFAULT, -1);
   EXPECT_EQ(THIMBLE_RETENTION_NONE, 0);
   EXPECT_EQ(THIMBLE_RETENTION_WINDOW, 1);
@@ -189,6 +214,10 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_EQ(THIMBLE_POSITIONS_ORIGINAL, 1);
   EXPECT_EQ(THIMBLE_SCALE_NONE, 0);
   EXPECT_EQ(THIMBLE_SCALE_SQRT, 1);
+  EXPECT_EQ(THIMBLE_TRAINING_READING, 0);
+  EXPECT_EQ(THIMBLE_TRAINING_FITTING, 1);
+  EXPECT_EQ(THIMBLE_TRAINING_CHECKING, 2);
+  EXPECT_EQ(THIMBLE_TRAINING_DONE, 3);
   EXPECT_EQ(THIMBLE_TOKENIZE_ADD_BOS, 1u);
   EXPECT_EQ(THIMBLE_TOKENIZE_PARSE_SPECIAL, 2u);
   EXPECT_EQ(THIMBLE_DETOKENIZE_SPECIAL, 1u);

@@ -217,7 +217,7 @@ TEST(Options, ThatAreWrongAreNamed) {
   const auto tokenselect = [](O& o) { o.selection = THIMBLE_SELECTION_TOKENSELECT; };
   const auto quest = [](O& o) { o.selection = THIMBLE_SELECTION_QUEST; };
   const Refusal refusals[] = {
-      {"unknown retention", [](O& o) { o.retention = 4; }, THIMBLE_INVALID_ARGUMENT, "retention"},
+      {"unknown retention", [](O& o) { o.retention = 5; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown retention", [](O& o) { o.retention = -2; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown scope", [](O& o) { o.retain_scope = 2; }, THIMBLE_INVALID_ARGUMENT, "retain_scope"},
       {"unknown selection", [](O& o) { o.selection = -1; }, THIMBLE_INVALID_ARGUMENT, "selection"},
@@ -232,6 +232,12 @@ TEST(Options, ThatAreWrongAreNamed) {
        "select_theta"},
       {"too many threads", [](O& o) { o.threads = 1u << 20; }, THIMBLE_INVALID_ARGUMENT, "threads"},
       {"unknown device", [](O& o) { o.device = "abacus"; }, THIMBLE_UNSUPPORTED, "abacus"},
+      {"keydiff for a whole layer",
+       [](O& o) {
+         o.retention = THIMBLE_RETENTION_KEYDIFF;
+         o.retain_scope = THIMBLE_RETAIN_LAYER;
+       },
+       THIMBLE_INVALID_ARGUMENT, "retain_scope"},
       {"locret without heads", [](O& o) { o.retention = THIMBLE_RETENTION_LOCRET; }, THIMBLE_INVALID_ARGUMENT,
        "heads"},
       {"stabilizers fill the pool", [](O& o) { o.stabilizers = 64; }, THIMBLE_INVALID_ARGUMENT,

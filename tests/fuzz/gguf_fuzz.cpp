@@ -1,4 +1,4 @@
-// Any bytes as a model and as retaining heads: they are read or refused, and nothing outside them is touched.
+// Any bytes as a model and as a retainer: they are read or refused, and nothing outside them is touched.
 #include <cstdlib>
 
 #include "runtime/model/model.h"
@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const FileBytes base_bytes = tiny_model("llama").bytes();
   static const auto base = Model::open(lend(base_bytes), "base");
   if (!base.ok()) std::abort();
-  if (const auto heads = (*base)->open_heads(lend(bytes), "fuzz"); heads.ok())
-    for (const RetainingHeads::Layer& layer : (*heads)->layers) touch(layer.fc1), touch(layer.fc2);
+  if (const auto heads = (*base)->open_retainer(lend(bytes), "fuzz"); heads.ok())
+    for (const Tensor& tensor : (*heads)->tensors()) touch(tensor);
   return 0;
 }

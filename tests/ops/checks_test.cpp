@@ -133,6 +133,17 @@ const Case kCases[] = {
                         .into = kIntoChunk,
                         .rope = kRope}};
      }},
+    {"sink_score", kRows,
+     [](Operands& o) -> Op {
+       return SinkScore{o(kRows * kQueries * 16),
+                        o(kRows * kHeads * 16),
+                        o(16),
+                        o(16),
+                        o(kHeads * 9 * 16),
+                        o(kQueries),
+                        o(kRows * kHeads),
+                        {.heads = kHeads, .group = kGroup, .width = 16, .sinks = 9}};
+     }},
     {"cis_store to the pool", 1,
      [](Operands& o) -> Op {
        return CisStore{o(kHeads), o(kEntries), {.heads = kHeads, .kind = kCisHead, .into = kIntoPool}};
@@ -237,6 +248,38 @@ const Case kCases[] = {
        return PageBounds{o.keys(kEntries),
                          o((kEntries / kPage + 1) * 2 * kDim, 2),
                          {.heads = kHeads, .head_dim = kDim, .page = kPage}};
+     }},
+    {"key_diff of a run", 0,
+     [](Operands& o) -> Op {
+       return KeyDiff{o.keys(kEntries), {}, o(kHeads * kDim),
+                      o(kEntries),      {}, {.heads = kHeads, .head_dim = kDim, .blocks = 1}};
+     }},
+    {"key_diff of a run and a chunk", kRows,
+     [](Operands& o) -> Op {
+       return KeyDiff{
+           o.keys(kEntries),   o.keys(kHeads * kChunk),
+           o(kHeads * kDim),   o(kEntries),
+           o(kHeads * kChunk), {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .blocks = 1}};
+     }},
+    {"label", kRows,
+     [](Operands& o) -> Op {
+       return Label{o((kRows - 1) * kColumns + kQueries * kDim),
+                    o(kRows),
+                    o.keys(kEntries),
+                    o.keys(kHeads * kChunk),
+                    o.rope(kOriginal),
+                    o(kRows * kQueries),
+                    o(kHeads * 36),
+                    o(kHeads * 36),
+                    {.heads = kHeads,
+                     .group = kGroup,
+                     .head_dim = kDim,
+                     .row_stride = kColumns,
+                     .chunk_capacity = kChunk,
+                     .label_capacity = 36,
+                     .scale = 1,
+                     .least = -30,
+                     .rope = kOriginal}};
      }},
     {"page_score", 1,
      [](Operands& o) -> Op {
@@ -412,6 +455,7 @@ TEST_P(Checks, OperandsAreAsLargeAsTheirParametersSay) {
     Operands whole = operands();
     const Op op = c.make(whole);
     ops.insert(op.index());
+    if (!device().supports(op)) continue;
     const Status accepted = check(op, c.rows, step_of(c.rows), c.heads);
     EXPECT_TRUE(accepted.ok()) << accepted.message();
     for (uint32_t small = 0; small < whole.count(); ++small) {

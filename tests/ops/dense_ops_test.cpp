@@ -573,8 +573,10 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   Random random;
   for (const uint32_t rows : {1u, 3u})
     for (const uint32_t order : {0u, 1u, 2u, 3u})
-      for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kQ4_0, 544}, Shape{DType::kQ4_K, 512},
-                                Shape{DType::kQ6_K, 5120}}) {  // more strips than a block of CUDA has warps
+      // One strip of CUDA's products or several, and more of them than a block has warps.
+      for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kF32, 200}, Shape{DType::kF32, 2100},
+                                Shape{DType::kF16, 300}, Shape{DType::kBF16, 2500}, Shape{DType::kQ4_0, 544},
+                                Shape{DType::kQ4_K, 512}, Shape{DType::kQ6_K, 5120}}) {
         const uint32_t n = shape.n, cols = 45;
         const bool glu_first = order % 2, after_linear = order >= 2;
         SCOPED_TRACE(::testing::Message()
@@ -724,19 +726,39 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
 
 TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
   Random random;
-  for (uint32_t cols : {1u, 31u, 33u, 1000u}) {
-    clear();
-    const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8);
-    const View v = inout(padded_rows(x, size_t(9) * cols));
-    run({.n_rows = 7}, 9, [&](Recorder& r) { r.record(Activation{v, {.cols = cols, .act = kActSilu}}); });
-    const std::vector<float> got = get<float>(v);
-    for (size_t i = 0; i < x.size(); ++i) {
-      const double exact = double{x[i]} / (1 + std::exp(-double{x[i]}));
-      ASSERT_NEAR(got[i], exact, std::fabs(exact) * 6 * 0x1p-24);  // as in kernels_test
+  for (uint32_t act : {kActSilu, kActGeluErf})
+    for (uint32_t cols : {1u, 31u, 33u, 1000u}) {
+      clear();
+      const std::vector<float> x = random.floats(size_t(7) * cols, -8, 8);
+      const View v = inout(padded_rows(x, size_t(9) * cols));
+      run({.n_rows = 7}, 9, [&](Recorder& r) { r.record(Activation{v, {.cols = cols, .act = act}}); });
+      const std::vector<float> got = get<float>(v);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double a = x[i];
+        const double exact = act == kActSilu ? a / (1 + std::exp(-a)) : a / 2 * std::erfc(-a / std::sqrt(2));
+        // silu as in kernels_test; gelu as exactly as it is made where there is no erfc (gelu_erf.glsl), and
+        // an erfc of 4 ulp or less whose argument has two roundings is no worse.
+        const double half_ulps = act == kActSilu ? 6 : 20 + 2 * a * a;
+        ASSERT_NEAR(got[i], exact, std::fabs(exact) * half_ulps * 0x1p-24) << "act " << act << " of " << a;
+      }
+      if (GetParam() == "cpu") {
+        EXPECT_TRUE(is_poison(got, x.size(), 2 * cols));
+      }
     }
-    if (GetParam() == "cpu") {
-      EXPECT_TRUE(is_poison(got, x.size(), 2 * cols));
-    }
+}
+
+// Where its tails are no numbers, and in the middle.
+TEST_P(DenseOps, TheErfFormOfGeluIsRightEverywhere) {
+  std::vector<float> x = {0, -0.0f, 1e-30f, -1e-30f, 1e30f, 3e38f, -1e30f, -13.2f, -13.5f, 13.5f};
+  for (float a = -14; a < 14; a += 0x1p-9f) x.push_back(a);
+  const auto cols = static_cast<uint32_t>(x.size());
+  const View v = inout(x);
+  run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(Activation{v, {.cols = cols, .act = kActGeluErf}}); });
+  const std::vector<float> got = get<float>(v);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double a = x[i], exact = a / 2 * std::erfc(-a / std::sqrt(2));
+    // Below e^-87.3, the least that an exponential need be, a tail may be 0; times 14 that is 2^-122.
+    ASSERT_NEAR(got[i], exact, std::fabs(exact) * (a > 0 ? 24 : 20 + 2 * a * a) * 0x1p-24 + 0x1p-121) << a;
   }
 }
 

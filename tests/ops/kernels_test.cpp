@@ -83,7 +83,7 @@ TEST_F(KernelSets, ComputeExpWithinAnUlpAndAQuarter) {
 TEST_F(KernelSets, ActivateAndScale) {
   Random random;
   for (const Kernels* k : sets)
-    for (uint32_t act : {kActSilu, kActGelu})
+    for (uint32_t act : {kActSilu, kActGelu, kActGeluErf})
       for (uint32_t n : {1u, 3u, 4u, 15u, 16u, 17u, 1000u}) {
         const std::vector<float> x = random.floats(n, -20, 20), factor = random.floats(n);
         std::vector<float> plain = x, scaled = x;
@@ -96,11 +96,14 @@ TEST_F(KernelSets, ActivateAndScale) {
         for (uint32_t i = 0; i < n; ++i) {
           const double v = double{x[i]},
                        u2 = 2 * std::sqrt(2 / 3.14159265358979) * (v + 0.044715 * v * v * v);
-          const double y = v / (1 + std::exp(act == kActSilu ? -v : -u2));
+          const double y = act == kActGeluErf ? v / 2 * std::erfc(-v / std::sqrt(2))
+                                              : v / (1 + std::exp(act == kActSilu ? -v : -u2));
           // exp, sum and quotient: 4 half ulps at most; gelu's argument has 4 roundings, which exp multiplies
-          // by itself.
-          const double tolerance =
-              std::fabs(y) * 0x1p-24 * (act == kActSilu ? 6 : 6 + 4 * std::fabs(u2)) + 1e-37;
+          // by itself. That of erfc has 2, which become v^2 + 1 of the result; erfc is within 4 ulp.
+          const double half_ulps = act == kActSilu   ? 6
+                                   : act == kActGelu ? 6 + 4 * std::fabs(u2)
+                                                     : 12 + 2 * v * v;
+          const double tolerance = std::fabs(y) * 0x1p-24 * half_ulps + 1e-37;
           ASSERT_NEAR(plain[i], y, tolerance) << k->name << ", act " << act << " of " << v;
           ASSERT_NEAR(scaled[i], y * double{factor[i]}, tolerance)
               << k->name << ", act " << act << " of " << v;

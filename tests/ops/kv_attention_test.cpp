@@ -505,27 +505,32 @@ class KvAttention : public KvOps {
             .head_state = kOtherRows,
             .list_capacity = c.n() + 1,
             .window = c.window,
+            .equal_heads = c.unequal.empty(),
             .scale = static_cast<float>(1 / std::sqrt(c.dh)),
             .rope = c.rotation.params()};
   }
   // Attention of `rows` rows that lie in the chunk buffer.
+  ViewAttention of_view(const AttentionCase& c, const Store& store, const View& q, const View& list,
+                        const View& table, const View& y, uint32_t max_rows, const AttentionParams& p) {
+    const size_t view = size_t(c.kv_heads) * p.view_capacity * c.dh * view_element_bytes();
+    return {.q = q,
+            .pool_k = input(store.pool_k),
+            .pool_v = input(store.pool_v),
+            .chunk_k = input(store.chunk_k),
+            .chunk_v = input(store.chunk_v),
+            .list = list,
+            .table = table,
+            .view_k = output<std::byte>(view),
+            .view_v = output<std::byte>(view),
+            .y = y,
+            .ml = output<float>(size_t(max_rows) * c.kv_heads * c.group * 2),
+            .chunk_capacity = store.chunk_capacity,
+            .entries = c.n(),
+            .p = p};
+  }
   void run_view(const AttentionCase& c, const Store& store, const View& q, const View& list,
                 const View& table, const View& y, uint32_t max_rows, const AttentionParams& p) {
-    const size_t view = size_t(c.kv_heads) * p.view_capacity * c.dh * view_element_bytes();
-    const ViewAttention attention{.q = q,
-                                  .pool_k = input(store.pool_k),
-                                  .pool_v = input(store.pool_v),
-                                  .chunk_k = input(store.chunk_k),
-                                  .chunk_v = input(store.chunk_v),
-                                  .list = list,
-                                  .table = table,
-                                  .view_k = output<std::byte>(view),
-                                  .view_v = output<std::byte>(view),
-                                  .y = y,
-                                  .ml = output<float>(size_t(max_rows) * c.kv_heads * c.group * 2),
-                                  .chunk_capacity = store.chunk_capacity,
-                                  .entries = c.n(),
-                                  .p = p};
+    const ViewAttention attention = of_view(c, store, q, list, table, y, max_rows, p);
     run({.n_rows = c.rows, .position = kPosition}, behind_other_rows(store.heads), max_rows,
         [&](Recorder& r) { attention.record(r); });
   }
@@ -782,6 +787,26 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
                .unequal = many});
         if (HasFatalFailure()) return;
       }
+  for (const uint32_t dh : {40u, 128u})
+    for (const uint32_t group : {1u, 7u})
+      for (const uint32_t capacity : {0u, 1000u}) {
+        check({.kv_heads = 5,
+               .group = group,
+               .dh = dh,
+               .rows = 33,
+               .rotation = {.n_rot = dh},
+               .capacity = capacity,
+               .unequal = {64, 2500, 0, 65, 900}});
+        if (HasFatalFailure()) return;
+      }
+  // More rows and heads than a device will have workgroups for, each with a part of the longest head.
+  check_mean({.kv_heads = 12,
+              .group = 7,
+              .dh = 64,
+              .rows = 300,
+              .capacity = 2048,
+              .unequal = {64, 64, 5000, 64, 64, 64, 64, 0, 1, 64, 64, 700}},
+             kFromView);
   check_mean({.kv_heads = 4,
               .group = 4,
               .dh = 128,
@@ -794,6 +819,37 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
   check_mean(
       {.kv_heads = 8, .group = 4, .dh = 128, .rows = 512, .unequal = {64, 64, 64, 16384, 64, 64, 64, 64}},
       kFromView);
+}
+
+// One program, by turns for heads of which one or another has more entries than the rest, and for equal
+// ones.
+TEST_P(KvAttention, OfTheViewGivesTheSameBitsForTheSameHeads) {
+  const AttentionCase c{.kv_heads = 4, .group = 4, .dh = 64, .entries = 4000, .rows = 33, .capacity = 1500};
+  Random random;
+  const Store store(random, c.heads(), c.dh, c.rows);
+  const uint32_t width = c.kv_heads * c.group * c.dh, max_rows = 64;
+  size_for(c.kv_heads, c.group, c.dh, session_of(behind_other_rows(store.heads), max_rows, c.capacity));
+  const View q = input(padded_rows(random.floats(size_t(c.rows) * width), size_t(max_rows) * width)),
+             table = input(c.rotation.table(kPosition + c.n())), y = output<float>(size_t(max_rows) * width);
+  AttentionParams p = params(c, kFromView, width, width);
+  p.equal_heads = 0;  // they are by turns
+  const ViewAttention attention = of_view(c, store, q, {}, table, y, max_rows, p);
+  const auto program = record(max_rows, [&](Recorder& r) { attention.record(r); });
+  ASSERT_TRUE(program);
+  const std::vector<std::vector<uint32_t>> turns = {
+      {64, 4000, 0, 65}, {900, 900, 900, 900}, {1600, 64, 3000, 64}, {64, 65, 64, 63}};
+  std::vector<std::vector<uint32_t>> first;
+  for (size_t turn = 0; turn < 2 * turns.size(); ++turn) {
+    const auto& entries = turns[turn % turns.size()];
+    std::vector<HeadState> heads = store.heads;
+    for (uint32_t head = 0; head < c.kv_heads; ++head) heads[head].n_entries = entries[head];
+    run(*program, {.n_rows = c.rows, .position = kPosition}, behind_other_rows(heads));
+    const auto got = get<uint32_t>(y);
+    if (turn < turns.size())
+      first.push_back(got);
+    else
+      EXPECT_TRUE(got == first[turn - turns.size()]) << "heads of " << ::testing::PrintToString(entries);
+  }
 }
 
 TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
@@ -863,6 +919,15 @@ TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
              .rotation = {.n_rot = 96},
              .listed = listed,
              .unequal = {0, 1, 64, 1500, 3},
+             .window = window});
+      check({.kv_heads = 5,
+             .group = 2,
+             .dh = 64,
+             .rows = 130,
+             .rotation = {},
+             .listed = listed,
+             .capacity = 400,
+             .unequal = {1500, 1, 64, 700, 3},
              .window = window});
       if (HasFatalFailure()) return;
     }

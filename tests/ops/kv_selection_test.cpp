@@ -281,6 +281,7 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
                                .head_dim = c.dh,
                                .row_stride = stride,
                                .score_capacity = capacity,
+                               .equal_heads = 1,
                                .scale = scale,
                                .rope = c.rotation.params()}});
         });
@@ -391,6 +392,7 @@ TEST_P(KvSelection, KeysOfZeroVoteUniformlyForTheirOwnHeads) {  // methods 8.26
                          .head_dim = dh,
                          .row_stride = 4 * dh,
                          .score_capacity = n,
+                         .equal_heads = 1,
                          .scale = 1,
                          .rope = Rotation{.n_rot = dh}.params()}});
   });
@@ -576,6 +578,7 @@ TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
                          .head_dim = dh,
                          .row_stride = 2 * dh,
                          .score_capacity = n,
+                         .equal_heads = 1,
                          .scale = 1,
                          .rope = Rotation{.n_rot = dh}.params()}});
     r.record(Vote{scores, lse, l.pos, gate, l.votes, vote_params(l)});

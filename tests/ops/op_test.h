@@ -114,7 +114,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                    .head_dim = 256,
                    .d_ff = 4096,
                    .vocab = 8192,
-                   .d_retain = 1024};
+                   .retainer = {{{1024, 8192}, {8, 1024}}}};
   SessionShape session{.chunk = 1024,
                        .run_capacity = 4096,
                        .layer_entries = 8 * 4096,

@@ -67,27 +67,32 @@ def write_model(path, arch, tensors, L, d, H, Hkv, dh, ff, **more):
         f.write(b"\0" * (-f.tell() % 32))
 
 
-def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, **more):
-    """kinds: types of the matrices, taken in turn"""
+def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, divide={}, **more):
+    """kinds: types of the matrices, taken in turn; one whose blocks do not fit becomes Q8_0. divide: tensors of rope factors."""
     rng, tensors, turn = np.random.default_rng(SEED), [], [0]
     vector = lambda n, size, around, std: tensors.append((n, F32, (size,), (around + std * rng.standard_normal(size)).astype(np.float32).tobytes()))
     def matrix(n, rows, cols, gain=1.0):
         kind = kinds[turn[0] % len(kinds)]
         turn[0] += 1
+        if cols % llm.BLOCK[kind][0]: kind = Q8_0
         tensors.append((n, kind, (rows, cols), packed(rng, kind, (rows, cols), gain / np.sqrt(cols))))
     matrix("token_embd.weight", VOCAB, d, 1.5 if tied else 8.0)
     vector("output_norm.weight", d, 1, 0.1)
     if not tied: matrix("output.weight", VOCAB, d, 1.5)
+    for n, factors in divide.items(): tensors.append((n, F32, factors.shape, factors.astype(np.float32).tobytes()))
     for i in range(L):
         b = f"blk.{i}."
         vector(b + "attn_norm.weight", d, 1, 0.1), vector(b + "ffn_norm.weight", d, 1, 0.1)
-        for part, heads in (("q", H), ("k", Hkv), ("v", Hkv)):
+        if arch == "phi3": matrix(b + "attn_qkv.weight", (H + 2 * Hkv) * dh, d, 1.5)
+        for part, heads in (("q", H), ("k", Hkv), ("v", Hkv)) if arch != "phi3" else ():
             matrix(b + f"attn_{part}.weight", heads * dh, d, 1.0 if part == "v" else 1.5)  # peaked enough for positions to matter
             if part in biases: vector(b + f"attn_{part}.bias", heads * dh, 0, 0.3)
         matrix(b + "attn_output.weight", d, H * dh)
         if "output" in biases: vector(b + "attn_output.bias", d, 0, 0.3)
         if qk_norm: vector(b + "attn_q_norm.weight", dh, 1.5, 0.3), vector(b + "attn_k_norm.weight", dh, 1.5, 0.3)
-        matrix(b + "ffn_gate.weight", ff, d), matrix(b + "ffn_up.weight", ff, d), matrix(b + "ffn_down.weight", d, ff)
+        if arch == "phi3": matrix(b + "ffn_up.weight", 2 * ff, d)
+        else: matrix(b + "ffn_gate.weight", ff, d), matrix(b + "ffn_up.weight", ff, d)
+        matrix(b + "ffn_down.weight", d, ff)
     write_model(os.path.join(HERE, name), arch, tensors, L, d, H, Hkv, dh, ff, **more)
 
 
@@ -96,13 +101,12 @@ def tolerance(exact, rough, unrounded):
     return float(max(8 * np.abs(exact - rough).max(), np.abs(exact - unrounded).max() / 4))
 
 
-def variants(*files):
-    return llm.Model(*files), llm.Model(*files, dtype=np.float32), llm.Model(*files, kv_f16=False)
+def variants(*files, context=0):
+    return [llm.Model(*files, context=context, **how) for how in ({}, {"dtype": np.float32}, {"kv_f16": False})]
 
 
-def greedy(path, prompt, count):
+def greedy(all_models, prompt, count):
     """The logits after the prompt and after all but the last of its greedy tokens, these tokens, and the tolerance."""
-    all_models = variants(path)
     rows, tokens, allowed, now = [], [], 0, [m.run(prompt)[-1] for m in all_models]
     for _ in range(count):
         allowed, rows = max(allowed, tolerance(*now)), rows + [now[0]]
@@ -111,20 +115,57 @@ def greedy(path, prompt, count):
     return rows, tokens, allowed
 
 
-def models():
+def best(logits, digits):
+    """The 64 largest: [token, logit]."""
+    return [[int(i), round(float(logits[i]), digits)] for i in np.argsort(-logits)[:64]]
+
+
+def write_tiny_models():
+    """[file, length of the prompt, context or 0 for the file's own]"""
     tiny("tiny-quants.gguf", "llama", 2, 64, 4, 2, 16, 96, [Q4_1, Q5_0, Q5_1, Q4_0, Q8_0])
     tiny("tiny-k-quants.gguf", "llama", 1, 256, 8, 2, 32, 256, [Q5_K, Q4_K, Q6_K, Q5_K])
     tiny("tiny-qwen3.gguf", "qwen3", 2, 64, 4, 2, 24, 96, [BF16], tied=True, qk_norm=True)
     tiny("tiny-biases.gguf", "llama", 2, 64, 4, 2, 16, 96, [F16, F32], biases=("q", "k", "v", "output"), tied=True, **{"rope.dimension_count": 8})
+    # In three layers each matrix has each of three types.
+    small = dict(L=3, d=32, H=2, Hkv=1, dh=16, ff=64, kinds=[F16, Q8_0, Q4_0])
+    qkv = ("q", "k", "v")
+    tiny("tiny-llama.gguf", "llama", **small)
+    tiny("tiny-qwen2.gguf", "qwen2", biases=qkv, **small)
+    tiny("tiny-qwen2-k-quants.gguf", "qwen2", 1, 256, 2, 1, 16, 64, [Q4_K, Q6_K], biases=qkv)
+    tiny("tiny-phi3.gguf", "phi3", **small)
+    # Texts of 150 tokens on models that were trained on 64.
+    scaled = lambda kind, **more: {"rope.scaling.type": kind, "rope.scaling.original_context_length": 64, **more}
+    slow = np.linspace(0, 1, 8) ** 2  # of the 8 pairs of channels, the last turn slowest
+    tiny("tiny-linear.gguf", "llama", **small, **scaled("linear", **{"rope.scaling.factor": 4.0}))
+    tiny("tiny-yarn.gguf", "llama", **small, **scaled("yarn", **{"rope.scaling.factor": 4.0}))
+    tiny("tiny-qwen2-yarn.gguf", "qwen2", biases=qkv, **small, **scaled("yarn", **{"rope.scaling.factor": 4.0}))
+    tiny("tiny-llama3.gguf", "llama", divide={"rope_freqs.weight": 1 + 7 * slow}, **small)
+    tiny("tiny-longrope.gguf", "phi3", divide={"rope_factors_long.weight": 1 + 15 * slow, "rope_factors_short.weight": 1 + slow / 2},
+         **small, **scaled("longrope", **{"rope.scaling.attn_factor": 1.19}))
+    plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3"]
+    far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope"]
+    return [(n + ".gguf", 40, 0) for n in plain] + [(n + ".gguf", 150, 0) for n in far] + [("tiny-longrope.gguf", 40, 64)]
+
+
+def models():
     cases = []
-    for name in ("tiny-quants.gguf", "tiny-k-quants.gguf", "tiny-qwen3.gguf", "tiny-biases.gguf"):
-        prompt = np.random.default_rng(SEED).integers(0, VOCAB, 40).tolist()
-        rows, tokens, allowed = greedy(os.path.join(HERE, name), prompt, 8)
+    def add(name, prompt, count, context, digits):
+        path = os.path.join(HERE, name)
+        rows, tokens, allowed = greedy(variants(path, context=context), prompt, count)
         gap = min(np.sort(x)[-1] - np.sort(x)[-2] for x in rows)
-        print(f"{name}: {os.path.getsize(os.path.join(HERE, name))} bytes, tolerance {allowed:.1e}, gap {gap:.1e}, {tokens}")
+        print(f"{name}: {os.path.getsize(path)} bytes, tolerance {allowed:.1e}, gap {gap:.1e}, {tokens}")
         assert gap > 2 * allowed, "two tokens are nearly as likely: another seed"
-        cases.append({"model": name, "prompt": prompt, "tolerance": allowed, "greedy": tokens,
-                      "logits": [round(float(v), 7) for v in rows[0]], "last_logits": [round(float(v), 7) for v in rows[-1]]})
+        unscaled = llm.Model(path, context=context)
+        if (unscaled.freq != (usual := 1e4 ** (-np.arange(0, unscaled.n_rot, 2) / unscaled.n_rot))).any() and name.startswith("tiny"):
+            unscaled.freq, unscaled.factor = usual, 1.0
+            assert np.abs(unscaled.run(prompt)[-1] - rows[0]).max() > 20 * allowed, "scaled positions hardly matter: sharper attention"
+        cases.append({"model": name, "prompt": prompt, "context": context, "tolerance": allowed, "greedy": tokens,
+                      "top": best(rows[0], digits), "last_top": best(rows[-1], digits)})
+    for name, length, context in write_tiny_models():
+        add(name, np.random.default_rng(SEED).integers(0, VOCAB, length).tolist(), 8, context, 7)
+    demo = os.path.relpath(os.path.join(MODELS, "thimble-demo-28m-q8_0.gguf"), HERE)
+    ids = book_ids(llm.Model(os.path.join(HERE, demo)), 4000)
+    for at in (1, 1500, 3500): add(demo, ids[:1] + ids[at:at + 61], 8, 0, 5)
     json.dump(cases, open(os.path.join(HERE, "models.json"), "w"), separators=(",", ":"))
 
 
@@ -155,8 +196,7 @@ def policies():
     L, S = dict(b=128, chunk=96, ns=32, local=20), dict(k=32, n_init=4, n_local=16)
 
     def logits(x, y):
-        best = np.argsort(-x)[:64]
-        return {"tolerance": float(8 * np.abs(x - y).max()), "top": [[int(i), round(float(x[i]), 5)] for i in best]}
+        return {"tolerance": float(8 * np.abs(x - y).max()), "top": best(x, 5)}
 
     for shared in (False, True):
         for m in (exact, rough):

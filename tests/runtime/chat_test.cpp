@@ -5,6 +5,7 @@
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/support/data.h"
+#include "tests/support/gguf_writer.h"
 
 namespace thimble {
 namespace {
@@ -146,6 +147,66 @@ TEST(Chat, ReadsTheTemplatesOfRealFiles) {
   EXPECT_EQ(tokens[1].id, tokenizer->find("<|user|>"));
   EXPECT_EQ(tokens[tokens.size() - 4].id, tokenizer->find("<|end|>"));
   EXPECT_EQ(tokens[tokens.size() - 2].id, tokenizer->find("<|assistant|>"));
+}
+
+TEST(Chat, RecognisesWholeTemplatesOfAFile) {
+  // Written for this test, each with what the templates of its family have around their marks: defaults for a
+  // missing system message, branches by role, checks of the order, white space control, both quotes.
+  const std::pair<const char*, ChatFormat> templates[] = {{R"({%- if messages[0]["role"] != "system" -%}
+{{- "<|im_start|>system\nAnswer briefly.<|im_end|>\n" -}}
+{%- endif -%}
+{%- for turn in messages -%}
+{{- "<|im_start|>" ~ turn["role"] ~ "\n" ~ turn["content"] ~ "<|im_end|>\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\n" -}}{%- endif -%})",
+                                                           ChatFormat::kChatml},
+                                                          {R"({%- set ns = namespace(first=true) -%}
+{%- for m in messages -%}
+{%- set turn = "<|start_header_id|>" ~ m.role ~ "<|end_header_id|>\n\n" ~ (m.content | trim) ~ "<|eot_id|>" -%}
+{{- bos_token ~ turn if ns.first else turn -}}
+{%- set ns.first = false -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|start_header_id|>assistant<|end_header_id|>\n\n" }}{%- endif -%})",
+                                                           ChatFormat::kLlama3},
+                                                          {R"({% if messages[0]['role'] == 'system' %}
+{% set rules = '<<SYS>>\n' + messages[0]['content'].strip() + '\n<</SYS>>\n\n' %}
+{% set turns = messages[1:] %}{% else %}{% set rules = '' %}{% set turns = messages %}{% endif %}
+{% for turn in turns %}
+{% if (turn['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and assistant take turns') }}{% endif %}
+{% if turn['role'] == 'user' %}
+{{ bos_token + '[INST] ' + (rules if loop.first else '') + turn['content'].strip() + ' [/INST]' }}
+{% else %}{{ ' ' + turn['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %})",
+                                                           ChatFormat::kLlama2},
+                                                          {R"({{- bos_token -}}
+{%- for turn in messages -%}
+{%- if turn.role == "user" -%}{{- "[INST] " + turn.content + " [/INST]" -}}
+{%- elif turn.role == "assistant" -%}{{- " " + turn.content + eos_token -}}
+{%- else -%}{{- raise_exception("only user and assistant have a place here") -}}{%- endif -%}
+{%- endfor -%})",
+                                                           ChatFormat::kMistral},
+                                                          {R"({% for turn in messages %}
+{% if turn['role'] == 'system' %}{{ '<|system|>\n' + turn['content'] + eos_token }}
+{% elif turn['role'] == 'user' %}{{ '<|user|>\n' + turn['content'] + eos_token }}
+{% else %}{{ '<|assistant|>\n' + turn['content'] + eos_token }}{% endif %}
+{% if loop.last and add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+{% endfor %})",
+                                                           ChatFormat::kZephyr},
+                                                          {R"({{ bos_token }}{% for turn in messages %}
+{% if turn['role'] == 'user' %}{{ '<|user|>' + '\n' + turn['content'] + '<|end|>' + '\n' }}
+{% elif turn['role'] == 'system' and turn['content'] %}{{ '<|system|>' + '\n' + turn['content'] + '<|end|>' + '\n' }}
+{% else %}{{ '<|assistant|>' + '\n' + turn['content'] + '<|end|>' + '\n' }}{% endif %}{% endfor %}
+{% if add_generation_prompt %}{{ '<|assistant|>' + '\n' }}{% endif %})",
+                                                           ChatFormat::kPhi3}};
+  for (const auto& [text, format] : templates) {
+    SCOPED_TRACE(text);
+    const FileBytes bytes = GgufWriter().set("tokenizer.chat_template", std::string(text)).bytes();
+    const MappedFile file = lend(bytes);
+    const auto gguf = Gguf::parse(file, "template");
+    ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+    const auto found = recognise_chat_format(*gguf->need_string("tokenizer.chat_template"));
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    EXPECT_STREQ(chat_format_name(*found), chat_format_name(format));
+  }
 }
 
 TEST(Chat, RecognisesThePublicPhi3Template) {

@@ -73,6 +73,23 @@ TEST(Cost, OfAWindowedLayerEndsAtItsWindow) {
   EXPECT_EQ(cost.run(3, 6, true, false).flop, 3 * 2 * kLayers + (7 + 8 + 9 + 6 + 6 + 6) * kQueries * 2);
 }
 
+// KVzap's network for Qwen3-8B has 75.7 million weights.
+TEST(Cost, OfARetainerIsItsMatrices) {
+  const auto matrix = [](uint32_t rows, uint32_t cols) {
+    return Tensor{.data = {}, .type = DType::kF16, .rows = rows, .cols = cols};
+  };
+  const auto retainer = std::make_shared<Retainer>();
+  retainer->kind = Retainer::Kind::kMlp;
+  retainer->layers.resize(36);
+  for (Retainer::Layer& layer : retainer->layers)
+    layer = {.fc1 = matrix(512, 4096), .fc1_bias = {}, .fc2 = matrix(8, 512)};
+  const SessionOptions options{.retainer = retainer, .retention = Retention::kLocret, .pool = 100};
+  const Cost cost = Policies(options).retention->cost(options);
+  EXPECT_EQ(cost.bytes, 2.0 * 36 * (512 * 4096 + 8 * 512));
+  EXPECT_EQ(cost.flop, cost.bytes);  // two operations and two bytes a weight
+  EXPECT_NEAR(cost.flop, 151e6, 0.5e6);
+}
+
 TEST(Cost, IsInTheStatsOfASession) {
   const SeededModel m = seeded_model();
   SessionOptions options = selecting();

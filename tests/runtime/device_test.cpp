@@ -27,7 +27,7 @@ constexpr float kLogitTolerance = 0.1f;
 
 struct Demo {
   std::shared_ptr<const Model> model;
-  std::shared_ptr<const RetainingHeads> heads;
+  std::shared_ptr<const Retainer> retainer;
   std::vector<int32_t> book;
 };
 
@@ -36,7 +36,7 @@ const Demo& demo() {
     Demo made;
     made.model =
         must(Model::open(must(MappedFile::open(project_file("models/thimble-demo-28m-q8_0.gguf"))), "demo"));
-    made.heads = must(made.model->open_heads(
+    made.retainer = must(made.model->open_retainer(
         must(MappedFile::open(project_file("models/thimble-demo-28m.locret.gguf"))), "heads"));
     std::ifstream file(project_file("models/demo-book.txt"));
     const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -142,7 +142,7 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
   uint32_t answer() const { return smaller(200, 16); }
 
   SessionOptions locret() const {
-    return {.heads = demo().heads,
+    return {.retainer = demo().retainer,
             .retention = Retention::kLocret,
             .pool = pool(),
             .chunk = chunk(),
@@ -273,6 +273,44 @@ TEST_P(OnDevice, EvictsAtRandomByTheHeadAsTheCpuDoes) {
   for (Watched* w : {&here, &there}) must((*w)->feed(std::span(demo().book).first(1000)));
   EXPECT_EQ(kept(*here), kept(*there));  // the scores are hashes: the same bits, so the same lists
   expect_same_answer(here, there, answer());
+}
+
+// Of tokens read and decoded. Nothing is evicted, so that both see the same. Products of f16 are off by 2^-11
+// of each factor, in the scores and in the layer before; 2^-6 is ten times what that comes to.
+TEST_P(OnDevice, ScoresWithEveryKindOfRetainerAsTheCpuDoes) {
+  const std::vector<int32_t> text = seeded_tokens(smaller(300, 150), 256), turn = seeded_tokens(10, 256, 8);
+  for (const char* kind : {"locret", "linear", "mlp", "sink"}) {
+    SCOPED_TRACE(kind);
+    const SeededModel m = seeded_model({.d_model = 256,
+                                        .head_dim = 64,
+                                        .d_ff = 256,
+                                        .vocab = 256,
+                                        .kind = kind,
+                                        .act = "gelu_erf",
+                                        .d_retain = 40});
+    const SessionOptions options{.retainer = m.retainer,
+                                 .retention = Retention::kLocret,
+                                 .pool = 400,
+                                 .chunk = 128,
+                                 .stabilizers = 0,
+                                 .local = 20};
+    Watched here(m.model, options), there(m.model, options, device());
+    for (Watched* w : {&here, &there}) {
+      read(*w->session, text);
+      for (int32_t i = 0; i < 5; ++i) accept(*w->session, i);
+      read(*w->session, turn);  // scores the ring
+    }
+    for (uint32_t layer = 0; layer < 2; ++layer)
+      for (uint32_t head = 0; head < 2; ++head) {
+        const auto expected = here.scores(layer, head), got = there.scores(layer, head);
+        ASSERT_EQ(expected.size(), text.size() + 15);
+        float largest = 0;
+        for (const auto& [position, score] : expected) largest = std::max(largest, std::abs(score));
+        for (const auto& [position, score] : expected)
+          ASSERT_NEAR(got.at(position), score, largest * 0x1p-6f)
+              << "layer " << layer << ", head " << head << ", position " << position;
+      }
+  }
 }
 
 TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {

@@ -90,27 +90,27 @@ TEST(LlamaCppGoldens, AreAllTested) {
   EXPECT_EQ(load_json(goldens).size(), 19u);
 }
 
-// Types and architectures that llama.cpp's goldens lack, in models that tests/reference/make_goldens.py
-// wrote.
+// Every architecture, tensor type and kind of rotary positions, in models that
+// tests/reference/make_goldens.py wrote, and the demo model.
 TEST(NumpyGoldens, AreReproducedForEveryTypeAndArchitecture) {
+  using Top = std::vector<std::pair<int32_t, float>>;
   for (const nlohmann::json& golden : load_json(project_file("tests/reference/models.json"))) {
     const std::string name = golden.at("model");
-    SCOPED_TRACE(name);
+    const uint32_t context = golden.at("context");
+    SCOPED_TRACE(name + ", context " + std::to_string(context));
     const auto model = open_model(project_file("tests/reference/" + name));
     const float tolerance = golden.at("tolerance");
-    const auto session = open_session(model, {.pool = 64, .chunk = 32, .max_new = 32});
+    const auto session = open_session(model, {.pool = 192, .chunk = 32, .max_new = 32, .context = context});
     const std::vector<float> logits = read(*session, golden.at("prompt").get<std::vector<int32_t>>());
-    const auto expected = golden.at("logits").get<std::vector<float>>();
-    for (size_t i = 0; i < expected.size(); ++i)
-      EXPECT_NEAR(logits[i], expected[i], tolerance) << "token " << i;
+    for (const auto& [token, logit] : golden.at("top").get<Top>())
+      EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;
 
     auto greedy = golden.at("greedy").get<std::vector<int32_t>>();
-    const auto last =
-        golden.at("last_logits").get<std::vector<float>>();  // the ones that chose the last token
     for (size_t i = 0; i < greedy.size(); ++i) EXPECT_EQ(must(session->step()), greedy[i]);
     must(session->rewind(must(session->stats()).position - 2));
     const std::vector<float> again = accept(*session, greedy[greedy.size() - 2]);
-    for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(again[i], last[i], tolerance) << "token " << i;
+    for (const auto& [token, logit] : golden.at("last_top").get<Top>())  // the ones that chose the last token
+      EXPECT_NEAR(again.at(token), logit, tolerance) << "token " << token;
   }
 }
 

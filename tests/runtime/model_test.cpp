@@ -1,4 +1,4 @@
-// Models: architectures, shapes, rotary schemes, retaining heads, and what is refused.
+// Models: architectures, shapes, rotary schemes, retainers, and what is refused.
 #include "runtime/model/model.h"
 
 #include <gtest/gtest.h>
@@ -515,10 +515,10 @@ TEST(Rope, FillsATableWhoseRowsMultiplyToEveryPosition) {
   EXPECT_EQ(at(64, 0), std::complex<double>(1.19f, 0));
 }
 
-// ---- retaining heads ----
+// ---- retainers (of every kind: retainer_test) ----
 
-Result<std::shared_ptr<const RetainingHeads>> open_heads(const Model& model, const FileBytes& bytes) {
-  return model.open_heads(lend(bytes), "h.gguf");
+Result<std::shared_ptr<const Retainer>> open_heads(const Model& model, const FileBytes& bytes) {
+  return model.open_retainer(lend(bytes), "h.gguf");
 }
 
 TEST(Heads, AreReadWhereTheyBelong) {
@@ -532,7 +532,7 @@ TEST(Heads, AreReadWhereTheyBelong) {
   EXPECT_EQ((*heads)->layers[1].fc1.rows, 3u);
   EXPECT_EQ((*heads)->layers[1].fc1.cols, 16u);
   EXPECT_EQ((*heads)->layers[1].fc2.rows, 1u);
-  EXPECT_EQ((*heads)->d_r, 3u);
+  EXPECT_EQ((*heads)->hidden, 3u);
   EXPECT_EQ((*heads)->act, kActSilu);
   EXPECT_EQ((*heads)->budget, 16u);
   EXPECT_EQ((*heads)->stabilizers, 0u);
@@ -569,7 +569,7 @@ TEST(Heads, ThatAreDamagedAreRefused) {
   const Lent m(tiny_model("llama"));
   ASSERT_TRUE(m.ok());
   const auto refused = [&](const GgufWriter& w) { return open_heads(*m, w.bytes()).status(); };
-  expect_message(refused(tiny_model("llama")), Code::kFormat, "h.gguf holds no retaining heads");
+  expect_message(refused(tiny_model("llama")), Code::kFormat, "h.gguf holds no retainer");
   expect_message(refused(tiny_heads("llama").set("adapter.type", "lora")), Code::kFormat,
                  "'adapter.type' is 'lora'");
   expect_message(refused(tiny_heads("llama").set("locret.act", "relu")), Code::kUnsupported,
@@ -647,9 +647,9 @@ TEST(Model, OpensTheDemoModelAndItsHeads) {
   const Result<Gguf> sidecar = Gguf::parse(*file, "heads");
   ASSERT_TRUE(sidecar.ok());
   EXPECT_EQ(*sidecar->need_uint("locret.base.fingerprint"), model.fingerprint());
-  const auto heads = model.open_heads(std::move(*file), "heads");
+  const auto heads = model.open_retainer(std::move(*file), "heads");
   ASSERT_TRUE(heads.ok()) << heads.status().message();
-  EXPECT_EQ((*heads)->d_r, 256u);
+  EXPECT_EQ((*heads)->hidden, 256u);
   EXPECT_EQ((*heads)->layers.size(), 8u);
   EXPECT_EQ((*heads)->budget, 2048u);
   EXPECT_EQ((*heads)->chunk, 1024u);
@@ -658,31 +658,53 @@ TEST(Model, OpensTheDemoModelAndItsHeads) {
   EXPECT_EQ((*heads)->warning, "");
 }
 
+// A tiny shape that a script wrote, which computed the retainer's fingerprint itself.
+void expect_synthetic(const std::string& path, const std::string& heads_path) {
+  const Opened m = open_path(path);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ((*m)->shape.layers, 2u);
+  EXPECT_EQ((*m)->shape.vocab, 512u);
+  EXPECT_TRUE((*m)->tokenizer.ok()) << (*m)->description_of_tokenizer_error;
+  Result<MappedFile> file = MappedFile::open(heads_path);
+  ASSERT_TRUE(file.ok());
+  const auto heads = (*m)->open_retainer(std::move(*file), "heads");
+  ASSERT_TRUE(heads.ok()) << heads.status().message();
+  EXPECT_EQ((*heads)->warning, "");
+}
+
+// A folder of its own for a test's files.
+struct Folder {
+  const std::filesystem::path path;
+  explicit Folder(const char* name) : path(std::filesystem::path(testing::TempDir()) / name) {
+    std::filesystem::create_directories(path);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string file(const char* name) const { return (path / name).string(); }
+};
+
+TEST(Model, OpensWhatTheProjectsScriptWrites) {
+  THIMBLE_NEEDS("/usr/bin/python3");
+  const Folder folder("thimble_random_model_test");
+  const std::string model = folder.file("model.gguf"), heads = folder.file("heads.gguf");
+  const std::string run = "/usr/bin/python3 '" + project_file("scripts/random-model") + "' tiny-llama '" +
+                          model + "' '" + heads + "' > '" + folder.file("log") + "'";
+  ASSERT_EQ(std::system(run.c_str()), 0) << run;
+  expect_synthetic(model, heads);
+}
+
 TEST(Model, OpensSyntheticFilesOfWellKnownShapes) {
   const std::string tool = shared_file("tools/synth_gguf.py");
   THIMBLE_NEEDS(tool);
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "thimble_model_test";
-  std::filesystem::create_directories(folder);
-  const std::string path = (folder / "model.gguf").string(), heads_path = (folder / "heads.gguf").string();
+  const Folder folder("thimble_model_test");
+  const std::string model = folder.file("model.gguf"), heads = folder.file("heads.gguf");
   for (const char* what : {"tiny-llama f16", "tiny-llama q4_k", "tiny-qwen2 q8_0", "tiny-phi3 q4_0",
                            "--rope llama3 tiny-llama f16", "--rope longrope tiny-phi3 f16"}) {
     SCOPED_TRACE(what);
-    const std::string run = "/usr/bin/python3 '" + tool + "' --heads '" + heads_path + "' --d-r 32 " + what +
-                            " '" + path + "' > '" + (folder / "log").string() + "'";
+    const std::string run = "/usr/bin/python3 '" + tool + "' --heads '" + heads + "' --d-r 32 " + what +
+                            " '" + model + "' > '" + folder.file("log") + "'";
     ASSERT_EQ(std::system(run.c_str()), 0) << run;
-    const Opened m = open_path(path);
-    ASSERT_TRUE(m.ok()) << m.status().message();
-    EXPECT_EQ((*m)->shape.layers, 2u);
-    EXPECT_EQ((*m)->shape.vocab, 512u);
-    EXPECT_TRUE((*m)->tokenizer.ok()) << (*m)->description_of_tokenizer_error;
-    Result<MappedFile> file = MappedFile::open(heads_path);
-    ASSERT_TRUE(file.ok());
-    const auto heads =
-        (*m)->open_heads(std::move(*file), "heads");  // the tool computes the fingerprint itself
-    ASSERT_TRUE(heads.ok()) << heads.status().message();
-    EXPECT_EQ((*heads)->warning, "");
+    expect_synthetic(model, heads);
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Model, SurvivesEveryByteOfTheHeaderReplaced) {

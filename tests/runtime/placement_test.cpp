@@ -12,7 +12,7 @@ namespace thimble::test {
 namespace {
 
 SessionOptions locret(const SeededModel& m) {
-  return {.heads = m.heads,
+  return {.retainer = m.retainer,
           .retention = Retention::kLocret,
           .pool = 60,
           .chunk = 20,

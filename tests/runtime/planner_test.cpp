@@ -37,7 +37,7 @@ const SeededModel& model() {
 }
 
 SessionOptions locret() {
-  return {.heads = model().heads,
+  return {.retainer = model().retainer,
           .retention = Retention::kLocret,
           .pool = 60,
           .chunk = 20,
@@ -58,7 +58,7 @@ SessionOptions selecting(SessionOptions o, VoteScope vote = VoteScope::kGroup) {
 std::vector<SessionOptions> policies() {
   SessionOptions window = locret(), by_position = selecting(locret(), VoteScope::kLayer), original = locret();
   window.retention = Retention::kWindow;
-  window.heads = nullptr;
+  window.retainer = nullptr;
   by_position.context = 3000;
   original.positions = Positions::kOriginal;
   const SessionOptions none{.pool = 100, .chunk = 24, .max_new = 10};
@@ -348,7 +348,7 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
               raised);
   EXPECT_EQ(window.chunk, 1024u);
 
-  SessionOptions o{.heads = model().heads, .retention = Retention::kLocret, .pool = 400};
+  SessionOptions o{.retainer = model().retainer, .retention = Retention::kLocret, .pool = 400};
   const SessionOptions heads = must(resolve(*model().model, o));
   EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, where the file does not say
   EXPECT_EQ(heads.protect_init, 0u);
@@ -390,7 +390,7 @@ TEST(Planner, RefusesCombinationsThatContradictThemselves) {
     expect_refused(plan(o).status(), Code::kInvalidArgument, part);
     EXPECT_EQ(Session::create(model().model, cpu(), o).status().code(), Code::kInvalidArgument);
   };
-  refused(locret(), "heads", [](SessionOptions& o) { o.heads = nullptr; });
+  refused(locret(), "heads", [](SessionOptions& o) { o.retainer = nullptr; });
   refused(locret(), "stabilizers", [](SessionOptions& o) { o.stabilizers = 60; });
   refused(locret(), "protected first", [](SessionOptions& o) { o.protect_init = 52; });
   refused(locret(), "protected first",

@@ -29,7 +29,7 @@ SessionOptions dense(uint32_t pool = 256) { return {.pool = pool, .chunk = 32, .
 
 SessionOptions locret(const SeededModel& m, uint32_t pool, uint32_t chunk, uint32_t stabilizers,
                       uint32_t local) {
-  return {.heads = m.heads,
+  return {.retainer = m.retainer,
           .retention = Retention::kLocret,
           .pool = pool,
           .chunk = chunk,
@@ -144,7 +144,8 @@ TEST(Policies, UseTheRotaryFactorsOfTheContext) {
 // A chunk larger than what a full run has room for is read behind as many entries as an eviction leaves.
 TEST(Policies, SelectWhileReadingARetainedPool) {
   const SeededModel m = seeded_model();
-  for (const Retention retention : {Retention::kWindow, Retention::kRandom, Retention::kLocret})
+  for (const Retention retention :
+       {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff})
     for (const VoteScope vote : {VoteScope::kGroup, VoteScope::kLayer}) {
       SCOPED_TRACE(std::string(policy_name(retention)) + (vote == VoteScope::kGroup ? ", group" : ", layer"));
       SessionOptions o = selecting(locret(m, 150, 512, 20, 30), 256, 4, 512, vote);
@@ -777,7 +778,7 @@ SessionOptions demo_locret(uint32_t scope) {
                    .stabilizers = 32,
                    .local = 20,
                    .max_new = 16};
-  o.heads = must(demo()->open_heads(
+  o.retainer = must(demo()->open_retainer(
       must(MappedFile::open(project_file("models/thimble-demo-28m.locret.gguf"))), "heads"));
   return o;
 }

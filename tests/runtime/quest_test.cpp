@@ -34,7 +34,7 @@ SessionOptions over_window(SessionOptions o) {
 }
 SessionOptions over_heads(SessionOptions o) {
   o.retention = Retention::kLocret;
-  o.heads = model().heads;
+  o.retainer = model().retainer;
   o.keeps = {24, 61, 90, 33};
   o.local = 20;
   return o;

@@ -23,7 +23,7 @@ const SeededModel& model() {
 }
 
 SessionOptions retaining(Retention retention) {
-  return {.heads = retention == Retention::kLocret ? model().heads : nullptr,
+  return {.retainer = retention == Retention::kLocret ? model().retainer : nullptr,
           .retention = retention,
           .keeps = kKeeps,
           .chunk = kChunk,
@@ -45,7 +45,8 @@ SessionOptions selecting(SessionOptions o, Selection selection) {
   }
   return o;
 }
-constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kLocret};
+constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kLocret,
+                                     Retention::kKeyDiff};
 constexpr Selection kSelections[] = {Selection::kDense, Selection::kTokenSelect, Selection::kQuest};
 
 // Position and score of what a head might keep.
@@ -122,7 +123,7 @@ class Simulated {
  private:
   SessionOptions options(Retention retention, uint32_t protect_init) const {
     SessionOptions o = retaining(retention);
-    o.heads = retention == Retention::kLocret ? m_.heads : nullptr;
+    o.retainer = retention == Retention::kLocret ? m_.retainer : nullptr;
     o.local = 0;
     o.max_new = 64;
     o.protect_init = protect_init;
@@ -162,7 +163,7 @@ class Simulated {
 
 TEST(UnequalRuns, EveryHeadKeepsTheBestOfItsOwn) {
   const std::vector<int32_t> text = seeded_tokens(15 * kChunk + 31);
-  for (const Retention retention : kRetentions)
+  for (const Retention retention : {Retention::kWindow, Retention::kRandom, Retention::kLocret})
     for (const uint32_t protect_init : {0u, 30u}) {  // 30: more than the shortest heads keep
       SCOPED_TRACE(std::string(policy_name(retention)) + ", first " + std::to_string(protect_init));
       Simulated s(retention, protect_init);
@@ -267,7 +268,7 @@ TEST(UnequalRuns, ArePlannedByTheHead) {
 TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
   const auto keeps = [](std::vector<float> shares, uint32_t pool) {
     const SeededModel m = seeded_model({.shares = std::move(shares)});
-    SessionOptions o{.heads = m.heads, .retention = Retention::kLocret, .pool = pool};
+    SessionOptions o{.retainer = m.retainer, .retention = Retention::kLocret, .pool = pool};
     return must(make_plan(*m.model, *cpu(), o)).options.keeps;
   };
   // 64 each, and of what is left of 4 * 300 to each by what its share is above 64 / 300.
@@ -308,10 +309,10 @@ const SeededModel& windowed() {  // layer 0 and 2
 std::vector<std::pair<std::string, SessionOptions>> windowed_policies() {
   std::vector<std::pair<std::string, SessionOptions>> all;
   for (const Retention retention :
-       {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret})
+       {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff})
     for (const Selection selection : kSelections) {
       SessionOptions o = retaining(retention);
-      o.heads = retention == Retention::kLocret ? windowed().heads : nullptr;
+      o.retainer = retention == Retention::kLocret ? windowed().retainer : nullptr;
       o.keeps.clear();
       o.pool = retention == Retention::kNone ? 500 : 60;
       o.stabilizers = 10;

@@ -43,9 +43,10 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   SessionOptions none{.pool = 400, .chunk = 20, .max_new = 200};
   SessionOptions window{
       .retention = Retention::kWindow, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15, .max_new = 12};
-  SessionOptions random = window, locret = window, both;
+  SessionOptions random = window, keydiff = window, locret = window, both;
   random.retention = Retention::kRandom;
-  locret.heads = m.heads;
+  keydiff.retention = Retention::kKeyDiff;
+  locret.retainer = m.retainer;
   locret.retention = Retention::kLocret;
   both = locret;
   both.selection = Selection::kTokenSelect;
@@ -55,7 +56,7 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   both.select_theta = 0.5f;
   both.vote = VoteScope::kGroup;
   SessionOptions selecting = both;
-  selecting.heads = nullptr;
+  selecting.retainer = nullptr;
   selecting.retention = Retention::kNone;
   selecting.pool = 400;
   selecting.max_new = 200;
@@ -74,7 +75,7 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   SessionOptions unequal = both;
   unequal.keeps = {20, 40, 150, 30};
   SessionOptions windows_and_both = both;
-  windows_and_both.heads = windowed.heads;
+  windows_and_both.retainer = windowed.retainer;
   return {{"dense", none, m.model},
           {"window", window, m.model},
           {"locret", locret, m.model},
@@ -85,6 +86,7 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"quest over a window", quest_over_window, m.model},
           {"unequal runs and tokenselect", unequal, m.model},
           {"random", random, m.model},
+          {"keydiff", keydiff, m.model},
           {"windowed layers", none, windowed.model},
           {"windowed layers, locret and tokenselect", windows_and_both, windowed.model}};
 }
@@ -175,7 +177,7 @@ TEST(Stream, RunsManyTurnsInsideItsPlan) {
   for (const uint32_t max_new : {8u, 60u}) {  // an answer overflows its room, or just fits
     const auto device = std::make_shared<SpyDevice>(cpu());
     const auto session = open_session(model().model,
-                                      {.heads = model().heads,
+                                      {.retainer = model().retainer,
                                        .retention = Retention::kLocret,
                                        .pool = 256,
                                        .chunk = 64,
@@ -202,7 +204,7 @@ TEST(Stream, RunsManyTurnsInsideItsPlan) {
 }
 
 TEST(Stream, ATurnThatFitsEvictsNothing) {
-  const auto session = open_session(model().model, {.heads = model().heads,
+  const auto session = open_session(model().model, {.retainer = model().retainer,
                                                     .retention = Retention::kLocret,
                                                     .pool = 60,
                                                     .chunk = 20,
@@ -223,7 +225,7 @@ TEST(Stream, ATurnThatFitsEvictsNothing) {
 // is used up.
 TEST(Stream, DecodesForEverInAFullPool) {
   for (const uint32_t max_new : {10u, 150u}) {  // 10: local and it make up 64, or evictions would be too many
-    const auto session = open_session(model().model, {.heads = model().heads,
+    const auto session = open_session(model().model, {.retainer = model().retainer,
                                                       .retention = Retention::kLocret,
                                                       .pool = 60,
                                                       .chunk = 20,

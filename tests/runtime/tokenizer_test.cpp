@@ -2,14 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 
 #include "runtime/tokenizer/pretokenizer.h"
 #include "runtime/tokenizer/utf8.h"
@@ -143,40 +146,71 @@ GgufWriter small_spm() {
   return w.set("tokenizer.ggml.scores", scores);
 }
 
-class PublicVocabulary : public testing::TestWithParam<const char*> {
- protected:
-  std::string path() const { return shared_file(std::string("data/vocab/") + GetParam() + ".gguf"); }
-};
-
-TEST_P(PublicVocabulary, GivesTheIdsOfTheReferenceAndDecodesThem) {
-  THIMBLE_NEEDS(path());
-  const Loaded loaded(path());
-  const Tokenizer& t = loaded.tokenizer;
-  ASSERT_TRUE(t.ok());
-  const std::string input = read(path() + ".inp");
-  std::istringstream output(read(path() + ".out"));
-  const std::string mark = "\n__ggml_vocab_test__\n";
-  size_t texts = 0;
-  for (size_t begin = 0; begin < input.size(); ++texts) {
-    const size_t end = std::min(input.find(mark, begin), input.size());
-    const std::string text = input.substr(begin, end - begin);
-    begin = end + mark.size();
-    std::string line;
-    if (!std::getline(output, line)) break;
-    std::istringstream numbers(line);
-    const std::vector<int32_t> expected{std::istream_iterator<int32_t>(numbers), {}};
-    const std::vector<Token> tokens = t.tokenize(text, false, false);
-    EXPECT_EQ(ids(tokens), expected) << testing::PrintToString(text);
-    EXPECT_EQ(back(t, expected), text);
-    expect_offsets(t, text, tokens);
-  }
-  EXPECT_GT(texts, 40u);
+// Vocabularies trained on the demonstration's book, texts and their ids, from make_vocabularies.py.
+const nlohmann::json& reference() {
+  static const auto all = nlohmann::json::parse(read(project_file("tests/reference/vocabularies.json")));
+  return all;
 }
 
-TEST_P(PublicVocabulary, DecodesWhatItEncodesForAnyBytes) {
-  THIMBLE_NEEDS(path());
-  const Loaded loaded(path());
-  const Tokenizer& t = loaded.tokenizer;
+// The element of `list` whose key `key` is `name`, or holds it.
+const nlohmann::json& named(const nlohmann::json& list, const char* key, const std::string& name) {
+  const auto found = std::find_if(list.begin(), list.end(), [&](const nlohmann::json& element) {
+    const nlohmann::json& names = element.at(key);
+    return names == name || std::find(names.begin(), names.end(), name) != names.end();
+  });
+  if (found == list.end()) throw std::runtime_error("make_vocabularies.py does not know '" + name + "'");
+  return *found;
+}
+
+GgufWriter trained_bpe(const std::string& pre) {
+  const nlohmann::json& bpe = reference().at("bpe");
+  GgufWriter w;
+  w.set("general.architecture", "llama").set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", pre);
+  w.set("tokenizer.ggml.tokens", bpe.at("tokens").get<std::vector<std::string>>());
+  return w.set("tokenizer.ggml.merges", bpe.at("merges").get<std::vector<std::string>>());
+}
+
+GgufWriter trained_spm(const std::string& name) {
+  const nlohmann::json& spm = named(reference().at("sentencepiece"), "name", name);
+  GgufWriter w;
+  w.set("general.architecture", "llama").set("tokenizer.ggml.model", "llama");
+  w.set("tokenizer.ggml.tokens", spm.at("tokens").get<std::vector<std::string>>());
+  w.set("tokenizer.ggml.scores", spm.at("scores").get<std::vector<float>>());
+  w.set("tokenizer.ggml.token_type", spm.at("types").get<std::vector<int32_t>>());
+  return w.set("tokenizer.ggml.add_space_prefix", spm.at("add_space_prefix").get<bool>());
+}
+
+// Every pre-tokenizer that the library knows.
+std::vector<std::string> pre_tokenizers() {
+  std::vector<std::string> names;
+  std::istringstream list(pre_tokenizer_names());
+  for (std::string name; std::getline(list >> std::ws, name, ',');) names.push_back(name);
+  return names;
+}
+
+// What the reference says of a pre-tokenizer.
+const nlohmann::json& scheme(const std::string& pre) {
+  return named(reference().at("bpe").at("schemes"), "names", pre);
+}
+
+// With those that are not UTF-8.
+std::vector<std::string> reference_texts() {
+  auto texts = reference().at("texts").get<std::vector<std::string>>();
+  for (const auto& broken : reference().at("broken").get<std::vector<std::vector<uint8_t>>>())
+    texts.emplace_back(broken.begin(), broken.end());
+  return texts;
+}
+
+const char* const kSentencePieces[] = {"words", "across-words"};
+
+void expect_ids(const Tokenizer& t, const std::string& text, const std::vector<int32_t>& expected) {
+  const std::vector<Token> tokens = t.tokenize(text, false, false);
+  EXPECT_EQ(ids(tokens), expected) << testing::PrintToString(text);
+  EXPECT_EQ(back(t, expected), text);
+  expect_offsets(t, text, tokens);
+}
+
+void expect_any_bytes_come_back(const Tokenizer& t) {
   std::string lacking;  // bytes without a token: only such as no assigned character has
   for (int b = 0; b < 256; ++b) {
     const std::string byte(1, static_cast<char>(b));
@@ -198,21 +232,108 @@ TEST_P(PublicVocabulary, DecodesWhatItEncodesForAnyBytes) {
   }
 }
 
-TEST_P(PublicVocabulary, TakesAMegabyteOfOneLetterOrOfProseInWellUnderTwoSeconds) {
-  THIMBLE_NEEDS(path());
-  const Loaded loaded(path());
+void expect_a_megabyte_takes_no_time(const Tokenizer& t) {
   std::string prose = read(project_file("models/demo-book.txt"));
   while (prose.size() < 1'000'000) prose += prose;
   prose.resize(1'000'000);
   for (const std::string& text : {std::string(1'000'000, 'a'), std::string(1'000'000, ' '), prose}) {
     const std::clock_t begin = std::clock();
-    const std::vector<Token> tokens = loaded.tokenizer.tokenize(text, false, false);
+    const std::vector<Token> tokens = t.tokenize(text, false, false);
     const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
-    EXPECT_EQ(back(loaded.tokenizer, ids(tokens)), text);
+    EXPECT_EQ(back(t, ids(tokens)), text);
     // Near-linear takes 0.1 to 0.4 s here, quadratic merging minutes; sanitizers and a busy machine take some
     // more.
     EXPECT_LT(seconds, 10.0);
   }
+}
+
+// Phi-3's marks swallow the white space behind them, whatever vocabulary they are in.
+void expect_marks_strip(const Tokenizer& t) {
+  std::vector<int32_t> expected = {t.bos(), t.find("<|user|>")};
+  for (const int32_t id : ids(t, "Hello")) expected.push_back(id);
+  for (const char* mark : {"<|end|>", "<|assistant|>"}) expected.push_back(t.find(mark));
+  const std::vector<Token> tokens = t.tokenize("<|user|>\nHello<|end|>\n<|assistant|>\n", true, true);
+  EXPECT_EQ(ids(tokens), expected);
+  EXPECT_EQ(tokens[2].offset, 9u);
+}
+
+TEST(TrainedVocabulary, GivesTheIdsOfTheReferenceForEveryPreTokenizerAndDecodesThem) {
+  const std::vector<std::string> texts = reference_texts();
+  for (const std::string& pre : pre_tokenizers()) {
+    SCOPED_TRACE(pre);
+    const Loaded loaded(trained_bpe(pre));
+    const auto expected = scheme(pre).at("ids").get<std::vector<std::vector<int32_t>>>();
+    ASSERT_EQ(expected.size(), texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) expect_ids(loaded.tokenizer, texts[i], expected[i]);
+  }
+}
+
+TEST(TrainedVocabulary, GivesTheIdsOfSentencePieceAndDecodesThem) {
+  const auto texts = reference().at("texts").get<std::vector<std::string>>();
+  for (const char* name : kSentencePieces) {
+    SCOPED_TRACE(name);
+    const Loaded loaded(trained_spm(name));
+    const auto expected = named(reference().at("sentencepiece"), "name", name)
+                              .at("ids")
+                              .get<std::vector<std::vector<int32_t>>>();
+    ASSERT_EQ(expected.size(), texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) expect_ids(loaded.tokenizer, texts[i], expected[i]);
+  }
+}
+
+TEST(TrainedVocabulary, DecodesWhatItEncodesForAnyBytes) {
+  for (const std::string& pre : pre_tokenizers()) {
+    SCOPED_TRACE(pre);
+    expect_any_bytes_come_back(Loaded(trained_bpe(pre)).tokenizer);
+  }
+  for (const char* name : kSentencePieces) {
+    SCOPED_TRACE(name);
+    expect_any_bytes_come_back(Loaded(trained_spm(name)).tokenizer);
+  }
+}
+
+TEST(TrainedVocabulary, TakesAMegabyteOfOneLetterOrOfProseInWellUnderTwoSeconds) {
+  expect_a_megabyte_takes_no_time(Loaded(trained_bpe("gpt-2")).tokenizer);
+  for (const char* name : kSentencePieces) {
+    SCOPED_TRACE(name);
+    expect_a_megabyte_takes_no_time(Loaded(trained_spm(name)).tokenizer);
+  }
+}
+
+// Vocabularies of public models, with the ids that llama.cpp gives.
+class PublicVocabulary : public testing::TestWithParam<const char*> {
+ protected:
+  std::string path() const { return shared_file(std::string("data/vocab/") + GetParam() + ".gguf"); }
+};
+
+TEST_P(PublicVocabulary, GivesTheIdsOfTheReferenceAndDecodesThem) {
+  THIMBLE_NEEDS(path());
+  const Loaded loaded(path());
+  ASSERT_TRUE(loaded.tokenizer.ok());
+  const std::string input = read(path() + ".inp");
+  std::istringstream output(read(path() + ".out"));
+  const std::string mark = "\n__ggml_vocab_test__\n";
+  size_t texts = 0;
+  for (size_t begin = 0; begin < input.size(); ++texts) {
+    const size_t end = std::min(input.find(mark, begin), input.size());
+    const std::string text = input.substr(begin, end - begin);
+    begin = end + mark.size();
+    std::string line;
+    if (!std::getline(output, line)) break;
+    std::istringstream numbers(line);
+    expect_ids(loaded.tokenizer, text, {std::istream_iterator<int32_t>(numbers), {}});
+  }
+  EXPECT_GT(texts, 40u);
+}
+
+TEST_P(PublicVocabulary, DecodesWhatItEncodesForAnyBytes) {
+  THIMBLE_NEEDS(path());
+  expect_any_bytes_come_back(Loaded(path()).tokenizer);
+}
+
+TEST_P(PublicVocabulary, TakesAMegabyteOfOneLetterOrOfProseInWellUnderTwoSeconds) {
+  THIMBLE_NEEDS(path());
+  expect_a_megabyte_takes_no_time(Loaded(path()).tokenizer);
 }
 
 TEST(PreTokenizer, CutsAsGpt2Does) {
@@ -245,6 +366,21 @@ TEST(PreTokenizer, CutsAsDeepseekDoes) {
 
 TEST(PreTokenizer, CutsAsTheDefaultDoes) {
   EXPECT_EQ(pieces("default", "a$+<b 12345, \u2014x`"), "a|$+<|b| |123|45|,| |\u2014|x|`");
+}
+
+TEST(PreTokenizer, CutsWhereThePublishedExpressionsDo) {
+  const std::vector<std::string> texts = reference_texts();
+  for (const std::string& pre : pre_tokenizers()) {
+    SCOPED_TRACE(pre);
+    const auto expected = scheme(pre).at("pieces").get<std::vector<std::vector<size_t>>>();
+    ASSERT_EQ(expected.size(), texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      std::vector<size_t> sizes;
+      split(*find_pre_tokenizer(pre), texts[i],
+            [&](std::string_view piece) { sizes.push_back(piece.size()); });
+      EXPECT_EQ(sizes, expected[i]) << testing::PrintToString(texts[i]);
+    }
+  }
 }
 
 TEST(PreTokenizer, TakesLinearTimeForAnyRun) {
@@ -361,14 +497,25 @@ TEST(Tokenizer, MergesAcrossWordsWhereTheVocabularyDoes) {
 }
 
 TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfPhi3) {
+  GgufWriter w = trained_spm("words");
+  const nlohmann::json& spm = named(reference().at("sentencepiece"), "name", "words");
+  auto tokens = spm.at("tokens").get<std::vector<std::string>>();
+  auto types = spm.at("types").get<std::vector<int32_t>>();
+  for (const char* mark : {"<|user|>", "<|end|>", "<|assistant|>"}) {
+    tokens.push_back(mark);
+    types.push_back(3);
+  }
+  w.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
+  w.set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
+  const Loaded llama(w);
+  EXPECT_NE(llama.tokenizer.tokenize("<|end|>\na", false, true)[1].offset, 8u);
+  expect_marks_strip(Loaded(w.set("general.architecture", "phi3")).tokenizer);
+}
+
+TEST(Tokenizer, StripsWhiteSpaceBehindTheMarksOfThePublicPhi3) {
   const std::string path = shared_file("data/vocab/phi-3.gguf");
   THIMBLE_NEEDS(path);
-  const Loaded loaded(path);
-  const Tokenizer& t = loaded.tokenizer;
-  const std::vector<Token> tokens = t.tokenize("<|user|>\nHello<|end|>\n<|assistant|>\n", true, true);
-  EXPECT_EQ(ids(tokens), (std::vector<int32_t>{1, t.find("<|user|>"), t.find("\u2581Hello"),
-                                               t.find("<|end|>"), t.find("<|assistant|>")}));
-  EXPECT_EQ(tokens[2].offset, 9u);
+  expect_marks_strip(Loaded(path).tokenizer);
 }
 
 TEST(Tokenizer, CountsTheTokensOfTheDemonstrationsBook) {

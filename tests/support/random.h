@@ -5,16 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/splitmix64.h"
+
 namespace thimble::test {
 
-struct Random {  // splitmix64
+struct Random {
   uint64_t state = 1;
-  uint64_t next() {
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return splitmix64(state); }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
   float uniform(float low, float high) {
     return low + (high - low) * static_cast<float>(next() >> 40) * 0x1p-24f;

@@ -39,7 +39,14 @@ class ReferenceModel {
   using Sees = std::function<std::vector<int32_t>(uint32_t layer, uint32_t head)>;
 
   ReferenceModel(const Model& model, Positions positions)
-      : m_(model), s_(model.shape), positions_(positions), q_(s_.layers), k_(s_.layers), v_(s_.layers) {}
+      : m_(model),
+        s_(model.shape),
+        positions_(positions),
+        in_(s_.layers),
+        qkv_(s_.layers),
+        q_(s_.layers),
+        k_(s_.layers),
+        v_(s_.layers) {}
 
   // The logits after this token, which stands at that position; what stood there or behind it is replaced.
   std::vector<float> append(int32_t token, size_t position, const Sees& sees) {
@@ -49,8 +56,12 @@ class ReferenceModel {
       const Vector in = norm(x, w.attn_norm), q = product(w.q, in);
       k_[layer].resize(position);
       v_[layer].resize(position);
-      k_[layer].push_back(halves(product(w.k, in), position));
-      v_[layer].push_back(halves(product(w.v, in), 0));
+      const Vector k = product(w.k, in), v = product(w.v, in);
+      k_[layer].push_back(halves(k, position));
+      v_[layer].push_back(halves(v, 0));
+      in_[layer] = in;
+      qkv_[layer] = q;
+      for (const Vector& part : {k, v}) qkv_[layer].insert(qkv_[layer].end(), part.begin(), part.end());
       q_[layer] = q;
       for (uint32_t head = 0; head < s_.heads; ++head) rotate(&q_[layer][head * s_.head_dim], position);
       Vector y(q.size());
@@ -77,6 +88,9 @@ class ReferenceModel {
   std::span<const double> key(uint32_t layer, uint32_t kv_head, int32_t position) const {
     return std::span(k_[layer][static_cast<size_t>(position)]).subspan(kv_head * s_.head_dim, s_.head_dim);
   }
+  // Of the last token: what its query, key and value are made of, and all three before they are rotated.
+  const Vector& input(uint32_t layer) const { return in_[layer]; }
+  const Vector& projections(uint32_t layer) const { return qkv_[layer]; }
   // The last token's query, rotated to its position.
   std::span<const double> query(uint32_t layer, uint32_t head) const {
     return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
@@ -152,6 +166,7 @@ class ReferenceModel {
   const Model& m_;
   const ModelShape& s_;
   Positions positions_;
+  std::vector<Vector> in_, qkv_;            // [layer][...]
   std::vector<Vector> q_;                   // [layer][head * head_dim]
   std::vector<std::vector<Vector>> k_, v_;  // [layer][position][kv head * head_dim]
 };
@@ -179,6 +194,7 @@ class Followed : public Watched {
   ReferenceModel reference;
   std::vector<float> expected;  // logits, after what ran last
   std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> on_submit;
+  std::function<void(int32_t position)> on_token;  // after the reference has read it
 
   void feed(std::span<const int32_t> tokens) {
     text_.insert(text_.end(), tokens.begin(), tokens.end());
@@ -235,6 +251,7 @@ class Followed : public Watched {
               if (entry < seen.size()) listed.push_back(seen[entry]);
             return listed;
           });
+      if (on_token) on_token(position);
     }
   }
 

@@ -1,5 +1,5 @@
-// Small models with seeded random weights, and retaining heads for them: for tests of computing, not of
-// reading files.
+// Small models with seeded random weights, and retainers for them: for tests of computing, not of reading
+// files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,11 @@ struct Seeded {
   std::string architecture = "llama";
   uint32_t layers = 2, d_model = 32, heads = 4, kv_heads = 2, head_dim = 8, d_ff = 48, vocab = 64;
   uint32_t context_length = 4096;
-  uint32_t d_retain = 16;
+  std::string kind = "";   // of the retainer; empty: locret, in the form of its first files
+  std::string input = "";  // that it reads; empty: the kind's
+  std::string act = "silu";
+  uint32_t d_retain = 16, rank = 16, sinks = 16;
+  bool covers_windows = true;      // the retainer has tensors for layers with a window, too
   std::vector<float> shares = {};  // of the pools, [layer][kv head]
   uint32_t window = 0;             // of every layer but each second; 0: none has one
   uint64_t seed = 1;
@@ -33,7 +37,7 @@ struct Seeded {
 
 struct SeededModel {
   std::shared_ptr<const Model> model;
-  std::shared_ptr<const RetainingHeads> heads;
+  std::shared_ptr<const Retainer> retainer;
 };
 
 // All weights are f32. The model keeps the bytes it lies in.
@@ -71,6 +75,8 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
   add(file, "output_norm.weight", 1, s.d_model, 1, 0.1f);
   matrix("output.weight", s.vocab, s.d_model, 1.5f);
   const uint32_t q_rows = s.heads * s.head_dim, kv_rows = s.kv_heads * s.head_dim;
+  const bool reads_qkv = s.input.empty() ? s.kind.empty() || s.kind == "locret" : s.input == "qkv";
+  const std::string stem = s.kind.empty() ? "locret" : "retain";
   for (uint32_t i = 0; i < s.layers; ++i) {
     const std::string block = "blk." + std::to_string(i) + ".";
     add(file, block + "attn_norm.weight", 1, s.d_model, 1, 0.1f);
@@ -82,22 +88,47 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
     matrix(block + "ffn_gate.weight", s.d_ff, s.d_model, 1);
     matrix(block + "ffn_up.weight", s.d_ff, s.d_model, 1);
     matrix(block + "ffn_down.weight", s.d_model, s.d_ff, 1);
-    const uint32_t cols = q_rows + 2 * kv_rows;
-    add(sidecar, block + "locret_fc1.weight", s.d_retain, cols, 0, 1 / std::sqrt(static_cast<float>(cols)));
-    add(sidecar, block + "locret_fc2.weight", s.kv_heads, s.d_retain, 0, 1);
+    if (!s.covers_windows && s.window && i % 2 == 0) continue;
+    const uint32_t cols = reads_qkv ? q_rows + 2 * kv_rows : s.d_model;
+    const float gain = 1 / std::sqrt(static_cast<float>(cols));
+    const auto part = [&](const char* name, uint32_t rows, uint32_t of, float mean, float deviation) {
+      add(sidecar, block + stem + name, rows, of, mean, deviation);
+    };
+    const auto vector = [&](const char* name, uint32_t size) { part(name, 1, size, 0.25f, 1); };
+    if (s.kind == "linear") {
+      part(".weight", s.kv_heads, cols, 0, gain);
+      vector(".bias", s.kv_heads);
+    } else if (s.kind == "sink") {
+      part("_q.weight", s.heads * s.rank, cols, 0, gain);
+      vector("_q.bias", s.heads * s.rank);
+      part("_k.weight", s.kv_heads * s.rank, cols, 0, gain);
+      vector("_q_norm.weight", s.rank);
+      vector("_k_norm.weight", s.rank);
+      part("_kbase", s.kv_heads * s.sinks, s.rank, 0, 1);
+      vector("_b", s.heads);
+    } else {
+      part("_fc1.weight", s.d_retain, cols, 0, gain);
+      part("_fc2.weight", s.kv_heads, s.d_retain, 0, 1);
+      if (s.kind != "mlp") continue;
+      vector("_fc1.bias", s.d_retain);
+      vector("_fc2.bias", s.kv_heads);
+    }
   }
+  const std::string type = s.kind.empty() ? "locret" : "retainer", keys = type + ".";
   sidecar.set("general.architecture", s.architecture)
       .set("general.type", "adapter")
-      .set("adapter.type", "locret");
-  sidecar.set("locret.d_r", s.d_retain).set("locret.act", "silu");
+      .set("adapter.type", type);
+  if (!s.kind.empty()) sidecar.set("retainer.kind", s.kind).set("retainer.input", reads_qkv ? "qkv" : "x");
+  sidecar.set(s.kind.empty() ? "locret.d_r" : "retainer.hidden", s.d_retain).set(keys + "act", s.act);
+  if (s.kind == "sink") sidecar.set("retainer.rank", s.rank).set("retainer.sinks", s.sinks);
   if (!s.shares.empty()) sidecar.set("retainer.budget", s.shares);
-  sidecar.set("locret.base.block_count", s.layers).set("locret.base.head_count", s.heads);
-  sidecar.set("locret.base.head_count_kv", s.kv_heads).set("locret.base.key_length", s.head_dim);
+  sidecar.set(keys + "base.block_count", s.layers).set(keys + "base.head_count", s.heads);
+  sidecar.set(keys + "base.head_count_kv", s.kv_heads).set(keys + "base.key_length", s.head_dim);
 
   struct Held {
     FileBytes bytes, head_bytes;
     std::shared_ptr<const Model> model;
-    std::shared_ptr<const RetainingHeads> heads;
+    std::shared_ptr<const Retainer> retainer;
   };
   const auto held = std::make_shared<Held>();
   held->bytes = file.bytes();
@@ -108,13 +139,13 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
     return {};
   }
   held->model = *model;
-  auto heads = (*model)->open_heads(lend(held->head_bytes), "seeded.locret.gguf");
+  auto heads = (*model)->open_retainer(lend(held->head_bytes), "seeded.locret.gguf");
   if (!heads.ok()) {
     ADD_FAILURE() << heads.status().message();
     return {};
   }
-  held->heads = *heads;
-  return {{held, held->model.get()}, {held, held->heads.get()}};
+  held->retainer = *heads;
+  return {{held, held->model.get()}, {held, held->retainer.get()}};
 }
 
 // Token ids that are the same on every system.

@@ -107,7 +107,9 @@ class SpyDevice : public Device {
   };
 
   struct SpyStream : Stream {
-    SpyStream(SpyDevice& device, std::unique_ptr<Stream> inner) : device_(device), inner_(std::move(inner)) {}
+    SpyStream(SpyDevice& device, std::unique_ptr<Stream> inner) : device_(device), inner_(std::move(inner)) {
+      bytes = inner_->bytes;
+    }
     std::unique_ptr<Recorder> record(uint32_t max_rows) override {
       return std::make_unique<SpyRecorder>(device_, inner_->record(max_rows));
     }

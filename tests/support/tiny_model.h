@@ -56,7 +56,7 @@ inline GgufWriter tiny_model(const std::string& architecture) {
   return w;
 }
 
-// Retaining heads for a tiny model, 3 wide, without a fingerprint.
+// A retainer for a tiny model, 3 wide, without a fingerprint, as the first files are.
 inline GgufWriter tiny_heads(const std::string& architecture) {
   GgufWriter w;
   w.set("general.architecture", architecture).set("general.type", "adapter").set("adapter.type", "locret");
@@ -66,6 +66,43 @@ inline GgufWriter tiny_heads(const std::string& architecture) {
   for (const std::string block : {"blk.0.", "blk.1."}) {
     w.tensor(block + "locret_fc1.weight", {16, 3}, std::vector<float>(48, 0.5f));
     w.tensor(block + "locret_fc2.weight", {3, 1}, std::vector<float>(3, 0.5f));
+  }
+  return w;
+}
+
+// A retainer of any kind for a tiny model: 3 wide, or with 5 sinks and queries and keys of 4 channels.
+inline GgufWriter tiny_retainer(const std::string& architecture, const std::string& kind) {
+  GgufWriter w;
+  w.set("general.architecture", architecture).set("general.type", "adapter");
+  w.set("adapter.type", "retainer").set("retainer.kind", kind);
+  w.set("retainer.input", kind == "locret" ? "qkv" : "x").set("retainer.act", "gelu_erf");
+  w.set("retainer.hidden", 3u).set("retainer.rank", 4u).set("retainer.sinks", 5u);
+  w.set("retainer.stabilizers", 7u).set("retainer.protect_init", 2u);
+  w.set("retainer.base.block_count", 2u).set("retainer.base.head_count", 2u);
+  w.set("retainer.base.head_count_kv", 1u).set("retainer.base.key_length", 4u);
+  const auto add = [&](const std::string& name, std::vector<uint64_t> shape) {
+    const uint64_t elements = shape[0] * (shape.size() > 1 ? shape[1] : 1);
+    w.tensor(name, std::move(shape), std::vector<float>(elements, 0.5f));
+  };
+  for (const std::string block : {"blk.0.retain", "blk.1.retain"}) {
+    if (kind == "linear") {
+      add(block + ".weight", {8, 1});
+      add(block + ".bias", {1});
+    } else if (kind == "sink") {
+      add(block + "_q.weight", {8, 8});
+      add(block + "_q.bias", {8});
+      add(block + "_k.weight", {8, 4});
+      add(block + "_q_norm.weight", {4});
+      add(block + "_k_norm.weight", {4});
+      add(block + "_kbase", {4, 5});
+      add(block + "_b", {2});
+    } else {
+      add(block + "_fc1.weight", {kind == "locret" ? 16u : 8u, 3});
+      add(block + "_fc2.weight", {3, 1});
+      if (kind == "locret") continue;
+      add(block + "_fc1.bias", {3});
+      add(block + "_fc2.bias", {1});
+    }
   }
   return w;
 }

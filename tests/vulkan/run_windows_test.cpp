@@ -15,7 +15,8 @@
 namespace thimble::test {
 namespace {
 
-constexpr uint32_t kHeadDim = 16, kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300;
+constexpr uint32_t kHeadDim = 16, kHeads = 8, kPage = 4, kViewCapacity = 96, kChunk = 2, kList = 1300,
+                   kSums = 5;
 constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kHeadDim};
 
 std::vector<HeadState> unequal_runs() {
@@ -55,7 +56,9 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
              y = zeros(kHeads * kHeadDim), saturated = zeros(1), scores = zeros(kHeads * kList),
              lse = zeros(kHeads), bounds = zeros((entries / kPage + kHeads) * kHeadDim),
              view_k = zeros(kHeads * kViewCapacity * kHeadDim),
-             view_v = zeros(kHeads * kViewCapacity * kHeadDim), chunk_pos = zeros(kHeads * kChunk);
+             view_v = zeros(kHeads * kViewCapacity * kHeadDim), chunk_pos = zeros(kHeads * kChunk),
+             sums = zeros(kHeads * kSums * kHeadDim), cis = zeros(entries),
+             chunk_cis = zeros(kHeads * kChunk);
   std::vector<uint32_t> lists(kHeads * kList);  // every third entry, and the chunk's row
   for (uint32_t head = 0; head < kHeads; ++head) {
     uint32_t* list = &lists[head * kList];
@@ -144,13 +147,20 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                 {.heads = kHeads, .head_dim = kHeadDim, .chunk_capacity = kChunk, .list_capacity = kList}});
   auto of_pages = stream->record(1);  // the step above selects entries
   of_pages->record(PageBounds{k, bounds, {.heads = kHeads, .head_dim = kHeadDim, .page = kPage}});
+  of_pages->record(
+      KeyDiff{k,
+              chunk_k,
+              sums,
+              cis,
+              chunk_cis,
+              {.heads = kHeads, .head_dim = kHeadDim, .chunk_capacity = kChunk, .blocks = kSums}});
   for (std::unique_ptr<Recorder>* r : {&of_pages, &recorder}) {
     const auto program = must(stream->finish(std::move(*r)));
     must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
     must(stream->wait());
   }
   std::vector<std::vector<std::byte>> results;
-  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v}) {
+  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v, cis, chunk_cis}) {
     results.emplace_back(view.bytes);
     must(device.read(results.back().data(), view));
   }

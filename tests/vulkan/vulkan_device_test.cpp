@@ -234,8 +234,8 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
   for (const uint32_t head_dim : {63u, 514u}) refuses(*device, head_dim, false, "up to 512: use");
   must(status(*device, 256, true));
   refuses(*device, 258, true, "up to 256 with selection");
-  must(status(*small, 280, false));  // whose queries and keys share 16 KiB
-  refuses(*small, 282, false, "up to 280: use");
+  must(status(*small, 272, false));  // whose queries, keys and counted parts share 16 KiB
+  refuses(*small, 274, false, "up to 272: use");
 }
 
 TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {
@@ -466,7 +466,8 @@ TEST_F(VulkanContext, ASessionTakesTheMemoryThatItsPlanSays) {
   const SeededModel model = seeded_model();
   for (const SessionOptions& options :
        {SessionOptions{.pool = 100, .chunk = 24, .max_new = 10},
-        SessionOptions{.heads = model.heads, .retention = Retention::kLocret, .pool = 60, .chunk = 24}}) {
+        SessionOptions{
+            .retainer = model.retainer, .retention = Retention::kLocret, .pool = 60, .chunk = 24}}) {
     const auto session = open_session(model.model, options, device);
     const MemoryPlan& plan = session->plan();
     // The arenas: what is planned, less what the host has and what is a device's or a program's.

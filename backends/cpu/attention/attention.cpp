@@ -8,6 +8,7 @@
 #include "backends/cpu/entries.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/rope.h"
+#include "backends/log_sum.h"
 
 namespace thimble::cpu {
 
@@ -202,14 +203,16 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     const EntryList list = list_of(head);
     const uint32_t n = static_cast<uint32_t>(ceil_div(list.count - first_of(list), part));
     const uint64_t first = uint64_t(head) * kMaxParts * p.group + query % p.group;
-    float peak = -kInfinity, sum = 0;
-    for (uint32_t i = 0; i < n; ++i) peak = std::max(peak, parts.peak[first + i * p.group]);
-    for (uint32_t i = 0; i < n; ++i)
-      sum += parts.sum[first + i * p.group] * std::exp2(parts.peak[first + i * p.group] - peak);
+    const auto part_of = [&](uint32_t i) {
+      return LogSum{parts.peak[first + i * p.group], parts.sum[first + i * p.group]};
+    };
+    LogSum all{-kInfinity, 0};
+    for (uint32_t i = 0; i < n; ++i) all.peak = std::max(all.peak, part_of(i).peak);
+    for (uint32_t i = 0; i < n; ++i) all = merged(all, part_of(i), std::exp2(gap(all, part_of(i))));
     float* y = data<float>(o.y) + (p.first_head * p.group + query) * p.head_dim;
     std::fill_n(y, p.head_dim, 0.0f);
     for (uint32_t i = 0; i < n; ++i) {
-      const float weight = std::exp2(parts.peak[first + i * p.group] - peak) / sum;
+      const float weight = std::exp2(gap(all, part_of(i))) / all.sum;
       const float* out = parts.out + (first + i * p.group) * width;
       for (uint32_t c = 0; c < p.head_dim; ++c) y[c] += weight * out[c];
     }

@@ -54,6 +54,7 @@ struct Run {
   void operator()(const Glu& op) const { glu(c, op); }
   void operator()(const Activation& op) const { activation(c, op); }
   void operator()(const KvAppend& op) const { kv_append(c, op); }
+  void operator()(const SinkScore& op) const { sink_score(c, op); }
   void operator()(const CisStore& op) const { cis_store(c, op); }
   void operator()(const KvView& op) const { kv_view(c, op); }
   void operator()(const Attention& op) const { attention(c, op); }
@@ -64,6 +65,8 @@ struct Run {
   void operator()(const PageScore& op) const { page_score(c, op); }
   void operator()(const Vote& op) const { vote(c, op); }
   void operator()(const TopK& op) const { top_k(c, op); }
+  void operator()(const Label& op) const { label(c, op); }
+  void operator()(const KeyDiff& op) const { key_diff(c, op); }
   void operator()(const ArgMax& op) const { arg_max(c, op); }
   void operator()(const LogProb& op) const { log_prob(c, op); }
   void operator()(const Copy& op) const { copy(c, op); }
@@ -83,6 +86,8 @@ bool is_supported(const Op& op) {
           return halves(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)
           return o.p.source == kFromView || halves(o.k, o.v);
+        else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff>)
+          return halves(o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, TokenScore> || std::is_same_v<T, PageBounds>)
           return halves(o.k);
         else

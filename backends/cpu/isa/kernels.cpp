@@ -233,6 +233,12 @@ inline Vec gelu(Vec x) {
   return x / (1.0f + exp(-u2));
 }
 
+inline Vec gelu_erf(Vec x) {  // erfc keeps what 1 + erf would round away
+  Vec tail;
+  for (int i = 0; i < kLanes; ++i) tail[i] = __builtin_erfcf(-0.707106781f * x[i]);  // 1 / sqrt(2)
+  return 0.5f * x * tail;
+}
+
 template <Vec (*act)(Vec)>
 inline void activate_with(float* x, const float* factor, uint32_t n) {
   uint32_t i = 0;
@@ -250,8 +256,10 @@ inline void activate_with(float* x, const float* factor, uint32_t n) {
 void activate(uint32_t act, float* x, const float* factor, uint32_t n) {
   if (act == kActSilu)
     activate_with<silu>(x, factor, n);
-  else
+  else if (act == kActGelu)
     activate_with<gelu>(x, factor, n);
+  else
+    activate_with<gelu_erf>(x, factor, n);
 }
 
 double sum_exp(const float* x, uint32_t n, float shift) {

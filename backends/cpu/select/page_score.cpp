@@ -1,11 +1,11 @@
 // page_score: every query head scores the middle pages of its KV head by the largest logit that a key within
 // their bounds can have.
 #include <algorithm>
-#include <cstring>
 
 #include "backends/cpu/entries.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/rope.h"
+#include "backends/cpu/select/scores.h"
 
 namespace thimble::cpu {
 
@@ -55,18 +55,11 @@ void page_score(const Context& ctx, const PageScore& o) {
       kernels.transpose_f16(lowest, n, p.head_dim, t.lowest);
       kernels.transpose_f16(highest, n, p.head_dim, t.highest);
       kernels.bound_tile(p.group, p.head_dim, q, width, t.lowest, t.highest, t.scores);
-      for (uint32_t h = 0; h < p.group; ++h)
-        std::memcpy(at<float>(o.scores, first_query + head * p.group + h, p.score_capacity, page),
-                    t.scores + h * kTileKeys, n * sizeof(float));
+      store_tile(o, head, page, t.scores, n);
     }
   });
 
-  ctx.threads.run(queries, [&](uint32_t query, uint32_t) {
-    const uint32_t end = end_of(query / p.group);
-    if (end == begin) return;
-    data<float>(o.lse)[first_query + query] =
-        kernels.log_sum_exp(at<float>(o.scores, first_query + query, p.score_capacity, begin), end - begin);
-  });
+  sum_scores(ctx, o, begin, end_of);
 }
 
 }  // namespace thimble::cpu

@@ -6,6 +6,7 @@
 #include "backends/cpu/entries.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/rope.h"
+#include "backends/cpu/select/scores.h"
 
 namespace thimble::cpu {
 
@@ -66,18 +67,11 @@ void token_score(const Context& ctx, const TokenScore& o) {
       for (uint32_t i = 0; i < n; ++i) rows[i] = in_run<uint16_t>(o.k.values, state, entry + i, p.head_dim);
       kernels.transpose_f16(rows, n, p.head_dim, t.keys);
       kernels.multiply_tile(p.group, p.head_dim, q, width, t.keys, t.scores);
-      for (uint32_t h = 0; h < p.group; ++h)
-        std::memcpy(at<float>(o.scores, first_query + head * p.group + h, p.score_capacity, entry),
-                    t.scores + h * kTileKeys, n * sizeof(float));
+      store_tile(o, head, entry, t.scores, n);
     }
   });
 
-  ctx.threads.run(queries, [&](uint32_t query, uint32_t) {
-    const uint32_t end = end_of(query / p.group);
-    if (end == begin) return;
-    data<float>(o.lse)[first_query + query] =
-        kernels.log_sum_exp(at<float>(o.scores, first_query + query, p.score_capacity, begin), end - begin);
-  });
+  sum_scores(ctx, o, begin, end_of);
 }
 
 }  // namespace thimble::cpu

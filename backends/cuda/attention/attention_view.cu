@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
   const uint32_t first_vector = b.first_vector + in_block;
   RunningSoftmax<kDim> rows[T::kRows];
 #pragma unroll
-  for (int r = 0; r < T::kRows; ++r) rows[r].begin(o, pass, b.head, first_vector + 16 * r);
+  for (int r = 0; r < T::kRows; ++r) rows[r].begin(o, pass, b, first_vector + 16 * r);
 
   // Where a lane's row of each 8x8 matrix begins: queries and values go by (rows, rows + 8) x (channels,
   // channels + 8), keys, the columns of the product, the other way round.
@@ -132,46 +132,56 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
       }
   }
 #pragma unroll
-  for (int r = 0; r < T::kRows; ++r) rows[r].end(o, pass, b.head, first_vector + 16 * r);
+  for (int r = 0; r < T::kRows; ++r) rows[r].end(o, pass, b, first_vector + 16 * r);
 }
 
-// One softmax of a pass's parts and what came before the pass; a warp for each query vector.
+constexpr int kCombiningWarps = 16;  // of a block
+
+// One softmax of a pass's parts; a warp takes one query vector after the other.
 __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
   constexpr int kMostChannels = 256 / kWarp;  // of a lane
   begin_kernel();
-  const uint32_t lane = threadIdx.x % kWarp, vector = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
-  const uint32_t head = o.p.first_head + blockIdx.y, row = vector / o.p.group;
-  const ViewPass pass(*step, o, head);
-  if (row >= pass.n_rows || pass.keys == 0) return;
-  const uint32_t query_head = head * o.p.group + vector % o.p.group;
-  float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
-  float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
-  const auto part_at = [&](uint32_t part) {
-    return (uint64_t(part) * o.p.heads + blockIdx.y) * o.max_vectors + vector;
-  };
+  const ViewParts parts(o, *step);
+  if (!parts.several_of_a_head()) return;
+  const uint32_t lane = threadIdx.x % kWarp, warps = gridDim.x * kCombiningWarps,
+                 first = blockIdx.x * kCombiningWarps + threadIdx.x / kWarp;
+  for (uint32_t i = 0; i < o.p.heads; ++i) {
+    const ViewPart own = parts.first_of(i);
+    const ViewPass pass(*step, o, o.p.first_head + own.head);
+    if (own.count == 1 || pass.keys == 0) continue;
+    for (uint32_t vector = first; vector < pass.n_rows * o.p.group; vector += warps) {
+      const uint32_t row = vector / o.p.group,
+                     query_head = (o.p.first_head + own.head) * o.p.group + vector % o.p.group;
+      float* const y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
+      float2* const ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
+      const auto place_of = [&](uint32_t part) {
+        return uint64_t(own.place + part) * o.max_vectors + vector;
+      };
 
-  float peak = pass.first ? -kInfinity : ml->x, sum = 0, out[kMostChannels] = {};
+      float peak = ml->x, sum = 0, out[kMostChannels] = {};
 #pragma unroll 4
-  for (uint32_t part = 0; part < o.parts; ++part) peak = fmaxf(peak, o.part_ml[part_at(part)].x);
-  const float base = peak == -kInfinity ? 0 : peak;  // the row has seen no key yet
-  const auto add = [&](const float* from, float2 from_ml) {
-    const float weight = fast_exp2(from_ml.x - base);
-    sum += from_ml.y * weight;
+      for (uint32_t part = 1; part < own.count; ++part) peak = fmaxf(peak, o.part_ml[place_of(part)].x);
+      const float base = peak == -kInfinity ? 0 : peak;  // the row has seen no key yet
+      const auto add = [&](const float* from, float2 from_ml) {
+        const float weight = fast_exp2(from_ml.x - base);
+        sum += from_ml.y * weight;
 #pragma unroll
-    for (int i = 0; i < kMostChannels; ++i)
-      if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
-  };
-  if (!pass.first) add(y, *ml);
+        for (int i = 0; i < kMostChannels; ++i)
+          if (lane + i * kWarp < o.p.head_dim) out[i] += from[lane + i * kWarp] * weight;
+      };
+      add(y, *ml);
 #pragma unroll 4
-  for (uint32_t part = 0; part < o.parts; ++part)
-    add(o.part_out + part_at(part) * o.p.head_dim, o.part_ml[part_at(part)]);
+      for (uint32_t part = 1; part < own.count; ++part)
+        add(o.part_out + place_of(part) * o.p.head_dim, o.part_ml[place_of(part)]);
 
-  const float factor = pass.last ? 1 / sum : 1;
+      const float factor = pass.last ? 1 / sum : 1;
 #pragma unroll
-  for (int i = 0; i < kMostChannels; ++i)
-    if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
-  __syncwarp();  // every lane has read what came before
-  if (!pass.last && lane == 0) *ml = {peak, sum};
+      for (int i = 0; i < kMostChannels; ++i)
+        if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
+      __syncwarp();  // every lane has read what came before
+      if (!pass.last && lane == 0) *ml = {peak, sum};
+    }
+  }
 }
 
 // Bytes of what parts leave for `vectors` query vectors, all parts together: their results, then {maximum,
@@ -180,26 +190,32 @@ uint64_t part_out_bytes(uint64_t vectors, uint32_t head_dim) {
   return round_up(vectors * head_dim * sizeof(float), 256);
 }
 
-// Cuts a pass into parts where its blocks of `vectors` query vectors leave multiprocessors idle, and puts the
-// kernel that attends in tiles of `keys` into the program: put(operands, blocks).
+// Cuts a pass into parts where its tiles of `vectors` query vectors leave multiprocessors idle, and puts the
+// kernel that attends in tiles of `keys` into the program: put(operands, blocks). However the keys are
+// spread over the heads, a block has no more than when they fill the card evenly.
 template <typename Put>
 void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_t keys, Put put) {
-  const uint32_t blocks = o.p.heads * static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));
-  const uint32_t tiles = static_cast<uint32_t>(ceil_div(o.p.view_capacity, keys));
-  o.parts = std::max(1u, std::min(l.card.multiprocessors / blocks, tiles));
+  o.tiles = static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));
+  const uint32_t tiles_of_keys = static_cast<uint32_t>(ceil_div(o.p.view_capacity, keys));
+  o.spare = std::min(l.card.multiprocessors / o.tiles, o.p.heads * tiles_of_keys);
+  if (o.spare < 2 || o.p.heads == 1) o.spare = 0;
+  o.each = std::max(1u, std::min(l.card.multiprocessors / (o.p.heads * o.tiles), tiles_of_keys));
   o.part_out = reinterpret_cast<float*>(l.scratch);
   o.part_ml = reinterpret_cast<float2*>(
-      l.scratch + part_out_bytes(uint64_t(o.parts) * o.p.heads * o.max_vectors, o.p.head_dim));
-  put(o, dim3(blocks, o.parts));
-  if (o.parts == 1) return;
-  const dim3 combining(static_cast<uint32_t>(ceil_div(o.max_vectors, kWarps)), o.p.heads);
-  launch(l, combine_parts_kernel, combining, kThreads, 0, l.step, o);
+      l.scratch +
+      part_out_bytes(uint64_t(std::max(o.spare, (o.each - 1) * o.p.heads)) * o.max_vectors, o.p.head_dim));
+  put(o, o.tiles * std::max(o.p.heads + o.spare, o.p.heads * o.each));
+  if (o.each == 1 && o.spare == 0) return;
+  const uint64_t vectors_of_all = uint64_t(o.p.heads) * o.max_vectors;
+  const uint32_t blocks = static_cast<uint32_t>(
+      std::min<uint64_t>(l.card.multiprocessors, ceil_div(vectors_of_all, kCombiningWarps)));
+  launch(l, combine_parts_kernel, blocks, kCombiningWarps * kWarp, 0, l.step, o);
 }
 
 template <int kDim, bool kWide>
 void attend(const Launch& l, const ViewAttention& operands) {
   using T = Tiling<kDim>;
-  attend_in_parts(l, operands, T::kVectors, kKeys, [&](const ViewAttention& o, dim3 blocks) {
+  attend_in_parts(l, operands, T::kVectors, kKeys, [&](const ViewAttention& o, uint32_t blocks) {
     launch(l, attend_view_kernel<kDim, kWide>, blocks, kThreads, T::kShared, l.step, o);
   });
 }
@@ -222,15 +238,18 @@ void attend_view(const Launch& l, const Attention& op) {
                         .lists = data<uint32_t>(op.list),
                         .y = data<float>(op.y),
                         .ml = data<float2>(op.ml),
-                        .parts = 1,
+                        .each = 1,
+                        .spare = 0,
+                        .tiles = 0,
                         .max_vectors = l.max_rows * op.p.group,
                         .part_out = nullptr,
                         .part_ml = nullptr};
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
   if (wgmma_attends(l, o))
-    attend_in_parts(l, o, kWgmmaVectors, kWgmmaKeys,
-                    [&](const ViewAttention& in_parts, dim3 blocks) { attend_wgmma(l, in_parts, blocks); });
+    attend_in_parts(l, o, kWgmmaVectors, kWgmmaKeys, [&](const ViewAttention& in_parts, uint32_t blocks) {
+      attend_wgmma(l, in_parts, blocks);
+    });
   else if (!wide)
     attend<256, false>(l, o);
   else if (dh <= 64)

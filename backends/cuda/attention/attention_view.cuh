@@ -6,12 +6,15 @@
 // step has 32 rows.
 #pragma once
 
+#include "backends/cuda/head_blocks.cuh"
 #include "backends/cuda/rope.cuh"
 
 namespace thimble::cuda {
 
-// What a launch works on. Where a step has too few vectors to fill the card, the keys of a pass are cut into
-// `parts`, each attended on its own; combine_parts() then makes one softmax of them.
+// What a launch works on. A block attends with one tile of a KV head's query vectors to one part of the keys
+// that the pass shows. Where a step has too few vectors to fill the card, or where KV heads have unequal
+// numbers of keys, there are several parts: the first one leaves its result in y and ml, as if the others
+// were passes to come, and combine_parts() makes one softmax of them all.
 struct ViewAttention {
   AttentionParams p;
   const HeadState* heads;  // of KV head 0 and those behind it
@@ -21,17 +24,19 @@ struct ViewAttention {
   const uint32_t* lists;
   float* y;
   float2* ml;
-  uint32_t parts;
+  uint32_t each;         // parts of each KV head where all have as many keys
+  uint32_t spare;        // else: parts beside each head's first one, which go by the heads' keys
+  uint32_t tiles;        // of max_vectors
   uint32_t max_vectors;  // of a KV head
-  float* part_out;       // [part][KV head][max_vectors][head_dim], not divided by the sum yet
-  float2* part_ml;       // [part][KV head][max_vectors]{maximum, sum}
+  float* part_out;       // [parts but the heads' first ones][max_vectors][head_dim], not divided by the sum
+  float2* part_ml;       // [parts but the heads' first ones][max_vectors]{maximum, sum}
 };
 
 // The kernel for Hopper (attention_view_wgmma.cu): whether it can, and a launch of it. Its blocks have so
 // many query vectors, and tiles so many keys.
 inline constexpr uint32_t kWgmmaVectors = 128, kWgmmaKeys = 128;
 bool wgmma_attends(const Launch&, const ViewAttention&);
-void attend_wgmma(const Launch&, const ViewAttention&, dim3 blocks);
+void attend_wgmma(const Launch&, const ViewAttention&, uint32_t blocks);
 
 // One KV head in this pass.
 struct ViewPass {
@@ -65,30 +70,106 @@ struct ViewPass {
   uint32_t window;
 };
 
+// How many keys of this pass a step's first row sees of a KV head, counted from o.p.first_head on.
+struct KeysOfHead {
+  const ViewAttention& o;
+  const StepParams& step;
+  __device__ uint32_t operator()(uint32_t head) const {
+    const ViewPass pass(step, o, o.p.first_head + head);
+    return pass.keys - pass.hidden(0);
+  }
+};
+
+// One of a KV head's parts.
+struct ViewPart {
+  uint32_t head;  // counted from o.p.first_head on; o.p.heads: left over
+  uint32_t index, count;
+  uint32_t place;  // where it leaves its result in part_out, unless it is the head's first
+};
+
+// The parts of all heads, numbered in the order in which they start. Where heads are unequal those that have
+// more keys than the average come first, or one of their parts would begin when all else has ended.
+class ViewParts {
+ public:
+  __device__ ViewParts(const ViewAttention& o, const StepParams& step)
+      : keys_{o, step}, heads_(o.p.heads), each_(o.each), spare_(o.spare), longer_(0) {
+    uint32_t of_each;
+    equal_ = equal_work(heads_, keys_, of_each);
+    if (equal_ || heads_ > kWarp) return;
+    const uint32_t lane = threadIdx.x % kWarp, own = lane < heads_ ? keys_(lane) : 0;
+    longer_ = __ballot_sync(~0u, own * heads_ > __reduce_add_sync(~0u, own));
+  }
+  __device__ bool several_of_a_head() const { return !equal_ || each_ > 1; }
+  __device__ ViewPart operator[](uint32_t number) const {
+    const uint32_t head = min(number / each_, heads_);
+    const HeadBlocks own = equal_ ? HeadBlocks{head, head * each_, each_, 0}
+                                  : find([&](uint32_t, uint32_t end) { return number < end; });
+    return part(own, number - own.first);
+  }
+  // The first part of the head that is number `i` in their order.
+  __device__ ViewPart first_of(uint32_t i) const {
+    return part(
+        equal_ ? HeadBlocks{i, i * each_, each_, 0} : find([&](uint32_t h, uint32_t) { return h == i; }), 0);
+  }
+
+ private:
+  __device__ uint32_t head_at(uint32_t i) const {
+    const uint32_t n = __popc(longer_);
+    return equal_ || i >= kWarp ? i : i < n ? __fns(longer_, 0, i + 1) : __fns(~longer_, 0, i - n + 1);
+  }
+  template <typename Is>
+  __device__ HeadBlocks find(const Is& is) const {
+    return find_head_blocks(
+        heads_ + spare_, heads_, [&](uint32_t i) { return keys_(head_at(i)); }, is);
+  }
+  __device__ ViewPart part(const HeadBlocks& own, uint32_t index) const {
+    return {own.head < heads_ ? head_at(own.head) : heads_, index, own.count,
+            own.first - own.head + index - 1};
+  }
+
+  KeysOfHead keys_;
+  uint32_t heads_, each_, spare_;
+  uint32_t longer_;  // a bit for each head with more keys than the average
+  bool equal_;
+};
+
 // A block's share: kVectors query vectors of one KV head from `first_vector` on, and their tiles of kKeys
 // keys in one part.
 struct ViewBlock {
   uint32_t head, first_vector, first_tile, end_tile;
   uint32_t all_from, all_see;  // every vector of the block sees these view rows: other tiles need a mask
-  bool empty;                  // nothing to do, not even a result to pass on
+  ViewPart part;
+  bool empty;  // nothing to do, not even a result to pass on
 };
 template <int kVectors, int kKeys>
 __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) {
-  // Blocks with the most keys start first, so that none of them runs alone at the end.
+  // Blocks with the most keys start first, so that none of them runs alone at the end; those that are left
+  // over where heads are equal start last.
+  const uint32_t equal = o.p.heads * o.each, spare = max(o.p.heads + o.spare, equal) - equal;
+  const bool among_equal = blockIdx.x < equal * o.tiles;
+  const uint32_t others = among_equal ? blockIdx.x : blockIdx.x - equal * o.tiles,
+                 from_end = others / (among_equal ? equal : spare),
+                 number = among_equal ? others % equal : equal + others % spare;
   ViewBlock b{};
-  b.head = o.p.first_head + blockIdx.x % o.p.heads;
-  const uint32_t vectors = step.n_rows * o.p.group, blocks = (vectors + kVectors - 1) / kVectors;
-  const uint32_t from_end = blockIdx.x / o.p.heads;
-  const ViewPass pass(step, o, b.head);
-  b.empty = from_end >= blocks || pass.keys == 0;
+  const uint32_t vectors = step.n_rows * o.p.group, tiles_of_vectors = (vectors + kVectors - 1) / kVectors;
+  b.part = ViewParts(o, step)[number];
+  // All lanes have the same. A reduction leaves it in uniform registers: the loop over tiles gets 2 % faster.
+  b.part.head = __reduce_max_sync(~0u, b.part.head);
+  b.part.index = __reduce_max_sync(~0u, b.part.index);
+  b.part.count = __reduce_max_sync(~0u, b.part.count);
+  b.empty = from_end >= tiles_of_vectors || b.part.head == o.p.heads;
   if (b.empty) return b;
-  b.first_vector = (blocks - 1 - from_end) * kVectors;
+  b.head = o.p.first_head + b.part.head;
+  const ViewPass pass(step, o, b.head);
+  b.empty = pass.keys == 0;
+  if (b.empty) return b;
+  b.first_vector = (tiles_of_vectors - 1 - from_end) * kVectors;
   const uint32_t last_vector = min(b.first_vector + kVectors, vectors) - 1;
   const uint32_t first_row = b.first_vector / o.p.group, last_row = last_vector / o.p.group;
   const uint32_t before = pass.hidden(first_row) / kKeys,
                  tiles = (pass.visible(last_row) + kKeys - 1) / kKeys - before;
-  b.first_tile = before + tiles * blockIdx.y / o.parts;
-  b.end_tile = before + tiles * (blockIdx.y + 1) / o.parts;
+  b.first_tile = before + tiles * b.part.index / b.part.count;
+  b.end_tile = before + tiles * (b.part.index + 1) / b.part.count;
   b.all_from = pass.hidden(last_row);
   b.all_see = pass.visible(first_row);
   return b;
@@ -107,27 +188,23 @@ __device__ void load_queries(const ViewAttention& o, const StepParams& step, con
   constexpr float kLog2E = 1.44269504f;  // so that the softmax works in base 2
   const float scale = o.p.scale * kLog2E;
   const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
-#pragma unroll 4
+  // Loads go ahead without a condition, so that those of several rounds are under way together.
+  const uint32_t last_row = pass.n_rows - 1, last_channel = o.p.head_dim - 1;
+#pragma unroll 8
   for (uint32_t i = thread; i < kVectors * kDim / 2; i += kThreads) {
     const uint32_t vector = i / (kDim / 2), pair = i % (kDim / 2), row = (first_vector + vector) / o.p.group;
     const bool rotates = pair < o.rope.pairs;
     const uint32_t c0 = rotates ? first_of_pair(pair, o.p.rope.pairing) : 2 * pair;
     const uint32_t c1 = rotates ? second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * pair + 1;
-    float x = 0, y = 0;
-    if (row < pass.n_rows) {
-      const float* q = o.q + uint64_t(row) * o.p.row_stride +
-                       (head * o.p.group + (first_vector + vector) % o.p.group) * o.p.head_dim;
-      if (c0 < o.p.head_dim) x = q[c0] * scale;
-      if (c1 < o.p.head_dim) y = q[c1] * scale;
-      if (rotates) {
-        const float2 angle = o.rope.angle(from + row, pair);
-        const float x0 = x;
-        x = x0 * angle.x - y * angle.y;
-        y = x0 * angle.y + y * angle.x;
-      }
-    }
-    store(vector, c0, __float2half_rn(x));
-    store(vector, c1, __float2half_rn(y));
+    const float* q = o.q + uint64_t(min(row, last_row)) * o.p.row_stride +
+                     (head * o.p.group + (first_vector + vector) % o.p.group) * o.p.head_dim;
+    const float x0 = q[min(c0, last_channel)] * scale, y0 = q[min(c1, last_channel)] * scale;
+    float2 angle{1, 0};
+    if (o.rope.pairs) angle = o.rope.angle(from + min(row, last_row), min(pair, o.rope.pairs - 1));
+    if (!rotates) angle = {1, 0};
+    const bool there = row < pass.n_rows;
+    store(vector, c0, __float2half_rn(there && c0 <= last_channel ? x0 * angle.x - y0 * angle.y : 0));
+    store(vector, c1, __float2half_rn(there && c1 <= last_channel ? x0 * angle.y + y0 * angle.x : 0));
   }
 }
 
@@ -155,7 +232,8 @@ struct RunningSoftmax {
   __device__ static uint32_t column_of_lane() { return 2 * (threadIdx.x % 4); }
 
   // Starts with nothing, or where the pass before stopped.
-  __device__ void begin(const ViewAttention& o, const ViewPass& pass, uint32_t head, uint32_t first_vector) {
+  __device__ void begin(const ViewAttention& o, const ViewPass& pass, const ViewBlock& b,
+                        uint32_t first_vector) {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
@@ -165,8 +243,8 @@ struct RunningSoftmax {
       peak[half] = -kInfinity;
       sum[half] = 0;
       const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
-      if (pass.first || o.parts > 1 || row >= pass.n_rows) continue;
-      const uint32_t query_head = head * o.p.group + vector % o.p.group;
+      if (pass.first || b.part.index > 0 || row >= pass.n_rows) continue;
+      const uint32_t query_head = b.head * o.p.group + vector % o.p.group;
       const float2 ml = o.ml[uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head];
       peak[half] = ml.x;
       if (threadIdx.x % 4 == 0) sum[half] = ml.y;
@@ -236,24 +314,23 @@ struct RunningSoftmax {
   }
 
   // Writes the result, or what the next pass or combine_parts() carries on with.
-  __device__ void end(const ViewAttention& o, const ViewPass& pass, uint32_t head, uint32_t first_vector) {
+  __device__ void end(const ViewAttention& o, const ViewPass& pass, const ViewBlock& b,
+                      uint32_t first_vector) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
       sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
       const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
       if (row >= pass.n_rows) continue;
-      const uint32_t query_head = head * o.p.group + vector % o.p.group;
+      const uint32_t query_head = b.head * o.p.group + vector % o.p.group;
       float* y = o.y + uint64_t(row) * o.p.y_stride + query_head * o.p.head_dim;
       float2* ml = o.ml + uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head;
-      bool divide = pass.last;
-      if (o.parts > 1) {
-        const uint64_t at =
-            (uint64_t(blockIdx.y) * o.p.heads + head - o.p.first_head) * o.max_vectors + vector;
+      if (b.part.index > 0) {
+        const uint64_t at = uint64_t(b.part.place) * o.max_vectors + vector;
         y = o.part_out + at * o.p.head_dim;
         ml = o.part_ml + at;
-        divide = false;
       }
+      const bool divide = pass.last && b.part.count == 1;
       const float factor = divide ? 1 / sum[half] : 1;
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n)

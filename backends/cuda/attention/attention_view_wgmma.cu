@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     meet(own_barrier, kWarpgroup);
 
     RunningSoftmax<kDim> softmax;
-    softmax.begin(o, pass, b.head, of_warp);
+    softmax.begin(o, pass, b, of_warp);
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
     const auto start_scores = [&](uint32_t i) {
@@ -197,13 +197,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       wait_products<0>();
       pin(softmax.out);
     }
-    softmax.end(o, pass, b.head, of_warp);
+    softmax.end(o, pass, b, of_warp);
   }
 #endif
 }
 
 template <int kDim>
-void attend(const Launch& l, const ViewAttention& o, dim3 blocks) {
+void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
   CUtensorMap maps[2] = {};
   const __half* const matrices[] = {o.k, o.v};
   for (int i = 0; i < 2 && *l.error == cudaSuccess; ++i)
@@ -220,7 +220,7 @@ bool wgmma_attends(const Launch& l, const ViewAttention& o) {
          (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0 && encode_tiled();
 }
 
-void attend_wgmma(const Launch& l, const ViewAttention& o, dim3 blocks) {
+void attend_wgmma(const Launch& l, const ViewAttention& o, uint32_t blocks) {
   if (o.p.head_dim == 64)
     attend<64>(l, o, blocks);
   else

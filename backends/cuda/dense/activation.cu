@@ -1,4 +1,4 @@
-// activation: silu or gelu of every element, in place.
+// activation: silu or a gelu of every element, in place.
 #include "backends/cuda/dense/activation.cuh"
 #include "backends/cuda/ops.h"
 
@@ -8,13 +8,16 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kElements = 4;  // of a thread
 
+__device__ float gelu_erf(float x) { return 0.5f * x * erfcf(-0.707106781f * x); }  // 1 / sqrt(2)
+
 __global__ void activation_kernel(const StepParams* step, ActivationParams p, float* x) {
   begin_kernel();
   const uint64_t n = uint64_t(step->n_rows) * p.cols,
                  first = uint64_t(blockIdx.x) * kElements * kThreads + threadIdx.x;
 #pragma unroll
   for (uint32_t j = 0; j < kElements; ++j)
-    if (const uint64_t i = first + j * kThreads; i < n) x[i] = activated(x[i], p.act);
+    if (const uint64_t i = first + j * kThreads; i < n)
+      x[i] = p.act == kActGeluErf ? gelu_erf(x[i]) : activated(x[i], p.act);
 }
 
 }  // namespace

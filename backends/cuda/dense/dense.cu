@@ -38,10 +38,9 @@ uint64_t dense_scratch(const ModelShape& m, const SessionShape& s, const Card&) 
                   {q_cols, m.d_model},
                   {m.d_model, 2 * static_cast<uint32_t>(round_up(m.d_ff, 8))},
                   {m.d_ff, m.d_model},
-                  {qkv_cols, m.d_retain},
-                  {m.d_retain, m.kv_heads}};
-  constexpr uint32_t kRingRows =
-      64;  // runtime/kv/pool.h: rows that the retaining head scores at once in decode
+                  {m.retainer[0].cols, m.retainer[0].rows},
+                  {m.retainer[1].cols, m.retainer[1].rows}};
+  constexpr uint32_t kRingRows = 64;  // runtime/policy/locret.cpp: that a retainer scores at once in decode
   uint64_t x_bytes = 0, w_bytes = 0;
   for (const auto& p : products) {
     const Operands o = operands(std::max(s.chunk, kRingRows), p.in_cols, p.cols);

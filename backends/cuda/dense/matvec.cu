@@ -156,8 +156,12 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
 #pragma unroll 1
     for (uint32_t i = first; i < min(end, Ring::kSlots); ++i) fetch_next(ring + i * Ring::kSlotBytes);
   };
+  // Columns of the strip that begins there: f32 rows have strips of half as many as the lanes can hold.
+  const auto columns_from = [&](uint32_t column) {
+    return Format::kColumns < Strip::kColumns ? min(p.cols - column, Format::kColumns) : p.cols - column;
+  };
   const auto load_strip = [&](const float* row, uint32_t column) {
-    return Strip::load(row + column, p.cols - column);
+    return Strip::load(row + column, columns_from(column));
   };
   const auto load_x = [&](uint32_t column) {
     return load_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column);
@@ -166,7 +170,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     const Strip y = x.scaled(scale, weight);
     // The last block, which has least to do, keeps it for those that read it later.
     if (blockIdx.x == gridDim.x - 1)
-      y.store(p.norm_y + uint64_t(blockIdx.y) * p.x_stride + column, p.cols - column);
+      y.store(p.norm_y + uint64_t(blockIdx.y) * p.x_stride + column, columns_from(column));
     return y;
   };
 

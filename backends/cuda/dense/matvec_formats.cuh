@@ -66,6 +66,7 @@ __device__ inline float4 quad_of(const float* x, uint32_t first, uint32_t n) {
 // What a lane has of a strip of x: 4 * kQuads columns in a row.
 template <uint32_t kQuads>
 struct StripOf {
+  static constexpr uint32_t kColumns = 4 * kQuads * kWarp;
   float4 quads[kQuads];
 
   // Columns of the strip that begins at x; zeros from column n on.

@@ -10,6 +10,12 @@ Status CardState::use() const {
   return check(cudaSetDevice(card.index), "being chosen");
 }
 
+Result<uint64_t> CardState::free_bytes() const {
+  size_t free = 0, total = 0;
+  THIMBLE_TRY(check(cudaMemGetInfo(&free, &total), "counting its memory"));
+  return uint64_t(free);
+}
+
 Status CardState::check(cudaError_t e, const char* doing) const {
   if (e == cudaSuccess) return {};
   cudaGetLastError();  // it is told here; whoever asks next shall not find it again

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <mutex>
 
 #include "backends/cuda/host/launch.h"
 #include "base/status.h"
@@ -19,8 +21,13 @@ struct CardState {
   // starts again.
   Status check(cudaError_t, const char* doing) const;
 
+  // Bytes of the card that nobody has. What a stream or a program takes is only seen by it, so whoever takes
+  // memory or gives it back holds `memory`; another process still counts where it does so meanwhile.
+  Result<uint64_t> free_bytes() const;
+
   const Card card;
   mutable std::atomic<bool> lost = false;
+  mutable std::mutex memory;
 };
 
 }  // namespace thimble::cuda

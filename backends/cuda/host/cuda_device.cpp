@@ -27,6 +27,7 @@ struct DeviceBuffer : CudaBuffer {
   explicit DeviceBuffer(std::shared_ptr<const CardState> s) : state(std::move(s)) {}
   ~DeviceBuffer() override {
     if (cudaSetDevice(state->card.index) != cudaSuccess) return;
+    const std::lock_guard lock(state->memory);
     if (mapped)
       cudaFreeHost(mapped);
     else
@@ -112,6 +113,8 @@ struct HasOp {
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
+  bool operator()(const Label&) const { return false; }
+  bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim); }
   template <typename Any>
   bool operator()(const Any&) const {
     return true;
@@ -186,6 +189,7 @@ class CudaDevice : public Device {
       buffer->mapped = memory;
       std::memset(memory, 0, bytes);
     } else {
+      const std::lock_guard lock(state_->memory);
       THIMBLE_TRY(state_->check(cudaMalloc(&memory, bytes), "allocating"));
     }
     buffer->address = static_cast<std::byte*>(memory);

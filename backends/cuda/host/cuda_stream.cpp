@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct CudaProgram : Program {
   explicit CudaProgram(std::shared_ptr<const CardState> s) : state(std::move(s)) {}
   ~CudaProgram() override {
     if (cudaSetDevice(state->card.index) != cudaSuccess) return;
+    const std::lock_guard lock(state->memory);
     for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   }
   std::shared_ptr<const CardState> state;
@@ -86,6 +88,7 @@ class Launcher {
     else
       kv_append(l_, op);
   }
+  void operator()(const SinkScore& op) { sink_score(l_, op); }
   void operator()(const CisStore& op) { cis_store(l_, op); }
   void operator()(const KvView& op) { kv_view(l_, op); }
   void operator()(const Attention& op) { attention(l_, op); }
@@ -99,6 +102,8 @@ class Launcher {
   void operator()(const PageScore& op) { page_score(l_, op); }
   void operator()(const Vote& op) { vote(l_, op); }
   void operator()(const TopK& op) { top_k(l_, op, nullptr, nullptr); }
+  void operator()(const Label&) {}  // supports() refuses it
+  void operator()(const KeyDiff& op) { key_diff(l_, op); }
   void operator()(const ArgMax& op) { arg_max(l_, op); }
   void operator()(const LogProb& op) { log_prob(l_, op); }
   void operator()(const Copy& op) {
@@ -128,14 +133,20 @@ class CudaStream : public Stream {
 
   ~CudaStream() override {
     if (cudaSetDevice(state_->card.index) != cudaSuccess) return;
+    const std::lock_guard lock(state_->memory);
     if (stream_) cudaStreamDestroy(stream_);
     if (step_) cudaFree(step_);
   }
 
   Status open() {
     THIMBLE_TRY(state_->use());
+    const std::lock_guard lock(state_->memory);
+    THIMBLE_LET(before, state_->free_bytes());
     THIMBLE_TRY(state_->check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
-    return state_->check(cudaMalloc(&step_, values_.size()), "allocating a step");
+    THIMBLE_TRY(state_->check(cudaMalloc(&step_, values_.size()), "allocating a step"));
+    THIMBLE_LET(taken, taken_since(before));
+    bytes = values_.size() + taken;
+    return {};
   }
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
@@ -158,11 +169,16 @@ class CudaStream : public Stream {
                         .card = state_->card,
                         .error = &failed};
     Launcher launcher(launch);
+    const std::lock_guard lock(state_->memory);
+    THIMBLE_LET(before, state_->free_bytes());
     for (const std::vector<Op>& ops : r.segments) {
       THIMBLE_LET(graph, capture(launch, launcher, ops));
       program->graphs.push_back(graph);
     }
     THIMBLE_TRY(wait());
+    THIMBLE_LET(taken, taken_since(before));
+    program->bytes = taken + sizeof *program + program->graphs.capacity() * sizeof program->graphs[0] +
+                     program->bounds.heads.capacity() * sizeof program->bounds.heads[0];
     return std::unique_ptr<Program>(std::move(program));
   }
 
@@ -189,6 +205,12 @@ class CudaStream : public Stream {
  private:
   // Where the table of heads begins behind the step.
   static constexpr size_t kHeadsAt = round_up(sizeof(StepParams), 16);
+
+  // Of the card's memory, by state_->free_bytes().
+  Result<uint64_t> taken_since(uint64_t before) const {
+    THIMBLE_LET(now, state_->free_bytes());
+    return before - std::min(now, before);
+  }
 
   Result<cudaGraphExec_t> capture(const Launch& launch, Launcher& launcher, std::span<const Op> ops) {
     cudaError_t& failed = *launch.error;

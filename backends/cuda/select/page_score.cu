@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(kThreads, kBlocksEach)
     const float score = sum_across<kLanes>(scores) * p.scale;
     if (first + own_row < n && own_head < group_heads) {
       own_scores[first + own_row] = score;
-      total.add(score);
+      add(total, score);
     }
   }
 

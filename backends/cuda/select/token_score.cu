@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
         if (at >= n || four * 4 + t >= heads) continue;
         const float score = (products[four][2 * half] + products[four][2 * half + 1]) * unit[four];
         own_scores[four][at] = score;
-        total[four].add(score);
+        add(total[four], score);
       }
   }
 

@@ -102,11 +102,11 @@ static __global__ void __launch_bounds__(kThreads)
         }
 #pragma unroll
         for (uint32_t i = 0; i < kWarps * kGroup; ++i) x[i] -= own_lse[i / kGroup][i % kGroup];
-        vote.add(log_sum(x));
+        add(vote, log_sum(x));
         __syncthreads();
       }
     }
-    if (first + threadIdx.x < positions) votes[first + threadIdx.x] = vote.value();
+    if (first + threadIdx.x < positions) votes[first + threadIdx.x] = log_of(vote);
   }
 }
 
@@ -130,8 +130,7 @@ void vote(const Launch& l, const Vote& op) {
 
 uint64_t vote_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
   if (s.positions == 0) return 0;
-  return vote_pool_scratch(
-      std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * std::max(s.run_capacity, s.reach)));
+  return vote_pool_scratch(std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * s.reach));
 }
 
 }  // namespace thimble::cuda

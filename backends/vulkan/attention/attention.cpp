@@ -6,13 +6,22 @@
 namespace thimble::vulkan {
 namespace {
 
+// What parts leave for the last one of their head, of so many query vectors: quads of channels, and
+// {maximum, sum}.
+struct PartResults {
+  uint64_t outs, stats;  // bytes
+  PartResults(uint64_t vectors, uint32_t head_dim)
+      : outs(vectors * ceil_div(head_dim, 4) * 4 * sizeof(float)), stats(vectors * 2 * sizeof(float)) {}
+  uint64_t all() const { return outs + stats; }
+};
+
 // Queries of a workgroup, and keys of a tile.
 struct ViewTile {
   uint32_t rows, keys;
   // Shared memory, in words of 16 bytes, as attend_view.comp lays it out: `stride` for a query or a key.
   uint64_t words(uint64_t stride) const {
-    const uint64_t row_quads = std::max(rows / 4, 8u);
-    return (rows + keys) * stride + 16 * (row_quads + 1) + 2 * row_quads;
+    const uint64_t row_quads = std::max(rows / 4, 8u), is_last = 1;
+    return (rows + keys) * stride + 16 * (row_quads + 1) + 2 * row_quads + is_last;
   }
 };
 constexpr ViewTile kSmallestTile{8, 16};
@@ -36,11 +45,20 @@ struct CooperativeTile {
   CooperativeTile(const Limits& limits, uint32_t head_dim)
       : subgroups(head_dim <= 128 ? 4 : 2), threads(subgroups * limits.subgroup_size), rows(16 * subgroups) {}
   bool fits(const Limits& limits, uint32_t head_dim) const {
-    const uint64_t units = std::max(kKeys, rows) * (head_dim / 8 + 1) + rows * (kKeys / 4 + 1);
+    const uint64_t is_last = 1,
+                   units = std::max(kKeys, rows) * (head_dim / 8 + 1) + rows * (kKeys / 4 + 1) + is_last;
     return head_dim % 16 == 0 && head_dim <= kMostHeadDim && limits.subgroup_size >= 16 &&
            threads <= limits.max_group_threads && units * 16 <= limits.max_shared_bytes;
   }
 };
+
+// The view's attention has a column of workgroups for each head, and spare ones for the parts of heads that
+// have more keys than others (attend_view_parts.glsl). As many as heads, less one, let a head that has nearly
+// all the keys be cut into as many parts as there are heads. Where a column has many workgroups, fewer keep a
+// card busy: the largest run about kSpareGroups at once.
+constexpr uint32_t kSpareGroups = 512, kMostViewRows = 64;  // rows: of a workgroup
+static_assert(kSpareGroups * sizeof(uint32_t) <= Recording::kCounterBytes);
+uint32_t spare_columns(uint32_t heads, uint32_t groups) { return std::min(heads - 1, kSpareGroups / groups); }
 
 void attend_view(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
@@ -62,18 +80,25 @@ void attend_view(Recording& r, const Attention& op) {
     push.p.first_head = first;
     push.p.heads = heads;
     const auto dispatch = [&](Shader shader, std::initializer_list<uint32_t> constants, uint32_t rows) {
+      const uint32_t groups = static_cast<uint32_t>(ceil_div(queries, rows)),
+                     spare = p.equal_heads ? 0 : spare_columns(heads, groups);
+      const PartResults bytes(uint64_t(spare) * groups * rows, p.head_dim);
+      const View outs = r.scratch().slice(0, bytes.outs), stats = r.scratch().slice(outs.bytes, bytes.stats),
+                 counters = r.counters().slice(0, uint64_t(spare) * groups * sizeof(uint32_t));
       r.expect(heads * head_operations);
       r.dispatch(shader, constants,
                  {reads(op.q), reads(of_heads(k, head_bytes, first, heads)),
                   reads(of_heads(v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
-                  writes(op.ml)},
-                 push, heads, static_cast<uint32_t>(ceil_div(queries, rows)));
+                  writes(op.ml), writes(outs), writes(stats), writes(counters)},
+                 push, heads + spare, groups);
     };
     if (cooperative)
-      dispatch(Shader::kAttendViewCooperative, {matrices.threads, p.head_dim, matrices.subgroups, has_list},
-               matrices.rows);
+      dispatch(Shader::kAttendViewCooperative,
+               {matrices.threads, p.head_dim, matrices.subgroups, has_list, p.equal_heads}, matrices.rows);
     else
-      dispatch(Shader::kAttendView, {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u},
+      dispatch(Shader::kAttendView,
+               {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u, limits.subgroup_size,
+                p.equal_heads},
                tile.rows);
   };
   for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,
@@ -114,14 +139,6 @@ PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entr
   return {entries, HeadPasses(p.group, 1), 128};
 }
 
-// What the parts of all heads leave for their last ones: quads of channels, and {maximum, sum}.
-struct PartResults {
-  uint64_t outs, stats;  // bytes
-  PartResults(uint64_t parts, uint32_t group, uint32_t head_dim)
-      : outs(parts * group * ceil_div(head_dim, 4) * 4 * sizeof(float)),
-        stats(parts * group * 2 * sizeof(float)) {}
-};
-
 void attend_pool(Recording& r, const Attention& op) {
   const AttentionParams& p = op.p;
   const Limits& limits = r.limits();
@@ -132,7 +149,7 @@ void attend_pool(Recording& r, const Attention& op) {
   const PoolWork work = pool_work(limits, p, entries);
   const bool aligned = p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0 && k.offset % 8 == 0 &&
                        v.offset % 8 == 0 && op.rope.offset % 16 == 0;
-  const PartResults bytes(uint64_t(work.parts) * p.heads, p.group, p.head_dim);
+  const PartResults bytes(uint64_t(work.parts) * p.heads * p.group, p.head_dim);
   const View outs = r.scratch().slice(0, bytes.outs), stats = r.scratch().slice(outs.bytes, bytes.stats),
              counters = r.counters().slice(0, uint64_t(work.passes.count) * p.heads * sizeof(uint32_t));
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
@@ -143,7 +160,7 @@ void attend_pool(Recording& r, const Attention& op) {
     } push{p, window};
     r.dispatch(Shader::kAttendPool,
                {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
-                aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size},
+                aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads},
                {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)),
                 reads(op.list), reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y)},
                push, work.parts, p.heads, work.passes.count);
@@ -169,8 +186,10 @@ uint32_t most_attention_head_dim(const Limits& limits) {
 uint64_t attention_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
   const uint64_t parts = std::min<uint64_t>(uint64_t(kMostParts) * m.kv_heads,
                                             ceil_div(s.layer_entries, kLeastTile) + m.kv_heads);
-  const PartResults bytes(parts, ceil_div(m.heads, m.kv_heads), m.head_dim);
-  return bytes.outs + bytes.stats;
+  const uint64_t group = ceil_div(m.heads, m.kv_heads),
+                 spare = (m.kv_heads - 1) * round_up(s.chunk * group, kMostViewRows),
+                 most_spare = uint64_t(kSpareGroups) * kMostViewRows;
+  return PartResults(std::max(parts * group, std::min(spare, most_spare)), m.head_dim).all();
 }
 
 }  // namespace thimble::vulkan

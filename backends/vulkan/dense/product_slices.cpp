@@ -8,8 +8,8 @@
 #include <cinttypes>
 #include <optional>
 
-#include "backends/vulkan/ops.h"
 #include "backends/vulkan/dense/product.h"
+#include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 namespace {
@@ -162,11 +162,16 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                  qkv_cols = q_cols + 2 * kv_cols;
   const struct {
     uint32_t in_cols, cols, matrices = 1;
-  } products[] = {{m.d_model, q_cols},           {m.d_model, kv_cols},
-                  {m.d_model, q_cols + kv_cols}, {m.d_model, qkv_cols},
-                  {m.d_model, 2 * kv_cols},      {q_cols, m.d_model},
-                  {m.d_ff, m.d_model},           {qkv_cols, m.d_retain},
-                  {m.d_retain, m.kv_heads},      {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u}};
+  } products[] = {{m.d_model, q_cols},
+                  {m.d_model, kv_cols},
+                  {m.d_model, q_cols + kv_cols},
+                  {m.d_model, qkv_cols},
+                  {m.d_model, 2 * kv_cols},
+                  {q_cols, m.d_model},
+                  {m.d_ff, m.d_model},
+                  {m.retainer[0].cols, m.retainer[0].rows},
+                  {m.retainer[1].cols, m.retainer[1].rows},
+                  {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u}};
   uint64_t between = 0, slots_bytes = 0;  // what lies between the slots
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;

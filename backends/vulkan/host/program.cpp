@@ -10,6 +10,11 @@
 
 namespace thimble::vulkan {
 
+template <typename T>
+static uint64_t bytes_of(const std::vector<T>& list) {
+  return list.capacity() * sizeof(T);
+}
+
 VulkanProgram::~VulkanProgram() {
   const Context& c = *stream->context;
   uint64_t last = 0;
@@ -69,6 +74,8 @@ Result<std::unique_ptr<Program>> ProgramRecording::finish(ProgramBounds bounds) 
   program_->bounds = std::move(bounds);
   program_->segments = static_cast<uint32_t>(program_->first_piece.size());
   program_->first_piece.push_back(program_->pieces.size());
+  program_->bytes = sizeof *program_ + bytes_of(program_->pieces) + bytes_of(program_->first_piece) +
+                    bytes_of(program_->descriptors) + bytes_of(program_->bounds.heads);
   return std::unique_ptr<Program>(std::move(program_));
 }
 

@@ -22,8 +22,10 @@ namespace thimble::vulkan {
   X(AddParts, "dense/add_parts", "") \
   X(Activation, "dense/activation", "") \
   X(KvAppend, "kv/kv_append", "") \
+  X(SinkScore, "select/sink_score", "") \
   X(CisStore, "kv/cis_store", "") \
   X(PageBounds, "kv/page_bounds", "") \
+  X(KeyDiff, "kv/key_diff", "") \
   X(KvView, "kv/kv_view", "") \
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \

@@ -70,6 +70,7 @@ class VulkanRecorder : public Recorder {
   void launch(const Glu& op) { glu(recording_, op); }
   void launch(const Activation& op) { activation(recording_, op); }
   void launch(const KvAppend& op) { kv_append(recording_, op); }
+  void launch(const SinkScore& op) { sink_score(recording_, op); }
   void launch(const CisStore& op) { cis_store(recording_, op); }
   void launch(const KvView& op) { kv_view(recording_, op); }
   void launch(const Attention& op) { attention(recording_, op); }
@@ -80,6 +81,8 @@ class VulkanRecorder : public Recorder {
   void launch(const PageScore& op) { page_score(recording_, op); }
   void launch(const Vote& op) { vote(recording_, op); }
   void launch(const TopK& op) { top_k(recording_, op); }
+  void launch(const Label&) {}  // supports() refuses it
+  void launch(const KeyDiff& op) { key_diff(recording_, op); }
   void launch(const ArgMax& op) { arg_max(recording_, op); }
   void launch(const LogProb& op) { log_prob(recording_, op); }
   void launch(const Copy& op) { copy(recording_, op); }
@@ -104,7 +107,9 @@ class VulkanRecorder : public Recorder {
 class VulkanStream : public Stream {
  public:
   explicit VulkanStream(std::shared_ptr<StreamState> state)
-      : state_(std::move(state)), heads_(state_->heads) {}
+      : state_(std::move(state)), heads_(state_->heads) {
+    bytes = sizeof *this + sizeof *state_ + state_->shared->size + heads_.capacity() * sizeof heads_[0];
+  }
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
     return std::make_unique<VulkanRecorder>(state_, max_rows);

@@ -58,7 +58,7 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
     } push{p, window, slices};
     r.dispatch(Shader::kTokenScore,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
-                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts},
+                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts, p.equal_heads},
                {reads(op.q), reads(sums), reads(window.of(k, entry_bytes)), reads(op.rope), reads(op.gate),
                 writes(op.scores), writes(parts), writes(counters_of(r, passes, p.heads)), writes(op.lse)},
                push, passes.count, score_parts(mean_entries(op.k, p.head_dim, p.first_head + p.heads)),
@@ -78,7 +78,7 @@ void page_score(Recording& r, const PageScore& op) {
   } push{p, {}, 0};
   r.dispatch(Shader::kPageScore,
              {p.head_dim, passes.heads, 0, 0, aligned ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
-              r.limits().subgroup_size, 0},
+              r.limits().subgroup_size, 0, 0},
              {reads(op.q), reads({}), reads(op.bounds), reads(op.rope), reads({}), writes(op.scores),
               writes(r.scratch().slice(0, score_parts_bytes(p.heads * p.group))),
               writes(counters_of(r, passes, p.heads)), writes(op.lse)},

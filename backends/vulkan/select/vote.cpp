@@ -53,9 +53,7 @@ void vote(Recording& r, const Vote& op) {
 
 uint64_t vote_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
   if (s.positions == 0) return 0;
-  return WindowScratch(
-             std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * std::max(s.run_capacity, s.reach)))
-      .all();
+  return WindowScratch(std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * s.reach)).all();
 }
 
 }  // namespace thimble::vulkan

@@ -57,7 +57,7 @@ void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const T
 
 uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
   if (s.positions == 0) return 0;
-  const uint64_t most = std::min<uint64_t>(std::max(s.run_capacity, s.reach), most_of_one_group(l));
+  const uint64_t most = std::min<uint64_t>(s.reach, most_of_one_group(l));
   return token_score_scratch(m, s, l) + CountedVotes(l, m.kv_heads, most).all();
 }
 

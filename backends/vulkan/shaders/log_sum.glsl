@@ -1,21 +1,17 @@
 // The logarithm of a sum of exponentials, as it grows.
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "../../log_sum.h"
 
 const float kNoPeak = -3e38;  // below every score; finite, as not every device computes with infinities
 const uint kMinusInfinity = 0xff800000;
 
-// sum * exp(peak); NaN and -inf count for nothing, as if they had not been added.
-struct LogSum {
-  float peak, sum;
-};
 const LogSum kNoSum = LogSum(kNoPeak, 0);
 
 // exp(-d) may be off by 3 + 2 d ulp, but what it multiplies is so much smaller than the sum that this is off by at most 3:
 // there is no d > 0 where (3 + 2 d) exp(-d) is more.
-LogSum added(LogSum a, LogSum b) {
-  const float factor = exp(-abs(a.peak - b.peak));
-  return a.peak < b.peak ? LogSum(b.peak, a.sum * factor + b.sum) : LogSum(a.peak, a.sum + b.sum * factor);
-}
+LogSum added(LogSum a, LogSum b) { return merged(a, b, exp(gap(a, b))); }
+// NaN and -inf count for nothing, as if they had not been added.
 LogSum added(LogSum a, float x) {
   const uint bits = floatBitsToUint(x);
   return bits == kMinusInfinity || (bits & 0x7fffffff) > 0x7f800000 ? a : added(a, LogSum(x, 1));

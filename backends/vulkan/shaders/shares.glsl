@@ -1,7 +1,6 @@
 // How the workgroups of a dispatch are shared among KV heads, by the tiles of work that each has. The grid is made for heads
-// that are alike: (parts, heads), and gives these what it says. Where heads differ, the same workgroups, counted row by row of
-// the grid, are dealt out anew. The shader that includes this defines kLanes, lanes of a subgroup; kMostShare, parts of a head at
-// most; and
+// that are alike, and gives these what it says. Where heads differ, the same workgroups, in order, are dealt out anew. The shader
+// that includes this defines kLanes, lanes of a subgroup; kMostShare, parts of a head at most; kEqualHeads, that they always are; and
 //
 //   uint tiles_of(uint local_head);  // of the heads that the dispatch works for
 #extension GL_KHR_shader_subgroup_arithmetic : require
@@ -19,23 +18,24 @@ uint parts_of(uint tiles, uint total, uint groups, uint heads) {
   return min(1 + (groups - heads) * tiles / max(total, 1), kMostShare);
 }
 
-// The share of workgroup (part, head) of a grid of (parts, heads). Whole subgroups call it.
-Share find_share(uint part, uint head, uint parts, uint heads) {
+// The share of one of `groups` workgroups that gets `equal` where the heads are alike. Whole subgroups call it.
+Share find_share(Share equal, uint groups, uint heads) {
+  if (kEqualHeads) return equal;
   // One head a lane, so that all are asked for at once.
   const uint lane = gl_SubgroupInvocationID;
   const uint first_tiles = tiles_of(min(lane, heads - 1));
   const uint any = subgroupBroadcastFirst(first_tiles);
   bool alike = first_tiles == any;
   for (uint from = kLanes; from < heads; from += kLanes) alike = alike && tiles_of(min(from + lane, heads - 1)) == any;
-  if (subgroupBallotBitCount(subgroupBallot(alike)) == kLanes) return Share(head, part, parts, head * parts);
+  if (subgroupBallotBitCount(subgroupBallot(alike)) == kLanes) return equal;
 
   uint total = 0;
   for (uint from = 0; from < heads; from += kLanes)
     total += subgroupAdd(from + lane < heads ? tiles_of(from + lane) : 0);
-  const uint group = head * parts + part;
+  const uint group = equal.before + equal.part;
   uint before = 0;
   for (uint from = 0; from < heads; from += kLanes) {
-    const uint own = from + lane < heads ? parts_of(tiles_of(from + lane), total, parts * heads, heads) : 0;
+    const uint own = from + lane < heads ? parts_of(tiles_of(from + lane), total, groups, heads) : 0;
     const uint begin = before + subgroupExclusiveAdd(own);
     const uvec4 mine = subgroupBallot(begin <= group && group < begin + own);
     if (subgroupBallotBitCount(mine) > 0) {
@@ -45,4 +45,8 @@ Share find_share(uint part, uint head, uint parts, uint heads) {
     before += subgroupAdd(own);
   }
   return Share(heads, 0, 1, 0);
+}
+// The same of workgroup (part, head) of a grid of (parts, heads).
+Share find_share(uint part, uint head, uint parts, uint heads) {
+  return find_share(Share(head, part, parts, head * parts), parts * heads, heads);
 }

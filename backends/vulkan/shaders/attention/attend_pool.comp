@@ -23,6 +23,7 @@ layout(constant_id = 5) const uint kRotating = 128;
 layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2
 layout(constant_id = 7) const bool kOnce = false;     // parts have one tile, but for heads longer than the others
 layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
+layout(constant_id = 10) const bool kEqualHeads = false;  // AttentionParams
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the window's runs, as v

@@ -1,8 +1,10 @@
 // attention of the view: softmax(q k^T) v in tiles of keys, with a running maximum and sum in base 2. A workgroup takes kRows
-// queries of one KV head, rows and the heads of their group in one sequence, against all the keys that they see.
+// queries of one KV head, rows and the heads of their group in one sequence, against the keys that they see: all of them, or where
+// the head has more than others, a part.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
 
 const uint kThreads = 128;
 layout(local_size_x = 128) in;
@@ -11,6 +13,8 @@ layout(constant_id = 1) const uint kRows = 64;  // 8, 32, 64
 layout(constant_id = 2) const uint kKeys = 64;  // 16, 32, 64: keys of a tile
 layout(constant_id = 3) const bool kHasList = false;
 layout(constant_id = 4) const bool kAligned = false;  // rows of k and v are whole uvec4
+layout(constant_id = 5) const uint kLanes = 32;        // of a subgroup
+layout(constant_id = 6) const bool kEqualHeads = false;  // AttentionParams
 
 #include "attend_view.glsl"
 
@@ -37,14 +41,15 @@ uint out_channel(uint j, uint o) { return kHalfUnits ? j * 4 : (j + 16 * (o / 2)
 
 void main() {
   const uint thread = gl_LocalInvocationIndex, i = thread / 16, j = thread % 16;
-  const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
-  if (gl_WorkGroupID.y >= groups) return;
+  const uint vectors = step.n_rows * push.p.group, groups = query_groups();
+  if (gl_WorkGroupID.y >= groups || !find_head()) return;
   // Those with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows, own_first = first + i * kRowsEach;
-  const Work work = work_of(first, min(first + kRows, vectors) - 1);
-  if (push.p.first_entry >= work.count) return;
-  const bool first_pass = is_first_pass(), last_pass = is_last_pass(work);
-  const uint first_index = work.first_index, begin = work.begin, end = work.end;
+  const Work work = work_of(local_head, first, min(first + kRows, vectors) - 1);
+  const KeyPart taken = own_keys(work);
+  if (push.p.first_entry >= work.count || share.part >= taken.busy) return;
+  const bool begins = is_first_pass() || share.part > 0, ends = is_last_pass(work) && taken.busy == 1;
+  const uint first_index = work.first_index, begin = taken.begin, end = taken.end;
 
   if (begin < end) load_keys(begin - push.p.first_entry, end - begin);
   for (uint at = thread; at < kRows * kUnits; at += 128)
@@ -55,15 +60,13 @@ void main() {
     [[unroll]] for (uint o = 0; o < kOutsEach; ++o) {
       out_quads[r * kOutsEach + o] = vec4(0);
       const uint c = out_channel(j, o);
-      if (first_pass || own_first + r >= vectors) continue;
-      for (uint e = 0; e < 4; ++e)
-        if (c + e < kHeadDim) out_quads[r * kOutsEach + o][e] = y[y_start(own_first + r) + c + e];
+      if (!begins && own_first + r < vectors) out_quads[r * kOutsEach + o] = y_quad(own_first + r, c);
     }
   // Thread t looks after the maxima and sums of rows 4 t and on, as they lie in parts.
   vec4 before = vec4(0);  // the sums of earlier passes
   if (thread < kRowQuads) {
     peaks[thread] = vec4(kNoPeak);
-    for (uint e = 0; e < 4 && !first_pass; ++e) {
+    for (uint e = 0; e < 4 && !begins; ++e) {
       const uint r = thread % kQuadsEach * 4 + e, vector = first + thread / kQuadsEach * kRowsEach + r;
       if (r >= kRowsEach || vector >= vectors) continue;
       peaks[thread][e] = ml[ml_start(vector)];
@@ -164,12 +167,11 @@ void main() {
   if (thread < kRowQuads) {
     vec4 sum = before;
     for (uint part = 0; part < 16; ++part) sum += parts[part * kPartStride + thread];
-    factors[thread] = last_pass ? 1 / sum : vec4(1);
-    for (uint e = 0; e < 4 && !last_pass; ++e) {
+    factors[thread] = ends ? 1 / sum : vec4(1);
+    for (uint e = 0; e < 4 && !ends; ++e) {
       const uint r = thread % kQuadsEach * 4 + e, vector = first + thread / kQuadsEach * kRowsEach + r;
       if (r >= kRowsEach || vector >= vectors) continue;
-      ml[ml_start(vector)] = peaks[thread][e];
-      ml[ml_start(vector) + 1] = sum[e];
+      leave_stat(vector, vec2(peaks[thread][e], sum[e]));
     }
   }
   barrier();
@@ -178,7 +180,7 @@ void main() {
       const uint c = out_channel(j, o);
       if (own_first + r >= vectors) continue;
       const float factor = factors[i * kQuadsEach + r / 4][r % 4];
-      for (uint e = 0; e < 4; ++e)
-        if (c + e < kHeadDim) y[y_start(own_first + r) + c + e] = out_quads[r * kOutsEach + o][e] * factor;
+      leave_quad(own_first + r, c, out_quads[r * kOutsEach + o] * factor);
     }
+  finish(first, taken, is_last_pass(work));
 }

@@ -1,6 +1,6 @@
 // What both shaders of attention of the view share: operands, which keys a query sees, and how rows are read. The shader that
-// includes this has declared the constants kThreads, its workgroup's size; kHeadDim; kKeys, keys of a tile; kHasList; and kAligned:
-// rows of k and v are whole uvec4.
+// includes this has declared the constants kThreads, its workgroup's size; kLanes, lanes of a subgroup; kHeadDim; kRows, queries of
+// a workgroup; kKeys, keys of a tile; kHasList; and kAligned: rows of k and v are whole uvec4.
 //
 // A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of the group, since all
 // of them read the same keys and values.
@@ -14,12 +14,17 @@ layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V4 { uvec4 v4[]; };
 layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
-layout(set = 0, binding = 6, std430) buffer Y { float y[]; };
-layout(set = 0, binding = 7, std430) buffer Ml { float ml[]; };  // [rows][query_heads]{maximum, sum}
+layout(set = 0, binding = 6, std430) coherent buffer Y { float y[]; };
+layout(set = 0, binding = 7, std430) coherent buffer Ml { float ml[]; };  // [rows][query_heads]{maximum, sum}
+// Of a head's parts but the first [parts][query vectors][quads of channels] before the division by the sum, and
+// [parts][query vectors]{maximum, sum}; and a counter for each workgroup's queries of a head in parts.
+layout(set = 0, binding = 8, std430) coherent buffer Outs { vec4 outs[]; };
+layout(set = 0, binding = 9, std430) coherent buffer Stats { vec2 stats[]; };
+layout(set = 0, binding = 10, std430) coherent buffer Counters { uint counters[]; };
 layout(push_constant) uniform Push {
   AttentionParams p;
   uint query_heads;  // of the layer
-  uint base[7];
+  uint base[10];
 } push;
 
 #define ROPE push.p.rope
@@ -34,10 +39,12 @@ const float kNoPeak = -3e38;      // below every score; finite, as not every dev
 
 const uint kUnits = (kHeadDim + 7) / 8;  // a unit is 8 channels, a uvec4 of halves
 
+uint local_head;  // KV head of the dispatch that the workgroup works for
+
 // Where a query vector lies: a row of the step, and a query head.
 uint row_of(uint vector) { return vector / push.p.group; }
 uint query_head(uint vector) {
-  return (push.p.first_head + gl_WorkGroupID.x) * push.p.group + vector % push.p.group;
+  return (push.p.first_head + local_head) * push.p.group + vector % push.p.group;
 }
 uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kHeadDim; }
 uint ml_start(uint vector) { return push.base[6] + (row_of(vector) * push.query_heads + query_head(vector)) * 2; }
@@ -52,7 +59,7 @@ float query_channel(uint vector, uint c, uint position) {
 
 // Unit `unit` of a row of the view; channels behind the head's are zeros.
 uvec4 k_unit(uint row, uint unit) {
-  const uint from = gl_WorkGroupID.x * push.p.view_capacity + row;
+  const uint from = local_head * push.p.view_capacity + row;
   if (kAligned) return k4[push.base[1] / 4 + from * kUnits + unit];
   const uint words = kHeadDim / 2, at = push.base[1] + from * words;
   uvec4 read = uvec4(0);
@@ -61,7 +68,7 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 uvec4 v_unit(uint row, uint unit) {
-  const uint from = gl_WorkGroupID.x * push.p.view_capacity + row;
+  const uint from = local_head * push.p.view_capacity + row;
   if (kAligned) return v4[push.base[2] / 4 + from * kUnits + unit];
   const uint words = kHeadDim / 2, at = push.base[2] + from * words;
   uvec4 read = uvec4(0);
@@ -83,12 +90,12 @@ uvec4 query_unit(uint vector, uint unit, uint first_index) {
   return words;
 }
 
-// What a workgroup with the vectors from `first` to `last` does in this pass. Vectors of a row see the list entries in
+// What a head's vectors from `first` to `last` see in this pass. Vectors of a row see the list entries in
 // (own - window, own], where `own` is that of their row; without a window, all before it.
 struct Work {
   uint count;        // entries of the list
   uint first_index;  // list index of the first row's own entry
-  uint begin, end;   // list entries that any vector sees and the view shows; begin is the first of a tile
+  uint begin, end;   // list entries that any vector sees and the view shows, if any; begin is the first of a tile
   uint all_begin, all_end;  // every vector sees those between them
 };
 uint seen_end(uint first_index, uint vector) { return first_index + row_of(vector) + 1; }
@@ -96,8 +103,8 @@ uint seen_begin(uint first_index, uint vector) {
   const uint behind = seen_end(first_index, vector);
   return push.p.window > 0 && push.p.window < behind ? behind - push.p.window : 0;
 }
-Work work_of(uint first, uint last) {
-  const uint head = push.p.first_head + gl_WorkGroupID.x;
+Work work_of(uint of_head, uint first, uint last) {
+  const uint head = push.p.first_head + of_head;
   Work w;
   w.count = list_count(head, step_entries(step, head_states[push.p.head_state + head]));
   w.first_index = w.count - step.n_rows;
@@ -108,8 +115,11 @@ Work work_of(uint first, uint last) {
   w.end = min(min(w.count, from + push.p.view_capacity), seen_end(w.first_index, last));
   return w;
 }
+uint tiles_in(Work w) { return w.begin < w.end ? (w.end - w.begin + kKeys - 1) / kKeys : 0; }
 bool is_first_pass() { return push.p.first_entry == 0; }
 bool is_last_pass(Work w) { return push.p.first_entry + push.p.view_capacity >= w.count; }
+
+#include "attend_view_parts.glsl"
 
 // A tile of keys or values passes through registers, so that it comes while others are worked at. Rows behind the last are
 // zeros: a weight of 0 does not hide a NaN.

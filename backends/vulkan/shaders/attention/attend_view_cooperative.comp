@@ -1,6 +1,7 @@
 // attention of the view by cooperative matrices: softmax(q k^T) v in tiles of keys, f16 times f16 added in f32, with a running
-// maximum and sum in base 2. A workgroup takes 16 queries of one KV head for each of its subgroups against all the keys that they
-// see. A subgroup has all scores and channels of its queries, so that it waits for the others only where tiles change.
+// maximum and sum in base 2. A workgroup takes 16 queries of one KV head for each of its subgroups against the keys that they see:
+// all of them, or where the head has more than others, a part. A subgroup has all scores and channels of its queries, so that it
+// waits for the others only where tiles change.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -16,13 +17,13 @@ layout(constant_id = 0) const uint kThreads = 128;
 layout(constant_id = 1) const uint kHeadDim = 128;  // a multiple of 16, at most 256
 layout(constant_id = 2) const uint kSubgroups = 4;
 layout(constant_id = 3) const bool kHasList = false;
+layout(constant_id = 4) const bool kEqualHeads = false;  // AttentionParams
 const bool kAligned = true;
-const uint kKeys = 64;
+const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
+const uint kRows = kSubgroups * kSize, kKeys = 64, kLanes = kThreads / kSubgroups;
 #include "attend_view.glsl"
 
-const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
 #define MATRIX(type, use) coopmat<type, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUse##use>
-const uint kRows = kSubgroups * kSize;
 // For each matrix side by side in a row of q, k, v. Matrices are variables of their own and no arrays, which a compiler may keep
 // in memory: NVIDIA's does, at a third of the speed.
 const uint kDepth = kHeadDim / kSize;
@@ -43,7 +44,7 @@ void store_unit(uint row, uint unit, uvec4 halves) {
 vec2 packed(vec4 x) { return uintBitsToFloat(uvec2(packFloat2x16(f16vec2(x.xy)), packFloat2x16(f16vec2(x.zw)))); }
 
 // In the softmax, so many lanes share a row: lane, lane + kSize, ...
-const uint kLanes = kThreads / kSubgroups, kSharers = kLanes / kSize, kQuadsEach = kKeys / 4 / kSharers;
+const uint kSharers = kLanes / kSize, kQuadsEach = kKeys / 4 / kSharers;
 float max_of_sharers(float x) {
   [[unroll]] for (uint i = kSize; i < kLanes; i *= 2) x = max(x, subgroupShuffleXor(x, i));
   return x;
@@ -55,14 +56,15 @@ float sum_of_sharers(float x) {
 
 void main() {
   const uint thread = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
-  const uint vectors = step.n_rows * push.p.group, groups = (vectors + kRows - 1) / kRows;
-  if (gl_WorkGroupID.y >= groups) return;
+  const uint vectors = step.n_rows * push.p.group, groups = query_groups();
+  if (gl_WorkGroupID.y >= groups || !find_head()) return;
   // Those with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows;
-  const Work work = work_of(first, min(first + kRows, vectors) - 1);
-  if (push.p.first_entry >= work.count) return;
-  const bool first_pass = is_first_pass(), last_pass = is_last_pass(work);
-  const uint first_index = work.first_index, begin = work.begin, end = work.end;
+  const Work work = work_of(local_head, first, min(first + kRows, vectors) - 1);
+  const KeyPart taken = own_keys(work);
+  if (push.p.first_entry >= work.count || share.part >= taken.busy) return;
+  const bool begins = is_first_pass() || share.part > 0, ends = is_last_pass(work) && taken.busy == 1;
+  const uint first_index = work.first_index, begin = taken.begin, end = taken.end;
 
   for (uint at = thread; at < kRows * kUnits; at += kThreads)
     store_unit(at / kUnits, at % kUnits, query_unit(first + at / kUnits, at % kUnits, first_index));
@@ -80,7 +82,7 @@ void main() {
   const uint own_scores = own_row * kScoreStride;
   float peak = kNoPeak, sum = 0;
   // What an earlier pass has left comes in, and what this one leaves goes out, by matrices of channels.
-  if (!first_pass) {
+  if (!begins) {
     if (own_vector < vectors) {
       peak = ml[ml_start(own_vector)];
       if (part == 0) sum = ml[ml_start(own_vector) + 1];
@@ -88,10 +90,7 @@ void main() {
 #define COME(d)                                                                                                \
     if (d < kDepth) {                                                                                          \
       for (uint i = part; i < kQuads; i += kSharers) {                                                         \
-        vec4 quad = vec4(0);                                                                                   \
-        if (own_vector < vectors)                                                                              \
-          for (uint c = 0; c < 4; ++c) quad[c] = y[y_start(own_vector) + d * kSize + 4 * i + c];               \
-        scores[own_scores + i] = quad;                                                                         \
+        scores[own_scores + i] = own_vector < vectors ? y_quad(own_vector, d * kSize + 4 * i) : vec4(0);       \
       }                                                                                                        \
       subgroupBarrier();                                                                                       \
       coopMatLoad(out##d, scores, sub_scores, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);               \
@@ -170,19 +169,16 @@ void main() {
   }
 
   sum = sum_of_sharers(sum);
-  if (!last_pass && part == 0 && own_vector < vectors) {
-    ml[ml_start(own_vector)] = peak;
-    ml[ml_start(own_vector) + 1] = sum;
-  }
-  const float scale = last_pass ? 1 / sum : 1;
+  if (!ends && part == 0 && own_vector < vectors) leave_stat(own_vector, vec2(peak, sum));
+  const float scale = ends ? 1 / sum : 1;
 #define GO(d)                                                                                                            \
   if (d < kDepth) {                                                                                                      \
     subgroupBarrier();                                                                                                   \
     coopMatStore(out##d, scores, sub_scores, kScoreStride, gl_CooperativeMatrixLayoutRowMajor);                          \
     subgroupBarrier();                                                                                                   \
     for (uint i = part; i < kQuads; i += kSharers)                                                                       \
-      if (own_vector < vectors)                                                                                          \
-        for (uint c = 0; c < 4; ++c) y[y_start(own_vector) + d * kSize + 4 * i + c] = scores[own_scores + i][c] * scale; \
+      if (own_vector < vectors) leave_quad(own_vector, d * kSize + 4 * i, scores[own_scores + i] * scale);               \
   }
   EACH_DEPTH(GO)
+  finish(first, taken, is_last_pass(work));
 }

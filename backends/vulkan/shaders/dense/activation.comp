@@ -2,6 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 #include "activate.glsl"
+#include "gelu_erf.glsl"
 
 layout(local_size_x = 64) in;
 
@@ -15,5 +16,5 @@ void main() {
   const uint row = gl_WorkGroupID.y, column = gl_GlobalInvocationID.x;
   if (row >= step.n_rows || column >= push.p.cols) return;
   const uint at = push.base[0] + row * push.p.cols + column;
-  x[at] = activate(x[at], push.p.act);
+  x[at] = push.p.act == kActGeluErf ? gelu_erf(x[at]) : activate(x[at], push.p.act);
 }

@@ -23,6 +23,7 @@ layout(constant_id = 6) const uint kPairing = kRopeHalves;
 layout(constant_id = 7) const uint kRotating = 128;
 layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
 layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_count.comp
+layout(constant_id = 10) const bool kEqualHeads = false;  // TokenScoreParams
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]

@@ -1,0 +1,140 @@
+// label: what cached entries are worth to the marked rows, as logits and as log-probabilities.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backends/cpu/entries.h"
+#include "backends/cpu/kv_scratch.h"
+#include "backends/cpu/rope.h"
+
+namespace thimble::cpu {
+
+constexpr uint32_t kTiles = 8;  // tiles of one item: 512 keys
+
+// The vectors of a block of rows: those of the marked ones, [marked][group].
+struct MarkedRows {
+  uint32_t first, end;  // of the block
+  uint32_t count = 0;   // of vectors
+
+  // Puts the rotated and scaled queries into t.q, and calls each(row, h, vector).
+  template <typename Each>
+  MarkedRows(const Context& ctx, const Label& o, uint32_t head, uint32_t block, const TileScratch& t,
+             const Each& each) {
+    const LabelParams& p = o.p;
+    const Rope rope(o.rope, p.rope);
+    const uint32_t width = padded_width(p.head_dim), rows = attention_rows(p.group);
+    first = block * rows;
+    end = std::min(first + rows, ctx.step.n_rows);
+    for (uint32_t row = first; row < end; ++row) {
+      if (!data<uint32_t>(o.marked)[row]) continue;
+      rope.angles(static_cast<uint32_t>(ctx.step.position) + row, t.angles);
+      const float* from = data<float>(o.q) + uint64_t(row) * p.row_stride + head * p.group * p.head_dim;
+      for (uint32_t h = 0; h < p.group; ++h, from += p.head_dim, ++count) {
+        float* q = t.q + uint64_t(count) * width;
+        for (uint32_t c = 0; c < p.head_dim; ++c) q[c] = from[c] * p.scale;
+        rope.rotate(q, t.angles);
+        each(row, h, count);
+      }
+    }
+  }
+};
+
+// log(exp(a) + exp(b)).
+static float add_logs(float a, float b) {
+  const float most = std::max(a, b);
+  return most == -std::numeric_limits<float>::infinity() ? most
+                                                         : most + std::log1p(std::exp(std::min(a, b) - most));
+}
+
+// Scores the block's vectors against n keys that lie one after the other.
+static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vectors, const TileScratch& t) {
+  const uint16_t* rows[kTileKeys];
+  for (uint32_t i = 0; i < n; ++i) rows[i] = keys + uint64_t(i) * o.p.head_dim;
+  kv_kernels().transpose_f16(rows, n, o.p.head_dim, t.keys);
+  kv_kernels().multiply_tile(vectors, o.p.head_dim, t.q, padded_width(o.p.head_dim), t.keys, t.scores);
+}
+
+// The log-sum-exps of one block of rows and one KV head.
+static void sum_logits(const Context& ctx, const Label& o, uint32_t head, uint32_t block,
+                       const TileScratch& t) {
+  const LabelParams& p = o.p;
+  const HeadState& state = ctx.heads[p.head_state + head];
+  // t.visible: entries that a vector sees. t.peak: its log-sum-exp so far.
+  const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t, uint32_t vector) {
+    t.visible[vector] = state.n_entries + row + 1;
+    t.peak[vector] = -std::numeric_limits<float>::infinity();
+  });
+  if (marked.count == 0) return;
+  const auto add = [&](const uint16_t* keys, uint32_t first_entry, uint32_t n) {
+    score(o, keys, n, marked.count, t);
+    for (uint32_t v = 0; v < marked.count; ++v)
+      if (t.visible[v] > first_entry)
+        t.peak[v] = add_logs(t.peak[v], kv_kernels().log_sum_exp(t.scores + v * kTileKeys,
+                                                                 std::min(n, t.visible[v] - first_entry)));
+  };
+  for (uint32_t entry = 0; entry < state.n_entries; entry += kTileKeys)
+    add(in_run<uint16_t>(o.k.values, state, entry, p.head_dim), entry,
+        std::min(kTileKeys, state.n_entries - entry));
+  for (uint32_t row = 0; row < marked.end; row += kTileKeys)
+    add(at<uint16_t>(o.chunk_k.values, head, p.chunk_capacity, row, p.head_dim), state.n_entries + row,
+        std::min(kTileKeys, marked.end - row));
+  MarkedRows(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
+    data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h] = t.peak[vector];
+  });
+}
+
+// The labels of entries [first, end) of one KV head.
+static void label_entries(const Context& ctx, const Label& o, uint32_t head, uint32_t first, uint32_t end,
+                          uint32_t blocks, const TileScratch& t) {
+  const LabelParams& p = o.p;
+  const HeadState& state = ctx.heads[p.head_state + head];
+  for (uint32_t block = 0; block < blocks; ++block) {
+    const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
+      t.sum[vector] = data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h];
+    });
+    if (marked.count == 0) continue;
+    for (uint32_t entry = first; entry < end; entry += kTileKeys) {
+      const uint32_t n = std::min(kTileKeys, end - entry);
+      score(o, in_run<uint16_t>(o.k.values, state, entry, p.head_dim), n, marked.count, t);
+      float* max_logit = at<float>(o.max_logit, head, p.label_capacity, entry);
+      float* log_prob = at<float>(o.log_prob, head, p.label_capacity, entry);
+      for (uint32_t i = 0; i < n; ++i) {
+        max_logit[i] = std::max(max_logit[i], p.least);
+        log_prob[i] = std::max(log_prob[i], p.least);
+      }
+      for (uint32_t v = 0; v < marked.count; ++v)
+        for (uint32_t i = 0; i < n; ++i) {
+          const float logit = t.scores[v * kTileKeys + i];
+          max_logit[i] = std::max(max_logit[i], logit);
+          log_prob[i] = std::max(log_prob[i], logit - t.sum[v]);
+        }
+    }
+  }
+}
+
+void label(const Context& ctx, const Label& o) {
+  const LabelParams& p = o.p;
+  const uint32_t* marked = data<uint32_t>(o.marked);
+  if (std::all_of(marked, marked + ctx.step.n_rows, [](uint32_t m) { return m == 0; })) return;
+  const uint32_t rows = attention_rows(p.group);
+  const auto blocks = static_cast<uint32_t>(ceil_div(ctx.step.n_rows, rows));
+  const auto scratch = [&](uint32_t worker) {
+    return worker_scratch<TileScratch>(ctx.scratch.data(), worker, rows * p.group, p.head_dim);
+  };
+  ctx.threads.run(p.heads * blocks, [&](uint32_t item, uint32_t worker) {
+    sum_logits(ctx, o, item % p.heads, item / p.heads, scratch(worker));
+  });
+  uint32_t most = 0;
+  for (uint32_t head = 0; head < p.heads; ++head)
+    most = std::max(most, ctx.heads[p.head_state + head].n_entries);
+  constexpr uint32_t kKeys = kTiles * kTileKeys;
+  const auto items = static_cast<uint32_t>(ceil_div(most, kKeys));
+  ctx.threads.run(p.heads * items, [&](uint32_t item, uint32_t worker) {
+    const uint32_t head = item / items, first = item % items * kKeys;
+    const uint32_t end = std::min(ctx.heads[p.head_state + head].n_entries, first + kKeys);
+    if (first < end) label_entries(ctx, o, head, first, end, blocks, scratch(worker));
+  });
+}
+
+}  // namespace thimble::cpu

@@ -1,0 +1,135 @@
+// Entry points about training: heads made for a model, step by step.
+#include <cstdio>
+
+#include "capi/handles.h"
+#include "runtime/heads/json.h"
+#include "training/trainer.h"
+
+using namespace thimble;
+using namespace thimble::capi;
+
+struct thimble_training {
+  std::unique_ptr<Trainer> trainer;
+};
+
+namespace {
+
+template <typename T>
+Status choose(const char* name, const char* given, std::initializer_list<std::pair<const char*, T>> words,
+              T& to) {
+  if (!given) return {};
+  std::string known;
+  for (const auto& [word, meaning] : words) {
+    if (std::string_view(given) == word) {
+      to = meaning;
+      return {};
+    }
+    known += (known.empty() ? "" : ", ") + std::string(word);
+  }
+  return error(Code::kInvalidArgument, "options.%s is '%s'; there are %s", name,
+               std::string(cut_text(given, 80)).c_str(), known.c_str());
+}
+
+Result<TrainingOptions> read_options(const thimble_training_options& o) {
+  TrainingOptions options;
+  THIMBLE_TRY(need(o.output, "options.output"));
+  THIMBLE_TRY(need_array(o.data, o.data_count, "options.data"));
+  for (uint32_t i = 0; i < o.data_count; ++i) {
+    THIMBLE_TRY(need(o.data[i], "a path of options.data"));
+    options.data.emplace_back(o.data[i]);
+  }
+  THIMBLE_TRY(choose<Retainer::Kind>("kind", o.kind,
+                                     {{"locret", Retainer::Kind::kLocret},
+                                      {"linear", Retainer::Kind::kLinear},
+                                      {"mlp", Retainer::Kind::kMlp}},
+                                     options.kind));
+  THIMBLE_TRY(choose<Target>("target", o.target,
+                             {{"log_prob", Target::kLogProb}, {"max_logit", Target::kMaxLogit}},
+                             options.target));
+  options.output = o.output;
+  if (o.heads) options.heads = o.heads;
+  if (o.texts) options.texts = o.texts;
+  if (o.steps) options.steps = o.steps;
+  options.equal_shares = o.equal_shares != 0;
+  options.seed = o.seed;
+  options.memory = o.memory_bytes;
+  return options;
+}
+
+std::string report_of(const Trainer& trainer) {
+  const auto number = [](double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4f", x);
+    return std::string(text);
+  };
+  std::string recall;
+  for (const Trainer::Checked& c : trainer.checked())
+    recall += (recall.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
+              ", \"heads\": " + number(c.retainer.share()) + ", \"window\": " + number(c.window.share()) +
+              "}";
+  return "{\"questions\": " + std::to_string(trainer.dense().asked) +
+         ", \"dense\": " + number(trainer.dense().share()) + ", \"recall\": [" + recall +
+         "], \"verdict\": " + json_quoted(trainer.verdict()) + "}";
+}
+
+}  // namespace
+
+void thimble_training_options_init(thimble_training_options* options, uint32_t struct_size) {
+  init_struct(options, struct_size, thimble_training_options{});
+}
+
+thimble_status thimble_training_create(const thimble_model* model, const thimble_training_options* lent,
+                                       thimble_training** training, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need(training, "training"));
+    thimble_training_options options = {};
+    THIMBLE_TRY(read_struct(lent, "options", options));
+    THIMBLE_LET(read, read_options(options));
+    THIMBLE_LET(device, model->device(options.device ? options.device : "cpu", options.threads));
+    auto handle = std::make_unique<thimble_training>();
+    THIMBLE_LET(trainer, Trainer::create(model->model, device, read));
+    handle->trainer = std::move(trainer);
+    *training = handle.release();
+    return {};
+  });
+}
+
+thimble_status thimble_training_step(thimble_training* training, thimble_training_progress* progress,
+                                     thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(training, "training"));
+    if (progress) THIMBLE_TRY(need_struct(progress, "progress"));
+    THIMBLE_TRY(training->trainer->step());
+    const TrainingProgress p = training->trainer->progress();
+    if (progress)
+      write_struct(progress, thimble_training_progress{.struct_size = 0,
+                                                       .phase = static_cast<int32_t>(p.phase),
+                                                       .done = p.done,
+                                                       .total = p.total,
+                                                       .per_second = p.per_second,
+                                                       .loss = p.loss});
+    return {};
+  });
+}
+
+thimble_status thimble_training_save(thimble_training* training, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(training, "training"));
+    return training->trainer->save();
+  });
+}
+
+thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
+                                       uint64_t* length, thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(training, "training"));
+    THIMBLE_TRY(need_buffer(json, capacity, length, "json"));
+    if (training->trainer->progress().phase != TrainingProgress::Phase::kDone)
+      return error(Code::kInvalidArgument,
+                   "the training is not done yet; call thimble_training_step until it is");
+    return give_text(report_of(*training->trainer), json, capacity, length);
+  });
+}
+
+void thimble_training_free(thimble_training* training) { delete training; }

@@ -1,0 +1,104 @@
+#include "runtime/heads/info.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <numeric>
+
+#include "runtime/heads/json.h"
+#include "runtime/model/load.h"
+
+namespace thimble {
+namespace {
+
+// An object or array that is written from front to back.
+class JsonWriter {
+ public:
+  void text(const std::string& name, std::string_view value) { raw(name, json_quoted(value)); }
+  void number(const std::string& name, uint64_t value) { raw(name, std::to_string(value)); }
+  void raw(const std::string& name, const std::string& json) {
+    text_ += (text_.empty() ? "" : ", ") + json_quoted(name) + ": " + json;
+  }
+  std::string object() const { return "{" + text_ + "}"; }
+
+ private:
+  std::string text_;
+};
+
+// Shares of the pools, 1 on average, as rows of a layer each; empty where the file has none.
+Result<std::string> shares_json(const Gguf& gguf, uint64_t layers, uint64_t kv_heads) {
+  THIMBLE_LET(shares, retainer_shares(gguf));
+  if (shares.empty()) return std::string();
+  if (layers == 0 || shares.size() / layers != kv_heads || shares.size() % layers != 0)
+    return error(Code::kFormat,
+                 "%s: key 'retainer.budget' has %zu shares, which are not those of %" PRIu64
+                 " layers of %" PRIu64 " KV heads",
+                 gguf.name().c_str(), shares.size(), layers, kv_heads);
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  std::string rows;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%.4g", shares[i] * static_cast<double>(shares.size()) / sum);
+    const bool first = i % kv_heads == 0;
+    rows += (i == 0 ? "[" : first ? "], [" : ", ") + std::string(number);
+  }
+  return "[" + rows + "]]";
+}
+
+std::string metadata_json(const Gguf& gguf) {
+  JsonWriter keys;
+  for (const auto& [key, value] : gguf.metadata()) {
+    const auto string = gguf.get_string(key);
+    keys.text(std::string(key), string.ok() ? **string : printed(value));
+  }
+  return keys.object();
+}
+
+}  // namespace
+
+Result<std::string> describe_heads(const std::string& path, const Model* model) {
+  THIMBLE_LET(file, MappedFile::open(path));
+  THIMBLE_LET(gguf, Gguf::parse(file, path));
+  THIMBLE_LET(prefix, retainer_prefix(gguf));
+  const bool older = prefix == "locret.";
+  THIMBLE_LET(kind, with_default(gguf.get_string("retainer.kind"), older ? "locret" : ""));
+  THIMBLE_LET(input, with_default(gguf.get_string("retainer.input"), older ? "qkv" : ""));
+  THIMBLE_LET(target, with_default(gguf.get_string("retainer.target"), ""));
+  THIMBLE_LET(name, with_default(gguf.get_string("general.name"), ""));
+  THIMBLE_LET(architecture, gguf.need_string("general.architecture"));
+  const std::string base = prefix + "base.";
+  THIMBLE_LET(layers, gguf.need_uint(base + "block_count"));
+  THIMBLE_LET(heads, gguf.need_uint(base + "head_count"));
+  THIMBLE_LET(kv_heads, gguf.need_uint(base + "head_count_kv"));
+  THIMBLE_LET(head_dim, gguf.need_uint(base + "key_length"));
+  THIMBLE_LET(fingerprint, gguf.get_uint(base + "fingerprint"));
+  THIMBLE_LET(shares, shares_json(gguf, layers, kv_heads));
+  uint64_t parameters = 0;
+  for (const GgufTensor& tensor : gguf.tensors()) parameters += tensor.elements;
+
+  JsonWriter json;
+  json.text("name", name);
+  json.text("kind", kind);
+  json.text("input", input);
+  json.text("target", target);
+  json.text("architecture", architecture);
+  json.number("layers", layers);
+  json.number("heads", heads);
+  json.number("kv_heads", kv_heads);
+  json.number("head_dim", head_dim);
+  char digits[20] = "";
+  if (fingerprint) std::snprintf(digits, sizeof digits, "%016" PRIx64, *fingerprint);
+  json.text("fingerprint", digits);
+  json.number("parameters", parameters);
+  json.number("file_bytes", file.size());
+  if (model) {
+    THIMBLE_LET(again, MappedFile::open(path));
+    const Status fit = to_status(model->open_retainer(std::move(again), path));
+    json.raw("fits", fit.ok() ? "true" : "false");
+    if (!fit.ok()) json.text("misfit", fit.message());
+  }
+  if (!shares.empty()) json.raw("shares", shares);
+  json.raw("metadata", metadata_json(gguf));
+  return json.object();
+}
+
+}  // namespace thimble

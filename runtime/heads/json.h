@@ -1,0 +1,60 @@
+// As much of JSON as the headers of published files need: read from front to back, without a tree.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace thimble {
+
+class JsonReader {
+ public:
+  // `where` is how error messages call the text: "config.json".
+  JsonReader(std::string_view text, std::string where) : text_(text), where_(std::move(where)) {}
+
+  // Calls `member(name)`, a function that reads the member's value, for each member of an object.
+  template <typename Member>
+  Status object(Member member) {
+    THIMBLE_TRY(expect('{'));
+    if (take('}')) return {};
+    do {
+      THIMBLE_LET(name, string());
+      THIMBLE_TRY(expect(':'));
+      THIMBLE_TRY(member(name));
+    } while (take(','));
+    return expect('}');
+  }
+  // Calls `element()`, a function that reads an element, for each one of an array.
+  template <typename Element>
+  Status array(Element element) {
+    THIMBLE_TRY(expect('['));
+    if (take(']')) return {};
+    do THIMBLE_TRY(element());
+    while (take(','));
+    return expect(']');
+  }
+  Result<std::string> string();
+  Result<uint64_t> uint();
+  // Passes over a value of any kind.
+  Status skip();
+  // That nothing follows but white space.
+  Status end();
+
+ private:
+  void pass_space();
+  // Passes over `c` where that is next, white space before it left out.
+  bool take(char c);
+  Status expect(char c);
+  Status wrong() const;
+  Status skip(uint32_t depth);
+
+  std::string_view text_;
+  size_t at_ = 0;
+  std::string where_;
+};
+
+// A text as JSON has it, in quotes; what is not UTF-8 becomes U+FFFD.
+std::string json_quoted(std::string_view text);
+
+}  // namespace thimble

@@ -1,0 +1,239 @@
+// Sidecar files with the retainer of a model, and the check that they belong to it.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <iterator>
+
+#include "runtime/model/load.h"
+
+namespace thimble {
+namespace {
+
+using Kind = Retainer::Kind;
+using Input = Retainer::Input;
+
+// ---- keys ----
+
+// A word that a key may say, and what it means.
+template <typename T>
+struct Word {
+  const char* name;
+  T meaning;
+};
+constexpr Word<Kind> kKinds[] = {
+    {"locret", Kind::kLocret}, {"linear", Kind::kLinear}, {"mlp", Kind::kMlp}, {"sink", Kind::kSink}};
+constexpr Word<Input> kInputs[] = {{"qkv", Input::kQkv}, {"x", Input::kX}};
+constexpr Word<uint32_t> kActs[] = {{"silu", kActSilu}, {"gelu", kActGelu}, {"gelu_erf", kActGeluErf}};
+
+// The meaning of a key's word, or of no key at all.
+template <typename T, size_t n>
+Result<T> read_word(const Gguf& gguf, const std::string& key, const Word<T> (&words)[n], T without) {
+  THIMBLE_LET(name, gguf.get_string(key));
+  if (!name) return without;
+  std::string known;
+  for (const Word<T>& word : words) {
+    if (*name == word.name) return word.meaning;
+    known += (known.empty() ? "" : &word == std::end(words) - 1 ? " and " : ", ") + std::string(word.name);
+  }
+  return error(Code::kUnsupported, "%s: key '%s' is %s, where %s are supported", gguf.name().c_str(),
+               key.c_str(), in_quotes(*name).c_str(), known.c_str());
+}
+
+template <typename T, size_t n>
+const char* word_of(const Word<T> (&words)[n], T meaning) {
+  return std::find_if(words, words + n, [&](const Word<T>& word) { return word.meaning == meaning; })->name;
+}
+
+Status check_base(const Gguf& gguf, const std::string& prefix, const Model& model, std::string& warning) {
+  const char* file = gguf.name().c_str();
+  THIMBLE_LET(architecture, gguf.need_string("general.architecture"));
+  if (architecture != model.info.architecture)
+    return error(Code::kMismatch,
+                 "%s was trained for the architecture %s, and the model is of architecture %s", file,
+                 in_quotes(architecture).c_str(), in_quotes(model.info.architecture).c_str());
+  const struct {
+    const char* key;
+    uint32_t ours;
+  } counts[] = {
+      {"base.block_count", model.shape.layers},
+      {"base.head_count", model.shape.heads},
+      {"base.head_count_kv", model.shape.kv_heads},
+      {"base.key_length", model.shape.head_dim},
+  };
+  for (const auto& [name, ours] : counts) {
+    const std::string key = prefix + name;
+    THIMBLE_LET(theirs, gguf.need_uint(key));
+    if (theirs != ours)
+      return error(Code::kMismatch,
+                   "%s was trained for another model: key '%s' is %" PRIu64 ", and the model has %u", file,
+                   key.c_str(), theirs, ours);
+  }
+  THIMBLE_LET(fingerprint, gguf.get_uint(prefix + "base.fingerprint"));
+  if (!fingerprint) {
+    warning = gguf.name() + " has no fingerprint of its model: only the shapes could be checked";
+  } else if (*fingerprint != model.fingerprint()) {
+    return error(Code::kMismatch,
+                 "%s was trained for another model of the same shape: the fingerprint is %016" PRIx64
+                 ", and the model's is %016" PRIx64,
+                 file, *fingerprint, model.fingerprint());
+  }
+  return {};
+}
+
+// Counts that need not be there.
+Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& retainer) {
+  const struct {
+    std::string key;
+    uint32_t& to;
+  } counts[] = {
+      {"locret.budget", retainer.budget},  // retainer.budget are shares
+      {"locret.chunk", retainer.chunk},
+      {"locret.local", retainer.local},
+      {prefix + "stabilizers", retainer.stabilizers},
+      {prefix + "protect_init", retainer.protect_init},
+  };
+  for (const auto& [key, to] : counts) {
+    THIMBLE_LET(value, with_default(gguf.get_uint(key), 0));
+    if (value > UINT32_MAX)
+      return error(Code::kFormat, "%s: key '%s' is %" PRIu64 ", which is too large", gguf.name().c_str(),
+                   key.c_str(), value);
+    to = static_cast<uint32_t>(value);
+  }
+  return {};
+}
+
+// The KV heads' shares of the pools, made to be 1 on average over the layers without a window.
+Result<std::vector<float>> get_shares(const Gguf& gguf, const Model& model) {
+  const uint32_t kv_heads = model.shape.kv_heads, heads = model.shape.layers * kv_heads;
+  THIMBLE_LET(shares, retainer_shares(gguf));
+  if (shares.empty()) return shares;
+  if (shares.size() != heads)
+    return error(Code::kMismatch,
+                 "%s: key 'retainer.budget' has %zu shares, and the model has %u KV heads in all layers",
+                 gguf.name().c_str(), shares.size(), heads);
+  double sum = 0, count = 0;
+  for (uint32_t i = 0; i < heads; ++i) {
+    if (model.layers[i / kv_heads].window) continue;
+    sum += shares[i];
+    ++count;
+  }
+  for (float& share : shares) share = static_cast<float>(share * count / sum);
+  return shares;
+}
+
+Status read_kind(const Gguf& gguf, const std::string& prefix, uint32_t act_of_model, Retainer& retainer) {
+  const bool old = prefix == "locret.";
+  if (!old) THIMBLE_TRY(gguf.need_string("retainer.kind"));
+  THIMBLE_LET(kind, read_word(gguf, prefix + "kind", kKinds, Kind::kLocret));
+  const bool locret = kind == Kind::kLocret;
+  THIMBLE_LET(input, read_word(gguf, prefix + "input", kInputs, locret ? Input::kQkv : Input::kX));
+  retainer.kind = kind;
+  retainer.input = input;
+  if (locret || kind == Kind::kMlp) {
+    THIMBLE_LET(act, read_word(gguf, prefix + "act", kActs, locret ? act_of_model : kActGeluErf));
+    retainer.act = act;
+    return read_count(gguf, old ? "locret.d_r" : "retainer.hidden", kMaxWidth, std::nullopt, retainer.hidden);
+  }
+  if (kind == Kind::kLinear) return {};
+  THIMBLE_TRY(read_count(gguf, "retainer.rank", kMaxHeadDim, std::nullopt, retainer.rank));
+  return read_count(gguf, "retainer.sinks", kMaxHeadDim, std::nullopt, retainer.sinks);
+}
+
+// ---- tensors ----
+
+// The tensors of one layer; their names begin with `name`. `input`: columns that they read.
+Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& name, const Retainer& r,
+                                   const ModelShape& shape, uint64_t input) {
+  Retainer::Layer layer;
+  const auto matrix = [&](const char* part, uint64_t rows, uint64_t cols, Tensor& to) -> Status {
+    THIMBLE_LET(tensor, tensors.matrix(name + part, rows, cols));
+    to = tensor;
+    return {};
+  };
+  const auto floats = [&](const char* part, uint64_t rows, uint64_t cols, Tensor& to) -> Status {
+    THIMBLE_LET(tensor, tensors.floats(name + part, rows, cols));
+    to = tensor;
+    return {};
+  };
+  const auto vector = [&](const char* part, uint64_t cols, Tensor& to) { return floats(part, 1, cols, to); };
+  switch (r.kind) {
+    case Kind::kLinear:
+      THIMBLE_TRY(matrix(".weight", shape.kv_heads, input, layer.fc2));
+      THIMBLE_TRY(vector(".bias", shape.kv_heads, layer.fc2_bias));
+      break;
+    case Kind::kMlp:
+      THIMBLE_TRY(vector("_fc1.bias", r.hidden, layer.fc1_bias));
+      THIMBLE_TRY(vector("_fc2.bias", shape.kv_heads, layer.fc2_bias));
+      [[fallthrough]];
+    case Kind::kLocret:
+      THIMBLE_TRY(matrix("_fc1.weight", r.hidden, input, layer.fc1));
+      THIMBLE_TRY(matrix("_fc2.weight", shape.kv_heads, r.hidden, layer.fc2));
+      break;
+    case Kind::kSink: {
+      const uint64_t queries = uint64_t(shape.heads) * r.rank, keys = uint64_t(shape.kv_heads) * r.rank;
+      THIMBLE_TRY(matrix("_q.weight", queries, input, layer.q));
+      THIMBLE_TRY(vector("_q.bias", queries, layer.q_bias));
+      THIMBLE_TRY(matrix("_k.weight", keys, input, layer.k));
+      THIMBLE_TRY(vector("_q_norm.weight", r.rank, layer.q_norm));
+      THIMBLE_TRY(vector("_k_norm.weight", r.rank, layer.k_norm));
+      THIMBLE_TRY(floats("_kbase", uint64_t(shape.kv_heads) * r.sinks, r.rank, layer.sinks));
+      THIMBLE_TRY(vector("_b", shape.heads, layer.sink_bias));
+      break;
+    }
+  }
+  return layer;
+}
+
+}  // namespace
+
+const char* name_of(Retainer::Kind kind) { return word_of(kKinds, kind); }
+const char* name_of_act(uint32_t act) { return word_of(kActs, act); }
+
+Result<std::string> retainer_prefix(const Gguf& gguf) {
+  THIMBLE_LET(type, with_default(gguf.get_string("adapter.type"), ""));
+  if (type == "retainer" || type == "locret") return std::string(type) + ".";
+  return error(Code::kFormat, "%s holds no retainer: key 'adapter.type' is %s instead of 'retainer'",
+               gguf.name().c_str(), in_quotes(type).c_str());
+}
+
+Result<std::vector<float>> retainer_shares(const Gguf& gguf) {
+  THIMBLE_LET(shares, with_default(gguf.get_floats("retainer.budget"), {}));
+  for (const float share : shares)
+    if (!(share > 0) || !std::isfinite(share))
+      return error(Code::kFormat,
+                   "%s: key 'retainer.budget' has a share of %g, where more than 0 is possible",
+                   gguf.name().c_str(), static_cast<double>(share));
+  return shares;
+}
+
+Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, std::string name) const {
+  if (!has_weights())
+    return error(Code::kInvalidArgument,
+                 "%s: the model has no weights, so there is nothing for a retainer to belong to",
+                 name.c_str());
+  const auto retainer = std::make_shared<Retainer>();
+  retainer->file = std::move(file);
+  THIMBLE_LET(gguf, Gguf::parse(retainer->file, std::move(name)));
+  THIMBLE_LET(prefix, retainer_prefix(gguf));
+  THIMBLE_TRY(check_base(gguf, prefix, *this, retainer->warning));
+  THIMBLE_TRY(read_kind(gguf, prefix, act, *retainer));
+  THIMBLE_TRY(read_trained_for(gguf, prefix, *retainer));
+  THIMBLE_LET(shares, get_shares(gguf, *this));
+  retainer->shares = std::move(shares);
+
+  const uint64_t qkv = (shape.heads + 2 * uint64_t(shape.kv_heads)) * shape.head_dim;
+  const uint64_t input = retainer->input == Input::kQkv ? qkv : shape.d_model;
+  const char* stem = prefix == "locret." ? "locret" : "retain";
+  TensorSource tensors(gguf);
+  for (uint32_t i = 0; i < shape.layers; ++i) {
+    const std::string begin = "blk." + std::to_string(i) + "." + stem;
+    Retainer::Layer& layer = retainer->layers.emplace_back();
+    if (layers[i].window && !tensors.has_any(begin)) continue;
+    THIMBLE_LET(read, read_layer(tensors, begin, *retainer, shape, input));
+    if (!layers[i].window) layer = read;
+  }
+  THIMBLE_TRY(tensors.all_taken());
+  return std::shared_ptr<const Retainer>(retainer);
+}
+
+}  // namespace thimble

@@ -1,0 +1,140 @@
+// label against plain loops in double precision.
+#include <set>
+
+#include "tests/ops/kv_reference.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr float kLeast = -4;  // some labels of these operands lie below it
+
+struct Shape {
+  uint32_t group, head_dim;
+  std::vector<uint32_t> entries;  // of each KV head
+  uint32_t rows;
+  Rotation rotation;
+};
+
+class Labels : public OpTest {
+ protected:
+  void expect_labels(const Shape& s, const std::vector<uint32_t>& marked) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.entries.size() << " heads, group " << s.group << ", width " << s.head_dim << ", "
+                 << s.entries[0] << " entries, " << s.rows << " rows");
+    clear();
+    const auto heads = static_cast<uint32_t>(s.entries.size()), queries = heads * s.group, dh = s.head_dim;
+    const uint32_t max_rows = s.rows + 2, chunk_capacity = max_rows + 1, stride = queries * dh + 3,
+                   position = 37;
+    const std::vector<HeadState> runs = behind_other_rows(unequal_heads(s.entries, 4));
+    const std::vector<HeadState> own(runs.begin() + kOtherRows, runs.end());
+    const uint32_t longest = *std::max_element(s.entries.begin(), s.entries.end()), capacity = longest + 3;
+    SessionShape shape = session_of(runs, max_rows);
+    size_for(heads, s.group, dh, shape);
+    Random random{s.group + dh + s.rows + longest};
+    const std::vector<float> q = random.floats(size_t(s.rows) * stride, -3, 3);
+    const std::vector<uint16_t> k = halves(random.floats(size_t(layer_entries(own)) * dh)),
+                                chunk_k = halves(random.floats(size_t(heads) * chunk_capacity * dh));
+    const std::vector<float> before = random.floats(size_t(heads) * capacity, -9, 1);
+    const View lse = output<float>(size_t(max_rows) * queries), max_logit = inout(before),
+               log_prob = inout(before);
+    KvArray keys, own_keys;
+    keys.values = input(k);
+    own_keys.values = input(chunk_k);
+    const float scale = 1 / std::sqrt(float(dh));
+    RopeParams rope = s.rotation.params();
+    const Label op{input(padded_rows(q, size_t(max_rows) * stride)),
+                   input(padded_rows(marked, max_rows)),
+                   keys,
+                   own_keys,
+                   input(s.rotation.table(position + max_rows)),
+                   lse,
+                   max_logit,
+                   log_prob,
+                   {.heads = heads,
+                    .group = s.group,
+                    .head_dim = dh,
+                    .row_stride = stride,
+                    .chunk_capacity = chunk_capacity,
+                    .head_state = kOtherRows,
+                    .label_capacity = capacity,
+                    .scale = scale,
+                    .least = kLeast,
+                    .rope = rope}};
+    if (!device().supports(op)) GTEST_SKIP() << "the device has no label";
+    StepParams step{.n_rows = s.rows, .position = static_cast<int>(position)};
+    run(step, runs, max_rows, [&](Recorder& r) { r.record(op); });
+
+    const std::vector<float> logits = get<float>(max_logit), logs = get<float>(log_prob),
+                             sums = get<float>(lse);
+    const bool any = std::any_of(marked.begin(), marked.end(), [](uint32_t m) { return m != 0; });
+    // What a logit may be off by, as in attention_tolerance(), which |q| <= 3 and |k| <= 1 fit.
+    const double of_logit = (dh + 8) * 0x1p-24 * 3 * std::sqrt(double(dh)) * s.rotation.factor;
+    for (uint32_t head = 0; head < heads; ++head) {
+      const uint32_t n = s.entries[head];
+      std::vector<double> expected_logit(capacity), expected_log(capacity), tolerance(capacity, 0);
+      for (uint32_t t = 0; t < capacity; ++t) {
+        expected_logit[t] = expected_log[t] = before[head * capacity + t];
+        if (any && t < n) expected_logit[t] = expected_log[t] = std::max(expected_logit[t], double{kLeast});
+      }
+      for (uint32_t row = 0; row < s.rows; ++row)
+        for (uint32_t h = 0; h < s.group; ++h) {
+          const uint32_t query = head * s.group + h;
+          if (!marked[row]) {
+            EXPECT_TRUE(is_poison(sums, row * queries + query, 1));
+            continue;
+          }
+          const std::vector<double> rotated =
+              s.rotation.rotated(doubles(q, row * stride + query * dh, dh), position + row);
+          std::vector<double> row_logits;
+          double sum = 0;
+          for (uint32_t t = 0; t <= n + row; ++t) {
+            const std::vector<double> key =
+                t < n ? doubles(k, (own[head].first + size_t(t)) * dh, dh)
+                      : doubles(chunk_k, (size_t(head) * chunk_capacity + t - n) * dh, dh);
+            row_logits.push_back(dot(rotated, key) * double{scale});
+            sum += std::exp(row_logits.back());
+          }
+          const double log_sum = std::log(sum);
+          // Tiles of 64 are added in logarithms; each addition rounds a few times, in what it adds and in
+          // the sum so far, and 64 terms of a tile among themselves.
+          const double of_sum =
+              of_logit + (4 * (n + row + 1) / 64.0 + 8) * 0x1p-23 * (1 + std::fabs(log_sum)) + 64 * 0x1p-24;
+          EXPECT_NEAR(sums[row * queries + query], log_sum, of_sum);
+          for (uint32_t t = 0; t < n; ++t) {
+            expected_logit[t] = std::max(expected_logit[t], row_logits[t]);
+            expected_log[t] = std::max(expected_log[t], row_logits[t] - log_sum);
+            tolerance[t] = std::max(tolerance[t], of_sum + of_logit);
+          }
+        }
+      for (uint32_t t = 0; t < capacity; ++t) {
+        ASSERT_NEAR(logits[head * capacity + t], expected_logit[t], tolerance[t] + 0x1p-22) << "entry " << t;
+        ASSERT_NEAR(logs[head * capacity + t], expected_log[t], tolerance[t] + 0x1p-22) << "entry " << t;
+      }
+    }
+  }
+};
+THIMBLE_OP_TESTS(Labels);
+
+TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
+  const Rotation original{kRopeOriginal, kRopeAdjacent, 16};
+  const Rotation in_halves{kRopeOriginal, kRopeHalves, 8, 1.25};
+  expect_labels({4, 16, {70, 131}, 9, original}, {0, 1, 1, 0, 0, 1, 0, 0, 1});
+  expect_labels({1, 16, {513}, 200, original}, std::vector<uint32_t>(200, 1));
+  expect_labels({3, 24, {64, 5, 1030}, 67, in_halves}, [] {
+    std::vector<uint32_t> marked(67);
+    for (uint32_t i = 3; i < 67; i += 7) marked[i] = 1;
+    return marked;
+  }());
+  expect_labels({130, 16, {3}, 2, original}, {0, 1});
+}
+
+TEST_P(Labels, AreLeftAloneWithoutAMarkedRow) {
+  expect_labels({2, 16, {40, 3}, 5, {kRopeOriginal, kRopeAdjacent, 16}}, {0, 0, 0, 0, 0});
+}
+
+TEST_P(Labels, OfAnEmptyPoolAreNone) {
+  expect_labels({2, 16, {0, 3}, 5, {kRopeOriginal, kRopeAdjacent, 16}}, {1, 0, 0, 0, 1});
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Writes vocabularies.json: vocabularies trained on the demo book, texts, how they are cut, and the ids that they have.
+
+    make_vocabularies.py       rewrites it (Debian: python3-regex, python3-sentencepiece; half a minute)
+
+Byte-level BPE is computed here, slowly and from its definition: the published regular expressions cut the text, then the
+pair of lowest rank merges wherever it stands, until none is left. One vocabulary serves every pre-tokenizer. It is trained
+on text that nothing cuts, so its merges reach across places at which one of them cuts, and ids depend on where it does.
+SentencePiece vocabularies are trained and applied by that library.
+"""
+import codecs, collections, io, json, os
+import regex
+import sentencepiece
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BOOK = open(os.path.join(HERE, "../../models/demo-book.txt"), encoding="utf-8").read()
+MERGES, LONGEST, SPM_SIZE = 700, 10, 1000  # the longest token in bytes
+
+TEXTS = [
+    "", " ", "  ", "   ", "\t", "\n", "\n\n", "\n\n\n", "\t\n", "\r\n", " \n ", "x", " x", "x ", "  x  ", "\n x", "x\n",
+    "The old lighthouse stood at the edge of the harbour, and nobody had climbed it for years.",
+    "\"Where is the ferry?\" asked Harriet.  \"It's late.\"\n\nNobody answered; they'd all gone home.\n",
+    "I'm, you're, he's, we'll, they've, she'd, don't: I'M, YOU'RE, HE'S, WE'LL, THEY'VE, SHE'D, DON'T; 'Tis 'twas' 'm's",
+    " 's 't're'll've 'Re'lL'Ve ''s '' 'sS", "it'Sx we'LLx don'Tdo can'tdo I'Mx you'REx they'Vex he'Dx it'sx",
+    "one\rtwo\r\rthree!\r.\r x \r\n\ry", "（中），。！？ a，b：c ‘’！",
+    "1 12 123 1234 12345 123456 1234567 3.14159 1,000,000 -42 +7 0x1F 10% 1st 2nd 17:45 2026-11-22 a1b22c333d4444",
+    "x=1;y=22;z=333 (4444) [55555] {666666}",
+    "    four spaces\n\tone tab\n\t\ttwo tabs\n        eight spaces\n  trailing   \n",
+    "a  b   c    d     e\t\tf \t g\n\nh\n \n \ni\r\n\r\nj \n  \n   k  ",
+    "end with spaces   ", "end with a line\n", "end with lines\n\n\n", "end with both \n \n  ",
+    "!!! ??? ... ,,, --- *** ### $$$ ^^^ ~~~ ||| <<>> ==>> +++ `` '' \"\" (()) [[]] {{}} \\\\ // && @@ %% __",
+    "for (int i = 0; i < n; ++i) { sum += a[i] * b[i]; } // don't stop\n\treturn sum;\n",
+    "https://example.org/a_b-c?d=e&f=%20g#h user@example.org C:\\temp\\file.txt",
+    "$5 + 3 = 8 < 9 > 7 ^ 2 ~ 1 | 0 `code` €10 £5 ±5 ×3 50°",
+    "café naïve Äpfel Öl Über straße Ångström Łódź čeština İstanbul ışık",
+    "e\u0301 n\u0303 o\u0308 combining marks, a\u0323\u0306b",
+    "Быстрая лодка плывёт в 3 часа, не позже.",
+    "Η θάλασσα είναι ήρεμη σήμερα· 12 βάρκες.",
+    "\u05d4\u05e1\u05e4\u05d9\u05e0\u05d4 \u05d9\u05d5\u05e6\u05d0\u05ea \u05d1\u05e9\u05e2\u05d4 7.",
+    "\u0627\u0644\u0633\u0641\u064a\u0646\u0629 \u062a\u063a\u0627\u062f\u0631 \u0641\u064a \u0627\u0644\u0633\u0627\u0639\u0629 \u0663\u0664\u0665\u0666، \u063a\u062f\u064b\u0627\u061f",
+    "नाव सुबह १२३४ बजे जाती है।", "เรือออกเวลา ๑๒ นาฬิกา",
+    "船在早上7点出发，开往北方。你来吗？“来！”", "船は朝に出る。フェリーは12時です。", "배는 아침 7시에 떠납니다. 정말요?",
+    "mixed: abc中文def абв123где 中1文2 中 1 文 2", "აბ საქართველო աբ ᎠᎡ ẞἀ АБ",
+    "①② ½¾ Ⅳ x²y³ ¹₀ １２３４ 𝟘𝟙",
+    "🚢 ⚓\ufe0f🌊🌊 👍🏽 👩\u200d🚀 🇳🇴 ❤\ufe0f\u200d🔥 ✅!\n🚢🚢\n",
+    "no-break\u00a0space a\u00a0\u00a0b \u00a0c \u200bzero width\u200b", "‘quoted’ “double” — dash–range … «gu» ¿qué? ¡sí!",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "                                 x", "thethethe the the  the\nthe\n\nthe", "0000000000000000", "\n\n\n\n\n\n\n\n\n\n!",
+]
+# Not UTF-8: bytes that begin nothing, overlong forms, a surrogate, sequences that break off before a letter, a digit, the end.
+BROKEN = [b"\xff", b"a\xff\xfe b", b"\x80\x80\x80x", b"the\xc3 the\xe2\x82 12", b"\xe2\x96harbour", b"\xf0\x9f\x9aferry \xf0\x9f",
+          b"\xc0\x80\xc1\xbf12\xf5\x80\n", b"\xed\xa0\x80\xed\xb0\x80 x", b"  \x80  \xbf\n\n\xc3", b"caf\xc3\xa9 caf\xe9 caf\xc3"]
+# Tokens that no merge makes, as published vocabularies have some: what takes a piece whole finds them.
+UNREACHED = [" lighthouse", " harbour", " ferry", " answered", " climbed", " spaces", " lines", " dash", "123", "Where", "Harriet",
+             "return", "example", "café", " 船", "…"]
+
+# ---- the expressions, as published with the models ----
+
+def deepseek_letters():
+    ranges = """41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1 3A3-3F5
+        3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D
+        1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC
+        1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E
+        2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06
+        FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"""
+    return "".join("-".join(chr(int(end, 16)) for end in r.split("-")) for r in ranges.split())
+
+
+def llama3(digits):
+    return [r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits +
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SCHEMES = [  # names in tokenizer.ggml.pre, expressions that apply one after the other, whether a piece that is a token is taken whole
+    (["default"], [r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"], False),
+    (["gpt-2"], [GPT2], False),
+    (["llama-bpe", "llama3", "llama-v3", "falcon3"], llama3("{1,3}"), True),
+    (["dbrx", "smaug-bpe"], llama3("{1,3}"), False),
+    (["qwen2", "deepseek-r1-qwen"], llama3(""), False),
+    (["starcoder", "smollm"], [r"\p{N}", GPT2], False),
+    (["deepseek-llm"], [r"[\r\n]", rf"\s?[{deepseek_letters()}]+", r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+                        r"\s+$", r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}+"], False),
+]
+
+# ---- byte-level BPE ----
+
+def spelling():
+    """The printable character that stands for each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    return [chr(b) if b in shown else chr(256 + hidden.index(b)) for b in range(256)]
+
+
+SPELLING = spelling()
+def spelled(raw): return "".join(SPELLING[b] for b in raw)
+
+
+def merged(symbols, pair):
+    """Joins the pair wherever it stands, from the left."""
+    out, at = [], 0
+    while at < len(symbols):
+        both = tuple(symbols[at:at + 2]) == pair
+        out.append("".join(pair) if both else symbols[at])
+        at += 2 if both else 1
+    return out
+
+
+def train_bpe():
+    """Tokens and merges. A little of the book, and the texts until what they repeat is worth a merge."""
+    symbols, merges = list(spelled((BOOK[:40000] + "".join(TEXTS) * 12).encode())), []
+    while len(merges) < MERGES:
+        counts = collections.Counter(p for p in zip(symbols, symbols[1:]) if len(p[0] + p[1]) <= LONGEST)
+        best = max(counts, key=lambda pair: (counts[pair], pair))
+        merges.append(best)
+        symbols = merged(symbols, best)
+    tokens = list(dict.fromkeys(SPELLING + ["".join(m) for m in merges] + [spelled(t.encode()) for t in UNREACHED]))
+    return tokens, merges
+
+
+BROKEN_PART = "\U0010ffff"  # a character of no class
+
+
+def characters(raw):
+    """[(character, its bytes)]. Of what is no UTF-8, as much as could begin a character is one."""
+    parts = []
+    def handler(error):
+        parts.append(raw[error.start:error.end])
+        return BROKEN_PART, error.end
+    codecs.register_error("broken_part", handler)
+    text = raw.decode("utf-8", "broken_part")
+    broken = iter(parts)
+    return [(c, next(broken) if c == BROKEN_PART else c.encode()) for c in text]
+
+
+def cut(chars, expressions):
+    """Each expression cuts what the ones before left; what it does not match stays together."""
+    pieces = [chars]
+    for expression in expressions:
+        smaller = []
+        for piece in pieces:
+            at = 0
+            for match in regex.finditer(expression, "".join(c for c, _ in piece)):
+                smaller += [piece[at:match.start()], piece[match.start():match.end()]]
+                at = match.end()
+            smaller.append(piece[at:])
+        pieces = [p for p in smaller if p]
+    return [b"".join(raw for _, raw in piece) for piece in pieces]
+
+
+def bpe_ids(raw, expressions, whole, index, ranks):
+    ids = []
+    for piece in cut(characters(raw), expressions):
+        symbols = list(spelled(piece))
+        if whole and "".join(symbols) in index: symbols = ["".join(symbols)]
+        while pairs := [p for p in zip(symbols, symbols[1:]) if p in ranks]:
+            symbols = merged(symbols, min(pairs, key=ranks.get))
+        ids += [index[s] for s in symbols]
+    return ids
+
+
+def bpe():
+    tokens, merges = train_bpe()
+    index, ranks = {t: i for i, t in enumerate(tokens)}, {m: i for i, m in enumerate(merges)}
+    raw = [t.encode() for t in TEXTS] + BROKEN
+    schemes = [{"names": names, "pieces": [[len(p) for p in cut(characters(r), expressions)] for r in raw],
+                "ids": [bpe_ids(r, expressions, whole, index, ranks) for r in raw]} for names, expressions, whole in SCHEMES]
+    for i, one in enumerate(schemes):
+        for other in schemes[:i]:
+            differing = sum(a != b for a, b in zip(one["ids"], other["ids"]))
+            print(f"{one['names'][0]} and {other['names'][0]}: {differing} of {len(raw)} texts differ")
+            assert differing, "these texts do not tell two schemes apart"
+    return {"tokens": tokens, "merges": [" ".join(m) for m in merges], "schemes": schemes}
+
+
+# ---- SentencePiece ----
+
+def sentencepiece_vocabulary(name, **how):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(BOOK[:60000].splitlines() + TEXTS * 3), model_writer=model, model_type="bpe", vocab_size=SPM_SIZE,
+        byte_fallback=True, character_coverage=0.995, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        num_threads=1, minloglevel=2, **how)
+    p = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    kind = lambda i: 2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i) else 1  # as numbered in GGUF
+    every = range(p.get_piece_size())
+    return {"name": name, "add_space_prefix": how["add_dummy_prefix"], "tokens": [p.id_to_piece(i) for i in every],
+            "scores": [p.get_score(i) for i in every], "types": [kind(i) for i in every], "ids": p.encode(TEXTS)}
+
+
+def main():
+    out = {"texts": TEXTS, "broken": [list(b) for b in BROKEN], "bpe": bpe(), "sentencepiece": [
+        sentencepiece_vocabulary("words", add_dummy_prefix=True),
+        sentencepiece_vocabulary("across-words", add_dummy_prefix=False, split_by_whitespace=False)]}
+    path = os.path.join(HERE, "vocabularies.json")
+    json.dump(out, open(path, "w", encoding="utf-8"), ensure_ascii=False, separators=(",", ":"))
+    print(f"{os.path.getsize(path)} bytes, {len(out['bpe']['tokens'])} tokens")
+
+
+if __name__ == "__main__":
+    main()

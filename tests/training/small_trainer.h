@@ -1,0 +1,74 @@
+// A model that can be trained for in a second: seeded weights, and a vocabulary of bytes.
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "tests/support/seeded_model.h"
+#include "tests/support/sessions.h"
+#include "training/trainer.h"
+
+namespace thimble::test {
+
+// `chat`: with the chat format chatml.
+inline Seeded bytes_model(bool chat) {
+  Seeded s;
+  s.vocab = 262;
+  s.more = [chat](GgufWriter& w) {
+    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\u2581"};
+    std::vector<int32_t> types = {2, 3, 3, 3, 3, 1};
+    for (int b = 0; b < 256; ++b) {
+      char text[8];
+      std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
+      tokens.push_back(text);
+      types.push_back(6);
+    }
+    w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
+    w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
+    w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", chat ? 4u : 2u);
+    w.set("tokenizer.ggml.add_bos_token", true).set("tokenizer.ggml.add_space_prefix", false);
+    if (chat)
+      w.set("tokenizer.chat_template",
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+  };
+  return s;
+}
+
+// A folder of this process that goes with the test.
+struct Folder {
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() { std::filesystem::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return (path / name).string(); }
+  std::string written(const std::string& name, const std::string& text) const {
+    std::ofstream(file(name), std::ios::binary) << text;
+    return file(name);
+  }
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("thimble-training-" + std::to_string(getpid()));
+};
+
+inline std::string contents_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Sentences enough for texts of 1024 bytes.
+inline std::string some_book(uint32_t sentences = 400) {
+  Random random{3};
+  std::string book;
+  for (uint32_t i = 0; i < sentences; ++i) {
+    for (uint32_t word = 0; word < 7; ++word) {
+      for (uint32_t c = 1 + random.below(8); c; --c) book += static_cast<char>('a' + random.below(26));
+      book += word == 6 ? ". " : " ";
+    }
+  }
+  return book;
+}
+
+}  // namespace thimble::test

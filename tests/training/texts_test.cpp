@@ -1,0 +1,139 @@
+// The texts that are trained with.
+#include "training/texts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/training/small_trainer.h"
+
+namespace thimble::test {
+namespace {
+
+std::string written(const Model& model, const std::vector<int32_t>& tokens) {
+  return model.tokenizer.detokenize(tokens.data(), tokens.size(), true);
+}
+
+TextMaker maker_of(const SeededModel& small, const std::string& book, uint32_t tokens = 2048,
+                   uint64_t seed = 1) {
+  return must(TextMaker::open(small.model, {book}, tokens, tokens / 2, seed));
+}
+
+TEST(Texts, HaveTheirLengthAndAreTheSameForASeed) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  const std::string book = folder.written("book", some_book());
+  const TextMaker maker = maker_of(small, book), again = maker_of(small, book),
+                  other = maker_of(small, book, 2048, 2);
+  for (uint64_t i = 0; i < 20; ++i) {
+    const TrainingText text = maker.make(i, false);
+    EXPECT_EQ(text.tokens.size(), 2048u);
+    EXPECT_LE(text.tail.size(), 1024u);
+    EXPECT_EQ(text.tail.size(), text.marked.size());
+    EXPECT_FALSE(text.questions.empty());
+    EXPECT_EQ(text.tokens, again.make(i, false).tokens);
+    EXPECT_EQ(text.tail, again.make(i, false).tail);
+    EXPECT_NE(text.tokens, other.make(i, false).tokens);
+    EXPECT_NE(text.tokens, maker.make(i, true).tokens);
+  }
+}
+
+// The answer to every question stands in the text, and so do the sentences that it is about; nothing is
+// hidden that is not asked: without the book's own sentences nothing is left.
+TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  const TextMaker maker = maker_of(small, folder.written("book", some_book()));
+  for (uint64_t i = 0; i < 20; ++i) {
+    const TrainingText text = maker.make(i, false);
+    const std::string all = written(*small.model, text.tokens);
+    uint32_t capitals = 0;  // the book has none, nor digits or quotes
+    for (const Question& q : text.questions) {
+      std::string answer = written(*small.model, q.answer);
+      EXPECT_TRUE(answer.ends_with("<|im_end|>")) << answer;
+      answer.resize(answer.size() - 10);
+      if (answer.ends_with(".")) answer.pop_back();
+      const std::string prompt = written(*small.model, q.prompt);
+      EXPECT_TRUE(prompt.starts_with("\n\n")) << prompt;
+      EXPECT_TRUE(prompt.ends_with("<|im_start|>assistant\n")) << prompt;
+      // "In the cellar." and "Silk." stand as "in the cellar" and "silk".
+      const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+      const size_t space = answer.rfind(' ');
+      const std::string end = space == std::string::npos ? answer : answer.substr(space + 1);
+      EXPECT_NE(std::search(all.begin(), all.end(), end.begin(), end.end(), same), all.end()) << answer;
+      capitals += !q.quotes;
+    }
+    EXPECT_GT(capitals, 0u);
+    // Every pair is a line of its own, and is asked for.
+    size_t pairs = 0, asked = 0;
+    for (size_t at = 0; (at = all.find("\": \"", at)) != std::string::npos; ++at) ++pairs;
+    for (const Question& q : text.questions)
+      asked += written(*small.model, q.prompt).find("What is the value of") != std::string::npos;
+    EXPECT_EQ(pairs, asked);
+  }
+}
+
+// The last token of each prompt and the answer's tokens, and no others.
+TEST(Texts, MarkTheRowsThatAnswer) {
+  const Folder folder;
+  for (const bool chat : {true, false}) {
+    const SeededModel small = seeded_model(bytes_model(chat));
+    const TrainingText text = maker_of(small, folder.written("book", some_book())).make(3, false);
+    uint64_t expected = 0, marked = 0;
+    for (const Question& q : text.questions) expected += 1 + q.answer.size();
+    for (const uint32_t m : text.marked) marked += m;
+    EXPECT_EQ(marked, expected);
+    EXPECT_EQ(text.marked.front(), 0u);
+    // The first question is as it stands behind the text.
+    const Question& first = text.questions.front();
+    EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tail.begin()));
+    EXPECT_TRUE(std::equal(first.answer.begin(), first.answer.end(),
+                           text.tail.begin() + static_cast<ptrdiff_t>(first.prompt.size())));
+    EXPECT_EQ(text.marked[first.prompt.size() - 2], 0u);
+    EXPECT_EQ(text.marked[first.prompt.size() - 1], 1u);
+    const std::string tail = written(*small.model, text.tail);
+    EXPECT_NE(tail.find(chat ? "<|im_start|>user\n" : "\nAnswer: "), std::string::npos) << tail;
+  }
+}
+
+// What was held out is of the last fifth of the book.
+TEST(Texts, ThatAreHeldOutShareNoSentenceWithTheOthers) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  std::string book(40000, 'x');
+  for (size_t i = 0; i < book.size(); i += 50) book[i] = '.';
+  std::replace(book.begin() + 32000, book.end(), 'x', 'y');
+  const TextMaker maker = maker_of(small, folder.written("book", book));
+  for (uint64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(written(*small.model, maker.make(i, false).tokens).find("yyyyy"), std::string::npos);
+    EXPECT_EQ(written(*small.model, maker.make(i, true).tokens).find("xxxxx"), std::string::npos);
+  }
+}
+
+TEST(Texts, AreRefusedWithTheReason) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  const struct {
+    std::string path;
+    Code code;
+    const char* word;
+  } cases[] = {
+      {folder.file("none"), Code::kIo, "none"},
+      {folder.written("empty", ""), Code::kFormat, "empty"},
+      {folder.written("binary", std::string("GGUF\0\1\2", 7) + some_book()), Code::kFormat, "zero bytes"},
+      {folder.written("latin", some_book() + "caf\xe9."), Code::kFormat, "UTF-8"},
+      {folder.written("short", "A sentence. And another one."), Code::kInvalidArgument, "28 tokens"},
+  };
+  for (const auto& c : cases) {
+    const auto refused = TextMaker::open(small.model, {c.path}, 2048, 1024, 1);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), c.code) << refused.status().message();
+    EXPECT_NE(refused.status().message().find(c.word), std::string::npos) << refused.status().message();
+  }
+  const SeededModel mute = seeded_model();
+  EXPECT_EQ(TextMaker::open(mute.model, {folder.written("book", some_book())}, 2048, 1024, 1).status().code(),
+            Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace thimble::test

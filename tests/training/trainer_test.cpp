@@ -1,0 +1,214 @@
+// Training from texts to the sidecar.
+#include "training/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/training/small_trainer.h"
+
+namespace thimble::test {
+namespace {
+
+using Phase = TrainingProgress::Phase;
+
+class Training : public ::testing::Test {
+ protected:
+  TrainingOptions options(const std::string& output) const {
+    TrainingOptions o;
+    o.data = {book};
+    o.output = folder.file(output);
+    o.texts = 2;
+    o.steps = 6;
+    o.text_tokens = 1024;
+    return o;
+  }
+  std::unique_ptr<Trainer> open(const TrainingOptions& o,
+                                const std::shared_ptr<Device>& device = cpu()) const {
+    return must(Trainer::create(small.model, device, o));
+  }
+  static void finish(Trainer& trainer) {
+    while (must(trainer.step())) {
+    }
+  }
+  // The file that an unbroken training writes.
+  std::string trained(const TrainingOptions& o, const std::shared_ptr<Device>& device = cpu()) const {
+    finish(*open(o, device));
+    return contents_of(o.output);
+  }
+  std::shared_ptr<const Retainer> retainer(const std::string& path) const {
+    return must(small.model->open_retainer(must(MappedFile::open(path)), path));
+  }
+
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  const std::string book = folder.written("book", some_book());
+};
+
+TEST_F(Training, WritesARetainerThatFitsItsModel) {
+  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear}) {
+    TrainingOptions o = options("kind" + std::to_string(static_cast<int>(kind)));
+    o.kind = kind;
+    const auto trainer = open(o);
+    EXPECT_EQ(trainer->progress().phase, Phase::kReading);
+    EXPECT_GT(trainer->progress().total, 6 * 1024u);
+    EXPECT_EQ(trainer->verdict(), "");
+    finish(*trainer);
+    EXPECT_EQ(trainer->progress().phase, Phase::kDone);
+    const auto made = retainer(o.output);
+    EXPECT_EQ(made->kind, kind);
+    EXPECT_EQ(made->input, kind == Retainer::Kind::kLocret ? Retainer::Input::kQkv : Retainer::Input::kX);
+    EXPECT_EQ(made->shares.size(), 4u);
+    EXPECT_GT(trainer->dense().asked, 0u);
+    for (const Trainer::Checked& c : trainer->checked()) {
+      EXPECT_EQ(c.retainer.asked, trainer->dense().asked);
+      EXPECT_EQ(c.window.asked, trainer->dense().asked);
+    }
+    // A model of random weights answers nothing, and that is what is said.
+    EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
+        << trainer->verdict();
+    EXPECT_FALSE(std::filesystem::exists(o.output + ".partial"));
+  }
+}
+
+TEST_F(Training, GivesTheSameFileTwiceAndWithAnyNumberOfThreads) {
+  const std::string first = trained(options("first"));
+  EXPECT_FALSE(first.empty());
+  EXPECT_EQ(trained(options("second")), first);
+  EXPECT_EQ(trained(options("third"), must(open_device("cpu", {.threads = 1}))), first);
+  TrainingOptions other = options("other");
+  other.seed = 1;
+  EXPECT_NE(trained(other), first);
+}
+
+// Stopped while it reads the second text, then after two steps of the fit.
+TEST_F(Training, GoesOnAsIfItHadNotBeenStopped) {
+  const std::string whole = trained(options("whole"));
+  const TrainingOptions o = options("broken");
+  {
+    const auto trainer = open(o);
+    while (trainer->progress().done < 2048) ASSERT_TRUE(must(trainer->step()));
+    EXPECT_FALSE(trainer->resumed());
+  }
+  {
+    const auto trainer = open(o);
+    EXPECT_TRUE(trainer->resumed());
+    EXPECT_GE(trainer->progress().done, 1024u);
+    while (trainer->progress().phase != Phase::kFitting || trainer->progress().done < 2)
+      ASSERT_TRUE(must(trainer->step()));
+    must(trainer->save());
+    ASSERT_TRUE(must(trainer->step()));  // is lost
+  }
+  const auto trainer = open(o);
+  while (trainer->progress().phase == Phase::kReading) ASSERT_TRUE(must(trainer->step()));
+  EXPECT_EQ(trainer->progress().done, 2u);
+  finish(*trainer);
+  EXPECT_EQ(contents_of(o.output), whole);
+}
+
+TEST_F(Training, TakesNoStateOfAnotherTraining) {
+  TrainingOptions o = options("out");
+  {
+    const auto trainer = open(o);
+    while (trainer->progress().done < 2048) ASSERT_TRUE(must(trainer->step()));
+  }
+  o.seed = 4;
+  const auto refused = Trainer::create(small.model, cpu(), o);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kMismatch);
+  EXPECT_NE(refused.status().message().find(".partial"), std::string::npos);
+}
+
+// A record whose end was never written, or that holds other bytes than were, is read again.
+TEST_F(Training, ReadsAgainWhatWasNotKeptWhole) {
+  const std::string whole = trained(options("whole"));
+  for (const bool torn : {true, false}) {
+    const TrainingOptions o = options(torn ? "torn" : "spoilt");
+    {
+      const auto trainer = open(o);
+      while (trainer->progress().done < 4096) ASSERT_TRUE(must(trainer->step()));
+    }
+    const std::string state = o.output + ".partial";
+    const uint64_t size = std::filesystem::file_size(state);
+    if (torn) {
+      std::filesystem::resize_file(state, size - 9);
+    } else {
+      std::fstream file(state, std::ios::binary | std::ios::in | std::ios::out);
+      file.seekp(static_cast<std::streamoff>(size / 2)).write("spoilt", 6);
+    }
+    finish(*open(o));
+    EXPECT_EQ(contents_of(o.output), whole);
+  }
+}
+
+TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
+  TrainingOptions o = options("small");
+  o.memory = 1;
+  const auto refused = Trainer::create(small.model, cpu(), o);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kBudget);
+  EXPECT_GT(refused.status().bytes_missing(), 0u);
+  // 16 runs are the least, and these texts have but 8: their room is needed all the same.
+  const std::string all = trained(options("all"));
+  o.texts = 6;  // 24 runs
+  for (;;) {
+    const auto tried = Trainer::create(small.model, cpu(), o);
+    if (tried.ok()) break;
+    o.memory += tried.status().bytes_missing();
+  }
+  TrainingOptions roomy = options("roomy");
+  roomy.texts = 6;
+  EXPECT_NE(trained(o), trained(roomy));
+}
+
+TEST_F(Training, CountsSharesForARetainerThatIsThere) {
+  TrainingOptions plain = options("plain");
+  plain.equal_shares = true;
+  finish(*open(plain));
+  EXPECT_TRUE(retainer(plain.output)->shares.empty());
+  TrainingOptions o = options("shared");
+  o.heads = plain.output;
+  finish(*open(o));
+  const auto shared = retainer(o.output);
+  // They are those that training itself counts, of the same texts.
+  TrainingOptions counted = options("counted");
+  finish(*open(counted));
+  EXPECT_EQ(shared->shares, retainer(counted.output)->shares);
+  float sum = 0;
+  for (const float share : shared->shares) sum += share;
+  EXPECT_NEAR(sum, 4, 1e-4);
+  EXPECT_NE(shared->shares, std::vector<float>(4, 1));
+  // And nothing else changed.
+  EXPECT_EQ(shared->layers.size(), 2u);
+  const auto before = retainer(plain.output);
+  for (uint32_t i = 0; i < 2; ++i)
+    EXPECT_EQ(
+        std::memcmp(shared->layers[i].fc1.data, before->layers[i].fc1.data, before->layers[i].fc1.bytes()),
+        0);
+}
+
+TEST_F(Training, IsRefusedInASentence) {
+  const auto expect = [&](const char* what, const auto& change, Code code, const char* word) {
+    TrainingOptions o = options("refused");
+    change(o);
+    const auto refused = Trainer::create(small.model, cpu(), o);
+    ASSERT_FALSE(refused.ok()) << what;
+    EXPECT_EQ(refused.status().code(), code) << refused.status().message();
+    EXPECT_NE(refused.status().message().find(word), std::string::npos) << refused.status().message();
+  };
+  expect(
+      "no data", [](TrainingOptions& o) { o.data.clear(); }, Code::kInvalidArgument, "--data");
+  expect(
+      "no output", [](TrainingOptions& o) { o.output.clear(); }, Code::kInvalidArgument, "-o");
+  expect(
+      "no texts", [](TrainingOptions& o) { o.texts = 0; }, Code::kInvalidArgument, "1 text");
+  expect(
+      "a sink", [](TrainingOptions& o) { o.kind = Retainer::Kind::kSink; }, Code::kUnsupported, "locret");
+  expect(
+      "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "there already");
+  expect(
+      "no such heads", [](TrainingOptions& o) { o.heads = "/no such file"; }, Code::kIo, "no such file");
+}
+
+}  // namespace
+}  // namespace thimble::test

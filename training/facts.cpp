@@ -1,0 +1,176 @@
+#include "training/facts.h"
+
+namespace thimble {
+namespace {
+
+constexpr const char* kNames[] = {
+    "Alice",   "Benedict", "Clara",  "Daniel",  "Edith",   "Felix",   "Grace",    "Henry",   "Irene",
+    "Jasper",  "Leo",      "Martha", "Nathan",  "Olive",   "Peter",   "Quentin",  "Rosa",    "Samuel",
+    "Tessa",   "Ursula",   "Victor", "Wanda",   "Xavier",  "Yvonne",  "Zachary",  "Agnes",   "Bruno",
+    "Cecilia", "Edgar",    "Flora",  "Gideon",  "Harriet", "Isaac",   "Judith",   "Kenneth", "Lydia",
+    "Miles",   "Nora",     "Oscar",  "Phoebe",  "Ralph",   "Sylvia",  "Theodore", "Una",     "Vincent",
+    "Arthur",  "Beatrice", "Conrad", "Delia",   "Ernest",  "Frances", "Gilbert",  "Helen",   "Ivan",
+    "Lionel",  "Mabel",    "Norman", "Ophelia", "Percy",   "Ruth",    "Simon",    "Thelma",  "Walter",
+    "Adela",   "Boris",    "Colin",  "Daphne",  "Elias",   "Gwen",    "Hugo",     "Ida",     "Jonas"};
+constexpr const char* kObjects[] = {
+    "umbrella", "lantern", "compass", "teapot", "violin",  "ladder", "telescope", "blanket", "hammer",
+    "mirror",   "basket",  "candle",  "kettle", "trumpet", "globe",  "saddle",    "clock",   "inkwell",
+    "whistle",  "anchor",  "scarf",   "drum",   "shovel",  "bucket", "necklace",  "diary",   "map",
+    "helmet",   "pillow",  "flute",   "rope",   "statue",  "goblet", "chest",     "brush",   "wheel",
+    "feather",  "bell",    "axe",     "carpet", "parcel",  "locket", "piano",     "jug",     "barrel"};
+constexpr const char* kAdjectives[] = {
+    "red",   "blue",   "green",    "silver",  "golden", "old",     "tiny",    "heavy",  "broken", "wooden",
+    "brass", "black",  "white",    "striped", "rusty",  "purple",  "orange",  "velvet", "copper", "glass",
+    "iron",  "yellow", "polished", "carved",  "grey",   "crooked", "painted", "marble", "leather"};
+constexpr const char* kPlaces[] = {"attic",      "cellar", "garden",   "kitchen",    "stable",  "library",
+                                   "tower",      "chapel", "bakery",   "harbour",    "mill",    "orchard",
+                                   "pantry",     "barn",   "workshop", "greenhouse", "vault",   "tavern",
+                                   "cottage",    "market", "station",  "theatre",    "museum",  "bridge",
+                                   "well",       "forge",  "office",   "laundry",    "nursery", "ballroom",
+                                   "lighthouse", "studio", "gallery",  "courtyard",  "balcony", "boathouse"};
+constexpr const char* kCities[] = {
+    "London",  "Paris",  "Vienna", "Lisbon",   "Dublin",  "Prague",  "Oslo",    "Cairo",   "Athens", "Madrid",
+    "Geneva",  "Boston", "Naples", "Hamburg",  "Warsaw",  "Bergen",  "Seville", "Bristol", "Odessa", "Venice",
+    "Leipzig", "Toledo", "Quebec", "Havana",   "Lima",    "Sydney",  "Kyoto",   "Tunis",   "Zurich", "Munich",
+    "Glasgow", "Turin",  "Porto",  "Florence", "Antwerp", "Chester", "Genoa",   "York"};
+constexpr const char* kDays[] = {"Monday", "Tuesday",  "Wednesday", "Thursday",
+                                 "Friday", "Saturday", "Sunday"};
+constexpr const char* kMonths[] = {"January", "February", "March",     "April",   "May",      "June",
+                                   "July",    "August",   "September", "October", "November", "December"};
+constexpr const char* kCargo[] = {"tin",    "silk", "coal", "salt",  "spices", "timber", "wool", "sugar",
+                                  "cotton", "wine", "tea",  "grain", "marble", "rubber", "cocoa"};
+constexpr const char* kTrades[] = {"baker",   "doctor", "painter",  "sailor",  "tailor",  "judge",   "miller",
+                                   "teacher", "lawyer", "gardener", "printer", "butcher", "chemist", "clerk"};
+constexpr const char* kEvents[] = {"fair",  "concert", "wedding", "race",
+                                   "trial", "auction", "banquet", "parade"};
+constexpr const char* kSyllables[] = {"ba", "be", "bo", "da", "do", "fa", "fi", "ga", "go", "ka", "ki", "ko",
+                                      "la", "le", "lo", "ma", "me", "mi", "na", "ne", "no", "pa", "pe", "po",
+                                      "ra", "re", "ro", "sa", "se", "so", "ta", "te", "to", "va", "vi", "zu"};
+
+// What somebody may like best.
+struct Liking {
+  const char* thing;
+  const char* values[8];
+};
+constexpr Liking kLikings[] = {
+    {"colour", {"crimson", "teal", "amber", "indigo", "ivory", "scarlet", "maroon", "turquoise"}},
+    {"animal", {"otter", "badger", "falcon", "heron", "weasel", "tortoise", "lynx", "raven"}},
+    {"fruit", {"quince", "apricot", "cherry", "plum", "fig", "pear", "mango", "lemon"}},
+    {"flower", {"tulip", "daisy", "orchid", "marigold", "lily", "poppy", "violet", "lavender"}},
+    {"drink", {"cider", "cocoa", "tea", "coffee", "lemonade", "milk", "brandy", "water"}},
+    {"instrument", {"cello", "harp", "oboe", "banjo", "fiddle", "organ", "guitar", "clarinet"}},
+    {"game", {"chess", "whist", "draughts", "skittles", "croquet", "marbles", "dominoes", "bowls"}}};
+
+using Text = std::string;
+
+Text capital(Text word) {
+  if (!word.empty() && word[0] >= 'a' && word[0] <= 'z') word[0] = static_cast<char>(word[0] - 'a' + 'A');
+  return word;
+}
+Text made_up(Random& r, uint32_t syllables) {
+  Text word;
+  while (syllables--) word += r.of(kSyllables);
+  return capital(word);
+}
+Text person(Random& r) { return r.chance(0.7) ? r.of(kNames) : made_up(r, r.between(2, 3)); }
+Text city(Random& r) { return r.chance(0.7) ? r.of(kCities) : made_up(r, r.between(2, 3)); }
+Text digits(Random& r, uint32_t count, const char* of = "0123456789", uint32_t base = 10) {
+  Text number;
+  while (count--) number += of[r.below(base)];
+  return number;
+}
+Text hexadecimal(Random& r, uint32_t count) { return digits(r, count, "0123456789abcdef", 16); }
+Text name_of_thing(Random& r) { return Text(r.of(kAdjectives)) + "-" + r.of(kObjects); }
+
+Fact keeping(Random& r) {
+  struct Verb {
+    const char *past, *asked;
+  };
+  constexpr Verb kVerbs[] = {
+      {"keeps", "does"}, {"left", "leave"}, {"hid", "hide"}, {"found", "find"}, {"put", "put"}};
+  const Text who = person(r), what = Text(r.of(kAdjectives)) + " " + r.of(kObjects), where = r.of(kPlaces);
+  const uint32_t verb = r.below(5);
+  const Text question = verb == 0 ? "Where does " + who + " keep the " + what + "?"
+                                  : "Where did " + who + " " + kVerbs[verb].asked + " the " + what + "?";
+  return {"keeping " + who + what, who + " " + kVerbs[verb].past + " the " + what + " in the " + where + ".",
+          question, "In the " + where + "."};
+}
+Fact code(Random& r) {
+  constexpr const char* kCodes[] = {"access code", "door code", "safe combination", "telephone number"};
+  constexpr const char* kHouses[] = {"office", "warehouse", "hotel", "bank", "embassy"};
+  const Text what = Text(r.of(kCodes)) + " of the " + city(r) + " " + r.of(kHouses);
+  const Text number = digits(r, r.between(4, 6));
+  return {"code " + what, "The " + what + " is " + number + ".", "What is the " + what + "?", number};
+}
+Fact liking(Random& r) {
+  const Liking& l = r.of(kLikings);
+  const Text who = person(r), value = r.of(l.values), what = who + "'s favourite " + l.thing;
+  return {"liking " + what, what + " is " + value + ".", "What is " + what + "?", capital(value) + "."};
+}
+Fact event(Random& r) {
+  const Text what = Text(r.of(kEvents)) + " in " + city(r);
+  const Text when =
+      "on " + Text(r.of(kDays)) + ", " + std::to_string(r.between(1, 28)) + " " + r.of(kMonths) + ".";
+  return {"event " + what, "The " + what + " is " + when, "When is the " + what + "?", capital(when)};
+}
+Fact password(Random& r) {
+  const Text of = name_of_thing(r), word = Text(r.of(kPlaces)) + "-" + r.of(kCargo) + "-" + digits(r, 3);
+  return {"password " + of, "The password for " + of + " is " + word + ".",
+          "What is the password for " + of + "?", word};
+}
+Fact debt(Random& r) {
+  const Text who = person(r), whom = person(r), coins = std::to_string(r.between(2, 9999)) + " coins.";
+  return {"debt " + who + whom, who + " owes " + whom + " " + coins,
+          "How many coins does " + who + " owe " + whom + "?", coins};
+}
+Fact ship(Random& r) {
+  const Text name = "the ship " + made_up(r, 3), cargo = r.of(kCargo), port = city(r);
+  const bool what = r.chance(0.5);
+  return {name, capital(name) + " carries " + cargo + " to " + port + ".",
+          what ? "What does " + name + " carry?" : "Where does " + name + " go?",
+          what ? capital(cargo) + "." : "To " + port + "."};
+}
+Fact magic(Random& r) {
+  const Text of = name_of_thing(r), number = digits(r, 7);
+  return {"magic " + of, "One of the special magic numbers for " + of + " is: " + number + ".",
+          "What is the special magic number for " + of + " mentioned in the text?", number};
+}
+Fact job(Random& r) {
+  const Text who = person(r), where = city(r), trade = r.of(kTrades);
+  const bool what = r.chance(0.5);
+  return {"job " + who, who + " works as a " + trade + " in " + where + ".",
+          what ? "What does " + who + " do for a living?" : "In which city does " + who + " work?",
+          what ? who + " is a " + trade + "." : "In " + where + "."};
+}
+
+}  // namespace
+
+Fact make_fact(Random& r) {
+  constexpr Fact (*kMakers[])(Random&) = {keeping, code, liking, event, password, debt, ship, magic, job};
+  return r.of(kMakers)(r);
+}
+
+Fact make_key(Random& r, bool sequence) {
+  const Text what = sequence ? "The sequence of digits" : "The pass key";
+  const Text number = digits(r, sequence ? 10 : 5),
+             is = sequence ? " is the sequence of digits." : " is the pass key.";
+  return {what, what + " is " + number + ". Remember it. " + number + is,
+          sequence ? "What is the sequence of digits?" : "What is the pass key?", number};
+}
+
+Fact make_pair(Random& r, bool hex) {
+  const Text key = hex ? hexadecimal(r, 8) : name_of_thing(r) + "-" + digits(r, 2);
+  const Text value = hex ? hexadecimal(r, 8) : digits(r, 5);
+  return {"pair " + key, "\"" + key + "\": \"" + value + "\",", "What is the value of \"" + key + "\"?",
+          value};
+}
+
+std::string make_introduction(Random& r) {
+  constexpr const char* kIntroductions[] = {
+      "Read the text and answer the questions.",
+      "There is important information hidden inside a long text. Find it and remember it.",
+      "Here is a document.", "Please read this carefully.", ""};
+  return r.of(kIntroductions);
+}
+
+}  // namespace thimble

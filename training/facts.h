@@ -1,0 +1,25 @@
+// What is hidden in the texts that retainers are trained with: sentences, and questions about them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "training/random.h"
+
+namespace thimble {
+
+struct Fact {
+  std::string subject;  // tells facts of one text apart: no two may share it
+  std::string sentence, question, answer;
+};
+
+// A fact about a person, place or thing.
+Fact make_fact(Random&);
+// A pass key or a sequence of digits.
+Fact make_key(Random&, bool sequence);
+// A line of a list of pairs. `hex`: eight hexadecimal digits each; else words and a number.
+Fact make_pair(Random&, bool hex);
+// What a text begins with, a sentence or nothing.
+std::string make_introduction(Random&);
+
+}  // namespace thimble

@@ -1,0 +1,414 @@
+#include "training/fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "training/random.h"
+
+namespace thimble {
+namespace {
+
+constexpr float kRate = 1e-3f, kBeta1 = 0.9f, kBeta2 = 0.95f, kDecay = 0.01f, kEpsilon = 1e-8f;
+constexpr float kLargestGradient = 0.5f;     // of one parameter
+constexpr float kRamp = 0.3f, kFall = 0.5f;  // parts of the steps in which the rate rises and falls
+constexpr float kBestWeight = 16, kSmoothing = 0.0025f;
+constexpr double kRidge = 1;
+constexpr uint32_t kBetweenGood = 50;  // steps from good state to good state
+
+// y[c][r] = x[r][c], in squares that stay in the cache.
+void transpose(const uint16_t* x, uint32_t rows, uint32_t cols, uint16_t* y, uint64_t y_stride) {
+  constexpr uint32_t kSquare = 32;
+  for (uint32_t r0 = 0; r0 < rows; r0 += kSquare)
+    for (uint32_t c0 = 0; c0 < cols; c0 += kSquare)
+      for (uint32_t c = c0; c < std::min(cols, c0 + kSquare); ++c)
+        for (uint32_t r = r0; r < std::min(rows, r0 + kSquare); ++r)
+          y[c * y_stride + r] = x[uint64_t(r) * cols + c];
+}
+
+// a = act(z) and its derivative, in place of z.
+void activate(uint32_t act, float* z, float* slope, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const float x = z[i];
+    if (act == kActSilu) {
+      const float s = 1 / (1 + std::exp(-x));
+      z[i] = x * s;
+      slope[i] = s * (1 + x * (1 - s));
+    } else if (act == kActGelu) {
+      constexpr float kRoot = 0.7978845608f, kCube = 0.044715f;  // sqrt(2 / pi)
+      const float t = std::tanh(kRoot * (x + kCube * x * x * x));
+      z[i] = 0.5f * x * (1 + t);
+      slope[i] = 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * kRoot * (1 + 3 * kCube * x * x);
+    } else {
+      const float share = 0.5f * (1 + std::erf(x * 0.7071067812f));
+      z[i] = x * share;
+      slope[i] = share + x * 0.3989422804f * std::exp(-0.5f * x * x);
+    }
+  }
+}
+
+// Solves (a) x = b for symmetric positive a [n][n], which becomes its Cholesky factor; b [n] becomes x. False
+// where a is not positive.
+bool factorise(std::vector<double>& a, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t j = 0; j <= i; ++j) {
+      double* row = &a[uint64_t(i) * n];
+      const double* other = &a[uint64_t(j) * n];
+      const double sum = row[j] - std::inner_product(row, row + j, other, 0.0);
+      if (i != j) {
+        row[j] = sum / other[j];
+      } else {
+        if (!(sum > 0)) return false;
+        row[i] = std::sqrt(sum);
+      }
+    }
+  return true;
+}
+void solve(const std::vector<double>& a, uint32_t n, double* b) {
+  for (uint32_t i = 0; i < n; ++i)
+    b[i] = (b[i] - std::inner_product(b, b + i, &a[uint64_t(i) * n], 0.0)) / a[uint64_t(i) * n + i];
+  for (uint32_t i = n; i-- > 0;) {
+    for (uint32_t j = i + 1; j < n; ++j) b[i] -= a[uint64_t(j) * n + i] * b[j];
+    b[i] /= a[uint64_t(i) * n + i];
+  }
+}
+
+// The runs that step `number` takes.
+std::vector<uint32_t> pick_runs(const FitOptions& o, uint32_t of, uint32_t number) {
+  Random r = random_of(o.seed, 0x66697400u + uint64_t(number));
+  std::vector<uint32_t> runs(o.runs);
+  for (uint32_t& run : runs) run = r.below(of);
+  return runs;
+}
+
+}  // namespace
+
+double loss_of_layer(const LossOptions& o, double weights, const float* scores,
+                     std::span<const float* const> labels, std::span<const uint8_t* const> best,
+                     float* gradient) {
+  double error = 0, roughness = 0;
+  // Averaged over a layer's neighbours, summed over layers.
+  const double pairs = double(o.heads) * o.runs * (o.tokens - 1);
+  for (uint32_t head = 0; head < o.heads; ++head)
+    for (uint32_t run = 0; run < o.runs; ++run) {
+      const uint64_t at = (uint64_t(head) * o.runs + run) * o.tokens;
+      const float* s = scores + at;
+      float* g = gradient + at;
+      for (uint32_t t = 0; t < o.tokens; ++t) {
+        const uint64_t i = uint64_t(head) * o.tokens + t;
+        const float d = s[t] - (labels[run][i] - o.mean);
+        const float weight = o.weighs_best && best[run][i] ? kBestWeight : 1;
+        error += weight * (std::abs(d) < 1 ? 0.5f * d * d : std::abs(d) - 0.5f);
+        g[t] += static_cast<float>(weight / weights) * std::clamp(d, -1.0f, 1.0f);
+        if (t == 0) continue;
+        const float step = s[t] - s[t - 1], pull = static_cast<float>(2 * kSmoothing / pairs) * step;
+        roughness += step * step;
+        g[t] += pull;
+        g[t - 1] -= pull;
+      }
+    }
+  return error / weights + kSmoothing * roughness / pairs;
+}
+
+Fit::Places Fit::places(uint32_t layer) const {
+  const SampleShape& s = samples_.shape();
+  const bool mlp = options_.kind == Retainer::Kind::kMlp, linear = options_.kind == Retainer::Kind::kLinear;
+  const uint64_t hidden = options_.hidden, inner = linear ? s.cols : hidden;
+  Places p{};
+  p.first_bias = hidden * s.cols;
+  p.second = p.first_bias + (mlp ? hidden : 0);
+  p.second_bias = p.second + s.heads * inner;
+  p.end = p.second_bias + (mlp || linear ? s.heads : 0);
+  const uint64_t from = p.end * layer;
+  return {from, from + p.first_bias, from + p.second, from + p.second_bias, from + p.end};
+}
+
+Result<std::unique_ptr<Fit>> Fit::start(std::shared_ptr<Device> device, const Samples& samples,
+                                        const FitOptions& options) {
+  std::unique_ptr<Fit> fit(new Fit(std::move(device), samples, options));
+  THIMBLE_TRY(fit->prepare());
+  return fit;
+}
+
+Status Fit::prepare() {
+  const SampleShape& s = samples_.shape();
+  double sum = 0;
+  for (uint32_t run = 0; run < samples_.runs(); ++run)
+    for (uint32_t layer = 0; layer < s.layers; ++layer)
+      sum = std::accumulate(samples_.labels(run, layer), samples_.labels(run, layer) + s.heads * kRunTokens,
+                            sum);
+  mean_ = static_cast<float>(sum / (double(samples_.runs()) * static_cast<double>(s.label_elements())));
+  for (uint32_t layer = 0; layer < s.layers; ++layer) {
+    double squares = 0;
+    for (uint32_t run = 0; run < samples_.runs(); ++run) {
+      const uint16_t* x = samples_.states(run, layer);
+      for (uint64_t i = 0; i < uint64_t(kRunTokens) * s.cols; ++i) {
+        const double value = f16_to_f32(x[i]);
+        squares += value * value;
+      }
+    }
+    const double mean = squares / (double(samples_.runs()) * kRunTokens * s.cols);
+    scales_.push_back(mean > 0 ? static_cast<float>(1 / std::sqrt(mean)) : 1);
+  }
+
+  parameters_.resize(places(s.layers - 1).end);
+  const uint32_t tokens = options_.runs * kRunTokens;
+  if (options_.kind == Retainer::Kind::kLinear) {
+    THIMBLE_LET(product, Product::make(device_, s.cols, kRunTokens, s.cols, DType::kF16));
+    forward_ = std::move(product);
+    return {};
+  }
+  momentum_.resize(parameters_.size());
+  variance_.resize(parameters_.size());
+  gradients_.resize(parameters_.size());
+  Random random = random_of(options_.seed, 0x696e6974u);
+  for (uint32_t layer = 0; layer < s.layers; ++layer) {
+    const Places p = places(layer);
+    const float first = 1 / std::sqrt(float(s.cols)), second = 0.6f / std::sqrt(float(options_.hidden));
+    for (uint64_t i = p.first; i < p.first_bias; ++i) parameters_[i] = first * random.normal();
+    for (uint64_t i = p.second; i < p.second_bias; ++i) parameters_[i] = second * random.normal();
+  }
+  good_ = parameters_;
+  // Tokens are the inner dimension on the way back; both products keep them in rows of the hidden channels.
+  THIMBLE_LET(forward, Product::make(device_, options_.hidden, s.cols, tokens, DType::kF16));
+  THIMBLE_LET(backward, Product::make(device_, options_.hidden, tokens, s.cols, DType::kF16));
+  forward_ = std::move(forward);
+  backward_ = std::move(backward);
+  return {};
+}
+
+uint32_t Fit::steps() const {
+  return options_.kind == Retainer::Kind::kLinear ? samples_.shape().layers : options_.steps;
+}
+
+Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, double weights,
+                           std::vector<float>& gradients, double& loss) {
+  const SampleShape& s = samples_.shape();
+  const Places p = places(layer);
+  const auto tokens = static_cast<uint32_t>(runs.size()) * kRunTokens;
+  const uint32_t hidden = options_.hidden;
+  const bool biased = p.first_bias != p.second;
+  const float scale = scales_[layer];
+  std::vector<const float*> labels;
+  std::vector<const uint8_t*> best;
+  auto* x = static_cast<uint16_t*>(forward_->w());
+  auto* x_columns = static_cast<uint16_t*>(backward_->w());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const uint16_t* states = samples_.states(runs[i], layer);
+    std::memcpy(x + i * kRunTokens * s.cols, states, uint64_t(kRunTokens) * s.cols * sizeof *x);
+    transpose(states, kRunTokens, s.cols, x_columns + i * kRunTokens, tokens);
+    labels.push_back(samples_.labels(runs[i], layer));
+    best.push_back(samples_.best(runs[i], layer));
+  }
+  for (uint64_t i = p.first; i < p.first_bias; ++i) forward_->x()[i - p.first] = parameters_[i] * scale;
+  THIMBLE_TRY(forward_->run());
+
+  // [hidden][tokens]: what the hidden channels are, then the gradient by what they were made of.
+  std::vector<float> a(forward_->y(), forward_->y() + uint64_t(hidden) * tokens), slope(a.size());
+  std::vector<float> scores(uint64_t(s.heads) * tokens), gradient(scores.size());
+  for (uint32_t head = 0; head < s.heads; ++head)
+    std::fill_n(&scores[uint64_t(head) * tokens], tokens, biased ? parameters_[p.second_bias + head] : 0.0f);
+  for (uint32_t h = 0; h < hidden; ++h) {
+    float* row = &a[uint64_t(h) * tokens];
+    if (biased)
+      for (uint32_t t = 0; t < tokens; ++t) row[t] += parameters_[p.first_bias + h];
+    activate(options_.act, row, &slope[uint64_t(h) * tokens], tokens);
+    for (uint32_t head = 0; head < s.heads; ++head) {
+      const float w = parameters_[p.second + uint64_t(head) * hidden + h];
+      float* score = &scores[uint64_t(head) * tokens];
+      for (uint32_t t = 0; t < tokens; ++t) score[t] += w * row[t];
+    }
+  }
+  loss += loss_of_layer({.heads = s.heads,
+                         .runs = static_cast<uint32_t>(runs.size()),
+                         .tokens = kRunTokens,
+                         .mean = mean_,
+                         .weighs_best = options_.weighs_best},
+                        weights, scores.data(), labels, best, gradient.data());
+  float* back = backward_->x();
+  for (uint32_t h = 0; h < hidden; ++h) {
+    const float* row = &a[uint64_t(h) * tokens];
+    const float* steep = &slope[uint64_t(h) * tokens];
+    float* out = back + uint64_t(h) * tokens;
+    std::fill_n(out, tokens, 0.0f);
+    for (uint32_t head = 0; head < s.heads; ++head) {
+      const uint64_t at = p.second + uint64_t(head) * hidden + h;
+      const float w = parameters_[at];
+      const float* g = &gradient[uint64_t(head) * tokens];
+      // Sums of runs first: short ones round less.
+      float sum = 0;
+      for (uint32_t first = 0; first < tokens; first += kRunTokens)
+        sum += std::inner_product(g + first, g + first + kRunTokens, row + first, 0.0f);
+      gradients[at] = sum;
+      for (uint32_t t = 0; t < tokens; ++t) out[t] += w * g[t];
+    }
+    for (uint32_t t = 0; t < tokens; ++t) out[t] *= steep[t];
+    if (biased) gradients[p.first_bias + h] = std::accumulate(out, out + tokens, 0.0f);
+  }
+  if (biased)
+    for (uint32_t head = 0; head < s.heads; ++head)
+      gradients[p.second_bias + head] = std::accumulate(&gradient[uint64_t(head) * tokens],
+                                                        &gradient[uint64_t(head) * tokens] + tokens, 0.0f);
+  THIMBLE_TRY(backward_->run());
+  for (uint64_t i = p.first; i < p.first_bias; ++i) gradients[i] = backward_->y()[i - p.first] * scale;
+  return {};
+}
+
+Status Fit::gradients(uint32_t number, std::vector<float>& to, double& loss) {
+  const SampleShape& s = samples_.shape();
+  const std::vector<uint32_t> runs = pick_runs(options_, samples_.runs(), number);
+  double weights = 0;
+  for (const uint32_t run : runs)
+    for (uint64_t i = 0; i < s.label_elements(); ++i)
+      weights += options_.weighs_best && samples_.best(run, 0)[i] ? kBestWeight : 1;
+  to.assign(parameters_.size(), 0);
+  loss = 0;
+  for (uint32_t layer = 0; layer < s.layers; ++layer)
+    THIMBLE_TRY(back_propagate(layer, runs, weights, to, loss));
+  return {};
+}
+
+void Fit::update(const std::vector<float>& gradients) {
+  const float step = static_cast<float>(done_), steps = static_cast<float>(options_.steps);
+  const float rate =
+      kRate * std::min(1.0f, (step + 1) / (steps * kRamp)) * std::min(1.0f, (steps - step) / (steps * kFall));
+  const float unbiased1 = 1 - std::pow(kBeta1, step + 1), unbiased2 = 1 - std::pow(kBeta2, step + 1);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const float g = std::clamp(gradients[i], -kLargestGradient, kLargestGradient);
+    float &p = parameters_[i], &m = momentum_[i], &v = variance_[i];
+    m = kBeta1 * m + (1 - kBeta1) * g;
+    v = kBeta2 * v + (1 - kBeta2) * g * g;
+    p -= rate * (kDecay * p + m / unbiased1 / (std::sqrt(v / unbiased2) + kEpsilon));
+  }
+}
+
+Result<bool> Fit::step() {
+  if (done_ >= steps() || diverged_) return false;
+  if (options_.kind == Retainer::Kind::kLinear) {
+    THIMBLE_TRY(solve_layer(done_++));
+    return true;
+  }
+  THIMBLE_TRY(gradients(done_, gradients_, loss_));
+  if (!std::isfinite(loss_)) {
+    diverged_ = true;
+    parameters_ = good_;
+    return false;
+  }
+  if (done_ % kBetweenGood == 0) good_ = parameters_;
+  update(gradients_);
+  ++done_;
+  return true;
+}
+
+// Least squares with a little ridge, which leaves the bias alone: sums over tokens in double, of products
+// over runs in f32.
+Status Fit::solve_layer(uint32_t layer) {
+  const SampleShape& s = samples_.shape();
+  const uint64_t n = s.cols;
+  const float scale = scales_[layer];
+  std::vector<double> xx(n * n), x_sum(n), xy(s.heads * n), y_sum(s.heads);
+  std::vector<float> columns(n * kRunTokens);
+  for (uint32_t run = 0; run < samples_.runs(); ++run) {
+    auto* w = static_cast<uint16_t*>(forward_->w());
+    transpose(samples_.states(run, layer), kRunTokens, s.cols, w, kRunTokens);
+    for (uint64_t i = 0; i < columns.size(); ++i) columns[i] = forward_->x()[i] = f16_to_f32(w[i]) * scale;
+    THIMBLE_TRY(forward_->run());
+    for (uint64_t i = 0; i < n * n; ++i) xx[i] += forward_->y()[i] * scale;
+    const float* labels = samples_.labels(run, layer);
+    for (uint64_t c = 0; c < n; ++c) {
+      const float* x = &columns[c * kRunTokens];
+      x_sum[c] = std::accumulate(x, x + kRunTokens, x_sum[c]);
+      for (uint32_t head = 0; head < s.heads; ++head)
+        xy[head * n + c] =
+            std::inner_product(x, x + kRunTokens, labels + head * kRunTokens, xy[head * n + c]);
+    }
+    for (uint32_t head = 0; head < s.heads; ++head)
+      y_sum[head] =
+          std::accumulate(labels + head * kRunTokens, labels + (head + 1) * kRunTokens, y_sum[head]);
+  }
+  const double tokens = double(samples_.runs()) * kRunTokens;
+  for (uint64_t i = 0; i < n; ++i) {
+    for (uint64_t j = 0; j < n; ++j) xx[i * n + j] -= x_sum[i] * x_sum[j] / tokens;
+    xx[i * n + i] += kRidge;
+  }
+  if (!factorise(xx, s.cols))
+    return error(Code::kNotFinite,
+                 "layer %u of the model gives NaN or infinite states; train for another file of it", layer);
+  const Places p = places(layer);
+  for (uint32_t head = 0; head < s.heads; ++head) {
+    double* w = &xy[head * n];
+    for (uint64_t c = 0; c < n; ++c) w[c] -= x_sum[c] * y_sum[head] / tokens;
+    solve(xx, s.cols, w);
+    double bias = y_sum[head] / tokens - mean_;
+    for (uint64_t c = 0; c < n; ++c) {
+      bias -= w[c] * x_sum[c] / tokens;
+      parameters_[p.second + head * n + c] = static_cast<float>(w[c]);
+    }
+    parameters_[p.second_bias + head] = static_cast<float>(bias);
+  }
+  // How far it is off, squared, for the curve.
+  double squares = 0;
+  for (uint32_t run = 0; run < samples_.runs(); ++run) {
+    const uint16_t* x = samples_.states(run, layer);
+    for (uint32_t t = 0; t < kRunTokens; ++t)
+      for (uint32_t head = 0; head < s.heads; ++head) {
+        double score = parameters_[p.second_bias + head];
+        for (uint64_t c = 0; c < n; ++c)
+          score += double(parameters_[p.second + head * n + c]) * f16_to_f32(x[t * n + c]) * scale;
+        const double d = score - (samples_.labels(run, layer)[head * kRunTokens + t] - mean_);
+        squares += d * d;
+      }
+  }
+  loss_ = squares / (tokens * s.heads);
+  return {};
+}
+
+FittedLayer Fit::layer(uint32_t layer) const {
+  const Places p = places(layer);
+  const auto range = [&](uint64_t first, uint64_t end, float factor) {
+    std::vector<float> values(parameters_.begin() + static_cast<ptrdiff_t>(first),
+                              parameters_.begin() + static_cast<ptrdiff_t>(end));
+    for (float& value : values) value *= factor;
+    return values;
+  };
+  const bool linear = options_.kind == Retainer::Kind::kLinear;
+  return {range(p.first, p.first_bias, scales_[layer]), range(p.first_bias, p.second, 1),
+          range(p.second, p.second_bias, linear ? scales_[layer] : 1), range(p.second_bias, p.end, 1)};
+}
+
+uint64_t Fit::state_bytes() const {
+  uint64_t bytes = sizeof done_ + sizeof loss_;
+  for (const auto* values : {&parameters_, &momentum_, &variance_, &good_})
+    bytes += values->size() * sizeof(float);
+  return bytes;
+}
+
+std::vector<std::byte> Fit::save() const {
+  std::vector<std::byte> out;
+  const auto put = [&](const void* data, size_t bytes) {
+    const auto* from = static_cast<const std::byte*>(data);
+    out.insert(out.end(), from, from + bytes);
+  };
+  put(&done_, sizeof done_);
+  put(&loss_, sizeof loss_);
+  for (const auto* values : {&parameters_, &momentum_, &variance_, &good_})
+    put(values->data(), values->size() * sizeof(float));
+  return out;
+}
+
+Status Fit::load(std::span<const std::byte> state) {
+  if (state.size() != state_bytes())
+    return error(Code::kFormat, "a checkpoint of %zu bytes is not one of this training", state.size());
+  const auto take = [&](void* data, size_t bytes) {
+    std::memcpy(data, state.data(), bytes);
+    state = state.subspan(bytes);
+  };
+  take(&done_, sizeof done_);
+  take(&loss_, sizeof loss_);
+  for (auto* values : {&parameters_, &momentum_, &variance_, &good_})
+    take(values->data(), values->size() * sizeof(float));
+  return {};
+}
+
+}  // namespace thimble

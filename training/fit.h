@@ -1,0 +1,96 @@
+// Fits retainers to labels: kinds with a hidden layer by AdamW, linear ones by least squares.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/model/model.h"
+#include "training/product.h"
+#include "training/samples.h"
+
+namespace thimble {
+
+struct FitOptions {
+  Retainer::Kind kind = Retainer::Kind::kLocret;  // kLocret, kMlp, kLinear
+  uint32_t act = kActSilu;                        // kActSilu, kActGelu, kActGeluErf
+  uint32_t hidden = 0;                            // 0 of a linear one
+  uint32_t steps = 0;
+  uint32_t runs = 16;  // of kRunTokens to a step
+  bool weighs_best = true;
+  uint64_t seed = 0;
+};
+
+// What a layer's retainer computes: second act(first x + first_bias) + second_bias; a linear one has no
+// first.
+struct FittedLayer {
+  std::vector<float> first, first_bias;    // [hidden][cols], [hidden]
+  std::vector<float> second, second_bias;  // [heads][hidden or cols], [heads]
+};
+
+// The loss and its gradient, of scores against labels: apart from the fit for the tests.
+struct LossOptions {
+  uint32_t heads, runs, tokens;  // KV heads; runs, and tokens of each
+  float mean;                    // of all labels, which scores do without
+  bool weighs_best;
+};
+// Adds to the gradient of one layer's scores, [heads][runs][tokens]; returns the layer's part of the loss
+// (methods 2.3). `weights`: the sum of those of all labels in all layers. labels, best: of run r at [r],
+// [heads][tokens].
+double loss_of_layer(const LossOptions&, double weights, const float* scores,
+                     std::span<const float* const> labels, std::span<const uint8_t* const> best,
+                     float* gradient);
+
+class Fit {
+ public:
+  static Result<std::unique_ptr<Fit>> start(std::shared_ptr<Device>, const Samples&, const FitOptions&);
+
+  // One step of the optimizer (linear: one layer). False where all are done, or the loss is no longer a
+  // number: the retainer is then the last good one.
+  Result<bool> step();
+  uint32_t steps_done() const { return done_; }
+  uint32_t steps() const;
+  double loss() const { return loss_; }
+  bool diverged() const { return diverged_; }
+
+  // The scores' gradients by parameters, of the runs that step `number` takes: for the tests.
+  Status gradients(uint32_t number, std::vector<float>& to, double& loss);
+  std::span<float> parameters() { return parameters_; }
+
+  FittedLayer layer(uint32_t layer) const;
+
+  // All that a later step depends on. load() refuses a state of another size.
+  uint64_t state_bytes() const;
+  std::vector<std::byte> save() const;
+  Status load(std::span<const std::byte>);
+
+ private:
+  Fit(std::shared_ptr<Device> device, const Samples& samples, const FitOptions& options)
+      : device_(std::move(device)), samples_(samples), options_(options) {}
+  Status prepare();
+  Status solve_layer(uint32_t layer);
+  Status back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, double weights,
+                        std::vector<float>& gradients, double& loss);
+  void update(const std::vector<float>& gradients);
+
+  // Where a layer's parameters lie: first, first_bias, second, second_bias.
+  struct Places {
+    uint64_t first, first_bias, second, second_bias, end;
+  };
+  Places places(uint32_t layer) const;
+
+  std::shared_ptr<Device> device_;
+  const Samples& samples_;
+  const FitOptions options_;
+  std::unique_ptr<Product> forward_, backward_;
+  std::vector<float> parameters_, momentum_, variance_;
+  std::vector<float> good_;  // parameters of a step whose loss was a number
+  std::vector<float> gradients_;
+  std::vector<float> scales_;  // of each layer: what makes its inputs' root mean square 1
+  float mean_ = 0;             // of all labels
+  uint32_t done_ = 0;
+  double loss_ = 0;
+  bool diverged_ = false;
+};
+
+}  // namespace thimble

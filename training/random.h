@@ -1,0 +1,45 @@
+// Numbers that are the same on every machine for a seed.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/splitmix64.h"
+
+namespace thimble {
+
+struct Random {
+  uint64_t state;
+
+  uint64_t next() { return splitmix64(state); }
+  // Of [0, n).
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
+  // Of [low, high].
+  uint32_t between(uint32_t low, uint32_t high) { return low + below(high - low + 1); }
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  bool chance(double p) { return uniform() < p; }
+  // The sum of four uniform numbers: near enough to normal, and the same wherever it is computed.
+  float normal() {
+    const double sum = uniform() + uniform() + uniform() + uniform() - 2;
+    return static_cast<float>(sum * std::sqrt(3.0));
+  }
+  template <typename T, size_t n>
+  const T& of(const T (&items)[n]) {
+    return items[below(n)];
+  }
+  template <typename T>
+  void shuffle(std::vector<T>& items) {
+    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(static_cast<uint32_t>(i))]);
+  }
+};
+
+// One generator of many, for the number-th of what a seed makes.
+inline Random random_of(uint64_t seed, uint64_t number) {
+  Random r{seed * 0x9e3779b97f4a7c15u + number};
+  r.next();
+  return r;
+}
+
+}  // namespace thimble

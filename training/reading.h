@@ -1,0 +1,68 @@
+// A dense reading of a text, in chunks, that keeps what a retainer would read of every token and what every
+// token was worth to the answers.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/decoder.h"
+#include "training/texts.h"
+
+namespace thimble {
+
+class Observer;
+
+class Reader {
+ public:
+  // Gets what a layer's retainer reads of the text's next rows: [rows][cols].
+  using States = std::function<void(uint32_t layer, uint32_t first, uint32_t rows, const float* states)>;
+
+  // For texts of at most so many tokens, and as many behind them; with room for `room` bytes (0: any number).
+  // Refused, with what is missing, where the room or the device's ops do not suffice.
+  static Result<std::unique_ptr<Reader>> open(std::shared_ptr<const Model>, std::shared_ptr<Device>,
+                                              Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens,
+                                              uint64_t room);
+  ~Reader();
+
+  void begin(const TrainingText&);
+  // Reads the next chunk; false where all was read.
+  Result<bool> step(const States&);
+  uint32_t tokens_read() const { return read_; }
+
+  // What each entry of the text that was read was worth: the op `label`. f32 [kv head][tokens of the text].
+  struct Labels {
+    std::vector<float> max_logit, log_prob;
+  };
+  Result<Labels> labels(uint32_t layer) const;
+
+  uint32_t state_cols() const { return cols_; }
+  uint64_t bytes() const { return bytes_; }  // that this takes beside the model's file
+
+ private:
+  Reader(std::shared_ptr<const Model>, std::shared_ptr<Device>);
+  Status allocate(Retainer::Input, uint32_t positions, uint64_t room);
+
+  std::shared_ptr<const Model> model_;
+  std::shared_ptr<Device> device_;
+  SessionOptions options_;
+  Dimensions dimensions_;
+  Policies policies_;
+  Observer* observer_ = nullptr;  // policies_.retention
+  Weights weights_;
+  std::unique_ptr<Buffer> pool_, workspace_, io_;
+  Layout layout_;
+  std::unique_ptr<Stream> stream_;
+  Programs programs_;
+  uint32_t cols_ = 0;
+  uint64_t bytes_ = 0;
+
+  std::vector<int32_t> tokens_;
+  std::vector<uint32_t> marked_;
+  uint32_t text_tokens_ = 0, read_ = 0;
+  std::vector<HeadState> heads_;
+  std::vector<float> states_;  // of one chunk and layer
+};
+
+}  // namespace thimble

@@ -1,0 +1,263 @@
+#include "training/texts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/mapped_file.h"
+#include "runtime/tokenizer/utf8.h"
+
+namespace thimble {
+namespace {
+
+constexpr uint32_t kLeastTokens = 1024;  // of the books: less is no long text
+constexpr const char* kQuote = "quote";
+
+std::string_view contents(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size())};
+}
+
+Status check_text(std::string_view text, const std::string& path) {
+  if (text.empty())
+    return error(Code::kFormat, "%s is empty; give a plain text, a book for example", path.c_str());
+  if (text.find('\0') != std::string_view::npos)
+    return error(Code::kFormat, "%s is not a text: it holds zero bytes; give a plain text file in UTF-8",
+                 path.c_str());
+  for (std::string_view rest = text; !rest.empty();) {
+    const CodePoint point = first_code_point(rest);
+    if (point.value >= kInvalidUtf8)
+      return error(Code::kFormat, "%s is not UTF-8: byte %zu begins no character; convert it first",
+                   path.c_str(), text.size() - rest.size());
+    rest.remove_prefix(point.size);
+  }
+  return {};
+}
+
+uint64_t hash_of(uint64_t hash, std::string_view bytes) {  // FNV-1a
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace
+
+Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std::vector<std::string>& files,
+                                  uint32_t tokens, uint32_t tail_tokens, uint64_t seed) {
+  if (!model->tokenizer.ok())
+    return error(Code::kUnsupported, "the model cannot turn text into tokens: %s",
+                 model->description_of_tokenizer_error.c_str());
+  TextMaker maker(model, tokens, tail_tokens, seed);
+  maker.hash_ = 0xcbf29ce484222325u;
+  for (const std::string& path : files) {
+    THIMBLE_LET(file, MappedFile::open(path));
+    THIMBLE_TRY(check_text(contents(file), path));
+    maker.hash_ = hash_of(maker.hash_, contents(file));
+    const std::vector<int32_t> book = maker.tokenize(std::string(contents(file)));
+    const auto cut = book.begin() + static_cast<ptrdiff_t>(book.size() / 5 * 4);
+    maker.read_.insert(maker.read_.end(), book.begin(), cut);
+    maker.held_out_.insert(maker.held_out_.end(), cut, book.end());
+  }
+  if (maker.read_.size() + maker.held_out_.size() < kLeastTokens)
+    return error(Code::kInvalidArgument,
+                 "the files of --data hold %zu tokens; at least %u are needed, and a whole book is better",
+                 maker.read_.size() + maker.held_out_.size(), kLeastTokens);
+  maker.ends_.resize(model->tokenizer.size());
+  for (uint32_t id = 0; id < model->tokenizer.size(); ++id) {
+    std::string piece;
+    model->tokenizer.append_piece(static_cast<int32_t>(id), false, piece);
+    const bool line = !piece.empty() && piece.back() == '\n';
+    while (!piece.empty() && (piece.back() == ' ' || piece.back() == '"' || piece.back() == '\''))
+      piece.pop_back();
+    maker.ends_[id] =
+        line || (!piece.empty() && std::string_view(".!?\n").find(piece.back()) != std::string_view::npos);
+  }
+  THIMBLE_TRY(maker.find_format());
+  return maker;
+}
+
+// Writes two turns and looks at what the format puts around them.
+Status TextMaker::find_format() {
+  const Result<ChatFormat> known = recognise_chat_format(model_->chat_template);
+  if (model_->chat_template.empty() || !known.ok()) {
+    opening_ = "";
+    closing_ = "\nAnswer:";
+    after_answer_ = tokenize("\n");
+    return {};
+  }
+  format_ = *known;
+  const std::string mark = "@@@";
+  const auto around = [&](const std::string& text, std::string& before, std::string& after) {
+    const size_t at = text.find(mark);
+    if (at == std::string::npos) return false;
+    before = text.substr(0, at);
+    after = text.substr(at + mark.size());
+    return true;
+  };
+  THIMBLE_LET(turn, format_chat(*format_, {{"user", mark}}, true, true));
+  THIMBLE_TRY(format_chat(*format_, {{"user", mark}}, true, false));
+  THIMBLE_LET(turns, format_chat(*format_, {{"user", "?"}, {"assistant", mark}}, false, true));
+  std::string unused, ending;
+  if (!around(turn, opening_, closing_) || !around(turns, unused, ending))
+    return error(Code::kInternal, "the chat format %s loses what is written in it",
+                 chat_format_name(*format_));
+  // Of what follows an answer, the token that ends it; the next turn brings the rest.
+  for (const int32_t token : tokenize(ending, false, true)) {
+    end_of_answer_.push_back(token);
+    if (model_->tokenizer.ends_generation(token)) break;
+  }
+  return {};
+}
+
+std::vector<int32_t> TextMaker::tokenize(const std::string& text, bool first, bool special) const {
+  std::vector<int32_t> ids;
+  for (const Token& token : model_->tokenizer.tokenize(text, first, special)) ids.push_back(token.id);
+  return ids;
+}
+
+// From the beginning of a sentence on; a short book is read again from its beginning.
+std::vector<int32_t> TextMaker::part_of_book(Random& r, uint32_t tokens, bool held_out) const {
+  const std::vector<int32_t>& book = held_out ? held_out_ : read_;
+  const auto size = static_cast<uint32_t>(book.size());
+  constexpr uint32_t kSentence = 400;  // tokens that a sentence has at most, or nearly
+  uint32_t at = r.below(size > tokens + kSentence ? size - tokens - kSentence : size);
+  for (uint32_t tried = 0; tried < kSentence && !ends_sentence(book[(at + size - 1) % size]); ++tried) ++at;
+  std::vector<int32_t> part(tokens);
+  for (uint32_t i = 0; i < tokens; ++i) part[i] = book[(at + i) % size];
+  return part;
+}
+
+// As many of each kind as chance says, and no more than leave half of the text to the book.
+std::vector<Fact> TextMaker::facts_for(Random& r, uint32_t room) const {
+  constexpr uint32_t kTokensOfFact = 24, kTokensOfPair = 36;  // a generous guess
+  const uint32_t most = room / 4 / kTokensOfFact;
+  std::vector<Fact> facts;
+  std::set<std::string> subjects;
+  const auto add = [&](Fact fact) {
+    if (subjects.insert(fact.subject).second) facts.push_back(std::move(fact));
+  };
+  for (uint32_t n = r.between(std::min(4u, most), std::min(40u, most)); n; --n) add(make_fact(r));
+  if (r.chance(0.6)) add(make_key(r, false));
+  if (r.chance(0.6)) add(make_key(r, true));
+  const double most_pairs = std::min(60.0, static_cast<double>(room) / 4 / kTokensOfPair);
+  if (most_pairs >= 2 && r.chance(0.8)) {
+    const bool hex = r.chance(0.5);
+    for (auto n = static_cast<uint32_t>(2 * std::pow(most_pairs / 2, r.uniform())); n; --n)
+      add(make_pair(r, hex));
+  }
+  return facts;
+}
+
+std::vector<int32_t> TextMaker::prompt_of(const std::string& question, bool first) const {
+  if (!format_) return tokenize("\n\nQuestion: " + question + closing_);
+  if (first) {
+    std::vector<int32_t> prompt = tokenize("\n\n" + question);
+    const std::vector<int32_t> closing = tokenize(closing_, false, true);
+    prompt.insert(prompt.end(), closing.begin(), closing.end());
+    return prompt;
+  }
+  // The format wrote such a turn when it was looked at, so it writes this one.
+  return tokenize(*format_chat(*format_, {{"user", question}}, true, false), false, true);
+}
+
+std::vector<int32_t> TextMaker::answer_of(const std::string& answer) const {
+  std::vector<int32_t> tokens = tokenize(format_ ? answer : " " + answer);
+  tokens.insert(tokens.end(), end_of_answer_.begin(), end_of_answer_.end());
+  return tokens;
+}
+
+// Where a sentence ends that goes on at a token of the part.
+uint32_t TextMaker::end_of_sentence(const std::vector<int32_t>& part, uint32_t at) const {
+  while (at < part.size() && !(at > 0 && ends_sentence(part[at - 1]))) ++at;
+  return at;
+}
+
+// What a few sentences of the part go on with.
+std::vector<Fact> TextMaker::quotes_of(Random& r, const std::vector<int32_t>& part) const {
+  constexpr uint32_t kMost = 4, kRoom = 200;
+  constexpr size_t kLeastBytes = 12;  // of the words quoted
+  std::vector<Fact> quotes;
+  if (part.size() < kRoom) return quotes;
+  for (uint32_t n = r.below(kMost + 1); n; --n) {
+    const uint32_t at = end_of_sentence(part, r.below(static_cast<uint32_t>(part.size())));
+    const uint32_t quoted = r.between(6, 10), wanted = r.between(6, 14);
+    if (at + quoted + wanted > part.size()) continue;
+    const auto words = [&](uint32_t first, uint32_t count) {
+      std::string text = model_->tokenizer.detokenize(part.data() + first, count, false);
+      text.erase(0, text.find_first_not_of(" \n"));
+      return text;
+    };
+    std::string begin = words(at, quoted);
+    const std::string end = words(at + quoted, wanted);
+    std::replace(begin.begin(), begin.end(), '\n', ' ');
+    if (begin.size() < kLeastBytes || end.empty() || end.find('\n') != std::string::npos) continue;
+    quotes.push_back({kQuote, "", "Continue the quote: \"" + begin + "\"", end});
+  }
+  return quotes;
+}
+
+TrainingText TextMaker::make(uint64_t number, bool held_out) const {
+  Random r = random_of(seed_, 2 * number + held_out);
+  TrainingText text;
+  text.tokens = tokenize(opening_ + make_introduction(r) + "\n", true, true);
+
+  // The facts that fit into the text, and their questions behind it. Quotes come later and take what is left.
+  struct Hidden {
+    std::vector<int32_t> tokens;
+    uint32_t at;  // token of the book before which it stands
+    bool pair;
+  };
+  std::vector<Hidden> hidden;
+  std::vector<Fact> asked;
+  auto room = tokens_ - static_cast<uint32_t>(std::min<size_t>(tokens_, text.tokens.size()));
+  uint32_t tail_room = tail_tokens_;
+  const auto take_question = [&](const Fact& fact) {
+    const size_t needed =
+        std::max(prompt_of(fact.question, true).size(), prompt_of(fact.question, false).size()) +
+        answer_of(fact.answer).size() + after_answer_.size();
+    if (needed > tail_room) return false;
+    tail_room -= static_cast<uint32_t>(needed);
+    asked.push_back(fact);
+    return true;
+  };
+  for (const Fact& fact : facts_for(r, room)) {
+    Hidden h{tokenize((r.chance(0.7) ? " " : "\n") + fact.sentence), 0, fact.subject.starts_with("pair")};
+    if (h.tokens.size() + tokens_ / 4 > room || !take_question(fact)) break;
+    room -= static_cast<uint32_t>(h.tokens.size());
+    hidden.push_back(std::move(h));
+  }
+
+  const std::vector<int32_t> part = part_of_book(r, room, held_out);
+  const auto anywhere = [&] { return end_of_sentence(part, r.below(room + 1)); };
+  const bool as_list = r.chance(0.6);  // all pairs in one place
+  const uint32_t place_of_list = anywhere();
+  for (Hidden& h : hidden) h.at = h.pair && as_list ? place_of_list : anywhere();
+  std::stable_sort(hidden.begin(), hidden.end(),
+                   [](const Hidden& a, const Hidden& b) { return a.at < b.at; });
+  auto next = part.begin();
+  const auto add_part = [&](uint32_t end) {
+    text.tokens.insert(text.tokens.end(), next, part.begin() + end);
+    next = part.begin() + end;
+  };
+  for (const Hidden& h : hidden) {
+    add_part(h.at);
+    text.tokens.insert(text.tokens.end(), h.tokens.begin(), h.tokens.end());
+  }
+  add_part(room);
+
+  for (const Fact& quote : quotes_of(r, part)) take_question(quote);
+  r.shuffle(asked);
+  for (const Fact& fact : asked) {
+    const auto add = [&](const std::vector<int32_t>& tokens, uint32_t mark) {
+      text.tail.insert(text.tail.end(), tokens.begin(), tokens.end());
+      text.marked.resize(text.tail.size(), mark);
+    };
+    const std::vector<int32_t> answer = answer_of(fact.answer);
+    add(prompt_of(fact.question, text.questions.empty()), 0);
+    text.marked.back() = 1;
+    add(answer, 1);
+    add(after_answer_, 0);
+    text.questions.push_back({prompt_of(fact.question, true), answer, fact.subject == kQuote});
+  }
+  return text;
+}
+
+}  // namespace thimble

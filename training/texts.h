@@ -1,0 +1,71 @@
+// The texts that retainers are trained with: a part of a book with facts hidden at the ends of its sentences,
+// then every question about them with its answer, as the model's chat format writes them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/chat/chat.h"
+#include "runtime/model/model.h"
+#include "training/facts.h"
+
+namespace thimble {
+
+struct Question {
+  std::vector<int32_t> prompt, answer;  // as it stands behind the text, up to the answer; the answer's tokens
+  bool quotes;                          // it asks what words of the book go on with
+};
+
+struct TrainingText {
+  std::vector<int32_t> tokens;  // the text
+  std::vector<Question> questions;
+  // All questions and answers as they follow the text, and of each token whether its query makes labels: the
+  // last of a prompt, which fetches the answer's first token, and the answer's.
+  std::vector<int32_t> tail;
+  std::vector<uint32_t> marked;
+};
+
+class TextMaker {
+ public:
+  // Reads the books, plain UTF-8 text. Refuses what is no text, and too little of it. `tokens`: of each text;
+  // `tail_tokens`: of its questions and answers at most.
+  static Result<TextMaker> open(std::shared_ptr<const Model>, const std::vector<std::string>& files,
+                                uint32_t tokens, uint32_t tail_tokens, uint64_t seed);
+
+  // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
+  // held out come from the last fifth of the books, in which the others have no part.
+  TrainingText make(uint64_t number, bool held_out) const;
+
+  uint32_t tokens() const { return tokens_; }
+  uint64_t book_hash() const { return hash_; }  // of all books' bytes
+
+ private:
+  TextMaker(std::shared_ptr<const Model> model, uint32_t tokens, uint32_t tail_tokens, uint64_t seed)
+      : model_(std::move(model)), tokens_(tokens), tail_tokens_(tail_tokens), seed_(seed) {}
+
+  Status find_format();
+  std::vector<int32_t> tokenize(const std::string& text, bool first = false, bool special = false) const;
+  std::vector<int32_t> part_of_book(Random&, uint32_t tokens, bool held_out) const;
+  std::vector<Fact> facts_for(Random&, uint32_t room) const;
+  std::vector<Fact> quotes_of(Random&, const std::vector<int32_t>& part) const;
+  uint32_t end_of_sentence(const std::vector<int32_t>& part, uint32_t at) const;
+  std::vector<int32_t> answer_of(const std::string& answer) const;
+  // A question as the text's first turn ends with it, or as a turn of its own.
+  std::vector<int32_t> prompt_of(const std::string& question, bool first) const;
+  bool ends_sentence(int32_t token) const { return ends_[static_cast<size_t>(token)]; }
+
+  std::shared_ptr<const Model> model_;
+  uint32_t tokens_, tail_tokens_;
+  uint64_t seed_, hash_ = 0;
+  std::vector<int32_t> read_, held_out_;  // the books' tokens
+  std::vector<bool> ends_;                // of each token of the vocabulary
+  // How the chat format opens a user's turn, closes it up to the answer, and ends an answer.
+  std::optional<ChatFormat> format_;
+  std::string opening_, closing_;
+  std::vector<int32_t> end_of_answer_, after_answer_;
+};
+
+}  // namespace thimble

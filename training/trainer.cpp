@@ -1,0 +1,577 @@
+#include "training/trainer.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/size_text.h"
+#include "base/system.h"
+#include "runtime/heads/sidecar.h"
+#include "training/random.h"
+
+namespace thimble {
+namespace {
+
+using Phase = TrainingProgress::Phase;
+
+constexpr uint32_t kTextTokens = 6144, kLeastTextTokens = 1024;
+constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
+constexpr uint32_t kSharesPart = 8;  // shares are those of pools that hold an eighth of a text
+constexpr uint32_t kParts[] = {8, 16};
+constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
+constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
+constexpr double kBetweenSaves = 60;
+constexpr char kMagic[8] = {'T', 'H', 'I', 'M', 'T', 'R', 'N', '1'};
+
+constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
+uint64_t hash_of(const void* data, size_t bytes, uint64_t hash = kHashSeed) {  // FNV-1a, by words
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (; bytes >= sizeof(uint64_t); at += sizeof(uint64_t), bytes -= sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, at, sizeof word);
+    hash = (hash ^ word) * 0x100000001b3u;
+    hash ^= hash >> 29;
+  }
+  for (; bytes; ++at, --bytes) hash = (hash ^ *at) * 0x100000001b3u;
+  return hash;
+}
+
+template <typename T>
+std::vector<std::byte> bytes_of(const std::vector<T>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+std::vector<std::byte> halves_of(const std::vector<float>& values) {
+  std::vector<uint16_t> halves(values.size());
+  std::transform(values.begin(), values.end(), halves.begin(), f32_to_f16);
+  return bytes_of(halves);
+}
+
+// The state that a hash in front of it vouches for.
+struct FitHeader {
+  uint64_t hash, saves;
+};
+
+}  // namespace
+
+// ---- beginning ----
+
+Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<const Model> model,
+                                                 std::shared_ptr<Device> device,
+                                                 const TrainingOptions& options) {
+  std::unique_ptr<Trainer> trainer(new Trainer(std::move(model), std::move(device), options));
+  THIMBLE_TRY(trainer->prepare());
+  return trainer;
+}
+
+Status Trainer::prepare() {
+  const TrainingOptions& o = options_;
+  if (!model_->has_weights())
+    return error(Code::kInvalidArgument,
+                 "the model has no weights, so there is nothing to train a retainer for");
+  if (o.data.empty())
+    return error(Code::kInvalidArgument,
+                 "training needs plain texts to hide facts in; give some books with --data");
+  if (o.output.empty())
+    return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
+  if (trains() && (o.texts == 0 || o.steps == 0))
+    return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
+                 o.steps);
+  if (o.kind == Retainer::Kind::kSink)
+    return error(Code::kUnsupported,
+                 "the kinds that can be trained are locret, linear and mlp; choose one of them");
+  if (MappedFile::open(o.output).ok())
+    return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
+  for (uint32_t i = 0; i < model_->shape.layers; ++i)
+    if (!model_->layers[i].window) layers_.push_back(i);
+  if (!trains()) {
+    THIMBLE_LET(file, MappedFile::open(o.heads));
+    THIMBLE_LET(retainer, model_->open_retainer(std::move(file), o.heads));
+    retainer_ = retainer;
+  }
+
+  // Questions may take half as many tokens as the text.
+  text_tokens_ = o.text_tokens ? o.text_tokens : kTextTokens;
+  if (const uint32_t context = model_->info.context_length;
+      context && text_tokens_ + text_tokens_ / 2 > context)
+    text_tokens_ = context / 3 * 2;
+  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
+  tail_tokens_ = text_tokens_ / 2;
+  if (text_tokens_ < kLeastTextTokens)
+    return error(
+        Code::kUnsupported,
+        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
+        model_->info.context_length, 2 * kLeastTextTokens);
+  THIMBLE_TRY(make_texts());
+  uint32_t tail = 0;
+  for (const auto* texts : {&texts_, &counted_})
+    for (const TrainingText& text : *texts) tail = std::max(tail, static_cast<uint32_t>(text.tail.size()));
+  THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory));
+  reader_ = std::move(reader);
+  if (trains()) {
+    THIMBLE_TRY(choose_runs());
+    THIMBLE_TRY(open_state());
+  }
+  uint64_t tokens = 0, read = 0;
+  for (uint32_t i = 0; i < texts_.size() + counted_.size(); ++i) {
+    const uint64_t of_text = text(i).tokens.size() + text(i).tail.size();
+    tokens += of_text;
+    if (i < text_) read += of_text;
+  }
+  set_phase(Phase::kReading, read, tokens);
+  saved_at_ = steady_seconds();
+  return {};
+}
+
+Status Trainer::make_texts() {
+  THIMBLE_LET(maker, TextMaker::open(model_, options_.data, text_tokens_, tail_tokens_, options_.seed));
+  book_hash_ = maker.book_hash();
+  if (trains())
+    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(maker.make(i, false));
+  if (!options_.equal_shares)
+    for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
+  counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
+  for (uint32_t i = 0; i < kAskedTexts; ++i) asked_.push_back(maker.make(kCountedTexts + i, true));
+  return {};
+}
+
+// As many runs of all texts as there is room for, chosen by the seed.
+Status Trainer::choose_runs() {
+  const ModelShape& m = model_->shape;
+  const SampleShape shape{static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
+  const uint32_t of_text = text_tokens_ / kRunTokens;
+  const uint64_t all = uint64_t(of_text) * texts_.size();
+  uint64_t room = kDefaultSamples;
+  if (options_.memory) {
+    const uint64_t beside = std::max(reader_->bytes(), fit_bytes()), least = 16 * shape.run_bytes();
+    if (options_.memory < beside + least) {
+      const uint64_t missing = beside + least - options_.memory;
+      return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
+                   size_text(beside + least).c_str(), size_text(missing).c_str())
+          .set_bytes_missing(missing);
+    }
+    room = options_.memory - beside;
+  }
+  const uint64_t kept = std::min(all, std::max<uint64_t>(room / shape.run_bytes(), 1));
+  std::vector<uint32_t> chosen(all);
+  std::iota(chosen.begin(), chosen.end(), 0);
+  if (kept < all) {
+    Random random = random_of(options_.seed, 0x72756e73u);
+    random.shuffle(chosen);
+    chosen.resize(kept);
+    std::sort(chosen.begin(), chosen.end());
+  }
+  runs_of_text_.resize(texts_.size());
+  for (const uint32_t run : chosen) runs_of_text_[run / of_text].push_back(run % of_text);
+  uint32_t first = 0;
+  for (const auto& runs : runs_of_text_) {
+    first_run_.push_back(first);
+    first += static_cast<uint32_t>(runs.size());
+  }
+  samples_ = Samples(shape, static_cast<uint32_t>(kept));
+  return {};
+}
+
+Retainer::Input Trainer::input() const {
+  return options_.kind == Retainer::Kind::kLocret ? Retainer::Input::kQkv : Retainer::Input::kX;
+}
+
+uint32_t Trainer::hidden() const {
+  const uint32_t d = model_->shape.d_model;
+  switch (options_.kind) {
+    case Retainer::Kind::kLocret:
+      return std::clamp(d / 2, 16u, 1024u);
+    case Retainer::Kind::kMlp:
+      return std::clamp(d / 8, 64u, 1024u);
+    default:
+      return 0;
+  }
+}
+
+FitOptions Trainer::fit_options() const {
+  return {.kind = options_.kind,
+          .act = options_.kind == Retainer::Kind::kMlp ? kActGeluErf : model_->act,
+          .hidden = hidden(),
+          .steps = options_.steps,
+          .runs = 16,
+          .weighs_best = options_.target == Target::kLogProb,
+          .seed = options_.seed};
+}
+
+// Six numbers for each parameter, the operands of two products, and what is between them.
+uint64_t Trainer::fit_bytes() const {
+  const uint64_t cols = reader_->state_cols(), inner = hidden(), f32 = 4;
+  if (options_.kind == Retainer::Kind::kLinear) return cols * cols * 3 * f32;
+  const uint64_t tokens = uint64_t(fit_options().runs) * kRunTokens;
+  return layers_.size() * cols * inner * 6 * f32 + 2 * tokens * cols * 2 +
+         (4 * tokens + 2 * cols) * inner * f32;
+}
+
+const TrainingText& Trainer::text(uint32_t number) const {
+  return number < texts_.size() ? texts_[number] : counted_[number - texts_.size()];
+}
+
+void Trainer::set_phase(Phase phase, uint64_t done, uint64_t total) {
+  phase_ = phase;
+  done_ = phase_first_ = done;
+  total_ = total;
+  phase_start_ = steady_seconds();
+}
+
+TrainingProgress Trainer::progress() const {
+  TrainingProgress p;
+  p.phase = phase_;
+  p.done = done_;
+  p.total = total_;
+  const double seconds = steady_seconds() - phase_start_;
+  if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
+  if (fit_) p.loss = fit_->loss();
+  return p;
+}
+
+Result<bool> Trainer::step() {
+  switch (phase_) {
+    case Phase::kReading:
+      THIMBLE_TRY(read_on());
+      break;
+    case Phase::kFitting:
+      THIMBLE_TRY(fit_on());
+      break;
+    case Phase::kChecking:
+      THIMBLE_TRY(check_on());
+      break;
+    case Phase::kDone:
+      return false;
+  }
+  if (steady_seconds() - saved_at_ > kBetweenSaves) THIMBLE_TRY(save());
+  return true;
+}
+
+// ---- reading ----
+
+Status Trainer::read_on() {
+  if (text_ == texts_.size() + counted_.size()) {
+    reader_.reset();
+    return trains() ? start_fit() : write_sidecar();
+  }
+  const TrainingText& t = text(text_);
+  if (!reading_) reader_->begin(t);
+  reading_ = true;
+  // What is kept of the rows that come.
+  const uint32_t before = reader_->tokens_read();
+  std::vector<int32_t> sample_of(text_tokens_ / kRunTokens, -1);
+  if (text_ < texts_.size())
+    for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)
+      sample_of[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
+  std::vector<uint32_t> slot(model_->shape.layers);
+  for (uint32_t i = 0; i < layers_.size(); ++i) slot[layers_[i]] = i;
+  const uint32_t cols = reader_->state_cols();
+  const auto keep = [&](uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
+    for (uint32_t row = first; row < first + rows; ++row, states += cols) {
+      const int32_t sample = sample_of[row / kRunTokens];
+      if (sample < 0) continue;
+      uint16_t* to =
+          samples_.states(static_cast<uint32_t>(sample), slot[layer]) + uint64_t(row % kRunTokens) * cols;
+      for (uint32_t c = 0; c < cols; ++c) to[c] = f32_to_f16(std::clamp(states[c], -65504.0f, 65504.0f));
+    }
+  };
+  THIMBLE_LET(more, reader_->step(keep));
+  done_ += reader_->tokens_read() - before;
+  return more ? Status() : finish_text();
+}
+
+// Takes the labels of the text that was read to its end.
+Status Trainer::finish_text() {
+  const uint32_t kv_heads = model_->shape.kv_heads, tokens = text_tokens_;
+  std::vector<float> logits;  // of a text that is counted, by layer and head
+  for (uint32_t l = 0; l < layers_.size(); ++l) {
+    THIMBLE_LET(labels, reader_->labels(layers_[l]));
+    if (text_ >= texts_.size()) {
+      logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
+      continue;
+    }
+    const std::vector<float>& of = options_.target == Target::kLogProb ? labels.log_prob : labels.max_logit;
+    for (uint32_t head = 0; head < kv_heads; ++head) {
+      const float* label = of.data() + uint64_t(head) * tokens;
+      std::vector<float> sorted(label, label + tokens);
+      const auto least = sorted.begin() + tokens / kBestPart - 1;
+      std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+      for (size_t i = 0; i < runs_of_text_[text_].size(); ++i) {
+        const uint32_t run = first_run_[text_] + static_cast<uint32_t>(i);
+        const float* from = label + uint64_t(runs_of_text_[text_][i]) * kRunTokens;
+        std::copy_n(from, kRunTokens, samples_.labels(run, l) + uint64_t(head) * kRunTokens);
+        std::transform(from, from + kRunTokens, samples_.best(run, l) + uint64_t(head) * kRunTokens,
+                       [&](float x) { return x >= *least; });
+      }
+    }
+  }
+  if (text_ >= texts_.size()) {
+    // Of all heads' labels the best, as many as the pools hold together.
+    std::vector<float> sorted = logits;
+    const auto least = sorted.begin() + static_cast<ptrdiff_t>(logits.size() / kSharesPart) - 1;
+    std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+    std::vector<double> counts;
+    for (size_t at = 0; at < logits.size(); at += tokens)
+      counts.push_back(static_cast<double>(std::count_if(logits.begin() + static_cast<ptrdiff_t>(at),
+                                                         logits.begin() + static_cast<ptrdiff_t>(at + tokens),
+                                                         [&](float x) { return x >= *least; })));
+    counts_[text_ - texts_.size()] = std::move(counts);
+  }
+  if (trains()) THIMBLE_TRY(save_record(text_));
+  ++text_;
+  reading_ = false;
+  return {};
+}
+
+// How much of the pools each head is worth, 1 on average; those of layers with a window do not matter.
+std::vector<float> Trainer::shares() const {
+  const uint32_t kv_heads = model_->shape.kv_heads;
+  std::vector<float> shares(uint64_t(model_->shape.layers) * kv_heads, 1);
+  std::vector<double> sums(layers_.size() * kv_heads);
+  for (const auto& counts : counts_)
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += counts[i];
+  const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(sums.size());
+  for (size_t i = 0; i < sums.size(); ++i)  // a share is more than 0
+    shares[uint64_t(layers_[i / kv_heads]) * kv_heads + i % kv_heads] =
+        static_cast<float>(std::max(sums[i], 1.0) / mean);
+  return shares;
+}
+
+// ---- the state of the work ----
+
+uint64_t Trainer::record_bytes(uint32_t text) const {
+  if (text >= texts_.size()) return layers_.size() * model_->shape.kv_heads * sizeof(double);
+  return runs_of_text_[text].size() * samples_.shape().run_bytes();
+}
+uint64_t Trainer::record_at(uint32_t text) const {
+  uint64_t at = sizeof kMagic + sizeof(uint64_t);
+  for (uint32_t i = 0; i < text; ++i) at += sizeof(uint64_t) + record_bytes(i);
+  return at;
+}
+uint64_t Trainer::fit_at(uint32_t slot) const {
+  return record_at(static_cast<uint32_t>(texts_.size() + counted_.size())) +
+         slot * (sizeof(FitHeader) + fit_->state_bytes());
+}
+
+// Calls each(data, bytes) for what the record of a text is made of.
+template <typename Each>
+Status Trainer::each_part(uint32_t text, const Each& each) {
+  if (text >= texts_.size()) return each(counts_[text - texts_.size()].data(), record_bytes(text));
+  const SampleShape& s = samples_.shape();
+  for (uint32_t i = 0; i < runs_of_text_[text].size(); ++i) {
+    const uint32_t run = first_run_[text] + i;
+    THIMBLE_TRY(each(samples_.states(run, 0), s.state_elements() * sizeof(uint16_t)));
+    THIMBLE_TRY(each(samples_.labels(run, 0), s.label_elements() * sizeof(float)));
+    THIMBLE_TRY(each(samples_.best(run, 0), s.label_elements()));
+  }
+  return {};
+}
+
+Status Trainer::save_record(uint32_t text) {
+  uint64_t hash = kHashSeed, at = record_at(text) + sizeof hash;
+  THIMBLE_TRY(each_part(text, [&](const void* data, uint64_t bytes) {
+    hash = hash_of(data, bytes, hash);
+    at += bytes;
+    return state_.write(at - bytes, data, bytes);
+  }));
+  THIMBLE_TRY(state_.write(record_at(text), &hash, sizeof hash));
+  return state_.flush();
+}
+
+// Takes the record of a text; false where none was written to its end.
+Result<bool> Trainer::take_record(uint32_t text) {
+  uint64_t saved, hash = kHashSeed, at = record_at(text) + sizeof saved;
+  if (state_.size() < at + record_bytes(text)) return false;
+  THIMBLE_TRY(state_.read(record_at(text), &saved, sizeof saved));
+  const Status taken = each_part(text, [&](void* data, uint64_t bytes) -> Status {
+    THIMBLE_TRY(state_.read(at, data, bytes));
+    hash = hash_of(data, bytes, hash);
+    at += bytes;
+    return {};
+  });
+  THIMBLE_TRY(taken);
+  return saved == hash;
+}
+
+Status Trainer::open_state() {
+  const std::string path = options_.output + ".partial";
+  THIMBLE_LET(state, StateFile::open(path));
+  state_ = std::move(state);
+  const uint64_t facts[] = {model_->fingerprint(),
+                            book_hash_,
+                            options_.seed,
+                            static_cast<uint64_t>(options_.kind),
+                            static_cast<uint64_t>(options_.target),
+                            options_.texts,
+                            options_.steps,
+                            options_.equal_shares,
+                            text_tokens_,
+                            samples_.runs()};
+  const uint64_t signature = hash_of(facts, sizeof facts);
+  if (state_.size() == 0) {
+    THIMBLE_TRY(state_.write(0, kMagic, sizeof kMagic));
+    return state_.write(sizeof kMagic, &signature, sizeof signature);
+  }
+  char magic[sizeof kMagic] = {};
+  uint64_t found = 0;
+  if (state_.size() >= sizeof magic + sizeof found) {
+    THIMBLE_TRY(state_.read(0, magic, sizeof magic));
+    THIMBLE_TRY(state_.read(sizeof magic, &found, sizeof found));
+  }
+  if (std::memcmp(magic, kMagic, sizeof magic) != 0 || found != signature)
+    return error(Code::kMismatch,
+                 "%s was left by another training; remove it, or train with the same model, texts and flags",
+                 path.c_str());
+  for (; text_ < texts_.size() + counted_.size(); ++text_) {
+    THIMBLE_LET(taken, take_record(text_));
+    if (!taken) break;
+  }
+  resumed_ = text_ > 0;
+  return {};
+}
+
+// Texts are kept as they were read; the fit's state goes to two places in turn, one of which is whole
+// whenever the process ends.
+Status Trainer::save() {
+  saved_at_ = steady_seconds();
+  if (!fit_ || phase_ != Phase::kFitting) return {};
+  const std::vector<std::byte> state = fit_->save();
+  const FitHeader header{hash_of(state.data(), state.size()), ++saves_};
+  const uint64_t at = fit_at(saves_ % 2);
+  THIMBLE_TRY(state_.write(at, &header, sizeof header));
+  THIMBLE_TRY(state_.write(at + sizeof header, state.data(), state.size()));
+  return state_.flush();
+}
+
+// ---- fitting ----
+
+Status Trainer::start_fit() {
+  THIMBLE_LET(fit, Fit::start(device_, samples_, fit_options()));
+  fit_ = std::move(fit);
+  std::vector<std::byte> state(fit_->state_bytes()), latest;
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    FitHeader header;
+    if (state_.size() < fit_at(slot) + sizeof header + state.size()) continue;
+    THIMBLE_TRY(state_.read(fit_at(slot), &header, sizeof header));
+    THIMBLE_TRY(state_.read(fit_at(slot) + sizeof header, state.data(), state.size()));
+    if (header.hash != hash_of(state.data(), state.size()) || header.saves <= saves_) continue;
+    saves_ = static_cast<uint32_t>(header.saves);
+    latest = state;
+  }
+  if (!latest.empty()) THIMBLE_TRY(fit_->load(latest));
+  set_phase(Phase::kFitting, fit_->steps_done(), fit_->steps());
+  return {};
+}
+
+Status Trainer::fit_on() {
+  THIMBLE_LET(more, fit_->step());
+  done_ = fit_->steps_done();
+  return more ? Status() : write_sidecar();
+}
+
+// ---- the result ----
+
+Status Trainer::write_sidecar() {
+  const ModelShape& m = model_->shape;
+  NewGguf file;
+  const auto set_shares = [&] {
+    if (counted_.empty()) return;
+    const std::vector<float> of_heads = shares();
+    file.set("retainer.budget",
+             GgufValue{GgufType::kF32, true, of_heads.size(), std::as_bytes(std::span(of_heads))});
+  };
+  if (trains()) {
+    const FitOptions fit = fit_options();
+    const bool linear = fit.kind == Retainer::Kind::kLinear, mlp = fit.kind == Retainer::Kind::kMlp;
+    begin_sidecar(file, *model_, model_->info.name + " retainer", fit.kind);
+    file.set("retainer.input", input() == Retainer::Input::kQkv ? "qkv" : "x");
+    file.set("retainer.target", options_.target == Target::kLogProb ? "log_prob" : "max_logit");
+    if (!linear) {
+      file.set("retainer.act", name_of_act(fit.act));
+      file.set("retainer.hidden", fit.hidden);
+    }
+    set_shares();
+    const uint64_t cols = samples_.shape().cols, inner = linear ? cols : fit.hidden;
+    for (uint32_t i = 0; i < layers_.size(); ++i) {
+      const auto layer = std::make_shared<FittedLayer>(fit_->layer(i));
+      const std::string name = "blk." + std::to_string(layers_[i]) + ".retain";
+      const std::string second = linear ? name : name + "_fc2";
+      if (!linear)
+        file.add(name + "_fc1.weight", {cols, fit.hidden}, DType::kF16,
+                 [layer] { return halves_of(layer->first); });
+      if (mlp)
+        file.add(name + "_fc1.bias", {fit.hidden}, DType::kF32,
+                 [layer] { return bytes_of(layer->first_bias); });
+      file.add(second + ".weight", {inner, m.kv_heads}, DType::kF16,
+               [layer] { return halves_of(layer->second); });
+      if (mlp || linear)
+        file.add(second + ".bias", {m.kv_heads}, DType::kF32,
+                 [layer] { return bytes_of(layer->second_bias); });
+    }
+    THIMBLE_TRY(file.write(options_.output));
+  } else {
+    THIMBLE_LET(old, Gguf::parse(retainer_->file, options_.heads));
+    for (const auto& [key, value] : old.metadata())
+      if (key != "retainer.budget") file.set(key, value);
+    set_shares();
+    for (const GgufTensor& t : old.tensors())
+      file.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
+               [t] { return std::vector<std::byte>(t.data, t.data + t.bytes); });
+    THIMBLE_TRY(file.write(options_.output));
+  }
+  if (trains()) THIMBLE_TRY(state_.remove());
+  THIMBLE_LET(mapped, MappedFile::open(options_.output));
+  THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
+  retainer_ = retainer;
+  samples_ = Samples();
+  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}});
+  set_phase(Phase::kChecking, 0, kAskedTexts * (1 + 2 * std::size(kParts)));
+  return {};
+}
+
+// One reading of one text.
+Status Trainer::check_on() {
+  if (check_ == total_) {
+    set_phase(Phase::kDone, total_, total_);
+    return {};
+  }
+  const uint32_t ways = 1 + 2 * static_cast<uint32_t>(std::size(kParts));
+  const TrainingText& t = asked_[check_ / ways];
+  const uint32_t way = check_ % ways;
+  Recall& of = way == 0       ? dense_
+               : way % 2 == 1 ? checked_[(way - 1) / 2].retainer
+                              : checked_[(way - 1) / 2].window;
+  const Retention retention = way == 0       ? Retention::kNone
+                              : way % 2 == 1 ? Retention::kLocret
+                                             : Retention::kWindow;
+  const uint32_t pool = way == 0 ? 0 : text_tokens_ / checked_[(way - 1) / 2].part;
+  THIMBLE_LET(recall,
+              ask_about(t, model_, device_, retention, retention == Retention::kLocret ? retainer_ : nullptr,
+                        pool, kAskedQuestions));
+  of.asked += recall.asked;
+  of.answered += recall.answered;
+  done_ = ++check_;
+  return {};
+}
+
+std::string Trainer::verdict() const {
+  if (phase_ != Phase::kDone) return "";
+  const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
+  if (dense_.share() < 0.5)
+    return "The model answers " + percent(dense_) +
+           " of these questions even when nothing is dropped, so they say little about the retainer.";
+  const Checked& c = checked_.front();
+  const double noise = std::sqrt(0.5 / dense_.asked);  // of a difference of two shares, at most one deviation
+  if (c.retainer.share() < c.window.share() + noise)
+    return "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
+  if (c.retainer.share() < 0.9 * dense_.share())
+    return "The retainer beats a window and loses " +
+           percent({dense_.asked, dense_.answered - std::min(dense_.answered, c.retainer.answered)}) +
+           " of the questions at an eighth of the memory; more texts and steps may help.";
+  return "The retainer keeps what these questions need at an eighth of the memory.";
+}
+
+}  // namespace thimble

@@ -1,0 +1,124 @@
+// Makes the retainer of a model: texts are read, the small networks are fitted, the pools' shares counted,
+// and the result is asked about texts that it did not learn from.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/state_file.h"
+#include "training/fit.h"
+#include "training/reading.h"
+#include "training/recall.h"
+
+namespace thimble {
+
+enum class Target { kLogProb, kMaxLogit };
+
+struct TrainingOptions {
+  std::vector<std::string> data;  // plain text files, UTF-8
+  std::string output;             // the sidecar; must not exist
+  // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
+  std::string heads;
+  Retainer::Kind kind = Retainer::Kind::kLocret;  // or kLinear, kMlp
+  Target target = Target::kLogProb;
+  uint32_t texts = 16, steps = 300;
+  uint64_t seed = 0;
+  uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
+  bool equal_shares = false;  // no shares are counted
+  uint32_t text_tokens = 0;   // 0: 6144, or what the model's context allows
+};
+
+struct TrainingProgress {
+  enum class Phase { kReading, kFitting, kChecking, kDone } phase = Phase::kReading;
+  uint64_t done = 0, total = 0;  // tokens of reading, steps of fitting, readings of checking
+  double per_second = 0;         // of those
+  double loss = 0;               // of the last step
+};
+
+class Trainer {
+ public:
+  // Takes up what OUTPUT.partial holds of the same training, if it is there.
+  static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
+                                                 const TrainingOptions&);
+
+  // Reads a chunk, makes a step of the fit, or reads a text to check; false when everything is done.
+  Result<bool> step();
+  TrainingProgress progress() const;
+  // Keeps all that was done in OUTPUT.partial. step() does so every minute.
+  Status save();
+  bool resumed() const { return resumed_; }
+
+  struct Checked {
+    uint32_t part;  // of the memory: 8 is an eighth
+    Recall retainer, window;
+  };
+  const std::vector<Checked>& checked() const { return checked_; }
+  const Recall& dense() const { return dense_; }
+  // What came of it, in a sentence or two.
+  std::string verdict() const;
+
+ private:
+  Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options)
+      : model_(std::move(model)), device_(std::move(device)), options_(std::move(options)) {}
+  Status prepare();
+  Status make_texts();
+  Status choose_runs();
+  Status open_state();
+  Status read_on();
+  Status finish_text();
+  Status start_fit();
+  Status fit_on();
+  Status check_on();
+  Status write_sidecar();
+  void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);
+
+  bool trains() const { return options_.heads.empty(); }
+  Retainer::Input input() const;
+  uint32_t hidden() const;
+  uint64_t fit_bytes() const;
+  FitOptions fit_options() const;
+  const TrainingText& text(uint32_t number) const;
+  std::vector<float> shares() const;
+  // Where a text's record and the fit's two states lie in OUTPUT.partial, and how large they are.
+  uint64_t record_at(uint32_t text) const;
+  uint64_t record_bytes(uint32_t text) const;
+  uint64_t fit_at(uint32_t slot) const;
+  template <typename Each>
+  Status each_part(uint32_t text, const Each& each);
+  Status save_record(uint32_t text);
+  Result<bool> take_record(uint32_t text);
+
+  std::shared_ptr<const Model> model_;
+  std::shared_ptr<Device> device_;
+  const TrainingOptions options_;
+  uint32_t text_tokens_ = 0, tail_tokens_ = 0;
+  std::vector<uint32_t> layers_;  // without a window
+  uint64_t book_hash_ = 0;
+
+  std::vector<TrainingText> texts_, counted_,
+      asked_;  // to learn from; held out for shares, and for the check
+  std::unique_ptr<Reader> reader_;
+  Samples samples_;
+  std::vector<std::vector<uint32_t>> runs_of_text_;  // which runs of a text are kept
+  std::vector<uint32_t> first_run_;                  // of each text, in samples_
+  std::vector<std::vector<double>> counts_;          // of each counted text: [layer][kv head]
+  uint32_t text_ = 0;                                // that is being read
+  bool reading_ = false;                             // it was begun
+  std::unique_ptr<Fit> fit_;
+  StateFile state_;
+  double saved_at_ = 0;
+  uint32_t saves_ = 0;
+  bool resumed_ = false;
+
+  std::shared_ptr<const Retainer> retainer_;
+  uint32_t check_ = 0;
+  Recall dense_;
+  std::vector<Checked> checked_;
+
+  TrainingProgress::Phase phase_ = TrainingProgress::Phase::kReading;
+  uint64_t done_ = 0, total_ = 0, phase_first_ = 0;
+  double phase_start_ = 0;
+};
+
+}  // namespace thimble
