@@ -38,7 +38,9 @@ class CostModel {
   Cost run(double rows, double entries, bool chunk, bool logits) const;
 
  private:
-  Cost layers_;                              // the weights of all layers
+  Cost layers_;                              // the weights of all layers but those of the feed-forwards
+  Cost feed_forward_;                        // these, of all experts where there are experts
+  double expert_share_ = 1;                  // of the experts that a row passes through
   Cost output_;                              // the output matrix
   Cost key_;                                 // key_cost()
   double full_ = 0;                          // layers that attend to everything

@@ -90,10 +90,7 @@ Status Session::allocate(bool first) {
   const Setting setting{*model_, o, plan_.dimensions};
   layout_ = lay_out(setting, policies_, device, plan_.backend_scratch, pool_arena, workspace_arena, io_arena);
 
-  std::vector<float> table(layout_.rope.bytes / sizeof(float));
-  fill_rope_table(model_->rope, plan_.dimensions.rope_positions, o.context ? o.context : UINT32_MAX,
-                  table.data());
-  THIMBLE_TRY(device_->write(layout_.rope, table.data()));
+  THIMBLE_TRY(write_rope_tables(*device_, setting, layout_, o.context ? o.context : UINT32_MAX));
 
   THIMBLE_LET(stream, device_->open_stream(layout_.scratch, static_cast<uint32_t>(heads_.size())));
   stream_ = std::move(stream);

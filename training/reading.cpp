@@ -37,7 +37,7 @@ class Observer : public RetentionPolicy {
   void record(const LayerStep& l) const override {
     if (!l.chunk) return;
     const uint32_t width = cols(l.setting);
-    l.recorder.record(Copy{.src = input_ == Retainer::Input::kQkv ? l.at.qkv : l.at.norm,
+    l.recorder.record(Copy{.src = input_ == Retainer::Input::kQkv ? l.at.qkv : l.input(),
                            .dst = states,
                            .p = {.cols = width,
                                  .src_stride = width,
@@ -49,7 +49,7 @@ class Observer : public RetentionPolicy {
                             .marked = marked,
                             .k = l.pool().k,
                             .chunk_k = l.at.chunk_k,
-                            .rope = l.at.rope,
+                            .rope = l.rope_table(),
                             .lse = lse_,
                             .max_logit = max_logit[l.layer],
                             .log_prob = log_prob[l.layer],
@@ -62,7 +62,7 @@ class Observer : public RetentionPolicy {
                                   .label_capacity = positions_,
                                   .scale = 1.0f / std::sqrt(float(l.shape().head_dim)),
                                   .least = kLeastLabel,
-                                  .rope = rope_of(l.setting)}});
+                                  .rope = l.rope()}});
   }
 
   uint32_t cols(const Setting& s) const {
@@ -138,9 +138,7 @@ Status Reader::allocate(Retainer::Input input, uint32_t positions, uint64_t room
       in_io(device.alignment, io_.get());
   layout_ = lay_out(setting, policies_, device, needs.workspace, in_pool, in_workspace, in_io);
 
-  std::vector<float> table(layout_.rope.bytes / sizeof(float));
-  fill_rope_table(model_->rope, d.rope_positions, UINT32_MAX, table.data());
-  THIMBLE_TRY(device_->write(layout_.rope, table.data()));
+  THIMBLE_TRY(write_rope_tables(*device_, setting, layout_, UINT32_MAX));
   THIMBLE_LET(stream, device_->open_stream(layout_.scratch, static_cast<uint32_t>(d.runs.size())));
   stream_ = std::move(stream);
   THIMBLE_LET(programs, Decoder(setting, policies_, weights_, layout_).record(*device_, *stream_));

@@ -90,8 +90,11 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
 std::vector<Tensor> Model::tensors() const {
   std::vector<Tensor> all{output_norm, output};
   for (const LayerWeights& l : layers)
-    all.insert(all.end(), {l.attn_norm, l.ffn_norm, l.q, l.k, l.v, l.q_bias, l.k_bias, l.v_bias, l.q_norm,
-                           l.k_norm, l.attn_output, l.attn_output_bias, l.gate, l.up, l.down});
+    all.insert(all.end(),
+               {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,        l.k,
+                l.v,         l.q_bias,      l.k_bias,           l.v_bias,        l.q_norm,   l.k_norm,
+                l.sinks,     l.attn_output, l.attn_output_bias, l.gate,          l.up,       l.down,
+                l.router,    l.router_bias, l.gate_bias,        l.up_bias,       l.down_bias});
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
 }
@@ -116,7 +119,9 @@ std::vector<Tensor> Retainer::tensors() const {
 uint64_t Model::host_bytes() const {
   return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
          layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() +
-         (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity()) * sizeof(double);
+         (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity() +
+          window_rope.inverse_frequency.capacity()) *
+             sizeof(double);
 }
 
 uint64_t Model::fingerprint() const {
@@ -126,7 +131,9 @@ uint64_t Model::fingerprint() const {
                              shape.head_dim};  // little-endian, as we are
   hash.add(counts, sizeof counts);
   for (const LayerWeights& layer : layers)
-    for (const Tensor& norm : {layer.attn_norm, layer.ffn_norm}) hash.add(norm.data, norm.bytes());
+    for (const Tensor& norm : {layer.attn_norm ? layer.attn_norm : layer.post_attn_norm,
+                               layer.ffn_norm ? layer.ffn_norm : layer.post_ffn_norm})
+      hash.add(norm.data, norm.bytes());
   return hash.value();
 }
 

@@ -539,7 +539,7 @@ class KvAttention : public KvOps {
                 const AttentionParams& p) {
     std::vector<HeadState> before = store.heads;
     for (HeadState& head : before) --head.n_entries;
-    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, y, {}, p};
+    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, {}, y, {}, p};
     run({.n_rows = 1, .position = kPosition}, behind_other_rows(before), 1,
         [&](Recorder& r) { r.record(attention); });
   }

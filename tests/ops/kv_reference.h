@@ -245,7 +245,7 @@ struct ViewAttention {
                        .view_capacity = p.view_capacity,
                        .list_capacity = p.list_capacity,
                        .rope = p.rope}});
-      r.record(Attention{q, {view_k}, {view_v}, list, table, y, ml, pass});
+      r.record(Attention{q, {view_k}, {view_v}, list, table, {}, y, ml, pass});
     }
   }
 };
