@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tests/support/data.h"
 #include "tests/support/sessions.h"
+#include "tests/support/synthetic_model.h"
 
 namespace thimble::test {
 namespace {
@@ -46,36 +46,14 @@ void expect_greedy(Session& session, std::vector<float> logits, const std::vecto
   }
 }
 
-// A file that golden `number` names: one of the project's models, or one that a script of the shared data
-// makes of random weights, which goes again.
-class GoldenModel {
- public:
-  GoldenModel(const nlohmann::json& golden, size_t number) {
-    const std::string name = golden.at("model"), script = "synth_gguf.py ";
-    path_ = project_file("models/" + name);
-    if (!name.starts_with(script)) return;
-    made_ = path_ = ::testing::TempDir() + "golden_" + std::to_string(number) + ".gguf";
-    std::string command = name.substr(script.size());
-    command.replace(command.find("FILE"), 4, "'" + path_ + "'");
-    const std::string tool = shared_file("tools/synth_gguf.py");
-    EXPECT_EQ(std::system(("/usr/bin/python3 '" + tool + "' " + command + " > /dev/null").c_str()), 0);
-  }
-  ~GoldenModel() {
-    if (!made_.empty()) std::filesystem::remove(made_);
-  }
-  GoldenModel(const GoldenModel&) = delete;
-  GoldenModel& operator=(const GoldenModel&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_, made_;
-};
-
 // Reads the prompt and compares the largest logits and the greedy tokens.
 void expect_golden(const nlohmann::json& golden, size_t number, const SessionOptions& options,
                    float tolerance, float doubt) {
-  const GoldenModel model(golden, number);
-  const auto session = open_session(open_model(model.path()), options);
+  const std::string name = golden.at("model"), script = "synth_gguf.py ";
+  std::optional<SyntheticFile> made;
+  if (name.starts_with(script)) made.emplace(name.substr(script.size()), "golden_" + std::to_string(number));
+  const auto model = made ? made->open() : open_model(project_file("models/" + name));
+  const auto session = open_session(model, options);
   const std::vector<float> logits = read(*session, golden.at("prompt").get<std::vector<int32_t>>());
   for (const auto& [token, logit] : golden.at("top").get<std::vector<std::pair<int32_t, float>>>())
     EXPECT_NEAR(logits.at(token), logit, tolerance) << "token " << token;
@@ -108,8 +86,8 @@ TEST(LlamaCppGoldens, AreAllTested) {
 }
 
 // Families whose layers differ: windows, soft caps, sinks, experts, scales. Each golden says by how much its
-// runtime's logits differ with another of its kernels (`native`). Ours also rounds keys and values to f16, which
-// moved these logits by up to 0.0026.
+// runtime's logits differ with another of its kernels (`native`). Ours also rounds keys and values to f16,
+// which moved these logits by up to 0.0026.
 class ArchitectureGoldens : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(ArchitectureGoldens, AreReproduced) {
