@@ -14,6 +14,9 @@ namespace {
 constexpr const char* kFamilies[] = {"gemma3",  "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
                                      "smollm3", "granite", "olmo2",    "olmo3"};
 constexpr uint32_t kVocab = 512, kText = 200;
+// Of the logits, against dense attention: expect_close()'s, and 4 times as much because a step of rounding
+// may exchange an expert for another that the router likes as well.
+constexpr float kRounding = 0x1p-7f;
 
 class Families : public ::testing::TestWithParam<const char*> {
  protected:
@@ -63,18 +66,18 @@ TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
   for (const uint32_t chunk : {1u, 7u, 200u}) {
     SessionOptions o = dense();
     o.chunk = chunk;
-    expect_close(answer(o), expected);
+    expect_close(answer(o), expected, kRounding);
   }
   SessionOptions original = dense();
   original.positions = Positions::kOriginal;
-  expect_close(answer(original), expected);
+  expect_close(answer(original), expected, kRounding);
   for (const Retention retention : kRetentions) {
     SCOPED_TRACE(policy_name(retention));
-    expect_close(answer(retaining(retention, 300)), expected);
+    expect_close(answer(retaining(retention, 300)), expected, kRounding);
     for (const Selection selection : kSelections) {
       SCOPED_TRACE(policy_name(selection));
-      expect_close(answer(selecting(dense(), selection, 400)), expected);
-      expect_close(answer(selecting(retaining(retention, 300), selection, 400)), expected);
+      expect_close(answer(selecting(dense(), selection, 400)), expected, kRounding);
+      expect_close(answer(selecting(retaining(retention, 300), selection, 400)), expected, kRounding);
     }
   }
 }
