@@ -29,12 +29,9 @@ void read_everything(const Gguf& gguf) {
 }
 
 void read_everything(const Model& model) {
-  for (const LayerWeights& layer : model.layers)
-    for (const Tensor& tensor : {layer.attn_norm, layer.ffn_norm, layer.q, layer.k, layer.v, layer.q_bias,
-                                 layer.k_bias, layer.v_bias, layer.q_norm, layer.k_norm, layer.attn_output,
-                                 layer.attn_output_bias, layer.gate, layer.up, layer.down})
-      touch(tensor);
-  for (const Tensor& tensor : {model.token_embedding, model.output_norm, model.output}) touch(tensor);
+  for (const LayerWeights& layer : model.layers) sum += layer.window + layer.rotates;
+  for (const Tensor& tensor : model.tensors()) touch(tensor);
+  touch(model.token_embedding);
   sum += model.fingerprint() + model.host_bytes();
   if (!model.has_weights()) return;
   std::vector<float> table(uint64_t(rope_table_rows(100)) * model.rope.n_rot);
