@@ -75,6 +75,10 @@ int inspect(const Settings& s) {
                 {"kv_heads", info.kv_heads},
                 {"head_dim", info.head_dim},
                 {"d_ff", info.d_ff},
+                {"experts", info.experts},
+                {"experts_per_token", info.experts_per_token},
+                {"window", info.window},
+                {"window_layers", info.window_layers},
                 {"vocab", info.vocab},
                 {"context_length", info.context_length},
                 {"kv_bytes_per_token", info.kv_bytes_per_token},
@@ -94,6 +98,11 @@ int inspect(const Settings& s) {
                 format_size(info.file_bytes).c_str(), info.quantization);
     std::printf("shape         %u layers, d_model %u, %u heads of %u, %u KV heads, d_ff %u\n", info.layers,
                 info.d_model, info.heads, info.head_dim, info.kv_heads, info.d_ff);
+    if (info.experts)
+      std::printf("experts       %u a layer, %u for each token\n", info.experts, info.experts_per_token);
+    if (info.window_layers)
+      std::printf("windows       %u of %u layers attend to the last %s tokens alone\n", info.window_layers,
+                  info.layers, format_count(info.window).c_str());
     std::printf("context       trained for %s positions, %s of keys and values a token when dense\n",
                 format_count(info.context_length).c_str(), format_size(info.kv_bytes_per_token).c_str());
   } else {

@@ -134,7 +134,11 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
     value.eos = model.tokenizer.ok() ? model.tokenizer.eos() : -1;
     value.parameters = model.info.parameters;
     value.file_bytes = model.info.file_bytes;
-    value.kv_bytes_per_token = kv_bytes_per_token(s);
+    value.kv_bytes_per_token = kv_bytes_per_token(model);
+    value.experts = s.experts;
+    value.experts_per_token = s.chosen_experts;
+    for (const LayerWeights& layer : model.layers)
+      if (layer.window) value.window = layer.window, ++value.window_layers;
     copy_text(value.architecture, sizeof value.architecture, model.info.architecture);
     copy_text(value.name, sizeof value.name, model.info.name);
     copy_text(value.quantization, sizeof value.quantization, model.info.quantization);

@@ -76,7 +76,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.fixed = plan.fixed;
   m.total = plan.total;
   m.allocated = allocated;
-  m.dense_bytes_per_token = kv_bytes_per_token(model.shape);
+  m.dense_bytes_per_token = kv_bytes_per_token(model);
   m.mapped = model.file().size();
   m.mapped_resident = model.file().resident_bytes();
   if (const Retainer* retainer = plan.options.retainer.get()) {

@@ -177,11 +177,14 @@ typedef struct thimble_model_info {
   uint32_t reserved;
   uint64_t parameters;
   uint64_t file_bytes;
-  uint64_t kv_bytes_per_token; /* f16 keys and values of all layers: what dense attention keeps for every token */
+  uint64_t kv_bytes_per_token; /* f16 keys and values that dense attention keeps for every token: of layers without a
+                                * window */
   char architecture[32];
   char name[96];
   char quantization[16]; /* the type that most bytes have */
   char chat_format[32];  /* recognised format, or "" */
+  uint32_t experts, experts_per_token; /* of a layer, d_ff being that of one; 0: none */
+  uint32_t window, window_layers;      /* so many layers attend to the last `window` tokens alone */
 } thimble_model_info;
 
 THIMBLE_API thimble_status thimble_model_get_info(const thimble_model* model, thimble_model_info* info,
