@@ -42,12 +42,9 @@ constexpr Pass kTinyAya =
 constexpr Pass kYoutu = R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+)" CONTRACTION R"(?|\p{N}|)" CODE_SIGNS "|" SPACES;
 constexpr Pass kKimi =
     "[" HAN R"(]+|[^\r\n\p{L}\p{N}]?[\p{L}--[)" HAN "]]+" CONTRACTION R"(?|\p{N}{1,3}|)" SIGNS "|" SPACES;
-constexpr Pass kBailing =
-    R"('(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|)" WORD R"(|\p{N}|)" SIGNS R"(|\s*[\r\n]|\s+(?!\S)|\s+)";
 constexpr Pass kSeedCoder = CONTRACTION "|" WORD R"(|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|)" SPACES;
-constexpr Pass kExaoneMoe =
-    CONTRACTION R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?)"
-                R"(|\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr Pass kExaoneMoe = CONTRACTION
+    R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|)" SPACES;
 constexpr Pass kJais2 = CONTRACTION
     "|" WORD R"(|\p{N}{1,3}|)" SIGNS
     R"(|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S))"
@@ -150,9 +147,9 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"deepseek-coder",
      {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", kNumber}},
     {"minicpm5", {kThreeNumbers, LLAMA3("+")}, kWhole},
-    {"bailingmoe", {kBailing}},
-    {"bailingmoe2", {kBailing}},
-    {"llada-moe", {kBailing}},
+    {"bailingmoe", {kQwen2}},
+    {"bailingmoe2", {kQwen2}},
+    {"llada-moe", {kQwen2}},
     {"seed-coder", {kSeedCoder}},
     {"exaone-moe", {kExaoneMoe}},
     {"laguna", {kLines, kQwen2}},
