@@ -31,7 +31,7 @@ constexpr std::string_view kEndTexts[] = {"<|eot_id|>",
                                           "<turn|>",
                                           "<end_of_utterance>",
                                           "<|tool_response>",
-                                          "<｜end▁of▁sentence｜>",
+                                          "<\uff5cend\u2581of\u2581sentence\uff5c>",
                                           "[e~["};
 
 // It stands for its text, or for bytes.

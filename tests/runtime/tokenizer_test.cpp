@@ -505,21 +505,25 @@ TEST(PreTokenizer, CutsWhereThePublishedExpressionsDo) {
 }
 
 TEST(PreTokenizer, TakesLinearTimeForAnyRun) {
-  // 880 runs of 100,000 bytes: 1.6 s, where trying each place anew would take 880 times 5e9 steps.
-  const std::clock_t begin = std::clock();
+  std::set<std::string> seen;
   for (const std::string& name : pre_tokenizer_names()) {
+    std::string patterns;
+    for (const Pass& pass : find_pre_tokenizer(name)->passes) patterns += pass.pattern ? pass.pattern : "";
+    if (!seen.insert(patterns).second) continue;
     const Splitter splitter(*find_pre_tokenizer(name));
     for (const char* unit : {" ", "\n ", "a", "1", "!", "'", "\u4e2d", "\x80", "A\u00e9", "a "}) {
       std::string text;
-      while (text.size() < 100'000) text += unit;
+      while (text.size() < 300'000) text += unit;
       text += "x";
       size_t total = 0;
+      const std::clock_t begin = std::clock();
       splitter.split(text, [&](std::string_view piece) { total += piece.size(); });
+      const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
       EXPECT_EQ(total, text.size());
+      // 5 ms here, where trying each place anew would take 4e10 steps.
+      EXPECT_LT(seconds, 5.0) << name << " with " << testing::PrintToString(unit);
     }
   }
-  const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 60.0);
 }
 
 TEST(Tokenizer, MergesByRankAndByScore) {
