@@ -606,7 +606,7 @@ TEST(Inspect, SaysWhatTheFileAsksForAndDoesNotGet) {
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_TRUE(contains(warnings[0].get<std::string>(), "'unheard-of'")) << warnings;
   // Other commands go on, and say so as they begin.
-  const Outcome run = thimble("tokenize -m " + model.path() + " ab");
+  const Outcome run = thimble("tokenize -p ab -m " + model.path());
   EXPECT_EQ(run.exit_code, 0) << run.error;
   EXPECT_TRUE(contains(run.error, "thimble: warning: ")) << run.error;
 
