@@ -36,11 +36,7 @@ class SentencePiece : public Encoder {
  public:
   SentencePiece(const Vocabulary& vocabulary, std::vector<float> scores, bool adds_space)
       : vocabulary_(vocabulary), scores_(std::move(scores)), adds_space_(adds_space) {
-    for (uint32_t b = 0; b < 256; ++b) {
-      const char byte = static_cast<char>(b);
-      const int32_t id = vocabulary.find_plain({&byte, 1});
-      byte_ids_[b] = id >= 0 ? id : vocabulary.unknown();
-    }
+    byte_ids_.fill(vocabulary.unknown());
     for (uint32_t id = 0; id < vocabulary.size(); ++id) {
       const auto token = static_cast<int32_t>(id);
       const std::string_view text = vocabulary.text(token);

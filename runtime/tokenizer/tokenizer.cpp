@@ -36,8 +36,8 @@ struct Tokenizer::Impl {
 
 namespace {
 
-// How a BPE file's text is cut. One that is not known would be a refusal of a model that mostly works: what
-// is common to all of them cuts most text alike.
+// How a BPE file's text is cut. A name that is not known is no reason to refuse a model: the default cuts
+// most text alike.
 Result<const PreTokenizer*> choose_pre_tokenizer(const Gguf& file, std::string_view model,
                                                  std::vector<std::string>& warnings) {
   if (model == "gemma4") return find_pre_tokenizer("gemma4");
