@@ -37,7 +37,8 @@ std::string shortened(const std::string& value) {
 }
 
 int inspect(const Settings& s) {
-  const Model model = open_model(s.model);
+  std::vector<std::string> warnings;
+  const Model model = open_model(s.model, &warnings);
   const thimble_model_info info = model_info(model);
   struct OfType {
     uint64_t count = 0, bytes = 0;
@@ -87,6 +88,7 @@ int inspect(const Settings& s) {
                 {"has_weights", info.has_weights != 0},
                 {"has_tokenizer", info.has_tokenizer != 0},
                 {"chat_format", info.chat_format},
+                {"warnings", warnings},
                 {"tensors", by_type},
                 {"metadata", keys}});
     return 0;
@@ -111,8 +113,10 @@ int inspect(const Settings& s) {
   std::printf("vocabulary    %u tokens%s\n", info.vocab,
               info.has_tokenizer ? "" : ", no tokenizer: token ids only");
 
-  std::printf("chat format   %s\n\n",
+  std::printf("chat format   %s\n",
               info.chat_format[0] ? info.chat_format : "not recognised; use --chat-template");
+  for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
+  std::printf("\n");
   for (const auto& [name, type] : types) {
     std::printf("%-8s %6s tensors %12s\n", name.c_str(), format_count(type.count).c_str(),
                 format_size(type.bytes).c_str());

@@ -75,6 +75,7 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
     model->tokenizer = std::move(*tokenizer);
   else
     model->description_of_tokenizer_error = tokenizer.status().message();
+  for (const std::string& warning : model->tokenizer.warnings()) model->warnings.push_back(warning);
   if (!model->has_weights() && !model->tokenizer.ok())
     return error(Code::kFormat, "%s holds no weights, and no vocabulary either: %s", gguf.name().c_str(),
                  model->description_of_tokenizer_error.c_str());

@@ -226,6 +226,28 @@ TEST(OpenedModel, TellsItsCallerWhatItWarnsAbout) {
   EXPECT_NE(warnings[0].find("fingerprint"), std::string::npos) << warnings[0];
 }
 
+TEST(OpenedModel, WithAnUnknownPreTokenizerWarnsAndTokenizes) {
+  std::vector<std::string> warnings;
+  thimble_model_options options;
+  thimble_model_options_init(&options, sizeof options);
+  options.log = [](void* user, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->push_back(message);
+  };
+  options.log_user = &warnings;
+  GgufWriter w;
+  w.set("general.architecture", std::string("llama")).set("tokenizer.ggml.model", std::string("gpt2"));
+  w.set("tokenizer.ggml.pre", std::string("unheard-of"));
+  w.set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "ab"});
+  const FileBytes bytes = w.set("tokenizer.ggml.merges", std::vector<std::string>{"a b"}).bytes();
+  Error e;
+  thimble_model* raw = nullptr;
+  EXPECT_OK(thimble_model_open_buffer(bytes.data(), bytes.size(), &options, &raw, &e), e);
+  const ModelHandle model(raw);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("'unheard-of'"), std::string::npos) << warnings[0];
+  EXPECT_EQ(tokenize(model, "aba"), (Tokens{2, 0}));
+}
+
 // ---- text ----
 
 TEST(Text, TurnsIntoTokensAndBack) {
