@@ -9,9 +9,47 @@
 namespace thimble::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0,
-                            DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1,
-                            DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+#define X(name, number, block, bytes) DType::k##name,
+constexpr DType kTypes[] = {THIMBLE_DTYPES(X)};
+#undef X
+
+// Where a type's block has halves: its scale, then its minimum. iq1_m's scale is in four parts, mxfp4's an
+// exponent.
+std::vector<size_t> halves_of(DType type) {
+  switch (type) {
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kMXFP4:
+    case DType::kIQ1_M:
+      return {};
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {0, 2};
+    case DType::kQ2_K:
+      return {80, 82};
+    case DType::kQ3_K:
+    case DType::kQ6_K:
+    case DType::kTQ1_0:
+    case DType::kTQ2_0:
+      return {dtype_info(type).block_bytes - 2};
+    default:
+      return {0};
+  }
+}
+void put_half(std::byte* at, float f) {
+  const uint16_t h = f32_to_f16(f);
+  std::memcpy(at, &h, sizeof h);
+}
+// iq1_m: a quarter of the scale at the top of each of four words.
+void put_iq1_m_scale(std::byte* block, float f) {
+  const uint32_t h = f32_to_f16(f);
+  for (uint32_t i = 0; i < 4; ++i) {
+    std::byte& top = block[49 + 2 * i];
+    top = (top & std::byte{15}) | static_cast<std::byte>((h >> 4 * i & 15) << 4);
+  }
+}
 
 // A random matrix as its bytes in a file and as floats, which dequant_test checks.
 struct Matrix {
@@ -32,53 +70,26 @@ Matrix random_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
   for (std::byte& b : m.bytes) b = static_cast<std::byte>(random.below(256));
   for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
     std::byte* at = &m.bytes[block];
-    const auto put_half = [&](size_t offset) {
-      const uint16_t h = f32_to_f16(random.uniform(-0.02f, 0.02f));
-      std::memcpy(at + offset, &h, sizeof h);
-    };
-    switch (type) {
-      case DType::kF32: {
-        const float f = random.uniform(-1, 1);
-        std::memcpy(at, &f, sizeof f);
-        break;
-      }
-      case DType::kBF16: {
-        const float f = random.uniform(-1, 1);
-        std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
-        break;
-      }
-      case DType::kF16:
-      case DType::kQ8_0:
-      case DType::kQ4_0:
-      case DType::kQ5_0:
-        put_half(0);
-        break;
-      case DType::kQ4_1:
-      case DType::kQ5_1:
-      case DType::kQ4_K:
-      case DType::kQ5_K:
-        put_half(0);
-        put_half(2);
-        break;
-      case DType::kQ6_K:
-        put_half(208);
-        break;
-    }
+    for (size_t half : halves_of(type)) put_half(at + half, random.uniform(-0.02f, 0.02f));
+    const float f = random.uniform(-1, 1);
+    if (type == DType::kF32) std::memcpy(at, &f, sizeof f);
+    if (type == DType::kBF16) std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
+    if (type == DType::kMXFP4) at[0] = static_cast<std::byte>(118 + random.below(8));
+    if (type == DType::kIQ1_M) put_iq1_m_scale(at, 0.02f * f);
   }
   read_values(m, type, rows, cols);
   return m;
 }
 
-// The same with whole numbers below 128 as values: they and all their products and sums are exact in every
-// format and in any order.
+// The same with whole numbers of at most 135 as values: they and all their products and sums are exact in
+// every format and in any order.
 Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
   const DTypeInfo& info = dtype_info(type);
   Matrix m = random_matrix(random, type, rows, cols);
   for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
     std::byte* at = &m.bytes[block];
-    const auto put_half = [&](size_t offset, float f) {
-      const uint16_t h = f32_to_f16(f);
-      std::memcpy(at + offset, &h, sizeof h);
+    const auto keep_bits = [&](size_t first, size_t count, uint8_t mask) {
+      for (size_t i = 0; i < count; ++i) at[first + i] &= std::byte{mask};
     };
     const float f = static_cast<float>(random.below(31)) - 15;
     switch (type) {
@@ -89,27 +100,67 @@ Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
         std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
         break;
       case DType::kF16:
-        put_half(0, f);
+      case DType::kTQ1_0:
+      case DType::kTQ2_0:
+        put_half(at + halves_of(type)[0], f);
         break;
       case DType::kQ8_0:  // -128 to 127
       case DType::kQ4_0:
       case DType::kQ5_0:
-        put_half(0, 1);
+      case DType::kIQ4_NL:
+      case DType::kQ3_K:
+        put_half(at + halves_of(type)[0], 1);
         break;
       case DType::kQ4_1:
       case DType::kQ5_1:
-        put_half(0, 1);
-        put_half(2, -7);
+        put_half(at, 1);
+        put_half(at + 2, -7);
+        break;
+      case DType::kQ2_K:
+        put_half(at + 80, 1);
+        put_half(at + 82, 1);
         break;
       case DType::kQ4_K:
       case DType::kQ5_K:  // scales and minima of 0 to 3: at most 3 * 31
-        put_half(0, 1);
-        put_half(2, 1);
-        for (size_t i = 0; i < 12; ++i) at[4 + i] &= std::byte{i < 8 ? uint8_t{0x03} : uint8_t{0x33}};
+        put_half(at, 1);
+        put_half(at + 2, 1);
+        keep_bits(4, 8, 0x03);
+        keep_bits(12, 4, 0x33);
         break;
       case DType::kQ6_K:  // scales of -3 to 3
-        put_half(208, 1);
+        put_half(at + 208, 1);
         for (size_t i = 0; i < 16; ++i) at[192 + i] = static_cast<std::byte>(int(random.below(7)) - 3);
+        break;
+      case DType::kMXFP4:  // 2^x times 0 to 12
+        at[0] = static_cast<std::byte>(128 + random.below(4));
+        break;
+      case DType::kIQ4_XS:  // scales of 32 or 33, 32 of which are taken off
+        put_half(at, 1);
+        at[2] = at[3] = std::byte{0xaa};
+        keep_bits(4, 4, 0x11);
+        break;
+      case DType::kIQ3_S:  // (2 * scale + 1) * 15, scales of 0 to 3
+        put_half(at, 1);
+        keep_bits(106, 4, 0x33);
+        break;
+      case DType::kIQ3_XXS:  // (scale + 1/2) / 2 * 62, scales of 0 and 1
+        put_half(at, 2);
+        for (size_t i = 0; i < 8; ++i) keep_bits(66 + 4 * i + 3, 1, 0x1f);
+        break;
+      case DType::kIQ2_S:  // (scale + 1/2) / 4 * 43, scales of 0 and 1
+      case DType::kIQ2_XS:
+        put_half(at, 8);
+        keep_bits(dtype_info(type).block_bytes - 8, 8, 0x11);
+        break;
+      case DType::kIQ2_XXS:
+        put_half(at, 8);
+        for (size_t i = 0; i < 8; ++i) keep_bits(2 + 8 * i + 7, 1, 0x1f);
+        break;
+      case DType::kIQ1_S:  // (2 * scale + 1) * (1 + 1/8), scales of 0 to 7
+        put_half(at, 8);
+        break;
+      case DType::kIQ1_M:
+        put_iq1_m_scale(at, 8);
         break;
     }
   }
