@@ -2,7 +2,8 @@
 //
 // The published books have a byte an element. Here an entry has 16 bits: of iq2 and iq1 eight elements of 2
 // bits, of iq3 four of 4, lowest first. An element is the place of its value among the book's few:
-#pragma once
+#ifndef THIMBLE_BACKENDS_CODEBOOKS_H
+#define THIMBLE_BACKENDS_CODEBOOKS_H
 
 #define THIMBLE_IQ2_VALUES 8, 25, 43
 #define THIMBLE_IQ3_XXS_VALUES 4, 12, 20, 28, 36, 44, 52, 62
@@ -12,6 +13,17 @@
 // What a nibble of iq4_nl and iq4_xs stands for, and one of mxfp4: twice the E2M1 numbers.
 #define THIMBLE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define THIMBLE_FP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+
+// All books, one after the other, and the entries at which they begin.
+#define THIMBLE_CODE_BOOKS                                                                                 \
+  THIMBLE_IQ3_S_GRID, THIMBLE_IQ3_XXS_GRID, THIMBLE_IQ2_S_GRID, THIMBLE_IQ2_XS_GRID, THIMBLE_IQ2_XXS_GRID, \
+      THIMBLE_IQ1_GRID
+#define THIMBLE_IQ3_S_FIRST 0
+#define THIMBLE_IQ3_XXS_FIRST 512
+#define THIMBLE_IQ2_S_FIRST 768
+#define THIMBLE_IQ2_XS_FIRST 1792
+#define THIMBLE_IQ2_XXS_FIRST 2304
+#define THIMBLE_IQ1_FIRST 2560
 
 #define THIMBLE_IQ2_XXS_GRID                                                                              \
   0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041, 0x0044, \
@@ -406,3 +418,5 @@
       0xa921, 0xa925, 0xa941, 0xa950, 0xa955, 0xa95a, 0xa961, 0xa966, 0xa969, 0xa990, 0xa996, 0xaa00,     \
       0xaa02, 0xaa08, 0xaa0a, 0xaa20, 0xaa22, 0xaa28, 0xaa2a, 0xaa51, 0xaa54, 0xaa56, 0xaa80, 0xaa82,     \
       0xaa88, 0xaa8a, 0xaa95, 0xaaa0, 0xaaa2, 0xaaa8, 0xaaaa
+
+#endif

@@ -3,7 +3,8 @@
 //
 // A type is a row here, and what its blocks mean in backends/cpu/isa/dequant.h, which defines it,
 // backends/cuda/dense/formats.cuh and backends/vulkan/shaders/dense/formats.glsl.
-#pragma once
+#ifndef THIMBLE_BASE_DTYPE_LIST_H
+#define THIMBLE_BASE_DTYPE_LIST_H
 
 #define THIMBLE_DTYPES(X) \
   X(F32, 0, 1, 4)         \
@@ -31,3 +32,5 @@
   X(IQ1_S, 19, 256, 50)   \
   X(TQ2_0, 35, 256, 66)   \
   X(TQ1_0, 34, 256, 54)
+
+#endif
