@@ -441,8 +441,11 @@ TEST_P(DenseOps, LinearOfWholeNumbersIsExact) {
   Random random;
   for (DType type : kTypes) {
     const uint32_t n = dtype_info(type).block == 1 ? 1000 : 1024;
+    // How rows of x are read does not depend on the type.
+    const bool all_slacks = type == DType::kF16 || type == DType::kQ8_0 || type == DType::kQ4_K;
     for (uint32_t rows : {1u, 16u, 33u, 200u})
       for (uint32_t slack : {0u, 3u, 64u}) {
+        if (slack != 3 && !all_slacks) continue;
         check_linear(random, {.type = type,
                               .rows = rows,
                               .n = n,

@@ -420,9 +420,9 @@ constexpr Values kIq2Values = {THIMBLE_IQ2_VALUES}, kIq3XxsValues = {THIMBLE_IQ3
 template <typename Lanes, typename T>
 inline Lanes by_eights(T a, T b, int first) {
   if constexpr (kLanes <= 8) return Lanes{} + (first % 16 < 8 ? a : b);
-  Lanes v;
-  for (int i = 0; i < kLanes; ++i) v[i] = i < 8 ? a : b;
-  return v;
+  IntVec second;
+  for (int i = 0; i < kLanes; ++i) second[i] = i < 8 ? 0 : -1;
+  return second ? Lanes{} + b : Lanes{} + a;
 }
 // v with the sign taken from bit `first` of `signs`, and from those behind it.
 inline Vec with_signs(Vec v, uint32_t signs, int first) {
