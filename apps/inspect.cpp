@@ -69,6 +69,7 @@ int inspect(const Settings& s) {
                 {"architecture", info.architecture},
                 {"parameters", info.parameters},
                 {"file_bytes", info.file_bytes},
+                {"files", info.files},
                 {"quantization", info.quantization},
                 {"layers", info.layers},
                 {"d_model", info.d_model},
@@ -110,6 +111,7 @@ int inspect(const Settings& s) {
   } else {
     std::printf("size          %s, a vocabulary without weights\n", format_size(info.file_bytes).c_str());
   }
+  if (info.files > 1) std::printf("parts         %u files\n", info.files);
   std::printf("vocabulary    %u tokens%s\n", info.vocab,
               info.has_tokenizer ? "" : ", no tokenizer: token ids only");
 

@@ -247,6 +247,7 @@ TEST(Inspect, ShowsWhatTheDemoModelIs) {
   EXPECT_EQ(info["layers"], 8);
   EXPECT_EQ(info["chat_format"], "thimble");
   EXPECT_EQ(info["file_bytes"], std::filesystem::file_size(kModel));
+  EXPECT_EQ(info["files"], 1);
   EXPECT_EQ(info["metadata"]["general.architecture"], "llama");
   EXPECT_TRUE(contains(thimble("inspect" + kM).out, "general.architecture = llama"));
 }
