@@ -20,6 +20,10 @@ uint product_rows() {
   return rows - min(rows, push.p.first_row);
 }
 
+// The row of W for a column of y, and how many there are.
+uint matrix_row(uint column) { return column; }
+uint matrix_rows() { return push.p.out_cols; }
+
 uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride + column; }
 
 // What y becomes.
