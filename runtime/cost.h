@@ -26,7 +26,7 @@ inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes(
 // Of one entry's keys in one layer: their bytes, and operations for one row of queries.
 Cost key_cost(const ModelShape&);
 // Layers that attend to everything, without the first `skipped` of all.
-double full_layers(const Model&, uint32_t skipped = 0);
+uint32_t full_layers(const Model&, uint32_t skipped = 0);
 
 class CostModel {
  public:

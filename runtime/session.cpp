@@ -64,16 +64,16 @@ Status Session::allocate(bool first) {
   reservation_.reserved = bytes;
 
   uint64_t allocated = first ? plan_.fixed - plan_.programs : 0;  // the device measured it when it was opened
-  const auto place = [&](const auto& owner, const MappedFile& file,
+  const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
                          std::shared_ptr<const PlacedTensors>& into) -> Status {
     const bool shared = owner.placements.has(*device_);
-    THIMBLE_LET(placed, owner.placements.place(file, owner.tensors(), device_));
+    THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_));
     if (!shared) allocated += placed->bytes();
     into = std::move(placed);
     return {};
   };
-  THIMBLE_TRY(place(*model_, model_->file(), weights_.model));
-  if (o.retainer) THIMBLE_TRY(place(*o.retainer, o.retainer->file, weights_.retainer));
+  THIMBLE_TRY(place(*model_, model_->memory(), weights_.model));
+  if (o.retainer) THIMBLE_TRY(place(*o.retainer, {o.retainer->file.bytes()}, weights_.retainer));
   const auto allocate = [&](MemKind kind, uint64_t size, std::unique_ptr<Buffer>& into) -> Status {
     THIMBLE_LET(buffer, device_->alloc(kind, size));
     allocated += buffer->size;

@@ -129,7 +129,7 @@ Status Reader::allocate(Retainer::Input input, uint32_t positions, uint64_t room
     into = std::move(buffer);
     return {};
   };
-  THIMBLE_LET(placed, model_->placements.place(model_->file(), model_->tensors(), device_));
+  THIMBLE_LET(placed, model_->placements.place(model_->memory(), model_->tensors(), device_));
   weights_.model = placed;
   THIMBLE_TRY(allocate(MemKind::kPool, pool.size(), pool_));
   THIMBLE_TRY(allocate(MemKind::kWorkspace, workspace.size(), workspace_));

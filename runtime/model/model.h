@@ -107,6 +107,8 @@ class Model {
   // Unsupported where the file asks for something that this library does not do, Format where it is damaged,
   // each naming the key or tensor.
   static Result<std::shared_ptr<const Model>> open(MappedFile file, std::string name);
+  // The same of a model that lies in several files.
+  static Result<std::shared_ptr<const Model>> open(std::vector<GgufFile> files);
 
   ModelInfo info;
   ModelShape shape;
@@ -129,7 +131,10 @@ class Model {
 
   bool has_weights() const { return !layers.empty(); }
   const Gguf& gguf() const { return gguf_; }
-  const MappedFile& file() const { return file_; }
+  std::span<const GgufFile> files() const { return files_; }
+  // Their bytes, and how many of these are in memory now.
+  std::vector<std::span<const std::byte>> memory() const;
+  uint64_t resident_bytes() const;
   // Bytes of host memory that tables of this model take (vocabulary, merges, tensor table), estimated by
   // their contents.
   uint64_t host_bytes() const;
@@ -147,7 +152,7 @@ class Model {
   Result<std::shared_ptr<const Retainer>> open_retainer(MappedFile file, std::string name) const;
 
  private:
-  MappedFile file_;
+  std::vector<GgufFile> files_;
   Gguf gguf_;
 };
 

@@ -49,6 +49,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (const Result<Gguf> gguf = Gguf::parse(lend(bytes), "fuzz"); gguf.ok()) read_everything(*gguf);
   if (const auto model = Model::open(lend(bytes), "fuzz"); model.ok()) read_everything(**model);
 
+  // As the first of two parts of a model, and as the second.
+  static const std::vector<GgufWriter> parts = tiny_model("llama").parts(2);
+  static const FileBytes part_bytes[] = {parts[0].bytes(), parts[1].bytes()};
+  for (const size_t other : {0, 1}) {
+    std::vector<GgufFile> files;
+    files.push_back({lend(bytes), "fuzz"});
+    files.push_back({lend(part_bytes[other]), "part"});
+    if (const auto model = Model::open(std::move(files)); model.ok()) read_everything(**model);
+  }
+
   static const FileBytes base_bytes = tiny_model("llama").bytes();
   static const auto base = Model::open(lend(base_bytes), "base");
   if (!base.ok()) std::abort();

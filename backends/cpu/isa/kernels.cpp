@@ -14,28 +14,11 @@ namespace {
 template <typename Call>
 inline void with_format(DType type, const Call& call) {
   switch (type) {
-    case DType::kF32:
-      return call(F32());
-    case DType::kF16:
-      return call(F16());
-    case DType::kBF16:
-      return call(BF16());
-    case DType::kQ8_0:
-      return call(Q8_0());
-    case DType::kQ4_0:
-      return call(Q4_0());
-    case DType::kQ4_1:
-      return call(Q4_1());
-    case DType::kQ5_0:
-      return call(Q5_0());
-    case DType::kQ5_1:
-      return call(Q5_1());
-    case DType::kQ4_K:
-      return call(Q4_K());
-    case DType::kQ5_K:
-      return call(Q5_K());
-    case DType::kQ6_K:
-      return call(Q6_K());
+#define X(name, number, block, bytes) \
+  case DType::k##name:                \
+    return call(name());
+    THIMBLE_DTYPES(X)
+#undef X
   }
 }
 

@@ -72,7 +72,7 @@ void dispatch(Recording& r, const ExpertProduct& p, const Part& part) {
         shader, constants,
         {reads(x), reads(matrices_of(p, p.w, part)), reads(floats(p.bias, part.col)),
          writes(slots(p.y, p.y_stride, part.col - p.first_col, part.cols)), reads(matrices_of(p, p.up, part)),
-         reads(p.first), reads(p.row), reads(floats(p.up_bias, part.col))},
+         reads(p.first), reads(p.row), reads(floats(p.up_bias, part.col)), reads(r.code_books())},
         params, across, down);
   };
   const uint32_t type = static_cast<uint32_t>(p.w.type), lanes = r.limits().subgroup_size;

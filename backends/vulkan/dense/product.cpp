@@ -14,6 +14,23 @@ uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_d
 // processors and on cards.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
 
+// Whether matvec.comp multiplies a type in pieces of 32 columns (pieces.glsl), or four weights at a time.
+bool in_pieces(DType type) {
+  switch (type) {
+    case DType::kQ8_0:
+    case DType::kQ4_0:
+    case DType::kQ4_1:
+    case DType::kQ5_0:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ6_K:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many. More
 // than 128 would be faster alone for matrices of many columns, but with these they share a shader's code: a
 // layer's must stay in the caches for instructions (an H200's Llama 3.1 8B 199.9 tokens/s instead of 193.6).
@@ -35,7 +52,8 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), m.lines,
               rows_each, matrices, m.threads, r.limits().subgroup_size, m.together},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
-              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y)},
+              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y),
+              reads(r.code_books())},
              p.params(), groups(p.w.rows, m.lines / matrices), groups(rows, rows_each));
 }
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
@@ -44,8 +62,8 @@ void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
       Shader::kProduct,
       {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), tile.thread_rows,
        tile.thread_cols, ProductTile::kThreads, p.in_cols % kDepth == 0, in_eights(p.w)},
-      {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(), groups(p.w.rows, tile.cols()),
-      groups(rows, tile.rows()));
+      {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(r.code_books())}, p.params(),
+      groups(p.w.rows, tile.cols()), groups(rows, tile.rows()));
 }
 
 // Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
@@ -58,13 +76,13 @@ bool by_slices(const Recording& r, const Product& p) {
 }  // namespace
 
 Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(matvec_threads(l, w.cols)) {
-  const bool plain = dtype_info(w.type).block == 1;
+  const bool pieces = in_pieces(w.type);
   digits = l.byte_products && (w.type == DType::kQ4_K || w.type == DType::kQ5_K || w.type == DType::kQ6_K);
   // More where there are enough to occupy a card.
-  lines = plain || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
+  lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
   // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
   // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
-  together = matrices == 2 && !plain && has_registers(l) ? 4 : 1;
+  together = matrices == 2 && pieces && has_registers(l) ? 4 : 1;
 }
 
 // 128 x 128 where the device has room and rows for it, else of 64 columns.

@@ -194,6 +194,8 @@ Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, Vi
   const uint64_t bytes = StreamState::kStep + state->step_bytes();
   THIMBLE_LET(shared, allocate(state->context, Place::kMappedDevice, bytes));
   std::memset(shared->mapped, 0, bytes);
+  std::memcpy(static_cast<std::byte*>(shared->mapped) + StreamState::kCodeBooks, StreamState::kBooks,
+              sizeof StreamState::kBooks);
   state->shared = std::move(shared);
   return std::unique_ptr<Stream>(std::make_unique<VulkanStream>(std::move(state)));
 }

@@ -16,15 +16,15 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 
 #ifdef EXPERTS
-#define kOperands 8
-#else
 #define kOperands 9
+#else
+#define kOperands 10
 #endif
 #include "../operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of floats 4
+layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of types without pieces 4
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
@@ -118,8 +118,8 @@ void multiply_pieces() {
   }
 }
 
-// Floats: eight threads share 256 columns and have four of each 32.
-void multiply_floats() {
+// Types without pieces: eight threads share 256 columns and have four of each 32.
+void multiply_quads() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
   float sums[kRows * kLines];
   [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
@@ -127,7 +127,7 @@ void multiply_floats() {
     vec4 of_x[kRows];
     [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
     [[unroll]] for (uint l = 0; l < kLines; ++l) {
-      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
+      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), group / 8, group % 8, quad);
       [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r * kLines + l] = add_products(sums[r * kLines + l], of_x[r], of_w);
     }
   }
@@ -153,11 +153,11 @@ void main() {
   rows = 1;
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
-  if (!kPlain) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
-  if (kPlain)
-    multiply_floats();
-  else
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces)
     multiply_pieces();
+  else
+    multiply_quads();
   barrier();
   [[dont_unroll]] for (uint col = thread; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
     if (kMatrices == 2)
@@ -196,12 +196,12 @@ void main() {
 
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
-  if (!kPlain) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   const float squares = push.p.scales != 0 ? own_squares() : 0;
-  if (kPlain)
-    multiply_floats();
-  else
+  if (kInPieces)
     multiply_pieces();
+  else
+    multiply_quads();
   float scale = 1;
   if (push.p.scales != 0)
     scale = norm_scale(squares);

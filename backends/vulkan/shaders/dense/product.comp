@@ -6,9 +6,9 @@
 #extension GL_EXT_control_flow_attributes : require
 
 #ifdef EXPERTS
-#define kOperands 8
+#define kOperands 9
 #else
-#define kOperands 4
+#define kOperands 5
 #endif
 #include "../operands.glsl"
 
