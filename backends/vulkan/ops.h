@@ -18,6 +18,10 @@ void glu(Recording&, const Glu&, const RmsNorm* prepared = nullptr);
 // A linear whose y the norm reads, in a program of one row: what it leaves in scratch is for the products of
 // the norm, which follow.
 void linear_before(Recording&, const Linear&, const RmsNorm&);
+void scale(Recording&, const Scale&);
+void route(Recording&, const Route&);
+void expert_glu(Recording&, const ExpertGlu&);
+void expert_linear(Recording&, const ExpertLinear&);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
 void sink_score(Recording&, const SinkScore&);
@@ -55,6 +59,8 @@ inline constexpr uint32_t kMostScoreHeadDim = 256;
 // Bytes of Recording::scratch() that an op needs for such a session; an op without a function here needs
 // none.
 uint64_t product_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu
+uint64_t route_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Limits&);  // expert_linear
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t norm_scratch(const ModelShape&, const SessionShape&, const Limits&);  // linear, glu of a norm
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&);

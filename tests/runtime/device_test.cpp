@@ -15,6 +15,7 @@
 #include "tests/support/data.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/seeded_model.h"
+#include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
 #include "tests/support/watched.h"
 
@@ -351,6 +352,104 @@ std::vector<std::string> device_names() {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, OnDevice, ::testing::ValuesIn(device_names()), device_test_name);
+
+std::string family_test_name(
+    const ::testing::TestParamInfo<std::tuple<std::string, const char*>>& parameters) {
+  const auto& [device, family] = parameters.param;
+  return device_test_name({device, 0}) + "_" + family;
+}
+
+// A small model of each family: windows, sinks, soft caps, experts, norms that are added, layers without
+// positions.
+class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, const char*>> {
+ protected:
+  static constexpr uint32_t kVocab = 512, kText = 150, kTokens = 8;
+
+  void SetUp() override {
+    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    std::string shape = std::string("tiny-") + std::get<1>(GetParam());
+    std::replace(shape.begin(), shape.end(), '_', '-');
+    model_ = SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", "device_" + shape).open();
+    device_ = must(open_device(std::get<0>(GetParam()), strictly({.threads = 1})));
+  }
+
+  // The logits behind a text and behind each of some more tokens. Products of f16 are off by 2^-11 of each
+  // factor; the logits sum what some thirty products leave, which moved them by up to 2^-8 of the largest.
+  static void expect_close(const std::vector<float>& got, const std::vector<float>& expected) {
+    float largest = 0;
+    for (const float logit : expected) largest = std::max(largest, std::abs(logit));
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], largest * 0x1p-6f) << i;
+  }
+  // Whether two readings attended to the same entries. Where they did not, one at the threshold of a head was
+  // exchanged.
+  static bool same_lists(Watched& here, Watched& there) {
+    const auto expected = here.lists(), got = there.lists();
+    for (size_t layer = 0; layer < expected.size(); ++layer)
+      for (size_t head = 0; head < expected[layer].size(); ++head) {
+        const auto &a = expected[layer][head], &b = got[layer][head];
+        std::vector<uint32_t> differing;
+        std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(differing));
+        EXPECT_LE(differing.size(), 2u) << "layer " << layer << " head " << head;
+      }
+    return expected == got;
+  }
+  void compare(const SessionOptions& options) {
+    Watched here(model_, options), there(model_, options, device_);
+    const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
+    expect_close(read(*there, text), read(*here, text));
+    EXPECT_EQ(kept(*there), kept(*here));
+    uint32_t compared = 0;
+    for (const int32_t token : seeded_tokens(kTokens, kVocab, 8)) {
+      const std::vector<float> got = accept(*there, token), expected = accept(*here, token);
+      if (HasFailure()) return;
+      if (!same_lists(here, there)) continue;
+      expect_close(got, expected);
+      ++compared;
+    }
+    EXPECT_GT(compared, kTokens / 2) << "too few tokens saw the same";
+  }
+
+  std::shared_ptr<const Model> model_;
+  std::shared_ptr<Device> device_;
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FamilyOnDevice);
+
+TEST_P(FamilyOnDevice, AnswersAsOnTheCpu) { compare({.pool = 200, .chunk = 64, .max_new = 32}); }
+
+INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
+                         ::testing::Combine(::testing::ValuesIn(device_names()),
+                                            ::testing::Values("gemma3", "gemma2", "qwen3moe", "mixtral",
+                                                              "gpt_oss", "smollm3", "granite", "olmo2",
+                                                              "olmo3")),
+                         family_test_name);
+
+// Policies over layers that see a window, or count no positions.
+class PoliciesOfFamilyOnDevice : public FamilyOnDevice {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PoliciesOfFamilyOnDevice);
+
+TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
+  SessionOptions options{.retention = Retention::kWindow,
+                         .pool = 90,
+                         .chunk = 64,
+                         .stabilizers = 10,
+                         .local = 20,
+                         .max_new = 32,
+                         .selection = Selection::kTokenSelect,
+                         .select_k = 40,
+                         .select_init = 4,
+                         .select_local = 16};
+  compare(options);
+  options.retention = Retention::kKeyDiff;
+  options.selection = Selection::kQuest;
+  options.select_page = 8;
+  options.dense_layers = 1;
+  compare(options);
+}
+
+INSTANTIATE_TEST_SUITE_P(On, PoliciesOfFamilyOnDevice,
+                         ::testing::Combine(::testing::ValuesIn(device_names()),
+                                            ::testing::Values("gpt_oss", "smollm3")),
+                         family_test_name);
 
 }  // namespace
 }  // namespace thimble::test

@@ -67,7 +67,7 @@ void attend_view(Recording& r, const Attention& op) {
   const View &k = op.k.values, &v = op.v.values;
   const uint64_t head_bytes = uint64_t(p.view_capacity) * p.head_dim * sizeof(uint16_t);
   const double head_operations = 4.0 * static_cast<double>(queries) * p.view_capacity * p.head_dim;
-  const uint32_t has_list = op.list ? 1 : 0;
+  const uint32_t has_list = op.list ? 1 : 0, caps = p.cap != 0, has_sinks = op.sinks ? 1 : 0;
   const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0 && v.offset % 16 == 0;
   const ViewTile tile = view_tile(limits, p.head_dim, queries);
   const CooperativeTile matrices(limits, p.head_dim);
@@ -89,16 +89,17 @@ void attend_view(Recording& r, const Attention& op) {
       r.dispatch(shader, constants,
                  {reads(op.q), reads(of_heads(k, head_bytes, first, heads)),
                   reads(of_heads(v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
-                  writes(op.ml), writes(outs), writes(stats), writes(counters)},
+                  writes(op.ml), writes(outs), writes(stats), writes(counters), reads(op.sinks)},
                  push, heads + spare, groups);
     };
     if (cooperative)
       dispatch(Shader::kAttendViewCooperative,
-               {matrices.threads, p.head_dim, matrices.subgroups, has_list, p.equal_heads}, matrices.rows);
+               {matrices.threads, p.head_dim, matrices.subgroups, has_list, p.equal_heads, caps, has_sinks},
+               matrices.rows);
     else
       dispatch(Shader::kAttendView,
                {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u, limits.subgroup_size,
-                p.equal_heads},
+                p.equal_heads, caps, has_sinks},
                tile.rows);
   };
   for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,
@@ -158,12 +159,14 @@ void attend_pool(Recording& r, const Attention& op) {
       AttentionParams p;
       RunWindow window;
     } push{p, window};
-    r.dispatch(Shader::kAttendPool,
-               {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
-                aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads},
-               {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)),
-                reads(op.list), reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y)},
-               push, work.parts, p.heads, work.passes.count);
+    r.dispatch(
+        Shader::kAttendPool,
+        {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
+         aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads,
+         p.cap != 0, op.sinks ? 1u : 0u},
+        {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
+         reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
+        push, work.parts, p.heads, work.passes.count);
   });
 }
 

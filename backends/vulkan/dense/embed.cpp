@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "backends/vulkan/ops.h"
 #include "backends/vulkan/dense/product.h"
+#include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 

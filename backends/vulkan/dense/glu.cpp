@@ -1,5 +1,5 @@
-#include "backends/vulkan/ops.h"
 #include "backends/vulkan/dense/product.h"
+#include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 

@@ -10,21 +10,9 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// Whether rows of x can be read four elements at a time. A descriptor starts at a multiple of 16 bytes or at
-// x itself.
-bool in_quads(const Product& p) {
-  constexpr uint32_t kQuad = 4;
-  return (p.x.offset / sizeof(float) | p.x_stride | p.in_cols) % kQuad == 0;
-}
-
 // Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
 // processors and on cards.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
-
-// Whether rows of W are f16 and end with kDepth columns: product.comp takes eight in a word of 16 bytes.
-bool in_eights(const Weight& w) {
-  return w.type == DType::kF16 && w.cols % kDepth == 0 && w.offset % sizeof(uint16_t[8]) == 0;
-}
 
 // Whether matvec.comp multiplies a type in pieces of 32 columns (pieces.glsl), or four weights at a time.
 bool in_pieces(DType type) {
@@ -54,40 +42,28 @@ uint32_t matvec_threads(const Limits& l, uint32_t cols) {
 
 // Both shaders see `rows` rows of x and y and the p.w.rows rows of the matrix.
 void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
-  const Limits& l = r.limits();
-  const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
-  // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card.
-  const bool pieces = in_pieces(p.w.type);
-  const uint32_t lines = !pieces || !has_registers(l) ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
-  const uint32_t rows_each = std::min(rows, 4u);
-  const bool digits =
-      l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
-  // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
-  // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
-  const uint32_t together = matrices == 2 && pieces && has_registers(l) ? 4 : 1;
+  const uint32_t matrices = p.up ? 2 : 1, rows_each = std::min(rows, 4u);
+  const Matvec m(r.limits(), p.w, matrices);
   // What a shader may write counts as written, so products of the same x would wait for each other if they
   // shared what they leave alone.
   const bool prepares = bool(p.prepares.row);
   const View& norm = prepares ? p.prepares.row : p.norm ? p.norm : p.y;
-  r.dispatch(digits ? Shader::kMatvecDigits : Shader::kMatvec,
-             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), lines, rows_each, matrices, threads,
-              l.subgroup_size, together},
+  r.dispatch(m.digits ? Shader::kMatvecDigits : Shader::kMatvec,
+             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), m.lines,
+              rows_each, matrices, m.threads, r.limits().subgroup_size, m.together},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
               writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y),
               reads(r.code_books())},
-             p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
+             p.params(), groups(p.w.rows, m.lines / matrices), groups(rows, rows_each));
 }
-// A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
 void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
-  constexpr uint32_t kThreads = 128, kColThreads = 16;  // of product.comp
-  const bool large = rows > 64 && most_tile_rows(r.limits()) == kTile;
-  const uint32_t thread_rows = large ? 16 : rows <= 32 ? 4 : 8, thread_cols = large ? 8 : 4;
-  r.dispatch(Shader::kProduct,
-             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), thread_rows, thread_cols, kThreads,
-              p.in_cols % kDepth == 0, in_eights(p.w)},
-             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(r.code_books())}, p.params(),
-             groups(p.w.rows, thread_cols * kColThreads),
-             groups(rows, thread_rows * (kThreads / kColThreads)));
+  const ProductTile tile(r.limits(), rows);
+  r.dispatch(
+      Shader::kProduct,
+      {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), tile.thread_rows,
+       tile.thread_cols, ProductTile::kThreads, p.in_cols % kDepth == 0, in_eights(p.w)},
+      {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(r.code_books())}, p.params(),
+      groups(p.w.rows, tile.cols()), groups(rows, tile.rows()));
 }
 
 // Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
@@ -98,6 +74,23 @@ bool by_slices(const Recording& r, const Product& p) {
 }
 
 }  // namespace
+
+Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(matvec_threads(l, w.cols)) {
+  const bool pieces = in_pieces(w.type);
+  digits = l.byte_products && (w.type == DType::kQ4_K || w.type == DType::kQ5_K || w.type == DType::kQ6_K);
+  // More where there are enough to occupy a card.
+  lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
+  // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
+  // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
+  together = matrices == 2 && pieces && has_registers(l) ? 4 : 1;
+}
+
+// 128 x 128 where the device has room and rows for it, else of 64 columns.
+ProductTile::ProductTile(const Limits& l, uint32_t rows) {
+  const bool large = rows > 64 && most_tile_rows(l) == kTile;
+  thread_rows = large ? 16 : rows <= 32 ? 4 : 8;
+  thread_cols = large ? 8 : 4;
+}
 
 uint32_t most_tile_rows(const Limits& l) {
   constexpr uint32_t kLargeBytes = kTile * kDepth * (sizeof(float) + sizeof(uint16_t));

@@ -67,6 +67,34 @@ inline uint64_t largest_part(const Limits& l) {
   return std::min<uint64_t>(l.max_range, std::numeric_limits<uint32_t>::max()) - l.offset_alignment;
 }
 
+// Whether rows of x from there on can be read four elements at a time: a descriptor starts at a multiple of
+// 16 bytes or at x itself.
+inline bool in_quads(const View& x, uint32_t x_stride, uint32_t in_cols) {
+  constexpr uint32_t kQuad = 4;
+  return (x.offset / sizeof(float) | x_stride | in_cols) % kQuad == 0;
+}
+// Whether rows of W are f16 and end with kDepth columns: product.comp takes eight in a word of 16 bytes.
+inline bool in_eights(const Weight& w) {
+  return w.type == DType::kF16 && w.cols % kDepth == 0 && w.offset % sizeof(uint16_t[8]) == 0;
+}
+
+// How matvec.comp is made for a matrix that is read once, for one row or a few.
+struct Matvec {
+  bool digits;        // by products of bytes
+  uint32_t lines;     // rows of W that share what is read of x, of both matrices of a glu
+  uint32_t together;  // of them in a turn of the loop
+  uint32_t threads;
+  Matvec(const Limits&, const Weight&, uint32_t matrices);
+};
+// The tile of product.comp for so many rows.
+struct ProductTile {
+  static constexpr uint32_t kThreads = 128, kColThreads = 16;
+  uint32_t thread_rows, thread_cols;  // of y that a thread makes
+  ProductTile(const Limits&, uint32_t rows);
+  uint32_t rows() const { return thread_rows * (kThreads / kColThreads); }
+  uint32_t cols() const { return thread_cols * kColThreads; }
+};
+
 // Whether an op's rows are multiplied one by one: where there is one, or some rows of logits.
 inline bool by_vectors(const Recording& r, uint32_t rows) { return rows == kLogitRows || r.max_rows() == 1; }
 

@@ -14,7 +14,7 @@ void rms_norm(Recording& r, const RmsNorm& op) {
       ((op.x.offset | op.weight.offset | op.y.offset) / sizeof(float) | op.p.row_stride | op.p.cols) %
           kQuad ==
       0;
-  r.dispatch(Shader::kRmsNorm, {threads, static_cast<uint32_t>(ceil_div(quads, threads)), in_quads},
+  r.dispatch(Shader::kRmsNorm, {threads, static_cast<uint32_t>(ceil_div(quads, threads)), in_quads, op.p.add},
              {reads(op.x), reads(op.weight), writes(op.y)}, op.p, op.p.groups, r.most_rows(op.p.rows));
 }
 

@@ -13,6 +13,7 @@ namespace thimble::vulkan {
 #define THIMBLE_SHADERS(X, XC) \
   X(Embed, "dense/embed", "") \
   X(RmsNorm, "dense/rms_norm", "") \
+  X(Scale, "dense/scale", "") \
   X(Matvec, "dense/matvec", "") \
   X(MatvecDigits, "dense/matvec", "DIGITS") \
   X(Product, "dense/product", "") \
@@ -20,6 +21,12 @@ namespace thimble::vulkan {
   X(Dequantize, "dense/dequantize", "") \
   XC(ProductCooperative, "dense/product_cooperative", "") \
   X(AddParts, "dense/add_parts", "") \
+  X(Route, "dense/route", "") \
+  X(RouteSlots, "dense/route_slots", "") \
+  X(ExpertMatvec, "dense/matvec", "EXPERTS") \
+  X(ExpertMatvecDigits, "dense/matvec", "EXPERTS DIGITS") \
+  X(ExpertProduct, "dense/product", "EXPERTS") \
+  X(AddExperts, "dense/add_experts", "") \
   X(Activation, "dense/activation", "") \
   X(KvAppend, "kv/kv_append", "") \
   X(SinkScore, "select/sink_score", "") \

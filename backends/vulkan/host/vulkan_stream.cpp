@@ -68,10 +68,10 @@ class VulkanRecorder : public Recorder {
   void launch(const RmsNorm& op) { rms_norm(recording_, op); }
   void launch(const Linear& op) { linear(recording_, {&op, 1}); }
   void launch(const Glu& op) { glu(recording_, op); }
-  void launch(const Scale&) {}
-  void launch(const Route&) {}
-  void launch(const ExpertGlu&) {}
-  void launch(const ExpertLinear&) {}
+  void launch(const Scale& op) { scale(recording_, op); }
+  void launch(const Route& op) { route(recording_, op); }
+  void launch(const ExpertGlu& op) { expert_glu(recording_, op); }
+  void launch(const ExpertLinear& op) { expert_linear(recording_, op); }
   void launch(const Activation& op) { activation(recording_, op); }
   void launch(const KvAppend& op) { kv_append(recording_, op); }
   void launch(const SinkScore& op) { sink_score(recording_, op); }

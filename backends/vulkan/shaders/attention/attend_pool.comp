@@ -10,6 +10,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "../../pool_parts.h"
 #include "../half.glsl"
+#include "../soft_cap.glsl"
 #include "../step.glsl"
 
 layout(local_size_x_id = 8) in;  // a multiple of kLanes
@@ -24,6 +25,8 @@ layout(constant_id = 6) const bool kAligned = false;  // 8 channels rotate alike
 layout(constant_id = 7) const bool kOnce = false;     // parts have one tile, but for heads longer than the others
 layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
 layout(constant_id = 10) const bool kEqualHeads = false;  // AttentionParams
+layout(constant_id = 11) const bool kCaps = false;
+layout(constant_id = 12) const bool kHasSinks = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the window's runs, as v
@@ -39,10 +42,11 @@ layout(set = 0, binding = 6, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 7, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 10, std430) readonly buffer Sinks { float sinks[]; };  // of each query head
 layout(push_constant) uniform Push {
   AttentionParams p;
   RunWindow window;
-  uint base[9];
+  uint base[10];
 } push;
 
 #define ROPE RopeParams(kMode, kPairing, kRotating)
@@ -219,6 +223,7 @@ void main() {
         if (column < kTile && tile + column < count) {
           const vec4 sides = room[kQueryQuads + (h * kTile + column) * 2] + room[kQueryQuads + (h * kTile + column) * 2 + 1];
           scores[i] = (sides.x + sides.y) + (sides.z + sides.w);
+          if (kCaps) scores[i] = soft_cap(scores[i], push.p.cap * kLog2E);
         }
         top = max(top, scores[i]);
       }
@@ -285,5 +290,5 @@ void main() {
     }
   }
   if (!finishes_last(push.base[7] + share.local_head * gl_NumWorkGroups.z + gl_WorkGroupID.z, busy)) return;
-  join_parts(own_stats, own_outs, push.base[8] + query_channel, heads, parts, busy);
+  join_parts(own_stats, own_outs, head * push.p.group + first_head, heads, parts, busy);
 }

@@ -1,13 +1,14 @@
 // How the last part of a head to be done puts all `busy` of them together: attend_pool.comp has written what each found to
 // `stats` and `outs`, from own_stats and own_outs on, `parts` for each query head.
 
-// weights[] of the parts of the subgroup's heads.
-void weigh_parts(uint own_stats, uint heads, uint parts, uint busy) {
+// weights[] of the parts of the subgroup's heads, and of the sinks of the query heads from first_query on: this is where they count.
+void weigh_parts(uint own_stats, uint first_query, uint heads, uint parts, uint busy) {
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     const uint h = gl_SubgroupID + kSubgroups * j;
     if (h >= heads) continue;
     vec2 of_parts[kPartsEach];  // {maximum, sum}
-    float top = kNoPeak, sum = 0;
+    const float sink = kHasSinks ? sinks[push.base[9] + first_query + h] * kLog2E : kNoPeak;
+    float top = sink, sum = 0;
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       const uint part = gl_SubgroupInvocationID + kLanes * i;
       of_parts[i] = stats[own_stats + h * parts + min(part, busy - 1)];
@@ -15,6 +16,7 @@ void weigh_parts(uint own_stats, uint heads, uint parts, uint busy) {
       top = max(top, of_parts[i].x);
     }
     top = max_of_lanes(top);
+    if (kHasSinks && gl_SubgroupInvocationID == 0) sum = exp2(sink - top);
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       of_parts[i].x = exp2(of_parts[i].x - top);
       sum += of_parts[i].x * of_parts[i].y;
@@ -27,8 +29,8 @@ void weigh_parts(uint own_stats, uint heads, uint parts, uint busy) {
   }
 }
 
-// Writes the heads' rows of y, which begin at own_y.
-void join_parts(uint own_stats, uint own_outs, uint own_y, uint heads, uint parts, uint busy) {
+// Writes the rows of y of the query heads from first_query on.
+void join_parts(uint own_stats, uint own_outs, uint first_query, uint heads, uint parts, uint busy) {
   const uint thread = gl_LocalInvocationIndex, part_slice = thread / kColumns;
   for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
     const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
@@ -37,7 +39,7 @@ void join_parts(uint own_stats, uint own_outs, uint own_y, uint heads, uint part
     [[unroll]] for (uint n = 0; n < kLoads; ++n)
       of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
     if (from == 0) {
-      weigh_parts(own_stats, heads, parts, busy);
+      weigh_parts(own_stats, first_query, heads, parts, busy);
       barrier();
     }
     vec4 sum = vec4(0);
@@ -55,7 +57,7 @@ void join_parts(uint own_stats, uint own_outs, uint own_y, uint heads, uint part
       for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];
     }
     if (thread >= kColumns || from + thread >= heads * kQuads) continue;
-    const uint to = own_y + h * kHeadDim + i % kQuads * 4;
+    const uint to = push.base[8] + (first_query + h) * kHeadDim + i % kQuads * 4;
     [[unroll]] for (uint c = 0; c < 4; ++c)
       if (i % kQuads * 4 + c < kHeadDim) y[to + c] = sum[c];
   }

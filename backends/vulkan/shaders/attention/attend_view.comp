@@ -15,6 +15,8 @@ layout(constant_id = 3) const bool kHasList = false;
 layout(constant_id = 4) const bool kAligned = false;  // rows of k and v are whole uvec4
 layout(constant_id = 5) const uint kLanes = 32;        // of a subgroup
 layout(constant_id = 6) const bool kEqualHeads = false;  // AttentionParams
+layout(constant_id = 7) const bool kCaps = false;
+layout(constant_id = 8) const bool kHasSinks = false;
 
 #include "attend_view.glsl"
 
@@ -63,14 +65,15 @@ void main() {
       if (!begins && own_first + r < vectors) out_quads[r * kOutsEach + o] = y_quad(own_first + r, c);
     }
   // Thread t looks after the maxima and sums of rows 4 t and on, as they lie in parts.
-  vec4 before = vec4(0);  // the sums of earlier passes
+  vec4 before = vec4(0);  // the sums of earlier passes, or the sink
+  const bool counts_sink = kHasSinks && is_first_pass() && share.part == 0;
   if (thread < kRowQuads) {
     peaks[thread] = vec4(kNoPeak);
-    for (uint e = 0; e < 4 && !begins; ++e) {
+    for (uint e = 0; e < 4 && (!begins || counts_sink); ++e) {
       const uint r = thread % kQuadsEach * 4 + e, vector = first + thread / kQuadsEach * kRowsEach + r;
       if (r >= kRowsEach || vector >= vectors) continue;
-      peaks[thread][e] = ml[ml_start(vector)];
-      before[e] = ml[ml_start(vector) + 1];
+      peaks[thread][e] = counts_sink ? sink_of(vector) : ml[ml_start(vector)];
+      before[e] = counts_sink ? 1 : ml[ml_start(vector) + 1];
     }
   }
   vec4 sums[kQuadsEach];  // of this thread's keys
@@ -97,6 +100,8 @@ void main() {
       }
     }
     load_values(row, end - key);
+    if (kCaps)
+      [[unroll]] for (uint s = 0; s < kRowsEach * kKeysEach; ++s) scores[s] = capped(scores[s]);
     if (key < work.all_begin || key + kKeys > min(work.all_end, end))
       [[unroll]] for (uint r = 0; r < kRowsEach; ++r) {
         const uint seen = min(seen_end(first_index, own_first + r), end), unseen = seen_begin(first_index, own_first + r);

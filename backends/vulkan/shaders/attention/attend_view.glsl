@@ -1,10 +1,11 @@
 // What both shaders of attention of the view share: operands, which keys a query sees, and how rows are read. The shader that
 // includes this has declared the constants kThreads, its workgroup's size; kLanes, lanes of a subgroup; kHeadDim; kRows, queries of
-// a workgroup; kKeys, keys of a tile; kHasList; and kAligned: rows of k and v are whole uvec4.
+// a workgroup; kKeys, keys of a tile; kHasList; kAligned: rows of k and v are whole uvec4; kCaps: scores are capped; and kHasSinks.
 //
 // A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of the group, since all
 // of them read the same keys and values.
 #include "../half.glsl"
+#include "../soft_cap.glsl"
 #include "../step.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
@@ -21,10 +22,11 @@ layout(set = 0, binding = 7, std430) coherent buffer Ml { float ml[]; };  // [ro
 layout(set = 0, binding = 8, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 9, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 10, std430) coherent buffer Counters { uint counters[]; };
+layout(set = 0, binding = 11, std430) readonly buffer Sinks { float sinks[]; };  // [query_heads]
 layout(push_constant) uniform Push {
   AttentionParams p;
   uint query_heads;  // of the layer
-  uint base[10];
+  uint base[11];
 } push;
 
 #define ROPE push.p.rope
@@ -41,6 +43,9 @@ const uint kUnits = (kHeadDim + 7) / 8;  // a unit is 8 channels, a uvec4 of hal
 
 uint local_head;  // KV head of the dispatch that the workgroup works for
 
+// A score as the softmax takes it.
+float capped(float score) { return kCaps ? soft_cap(score, push.p.cap * kLog2E) : score; }
+
 // Where a query vector lies: a row of the step, and a query head.
 uint row_of(uint vector) { return vector / push.p.group; }
 uint query_head(uint vector) {
@@ -48,6 +53,9 @@ uint query_head(uint vector) {
 }
 uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kHeadDim; }
 uint ml_start(uint vector) { return push.base[6] + (row_of(vector) * push.query_heads + query_head(vector)) * 2; }
+
+// The score that counts in a query's sum and carries no value.
+float sink_of(uint vector) { return sinks[push.base[10] + query_head(vector)] * kLog2E; }
 
 // Channel c of a query, rotated and scaled.
 float query_channel(uint vector, uint c, uint position) {

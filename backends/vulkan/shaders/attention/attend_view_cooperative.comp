@@ -18,6 +18,8 @@ layout(constant_id = 1) const uint kHeadDim = 128;  // a multiple of 16, at most
 layout(constant_id = 2) const uint kSubgroups = 4;
 layout(constant_id = 3) const bool kHasList = false;
 layout(constant_id = 4) const bool kEqualHeads = false;  // AttentionParams
+layout(constant_id = 5) const bool kCaps = false;
+layout(constant_id = 6) const bool kHasSinks = false;
 const bool kAligned = true;
 const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
 const uint kRows = kSubgroups * kSize, kKeys = 64, kLanes = kThreads / kSubgroups;
@@ -81,6 +83,10 @@ void main() {
   const uint seen = min(seen_end(first_index, own_vector), end), unseen = seen_begin(first_index, own_vector);
   const uint own_scores = own_row * kScoreStride;
   float peak = kNoPeak, sum = 0;
+  if (kHasSinks && is_first_pass() && share.part == 0 && own_vector < vectors) {
+    peak = sink_of(own_vector);
+    if (part == 0) sum = 1;
+  }
   // What an earlier pass has left comes in, and what this one leaves goes out, by matrices of channels.
   if (!begins) {
     if (own_vector < vectors) {
@@ -123,6 +129,9 @@ void main() {
     vec4 own[kQuadsEach];
     float top = peak;
     [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) own[i] = scores[own_scores + part * kQuadsEach + i];
+    if (kCaps)
+      [[unroll]] for (uint i = 0; i < kQuadsEach; ++i)
+        [[unroll]] for (uint e = 0; e < 4; ++e) own[i][e] = capped(own[i][e]);
     if (key < work.all_begin || key + kKeys > min(work.all_end, end))
       [[unroll]] for (uint i = 0; i < kQuadsEach; ++i)
         [[unroll]] for (uint e = 0; e < 4; ++e) {

@@ -46,6 +46,29 @@ struct DequantizeParams {
   uint row_bytes;  // of the matrix
 };
 
+// Experts: matvec and product, which for them make rows of y that belong to slots. A dispatch makes some columns of y, with the
+// matrices of some experts, which it sees from the first column's row of the first one on.
+struct ExpertProductParams {
+  uint in_cols;      // of x
+  uint out_cols;     // of y, that this dispatch makes
+  uint x_stride;     // elements from row to row of x
+  uint y_stride;     // elements from row to row of y
+  uint row_bytes;    // of the matrices
+  uint matrix_rows;  // of an expert's
+  uint experts;
+  uint first_expert, seen_experts;  // whose matrices it sees
+  uint first_slot, seen_slots;      // whose rows of y it sees
+  uint of_tokens;                   // 1: x has a row for each token; 0: for each slot
+  uint act;
+  uint has_bias, has_up_bias;
+};
+// add_experts.
+struct AddExpertsParams {
+  uint cols;      // of y, that this dispatch makes
+  uint y_stride;  // elements from row to row of y
+  uint experts;
+};
+
 // embed. A dispatch sees some rows of the table.
 struct TableParams {
   uint cols;

@@ -15,7 +15,11 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
+#ifdef EXPERTS
+#define kOperands 9
+#else
 #define kOperands 10
+#endif
 #include "../operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
@@ -29,18 +33,17 @@ layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loo
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
+#ifndef EXPERTS
 layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
-
-layout(set = 0, binding = 10, std430) readonly buffer Books { uint books[]; };
+#endif
 
 const uint kCols = kLines / kMatrices;     // of y
 const uint kSubgroups = kThreads / kLanes;
 
 uint word_at(uint matrix, uint i) { return matrix == 0 ? w[push.base[1] + i] : up[push.base[4] + i]; }
-uint book_word(uint i) { return books[push.base[9] + i]; }
 // Matrices start at multiples of 16 bytes (DeviceInfo::alignment).
 uvec4 words_at(uint matrix, uint quad) {
   return matrix == 0 ? w_quads[push.base[1] / 4 + quad] : up_quads[push.base[4] / 4 + quad];
@@ -52,14 +55,18 @@ uint first_row, first_col, rows;
 uint thread;
 
 // Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
-uint line_start(uint line) { return min(first_col + line / kMatrices, push.p.out_cols - 1) * push.p.row_bytes; }
+uint line_start(uint line) {
+  return matrix_row(min(first_col + line / kMatrices, push.p.out_cols - 1)) * push.p.row_bytes;
+}
 
 #include "../lanes.glsl"
 #include "pieces.glsl"
 
 shared float subgroup_sums[kRows * kLines * kSubgroups];
+#ifndef EXPERTS
 shared float subgroup_squares[kSubgroups];
 shared float squares_of_cols[kCols];
+#endif
 
 // The products of two lines: half of the lanes add up the first, and the others the second.
 float exchanged(float first, float second, uint apart) {
@@ -133,6 +140,33 @@ float group_sum(uint sum) {
   return total;
 }
 
+#ifdef EXPERTS
+#include "find_expert.glsl"
+
+// The columns of a slot.
+void main() {
+  const uint slot = gl_WorkGroupID.y;
+  find_expert(slot);
+  if (!sees_expert()) return;
+  first_col = gl_WorkGroupID.x * kCols;
+  first_row = x_row(slot);
+  rows = 1;
+  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces)
+    multiply_pieces();
+  else
+    multiply_quads();
+  barrier();
+  [[dont_unroll]] for (uint col = thread; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
+    if (kMatrices == 2)
+      store_glu(slot, first_col + col, group_sum(2 * col), group_sum(2 * col + 1));
+    else
+      store(slot, first_col + col, group_sum(col));
+  }
+}
+#else
 // The thread's part of the sum of squares of x. Loops stay loops here, too: most of what is run once is waited for.
 float own_squares() {
   const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
@@ -195,3 +229,4 @@ void main() {
   if (push.p.writes_norm != 0 && first_col == 0)
     [[dont_unroll]] for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
 }
+#endif

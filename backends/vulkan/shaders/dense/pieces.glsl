@@ -115,7 +115,7 @@ void fetch(uint slot, uint first_piece, uint line) {
     return;
   }
   const uint strip = min(strip_start(first_piece), push.p.row_bytes), bytes = min(kStripBytes, push.p.row_bytes - strip);
-  const uint last = (push.p.out_cols * push.p.row_bytes + 3) / 4 - 1;
+  const uint last = (matrix_rows() * push.p.row_bytes + 3) / 4 - 1;
   const uint start = line_start(line) + strip, end = (start + bytes + 15) / 16;
   [[unroll]] for (uint s = 0; s < kSteps; ++s) {
     const uint i = min(start / 16 + s * kTeam + thread % kTeam, end - 1);

@@ -5,13 +5,14 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 
+#ifdef EXPERTS
+#define kOperands 9
+#else
 #define kOperands 5
+#endif
 #include "../operands.glsl"
 
-layout(set = 0, binding = 5, std430) readonly buffer Books { uint books[]; };
-
 uint word_at(uint matrix, uint i) { return w[push.base[1] + i]; }
-uint book_word(uint i) { return books[push.base[4] + i]; }
 
 layout(local_size_x_id = 5) in;                      // a multiple of kColThreads
 layout(constant_id = 3) const uint kThreadRows = 16;  // of y that a thread makes, in kThreadCols columns
@@ -34,9 +35,32 @@ shared uvec4 w_slice[kCols * kEights];
 uint quad_at(uint line, uint quad) { return line * kQuads + (quad ^ line % kQuads); }
 uint eight_at(uint line, uint eight) { return line * kEights + (eight ^ line / 2 % kEights); }
 
+#ifdef EXPERTS
+layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
+#include "find_expert.glsl"
+
+// The slots of an expert that the tile's rows are.
+bool find_rows(out uint first_row, out uint rows) {
+  if (!find_tile(gl_WorkGroupID.y, kRows, first_row, rows) || !sees_expert()) return false;
+  first_row = max(first_row, push.p.first_slot);
+  rows = min(rows, push.p.first_slot + push.p.seen_slots);
+  return first_row < rows;
+}
+uint x_rows[kRows / kQuadLines];  // that a thread copies from
+uint copied_row(uint copy, uint row) { return x_rows[copy]; }
+#else
+uint copied_row(uint copy, uint row) { return row; }
+bool find_rows(out uint first_row, out uint rows) {
+  first_row = gl_WorkGroupID.y * kRows;
+  rows = product_rows();
+  return first_row < rows;
+}
+#endif
+
 void main() {
-  const uint first_col = gl_WorkGroupID.x * kCols, first_row = gl_WorkGroupID.y * kRows, rows = product_rows();
-  if (first_row >= rows) return;
+  const uint first_col = gl_WorkGroupID.x * kCols;
+  uint first_row, rows;
+  if (!find_rows(first_row, rows)) return;
   const uint last_col = push.p.out_cols - 1, last_row = rows - 1;
 
   const uint thread = gl_LocalInvocationIndex;
@@ -44,6 +68,9 @@ void main() {
   const uint eight = thread % kEights, eight_line = thread / kEights;
   const uint col = thread % kColThreads, row = thread / kColThreads;  // of the tile
 
+#ifdef EXPERTS
+  [[unroll]] for (uint i = 0; i < kRows / kQuadLines; ++i) x_rows[i] = x_row(min(first_row + quad_line + i * kQuadLines, last_row));
+#endif
   float sums[kThreadRows][kThreadCols];
   [[unroll]] for (uint r = 0; r < kThreadRows; ++r)
     [[unroll]] for (uint c = 0; c < kThreadCols; ++c) sums[r][c] = 0;
@@ -55,10 +82,11 @@ void main() {
     uvec4 of_w[kCols / kEightLines];
     [[unroll]] for (uint i = 0; i < kRows / kQuadLines; ++i) {
       const uint x_col = 32 * group + 4 * quad;
-      of_x[i] = kWhole || x_col < push.p.in_cols ? x_at(min(first_row + quad_line + i * kQuadLines, last_row), x_col) : vec4(0);
+      const uint x_line = copied_row(i, min(first_row + quad_line + i * kQuadLines, last_row));
+      of_x[i] = kWhole || x_col < push.p.in_cols ? x_at(x_line, x_col) : vec4(0);
     }
     [[unroll]] for (uint i = 0; i < kCols / kEightLines; ++i) {
-      const uint w_row = min(first_col + eight_line + i * kEightLines, last_col);
+      const uint w_row = matrix_row(min(first_col + eight_line + i * kEightLines, last_col));
       if (kInEights) {
         of_w[i] = w_eights[push.base[1] / 4 + w_row * (push.p.row_bytes / 16) + kEights * group + eight];
         continue;

@@ -1,5 +1,5 @@
 // What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i] + bias[c], or y = act(y) times that.
-// The operands of its shaders are x, w, bias, y and up to kOperands.
+// The operands of its shaders are x, w, bias, y and up to kOperands, the last of which is the code books.
 #include "../step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
@@ -19,6 +19,10 @@ uint product_rows() {
   const uint rows = row_count(push.p.rows);
   return rows - min(rows, push.p.first_row);
 }
+
+// The row of W for a column of y, and how many there are.
+uint matrix_row(uint column) { return column; }
+uint matrix_rows() { return push.p.out_cols; }
 
 uint y_at(uint row, uint column) { return push.base[3] + row * push.p.y_stride + column; }
 

@@ -11,13 +11,14 @@ const uint kThreads = gl_WorkGroupSize.x;
 #include "../reduce.glsl"
 layout(constant_id = 1) const uint kEach = 1;         // quads that a thread has, at most
 layout(constant_id = 2) const bool kInQuads = false;  // all vectors start at whole quads and hold whole quads
+layout(constant_id = 3) const bool kAdds = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Weight { float weight[]; };
 layout(set = 0, binding = 2, std430) readonly buffer WeightQuads { vec4 weight_quads[]; };
-layout(set = 0, binding = 3, std430) writeonly buffer Y { float y[]; };
-layout(set = 0, binding = 3, std430) writeonly buffer YQuads { vec4 y_quads[]; };
+layout(set = 0, binding = 3, std430) buffer Y { float y[]; };
+layout(set = 0, binding = 3, std430) buffer YQuads { vec4 y_quads[]; };
 layout(push_constant) uniform Push {
   RmsNormParams p;
   uint base[3];
@@ -44,9 +45,14 @@ void main() {
   [[unroll]] for (uint i = 0; i < kEach; ++i) {
     const uint c = 4 * (i * kThreads + gl_LocalInvocationIndex);
     if (kInQuads) {
-      if (c < cols) y_quads[(to + c) / 4] = quads[i] * scale * weight_quads[(of_weight + c) / 4];
+      if (c >= cols) continue;
+      const vec4 normed = quads[i] * scale * weight_quads[(of_weight + c) / 4];
+      y_quads[(to + c) / 4] = kAdds ? y_quads[(to + c) / 4] + normed : normed;
     } else {
-      for (uint k = 0; k < 4 && c + k < cols; ++k) y[to + c + k] = quads[i][k] * scale * weight[of_weight + c + k];
+      for (uint k = 0; k < 4 && c + k < cols; ++k) {
+        const float normed = quads[i][k] * scale * weight[of_weight + c + k];
+        y[to + c + k] = kAdds ? y[to + c + k] + normed : normed;
+      }
     }
   }
 }

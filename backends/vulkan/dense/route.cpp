@@ -1,0 +1,28 @@
+#include "backends/vulkan/ops.h"
+
+namespace thimble::vulkan {
+
+// Of so many choices: their experts, and as much again for their weights.
+static uint64_t choice_bytes(uint64_t rows, uint32_t chosen) { return rows * chosen * sizeof(uint32_t); }
+
+void route(Recording& r, const Route& op) {
+  const RouteParams& p = op.p;
+  const bool one_row = r.max_rows() == 1;
+  const uint64_t bytes = choice_bytes(r.max_rows(), p.chosen);
+  const View experts = r.scratch().slice(0, bytes), weights = r.scratch().slice(bytes, bytes);
+  r.dispatch(Shader::kRoute, {r.limits().subgroup_size, p.experts, p.chosen, one_row, op.bias ? 1u : 0u},
+             {reads(op.logits), reads(op.bias), one_row ? reads({}) : writes(experts),
+              writes(one_row ? View(op.weight) : weights), one_row ? writes(op.first) : reads({}),
+              one_row ? writes(op.row) : reads({})},
+             p, r.max_rows());
+  if (one_row) return;
+  r.dispatch(Shader::kRouteSlots, {},
+             {reads(experts), reads(weights), writes(op.first), writes(op.row), writes(op.weight)}, p,
+             p.experts);
+}
+
+uint64_t route_scratch(const ModelShape& m, const SessionShape& s, const Limits&) {
+  return 2 * choice_bytes(s.chunk, m.chosen_experts);
+}
+
+}  // namespace thimble::vulkan

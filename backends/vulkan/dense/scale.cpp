@@ -1,0 +1,11 @@
+#include "backends/vulkan/ops.h"
+
+namespace thimble::vulkan {
+
+void scale(Recording& r, const Scale& op) {
+  constexpr uint32_t kThreads = 64;
+  r.dispatch(Shader::kScale, {}, {reads(op.x), writes(op.y)}, op.p,
+             static_cast<uint32_t>(ceil_div(op.p.cols, kThreads)), r.most_rows(op.p.rows));
+}
+
+}  // namespace thimble::vulkan

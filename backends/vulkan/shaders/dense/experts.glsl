@@ -1,0 +1,47 @@
+// Products of experts: y[slot][c] = sum over i of x[i] w[c][i] + bias[c], x being the slot's row or the slot's token's, w and bias
+// its expert's; or y = act(y) times that, or act(w x + bias) times (up x + up_bias). As product.glsl, for the same shaders.
+#include "../step.glsl"
+#include "activate.glsl"
+#include "dense_params.h"
+
+layout(constant_id = 1) const bool kActivates = false;  // y = act(y) times the product: the second of a glu
+
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };  // [experts][matrix_rows], as up_bias
+layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
+layout(set = 0, binding = 6, std430) readonly buffer First { uint first_slots[]; };
+layout(set = 0, binding = 7, std430) readonly buffer RowOfSlot { uint row_of_slot[]; };
+layout(set = 0, binding = 8, std430) readonly buffer UpBias { float up_bias[]; };
+layout(push_constant) uniform Push {
+  ExpertProductParams p;
+  uint base[kOperands];
+} push;
+
+uint expert;  // that the workgroup multiplies with
+
+// Where an expert's slots begin; behind the last expert, where they end.
+uint first_slot(uint of_expert) { return first_slots[push.base[5] + of_expert]; }
+// Whether the dispatch sees the expert's matrix.
+bool sees_expert() { return expert - push.p.first_expert < push.p.seen_experts; }
+// The row of the matrices, as the dispatch sees them, for a column of y; and how many there are.
+uint matrix_row(uint column) { return (expert - push.p.first_expert) * push.p.matrix_rows + column; }
+uint matrix_rows() { return (push.p.seen_experts - 1) * push.p.matrix_rows + push.p.out_cols; }
+uint x_row(uint slot) { return push.p.of_tokens != 0 ? row_of_slot[push.base[6] + slot] : slot - push.p.first_slot; }
+
+// act(gate) times up. kActClamped: gpt-oss.
+float glu_of(float gate, float up) {
+  if (push.p.act != kActClamped) return activate(gate, push.p.act) * up;
+  gate = min(gate, 7);
+  return gate / (1 + exp_ulp(-1.702 * gate)) * (clamp(up, -7, 7) + 1);
+}
+uint y_at(uint slot, uint column) { return push.base[3] + (slot - push.p.first_slot) * push.p.y_stride + column; }
+uint bias_at(uint column) { return expert * push.p.matrix_rows + column; }
+void store(uint slot, uint column, float sum) {
+  const uint at = y_at(slot, column);
+  if (push.p.has_bias != 0) sum += bias[push.base[2] + bias_at(column)];
+  y[at] = kActivates ? glu_of(y[at], sum) : sum;
+}
+void store_glu(uint slot, uint column, float gate, float up) {
+  if (push.p.has_bias != 0) gate += bias[push.base[2] + bias_at(column)];
+  if (push.p.has_up_bias != 0) up += up_bias[push.base[7] + bias_at(column)];
+  y[y_at(slot, column)] = glu_of(gate, up);
+}

@@ -1,0 +1,40 @@
+// route, its second part: a workgroup finds the slots of one expert, in the order of the rows that they serve.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../step.glsl"
+
+layout(local_size_x = 128) in;
+const uint kThreads = 128;
+#include "../scan.glsl"
+
+layout(set = 0, binding = 1, std430) readonly buffer Experts { uint experts[]; };  // [rows][chosen], as the next
+layout(set = 0, binding = 2, std430) readonly buffer Weights { float weights[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer First { uint first[]; };
+layout(set = 0, binding = 4, std430) writeonly buffer RowOfSlot { uint row_of_slot[]; };
+layout(set = 0, binding = 5, std430) writeonly buffer WeightOfSlot { float weight_of_slot[]; };
+layout(push_constant) uniform Push {
+  RouteParams p;
+  uint base[5];
+} push;
+
+void main() {
+  const uint own = gl_WorkGroupID.x, n = step.n_rows * push.p.chosen, each = (n + kThreads - 1) / kThreads;
+  const uint begin = min(thread_in_order() * each, n), end = min(begin + each, n);
+  uint lower = 0, mine = 0;  // choices of experts before this one, and of it
+  for (uint i = begin; i < end; ++i) {
+    const uint expert = experts[push.base[0] + i];
+    lower += expert < own ? 1 : 0;
+    mine += expert == own ? 1 : 0;
+  }
+  const uint own_first = scan_threads(lower).y;
+  uint slot = own_first + scan_threads(mine).x;
+  for (uint i = begin; i < end; ++i) {
+    if (experts[push.base[0] + i] != own) continue;
+    row_of_slot[push.base[3] + slot] = i / push.p.chosen;
+    weight_of_slot[push.base[4] + slot] = weights[push.base[1] + i];
+    ++slot;
+  }
+  if (gl_LocalInvocationIndex > 0) return;
+  first[push.base[2] + own] = own_first;
+  if (own == push.p.experts - 1) first[push.base[2] + push.p.experts] = n;
+}

@@ -1,0 +1,22 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "../soft_cap.glsl"
+#include "../step.glsl"
+
+layout(local_size_x = 64) in;
+
+layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
+layout(set = 0, binding = 2, std430) buffer Y { float y[]; };
+layout(push_constant) uniform Push {
+  ScaleParams p;
+  uint base[2];
+} push;
+
+void main() {
+  const uint row = gl_WorkGroupID.y, column = gl_GlobalInvocationID.x;
+  if (row >= row_count(push.p.rows) || column >= push.p.cols) return;
+  const uint i = row * push.p.cols + column, to = push.base[1] + i;
+  float scaled = push.p.scale * x[push.base[0] + i];
+  if (push.p.cap != 0) scaled = soft_cap(scaled, push.p.cap);
+  y[to] = push.p.add != 0 ? y[to] + scaled : scaled;
+}
