@@ -245,18 +245,16 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
 
   for (const Fact& quote : quotes_of(r, part)) take_question(quote);
   r.shuffle(asked);
+  Tail tail{.end = static_cast<uint32_t>(text.tokens.size())};
   for (const Fact& fact : asked) {
-    const auto add = [&](const std::vector<int32_t>& tokens, uint32_t mark) {
-      text.tail.insert(text.tail.end(), tokens.begin(), tokens.end());
-      text.marked.resize(text.tail.size(), mark);
-    };
     const std::vector<int32_t> answer = answer_of(fact.answer);
-    add(prompt_of(fact.question, text.questions.empty()), 0);
-    text.marked.back() = 1;
-    add(answer, 1);
-    add(after_answer_, 0);
+    tail.add(prompt_of(fact.question, text.questions.empty()), 0);
+    tail.marked.back() = 1;  // it fetches the answer's first token
+    tail.add(answer, 1);
+    tail.add(after_answer_, 0);
     text.questions.push_back({prompt_of(fact.question, true), answer, fact.subject == kQuote});
   }
+  text.tails.push_back(std::move(tail));
   return text;
 }
 

@@ -2,6 +2,7 @@
 // then every question about them with its answer, as the model's chat format writes them.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,13 +20,35 @@ struct Question {
   bool quotes;                          // it asks what words of the book go on with
 };
 
+// What follows a text, and then is forgotten: questions with their answers, or the text itself once more.
+struct Tail {
+  std::vector<int32_t> tokens;
+  std::vector<uint32_t> marked;  // of each token whether its query makes labels
+  // Of the text's tokens it labels those of [first, end), and their weight is counted among these, the first
+  // `sinks`, and its own.
+  uint32_t sinks = 0, first = 0, end = 0;
+
+  void add(const std::vector<int32_t>& more, uint32_t mark) {
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    marked.resize(tokens.size(), mark);
+  }
+};
+
 struct TrainingText {
-  std::vector<int32_t> tokens;  // the text
+  std::vector<int32_t> tokens;
   std::vector<Question> questions;
-  // All questions and answers as they follow the text, and of each token whether its query makes labels: the
-  // last of a prompt, which fetches the answer's first token, and the answer's.
-  std::vector<int32_t> tail;
-  std::vector<uint32_t> marked;
+  std::vector<Tail> tails;  // each follows the text by itself
+
+  uint64_t all_tokens() const {
+    uint64_t all = tokens.size();
+    for (const Tail& tail : tails) all += tail.tokens.size();
+    return all;
+  }
+  uint32_t longest_tail() const {
+    size_t longest = 0;
+    for (const Tail& tail : tails) longest = std::max(longest, tail.tokens.size());
+    return static_cast<uint32_t>(longest);
+  }
 };
 
 class TextMaker {

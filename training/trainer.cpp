@@ -108,7 +108,7 @@ Status Trainer::prepare() {
   THIMBLE_TRY(make_texts());
   uint32_t tail = 0;
   for (const auto* texts : {&texts_, &counted_})
-    for (const TrainingText& text : *texts) tail = std::max(tail, static_cast<uint32_t>(text.tail.size()));
+    for (const TrainingText& text : *texts) tail = std::max(tail, text.longest_tail());
   THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory));
   reader_ = std::move(reader);
   if (trains()) {
@@ -117,7 +117,7 @@ Status Trainer::prepare() {
   }
   uint64_t tokens = 0, read = 0;
   for (uint32_t i = 0; i < texts_.size() + counted_.size(); ++i) {
-    const uint64_t of_text = text(i).tokens.size() + text(i).tail.size();
+    const uint64_t of_text = text(i).all_tokens();
     tokens += of_text;
     if (i < text_) read += of_text;
   }
@@ -261,7 +261,7 @@ Status Trainer::read_on() {
   if (!reading_) reader_->begin(t);
   reading_ = true;
   // What is kept of the rows that come.
-  const uint32_t before = reader_->tokens_read();
+  const uint64_t before = reader_->tokens_read();
   std::vector<int32_t> sample_of(text_tokens_ / kRunTokens, -1);
   if (text_ < texts_.size())
     for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)

@@ -27,9 +27,9 @@ std::vector<std::vector<float>> read_all(Reader& reader, const TrainingText& tex
 TrainingText text_of(uint32_t tokens, uint32_t tail) {
   TrainingText text;
   text.tokens = seeded_tokens(tokens);
-  text.tail = seeded_tokens(tail, 64, 11);
-  text.marked.resize(tail);
-  for (uint32_t i = 2; i < tail; i += 3) text.marked[i] = 1;
+  Tail& behind = text.tails.emplace_back();
+  behind.end = tokens;
+  for (const int32_t token : seeded_tokens(tail, 64, 11)) behind.add({token}, behind.tokens.size() % 3 == 2);
   return text;
 }
 
@@ -39,12 +39,13 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
     const SeededModel small = seeded_model();
     const ModelShape& shape = small.model->shape;
     const TrainingText text = text_of(600, 40);
+    const Tail& tail = text.tails[0];
     auto reader = must(Reader::open(small.model, cpu(), input, 700, 50, 0));
     const auto states = read_all(*reader, text, shape.layers);
 
     ReferenceModel reference(*small.model, Positions::kOriginal);
     std::vector<int32_t> all = text.tokens;
-    all.insert(all.end(), text.tail.begin(), text.tail.end());
+    all.insert(all.end(), tail.tokens.begin(), tail.tokens.end());
     const uint32_t group = shape.heads / shape.kv_heads;
     const auto tokens = static_cast<uint32_t>(text.tokens.size());
     std::vector<std::vector<double>> max_logit(shape.layers), log_prob(shape.layers);
@@ -68,7 +69,7 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
             ASSERT_NEAR(states[layer][p * expected.size() + c], expected[c], scale * 0x1p-9);
           continue;
         }
-        if (!text.marked[p - tokens]) continue;
+        if (!tail.marked[p - tokens]) continue;
         for (uint32_t h = 0; h < shape.heads; ++h) {
           const uint32_t head = h / group;
           std::vector<double> logits;

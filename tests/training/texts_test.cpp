@@ -28,11 +28,11 @@ TEST(Texts, HaveTheirLengthAndAreTheSameForASeed) {
   for (uint64_t i = 0; i < 20; ++i) {
     const TrainingText text = maker.make(i, false);
     EXPECT_EQ(text.tokens.size(), 2048u);
-    EXPECT_LE(text.tail.size(), 1024u);
-    EXPECT_EQ(text.tail.size(), text.marked.size());
+    EXPECT_LE(text.tails[0].tokens.size(), 1024u);
+    EXPECT_EQ(text.tails[0].tokens.size(), text.tails[0].marked.size());
     EXPECT_FALSE(text.questions.empty());
     EXPECT_EQ(text.tokens, again.make(i, false).tokens);
-    EXPECT_EQ(text.tail, again.make(i, false).tail);
+    EXPECT_EQ(text.tails[0].tokens, again.make(i, false).tails[0].tokens);
     EXPECT_NE(text.tokens, other.make(i, false).tokens);
     EXPECT_NE(text.tokens, maker.make(i, true).tokens);
   }
@@ -81,17 +81,17 @@ TEST(Texts, MarkTheRowsThatAnswer) {
     const TrainingText text = maker_of(small, folder.written("book", some_book())).make(3, false);
     uint64_t expected = 0, marked = 0;
     for (const Question& q : text.questions) expected += 1 + q.answer.size();
-    for (const uint32_t m : text.marked) marked += m;
+    for (const uint32_t m : text.tails[0].marked) marked += m;
     EXPECT_EQ(marked, expected);
-    EXPECT_EQ(text.marked.front(), 0u);
+    EXPECT_EQ(text.tails[0].marked.front(), 0u);
     // The first question is as it stands behind the text.
     const Question& first = text.questions.front();
-    EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tail.begin()));
+    EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tails[0].tokens.begin()));
     EXPECT_TRUE(std::equal(first.answer.begin(), first.answer.end(),
-                           text.tail.begin() + static_cast<ptrdiff_t>(first.prompt.size())));
-    EXPECT_EQ(text.marked[first.prompt.size() - 2], 0u);
-    EXPECT_EQ(text.marked[first.prompt.size() - 1], 1u);
-    const std::string tail = written(*small.model, text.tail);
+                           text.tails[0].tokens.begin() + static_cast<ptrdiff_t>(first.prompt.size())));
+    EXPECT_EQ(text.tails[0].marked[first.prompt.size() - 2], 0u);
+    EXPECT_EQ(text.tails[0].marked[first.prompt.size() - 1], 1u);
+    const std::string tail = written(*small.model, text.tails[0].tokens);
     EXPECT_NE(tail.find(chat ? "<|im_start|>user\n" : "\nAnswer: "), std::string::npos) << tail;
   }
 }
