@@ -41,10 +41,14 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
   THIMBLE_TRY(choose<Retainer::Kind>("kind", o.kind,
                                      {{"locret", Retainer::Kind::kLocret},
                                       {"linear", Retainer::Kind::kLinear},
-                                      {"mlp", Retainer::Kind::kMlp}},
+                                      {"mlp", Retainer::Kind::kMlp},
+                                      {"sink", Retainer::Kind::kSink}},
                                      options.kind));
   THIMBLE_TRY(choose<Target>("target", o.target,
-                             {{"log_prob", Target::kLogProb}, {"max_logit", Target::kMaxLogit}},
+                             {{"log_prob", Target::kLogProb},
+                              {"max_logit", Target::kMaxLogit},
+                              {"log_kvzip_plus", Target::kLogKvzipPlus},
+                              {"kvzip", Target::kKvzip}},
                              options.target));
   options.output = o.output;
   if (o.heads) options.heads = o.heads;

@@ -10,6 +10,7 @@
 #include "base/system.h"
 #include "runtime/heads/sidecar.h"
 #include "training/random.h"
+#include "training/sink.h"
 
 namespace thimble {
 namespace {
@@ -50,12 +51,26 @@ std::vector<std::byte> halves_of(const std::vector<float>& values) {
   return bytes_of(halves);
 }
 
+constexpr struct {
+  Target target;
+  const char* name;
+} kTargets[] = {{Target::kLogProb, "log_prob"},
+                {Target::kMaxLogit, "max_logit"},
+                {Target::kLogKvzipPlus, "log_kvzip_plus"},
+                {Target::kKvzip, "kvzip"}};
+
 // The state that a hash in front of it vouches for.
 struct FitHeader {
   uint64_t hash, saves;
 };
 
 }  // namespace
+
+const char* name_of(Target target) {
+  const auto* of = std::find_if(std::begin(kTargets), std::end(kTargets),
+                                [&](const auto& t) { return t.target == target; });
+  return of->name;
+}
 
 // ---- beginning ----
 
@@ -80,9 +95,9 @@ Status Trainer::prepare() {
   if (trains() && (o.texts == 0 || o.steps == 0))
     return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
                  o.steps);
-  if (o.kind == Retainer::Kind::kSink)
+  if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit)
     return error(Code::kUnsupported,
-                 "the kinds that can be trained are locret, linear and mlp; choose one of them");
+                 "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
   if (MappedFile::open(o.output).ok())
     return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
   for (uint32_t i = 0; i < model_->shape.layers; ++i)
@@ -93,23 +108,13 @@ Status Trainer::prepare() {
     retainer_ = retainer;
   }
 
-  // Questions may take half as many tokens as the text.
-  text_tokens_ = o.text_tokens ? o.text_tokens : kTextTokens;
-  if (const uint32_t context = model_->info.context_length;
-      context && text_tokens_ + text_tokens_ / 2 > context)
-    text_tokens_ = context / 3 * 2;
-  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
-  tail_tokens_ = text_tokens_ / 2;
-  if (text_tokens_ < kLeastTextTokens)
-    return error(
-        Code::kUnsupported,
-        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
-        model_->info.context_length, 2 * kLeastTextTokens);
+  THIMBLE_TRY(choose_length());
   THIMBLE_TRY(make_texts());
   uint32_t tail = 0;
   for (const auto* texts : {&texts_, &counted_})
     for (const TrainingText& text : *texts) tail = std::max(tail, text.longest_tail());
-  THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory));
+  THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory,
+                                   trains() && o.target == Target::kLogKvzipPlus));
   reader_ = std::move(reader);
   if (trains()) {
     THIMBLE_TRY(choose_runs());
@@ -126,11 +131,36 @@ Status Trainer::prepare() {
   return {};
 }
 
+// Questions may take half as many tokens as the text, a repetition as many.
+Status Trainer::choose_length() {
+  const uint32_t context = model_->info.context_length;
+  text_tokens_ = options_.text_tokens ? options_.text_tokens : kTextTokens;
+  if (context) {
+    const uint32_t asked = context / 3 * 2,
+                   again = (std::max(context, kInstructionTokens) - kInstructionTokens) / 2;
+    text_tokens_ = std::min(text_tokens_, repeats() ? again : asked);
+  }
+  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
+  tail_tokens_ = text_tokens_ / 2;
+  if (text_tokens_ < kLeastTextTokens)
+    return error(
+        Code::kUnsupported,
+        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
+        context, 2 * kLeastTextTokens + kInstructionTokens);
+  return {};
+}
+
+TrainingText Trainer::text_to_learn(const TextMaker& maker, uint32_t number) const {
+  constexpr uint32_t kPart = 2048;  // of KVzip
+  return repeats() ? maker.repeated(number, options_.target == Target::kKvzip ? kPart : 0)
+                   : maker.make(number, false);
+}
+
 Status Trainer::make_texts() {
   THIMBLE_LET(maker, TextMaker::open(model_, options_.data, text_tokens_, tail_tokens_, options_.seed));
   book_hash_ = maker.book_hash();
   if (trains())
-    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(maker.make(i, false));
+    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(text_to_learn(maker, i));
   if (!options_.equal_shares)
     for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
@@ -186,6 +216,8 @@ uint32_t Trainer::hidden() const {
       return std::clamp(d / 2, 16u, 1024u);
     case Retainer::Kind::kMlp:
       return std::clamp(d / 8, 64u, 1024u);
+    case Retainer::Kind::kSink:
+      return (model_->shape.heads + model_->shape.kv_heads) * kSinkRank;
     default:
       return 0;
   }
@@ -195,9 +227,10 @@ FitOptions Trainer::fit_options() const {
   return {.kind = options_.kind,
           .act = options_.kind == Retainer::Kind::kMlp ? kActGeluErf : model_->act,
           .hidden = hidden(),
+          .group = model_->shape.heads / model_->shape.kv_heads,
           .steps = options_.steps,
           .runs = 16,
-          .weighs_best = options_.target == Target::kLogProb,
+          .weighs_best = options_.target != Target::kMaxLogit,
           .seed = options_.seed};
 }
 
@@ -293,7 +326,7 @@ Status Trainer::finish_text() {
       logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
       continue;
     }
-    const std::vector<float>& of = options_.target == Target::kLogProb ? labels.log_prob : labels.max_logit;
+    const std::vector<float>& of = options_.target == Target::kMaxLogit ? labels.max_logit : labels.log_prob;
     for (uint32_t head = 0; head < kv_heads; ++head) {
       const float* label = of.data() + uint64_t(head) * tokens;
       std::vector<float> sorted(label, label + tokens);
@@ -474,8 +507,55 @@ Status Trainer::fit_on() {
 
 // ---- the result ----
 
+// The tensors of a fitted layer. Matrices are written as f16, all else as f32.
+void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLayer& fitted) const {
+  const FitOptions fit = fit_options();
+  const uint64_t cols = samples_.shape().cols, heads = model_->shape.kv_heads;
+  const auto layer = std::make_shared<FittedLayer>(fitted);
+  // Of one of the layer's vectors the elements from `first` on, as the shape says.
+  const auto add = [&](const char* part, std::vector<float> FittedLayer::*of, uint64_t first, uint64_t width,
+                       uint64_t rows, DType type) {
+    file.add(
+        name + part, rows ? std::vector<uint64_t>{width, rows} : std::vector<uint64_t>{width}, type, [=] {
+          const auto from = ((*layer).*of).begin() + static_cast<ptrdiff_t>(first);
+          const std::vector<float> values(from, from + static_cast<ptrdiff_t>(width * (rows ? rows : 1)));
+          return type == DType::kF16 ? halves_of(values) : bytes_of(values);
+        });
+  };
+  const auto matrix = [&](const char* part, auto of, uint64_t first, uint64_t width, uint64_t rows) {
+    add(part, of, first, width, rows, DType::kF16);
+  };
+  const auto vector = [&](const char* part, auto of, uint64_t first, uint64_t width) {
+    add(part, of, first, width, 0, DType::kF32);
+  };
+  switch (fit.kind) {
+    case Retainer::Kind::kLinear:
+      matrix(".weight", &FittedLayer::second, 0, cols, heads);
+      vector(".bias", &FittedLayer::second_bias, 0, heads);
+      break;
+    case Retainer::Kind::kMlp:
+      vector("_fc1.bias", &FittedLayer::first_bias, 0, fit.hidden);
+      vector("_fc2.bias", &FittedLayer::second_bias, 0, heads);
+      [[fallthrough]];
+    case Retainer::Kind::kLocret:
+      matrix("_fc1.weight", &FittedLayer::first, 0, cols, fit.hidden);
+      matrix("_fc2.weight", &FittedLayer::second, 0, fit.hidden, heads);
+      break;
+    case Retainer::Kind::kSink: {
+      const uint64_t queries = heads * fit.group, sinks = heads * kSinkCount;
+      matrix("_q.weight", &FittedLayer::first, 0, cols, queries * kSinkRank);
+      matrix("_k.weight", &FittedLayer::first, queries * kSinkRank * cols, cols, heads * kSinkRank);
+      vector("_q.bias", &FittedLayer::first_bias, 0, queries * kSinkRank);
+      vector("_q_norm.weight", &FittedLayer::second, 0, kSinkRank);
+      vector("_k_norm.weight", &FittedLayer::second, kSinkRank, kSinkRank);
+      add("_kbase", &FittedLayer::second, 2 * kSinkRank, kSinkRank, sinks, DType::kF32);
+      vector("_b", &FittedLayer::second, (2 + sinks) * kSinkRank, queries);
+      break;
+    }
+  }
+}
+
 Status Trainer::write_sidecar() {
-  const ModelShape& m = model_->shape;
   NewGguf file;
   const auto set_shares = [&] {
     if (counted_.empty()) return;
@@ -485,33 +565,19 @@ Status Trainer::write_sidecar() {
   };
   if (trains()) {
     const FitOptions fit = fit_options();
-    const bool linear = fit.kind == Retainer::Kind::kLinear, mlp = fit.kind == Retainer::Kind::kMlp;
     begin_sidecar(file, *model_, model_->info.name + " retainer", fit.kind);
     file.set("retainer.input", input() == Retainer::Input::kQkv ? "qkv" : "x");
-    file.set("retainer.target", options_.target == Target::kLogProb ? "log_prob" : "max_logit");
-    if (!linear) {
+    file.set("retainer.target", name_of(options_.target));
+    if (fit.kind == Retainer::Kind::kLocret || fit.kind == Retainer::Kind::kMlp) {
       file.set("retainer.act", name_of_act(fit.act));
       file.set("retainer.hidden", fit.hidden);
+    } else if (fit.kind == Retainer::Kind::kSink) {
+      file.set("retainer.rank", kSinkRank);
+      file.set("retainer.sinks", kSinkCount);
     }
     set_shares();
-    const uint64_t cols = samples_.shape().cols, inner = linear ? cols : fit.hidden;
-    for (uint32_t i = 0; i < layers_.size(); ++i) {
-      const auto layer = std::make_shared<FittedLayer>(fit_->layer(i));
-      const std::string name = "blk." + std::to_string(layers_[i]) + ".retain";
-      const std::string second = linear ? name : name + "_fc2";
-      if (!linear)
-        file.add(name + "_fc1.weight", {cols, fit.hidden}, DType::kF16,
-                 [layer] { return halves_of(layer->first); });
-      if (mlp)
-        file.add(name + "_fc1.bias", {fit.hidden}, DType::kF32,
-                 [layer] { return bytes_of(layer->first_bias); });
-      file.add(second + ".weight", {inner, m.kv_heads}, DType::kF16,
-               [layer] { return halves_of(layer->second); });
-      if (mlp || linear)
-        file.add(second + ".bias", {m.kv_heads}, DType::kF32,
-                 [layer] { return bytes_of(layer->second_bias); });
-    }
-    THIMBLE_TRY(file.write(options_.output));
+    for (uint32_t i = 0; i < layers_.size(); ++i)
+      add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain", fit_->layer(i));
   } else {
     THIMBLE_LET(old, Gguf::parse(retainer_->file, options_.heads));
     for (const auto& [key, value] : old.metadata())
@@ -520,8 +586,8 @@ Status Trainer::write_sidecar() {
     for (const GgufTensor& t : old.tensors())
       file.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
                [t] { return std::vector<std::byte>(t.data, t.data + t.bytes); });
-    THIMBLE_TRY(file.write(options_.output));
   }
+  THIMBLE_TRY(file.write(options_.output));
   if (trains()) THIMBLE_TRY(state_.remove());
   THIMBLE_LET(mapped, MappedFile::open(options_.output));
   THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));

@@ -7,20 +7,25 @@
 #include <vector>
 
 #include "base/state_file.h"
+#include "runtime/model/new_gguf.h"
 #include "training/fit.h"
 #include "training/reading.h"
 #include "training/recall.h"
 
 namespace thimble {
 
-enum class Target { kLogProb, kMaxLogit };
+// What scores estimate. The first two are of questions and answers behind a text, the others of the text
+// repeated; all but kMaxLogit are logarithms.
+enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus, kKvzip };
+// As the key retainer.target has it: "log_prob", ...
+const char* name_of(Target);
 
 struct TrainingOptions {
   std::vector<std::string> data;  // plain text files, UTF-8
   std::string output;             // the sidecar; must not exist
   // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
   std::string heads;
-  Retainer::Kind kind = Retainer::Kind::kLocret;  // or kLinear, kMlp
+  Retainer::Kind kind = Retainer::Kind::kLocret;
   Target target = Target::kLogProb;
   uint32_t texts = 16, steps = 300;
   uint64_t seed = 0;
@@ -63,6 +68,8 @@ class Trainer {
       : model_(std::move(model)), device_(std::move(device)), options_(std::move(options)) {}
   Status prepare();
   Status make_texts();
+  Status choose_length();
+  TrainingText text_to_learn(const TextMaker&, uint32_t number) const;
   Status choose_runs();
   Status open_state();
   Status read_on();
@@ -71,9 +78,13 @@ class Trainer {
   Status fit_on();
   Status check_on();
   Status write_sidecar();
+  void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
   void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);
 
   bool trains() const { return options_.heads.empty(); }
+  bool repeats() const {
+    return trains() && (options_.target == Target::kLogKvzipPlus || options_.target == Target::kKvzip);
+  }
   Retainer::Input input() const;
   uint32_t hidden() const;
   uint64_t fit_bytes() const;

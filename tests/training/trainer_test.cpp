@@ -46,7 +46,8 @@ class Training : public ::testing::Test {
 };
 
 TEST_F(Training, WritesARetainerThatFitsItsModel) {
-  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear}) {
+  for (const Retainer::Kind kind :
+       {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear, Retainer::Kind::kSink}) {
     TrainingOptions o = options("kind" + std::to_string(static_cast<int>(kind)));
     o.kind = kind;
     const auto trainer = open(o);
@@ -203,7 +204,12 @@ TEST_F(Training, IsRefusedInASentence) {
   expect(
       "no texts", [](TrainingOptions& o) { o.texts = 0; }, Code::kInvalidArgument, "1 text");
   expect(
-      "a sink", [](TrainingOptions& o) { o.kind = Retainer::Kind::kSink; }, Code::kUnsupported, "locret");
+      "a sink of logits",
+      [](TrainingOptions& o) {
+        o.kind = Retainer::Kind::kSink;
+        o.target = Target::kMaxLogit;
+      },
+      Code::kUnsupported, "share of 1");
   expect(
       "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "there already");
   expect(
