@@ -420,6 +420,9 @@ Status Fit::solve_layer(uint32_t layer) {
       }
   }
   loss_ = squares / (tokens * s.heads);
+  if (!std::isfinite(loss_))
+    return error(Code::kNotFinite,
+                 "layer %u of the model gives NaN or infinite labels; train for another file of it", layer);
   return {};
 }
 

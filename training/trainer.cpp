@@ -502,6 +502,11 @@ Status Trainer::start_fit() {
 Status Trainer::fit_on() {
   THIMBLE_LET(more, fit_->step());
   done_ = fit_->steps_done();
+  if (fit_->diverged() && done_ == 0)
+    return error(
+        Code::kNotFinite,
+        "the loss is no number from the first step on: the model gives NaN or infinite states; train "
+        "for another file of it");
   return more ? Status() : write_sidecar();
 }
 
@@ -625,6 +630,14 @@ Status Trainer::check_on() {
 
 std::string Trainer::verdict() const {
   if (phase_ != Phase::kDone) return "";
+  const std::string stopped = fit_ && fit_->diverged() ? "The loss was no longer a number after step " +
+                                                             std::to_string(fit_->steps_done()) +
+                                                             ", and the last good state was taken. "
+                                                       : "";
+  return stopped + judgement();
+}
+
+std::string Trainer::judgement() const {
   const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
   if (dense_.share() < 0.5)
     return "The model answers " + percent(dense_) +

@@ -77,6 +77,7 @@ class Trainer {
   Status start_fit();
   Status fit_on();
   Status check_on();
+  std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
   void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);

@@ -72,6 +72,64 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
   }
 }
 
+// The kinds and targets that are not the default, each with another.
+struct Recipe {
+  Retainer::Kind kind;
+  Target target;
+};
+constexpr Recipe kRecipes[] = {{Retainer::Kind::kSink, Target::kKvzip},
+                               {Retainer::Kind::kMlp, Target::kLogKvzipPlus},
+                               {Retainer::Kind::kLinear, Target::kKvzip},
+                               {Retainer::Kind::kSink, Target::kLogProb}};
+
+// Twice; the second time stopped once while it reads and once while it fits, and with one thread at last.
+TEST_F(Training, OfEveryRecipeGivesOneFile) {
+  std::vector<std::string> files;
+  for (const Recipe& recipe : kRecipes) {
+    const auto with = [&](const char* name) {
+      TrainingOptions o = options(name + std::to_string(files.size()));
+      o.kind = recipe.kind;
+      o.target = recipe.target;
+      return o;
+    };
+    const std::string whole = trained(with("whole"));
+    const TrainingOptions o = with("broken");
+    {
+      const auto trainer = open(o);
+      while (trainer->progress().done < 2500) ASSERT_TRUE(must(trainer->step()));
+    }
+    {
+      const auto trainer = open(o);
+      EXPECT_TRUE(trainer->resumed());
+      while (trainer->progress().phase != Phase::kFitting || trainer->progress().done < 1)
+        ASSERT_TRUE(must(trainer->step()));
+      must(trainer->save());
+    }
+    EXPECT_EQ(trained(o, must(open_device("cpu", {.threads = 1}))), whole);
+    EXPECT_EQ(std::count(files.begin(), files.end(), whole), 0);
+    files.push_back(whole);
+  }
+}
+
+TEST_F(Training, IsRefusedWhereTheModelGivesNoNumbers) {
+  Seeded s = bytes_model(true);
+  s.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name == "blk.1.attn_norm.weight") values[3] = NAN;
+  };
+  const SeededModel broken = seeded_model(s);
+  for (const Recipe& recipe : kRecipes) {
+    TrainingOptions o = options("nan" + std::to_string(&recipe - kRecipes));
+    o.kind = recipe.kind;
+    o.target = recipe.target;
+    const auto trainer = must(Trainer::create(broken.model, cpu(), o));
+    Result<bool> more = true;
+    while (more.ok() && *more) more = trainer->step();
+    ASSERT_FALSE(more.ok());
+    EXPECT_EQ(more.status().code(), Code::kNotFinite) << more.status().message();
+    EXPECT_FALSE(std::filesystem::exists(o.output));
+  }
+}
+
 TEST_F(Training, GivesTheSameFileTwiceAndWithAnyNumberOfThreads) {
   const std::string first = trained(options("first"));
   EXPECT_FALSE(first.empty());
