@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mapped_file.h"
 #include "runtime/chat/chat.h"
 #include "runtime/model/model.h"
 #include "training/facts.h"
@@ -56,10 +57,17 @@ constexpr uint32_t kInstructionTokens = 128;
 
 class TextMaker {
  public:
-  // Reads the books, plain UTF-8 text. Refuses what is no text, and too little of it. `tokens`: of each text;
-  // `tail_tokens`: of its questions and answers at most.
+  // Reads the files: books in plain UTF-8 text, or JSON lines of prompts and answers (conversations.h).
+  // Refuses what is neither, and too little of it. `tokens`: of each text; `tail_tokens`: of its questions
+  // and answers at most.
   static Result<TextMaker> open(std::shared_ptr<const Model>, const std::vector<std::string>& files,
                                 uint32_t tokens, uint32_t tail_tokens, uint64_t seed);
+
+  bool has_books() const { return has_books_; }
+  // Prompts, as many as there are of at least a run of tokens and at most `count`, chosen by the seed, each
+  // with its answers behind it. A longer prompt than a text loses its middle: what is asked stands at either
+  // end.
+  std::vector<TrainingText> answered(uint32_t count) const;
 
   // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
   // held out come from the last fifth of the books, in which the others have no part.
@@ -76,6 +84,9 @@ class TextMaker {
       : model_(std::move(model)), tokens_(tokens), tail_tokens_(tail_tokens), seed_(seed) {}
 
   Status find_format();
+  void add_book(std::string_view text);
+  Status add_lines(MappedFile file, const std::string& path);
+  Tail reply_to(const std::vector<std::string>& turns, uint32_t text_tokens) const;
   std::vector<int32_t> tokenize(const std::string& text, bool first = false, bool special = false) const;
   std::vector<int32_t> part_of_book(Random&, uint32_t tokens, bool held_out) const;
   std::vector<Fact> facts_for(Random&, uint32_t room) const;
@@ -91,8 +102,11 @@ class TextMaker {
   std::shared_ptr<const Model> model_;
   uint32_t tokens_, tail_tokens_;
   uint64_t seed_, hash_ = 0;
-  std::vector<int32_t> read_, held_out_;  // the books' tokens
-  std::vector<bool> ends_;                // of each token of the vocabulary
+  std::vector<int32_t> read_, held_out_;  // tokens of books, and of prompts
+  bool has_books_ = false;
+  std::vector<MappedFile> files_;        // of JSON lines
+  std::vector<std::string_view> lines_;  // of these, with prompts and answers, and not held out
+  std::vector<bool> ends_;               // of each token of the vocabulary
   // How the chat format opens a user's turn, closes it up to the answer, and ends an answer.
   std::optional<ChatFormat> format_;
   std::string opening_, closing_;

@@ -150,17 +150,32 @@ Status Trainer::choose_length() {
   return {};
 }
 
-TrainingText Trainer::text_to_learn(const TextMaker& maker, uint32_t number) const {
+// Prompts that have answers, books with facts hidden in them, or both in turn; or any of their texts
+// repeated.
+Status Trainer::make_texts_to_learn(const TextMaker& maker) {
   constexpr uint32_t kPart = 2048;  // of KVzip
-  return repeats() ? maker.repeated(number, options_.target == Target::kKvzip ? kPart : 0)
-                   : maker.make(number, false);
+  if (repeats()) {
+    for (uint32_t i = 0; i < options_.texts; ++i)
+      texts_.push_back(maker.repeated(i, options_.target == Target::kKvzip ? kPart : 0));
+    return {};
+  }
+  texts_ = maker.answered(maker.has_books() ? options_.texts / 2 : options_.texts);
+  if (maker.has_books())
+    for (uint32_t i = static_cast<uint32_t>(texts_.size()); i < options_.texts; ++i)
+      texts_.push_back(maker.make(i, false));
+  if (texts_.empty())
+    return error(
+        Code::kInvalidArgument,
+        "no prompt of --data has %u tokens or more, which is the least to learn from; give longer ones, "
+        "or a book",
+        kRunTokens);
+  return {};
 }
 
 Status Trainer::make_texts() {
   THIMBLE_LET(maker, TextMaker::open(model_, options_.data, text_tokens_, tail_tokens_, options_.seed));
   book_hash_ = maker.book_hash();
-  if (trains())
-    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(text_to_learn(maker, i));
+  if (trains()) THIMBLE_TRY(make_texts_to_learn(maker));
   if (!options_.equal_shares)
     for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
@@ -172,8 +187,10 @@ Status Trainer::make_texts() {
 Status Trainer::choose_runs() {
   const ModelShape& m = model_->shape;
   const SampleShape shape{static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
-  const uint32_t of_text = text_tokens_ / kRunTokens;
-  const uint64_t all = uint64_t(of_text) * texts_.size();
+  std::vector<std::pair<uint32_t, uint32_t>> chosen;  // text, and run of it
+  for (uint32_t i = 0; i < texts_.size(); ++i)
+    for (uint32_t run = 0; run < texts_[i].tokens.size() / kRunTokens; ++run) chosen.emplace_back(i, run);
+  const uint64_t all = chosen.size();
   uint64_t room = kDefaultSamples;
   if (options_.memory) {
     const uint64_t beside = std::max(reader_->bytes(), fit_bytes()), least = 16 * shape.run_bytes();
@@ -186,8 +203,6 @@ Status Trainer::choose_runs() {
     room = options_.memory - beside;
   }
   const uint64_t kept = std::min(all, std::max<uint64_t>(room / shape.run_bytes(), 1));
-  std::vector<uint32_t> chosen(all);
-  std::iota(chosen.begin(), chosen.end(), 0);
   if (kept < all) {
     Random random = random_of(options_.seed, 0x72756e73u);
     random.shuffle(chosen);
@@ -195,7 +210,7 @@ Status Trainer::choose_runs() {
     std::sort(chosen.begin(), chosen.end());
   }
   runs_of_text_.resize(texts_.size());
-  for (const uint32_t run : chosen) runs_of_text_[run / of_text].push_back(run % of_text);
+  for (const auto& [of_text, run] : chosen) runs_of_text_[of_text].push_back(run);
   uint32_t first = 0;
   for (const auto& runs : runs_of_text_) {
     first_run_.push_back(first);
@@ -295,7 +310,7 @@ Status Trainer::read_on() {
   reading_ = true;
   // What is kept of the rows that come.
   const uint64_t before = reader_->tokens_read();
-  std::vector<int32_t> sample_of(text_tokens_ / kRunTokens, -1);
+  std::vector<int32_t> sample_of(ceil_div(text_tokens_, kRunTokens), -1);
   if (text_ < texts_.size())
     for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)
       sample_of[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
@@ -318,7 +333,7 @@ Status Trainer::read_on() {
 
 // Takes the labels of the text that was read to its end.
 Status Trainer::finish_text() {
-  const uint32_t kv_heads = model_->shape.kv_heads, tokens = text_tokens_;
+  const uint32_t kv_heads = model_->shape.kv_heads, tokens = static_cast<uint32_t>(text(text_).tokens.size());
   std::vector<float> logits;  // of a text that is counted, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));

@@ -69,7 +69,7 @@ class Trainer {
   Status prepare();
   Status make_texts();
   Status choose_length();
-  TrainingText text_to_learn(const TextMaker&, uint32_t number) const;
+  Status make_texts_to_learn(const TextMaker&);
   Status choose_runs();
   Status open_state();
   Status read_on();

@@ -211,7 +211,8 @@ TEST(Fit, OfSinksLearnsWhatLabelsDependOn) {
         entropy -= (share * std::log(share) + (1 - share) * std::log(1 - share)) / (8.0 * kRunTokens);
     }
   FitOptions options = of_kind(Retainer::Kind::kSink);
-  options.steps = 200;
+  options.steps = 300;
+  options.runs = 4;
   auto fit = must(Fit::start(cpu(), samples, options));
   ASSERT_TRUE(must(fit->step()));
   const double first = fit->loss();
