@@ -95,7 +95,7 @@ Status Trainer::prepare() {
   if (trains() && (o.texts == 0 || o.steps == 0))
     return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
                  o.steps);
-  if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit)
+  if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit && !o.tries_targets)
     return error(Code::kUnsupported,
                  "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
   if (MappedFile::open(o.output).ok())
@@ -108,6 +108,11 @@ Status Trainer::prepare() {
     retainer_ = retainer;
   }
 
+  return trains() && o.tries_targets ? open_tries() : begin();
+}
+
+Status Trainer::begin() {
+  const TrainingOptions& o = options_;
   THIMBLE_TRY(choose_length());
   THIMBLE_TRY(make_texts());
   uint32_t tail = 0;
@@ -130,6 +135,106 @@ Status Trainer::prepare() {
   saved_at_ = steady_seconds();
   return {};
 }
+
+// ---- targets ----
+
+// A number for each target that was tried, in their order, lies behind a signature.
+Status Trainer::open_tries() {
+  const bool sink = options_.kind == Retainer::Kind::kSink;
+  to_try_ = {Target::kLogProb, sink ? Target::kKvzip : Target::kMaxLogit, Target::kLogKvzipPlus};
+  const std::string path = options_.output + ".tried";
+  THIMBLE_LET(state, StateFile::open(path));
+  tries_ = std::move(state);
+  const uint64_t facts[] = {model_->fingerprint(), options_.seed,  static_cast<uint64_t>(options_.kind),
+                            options_.texts,        options_.steps, options_.text_tokens};
+  uint64_t signature = hash_of(facts, sizeof facts), found = 0;
+  for (const std::string& file : options_.data) {
+    THIMBLE_LET(mapped, MappedFile::open(file));
+    const uint64_t size = mapped.size();
+    signature = hash_of(&size, sizeof size, hash_of(file.data(), file.size(), signature));
+  }
+  if (tries_.size() == 0) {
+    THIMBLE_TRY(tries_.write(0, &signature, sizeof signature));
+    found = signature;
+  } else if (tries_.size() >= sizeof found) {
+    THIMBLE_TRY(tries_.read(0, &found, sizeof found));
+  }
+  if (found != signature)
+    return error(Code::kMismatch,
+                 "%s was left by another training; remove it, or train with the same model, texts and flags",
+                 path.c_str());
+  Recall recall;
+  for (uint64_t at = sizeof signature; at + sizeof recall <= tries_.size(); at += sizeof recall) {
+    if (tried_.size() == to_try_.size()) break;
+    THIMBLE_TRY(tries_.read(at, &recall, sizeof recall));
+    tried_.push_back({to_try_[tried_.size()], recall});
+  }
+  set_phase(Phase::kTrying, tried_.size(), to_try_.size());
+  return {};
+}
+
+static Status remove_file(const std::string& path) {
+  THIMBLE_LET(file, StateFile::open(path));
+  return file.remove();
+}
+
+// A short training without shares: those would hide how good the scores are.
+Status Trainer::start_trial() {
+  constexpr uint32_t kTexts = 4, kSteps = 60;
+  TrainingOptions o = options_;
+  o.tries_targets = false;
+  o.target = to_try_[tried_.size()];
+  o.output = options_.output + ".trying";
+  o.texts = std::min(o.texts, kTexts);
+  o.steps = std::min(o.steps, kSteps);
+  o.equal_shares = true;
+  THIMBLE_TRY(remove_file(o.output));  // of one that was stopped in its check
+  THIMBLE_LET(trial, create(model_, device_, o));
+  trial_ = std::move(trial);
+  return {};
+}
+
+// A step of a trial; at the end of all of them the best target is taken.
+Status Trainer::try_on() {
+  if (tried_.size() < to_try_.size()) {
+    Recall recall;
+    if (!trial_) {
+      const Status started = start_trial();
+      if (started.code() == Code::kUnsupported || started.code() == Code::kInvalidArgument ||
+          started.code() == Code::kBudget)
+        refused_ = started;  // nothing was asked
+      else
+        return started;
+    } else {
+      THIMBLE_LET(more, trial_->step());
+      if (more) return {};
+      for (const Checked& c : trial_->checked()) {
+        recall.asked += c.retainer.asked;
+        recall.answered += c.retainer.answered;
+      }
+      trial_.reset();
+      THIMBLE_TRY(remove_file(options_.output + ".trying"));
+    }
+    THIMBLE_TRY(tries_.write(sizeof(uint64_t) + tried_.size() * sizeof recall, &recall, sizeof recall));
+    THIMBLE_TRY(tries_.flush());
+    tried_.push_back({to_try_[tried_.size()], recall});
+    done_ = tried_.size();
+    return {};
+  }
+  const Tried& best = best_of(tried_);
+  if (!best.recall.asked && !refused_.ok()) return refused_;
+  options_.target = best.target;
+  return begin();
+}
+
+const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
+  return *std::max_element(tried.begin(), tried.end(), [](const Tried& a, const Tried& b) {
+    if (!a.recall.asked || !b.recall.asked) return a.recall.asked < b.recall.asked;
+    return a.recall.share() < b.recall.share();
+  });
+}
+
+// ---- texts ----
 
 // Questions may take half as many tokens as the text, a repetition as many.
 Status Trainer::choose_length() {
@@ -290,6 +395,9 @@ Result<bool> Trainer::step() {
       break;
     case Phase::kChecking:
       THIMBLE_TRY(check_on());
+      break;
+    case Phase::kTrying:
+      THIMBLE_TRY(try_on());
       break;
     case Phase::kDone:
       return false;
@@ -485,6 +593,7 @@ Status Trainer::open_state() {
 // whenever the process ends.
 Status Trainer::save() {
   saved_at_ = steady_seconds();
+  if (trial_) return trial_->save();
   if (!fit_ || phase_ != Phase::kFitting) return {};
   const std::vector<std::byte> state = fit_->save();
   const FitHeader header{hash_of(state.data(), state.size()), ++saves_};
@@ -609,6 +718,7 @@ Status Trainer::write_sidecar() {
   }
   THIMBLE_TRY(file.write(options_.output));
   if (trains()) THIMBLE_TRY(state_.remove());
+  if (options_.tries_targets) THIMBLE_TRY(tries_.remove());
   THIMBLE_LET(mapped, MappedFile::open(options_.output));
   THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
   retainer_ = retainer;

@@ -111,6 +111,69 @@ TEST_F(Training, OfEveryRecipeGivesOneFile) {
   }
 }
 
+// A model of random weights answers nothing with any target, so the first is taken, and the file is that of a
+// training for it.
+TEST_F(Training, TriesTargetsAndGoesOnWithTheBest) {
+  const std::string expected = trained(options("log_prob"));
+  TrainingOptions o = options("auto");
+  o.tries_targets = true;
+  {
+    const auto trainer = open(o);
+    EXPECT_EQ(trainer->progress().phase, Phase::kTrying);
+    EXPECT_EQ(trainer->progress().total, 3u);
+    while (trainer->progress().done < 1) ASSERT_TRUE(must(trainer->step()));
+    for (int i = 0; i < 6; ++i) ASSERT_TRUE(must(trainer->step()));
+  }
+  const auto trainer = open(o);
+  EXPECT_EQ(trainer->progress().done, 1u);
+  finish(*trainer);
+  ASSERT_EQ(trainer->tried().size(), 3u);
+  for (const Trainer::Tried& tried : trainer->tried())
+    EXPECT_EQ(tried.recall.asked, 2 * trainer->dense().asked);
+  EXPECT_EQ(trainer->target(), Target::kLogProb);
+  EXPECT_EQ(contents_of(o.output), expected);
+  for (const char* ending : {".tried", ".trying", ".trying.partial", ".partial"})
+    EXPECT_FALSE(std::filesystem::exists(o.output + ending)) << ending;
+}
+
+TEST(Targets, AreChosenByWhatIsAnswered) {
+  using Tried = Trainer::Tried;
+  const auto best = [](const std::vector<Tried>& tried) { return Trainer::best_of(tried).target; };
+  EXPECT_EQ(
+      best({{Target::kLogProb, {48, 20}}, {Target::kMaxLogit, {48, 21}}, {Target::kLogKvzipPlus, {48, 3}}}),
+      Target::kMaxLogit);
+  EXPECT_EQ(best({{Target::kLogProb, {48, 20}}, {Target::kMaxLogit, {48, 20}}}), Target::kLogProb);
+  EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {48, 0}}}), Target::kMaxLogit);
+  EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {}}}), Target::kLogProb);
+}
+
+// Prompts of other lengths than a text's, and a book beside them.
+TEST_F(Training, LearnsFromPromptsAndAnswers) {
+  std::string lines;
+  for (uint32_t i = 0; i < 10; ++i)
+    lines += "{\"instruction\": \"" + some_book().substr(i * 500, 300 + i * 100) + "\", \"output\": \"Yes " +
+             std::to_string(i) + ".\"}\n";
+  TrainingOptions o = options("lines");
+  o.data = {folder.written("lines.jsonl", lines)};
+  o.texts = 4;
+  const std::string whole = trained(o);
+  EXPECT_EQ(retainer(o.output)->shares.size(), 4u);
+  TrainingOptions both = options("both");
+  both.data.push_back(o.data[0]);
+  both.texts = 4;
+  EXPECT_NE(trained(both), whole);
+  TrainingOptions brief = options("brief");
+  brief.data = {folder.written("brief.jsonl", [&] {
+    std::string text;
+    for (uint32_t i = 0; i < 30; ++i)
+      text += "{\"prompt\": \"" + some_book().substr(i * 90, 90) + "\", \"answer\": \"Yes.\"}\n";
+    return text;
+  }())};
+  const auto refused = Trainer::create(small.model, cpu(), brief);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("256 tokens"), std::string::npos) << refused.status().message();
+}
+
 TEST_F(Training, IsRefusedWhereTheModelGivesNoNumbers) {
   Seeded s = bytes_model(true);
   s.edit = [](const std::string& name, std::vector<float>& values) {
