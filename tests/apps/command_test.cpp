@@ -460,7 +460,7 @@ TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
   EXPECT_EQ(note("--mem-budget 24MiB"), "retention by keydiff");
 
   const TemporaryFile unique;
-  const std::string stem = unique.path(),
+  const std::string stem = unique.path() + "-\u00fc\u4e66",
                     locret =
                         "retention by " + std::filesystem::path(stem).filename().string() + ".locret.gguf";
   const auto beside = [&](const char* ending, const std::string& target) {
