@@ -89,7 +89,7 @@ Status Trainer::prepare() {
                  "the model has no weights, so there is nothing to train a retainer for");
   if (o.data.empty())
     return error(Code::kInvalidArgument,
-                 "training needs plain texts to hide facts in; give some books with --data");
+                 "training needs something to read; give books, or prompts and answers, with --data");
   if (o.output.empty())
     return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
   if (trains() && (o.texts == 0 || o.steps == 0))
