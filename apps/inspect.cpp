@@ -37,7 +37,8 @@ std::string shortened(const std::string& value) {
 }
 
 int inspect(const Settings& s) {
-  const Model model = open_model(s.model);
+  std::vector<std::string> warnings;
+  const Model model = open_model(s.model, &warnings);
   const thimble_model_info info = model_info(model);
   struct OfType {
     uint64_t count = 0, bytes = 0;
@@ -68,6 +69,7 @@ int inspect(const Settings& s) {
                 {"architecture", info.architecture},
                 {"parameters", info.parameters},
                 {"file_bytes", info.file_bytes},
+                {"files", info.files},
                 {"quantization", info.quantization},
                 {"layers", info.layers},
                 {"d_model", info.d_model},
@@ -75,6 +77,10 @@ int inspect(const Settings& s) {
                 {"kv_heads", info.kv_heads},
                 {"head_dim", info.head_dim},
                 {"d_ff", info.d_ff},
+                {"experts", info.experts},
+                {"experts_per_token", info.experts_per_token},
+                {"window", info.window},
+                {"window_layers", info.window_layers},
                 {"vocab", info.vocab},
                 {"context_length", info.context_length},
                 {"kv_bytes_per_token", info.kv_bytes_per_token},
@@ -83,6 +89,7 @@ int inspect(const Settings& s) {
                 {"has_weights", info.has_weights != 0},
                 {"has_tokenizer", info.has_tokenizer != 0},
                 {"chat_format", info.chat_format},
+                {"warnings", warnings},
                 {"tensors", by_type},
                 {"metadata", keys}});
     return 0;
@@ -94,16 +101,24 @@ int inspect(const Settings& s) {
                 format_size(info.file_bytes).c_str(), info.quantization);
     std::printf("shape         %u layers, d_model %u, %u heads of %u, %u KV heads, d_ff %u\n", info.layers,
                 info.d_model, info.heads, info.head_dim, info.kv_heads, info.d_ff);
+    if (info.experts)
+      std::printf("experts       %u a layer, %u for each token\n", info.experts, info.experts_per_token);
+    if (info.window_layers)
+      std::printf("windows       %u of %u layers attend to the last %s tokens alone\n", info.window_layers,
+                  info.layers, format_count(info.window).c_str());
     std::printf("context       trained for %s positions, %s of keys and values a token when dense\n",
                 format_count(info.context_length).c_str(), format_size(info.kv_bytes_per_token).c_str());
   } else {
     std::printf("size          %s, a vocabulary without weights\n", format_size(info.file_bytes).c_str());
   }
+  if (info.files > 1) std::printf("parts         %u files\n", info.files);
   std::printf("vocabulary    %u tokens%s\n", info.vocab,
               info.has_tokenizer ? "" : ", no tokenizer: token ids only");
 
-  std::printf("chat format   %s\n\n",
+  std::printf("chat format   %s\n",
               info.chat_format[0] ? info.chat_format : "not recognised; use --chat-template");
+  for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
+  std::printf("\n");
   for (const auto& [name, type] : types) {
     std::printf("%-8s %6s tensors %12s\n", name.c_str(), format_count(type.count).c_str(),
                 format_size(type.bytes).c_str());

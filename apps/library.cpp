@@ -44,10 +44,17 @@ void raise(const thimble_error& error) {
   throw Failure(error.code, message, error.bytes_missing);
 }
 
-Model open_model(const std::string& path) {
+Model open_model(const std::string& path, std::vector<std::string>* warnings) {
   thimble_model_options options;
   thimble_model_options_init(&options, sizeof options);
-  options.log = [](void*, const char* text) { std::fprintf(stderr, "thimble: warning: %s\n", text); };
+  options.log_user = warnings;
+  options.log = [](void* user, const char* text) {
+    if (user) {
+      static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+    } else {
+      std::fprintf(stderr, "thimble: warning: %s\n", text);
+    }
+  };
   thimble_model* model = nullptr;
   call(thimble_model_open, path.c_str(), &options, &model);
   return Model(model);

@@ -60,8 +60,8 @@ using Model = std::unique_ptr<thimble_model, Free<thimble_model_free>>;
 using Heads = std::unique_ptr<thimble_heads, Free<thimble_heads_free>>;
 using Session = std::unique_ptr<thimble_session, Free<thimble_session_free>>;
 
-// Warnings about the file go to standard error.
-Model open_model(const std::string& path);
+// Warnings about the file go to standard error, or to `warnings`, which outlives the model.
+Model open_model(const std::string& path, std::vector<std::string>* warnings = nullptr);
 Heads open_heads(const Model& model, const std::string& path);
 Session create_session(const Model& model, const thimble_session_options& options);
 Session clone(const Session& session);

@@ -74,6 +74,7 @@ struct MatrixShape {
 };
 struct ModelShape {
   uint32_t layers = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, d_ff = 0, vocab = 0;
+  uint32_t experts = 0, chosen_experts = 0;  // of a layer, and for a token; then d_ff is that of one expert
   std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 where there is none
 };
 struct SessionShape {
@@ -133,7 +134,8 @@ struct Embed {   // x[r] = table[tokens[r]]
   Out x;         // [rows][cols]
   EmbedParams p;
 };
-struct RmsNorm {  // y = x / sqrt(mean(x^2) + eps) * weight, for each vector of `cols`; y may be x
+struct RmsNorm {  // y = x / sqrt(mean(x^2) + eps) * weight, or y += that, for each vector of `cols`; y may be
+                  // x
   In x, weight;   // weight: f32 [cols]
   Out y;
   RmsNormParams p;
@@ -150,6 +152,38 @@ struct Glu {        // h = act(Wg x) * (Wu x)
   Weight gate, up;  // [out_cols][in_cols]
   Out h;            // [rows][out_cols]
   GluParams p;
+};
+struct Scale {  // y = cap(scale x), or y += that; y may be x
+  In x;         // [rows][cols]
+  Out y;        // [rows][cols]
+  ScaleParams p;
+};
+// Mixture of experts. A row's token goes to the `chosen` experts that its router likes best; ties go to the
+// lower expert. Where a row is served by an expert is a slot; slots are ordered by expert and then by row, so
+// that an expert's lie side by side.
+struct Route {
+  In logits;   // [rows][experts], all finite or not; NaN is chosen last
+  In bias;     // f32 [experts], added for the choice alone; or empty
+  Out first;   // uint [experts + 1]: an expert's first slot
+  Out row;     // uint [rows * chosen]: which row a slot serves
+  Out weight;  // f32 [rows * chosen]: what its output counts
+  RouteParams p;
+};
+struct ExpertGlu {        // h[slot] = act(Wg x + bg) * (Wu x + bu), x being the slot's row, W its expert's
+  In x;                   // [rows][in_cols]
+  Weight gate, up;        // [experts * out_cols][in_cols]
+  In gate_bias, up_bias;  // f32 [experts][out_cols], or empty
+  In first, row;          // as route gives them
+  Out h;                  // [rows * chosen][out_cols]
+  ExpertGluParams p;
+};
+struct ExpertLinear {     // y[row] += weight (W h[slot] + bias), over the row's slots in order
+  In h;                   // [rows * chosen][in_cols]
+  Weight w;               // [experts * out_cols][in_cols]
+  In bias;                // f32 [experts][out_cols], or empty
+  In first, row, weight;  // as route gives them
+  Out y;                  // [rows][out_cols]
+  ExpertLinearParams p;
 };
 struct Activation {  // x = act(x)
   Out x;             // [rows][cols]
@@ -189,13 +223,14 @@ struct KvView {            // gathers, and rotates by list index under kRopeList
   Out k, v;  // [Hkv][view_capacity][dh], DeviceInfo::view_element_bytes an element
   KvViewParams p;
 };
-struct Attention {  // y = softmax(q k^T * scale, causal over the last rows) v, GQA
+struct Attention {  // y = softmax(cap(q k^T * scale), causal over the last rows) v, GQA
   In q;             // [rows][row_stride], unrotated; row i of n has list index count - n + i (its own entry)
   KvArray k, v;  // the view, [Hkv][view_capacity][dh] of DeviceInfo::view_element_bytes; or one layer's pool,
                  // [run][dh]
   In list, rope;
-  Out y;   // [rows][y_stride]
-  Out ml;  // f32 [rows][H][2]: running maximum and sum between passes
+  In sinks;  // f32 [H]: logits that count in the softmax's sum and carry no value; or empty
+  Out y;     // [rows][y_stride]
+  Out ml;    // f32 [rows][H][2]: running maximum and sum between passes
   AttentionParams p;
 };
 struct KvCompact {           // pool = the listed entries of pool and chunk, in place, in order
@@ -219,9 +254,9 @@ struct GateState {
 struct QueryGate {  // hit = valid, same generation, as many KV heads to select from, at most n_local / 2
                     // tokens ago, cos(q, cached) >= theta (methods 3.6). While no head is selected from: not
                     // valid, and neither hit nor miss
-  In q;        // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
-  Out cached;  // [cols]; replaced on a miss
-  Out gate;    // GateState
+  In q;             // [1][cols]; rotation at a common position leaves the cosine alone, so none is done
+  Out cached;       // [cols]; replaced on a miss
+  Out gate;         // GateState
   QueryGateParams p;
 };
 struct TokenScore {  // s_h(i) = mean over rows of q rotated at n_local + row, dot k_i unrotated, over the
@@ -264,8 +299,8 @@ struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go 
   Out list;
   TopKParams p;
 };
-// What the entries that a KV head held before the step are worth to the marked rows: what retainers learn. For
-// entry t, over the query heads h of its KV head and the marked rows p,
+// What the entries that a KV head held before the step are worth to the marked rows: what retainers learn.
+// For entry t, over the query heads h of its KV head and the marked rows p,
 //   max_logit[t] = max(max_logit[t], least, q_hp k_t * scale)
 //   log_prob[t] = max(log_prob[t], least, q_hp k_t * scale - lse_hp + worth_ht),
 // lse_hp being the log-sum-exp of the logits of the entries in range, and log |x_p| where there is x. In range
@@ -313,17 +348,16 @@ struct Copy {
 // They work only when n > n_init + select_k + n_local, on the middle [n_init, n - n_local); below that top_k
 // lists everything and token_score, page_score and vote do nothing.
 
-using Op =
-    std::variant<Embed, RmsNorm, Linear, Glu, Activation, KvAppend, SinkScore, CisStore, KvView, Attention,
-                 KvCompact, QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, Label, KeyDiff, ArgMax,
-                 LogProb, Copy>;
+using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, ExpertLinear, Activation,
+                        KvAppend, SinkScore, CisStore, KvView, Attention, KvCompact, QueryGate, TokenScore,
+                        PageBounds, PageScore, Vote, TopK, Label, KeyDiff, ArgMax, LogProb, Copy>;
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
-      "embed",      "rms_norm", "linear",    "glu",        "activation", "kv_append",   "sink_score",
-      "cis_store",  "kv_view",  "attention", "kv_compact", "query_gate", "token_score", "page_bounds",
-      "page_score", "vote",     "top_k",     "label",      "key_diff",   "arg_max",     "log_prob",
-      "copy"};
+      "embed",         "rms_norm",   "linear",      "glu",         "scale",      "route",   "expert_glu",
+      "expert_linear", "activation", "kv_append",   "sink_score",  "cis_store",  "kv_view", "attention",
+      "kv_compact",    "query_gate", "token_score", "page_bounds", "page_score", "vote",    "top_k",
+      "label",         "key_diff",   "arg_max",     "log_prob",    "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }

@@ -39,11 +39,54 @@ class Checker {
     need("x", o.x, rows() * o.p.in_cols * kWord);
     matrix(o.gate, o.p.out_cols, o.p.in_cols);
     matrix(o.up, o.p.out_cols, o.p.in_cols);
-    if (o.p.act == kActGeluErf) refuse("was recorded with the erf form of gelu");
+    if (o.p.act != kActSilu && o.p.act != kActGelu) refuse("was recorded with an activation that it lacks");
     need("h", o.h, rows() * o.p.out_cols * kWord);
   }
 
-  void operator()(const Activation& o) { need("x", o.x, rows() * o.p.cols * kWord); }
+  void operator()(const Scale& o) {
+    need("x", o.x, rows(o.p.rows) * o.p.cols * kWord);
+    need("y", o.y, rows(o.p.rows) * o.p.cols * kWord);
+  }
+
+  void operator()(const Route& o) {
+    const RouteParams& p = o.p;
+    if (p.chosen == 0 || p.chosen > p.experts)
+      refuse("was recorded with more experts to choose than there are");
+    need("logits", o.logits, rows() * p.experts * kWord);
+    if (o.bias) need("bias", o.bias, p.experts * kWord);
+    need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
+    need("row", o.row, rows() * p.chosen * kWord);
+    need("weight", o.weight, rows() * p.chosen * kWord);
+  }
+
+  void operator()(const ExpertGlu& o) {
+    const ExpertGluParams& p = o.p;
+    need("x", o.x, rows() * p.in_cols * kWord);
+    expert_matrix(o.gate, p);
+    expert_matrix(o.up, p);
+    if (o.gate_bias) need("gate_bias", o.gate_bias, uint64_t(p.experts) * p.out_cols * kWord);
+    if (o.up_bias) need("up_bias", o.up_bias, uint64_t(p.experts) * p.out_cols * kWord);
+    if (p.act == kActGeluErf) refuse("was recorded with an activation that it lacks");
+    need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
+    need("row", o.row, rows() * p.chosen * kWord);
+    need("h", o.h, rows() * p.chosen * p.out_cols * kWord);
+  }
+
+  void operator()(const ExpertLinear& o) {
+    const ExpertLinearParams& p = o.p;
+    need("h", o.h, rows() * p.chosen * p.in_cols * kWord);
+    expert_matrix(o.w, p);
+    if (o.bias) need("bias", o.bias, uint64_t(p.experts) * p.out_cols * kWord);
+    need("first", o.first, (uint64_t(p.experts) + 1) * kWord);
+    need("row", o.row, rows() * p.chosen * kWord);
+    need("weight", o.weight, rows() * p.chosen * kWord);
+    need("y", o.y, rows() * p.out_cols * kWord);
+  }
+
+  void operator()(const Activation& o) {
+    if (o.p.act == kActClamped) refuse("was recorded with an activation that it lacks");
+    need("x", o.x, rows() * o.p.cols * kWord);
+  }
 
   void operator()(const KvAppend& o) {
     const KvAppendParams& p = o.p;
@@ -124,6 +167,7 @@ class Checker {
       need("v", o.v.values, bytes);
       need("ml", o.ml, rows() * queries * 2 * kWord);
     }
+    if (o.sinks) need("sinks", o.sinks, queries * kWord);
     const uint64_t n = p.source == kFromPool ? 1 : rows();
     need("q", o.q, strided(n, p.row_stride, queries * p.head_dim));
     need("y", o.y, strided(n, p.y_stride, queries * p.head_dim));
@@ -343,6 +387,13 @@ class Checker {
                       type.name, type.block);
     else
       need("matrix", w, dtype_bytes(w.type, uint64_t(rows) * cols));
+  }
+
+  // The same, of the matrices of all experts one below the other.
+  template <typename Params>
+  void expert_matrix(const Weight& w, const Params& p) {
+    if (uint64_t(p.experts) * p.out_cols > UINT32_MAX) return refuse("was recorded with too many experts");
+    matrix(w, p.experts * p.out_cols, p.in_cols);
   }
 
   // What the program asks of these KV heads so far.

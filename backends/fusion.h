@@ -46,7 +46,7 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
 // are what it makes, and nobody writes what it reads or makes.
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
-  return n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
+  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
          n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
          !overlap(n.y, y);
 }

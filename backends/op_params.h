@@ -52,9 +52,16 @@ struct HeadState {
 #define kActSilu 0u
 #define kActGelu 1u     // tanh form
 #define kActGeluErf 2u  // erf form; not of glu
+#define kActClamped \
+  3u  // gpt-oss: a = min(g, 7), a sigmoid(1.702 a) (clamp(u, -7, 7) + 1); of expert_glu alone
 
 #define kVoteLayer 0u  // one set of positions for the layer (methods 6.1 b)
 #define kVoteGroup 1u  // each KV head votes within its group (6.1 a)
+
+// What a router makes of its logits.
+#define kRouteSoftmax 0u          // the best of a softmax over all experts, with its shares
+#define kRouteSoftmaxOfChosen 1u  // the best logits, with the softmax over them alone
+#define kRouteSigmoid 2u          // the best of sigmoids
 
 #define kCisHead 0u      // output of the retainer
 #define kCisPosition 1u  // the token's position: keeps the most recent
@@ -90,6 +97,15 @@ struct RmsNormParams {
   uint row_stride;  // elements from row to row, in x and in y
   float eps;
   uint rows;  // kStepRows, kLogitRows
+  uint add;   // 1: y += the normed x; 0: y = it
+};
+
+struct ScaleParams {
+  uint cols;
+  float scale;
+  float cap;  // the scaled x becomes cap * tanh(x / cap); 0: it stays
+  uint add;   // 1: y += that; 0: y = that
+  uint rows;
 };
 
 struct LinearParams {
@@ -105,6 +121,29 @@ struct GluParams {
   uint in_cols;
   uint out_cols;
   uint act;
+};
+
+struct RouteParams {
+  uint experts;
+  uint chosen;  // of them, for a row
+  uint kind;    // kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid
+  uint share;   // 1: the weights of a row are divided by their sum
+  float scale;  // of the weights, after that
+};
+
+struct ExpertGluParams {
+  uint in_cols;
+  uint out_cols;
+  uint act;
+  uint experts;
+  uint chosen;
+};
+
+struct ExpertLinearParams {
+  uint in_cols;
+  uint out_cols;
+  uint experts;
+  uint chosen;
 };
 
 struct ActivationParams {
@@ -164,9 +203,10 @@ struct AttentionParams {
   uint view_capacity;  // kFromView: entries from head to head in k and v
   uint head_state;
   uint list_capacity;
-  uint window;  // a row sees its own list index and the window - 1 before it; 0: all before it
+  uint window;       // a row sees its own list index and the window - 1 before it; 0: all before it
   uint equal_heads;  // 1: all heads hold equally many entries in every step, so their work need not be shared
-  float scale;  // 1 / sqrt(head_dim)
+  float scale;       // usually 1 / sqrt(head_dim)
+  float cap;         // scaled logits become cap * tanh(logit / cap); 0: they stay
   RopeParams rope;
 };
 

@@ -3,21 +3,27 @@
 
 #include <cstdint>
 
+#include "base/dtype_list.h"
+
 namespace thimble {
 
 enum class DType : uint32_t {
-  kF32 = 0,
-  kF16 = 1,
-  kQ4_0 = 2,
-  kQ4_1 = 3,
-  kQ5_0 = 6,
-  kQ5_1 = 7,
-  kQ8_0 = 8,
-  kQ4_K = 12,
-  kQ5_K = 13,
-  kQ6_K = 14,
-  kBF16 = 30,
+#define X(name, number, block, bytes) k##name = number,
+  THIMBLE_DTYPES(X)
+#undef X
 };
+
+// What a block of a type is, for code that is made for one.
+template <DType type>
+struct BlockOf;
+#define X(name, number, elements, bytes)                         \
+  template <>                                                    \
+  struct BlockOf<DType::k##name> {                               \
+    static constexpr DType kType = DType::k##name;               \
+    static constexpr uint32_t kBlock = elements, kBytes = bytes; \
+  };
+THIMBLE_DTYPES(X)
+#undef X
 
 struct DTypeInfo {
   DType type;

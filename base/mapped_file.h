@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/status.h"
@@ -25,6 +26,7 @@ class MappedFile {
 
   const std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
   // Bytes of the mapping that are in memory now; 0 where the system does not tell, or for lent memory.
   uint64_t resident_bytes() const;
 

@@ -51,9 +51,10 @@ struct thimble_session {
 
 namespace thimble::capi {
 
-inline uint64_t kv_bytes_per_token(const ModelShape& s) {
+inline uint64_t kv_bytes_per_token(const Model& model) {
+  const ModelShape& s = model.shape;
   constexpr uint64_t kKeyAndValue = 2, kF16 = 2;
-  return kKeyAndValue * kF16 * s.layers * s.kv_heads * s.head_dim;
+  return kKeyAndValue * kF16 * full_layers(model) * s.kv_heads * s.head_dim;
 }
 
 inline Status need_tokenizer(const Model& model) {

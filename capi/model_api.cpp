@@ -37,16 +37,39 @@ Result<MappedFile> map(const char* path) {
   return MappedFile::open(path);
 }
 
+using Files = std::vector<GgufFile>;
+Result<Files> map_model(const char* path) {
+  THIMBLE_TRY(need(path, "path"));
+  return open_gguf(path);
+}
+
 std::string descriptor_name(int32_t descriptor) { return "file descriptor " + std::to_string(descriptor); }
 
-Status open_model(Result<MappedFile> file, std::string name, const thimble_model_options* lent,
-                  thimble_model** out) {
+Result<Files> map_descriptors(const int32_t* descriptors, uint64_t count) {
+  THIMBLE_TRY(need_array(descriptors, count, "descriptors"));
+  if (count == 0) return error(Code::kInvalidArgument, "no descriptor is given; give one for each file");
+  Files files;
+  for (uint64_t i = 0; i < count; ++i) {
+    THIMBLE_LET(map, MappedFile::from_descriptor(descriptors[i]));
+    files.push_back({std::move(map), descriptor_name(descriptors[i])});
+  }
+  return files;
+}
+
+Result<Files> lend_model(const void* data, uint64_t size) {
+  THIMBLE_LET(map, lend(data, size));
+  Files files;
+  files.push_back({std::move(map), "the buffer"});
+  return files;
+}
+
+Status open_model(Result<Files> files, const thimble_model_options* lent, thimble_model** out) {
   THIMBLE_TRY(need(out, "model"));
   thimble_model_options options = {};
   THIMBLE_TRY(read_struct(lent, "options", options));
-  THIMBLE_TRY(file);
+  THIMBLE_TRY(files);
   auto handle = std::make_unique<thimble_model>();
-  THIMBLE_LET(model, Model::open(std::move(*file), std::move(name)));
+  THIMBLE_LET(model, Model::open(std::move(*files)));
   handle->model = model;
   handle->log = options.log;
   handle->log_user = options.log_user;
@@ -93,20 +116,24 @@ void thimble_model_options_init(thimble_model_options* options, uint32_t struct_
 
 thimble_status thimble_model_open(const char* path, const thimble_model_options* options,
                                   thimble_model** model, thimble_error* out) {
-  return guard(out, [&] { return open_model(map(path), path ? path : "", options, model); });
+  return guard(out, [&] { return open_model(map_model(path), options, model); });
 }
 
 thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
                                      thimble_model** model, thimble_error* out) {
-  return guard(out, [&] {
-    return open_model(MappedFile::from_descriptor(descriptor), descriptor_name(descriptor), options, model);
-  });
+  return guard(out, [&] { return open_model(map_descriptors(&descriptor, 1), options, model); });
+}
+
+thimble_status thimble_model_open_fds(const int32_t* descriptors, uint64_t count,
+                                      const thimble_model_options* options, thimble_model** model,
+                                      thimble_error* out) {
+  return guard(out, [&] { return open_model(map_descriptors(descriptors, count), options, model); });
 }
 
 thimble_status thimble_model_open_buffer(const void* data, uint64_t size,
                                          const thimble_model_options* options, thimble_model** model,
                                          thimble_error* out) {
-  return guard(out, [&] { return open_model(lend(data, size), "the buffer", options, model); });
+  return guard(out, [&] { return open_model(lend_model(data, size), options, model); });
 }
 
 void thimble_model_free(thimble_model* model) { delete model; }
@@ -132,9 +159,14 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
     value.context_length = model.info.context_length;
     value.bos = model.tokenizer.ok() ? model.tokenizer.bos() : -1;
     value.eos = model.tokenizer.ok() ? model.tokenizer.eos() : -1;
+    value.files = static_cast<uint32_t>(model.files().size());
     value.parameters = model.info.parameters;
     value.file_bytes = model.info.file_bytes;
-    value.kv_bytes_per_token = kv_bytes_per_token(s);
+    value.kv_bytes_per_token = kv_bytes_per_token(model);
+    value.experts = s.experts;
+    value.experts_per_token = s.chosen_experts;
+    for (const LayerWeights& layer : model.layers)
+      if (layer.window) value.window = layer.window, ++value.window_layers;
     copy_text(value.architecture, sizeof value.architecture, model.info.architecture);
     copy_text(value.name, sizeof value.name, model.info.name);
     copy_text(value.quantization, sizeof value.quantization, model.info.quantization);

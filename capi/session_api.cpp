@@ -76,9 +76,9 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   m.fixed = plan.fixed;
   m.total = plan.total;
   m.allocated = allocated;
-  m.dense_bytes_per_token = kv_bytes_per_token(model.shape);
-  m.mapped = model.file().size();
-  m.mapped_resident = model.file().resident_bytes();
+  m.dense_bytes_per_token = kv_bytes_per_token(model);
+  m.mapped = model.info.file_bytes;
+  m.mapped_resident = model.resident_bytes();
   if (const Retainer* retainer = plan.options.retainer.get()) {
     m.mapped += retainer->file.size();
     m.mapped_resident += retainer->file.resident_bytes();

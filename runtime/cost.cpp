@@ -10,18 +10,20 @@ Cost key_cost(const ModelShape& s) {
   return {static_cast<double>(s.kv_heads * kv_bytes(DType::kF16, s.head_dim)), 2.0 * s.heads * s.head_dim};
 }
 
-double full_layers(const Model& model, uint32_t skipped) {
+uint32_t full_layers(const Model& model, uint32_t skipped) {
   const auto first = model.layers.begin() + std::min<size_t>(skipped, model.layers.size());
-  return static_cast<double>(
+  return static_cast<uint32_t>(
       std::count_if(first, model.layers.end(), [](const LayerWeights& layer) { return !layer.window; }));
 }
 
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
     : key_(key_cost(model.shape)), full_(full_layers(model)) {
   for (const LayerWeights& l : model.layers) {
-    for (const Tensor& t : {l.q, l.k, l.v, l.attn_output, l.gate, l.up, l.down}) layers_ += product_cost(t);
+    for (const Tensor& t : {l.q, l.k, l.v, l.attn_output, l.router}) layers_ += product_cost(t);
+    for (const Tensor& t : {l.gate, l.up, l.down}) feed_forward_ += product_cost(t);
     if (l.window) windows_.push_back(l.window);
   }
+  if (model.shape.experts) expert_share_ = double(model.shape.chosen_experts) / model.shape.experts;
   layers_ += policies.retention->cost(o);
   output_ = product_cost(model.output);
   most_decode_ = policies.selection->most_attended(o);
@@ -30,6 +32,9 @@ CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies
 
 Cost CostModel::run(double rows, double entries, bool chunk, bool logits) const {
   Cost cost{layers_.bytes, rows * layers_.flop};
+  // Of experts those that are chosen are read, and each row passes through its own.
+  cost +=
+      {std::min(1.0, rows * expert_share_) * feed_forward_.bytes, rows * expert_share_ * feed_forward_.flop};
   if (logits) cost += output_;
   // The first row sees one entry more than there were, each further row one more. Keys and values are read,
   // and those of the rows written.

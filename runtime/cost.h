@@ -26,7 +26,7 @@ inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes(
 // Of one entry's keys in one layer: their bytes, and operations for one row of queries.
 Cost key_cost(const ModelShape&);
 // Layers that attend to everything, without the first `skipped` of all.
-double full_layers(const Model&, uint32_t skipped = 0);
+uint32_t full_layers(const Model&, uint32_t skipped = 0);
 
 class CostModel {
  public:
@@ -38,7 +38,9 @@ class CostModel {
   Cost run(double rows, double entries, bool chunk, bool logits) const;
 
  private:
-  Cost layers_;                              // the weights of all layers
+  Cost layers_;                              // the weights of all layers but those of the feed-forwards
+  Cost feed_forward_;                        // these, of all experts where there are experts
+  double expert_share_ = 1;                  // of the experts that a row passes through
   Cost output_;                              // the output matrix
   Cost key_;                                 // key_cost()
   double full_ = 0;                          // layers that attend to everything

@@ -24,10 +24,12 @@ void Decoder::record_step(Recorder& r, Step step) const {
   };
   r.segment();
   r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
+  if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
-    attention_block(layer_step(r, layer, step));
-    feed_forward(r, model_.layers[layer]);
+    const LayerStep l = layer_step(r, layer, step);
+    attention_block(l);
+    feed_forward(l);
   }
   cut();
   tail_block(r);
@@ -35,29 +37,30 @@ void Decoder::record_step(Recorder& r, Step step) const {
 
 void Decoder::attention_block(const LayerStep& l) const {
   const LayerWeights& w = weights_of(l);
-  norm(l.recorder, at_.x, w.attn_norm, at_.norm, kStepRows);
-  project_qkv(l.recorder, w);
+  if (w.attn_norm) norm(l.recorder, at_.x, w.attn_norm, at_.norm);
+  project_qkv(l);
   append(l);
   retention(l).record(l);
   attend(l, select(l));
   if (l.chunk) retain(l);
-  linear(l.recorder, at_.attention, shape_.heads * shape_.head_dim, w.attn_output, w.attn_output_bias, at_.x,
-         shape_.d_model, true);
+  add_branch(l.recorder, at_.attention, w.attn_output, w.attn_output_bias, w.post_attn_norm);
 }
 
-void Decoder::project_qkv(Recorder& r, const LayerWeights& w) const {
+void Decoder::project_qkv(const LayerStep& l) const {
+  Recorder& r = l.recorder;
+  const LayerWeights& w = weights_of(l);
   const uint32_t k = shape_.heads * shape_.head_dim, v = k + shape_.kv_heads * shape_.head_dim;
-  linear(r, at_.norm, shape_.d_model, w.q, w.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
-  linear(r, at_.norm, shape_.d_model, w.k, w.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
-  linear(r, at_.norm, shape_.d_model, w.v, w.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
-  if (w.q_norm) head_norm(r, w.q_norm, 0, shape_.heads);
-  if (w.k_norm) head_norm(r, w.k_norm, k, shape_.kv_heads);
+  linear(r, l.input(), shape_.d_model, w.q, w.q_bias, qkv_columns(0), dimensions_.qkv_cols, false);
+  linear(r, l.input(), shape_.d_model, w.k, w.k_bias, qkv_columns(k), dimensions_.qkv_cols, false);
+  linear(r, l.input(), shape_.d_model, w.v, w.v_bias, qkv_columns(v), dimensions_.qkv_cols, false);
+  if (w.q_norm) qk_norm(r, w.q_norm, 0, shape_.heads);
+  if (w.k_norm) qk_norm(r, w.k_norm, k, shape_.kv_heads);
 }
 
 // Keys, values and positions of the step's rows.
 void Decoder::append(const LayerStep& l) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
-                             .rope = at_.rope,
+                             .rope = l.rope_table(),
                              .k = l.chunk ? at_.chunk_k : l.pool().k,
                              .v = l.chunk ? at_.chunk_v : l.pool().v,
                              .pos = l.chunk ? at_.chunk_pos : l.pool().pos,
@@ -71,7 +74,7 @@ void Decoder::append(const LayerStep& l) const {
                                    .chunk_capacity = options_.chunk,
                                    .head_state = l.head_state(),
                                    .into = l.chunk ? kIntoChunk : kIntoPool,
-                                   .rope = rope_of(setting_)}});
+                                   .rope = l.rope()}});
 }
 
 // The list of entries to attend to. A layer that sees its last tokens alone has no choice.
@@ -86,7 +89,8 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                       .k = l.chunk ? at_.view_k : pool.k,
                       .v = l.chunk ? at_.view_v : pool.v,
                       .list = list.entries,
-                      .rope = at_.rope,
+                      .rope = l.rope_table(),
+                      .sinks = weights_.of(weights_of(l).sinks),
                       .y = at_.attention,
                       .ml = at_.ml,
                       .p = {.first_head = 0,
@@ -102,8 +106,9 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                             .list_capacity = list.capacity,
                             .window = weights_of(l).window,
                             .equal_heads = l.has_equal_heads(),
-                            .scale = 1.0f / std::sqrt(float(shape_.head_dim)),
-                            .rope = rope_of(setting_)}};
+                            .scale = model_.attention_scale,
+                            .cap = model_.attention_cap,
+                            .rope = l.rope()}};
   if (!l.chunk) {
     l.recorder.record(attention);
     return;
@@ -115,7 +120,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                              .chunk_k = at_.chunk_k,
                              .chunk_v = at_.chunk_v,
                              .list = list.entries,
-                             .rope = at_.rope,
+                             .rope = l.rope_table(),
                              .k = at_.view_k.values,
                              .v = at_.view_v.values,
                              .p = {.first_head = 0,
@@ -126,7 +131,7 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                                    .first_entry = attention.p.first_entry,
                                    .view_capacity = dimensions_.view_capacity,
                                    .list_capacity = list.capacity,
-                                   .rope = rope_of(setting_)}});
+                                   .rope = l.rope()}});
     l.recorder.record(attention);
   }
 }
@@ -171,14 +176,50 @@ void Decoder::retain(const LayerStep& l) const {
   policies_.selection->record_upkeep(l);
 }
 
-void Decoder::feed_forward(Recorder& r, const LayerWeights& w) const {
-  norm(r, at_.x, w.ffn_norm, at_.norm, kStepRows);
-  r.record(Glu{.x = at_.norm,
-               .gate = weights_.of(w.gate),
-               .up = weights_.of(w.up),
-               .h = at_.ffn,
-               .p = {.in_cols = shape_.d_model, .out_cols = shape_.d_ff, .act = model_.act}});
-  linear(r, at_.ffn, shape_.d_ff, w.down, {}, at_.x, shape_.d_model, true);
+void Decoder::feed_forward(const LayerStep& l) const {
+  const LayerWeights& w = weights_of(l);
+  if (w.ffn_norm) norm(l.recorder, at_.x, w.ffn_norm, at_.norm);
+  if (w.router) return experts(l.recorder, w);
+  l.recorder.record(Glu{.x = w.ffn_norm ? at_.norm : at_.x,
+                        .gate = weights_.of(w.gate),
+                        .up = weights_.of(w.up),
+                        .h = at_.ffn,
+                        .p = {.in_cols = shape_.d_model, .out_cols = shape_.d_ff, .act = model_.act}});
+  add_branch(l.recorder, at_.ffn, w.down, {}, w.post_ffn_norm);
+}
+
+void Decoder::experts(Recorder& r, const LayerWeights& w) const {
+  linear(r, at_.norm, shape_.d_model, w.router, w.router_bias, at_.router_logits, shape_.experts, false);
+  r.record(Route{.logits = at_.router_logits,
+                 .bias = {},
+                 .first = at_.expert_first,
+                 .row = at_.expert_row,
+                 .weight = at_.expert_weight,
+                 .p = model_.route});
+  r.record(ExpertGlu{.x = at_.norm,
+                     .gate = weights_.of(w.gate),
+                     .up = weights_.of(w.up),
+                     .gate_bias = weights_.of(w.gate_bias),
+                     .up_bias = weights_.of(w.up_bias),
+                     .first = at_.expert_first,
+                     .row = at_.expert_row,
+                     .h = at_.ffn,
+                     .p = {.in_cols = shape_.d_model,
+                           .out_cols = shape_.d_ff,
+                           .act = model_.act,
+                           .experts = shape_.experts,
+                           .chosen = shape_.chosen_experts}});
+  r.record(ExpertLinear{.h = at_.ffn,
+                        .w = weights_.of(w.down),
+                        .bias = weights_.of(w.down_bias),
+                        .first = at_.expert_first,
+                        .row = at_.expert_row,
+                        .weight = at_.expert_weight,
+                        .y = at_.x,
+                        .p = {.in_cols = shape_.d_ff,
+                              .out_cols = shape_.d_model,
+                              .experts = shape_.experts,
+                              .chosen = shape_.chosen_experts}});
 }
 
 void Decoder::tail_block(Recorder& r) const {
@@ -192,6 +233,9 @@ void Decoder::tail_block(Recorder& r) const {
                       .rows = kLogitRows}});
   norm(r, at_.logit_x, model_.output_norm, at_.logit_x, kLogitRows);
   linear(r, at_.logit_x, shape_.d_model, model_.output, {}, at_.logits, shape_.vocab, false, kLogitRows);
+  if (model_.logit_scale != 1 || model_.logit_cap != 0)
+    scale(r, at_.logits, at_.logits,
+          {.cols = shape_.vocab, .scale = model_.logit_scale, .cap = model_.logit_cap, .rows = kLogitRows});
   r.record(ArgMax{.x = at_.logits, .index = at_.arg_max, .p = {.cols = shape_.vocab}});
 }
 
@@ -294,7 +338,7 @@ Weight Decoder::embedding() const {
   return table;
 }
 
-void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t rows) const {
+void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t rows, bool add) const {
   r.record(RmsNorm{.x = x,
                    .weight = weights_.of(weight),
                    .y = y,
@@ -302,19 +346,37 @@ void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t r
                          .groups = 1,
                          .row_stride = shape_.d_model,
                          .eps = model_.norm_epsilon,
-                         .rows = rows}});
+                         .rows = rows,
+                         .add = add}});
 }
 
-// The norm of each head's q or k, in place (qwen3).
-void Decoder::head_norm(Recorder& r, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
+void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
+  if (!p.cols) p.cols = shape_.d_model;
+  r.record(Scale{.x = x, .y = y, .p = p});
+}
+
+// Adds W x + bias to the stream, normed or scaled where the model does so.
+void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bias,
+                         const Tensor& norm_weight) const {
+  const bool plain = !norm_weight && model_.residual_scale == 1;
+  linear(r, x, w.cols, w, bias, plain ? at_.x : at_.norm, shape_.d_model, plain);
+  if (norm_weight)
+    norm(r, at_.norm, norm_weight, at_.x, kStepRows, true);
+  else if (!plain)
+    scale(r, at_.norm, at_.x, {.scale = model_.residual_scale, .add = 1});
+}
+
+// The norm of q or k in place, of each head (qwen3) or of all heads at once (olmo2).
+void Decoder::qk_norm(Recorder& r, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
   r.record(RmsNorm{.x = qkv_columns(first_column),
                    .weight = weights_.of(weight),
                    .y = qkv_columns(first_column),
-                   .p = {.cols = shape_.head_dim,
-                         .groups = heads,
+                   .p = {.cols = weight.cols,
+                         .groups = heads * shape_.head_dim / weight.cols,
                          .row_stride = dimensions_.qkv_cols,
                          .eps = model_.norm_epsilon,
-                         .rows = kStepRows}});
+                         .rows = kStepRows,
+                         .add = 0}});
 }
 
 void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,

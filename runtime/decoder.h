@@ -42,19 +42,23 @@ class Decoder {
   enum class Step { kChunk, kDecode };
   void record_step(Recorder&, Step) const;
   void attention_block(const LayerStep&) const;
-  void project_qkv(Recorder&, const LayerWeights&) const;
+  void project_qkv(const LayerStep&) const;
   void append(const LayerStep&) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&) const;
   void retain(const LayerStep&) const;
-  void feed_forward(Recorder&, const LayerWeights&) const;
+  void feed_forward(const LayerStep&) const;
+  void experts(Recorder&, const LayerWeights&) const;
   void tail_block(Recorder&) const;
 
   LayerStep layer_step(Recorder&, uint32_t layer, Step) const;
   const LayerWeights& weights_of(const LayerStep& l) const { return model_.layers[l.layer]; }
   const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(weights_of(l)); }
-  void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows) const;
-  void head_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
+  void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows = kStepRows,
+            bool add = false) const;
+  void scale(Recorder&, View x, View y, ScaleParams) const;  // of the stream unless `cols` says otherwise
+  void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight) const;
+  void qk_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,
               uint32_t y_stride, bool add, uint32_t rows = kStepRows) const;
   Weight embedding() const;

@@ -64,16 +64,16 @@ Status Session::allocate(bool first) {
   reservation_.reserved = bytes;
 
   uint64_t allocated = first ? plan_.fixed - plan_.programs : 0;  // the device measured it when it was opened
-  const auto place = [&](const auto& owner, const MappedFile& file,
+  const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
                          std::shared_ptr<const PlacedTensors>& into) -> Status {
     const bool shared = owner.placements.has(*device_);
-    THIMBLE_LET(placed, owner.placements.place(file, owner.tensors(), device_));
+    THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_));
     if (!shared) allocated += placed->bytes();
     into = std::move(placed);
     return {};
   };
-  THIMBLE_TRY(place(*model_, model_->file(), weights_.model));
-  if (o.retainer) THIMBLE_TRY(place(*o.retainer, o.retainer->file, weights_.retainer));
+  THIMBLE_TRY(place(*model_, model_->memory(), weights_.model));
+  if (o.retainer) THIMBLE_TRY(place(*o.retainer, {o.retainer->file.bytes()}, weights_.retainer));
   const auto allocate = [&](MemKind kind, uint64_t size, std::unique_ptr<Buffer>& into) -> Status {
     THIMBLE_LET(buffer, device_->alloc(kind, size));
     allocated += buffer->size;
@@ -90,10 +90,7 @@ Status Session::allocate(bool first) {
   const Setting setting{*model_, o, plan_.dimensions};
   layout_ = lay_out(setting, policies_, device, plan_.backend_scratch, pool_arena, workspace_arena, io_arena);
 
-  std::vector<float> table(layout_.rope.bytes / sizeof(float));
-  fill_rope_table(model_->rope, plan_.dimensions.rope_positions, o.context ? o.context : UINT32_MAX,
-                  table.data());
-  THIMBLE_TRY(device_->write(layout_.rope, table.data()));
+  THIMBLE_TRY(write_rope_tables(*device_, setting, layout_, o.context ? o.context : UINT32_MAX));
 
   THIMBLE_LET(stream, device_->open_stream(layout_.scratch, static_cast<uint32_t>(heads_.size())));
   stream_ = std::move(stream);

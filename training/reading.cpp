@@ -45,7 +45,7 @@ class Observer : public RetentionPolicy {
   void record(const LayerStep& l) const override {
     if (!l.chunk) return;
     const uint32_t width = cols(l.setting), qkv = l.setting.dimensions.qkv_cols;
-    copy(l.recorder, input_ == Retainer::Input::kQkv ? l.at.qkv : l.at.norm, width, states, width);
+    copy(l.recorder, input_ == Retainer::Input::kQkv ? l.at.qkv : l.input(), width, states, width);
     if (weighed_) {
       const uint32_t of_values = l.shape().kv_heads * l.shape().head_dim;
       const uint64_t before = uint64_t(qkv - of_values) * sizeof(float);
@@ -55,9 +55,9 @@ class Observer : public RetentionPolicy {
                             .marked = marked,
                             .k = l.pool().k,
                             .chunk_k = l.at.chunk_k,
-                            .rope = l.at.rope,
+                            .rope = l.rope_table(),
                             .range = range,
-                            .x = weighed_ ? l.at.norm : View{},
+                            .x = weighed_ ? l.input() : View{},
                             .worth = worth[l.layer],
                             .lse = lse_,
                             .max_logit = max_logit[l.layer],
@@ -72,7 +72,7 @@ class Observer : public RetentionPolicy {
                                   .x_cols = l.shape().d_model,
                                   .scale = 1.0f / std::sqrt(float(l.shape().head_dim)),
                                   .least = kLeastLabel,
-                                  .rope = rope_of(l.setting)}});
+                                  .rope = l.rope()}});
   }
 
   uint32_t cols(const Setting& s) const {
@@ -162,7 +162,7 @@ Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t ta
     into = std::move(buffer);
     return {};
   };
-  THIMBLE_LET(placed, model_->placements.place(model_->file(), model_->tensors(), device_));
+  THIMBLE_LET(placed, model_->placements.place(model_->memory(), model_->tensors(), device_));
   weights_.model = placed;
   THIMBLE_TRY(allocate(MemKind::kPool, pool.size(), pool_));
   THIMBLE_TRY(allocate(MemKind::kWorkspace, workspace.size(), workspace_));
@@ -171,9 +171,7 @@ Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t ta
       in_io(device.alignment, io_.get());
   layout_ = lay_out(setting, policies_, device, needs.workspace, in_pool, in_workspace, in_io);
 
-  std::vector<float> table(layout_.rope.bytes / sizeof(float));
-  fill_rope_table(model_->rope, d.rope_positions, UINT32_MAX, table.data());
-  THIMBLE_TRY(device_->write(layout_.rope, table.data()));
+  THIMBLE_TRY(write_rope_tables(*device_, setting, layout_, UINT32_MAX));
   THIMBLE_LET(stream, device_->open_stream(layout_.scratch, static_cast<uint32_t>(d.runs.size())));
   stream_ = std::move(stream);
   THIMBLE_LET(programs, Decoder(setting, policies_, weights_, layout_).record(*device_, *stream_));

@@ -29,8 +29,10 @@ struct Kernels {
   void (*multiply)(const float* x, size_t x_stride, uint32_t x_rows, const float* panel, uint32_t n,
                    uint32_t cols, float* y, size_t y_stride, bool accumulate);
 
-  // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
-  void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* y);
+  // y = x / sqrt(mean(x^2) + eps) * weight, or y += that; y may be x.
+  void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, bool add, float* y);
+  // x = cap * tanh(x / cap).
+  void (*soft_cap)(float* x, uint32_t n, float cap);
   // x = act(x), times `factor` where it is not null.
   void (*activate)(uint32_t act, float* x, const float* factor, uint32_t n);
   // Sum of exp(x - shift).

@@ -20,7 +20,7 @@ struct Rope {
         second(p.pairing == kRopeAdjacent ? 1 : pairs) {}
 
   // The model's attention factor: cos at position 0.
-  float factor() const { return table[64 * 2 * pairs]; }
+  float factor() const { return pairs ? table[64 * 2 * pairs] : 1; }
 
   // Writes cos and sin of every pair at a position: [pairs]{cos, sin}.
   void angles(uint32_t position, float* out) const {

@@ -154,12 +154,17 @@ typedef struct thimble_model_options {
 THIMBLE_API void thimble_model_options_init(thimble_model_options* options, uint32_t struct_size);
 
 /* Open a GGUF v3 model; the file is mapped read-only and must not change while the model lives. A file that holds only a
- * vocabulary opens too and can tokenise. */
+ * vocabulary opens too and can tokenise. Of a model in parts ("NAME-00001-of-00003.gguf") any part's path opens all, which
+ * lie beside it. */
 THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_model_options* options,
                                               thimble_model** model, thimble_error* error);
 /* The same from an open file descriptor, which stays yours and may be closed at once. */
 THIMBLE_API thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
                                                  thimble_model** model, thimble_error* error);
+/* The same from the descriptors of all parts of a model, in any order. */
+THIMBLE_API thimble_status thimble_model_open_fds(const int32_t* descriptors, uint64_t count,
+                                                  const thimble_model_options* options, thimble_model** model,
+                                                  thimble_error* error);
 /* The same from memory, which is not copied: keep it unchanged until the model is freed, and align it to the file's own
  * alignment, 32 bytes unless it says otherwise; a page always does. */
 THIMBLE_API thimble_status thimble_model_open_buffer(const void* data, uint64_t size,
@@ -174,14 +179,17 @@ typedef struct thimble_model_info {
   uint32_t layers, d_model, heads, kv_heads, head_dim, d_ff, vocab;
   uint32_t context_length; /* positions the model was trained for */
   int32_t bos, eos;        /* token ids, -1 where there is none */
-  uint32_t reserved;
+  uint32_t files;          /* that the model lies in; 1 if it is in one piece */
   uint64_t parameters;
   uint64_t file_bytes;
-  uint64_t kv_bytes_per_token; /* f16 keys and values of all layers: what dense attention keeps for every token */
+  uint64_t kv_bytes_per_token; /* f16 keys and values that dense attention keeps for every token: of layers without a
+                                * window */
   char architecture[32];
   char name[96];
   char quantization[16]; /* the type that most bytes have */
   char chat_format[32];  /* recognised format, or "" */
+  uint32_t experts, experts_per_token; /* of a layer, d_ff being that of one; 0: none */
+  uint32_t window, window_layers;      /* so many layers attend to the last `window` tokens alone */
 } thimble_model_info;
 
 THIMBLE_API thimble_status thimble_model_get_info(const thimble_model* model, thimble_model_info* info,

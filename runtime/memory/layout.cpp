@@ -1,5 +1,7 @@
 #include "runtime/memory/layout.h"
 
+#include <algorithm>
+
 #include "runtime/policy/policy.h"
 
 namespace thimble {
@@ -19,6 +21,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
 
   const uint64_t rows = o.chunk;
   l.rope = workspace.place(uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot * f32);
+  if (!model.window_rope.inverse_frequency.empty()) l.window_rope = workspace.place(l.rope.bytes);
   l.scratch = workspace.place(scratch);
   l.x = workspace.place(rows * s.d_model * f32);
   l.norm = workspace.place(rows * s.d_model * f32);
@@ -44,7 +47,13 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   policies.retention->place(setting, pool, workspace);
   policies.selection->place(setting, pool, workspace);
   workspace.release(before_attention);
-  l.ffn = workspace.place(rows * s.d_ff * f32);
+  l.ffn = workspace.place(rows * std::max(s.chosen_experts, 1u) * s.d_ff * f32);
+  if (s.experts) {
+    l.router_logits = workspace.place(rows * s.experts * f32);
+    l.expert_first = workspace.place((uint64_t(s.experts) + 1) * i32);
+    l.expert_row = workspace.place(rows * s.chosen_experts * i32);
+    l.expert_weight = workspace.place(rows * s.chosen_experts * f32);
+  }
 
   l.tokens = io.place(rows * i32);
   l.targets = io.place(kLogitRowsAtOnce * i32);
@@ -56,6 +65,16 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
       l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
   }
   return l;
+}
+
+Status write_rope_tables(Device& device, const Setting& setting, const Layout& l, uint32_t context) {
+  std::vector<float> table(l.rope.bytes / sizeof(float));
+  const auto write = [&](const RopeScheme& rope, const View& to) {
+    fill_rope_table(rope, setting.dimensions.rope_positions, context, table.data());
+    return device.write(to, table.data());
+  };
+  THIMBLE_TRY(write(setting.model.rope, l.rope));
+  return l.window_rope ? write(setting.model.window_rope, l.window_rope) : Status();
 }
 
 }  // namespace thimble

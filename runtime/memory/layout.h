@@ -34,7 +34,10 @@ T* on_host(const View& view) {
 struct Layout {
   std::vector<LayerPool> layers;
   // What a step's rows pass through; f32 [chunk][...] unless said otherwise.
-  View x, norm, qkv, attention, ffn;
+  View x, norm, qkv, attention;
+  View ffn;  // [chunk][d_ff], or where there are experts [chunk][chosen][d_ff]
+  // Experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see route.
+  View router_logits, expert_first, expert_row, expert_weight;
   View ml;                   // [chunk][H][2]
   KvArray view_k, view_v;    // [kv head][view_capacity][dh]
   KvArray chunk_k, chunk_v;  // [kv head][chunk]...: the chunk's rows, shared by all layers
@@ -43,6 +46,7 @@ struct Layout {
   View saturated;    // one uint: numbers of keys and values beyond f16's range
   View logit_x;      // [kLogitRowsAtOnce][d_model]
   View rope;         // the table of backends/backend.h
+  View window_rope;  // that of layers with a window, where it is another
   View scratch;      // the backend's own
   View logits;       // f32 [kLogitRowsAtOnce][vocab]; in io where the host reads it there
   View tokens, targets, arg_max, log_prob;  // io: int32 [chunk], [rows]; int32, f32 [rows]
@@ -55,5 +59,7 @@ struct Layout {
 // for itself.
 Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, Arena& pool, Arena& workspace,
                Arena& io);
+// Fills the tables of positions; `context` chooses longrope's factors.
+Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
 
 }  // namespace thimble

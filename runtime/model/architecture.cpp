@@ -1,24 +1,95 @@
 // The architectures: which keys and tensors a model is made of, and what is refused because it would change
 // the result.
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "runtime/model/load.h"
 
 namespace thimble {
 namespace {
 
+enum class QkNorm { kNone, kEachHead, kAllHeads };
+enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // attention and feed-forward
+enum class Windows {
+  kRefused,  // unless the file says which layers have one
+  kIgnored,  // attends to everything where the file asks for a window, as other runtimes do
+  kPeriodic  // all layers but each `period`-th have one, if the file gives one
+};
+
+// What the keys and tensors of an architecture mean (the facts are those of llama.cpp).
 struct Architecture {
   const char* name;
   uint32_t pairing;
-  bool head_norms;  // an RMS norm of each head's query and key
-  bool
-      ignores_window;  // attends to everything where the file asks for a sliding window, as other runtimes do
+  QkNorm qk_norm = QkNorm::kNone;
+  Norms norms = Norms::kBefore;
+  const char* ffn_norm = "ffn_norm";
+  uint32_t act = kActSilu;
+  Windows windows = Windows::kRefused;
+  uint32_t period = 0, window = 0;     // kPeriodic: where the file does not say; 0: it must, or has none
+  bool plain_rope_in_windows = false;  // their positions are not scaled
+  bool own_base_in_windows = false;
+  bool gemma = false;                      // embeddings times sqrt(d_model), soft caps
+  float attention_cap = 0, logit_cap = 0;  // of gemma, where the file does not say
+  uint32_t layers_of_27b = 0;              // gemma's 27B scales by d_model / heads instead of head_dim
+  bool granite_scales = false;
+  uint32_t unrotated_every = 0;  // each so-many-th layer has no positions
+  bool sinks = false;            // of attention, and biases of output, router and experts
+  bool needs_experts = false;
+  uint32_t route = kRouteSoftmax;
 };
+constexpr Architecture kGptOss = {.name = "gpt-oss",
+                                  .pairing = kRopeHalves,
+                                  .ffn_norm = "post_attention_norm",
+                                  .act = kActClamped,
+                                  .windows = Windows::kPeriodic,
+                                  .period = 2,
+                                  .sinks = true,
+                                  .needs_experts = true,
+                                  .route = kRouteSoftmaxOfChosen};
+constexpr Architecture named(Architecture a, const char* name) {
+  a.name = name;
+  return a;
+}
 constexpr Architecture kArchitectures[] = {
-    {"llama", kRopeAdjacent, false, false},
-    {"qwen2", kRopeHalves, false, false},
-    {"qwen3", kRopeHalves, true, false},
-    {"phi3", kRopeHalves, false, true},
+    {.name = "llama", .pairing = kRopeAdjacent},
+    {.name = "qwen2", .pairing = kRopeHalves},
+    {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
+    {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .needs_experts = true},
+    {.name = "phi3", .pairing = kRopeHalves, .windows = Windows::kIgnored},
+    {.name = "gemma2",
+     .pairing = kRopeHalves,
+     .norms = Norms::kBeforeAndBehind,
+     .act = kActGelu,
+     .windows = Windows::kPeriodic,
+     .period = 2,
+     .window = 4096,
+     .gemma = true,
+     .attention_cap = 50,
+     .logit_cap = 30,
+     .layers_of_27b = 46},
+    {.name = "gemma3",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kEachHead,
+     .norms = Norms::kBeforeAndBehind,
+     .act = kActGelu,
+     .windows = Windows::kPeriodic,
+     .period = 6,
+     .plain_rope_in_windows = true,
+     .own_base_in_windows = true,
+     .gemma = true,
+     .layers_of_27b = 62},
+    kGptOss,
+    named(kGptOss, "gptoss"),
+    {.name = "smollm3", .pairing = kRopeAdjacent, .unrotated_every = 4},
+    {.name = "granite", .pairing = kRopeAdjacent, .granite_scales = true},
+    {.name = "olmo2",
+     .pairing = kRopeHalves,
+     .qk_norm = QkNorm::kAllHeads,
+     .norms = Norms::kBehind,
+     .windows = Windows::kPeriodic,
+     .period = 4,
+     .plain_rope_in_windows = true},
 };
 
 Result<Architecture> find_architecture(const Gguf& gguf) {
@@ -38,13 +109,8 @@ struct Refused {
   double harmless;
 };
 constexpr Refused kRefused[] = {
-    {"expert_count", 0},
-    {"attn_logit_softcapping", 0},
-    {"final_logit_softcapping", 0},
     {"router_logit_softcapping", 0},
-    {"logit_scale", 1},
-    {"residual_scale", 1},
-    {"embedding_scale", 1},
+    {"expert_group_count", 1},
     {"attention.clamp_kqv", 0},
     {"attention.max_alibi_bias", 0},
     {"attention.causal", 1},
@@ -52,6 +118,8 @@ constexpr Refused kRefused[] = {
     {"rope.scaling.yarn_attn_factor", 1},
     {"rope.scaling.yarn_log_multiplier", 0},
 };
+constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
+constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
 
 // A number of any type; bools are 0 and 1.
 Result<std::optional<double>> get_number(const Gguf& gguf, const std::string& key) {
@@ -66,22 +134,82 @@ Result<std::optional<double>> get_number(const Gguf& gguf, const std::string& ke
   return as_double(integer);
 }
 
-Status refuse_what_would_change_the_result(const Gguf& gguf, const std::string& prefix, uint32_t head_dim) {
-  const auto refused = [&](const std::string& key, double value) {
-    return error(Code::kUnsupported,
-                 "%s: key %s is %g, which is not supported; without it the model would be wrong",
-                 gguf.name().c_str(), in_quotes(key).c_str(), value);
+Status refused(const Gguf& gguf, const std::string& key, double value) {
+  return error(Code::kUnsupported,
+               "%s: key %s is %g, which is not supported; without it the model would be wrong",
+               gguf.name().c_str(), in_quotes(key).c_str(), value);
+}
+
+Status refuse_what_would_change_the_result(const Gguf& gguf, const Architecture& a) {
+  const auto refuse = [&](std::span<const Refused> keys) -> Status {
+    for (const Refused& r : keys) {
+      const std::string key = std::string(a.name) + "." + r.key;
+      THIMBLE_LET(value, with_default(get_number(gguf, key), r.harmless));
+      if (value != r.harmless) return refused(gguf, key, value);
+    }
+    return {};
   };
-  for (const Refused& r : kRefused) {
-    const std::string key = prefix + "." + r.key;
-    THIMBLE_LET(value, with_default(get_number(gguf, key), r.harmless));
-    if (value != r.harmless) return refused(key, value);
+  THIMBLE_TRY(refuse(kRefused));
+  if (!a.gemma) THIMBLE_TRY(refuse(kCaps));
+  if (!a.granite_scales) THIMBLE_TRY(refuse(kScales));
+  return {};
+}
+
+// A scale that the file gives, where 0 is as good as none.
+Result<float> read_scale(const Gguf& gguf, const std::string& key, double fallback) {
+  THIMBLE_LET(value, with_default(get_number(gguf, key), fallback));
+  if (!std::isfinite(value) || value < 0)
+    return error(Code::kFormat, "%s: key %s is %g instead of a positive number", gguf.name().c_str(),
+                 in_quotes(key).c_str(), value);
+  return static_cast<float>(value != 0 ? value : fallback);
+}
+
+// What embeddings, branches, attention and logits are multiplied by, and what caps them.
+Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string prefix = std::string(a.name) + ".";
+  const ModelShape& s = model.shape;
+  const uint32_t width = a.layers_of_27b == s.layers ? s.d_model / s.heads : s.head_dim;
+  const double usual = 1 / std::sqrt(double(width));
+  THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
+  // Elsewhere the usual scale may be spelled out; gemma's files may name one that nobody reads.
+  if (!a.granite_scales && !a.gemma && std::abs(attention / usual - 1) > 1e-5)
+    return refused(gguf, prefix + "attention.scale", double(attention));
+  model.attention_scale = a.granite_scales ? attention : static_cast<float>(usual);
+  if (a.granite_scales) {
+    THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", 1));
+    THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
+    THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
+    model.embedding_scale = embedding, model.residual_scale = residual, model.logit_scale = 1 / logits;
   }
-  // The one scale that we do use may be spelled out.
-  const std::string key = prefix + ".attention.scale";
-  const double ours = 1 / std::sqrt(head_dim);
-  THIMBLE_LET(scale, with_default(get_number(gguf, key), ours));
-  if (std::abs(scale / ours - 1) > 1e-5) return refused(key, scale);
+  if (a.gemma) {
+    model.embedding_scale = std::sqrt(float(s.d_model));
+    THIMBLE_LET(attention_cap, read_scale(gguf, prefix + "attn_logit_softcapping", double(a.attention_cap)));
+    THIMBLE_LET(logit_cap, read_scale(gguf, prefix + "final_logit_softcapping", double(a.logit_cap)));
+    if (a.attention_cap == 0 && attention_cap != 0)
+      return refused(gguf, prefix + "attn_logit_softcapping", double(attention_cap));
+    model.attention_cap = attention_cap, model.logit_cap = logit_cap;
+  }
+  return {};
+}
+
+// How many experts a layer has and a token uses, and how wide one is.
+Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string prefix = std::string(a.name) + ".";
+  const GgufValue* value = gguf.find(prefix + "expert_count");
+  THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
+  if (!a.needs_experts && (!value || number == 0)) return {};
+  ModelShape& shape = model.shape;
+  THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, shape.experts));
+  THIMBLE_TRY(
+      read_count(gguf, prefix + "expert_used_count", shape.experts, std::nullopt, shape.chosen_experts));
+  if (a.needs_experts)
+    THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth,
+                           std::max(shape.d_ff / shape.chosen_experts, 1u), shape.d_ff));
+  model.route = {.experts = shape.experts,
+                 .chosen = shape.chosen_experts,
+                 .kind = a.route,
+                 .share = a.route == kRouteSoftmax,
+                 .scale = 1};
   return {};
 }
 
@@ -154,43 +282,85 @@ Status load_ffn(TensorSource& tensors, const std::string& block, const ModelShap
   return {};
 }
 
-Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
-                                const Architecture& architecture, const ModelShape& shape) {
+Status load_experts(TensorSource& tensors, const std::string& block, const Architecture& a,
+                    const ModelShape& s, LayerWeights& layer) {
+  THIMBLE_LET(router, tensors.matrix(block + "ffn_gate_inp.weight", s.experts, s.d_model));
+  THIMBLE_LET(gate, tensors.matrices(block + "ffn_gate_exps.weight", s.experts, s.d_ff, s.d_model));
+  THIMBLE_LET(up, tensors.matrices(block + "ffn_up_exps.weight", s.experts, s.d_ff, s.d_model));
+  THIMBLE_LET(down, tensors.matrices(block + "ffn_down_exps.weight", s.experts, s.d_model, s.d_ff));
+  layer.router = router, layer.gate = gate, layer.up = up, layer.down = down;
+  if (!a.sinks) return {};
+  THIMBLE_LET(router_bias, tensors.vector(block + "ffn_gate_inp.bias", s.experts));
+  THIMBLE_LET(gate_bias, tensors.floats(block + "ffn_gate_exps.bias", s.experts, s.d_ff));
+  THIMBLE_LET(up_bias, tensors.floats(block + "ffn_up_exps.bias", s.experts, s.d_ff));
+  THIMBLE_LET(down_bias, tensors.floats(block + "ffn_down_exps.bias", s.experts, s.d_model));
+  layer.router_bias = router_bias, layer.gate_bias = gate_bias, layer.up_bias = up_bias;
+  layer.down_bias = down_bias;
+  return {};
+}
+
+Status load_norms(TensorSource& tensors, const std::string& block, const Architecture& a, const ModelShape& s,
+                  LayerWeights& layer) {
+  if (a.norms != Norms::kBehind) {
+    THIMBLE_LET(attn_norm, tensors.vector(block + "attn_norm.weight", s.d_model));
+    THIMBLE_LET(ffn_norm, tensors.vector(block + a.ffn_norm + ".weight", s.d_model));
+    layer.attn_norm = attn_norm, layer.ffn_norm = ffn_norm;
+  }
+  if (a.norms != Norms::kBefore) {
+    THIMBLE_LET(post_attn_norm, tensors.vector(block + "post_attention_norm.weight", s.d_model));
+    THIMBLE_LET(post_ffn_norm, tensors.vector(block + "post_ffw_norm.weight", s.d_model));
+    layer.post_attn_norm = post_attn_norm, layer.post_ffn_norm = post_ffn_norm;
+  }
+  if (a.qk_norm == QkNorm::kNone) return {};
+  const uint32_t all = a.qk_norm == QkNorm::kAllHeads;
+  THIMBLE_LET(q_norm, tensors.vector(block + "attn_q_norm.weight", s.head_dim * (all ? s.heads : 1)));
+  THIMBLE_LET(k_norm, tensors.vector(block + "attn_k_norm.weight", s.head_dim * (all ? s.kv_heads : 1)));
+  layer.q_norm = q_norm, layer.k_norm = k_norm;
+  return {};
+}
+
+Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block, const Architecture& a,
+                                const ModelShape& shape) {
   LayerWeights layer;
-  THIMBLE_LET(attn_norm, tensors.vector(block + "attn_norm.weight", shape.d_model));
-  THIMBLE_LET(ffn_norm, tensors.vector(block + "ffn_norm.weight", shape.d_model));
-  layer.attn_norm = attn_norm, layer.ffn_norm = ffn_norm;
+  THIMBLE_TRY(load_norms(tensors, block, a, shape, layer));
   THIMBLE_TRY(load_qkv(tensors, block, shape, layer));
-  if (architecture.head_norms) {
-    THIMBLE_LET(q_norm, tensors.vector(block + "attn_q_norm.weight", shape.head_dim));
-    THIMBLE_LET(k_norm, tensors.vector(block + "attn_k_norm.weight", shape.head_dim));
-    layer.q_norm = q_norm, layer.k_norm = k_norm;
+  if (a.sinks) {
+    THIMBLE_LET(sinks, tensors.vector(block + "attn_sinks.weight", shape.heads));
+    layer.sinks = sinks;
   }
   THIMBLE_LET(output,
               tensors.matrix(block + "attn_output.weight", shape.d_model, shape.heads * shape.head_dim));
   THIMBLE_LET(output_bias, tensors.vector_if_any(block + "attn_output.bias", shape.d_model));
   layer.attn_output = output, layer.attn_output_bias = output_bias;
-  THIMBLE_TRY(load_ffn(tensors, block, shape, layer));
+  THIMBLE_TRY(shape.experts ? load_experts(tensors, block, a, shape, layer)
+                            : load_ffn(tensors, block, shape, layer));
   return layer;
 }
 
 // Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th.
-Status load_windows(const Gguf& gguf, const std::string& prefix, Model& model) {
-  uint32_t window = 0, period = 0;
-  THIMBLE_TRY(read_count(gguf, prefix + ".attention.sliding_window", kMaxPositions, std::nullopt, window));
-  THIMBLE_TRY(read_count(gguf, prefix + ".attention.sliding_window_pattern", kMaxLayers, std::nullopt, period));
+Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string key = std::string(a.name) + ".attention.sliding_window", pattern = key + "_pattern";
+  const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
+  if (!a.window && !gguf.find(key) && !a.sinks) return {};  // gemma3 and olmo2 may have none
+  uint32_t window = 0, period = a.period;
+  THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
+  // Where there is a usual period, other runtimes pass over one that is spelled out layer by layer.
+  const GgufValue* spelled = gguf.find(pattern);
+  if (!spelled || !spelled->is_array || !a.period)
+    THIMBLE_TRY(
+        read_count(gguf, pattern, spelled ? model.shape.layers : kMaxLayers, or_none(a.period), period));
   if (window < model.info.context_length)
     for (uint32_t i = 0; i < model.shape.layers; ++i)
       if ((i + 1) % period != 0) model.layers[i].window = window;
   return {};
 }
 
-Status check_window(const Gguf& gguf, const std::string& prefix, const Architecture& architecture,
-                    Model& model) {
-  const std::string key = prefix + ".attention.sliding_window";
+// A window where the architecture knows none.
+Status check_window(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string key = std::string(a.name) + ".attention.sliding_window";
   THIMBLE_LET(window, with_default(get_number(gguf, key), 0));
   if (window == 0 || window >= model.info.context_length) return {};
-  if (!architecture.ignores_window)
+  if (a.windows != Windows::kIgnored)
     return error(Code::kUnsupported,
                  "%s: key %s asks for a sliding window of %g tokens, which is not supported",
                  gguf.name().c_str(), in_quotes(key).c_str(), window);
@@ -209,20 +379,26 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(architecture, find_architecture(gguf));
   const std::string prefix = architecture.name;
   THIMBLE_TRY(load_shape(gguf, prefix, model));
+  THIMBLE_TRY(load_expert_shape(gguf, architecture, model));
   const ModelShape& shape = model.shape;
-  THIMBLE_TRY(refuse_what_would_change_the_result(gguf, prefix, shape.head_dim));
-  const bool windowed = gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
-  if (!windowed) THIMBLE_TRY(check_window(gguf, prefix, architecture, model));
+  THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
+  THIMBLE_TRY(load_scales(gguf, architecture, model));
+  const bool windowed = architecture.windows == Windows::kPeriodic ||
+                        gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
+  if (!windowed) THIMBLE_TRY(check_window(gguf, architecture, model));
   THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
   if (!(epsilon > 0 && epsilon < 1))
     return error(Code::kFormat,
                  "%s: key '%s.attention.layer_norm_rms_epsilon' is %g, where 0 to 1 is possible",
                  gguf.name().c_str(), architecture.name, epsilon);
   model.norm_epsilon = static_cast<float>(epsilon);
+  model.act = architecture.act;
 
   TensorSource tensors(gguf);
   model.rope.pairing = architecture.pairing;
   THIMBLE_TRY(load_rope(gguf, prefix, tensors, model));
+  if (architecture.plain_rope_in_windows)
+    THIMBLE_TRY(load_window_rope(gguf, prefix, architecture.own_base_in_windows, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
   THIMBLE_LET(output_norm, tensors.vector("output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;
@@ -232,9 +408,10 @@ Status load_weights(const Gguf& gguf, Model& model) {
   }
   for (uint32_t i = 0; i < shape.layers; ++i) {
     THIMBLE_LET(layer, load_layer(tensors, "blk." + std::to_string(i) + ".", architecture, shape));
+    layer.rotates = !architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0;
     model.layers.push_back(layer);
   }
-  if (windowed) THIMBLE_TRY(load_windows(gguf, prefix, model));
+  if (windowed) THIMBLE_TRY(load_windows(gguf, architecture, model));
   return tensors.all_taken();
 }
 

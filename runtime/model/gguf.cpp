@@ -231,6 +231,28 @@ size_t printable_prefix(std::string_view text) {
   return length;
 }
 
+// The name of a part: PREFIX-00001-of-00003.gguf.
+struct PartName {
+  std::string prefix;
+  uint32_t count;
+
+  std::string path(uint32_t part) const {
+    char suffix[32];
+    std::snprintf(suffix, sizeof suffix, "-%05" PRIu32 "-of-%05" PRIu32 ".gguf", part, count);
+    return prefix + suffix;
+  }
+};
+std::optional<PartName> part_name(const std::string& path) {
+  constexpr size_t kSuffix = sizeof "-00001-of-00003.gguf" - 1;
+  if (path.size() < kSuffix) return std::nullopt;
+  const std::string prefix = path.substr(0, path.size() - kSuffix), suffix = path.substr(prefix.size());
+  uint32_t part, count;
+  if (std::sscanf(suffix.c_str(), "-%5" SCNu32 "-of-%5" SCNu32, &part, &count) != 2) return std::nullopt;
+  const PartName name{prefix, count};
+  if (part < 1 || part > count || name.path(part) != path) return std::nullopt;
+  return name;
+}
+
 }  // namespace
 
 std::string in_quotes(std::string_view text) {
@@ -270,7 +292,85 @@ std::string printed(const GgufValue& value) {
   return "[" + out + "]";
 }
 
+Result<std::vector<GgufFile>> open_gguf(const std::string& path) {
+  std::vector<GgufFile> files;
+  const auto name = part_name(path);
+  if (!name) {
+    THIMBLE_LET(map, MappedFile::open(path));
+    files.push_back({std::move(map), path});
+    return files;
+  }
+  for (uint32_t part = 1; part <= name->count; ++part) {
+    const std::string part_path = name->path(part);
+    Result<MappedFile> map = MappedFile::open(part_path);
+    if (!map.ok())
+      return error(map.status().code(), "part %" PRIu32 " of %" PRIu32 " of the model is missing: %s", part,
+                   name->count, map.status().message().c_str());
+    files.push_back({std::move(*map), part_path});
+  }
+  return files;
+}
+
 Result<Gguf> Gguf::parse(const MappedFile& file, std::string name) {
+  THIMBLE_LET(gguf, parse_one(file, std::move(name)));
+  THIMBLE_LET(part, gguf.part());
+  if (part.count > 1)
+    return error(Code::kFormat,
+                 "%s is %s; open it by its name, PREFIX-00001-of-%05" PRIu64
+                 ".gguf, with the other parts beside it, or give all of them",
+                 gguf.name_.c_str(), part.text().c_str(), part.count);
+  return gguf;
+}
+
+Result<Gguf> Gguf::parse(std::span<const GgufFile> files) {
+  if (files.size() == 1) return parse(files[0].map, files[0].name);
+  std::vector<std::optional<Gguf>> parts(files.size());
+  for (const GgufFile& file : files) {
+    THIMBLE_LET(gguf, parse_one(file.map, file.name));
+    THIMBLE_LET(part, gguf.part());
+    if (part.count != files.size())
+      return error(Code::kFormat, "%s is %s, and %zu files are given: give all parts of one model",
+                   file.name.c_str(), part.text().c_str(), files.size());
+    if (part.index >= part.count)
+      return error(Code::kFormat, "%s says that it is %s", file.name.c_str(), part.text().c_str());
+    std::optional<Gguf>& place = parts[static_cast<size_t>(part.index)];
+    if (place)
+      return error(Code::kFormat, "%s and %s are both %s", place->name_.c_str(), file.name.c_str(),
+                   part.text().c_str());
+    place = std::move(gguf);
+  }
+  Gguf& whole = *parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) THIMBLE_TRY(whole.append(*parts[i]));
+  THIMBLE_LET(tensors, whole.get_uint("split.tensors.count"));
+  if (tensors && *tensors != whole.tensors_.size())
+    return error(Code::kFormat,
+                 "%s announces %" PRIu64 " tensors, and its %zu parts hold %zu: one is of another model",
+                 whole.name_.c_str(), *tensors, parts.size(), whole.tensors_.size());
+  return std::move(whole);
+}
+
+Status Gguf::append(const Gguf& part) {
+  for (const GgufTensor& tensor : part.tensors_) {
+    if (!tensor_index_.emplace(tensor.name, tensors_.size()).second)
+      return error(Code::kFormat, "tensor %s is in %s and in another part: one is of another model",
+                   in_quotes(tensor.name).c_str(), part.name_.c_str());
+    tensors_.push_back(tensor);
+  }
+  return {};
+}
+
+std::string Gguf::Part::text() const {
+  if (count == 1) return "a whole model";
+  return "part " + std::to_string(index + 1) + " of " + std::to_string(count) + " of a model";
+}
+
+Result<Gguf::Part> Gguf::part() const {
+  THIMBLE_LET(count, get_uint("split.count"));
+  THIMBLE_LET(index, get_uint("split.no"));
+  return Part{index.value_or(0), std::max<uint64_t>(count.value_or(1), 1)};
+}
+
+Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
   Gguf gguf;
   gguf.name_ = std::move(name);
   const std::string& shown = gguf.name_;
@@ -285,11 +385,6 @@ Result<Gguf> Gguf::parse(const MappedFile& file, std::string name) {
       return error(Code::kFormat, "%s has the key %s twice", shown.c_str(), in_quotes(key).c_str());
     gguf.metadata_.emplace_back(key, value);
   }
-
-  THIMBLE_LET(split, gguf.get_uint("split.count"));
-  if (split.value_or(1) > 1)
-    return error(Code::kUnsupported, "%s is part of a split model; merge it with gguf-split --merge",
-                 shown.c_str());
 
   THIMBLE_LET(alignment_key, gguf.get_uint("general.alignment"));
   const uint64_t alignment = alignment_key.value_or(kDefaultAlignment);

@@ -57,14 +57,26 @@ std::string in_quotes(std::string_view text);
 // A value for people: strings in quotes, of an array the first few elements.
 std::string printed(const GgufValue& value);
 
-// Views point into the file's memory; the file must outlive this object.
+// A file, and how error messages call it.
+struct GgufFile {
+  MappedFile map;
+  std::string name;
+};
+// Maps the file at `path` and, where its name is that of a part of a model ("NAME-00002-of-00003.gguf"), the
+// other parts beside it.
+Result<std::vector<GgufFile>> open_gguf(const std::string& path);
+
+// Views point into the files' memory; the files must outlive this object.
 class Gguf {
  public:
   // Reads header, metadata and tensor table. `name` is how error messages call the file. Errors are Format,
-  // one sentence naming the key or tensor; Unsupported for other versions, for split files and nested arrays;
-  // InvalidArgument for lent memory that begins at an address which is not a multiple of the file's
+  // one sentence naming the key or tensor; Unsupported for other versions, for a part of a model and nested
+  // arrays; InvalidArgument for lent memory that begins at an address which is not a multiple of the file's
   // alignment.
   static Result<Gguf> parse(const MappedFile& file, std::string name);
+  // The same of a model in one file or in several, in any order: the first part's metadata and name, and the
+  // tensors of all. Format where a part is missing, there twice or of another model.
+  static Result<Gguf> parse(std::span<const GgufFile> files);
 
   const std::string& name() const { return name_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
@@ -89,6 +101,14 @@ class Gguf {
   uint64_t host_bytes() const;
 
  private:
+  struct Part {
+    uint64_t index, count;  // from 0; 1: not split
+    std::string text() const;
+  };
+  static Result<Gguf> parse_one(const MappedFile& file, std::string name);
+  Result<Part> part() const;
+  Status append(const Gguf& part);
+
   std::string name_;
   std::vector<std::pair<std::string_view, GgufValue>> metadata_;
   std::vector<GgufTensor> tensors_;

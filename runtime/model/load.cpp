@@ -39,7 +39,7 @@ bool TensorSource::has_any(const std::string& begin) const {
                      [&](const GgufTensor& tensor) { return tensor.name.starts_with(begin); });
 }
 
-Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64_t cols) {
+Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64_t cols, uint64_t matrices) {
   const GgufTensor* found = gguf_.tensor(name);
   if (!found) return error(Code::kFormat, "%s lacks the tensor '%s'", gguf_.name().c_str(), name.c_str());
   const DTypeInfo* info = find_dtype(found->type);
@@ -49,19 +49,27 @@ Result<Tensor> TensorSource::take(const std::string& name, uint64_t rows, uint64
                  "), which cannot be read; use a file with types such as "
                  "q4_K, q6_K, q8_0 or f16",
                  gguf_.name().c_str(), name.c_str(), gguf_type_name(found->type), found->type);
-  if (found->shape[0] != cols || found->shape[1] != rows || found->shape[2] != 1 || found->shape[3] != 1) {
+  if (found->shape[0] != cols || found->shape[1] != rows || found->shape[2] != matrices ||
+      found->shape[3] != 1) {
     std::string shape = std::to_string(found->shape[0]);
     for (uint32_t d = 1; d < found->dims; ++d) shape += " x " + std::to_string(found->shape[d]);
-    const std::string expected = std::to_string(cols) + (rows > 1 ? " x " + std::to_string(rows) : "");
+    const std::string expected = std::to_string(cols) +
+                                 (rows * matrices > 1 ? " x " + std::to_string(rows) : "") +
+                                 (matrices > 1 ? " x " + std::to_string(matrices) : "");
     return error(Code::kFormat, "%s: tensor '%s' is %s, where %s is expected", gguf_.name().c_str(),
                  name.c_str(), shape.c_str(), expected.c_str());
   }
   taken_[static_cast<size_t>(found - gguf_.tensors().data())] = true;
-  return Tensor{found->data, info->type, static_cast<uint32_t>(rows), static_cast<uint32_t>(cols)};
+  return Tensor{found->data, info->type, static_cast<uint32_t>(rows * matrices), static_cast<uint32_t>(cols)};
 }
 
 Result<Tensor> TensorSource::matrix(const std::string& name, uint64_t rows, uint64_t cols) {
   return take(name, rows, cols);
+}
+
+Result<Tensor> TensorSource::matrices(const std::string& name, uint64_t experts, uint64_t rows,
+                                      uint64_t cols) {
+  return take(name, rows, cols, experts);
 }
 
 Result<Tensor> TensorSource::floats(const std::string& name, uint64_t rows, uint64_t cols) {

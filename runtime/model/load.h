@@ -15,6 +15,7 @@ namespace thimble {
 // Bounds on what a model may say about itself, far above any real one and low enough that no product of two
 // overflows.
 constexpr uint64_t kMaxLayers = 1 << 12, kMaxHeads = 1 << 12, kMaxHeadDim = 1 << 12, kMaxWidth = 1 << 20;
+constexpr uint64_t kMaxExperts = 1 << 12;
 constexpr uint64_t kMaxPositions = INT32_MAX;
 
 // The value of an optional key, or `fallback`.
@@ -38,6 +39,8 @@ class TensorSource {
   bool has_any(const std::string& begin) const;  // whether a tensor's name begins so
   // A matrix of any type that this library reads.
   Result<Tensor> matrix(const std::string& name, uint64_t rows, uint64_t cols);
+  // The matrices of all experts, one below the other.
+  Result<Tensor> matrices(const std::string& name, uint64_t experts, uint64_t rows, uint64_t cols);
   // Only f32 is accepted, which is how converters write norms and biases.
   Result<Tensor> floats(const std::string& name, uint64_t rows, uint64_t cols);
   Result<Tensor> vector(const std::string& name, uint64_t cols);
@@ -47,7 +50,7 @@ class TensorSource {
   Status all_taken() const;
 
  private:
-  Result<Tensor> take(const std::string& name, uint64_t rows, uint64_t cols);
+  Result<Tensor> take(const std::string& name, uint64_t rows, uint64_t cols, uint64_t matrices = 1);
 
   const Gguf& gguf_;
   std::vector<bool> taken_;
@@ -65,5 +68,7 @@ Status load_weights(const Gguf& gguf, Model& model);
 // rope.cpp: `prefix` is the architecture's name, in front of every key. model.shape and model.info are filled
 // already.
 Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tensors, Model& model);
+// The rotation of layers with a window whose positions are not scaled, by the others' base or by their own.
+Status load_window_rope(const Gguf& gguf, const std::string& prefix, bool own_base, Model& model);
 
 }  // namespace thimble

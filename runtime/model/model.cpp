@@ -54,9 +54,15 @@ Tensor Tensor::row_range(uint32_t first, uint32_t count) const {
 }
 
 Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string name) {
+  std::vector<GgufFile> files;
+  files.push_back({std::move(file), std::move(name)});
+  return open(std::move(files));
+}
+
+Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
   const auto model = std::make_shared<Model>();
-  model->file_ = std::move(file);
-  THIMBLE_LET(parsed, Gguf::parse(model->file_, std::move(name)));
+  model->files_ = std::move(files);
+  THIMBLE_LET(parsed, Gguf::parse(model->files_));
   model->gguf_ = std::move(parsed);
   const Gguf& gguf = model->gguf_;
 
@@ -67,7 +73,7 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
                  gguf.name().c_str());
   THIMBLE_LET(info, load_info(gguf));
   model->info = info;
-  model->info.file_bytes = model->file_.size();
+  for (const GgufFile& file : model->files_) model->info.file_bytes += file.map.size();
   if (!gguf.tensors().empty()) THIMBLE_TRY(load_weights(gguf, *model));
 
   // Weights without a usable vocabulary still serve who brings token ids.
@@ -75,6 +81,7 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
     model->tokenizer = std::move(*tokenizer);
   else
     model->description_of_tokenizer_error = tokenizer.status().message();
+  for (const std::string& warning : model->tokenizer.warnings()) model->warnings.push_back(warning);
   if (!model->has_weights() && !model->tokenizer.ok())
     return error(Code::kFormat, "%s holds no weights, and no vocabulary either: %s", gguf.name().c_str(),
                  model->description_of_tokenizer_error.c_str());
@@ -90,10 +97,25 @@ Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string na
 std::vector<Tensor> Model::tensors() const {
   std::vector<Tensor> all{output_norm, output};
   for (const LayerWeights& l : layers)
-    all.insert(all.end(), {l.attn_norm, l.ffn_norm, l.q, l.k, l.v, l.q_bias, l.k_bias, l.v_bias, l.q_norm,
-                           l.k_norm, l.attn_output, l.attn_output_bias, l.gate, l.up, l.down});
+    all.insert(all.end(),
+               {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,        l.k,
+                l.v,         l.q_bias,      l.k_bias,           l.v_bias,        l.q_norm,   l.k_norm,
+                l.sinks,     l.attn_output, l.attn_output_bias, l.gate,          l.up,       l.down,
+                l.router,    l.router_bias, l.gate_bias,        l.up_bias,       l.down_bias});
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
+}
+
+std::vector<std::span<const std::byte>> Model::memory() const {
+  std::vector<std::span<const std::byte>> all;
+  for (const GgufFile& file : files_) all.push_back(file.map.bytes());
+  return all;
+}
+
+uint64_t Model::resident_bytes() const {
+  uint64_t bytes = 0;
+  for (const GgufFile& file : files_) bytes += file.map.resident_bytes();
+  return bytes;
 }
 
 std::array<MatrixShape, 2> Retainer::matrices() const {
@@ -116,7 +138,9 @@ std::vector<Tensor> Retainer::tensors() const {
 uint64_t Model::host_bytes() const {
   return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
          layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() +
-         (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity()) * sizeof(double);
+         (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity() +
+          window_rope.inverse_frequency.capacity()) *
+             sizeof(double);
 }
 
 uint64_t Model::fingerprint() const {
@@ -126,7 +150,9 @@ uint64_t Model::fingerprint() const {
                              shape.head_dim};  // little-endian, as we are
   hash.add(counts, sizeof counts);
   for (const LayerWeights& layer : layers)
-    for (const Tensor& norm : {layer.attn_norm, layer.ffn_norm}) hash.add(norm.data, norm.bytes());
+    for (const Tensor& norm : {layer.attn_norm ? layer.attn_norm : layer.post_attn_norm,
+                               layer.ffn_norm ? layer.ffn_norm : layer.post_ffn_norm})
+      hash.add(norm.data, norm.bytes());
   return hash.value();
 }
 

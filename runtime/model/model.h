@@ -42,13 +42,19 @@ uint32_t rope_table_rows(uint32_t positions);
 void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
 
 struct LayerWeights {
-  uint32_t window = 0;            // attends to the last so many tokens, its own among them; 0: to all
-  Tensor attn_norm, ffn_norm;     // f32 [d_model]
+  uint32_t window = 0;  // attends to the last so many tokens, its own among them; 0: to all
+  bool rotates = true;  // false: its queries and keys have no positions (smollm3)
+  // f32 [d_model]: norms of what attention and the feed-forward read (olmo2 has none), and of what they add
+  // to the stream (gemma, olmo2).
+  Tensor attn_norm, ffn_norm, post_attn_norm, post_ffn_norm;
   Tensor q, k, v;                 // row ranges of one matrix where the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
-  Tensor q_norm, k_norm;          // f32 [head_dim], qwen3
+  Tensor q_norm, k_norm;          // f32, of each head's channels (qwen3) or of all (olmo2)
+  Tensor sinks;                   // f32 [heads]: logits that carry no value (gpt-oss)
   Tensor attn_output, attn_output_bias;
-  Tensor gate, up, down;
+  Tensor gate, up, down;                 // of all experts one below the other where there are experts
+  Tensor router, router_bias;            // [experts][d_model], f32 [experts]
+  Tensor gate_bias, up_bias, down_bias;  // f32, of experts (gpt-oss)
 };
 
 // What gives each token its retention scores: small trained networks, one a layer, from a sidecar file.
@@ -101,12 +107,21 @@ class Model {
   // Unsupported where the file asks for something that this library does not do, Format where it is damaged,
   // each naming the key or tensor.
   static Result<std::shared_ptr<const Model>> open(MappedFile file, std::string name);
+  // The same of a model that lies in several files.
+  static Result<std::shared_ptr<const Model>> open(std::vector<GgufFile> files);
 
   ModelInfo info;
   ModelShape shape;
   float norm_epsilon = 1e-5f;
   uint32_t act = kActSilu;
+  RouteParams route = {};                // of models with experts
+  float embedding_scale = 1;             // of embedding rows
+  float residual_scale = 1;              // of what layers add to the stream
+  float attention_scale = 1;             // of the products of queries and keys, usually 1 / sqrt(head_dim)
+  float attention_cap = 0;               // these become cap * tanh(x / cap); 0: they stay
+  float logit_scale = 1, logit_cap = 0;  // of the output
   RopeScheme rope;
+  RopeScheme window_rope;                       // of layers with a window; without frequencies: as the others
   Tensor token_embedding, output_norm, output;  // output is token_embedding where they are tied
   std::vector<LayerWeights> layers;             // empty for a vocabulary-only file
   Tokenizer tokenizer;
@@ -116,11 +131,15 @@ class Model {
 
   bool has_weights() const { return !layers.empty(); }
   const Gguf& gguf() const { return gguf_; }
-  const MappedFile& file() const { return file_; }
+  std::span<const GgufFile> files() const { return files_; }
+  // Their bytes, and how many of these are in memory now.
+  std::vector<std::span<const std::byte>> memory() const;
+  uint64_t resident_bytes() const;
   // Bytes of host memory that tables of this model take (vocabulary, merges, tensor table), estimated by
   // their contents.
   uint64_t host_bytes() const;
-  // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors.
+  // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors, or
+  // where a layer has none of the norms behind attention and feed-forward.
   uint64_t fingerprint() const;
 
   // What a device needs of the model: all but the embedding where it only looks up rows of it. Those the host
@@ -133,7 +152,7 @@ class Model {
   Result<std::shared_ptr<const Retainer>> open_retainer(MappedFile file, std::string name) const;
 
  private:
-  MappedFile file_;
+  std::vector<GgufFile> files_;
   Gguf gguf_;
 };
 

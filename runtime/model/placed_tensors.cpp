@@ -10,11 +10,13 @@ namespace thimble {
 Weight PlacedTensors::weight(const Tensor& t) const {
   Weight w;
   if (!t) return w;
-  if (file_) {
-    // A wrapped-around distance is larger than any file.
-    w.buffer = buffers_[0].get();
-    w.offset = reinterpret_cast<uintptr_t>(t.data) - reinterpret_cast<uintptr_t>(file_);
-    if (w.offset >= w.buffer->size) return {};
+  if (!files_.empty()) {
+    for (size_t i = 0; i < files_.size() && !w.buffer; ++i) {
+      // A wrapped-around distance is larger than any file.
+      w.offset = reinterpret_cast<uintptr_t>(t.data) - reinterpret_cast<uintptr_t>(files_[i]);
+      if (w.offset < buffers_[i]->size) w.buffer = buffers_[i].get();
+    }
+    if (!w.buffer) return {};
   } else {
     const auto found = places_.find(t.data);
     if (found == places_.end()) return {};
@@ -29,7 +31,7 @@ Weight PlacedTensors::weight(const Tensor& t) const {
 }
 
 uint64_t PlacedTensors::bytes() const {
-  if (file_) return 0;
+  if (!files_.empty()) return 0;
   return std::accumulate(buffers_.begin(), buffers_.end(), uint64_t{0},
                          [](uint64_t sum, const auto& buffer) { return sum + buffer->size; });
 }
@@ -61,9 +63,9 @@ bool Placements::has(const Device& device) const {
   return found != placed_.end() && !found->second.expired();
 }
 
-Result<std::shared_ptr<const PlacedTensors>> Placements::place(const MappedFile& file,
-                                                               const std::vector<Tensor>& tensors,
-                                                               const std::shared_ptr<Device>& device) {
+Result<std::shared_ptr<const PlacedTensors>> Placements::place(
+    const std::vector<std::span<const std::byte>>& files, const std::vector<Tensor>& tensors,
+    const std::shared_ptr<Device>& device) {
   // The lock is held while they are copied, so that a second session waits instead of copying them again.
   const std::lock_guard lock(mutex_);
   std::erase_if(placed_, [](const auto& p) { return p.second.expired(); });
@@ -74,9 +76,11 @@ Result<std::shared_ptr<const PlacedTensors>> Placements::place(const MappedFile&
   placed->device_ = device;
   const DeviceInfo info = device->info();
   if (info.unified) {
-    THIMBLE_LET(buffer, device->import_host(file.data(), file.size()));
-    placed->buffers_.push_back(std::move(buffer));
-    placed->file_ = file.data();
+    for (const std::span<const std::byte> file : files) {
+      THIMBLE_LET(buffer, device->import_host(file.data(), file.size()));
+      placed->buffers_.push_back(std::move(buffer));
+      placed->files_.push_back(file.data());
+    }
   } else {
     PlacedTensors::Layout layout(tensors, info);
     for (const uint64_t size : layout.sizes) {

@@ -1,15 +1,15 @@
-// Tensors of a mapped file as a device sees them. They belong to the file's owner: sessions on a device share
+// Tensors of mapped files as a device sees them. They belong to the files' owner: sessions on a device share
 // them.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "backends/backend.h"
-#include "base/mapped_file.h"
 
 namespace thimble {
 
@@ -35,19 +35,21 @@ class PlacedTensors {
 
   std::shared_ptr<Device> device_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
-  const std::byte* file_ = nullptr;  // where the only buffer shows the file itself: its first byte
+  std::vector<const std::byte*> files_;  // where the buffers show the files themselves: their first bytes
   std::unordered_map<const std::byte*, Layout::Place> places_;  // else where its tensors lie
 };
 
-// Where the tensors of one file lie, by device. Any thread may ask.
+// Where the tensors of a model or a retainer lie, by device. Any thread may ask.
 class Placements {
  public:
   // Bytes that placing these tensors takes on such a device; none where it reads the file as it lies.
   static uint64_t bytes(const std::vector<Tensor>&, const DeviceInfo&);
   // Whether they lie on this device already, for as long as another session keeps them there.
   bool has(const Device&) const;
-  // Copies them to the device, once for all who hold the result at the same time.
-  Result<std::shared_ptr<const PlacedTensors>> place(const MappedFile&, const std::vector<Tensor>&,
+  // Copies them to the device, once for all who hold the result at the same time. `files`: the bytes that
+  // they lie in.
+  Result<std::shared_ptr<const PlacedTensors>> place(const std::vector<std::span<const std::byte>>& files,
+                                                     const std::vector<Tensor>&,
                                                      const std::shared_ptr<Device>&);
 
  private:

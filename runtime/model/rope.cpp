@@ -120,6 +120,15 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tens
   return {};
 }
 
+Status load_window_rope(const Gguf& gguf, const std::string& prefix, bool own_base, Model& model) {
+  const char* key = own_base ? ".rope.freq_base_swa" : ".rope.freq_base";
+  THIMBLE_LET(base, read_positive(gguf, prefix + key, 10000));
+  model.window_rope = {.pairing = model.rope.pairing, .n_rot = model.rope.n_rot};
+  for (uint32_t i = 0; i < model.rope.n_rot; i += 2)
+    model.window_rope.inverse_frequency.push_back(std::pow(base, -double(i) / model.rope.n_rot));
+  return {};
+}
+
 uint32_t rope_table_rows(uint32_t positions) {
   return kBlock + static_cast<uint32_t>(ceil_div(positions, kBlock));
 }

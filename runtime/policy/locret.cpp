@@ -46,7 +46,7 @@ class Locret : public RetentionPolicy {
 
   // A retainer reads far more weights than one token is worth: a token waits in the ring.
   void record(const LayerStep& l) const override {
-    const View& input = l.setting.options.retainer->input == Retainer::Input::kQkv ? l.at.qkv : l.at.norm;
+    const View& input = l.setting.options.retainer->input == Retainer::Input::kQkv ? l.at.qkv : l.input();
     const uint32_t cols = input_cols(l.setting);
     if (l.chunk)
       score(l, input, l.at.chunk_cis, kIntoChunk);

@@ -72,12 +72,6 @@ Status resolve_eviction(SessionOptions& o, uint32_t sinks) {
   return {};
 }
 
-RopeParams rope_of(const Setting& s) {
-  return {.mode = s.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
-          .pairing = s.model.rope.pairing,
-          .n_rot = s.model.rope.n_rot};
-}
-
 Status SelectionPolicy::add_list_counts(Device& device, const List& list, SelectionStats& stats) {
   const uint64_t list_bytes = uint64_t(list.capacity) * sizeof(uint32_t);
   for (uint64_t at = 0; at < list.entries.bytes; at += list_bytes) {

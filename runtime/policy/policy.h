@@ -34,7 +34,17 @@ struct LayerStep {
 
   const ModelShape& shape() const { return setting.model.shape; }
   const LayerPool& pool() const { return at.layers[layer]; }
+  const LayerWeights& model_layer() const { return setting.model.layers[layer]; }
   uint32_t head_state() const { return layer * shape().kv_heads; }
+  // What W_q reads.
+  const View& input() const { return model_layer().attn_norm ? at.norm : at.x; }
+  // How its ops rotate, and by which table.
+  RopeParams rope() const {
+    return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
+            .pairing = setting.model.rope.pairing,
+            .n_rot = model_layer().rotates ? setting.model.rope.n_rot : 0};
+  }
+  const View& rope_table() const { return model_layer().window && at.window_rope ? at.window_rope : at.rope; }
   // Whether all heads of the layer hold equally many entries, always.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
@@ -123,8 +133,6 @@ struct Policies {
 // What retentions that evict share: defaults of local, protect_init (`sinks`) and max_new; and, once the pool
 // is known, whether the stabilizers leave anything to choose.
 Status resolve_eviction(SessionOptions&, uint32_t sinks);
-// How ops rotate in this session.
-RopeParams rope_of(const Setting&);
 // Records the score of the step's rows that needs no trained head: kCisPosition, kCisHash.
 void store_plain_score(const LayerStep&, uint32_t kind);
 

@@ -57,7 +57,7 @@ class Quest : public SelectionPolicy {
     const uint32_t page = l.setting.options.select_page, group = m.heads / m.kv_heads;
     l.recorder.record(PageScore{.q = l.at.qkv,
                                 .bounds = bounds_[l.layer],
-                                .rope = l.at.rope,
+                                .rope = l.rope_table(),
                                 .scores = scores_,
                                 .lse = lse_,
                                 .p = {.first_head = 0,
@@ -68,8 +68,8 @@ class Quest : public SelectionPolicy {
                                       .head_state = l.head_state(),
                                       .page = page,
                                       .score_capacity = page_capacity_,
-                                      .scale = 1.0f / std::sqrt(float(m.head_dim)),
-                                      .rope = rope_of(l.setting)}});
+                                      .scale = l.setting.model.attention_scale,
+                                      .rope = l.rope()}});
     // The query heads of a KV head share a list; where there is one of them, this is the published choice.
     l.recorder.record(Vote{.scores = scores_,
                            .lse = lse_,

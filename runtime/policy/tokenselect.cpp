@@ -85,7 +85,7 @@ class TokenSelect : public SelectionPolicy {
                     .p = {.cols = m.heads * m.head_dim, .heads = m.kv_heads, .head_state = l.head_state()}});
     l.recorder.record(TokenScore{.q = l.at.qkv,
                                  .k = l.pool().k,
-                                 .rope = l.at.rope,
+                                 .rope = l.rope_table(),
                                  .gate = gate,
                                  .scores = scores_,
                                  .lse = lse_,
@@ -97,8 +97,8 @@ class TokenSelect : public SelectionPolicy {
                                        .head_state = l.head_state(),
                                        .score_capacity = reach,
                                        .equal_heads = l.has_equal_heads(),
-                                       .scale = o.vote_scaled ? 1.0f / std::sqrt(float(m.head_dim)) : 1.0f,
-                                       .rope = rope_of(l.setting)}});
+                                       .scale = o.vote_scaled ? l.setting.model.attention_scale : 1.0f,
+                                       .rope = l.rope()}});
     const bool by_position = o.vote == VoteScope::kLayer;
     const uint32_t vote_capacity = by_position ? vote_capacity_ : reach;
     l.recorder.record(Vote{.scores = scores_,

@@ -3,7 +3,6 @@
 
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/encoder.h"
-#include "runtime/tokenizer/pretokenizer.h"
 #include "runtime/tokenizer/utf8.h"
 
 namespace thimble {
@@ -40,8 +39,8 @@ void append_spelled(uint8_t byte, std::string& out) {
 
 class Bpe : public Encoder {
  public:
-  Bpe(const Vocabulary& vocabulary, const PreTokenizer& pre_tokenizer)
-      : vocabulary_(vocabulary), pre_tokenizer_(pre_tokenizer) {
+  Bpe(const Vocabulary& vocabulary, const PreTokenizer& scheme, MergeTable merges)
+      : vocabulary_(vocabulary), splitter_(scheme), flags_(scheme.flags), merges_(std::move(merges)) {
     for (uint32_t b = 0; b < 256; ++b) {
       std::string spelled;
       append_spelled(static_cast<uint8_t>(b), spelled);
@@ -49,33 +48,13 @@ class Bpe : public Encoder {
     }
   }
 
-  // Merges of tokens that do not exist can never happen and are left out.
-  void load_merges(const std::vector<std::string_view>& merges) {
-    merges_.reserve(merges.size());
-    by_pair_.reserve(merges.size());
-    std::string both;
-    for (const std::string_view merge : merges) {
-      const size_t gap = merge.find(' ', 1);
-      if (gap == std::string_view::npos) continue;
-      both.assign(merge.substr(0, gap)).append(merge.substr(gap + 1));
-      const Pair pair = {vocabulary_.find(merge.substr(0, gap)), vocabulary_.find(merge.substr(gap + 1)),
-                         vocabulary_.find_plain(both)};
-      if (pair.left < 0 || pair.right < 0 || pair.merged < 0 || find(pair.left, pair.right) >= 0) continue;
-      by_pair_.insert(hash_pair(pair.left, pair.right), static_cast<int32_t>(merges_.size()));
-      merges_.push_back(pair);
-    }
-  }
-
   void encode(std::string_view text, uint64_t offset, bool, std::vector<Token>& out) const override {
     Merger merger;
     std::string spelled;
-    const auto merge = [&](const Symbol& left, const Symbol& right) {
-      const int32_t rank = find(left.id, right.id);
-      return rank < 0 ? Merge{-1, 0} : Merge{merges_[rank].merged, static_cast<uint32_t>(rank)};
-    };
-    split(pre_tokenizer_, text, [&](std::string_view piece) {
+    const auto merge = [&](const Symbol& left, const Symbol& right) { return merges_.of(left.id, right.id); };
+    splitter_.split(text, [&](std::string_view piece) {
       const uint64_t begin = offset + static_cast<uint64_t>(piece.data() - text.data());
-      if (pre_tokenizer_.ignore_merges && piece.size() <= vocabulary_.longest_text()) {
+      if ((flags_ & kWhole) && piece.size() <= vocabulary_.longest_text()) {
         spelled.clear();
         for (const char byte : piece) append_spelled(static_cast<uint8_t>(byte), spelled);
         if (const int32_t id = vocabulary_.find_plain(spelled); id >= 0) return out.push_back({id, begin});
@@ -104,46 +83,59 @@ class Bpe : public Encoder {
   }
 
   bool adds_space() const override { return false; }
-  bool adds_bos() const override { return pre_tokenizer_.adds_bos; }
-  uint64_t host_bytes() const override {
-    return sizeof *this + merges_.capacity() * sizeof merges_[0] + by_pair_.host_bytes();
-  }
+  bool adds_bos() const override { return flags_ & kBos; }
+  uint64_t host_bytes() const override { return sizeof *this + merges_.host_bytes(); }
 
  private:
-  struct Pair {
-    int32_t left, right, merged;
-  };
-
-  // The rank of a merge, or -1.
-  int32_t find(int32_t left, int32_t right) const {
-    return by_pair_.find(hash_pair(left, right), [&](int32_t rank) {
-      return merges_[rank].left == left && merges_[rank].right == right;
-    });
-  }
-
   const Vocabulary& vocabulary_;
-  const PreTokenizer& pre_tokenizer_;
+  Splitter splitter_;
+  uint8_t flags_;
   std::array<int32_t, 256> byte_ids_;
-  std::vector<Pair> merges_;  // by rank
-  RowTable by_pair_;
+  MergeTable merges_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Encoder>> make_bpe(const Gguf& file, const Vocabulary& vocabulary) {
-  THIMBLE_LET(pre, file.get_string("tokenizer.ggml.pre"));
-  const PreTokenizer* pre_tokenizer = find_pre_tokenizer(pre.value_or("default"));
-  if (!pre_tokenizer)
-    return error(Code::kUnsupported, "%s: the pre-tokenizer '%.*s' is not known here; known are %s",
-                 file.name().c_str(), static_cast<int>(std::min<size_t>(pre->size(), 64)), pre->data(),
-                 pre_tokenizer_names().c_str());
+// Merges of tokens that do not exist can never happen and are left out.
+Result<MergeTable> MergeTable::load(const Gguf& file, const Vocabulary& vocabulary) {
   THIMBLE_LET(merges, file.get_strings("tokenizer.ggml.merges"));
   if (!merges || merges->size() > INT32_MAX)
     return error(Code::kFormat, "%s: tokenizer.ggml.merges is missing or too long; convert the model again",
                  file.name().c_str());
-  auto bpe = std::make_unique<Bpe>(vocabulary, *pre_tokenizer);
-  bpe->load_merges(*merges);
-  return std::unique_ptr<Encoder>(std::move(bpe));
+  MergeTable table;
+  table.pairs_.reserve(merges->size());
+  table.by_pair_.reserve(merges->size());
+  std::string both;
+  for (const std::string_view merge : *merges) {
+    const size_t gap = merge.find(' ', 1);
+    if (gap == std::string_view::npos) continue;
+    both.assign(merge.substr(0, gap)).append(merge.substr(gap + 1));
+    const Pair pair = {vocabulary.find(merge.substr(0, gap)), vocabulary.find(merge.substr(gap + 1)),
+                       vocabulary.find_plain(both)};
+    if (pair.left < 0 || pair.right < 0 || pair.merged < 0 || table.rank(pair.left, pair.right) >= 0)
+      continue;
+    table.by_pair_.insert(hash_pair(pair.left, pair.right), static_cast<int32_t>(table.pairs_.size()));
+    table.pairs_.push_back(pair);
+  }
+  return table;
+}
+
+int32_t MergeTable::rank(int32_t left, int32_t right) const {
+  return by_pair_.find(hash_pair(left, right), [&](int32_t rank) {
+    return pairs_[rank].left == left && pairs_[rank].right == right;
+  });
+}
+
+Merge MergeTable::of(int32_t left, int32_t right) const {
+  const int32_t found = rank(left, right);
+  return found < 0 ? Merge{-1, 0} : Merge{pairs_[found].merged, static_cast<uint32_t>(found)};
+}
+
+Result<std::unique_ptr<Encoder>> make_bpe(const Gguf& file, const Vocabulary& vocabulary,
+                                          const PreTokenizer& scheme) {
+  THIMBLE_LET(merges, MergeTable::load(file, vocabulary));
+  if (scheme.flags & kRaw) return make_raw_bpe(vocabulary, scheme, std::move(merges));
+  return std::unique_ptr<Encoder>(std::make_unique<Bpe>(vocabulary, scheme, std::move(merges)));
 }
 
 }  // namespace thimble

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "runtime/tokenizer/pretokenizer.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/vocabulary.h"
 
@@ -34,8 +35,8 @@ class Encoder {
 // Positions in a text are 32 bits, and SentencePiece writes three bytes for a space.
 inline constexpr size_t kLongestText = size_t{1} << 30;
 
-// The vocabulary must outlive the encoder.
-Result<std::unique_ptr<Encoder>> make_bpe(const Gguf&, const Vocabulary&);
+// The vocabulary must outlive the encoder. make_bpe takes rows of any kind.
+Result<std::unique_ptr<Encoder>> make_bpe(const Gguf&, const Vocabulary&, const PreTokenizer&);
 Result<std::unique_ptr<Encoder>> make_sentencepiece(const Gguf&, const Vocabulary&);
 
 // A stretch of text that is one token now; -1 while it is none.
@@ -50,6 +51,25 @@ struct Merge {
   int32_t id;  // -1: they stay apart
   uint32_t cost;
 };
+
+// The merges that a BPE file lists, by rank.
+class MergeTable {
+ public:
+  static Result<MergeTable> load(const Gguf&, const Vocabulary&);
+  Merge of(int32_t left, int32_t right) const;
+  uint64_t host_bytes() const { return pairs_.capacity() * sizeof pairs_[0] + by_pair_.host_bytes(); }
+
+ private:
+  struct Pair {
+    int32_t left, right, merged;
+  };
+  int32_t rank(int32_t left, int32_t right) const;  // or -1
+
+  std::vector<Pair> pairs_;  // by rank
+  RowTable by_pair_;
+};
+
+std::unique_ptr<Encoder> make_raw_bpe(const Vocabulary&, const PreTokenizer&, MergeTable);
 
 // Merges neighbours until none can be. A heap of candidates keeps that at n log n for any text.
 // Kept between texts for its memory.

@@ -1,225 +1,198 @@
-// The expressions are written out over a table of character classes and not given to a regex library: PCRE2
-// and ICU are not there for mingw-w64, each weighs more than this whole library, and a backtracking engine
-// takes quadratic time on a long run of spaces. Every function here looks at a run once. Case folding is
-// ASCII, as in the vocabularies' own code.
+// The expressions are matched by code of our own and not by a library: PCRE2 and ICU are not there for
+// mingw-w64 and Android, each weighs more than this whole library, and neither promises linear time on a long
+// run of spaces.
 #include "runtime/tokenizer/pretokenizer.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <iterator>
-
-#include "runtime/tokenizer/unicode_table.h"
-#include "runtime/tokenizer/utf8.h"
 
 namespace thimble {
 namespace {
 
-constexpr CharClass search_class(uint32_t value) {
-  const auto after = std::upper_bound(std::begin(kCharRanges), std::end(kCharRanges), value,
-                                      [](uint32_t v, const CharRange& range) { return v < range.first; });
-  if (after == std::begin(kCharRanges) || value > std::prev(after)->last) return CharClass::kOther;
-  return std::prev(after)->is;
-}
+// Parts that expressions share. Letters beyond ASCII count as upper and as lower case at once, and case
+// folding is ASCII: so do the programs that GGUF files are written for, whatever the models were trained
+// with.
+#define CONTRACTION R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]))"
+#define WORD R"([^\r\n\p{L}\p{N}]?\p{L}+)"
+#define SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n]*)"
+#define CODE_SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n/]*)"
+#define SPACES R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
+#define LLAMA3(digits) CONTRACTION "|" WORD R"(|\p{N})" digits "|" SIGNS "|" SPACES
+// A capital and what follows, or capitals alone: "camelCase", "HTTPServer".
+#define CASED_WORDS(upper, lower, tail) \
+  R"([^\r\n\p{L}\p{N}]?)" upper "*" lower "+" tail R"(|[^\r\n\p{L}\p{N}]?)" upper "+" lower "*" tail
+#define UPPER R"([\p{L}--[a-z]])"
+#define LOWER R"([\p{L}--[A-Z]])"
+#define UPPER_OR_MARK R"([\p{L}\p{M}--[a-z]])"
+#define LOWER_OR_MARK R"([\p{L}\p{M}--[A-Z]])"
+#define CJK "\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff"
+#define HAN "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ebef\U0002f800-\U0002fa1f"
 
-constexpr auto kAscii = [] {
-  std::array<CharClass, 128> classes{};
-  for (uint32_t i = 0; i < 128; ++i) classes[i] = search_class(i);
-  return classes;
-}();
+constexpr Pass kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr Pass kLlama3 = LLAMA3("{1,3}");
+constexpr Pass kQwen2 = LLAMA3("");
+constexpr Pass kQwen35 =
+    CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)" SPACES;
+constexpr Pass kGpt4o = CASED_WORDS(UPPER, LOWER, CONTRACTION "?") R"(|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kGranite97m =
+    CASED_WORDS(UPPER_OR_MARK, LOWER_OR_MARK, CONTRACTION "?") R"(|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kTekken = CASED_WORDS(UPPER, LOWER, "") R"(|\p{N}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kTinyAya =
+    R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+)" CONTRACTION R"(?|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kYoutu = R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+)" CONTRACTION R"(?|\p{N}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kKimi =
+    "[" HAN R"(]+|[^\r\n\p{L}\p{N}]?[\p{L}--[)" HAN "]]+" CONTRACTION R"(?|\p{N}{1,3}|)" SIGNS "|" SPACES;
+constexpr Pass kSeedCoder = CONTRACTION "|" WORD R"(|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|)" SPACES;
+constexpr Pass kExaoneMoe = CONTRACTION
+    R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|)" SPACES;
+constexpr Pass kJais2 = CONTRACTION
+    "|" WORD R"(|\p{N}{1,3}|)" SIGNS
+    R"(|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S))"
+    R"(|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1})";
+constexpr Pass kDeepseekV3 =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|)" SPACES;
+constexpr Pass kCjkRuns = "[" CJK "]+";
+constexpr Pass kNumber = R"(\p{N})";
+constexpr Pass kNumbers = R"(\p{N}+)";
+constexpr Pass kThreeNumbers = R"(\p{N}{1,3})";
+constexpr Pass kThreesFromRight = {R"(\p{N}+)", true};
+constexpr Pass kThreeDigits = "[0-9][0-9][0-9]";
+constexpr Pass kLines = R"([^\n]+|[\n]+)";
+constexpr Pass kPoro = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+";
+constexpr Pass kDeepseekLetters =
+    "\\s?["
+    "A-Za-z\u00B5\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u01BA\u01BC-\u01BF\u01C4-\u0293\u0295-\u02AF"
+    "\u0370-\u0373\u0376-\u0377\u037B-\u037D\u037F\u0386\u0388-\u038A\u038C\u038E-\u03A1\u03A3-\u03F5"
+    "\u03F7-\u0481\u048A-\u052F\u0531-\u0556\u10A0-\u10C5\u13A0-\u13F5\u13F8-\u13FD\u1C90-\u1CBA"
+    "\u1CBD-\u1CBF\u1D00-\u1D2B\u1D6B-\u1D77\u1D79-\u1D9A\u1E00-\u1F15\u1F18-\u1F1D\u1F20-\u1F45"
+    "\u1F48-\u1F4D\u1F50-\u1F57\u1F59\u1F5B\u1F5D\u1F5F-\u1F7D\u1F80-\u1FB4\u1FB6-\u1FBC\u1FC2-\u1FC4"
+    "\u1FC6-\u1FCC\u1FD0-\u1FD3\u1FD6-\u1FDB\u1FE0-\u1FEC\u1FF2-\u1FF4\u1FF6-\u1FFC\u2102\u2107"
+    "\u210A-\u2113\u2115\u2119-\u211D\u2124\u2126\u2128\u212A-\u212D\u212F-\u2134\u2139\u213C-\u213F"
+    "\u2145-\u2149\u214E\u2183-\u2184\u2C00-\u2C7B\u2C7E-\u2CE4\u2CEB-\u2CEE\u2CF2-\u2CF3\uA640-\uA66D"
+    "\uA680-\uA69B\uA722-\uA76F\uA771-\uA787\uA78B-\uA78E\uAB70-\uABBF\uFB00-\uFB06\uFB13-\uFB17"
+    "\uFF21-\uFF3A\uFF41-\uFF5A\U00010400-\U0001044F\U000104B0-\U000104D3\U000104D8-\U000104FB"
+    "\U00010C80-\U00010CB2\U00010CC0-\U00010CF2\U000118A0-\U000118DF\U0001E900-\U0001E943"
+    "]+";
 
-struct Char {
-  uint32_t value;
-  uint32_t size;  // 0 at the end of the piece
-  CharClass is;
-};
-
-// Bytes that are no UTF-8 are characters of class kOther.
-Char char_at(std::string_view piece, size_t at) {
-  if (at >= piece.size()) return {0, 0, CharClass::kOther};
-  const CodePoint c = first_code_point(piece.substr(at));
-  return {c.value, c.size, c.value < 128 ? kAscii[c.value] : search_class(c.value)};
-}
-
-using Test = bool (*)(const Char&);
-
-bool letter(const Char& c) { return c.is == CharClass::kLetter || c.is == CharClass::kCasedLetter; }
-bool number(const Char& c) { return c.is == CharClass::kNumber; }
-bool space(const Char& c) { return c.is == CharClass::kSpace; }
-bool newline(const Char& c) { return c.size > 0 && (c.value == '\n' || c.value == '\r'); }
-// [^\s\p{L}\p{N}]
-bool sign(const Char& c) { return c.size > 0 && !letter(c) && !number(c) && !space(c); }
-
-size_t run_end(std::string_view piece, size_t at, Test test) {
-  for (Char c = char_at(piece, at); test(c); c = char_at(piece, at)) at += c.size;
-  return at;
-}
-
-// X+
-template <Test test>
-Step run(std::string_view piece, size_t at) {
-  const size_t end = run_end(piece, at, test);
-  return end > at ? Step{end - at, true} : Step{char_at(piece, at).size, false};
-}
-
-// X
-template <Test test>
-Step single(std::string_view piece, size_t at) {
-  const Char c = char_at(piece, at);
-  return {c.size, test(c)};
-}
-
-// \s?X+
-template <Test test>
-Step spaced_run(std::string_view piece, size_t at) {
-  const Char c = char_at(piece, at);
-  const size_t begin = !test(c) && space(c) ? at + c.size : at;
-  const size_t end = run_end(piece, begin, test);
-  return end > begin ? Step{end - at, true} : Step{c.size, false};
-}
-
-// \s+(?!\S)|\s+ : a run of spaces, less its last one where something follows (which then takes that one
-// along).
-Step spaces(std::string_view piece, size_t at) {
-  size_t last = at, end = at;
-  for (Char c = char_at(piece, at); space(c); c = char_at(piece, end)) {
-    last = end;
-    end += c.size;
-  }
-  return {(end == piece.size() || last == at ? end : last) - at, true};
-}
-
-// 's|'t|'re|'ve|'m|'ll|'d ; its length, or 0.
-size_t contraction(std::string_view piece, size_t at, bool any_case) {
-  if (piece[at] != '\'') return 0;
-  for (const std::string_view tail : {"s", "t", "re", "ve", "m", "ll", "d"}) {
-    const std::string_view there = piece.substr(at + 1, tail.size());
-    if (std::equal(tail.begin(), tail.end(), there.begin(), there.end(),
-                   [&](char a, char b) { return a == b || (any_case && a - 'a' + 'A' == b); }))
-      return 1 + tail.size();
-  }
-  return 0;
-}
-
-// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-Step gpt2(std::string_view piece, size_t at) {
-  if (const size_t size = contraction(piece, at, false)) return {size, true};
-  const size_t begin = piece[at] == ' ' ? at + 1 : at;
-  for (const Test test : {letter, number, sign}) {
-    const size_t end = run_end(piece, begin, test);
-    if (end > begin) return {end - at, true};
-  }
-  return spaces(piece, at);
-}
-
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}|
-// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <int digits>
-Step llama3(std::string_view piece, size_t at) {
-  if (const size_t size = contraction(piece, at, true)) return {size, true};
-  const Char c = char_at(piece, at);
-  if (!newline(c) && !number(c)) {
-    const size_t begin = letter(c) ? at : at + c.size;
-    const size_t end = run_end(piece, begin, letter);
-    if (end > begin) return {end - at, true};
-  }
-  if (number(c)) {
-    size_t end = at + c.size;
-    for (int i = 1; i < digits && number(char_at(piece, end)); ++i) end += char_at(piece, end).size;
-    return {end - at, true};
-  }
-  const size_t begin = c.value == ' ' ? at + 1 : at;
-  if (const size_t end = run_end(piece, begin, sign); end > begin)
-    return {run_end(piece, end, newline) - at, true};
-  size_t after_newline = at;
-  size_t end = at;
-  for (Char s = c; space(s); s = char_at(piece, end)) {
-    end += s.size;
-    if (newline(s)) after_newline = end;
-  }
-  return after_newline > at ? Step{after_newline - at, true} : spaces(piece, at);
-}
-
-// [\p{P}$+<=>^~|]
-bool default_punctuation(const Char& c) {
-  return c.is == CharClass::kPunctuation ||
-         (c.size == 1 && c.value < 128 &&
-          std::string_view("$+<=>^~|").find(static_cast<char>(c.value)) != std::string_view::npos);
-}
-
-// [0-9][0-9][0-9]
-Step three_digits(std::string_view piece, size_t at) {
-  const std::string_view three = piece.substr(at, 3);
-  const bool match = three.size() == 3 && three.find_first_not_of("0123456789") == std::string_view::npos;
-  return {match ? 3u : char_at(piece, at).size, match};
-}
-
-// The letters of deepseek-llm's expression, a list of ranges there: cased letters without these.
-bool deepseek_letter(const Char& c) {
-  constexpr uint32_t kAbsent[][2] = {{0x0560, 0x0588},   {0x10C7, 0x10FF},   {0x1C80, 0x1C88},
-                                     {0x1FBE, 0x1FBE},   {0x2D00, 0x2D2D},   {0xA790, 0xAB6F},
-                                     {0x10570, 0x105BC}, {0x16E40, 0x16E7F}, {0x1D400, 0x1DFFF}};
-  if (c.is != CharClass::kCasedLetter) return false;
-  return std::none_of(std::begin(kAbsent), std::end(kAbsent),
-                      [&](const uint32_t(&r)[2]) { return c.value >= r[0] && c.value <= r[1]; });
-}
-
-// [!-/:-~！-／：-～‘-‟　-。]
-bool deepseek_punctuation(const Char& c) {
-  const auto in = [&](uint32_t first, uint32_t last) { return c.value >= first && c.value <= last; };
-  return in('!', '/') || in(':', '~') || in(0xFF01, 0xFF0F) || in(0xFF1A, 0xFF5E) || in(0x2018, 0x201F) ||
-         in(0x3000, 0x3002);
-}
-
-// [一-龥ࠀ-一가-퟿]
-bool deepseek_cjk(const Char& c) {
-  return (c.value >= 0x0800 && c.value <= 0x9FA5) || (c.value >= 0xAC00 && c.value <= 0xD7FF);
-}
-
-// \s+$
-Step spaces_at_end(std::string_view piece, size_t at) {
-  const size_t end = run_end(piece, at, space);
-  return end > at ? Step{end - at, end == piece.size()} : Step{char_at(piece, at).size, false};
-}
-
-// Names that share a row's expressions in published files: llama-v3 and falcon3 with llama-bpe, dbrx (Phi-4)
-// without taking pieces whole, deepseek-r1-qwen with qwen2.
 constexpr PreTokenizer kPreTokenizers[] = {
-    {"default", {run<default_punctuation>, gpt2, run<number>, three_digits}, false, false},
-    {"gpt-2", {gpt2}, false, false},
-    {"llama-bpe", {llama3<3>}, true, true},
-    {"llama3", {llama3<3>}, true, true},
-    {"llama-v3", {llama3<3>}, true, true},
-    {"falcon3", {llama3<3>}, true, true},
-    {"dbrx", {llama3<3>}, false, false},
-    {"smaug-bpe", {llama3<3>}, false, false},
-    {"qwen2", {llama3<1>}, false, false},
-    {"deepseek-r1-qwen", {llama3<1>}, false, false},
-    {"starcoder", {single<number>, gpt2}, false, false},
-    {"smollm", {single<number>, gpt2}, false, false},
+    {"default", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, kNumbers, kThreeDigits}},
+    {"gpt-2", {kGpt2}},
+    {"phi-2", {kGpt2}},
+    {"jina-es", {kGpt2}},
+    {"jina-de", {kGpt2}},
+    {"jina-v2-es", {kGpt2}},
+    {"jina-v2-de", {kGpt2}},
+    {"jina-v1-en", {kGpt2}},
+    {"jina-v2-code", {kGpt2}},
+    {"roberta-bpe", {kGpt2}},
+    {"gigachat", {kGpt2}},
+    {"a.x-4.0", {kGpt2}},
+    {"mellum", {kGpt2}},
+    {"modern-bert", {kGpt2}},
+    {"exaone4", {kGpt2}},
+    {"mpt", {kGpt2}},
+    {"olmo", {kGpt2}},
+    {"jais", {kGpt2}},
+    {"trillion", {kGpt2}},
+    {"granite-docling", {kGpt2}},
+    {"llama3", {kLlama3}, kWhole | kBos},
+    {"llama-v3", {kLlama3}, kWhole | kBos},
+    {"llama-bpe", {kLlama3}, kWhole | kBos},
+    {"falcon3", {kLlama3}, kWhole | kBos},
+    {"falcon-h1", {kLlama3}, kWhole | kBos},
+    {"pixtral", {kLlama3}, kWhole | kBos},
+    {"midm-2.0", {kLlama3}, kWhole | kBos},
+    {"lfm2", {kLlama3}, kWhole | kBos},
+    {"jina-v5-nano", {kLlama3}, kWhole | kBos},
+    {"dbrx", {kLlama3}},
+    {"smaug-bpe", {kLlama3}},
+    {"glm4", {kLlama3}},
+    {"chatglm-bpe", {kLlama3}},
+    {"qwen2", {kQwen2}},
+    {"deepseek-r1-qwen", {kQwen2}},
+    {"kormo", {kQwen2}},
+    {"f2llmv2", {kQwen2}},
+    {"hunyuan", {kQwen2}},
+    {"solar-open", {kQwen2}},
+    {"grok-2", {kQwen2}},
+    {"stablelm2", {kQwen2}},
+    {"megrez", {kQwen2}},
+    {"qwen35", {kQwen35}},
+    {"gpt-4o", {kGpt4o}},
+    {"llama4", {kGpt4o}},
+    {"kanana2", {kGpt4o}},
+    {"talkie", {kGpt4o}},
+    {"minimax-m2", {kGpt4o}},
+    {"granite-embed-multi-97m", {kGranite97m}, kWhole},
+    {"tekken", {kTekken}, kWhole | kBos},
+    {"gemma4", {kLines}, kRaw},
+    {"granite-embed-multi-311m", {kLines}, kRaw},
+    {"sarvam-moe", {kLines}, kRaw},
+    {"starcoder", {kNumber, kGpt2}},
+    {"refact", {kNumber, kGpt2}},
+    {"codeshell", {kNumber, kGpt2}},
+    {"exaone", {kNumber, kGpt2}},
+    {"minerva-7b", {kNumber, kGpt2}},
+    {"mellum2", {kNumber, kGpt2}},
+    {"smollm", {kNumber, kGpt2}},
+    {"command-r", {kNumber, kGpt2}},
+    {"falcon", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, kThreeDigits}},
+    {"deepseek-v3", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
+    {"hunyuan-dense", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
+    {"joyai-llm", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
     {"deepseek-llm",
-     {single<newline>, spaced_run<deepseek_letter>, spaced_run<deepseek_punctuation>, spaces_at_end,
-      run<deepseek_cjk>, run<number>},
-     false,
-     false},
+     {R"([\r\n])", kDeepseekLetters, "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+      R"(\s+$)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", kNumbers}},
+    {"deepseek-coder",
+     {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", kNumber}},
+    {"minicpm5", {kThreeNumbers, LLAMA3("+")}, kWhole},
+    {"bailingmoe", {kQwen2}},
+    {"bailingmoe2", {kQwen2}},
+    {"llada-moe", {kQwen2}},
+    {"seed-coder", {kSeedCoder}},
+    {"exaone-moe", {kExaoneMoe}},
+    {"laguna", {kLines, kQwen2}},
+    {"jais-2", {kJais2}},
+    {"youtu",
+     {"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-"
+      "\u303f"
+      "\ufe30-\ufe4f]+|[\u3105-\u312f]+|[" CJK "]+",
+      kYoutu},
+     kWhole},
+    {"tiny_aya", {kNumbers, kThreesFromRight, kTinyAya}},
+    {"cohere2moe", {kNumbers, kThreesFromRight, kTinyAya}},
+    {"afmoe",
+     {kNumbers, kThreesFromRight,
+      "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-"
+      "\u0e7f"
+      "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+      kDeepseekV3}},
+    {"superbpe", {kNumbers, {"[0-9]+", true}}},
+    {"poro-chat", {kPoro}},
+    {"bloom", {kPoro}},
+    {"gpt3-finnish", {kPoro}},
+    {"viking", {kPoro, kNumber}},
+    {"chameleon",
+     {"<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\t\n]|    |  )", kNumber,
+      R"([\p{P}!-/:-@\[-`{-~])", kGpt2},
+     kBos},
+    {"kimi-k2", {kKimi}},
 };
 
-void split_from(const PreTokenizer& scheme, size_t pass, std::string_view piece,
-                const std::function<void(std::string_view)>& emit) {
-  if (piece.empty()) return;
-  if (pass == std::size(scheme.passes) || !scheme.passes[pass]) return emit(piece);
-  size_t gap = 0;  // where what matched nothing begins
-  for (size_t at = 0; at < piece.size();) {
-    const Step step = scheme.passes[pass](piece, at);
-    if (step.match) {
-      split_from(scheme, pass + 1, piece.substr(gap, at - gap), emit);
-      split_from(scheme, pass + 1, piece.substr(at, step.size), emit);
-      gap = at + step.size;
-    }
-    at += step.size;
-  }
-  split_from(scheme, pass + 1, piece.substr(gap), emit);
-}
+#undef CONTRACTION
+#undef WORD
+#undef SIGNS
+#undef CODE_SIGNS
+#undef SPACES
+#undef LLAMA3
+#undef CASED_WORDS
+#undef UPPER
+#undef LOWER
+#undef UPPER_OR_MARK
+#undef LOWER_OR_MARK
+#undef CJK
+#undef HAN
 
 }  // namespace
 
@@ -229,15 +202,59 @@ const PreTokenizer* find_pre_tokenizer(std::string_view name) {
   return found == std::end(kPreTokenizers) ? nullptr : found;
 }
 
-std::string pre_tokenizer_names() {
-  std::string names;
-  for (const PreTokenizer& p : kPreTokenizers) names += (names.empty() ? "" : ", ") + std::string(p.name);
+std::vector<std::string> pre_tokenizer_names() {
+  std::vector<std::string> names;
+  for (const PreTokenizer& p : kPreTokenizers) names.emplace_back(p.name);
   return names;
 }
 
-void split(const PreTokenizer& scheme, std::string_view text,
-           const std::function<void(std::string_view)>& emit) {
-  split_from(scheme, 0, text, emit);
+Splitter::Splitter(const PreTokenizer& scheme) {
+  for (const Pass& pass : scheme.passes)
+    if (pass.pattern) steps_.push_back({Expression(pass.pattern), pass.threes});
+}
+
+// One text on its way through the steps.
+struct Splitter::Run {
+  const std::vector<Step>& steps;
+  std::string_view text;
+  const std::function<void(std::string_view)>& emit;
+  std::vector<Char> chars = characters(text);
+  std::vector<Expression::Search> searches = {};
+  size_t emitted = 0;  // bytes
+
+  void piece(size_t step, size_t begin, size_t end) {
+    if (begin == end) return;
+    if (step == steps.size()) return emit_chars(begin, end);
+    size_t from = begin;
+    const auto cut = [&](size_t at) {
+      piece(step + 1, from, at);
+      from = at;
+    };
+    for (size_t at = begin; at < end;) {
+      const size_t found = searches[step].match(at, end);
+      if (found > at && steps[step].threes) {
+        for (size_t place = at + (found - at) % 3; place < found; place += 3) cut(place);
+      } else if (found > at) {
+        cut(at);
+        cut(found);
+      }
+      at = std::max(found, at + 1);
+    }
+    cut(end);
+  }
+
+  void emit_chars(size_t begin, size_t end) {
+    size_t size = 0;
+    for (size_t i = begin; i < end; ++i) size += chars[i].size;
+    emit(text.substr(emitted, size));
+    emitted += size;
+  }
+};
+
+void Splitter::split(std::string_view text, const std::function<void(std::string_view)>& emit) const {
+  Run run{steps_, text, emit};
+  for (const Step& step : steps_) run.searches.emplace_back(step.expression, run.chars);
+  run.piece(0, 0, run.chars.size());
 }
 
 }  // namespace thimble

@@ -1,36 +1,60 @@
-// Cuts text into the pieces that byte-level BPE never merges across, as the regular expressions of each
-// vocabulary do.
+// Cuts text into the pieces that BPE never merges across, as the regular expressions of each vocabulary do.
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "runtime/tokenizer/expression.h"
 
 namespace thimble {
 
-// What an expression does at a place: matches `size` bytes, or matches nowhere within them. Size is at
-// least 1.
-struct Step {
-  size_t size;
-  bool match;
-};
-using Pass = Step (*)(std::string_view piece, size_t at);
+// An expression, whose matches and the gaps between them become pieces of their own; or with `threes` a set,
+// whose runs are cut where the rest of the run is a multiple of three characters, at no other place.
+struct Pass {
+  const char* pattern = nullptr;
+  bool threes = false;
 
-// A vocabulary's scheme. The expressions apply one after the other, each to the matches and the gaps that the
-// ones before left behind.
+  constexpr Pass() = default;
+  constexpr Pass(const char* p) : pattern(p) {}
+  constexpr Pass(const char* p, bool t) : pattern(p), threes(t) {}
+};
+
+// What else a vocabulary does.
+enum PreTokenizerFlags : uint8_t {
+  kWhole = 1,  // a piece that is a token is taken whole, whatever the merges say
+  kBos = 2,    // BOS is put in front where the file does not say
+  kRaw = 4,    // tokens are text as in SentencePiece: spaces are U+2581, bytes are tokens of their own
+};
+
+// A row: the passes apply one after the other, each to the pieces that the ones before left behind.
 struct PreTokenizer {
-  const char* name;    // as in tokenizer.ggml.pre
-  Pass passes[6];      // null after the last
-  bool ignore_merges;  // a piece that is a token is taken whole, whatever the merges say
-  bool adds_bos;       // where the file does not say
+  const char* name;            // as in tokenizer.ggml.pre
+  std::array<Pass, 8> passes;  // null after the last
+  uint8_t flags = 0;
 };
 
 // Null where the name is unknown.
 const PreTokenizer* find_pre_tokenizer(std::string_view name);
-std::string pre_tokenizer_names();
+std::vector<std::string> pre_tokenizer_names();
 
-// Calls `emit` with each piece in order; together they are the text.
-void split(const PreTokenizer&, std::string_view text, const std::function<void(std::string_view)>& emit);
+// Its expressions, ready to be applied; shared by threads.
+class Splitter {
+ public:
+  explicit Splitter(const PreTokenizer&);
+  // Calls `emit` with each piece in order; together they are the text.
+  void split(std::string_view text, const std::function<void(std::string_view)>& emit) const;
+
+ private:
+  struct Step {
+    Expression expression;
+    bool threes;
+  };
+  struct Run;
+
+  std::vector<Step> steps_;
+};
 
 }  // namespace thimble

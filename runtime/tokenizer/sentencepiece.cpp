@@ -1,9 +1,11 @@
 // SentencePiece-style BPE (tokenizer.ggml.model = llama): spaces become U+2581, the best-scored neighbours
-// merge, and characters without a token are spelled by byte tokens <0x00> to <0xFF>.
+// merge, and characters without a token are spelled by byte tokens <0x00> to <0xFF>. Gemma 4 and others do
+// the same to pieces of text, with a list of merges in place of scores.
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/encoder.h"
@@ -43,8 +45,21 @@ class SentencePiece : public Encoder {
     }
   }
 
+  SentencePiece(const Vocabulary& vocabulary, const PreTokenizer& scheme, MergeTable merges)
+      : SentencePiece(vocabulary, {}, false) {
+    splitter_.emplace(scheme);
+    merges_ = std::move(merges);
+  }
+
   void encode(std::string_view text, uint64_t offset, bool starts, std::vector<Token>& out) const override {
     Scratch scratch;
+    if (splitter_)
+      return splitter_->split(text, [&](std::string_view piece) {
+        const uint64_t begin = offset + static_cast<uint64_t>(piece.data() - text.data());
+        const int32_t id = piece[0] == '\n' ? vocabulary_.find_plain(piece) : -1;
+        if (id >= 0) return out.push_back({id, begin});  // a run of newlines is taken whole
+        encode_word(piece, begin, false, scratch, out);
+      });
     bool prefix = starts && adds_space_;
     for (size_t at = 0; at < text.size(); prefix = false) {
       const size_t end = words_are_independent_ ? word_end(text, at) : text.size();
@@ -68,8 +83,10 @@ class SentencePiece : public Encoder {
   }
 
   bool adds_space() const override { return adds_space_; }
-  bool adds_bos() const override { return true; }
-  uint64_t host_bytes() const override { return sizeof *this + scores_.capacity() * sizeof scores_[0]; }
+  bool adds_bos() const override { return !splitter_; }
+  uint64_t host_bytes() const override {
+    return sizeof *this + scores_.capacity() * sizeof scores_[0] + merges_.host_bytes();
+  }
 
  private:
   struct Scratch {
@@ -111,6 +128,7 @@ class SentencePiece : public Encoder {
       at += size;
     }
     const auto merge = [&](const Symbol& left, const Symbol& right) {
+      if (splitter_) return merges_.of(left.id, right.id);
       const size_t size = size_t{left.size} + right.size;
       const int32_t id =
           size > vocabulary_.longest_text() ? -1 : vocabulary_.find_plain(all.substr(left.at, size));
@@ -136,7 +154,9 @@ class SentencePiece : public Encoder {
   }
 
   const Vocabulary& vocabulary_;
-  std::vector<float> scores_;
+  std::vector<float> scores_;  // of each token; or
+  std::optional<Splitter> splitter_;
+  MergeTable merges_;  // of the pieces that it makes
   std::array<int32_t, 256> byte_ids_;
   bool adds_space_;
   // No token goes on after a space that follows something else, so nothing merges across words: they are
@@ -145,6 +165,11 @@ class SentencePiece : public Encoder {
 };
 
 }  // namespace
+
+std::unique_ptr<Encoder> make_raw_bpe(const Vocabulary& vocabulary, const PreTokenizer& scheme,
+                                      MergeTable merges) {
+  return std::make_unique<SentencePiece>(vocabulary, scheme, std::move(merges));
+}
 
 Result<std::unique_ptr<Encoder>> make_sentencepiece(const Gguf& file, const Vocabulary& vocabulary) {
   THIMBLE_LET(scores, file.get_floats("tokenizer.ggml.scores"));

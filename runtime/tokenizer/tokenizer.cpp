@@ -15,6 +15,7 @@ struct Tokenizer::Impl {
   bool adds_bos = false;
   bool phi3 = false;
   uint32_t longest_piece = 0;
+  std::vector<std::string> warnings;
 
   // Control and unknown tokens stand for no text; user-defined ones for exactly theirs.
   bool silent(int32_t id) const {
@@ -26,8 +27,43 @@ struct Tokenizer::Impl {
     const std::string_view text = vocabulary.text(id);
     return phi3 && ((text.starts_with("<|") && text != "<|endoftext|>") || text == "</s>");
   }
-  bool user_defined(int32_t id) const { return vocabulary.type(id) == TokenType::kUserDefined; }
+  // Shown as it stands.
+  bool literal(int32_t id) const {
+    const TokenType type = vocabulary.type(id);
+    return type == TokenType::kUserDefined || type == TokenType::kMark;
+  }
 };
+
+namespace {
+
+// How a BPE file's text is cut. A name that is not known is no reason to refuse a model: the default cuts
+// most text alike.
+Result<const PreTokenizer*> choose_pre_tokenizer(const Gguf& file, std::string_view model,
+                                                 std::vector<std::string>& warnings) {
+  if (model == "gemma4") return find_pre_tokenizer("gemma4");
+  THIMBLE_LET(name, file.get_string("tokenizer.ggml.pre"));
+  if (name)
+    if (const PreTokenizer* found = find_pre_tokenizer(*name)) return found;
+  const std::string asks =
+      name ? "asks for the pre-tokenizer " + in_quotes(*name) + ", which is not known here"
+           : "does not name its pre-tokenizer (tokenizer.ggml.pre)";
+  warnings.push_back(error(Code::kUnsupported,
+                           "%s %s; text is cut the default way, and some of it becomes other tokens than the "
+                           "model learnt",
+                           file.name().c_str(), asks.c_str())
+                         .message());
+  return find_pre_tokenizer("default");
+}
+
+Result<std::unique_ptr<Encoder>> make_encoder(const Gguf& file, std::string_view model,
+                                              const Vocabulary& vocabulary,
+                                              std::vector<std::string>& warnings) {
+  if (model == "llama") return make_sentencepiece(file, vocabulary);
+  THIMBLE_LET(pre_tokenizer, choose_pre_tokenizer(file, model, warnings));
+  return make_bpe(file, vocabulary, *pre_tokenizer);
+}
+
+}  // namespace
 
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
@@ -40,9 +76,9 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     return error(Code::kUnsupported,
                  "%s has no tokenizer (tokenizer.ggml.model); give token ids, or convert it again",
                  file.name().c_str());
-  if (*model != "gpt2" && *model != "llama")
+  if (*model != "gpt2" && *model != "llama" && *model != "gemma4")
     return error(Code::kUnsupported,
-                 "%s: tokenizers of the kind '%.*s' are not supported, only gpt2 and llama",
+                 "%s: tokenizers of the kind '%.*s' are not supported, only gpt2, llama and gemma4",
                  file.name().c_str(), static_cast<int>(std::min<size_t>(model->size(), 64)), model->data());
 
   Tokenizer tokenizer;
@@ -50,11 +86,13 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
   Impl& impl = *tokenizer.impl_;
   THIMBLE_LET(vocabulary, Vocabulary::load(file));
   impl.vocabulary = std::move(vocabulary);
-  THIMBLE_LET(encoder,
-              *model == "gpt2" ? make_bpe(file, impl.vocabulary) : make_sentencepiece(file, impl.vocabulary));
+  impl.warnings = impl.vocabulary.warnings();
+  THIMBLE_LET(encoder, make_encoder(file, *model, impl.vocabulary, impl.warnings));
   impl.encoder = std::move(encoder);
   THIMBLE_LET(adds_bos, file.get_bool("tokenizer.ggml.add_bos_token"));
-  impl.adds_bos = adds_bos.value_or(impl.encoder->adds_bos()) && impl.vocabulary.bos() >= 0;
+  // Gemma 4 needs BOS, and early files said otherwise.
+  const bool adds = *model == "gemma4" || adds_bos.value_or(impl.encoder->adds_bos());
+  impl.adds_bos = adds && impl.vocabulary.bos() >= 0;
   THIMBLE_LET(architecture, file.get_string("general.architecture"));
   impl.phi3 = *model == "llama" && architecture.value_or("") == "phi3";
 
@@ -71,6 +109,10 @@ uint32_t Tokenizer::size() const { return impl_ ? impl_->vocabulary.size() : 0; 
 int32_t Tokenizer::bos() const { return impl_ ? impl_->vocabulary.bos() : -1; }
 int32_t Tokenizer::eos() const { return impl_ ? impl_->vocabulary.eos() : -1; }
 bool Tokenizer::adds_bos() const { return impl_ && impl_->adds_bos; }
+const std::vector<std::string>& Tokenizer::warnings() const {
+  static const std::vector<std::string> none;
+  return impl_ ? impl_->warnings : none;
+}
 bool Tokenizer::ends_generation(int32_t id) const { return impl_ && impl_->vocabulary.ends_generation(id); }
 uint32_t Tokenizer::longest_piece() const { return impl_ ? impl_->longest_piece : 0; }
 std::string_view Tokenizer::text(int32_t id) const { return impl_ ? impl_->vocabulary.text(id) : ""; }
@@ -109,8 +151,8 @@ std::vector<Token> Tokenizer::tokenize(std::string_view text, bool add_bos, bool
 
 void Tokenizer::append_piece(int32_t id, bool special, std::string& out) const {
   if (!impl_ || !impl_->vocabulary.valid(id)) return;
-  if (impl_->silent(id) || impl_->user_defined(id)) {
-    if (special || impl_->user_defined(id)) out += impl_->vocabulary.text(id);
+  if (impl_->silent(id) || impl_->literal(id)) {
+    if (special || impl_->literal(id)) out += impl_->vocabulary.text(id);
   } else {
     impl_->encoder->append_bytes(id, out);
   }
@@ -123,7 +165,7 @@ std::string Tokenizer::detokenize(const int32_t* ids, size_t count, bool special
   for (size_t i = 0; i < count; ++i) {
     const size_t end = text.size();
     append_piece(ids[i], special, text);
-    const bool plain = !impl_->silent(ids[i]) && !impl_->user_defined(ids[i]);
+    const bool plain = !impl_->silent(ids[i]) && !impl_->literal(ids[i]);
     if (plain && starts && impl_->encoder->adds_space() && text.size() > end && text[end] == ' ')
       text.erase(end, 1);
     starts = !plain;

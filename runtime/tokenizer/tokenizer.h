@@ -33,16 +33,20 @@ class Tokenizer {
   int32_t bos() const;  // -1 where there is none
   int32_t eos() const;
   bool adds_bos() const;
-  // Ids that end a generation: eos, eot, eom and the tokens whose text is known to end a turn.
+  // What the file asks for and does not get, a sentence each.
+  const std::vector<std::string>& warnings() const;
+  // Ids that end a generation: eos, eot, eom, code completion's pad and separators, and the tokens whose text
+  // is known to end a turn.
   bool ends_generation(int32_t id) const;
 
   // Any bytes are accepted: what is not UTF-8 is encoded byte by byte (and lost where the vocabulary lacks a
-  // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control tokens
-  // into their ids, the longest first. User-defined tokens are part of any text, unless they end a
-  // generation.
+  // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and
+  // unknown tokens into their ids, the longest first. User-defined tokens are part of any text, unless they
+  // end a generation.
   std::vector<Token> tokenize(std::string_view text, bool add_bos, bool parse_special) const;
 
-  // The bytes of a token, maybe part of a code point; control tokens give their text only when `special`.
+  // The bytes of a token, maybe part of a code point; control tokens give their text only when `special`,
+  // but for those that tell an answer's parts apart (gpt-oss's <|channel|>).
   // `out` is appended to and never shrinks, so a reserved string takes it without allocating.
   void append_piece(int32_t id, bool special, std::string& out) const;
   // The longest piece in bytes: what append_piece can add at most.

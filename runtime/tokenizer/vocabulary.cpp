@@ -5,32 +5,38 @@
 #include <cinttypes>
 
 #include "runtime/model/gguf.h"
+#include "runtime/tokenizer/utf8.h"
 
 namespace thimble {
 namespace {
 
 // What ends a turn or a text, in the models that are around: a file's eos alone is often only one of them.
-constexpr std::string_view kEndTexts[] = {"<|eot_id|>",         "<|im_end|>",    "<|end|>",
-                                          "<|return|>",         "<|call|>",      "<|flush|>",
-                                          "<|calls|>",          "<end_of_turn>", "<|endoftext|>",
-                                          "<|eom_id|>",         "<EOT>",         "<|end_of_text|>",
-                                          "<end_of_utterance>", "<eos>",         "<turn|>",
-                                          "<|tool_response>",   "</s>",          "<｜end▁of▁sentence｜>"};
+constexpr std::string_view kEndTexts[] = {"<|eot_id|>",
+                                          "<|im_end|>",
+                                          "<|end|>",
+                                          "<|return|>",
+                                          "<|call|>",
+                                          "<|flush|>",
+                                          "<|calls|>",
+                                          "<end_of_turn>",
+                                          "<|endoftext|>",
+                                          "</s>",
+                                          "<|eom_id|>",
+                                          "<EOT>",
+                                          "_<EOT>",
+                                          "[EOT]",
+                                          "[EOS]",
+                                          "<|end_of_text|>",
+                                          "<eos>",
+                                          "<turn|>",
+                                          "<end_of_utterance>",
+                                          "<|tool_response>",
+                                          "<\uff5cend\u2581of\u2581sentence\uff5c>",
+                                          "[e~["};
 
-constexpr const char* kEndKeys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id",
-                                    "tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
-                                    "tokenizer.ggml.fim_sep_token_id"};
-
-// A token id of the file, or `absent` where it names none.
-Result<int32_t> get_id(const Gguf& file, const char* key, size_t size, int32_t absent) {
-  THIMBLE_LET(id, file.get_uint(key));
-  if (!id) return absent;
-  if (*id == UINT32_MAX) return -1;  // some writers' -1
-  if (*id >= size)
-    return error(Code::kFormat,
-                 "%s: %s is %" PRIu64 ", but the vocabulary has %zu tokens; convert the model again",
-                 file.name().c_str(), key, *id, size);
-  return static_cast<int32_t>(*id);
+// It stands for its text, or for bytes.
+bool plain(TokenType type) {
+  return type != TokenType::kControl && type != TokenType::kMark && type != TokenType::kUnknown;
 }
 
 }  // namespace
@@ -121,7 +127,7 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
   std::vector<int32_t> user_defined, special;
   for (size_t id = 0; id < size; ++id) {
     if (v.types_[id] == TokenType::kUserDefined) user_defined.push_back(static_cast<int32_t>(id));
-    if (v.types_[id] == TokenType::kUserDefined || v.types_[id] == TokenType::kControl)
+    if (v.types_[id] == TokenType::kUserDefined || !plain(v.types_[id]))
       special.push_back(static_cast<int32_t>(id));
   }
   v.user_defined_.set(v.texts_, std::move(user_defined));
@@ -131,28 +137,74 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
 
 Status Vocabulary::load_ids(const Gguf& file) {
   // Old files of SentencePiece models leave these to the reader.
-  THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", size(), find("<s>")));
-  THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", size(), find("</s>")));
-  THIMBLE_LET(unknown, get_id(file, "tokenizer.ggml.unknown_token_id", size(), find("<unk>")));
+  THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", find("<s>")));
+  THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", find("</s>")));
+  THIMBLE_LET(unknown, get_id(file, "tokenizer.ggml.unknown_token_id", find("<unk>")));
   bos_ = bos;
   eos_ = eos;
   unknown_ = unknown;
 
-  if (eos_ >= 0) ends_.push_back(eos_);
-  for (const char* key : kEndKeys) {
-    THIMBLE_LET(id, get_id(file, key, size(), -1));
-    if (id >= 0) ends_.push_back(id);
-  }
-  // gpt-oss writes <|end|> after each of an answer's parts, and <|return|> or <|call|> after the last.
-  const bool parts = find("<|return|>") >= 0 || find("<|call|>") >= 0;
-  for (const std::string_view text : kEndTexts) {
-    const int32_t id = find(text);
-    if (id >= 0 && !(parts && text == "<|end|>")) ends_.push_back(id);
-  }
-  // Whatever the file calls them: text that was not written as a prompt must not start or end anything.
-  for (const int32_t id : ends_) types_[id] = TokenType::kControl;
-  if (bos_ >= 0) types_[bos_] = TokenType::kControl;
+  THIMBLE_TRY(load_ends(file));
+  if (bos_ >= 0) make_control(bos_);
   return {};
+}
+
+Status Vocabulary::load_ends(const Gguf& file) {
+  THIMBLE_LET(turn, get_id(file, "tokenizer.ggml.eot_token_id", -1));
+  THIMBLE_LET(message, get_id(file, "tokenizer.ggml.eom_token_id", -1));
+  // A model that completes code ends with these, where the file does not say which.
+  THIMBLE_LET(pad, get_id(file, "tokenizer.ggml.fim_pad_token_id",
+                          first_of({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"})));
+  THIMBLE_LET(repository,
+              get_id(file, "tokenizer.ggml.fim_rep_token_id",
+                     first_of({"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"})));
+  THIMBLE_LET(separator, get_id(file, "tokenizer.ggml.fim_sep_token_id", first_of({"<|file_sep|>"})));
+  ends_ = {eos_, turn, message, pad, repository, separator};
+  for (const std::string_view text : kEndTexts) ends_.push_back(find(text));
+  std::erase_if(ends_, [](int32_t id) { return id < 0; });
+  for (const int32_t id : ends_) make_control(id);
+
+  // gpt-oss writes <|end|> after each of an answer's parts, and <|return|> or <|call|> after the last.
+  for (const std::string_view text : {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"})
+    if (const int32_t id = find(text); id >= 0) types_[id] = TokenType::kMark;
+  if (first_of({"<|return|>", "<|flush|>"}) >= 0 && first_of({"<|call|>", "<|calls|>"}) >= 0)
+    drop_end("<|end|>", TokenType::kMark);
+  // Gemma 4 has </s> as one of the tags of HTML.
+  if (find("<|tool_response>") >= 0) drop_end("</s>", TokenType::kNormal);
+  return {};
+}
+
+// A token id of the file, or `absent` where it names none.
+Result<int32_t> Vocabulary::get_id(const Gguf& file, const char* key, int32_t absent) {
+  THIMBLE_LET(id, file.get_uint(key));
+  if (!id) return absent;
+  if (*id == UINT32_MAX) return -1;  // some writers' -1
+  if (*id < size()) return static_cast<int32_t>(*id);
+  warnings_.push_back(error(Code::kFormat,
+                            "%s: %s is %" PRIu64 ", but the vocabulary has %u tokens; the key is passed over",
+                            file.name().c_str(), key, *id, size())
+                          .message());
+  return absent;
+}
+
+// Whatever the file calls it: text that was not written as a prompt must not start or end anything. Where it
+// is what spells a byte, as in vocabularies without an end, that byte must have a token still.
+void Vocabulary::make_control(int32_t id) {
+  const std::string_view text = texts_[id];
+  const bool spells =
+      types_[id] == TokenType::kByte || (!text.empty() && first_code_point(text).size == text.size());
+  if (!spells) types_[id] = TokenType::kControl;
+}
+
+int32_t Vocabulary::first_of(std::initializer_list<std::string_view> texts) const {
+  for (const std::string_view text : texts)
+    if (const int32_t id = find(text); id >= 0) return id;
+  return -1;
+}
+
+void Vocabulary::drop_end(std::string_view text, TokenType type) {
+  const int32_t id = find(text);
+  if (id >= 0 && std::erase(ends_, id) > 0) types_[id] = type;
 }
 
 bool Vocabulary::ends_generation(int32_t id) const {
@@ -165,8 +217,7 @@ int32_t Vocabulary::find(std::string_view text) const {
 
 int32_t Vocabulary::find_plain(std::string_view text) const {
   const int32_t id = find(text);
-  const TokenType t = type(id);
-  return t == TokenType::kControl || t == TokenType::kUnknown || t == TokenType::kByte ? -1 : id;
+  return !plain(type(id)) || type(id) == TokenType::kByte ? -1 : id;
 }
 
 uint64_t Vocabulary::host_bytes() const {

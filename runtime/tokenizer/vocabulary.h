@@ -3,6 +3,8 @@
 
 #include <bitset>
 #include <cstdint>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,7 +42,8 @@ enum class TokenType : uint8_t {
   kControl = 3,
   kUserDefined = 4,
   kUnused = 5,
-  kByte = 6
+  kByte = 6,
+  kMark = 7  // not of files: control, but shown, since it tells an answer's parts apart (gpt-oss)
 };
 
 // Tokens that are found as they stand, in text that is not tokenised yet.
@@ -77,17 +80,26 @@ class Vocabulary {
 
   // The lowest id with this text, or -1; an empty text has none.
   int32_t find(std::string_view text) const;
-  // The same for what plain text may become: never a control, unknown or byte token.
+  // The same for what plain text may become: never a control, mark, unknown or byte token.
   int32_t find_plain(std::string_view text) const;
 
-  // User-defined tokens are found in any text; control tokens where the caller allows it.
+  // User-defined tokens are found in any text; control, mark and unknown tokens where the caller allows it.
   const TokenTexts& user_defined() const { return user_defined_; }
   const TokenTexts& special() const { return special_; }  // with the user-defined ones
+
+  // What the file asks for and does not get, a sentence each.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
   uint64_t host_bytes() const;
 
  private:
   Status load_ids(const Gguf&);
+  Status load_ends(const Gguf&);
+  Result<int32_t> get_id(const Gguf&, const char* key, int32_t absent);
+  int32_t first_of(std::initializer_list<std::string_view> texts) const;
+  void make_control(int32_t id);
+  // Takes `text` from the ends again, which becomes `type`.
+  void drop_end(std::string_view text, TokenType type);
 
   std::vector<std::string_view> texts_;
   std::vector<TokenType> types_;
@@ -95,6 +107,7 @@ class Vocabulary {
   size_t longest_text_ = 0;
   int32_t bos_ = -1, eos_ = -1, unknown_ = -1;
   std::vector<int32_t> ends_;
+  std::vector<std::string> warnings_;
   TokenTexts user_defined_, special_;
 };
 

@@ -247,6 +247,7 @@ TEST(Inspect, ShowsWhatTheDemoModelIs) {
   EXPECT_EQ(info["layers"], 8);
   EXPECT_EQ(info["chat_format"], "thimble");
   EXPECT_EQ(info["file_bytes"], std::filesystem::file_size(kModel));
+  EXPECT_EQ(info["files"], 1);
   EXPECT_EQ(info["metadata"]["general.architecture"], "llama");
   EXPECT_TRUE(contains(thimble("inspect" + kM).out, "general.architecture = llama"));
 }
@@ -664,6 +665,27 @@ GgufWriter scaled(GgufWriter w, const std::string& name, float factor) {
     w.tensor(name, tensor.shape, values);
   }
   return w;
+}
+
+TEST(Inspect, SaysWhatTheFileAsksForAndDoesNotGet) {
+  const TemporaryFile model;
+  small_model(true).set("tokenizer.ggml.pre", std::string("unheard-of")).write(model.path());
+  const Outcome plain = thimble("inspect -m " + model.path());
+  EXPECT_EQ(plain.exit_code, 0) << plain.error;
+  EXPECT_TRUE(contains(plain.out, "warning       ")) << plain.out;
+  EXPECT_TRUE(contains(plain.out, "pre-tokenizer 'unheard-of'")) << plain.out;
+  EXPECT_EQ(plain.error, "");
+  const Json warnings = Json::parse(thimble("inspect --json -m " + model.path()).out).at("warnings");
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(contains(warnings[0].get<std::string>(), "'unheard-of'")) << warnings;
+  // Other commands go on, and say so as they begin.
+  const Outcome run = thimble("tokenize -p ab -m " + model.path());
+  EXPECT_EQ(run.exit_code, 0) << run.error;
+  EXPECT_TRUE(contains(run.error, "thimble: warning: ")) << run.error;
+
+  small_model(true).write(model.path());
+  EXPECT_FALSE(contains(thimble("inspect -m " + model.path()).out, "warning  "));
+  EXPECT_TRUE(Json::parse(thimble("inspect --json -m " + model.path()).out).at("warnings").empty());
 }
 
 TEST(Run, TurnsByTheSameRotaryFactorsUnderEveryRetention) {

@@ -26,6 +26,20 @@ TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
       {12, "q4_K", 256, 2 + 2 + 12 + 128},
       {13, "q5_K", 256, 2 + 2 + 12 + 32 + 128},
       {14, "q6_K", 256, 2 + 16 + 64 + 128},
+      {10, "q2_K", 256, 2 + 2 + 16 + 64},
+      {11, "q3_K", 256, 2 + 12 + 32 + 64},
+      {20, "iq4_nl", 32, 2 + 16},
+      {23, "iq4_xs", 256, 2 + 6 + 128},
+      {39, "mxfp4", 32, 1 + 16},
+      {21, "iq3_s", 256, 2 + 4 + 32 + 8 + 64},
+      {18, "iq3_xxs", 256, 2 + 32 + 64},
+      {22, "iq2_s", 256, 2 + 8 + 32 + 8 + 32},
+      {17, "iq2_xs", 256, 2 + 8 + 64},
+      {16, "iq2_xxs", 256, 2 + 64},
+      {29, "iq1_m", 256, 8 + 16 + 32},
+      {19, "iq1_s", 256, 2 + 16 + 32},
+      {35, "tq2_0", 256, 2 + 64},
+      {34, "tq1_0", 256, 2 + 4 + 48},
   };
   for (const auto& e : expected) {
     const DTypeInfo* info = find_dtype(e.id);
@@ -40,11 +54,11 @@ TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
 }
 
 TEST(DType, NamesTypesThatItCannotRead) {
-  EXPECT_EQ(find_dtype(23), nullptr);
-  EXPECT_STREQ(gguf_type_name(23), "iq4_xs");
-  EXPECT_STREQ(gguf_type_name(20), "iq4_nl");
-  EXPECT_STREQ(gguf_type_name(10), "q2_K");
-  EXPECT_STREQ(gguf_type_name(39), "mxfp4");
+  EXPECT_EQ(find_dtype(40), nullptr);
+  EXPECT_STREQ(gguf_type_name(40), "nvfp4");
+  EXPECT_STREQ(gguf_type_name(9), "q8_1");
+  EXPECT_STREQ(gguf_type_name(28), "f64");
+  EXPECT_STREQ(gguf_type_name(42), "q2_0");
   EXPECT_EQ(find_dtype(100000), nullptr);
   EXPECT_STREQ(gguf_type_name(100000), "unknown");
 }

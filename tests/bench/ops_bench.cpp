@@ -530,7 +530,7 @@ Work view_attention(const Bench& b, Operands& o, const Attending& a, uint32_t ro
              q = o.floats(uint64_t(rows) * a.width()), y = o.bytes(uint64_t(rows) * a.width() * 4),
              ml = o.bytes(uint64_t(rows) * a.heads() * 8), table = o.rope(most, a.dh);
   const AttentionParams p = attention_params(a, kFromView, most, 0, all_equal(w.heads));
-  w.op = [=](Recorder& r, uint32_t) { r.record(Attention{q, {k}, {v}, {}, table, y, ml, p}); };
+  w.op = [=](Recorder& r, uint32_t) { r.record(Attention{q, {k}, {v}, {}, table, {}, y, ml, p}); };
   for (const uint32_t entries : heads) w.flop += attention_flop({a, rows, entries + rows}) / a.kv_heads;
   return w;
 }
@@ -785,6 +785,7 @@ struct Chain {
                        {v[set]},
                        listed ? list[set] : View{},
                        table,
+                       {},
                        y,
                        {},
                        attention_params(a, kFromPool, 0, list_capacity, all_equal(heads))});
@@ -989,7 +990,7 @@ Work long_prefill(const Bench& b, Operands& o, bool selecting) {
     for (uint32_t pass = 0; pass < (selecting ? 1 : passes); ++pass) {
       shown.first_entry = p.first_entry = pass * view;
       r.record(KvView{{c.k[set]}, {c.v[set]}, {chunk_k}, {chunk_v}, list, c.table, view_k, view_v, shown});
-      r.record(Attention{c.q, {view_k}, {view_v}, list, c.table, c.y, ml, p});
+      r.record(Attention{c.q, {view_k}, {view_v}, list, c.table, {}, c.y, ml, p});
     }
   };
   if (selecting)

@@ -204,6 +204,48 @@ TEST(OpenedModel, IsTheSameFromAPathADescriptorAndMemory) {
   EXPECT_EQ(results[0], results[2]);
 }
 
+TEST(OpenedModel, IsTheSameInPartsFromAPathAndDescriptors) {
+  const std::string prefix = testing::TempDir() + "thimble-capi-parts-0000";
+  const std::vector<GgufWriter> parts = small_model().parts(3);
+  std::vector<int32_t> descriptors;
+  std::vector<std::string> paths;
+  for (size_t i : {2, 0, 1}) {
+    paths.push_back(prefix + std::to_string(i + 1) + "-of-00003.gguf");
+    parts[i].write(paths.back());
+    descriptors.push_back(open(paths.back().c_str(), O_RDONLY));
+    ASSERT_GE(descriptors.back(), 0);
+  }
+  Error e;
+  thimble_model* raw = nullptr;
+  EXPECT_OK(thimble_model_open_fds(descriptors.data(), 3, nullptr, &raw, &e), e);
+  const ModelHandle from_descriptors(raw);
+  const ModelHandle from_path = open_model(paths[0]);  // of the third part
+  EXPECT_EQ(thimble_model_open_fds(descriptors.data(), 2, nullptr, &raw, &e), THIMBLE_FORMAT);
+  EXPECT_EQ(thimble_model_open_fds(descriptors.data(), 0, nullptr, &raw, &e), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(thimble_model_open_fds(nullptr, 3, nullptr, &raw, &e), THIMBLE_INVALID_ARGUMENT);
+  for (const int32_t descriptor : descriptors) close(descriptor);
+  for (const std::string& path : paths) std::filesystem::remove(path);
+  const FileBytes bytes = small_model().bytes();
+  ModelHandle whole;
+  EXPECT_OK(try_open(bytes, whole, e), e);
+
+  const Tokens prompt = any_tokens(40);
+  std::vector<std::vector<float>> results;
+  for (const ModelHandle* model :
+       std::initializer_list<const ModelHandle*>{&whole, &from_descriptors, &from_path}) {
+    thimble_model_info info = {};
+    info.struct_size = sizeof info;
+    EXPECT_OK(thimble_model_get_info(model->get(), &info, &e), e);
+    EXPECT_EQ(info.files, model == &whole ? 1u : 3u);
+    const SessionHandle session = create(*model, window_options());
+    feed(session, prompt);
+    EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+    results.push_back(logits(session));
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
 TEST(OpenedModel, TellsItsCallerWhatItWarnsAbout) {
   std::vector<std::string> warnings;
   thimble_model_options options;
@@ -224,6 +266,28 @@ TEST(OpenedModel, TellsItsCallerWhatItWarnsAbout) {
   thimble_heads_free(heads);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("fingerprint"), std::string::npos) << warnings[0];
+}
+
+TEST(OpenedModel, WithAnUnknownPreTokenizerWarnsAndTokenizes) {
+  std::vector<std::string> warnings;
+  thimble_model_options options;
+  thimble_model_options_init(&options, sizeof options);
+  options.log = [](void* user, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->push_back(message);
+  };
+  options.log_user = &warnings;
+  GgufWriter w;
+  w.set("general.architecture", std::string("llama")).set("tokenizer.ggml.model", std::string("gpt2"));
+  w.set("tokenizer.ggml.pre", std::string("unheard-of"));
+  w.set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "ab"});
+  const FileBytes bytes = w.set("tokenizer.ggml.merges", std::vector<std::string>{"a b"}).bytes();
+  Error e;
+  thimble_model* raw = nullptr;
+  EXPECT_OK(thimble_model_open_buffer(bytes.data(), bytes.size(), &options, &raw, &e), e);
+  const ModelHandle model(raw);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("'unheard-of'"), std::string::npos) << warnings[0];
+  EXPECT_EQ(tokenize(model, "aba"), (Tokens{2, 0}));
 }
 
 // ---- text ----

@@ -36,7 +36,7 @@ OFFSET(thimble_model_options, struct_size, 0);
 OFFSET(thimble_model_options, log, 8);
 OFFSET(thimble_model_options, log_user, 16);
 
-static_assert(sizeof(thimble_model_info) == 256);
+static_assert(sizeof(thimble_model_info) == 272);
 OFFSET(thimble_model_info, struct_size, 0);
 OFFSET(thimble_model_info, has_weights, 4);
 OFFSET(thimble_model_info, has_tokenizer, 8);
@@ -57,6 +57,10 @@ OFFSET(thimble_model_info, architecture, 80);
 OFFSET(thimble_model_info, name, 112);
 OFFSET(thimble_model_info, quantization, 208);
 OFFSET(thimble_model_info, chat_format, 224);
+OFFSET(thimble_model_info, experts, 256);
+OFFSET(thimble_model_info, experts_per_token, 260);
+OFFSET(thimble_model_info, window, 264);
+OFFSET(thimble_model_info, window_layers, 268);
 
 static_assert(sizeof(thimble_tensor_info) == 136);
 OFFSET(thimble_tensor_info, struct_size, 0);

@@ -29,12 +29,9 @@ void read_everything(const Gguf& gguf) {
 }
 
 void read_everything(const Model& model) {
-  for (const LayerWeights& layer : model.layers)
-    for (const Tensor& tensor : {layer.attn_norm, layer.ffn_norm, layer.q, layer.k, layer.v, layer.q_bias,
-                                 layer.k_bias, layer.v_bias, layer.q_norm, layer.k_norm, layer.attn_output,
-                                 layer.attn_output_bias, layer.gate, layer.up, layer.down})
-      touch(tensor);
-  for (const Tensor& tensor : {model.token_embedding, model.output_norm, model.output}) touch(tensor);
+  for (const LayerWeights& layer : model.layers) sum += layer.window + layer.rotates;
+  for (const Tensor& tensor : model.tensors()) touch(tensor);
+  touch(model.token_embedding);
   sum += model.fingerprint() + model.host_bytes();
   if (!model.has_weights()) return;
   std::vector<float> table(uint64_t(rope_table_rows(100)) * model.rope.n_rot);
@@ -51,6 +48,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bytes.shrink_to_fit();
   if (const Result<Gguf> gguf = Gguf::parse(lend(bytes), "fuzz"); gguf.ok()) read_everything(*gguf);
   if (const auto model = Model::open(lend(bytes), "fuzz"); model.ok()) read_everything(**model);
+
+  // As the first of two parts of a model, and as the second.
+  static const std::vector<GgufWriter> parts = tiny_model("llama").parts(2);
+  static const FileBytes part_bytes[] = {parts[0].bytes(), parts[1].bytes()};
+  for (const size_t other : {0, 1}) {
+    std::vector<GgufFile> files;
+    files.push_back({lend(bytes), "fuzz"});
+    files.push_back({lend(part_bytes[other]), "part"});
+    if (const auto model = Model::open(std::move(files)); model.ok()) read_everything(**model);
+  }
 
   static const FileBytes base_bytes = tiny_model("llama").bytes();
   static const auto base = Model::open(lend(base_bytes), "base");

@@ -1,10 +1,13 @@
-// Any bytes tokenise, in order and inside the text, and decode again; any vocabulary is refused or usable.
+// Any bytes are cut without loss and tokenise, in order and inside the text, and decode again; any vocabulary
+// is refused or usable.
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/tokenizer/pretokenizer.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/support/gguf_writer.h"
 
@@ -16,12 +19,57 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
+// One name for each list of expressions. Inputs name them by number: new ones go behind the others.
+constexpr const char* kPre[] = {"default",
+                                "gpt-2",
+                                "llama-bpe",
+                                "qwen2",
+                                "starcoder",
+                                "deepseek-llm",
+                                "unheard-of",
+                                "qwen35",
+                                "gpt-4o",
+                                "tekken",
+                                "gemma4",
+                                "sarvam-moe",
+                                "falcon",
+                                "minicpm5",
+                                "deepseek-coder",
+                                "viking",
+                                "kimi-k2",
+                                "deepseek-v3",
+                                "seed-coder",
+                                "exaone-moe",
+                                "laguna",
+                                "jais-2",
+                                "youtu",
+                                "tiny_aya",
+                                "afmoe",
+                                "superbpe",
+                                "poro-chat",
+                                "chameleon",
+                                "granite-embed-multi-97m"};
+
+bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe"; }
+
+void expect_pieces(const char* pre, std::string_view text) {
+  const PreTokenizer* scheme = find_pre_tokenizer(pre);
+  require(scheme || std::string_view(pre) == "unheard-of");
+  if (!scheme) return;
+  size_t at = 0;
+  Splitter(*scheme).split(text, [&](std::string_view piece) {
+    require(!piece.empty() && piece.data() == text.data() + at);
+    at += piece.size();
+  });
+  require(at == text.size());
+}
+
 // Cuts a vocabulary out of the input: each byte below 0x20 ends a token and gives its type.
 GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view bytes) {
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", ""}, merges;
   std::vector<int32_t> types = {2, 3, 3, 1};
   std::vector<float> scores = {0, 0, 0, 0};
-  for (int b = 0; sentencepiece && b < 256; b += 3) {
+  for (int b = 0; (sentencepiece || is_raw(pre)) && b < 256; b += 3) {
     char text[8];
     std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
     tokens.push_back(text);
@@ -42,7 +90,8 @@ GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view byte
     scores.push_back(static_cast<float>(tokens.size() % 7));
   }
   GgufWriter w;
-  w.set("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2").set("tokenizer.ggml.pre", pre);
+  const std::string model = sentencepiece ? "llama" : std::string(pre) == "gemma4" ? "gemma4" : "gpt2";
+  w.set("tokenizer.ggml.model", model).set("tokenizer.ggml.pre", pre);
   w.set("general.architecture", bytes.size() % 2 ? "phi3" : "llama").set("tokenizer.ggml.tokens", tokens);
   w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", scores);
   return w.set("tokenizer.ggml.merges", merges);
@@ -54,12 +103,11 @@ GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view byte
 // text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
-  constexpr const char* kPre[] = {"default",   "gpt-2",        "llama-bpe", "qwen2",
-                                  "starcoder", "deepseek-llm", "unheard-of"};
   const std::string_view rest(reinterpret_cast<const char*>(data) + 2, size - 2);
   const std::string_view text = rest.substr(rest.size() * data[1] / 256);
-  const GgufWriter writer =
-      vocabulary(data[0] & 1, kPre[(data[0] >> 1) % 7], rest.substr(0, rest.size() - text.size()));
+  const char* pre = kPre[(data[0] >> 1) % std::size(kPre)];
+  expect_pieces(pre, text);
+  const GgufWriter writer = vocabulary(data[0] & 1, pre, rest.substr(0, rest.size() - text.size()));
   const FileBytes bytes = writer.bytes();
   const MappedFile file = lend(bytes);
   const auto gguf = Gguf::parse(file, "fuzz");

@@ -96,6 +96,34 @@ const Case kCases[] = {
        return Glu{
            o(kRows * 32), o.matrix(16, 32), o.matrix(16, 32), o(kRows * 16), {.in_cols = 32, .out_cols = 16}};
      }},
+    {"scale", kRows,
+     [](Operands& o) -> Op {
+       return Scale{o(kRows * 32), o(kRows * 32), {.cols = 32, .scale = 1, .rows = kStepRows}};
+     }},
+    {"route", kRows,
+     [](Operands& o) -> Op {
+       return Route{o(kRows * 8), o(8),         o(9),
+                    o(kRows * 2), o(kRows * 2), {.experts = 8, .chosen = 2, .scale = 1}};
+     }},
+    {"expert_glu", kRows,
+     [](Operands& o) -> Op {
+       return ExpertGlu{o(kRows * 32),
+                        o.matrix(8 * 16, 32),
+                        o.matrix(8 * 16, 32),
+                        o(8 * 16),
+                        o(8 * 16),
+                        o(9),
+                        o(kRows * 2),
+                        o(kRows * 2 * 16),
+                        {.in_cols = 32, .out_cols = 16, .experts = 8, .chosen = 2}};
+     }},
+    {"expert_linear", kRows,
+     [](Operands& o) -> Op {
+       return ExpertLinear{o(kRows * 2 * 32), o.matrix(8 * 16, 32),
+                           o(8 * 16),         o(9),
+                           o(kRows * 2),      o(kRows * 2),
+                           o(kRows * 16),     {.in_cols = 32, .out_cols = 16, .experts = 8, .chosen = 2}};
+     }},
     {"activation", kRows,
      [](Operands& o) -> Op {
        return Activation{o(kRows * 32), {.cols = 32}};
@@ -178,6 +206,7 @@ const Case kCases[] = {
                         {o.view()},
                         o(kHeads * (1 + kListed)),
                         o.rope(kRope),
+                        o(kQueries),
                         o(kRows * kQueries * kDim),
                         o(kRows * kQueries * 2),
                         {.heads = kHeads,
@@ -197,6 +226,7 @@ const Case kCases[] = {
                         o.keys(kEntries),
                         o(kHeads * (1 + kListed)),
                         o.rope(kOriginal),
+                        o(kQueries),
                         o(kQueries * kDim),
                         {},
                         {.heads = kHeads,

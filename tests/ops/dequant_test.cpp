@@ -1,6 +1,7 @@
 // The block formats as floats, against values that tests/reference/dequant.py computed with numpy.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "backends/codebooks.h"
 #include "backends/cpu/kernels.h"
 #include "base/bits.h"
 #include "tests/support/data.h"
@@ -40,22 +42,39 @@ std::vector<const Kernels*> all_sets() {
   return {sets, sets + n};
 }
 
-// The largest d * scale * q and m * min of a block, which bounds what rounding can do: at most three
-// roundings of numbers no larger than `top`, half an ulp each, and twice that where one side rounds once (a
-// fused multiply-add).
-float tolerance(const Sample& s, size_t i) {
-  const size_t block = dtype_info(s.type).block;
-  float top = 0;
-  for (size_t j = i / block * block; j < (i / block + 1) * block; ++j)
-    top = std::max(top, std::fabs(s.values[j]));
-  // Both terms of a difference may be larger than it, up to the largest offset, |m * 63|: 2 bytes at 2.
-  if (block > 1 && (s.type == DType::kQ4_1 || s.type == DType::kQ5_1 || s.type == DType::kQ4_K ||
-                    s.type == DType::kQ5_K)) {
-    uint16_t m;
-    std::memcpy(&m, s.blocks.data() + i / block * dtype_info(s.type).block_bytes + 2, sizeof m);
-    top += 2 * 63 * std::fabs(f16_to_f32(m));
+// Where a block has its smallest number, m, and the most that it is multiplied with; 0: it has none.
+struct Minimum {
+  size_t at;
+  float most;
+};
+Minimum minimum_of(DType type) {
+  switch (type) {
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+      return {2, 1};
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {2, 63};
+    case DType::kQ2_K:
+      return {82, 15};
+    default:
+      return {0, 0};
   }
-  return block == 1 ? 0 : 3 * top * 0x1p-24f;
+}
+
+// What rounding can do. Without a minimum an element is a product of a half (11 bits), a scale (at most 6)
+// and a number (at most 7): exact. With one two exact terms are added, each no larger than `top`: at most an
+// ulp.
+float tolerance(const Sample& s, size_t i) {
+  const DTypeInfo& info = dtype_info(s.type);
+  const Minimum minimum = minimum_of(s.type);
+  if (!minimum.most) return 0;
+  const size_t first = i / info.block * info.block;
+  float top = 0;
+  for (size_t j = first; j < first + info.block; ++j) top = std::max(top, std::fabs(s.values[j]));
+  uint16_t m;
+  std::memcpy(&m, s.blocks.data() + i / info.block * info.block_bytes + minimum.at, sizeof m);
+  return (top + minimum.most * std::fabs(f16_to_f32(m))) * 0x1p-23f;
 }
 
 TEST(Dequant, FollowsThePublishedLayoutOfEveryType) {
@@ -76,7 +95,62 @@ TEST(Dequant, FollowsThePublishedLayoutOfEveryType) {
       ASSERT_EQ(got.back(), -7.0f) << dtype_info(s.type).name << " wrote too much, " << k->name;
     }
   }
-  EXPECT_EQ(seen.size(), 11u);
+#define X(name, number, block, bytes) EXPECT_EQ(seen.count(DType::k##name), 1u) << #name;
+  THIMBLE_DTYPES(X)
+#undef X
+}
+
+// What the reference implementation decodes from rows of its own.
+TEST(Dequant, AgreesWithTheReferenceOnItsOwnRows) {
+  const std::string folder = shared_file("data/golden/types/");
+  THIMBLE_NEEDS(folder);
+  const auto read = [&](const std::string& name) {
+    std::ifstream file(folder + name, std::ios::binary);
+    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+    std::vector<std::byte> copy(bytes.size());
+    std::transform(bytes.begin(), bytes.end(), copy.begin(), [](char c) { return std::byte(c); });
+    return copy;
+  };
+  const auto check = [&](DType type, const std::string& name) {
+    const std::vector<std::byte> blocks = read(name + ".bin"), floats = read(name + ".f32");
+    std::vector<float> expected(floats.size() / sizeof(float)), got(expected.size());
+    ASSERT_EQ(expected.size(), 2048u) << name;
+    ASSERT_EQ(blocks.size(), dtype_bytes(type, expected.size())) << name;
+    std::memcpy(expected.data(), floats.data(), floats.size());
+    const Sample sample{type, blocks, expected};
+    for (const Kernels* k : all_sets()) {
+      k->dequantize(type, blocks.data(), 2048, got.data());
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i], tolerance(sample, i)) << name << " element " << i << ", " << k->name;
+    }
+  };
+#define X(name, number, block, bytes) \
+  if (DType::k##name != DType::kF32 && DType::k##name != DType::kF16) check(DType::k##name, #name);
+  THIMBLE_DTYPES(X)
+#undef X
+}
+
+// FNV-1a-64 of a book as it is published, a byte an element.
+uint64_t fingerprint(std::initializer_list<uint32_t> entries, uint32_t bits, std::vector<int> values) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (uint32_t entry : entries)
+    for (uint32_t i = 0; i < 16; i += bits) {
+      const size_t place = entry >> i & ((1u << bits) - 1);
+      EXPECT_LT(place, values.size());
+      hash = (hash ^ static_cast<uint8_t>(values[place])) * 0x100000001b3;
+    }
+  return hash;
+}
+
+// Computed from the books that ggml publishes.
+TEST(Dequant, HasThePublishedCodeBooks) {
+  const std::vector<int> iq2 = {THIMBLE_IQ2_VALUES};
+  EXPECT_EQ(fingerprint({THIMBLE_IQ2_XXS_GRID}, 2, iq2), 0xbb4ee025b5ac6e8e);
+  EXPECT_EQ(fingerprint({THIMBLE_IQ2_XS_GRID}, 2, iq2), 0xc9b1ee61e79909bd);
+  EXPECT_EQ(fingerprint({THIMBLE_IQ2_S_GRID}, 2, iq2), 0x123edd38a3b62b90);
+  EXPECT_EQ(fingerprint({THIMBLE_IQ3_XXS_GRID}, 4, {THIMBLE_IQ3_XXS_VALUES}), 0xdfa5dc83d6a155d5);
+  EXPECT_EQ(fingerprint({THIMBLE_IQ3_S_GRID}, 4, {THIMBLE_IQ3_S_VALUES}), 0xfa37020c25b44829);
+  EXPECT_EQ(fingerprint({THIMBLE_IQ1_GRID}, 2, {-1, 0, 1}), 0x6703ed863501ae2e);
 }
 
 TEST(Dequant, GivesEveryHalfExactly) {
@@ -98,8 +172,8 @@ TEST(Dequant, GivesEveryHalfExactly) {
 // A dot of a row of W with rows of x is the same whether W is expanded beforehand or inside.
 TEST(Dequant, FusedDotsAgreeWithExpandedOnes) {
   for (const Sample& s : read_samples()) {
-    if (s.type == DType::kF16 || s.type == DType::kBF16)
-      continue;  // infinities, 1e30: the op tests have them
+    if (s.type == DType::kF16 || s.type == DType::kBF16 || s.type == DType::kMXFP4)
+      continue;  // infinities, 1e30, 2^122: the op tests have them
     const uint32_t n = static_cast<uint32_t>(s.values.size());
     std::vector<float> x(kMaxDotRows * (n + 3));
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 37) % 101) / 50 - 1;

@@ -452,6 +452,8 @@ struct AttentionCase {
   uint32_t max_rows = 0;               // of the program; 0: two more than rows
   std::vector<uint32_t> unequal = {};  // entries of each head, where they differ
   uint32_t window = 0;
+  float cap = 0;
+  bool sinks = false;
 
   // Entries of the head with most, with the step's rows.
   uint32_t n() const {
@@ -482,7 +484,8 @@ struct AttentionCase {
     for (const uint32_t held : c.unequal) out << " " << held;
     return out << " rows " << c.rows << " mode " << c.rotation.mode << " pairing " << c.rotation.pairing
                << " n_rot " << c.rotation.n_rot << " listed " << c.listed << " capacity " << c.capacity
-               << " max_rows " << c.max_rows << " window " << c.window;
+               << " max_rows " << c.max_rows << " window " << c.window << " cap " << c.cap << " sinks "
+               << c.sinks;
   }
 };
 
@@ -507,6 +510,7 @@ class KvAttention : public KvOps {
             .window = c.window,
             .equal_heads = c.unequal.empty(),
             .scale = static_cast<float>(1 / std::sqrt(c.dh)),
+            .cap = c.cap,
             .rope = c.rotation.params()};
   }
   // Attention of `rows` rows that lie in the chunk buffer.
@@ -529,19 +533,29 @@ class KvAttention : public KvOps {
             .p = p};
   }
   void run_view(const AttentionCase& c, const Store& store, const View& q, const View& list,
-                const View& table, const View& y, uint32_t max_rows, const AttentionParams& p) {
-    const ViewAttention attention = of_view(c, store, q, list, table, y, max_rows, p);
+                const View& table, const View& y, uint32_t max_rows, const AttentionParams& p,
+                const View& of_sinks = {}) {
+    ViewAttention attention = of_view(c, store, q, list, table, y, max_rows, p);
+    attention.sinks = of_sinks;
     run({.n_rows = c.rows, .position = kPosition}, behind_other_rows(store.heads), max_rows,
         [&](Recorder& r) { attention.record(r); });
   }
   // Attention of one row that is in the pool already.
   void run_pool(const Store& store, const View& q, const View& list, const View& table, const View& y,
-                const AttentionParams& p) {
+                const AttentionParams& p, const View& of_sinks = {}) {
     std::vector<HeadState> before = store.heads;
     for (HeadState& head : before) --head.n_entries;
-    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, y, {}, p};
+    const Attention attention{q, {input(store.pool_k)}, {input(store.pool_v)}, list, table, of_sinks, y, {},
+                              p};
     run({.n_rows = 1, .position = kPosition}, behind_other_rows(before), 1,
         [&](Recorder& r) { r.record(attention); });
+  }
+
+  // The logit of each query head that carries no value: some count more than all keys, some nothing.
+  static std::vector<float> sinks(const AttentionCase& c) {
+    std::vector<float> logits;
+    for (uint32_t h = 0; c.sinks && h < c.kv_heads * c.group; ++h) logits.push_back(3.0f * (h % 5) - 6.0f);
+    return logits;
   }
 
   void check(const AttentionCase& c, uint32_t source = kFromView) {
@@ -566,13 +580,17 @@ class KvAttention : public KvOps {
                list = c.listed ? input(lists(attended, p.list_capacity)) : View{},
                x = input(padded_rows(q, size_t(max_rows) * row_stride)),
                y = output<float>(size_t(max_rows) * y_stride);
+    const std::vector<float> own_logits = sinks(c);
+    const View of_sinks = c.sinks ? input(own_logits) : View{};
     if (pooled)
-      run_pool(store, x, list, table, y, p);
+      run_pool(store, x, list, table, y, p, of_sinks);
     else
-      run_view(c, store, x, list, table, y, max_rows, p);
+      run_view(c, store, x, list, table, y, max_rows, p, of_sinks);
     const auto got = get<float>(y);
     const bool f16 = !pooled && attends_in_f16();
-    const double tolerance = attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor);
+    // A logit that is capped is rounded to 2^-22 of the cap, which its weight doubles.
+    const double tolerance =
+        attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor) + double{c.cap} * 0x1p-21;
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
       const auto& l = attended[head];
       const Listed listed = store.listed(head, l, c.rotation);
@@ -580,10 +598,12 @@ class KvAttention : public KvOps {
         const size_t own = l.size() - c.rows + row, first = c.first_seen(own);
         const double position = c.rotation.mode == kRopeList ? static_cast<double>(own) : kPosition + row;
         for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
+          Softmax softmax{.cap = double{c.cap}};
+          if (c.sinks) softmax.sink = double{own_logits[h]};
           const Attended want =
               attend(c.rotation.rotated(doubles(q, row * row_stride + h * c.dh, c.dh), position),
                      listed.keys(first, own + 1, c.dh), listed.values(first, own + 1, c.dh),
-                     1 / std::sqrt(c.dh), f16);
+                     1 / std::sqrt(c.dh), f16, softmax);
           for (uint32_t e = 0; e < c.dh; ++e)
             ASSERT_NEAR(got[row * y_stride + h * c.dh + e], want.y[e],
                         tolerance + (f16 ? want.f16_tolerance[e] : 0))
@@ -725,6 +745,98 @@ TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfWhatItSees) {
   check_mean({.kv_heads = 2, .group = 7, .dh = 128, .entries = 19999, .rows = 1}, kFromPool);
   check_mean({.kv_heads = 1, .group = 8, .dh = 64, .entries = 69999, .rows = 1}, kFromPool);
   check_mean({.kv_heads = 4, .group = 4, .dh = 64, .entries = 19999, .rows = 1, .listed = 2688}, kFromPool);
+}
+
+// Logits reach 60 here, so caps of 2 and 20 bend them and one of 1000 hardly does.
+TEST_P(KvAttention, CapsItsLogits) {
+  for (const float cap : {2.0f, 20.0f, 1000.0f})
+    for (const bool sinks : {false, true}) {
+      check({.kv_heads = 2, .group = 4, .dh = 64, .entries = 100, .rows = 33, .cap = cap, .sinks = sinks});
+      check({.kv_heads = 2,
+             .group = 3,
+             .dh = 80,
+             .entries = 300,
+             .rows = 5,
+             .rotation = {kRopeList, kRopeHalves, 80},
+             .listed = 140,
+             .window = 30,
+             .cap = cap,
+             .sinks = sinks});
+      check({.kv_heads = 2,
+             .group = 4,
+             .dh = 128,
+             .entries = 999,
+             .rows = 1,
+             .rotation = {kRopeOriginal, kRopeHalves, 128},
+             .cap = cap,
+             .sinks = sinks},
+            kFromPool);
+      if (HasFatalFailure()) return;
+    }
+}
+
+// In one pass and in several, from parts of a pool, behind windows and lists, in heads with unequal entries.
+TEST_P(KvAttention, CountsEachHeadsSinkOnce) {
+  for (const uint32_t capacity : {0u, 40u, 101u})
+    check({.kv_heads = 2,
+           .group = 4,
+           .dh = 64,
+           .entries = 100,
+           .rows = 33,
+           .capacity = capacity,
+           .sinks = true});
+  check({.kv_heads = 3,
+         .group = 5,
+         .dh = 128,
+         .entries = 0,
+         .rows = 70,
+         .rotation = {kRopeList, kRopeHalves, 128},
+         .sinks = true});
+  check({.kv_heads = 2, .group = 8, .dh = 64, .entries = 300, .rows = 33, .window = 20, .sinks = true});
+  check({.kv_heads = 3,
+         .group = 2,
+         .dh = 64,
+         .entries = 0,
+         .rows = 40,
+         .unequal = {700, 3, 60},
+         .sinks = true});
+  for (const uint32_t n : {1u, 64u, 1000u, 3000u})
+    for (const uint32_t window : {0u, 30u})
+      check(
+          {.kv_heads = 2, .group = 7, .dh = 64, .entries = n - 1, .rows = 1, .window = window, .sinks = true},
+          kFromPool);
+  check({.kv_heads = 2,
+         .group = 4,
+         .dh = 96,
+         .entries = 999,
+         .rows = 1,
+         .rotation = {kRopeList, kRopeHalves, 96},
+         .listed = 333,
+         .sinks = true},
+        kFromPool);
+  check(
+      {.kv_heads = 3, .group = 2, .dh = 64, .entries = 0, .rows = 1, .unequal = {2000, 3, 60}, .sinks = true},
+      kFromPool);
+}
+
+// Layers without positions.
+TEST_P(KvAttention, RotatesNothingWithoutChannelsToRotate) {
+  for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
+    check({.kv_heads = 2,
+           .group = 4,
+           .dh = 64,
+           .entries = 100,
+           .rows = 33,
+           .rotation = {mode, kRopeAdjacent, 0}});
+    check({.kv_heads = 2,
+           .group = 4,
+           .dh = 64,
+           .entries = 999,
+           .rows = 1,
+           .rotation = {mode, kRopeHalves, 0},
+           .listed = 333},
+          kFromPool);
+  }
 }
 
 // One row against a pool that it is already part of.

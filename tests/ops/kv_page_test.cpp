@@ -521,6 +521,7 @@ TEST_P(KvPages, AStepBoundsScoresListsAndAttends) {
                        {v},
                        list,
                        table,
+                       {},
                        y,
                        {},
                        {.heads = kv_heads,

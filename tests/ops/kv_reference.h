@@ -113,7 +113,14 @@ struct Attended {
       f16_tolerance;  // what may come on top of attention_tolerance on tensor cores; else empty
 };
 
-// softmax(q k^T * scale) v for one query: keys and values [n][dh] as they are multiplied, q rotated.
+// What a softmax knows beside keys: a cap of its logits (0: none), and one that carries no value (-inf:
+// none).
+struct Softmax {
+  double cap = 0, sink = -std::numeric_limits<double>::infinity();
+};
+
+// softmax(q k^T * scale) v for one query: keys and values [n][dh] as they are multiplied, q rotated. A cap
+// moves no two logits apart, and a sink takes from all weights alike.
 //
 // Where tensor cores multiply, q * scale * log2(e), k, the weights p and v are rounded to f16, each by at
 // most 2^-11 of itself or 2^-25. The score of key i then moves by at most m_i: the largest product of the
@@ -125,15 +132,16 @@ struct Attended {
 // Tensor cores truncate sums, so n additions come to n 2^-23 of sum w_i |v_i|. A second e^E covers the
 // effects on each other.
 inline Attended attend(const std::vector<double>& q, std::span<const double> k, std::span<const double> v,
-                       double scale, bool f16) {
+                       double scale, bool f16, const Softmax& softmax = {}) {
   const size_t dh = q.size(), n = k.size() / dh;
   const auto rounding = [](double x) { return x * 0x1p-11 + 0x1p-25; };
   constexpr double kLog2E = 1.4426950408889634;
   std::vector<double> s(n), moved(f16 ? n : 0);
-  double top = -std::numeric_limits<double>::infinity(), most = 0, sum = 0;
+  double top = softmax.sink, most = 0, sum = 0;
   for (size_t i = 0; i < n; ++i) {
     const double* key = &k[i * dh];
     s[i] = std::inner_product(q.begin(), q.end(), key, 0.0) * scale;
+    if (softmax.cap != 0) s[i] = softmax.cap * std::tanh(s[i] / softmax.cap);
     top = std::max(top, s[i]);
     if (!f16) continue;
     double exact = 0, largest = 0;
@@ -151,6 +159,7 @@ inline Attended attend(const std::vector<double>& q, std::span<const double> k, 
     sum += s[i];
     for (size_t c = 0; c < dh; ++c) out.y[c] += s[i] * v[i * dh + c];
   }
+  sum += std::exp(softmax.sink - top);
   for (double& y : out.y) y /= sum;
   if (!f16) return out;
   for (size_t i = 0; i < n; ++i) {
@@ -222,7 +231,7 @@ struct Pool {
 
 // Attention over a list, or over everything, in as many passes over a view as its `entries` take.
 struct ViewAttention {
-  View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml;
+  View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml, sinks = {};
   uint32_t chunk_capacity = 0, entries = 0;  // `entries`: of the longest head, with the step's rows
   AttentionParams p{};                       // of the first pass
 
@@ -245,7 +254,7 @@ struct ViewAttention {
                        .view_capacity = p.view_capacity,
                        .list_capacity = p.list_capacity,
                        .rope = p.rope}});
-      r.record(Attention{q, {view_k}, {view_v}, list, table, y, ml, pass});
+      r.record(Attention{q, {view_k}, {view_v}, list, table, sinks, y, ml, pass});
     }
   }
 };

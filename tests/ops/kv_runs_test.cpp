@@ -575,8 +575,8 @@ TEST_P(KvRuns, NeitherThreadsNorWhereRunsLieChangeABit) {
                               .list_capacity = list_capacity,
                               .scale = 0.125f,
                               .rope = rotation.params()};
-            r.record(Attention{q, {keys}, {values}, list, table, listed, {}, p});
-            r.record(Attention{q, {keys}, {values}, {}, table, dense, {}, p});
+            r.record(Attention{q, {keys}, {values}, list, table, {}, listed, {}, p});
+            r.record(Attention{q, {keys}, {values}, {}, table, {}, dense, {}, p});
           });
       std::vector<std::vector<uint32_t>> got;
       for (const View& out : {scores, lse, votes, list, listed, dense}) got.push_back(get<uint32_t>(out));

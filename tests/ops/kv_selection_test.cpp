@@ -1032,7 +1032,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                 .list_capacity = capacity + 1,
                 .window = 3}
           .record(r);
-      r.record(Attention{q, {k}, {v}, list, table, y, {}, attention});
+      r.record(Attention{q, {k}, {v}, list, table, {}, y, {}, attention});
     });
     std::vector<std::vector<uint32_t>> got = {get<uint32_t>(votes), get<uint32_t>(list), get<uint32_t>(y)};
     step.n_rows = rows;
@@ -1052,7 +1052,7 @@ TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
                        .chunk_capacity = rows,
                        .view_capacity = capacity,
                        .rope = rotation.params()}});
-      r.record(Attention{q, {view_k}, {view_v}, {}, table, all, ml, attention});
+      r.record(Attention{q, {view_k}, {view_v}, {}, table, {}, all, ml, attention});
       r.record(TopK{cis,
                     chunk_cis,
                     {},

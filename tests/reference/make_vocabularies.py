@@ -6,6 +6,8 @@
 Byte-level BPE is computed here, slowly and from its definition: the published regular expressions cut the text, then the
 pair of lowest rank merges wherever it stands, until none is left. One vocabulary serves every pre-tokenizer. It is trained
 on text that nothing cuts, so its merges reach across places at which one of them cuts, and ids depend on where it does.
+The expressions are as the programs apply them that GGUF files are written for, which differs from what was published in
+that letters beyond ASCII are both upper and lower case, that no range holds white space beyond ASCII, and that ~ is no \p{S}.
 SentencePiece vocabularies are trained and applied by that library.
 """
 import codecs, collections, io, json, os
@@ -46,6 +48,20 @@ TEXTS = [
     "no-break\u00a0space a\u00a0\u00a0b \u00a0c \u200bzero width\u200b", "‘quoted’ “double” — dash–range … «gu» ¿qué? ¡sí!",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "                                 x", "thethethe the the  the\nthe\n\nthe", "0000000000000000", "\n\n\n\n\n\n\n\n\n\n!",
 ]
+# Only cut: what tells the expressions apart that the texts above do not.
+CUT_TEXTS = [
+    "camelCase PascalCase HTTPServer XMLHttpRequest iPhone13Pro éCOLE ÉcoLe ǅungla AéB DON'Tx We'llY O'NEILL",
+    "1 12 123 1234 12345 123456 1234567 a1234567890b \u0661\u0662\u0663\u0664\u0665 १२३४ 1234.5678 ½¼ⅣⅣ",
+    "今天Tokyo天気。カタカナ・ひらがな、漢字ＡＢ１２ ｶﾀｶﾅ 〇一 \uf900\u3400 \U00020000x \u2f00\u9fa6\u9fff",
+    "안녕하세요 세계abc ㄱㄴ \u1100\u1161 ㄅㄆx กำเก ກເແ កានx \u1000\u102c \uaa60 \ua9e0a",
+    "e\u0301a\u0323x \u0301 \u0301a !\u0301 a\u0301\u0301 b 1\u0301 नमस्ते", "a b c d e\u0301 f  g h1 i j. k l\nm n o é é 1 p q ",
+    "a/b//c\n/d !/\n\r/ x ./\n\n/\n !\r\n\r\n z ?! \r\n", " " * 1023 + "x", " " * 600, "a" + " " * 70 + "\n" + " " * 9 + "b   c     d",
+    "~~ ~a ~~~b $~ +~+ €~ ~1", "!abc #def .ghi 'jk -lm ?no ~pq —rs +tu ·vw _x", "\ta\tbc \t d",
+    "IMGIMGABCZ IMGIMGABCDEZ <sentinel:12> <sentinel:> IMGIMGZ \tx\n    y  z     w",
+    "a(b)c|d.e,f!g?h…i。j，k、l।m\u06d4n\u060co p (q |r ;s", "“a”…—：；，！！ \u303f\ufe30\ufe4f‘b’ ！c",
+    "\u3000x\u3000\u3000y a\u2028b \u00a0c\u00a0 d\u2003\u2003!", "one\n \ntwo\n\n  three \n  \nfour  \r\n five\r\r six\n\t\n", "`a` `` ^b^ |c| {d} <e> =f= `$`",
+    "a  1   2\t\t3 \n 4   five",
+]
 # Not UTF-8: bytes that begin nothing, overlong forms, a surrogate, sequences that break off before a letter, a digit, the end.
 BROKEN = [b"\xff", b"a\xff\xfe b", b"\x80\x80\x80x", b"the\xc3 the\xe2\x82 12", b"\xe2\x96harbour", b"\xf0\x9f\x9aferry \xf0\x9f",
           b"\xc0\x80\xc1\xbf12\xf5\x80\n", b"\xed\xa0\x80\xed\xb0\x80 x", b"  \x80  \xbf\n\n\xc3", b"caf\xc3\xa9 caf\xe9 caf\xc3"]
@@ -65,21 +81,80 @@ def deepseek_letters():
     return "".join("-".join(chr(int(end, 16)) for end in r.split("-")) for r in ranges.split())
 
 
-def llama3(digits):
-    return [r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits +
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
-
-
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SCHEMES = [  # names in tokenizer.ggml.pre, expressions that apply one after the other, whether a piece that is a token is taken whole
+CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+CJK = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+PORO = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}--~]]?[\p{L}\p{M}]+"
+               r"| ?[\p{P}[\p{S}--~]]+[\r\n]*|" + SPACES)
+CJK_AND_KANA_ONLY = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
+
+def llama3(digits, signs=r"[^\s\p{L}\p{N}]+[\r\n]*", tail=SPACES):
+    return CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits + "| ?" + signs + "|" + tail
+
+
+def cased(digits, contraction, marks=""):
+    """Both kinds of word: a letter that is not in lower case, then letters that are not in upper case, or the other way."""
+    upper, lower = rf"(?:(?=[\p{{L}}{marks}])[^a-z])", rf"(?:(?=[\p{{L}}{marks}])[^A-Z])"
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    return (f"{lead}{upper}*{lower}+{contraction}|{lead}{upper}+{lower}*{contraction}|" + r"\p{N}" + digits +
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES)
+
+
+def aya(digits):
+    """Upper and lower case are one class, so both kinds of word are the same."""
+    word = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]*[\p{L}\p{M}]+" + CONTRACTION + "?"
+    return word + "|" + word + r"|\p{N}" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+
+
+# Names in tokenizer.ggml.pre, expressions that apply one after the other, whether a piece that is a token is taken whole; the
+# first ones get ids, the others only pieces.
+SCHEMES = [
     (["default"], [r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"], False),
-    (["gpt-2"], [GPT2], False),
-    (["llama-bpe", "llama3", "llama-v3", "falcon3"], llama3("{1,3}"), True),
-    (["dbrx", "smaug-bpe"], llama3("{1,3}"), False),
-    (["qwen2", "deepseek-r1-qwen"], llama3(""), False),
-    (["starcoder", "smollm"], [r"\p{N}", GPT2], False),
+    (["gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code", "roberta-bpe", "gigachat", "a.x-4.0",
+      "mellum", "modern-bert", "exaone4", "mpt", "olmo", "jais", "trillion", "granite-docling"], [GPT2], False),
+    (["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"], [llama3("{1,3}")], True),
+    (["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], [llama3("{1,3}")], False),
+    (["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "solar-open", "grok-2", "stablelm2", "megrez"], [llama3("")], False),
+    (["starcoder", "smollm", "refact", "codeshell", "exaone", "minerva-7b", "mellum2", "command-r"], [r"\p{N}", GPT2], False),
     (["deepseek-llm"], [r"[\r\n]", rf"\s?[{deepseek_letters()}]+", r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-                        r"\s+$", r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}+"], False),
+                        r"\s+$", CJK_AND_KANA_ONLY, r"\p{N}+"], False),
+]
+WITH_IDS = len(SCHEMES)
+SAME = [("qwen2", "bailingmoe")]  # written in other words
+SCHEMES += [
+    (["qwen35"], [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES], False),
+    (["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], [cased("{1,3}", CONTRACTION + "?")], False),
+    (["granite-embed-multi-97m"], [cased("{1,3}", CONTRACTION + "?", r"\p{M}")], True),
+    (["tekken"], [cased("", "")], True),
+    (["gemma4", "granite-embed-multi-311m", "sarvam-moe"], [r"[^\n]+|[\n]+"], False),
+    (["falcon"], [r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]"], False),
+    (["deepseek-v3", "hunyuan-dense", "joyai-llm"], [r"\p{N}{1,3}", CJK, DEEPSEEK_V3], False),
+    (["deepseek-coder"], [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_AND_KANA_ONLY, r"\p{N}"], False),
+    (["minicpm5"], [r"\p{N}{1,3}", llama3("+")], True),
+    (["bailingmoe", "bailingmoe2", "llada-moe"], [r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+                                                  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"], False),
+    (["seed-coder"], [llama3("", signs=r"[^\s\p{L}\p{N}\r\n]+")], False),
+    (["exaone-moe"], [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+                      r"|\s*[\r\n]|\s+(?!\S)|\s+"], False),
+    (["laguna"], [r"[^\n]+|[\n]+", llama3("")], False),
+    (["jais-2"], [llama3("{1,3}", tail=r"\s*[\r\n]+|" + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4)) +
+                         r"\s{1,2}(?!\S)|\s{1}")], False),
+    (["youtu"], [r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+                 r"|[\u3105-\u312f]+|" + CJK, aya("")], True),
+    (["tiny_aya", "cohere2moe"], [THREES, aya("{1,3}")], False),
+    (["afmoe"], [THREES, r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+                 r"\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+", DEEPSEEK_V3], False),
+    (["superbpe"], [r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"], False),
+    (["poro-chat", "bloom", "gpt3-finnish"], [PORO], False),
+    (["viking"], [PORO, r"\p{N}"], False),
+    (["chameleon"], [r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
+                     r"[\p{P}!-/:-@\[-`{-~]", GPT2], False),
+    (["kimi-k2"], [r"HAN+|[^\r\n\p{L}\p{N}]?[\p{L}--HAN]+".replace("HAN", r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ebef"
+                   r"\U0002f800-\U0002fa1f]") + CONTRACTION + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES], False),
 ]
 
 # ---- byte-level BPE ----
@@ -129,7 +204,8 @@ def characters(raw):
     codecs.register_error("broken_part", handler)
     text = raw.decode("utf-8", "broken_part")
     broken = iter(parts)
-    return [(c, next(broken) if c == BROKEN_PART else c.encode()) for c in text]
+    hidden = lambda c: "\v" if c.isspace() and not c.isascii() else c
+    return [(hidden(c), next(broken) if c == BROKEN_PART else c.encode()) for c in text]
 
 
 def cut(chars, expressions):
@@ -139,7 +215,7 @@ def cut(chars, expressions):
         smaller = []
         for piece in pieces:
             at = 0
-            for match in regex.finditer(expression, "".join(c for c, _ in piece)):
+            for match in regex.finditer(expression, "".join(c for c, _ in piece), regex.V1):
                 smaller += [piece[at:match.start()], piece[match.start():match.end()]]
                 at = match.end()
             smaller.append(piece[at:])
@@ -162,13 +238,13 @@ def bpe():
     tokens, merges = train_bpe()
     index, ranks = {t: i for i, t in enumerate(tokens)}, {m: i for i, m in enumerate(merges)}
     raw = [t.encode() for t in TEXTS] + BROKEN
-    schemes = [{"names": names, "pieces": [[len(p) for p in cut(characters(r), expressions)] for r in raw],
-                "ids": [bpe_ids(r, expressions, whole, index, ranks) for r in raw]} for names, expressions, whole in SCHEMES]
-    for i, one in enumerate(schemes):
-        for other in schemes[:i]:
-            differing = sum(a != b for a, b in zip(one["ids"], other["ids"]))
-            print(f"{one['names'][0]} and {other['names'][0]}: {differing} of {len(raw)} texts differ")
-            assert differing, "these texts do not tell two schemes apart"
+    schemes, seen = [], {}
+    for i, (names, expressions, whole) in enumerate(SCHEMES):
+        pieces = [[len(p) for p in cut(characters(r), expressions)] for r in raw + [t.encode() for t in CUT_TEXTS]]
+        schemes.append({"names": names, "pieces": pieces})
+        if i < WITH_IDS: schemes[-1]["ids"] = [bpe_ids(r, expressions, whole, index, ranks) for r in raw]
+        other = seen.setdefault((str(pieces), whole), names[0])
+        assert other == names[0] or (other, names[0]) in SAME, f"these texts do not tell {names[0]} and {other} apart"
     return {"tokens": tokens, "merges": [" ".join(m) for m in merges], "schemes": schemes}
 
 
@@ -188,7 +264,7 @@ def sentencepiece_vocabulary(name, **how):
 
 
 def main():
-    out = {"texts": TEXTS, "broken": [list(b) for b in BROKEN], "bpe": bpe(), "sentencepiece": [
+    out = {"texts": TEXTS, "cut_texts": CUT_TEXTS, "broken": [list(b) for b in BROKEN], "bpe": bpe(), "sentencepiece": [
         sentencepiece_vocabulary("words", add_dummy_prefix=True),
         sentencepiece_vocabulary("across-words", add_dummy_prefix=False, split_by_whitespace=False)]}
     path = os.path.join(HERE, "vocabularies.json")

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "tests/support/gguf_writer.h"
 
@@ -180,10 +181,109 @@ TEST(Gguf, RefusesOtherVersions) {
   expect_message(refused(w.bytes()), Code::kUnsupported, "big-endian");
 }
 
-TEST(Gguf, RefusesAPartOfASplitModel) {
-  expect_message(refused(small_file().set("split.count", uint16_t{3}).bytes()), Code::kUnsupported,
-                 "m.gguf is part of a split model; merge it with gguf-split --merge");
+// The files of a model in parts, in memory.
+class Parts {
+ public:
+  explicit Parts(const std::vector<GgufWriter>& writers) {
+    for (const GgufWriter& w : writers) bytes_.push_back(w.bytes());
+    for (size_t i = 0; i < bytes_.size(); ++i)
+      files_.push_back({lend(bytes_[i]), "part-" + std::to_string(i + 1)});
+  }
+  Result<Gguf> parse() const { return Gguf::parse(files_); }
+  const FileBytes& bytes(size_t part) const { return bytes_[part]; }
+
+ private:
+  std::vector<FileBytes> bytes_;
+  std::vector<GgufFile> files_;
+};
+Status refused(const std::vector<GgufWriter>& writers) { return Parts(writers).parse().status(); }
+
+GgufWriter six_tensors() {
+  GgufWriter w;
+  w.set("general.architecture", "llama");
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) w.tensor(name, {2}, {float(name[0]), 7});
+  return w;
+}
+
+TEST(Gguf, JoinsThePartsOfAModelInAnyOrder) {
+  std::vector<GgufWriter> writers = six_tensors().parts(3);
+  std::swap(writers[0], writers[2]);
+  const Parts parts(writers);
+  const Result<Gguf> g = parts.parse();
+  ASSERT_TRUE(g.ok()) << g.status().message();
+  EXPECT_EQ(g->name(), "part-3");
+  EXPECT_EQ(**g->get_string("general.architecture"), "llama");
+  ASSERT_EQ(g->tensors().size(), 6u);
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+    const GgufTensor* tensor = g->tensor(name);
+    ASSERT_NE(tensor, nullptr) << name;
+    float first;
+    std::memcpy(&first, tensor->data, sizeof first);
+    EXPECT_EQ(first, float(name[0]));
+    const FileBytes& file = parts.bytes(2 - static_cast<size_t>(name[0] - 'a') / 2);
+    EXPECT_TRUE(tensor->data > file.data() && tensor->data + tensor->bytes <= file.data() + file.size());
+  }
+}
+
+TEST(Gguf, AcceptsAPartWithoutTensorsAndAModelInOnePart) {
+  std::vector<GgufWriter> parts = six_tensors().parts(2);
+  std::swap(parts[0].tensors, parts[1].tensors);
+  for (const GgufWriter::Tensor& t : parts[1].tensors) parts[0].tensors.push_back(t);
+  parts[1].tensors.clear();
+  EXPECT_TRUE(Parts(parts).parse().ok()) << Parts(parts).parse().status().message();
   EXPECT_TRUE(parse(small_file().set("split.count", uint16_t{1}).bytes()).ok());
+}
+
+TEST(Gguf, RefusesPartsThatAreNotAllOfOneModel) {
+  const std::vector<GgufWriter> three = six_tensors().parts(3), two = six_tensors().parts(2);
+  expect_message(refused(three[0].bytes()), Code::kFormat,
+                 "m.gguf is part 1 of 3 of a model; open it by its name, PREFIX-00001-of-00003.gguf");
+  expect_message(refused({three[0], three[1]}), Code::kFormat,
+                 "part-1 is part 1 of 3 of a model, and 2 files are given: give all parts of one model");
+  expect_message(refused({three[0], three[2], three[2]}), Code::kFormat,
+                 "part-2 and part-3 are both part 3 of 3 of a model");
+  expect_message(refused({two[0], three[1]}), Code::kFormat, "part-2 is part 2 of 3 of a model, and 2 files");
+  expect_message(refused({two[0], six_tensors()}), Code::kFormat, "part-2 is a whole model, and 2 files");
+  std::vector<GgufWriter> bad = two;
+  bad[1].set("split.no", uint16_t{2});
+  expect_message(refused(bad), Code::kFormat, "part-2 says that it is part 3 of 2 of a model");
+  bad = two;
+  bad[1].tensor("a", {2}, {1, 2});
+  expect_message(refused(bad), Code::kFormat, "tensor 'a' is in part-2 and in another part");
+  bad = two;
+  bad[1].tensor("g", {2}, {1, 2});
+  expect_message(refused(bad), Code::kFormat, "part-1 announces 6 tensors, and its 2 parts hold 7");
+}
+
+TEST(Gguf, OpensAllPartsBesideTheOneThatIsNamed) {
+  const std::string prefix = ::testing::TempDir() + "gguf_test-",
+                    names[] = {prefix + "00001-of-00002.gguf", prefix + "00002-of-00002.gguf"};
+  const std::vector<GgufWriter> parts = six_tensors().parts(2);
+  for (size_t i = 0; i < 2; ++i) parts[i].write(names[i]);
+  for (const std::string& name : names) {
+    const auto files = open_gguf(name);
+    ASSERT_TRUE(files.ok()) << files.status().message();
+    ASSERT_EQ(files->size(), 2u);
+    EXPECT_EQ((*files)[0].name, names[0]);
+    const Result<Gguf> g = Gguf::parse(*files);
+    ASSERT_TRUE(g.ok()) << g.status().message();
+    EXPECT_EQ(g->tensors().size(), 6u);
+  }
+  std::remove(names[1].c_str());
+  expect_message(open_gguf(names[0]).status(), Code::kIo, "part 2 of 2 of the model is missing: ");
+  std::remove(names[0].c_str());
+}
+
+TEST(Gguf, TakesOtherNamesForThoseOfWholeModels) {
+  for (const char* name :
+       {"x-00000-of-00002.gguf", "x-00003-of-00002.gguf", "x-1-of-2.gguf", "x-00001-of-00002.bin",
+        "x-0001a-of-00002.gguf", "-of-00002.gguf", "x-+0001-of-00002.gguf"}) {
+    const std::string path = ::testing::TempDir() + name;
+    small_file().write(path);
+    const auto files = open_gguf(path);
+    EXPECT_TRUE(files.ok() && files->size() == 1) << name;
+    std::remove(path.c_str());
+  }
 }
 
 TEST(Gguf, RefusesDuplicateKeysAndTensors) {
@@ -337,7 +437,7 @@ TEST(Gguf, RefusesRowsThatEndInsideABlock) {
 }
 
 TEST(Gguf, OpensAFileWithATensorOfUnknownType) {
-  for (const uint32_t type : {23u, 9999u}) {
+  for (const uint32_t type : {40u, 9999u}) {
     GgufWriter w = small_file();
     w.tensor("odd", {64}, type, FileBytes(10));
     const FileBytes bytes = w.bytes();

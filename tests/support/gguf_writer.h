@@ -147,6 +147,21 @@ struct GgufWriter {
     return out;
   }
 
+  // The same in parts, as they are published: the first has the keys, each about as many tensors.
+  std::vector<GgufWriter> parts(uint16_t count) const {
+    std::vector<GgufWriter> all(count);
+    all[0].keys = keys;
+    for (uint16_t i = 0; i < count; ++i) {
+      all[i].set("split.no", i).set("split.count", count);
+      all[i].set("split.tensors.count", static_cast<int32_t>(tensors.size()));
+      const auto border = [&](size_t part) {
+        return tensors.begin() + static_cast<std::ptrdiff_t>(tensors.size() * part / count);
+      };
+      all[i].tensors.assign(border(i), border(i + size_t{1}));
+    }
+    return all;
+  }
+
   void write(const std::string& path) const {
     const FileBytes all = bytes();
     std::ofstream(path, std::ios::binary)

@@ -20,7 +20,8 @@ namespace thimble::test {
 // Other sums and other kernels differ by a last bit of f32, which now and then rounds a key or value to the
 // neighbouring half, 2^-11 of it. A few such steps through two layers stay below 2^-9 of the logits; a wrong
 // position or list moves them by a tenth and more.
-inline void expect_close(const std::vector<float>& got, const std::vector<float>& expected) {
+inline void expect_close(const std::vector<float>& got, const std::vector<float>& expected,
+                         float share = 0x1p-9f) {
   ASSERT_EQ(got.size(), expected.size());
   float scale = 0, distance = 0;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -28,7 +29,7 @@ inline void expect_close(const std::vector<float>& got, const std::vector<float>
     scale = std::max(scale, std::abs(expected[i]));
     distance = std::max(distance, std::abs(got[i] - expected[i]));
   }
-  EXPECT_LE(distance, scale * 0x1p-9f);
+  EXPECT_LE(distance, scale * share);
 }
 
 // Computes a model of f32 weights whose rotary pairs are adjacent (llama), without rope scaling.

@@ -1,20 +1,34 @@
 // The smallest models that have every part, about 3 KB: for tests of reading files, not of computing.
 #pragma once
 
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "tests/support/gguf_writer.h"
 
 namespace thimble {
 
-// Two layers, width 8, two query heads on one KV head of 4 channels, 12 wide inside, 6 tokens; architecture
-// "llama", "qwen2", "qwen3" or "phi3". All weights f32, numbered on from tensor to tensor so that parts can
-// be told apart.
-inline GgufWriter tiny_model(const std::string& architecture) {
+// Every architecture that models may have.
+inline constexpr const char* kArchitectureNames[] = {"llama",   "qwen2",   "qwen3",  "qwen3moe",
+                                                     "phi3",    "gemma2",  "gemma3", "gpt-oss",
+                                                     "smollm3", "granite", "olmo2"};
+
+// Two layers, width 8, two query heads on one KV head of 4 channels, 12 wide inside, 6 tokens; with so many
+// experts, of which two are used for a token (qwen3moe and gpt-oss have three at least). All weights f32,
+// numbered on from tensor to tensor so that parts can be told apart.
+inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts = 0) {
+  const auto is = [&](std::initializer_list<const char*> names) {
+    return std::find(names.begin(), names.end(), architecture) != names.end();
+  };
+  if (is({"qwen3moe", "gpt-oss"})) experts = std::max(experts, 3u);
   GgufWriter w;
   float next = 0;
   const auto add = [&](const std::string& name, std::vector<uint64_t> shape) {
-    std::vector<float> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
+    std::vector<float> values(std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>()));
     for (float& v : values) v = next++;
     w.tensor(name, std::move(shape), values);
   };
@@ -25,12 +39,23 @@ inline GgufWriter tiny_model(const std::string& architecture) {
       .set(a + "attention.head_count", 2u)
       .set(a + "attention.head_count_kv", 1u);
   w.set(a + "attention.layer_norm_rms_epsilon", 1e-5f);
+  if (experts) w.set(a + "expert_count", experts).set(a + "expert_used_count", 2u);
+  if (is({"qwen3moe", "gpt-oss"})) w.set(a + "expert_feed_forward_length", 12u);
+  if (is({"gemma2", "gemma3", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window", 16u);
+  if (is({"gemma3", "gemma2", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window_pattern", 2u);
+  if (is({"granite"}))
+    w.set(a + "embedding_scale", 12.0f)
+        .set(a + "residual_scale", 0.25f)
+        .set(a + "logit_scale", 8.0f)
+        .set(a + "attention.scale", 0.125f);
   add("token_embd.weight", {8, 6});
   add("output_norm.weight", {8});
   add("output.weight", {8, 6});
   for (const std::string block : {"blk.0.", "blk.1."}) {
-    add(block + "attn_norm.weight", {8});
-    add(block + "ffn_norm.weight", {8});
+    if (!is({"olmo2"})) add(block + "attn_norm.weight", {8});
+    if (!is({"olmo2", "gpt-oss"})) add(block + "ffn_norm.weight", {8});
+    if (is({"gemma2", "gemma3", "olmo2", "gpt-oss"})) add(block + "post_attention_norm.weight", {8});
+    if (is({"gemma2", "gemma3", "olmo2"})) add(block + "post_ffw_norm.weight", {8});
     if (architecture == "phi3") {
       add(block + "attn_qkv.weight", {8, 16});
       add(block + "ffn_up.weight", {8, 24});
@@ -38,20 +63,33 @@ inline GgufWriter tiny_model(const std::string& architecture) {
       add(block + "attn_q.weight", {8, 8});
       add(block + "attn_k.weight", {8, 4});
       add(block + "attn_v.weight", {8, 4});
-      add(block + "ffn_gate.weight", {8, 12});
-      add(block + "ffn_up.weight", {8, 12});
+      if (!experts) add(block + "ffn_gate.weight", {8, 12});
+      if (!experts) add(block + "ffn_up.weight", {8, 12});
     }
     if (architecture == "qwen2") {
       add(block + "attn_q.bias", {8});
       add(block + "attn_k.bias", {4});
       add(block + "attn_v.bias", {4});
     }
-    if (architecture == "qwen3") {
-      add(block + "attn_q_norm.weight", {4});
+    if (is({"qwen3", "qwen3moe", "gemma3", "olmo2"})) {  // olmo2's are of both heads
+      add(block + "attn_q_norm.weight", {is({"olmo2"}) ? 8u : 4u});
       add(block + "attn_k_norm.weight", {4});
     }
+    if (experts) {
+      add(block + "ffn_gate_inp.weight", {8, experts});
+      add(block + "ffn_gate_exps.weight", {8, 12, experts});
+      add(block + "ffn_up_exps.weight", {8, 12, experts});
+      add(block + "ffn_down_exps.weight", {12, 8, experts});
+    }
+    if (is({"gpt-oss"})) {
+      add(block + "attn_sinks.weight", {2});
+      add(block + "ffn_gate_inp.bias", {experts});
+      add(block + "ffn_gate_exps.bias", {12, experts});
+      add(block + "ffn_up_exps.bias", {12, experts});
+      add(block + "ffn_down_exps.bias", {8, experts});
+    }
     add(block + "attn_output.weight", {8, 8});
-    add(block + "ffn_down.weight", {12, 8});
+    if (!experts) add(block + "ffn_down.weight", {12, 8});
   }
   return w;
 }

@@ -97,6 +97,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
                              v,
                              {},
                              rope,
+                             {},
                              y,
                              {},
                              {.heads = kHeads,

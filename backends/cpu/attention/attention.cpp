@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "backends/cpu/entries.h"
+#include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/rope.h"
 #include "backends/log_sum.h"
@@ -33,6 +34,16 @@ static void hide_before_window(const TileScratch& t, uint32_t vectors, uint32_t 
     else
       t.visible[vector] = 0;
   }
+}
+
+// Caps logits that are scaled for a softmax in base 2.
+static void cap_scores(const TileScratch& t, uint32_t vectors, float cap) {
+  if (cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, cap * kLog2E);
+}
+
+// What a query's softmax begins with: nothing, or the logit that carries no value.
+static LogSum sink_of(const Attention& o, uint32_t query) {
+  return o.sinks ? LogSum{data<float>(o.sinks)[query] * kLog2E, 1} : LogSum{-kInfinity, 0};
 }
 
 // y = x * factor, one head's channels.
@@ -72,8 +83,10 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
       rope.rotate(t.q + vector * width, t.angles);
       std::fill_n(t.out + vector * width, width, 0.0f);
       if (!first_pass) std::memcpy(t.out + vector * width, y(row, h), p.head_dim * sizeof(float));
-      t.peak[vector] = first_pass ? -kInfinity : ml(row, h)[0];
-      t.sum[vector] = first_pass ? 0 : ml(row, h)[1];
+      const LogSum before =
+          first_pass ? sink_of(o, head * p.group + h) : LogSum{ml(row, h)[0], ml(row, h)[1]};
+      t.peak[vector] = before.peak;
+      t.sum[vector] = before.sum;
     }
   }
 
@@ -96,6 +109,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
       t.visible[vector] = seen > key ? std::min(n, seen - key) : 0;
     }
     kernels.multiply_tile(vectors, p.head_dim, t.q, width, t.keys, t.scores);
+    cap_scores(t, vectors, p.cap);
     if (p.window) hide_before_window(t, vectors, p.group, first_index, p.window, key);
     kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
     kernels.add_rows_f32(vectors, n, t.scores, v, p.head_dim, t.out, width);
@@ -153,6 +167,7 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
     }
     std::fill_n(t.visible, p.group, keys);
     kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);
+    cap_scores(t, p.group, p.cap);
     kernels.soften(t.scores, p.group, t.visible, t.peak, t.sum, t.out, width);
     kernels.add_rows_f16(p.group, keys, t.scores, v, p.head_dim, t.out, width);
   }
@@ -206,8 +221,10 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     const auto part_of = [&](uint32_t i) {
       return LogSum{parts.peak[first + i * p.group], parts.sum[first + i * p.group]};
     };
-    LogSum all{-kInfinity, 0};
+    const LogSum sink = sink_of(o, p.first_head * p.group + query);
+    LogSum all{sink.peak, 0};
     for (uint32_t i = 0; i < n; ++i) all.peak = std::max(all.peak, part_of(i).peak);
+    if (o.sinks) all = merged(all, sink, std::exp2(gap(all, sink)));
     for (uint32_t i = 0; i < n; ++i) all = merged(all, part_of(i), std::exp2(gap(all, part_of(i))));
     float* y = data<float>(o.y) + (p.first_head * p.group + query) * p.head_dim;
     std::fill_n(y, p.head_dim, 0.0f);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "backends/checks.h"
-#include "backends/cpu/dense/matmul.h"
+#include "backends/cpu/dense/experts.h"
 #include "backends/cpu/host/measure.h"
 #include "backends/cpu/host/thread_pool.h"
 #include "backends/cpu/kernels.h"
@@ -52,6 +52,10 @@ struct Run {
   void operator()(const RmsNorm& op) const { rms_norm(c, op); }
   void operator()(const Linear& op) const { linear(c, op); }
   void operator()(const Glu& op) const { glu(c, op); }
+  void operator()(const Scale& op) const { scale(c, op); }
+  void operator()(const Route& op) const { route(c, op); }
+  void operator()(const ExpertGlu& op) const { expert_glu(c, op); }
+  void operator()(const ExpertLinear& op) const { expert_linear(c, op); }
   void operator()(const Activation& op) const { activation(c, op); }
   void operator()(const KvAppend& op) const { kv_append(c, op); }
   void operator()(const SinkScore& op) const { sink_score(c, op); }
@@ -198,7 +202,12 @@ class CpuDevice : public Device {
   DeviceInfo info() const override { return cpu_device_info(); }
 
   Result<Needs> needs(const ModelShape& model, const SessionShape& session) const override {
-    const uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float);
+    uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float);
+    if (model.experts) {
+      const uint64_t slots = uint64_t(session.chunk) * model.chosen_experts;
+      dense = std::max({dense, threads() * expert_scratch(model.d_model) * sizeof(float),
+                        slots * (sizeof(uint32_t) + sizeof(float))});
+    }
     return Needs{.fixed = fixed_,
                  .workspace = round_up(std::max(dense, kv_scratch_bytes(model, session, threads())), 64)};
   }

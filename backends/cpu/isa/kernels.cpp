@@ -14,28 +14,11 @@ namespace {
 template <typename Call>
 inline void with_format(DType type, const Call& call) {
   switch (type) {
-    case DType::kF32:
-      return call(F32());
-    case DType::kF16:
-      return call(F16());
-    case DType::kBF16:
-      return call(BF16());
-    case DType::kQ8_0:
-      return call(Q8_0());
-    case DType::kQ4_0:
-      return call(Q4_0());
-    case DType::kQ4_1:
-      return call(Q4_1());
-    case DType::kQ5_0:
-      return call(Q5_0());
-    case DType::kQ5_1:
-      return call(Q5_1());
-    case DType::kQ4_K:
-      return call(Q4_K());
-    case DType::kQ5_K:
-      return call(Q5_K());
-    case DType::kQ6_K:
-      return call(Q6_K());
+#define X(name, number, block, bytes) \
+  case DType::k##name:                \
+    return call(name());
+    THIMBLE_DTYPES(X)
+#undef X
   }
 }
 
@@ -214,7 +197,7 @@ void multiply(const float* x, size_t x_stride, uint32_t x_rows, const float* pan
 
 // ---- elementwise ----
 
-void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float* y) {
+void rms_norm(const float* x, const float* weight, uint32_t n, float eps, bool add, float* y) {
   Vec sums[4] = {};
   float rest = 0;
   uint32_t i = 0;
@@ -223,7 +206,23 @@ void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float*
   for (; i < n; ++i) rest += x[i] * x[i];
   const float mean = (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / static_cast<float>(n);
   const float scale = 1.0f / __builtin_sqrtf(mean + eps);
-  for (i = 0; i < n; ++i) y[i] = x[i] * scale * weight[i];
+  if (add)
+    for (i = 0; i < n; ++i) y[i] += x[i] * scale * weight[i];
+  else
+    for (i = 0; i < n; ++i) y[i] = x[i] * scale * weight[i];
+}
+
+// tanh(x) is 2 sigmoid(2 x) - 1, up to an error of 2^-23.
+inline Vec capped(Vec x, float cap) { return cap * (2.0f / (1.0f + exp((-2.0f / cap) * x)) - 1.0f); }
+
+void soft_cap(float* x, uint32_t n, float cap) {
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, capped(load(x + i), cap));
+  if (i == n) return;
+  float rest[kLanes] = {};
+  for (uint32_t j = i; j < n; ++j) rest[j - i] = x[j];
+  store(rest, capped(load(rest), cap));
+  for (uint32_t j = i; j < n; ++j) x[j] = rest[j - i];
 }
 
 // x * sigmoid(x); gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
@@ -295,6 +294,7 @@ const Kernels THIMBLE_KERNELS = {
     .pack = pack,
     .multiply = multiply,
     .rms_norm = rms_norm,
+    .soft_cap = soft_cap,
     .activate = activate,
     .sum_exp = sum_exp,
 };

@@ -11,6 +11,7 @@
 
 #include "backends/cuda/dense/activation.cuh"
 #include "backends/cuda/dense/matvec.h"
+#include "backends/cuda/dense/matvec_any.h"
 #include "backends/cuda/dense/matvec_formats.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/shared_memory.cuh"
@@ -381,9 +382,46 @@ Products products_of(const View& x, uint32_t x_stride, uint32_t cols, uint32_t r
   return p;
 }
 
+// One by one, the norm before them: where there is a type without a format.
+void multiply_one_by_one(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
+  if (norm) rms_norm(l, *norm);
+  for (const Linear& op : siblings) {
+    if (AllFormats::know(op.w.type)) {
+      multiply_vectors(l, {&op, 1}, nullptr);
+      continue;
+    }
+    multiply_any(l, op.w,
+                 {.rows = op.p.out_cols,
+                  .cols = op.p.in_cols,
+                  .x = data<float>(op.x),
+                  .x_stride = op.p.x_stride,
+                  .x_rows = op.p.rows,
+                  .y = data<float>(op.y),
+                  .y_stride = op.p.y_stride,
+                  .bias = data<float>(op.bias),
+                  .add = op.p.add != 0});
+  }
+}
+void multiply_one_by_one(const Launch& l, const Glu& op, const RmsNorm* norm) {
+  if (norm) rms_norm(l, *norm);
+  AnyProduct p{.rows = op.p.out_cols,
+               .cols = op.p.in_cols,
+               .x = data<float>(op.x),
+               .x_stride = op.p.in_cols,
+               .y = data<float>(op.h),
+               .y_stride = op.p.out_cols,
+               .act = op.p.act};
+  multiply_any(l, op.gate, p);
+  p.activates = true;
+  multiply_any(l, op.up, p);
+}
+
 }  // namespace
 
 void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
+  if (!std::all_of(siblings.begin(), siblings.end(),
+                   [](const Linear& op) { return AllFormats::know(op.w.type); }))
+    return multiply_one_by_one(l, siblings, norm);
   const LinearParams& first = siblings[0].p;
   Products p = products_of(siblings[0].x, first.x_stride, first.in_cols, first.rows, norm);
   uint32_t count = 0;
@@ -401,6 +439,8 @@ void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const R
 }
 
 void multiply_vectors(const Launch& l, const Glu& op, const RmsNorm* norm) {
+  if (!AllFormats::know(op.gate.type) || !AllFormats::know(op.up.type))
+    return multiply_one_by_one(l, op, norm);
   Products p = products_of(op.x, op.p.in_cols, op.p.in_cols, kStepRows, norm);
   p.glu = 1;
   p.act = op.p.act;

@@ -98,6 +98,11 @@ struct HasOp {
   static bool takes(const KvArray& a, uint32_t head_dim) {
     return a.type == DType::kF16 && takes_heads_of(head_dim);
   }
+  bool operator()(const RmsNorm& op) const { return !op.p.add; }
+  bool operator()(const Scale&) const { return false; }
+  bool operator()(const Route&) const { return false; }
+  bool operator()(const ExpertGlu&) const { return false; }
+  bool operator()(const ExpertLinear&) const { return false; }
   bool operator()(const KvAppend& op) const {
     return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
   }
@@ -105,7 +110,7 @@ struct HasOp {
     return takes(op.pool_k, op.p.head_dim) && takes(op.pool_v, op.p.head_dim);
   }
   bool operator()(const Attention& op) const {
-    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+    return !op.sinks && op.p.cap == 0 && takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
   }
   bool operator()(const KvCompact& op) const {
     return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);

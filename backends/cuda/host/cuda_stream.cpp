@@ -81,6 +81,10 @@ class Launcher {
   void operator()(const RmsNorm& op) { rms_norm(l_, op); }
   void operator()(const Linear& op) { linear(l_, {&op, 1}, nullptr); }
   void operator()(const Glu& op) { glu(l_, op, nullptr); }
+  void operator()(const Scale&) {}
+  void operator()(const Route&) {}
+  void operator()(const ExpertGlu&) {}
+  void operator()(const ExpertLinear&) {}
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {
     if (l_.max_rows == 1)

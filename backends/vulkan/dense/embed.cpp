@@ -9,7 +9,7 @@ void embed(Recording& r, const Embed& op) {
   constexpr uint32_t kThreads = 64, kEach = 4;
   const uint64_t row_bytes = dtype_bytes(op.table.type, op.p.cols);
   // Parts of a table start at whole words.
-  const uint64_t most = largest_part(r.limits()) / row_bytes / 2 * 2;
+  const uint64_t most = largest_part(r.limits()) / row_bytes / 4 * 4;
   if (!most)
     return r.fail(error(Code::kUnsupported,
                         "an embedding of %u columns is too wide for the device; use --device cpu",
@@ -21,7 +21,8 @@ void embed(Recording& r, const Embed& op) {
                              .first_token = static_cast<uint32_t>(first),
                              .tokens = static_cast<uint32_t>(tokens)};
     r.dispatch(Shader::kEmbed, {static_cast<uint32_t>(op.table.type)},
-               {reads(op.tokens), reads(op.table.slice(first * row_bytes, tokens * row_bytes)), writes(op.x)},
+               {reads(op.tokens), reads(op.table.slice(first * row_bytes, tokens * row_bytes)), writes(op.x),
+                reads(r.code_books())},
                params, static_cast<uint32_t>(ceil_div(op.p.cols, kThreads * kEach)), r.most_rows());
   }
 }

@@ -26,6 +26,23 @@ bool in_eights(const Weight& w) {
   return w.type == DType::kF16 && w.cols % kDepth == 0 && w.offset % sizeof(uint16_t[8]) == 0;
 }
 
+// Whether matvec.comp multiplies a type in pieces of 32 columns (pieces.glsl), or four weights at a time.
+bool in_pieces(DType type) {
+  switch (type) {
+    case DType::kQ8_0:
+    case DType::kQ4_0:
+    case DType::kQ4_1:
+    case DType::kQ5_0:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ6_K:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many. More
 // than 128 would be faster alone for matrices of many columns, but with these they share a shader's code: a
 // layer's must stay in the caches for instructions (an H200's Llama 3.1 8B 199.9 tokens/s instead of 193.6).
@@ -40,14 +57,14 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   const Limits& l = r.limits();
   const uint32_t matrices = p.up ? 2 : 1, threads = matvec_threads(l, p.w.cols);
   // Rows of W that share what is read of x, both matrices': more where there are enough to occupy a card.
-  const bool plain = dtype_info(p.w.type).block == 1;
-  const uint32_t lines = plain || !has_registers(l) ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
+  const bool pieces = in_pieces(p.w.type);
+  const uint32_t lines = !pieces || !has_registers(l) ? 4 : matrices * p.w.rows < 8192 ? 8 : 16;
   const uint32_t rows_each = std::min(rows, 4u);
   const bool digits =
       l.byte_products && (p.w.type == DType::kQ4_K || p.w.type == DType::kQ5_K || p.w.type == DType::kQ6_K);
   // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
   // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
-  const uint32_t together = matrices == 2 && !plain && has_registers(l) ? 4 : 1;
+  const uint32_t together = matrices == 2 && pieces && has_registers(l) ? 4 : 1;
   // What a shader may write counts as written, so products of the same x would wait for each other if they
   // shared what they leave alone.
   const bool prepares = bool(p.prepares.row);
@@ -56,7 +73,8 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), lines, rows_each, matrices, threads,
               l.subgroup_size, together},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
-              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y)},
+              writes(norm), reads(p.norm_weight), writes(prepares ? p.prepares.squares : p.y),
+              reads(r.code_books())},
              p.params(), groups(p.w.rows, lines / matrices), groups(rows, rows_each));
 }
 // A tile of 128 x 128 where the device has room and rows for it, else of 64 columns.
@@ -67,7 +85,7 @@ void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
   r.dispatch(Shader::kProduct,
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p), thread_rows, thread_cols, kThreads,
               p.in_cols % kDepth == 0, in_eights(p.w)},
-             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y)}, p.params(),
+             {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(r.code_books())}, p.params(),
              groups(p.w.rows, thread_cols * kColThreads),
              groups(rows, thread_rows * (kThreads / kColThreads)));
 }

@@ -85,7 +85,8 @@ void dequantize(Recording& r, const Weight& w, uint32_t depth, const View& to) {
   constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup
   const DequantizeParams params{
       .in_cols = w.cols, .depth = depth, .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols))};
-  r.dispatch(Shader::kDequantize, {static_cast<uint32_t>(w.type)}, {reads(w), writes(to)}, params,
+  r.dispatch(Shader::kDequantize, {static_cast<uint32_t>(w.type)},
+             {reads(w), writes(to), reads(r.code_books())}, params,
              static_cast<uint32_t>(ceil_div(depth, kEach)), w.rows);
 }
 

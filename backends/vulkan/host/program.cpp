@@ -26,7 +26,8 @@ VulkanProgram::~VulkanProgram() {
 
 ProgramRecording::ProgramRecording(std::shared_ptr<StreamState> stream, uint32_t max_rows)
     : Recording(stream->context->gpu.limits, max_rows, stream->scratch,
-                {stream->shared.get(), StreamState::kCounters, kCounterBytes}),
+                {stream->shared.get(), StreamState::kCounters, kCounterBytes},
+                {stream->shared.get(), StreamState::kCodeBooks, sizeof StreamState::kBooks}),
       stream_(std::move(stream)),
       context_(*stream_->context),
       program_(std::make_unique<VulkanProgram>(stream_)) {

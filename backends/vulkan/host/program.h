@@ -2,10 +2,12 @@
 // where a slow device would take too long for it.
 #pragma once
 
+#include <iterator>
 #include <memory>
 #include <vector>
 
 #include "backends/checks.h"
+#include "backends/codebooks.h"
 #include "backends/vulkan/host/hazards.h"
 #include "backends/vulkan/host/memory.h"
 #include "backends/vulkan/host/recording.h"
@@ -15,10 +17,13 @@ namespace thimble::vulkan {
 // What the programs of a stream share.
 struct StreamState {
   explicit StreamState(std::shared_ptr<Context> c) : context(std::move(c)), timeline(context) {}
-  // Where in `shared` lie Recording::counters(), what empty operands show, and StepParams with the table of
-  // HeadState behind it; multiples of every alignment that a device may ask of a descriptor.
+  static constexpr uint16_t kBooks[] = {THIMBLE_CODE_BOOKS};
+  // Where in `shared` lie Recording::counters(), what empty operands show, the code books, and StepParams
+  // with the table of HeadState behind it; multiples of every alignment that a device may ask of a
+  // descriptor.
   static constexpr uint64_t kCounters = 0, kNothing = Recording::kCounterBytes, kNothingBytes = 16,
-                            kStep = kNothing + 256;
+                            kCodeBooks = kNothing + 256, kStep = kCodeBooks + sizeof kBooks;
+  static_assert(kStep % 256 == 0 && std::size(kBooks) == THIMBLE_IQ1_FIRST + 2048);
 
   // What shaders see as binding 0 (shaders/step.glsl): C++ and GLSL agree that nothing lies between the two.
   uint64_t step_bytes() const { return sizeof(StepParams) + heads * sizeof(HeadState); }

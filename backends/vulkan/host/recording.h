@@ -71,6 +71,9 @@ class Recording {
   const View& counters() const { return counters_; }
   static constexpr uint64_t kCounterBytes = 4096;
 
+  // The code books (backends/codebooks.h), two entries a word: what products and embed read beside weights.
+  const View& code_books() const { return code_books_; }
+
   // Floating-point operations that one dispatch may take; an op that needs more cuts its work into several.
   double most_operations() const { return limits_.operations_per_second * kSubmitSeconds; }
   // The next dispatch takes so many of them. Ops say it where to compute takes longer than to read operands.
@@ -91,8 +94,13 @@ class Recording {
   }
 
  protected:
-  Recording(const Limits& limits, uint32_t max_rows, const View& scratch, const View& counters)
-      : limits_(limits), max_rows_(max_rows), scratch_(scratch), counters_(counters) {}
+  Recording(const Limits& limits, uint32_t max_rows, const View& scratch, const View& counters,
+            const View& code_books)
+      : limits_(limits),
+        max_rows_(max_rows),
+        scratch_(scratch),
+        counters_(counters),
+        code_books_(code_books) {}
 
   virtual void dispatch(Shader, std::initializer_list<uint32_t> constants, std::initializer_list<Operand>,
                         const void* push, size_t push_bytes, uint32_t x, uint32_t y, uint32_t z) = 0;
@@ -101,7 +109,7 @@ class Recording {
   double operations_ = 0;  // that the next dispatch is expected to take
   uint32_t max_rows_;
   uint32_t turn_ = 0;
-  View scratch_, counters_;
+  View scratch_, counters_, code_books_;
   Status status_;
 };
 

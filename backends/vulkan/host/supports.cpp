@@ -14,13 +14,18 @@ bool scores(uint32_t head_dim, const Limits& l) {
 
 struct Supports {
   const Limits& limits;
+  bool operator()(const RmsNorm& o) const { return !o.p.add; }
+  bool operator()(const Scale&) const { return false; }
+  bool operator()(const Route&) const { return false; }
+  bool operator()(const ExpertGlu&) const { return false; }
+  bool operator()(const ExpertLinear&) const { return false; }
   bool operator()(const KvAppend& o) const { return is_half(o.k) && is_half(o.v); }
   bool operator()(const KvView& o) const {
     return o.p.head_dim % 2 == 0 && is_half(o.pool_k) && is_half(o.pool_v) && is_half(o.chunk_k) &&
            is_half(o.chunk_v);
   }
   bool operator()(const Attention& o) const {
-    return attends(o.p.head_dim, limits) && is_half(o.k) && is_half(o.v);
+    return attends(o.p.head_dim, limits) && is_half(o.k) && is_half(o.v) && !o.sinks && o.p.cap == 0;
   }
   bool operator()(const KvCompact& o) const {
     return o.p.head_dim % 2 == 0 && is_half(o.chunk_k) && is_half(o.chunk_v) && is_half(o.k) && is_half(o.v);

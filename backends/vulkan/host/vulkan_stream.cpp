@@ -68,6 +68,10 @@ class VulkanRecorder : public Recorder {
   void launch(const RmsNorm& op) { rms_norm(recording_, op); }
   void launch(const Linear& op) { linear(recording_, {&op, 1}); }
   void launch(const Glu& op) { glu(recording_, op); }
+  void launch(const Scale&) {}
+  void launch(const Route&) {}
+  void launch(const ExpertGlu&) {}
+  void launch(const ExpertLinear&) {}
   void launch(const Activation& op) { activation(recording_, op); }
   void launch(const KvAppend& op) { kv_append(recording_, op); }
   void launch(const SinkScore& op) { sink_score(recording_, op); }
@@ -190,6 +194,8 @@ Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, Vi
   const uint64_t bytes = StreamState::kStep + state->step_bytes();
   THIMBLE_LET(shared, allocate(state->context, Place::kMappedDevice, bytes));
   std::memset(shared->mapped, 0, bytes);
+  std::memcpy(static_cast<std::byte*>(shared->mapped) + StreamState::kCodeBooks, StreamState::kBooks,
+              sizeof StreamState::kBooks);
   state->shared = std::move(shared);
   return std::unique_ptr<Stream>(std::make_unique<VulkanStream>(std::move(state)));
 }

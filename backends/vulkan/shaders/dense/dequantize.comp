@@ -9,12 +9,14 @@ layout(local_size_x = 128) in;
 
 layout(set = 0, binding = 1, std430) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Halves { uvec4 halves[]; };  // [rows][depth] f16
+layout(set = 0, binding = 3, std430) readonly buffer Books { uint books[]; };
 layout(push_constant) uniform Push {
   DequantizeParams p;
-  uint base[2];
+  uint base[3];
 } push;
 
 uint word_at(uint matrix, uint i) { return w[push.base[0] + i]; }
+uint book_word(uint i) { return books[push.base[2] + i]; }
 
 void main() {
   const uint row = gl_WorkGroupID.y, e = gl_GlobalInvocationID.x, eights = push.p.depth / 8;

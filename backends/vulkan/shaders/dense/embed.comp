@@ -11,12 +11,14 @@ layout(local_size_x = 64) in;
 layout(set = 0, binding = 1, std430) readonly buffer Tokens { uint tokens[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Table { uint table[]; };
 layout(set = 0, binding = 3, std430) writeonly buffer X { float x[]; };
+layout(set = 0, binding = 4, std430) readonly buffer Books { uint books[]; };
 layout(push_constant) uniform Push {
   TableParams p;
-  uint base[3];
+  uint base[4];
 } push;
 
 uint word_at(uint matrix, uint i) { return table[push.base[1] + i]; }
+uint book_word(uint i) { return books[push.base[3] + i]; }
 
 void main() {
   const uint row = gl_WorkGroupID.y, quad = gl_GlobalInvocationID.x, cols = push.p.cols;

@@ -1,31 +1,31 @@
-// The weight types of base/dtype.h as floats, four neighbours of a row at a time. backends/cpu/isa/dequant.h defines them.
+// The weight types of base/dtype_list.h as floats, four neighbours of a row at a time. backends/cpu/isa/dequant.h defines them.
 //
 // The type is specialisation constant 0: the branches of the others are gone when a pipeline is made. Products of scales and
 // integers are exact in f32, so a weight is rounded at most once, as on the CPU.
+#include "../../../../base/dtype_list.h"
 
 layout(constant_id = 0) const uint kType = 0;
 
-// Word i of a matrix; the shader that includes this defines it.
+// Word i of a matrix, and of the code books; the shader that includes this defines both.
 uint word_at(uint matrix, uint i);
+uint book_word(uint i);
 
-#define kF32 0u  // numbered as in GGUF
-#define kF16 1u
-#define kQ4_0 2u
-#define kQ4_1 3u
-#define kQ5_0 6u
-#define kQ5_1 7u
-#define kQ8_0 8u
-#define kQ4_K 12u
-#define kQ5_K 13u
-#define kQ6_K 14u
-#define kBF16 30u
+#define X(name, number, block, bytes) const uint k##name = number;
+THIMBLE_DTYPES(X)
+#undef X
+#define X(name, number, block, bytes) kType == number ? block :
+const uint kBlock = THIMBLE_DTYPES(X) 0;
+#undef X
+#define X(name, number, block, bytes) kType == number ? bytes :
+const uint kBlockBytes = THIMBLE_DTYPES(X) 0;
+#undef X
 
-const bool kPlain = kType == kF32 || kType == kF16 || kType == kBF16;  // no blocks: rows of any length
+const bool kPlain = kBlock == 1;  // no blocks: rows of any length
 
 // A row of a matrix, or what follows in it: a block, or the quants in that.
 struct Row {
   uint matrix;
-  uint first;  // byte of the matrix that it starts at; an even number
+  uint first;  // byte of the matrix that it starts at; an even number, but of mxfp4
   uint cols;   // elements of the row
 };
 Row behind(Row row, uint bytes) { return Row(row.matrix, row.first + bytes, row.cols); }
@@ -37,6 +37,13 @@ uint even_word(Row row, uint i) {
   if (row.first % 4 == 0) return first;  // the word behind it may lie behind the matrix
   return first >> 16 | word_at(row.matrix, at + 1) << 16;
 }
+// Four bytes from any byte on, and one.
+uint any_word(Row row) {
+  const uint at = row.first / 4, shift = row.first % 4 * 8, first = word_at(row.matrix, at);
+  if (shift == 0) return first;
+  return first >> shift | word_at(row.matrix, at + 1) << 32 - shift;
+}
+uint byte_at(Row row, uint i) { return word_at(row.matrix, (row.first + i) / 4) >> (row.first + i) % 4 * 8 & 0xff; }
 // The first two bytes.
 uint half_bits(Row row) { return word_at(row.matrix, row.first / 4) >> row.first / 2 % 2 * 16 & 0xffff; }
 float half_at(Row row) { return unpackHalf2x16(half_bits(row)).x; }
@@ -123,21 +130,95 @@ vec4 q6_K(Row b, uint group, uint quad) {
   return half_at(behind(b, 208)) * float(scale) * (unsigned_bytes(low | high << 4) - 32);
 }
 
+uint pairs_of_bits(uint w, uint group) { return w >> 2 * (group % 4) & 0x03030303; }
+
+// 16 bytes of scales (low halves) and minima (high halves) of 16 elements each, 64 bytes of pairs of bits, d, m. Each half of
+// 128 elements has 32 bytes: byte i of these serves elements i, 32 + i, 64 + i, 96 + i.
+vec4 q2_K(Row b, uint group, uint quad) {
+  const uint q = pairs_of_bits(word(b, 4 + group / 4 * 8 + quad), group);
+  const uint scale = byte_at(b, 2 * group + quad / 4);
+  const vec2 d = unpackHalf2x16(word(b, 20));
+  return d.x * float(scale & 15) * unsigned_bytes(q) - d.y * float(scale >> 4);
+}
+// 32 bytes of third bits, bit g of byte i for element i of group g; 64 bytes as q2_K's; 12 bytes with 16 scales of six bits, in
+// which low halves come before pairs of high bits; d.
+vec4 q3_K(Row b, uint group, uint quad) {
+  const uint q = pairs_of_bits(even_word(b, 8 + group / 4 * 8 + quad), group);
+  const uint third = even_word(b, quad) >> group & 0x01010101;
+  const uint i = 2 * group + quad / 4;
+  const uint scale = byte_at(b, 96 + i % 8) >> i / 8 * 4 & 15 | (byte_at(b, 104 + i % 4) >> i / 4 * 2 & 3) << 4;
+  return half_at(behind(b, 108)) * float(int(scale) - 32) * (unsigned_bytes(q | third << 2) - 4);
+}
+
+// Types whose nibbles name one of 16 values, four of them in a word.
+const uint kIq4Values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};  // -127 -104 -83 ... 89 113
+const uint kFp4Values[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};  // 0 1 2 3 4 6 8 12 0 -1 ... -12
+vec4 iq4_values(uint q) {
+  vec4 v;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    const uint n = byte_of(q, i);
+    const uint four = kType == kMXFP4 ? kFp4Values[n / 4] : kIq4Values[n / 4];
+    v[i] = float(bitfieldExtract(int(four), int(n % 4 * 8), 8));
+  }
+  return v;
+}
+vec4 iq4_nl(Row b, uint quad) {
+  return half_at(b) * iq4_values(low_or_high(even_word(behind(b, 2), quad % 4), quad));
+}
+// An exponent x, 16 bytes: 2^(x - 128) times the value, which is twice what it stands for.
+vec4 mxfp4(Row b, uint quad) {
+  const uint x = byte_at(b, 0);
+  const float d = uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1 << 23);
+  return d * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
+}
+// d, 2 bytes of the scales' high pairs of bits, 4 of their low halves, 128 of nibbles.
+vec4 iq4_xs(Row b, uint group, uint quad) {
+  const uint head = word(b, 0);
+  const uint scale = word(b, 1) >> 4 * group & 15 | (head >> 16 + 2 * group & 3) << 4;
+  const uint q = low_or_high(word(b, 2 + 4 * group + quad % 4), quad);
+  return unpackHalf2x16(head).x * float(int(scale) - 32) * iq4_values(q);
+}
+
+// Numbers of -1, 0 and 1: as pairs of bits, or as digits of base 3, which come out at the top of a byte as it is multiplied.
+vec4 tq2_0(Row b, uint group, uint quad) {
+  return half_at(behind(b, 64)) * (unsigned_bytes(pairs_of_bits(even_word(b, group / 4 * 8 + quad), group)) - 1);
+}
+const uint kPowersOf3[5] = {1, 3, 9, 27, 81};
+vec4 tq1_0(Row b, uint group, uint quad) {
+  // 32 bytes for groups 0 to 4, 16 for 5, 6 and half of 7, 4 for the rest.
+  const uint sixteen = 2 * (group - 5) + quad / 4;
+  const bool last = group == 7 && quad >= 4;
+  const uint w = even_word(b, group < 5 ? quad : last ? 12 : 8 + quad % 4);
+  const uint power = kPowersOf3[group < 5 ? group : last ? quad - 4 : sixteen];
+  const uvec4 bytes = uvec4(w, w >> 8, w >> 16, w >> 24) & 0xff;
+  return half_at(behind(b, 52)) * (vec4((bytes * power & 0xff) * 3 >> 8) - 1);
+}
+
+#include "books.glsl"
+
 // The four weights of a row from column 256 unit + 32 group + 4 quad on, which is one of its columns; quad < 8, and group < 8
 // where blocks are of 256.
 vec4 weights(Row row, uint unit, uint group, uint quad) {
-  const uint block = 8 * unit + group;
+  if (kPlain) return plain_weights(row, 256 * unit + 32 * group + 4 * quad);
+  const Row b = behind(row, (kBlock == 32 ? 8 * unit + group : unit) * kBlockBytes);
   switch (kType) {
-    case kQ8_0: return q8_0(behind(row, block * 34), quad);
-    case kQ4_0: return q4_0(behind(row, block * 18), quad);
-    case kQ4_1: return q4_1(behind(row, block * 20), quad);
-    case kQ5_0: return q5_0(behind(row, block * 22), quad);
-    case kQ5_1: return q5_1(behind(row, block * 24), quad);
-    case kQ4_K: return q45_K(behind(row, unit * 144), group, quad);
-    case kQ5_K: return q45_K(behind(row, unit * 176), group, quad);
-    case kQ6_K: return q6_K(behind(row, unit * 210), group, quad);
+    case kQ8_0: return q8_0(b, quad);
+    case kQ4_0: return q4_0(b, quad);
+    case kQ4_1: return q4_1(b, quad);
+    case kQ5_0: return q5_0(b, quad);
+    case kQ5_1: return q5_1(b, quad);
+    case kIQ4_NL: return iq4_nl(b, quad);
+    case kMXFP4: return mxfp4(b, quad);
+    case kQ2_K: return q2_K(b, group, quad);
+    case kQ3_K: return q3_K(b, group, quad);
+    case kQ4_K: return q45_K(b, group, quad);
+    case kQ5_K: return q45_K(b, group, quad);
+    case kQ6_K: return q6_K(b, group, quad);
+    case kIQ4_XS: return iq4_xs(b, group, quad);
+    case kTQ1_0: return tq1_0(b, group, quad);
+    case kTQ2_0: return tq2_0(b, group, quad);
   }
-  return plain_weights(row, 32 * block + 4 * quad);
+  return book_weights(b, group, quad);
 }
 
 // Eight weights as f16. No model comes near the largest; what does, stops there.

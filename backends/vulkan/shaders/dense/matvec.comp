@@ -15,12 +15,12 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-#define kOperands 9
+#define kOperands 10
 #include "../operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of floats 4
+layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, of types without pieces 4
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
@@ -34,10 +34,13 @@ layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  /
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
 
+layout(set = 0, binding = 10, std430) readonly buffer Books { uint books[]; };
+
 const uint kCols = kLines / kMatrices;     // of y
 const uint kSubgroups = kThreads / kLanes;
 
 uint word_at(uint matrix, uint i) { return matrix == 0 ? w[push.base[1] + i] : up[push.base[4] + i]; }
+uint book_word(uint i) { return books[push.base[9] + i]; }
 // Matrices start at multiples of 16 bytes (DeviceInfo::alignment).
 uvec4 words_at(uint matrix, uint quad) {
   return matrix == 0 ? w_quads[push.base[1] / 4 + quad] : up_quads[push.base[4] / 4 + quad];
@@ -108,8 +111,8 @@ void multiply_pieces() {
   }
 }
 
-// Floats: eight threads share 256 columns and have four of each 32.
-void multiply_floats() {
+// Types without pieces: eight threads share 256 columns and have four of each 32.
+void multiply_quads() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
   float sums[kRows * kLines];
   [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
@@ -117,7 +120,7 @@ void multiply_floats() {
     vec4 of_x[kRows];
     [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
     [[unroll]] for (uint l = 0; l < kLines; ++l) {
-      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), 0, group, quad);
+      const vec4 of_w = weights(Row(l % kMatrices, line_start(l), push.p.in_cols), group / 8, group % 8, quad);
       [[unroll]] for (uint r = 0; r < kRows; ++r) sums[r * kLines + l] = add_products(sums[r * kLines + l], of_x[r], of_w);
     }
   }
@@ -159,12 +162,12 @@ void main() {
 
   thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
 
-  if (!kPlain) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   const float squares = push.p.scales != 0 ? own_squares() : 0;
-  if (kPlain)
-    multiply_floats();
-  else
+  if (kInPieces)
     multiply_pieces();
+  else
+    multiply_quads();
   float scale = 1;
   if (push.p.scales != 0)
     scale = norm_scale(squares);

@@ -6,8 +6,9 @@
 
 // Blocks of 16-byte words are read from memory, others pass through shared memory, of which each subgroup has its own part:
 // no thread waits for those of other subgroups.
-const bool kStaged = !kPlain && kType != kQ4_K && kType != kQ5_K;
 const bool kSuper = kType == kQ4_K || kType == kQ5_K;
+const bool kStaged = kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K;
+const bool kInPieces = kSuper || kStaged;  // other types are multiplied four weights at a time
 const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
 
 // ---- x ----
@@ -66,12 +67,6 @@ const uint kLow = 0x0f0f0f0f, kHigh = 0xf0f0f0f0, kAll = 0xffffffff;
 // ---- staging ----
 
 // Eight pieces are a block of q6_K or eight of the other types.
-const uint kBlockBytes = kType == kQ6_K   ? 210
-                         : kType == kQ8_0 ? 34
-                         : kType == kQ4_0 ? 18
-                         : kType == kQ4_1 ? 20
-                         : kType == kQ5_0 ? 22
-                                          : 24;
 const uint kTeam = kLanes < 8 ? kThreads : kLanes;  // threads that share a strip of a line, a piece each
 const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
 const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it

@@ -5,10 +5,13 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 
-#define kOperands 4
+#define kOperands 5
 #include "../operands.glsl"
 
+layout(set = 0, binding = 5, std430) readonly buffer Books { uint books[]; };
+
 uint word_at(uint matrix, uint i) { return w[push.base[1] + i]; }
+uint book_word(uint i) { return books[push.base[4] + i]; }
 
 layout(local_size_x_id = 5) in;                      // a multiple of kColThreads
 layout(constant_id = 3) const uint kThreadRows = 16;  // of y that a thread makes, in kThreadCols columns

@@ -1,0 +1,53 @@
+// How the products of experts are shared out: an expert's slots lie side by side, and its matrices are
+// multiplied for so many of them at a time.
+#pragma once
+
+#include "backends/cpu/dense/matmul.h"
+
+namespace thimble::cpu {
+
+// Slots that share one expansion of W: with 128 it costs a quarter of their product.
+constexpr uint32_t kExpertRows = 128;
+
+// Floats of scratch that a worker has in the ops of experts: for matmul, for a block of results, and for the
+// rows that a block of slots serves.
+inline uint64_t expert_scratch(uint32_t in_cols) {
+  return kMatmulScratch + uint64_t(kExpertRows) * kBlockCols + uint64_t(kExpertRows) * in_cols;
+}
+struct ExpertScratch {
+  float *matmul, *block, *rows;
+  ExpertScratch(const Context& c, uint32_t worker, uint32_t in_cols)
+      : matmul(reinterpret_cast<float*>(c.scratch.data()) + worker * expert_scratch(in_cols)),
+        block(matmul + kMatmulScratch),
+        rows(block + kExpertRows * kBlockCols) {}
+};
+
+// y[r][i] = row first_col + i of expert `expert`'s matrix times x[r], for `cols` of its out_cols rows.
+struct ExpertProduct {
+  const Weight& w;
+  uint32_t expert, out_cols, first_col, cols, in_cols;
+  void operator()(const float* x, uint32_t x_rows, float* y, size_t y_stride, float* scratch) const {
+    const uint64_t row = uint64_t(expert) * out_cols + first_col;
+    matmul({.x = x,
+            .x_stride = in_cols,
+            .x_rows = x_rows,
+            .type = w.type,
+            .w = data<std::byte>(w) + row * dtype_bytes(w.type, in_cols),
+            .cols = cols,
+            .n = in_cols,
+            .y = y,
+            .y_stride = y_stride,
+            .accumulate = false},
+           scratch);
+  }
+};
+
+// Adds an expert's bias, where it has one.
+inline void add_bias(const In& bias, uint64_t first, uint32_t rows, uint32_t cols, float* y,
+                     size_t y_stride) {
+  if (!bias) return;
+  for (uint32_t r = 0; r < rows; ++r)
+    for (uint32_t i = 0; i < cols; ++i) y[r * y_stride + i] += data<float>(bias)[first + i];
+}
+
+}  // namespace thimble::cpu

@@ -1,0 +1,36 @@
+// The tensor types that weights may have, for C++, CUDA and GLSL: X(name, number in GGUF, elements of a
+// block, bytes of a block). A row of a tensor holds whole blocks.
+//
+// A type is a row here, and what its blocks mean in backends/cpu/isa/dequant.h, which defines it,
+// backends/cuda/dense/formats.cuh and backends/vulkan/shaders/dense/formats.glsl.
+#ifndef THIMBLE_BASE_DTYPE_LIST_H
+#define THIMBLE_BASE_DTYPE_LIST_H
+
+#define THIMBLE_DTYPES(X) \
+  X(F32, 0, 1, 4)         \
+  X(F16, 1, 1, 2)         \
+  X(BF16, 30, 1, 2)       \
+  X(Q8_0, 8, 32, 34)      \
+  X(Q4_0, 2, 32, 18)      \
+  X(Q4_1, 3, 32, 20)      \
+  X(Q5_0, 6, 32, 22)      \
+  X(Q5_1, 7, 32, 24)      \
+  X(IQ4_NL, 20, 32, 18)   \
+  X(MXFP4, 39, 32, 17)    \
+  X(Q2_K, 10, 256, 84)    \
+  X(Q3_K, 11, 256, 110)   \
+  X(Q4_K, 12, 256, 144)   \
+  X(Q5_K, 13, 256, 176)   \
+  X(Q6_K, 14, 256, 210)   \
+  X(IQ4_XS, 23, 256, 136) \
+  X(IQ3_S, 21, 256, 110)  \
+  X(IQ3_XXS, 18, 256, 98) \
+  X(IQ2_S, 22, 256, 82)   \
+  X(IQ2_XS, 17, 256, 74)  \
+  X(IQ2_XXS, 16, 256, 66) \
+  X(IQ1_M, 29, 256, 56)   \
+  X(IQ1_S, 19, 256, 50)   \
+  X(TQ2_0, 35, 256, 66)   \
+  X(TQ1_0, 34, 256, 54)
+
+#endif

@@ -1,0 +1,354 @@
+// scale, route, expert_glu and expert_linear on every device, against plain loops in double.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "tests/ops/op_test.h"
+#include "tests/ops/random_matrix.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class Experts : public OpTest {
+ protected:
+  void size_for_experts(uint32_t experts, uint32_t chosen, uint32_t d_model, uint32_t d_ff, uint32_t chunk) {
+    ModelShape m = model;
+    m.experts = experts, m.chosen_experts = chosen, m.d_model = d_model, m.d_ff = d_ff;
+    SessionShape s = session;
+    s.chunk = chunk;
+    size_for(m, s);
+  }
+
+  void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased);
+  struct Shape {
+    uint32_t experts, chosen, rows, in_cols, out_cols;
+    DType type;
+    uint32_t act = kActSilu;
+    bool biased = false;
+    uint32_t max_rows = 0;  // 0: two more than rows
+  };
+  void check_experts(const Shape&);
+};
+THIMBLE_OP_TESTS(Experts);
+
+// What route gives, in double.
+struct Routed {
+  std::vector<uint32_t> first, row;
+  std::vector<double> weight;
+};
+
+Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, uint32_t rows,
+              const RouteParams& p) {
+  struct Slot {
+    uint32_t expert, row;
+    double weight;
+  };
+  std::vector<Slot> slots;
+  for (uint32_t r = 0; r < rows; ++r) {
+    const float* l = &logits[size_t(r) * p.experts];
+    std::vector<double> share(l, l + p.experts);
+    if (p.kind == kRouteSigmoid)
+      for (double& s : share) s = 1 / (1 + std::exp(-s));
+    if (p.kind == kRouteSoftmax) {
+      const double peak = *std::max_element(share.begin(), share.end());
+      for (double& s : share) s = std::exp(s - peak);
+      const double sum = std::accumulate(share.begin(), share.end(), 0.0);
+      for (double& s : share) s /= sum;
+    }
+    std::vector<uint32_t> order(p.experts);
+    std::iota(order.begin(), order.end(), 0u);
+    const auto preference = [&](uint32_t e) {
+      return bias.empty() ? double{l[e]} : share[e] + double{bias[e]};
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return preference(a) > preference(b); });
+    order.resize(p.chosen);
+    double sum = 0;
+    for (const uint32_t e : order) {
+      if (p.kind == kRouteSoftmaxOfChosen) share[e] = std::exp(share[e] - double{l[order[0]]});
+      sum += share[e];
+    }
+    const bool divides = p.share || p.kind == kRouteSoftmaxOfChosen;
+    for (const uint32_t e : order) slots.push_back({e, r, share[e] / (divides ? sum : 1) * double{p.scale}});
+  }
+  std::stable_sort(slots.begin(), slots.end(),
+                   [](const Slot& a, const Slot& b) { return a.expert < b.expert; });
+  Routed out{std::vector<uint32_t>(p.experts + 1), {}, {}};
+  for (const Slot& s : slots) {
+    for (uint32_t e = s.expert + 1; e <= p.experts; ++e) ++out.first[e];
+    out.row.push_back(s.row);
+    out.weight.push_back(s.weight);
+  }
+  return out;
+}
+
+void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased) {
+  SCOPED_TRACE(::testing::Message() << p.chosen << " of " << experts << ", " << rows << " rows, kind "
+                                    << p.kind << ", share " << p.share << ", scale " << p.scale << ", bias "
+                                    << biased);
+  clear();
+  Random random{experts * 31 + rows + p.kind};
+  const uint32_t max_rows = rows + 2;
+  const std::vector<float> logits = random.floats(size_t(rows) * experts, -6, 6),
+                           bias = random.floats(biased ? experts : 0, -2, 2);
+  size_for_experts(experts, p.chosen, 64, 64, max_rows);
+  const View first = output<uint32_t>(experts + 1), row = output<uint32_t>(size_t(max_rows) * p.chosen),
+             weight = output<float>(size_t(max_rows) * p.chosen);
+  const Route op{input(padded_rows(logits, size_t(max_rows) * experts)),
+                 biased ? input(bias) : View{},
+                 first,
+                 row,
+                 weight,
+                 p};
+  run({.n_rows = rows}, max_rows, [&](Recorder& r) { r.record(op); });
+  const Routed want = routed(logits, bias, rows, p);
+  ASSERT_EQ(get<uint32_t>(first), want.first);
+  const std::vector<uint32_t> rows_of_slots = get<uint32_t>(row);
+  const std::vector<float> weights = get<float>(weight);
+  for (size_t i = 0; i < want.row.size(); ++i) {
+    ASSERT_EQ(rows_of_slots[i], want.row[i]) << "slot " << i;
+    // Exponentials of differences below 12 that are rounded err by 12 and 4 ulp, a sum of as many as there
+    // are experts by half an ulp for each.
+    ASSERT_NEAR(weights[i], want.weight[i], want.weight[i] * (40 + experts) * 0x1p-23) << "slot " << i;
+  }
+}
+
+TEST_P(Experts, AreChosenByTheirLogits) {
+  for (const uint32_t kind : {kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid})
+    for (const uint32_t share : {0u, 1u}) {
+      check_route(8, 1, {.experts = 8, .chosen = 2, .kind = kind, .share = share, .scale = 1}, false);
+      check_route(128, 33, {.experts = 128, .chosen = 8, .kind = kind, .share = share, .scale = 2.5f}, false);
+      check_route(33, 70, {.experts = 33, .chosen = 5, .kind = kind, .share = share, .scale = 1}, true);
+      if (HasFatalFailure()) return;
+    }
+  check_route(1, 3, {.experts = 1, .chosen = 1, .kind = kRouteSoftmax, .share = 1, .scale = 1}, false);
+  check_route(300, 5, {.experts = 300, .chosen = 300, .kind = kRouteSoftmax, .share = 1, .scale = 1}, false);
+  check_route(32, 1000, {.experts = 32, .chosen = 4, .kind = kRouteSoftmaxOfChosen, .share = 0, .scale = 1},
+              false);
+}
+
+// Equal logits choose the lower expert, and those that are no numbers come last.
+TEST_P(Experts, TiesGoToTheLowerOne) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> logits = {1,   2,   2,          2, 0,   0, 0,   0,  //
+                                     0,   0,   0,          0, 0,   0, 0,   0,  //
+                                     nan, nan, -kInfinity, 3, nan, 1, nan, nan};
+  size_for_experts(8, 3, 64, 64, 3);
+  const View first = output<uint32_t>(9), row = output<uint32_t>(9), weight = output<float>(9);
+  const Route op{
+      input(logits), {},
+      first,         row,
+      weight,        {.experts = 8, .chosen = 3, .kind = kRouteSoftmaxOfChosen, .share = 0, .scale = 1}};
+  run({.n_rows = 3}, 3, [&](Recorder& r) { r.record(op); });
+  // Rows choose 1 2 3, 0 1 2 and 3 5 with the first of those that are -inf or no number.
+  EXPECT_EQ(get<uint32_t>(first), (std::vector<uint32_t>{0, 2, 4, 6, 8, 8, 9, 9, 9}));
+  EXPECT_EQ(get<uint32_t>(row), (std::vector<uint32_t>{1, 2, 0, 1, 0, 1, 0, 2, 2}));
+}
+
+double activated(uint32_t act, double gate, double up) {
+  switch (act) {
+    case kActClamped: {
+      const double a = std::min(gate, 7.0), b = std::clamp(up, -7.0, 7.0);
+      return a / (1 + std::exp(-1.702 * a)) * (b + 1);
+    }
+    case kActGelu:
+      return 0.5 * gate * (1 + std::tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate))) * up;
+    default:
+      return gate / (1 + std::exp(-gate)) * up;
+  }
+}
+
+void Experts::check_experts(const Shape& s) {
+  SCOPED_TRACE(::testing::Message() << s.chosen << " of " << s.experts << " experts, " << s.rows << " rows, "
+                                    << s.in_cols << " to " << s.out_cols << " " << dtype_info(s.type).name
+                                    << ", act " << s.act << ", biased " << s.biased);
+  clear();
+  Random random{s.experts + s.rows + s.in_cols};
+  const uint32_t max_rows = s.max_rows ? s.max_rows : s.rows + 2, slots = s.rows * s.chosen,
+                 most_slots = max_rows * s.chosen;
+  size_for_experts(s.experts, s.chosen, s.in_cols, s.out_cols, max_rows);
+  // A few experts get most tokens, and some none.
+  std::vector<float> logits = random.floats(size_t(s.rows) * s.experts, -3, 3);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] -= float(i % s.experts % 7);
+  const RouteParams route{
+      .experts = s.experts, .chosen = s.chosen, .kind = kRouteSoftmax, .share = 1, .scale = 1};
+  const Routed to = routed(logits, {}, s.rows, route);
+  std::vector<float> weights(to.weight.begin(), to.weight.end());
+  const std::vector<float> x = random.floats(size_t(s.rows) * s.in_cols, -2, 2),
+                           before = random.floats(size_t(s.rows) * s.in_cols, -2, 2);
+  const Matrix gate = random_matrix(random, s.type, s.experts * s.out_cols, s.in_cols),
+               up = random_matrix(random, s.type, s.experts * s.out_cols, s.in_cols),
+               down = random_matrix(random, s.type, s.experts * s.in_cols, s.out_cols);
+  const auto bias = [&](uint32_t cols) { return random.floats(s.biased ? s.experts * cols : 0, -3, 3); };
+  const std::vector<float> gate_bias = bias(s.out_cols), up_bias = bias(s.out_cols),
+                           down_bias = bias(s.in_cols);
+  const auto of = [&](const std::vector<float>& b) { return b.empty() ? View{} : input(b); };
+  const View first = input(to.first), row = input(padded_rows(to.row, most_slots)),
+             weight_of_slot = input(padded_rows(weights, most_slots)),
+             h = output<float>(size_t(most_slots) * s.out_cols),
+             y = inout(padded_rows(before, size_t(max_rows) * s.in_cols));
+  const ExpertGlu glu{
+      input(padded_rows(x, size_t(max_rows) * s.in_cols)),
+      weight(s.type, s.experts * s.out_cols, s.in_cols, gate.bytes),
+      weight(s.type, s.experts * s.out_cols, s.in_cols, up.bytes),
+      of(gate_bias),
+      of(up_bias),
+      first,
+      row,
+      h,
+      {.in_cols = s.in_cols, .out_cols = s.out_cols, .act = s.act, .experts = s.experts, .chosen = s.chosen}};
+  const ExpertLinear linear{
+      h,
+      weight(s.type, s.experts * s.in_cols, s.out_cols, down.bytes),
+      of(down_bias),
+      first,
+      row,
+      weight_of_slot,
+      y,
+      {.in_cols = s.out_cols, .out_cols = s.in_cols, .experts = s.experts, .chosen = s.chosen}};
+  run({.n_rows = s.rows}, max_rows, [&](Recorder& r) { r.record(glu); });
+  const std::vector<float> hidden = get<float>(h);
+  run({.n_rows = s.rows}, max_rows, [&](Recorder& r) { r.record(linear); });
+  const std::vector<float> got = get<float>(y);
+
+  const bool f16 = rounds_to_f16(max_rows);
+  std::vector<double> want(before.begin(), before.end()), tolerance(want.size());
+  for (size_t i = 0; i < want.size(); ++i) tolerance[i] = std::fabs(want[i]) * 0x1p-22;
+  for (uint32_t slot = 0; slot < slots; ++slot) {
+    const uint32_t expert =
+        static_cast<uint32_t>(std::upper_bound(to.first.begin(), to.first.end(), slot) - to.first.begin()) -
+        1;
+    for (uint32_t c = 0; c < s.out_cols; ++c) {
+      const float* token = &x[size_t(to.row[slot]) * s.in_cols];
+      const uint32_t at = expert * s.out_cols + c;
+      const Product g = product(gate, at, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0, f16),
+                    u = product(up, at, token, s.in_cols, s.biased ? double{up_bias[at]} : 0, 0, f16);
+      // Activations are at most 1.2 as steep as their argument is long; a few operations follow.
+      const double value = activated(s.act, g.sum, u.sum);
+      const double moved = 1.2 * g.tolerance * (std::fabs(u.sum) + 1) + std::fabs(g.sum) * u.tolerance +
+                           (std::fabs(g.sum) + 1) * (std::fabs(u.sum) + 1) * 0x1p-20;
+      ASSERT_NEAR(hidden[size_t(slot) * s.out_cols + c], value, moved) << "slot " << slot << ", column " << c;
+    }
+    for (uint32_t c = 0; c < s.in_cols; ++c) {
+      const uint32_t at = expert * s.in_cols + c;
+      const Product p = product(down, at, &hidden[size_t(slot) * s.out_cols], s.out_cols,
+                                s.biased ? double{down_bias[at]} : 0, 0, f16);
+      const size_t to_element = size_t(to.row[slot]) * s.in_cols + c;
+      want[to_element] += double{weights[slot]} * p.sum;
+      tolerance[to_element] += double{weights[slot]} * (p.tolerance + std::fabs(p.sum) * s.chosen * 0x1p-22);
+    }
+  }
+  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance[i]) << "element " << i;
+}
+
+TEST_P(Experts, ServeOneToken) {
+  for (const DType type :
+       {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K}) {
+    check_experts(
+        {.experts = 8, .chosen = 2, .rows = 1, .in_cols = 256, .out_cols = 512, .type = type, .max_rows = 1});
+    if (HasFatalFailure()) return;
+  }
+  for (const uint32_t act : {kActGelu, kActClamped})
+    check_experts({.experts = 32,
+                   .chosen = 4,
+                   .rows = 1,
+                   .in_cols = 96,
+                   .out_cols = 160,
+                   .type = DType::kQ8_0,
+                   .act = act,
+                   .biased = true,
+                   .max_rows = 1});
+  check_experts({.experts = 3,
+                 .chosen = 3,
+                 .rows = 1,
+                 .in_cols = 33,
+                 .out_cols = 70,
+                 .type = DType::kF32,
+                 .max_rows = 1});
+}
+
+TEST_P(Experts, ServeManyTokens) {
+  for (const uint32_t rows : {2u, 5u, 33u, 150u}) {
+    check_experts(
+        {.experts = 8, .chosen = 2, .rows = rows, .in_cols = 256, .out_cols = 256, .type = DType::kQ4_K});
+    check_experts({.experts = 16,
+                   .chosen = 4,
+                   .rows = rows,
+                   .in_cols = 96,
+                   .out_cols = 160,
+                   .type = DType::kQ8_0,
+                   .act = kActClamped,
+                   .biased = true});
+    if (HasFatalFailure()) return;
+  }
+  check_experts({.experts = 2,
+                 .chosen = 1,
+                 .rows = 300,
+                 .in_cols = 64,
+                 .out_cols = 96,
+                 .type = DType::kF16,
+                 .act = kActGelu});
+  check_experts({.experts = 5, .chosen = 2, .rows = 40, .in_cols = 33, .out_cols = 70, .type = DType::kF32});
+}
+
+TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
+  for (const uint32_t cols : {1u, 33u, 256u, 1000u})
+    for (const float cap : {0.0f, 5.0f})
+      for (const bool add : {false, true})
+        for (const bool in_place : {false, true}) {
+          clear();
+          Random random{cols};
+          constexpr uint32_t kRows = 3, kMaxRows = 5;
+          const float scale = 0.7f;
+          const std::vector<float> x = random.floats(kRows * cols, -20, 20),
+                                   before = random.floats(kRows * cols, -2, 2);
+          const std::vector<float>& old = in_place ? x : before;
+          const View y = inout(padded_rows(old, kMaxRows * cols)),
+                     from = in_place ? y : input(padded_rows(x, kMaxRows * cols));
+          const Scale op{from, y, {.cols = cols, .scale = scale, .cap = cap, .add = add, .rows = kStepRows}};
+          run({.n_rows = kRows}, kMaxRows, [&](Recorder& r) { r.record(op); });
+          const std::vector<float> got = get<float>(y);
+          for (uint32_t i = 0; i < kRows * cols; ++i) {
+            double want = double{x[i]} * double{scale};
+            if (cap != 0) want = double{cap} * std::tanh(want / double{cap});
+            if (add) want += double{old[i]};
+            // A product and a sum; what is capped, to 2^-22 of the cap.
+            ASSERT_NEAR(got[i], want, std::fabs(want) * 0x1p-23 + 20 * 0x1p-23 + double{cap} * 0x1p-22) << i;
+          }
+        }
+}
+
+TEST_P(Experts, NormsMayBeAdded) {
+  for (const uint32_t cols : {1u, 31u, 64u, 1000u, 4096u}) {
+    clear();
+    Random random{cols};
+    constexpr uint32_t kRows = 3, kMaxRows = 5;
+    const std::vector<float> x = random.floats(kRows * cols, -3, 3), w = random.floats(cols),
+                             before = random.floats(kRows * cols);
+    const View y = inout(padded_rows(before, kMaxRows * cols));
+    const RmsNorm op{
+        input(padded_rows(x, kMaxRows * cols)),
+        input(w),
+        y,
+        {.cols = cols, .groups = 1, .row_stride = cols, .eps = 1e-5f, .rows = kStepRows, .add = 1}};
+    run({.n_rows = kRows}, kMaxRows, [&](Recorder& r) { r.record(op); });
+    const std::vector<float> got = get<float>(y);
+    for (uint32_t row = 0; row < kRows; ++row) {
+      double squares = 0;
+      for (uint32_t i = 0; i < cols; ++i) squares += double{x[row * cols + i]} * double{x[row * cols + i]};
+      const double scale = 1 / std::sqrt(squares / cols + 1e-5);
+      for (uint32_t i = 0; i < cols; ++i) {
+        const double normed = double{x[row * cols + i]} * scale * double{w[i]};
+        // As norms that are not added, and a sum.
+        ASSERT_NEAR(got[row * cols + i], normed + double{before[row * cols + i]},
+                    std::fabs(normed) * (cols / 2.0 + 7) * 0x1p-24 + 4 * 0x1p-24);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,149 @@
+// Policies on models of every family: windowed layers, sinks, soft caps, experts, layers without positions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/support/reference_model.h"
+#include "tests/support/seeded_model.h"
+#include "tests/support/synthetic_model.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr const char* kFamilies[] = {"gemma3",  "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
+                                     "smollm3", "granite", "olmo2",    "olmo3"};
+constexpr uint32_t kVocab = 512, kText = 200;
+// Of the logits, against dense attention: expect_close()'s, and 4 times as much because a step of rounding
+// may exchange an expert for another that the router likes as well.
+constexpr float kRounding = 0x1p-7f;
+
+class Families : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    std::string shape = std::string("tiny-") + GetParam();
+    std::replace(shape.begin(), shape.end(), '_', '-');
+    model_ =
+        SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", std::string("family_") + GetParam()).open();
+  }
+
+  std::unique_ptr<Session> open(const SessionOptions& o) const { return open_session(model_, o); }
+  // The logits after a text, and after some more tokens.
+  std::vector<float> answer(const SessionOptions& o) const {
+    const auto session = open(o);
+    std::vector<float> logits = read(*session, seeded_tokens(kText, kVocab));
+    for (const int32_t token : seeded_tokens(8, kVocab, 8)) logits = accept(*session, token);
+    return logits;
+  }
+  uint32_t window(uint32_t layer) const { return model_->layers[layer].window; }
+
+  std::shared_ptr<const Model> model_;
+};
+INSTANTIATE_TEST_SUITE_P(Of, Families, ::testing::ValuesIn(kFamilies),
+                         [](const auto& family) { return std::string(family.param); });
+
+SessionOptions dense() { return {.pool = 400, .chunk = 64, .max_new = 32}; }
+
+SessionOptions retaining(Retention retention, uint32_t pool) {
+  return {.retention = retention, .pool = pool, .chunk = 64, .stabilizers = 10, .local = 20, .max_new = 32};
+}
+
+SessionOptions selecting(SessionOptions o, Selection selection, uint32_t k) {
+  o.selection = selection;
+  o.select_k = k;
+  o.select_init = 4;
+  o.select_local = 16;
+  if (selection == Selection::kQuest) o.select_page = 8, o.dense_layers = 1;
+  return o;
+}
+
+constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff};
+constexpr Selection kSelections[] = {Selection::kTokenSelect, Selection::kQuest};
+
+TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
+  const std::vector<float> expected = answer(dense());
+  for (const uint32_t chunk : {1u, 7u, 200u}) {
+    SessionOptions o = dense();
+    o.chunk = chunk;
+    expect_close(answer(o), expected, kRounding);
+  }
+  SessionOptions original = dense();
+  original.positions = Positions::kOriginal;
+  expect_close(answer(original), expected, kRounding);
+  for (const Retention retention : kRetentions) {
+    SCOPED_TRACE(policy_name(retention));
+    expect_close(answer(retaining(retention, 300)), expected, kRounding);
+    for (const Selection selection : kSelections) {
+      SCOPED_TRACE(policy_name(selection));
+      expect_close(answer(selecting(dense(), selection, 400)), expected, kRounding);
+      expect_close(answer(selecting(retaining(retention, 300), selection, 400)), expected, kRounding);
+    }
+  }
+}
+
+// What every head holds: ascending positions, the last tokens among them, and as many as its layer allows.
+void expect_kept(const Session& session, const Model& model, uint32_t pool, uint32_t local,
+                 int32_t position) {
+  const Kept sets = kept(session);
+  for (size_t layer = 0; layer < sets.size(); ++layer)
+    for (const std::vector<int32_t>& head : sets[layer]) {
+      ASSERT_TRUE(std::is_sorted(head.begin(), head.end()));
+      ASSERT_EQ(std::adjacent_find(head.begin(), head.end()), head.end());
+      const uint32_t window = model.layers[layer].window, last = window ? window : local;
+      ASSERT_EQ(head.size(), (window ? window : pool) + local);
+      for (uint32_t i = 0; i < last; ++i)
+        ASSERT_EQ(head[head.size() - 1 - i], position - 1 - static_cast<int32_t>(i)) << "layer " << layer;
+    }
+}
+
+TEST_P(Families, EvictSelectCloneAndGoBack) {
+  constexpr uint32_t kPool = 60, kLocal = 20;
+  for (const Retention retention : kRetentions)
+    for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+      SCOPED_TRACE(std::string(policy_name(retention)) + " and " + policy_name(selection));
+      SessionOptions o = retaining(retention, kPool);
+      if (selection != Selection::kDense) o = selecting(o, selection, 24);
+      const auto session = open(o);
+      const std::vector<float> behind = read(*session, seeded_tokens(kText, kVocab));
+      ASSERT_TRUE(std::all_of(behind.begin(), behind.end(), [](float l) { return std::isfinite(l); }));
+      expect_kept(*session, *model_, kPool, kLocal, kText);
+      if (HasFatalFailure()) return;
+
+      const auto other = must(session->clone());
+      std::vector<std::vector<float>> answers;
+      for (const int32_t token : seeded_tokens(6, kVocab, 8)) answers.push_back(accept(*session, token));
+      must(session->rewind(kText));
+      expect_kept(*session, *model_, kPool, kLocal, kText);
+      size_t i = 0;
+      for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
+        const std::vector<float> again = accept(*session, token), cloned = accept(*other, token);
+        ASSERT_EQ(cloned, answers[i]);
+        ASSERT_EQ(again, answers[i++]);
+      }
+    }
+}
+
+// A reading that is interrupted whenever it tells its progress ends where one that is not does.
+TEST_P(Families, GoOnWhereTheyWereInterrupted) {
+  const SessionOptions o = selecting(retaining(Retention::kWindow, 60), Selection::kTokenSelect, 24);
+  const auto unbroken = open(o), broken = open(o);
+  const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
+  const std::vector<float> expected = read(*unbroken, text);
+  uint32_t interrupts = 0;
+  broken->set_progress([&](const Progress&) { broken->interrupt(); });
+  const auto until_done = [&](const auto& call) {
+    for (;; ++interrupts) {
+      const Status status = call();
+      if (status.ok() || status.code() != Code::kInterrupted) return must(status);
+    }
+  };
+  until_done([&] { return broken->feed(text); });
+  until_done([&] { return broken->flush(); });
+  EXPECT_GT(interrupts, 1u);
+  const std::span<const float> logits = must(broken->logits());
+  EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);
+}
+
+}  // namespace
+}  // namespace thimble::test
