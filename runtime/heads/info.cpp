@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 #include "runtime/model/load.h"
 
 namespace thimble {

@@ -1,5 +1,6 @@
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdio>
@@ -54,15 +55,30 @@ Result<std::string> JsonReader::string() {
       out += kMeant[known];
       continue;
     }
-    // \uXXXX: nothing that is looked for is written so, but it must be known where the string ends.
-    uint32_t code = 0;
-    const std::string_view digits = text_.substr(at_ + 1, 4);
-    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-    if (text_[at_] != 'u' || digits.size() < 4 || read.ptr != digits.data() + 4) return wrong();
-    out += code < 0x80 ? static_cast<char>(code) : '?';
-    at_ += 4;
+    THIMBLE_LET(code, escape());
+    append_utf8(out, code);
   }
   return wrong();
+}
+
+Result<uint32_t> JsonReader::escape() {
+  const auto unit = [&](size_t u) -> int64_t {
+    uint32_t code = 0;
+    const std::string_view digits = text_.substr(std::min(u + 1, text_.size()), 4);
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+    if (text_[u] != 'u' || digits.size() < 4 || read.ptr != digits.data() + 4) return -1;
+    return code;
+  };
+  const int64_t first = unit(at_);
+  if (first < 0) return wrong();
+  at_ += 4;
+  if (first < 0xd800 || first > 0xdfff) return static_cast<uint32_t>(first);
+  constexpr uint32_t kReplacement = 0xfffd;  // for half a pair
+  if (first > 0xdbff || text_.substr(at_ + 1, 2) != "\\u") return kReplacement;
+  const int64_t second = unit(at_ + 2);
+  if (second < 0xdc00 || second > 0xdfff) return second < 0 ? Result<uint32_t>(wrong()) : kReplacement;
+  at_ += 6;
+  return static_cast<uint32_t>(0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00));
 }
 
 Result<uint64_t> JsonReader::uint() {
@@ -84,12 +100,41 @@ Status JsonReader::skip(uint32_t depth) {
   if (text_[at_] == '"') return to_status(string());
   if (text_[at_] == '{') return object([&](const std::string&) { return skip(depth + 1); });
   if (text_[at_] == '[') return array([&] { return skip(depth + 1); });
-  // A number, true, false or null: whatever letters they are made of.
+  return to_status(word());
+}
+
+char JsonReader::peek() {
+  pass_space();
+  return at_ < text_.size() ? text_[at_] : '\0';
+}
+
+Result<std::string_view> JsonReader::word() {
+  pass_space();
   const size_t first = at_;
   while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) ||
                                 std::string_view("+-.").find(text_[at_]) != std::string_view::npos))
     ++at_;
-  return at_ > first ? Status() : wrong();
+  if (at_ == first) return wrong();
+  return text_.substr(first, at_ - first);
+}
+
+void append_utf8(std::string& out, uint32_t code) {
+  const auto tail = [&](uint32_t bits) { out += static_cast<char>(0x80 | (bits & 0x3f)); };
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += static_cast<char>(0xc0 | code >> 6);
+    tail(code);
+  } else if (code < 0x10000) {
+    out += static_cast<char>(0xe0 | code >> 12);
+    tail(code >> 6);
+    tail(code);
+  } else {
+    out += static_cast<char>(0xf0 | code >> 18);
+    tail(code >> 12);
+    tail(code >> 6);
+    tail(code);
+  }
 }
 
 std::string json_quoted(std::string_view text) {
