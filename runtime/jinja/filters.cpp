@@ -183,7 +183,7 @@ Result<Value> join(Call& c) {
   return c.heap.text(std::move(out));
 }
 
-Result<Value> pair(Call& c, const Text& key, const Value& value) {
+Result<Value> pair(Call& c, const Value& key, const Value& value) {
   THIMBLE_LET(both, c.heap.list(true));
   THIMBLE_TRY(c.heap.append(*both, key));
   THIMBLE_TRY(c.heap.append(*both, value));
@@ -196,7 +196,7 @@ Result<Value> items(Call& c) {
   Dict* const* dict = as<Dict*>(c.self);
   if (!dict) return bad(std::string(kind_name(c.self)) + " has no items; only a dict has");
   for (const auto& [key, value] : (*dict)->items) {
-    THIMBLE_LET(both, pair(c, key, value));
+    THIMBLE_LET(both, pair(c, key_value(key), value));
     THIMBLE_TRY(c.heap.append(*all, both));
   }
   return Value(all);
@@ -343,8 +343,9 @@ std::vector<Value> from(const std::vector<Value>& all, size_t i) {
 // select(test, ...), reject: elements for which a test holds; selectattr(path, test, ...), rejectattr: by an attribute.
 template <bool by_attribute, bool wanted>
 Result<Value> select(Call& c) {
-  THIMBLE_LET(elements_, elements(c.heap, c.self));
   THIMBLE_LET(all, c.heap.list());
+  if (!truth(c.self)) return Value(all);
+  THIMBLE_LET(elements_, elements(c.heap, c.self));
   if (by_attribute && c.rest.empty()) return bad("selectattr and rejectattr need the name of an attribute");
   const size_t test = by_attribute ? 1 : 0;
   const std::vector<Value> items = elements_->items;
@@ -364,8 +365,9 @@ Result<Value> select(Call& c) {
 
 // map(attribute=path, default=value), or map(filter, ...).
 Result<Value> map(Call& c) {
-  THIMBLE_LET(elements_, elements(c.heap, c.self));
   THIMBLE_LET(all, c.heap.list());
+  if (!truth(c.self)) return Value(all);
+  THIMBLE_LET(elements_, elements(c.heap, c.self));
   const std::vector<Value> items = elements_->items;
   for (const Value& item : items) {
     Value mapped;

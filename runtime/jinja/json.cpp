@@ -155,7 +155,8 @@ Status Writer::write_dict(const Dict& dict, size_t depth) {
     if (i) out += between;
     new_line(depth + 1);
     THIMBLE_TRY(heap_.spend_bytes(items[i].first->size()));
-    write_text(*items[i].first);
+    const Value key = key_value(items[i].first);
+    write_text(is<Text>(key) ? *as_text(key) : std::to_string(*as<int64_t>(key)));
     out += colon;
     THIMBLE_TRY(write(items[i].second, depth + 1));
   }

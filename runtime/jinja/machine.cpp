@@ -312,9 +312,10 @@ Result<Value> Machine::dict(const Expression& e) {
   THIMBLE_LET(all, heap_.dict());
   for (size_t i = 0; i < e.parts.size(); i += 2) {
     THIMBLE_LET(key, evaluate(*e.parts[i]));
-    if (!is<Text>(key)) return bad(std::string("the key of a dict must be a text, and is ") + kind_name(key));
+    const Text kept = as_key(key);
+    if (!kept) return bad(std::string("the key of a dict must be a text or an integer, and is ") + kind_name(key));
     THIMBLE_LET(value, evaluate(*e.parts[i + 1]));
-    THIMBLE_TRY(heap_.set(*all, *as<Text>(key), value));
+    THIMBLE_TRY(heap_.set(*all, kept, value));
   }
   return Value(all);
 }
@@ -358,6 +359,10 @@ Result<Value> Machine::attribute(const Value& of, const std::string& name) {
 
 Result<Value> Machine::item(const Value& of, const Value& key) {
   THIMBLE_TRY(need_defined(of));
+  if (Dict* const* dict = as<Dict*>(of)) {
+    const Text kept = as_key(key);
+    if (const Value* value = kept ? (*dict)->find(*kept) : nullptr) return *value;
+  }
   int64_t room = 0;
   if (const int64_t* integer = as_integer(key, room)) {
     const std::string* text = as_text(of);
@@ -372,8 +377,6 @@ Result<Value> Machine::item(const Value& of, const Value& key) {
   }
   const Text* name = as<Text>(key);
   if (!name) return Value();
-  if (Dict* const* dict = as<Dict*>(of))
-    if (const Value* value = (*dict)->find(**name)) return *value;
   THIMBLE_LET(value, attribute(of, **name));
   // The name belongs to the key, which may not live as long as the value.
   return is<Undefined>(value) ? Value() : value;
@@ -484,7 +487,10 @@ Result<bool> Machine::contains(const Value& in, const Value& what) {
     THIMBLE_TRY(heap_.spend_steps((text->size() - std::min(text->size(), part->size())) * part->size() / 64));
     return text->find(*part) != std::string::npos;
   }
-  if (Dict* const* dict = as<Dict*>(in)) return as_text(what) && (*dict)->find(*as_text(what));
+  if (Dict* const* dict = as<Dict*>(in)) {
+    const Text key = as_key(what);
+    return key && (*dict)->find(*key);
+  }
   if (is<Undefined>(in)) return false;
   if (!is<List*>(in)) return bad(std::string(kind_name(in)) + " holds nothing that 'in' could find");
   for (const Value& item : (*as<List*>(in))->items) {

@@ -311,12 +311,14 @@ constexpr Builtin kListMethods[] = {
 
 // ---- dicts ----
 
-// A key as a text; others are in no dict.
-const std::string* key_of(const Call& c) { return as_text(c.arguments[0]); }
+// What the key stands for, or null.
+const Value* find_key(const Call& c) {
+  const Text key = as_key(c.arguments[0]);
+  return key ? self_dict(c).find(*key) : nullptr;
+}
 
 Result<Value> get(Call& c) {
-  const Value* value = key_of(c) ? self_dict(c).find(*key_of(c)) : nullptr;
-  if (value) return *value;
+  if (const Value* value = find_key(c)) return *value;
   return c.given(1) ? c.arguments[1] : Value(None());
 }
 
@@ -330,12 +332,12 @@ Result<Value> values(Call& c) {
 }
 
 Result<Value> pop_key(Call& c) {
-  const Value* value = key_of(c) ? self_dict(c).find(*key_of(c)) : nullptr;
+  const Value* value = find_key(c);
   if (!value && !c.given(1)) return bad("pop takes from a dict a key that is not there");
   if (!value) return c.arguments[1];
   const Value taken = *value;
   THIMBLE_TRY(c.heap.spend_steps(self_dict(c).items.size()));
-  self_dict(c).erase(*key_of(c));
+  self_dict(c).erase(*as_key(c.arguments[0]));
   return taken;
 }
 

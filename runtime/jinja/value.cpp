@@ -1,6 +1,6 @@
 #include "runtime/jinja/value.h"
 
-#include <cinttypes>
+#include <charconv>
 #include <cmath>
 
 #include "runtime/jinja/text.h"
@@ -123,7 +123,9 @@ Status Printer::print_list(const List& list, uint32_t depth) {
 Status Printer::print_dict(const Dict& dict, uint32_t depth) {
   out += '{';
   for (size_t i = 0; i < dict.items.size(); ++i) {
-    out += (i ? ", " : "") + quoted(*dict.items[i].first) + ": ";
+    out += i ? ", " : "";
+    THIMBLE_TRY(print(key_value(dict.items[i].first), depth + 1));
+    out += ": ";
     THIMBLE_TRY(print(dict.items[i].second, depth + 1));
   }
   out += '}';
@@ -240,6 +242,22 @@ Status Heap::set(Dict& in, const Text& key, Value value) {
   return {};
 }
 
+constexpr std::string_view kIntegerKey("\0integer ", 9);
+
+Text as_key(const Value& value) {
+  if (const Text* text = as<Text>(value)) return *text;
+  int64_t room = 0;
+  const int64_t* integer = as_integer(value, room);
+  return integer ? std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer)) : nullptr;
+}
+
+Value key_value(const Text& key) {
+  if (!key->starts_with(kIntegerKey)) return key;
+  int64_t integer = 0;
+  std::from_chars(key->data() + kIntegerKey.size(), key->data() + key->size(), integer);
+  return integer;
+}
+
 const std::string* as_text(const Value& value) {
   const Text* text = as<Text>(value);
   return text ? text->get() : nullptr;
@@ -288,7 +306,7 @@ Result<List*> elements(Heap& heap, const Value& value) {
   if (List* const* list = as<List*>(value)) return *list;
   THIMBLE_LET(all, heap.list());
   if (Dict* const* dict = as<Dict*>(value)) {
-    for (const auto& [key, unused] : (*dict)->items) THIMBLE_TRY(heap.append(*all, key));
+    for (const auto& [key, unused] : (*dict)->items) THIMBLE_TRY(heap.append(*all, key_value(key)));
   } else if (const std::string* text = as_text(value)) {
     THIMBLE_TRY(heap.spend_bytes(text->size() * sizeof(std::string_view)));
     for (const std::string_view character : split_characters(*text)) {

@@ -44,7 +44,7 @@ struct List {
   bool tuple = false;  // differs in how it prints and in what it equals
 };
 
-// Keys are texts: no template's JSON has others.
+// Keys are texts; an integer is kept as one that no text is likely to be (as_key, key_value).
 struct Dict {
   std::vector<std::pair<Text, Value>> items;
   std::unordered_map<std::string_view, size_t> index;  // of a key's item
@@ -130,6 +130,10 @@ bool is(const Value& value) {
 const std::string* as_text(const Value& value);
 // A value that counts as a whole number: a boolean is 0 or 1.
 const int64_t* as_integer(const Value& value, int64_t& room);
+
+// A key as a dict keeps it, null where the value cannot be one; and the value again.
+Text as_key(const Value& value);
+Value key_value(const Text& key);
 
 Value make_text(std::string_view text);  // not counted: for constants and what the caller gives
 

@@ -16,6 +16,7 @@ import glob
 import json
 import os
 import sys
+import types
 
 import jinja2
 import jinja2.ext
@@ -37,8 +38,15 @@ def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
+def as_list(value):
+    if isinstance(value, types.GeneratorType):  # what map gives; other machines have a list there
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys,
+                      default=as_list)
 
 
 def environment():
