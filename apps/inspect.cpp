@@ -83,6 +83,7 @@ int inspect(const Settings& s) {
                 {"has_weights", info.has_weights != 0},
                 {"has_tokenizer", info.has_tokenizer != 0},
                 {"chat_format", info.chat_format},
+                {"chat_problem", info.chat_problem},
                 {"tensors", by_type},
                 {"metadata", keys}});
     return 0;
@@ -102,8 +103,12 @@ int inspect(const Settings& s) {
   std::printf("vocabulary    %u tokens%s\n", info.vocab,
               info.has_tokenizer ? "" : ", no tokenizer: token ids only");
 
-  std::printf("chat format   %s\n\n",
-              info.chat_format[0] ? info.chat_format : "not recognised; use --chat-template");
+  const std::string format = info.chat_format;
+  std::printf("chat format   %s%s%s\n\n",
+              format == "jinja" ? "the file's template, which is run"
+              : format.empty()  ? "none; use --chat-template"
+                                : (format + ", recognised").c_str(),
+              info.chat_problem[0] ? ": " : "", info.chat_problem);
   for (const auto& [name, type] : types) {
     std::printf("%-8s %6s tensors %12s\n", name.c_str(), format_count(type.count).c_str(),
                 format_size(type.bytes).c_str());

@@ -38,7 +38,8 @@ class JsonReader {
   Result<uint64_t> uint();
   // The first character of the value that comes next, '\0' at the end.
   char peek();
-  // What is no object, array or string: "12", "-0.5e3", "true", "null". Which of them, is the caller's to check.
+  // What is no object, array or string: "12", "-0.5e3", "true", "null". Which of them, is the caller's to
+  // check.
   Result<std::string_view> word();
   // Passes over a value of any kind.
   Status skip();

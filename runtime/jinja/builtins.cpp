@@ -39,7 +39,8 @@ Parameters::Parameters(std::string_view words) {
 }
 
 Status wrong(const Builtin& builtin, const char* what) {
-  return error(Code::kInvalidArgument, "'%s' %s; its parameters are '%s'", builtin.name, what, builtin.parameters);
+  return error(Code::kInvalidArgument, "'%s' %s; its parameters are '%s'", builtin.name, what,
+               builtin.parameters);
 }
 
 }  // namespace
@@ -60,8 +61,8 @@ Result<int64_t> Call::integer(size_t i, int64_t otherwise) const {
                kind_name(arguments[i]));
 }
 
-Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self, std::vector<Value> positional,
-                           std::vector<std::pair<Text, Value>> keywords) {
+Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,
+                           std::vector<Value> positional, std::vector<std::pair<Text, Value>> keywords) {
   const Parameters parameters(builtin.parameters);
   Call call{machine, machine.heap(), self, {}, {}, {}};
   call.arguments.resize(parameters.names.size());

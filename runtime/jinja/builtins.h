@@ -16,9 +16,9 @@ class Machine;
 struct Call {
   Machine& machine;
   Heap& heap;
-  Value self;                                    // a filter's and a test's subject, what a method is called on
-  std::vector<Value> arguments;                  // by parameter; undefined where not given
-  std::vector<Value> rest;                       // where the parameters have "*"
+  Value self;                    // a filter's and a test's subject, what a method is called on
+  std::vector<Value> arguments;  // by parameter; undefined where not given
+  std::vector<Value> rest;       // where the parameters have "*"
   std::vector<std::pair<Text, Value>> keywords;  // where they have "**"
 
   // An argument as a text, a flag, a whole number; `otherwise` where it was not given.
@@ -30,8 +30,8 @@ struct Call {
 
 struct Builtin {
   const char* name;
-  // Names in order: "old new ?count", those after ? optional. "*" takes any more, "**" any keywords; names behind "*"
-  // are keywords only.
+  // Names in order: "old new ?count", those after ? optional. "*" takes any more, "**" any keywords; names
+  // behind "*" are keywords only.
   const char* parameters;
   Result<Value> (*run)(Call&);
 };
@@ -45,13 +45,14 @@ const Builtin* find_method(const Value& self, std::string_view name);
 bool is_method(std::string_view name);
 
 // Calls it with arguments by position and by keyword, checked against the parameters.
-Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self, std::vector<Value> positional,
-                           std::vector<std::pair<Text, Value>> keywords);
+Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,
+                           std::vector<Value> positional, std::vector<std::pair<Text, Value>> keywords);
 
 // The tables' parts that have files of their own.
 Result<Value> to_json(Call& call);
 Result<Value> from_json(Call& call);
-// Seconds since 1970 of the clock on the wall as strftime writes them, in English; the conversions that dates need.
+// Seconds since 1970 of the clock on the wall as strftime writes them, in English; the conversions that dates
+// need.
 Result<std::string> format_time(int64_t seconds, std::string_view format);
 
 }  // namespace thimble::jinja

@@ -68,7 +68,8 @@ Result<Value> replace(Call& c) {
   THIMBLE_LET(text, subject_text(c));
   THIMBLE_LET(old, printed(c.heap, c.arguments[0]));
   THIMBLE_LET(with, printed(c.heap, c.arguments[1]));
-  return call_builtin(c.machine, *find_method(Value(text), "replace"), Value(text), {Value(old), Value(with)}, {});
+  return call_builtin(c.machine, *find_method(Value(text), "replace"), Value(text), {Value(old), Value(with)},
+                      {});
 }
 
 Result<Value> indent(Call& c) {
@@ -249,12 +250,14 @@ Status merge_sort(Heap& heap, std::vector<Keyed>& all, bool down) {
     from.swap(all);
     all.clear();
     for (size_t begin = 0; begin < from.size(); begin += 2 * width) {
-      const size_t middle = std::min(begin + width, from.size()), end = std::min(begin + 2 * width, from.size());
+      const size_t middle = std::min(begin + width, from.size()),
+                   end = std::min(begin + 2 * width, from.size());
       size_t a = begin, b = middle;
       while (a < middle || b < end) {
         bool take_second = a == middle;
         if (a < middle && b < end) {
-          THIMBLE_LET(before, down ? less(heap, from[a].key, from[b].key) : less(heap, from[b].key, from[a].key));
+          THIMBLE_LET(before,
+                      down ? less(heap, from[a].key, from[b].key) : less(heap, from[b].key, from[a].key));
           take_second = before;
         }
         all.push_back(std::move(from[take_second ? b++ : a++]));
@@ -340,7 +343,8 @@ std::vector<Value> from(const std::vector<Value>& all, size_t i) {
   return {all.begin() + static_cast<std::ptrdiff_t>(std::min(i, all.size())), all.end()};
 }
 
-// select(test, ...), reject: elements for which a test holds; selectattr(path, test, ...), rejectattr: by an attribute.
+// select(test, ...), reject: elements for which a test holds; selectattr(path, test, ...), rejectattr: by an
+// attribute.
 template <bool by_attribute, bool wanted>
 Result<Value> select(Call& c) {
   THIMBLE_LET(all, c.heap.list());

@@ -31,11 +31,13 @@ Result<Value> run_range(Call& c) {
   THIMBLE_LET(step, c.integer(2, 1));
   if (!c.given(1)) std::swap(first, last);
   if (step == 0) return error(Code::kInvalidArgument, "the step of a range is 0");
-  const auto low = static_cast<uint64_t>(std::min(first, last)), high = static_cast<uint64_t>(std::max(first, last));
+  const auto low = static_cast<uint64_t>(std::min(first, last)),
+             high = static_cast<uint64_t>(std::max(first, last));
   const bool empty = step > 0 ? first >= last : first <= last;
   const uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);
   const uint64_t count = empty ? 0 : (high - low - 1) / stride + 1;
-  if (count > kLongest) return error(Code::kUnsupported, "a range is longer than %d", static_cast<int>(kLongest));
+  if (count > kLongest)
+    return error(Code::kUnsupported, "a range is longer than %d", static_cast<int>(kLongest));
   THIMBLE_LET(all, c.heap.list());
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t value = static_cast<uint64_t>(first) + i * static_cast<uint64_t>(step);

@@ -45,7 +45,8 @@ Result<Value> read_object(Heap& heap, JsonReader& in, uint32_t depth) {
 Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
   if (depth > kDeepestValue) return error(Code::kUnsupported, "JSON is nested deeper than %u", kDeepestValue);
   switch (in.peek()) {
-    case '{': return read_object(heap, in, depth);
+    case '{':
+      return read_object(heap, in, depth);
     case '[': {
       THIMBLE_LET(list, heap.list());
       THIMBLE_TRY(in.array([&]() -> Status {
@@ -58,7 +59,8 @@ Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
       THIMBLE_LET(text, in.string());
       return heap.text(std::move(text));
     }
-    default: return read_word(in);
+    default:
+      return read_word(in);
   }
 }
 
@@ -128,7 +130,10 @@ Status Writer::write_scalar(const Value& value) {
   } else if (const int64_t* integer = as<int64_t>(value)) {
     out += std::to_string(*integer);
   } else if (const double* real = as<double>(value)) {
-    out += std::isfinite(*real) ? float_text(*real) : std::isnan(*real) ? "NaN" : *real < 0 ? "-Infinity" : "Infinity";
+    out += std::isfinite(*real) ? float_text(*real)
+           : std::isnan(*real)  ? "NaN"
+           : *real < 0          ? "-Infinity"
+                                : "Infinity";
   } else {
     return error(Code::kInvalidArgument, "%s cannot be written as JSON", kind_name(value));
   }
@@ -149,7 +154,8 @@ Status Writer::write_list(const List& list, size_t depth) {
 
 Status Writer::write_dict(const Dict& dict, size_t depth) {
   std::vector<std::pair<Text, Value>> items = dict.items;
-  if (sorted_) std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return *a.first < *b.first; });
+  if (sorted_)
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return *a.first < *b.first; });
   out += '{';
   for (size_t i = 0; i < items.size(); ++i) {
     if (i) out += between;
@@ -212,7 +218,8 @@ Result<Value> to_json(Call& c) {
 
 Result<Value> from_json(Call& c) {
   const std::string* text = as_text(c.self);
-  if (!text) return error(Code::kInvalidArgument, "from_json reads a text, and %s was given", kind_name(c.self));
+  if (!text)
+    return error(Code::kInvalidArgument, "from_json reads a text, and %s was given", kind_name(c.self));
   return read_json(c.heap, *text, "a text that from_json reads");
 }
 

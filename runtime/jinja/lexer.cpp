@@ -45,7 +45,8 @@ class Lexer {
   size_t tag_end(std::string_view mark) const;
   void add(Kind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
   void pass(size_t size) {
-    line_ += static_cast<uint32_t>(std::count(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(size), '\n'));
+    line_ += static_cast<uint32_t>(
+        std::count(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(size), '\n'));
     if (size) line_starts_ = rest_[size - 1] == '\n';
     rest_.remove_prefix(size);
   }
@@ -54,8 +55,8 @@ class Lexer {
   const std::string source_;
   std::string_view rest_;
   uint32_t line_ = 1;
-  bool line_starts_ = true;   // what was read last ended with a newline
-  std::string open_;          // brackets that are open in a tag
+  bool line_starts_ = true;  // what was read last ended with a newline
+  std::string open_;         // brackets that are open in a tag
   std::vector<Token> tokens_;
 };
 
@@ -74,7 +75,8 @@ void Lexer::add_text(std::string_view text, char tag, char sign) {
     // lstrip_blocks: where a line has nothing but white space before the tag, that goes.
     const size_t newline = text.rfind('\n');
     const size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
-    if ((begin > 0 || line_starts_) && strip_end(text.substr(begin), nullptr).empty()) kept = text.substr(0, begin);
+    if ((begin > 0 || line_starts_) && strip_end(text.substr(begin), nullptr).empty())
+      kept = text.substr(0, begin);
   }
   if (!kept.empty()) add(Kind::kText, std::string(kept));
   pass(text.size());
@@ -238,13 +240,15 @@ Status Lexer::escape(std::string& out) {
   if (c >= '0' && c <= '7') {
     base = 8;
     skipped = 1;
-    for (digits = 1; digits < 3 && digits + 1 < rest_.size() && rest_[1 + digits] >= '0' && rest_[1 + digits] <= '7';)
+    for (digits = 1;
+         digits < 3 && digits + 1 < rest_.size() && rest_[1 + digits] >= '0' && rest_[1 + digits] <= '7';)
       ++digits;
   }
   if (digits) {
     uint32_t code = 0;
     const std::string_view number = rest_.substr(skipped, digits);
-    const auto read = std::from_chars(number.data(), number.data() + number.size(), code, static_cast<int>(base));
+    const auto read =
+        std::from_chars(number.data(), number.data() + number.size(), code, static_cast<int>(base));
     if (number.size() < digits || read.ptr != number.data() + digits || code > 0x10ffff || code >> 11 == 0x1b)
       return fail("an escape in a string is no character");
     append_utf8(out, code);

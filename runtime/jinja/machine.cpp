@@ -9,8 +9,8 @@ namespace {
 
 using Kind = Expression::Kind;
 
-constexpr uint32_t kDeepestRun = 600;   // statements and expressions within each other, macros included
-constexpr uint32_t kDeepestCall = 32;   // macros that call macros
+constexpr uint32_t kDeepestRun = 600;  // statements and expressions within each other, macros included
+constexpr uint32_t kDeepestCall = 32;  // macros that call macros
 
 Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s", what.c_str()); }
 
@@ -59,7 +59,8 @@ Result<std::string> Machine::render(const Block& block, const Dict& variables) {
   });
   if (done.ok()) return out;
   if (raised_) return done.status();
-  return error(done.status().code(), "line %u: %s", line_, done.status().message().c_str());
+  return error(done.status().code(), "the chat template, line %u: %s", line_,
+               done.status().message().c_str());
 }
 
 Status Machine::raise(const std::string& text) {
@@ -85,13 +86,18 @@ Result<Machine::Flow> Machine::run(const Statement& s) {
   Result<Flow> flow = Flow::kNext;
   const auto done = [&]() -> Status {
     switch (s.kind) {
-      case Statement::Kind::kText: return write_text(s.text);
+      case Statement::Kind::kText:
+        return write_text(s.text);
       case Statement::Kind::kPrint: {
         THIMBLE_LET(value, evaluate(*s.value));
         return write(value);
       }
-      case Statement::Kind::kIf: flow = run_if(s); break;
-      case Statement::Kind::kFor: flow = run_for(s); break;
+      case Statement::Kind::kIf:
+        flow = run_if(s);
+        break;
+      case Statement::Kind::kFor:
+        flow = run_for(s);
+        break;
       case Statement::Kind::kSet: {
         THIMBLE_LET(value, evaluate(*s.value));
         return assign(s.target, value);
@@ -111,9 +117,15 @@ Result<Machine::Flow> Machine::run(const Statement& s) {
         scope_->set(s.macro->name, closure);
         break;
       }
-      case Statement::Kind::kScope: flow = within(scope_, [&] { return run(s.body); }); break;
-      case Statement::Kind::kBreak: flow = Flow::kBreak; break;
-      case Statement::Kind::kContinue: flow = Flow::kContinue; break;
+      case Statement::Kind::kScope:
+        flow = within(scope_, [&] { return run(s.body); });
+        break;
+      case Statement::Kind::kBreak:
+        flow = Flow::kBreak;
+        break;
+      case Statement::Kind::kContinue:
+        flow = Flow::kContinue;
+        break;
     }
     return {};
   }();
@@ -250,16 +262,25 @@ Result<Value> Machine::evaluate(const Expression& e) {
 
 Result<Value> Machine::evaluate_node(const Expression& e) {
   switch (e.kind) {
-    case Kind::kConstant: return e.constant;
-    case Kind::kName: return name(e);
+    case Kind::kConstant:
+      return e.constant;
+    case Kind::kName:
+      return name(e);
     case Kind::kList:
-    case Kind::kTuple: return list(e);
-    case Kind::kDict: return dict(e);
-    case Kind::kSlice: return slice(e);
-    case Kind::kUnary: return unary(e);
-    case Kind::kBinary: return binary(e);
-    case Kind::kCompare: return compare(e);
-    case Kind::kCall: return call(e);
+    case Kind::kTuple:
+      return list(e);
+    case Kind::kDict:
+      return dict(e);
+    case Kind::kSlice:
+      return slice(e);
+    case Kind::kUnary:
+      return unary(e);
+    case Kind::kBinary:
+      return binary(e);
+    case Kind::kCompare:
+      return compare(e);
+    case Kind::kCall:
+      return call(e);
     case Kind::kAttribute: {
       THIMBLE_LET(of, evaluate(*e.parts[0]));
       return attribute(of, e.text);
@@ -313,7 +334,8 @@ Result<Value> Machine::dict(const Expression& e) {
   for (size_t i = 0; i < e.parts.size(); i += 2) {
     THIMBLE_LET(key, evaluate(*e.parts[i]));
     const Text kept = as_key(key);
-    if (!kept) return bad(std::string("the key of a dict must be a text or an integer, and is ") + kind_name(key));
+    if (!kept)
+      return bad(std::string("the key of a dict must be a text or an integer, and is ") + kind_name(key));
     THIMBLE_LET(value, evaluate(*e.parts[i + 1]));
     THIMBLE_TRY(heap_.set(*all, kept, value));
   }
@@ -393,7 +415,8 @@ Result<Value> Machine::slice(const Expression& e) {
     int64_t room = 0;
     if (is<None>(bound)) continue;
     const int64_t* integer = as_integer(bound, room);
-    if (!integer) return bad(std::string("the bound of a slice must be an integer, and is ") + kind_name(bound));
+    if (!integer)
+      return bad(std::string("the bound of a slice must be an integer, and is ") + kind_name(bound));
     bounds[i] = std::clamp<int64_t>(*integer, -(int64_t{1} << 40), int64_t{1} << 40);
     given[i] = true;
   }
@@ -538,7 +561,8 @@ Result<Value> Machine::call(const Expression& e) {
     callee = found;
   }
   THIMBLE_TRY(need_defined(callee));
-  if (const Builtin* const* function = as<const Builtin*>(callee)) return call_builtin(e, **function, Value());
+  if (const Builtin* const* function = as<const Builtin*>(callee))
+    return call_builtin(e, **function, Value());
   if (Bound* const* bound = as<Bound*>(callee)) return call_builtin(e, *(*bound)->method, (*bound)->self);
   Closure* const* closure = as<Closure*>(callee);
   if (!closure) return bad(std::string(kind_name(callee)) + " cannot be called");
@@ -548,7 +572,8 @@ Result<Value> Machine::call(const Expression& e) {
   return call_macro(**closure, std::move(positional), keywords);
 }
 
-Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> positional, const Keywords& keywords) {
+Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> positional,
+                                  const Keywords& keywords) {
   if (calls_ >= kDeepestCall)
     return error(Code::kUnsupported, "the macro '%s' is called within itself too deeply",
                  closure.macro->name.c_str());
@@ -567,12 +592,13 @@ Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> pos
 
 Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Keywords& keywords) {
   if (positional.size() > macro.parameters.size())
-    return bad("the macro '" + macro.name + "' takes not more than " + std::to_string(macro.parameters.size()) +
-               " arguments");
+    return bad("the macro '" + macro.name + "' takes not more than " +
+               std::to_string(macro.parameters.size()) + " arguments");
   for (const auto& [key, value] : keywords) {
     const auto named = [&](const auto& parameter) { return parameter.first == *key; };
     const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(), named);
-    if (found == macro.parameters.end()) return bad("the macro '" + macro.name + "' has no parameter '" + *key + "'");
+    if (found == macro.parameters.end())
+      return bad("the macro '" + macro.name + "' has no parameter '" + *key + "'");
     if (found - macro.parameters.begin() < static_cast<std::ptrdiff_t>(positional.size()))
       return bad("the macro '" + macro.name + "' got two values for '" + *key + "'");
     scope_->set(found->first, value);
@@ -583,7 +609,8 @@ Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Ke
       scope_->set(name, positional[i]);
       continue;
     }
-    const bool given = std::any_of(keywords.begin(), keywords.end(), [&](const auto& k) { return *k.first == name; });
+    const bool given =
+        std::any_of(keywords.begin(), keywords.end(), [&](const auto& k) { return *k.first == name; });
     if (given) continue;
     Value value = Undefined{&name};
     if (otherwise) {
@@ -595,7 +622,8 @@ Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Ke
   return {};
 }
 
-Result<Value> Machine::call_filter(const std::string& name, const Value& subject, std::vector<Value> arguments) {
+Result<Value> Machine::call_filter(const std::string& name, const Value& subject,
+                                   std::vector<Value> arguments) {
   const Builtin* filter = find_filter(name);
   if (!filter) return bad("the filter '" + name.substr(0, 64) + "' is not known here");
   return jinja::call_builtin(*this, *filter, subject, std::move(arguments), {});

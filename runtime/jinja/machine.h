@@ -26,8 +26,8 @@ class Machine {
   // `now`: seconds since 1970 of the clock on the wall, for strftime_now.
   Machine(Heap& heap, int64_t now) : heap_(heap), now_(now) {}
 
-  // The text that the template writes. What fails says in which line, but for what the template itself refuses
-  // (raise_exception), which is in its own words.
+  // The text that the template writes. What fails says in which line, but for what the template itself
+  // refuses (raise_exception), which is in its own words.
   Result<std::string> render(const Block& block, const Dict& variables);
 
   // ---- for builtins ----

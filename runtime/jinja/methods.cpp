@@ -15,7 +15,9 @@ List& self_list(const Call& c) { return **as<List*>(c.self); }
 Dict& self_dict(const Call& c) { return **as<Dict*>(c.self); }
 
 // What looking for `part` in `whole` may cost.
-Status spend_search(Heap& heap, size_t whole, size_t part) { return heap.spend_steps(whole * (part + 1) / 64); }
+Status spend_search(Heap& heap, size_t whole, size_t part) {
+  return heap.spend_steps(whole * (part + 1) / 64);
+}
 
 // ---- texts ----
 
@@ -129,7 +131,8 @@ Result<Value> replace(Call& c) {
   for (int64_t done = 0; most < 0 || done < most; ++done) {
     size_t at = rest.find(*old);
     // Nothing is found before every character, and once at the end.
-    if (old->empty() && done > 0) at = rest.empty() ? std::string_view::npos : split_characters(rest.substr(0, 4))[0].size();
+    if (old->empty() && done > 0)
+      at = rest.empty() ? std::string_view::npos : split_characters(rest.substr(0, 4))[0].size();
     if (at == std::string_view::npos) break;
     THIMBLE_TRY(c.heap.spend_bytes(at + with->size()));
     out += rest.substr(0, at);
@@ -175,7 +178,8 @@ Result<Value> field(Call& c, std::string_view name, size_t& next) {
   size_t index = next;
   if (name.empty()) {
     ++next;
-  } else if (std::all_of(name.begin(), name.end(), [](char d) { return d >= '0' && d <= '9'; }) && name.size() < 4) {
+  } else if (std::all_of(name.begin(), name.end(), [](char d) { return d >= '0' && d <= '9'; }) &&
+             name.size() < 4) {
     index = static_cast<size_t>(std::stoul(std::string(name)));
   } else {
     for (const auto& [key, value] : c.keywords)
@@ -254,7 +258,9 @@ constexpr Builtin kTextMethods[] = {
 
 // ---- lists ----
 
-Status need_no_tuple(const Call& c) { return self_list(c).tuple ? bad("a tuple cannot be changed") : Status(); }
+Status need_no_tuple(const Call& c) {
+  return self_list(c).tuple ? bad("a tuple cannot be changed") : Status();
+}
 
 Result<Value> append(Call& c) {
   THIMBLE_TRY(need_no_tuple(c));
@@ -305,7 +311,7 @@ Result<Value> index(Call& c) {
 }
 
 constexpr Builtin kListMethods[] = {
-    {"append", "object", append}, {"extend", "iterable", extend}, {"index", "value", index},
+    {"append", "object", append},       {"extend", "iterable", extend}, {"index", "value", index},
     {"insert", "index object", insert}, {"pop", "?index", pop},
 };
 
@@ -359,8 +365,9 @@ Result<Value> copy(Call& c) {
 }
 
 constexpr Builtin kDictMethods[] = {
-    {"copy", "", copy},   {"get", "key ?default", get},     {"items", "", items},   {"keys", "", keys},
-    {"pop", "key ?default", pop_key}, {"update", "?mapping **", update}, {"values", "", values},
+    {"copy", "", copy},     {"get", "key ?default", get},     {"items", "", items},
+    {"keys", "", keys},     {"pop", "key ?default", pop_key}, {"update", "?mapping **", update},
+    {"values", "", values},
 };
 
 // loop.cycle('odd', 'even')

@@ -25,10 +25,20 @@ int level_of(const Token& token, const Token& next) {
     return token.text == "in" || (token.text == "not" && next.text == "in") ? kComparison : 0;
   }
   if (token.kind != Token::Kind::kOperator) return 0;
-  const std::pair<std::string_view, int> levels[] = {
-      {"==", kComparison}, {"!=", kComparison}, {"<", kComparison}, {">", kComparison}, {"<=", kComparison},
-      {">=", kComparison}, {"+", 5},            {"-", 5},           {"~", 6},           {"*", 7},
-      {"/", 7},            {"//", 7},           {"%", 7},           {"**", 8}};
+  const std::pair<std::string_view, int> levels[] = {{"==", kComparison},
+                                                     {"!=", kComparison},
+                                                     {"<", kComparison},
+                                                     {">", kComparison},
+                                                     {"<=", kComparison},
+                                                     {">=", kComparison},
+                                                     {"+", 5},
+                                                     {"-", 5},
+                                                     {"~", 6},
+                                                     {"*", 7},
+                                                     {"/", 7},
+                                                     {"//", 7},
+                                                     {"%", 7},
+                                                     {"**", 8}};
   for (const auto& [text, level] : levels)
     if (token.text == text) return level;
   return 0;
@@ -80,7 +90,9 @@ class Parser {
 
   // ---- tokens ----
   const Token& peek(size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
-  bool at(Token::Kind kind, std::string_view text) const { return peek().kind == kind && peek().text == text; }
+  bool at(Token::Kind kind, std::string_view text) const {
+    return peek().kind == kind && peek().text == text;
+  }
   bool at_operator(std::string_view text) const { return at(Token::Kind::kOperator, text); }
   bool take(Token::Kind kind, std::string_view text) {
     const bool there = at(kind, text);
@@ -104,7 +116,7 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   uint32_t depth_ = 0, loops_ = 0;
-  std::set<std::string> assigned_;                          // names that the template itself gives a value
+  std::set<std::string> assigned_;                        // names that the template itself gives a value
   std::vector<std::pair<std::string, uint32_t>> called_;  // with their lines
 };
 
@@ -114,24 +126,29 @@ struct Deeper {
   ~Deeper() { --depth; }
   uint32_t& depth;
 };
-#define THIMBLE_DEEPER()                   \
-  const Deeper deeper(depth_);             \
+#define THIMBLE_DEEPER()       \
+  const Deeper deeper(depth_); \
   if (depth_ > kDeepestSource) return fail(peek().line, "brackets or statements are nested too deeply")
 
 Status Parser::unexpected() const {
   const Token& token = peek();
   switch (token.kind) {
-    case Token::Kind::kEnd: return fail(token.line, "the template ends within a statement");
+    case Token::Kind::kEnd:
+      return fail(token.line, "the template ends within a statement");
     case Token::Kind::kText:
     case Token::Kind::kPrintBegin:
     case Token::Kind::kPrintEnd:
     case Token::Kind::kBlockBegin:
-    case Token::Kind::kBlockEnd: return fail(token.line, "a tag ends where more is expected");
-    default: return fail(token.line, "'" + token.text.substr(0, 64) + "' is not expected here");
+    case Token::Kind::kBlockEnd:
+      return fail(token.line, "a tag ends where more is expected");
+    default:
+      return fail(token.line, "'" + token.text.substr(0, 64) + "' is not expected here");
   }
 }
 
-Status Parser::expect_operator(std::string_view text) { return take_operator(text) ? Status() : unexpected(); }
+Status Parser::expect_operator(std::string_view text) {
+  return take_operator(text) ? Status() : unexpected();
+}
 
 Status Parser::end_of_tag(Token::Kind kind) {
   if (peek().kind != kind) return unexpected();
@@ -178,7 +195,8 @@ Result<ExpressionPtr> Parser::tuple() {
   if (!at_operator(",")) return std::move(first);
   Expressions parts = list_of(std::move(first));
   while (take_operator(",")) {
-    if (peek().kind == Token::Kind::kBlockEnd || peek().kind == Token::Kind::kPrintEnd || at_operator(")")) break;
+    if (peek().kind == Token::Kind::kBlockEnd || peek().kind == Token::Kind::kPrintEnd || at_operator(")"))
+      break;
     THIMBLE_LET(next, conditional());
     parts.push_back(std::move(next));
   }
@@ -285,15 +303,16 @@ Result<ExpressionPtr> Parser::primary() {
 
 Result<ExpressionPtr> Parser::name() {
   const std::string text = tokens_[at_].text;
-  // Words of the grammar are no names; "varargs", "kwargs" and "caller" mean something in macros of Jinja alone.
+  // Words of the grammar are no names; "varargs", "kwargs" and "caller" mean something in macros of Jinja
+  // alone.
   for (const char* word : {"and", "or", "not", "in", "is", "if", "else"})
     if (text == word) return unexpected();
   for (const char* word : {"varargs", "kwargs", "caller", "self"})
     if (text == word) return unknown("name", text, peek().line);
   THIMBLE_LET(node, make(Kind::kName, {}, text));
   ++at_;
-  const std::pair<std::string_view, Value> constants[] = {{"true", true},  {"True", true},   {"false", false},
-                                                          {"False", false}, {"none", None()}, {"None", None()}};
+  const std::pair<std::string_view, Value> constants[] = {
+      {"true", true}, {"True", true}, {"false", false}, {"False", false}, {"none", None()}, {"None", None()}};
   for (const auto& [word, value] : constants) {
     if (text != word) continue;
     node->kind = Kind::kConstant;
@@ -438,7 +457,8 @@ Result<ExpressionPtr> Parser::test(ExpressionPtr subject) {
   THIMBLE_LET(node, make(Kind::kTest, list_of(std::move(subject)), text));
   node->builtin = builtin;
   // An argument may stand without parentheses: x is divisibleby 3.
-  static const std::set<std::string_view> kWords = {"else", "or", "and", "if", "not", "in", "is", "recursive"};
+  static const std::set<std::string_view> kWords = {"else", "or", "and", "if",
+                                                    "not",  "in", "is",  "recursive"};
   const Token& next = peek();
   const bool operand = next.kind == Token::Kind::kString || next.kind == Token::Kind::kInteger ||
                        next.kind == Token::Kind::kFloat || at_operator("[") || at_operator("{") ||

@@ -45,7 +45,8 @@ struct Expression {
   const Builtin* builtin = nullptr;
 };
 
-// What a set or a for statement assigns: one name, several that a value is spread over, or a namespace's attribute.
+// What a set or a for statement assigns: one name, several that a value is spread over, or a namespace's
+// attribute.
 struct Target {
   std::vector<std::string> names;
   bool spread = false;
@@ -69,7 +70,7 @@ struct Statement {
     kFilter,    // filters, body
     kBreak,
     kContinue,
-    kScope    // body in a scope of its own: generation
+    kScope  // body in a scope of its own: generation
   };
   Kind kind = Kind::kText;
   uint32_t line = 0;

@@ -9,7 +9,8 @@ namespace {
 
 constexpr const char* kMonths[] = {"January", "February", "March",     "April",   "May",      "June",
                                    "July",    "August",   "September", "October", "November", "December"};
-constexpr const char* kDays[] = {"Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"};
+constexpr const char* kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                 "Thursday", "Friday", "Saturday"};
 
 }  // namespace
 
@@ -40,21 +41,50 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
     i += unpadded ? 2 : 1;
     const int two = unpadded ? 1 : 2;
     switch (format[i]) {
-      case 'Y': number(static_cast<int>(date.year()), 4); break;
-      case 'y': number(static_cast<int>(date.year()) % 100, two); break;
-      case 'm': number(static_cast<int>(static_cast<unsigned>(date.month())), two); break;
-      case 'd': number(static_cast<int>(static_cast<unsigned>(date.day())), two); break;
-      case 'H': number(hour, two); break;
-      case 'I': number(twelve, two); break;
-      case 'M': number(second / 60 % 60, two); break;
-      case 'S': number(second % 60, two); break;
-      case 'B': out += month; break;
-      case 'b': out += month.substr(0, 3); break;
-      case 'A': out += day_name; break;
-      case 'a': out += day_name.substr(0, 3); break;
-      case 'p': out += hour < 12 ? "AM" : "PM"; break;
-      case '%': out += '%'; break;
-      default: return error(Code::kUnsupported, "strftime_now does not know %%%c", format[i]);
+      case 'Y':
+        number(static_cast<int>(date.year()), 4);
+        break;
+      case 'y':
+        number(static_cast<int>(date.year()) % 100, two);
+        break;
+      case 'm':
+        number(static_cast<int>(static_cast<unsigned>(date.month())), two);
+        break;
+      case 'd':
+        number(static_cast<int>(static_cast<unsigned>(date.day())), two);
+        break;
+      case 'H':
+        number(hour, two);
+        break;
+      case 'I':
+        number(twelve, two);
+        break;
+      case 'M':
+        number(second / 60 % 60, two);
+        break;
+      case 'S':
+        number(second % 60, two);
+        break;
+      case 'B':
+        out += month;
+        break;
+      case 'b':
+        out += month.substr(0, 3);
+        break;
+      case 'A':
+        out += day_name;
+        break;
+      case 'a':
+        out += day_name.substr(0, 3);
+        break;
+      case 'p':
+        out += hour < 12 ? "AM" : "PM";
+        break;
+      case '%':
+        out += '%';
+        break;
+      default:
+        return error(Code::kUnsupported, "strftime_now does not know %%%c", format[i]);
     }
   }
   return out;

@@ -81,7 +81,7 @@ Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth)
     const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
     return x && y ? *x < *y : number(a) < number(b);
   }
-  if (const std::string *x = as_text(a), *y = as_text(b); x && y) {
+  if (const std::string* x = as_text(a), *y = as_text(b); x && y) {
     THIMBLE_TRY(heap.spend_steps(std::min(x->size(), y->size()) / 64));
     return *x < *y;  // bytes of UTF-8 are in the order of code points
   }
@@ -248,7 +248,8 @@ Text as_key(const Value& value) {
   if (const Text* text = as<Text>(value)) return *text;
   int64_t room = 0;
   const int64_t* integer = as_integer(value, room);
-  return integer ? std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer)) : nullptr;
+  return integer ? std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer))
+                 : nullptr;
 }
 
 Value key_value(const Text& key) {
@@ -274,9 +275,9 @@ const int64_t* as_integer(const Value& value, int64_t& room) {
 Value make_text(std::string_view text) { return Value(std::make_shared<const std::string>(text)); }
 
 const char* kind_name(const Value& value) {
-  constexpr const char* kNames[] = {"an undefined value", "None",        "a boolean",   "an integer", "a float",
-                                    "a text",             "a list",      "a dict",      "a namespace", "a loop",
-                                    "a macro",            "a function",  "a method"};
+  constexpr const char* kNames[] = {
+      "an undefined value", "None",   "a boolean", "an integer", "a float", "a text", "a list", "a dict",
+      "a namespace",        "a loop", "a macro",   "a function", "a method"};
   static_assert(std::size(kNames) == std::variant_size_v<Value>);
   return kNames[value.index()];
 }

@@ -1,8 +1,9 @@
-// Values of a running template, as Python has them: none, booleans, integers, floats, texts, lists, dicts in the
-// order of insertion, and things that can be called.
+// Values of a running template, as Python has them: none, booleans, integers, floats, texts, lists, dicts in
+// the order of insertion, and things that can be called.
 //
-// Lists and dicts are shared by reference, so a template can build cycles. That is why a Heap owns them all until
-// the rendering ends, and a Value only points to them. Texts cannot hold anything and count their references.
+// Lists and dicts are shared by reference, so a template can build cycles. That is why a Heap owns them all
+// until the rendering ends, and a Value only points to them. Texts cannot hold anything and count their
+// references.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +79,8 @@ struct Closure {
   Scope* scope;
 };
 
-// How much a rendering may use. Steps bound its time, bytes its memory: of all texts, lists and dicts ever made.
+// How much a rendering may use. Steps bound its time, bytes its memory: of all texts, lists and dicts ever
+// made.
 struct Limits {
   uint64_t steps = 16'000'000;
   uint64_t bytes = 128 << 20;

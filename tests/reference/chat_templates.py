@@ -5,7 +5,7 @@
                                                       since the templates are their publishers' and do not travel with Thimble
     chat_templates.py own > chat_templates.json       templates written for the test, one for each construct; committed
 
-An array of templates: "name", "source" and "cases", each with "name", "variables" and "output", or "error" where Jinja2
+An array of templates: "name", "source" and "cases", each with "name", "variables" (JSON in a string) and "output", or "error" where Jinja2
 refuses. The environment is that of the
 programs that publish templates: blocks trimmed, loop controls, a generation tag that does nothing, JSON without escapes
 for HTML.
@@ -61,10 +61,10 @@ def environment():
 
 
 def rendered(template, name, variables):
-    case = {"name": name, "variables": variables}
+    case = {"name": name, "variables": json.dumps(variables, ensure_ascii=False)}
     try:
         # A copy, since a template may change what it is given.
-        case["output"] = template.render(**json.loads(json.dumps(variables)))
+        case["output"] = template.render(**json.loads(case["variables"]))
     except Exception as error:  # what Python raises for a wrong type, too
         case["error"] = f"{type(error).__name__}: {error}"
     return case

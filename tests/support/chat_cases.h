@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "runtime/jinja/json.h"
@@ -26,28 +25,41 @@ inline Result<std::string> render(const std::string& source, const std::string& 
 }
 
 struct CaseCounts {
-  size_t rendered = 0, refused = 0;
+  size_t templates = 0, rendered = 0, refused = 0;
 };
 
 // Expects the same text for every case that Jinja2 renders, and a refusal for every other one.
-inline void expect_as_jinja(const nlohmann::ordered_json& groups, CaseCounts& counts) {
-  for (const auto& group : groups) {
-    const auto compiled = jinja::Template::parse(group["source"].get<std::string>());
-    EXPECT_TRUE(compiled.ok()) << group["name"] << ": " << compiled.status().message();
+inline CaseCounts expect_as_jinja(const std::string& json) {
+  using jinja::Value;
+  CaseCounts counts;
+  jinja::Heap heap(jinja::Limits{UINT64_MAX, UINT64_MAX, UINT64_MAX});
+  const auto read = jinja::read_json(heap, json, "the cases");
+  EXPECT_TRUE(read.ok()) << read.status().message();
+  if (!read.ok()) return counts;
+  const auto text = [](const Value& of, const char* key) {
+    const Value* value = (*jinja::as<jinja::Dict*>(of))->find(key);
+    return value ? jinja::as_text(*value) : nullptr;
+  };
+  for (const Value& group : (*jinja::as<jinja::List*>(*read))->items) {
+    ++counts.templates;
+    const auto compiled = jinja::Template::parse(*text(group, "source"));
+    EXPECT_TRUE(compiled.ok()) << *text(group, "name") << ": " << compiled.status().message();
     if (!compiled.ok()) continue;
-    for (const auto& one : group["cases"]) {
-      SCOPED_TRACE(group["name"].get<std::string>() + ": " + one["name"].get<std::string>());
-      const auto text = render(*compiled, one["variables"].dump());
-      if (one.contains("output")) {
+    const Value& cases = *(*jinja::as<jinja::Dict*>(group))->find("cases");
+    for (const Value& one : (*jinja::as<jinja::List*>(cases))->items) {
+      SCOPED_TRACE(*text(group, "name") + ": " + *text(one, "name"));
+      const auto ours = render(*compiled, *text(one, "variables"));
+      if (const std::string* expected = text(one, "output")) {
         ++counts.rendered;
-        EXPECT_TRUE(text.ok()) << text.status().message();
-        if (text.ok()) EXPECT_EQ(*text, one["output"].get<std::string>());
+        EXPECT_TRUE(ours.ok()) << ours.status().message();
+        if (ours.ok()) EXPECT_EQ(*ours, *expected);
       } else {
         ++counts.refused;
-        EXPECT_FALSE(text.ok()) << "Jinja2 says " << one["error"] << ", and this came out:\n" << *text;
+        EXPECT_FALSE(ours.ok()) << "Jinja2 says " << *text(one, "error") << ", and this came out:\n" << *ours;
       }
     }
   }
+  return counts;
 }
 
 }  // namespace thimble
