@@ -171,17 +171,15 @@ Result<Machine::Flow> Machine::run_for(const Statement& s) {
   std::vector<Value> items;
   THIMBLE_TRY(choose(s, *all, items));
   if (items.empty()) return within(scope_, [&] { return run(s.otherwise); });
-  ++loops_;
-  auto flow = run_turns(s, items);
-  --loops_;
-  return flow;
+  return run_turns(s, items);
 }
 
 Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<Value>& items) {
-  // A loop that something still points to after its end must not point to elements that are gone.
+  // A loop that something still points to after its end must not point to elements that are gone. Its depth is
+  // that of recursion, which is not known here.
   THIMBLE_LET(kept, heap_.list());
   kept->items = items;
-  THIMBLE_LET(loop, heap_.loop(&kept->items, loops_));
+  THIMBLE_LET(loop, heap_.loop(&kept->items, 1));
   for (; loop->index < kept->items.size(); ++loop->index) {
     const Result<Flow> flow = within(scope_, [&]() -> Result<Flow> {
       scope_->set("loop", loop);

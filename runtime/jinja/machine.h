@@ -85,7 +85,7 @@ class Machine {
   std::string* out_ = nullptr;
   Scope* scope_ = nullptr;
   std::vector<std::unique_ptr<Scope>> kept_;  // those that macros still see
-  uint32_t line_ = 0, depth_ = 0, calls_ = 0, loops_ = 0;
+  uint32_t line_ = 0, depth_ = 0, calls_ = 0;
   bool raised_ = false;
 };
 

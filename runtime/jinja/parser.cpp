@@ -522,7 +522,7 @@ Status Parser::check_calls() const {
 // Statements up to a tag of one of these names, which is taken as far as the name.
 Result<Block> Parser::block(std::initializer_list<std::string_view> ends) {
   THIMBLE_DEEPER();
-  const uint32_t line = peek().line;
+  const uint32_t line = at_ ? tokens_[at_ - 1].line : 1;  // of the tag that opens it
   Block all;
   for (;;) {
     if (peek().kind == Token::Kind::kEnd) {

@@ -245,7 +245,8 @@ TEST(Inspect, ShowsWhatTheDemoModelIs) {
   const Json info = Json::parse(thimble("inspect --json" + kM).out);
   EXPECT_EQ(info["architecture"], "llama");
   EXPECT_EQ(info["layers"], 8);
-  EXPECT_EQ(info["chat_format"], "thimble");
+  EXPECT_EQ(info["chat_format"], "jinja");
+  EXPECT_EQ(info["chat_problem"], "");
   EXPECT_EQ(info["file_bytes"], std::filesystem::file_size(kModel));
   EXPECT_EQ(info["metadata"]["general.architecture"], "llama");
   EXPECT_TRUE(contains(thimble("inspect" + kM).out, "general.architecture = llama"));

@@ -1,8 +1,8 @@
-// Conversations as a model's file says: its template run, a format recognised in it, or a refusal; and later turns.
-#include "runtime/chat/writer.h"
-
+// Conversations as a model's file says: its template run, a format recognised in it, or a refusal; and later
+// turns.
 #include <gtest/gtest.h>
 
+#include "runtime/chat/writer.h"
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/support/gguf_writer.h"
@@ -16,7 +16,8 @@ class Marks {
   explicit Marks(bool adds_bos) {
     GgufWriter w;
     w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.add_bos_token", adds_bos);
-    w.set("tokenizer.ggml.tokens", std::vector<std::string>{"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"});
+    w.set("tokenizer.ggml.tokens",
+          std::vector<std::string>{"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"});
     w.set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 3, 3, 3});
     w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, 0, 0});
     w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", 2u);
@@ -38,12 +39,15 @@ class Marks {
 };
 
 constexpr const char* kChatml =
-    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-// Drops what an answer thought, unless it is the last message; writes rules in front of the first message alone.
+// Drops what an answer thought, unless it is the last message; writes rules in front of the first message
+// alone.
 constexpr const char* kThinker =
     "{{ bos_token }}{% if messages[0].role != 'system' %}RULES {% endif %}{% for m in messages %}"
-    "{% if m.role == 'assistant' %}A:{% if loop.last %}<think></think>{% endif %}{{ m.content.split('</think>')[-1] }}</s>"
+    "{% if m.role == 'assistant' %}A:{% if loop.last %}<think></think>{% endif %}{{ "
+    "m.content.split('</think>')[-1] }}</s>"
     "{% else %}Q:{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
 
 std::string written(const ChatWriter& writer, const Conversation& c, const Tokenizer& tokenizer) {
@@ -60,8 +64,9 @@ TEST(ChatWriter, RunsTheTemplateThatAFileBrings) {
   Conversation c;
   c.messages = {{"system", " Be brief."}, {"user", "Hi"}};
   c.add_assistant = true;
-  EXPECT_EQ(written(writer, c, marks.tokenizer),
-            "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(
+      written(writer, c, marks.tokenizer),
+      "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
   c.add_assistant = false;
   EXPECT_EQ(written(writer, c, marks.tokenizer),
             "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
@@ -111,8 +116,9 @@ TEST(ChatWriter, GoesOnAfterAnAnswerThatTheContextHolds) {
   before.messages = {{"system", "S"}, {"user", "Hi"}};
   before.add_assistant = whole.add_assistant = true;
   whole.messages = {{"system", "S"}, {"user", "Hi"}, {"assistant", "Hello."}, {"user", "Why?"}};
-  EXPECT_EQ(written(chatml, before, marks.tokenizer) + "Hello.<|im_end|>" + written(chatml, later, marks.tokenizer),
-            written(chatml, whole, marks.tokenizer));
+  EXPECT_EQ(
+      written(chatml, before, marks.tokenizer) + "Hello.<|im_end|>" + written(chatml, later, marks.tokenizer),
+      written(chatml, whole, marks.tokenizer));
   // The same with the earlier messages given.
   whole.held = 3;
   EXPECT_EQ(written(chatml, whole, marks.tokenizer), written(chatml, later, marks.tokenizer));
@@ -125,7 +131,8 @@ TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
   c.continues = true;
   const ChatWriter forgets = ChatWriter::choose("{{ messages[-1].content }}");
   EXPECT_EQ(forgets.write(c, marks.tokenizer).status().code(), Code::kUnsupported);
-  const ChatWriter backwards = ChatWriter::choose("{% for m in messages[::-1] %}{{ m.content }}</s>{% endfor %}.");
+  const ChatWriter backwards =
+      ChatWriter::choose("{% for m in messages[::-1] %}{{ m.content }}</s>{% endfor %}.");
   EXPECT_EQ(backwards.write(c, marks.tokenizer).status().code(), Code::kUnsupported);
 
   const ChatWriter chatml = ChatWriter::choose(kChatml);

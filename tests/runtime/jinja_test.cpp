@@ -1,12 +1,11 @@
 // Templates are run as Jinja2 runs them, and hostile ones are stopped.
-#include "runtime/jinja/template.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 
+#include "runtime/jinja/template.h"
 #include "runtime/jinja/text.h"
 #include "tests/support/chat_cases.h"
 #include "tests/support/data.h"
@@ -86,15 +85,15 @@ TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
       {"{% macro f(a=1, b) %}{% endmacro %}", "without a default"},
       {"{{ f(a=1, 2) }}", "is not expected here"},
       {"{% set %}", "ends where more is expected"},
-      {"{{ a[] }}", "is not expected here"},
-      {"{{ a[1:2:3:4] }}", "is not expected here"},
+      {"{{ a[] }}", "ends where more is expected"},
+      {"{{ a[1:2:3:4] }}", "ends where more is expected"},
   };
   for (const auto& [source, sentence] : refused) {
     const auto parsed = jinja::Template::parse(source);
     ASSERT_FALSE(parsed.ok()) << source;
     EXPECT_EQ(parsed.status().code(), Code::kUnsupported) << source;
-    EXPECT_NE(parsed.status().message().find(sentence), std::string::npos)
-        << source << "\n" << parsed.status().message();
+    EXPECT_NE(parsed.status().message().find(sentence), std::string::npos) << source << "\n"
+                                                                           << parsed.status().message();
   }
 }
 
@@ -102,9 +101,12 @@ TEST(Jinja, SaysWhatFailsAndInWhichLine) {
   const Status undefined = refusal("a\n{{ message.content }}");
   EXPECT_EQ(undefined.code(), Code::kInvalidArgument);
   EXPECT_EQ(undefined.message(), "the chat template, line 2: 'message' is undefined");
-  EXPECT_EQ(refusal("{{ 'a' + 1 }}").message(), "the chat template, line 1: a text + an integer has no meaning");
-  EXPECT_EQ(refusal("{% macro f() %}\n\n{{ raise_exception('Roles must alternate!') }}{% endmacro %}{{ f() }}").message(),
-            "the chat template refuses this: Roles must alternate!");
+  EXPECT_EQ(refusal("{{ 'a' + 1 }}").message(),
+            "the chat template, line 1: a text + an integer has no meaning");
+  EXPECT_EQ(
+      refusal("{% macro f() %}\n\n{{ raise_exception('Roles must alternate!') }}{% endmacro %}{{ f() }}")
+          .message(),
+      "the chat template refuses this: Roles must alternate!");
 }
 
 // ---- hostile templates: each is stopped by a bound, soon ----
@@ -113,12 +115,14 @@ TEST(Jinja, StopsLoopsThatDoNotEnd) {
   EXPECT_NE(refusal("{% for i in range(10**9) %}{% endfor %}").message().find("range"), std::string::npos);
   for (const char* source :
        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set l = [1] %}{% for i in range(99999) %}{% for x in l %}{% set _ = l.append(x) %}{% endfor %}{% endfor %}",
+        "{% set l = [1] %}{% for i in range(99999) %}{% for x in l %}{% set _ = l.append(x) %}{% endfor %}{% "
+        "endfor %}",
         "{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
         "{% for i in range(99999) %}{{ 5 in range(99999)|reverse }}{% endfor %}",
         "{% macro f(n) %}{% for i in range(9999) %}{{ f(n) }}{% endfor %}{% endmacro %}{{ f(1) }}",
         "{% set a = 'a' * 9999999 %}{% for i in range(99999) %}{{ a == a ~ '' }}{% endfor %}",
-        "{% set a = 'a' * 999999 %}{% set b = 'a' * 99999 ~ 'b' %}{{ b in a }}{{ a.find(b) }}{{ a.split(b) }}"}) {
+        "{% set a = 'a' * 999999 %}{% set b = 'a' * 99999 ~ 'b' %}{{ b in a }}{{ a.find(b) }}{{ a.split(b) "
+        "}}"}) {
     const Status status = refusal(source);
     EXPECT_EQ(status.code(), Code::kUnsupported) << source;
     EXPECT_TRUE(status.message().find("too many steps") != std::string::npos ||
@@ -148,23 +152,27 @@ TEST(Jinja, StopsWhatTakesTooMuchMemory) {
 TEST(Jinja, StopsWhatIsNestedTooDeeply) {
   for (const std::string& source :
        {"{{ " + repeated("(", 100'000) + repeated(")", 100'000) + " }}",
-        "{{ " + repeated("[", 100'000) + repeated("]", 100'000) + " }}", "{{ " + repeated("not ", 100'000) + "x }}",
-        "{{ " + repeated("-", 100'000) + "1 }}", "{{ x" + repeated(".a", 100'000) + " }}",
-        "{{ x" + repeated("|trim", 100'000) + " }}", "{{ 1" + repeated(" + 1", 100'000) + " }}",
-        "{{ x" + repeated("[0]", 100'000) + " }}", "{{ 1" + repeated(" if x else 1", 100'000) + " }}",
-        "{{ 1" + repeated(" if x", 100'000) + " }}", "{{ x" + repeated(" is defined", 100'000) + " }}",
+        "{{ " + repeated("[", 100'000) + repeated("]", 100'000) + " }}",
+        "{{ " + repeated("not ", 100'000) + "x }}", "{{ " + repeated("-", 100'000) + "1 }}",
+        "{{ x" + repeated(".a", 100'000) + " }}", "{{ x" + repeated("|trim", 100'000) + " }}",
+        "{{ 1" + repeated(" + 1", 100'000) + " }}", "{{ x" + repeated("[0]", 100'000) + " }}",
+        "{{ 1" + repeated(" if x else 1", 100'000) + " }}", "{{ 1" + repeated(" if x", 100'000) + " }}",
+        "{{ x" + repeated(" is defined", 100'000) + " }}",
         repeated("{% if x %}", 50'000) + repeated("{% endif %}", 50'000),
         repeated("{% for x in y %}", 30'000), repeated("{% set x %}", 50'000),
         "{{ " + repeated("{'a':", 100'000) + "1" + repeated("}", 100'000) + " }}"})
     EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source.substr(0, 60);
   for (const char* source :
-       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}",
-        "{% set l = [] %}{% set m = [] %}{% set _ = l.append(l) %}{% set _ = m.append(m) %}{{ l == m }}{{ l < m }}",
+       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
+        "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}",
+        "{% set l = [] %}{% set m = [] %}{% set _ = l.append(l) %}{% set _ = m.append(m) %}{{ l == m }}{{ l "
+        "< m }}",
         "{% set d = {} %}{% set _ = d.update(a=d) %}{{ d }}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}"})
+        "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l "
+        "}}"})
     EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source;
-  EXPECT_EQ(refusal("{{ s|from_json }}", "{\"s\": \"" + repeated("[", 99'999) + "\"}").code(), Code::kUnsupported);
+  EXPECT_EQ(refusal("{{ s|from_json }}", "{\"s\": \"" + repeated("[", 99'999) + "\"}").code(),
+            Code::kUnsupported);
 }
 
 TEST(Jinja, SeesNothingButWhatItIsGiven) {
@@ -188,8 +196,9 @@ TEST(Jinja, TakesAnyBytes) {
 
 TEST(Jinja, WritesFloatsAsPythonDoes) {
   const std::pair<double, const char*> floats[] = {
-      {0.1, "0.1"}, {1e16, "1e+16"}, {1e15, "1000000000000000.0"}, {1e-4, "0.0001"}, {1e-5, "1e-05"},
-      {-2.5e-7, "-2.5e-07"}, {123.0, "123.0"}, {0.0, "0.0"}, {1.5e300, "1.5e+300"}};
+      {0.1, "0.1"},     {1e16, "1e+16"}, {1e15, "1000000000000000.0"},
+      {1e-4, "0.0001"}, {1e-5, "1e-05"}, {-2.5e-7, "-2.5e-07"},
+      {123.0, "123.0"}, {0.0, "0.0"},    {1.5e300, "1.5e+300"}};
   for (const auto& [number, text] : floats) EXPECT_EQ(jinja::float_text(number), text);
 }
 

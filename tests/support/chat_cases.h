@@ -52,7 +52,9 @@ inline CaseCounts expect_as_jinja(const std::string& json) {
       if (const std::string* expected = text(one, "output")) {
         ++counts.rendered;
         EXPECT_TRUE(ours.ok()) << ours.status().message();
-        if (ours.ok()) EXPECT_EQ(*ours, *expected);
+        if (ours.ok()) {
+          EXPECT_EQ(*ours, *expected);
+        }
       } else {
         ++counts.refused;
         EXPECT_FALSE(ours.ok()) << "Jinja2 says " << *text(one, "error") << ", and this came out:\n" << *ours;
