@@ -154,15 +154,15 @@ Result<std::string> Run::continuation() const {
   // write.
   THIMBLE_LET(alone, render(kOne, held(), false));
   const size_t answer = alone.rfind(kOne);
-  const std::string_view closing =
-      answer == std::string::npos ? "" : std::string_view(alone).substr(answer + kOne.size());
-  const std::string_view end = closing.substr(0, end_of_turn(closing));
-  if (answer == std::string::npos || !before.ends_with(kOne) || !after.starts_with(end))
+  if (answer == std::string::npos || !before.ends_with(kOne))
     return error(
         Code::kUnsupported,
         "the chat template writes the whole conversation anew after each answer, so nothing that could "
         "follow the context is known; begin afresh with all messages");
-  return after.substr(end.size());
+  const std::string_view closing = std::string_view(alone).substr(answer + kOne.size());
+  const auto apart = std::mismatch(closing.begin(), closing.end(), after.begin(), after.end()).first;
+  const size_t shared = static_cast<size_t>(apart - closing.begin());
+  return after.substr(end_of_turn(closing.substr(0, shared)));
 }
 
 // For known formats: roles and contents of messages in JSON. What they point to is the heap's.

@@ -141,7 +141,7 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
     later.messages = {{"user", "Why is it so?"}};
     later.add_assistant = later.continues = whole.add_assistant = true;
     whole.messages = {{"user", "Hi"}, {"assistant", "Hello."}, {"user", "Why is it so?"}};
-    whole.variables_json = later.variables_json = R"({"functions": "", "tools": []})";
+    whole.variables_json = later.variables_json = R"({"functions": "", "datetime": "now", "tools": []})";
     later.now = whole.now = 1741338302;
     const std::string next = written(*writer, later, marks.tokenizer),
                       all = written(*writer, whole, marks.tokenizer);

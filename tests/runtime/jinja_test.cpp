@@ -83,7 +83,7 @@ TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
       {"{{ 99999999999999999999 }}", "is too large"},
       {"{% break %}", "outside of a loop"},
       {"{% macro f(a=1, b) %}{% endmacro %}", "without a default"},
-      {"{{ f(a=1, 2) }}", "is not expected here"},
+      {"{{ f(a=1, 2) }}", "'2' is not expected here"},
       {"{% set %}", "ends where more is expected"},
       {"{{ a[] }}", "ends where more is expected"},
       {"{{ a[1:2:3:4] }}", "ends where more is expected"},
