@@ -255,16 +255,16 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
 void add_chat_flags(CLI::App& app, Settings& s) {
   app.add_option("--system-prompt", s.system, "System prompt; also written -sys")->type_name("TEXT");
   const auto choose = [&s](const std::string& word) {
-    // A file is what exists; what does not, the library knows or refuses by name.
-    if (std::error_code ignored; std::filesystem::is_regular_file(word, ignored))
-      s.chat.source = read_file(word);
-    else
+    // A path has a dot or a slash; the names of formats, which the library knows, have neither.
+    if (word.find_first_of("./\\") == std::string::npos)
       s.chat.format = word;
+    else
+      s.chat.source = read_file(word);
   };
   app.add_option_function<std::string>("--chat-template", choose,
                                        "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or "
-                                       "thimble; or a file of Jinja (default: the "
-                                       "model's own template)")
+                                       "thimble; or a file of Jinja by its path, ./FILE or FILE.jinja "
+                                       "(default: the model's own template)")
       ->type_name("NAME|FILE");
   app.add_option("--chat-vars", s.chat.variables,
                  "What the template reads besides, a JSON object: '{\"enable_thinking\": false}', tools")
