@@ -175,8 +175,8 @@ Result<Machine::Flow> Machine::run_for(const Statement& s) {
 }
 
 Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<Value>& items) {
-  // A loop that something still points to after its end must not point to elements that are gone. Its depth is
-  // that of recursion, which is not known here.
+  // A loop that something still points to after its end must not point to elements that are gone. Its depth
+  // is that of recursion, which is not known here.
   THIMBLE_LET(kept, heap_.list());
   kept->items = items;
   THIMBLE_LET(loop, heap_.loop(&kept->items, 1));
@@ -593,7 +593,7 @@ Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Ke
     return bad("the macro '" + macro.name + "' takes not more than " +
                std::to_string(macro.parameters.size()) + " arguments");
   for (const auto& [key, value] : keywords) {
-    const auto named = [&](const auto& parameter) { return parameter.first == *key; };
+    const auto named = [&wanted = *key](const auto& parameter) { return parameter.first == wanted; };
     const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(), named);
     if (found == macro.parameters.end())
       return bad("the macro '" + macro.name + "' has no parameter '" + *key + "'");
@@ -607,8 +607,8 @@ Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Ke
       scope_->set(name, positional[i]);
       continue;
     }
-    const bool given =
-        std::any_of(keywords.begin(), keywords.end(), [&](const auto& k) { return *k.first == name; });
+    const bool given = std::any_of(keywords.begin(), keywords.end(),
+                                   [&wanted = name](const auto& k) { return *k.first == wanted; });
     if (given) continue;
     Value value = Undefined{&name};
     if (otherwise) {
