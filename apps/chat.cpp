@@ -91,7 +91,7 @@ void Chat::start_afresh() {
 void Chat::find_end_of_turn() {
   // The last ending token of a whole exchange, in whatever format this is.
   const std::string text =
-      chat_text(model_, settings_.chat_template, {message("user", "a"), message("assistant", "b")}, 0);
+      chat_text(model_, settings_.chat, {message("user", "a"), message("assistant", "b")}, 0);
   for (int32_t id : tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids) {
     if (thimble_token_ends(model_.get(), id)) end_of_turn_ = id;
   }
@@ -102,7 +102,7 @@ std::string Chat::message_text(const std::string& content) const {
   std::vector<thimble_message> messages;
   if (first_ && !settings_.system.empty()) messages.push_back(message("system", settings_.system));
   messages.push_back(message("user", content));
-  return chat_text(model_, settings_.chat_template, messages,
+  return chat_text(model_, settings_.chat, messages,
                    THIMBLE_CHAT_ADD_ASSISTANT | (first_ ? 0 : THIMBLE_CHAT_CONTINUE));
 }
 

@@ -90,6 +90,7 @@ int inspect(const Settings& s) {
                 {"has_tokenizer", info.has_tokenizer != 0},
                 {"chat_format", info.chat_format},
                 {"warnings", warnings},
+                {"chat_problem", info.chat_problem},
                 {"tensors", by_type},
                 {"metadata", keys}});
     return 0;
@@ -115,8 +116,12 @@ int inspect(const Settings& s) {
   std::printf("vocabulary    %u tokens%s\n", info.vocab,
               info.has_tokenizer ? "" : ", no tokenizer: token ids only");
 
-  std::printf("chat format   %s\n",
-              info.chat_format[0] ? info.chat_format : "not recognised; use --chat-template");
+  const std::string format = info.chat_format;
+  std::printf("chat format   %s%s%s\n",
+              format == "jinja" ? "the file's template, which is run"
+              : format.empty()  ? "none; use --chat-template"
+                                : (format + ", recognised").c_str(),
+              info.chat_problem[0] ? ": " : "", info.chat_problem);
   for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
   std::printf("\n");
   for (const auto& [name, type] : types) {

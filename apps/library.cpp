@@ -146,13 +146,22 @@ std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint
   });
 }
 
-std::string chat_text(const Model& model, const std::string& format,
+std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags) {
-  uint64_t size = 256;
+  thimble_chat_options options;
+  thimble_chat_options_init(&options, sizeof options);
+  options.flags = flags;
+  if (!style.format.empty()) options.format = style.format.c_str();
+  if (!style.source.empty()) options.source = style.source.data();
+  options.source_length = style.source.size();
+  if (!style.variables.empty()) options.variables = style.variables.data();
+  options.variables_length = style.variables.size();
+  options.messages = messages.data();
+  options.message_count = messages.size();
+  uint64_t size = 1024;
   for (const auto& m : messages) size += m.content_length;
   return two_calls<std::string>(size, [&](auto& text, uint64_t* length, auto* error) {
-    return thimble_chat_text(model.get(), format.empty() ? nullptr : format.c_str(), messages.data(),
-                             messages.size(), flags, text.data(), text.size(), length, error);
+    return thimble_chat_render(model.get(), &options, text.data(), text.size(), length, error);
   });
 }
 

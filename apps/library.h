@@ -84,7 +84,13 @@ struct Tokens {
 };
 Tokens tokenize(const Model& model, std::string_view text, uint32_t flags);
 std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags);
-std::string chat_text(const Model& model, const std::string& format,
+// How conversations are written, as the flags say; empty: as the model's file says.
+struct ChatStyle {
+  std::string format;     // a known format's name
+  std::string source;     // a template in Jinja
+  std::string variables;  // JSON
+};
+std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags);
 thimble_message message(const char* role, std::string_view content);  // lends `content`
 

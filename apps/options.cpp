@@ -254,10 +254,21 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
 
 void add_chat_flags(CLI::App& app, Settings& s) {
   app.add_option("--system-prompt", s.system, "System prompt; also written -sys")->type_name("TEXT");
-  app.add_option(
-         "--chat-template", s.chat_template,
-         "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or thimble (default: the model's own)")
-      ->type_name("NAME");
+  const auto choose = [&s](const std::string& word) {
+    // A path has a dot or a slash; the names of formats, which the library knows, have neither.
+    if (word.find_first_of("./\\") == std::string::npos)
+      s.chat.format = word;
+    else
+      s.chat.source = read_file(word);
+  };
+  app.add_option_function<std::string>("--chat-template", choose,
+                                       "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or "
+                                       "thimble; or a file of Jinja by its path, ./FILE or FILE.jinja "
+                                       "(default: the model's own template)")
+      ->type_name("NAME|FILE");
+  app.add_option("--chat-vars", s.chat.variables,
+                 "What the template reads besides, a JSON object: '{\"enable_thinking\": false}', tools")
+      ->type_name("JSON");
 }
 
 thimble_session_options session_options(const Settings& s, const Model& model, const Retention& retention,
@@ -346,7 +357,7 @@ std::string prompt_text(const Settings& s, const Model& model, std::string_view 
   std::vector<thimble_message> messages;
   if (!s.system.empty()) messages.push_back(message("system", s.system));
   messages.push_back(message("user", content));
-  return chat_text(model, s.chat_template, messages, THIMBLE_CHAT_ADD_ASSISTANT);
+  return chat_text(model, s.chat, messages, THIMBLE_CHAT_ADD_ASSISTANT);
 }
 
 std::string join_question(std::string_view text, std::string_view question) {

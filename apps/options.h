@@ -31,7 +31,8 @@ Command add_devices(CLI::App& root);
 // What the user asked for.
 struct Settings {
   Settings();
-  std::string model, heads, device = "auto", chat_template, system;
+  std::string model, heads, device = "auto", system;
+  ChatStyle chat;
   thimble_session_options session;  // complete but for heads, device, max_new and what depends on the text;
                                     // its retention is what was asked for, THIMBLE_RETENTION_DEFAULT: auto
   thimble_sampler_options sampler;

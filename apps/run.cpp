@@ -181,9 +181,11 @@ Command add_run(CLI::App& root) {
               throw UsageError(
                   "there is nothing to read; give a text with -f FILE, a question with -p TEXT, or both");
             }
-            if (raw->count() && (app->count("--system-prompt") || app->count("--chat-template"))) {
+            if (raw->count() && (app->count("--system-prompt") || app->count("--chat-template") ||
+                                 app->count("--chat-vars"))) {
               throw UsageError(
-                  "--raw uses no chat format; leave out --system-prompt and --chat-template, or --raw");
+                  "--raw uses no chat format; leave out --system-prompt, --chat-template and --chat-vars, or "
+                  "--raw");
             }
             return run(settings, flags);
           }};

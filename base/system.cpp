@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <thread>
 #include <utility>
 
@@ -32,6 +33,20 @@ namespace thimble {
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t wall_clock_seconds() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+#ifdef _WIN32
+  if (localtime_s(&local, &now) != 0) return now;
+#else
+  if (!localtime_r(&now, &local)) return now;
+#endif
+  using namespace std::chrono;
+  const sys_days day = year{local.tm_year + 1900} / (local.tm_mon + 1) / local.tm_mday;
+  return int64_t{day.time_since_epoch().count()} * 86400 + local.tm_hour * 3600 + local.tm_min * 60 +
+         local.tm_sec;
 }
 
 uint32_t core_count() {

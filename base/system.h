@@ -25,6 +25,9 @@ uint64_t resident_anonymous_bytes();
 // Seconds since some fixed moment; never goes back.
 double steady_seconds();
 
+// Seconds since 1970 of the clock on the wall: in the time zone that the system is set to.
+int64_t wall_clock_seconds();
+
 // Whether the system shows a graphics device that drivers could use; true where it does not tell.
 bool has_graphics_device();
 

@@ -95,6 +95,8 @@ template <>
 inline constexpr uint32_t kFirstSize<thimble_session_options> = offsetof(thimble_session_options,
                                                                          select_page);
 template <>
+inline constexpr uint32_t kFirstSize<thimble_model_info> = offsetof(thimble_model_info, chat_problem);
+template <>
 inline constexpr uint32_t kFirstSize<thimble_stats> = offsetof(thimble_stats, saturated);
 
 template <typename T>

@@ -1,7 +1,6 @@
 // Entry points about models and retainers: opening, and what is in the files.
 #include "backends/registry.h"
 #include "capi/handles.h"
-#include "runtime/chat/chat.h"
 
 using namespace thimble;
 using namespace thimble::capi;
@@ -145,7 +144,6 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
     THIMBLE_TRY(need_struct(info, "info"));
     const Model& model = *handle->model;
     const ModelShape& s = model.shape;
-    const auto format = recognise_chat_format(model.chat_template);
     thimble_model_info value = {};
     value.has_weights = model.has_weights();
     value.has_tokenizer = model.tokenizer.ok();
@@ -170,7 +168,8 @@ thimble_status thimble_model_get_info(const thimble_model* handle, thimble_model
     copy_text(value.architecture, sizeof value.architecture, model.info.architecture);
     copy_text(value.name, sizeof value.name, model.info.name);
     copy_text(value.quantization, sizeof value.quantization, model.info.quantization);
-    if (format.ok()) copy_text(value.chat_format, sizeof value.chat_format, chat_format_name(*format));
+    copy_text(value.chat_format, sizeof value.chat_format, model.chat.format_name());
+    copy_text(value.chat_problem, sizeof value.chat_problem, model.chat.problem());
     write_struct(info, value);
     return {};
   });

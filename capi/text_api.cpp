@@ -1,6 +1,7 @@
 // Entry points about text: tokens, chat formats.
+#include "base/system.h"
 #include "capi/handles.h"
-#include "runtime/chat/chat.h"
+#include "runtime/chat/writer.h"
 
 using namespace thimble;
 using namespace thimble::capi;
@@ -12,8 +13,48 @@ Status need_flags(uint32_t flags, uint32_t known) {
   return error(Code::kInvalidArgument, "flags is 0x%x; the known bits here are 0x%x", flags, known);
 }
 
-Result<ChatFormat> find_format(const Model& model, const char* name) {
-  return name ? find_chat_format(name) : recognise_chat_format(model.chat_template);
+Result<ChatWriter> find_writer(const Model& model, const thimble_chat_options& o) {
+  if (o.format && o.source)
+    return error(Code::kInvalidArgument,
+                 "options.format and options.source are two ways to write; leave one NULL");
+  if (o.source) return ChatWriter::from_source({o.source, static_cast<size_t>(o.source_length)});
+  if (o.format) return ChatWriter::from_name(o.format);
+  return model.chat;
+}
+
+Result<Conversation> read_conversation(const thimble_chat_options& o) {
+  THIMBLE_TRY(need_flags(o.flags, THIMBLE_CHAT_ADD_ASSISTANT | THIMBLE_CHAT_CONTINUE));
+  THIMBLE_TRY(need_array(o.messages, o.message_count, "messages"));
+  THIMBLE_TRY(need_array(o.source, o.source_length, "options.source"));
+  THIMBLE_TRY(need_array(o.messages_json, o.messages_json_length, "options.messages_json"));
+  THIMBLE_TRY(need_array(o.variables, o.variables_length, "options.variables"));
+  if (o.message_count && o.messages_json_length)
+    return error(Code::kInvalidArgument,
+                 "options.messages and options.messages_json are two ways to give messages; leave one out");
+  Conversation c;
+  for (uint64_t i = 0; i < o.message_count; ++i) {
+    const thimble_message& m = o.messages[i];
+    THIMBLE_TRY(need(m.role, "a message's role"));
+    THIMBLE_TRY(need_array(m.content, m.content_length, "a message's content"));
+    c.messages.push_back({m.role, {m.content, static_cast<size_t>(m.content_length)}});
+  }
+  if (o.messages_json) c.messages_json = {o.messages_json, static_cast<size_t>(o.messages_json_length)};
+  if (o.variables) c.variables_json = {o.variables, static_cast<size_t>(o.variables_length)};
+  c.add_assistant = o.flags & THIMBLE_CHAT_ADD_ASSISTANT;
+  c.continues = o.flags & THIMBLE_CHAT_CONTINUE;
+  c.held = o.held;
+  c.now = o.time ? o.time : wall_clock_seconds();
+  return c;
+}
+
+Status render(const thimble_model* model, const thimble_chat_options& o, char* text, uint64_t capacity,
+              uint64_t* length) {
+  THIMBLE_TRY(need(model, "model"));
+  THIMBLE_LET(conversation, read_conversation(o));
+  THIMBLE_TRY(need_buffer(text, capacity, length, "text"));
+  THIMBLE_LET(writer, find_writer(*model->model, o));
+  THIMBLE_LET(written, writer.write(conversation, model->model->tokenizer));
+  return give_text(written, text, capacity, length);
 }
 
 }  // namespace
@@ -79,21 +120,25 @@ int32_t thimble_token_ends(const thimble_model* model, int32_t id) {
 thimble_status thimble_chat_text(const thimble_model* model, const char* format,
                                  const thimble_message* messages, uint64_t count, uint32_t flags, char* text,
                                  uint64_t capacity, uint64_t* length, thimble_error* out) {
+  return guard(out, [&] {
+    thimble_chat_options o = {};
+    o.format = format;
+    o.messages = messages;
+    o.message_count = count;
+    o.flags = flags;
+    return render(model, o, text, capacity, length);
+  });
+}
+
+void thimble_chat_options_init(thimble_chat_options* options, uint32_t struct_size) {
+  init_struct(options, struct_size, {});
+}
+
+thimble_status thimble_chat_render(const thimble_model* model, const thimble_chat_options* options,
+                                   char* text, uint64_t capacity, uint64_t* length, thimble_error* out) {
   return guard(out, [&]() -> Status {
-    THIMBLE_TRY(need(model, "model"));
-    THIMBLE_TRY(need_array(messages, count, "messages"));
-    THIMBLE_TRY(need_flags(flags, THIMBLE_CHAT_ADD_ASSISTANT | THIMBLE_CHAT_CONTINUE));
-    THIMBLE_TRY(need_buffer(text, capacity, length, "text"));
-    std::vector<ChatMessage> chat;
-    for (uint64_t i = 0; i < count; ++i) {
-      THIMBLE_TRY(need(messages[i].role, "a message's role"));
-      THIMBLE_TRY(need_array(messages[i].content, messages[i].content_length, "a message's content"));
-      chat.push_back(
-          {messages[i].role, {messages[i].content, static_cast<size_t>(messages[i].content_length)}});
-    }
-    THIMBLE_LET(known, find_format(*model->model, format));
-    THIMBLE_LET(formatted, format_chat(known, chat, flags & THIMBLE_CHAT_ADD_ASSISTANT,
-                                       !(flags & THIMBLE_CHAT_CONTINUE)));
-    return give_text(formatted, text, capacity, length);
+    thimble_chat_options o = {};
+    THIMBLE_TRY(read_struct(options, "options", o));
+    return render(model, o, text, capacity, length);
   });
 }

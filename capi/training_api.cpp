@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "capi/handles.h"
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 #include "training/trainer.h"
 
 using namespace thimble;

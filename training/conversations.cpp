@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 
 namespace thimble {
 namespace {

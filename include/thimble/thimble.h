@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 2
+#define THIMBLE_ABI 3
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -187,7 +187,8 @@ typedef struct thimble_model_info {
   char architecture[32];
   char name[96];
   char quantization[16]; /* the type that most bytes have */
-  char chat_format[32];  /* recognised format, or "" */
+  char chat_format[32];  /* "jinja": the file's chat template is run; a known format that is recognised in it; or "" */
+  char chat_problem[224]; /* why the template is not run, a sentence; "" where it is */
   uint32_t experts, experts_per_token; /* of a layer, d_ff being that of one; 0: none */
   uint32_t window, window_layers;      /* so many layers attend to the last `window` tokens alone */
 } thimble_model_info;
@@ -328,7 +329,7 @@ THIMBLE_API thimble_status thimble_token_bytes(const thimble_model* model, int32
 THIMBLE_API int32_t thimble_token_ends(const thimble_model* model, int32_t id);
 
 typedef struct thimble_message {
-  const char* role; /* "system", "user" or "assistant" */
+  const char* role; /* "system", "user", "assistant"; what else there is, the template knows */
   const char* content;
   uint64_t content_length;
 } thimble_message;
@@ -336,12 +337,45 @@ typedef struct thimble_message {
 #define THIMBLE_CHAT_ADD_ASSISTANT 1u /* end where the assistant's answer begins */
 #define THIMBLE_CHAT_CONTINUE 2u      /* the messages go on after an answer that the session already holds */
 
-/* Messages in the model's chat format, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the first).
- * `format`: NULL for the one that the model's template asks for, else "chatml", "llama3", "llama2", "phi3", "mistral",
- * "zephyr" or "thimble". THIMBLE_UNSUPPORTED when the template is unknown. Two-call. */
+/* Messages as the model was taught to read them, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the
+ * first). With `format` NULL the chat template of the model's file is run (Jinja, in a box: it sees the messages alone, and
+ * its time, memory and output are bounded); where it cannot be, a known format that is recognised in it serves. `format`
+ * "chatml", "llama3", "llama2", "phi3", "mistral", "zephyr" or "thimble" writes that one. THIMBLE_UNSUPPORTED when the
+ * template can neither be run nor is known, THIMBLE_INVALID_ARGUMENT when it refuses the messages, in its own words. Two-call.
+ *
+ * THIMBLE_CHAT_CONTINUE gives the text for a session that holds earlier messages, an answer and its end-of-turn token: what the
+ * template writes after that answer, so that the session reads new text only. What it holds stays as it is, though many
+ * templates write earlier turns otherwise when they render a whole conversation (they drop an answer's thoughts, say). A
+ * template that gives no text which could follow is THIMBLE_UNSUPPORTED: begin afresh with all messages. */
 THIMBLE_API thimble_status thimble_chat_text(const thimble_model* model, const char* format,
                                              const thimble_message* messages, uint64_t count, uint32_t flags,
                                              char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
+
+typedef struct thimble_chat_options {
+  uint32_t struct_size;
+  uint32_t flags;                  /* THIMBLE_CHAT_* */
+  const char* format;              /* NULL: as the model's file says; else a known format's name */
+  const char* source;              /* a template in Jinja to run instead of the model's; NULL: none */
+  uint64_t source_length;
+  const thimble_message* messages;
+  uint64_t message_count;
+  const char* messages_json;       /* instead of `messages`: an array of objects with "role", "content" and what else the
+                                      template reads, "tool_calls" or "reasoning_content" for example; NULL: none */
+  uint64_t messages_json_length;
+  const char* variables;           /* a JSON object of what the template reads besides: "tools" (an array), "enable_thinking",
+                                      "documents"; these go before Thimble's own (bos_token, eos_token and, with
+                                      ADD_ASSISTANT, add_generation_prompt). NULL: none */
+  uint64_t variables_length;
+  uint64_t held;                   /* so many messages, the last of them an answer with its end-of-turn token, the session
+                                      holds already: as CONTINUE, but for messages that are given */
+  int64_t time;                    /* what the template takes for now, seconds since 1970 of the clock on the wall; 0: now */
+} thimble_chat_options;
+
+THIMBLE_API void thimble_chat_options_init(thimble_chat_options* options, uint32_t struct_size);
+
+/* thimble_chat_text with all that a template can read. Known formats take roles and contents alone, and no variables. */
+THIMBLE_API thimble_status thimble_chat_render(const thimble_model* model, const thimble_chat_options* options,
+                                               char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
 
 /* ---- session options ---- */
 

@@ -8,7 +8,7 @@
 
 #include "base/bits.h"
 #include "base/new_file.h"
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 #include "runtime/heads/safetensors.h"
 #include "runtime/heads/sidecar.h"
 #include "runtime/heads/torch_file.h"

@@ -4,7 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 #include "runtime/model/load.h"
 
 namespace thimble {

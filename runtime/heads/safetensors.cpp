@@ -4,7 +4,7 @@
 #include <cinttypes>
 
 #include "base/byte_reader.h"
-#include "runtime/heads/json.h"
+#include "runtime/json.h"
 #include "runtime/model/gguf.h"
 
 namespace thimble {

@@ -91,6 +91,7 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
                  gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
   THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
   model->chat_template = chat_template;
+  model->chat = ChatWriter::choose(model->chat_template);
   return std::shared_ptr<const Model>(model);
 }
 
@@ -137,7 +138,7 @@ std::vector<Tensor> Retainer::tensors() const {
 
 uint64_t Model::host_bytes() const {
   return sizeof *this + gguf_.host_bytes() + (tokenizer.ok() ? tokenizer.host_bytes() : 0) +
-         layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() +
+         layers.capacity() * sizeof(LayerWeights) + chat_template.capacity() + chat.host_bytes() +
          (rope.inverse_frequency.capacity() + rope.inverse_frequency_short.capacity() +
           window_rope.inverse_frequency.capacity()) *
              sizeof(double);

@@ -8,6 +8,7 @@
 
 #include "backends/backend.h"
 #include "base/mapped_file.h"
+#include "runtime/chat/writer.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/placed_tensors.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -126,6 +127,7 @@ class Model {
   std::vector<LayerWeights> layers;             // empty for a vocabulary-only file
   Tokenizer tokenizer;
   std::string chat_template;                   // as in the file, or empty
+  ChatWriter chat;                             // how conversations are written, by that template
   std::string description_of_tokenizer_error;  // why `tokenizer` is empty, where it is
   std::vector<std::string> warnings;           // what the file asks for and does not get, a sentence each
 

@@ -156,9 +156,10 @@ TEST(Command, UsageErrorsExitWithTwoNameTheCulpritAndPointToHelp) {
 }
 
 TEST(Command, OptionsThatContradictEachOtherAreUsageErrors) {
-  for (const char* arguments : {"--retention locret", "--retention window --heads h.gguf", "--select-k 9",
-                                "--vote layer", "--selection dense --select-theta 0.9", "--raw -sys text",
-                                "--raw --chat-template llama3", "--tokens 1,2", "--questions q.json"}) {
+  for (const char* arguments :
+       {"--retention locret", "--retention window --heads h.gguf", "--select-k 9", "--vote layer",
+        "--selection dense --select-theta 0.9", "--raw -sys text", "--raw --chat-template llama3",
+        "--raw --chat-vars {}", "--tokens 1,2", "--questions q.json"}) {
     const Outcome outcome = thimble(std::string("run -m x -p question ") + arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     expect_one_sentence(outcome);
@@ -245,7 +246,8 @@ TEST(Inspect, ShowsWhatTheDemoModelIs) {
   const Json info = Json::parse(thimble("inspect --json" + kM).out);
   EXPECT_EQ(info["architecture"], "llama");
   EXPECT_EQ(info["layers"], 8);
-  EXPECT_EQ(info["chat_format"], "thimble");
+  EXPECT_EQ(info["chat_format"], "jinja");
+  EXPECT_EQ(info["chat_problem"], "");
   EXPECT_EQ(info["file_bytes"], std::filesystem::file_size(kModel));
   EXPECT_EQ(info["files"], 1);
   EXPECT_EQ(info["metadata"]["general.architecture"], "llama");
@@ -935,6 +937,24 @@ TEST(Chat, AnswersObeysCommandsAndEndsWithTheInput) {
   EXPECT_TRUE(contains(outcome.error, "total")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "unknown command /nonsense")) << outcome.error;
   EXPECT_TRUE(contains(outcome.error, "/policy")) << outcome.error;
+}
+
+TEST(Chat, WritesByATemplateAndVariablesThatAreGiven) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile jinja(
+      "{% if shout %}{{ raise_exception('no shouting') }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\n"
+      "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}");
+  const std::string run = "run -n 8 -p \"The pass key is 4711. What is the pass key?\"" + kM;
+  const Outcome own = thimble(run), given = thimble(run + " --chat-template " + jinja.path());
+  EXPECT_EQ(given.exit_code, 0) << given.error;
+  EXPECT_EQ(given.out, own.out);
+  const Outcome refused =
+      thimble(run + " --chat-template " + jinja.path() + " --chat-vars '{\"shout\": true}'");
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(contains(refused.error, "no shouting")) << refused.error;
+  const Outcome damaged = thimble(run + " --chat-vars '{'");
+  EXPECT_EQ(damaged.exit_code, 1);
+  expect_one_sentence(damaged);
 }
 
 TEST(Chat, PolicyMakesANewSessionAndRefusesNonsense) {

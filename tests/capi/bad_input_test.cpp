@@ -400,6 +400,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
        [&](auto* e) { return thimble_chat_text(m, "chatml", nullptr, 1, 0, nullptr, 0, &u64, e); }},
       {"chat_text role",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &message, 1, 0, nullptr, 0, &u64, e); }},
+      {"chat_render", [&](auto* e) { return thimble_chat_render(nullptr, nullptr, nullptr, 0, &u64, e); }},
+      {"chat_render length", [&](auto* e) { return thimble_chat_render(m, nullptr, nullptr, 0, nullptr, e); }},
       {"chat_text content",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &no_content, 1, 0, nullptr, 0, &u64, e); }},
       {"plan", [&](auto* e) { return thimble_session_plan(nullptr, nullptr, nullptr, e); }},

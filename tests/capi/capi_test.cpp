@@ -107,7 +107,8 @@ TEST(OpenedModel, TellsWhatItIs) {
   EXPECT_NEAR(static_cast<double>(info.parameters), 28e6, 1e6);
   EXPECT_STREQ(info.architecture, "llama");
   EXPECT_STREQ(info.quantization, "q8_0");
-  EXPECT_STREQ(info.chat_format, "thimble");
+  EXPECT_STREQ(info.chat_format, "jinja");
+  EXPECT_STREQ(info.chat_problem, "");
   EXPECT_GT(std::strlen(info.name), 0u);
 }
 
@@ -373,6 +374,43 @@ TEST(Text, BecomesAChat) {
   const SmallModel small;  // has no template
   EXPECT_EQ(thimble_chat_text(small.model.get(), nullptr, messages, 1, 0, text, sizeof text, &length, &e),
             THIMBLE_UNSUPPORTED);
+  expect_sentence(e);
+}
+
+TEST(Text, BecomesAChatByATemplateThatIsGiven) {
+  const ModelHandle model = open_model(demo_path());
+  Error e;
+  char text[256];
+  uint64_t length = 0;
+  const std::string source = "{% for m in messages %}{{ m.content|default('-', true) }};{% endfor %}{{ tools|length }}";
+  const std::string messages = R"([{"role": "user", "content": "Hi"}, {"role": "tool", "content": null}])";
+  const std::string variables = R"({"tools": [1, 2]})";
+  thimble_chat_options o;
+  thimble_chat_options_init(&o, sizeof o);
+  o.source = source.data();
+  o.source_length = source.size();
+  o.messages_json = messages.data();
+  o.messages_json_length = messages.size();
+  o.variables = variables.data();
+  o.variables_length = variables.size();
+  EXPECT_OK(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), e);
+  EXPECT_EQ(std::string(text, length), "Hi;-;2");
+
+  const std::string refuses = "{{ raise_exception('Roles must alternate') }}";
+  o.source = refuses.data();
+  o.source_length = refuses.size();
+  EXPECT_EQ(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), THIMBLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(e.message).find("Roles must alternate"), std::string::npos);
+
+  const std::string date = "{{ strftime_now('%Y-%m-%d %H:%M') }}";
+  o.source = date.data();
+  o.source_length = date.size();
+  o.time = 1741338302;
+  EXPECT_OK(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), e);
+  EXPECT_EQ(std::string(text, length), "2025-03-07 09:05");
+
+  o.format = "chatml";  // both
+  EXPECT_EQ(thimble_chat_render(model.get(), &o, text, sizeof text, &length, &e), THIMBLE_INVALID_ARGUMENT);
   expect_sentence(e);
 }
 

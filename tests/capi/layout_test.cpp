@@ -36,7 +36,7 @@ OFFSET(thimble_model_options, struct_size, 0);
 OFFSET(thimble_model_options, log, 8);
 OFFSET(thimble_model_options, log_user, 16);
 
-static_assert(sizeof(thimble_model_info) == 272);
+static_assert(sizeof(thimble_model_info) == 496);
 OFFSET(thimble_model_info, struct_size, 0);
 OFFSET(thimble_model_info, has_weights, 4);
 OFFSET(thimble_model_info, has_tokenizer, 8);
@@ -57,10 +57,11 @@ OFFSET(thimble_model_info, architecture, 80);
 OFFSET(thimble_model_info, name, 112);
 OFFSET(thimble_model_info, quantization, 208);
 OFFSET(thimble_model_info, chat_format, 224);
-OFFSET(thimble_model_info, experts, 256);
-OFFSET(thimble_model_info, experts_per_token, 260);
-OFFSET(thimble_model_info, window, 264);
-OFFSET(thimble_model_info, window_layers, 268);
+OFFSET(thimble_model_info, chat_problem, 256);
+OFFSET(thimble_model_info, experts, 480);
+OFFSET(thimble_model_info, experts_per_token, 484);
+OFFSET(thimble_model_info, window, 488);
+OFFSET(thimble_model_info, window_layers, 492);
 
 static_assert(sizeof(thimble_tensor_info) == 136);
 OFFSET(thimble_tensor_info, struct_size, 0);
@@ -73,6 +74,21 @@ OFFSET(thimble_tensor_info, type, 120);
 OFFSET(thimble_message, role, 0);
 OFFSET(thimble_message, content, 8);
 OFFSET(thimble_message, content_length, 16);
+
+static_assert(sizeof(void*) != 8 || sizeof(thimble_chat_options) == 96);
+OFFSET(thimble_chat_options, struct_size, 0);
+OFFSET(thimble_chat_options, flags, 4);
+OFFSET(thimble_chat_options, format, 8);
+OFFSET(thimble_chat_options, source, 16);
+OFFSET(thimble_chat_options, source_length, 24);
+OFFSET(thimble_chat_options, messages, 32);
+OFFSET(thimble_chat_options, message_count, 40);
+OFFSET(thimble_chat_options, messages_json, 48);
+OFFSET(thimble_chat_options, messages_json_length, 56);
+OFFSET(thimble_chat_options, variables, 64);
+OFFSET(thimble_chat_options, variables_length, 72);
+OFFSET(thimble_chat_options, held, 80);
+OFFSET(thimble_chat_options, time, 88);
 
 static_assert(sizeof(thimble_progress) == 40);
 OFFSET(thimble_progress, struct_size, 0);
@@ -200,6 +216,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_TRUE((all_plain<thimble_error, thimble_device_info, thimble_model_options, thimble_model_info,
                          thimble_tensor_info, thimble_message, thimble_progress, thimble_session_options,
                          thimble_memory, thimble_sampler_options, thimble_stats, thimble_training_options,
+                         thimble_chat_options,
                          thimble_training_progress>()));
   EXPECT_EQ(THIMBLE_RETENTION_DEFAULT, -1);
   EXPECT_EQ(THIMBLE_RETENTION_NONE, 0);

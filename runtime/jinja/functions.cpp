@@ -1,0 +1,171 @@
+// Functions that every template can call.
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/jinja/machine.h"
+#include "runtime/jinja/table.h"
+
+namespace thimble::jinja {
+namespace {
+
+Result<Value> run_dict(Call& c) {
+  THIMBLE_LET(made, c.heap.dict());
+  if (Dict* const* from = as<Dict*>(c.arguments[0]))
+    for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(*made, key, value));
+  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(*made, key, value));
+  return Value(made);
+}
+
+Result<Value> run_namespace(Call& c) {
+  THIMBLE_LET(made, c.heap.new_namespace());
+  if (Dict* const* from = as<Dict*>(c.arguments[0]))
+    for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(made->attributes, key, value));
+  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(made->attributes, key, value));
+  return Value(made);
+}
+
+Result<Value> run_range(Call& c) {
+  constexpr uint64_t kLongest = 100'000;  // as the sandbox of Jinja has it
+  THIMBLE_LET(first, c.integer(0, 0));
+  THIMBLE_LET(last, c.integer(1, 0));
+  THIMBLE_LET(step, c.integer(2, 1));
+  if (!c.given(1)) std::swap(first, last);
+  if (step == 0) return error(Code::kInvalidArgument, "the step of a range is 0");
+  const auto low = static_cast<uint64_t>(std::min(first, last)),
+             high = static_cast<uint64_t>(std::max(first, last));
+  const bool empty = step > 0 ? first >= last : first <= last;
+  const uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);
+  const uint64_t count = empty ? 0 : (high - low - 1) / stride + 1;
+  if (count > kLongest)
+    return error(Code::kUnsupported, "a range is longer than %d", static_cast<int>(kLongest));
+  THIMBLE_LET(all, c.heap.list());
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t value = static_cast<uint64_t>(first) + i * static_cast<uint64_t>(step);
+    THIMBLE_TRY(c.heap.append(*all, static_cast<int64_t>(value)));
+  }
+  return Value(all);
+}
+
+Result<Value> run_raise(Call& c) {
+  THIMBLE_LET(text, printed(c.heap, c.arguments[0]));
+  return c.machine.raise(*text);
+}
+
+Result<Value> run_strftime_now(Call& c) {
+  THIMBLE_LET(format, c.text(0));
+  THIMBLE_LET(text, format_time(c.machine.now(), *format));
+  return c.heap.text(text);
+}
+
+constexpr Builtin kFunctions[] = {
+    {"dict", "?mapping **", run_dict},
+    {"namespace", "?mapping **", run_namespace},
+    {"raise_exception", "message", run_raise},
+    {"range", "start ?stop ?step", run_range},
+    {"strftime_now", "format", run_strftime_now},
+};
+
+}  // namespace
+
+const Builtin* find_function(std::string_view name) { return find_in(kFunctions, name); }
+
+// ---- numbers ----
+
+namespace {
+
+Status no_operator(const std::string& op, const Value& a, const Value& b) {
+  return error(Code::kInvalidArgument, "%s %s %s has no meaning", kind_name(a), op.c_str(), kind_name(b));
+}
+
+Status too_large() { return error(Code::kUnsupported, "a number becomes too large"); }
+
+Result<Value> integer_power(int64_t a, int64_t b) {
+  int64_t result = 1;
+  for (; b > 0; b >>= 1) {
+    if ((b & 1) && __builtin_mul_overflow(result, a, &result)) return too_large();
+    if (b > 1 && __builtin_mul_overflow(a, a, &a)) return too_large();
+  }
+  return Value(result);
+}
+
+Result<Value> integers(const std::string& op, int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (op == "+") return __builtin_add_overflow(a, b, &result) ? too_large() : Result<Value>(result);
+  if (op == "-") return __builtin_sub_overflow(a, b, &result) ? too_large() : Result<Value>(result);
+  if (op == "*") return __builtin_mul_overflow(a, b, &result) ? too_large() : Result<Value>(result);
+  if (op == "**" && b >= 0) return integer_power(a, b);
+  if (op == "**") return Value(std::pow(static_cast<double>(a), static_cast<double>(b)));
+  if (b == 0) return error(Code::kInvalidArgument, "a number is divided by 0");
+  if (op == "/") return Value(static_cast<double>(a) / static_cast<double>(b));
+  if (b == -1) return op == "%" ? Result<Value>(int64_t{0}) : integers("-", 0, a);
+  const int64_t rest = a % b != 0 && (a < 0) != (b < 0) ? a % b + b : a % b;  // of the divisor's sign
+  return Value(op == "%" ? rest : (a - rest) / b);
+}
+
+Result<Value> reals(const std::string& op, double a, double b) {
+  if (op == "+") return Value(a + b);
+  if (op == "-") return Value(a - b);
+  if (op == "*") return Value(a * b);
+  if (op == "**") return Value(std::pow(a, b));
+  if (b == 0) return error(Code::kInvalidArgument, "a number is divided by 0");
+  if (op == "/") return Value(a / b);
+  const double whole = std::floor(a / b);
+  return Value(op == "//" ? whole : a - whole * b);
+}
+
+Result<Value> repeated(Heap& heap, const Value& what, int64_t count) {
+  const std::string* text = as_text(what);
+  const auto times = static_cast<uint64_t>(std::max<int64_t>(count, 0));
+  const uint64_t size = text ? text->size() : (*as<List*>(what))->items.size() * sizeof(Value);
+  if (size && times > UINT64_MAX / size) return too_large();
+  THIMBLE_TRY(heap.spend_bytes(size * times));
+  if (text) {
+    std::string out;
+    for (uint64_t i = 0; i < times && size; ++i) out += *text;
+    return heap.text(std::move(out));
+  }
+  THIMBLE_LET(all, heap.list((*as<List*>(what))->tuple));
+  for (uint64_t i = 0; i < times && size; ++i)
+    for (const Value& item : (*as<List*>(what))->items) THIMBLE_TRY(heap.append(*all, item));
+  return Value(all);
+}
+
+Result<Value> joined(Heap& heap, const List& a, const List& b) {
+  THIMBLE_LET(all, heap.list(a.tuple));
+  for (const List* list : {&a, &b})
+    for (const Value& item : list->items) THIMBLE_TRY(heap.append(*all, item));
+  return Value(all);
+}
+
+double as_real(const Value& v) {
+  int64_t room = 0;
+  const int64_t* integer = as_integer(v, room);
+  return integer ? static_cast<double>(*integer) : *as<double>(v);
+}
+
+Result<Value> concatenated(Heap& heap, const Value& a, const Value& b) {
+  THIMBLE_LET(left, printed(heap, a));
+  THIMBLE_LET(right, printed(heap, b));
+  THIMBLE_TRY(heap.spend_bytes(left->size() + right->size()));
+  return heap.text(*left + *right);
+}
+
+}  // namespace
+
+Result<Value> arithmetic(Heap& heap, const std::string& op, const Value& a, const Value& b) {
+  if (op == "~") return concatenated(heap, a, b);
+  THIMBLE_TRY(need_defined(a));
+  THIMBLE_TRY(need_defined(b));
+  int64_t room_a = 0, room_b = 0;
+  const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
+  if (x && y) return integers(op, *x, *y);
+  if ((x || is<double>(a)) && (y || is<double>(b))) return reals(op, as_real(a), as_real(b));
+  if (op == "+" && is<Text>(a) && is<Text>(b)) return concatenated(heap, a, b);
+  if (op == "+" && is<List*>(a) && is<List*>(b) && (*as<List*>(a))->tuple == (*as<List*>(b))->tuple)
+    return joined(heap, **as<List*>(a), **as<List*>(b));
+  if (op == "*" && y && (is<Text>(a) || is<List*>(a))) return repeated(heap, a, *y);
+  if (op == "*" && x && (is<Text>(b) || is<List*>(b))) return repeated(heap, b, *x);
+  return no_operator(op, a, b);
+}
+
+}  // namespace thimble::jinja

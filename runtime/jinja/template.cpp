@@ -1,0 +1,22 @@
+#include "runtime/jinja/template.h"
+
+#include "runtime/jinja/machine.h"
+#include "runtime/jinja/parser.h"
+
+namespace thimble::jinja {
+
+Result<Template> Template::parse(std::string_view source) {
+  constexpr size_t kLongest = 1 << 20;
+  if (source.size() > kLongest) return error(Code::kUnsupported, "the template is longer than a MiB");
+  THIMBLE_LET(block, jinja::parse(source));
+  Template made;
+  made.block_ = std::make_shared<const Block>(std::move(block));
+  made.host_bytes_ = source.size() / 4 * sizeof(Expression);  // a node for about four characters
+  return made;
+}
+
+Result<std::string> Template::render(Heap& heap, const Dict& variables, int64_t now) const {
+  return Machine(heap, now).render(*block_, variables);
+}
+
+}  // namespace thimble::jinja

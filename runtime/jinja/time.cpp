@@ -1,0 +1,93 @@
+// Dates as strftime writes them, in English whatever the machine's language is.
+#include <chrono>
+#include <cstdio>
+
+#include "runtime/jinja/builtins.h"
+
+namespace thimble::jinja {
+namespace {
+
+constexpr const char* kMonths[] = {"January", "February", "March",     "April",   "May",      "June",
+                                   "July",    "August",   "September", "October", "November", "December"};
+constexpr const char* kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                 "Thursday", "Friday", "Saturday"};
+
+}  // namespace
+
+Result<std::string> format_time(int64_t seconds, std::string_view format) {
+  using namespace std::chrono;
+  constexpr int64_t kDay = 86400, kMost = int64_t{1} << 37;  // some thousand years either way
+  if (seconds < -kMost || seconds > kMost) return error(Code::kInvalidArgument, "the time is out of range");
+  const int64_t days_ = (seconds >= 0 ? seconds : seconds - kDay + 1) / kDay;
+  const int second = static_cast<int>(seconds - days_ * kDay);
+  const sys_days day{days{days_}};
+  const year_month_day date{day};
+  const std::string month = kMonths[static_cast<unsigned>(date.month()) - 1];
+  const std::string day_name = kDays[std::chrono::weekday{day}.c_encoding()];
+  const int hour = second / 3600, twelve = hour % 12 == 0 ? 12 : hour % 12;
+
+  std::string out;
+  const auto number = [&](int value, int width) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%0*d", width, value);
+    out += text;
+  };
+  for (size_t i = 0; i < format.size(); ++i) {
+    if (format[i] != '%' || i + 1 == format.size()) {
+      out += format[i];
+      continue;
+    }
+    const bool unpadded = format[i + 1] == '-' && i + 2 < format.size();
+    i += unpadded ? 2 : 1;
+    const int two = unpadded ? 1 : 2;
+    switch (format[i]) {
+      case 'Y':
+        number(static_cast<int>(date.year()), 4);
+        break;
+      case 'y':
+        number(static_cast<int>(date.year()) % 100, two);
+        break;
+      case 'm':
+        number(static_cast<int>(static_cast<unsigned>(date.month())), two);
+        break;
+      case 'd':
+        number(static_cast<int>(static_cast<unsigned>(date.day())), two);
+        break;
+      case 'H':
+        number(hour, two);
+        break;
+      case 'I':
+        number(twelve, two);
+        break;
+      case 'M':
+        number(second / 60 % 60, two);
+        break;
+      case 'S':
+        number(second % 60, two);
+        break;
+      case 'B':
+        out += month;
+        break;
+      case 'b':
+        out += month.substr(0, 3);
+        break;
+      case 'A':
+        out += day_name;
+        break;
+      case 'a':
+        out += day_name.substr(0, 3);
+        break;
+      case 'p':
+        out += hour < 12 ? "AM" : "PM";
+        break;
+      case '%':
+        out += '%';
+        break;
+      default:
+        return error(Code::kUnsupported, "strftime_now does not know %%%c", format[i]);
+    }
+  }
+  return out;
+}
+
+}  // namespace thimble::jinja

@@ -1,0 +1,323 @@
+#include "runtime/jinja/value.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "runtime/jinja/text.h"
+
+namespace thimble::jinja {
+namespace {
+
+constexpr uint64_t kItemBytes = sizeof(Value) + 16, kEntryBytes = 2 * sizeof(Value) + 64;
+
+Status spend(uint64_t& left, uint64_t count, const char* what) {
+  if (count > left) return error(Code::kUnsupported, "the template %s; that is stopped here", what);
+  left -= count;
+  return {};
+}
+
+Status too_deep() {
+  return error(Code::kUnsupported, "values are nested deeper than %u, or within themselves", kDeepestValue);
+}
+
+bool is_number(const Value& v) { return is<bool>(v) || is<int64_t>(v) || is<double>(v); }
+
+double number(const Value& v) {
+  int64_t room = 0;
+  if (const int64_t* integer = as_integer(v, room)) return static_cast<double>(*integer);
+  return *as<double>(v);
+}
+
+Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth);
+
+Result<bool> equal_lists(Heap& heap, const List& a, const List& b, uint32_t depth) {
+  if (a.items.size() != b.items.size() || a.tuple != b.tuple) return false;
+  for (size_t i = 0; i < a.items.size(); ++i) {
+    THIMBLE_LET(same, equal_at(heap, a.items[i], b.items[i], depth + 1));
+    if (!same) return false;
+  }
+  return true;
+}
+
+Result<bool> equal_dicts(Heap& heap, Dict& a, Dict& b, uint32_t depth) {
+  if (a.items.size() != b.items.size()) return false;
+  for (const auto& [key, value] : a.items) {
+    const Value* other = b.find(*key);
+    if (!other) return false;
+    THIMBLE_LET(same, equal_at(heap, value, *other, depth + 1));
+    if (!same) return false;
+  }
+  return true;
+}
+
+Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth) {
+  THIMBLE_TRY(heap.spend_steps(1));
+  if (depth > kDeepestValue) return too_deep();
+  if (is_number(a) && is_number(b)) {
+    int64_t room_a = 0, room_b = 0;
+    const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
+    return x && y ? *x == *y : number(a) == number(b);
+  }
+  if (a.index() != b.index()) return false;
+  if (const std::string* text = as_text(a)) {
+    THIMBLE_TRY(heap.spend_steps(text->size() / 64));
+    return *text == *as_text(b);
+  }
+  if (is<List*>(a)) return equal_lists(heap, **as<List*>(a), **as<List*>(b), depth);
+  if (is<Dict*>(a)) return equal_dicts(heap, **as<Dict*>(a), **as<Dict*>(b), depth);
+  if (is<Undefined>(a) || is<None>(a)) return true;
+  if (is<Bound*>(a)) return *as<Bound*>(a) == *as<Bound*>(b);
+  if (is<Namespace*>(a)) return *as<Namespace*>(a) == *as<Namespace*>(b);
+  if (is<Loop*>(a)) return *as<Loop*>(a) == *as<Loop*>(b);
+  if (is<Closure*>(a)) return *as<Closure*>(a) == *as<Closure*>(b);
+  return *as<const Builtin*>(a) == *as<const Builtin*>(b);
+}
+
+Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth) {
+  THIMBLE_TRY(heap.spend_steps(1));
+  if (depth > kDeepestValue) return too_deep();
+  if (is_number(a) && is_number(b)) {
+    int64_t room_a = 0, room_b = 0;
+    const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
+    return x && y ? *x < *y : number(a) < number(b);
+  }
+  if (const std::string* x = as_text(a), *y = as_text(b); x && y) {
+    THIMBLE_TRY(heap.spend_steps(std::min(x->size(), y->size()) / 64));
+    return *x < *y;  // bytes of UTF-8 are in the order of code points
+  }
+  if (is<List*>(a) && is<List*>(b)) {
+    const auto &x = (*as<List*>(a))->items, &y = (*as<List*>(b))->items;
+    for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
+      THIMBLE_LET(same, equal_at(heap, x[i], y[i], depth + 1));
+      if (!same) return less_at(heap, x[i], y[i], depth + 1);
+    }
+    return x.size() < y.size();
+  }
+  return error(Code::kInvalidArgument, "%s and %s have no order", kind_name(a), kind_name(b));
+}
+
+class Printer {
+ public:
+  explicit Printer(Heap& heap) : heap_(heap) {}
+  Status print(const Value& value, uint32_t depth);
+  std::string out;
+
+ private:
+  Status print_list(const List& list, uint32_t depth);
+  Status print_dict(const Dict& dict, uint32_t depth);
+
+  Heap& heap_;
+};
+
+Status Printer::print_list(const List& list, uint32_t depth) {
+  out += list.tuple ? '(' : '[';
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    if (i) out += ", ";
+    THIMBLE_TRY(print(list.items[i], depth + 1));
+  }
+  if (list.tuple && list.items.size() == 1) out += ',';
+  out += list.tuple ? ')' : ']';
+  return {};
+}
+
+Status Printer::print_dict(const Dict& dict, uint32_t depth) {
+  out += '{';
+  for (size_t i = 0; i < dict.items.size(); ++i) {
+    out += i ? ", " : "";
+    THIMBLE_TRY(print(key_value(dict.items[i].first), depth + 1));
+    out += ": ";
+    THIMBLE_TRY(print(dict.items[i].second, depth + 1));
+  }
+  out += '}';
+  return {};
+}
+
+Status Printer::print(const Value& value, uint32_t depth) {
+  if (depth > kDeepestValue) return too_deep();
+  const size_t before = out.size();
+  if (const std::string* text = as_text(value))
+    out += depth ? quoted(*text) : *text;
+  else if (is<Undefined>(value))
+    out += depth ? "Undefined" : "";
+  else if (is<None>(value))
+    out += "None";
+  else if (const bool* flag = as<bool>(value))
+    out += *flag ? "True" : "False";
+  else if (const int64_t* integer = as<int64_t>(value))
+    out += std::to_string(*integer);
+  else if (const double* real = as<double>(value))
+    out += float_text(*real);
+  else if (is<List*>(value))
+    return print_list(**as<List*>(value), depth);
+  else if (is<Dict*>(value))
+    return print_dict(**as<Dict*>(value), depth);
+  else
+    out += std::string("<") + kind_name(value) + ">";
+  // As it grows, so that a list which holds one text a million times ends early.
+  THIMBLE_TRY(heap_.spend_bytes(out.size() - before));
+  return heap_.spend_steps(1);
+}
+
+}  // namespace
+
+Value* Dict::find(std::string_view key) {
+  const auto found = index.find(key);
+  return found == index.end() ? nullptr : &items[found->second].second;
+}
+
+void Dict::set(const Text& key, Value value) {
+  if (Value* old = find(*key)) {
+    *old = std::move(value);
+    return;
+  }
+  items.emplace_back(key, std::move(value));
+  index.emplace(*items.back().first, items.size() - 1);
+}
+
+bool Dict::erase(std::string_view key) {
+  const auto found = index.find(key);
+  if (found == index.end()) return false;
+  const size_t at = found->second;
+  index.erase(found);
+  items.erase(items.begin() + static_cast<std::ptrdiff_t>(at));
+  for (auto& [name, place] : index) place -= place > at;
+  return true;
+}
+
+Status Heap::spend_steps(uint64_t count) { return spend(left_.steps, count, "takes too many steps"); }
+Status Heap::spend_bytes(uint64_t count) {
+  THIMBLE_TRY(spend_steps(count / 64));
+  return spend(left_.bytes, count, "makes too many values, or too large ones");
+}
+Status Heap::spend_output(uint64_t count) { return spend(left_.output, count, "writes too much"); }
+
+Result<Value> Heap::text(std::string text) {
+  THIMBLE_TRY(spend_bytes(text.size() + sizeof(std::string)));
+  return Value(std::make_shared<const std::string>(std::move(text)));
+}
+
+Result<List*> Heap::list(bool tuple) {
+  THIMBLE_TRY(spend_bytes(sizeof(List)));
+  lists_.push_back({{}, tuple});
+  return &lists_.back();
+}
+
+Result<Dict*> Heap::dict() {
+  THIMBLE_TRY(spend_bytes(sizeof(Dict)));
+  return &dicts_.emplace_back();
+}
+
+Result<Namespace*> Heap::new_namespace() {
+  THIMBLE_TRY(spend_bytes(sizeof(Namespace)));
+  return &namespaces_.emplace_back();
+}
+
+Result<Loop*> Heap::loop(const std::vector<Value>* items, size_t depth) {
+  THIMBLE_TRY(spend_bytes(sizeof(Loop)));
+  loops_.push_back({items, 0, depth});
+  return &loops_.back();
+}
+
+Result<Value> Heap::bind(const Builtin* method, Value self) {
+  THIMBLE_TRY(spend_bytes(sizeof(Bound)));
+  bounds_.push_back({method, std::move(self)});
+  return Value(&bounds_.back());
+}
+
+Result<Value> Heap::close(const Macro* macro, Scope* scope) {
+  THIMBLE_TRY(spend_bytes(sizeof(Closure)));
+  closures_.push_back({macro, scope});
+  return Value(&closures_.back());
+}
+
+Status Heap::append(List& to, Value value) {
+  THIMBLE_TRY(spend_bytes(kItemBytes));
+  to.items.push_back(std::move(value));
+  return {};
+}
+
+Status Heap::set(Dict& in, const Text& key, Value value) {
+  THIMBLE_TRY(spend_bytes(kEntryBytes));
+  in.set(key, std::move(value));
+  return {};
+}
+
+constexpr std::string_view kIntegerKey("\0integer ", 9);
+
+Text as_key(const Value& value) {
+  if (const Text* text = as<Text>(value)) return *text;
+  int64_t room = 0;
+  const int64_t* integer = as_integer(value, room);
+  return integer ? std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer))
+                 : nullptr;
+}
+
+Value key_value(const Text& key) {
+  if (!key->starts_with(kIntegerKey)) return key;
+  int64_t integer = 0;
+  std::from_chars(key->data() + kIntegerKey.size(), key->data() + key->size(), integer);
+  return integer;
+}
+
+const std::string* as_text(const Value& value) {
+  const Text* text = as<Text>(value);
+  return text ? text->get() : nullptr;
+}
+
+const int64_t* as_integer(const Value& value, int64_t& room) {
+  if (const bool* flag = as<bool>(value)) {
+    room = *flag;
+    return &room;
+  }
+  return as<int64_t>(value);
+}
+
+Value make_text(std::string_view text) { return Value(std::make_shared<const std::string>(text)); }
+
+const char* kind_name(const Value& value) {
+  constexpr const char* kNames[] = {
+      "an undefined value", "None",   "a boolean", "an integer", "a float", "a text", "a list", "a dict",
+      "a namespace",        "a loop", "a macro",   "a function", "a method"};
+  static_assert(std::size(kNames) == std::variant_size_v<Value>);
+  return kNames[value.index()];
+}
+
+bool truth(const Value& value) {
+  if (is<Undefined>(value) || is<None>(value)) return false;
+  if (const bool* flag = as<bool>(value)) return *flag;
+  if (const int64_t* integer = as<int64_t>(value)) return *integer != 0;
+  if (const double* real = as<double>(value)) return *real != 0;
+  if (const std::string* text = as_text(value)) return !text->empty();
+  if (is<List*>(value)) return !(*as<List*>(value))->items.empty();
+  if (is<Dict*>(value)) return !(*as<Dict*>(value))->items.empty();
+  return true;
+}
+
+Result<bool> equal(Heap& heap, const Value& a, const Value& b) { return equal_at(heap, a, b, 0); }
+Result<bool> less(Heap& heap, const Value& a, const Value& b) { return less_at(heap, a, b, 0); }
+
+Result<Text> printed(Heap& heap, const Value& value) {
+  if (const Text* text = as<Text>(value)) return *text;
+  Printer printer(heap);
+  THIMBLE_TRY(printer.print(value, 0));
+  return Text(std::make_shared<const std::string>(std::move(printer.out)));
+}
+
+Result<List*> elements(Heap& heap, const Value& value) {
+  if (List* const* list = as<List*>(value)) return *list;
+  THIMBLE_LET(all, heap.list());
+  if (Dict* const* dict = as<Dict*>(value)) {
+    for (const auto& [key, unused] : (*dict)->items) THIMBLE_TRY(heap.append(*all, key_value(key)));
+  } else if (const std::string* text = as_text(value)) {
+    THIMBLE_TRY(heap.spend_bytes(text->size() * sizeof(std::string_view)));
+    for (const std::string_view character : split_characters(*text)) {
+      THIMBLE_LET(one, heap.text(std::string(character)));
+      THIMBLE_TRY(heap.append(*all, one));
+    }
+  } else if (!is<Undefined>(value)) {
+    return error(Code::kInvalidArgument, "%s cannot be gone through", kind_name(value));
+  }
+  return all;
+}
+
+}  // namespace thimble::jinja

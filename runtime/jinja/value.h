@@ -1,0 +1,157 @@
+// Values of a running template, as Python has them: none, booleans, integers, floats, texts, lists, dicts in
+// the order of insertion, and things that can be called.
+//
+// Lists and dicts are shared by reference, so a template can build cycles. That is why a Heap owns them all
+// until the rendering ends, and a Value only points to them. Texts cannot hold anything and count their
+// references.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+
+namespace thimble::jinja {
+
+struct Bound;
+struct Builtin;
+struct Closure;
+struct Dict;
+struct List;
+struct Loop;
+struct Macro;
+struct Namespace;
+struct Scope;
+
+// A missing variable, attribute or element; `name` says which, for messages, and belongs to the template.
+struct Undefined {
+  const std::string* name = nullptr;
+};
+struct None {};
+using Text = std::shared_ptr<const std::string>;
+
+using Value = std::variant<Undefined, None, bool, int64_t, double, Text, List*, Dict*, Namespace*, Loop*,
+                           Closure*, const Builtin*, Bound*>;
+
+struct List {
+  std::vector<Value> items;
+  bool tuple = false;  // differs in how it prints and in what it equals
+};
+
+// Keys are texts; an integer is kept as one that no text is likely to be (as_key, key_value).
+struct Dict {
+  std::vector<std::pair<Text, Value>> items;
+  std::unordered_map<std::string_view, size_t> index;  // of a key's item
+
+  Value* find(std::string_view key);
+  void set(const Text& key, Value value);
+  // Whether there was one.
+  bool erase(std::string_view key);
+};
+
+// namespace(): the one thing whose attributes a template may assign.
+struct Namespace {
+  Dict attributes;
+};
+
+// What `loop` is within a for statement.
+struct Loop {
+  const std::vector<Value>* items;
+  size_t index = 0, depth = 0;
+};
+
+// A method and what it is called on: x.strip
+struct Bound {
+  const Builtin* method;
+  Value self;
+};
+
+// A macro and the variables that it sees.
+struct Closure {
+  const Macro* macro;
+  Scope* scope;
+};
+
+// How much a rendering may use. Steps bound its time, bytes its memory: of all texts, lists and dicts ever
+// made.
+struct Limits {
+  uint64_t steps = 16'000'000;
+  uint64_t bytes = 128 << 20;
+  uint64_t output = 32 << 20;
+};
+
+// Makes values and counts what they take.
+class Heap {
+ public:
+  explicit Heap(const Limits& limits) : left_(limits) {}
+  Heap(const Heap&) = delete;
+
+  // Each refuses in one sentence when its limit is reached.
+  Status spend_steps(uint64_t count);
+  Status spend_bytes(uint64_t count);
+  Status spend_output(uint64_t count);
+
+  Result<Value> text(std::string text);
+  Result<List*> list(bool tuple = false);
+  Result<Dict*> dict();
+  Result<Namespace*> new_namespace();
+  Result<Loop*> loop(const std::vector<Value>* items, size_t depth);
+  Result<Value> bind(const Builtin* method, Value self);
+  Result<Value> close(const Macro* macro, Scope* scope);
+  Status append(List& to, Value value);
+  Status set(Dict& in, const Text& key, Value value);
+
+ private:
+  Limits left_;
+  std::deque<List> lists_;
+  std::deque<Dict> dicts_;
+  std::deque<Namespace> namespaces_;
+  std::deque<Loop> loops_;
+  std::deque<Bound> bounds_;
+  std::deque<Closure> closures_;
+};
+
+inline constexpr uint32_t kDeepestValue = 64;  // lists within lists, where values are compared or written
+
+template <typename T>
+const T* as(const Value& value) {
+  return std::get_if<T>(&value);
+}
+template <typename T>
+bool is(const Value& value) {
+  return std::holds_alternative<T>(value);
+}
+// The text of a value that is one, else null.
+const std::string* as_text(const Value& value);
+// A value that counts as a whole number: a boolean is 0 or 1.
+const int64_t* as_integer(const Value& value, int64_t& room);
+
+// A key as a dict keeps it, null where the value cannot be one; and the value again.
+Text as_key(const Value& value);
+Value key_value(const Text& key);
+
+Value make_text(std::string_view text);  // not counted: for constants and what the caller gives
+
+// "list", "undefined": what messages call it.
+const char* kind_name(const Value& value);
+bool truth(const Value& value);
+
+// ==. A comparison costs steps, so that it can fail.
+Result<bool> equal(Heap& heap, const Value& a, const Value& b);
+// Less than, for numbers, texts and lists of them; others have no order.
+Result<bool> less(Heap& heap, const Value& a, const Value& b);
+
+// How a value prints: None, True, ['a', 1]. Texts as they are.
+Result<Text> printed(Heap& heap, const Value& value);
+
+// What a loop goes through: elements, keys, characters; nothing of an undefined value.
+Result<List*> elements(Heap& heap, const Value& value);
+
+}  // namespace thimble::jinja

@@ -1,0 +1,204 @@
+// Conversations as a model's file says: its template run, a format recognised in it, or a refusal; and later
+// turns.
+#include <gtest/gtest.h>
+
+#include "runtime/chat/writer.h"
+#include "runtime/model/gguf.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "tests/support/data.h"
+#include "tests/support/gguf_writer.h"
+
+namespace thimble {
+namespace {
+
+// A tokenizer that knows the marks of these tests; <s> is BOS, </s> and <|im_end|> end a turn.
+class Marks {
+ public:
+  explicit Marks(bool adds_bos) {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.add_bos_token", adds_bos);
+    w.set("tokenizer.ggml.tokens",
+          std::vector<std::string>{"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"});
+    w.set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 3, 3, 3});
+    w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, 0, 0});
+    w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", 2u);
+    bytes_ = w.bytes();
+    file_ = lend(bytes_);
+    auto gguf = Gguf::parse(file_, "marks");
+    EXPECT_TRUE(gguf.ok()) << gguf.status().message();
+    gguf_ = std::move(*gguf);
+    auto loaded = Tokenizer::load(gguf_);
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    tokenizer = std::move(*loaded);
+  }
+  Tokenizer tokenizer;
+
+ private:
+  FileBytes bytes_;
+  MappedFile file_;
+  Gguf gguf_;
+};
+
+constexpr const char* kChatml =
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+// Drops what an answer thought, unless it is the last message; writes rules in front of the first message
+// alone.
+constexpr const char* kThinker =
+    "{{ bos_token }}{% if messages[0].role != 'system' %}RULES {% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}A:{% if loop.last %}<think></think>{% endif %}{{ "
+    "m.content.split('</think>')[-1] }}</s>"
+    "{% else %}Q:{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+
+std::string written(const ChatWriter& writer, const Conversation& c, const Tokenizer& tokenizer) {
+  const auto text = writer.write(c, tokenizer);
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  return text.ok() ? *text : "";
+}
+
+TEST(ChatWriter, RunsTheTemplateThatAFileBrings) {
+  const Marks marks(false);
+  const ChatWriter writer = ChatWriter::choose(kChatml);
+  EXPECT_STREQ(writer.format_name(), "jinja");
+  EXPECT_EQ(writer.problem(), "");
+  Conversation c;
+  c.messages = {{"system", " Be brief."}, {"user", "Hi"}};
+  c.add_assistant = true;
+  EXPECT_EQ(
+      written(writer, c, marks.tokenizer),
+      "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  c.add_assistant = false;
+  EXPECT_EQ(written(writer, c, marks.tokenizer),
+            "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
+}
+
+TEST(ChatWriter, LeavesBosToATokenizerThatAddsIt) {
+  const Marks marks(true);
+  Conversation c;
+  c.messages = {{"user", "Hi"}};
+  EXPECT_EQ(written(ChatWriter::choose(kChatml), c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");
+}
+
+TEST(ChatWriter, FallsBackToAKnownFormatAndElseSaysWhy) {
+  const Marks marks(false);
+  const std::string strange = std::string("{% include 'x' %}") + kChatml;
+  const ChatWriter known = ChatWriter::choose(strange);
+  EXPECT_STREQ(known.format_name(), "chatml");
+  EXPECT_NE(known.problem().find("line 1: the statement 'include'"), std::string::npos);
+  Conversation c;
+  c.messages = {{"user", "Hi"}};
+  EXPECT_EQ(written(known, c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");
+
+  for (const char* source : {"", "\n{{ x|unheard_of }}"}) {
+    const ChatWriter none = ChatWriter::choose(source);
+    EXPECT_STREQ(none.format_name(), "");
+    const auto text = none.write(c, marks.tokenizer);
+    ASSERT_FALSE(text.ok());
+    EXPECT_EQ(text.status().code(), Code::kUnsupported);
+    EXPECT_NE(text.status().message().find("--chat-template"), std::string::npos);
+    EXPECT_NE(text.status().message().find(*source ? "line 2: the filter 'unheard_of'" : "no chat template"),
+              std::string::npos);
+  }
+}
+
+TEST(ChatWriter, GoesOnAfterAnAnswerThatTheContextHolds) {
+  const Marks marks(true);
+  Conversation later;
+  later.messages = {{"user", "Why?"}};
+  later.add_assistant = later.continues = true;
+  EXPECT_EQ(written(ChatWriter::choose(kChatml), later, marks.tokenizer),
+            "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(written(ChatWriter::choose(kThinker), later, marks.tokenizer), "Q:Why?\nA:");
+
+  // What the session read, what the model wrote, and the later turn are the whole conversation.
+  const ChatWriter chatml = ChatWriter::choose(kChatml);
+  Conversation before, whole;
+  before.messages = {{"system", "S"}, {"user", "Hi"}};
+  before.add_assistant = whole.add_assistant = true;
+  whole.messages = {{"system", "S"}, {"user", "Hi"}, {"assistant", "Hello."}, {"user", "Why?"}};
+  EXPECT_EQ(
+      written(chatml, before, marks.tokenizer) + "Hello.<|im_end|>" + written(chatml, later, marks.tokenizer),
+      written(chatml, whole, marks.tokenizer));
+  // The same with the earlier messages given.
+  whole.held = 3;
+  EXPECT_EQ(written(chatml, whole, marks.tokenizer), written(chatml, later, marks.tokenizer));
+}
+
+TEST(ChatWriter, GoesOnWithPublishedTemplates) {
+  const std::string folder = shared_file("data/templates");
+  THIMBLE_NEEDS(folder);
+  const Marks marks(true);
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jinja") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    std::ifstream file(entry.path(), std::ios::binary);
+    const auto writer = ChatWriter::from_source(
+        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    Conversation later, whole;
+    later.messages = {{"user", "Why is it so?"}};
+    later.add_assistant = later.continues = whole.add_assistant = true;
+    whole.messages = {{"user", "Hi"}, {"assistant", "Hello."}, {"user", "Why is it so?"}};
+    whole.variables_json = later.variables_json = R"({"functions": "", "datetime": "now", "tools": []})";
+    later.now = whole.now = 1741338302;
+    const std::string next = written(*writer, later, marks.tokenizer),
+                      all = written(*writer, whole, marks.tokenizer);
+    // The end of the whole conversation, the new message in it and nothing of the turns before.
+    EXPECT_TRUE(all.ends_with(next)) << next << "\n---\n" << all;
+    EXPECT_NE(next.find("Why is it so?"), std::string::npos) << next;
+    EXPECT_EQ(next.find("Hello."), std::string::npos) << next;
+    ++count;
+  }
+  EXPECT_EQ(count, 65u);
+}
+
+TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
+  const Marks marks(false);
+  Conversation c;
+  c.messages = {{"user", "Why?"}};
+  c.continues = true;
+  const ChatWriter forgets = ChatWriter::choose("{{ messages[-1].content }}");
+  EXPECT_EQ(forgets.write(c, marks.tokenizer).status().code(), Code::kUnsupported);
+  const ChatWriter chatml = ChatWriter::choose(kChatml);
+  c.continues = false;
+  for (const uint64_t held : {1, 2}) {  // a user's message, and more than there are
+    c.held = held;
+    EXPECT_EQ(chatml.write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+  }
+  c.continues = true;
+  EXPECT_EQ(chatml.write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+}
+
+TEST(ChatWriter, ReadsMessagesAndVariablesInJson) {
+  const Marks marks(false);
+  const auto writer = ChatWriter::from_source(
+      "{{ tools|tojson }}{{ messages[0].tool_calls[0].name }}{% if enable_thinking is false %}!{% endif %}");
+  ASSERT_TRUE(writer.ok());
+  Conversation c;
+  c.messages_json = R"([{"role": "assistant", "tool_calls": [{"name": "f"}]}])";
+  c.variables_json = R"({"tools": [1], "enable_thinking": false})";
+  EXPECT_EQ(written(*writer, c, marks.tokenizer), "[1]f!");
+  for (const char* wrong : {"{}", "[1]", "[", "7"}) {
+    c.messages_json = wrong;
+    EXPECT_FALSE(writer->write(c, marks.tokenizer).ok()) << wrong;
+  }
+  c.messages_json = "[]";
+  c.variables_json = "[1]";
+  EXPECT_EQ(writer->write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+
+  const auto chatml = ChatWriter::from_name("chatml");
+  ASSERT_TRUE(chatml.ok());
+  c = {};
+  c.messages_json = R"([{"role": "user", "content": "Hi"}])";
+  EXPECT_EQ(written(*chatml, c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");
+  c.messages_json = R"([{"role": "user", "content": "Hi", "tool_calls": []}])";
+  EXPECT_EQ(chatml->write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+  c.messages_json = "[]";
+  c.variables_json = "{}";
+  EXPECT_EQ(chatml->write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace thimble

@@ -1,0 +1,208 @@
+// Templates are run as Jinja2 runs them, and hostile ones are stopped.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "runtime/jinja/template.h"
+#include "runtime/jinja/text.h"
+#include "tests/support/chat_cases.h"
+#include "tests/support/data.h"
+
+namespace thimble {
+namespace {
+
+std::string repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+// Why a template is refused, by the parser or when it runs.
+// With a quarter of the limits that models' templates have, so that a sanitizer's run ends soon, too.
+Status refusal(const std::string& source, const std::string& variables = "{}") {
+  const jinja::Limits quarter{4'000'000, 32 << 20, 8 << 20};
+  const auto text = render(source, variables, quarter);
+  EXPECT_FALSE(text.ok()) << source.substr(0, 200) << "\ngives " << (text.ok() ? text->substr(0, 200) : "");
+  return text.ok() ? Status() : text.status();
+}
+
+TEST(Jinja, WritesWhatJinja2WritesForEveryConstruct) {
+  std::ifstream file(project_file("tests/reference/chat_templates.json"), std::ios::binary);
+  ASSERT_TRUE(file);
+  const CaseCounts counts =
+      expect_as_jinja({std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()});
+  EXPECT_GT(counts.rendered, 100u);
+  EXPECT_GT(counts.refused, 40u);
+}
+
+#ifndef _WIN32
+TEST(Jinja, WritesPublishedTemplatesAsJinja2Does) {
+  const std::string folder = shared_file("data/templates");
+  THIMBLE_NEEDS(folder);
+  if (std::system("python3 -c 'import jinja2' 2>/dev/null") != 0) {
+    if (std::getenv("THIMBLE_REQUIRE_DATA")) FAIL() << "python3-jinja2 is missing; see scripts/setup ci";
+    GTEST_SKIP() << "python3-jinja2 is missing";
+  }
+  const std::string command =
+      "python3 " + project_file("tests/reference/chat_templates.py") + " published " + folder;
+  FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string json;
+  char block[1 << 16];
+  for (size_t n; (n = std::fread(block, 1, sizeof block, pipe)) > 0;) json.append(block, n);
+  ASSERT_EQ(pclose(pipe), 0);
+  const CaseCounts counts = expect_as_jinja(json);
+  EXPECT_EQ(counts.templates, 65u);
+  EXPECT_GT(counts.rendered, 7000u);
+}
+#endif
+
+TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"a\n{% include 'x' %}", "line 2: the statement 'include' is not known here"},
+      {"a\n\n{{ x | nope }}", "line 3: the filter 'nope' is not known here"},
+      {"{{ x is nope }}", "line 1: the test 'nope' is not known here"},
+      {"{{ nope(1) }}", "line 1: the function 'nope' is not known here"},
+      {"{{ x.nope(1) }}", "line 1: the method 'nope' is not known here"},
+      {"{{ caller() }}", "the name 'caller' is not known here"},
+      {"{% for x in y recursive %}{% endfor %}", "recursive loops"},
+      {"{{ x", "has no end; write }}"},
+      {"{% if x", "has no end; write %}"},
+      {"{# x", "a comment has no end"},
+      {"\n{{ 'abc }}", "line 2: a string has no end"},
+      {"{{ '\\", "a string has no end"},
+      {"{{ '\\N{DASH}' }}", "characters by their name"},
+      {"{{ '\\ud800' }}", "no character"},
+      {"{% if x %}\n\nabc", "line 1: a statement that begins here has no {% endif %}"},
+      {"{% for x in y %}{% endif %}", "the statement 'endif' is not known here"},
+      {"{{ (x }}", "closes what was not opened"},
+      {"{{ x ] }}", "closes what was not opened"},
+      {"{{ x y }}", "'y' is not expected here"},
+      {"{{ }}", "ends where more is expected"},
+      {"{{ ? }}", "a character has no meaning in a tag"},
+      {"{{ 99999999999999999999 }}", "is too large"},
+      {"{% break %}", "outside of a loop"},
+      {"{% macro f(a=1, b) %}{% endmacro %}", "without a default"},
+      {"{{ f(a=1, 2) }}", "'2' is not expected here"},
+      {"{% set %}", "ends where more is expected"},
+      {"{{ a[] }}", "ends where more is expected"},
+      {"{{ a[1:2:3:4] }}", "ends where more is expected"},
+  };
+  for (const auto& [source, sentence] : refused) {
+    const auto parsed = jinja::Template::parse(source);
+    ASSERT_FALSE(parsed.ok()) << source;
+    EXPECT_EQ(parsed.status().code(), Code::kUnsupported) << source;
+    EXPECT_NE(parsed.status().message().find(sentence), std::string::npos) << source << "\n"
+                                                                           << parsed.status().message();
+  }
+}
+
+TEST(Jinja, SaysWhatFailsAndInWhichLine) {
+  const Status undefined = refusal("a\n{{ message.content }}");
+  EXPECT_EQ(undefined.code(), Code::kInvalidArgument);
+  EXPECT_EQ(undefined.message(), "the chat template, line 2: 'message' is undefined");
+  EXPECT_EQ(refusal("{{ 'a' + 1 }}").message(),
+            "the chat template, line 1: a text + an integer has no meaning");
+  EXPECT_EQ(
+      refusal("{% macro f() %}\n\n{{ raise_exception('Roles must alternate!') }}{% endmacro %}{{ f() }}")
+          .message(),
+      "the chat template refuses this: Roles must alternate!");
+}
+
+// ---- hostile templates: each is stopped by a bound, soon ----
+
+TEST(Jinja, StopsLoopsThatDoNotEnd) {
+  EXPECT_NE(refusal("{% for i in range(10**9) %}{% endfor %}").message().find("range"), std::string::npos);
+  for (const char* source :
+       {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set l = [1] %}{% for i in range(99999) %}{% for x in l %}{% set _ = l.append(x) %}{% endfor %}{% "
+        "endfor %}",
+        "{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
+        "{% for i in range(99999) %}{{ 5 in range(99999)|reverse }}{% endfor %}",
+        "{% macro f(n) %}{% for i in range(9999) %}{{ f(n) }}{% endfor %}{% endmacro %}{{ f(1) }}",
+        "{% set a = 'a' * 9999999 %}{% for i in range(99999) %}{{ a == a ~ '' }}{% endfor %}",
+        "{% set a = 'a' * 999999 %}{% set b = 'a' * 99999 ~ 'b' %}{{ b in a }}{{ a.find(b) }}{{ a.split(b) "
+        "}}"}) {
+    const Status status = refusal(source);
+    EXPECT_EQ(status.code(), Code::kUnsupported) << source;
+    EXPECT_TRUE(status.message().find("too many steps") != std::string::npos ||
+                status.message().find("too many values") != std::string::npos ||
+                status.message().find("too deeply") != std::string::npos)
+        << status.message();
+  }
+}
+
+TEST(Jinja, StopsWhatTakesTooMuchMemory) {
+  for (const char* source :
+       {"{{ 'a' * 10**12 }}", "{{ 'a' * 2**62 }}", "{{ [0] * 10**9 }}", "{{ [[0] * 99999] * 99999 }}",
+        "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+        "{% set l = [1] %}{% for i in range(99) %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{% for i in range(99999) %}{% set a = 'x' * 99999 %}{% endfor %}",
+        "{% set a = ['x' * 999999] * 9999 %}{{ a|join }}", "{% set a = ['x' * 999999] * 9999 %}{{ a }}",
+        "{% set a = ['x' * 999999] * 9999 %}{{ a|tojson }}", "{{ ('a' * 999999).replace('', 'b' * 999) }}",
+        "{{ ('\\n' * 999999)|indent(999) }}", "{{ [[[[1]]]]|tojson(indent='x' * 99999999) }}",
+        "{% for i in range(9999) %}{% macro f() %}{% endmacro %}{% set a = range(999)|list %}{% endfor %}",
+        "{% set ns = namespace(t='x' * 9999999) %}{% for i in range(99) %}{{ ns.t }}{% endfor %}"}) {
+    const Status status = refusal(source);
+    EXPECT_EQ(status.code(), Code::kUnsupported) << source << "\n" << status.message();
+  }
+}
+
+TEST(Jinja, StopsWhatIsNestedTooDeeply) {
+  for (const std::string& source :
+       {"{{ " + repeated("(", 100'000) + repeated(")", 100'000) + " }}",
+        "{{ " + repeated("[", 100'000) + repeated("]", 100'000) + " }}",
+        "{{ " + repeated("not ", 100'000) + "x }}", "{{ " + repeated("-", 100'000) + "1 }}",
+        "{{ x" + repeated(".a", 100'000) + " }}", "{{ x" + repeated("|trim", 100'000) + " }}",
+        "{{ 1" + repeated(" + 1", 100'000) + " }}", "{{ x" + repeated("[0]", 100'000) + " }}",
+        "{{ 1" + repeated(" if x else 1", 100'000) + " }}", "{{ 1" + repeated(" if x", 100'000) + " }}",
+        "{{ x" + repeated(" is defined", 100'000) + " }}",
+        repeated("{% if x %}", 50'000) + repeated("{% endif %}", 50'000),
+        repeated("{% for x in y %}", 30'000), repeated("{% set x %}", 50'000),
+        "{{ " + repeated("{'a':", 100'000) + "1" + repeated("}", 100'000) + " }}"})
+    EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source.substr(0, 60);
+  for (const char* source :
+       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
+        "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}",
+        "{% set l = [] %}{% set m = [] %}{% set _ = l.append(l) %}{% set _ = m.append(m) %}{{ l == m }}{{ l "
+        "< m }}",
+        "{% set d = {} %}{% set _ = d.update(a=d) %}{{ d }}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l "
+        "}}"})
+    EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source;
+  EXPECT_EQ(refusal("{{ s|from_json }}", "{\"s\": \"" + repeated("[", 99'999) + "\"}").code(),
+            Code::kUnsupported);
+}
+
+TEST(Jinja, SeesNothingButWhatItIsGiven) {
+  for (const char* source :
+       {"{{ ''.__class__ }}", "{{ messages.__init__ }}", "{{ range.__globals__ }}", "{{ self }}",
+        "{{ cycler.x }}", "{{ [].__class__.__base__ }}", "{{ get_flashed_messages }}"}) {
+    const auto text = render(source, R"({"messages": []})");
+    EXPECT_TRUE(!text.ok() || text->empty()) << source << *text;
+  }
+}
+
+TEST(Jinja, TakesAnyBytes) {
+  const std::string bytes = "\xff\xc3 \xe2\x82 \xf0\x9f\x98";
+  const auto text = render("{{ x|length }}{{ x[::-1] }}{{ x.strip() }}{{ x|upper }}{{ x|tojson }}{{ x }}",
+                           "{\"x\": \"" + bytes + "\"}");
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_NE(text->find(bytes), std::string::npos);
+  EXPECT_TRUE(render(bytes + "{{ '" + bytes + "' }}").ok());
+  EXPECT_FALSE(render("{{ " + bytes + " }}").ok());
+}
+
+TEST(Jinja, WritesFloatsAsPythonDoes) {
+  const std::pair<double, const char*> floats[] = {
+      {0.1, "0.1"},     {1e16, "1e+16"}, {1e15, "1000000000000000.0"},
+      {1e-4, "0.0001"}, {1e-5, "1e-05"}, {-2.5e-7, "-2.5e-07"},
+      {123.0, "123.0"}, {0.0, "0.0"},    {1.5e300, "1.5e+300"}};
+  for (const auto& [number, text] : floats) EXPECT_EQ(jinja::float_text(number), text);
+}
+
+}  // namespace
+}  // namespace thimble
