@@ -301,6 +301,7 @@ class Checker {
     need("range", o.range, 4 * kWord);
     if (o.x) need("x", o.x, rows() * p.x_cols * kWord);
     if (o.worth) need("worth", o.worth, queries * p.label_capacity * kWord);
+    if (o.sinks) need("sinks", o.sinks, queries * kWord);
     need("lse", o.lse, rows() * queries * kWord);
     need("max_logit", o.max_logit, uint64_t(p.heads) * p.label_capacity * kWord);
     need("log_prob", o.log_prob, uint64_t(p.heads) * p.label_capacity * kWord);

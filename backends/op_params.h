@@ -291,6 +291,7 @@ struct LabelParams {
   uint head_state;
   uint label_capacity;  // labels from KV head to KV head
   uint x_cols;          // elements of a row of x
+  float cap;            // as in AttentionParams
   float scale;          // 1 / sqrt(head_dim)
   float least;          // no label is smaller
   RopeParams rope;      // kRopeOriginal: keys are cached rotated

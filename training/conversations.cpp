@@ -55,7 +55,7 @@ Status read_member(JsonReader& json, const std::string& name, Members& m) {
 }
 
 // From the first human turn on; turns of one side that follow each other are one.
-Conversation of_turns(const std::vector<Turn>& turns) {
+AnsweredPrompt of_turns(const std::vector<Turn>& turns) {
   std::vector<std::string> said;  // human, model, human, ...
   for (const Turn& turn : turns) {
     const bool human = one_of(turn.from, {"human", "user"});
@@ -72,9 +72,9 @@ Conversation of_turns(const std::vector<Turn>& turns) {
   return {said[0], {{said.begin() + 1, said.end()}}};
 }
 
-Conversation of_members(Members& m) {
+AnsweredPrompt of_members(Members& m) {
   if (m.has_turns) return of_turns(m.turns);
-  Conversation c;
+  AnsweredPrompt c;
   c.prompt = m.prompt.empty() ? m.instruction : m.prompt;
   if (!m.input.empty()) c.prompt += (c.prompt.empty() ? "" : "\n\n") + m.input;
   for (std::string& answer : m.answers)
@@ -100,7 +100,7 @@ std::vector<NumberedLine> lines_of(std::string_view text) {
   return lines;
 }
 
-Result<Conversation> read_conversation(std::string_view line, const std::string& where) {
+Result<AnsweredPrompt> read_conversation(std::string_view line, const std::string& where) {
   JsonReader json(line, where);
   Members members;
   THIMBLE_TRY(json.object([&](const std::string& name) { return read_member(json, name, members); }));
@@ -111,8 +111,8 @@ Result<Conversation> read_conversation(std::string_view line, const std::string&
                  "'output', or "
                  "'conversations'",
                  where.c_str());
-  Conversation c = of_members(members);
-  if (c.prompt.empty() || c.replies.empty()) return Conversation();
+  AnsweredPrompt c = of_members(members);
+  if (c.prompt.empty() || c.replies.empty()) return AnsweredPrompt();
   return c;
 }
 

@@ -10,7 +10,7 @@
 
 namespace thimble {
 
-struct Conversation {
+struct AnsweredPrompt {
   std::string prompt;
   // What may follow the prompt, each by itself: an answer, then in turn what is said next and the answer to
   // that.
@@ -31,6 +31,6 @@ std::vector<NumberedLine> lines_of(std::string_view text);
 // [{"from", "value"}]} (ShareGPT), where what comes before the first human turn is left out. Other members
 // are passed over. A conversation without prompt or answer is empty; Format, naming `where`, for what is none
 // of these.
-Result<Conversation> read_conversation(std::string_view line, const std::string& where);
+Result<AnsweredPrompt> read_conversation(std::string_view line, const std::string& where);
 
 }  // namespace thimble

@@ -59,6 +59,7 @@ class Observer : public RetentionPolicy {
                             .range = range,
                             .x = weighed_ ? l.input() : View{},
                             .worth = worth[l.layer],
+                            .sinks = l.weights.of(l.model_layer().sinks),
                             .lse = lse_,
                             .max_logit = max_logit[l.layer],
                             .log_prob = log_prob[l.layer],
@@ -70,7 +71,8 @@ class Observer : public RetentionPolicy {
                                   .head_state = l.head_state(),
                                   .label_capacity = positions_,
                                   .x_cols = l.shape().d_model,
-                                  .scale = 1.0f / std::sqrt(float(l.shape().head_dim)),
+                                  .cap = l.setting.model.attention_cap,
+                                  .scale = l.setting.model.attention_scale,
                                   .least = kLeastLabel,
                                   .rope = l.rope()}});
   }

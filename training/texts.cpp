@@ -149,7 +149,7 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
   std::vector<TrainingText> texts;
   for (size_t next = 0; next < order.size() && texts.size() < count; ++next) {
     // It was read before, so it can be.
-    const Conversation conversation = *read_conversation(lines_[order[next]], "");
+    const AnsweredPrompt conversation = *read_conversation(lines_[order[next]], "");
     TrainingText text;
     text.tokens = tokenize(opening_, true, true);
     const std::vector<int32_t> prompt = tokenize(conversation.prompt);

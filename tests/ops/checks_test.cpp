@@ -301,6 +301,7 @@ const Case kCases[] = {
                     o(4),
                     o(kRows * 7),
                     o(kQueries * 36),
+                    o(kQueries),
                     o(kRows * kQueries),
                     o(kHeads * 36),
                     o(kHeads * 36),

@@ -16,6 +16,8 @@ struct Shape {
   Rotation rotation;
   std::array<uint32_t, 4> range = {0, 0, UINT32_MAX, UINT32_MAX};  // everything
   bool weighed = false;                                            // with x and worth
+  float cap = 0;
+  bool sinks = false;
 };
 
 // Those that have the op.
@@ -57,7 +59,8 @@ class Labels : public OpTest {
     RopeParams rope = s.rotation.params();
     constexpr uint32_t kCols = 19;
     const std::vector<float> x = random.floats(size_t(s.rows) * kCols, -2, 3),
-                             worth = random.floats(size_t(queries) * capacity, -2, 1);
+                             worth = random.floats(size_t(queries) * capacity, -2, 1),
+                             sinks = random.floats(queries, -1, 6);
     const Label op{input(padded_rows(q, size_t(max_rows) * stride)),
                    input(padded_rows(marked, max_rows)),
                    keys,
@@ -66,6 +69,7 @@ class Labels : public OpTest {
                    input(std::vector<uint32_t>(s.range.begin(), s.range.end())),
                    s.weighed ? input(padded_rows(x, size_t(max_rows) * kCols)) : View{},
                    s.weighed ? input(worth) : View{},
+                   s.sinks ? input(sinks) : View{},
                    lse,
                    max_logit,
                    log_prob,
@@ -77,6 +81,7 @@ class Labels : public OpTest {
                     .head_state = kOtherRows,
                     .label_capacity = capacity,
                     .x_cols = kCols,
+                    .cap = s.cap,
                     .scale = scale,
                     .least = kLeast,
                     .rope = rope}};
@@ -87,7 +92,8 @@ class Labels : public OpTest {
                              sums = get<float>(lse);
     const bool any = std::any_of(marked.begin(), marked.end(), [](uint32_t m) { return m != 0; });
     // What a logit may be off by, as in attention_tolerance(), which |q| <= 3 and |k| <= 1 fit.
-    const double of_logit = (dh + 8) * 0x1p-24 * 3 * std::sqrt(double(dh)) * s.rotation.factor;
+    const double of_logit =
+        (dh + 8) * 0x1p-24 * 3 * std::sqrt(double(dh)) * s.rotation.factor + double{s.cap} * 0x1p-22;
     for (uint32_t head = 0; head < heads; ++head) {
       const uint32_t n = s.entries[head];
       const auto labelled = [&](uint32_t t) { return t < n && t >= s.range[1] && t < s.range[2]; };
@@ -107,12 +113,13 @@ class Labels : public OpTest {
           const std::vector<double> rotated =
               s.rotation.rotated(doubles(q, row * stride + query * dh, dh), position + row);
           std::vector<double> row_logits;
-          double sum = 0;
+          double sum = s.sinks ? std::exp(double{sinks[query]}) : 0;
           for (uint32_t t = 0; t <= n + row; ++t) {
             const std::vector<double> key =
                 t < n ? doubles(k, (own[head].first + size_t(t)) * dh, dh)
                       : doubles(chunk_k, (size_t(head) * chunk_capacity + t - n) * dh, dh);
-            row_logits.push_back(dot(rotated, key) * double{scale});
+            const double logit = dot(rotated, key) * double{scale}, cap = double{s.cap};
+            row_logits.push_back(cap == 0 ? logit : cap * std::tanh(logit / cap));
             if (t < s.range[0] || labelled(t) || t >= std::min(s.range[3], n))
               sum += std::exp(row_logits.back());
           }
@@ -169,6 +176,16 @@ TEST_P(Labels, WeighRowsByTheirLengthAndEntriesByTheirWorth) {
   expect_labels({3, 16, {70, 131}, 70, original, {0, 0, UINT32_MAX, UINT32_MAX}, true},
                 std::vector<uint32_t>(70, 1));
   expect_labels({2, 16, {300, 290}, 9, original, {4, 70, 210, 280}, true}, {1, 1, 1, 0, 0, 1, 0, 0, 1});
+}
+
+TEST_P(Labels, KnowCapsAndSinksOfAttention) {
+  Shape s{2, 16, {300, 70}, 9, {kRopeOriginal, kRopeAdjacent, 16}};
+  s.cap = 2;
+  expect_labels(s, {1, 1, 1, 0, 0, 1, 0, 0, 1});
+  s.sinks = true;
+  expect_labels(s, {1, 1, 1, 0, 0, 1, 0, 0, 1});
+  s.cap = 0;
+  expect_labels(s, {1, 1, 1, 0, 0, 1, 0, 0, 1});
 }
 
 TEST_P(Labels, AreLeftAloneWithoutAMarkedRow) {

@@ -6,15 +6,15 @@
 namespace thimble::test {
 namespace {
 
-Conversation read(const std::string& line) {
+AnsweredPrompt read(const std::string& line) {
   auto conversation = read_conversation(line, "data.jsonl, line 7");
   EXPECT_TRUE(conversation.ok()) << conversation.status().message();
-  return conversation.ok() ? *conversation : Conversation();
+  return conversation.ok() ? *conversation : AnsweredPrompt();
 }
 using Replies = std::vector<std::vector<std::string>>;
 
 TEST(Conversations, AreReadInTheShapesInWhichTheyArePublished) {
-  Conversation c = read(R"({"id": 3, "prompt": "a\nb", "answer": "c"})");
+  AnsweredPrompt c = read(R"({"id": 3, "prompt": "a\nb", "answer": "c"})");
   EXPECT_EQ(c.prompt, "a\nb");
   EXPECT_EQ(c.replies, (Replies{{"c"}}));
   c = read(R"({"answers": ["c", "d"], "prompt": "a", "more": {"x": [1, null]}})");

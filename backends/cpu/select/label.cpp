@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "backends/cpu/entries.h"
+#include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/rope.h"
 
@@ -73,6 +74,7 @@ static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vec
   for (uint32_t i = 0; i < n; ++i) rows[i] = keys + uint64_t(i) * o.p.head_dim;
   kv_kernels().transpose_f16(rows, n, o.p.head_dim, t.keys);
   kv_kernels().multiply_tile(vectors, o.p.head_dim, t.q, padded_width(o.p.head_dim), t.keys, t.scores);
+  if (o.p.cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, o.p.cap);
 }
 
 // The log-sum-exps of one block of rows and one KV head.
@@ -81,9 +83,10 @@ static void sum_logits(const Context& ctx, const Label& o, uint32_t head, uint32
   const LabelParams& p = o.p;
   const HeadState& state = ctx.heads[p.head_state + head];
   // t.visible: entries that a vector sees. t.peak: its log-sum-exp so far.
-  const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t, uint32_t vector) {
+  const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
     t.visible[vector] = state.n_entries + row + 1;
-    t.peak[vector] = -std::numeric_limits<float>::infinity();
+    t.peak[vector] =
+        o.sinks ? data<float>(o.sinks)[head * p.group + h] : -std::numeric_limits<float>::infinity();
   });
   if (marked.count == 0) return;
   const auto add = [&](const uint16_t* keys, uint32_t first_entry, uint32_t n) {
