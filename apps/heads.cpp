@@ -57,14 +57,14 @@ void print_shares(const Json& shares) {
   };
   constexpr Shade kShades[] = {{0.25, "··"}, {0.5, "░░"}, {1, "▒▒"}, {2, "▓▓"}, {1e30, "██"}};
   std::printf("\nPart of the pools that each KV head (column) of each layer (row) gets, the mean being 1:\n");
-  std::printf("  ·· below 1/4   ░░ below 1/2   ▒▒ below 1   ▓▓ below 2   ██ 2 or more\n\n");
+  std::printf("  ·· below 1/4   ░░ below 1/2   ▒▒ below 1   ▓▓ below 2   ██ 2 or more   -- has a window\n\n");
   size_t layer = 0;
   for (const Json& row : shares) {
     std::printf("%5zu  ", layer++);
-    for (const double share : row) {
+    for (const Json& share : row) {
       const Shade* shade = kShades;
-      while (share >= shade->below) ++shade;
-      std::printf("%s", shade->cell);
+      while (share.is_number() && share.get<double>() >= shade->below) ++shade;
+      std::printf("%s", share.is_number() ? shade->cell : "--");
     }
     std::printf("\n");
   }

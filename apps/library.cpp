@@ -199,6 +199,13 @@ std::string read_file(const std::string& path) {
   return bytes;
 }
 
+std::filesystem::path native_path(const std::string& path) { return std::u8string(path.begin(), path.end()); }
+
+std::string utf8_path(const std::filesystem::path& path) {
+  const std::u8string text = path.u8string();
+  return {text.begin(), text.end()};
+}
+
 std::string_view strip(std::string_view text) {
   const char* kSpace = " \t\r\n\v\f";
   const size_t first = text.find_first_not_of(kSpace);

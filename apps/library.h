@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -94,6 +95,9 @@ std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_he
 
 // All bytes of a file, or of standard input for "-".
 std::string read_file(const std::string& path);
+// Paths are UTF-8 here and in the library; streams and the file system take what the system has.
+std::filesystem::path native_path(const std::string& path);
+std::string utf8_path(const std::filesystem::path& path);
 
 // Without the white space around it.
 std::string_view strip(std::string_view text);

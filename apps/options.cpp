@@ -301,12 +301,12 @@ bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens) {
 // Heads that lie beside the model and belong to it, or none.
 Heads heads_beside(const std::string& model_path, const Model& model, std::string& name) {
   for (const char* ending : {".heads.gguf", ".locret.gguf"}) {
-    std::filesystem::path path = model_path;
+    std::filesystem::path path = native_path(model_path);
     path.replace_extension(ending);
     if (!std::filesystem::exists(path)) continue;
     try {
-      name = path.filename().string();
-      return open_heads(model, path.string());
+      name = utf8_path(path.filename());
+      return open_heads(model, utf8_path(path));
     } catch (const Failure& failure) {
       std::fprintf(stderr, "thimble: warning: %s is passed over: %s\n", name.c_str(), failure.what());
     }

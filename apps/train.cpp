@@ -1,8 +1,12 @@
 // thimble heads train, thimble heads budgets: heads made for a model on this machine.
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 
 #include "apps/generation.h"
 #include "apps/options.h"
@@ -44,8 +48,8 @@ class StopOnSignal {
 class TrainingProgressLine {
  public:
   void show(const thimble_training_progress& p) {
-    constexpr const char* kDoing[] = {"reading", "fitting", "checking", "done"};
-    constexpr const char* kUnits[] = {"tokens", "steps", "readings", ""};
+    constexpr const char* kDoing[] = {"reading", "fitting", "checking", "done", "trying"};
+    constexpr const char* kUnits[] = {"tokens", "steps", "readings", "", "targets"};
     if (p.phase == THIMBLE_TRAINING_DONE) return clear();
     if (!is_terminal(stderr)) {
       if (p.phase != phase_)
@@ -70,27 +74,104 @@ class TrainingProgressLine {
   int32_t phase_ = -1;
 };
 
-// The loss of every step, for people and their plots.
+// The loss of every step, for people and their plots: NAME.csv while it comes, and NAME.svg at the end.
 class Curve {
  public:
-  // `goes_on`: behind what is there of the same training.
-  Curve(const std::string& path, bool goes_on) : file_(std::fopen(path.c_str(), goes_on ? "a" : "w")) {
-    if (!file_) throw Failure(THIMBLE_IO, path + " cannot be written");
-    if (!goes_on) std::fprintf(file_, "step,loss\n");
+  // `goes_on`: with what is there of the same training, up to where it is taken up again.
+  Curve(const std::string& name, bool goes_on) : name_(name) {
+    if (goes_on) read();
+    // Fails before hours of work, and not behind them.
+    if (!std::ofstream(native_path(name_ + ".csv"), std::ios::app))
+      throw Failure(THIMBLE_IO, name_ + ".csv cannot be written");
   }
-  ~Curve() { std::fclose(file_); }
+  ~Curve() { draw(); }
   Curve(const Curve&) = delete;
   Curve& operator=(const Curve&) = delete;
+
   void add(const thimble_training_progress& p) {
     if (p.phase != THIMBLE_TRAINING_FITTING || p.done == 0) return;
-    std::fprintf(file_, "%llu,%.6f\n", static_cast<unsigned long long>(p.done), p.loss);
+    if (!file_.is_open()) {
+      losses_.erase(losses_.lower_bound(p.done), losses_.end());
+      file_.open(native_path(name_ + ".csv"), std::ios::trunc);
+      file_ << "step,loss\n";
+      for (const auto& [step, loss] : losses_) write(step, loss);
+    }
+    if (!losses_.insert({p.done, p.loss}).second) return;  // what begins or ends the phase is no step
+    write(p.done, p.loss);
+    file_.flush();
   }
 
  private:
-  std::FILE* file_;
+  void write(uint64_t step, double loss) {
+    char line[64];
+    std::snprintf(line, sizeof line, "%llu,%.6f\n", static_cast<unsigned long long>(step), loss);
+    file_ << line;
+  }
+  void read() {
+    std::ifstream file(native_path(name_ + ".csv"));
+    std::string line;
+    for (std::getline(file, line); std::getline(file, line);) {
+      unsigned long long step = 0;
+      double loss = 0;
+      if (std::sscanf(line.c_str(), "%llu,%lf", &step, &loss) == 2) losses_[step] = loss;
+    }
+  }
+
+  // Losses by steps; both axes begin at 0.
+  void draw() const {
+    if (losses_.size() < 2) return;
+    constexpr int kWidth = 640, kHeight = 320, kLeft = 60, kBottom = 40, kTop = 20, kRight = 20;
+    constexpr int kInnerWidth = kWidth - kLeft - kRight, kInnerHeight = kHeight - kTop - kBottom;
+    double most = 0;
+    for (const auto& [step, loss] : losses_)
+      if (std::isfinite(loss)) most = std::max(most, loss);
+    if (most == 0) most = 1;
+    const auto steps = static_cast<double>(losses_.rbegin()->first);
+    std::ostringstream points;
+    points.precision(5);
+    for (const auto& [step, loss] : losses_)
+      if (std::isfinite(loss))
+        points << kLeft + kInnerWidth * static_cast<double>(step) / steps << ','
+               << kTop + kInnerHeight * (1 - loss / most) << ' ';
+    std::ofstream svg(native_path(name_ + ".svg"));
+    svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << kWidth << ' ' << kHeight
+        << "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
+           "fill=\"white\"/>\n";
+    for (int i = 0; i <= 4; ++i) {
+      const int y = kTop + kInnerHeight * (4 - i) / 4, x = kLeft + kInnerWidth * i / 4;
+      svg << "<path d=\"M" << kLeft << ' ' << y << 'h' << kInnerWidth << "\" stroke=\"#ddd\"/>\n<text x=\""
+          << kLeft - 8 << "\" y=\"" << y + 4 << "\" text-anchor=\"end\">" << label(most * i / 4)
+          << "</text>\n<text x=\"" << x << "\" y=\"" << kHeight - kBottom + 18 << "\" text-anchor=\"middle\">"
+          << label(steps * i / 4) << "</text>\n";
+    }
+    svg << "<text x=\"" << kLeft + kInnerWidth / 2 << "\" y=\"" << kHeight - 6
+        << "\" text-anchor=\"middle\">loss by steps</text>\n<polyline fill=\"none\" stroke=\"#1f5fa8\" "
+           "stroke-width=\"1.5\" points=\""
+        << points.str() << "\"/>\n</svg>\n";
+  }
+  static std::string label(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g", value);
+    return text;
+  }
+
+  const std::string name_;
+  std::ofstream file_;
+  std::map<uint64_t, double> losses_;
 };
 
 void print_recall(const Json& report) {
+  if (report.contains("tried")) {
+    std::printf("\nQuestions that were answered after a short training for each target:\n");
+    for (const Json& row : report.at("tried")) {
+      const std::string target = row.at("target").get<std::string>();
+      if (row.at("recall").is_null())
+        std::printf("  %-14s      not possible here\n", target.c_str());
+      else
+        std::printf("  %-14s  %5.0f %%%s\n", target.c_str(), 100 * row.at("recall").get<double>(),
+                    report.at("target") == target ? "  taken" : "");
+    }
+  }
   std::printf("\nQuestions about held-out texts that are answered (%d asked):\n",
               report.at("questions").get<int>());
   std::printf("  memory      these heads   window\n");
@@ -125,14 +206,14 @@ int train(const TrainSettings& s) {
     options.memory_bytes = *bytes;
   }
 
-  const bool goes_on = std::ifstream(s.output + ".partial").good();
+  const bool goes_on = std::filesystem::exists(native_path(s.output + ".partial"));
   thimble_training* made = nullptr;
   call(thimble_training_create, model.get(), &options, &made);
   const Training training(made);
   const StopOnSignal stop;
   TrainingProgressLine line;
   std::unique_ptr<Curve> curve;
-  if (s.heads.empty()) curve = std::make_unique<Curve>(s.output + ".loss.csv", goes_on);
+  if (s.heads.empty()) curve = std::make_unique<Curve>(s.output + ".loss", goes_on);
   thimble_training_progress progress = {};
   progress.struct_size = sizeof progress;
   while (progress.phase != THIMBLE_TRAINING_DONE) {
@@ -141,14 +222,16 @@ int train(const TrainSettings& s) {
     if (curve) curve->add(progress);
     if (!stop_wanted) continue;
     line.clear();
+    curve.reset();
     call(thimble_training_save, training.get());
     std::fprintf(stderr,
-                 progress.phase < THIMBLE_TRAINING_CHECKING
-                     ? "stopped; the same command goes on from %s.partial\n"
-                     : "stopped before it was checked; %s is written\n",
+                 progress.phase == THIMBLE_TRAINING_CHECKING
+                     ? "stopped before it was checked; %s is written\n"
+                     : "stopped; the same command goes on from %s.partial\n",
                  s.output.c_str());
     return kExitInterrupted;
   }
+  curve.reset();
   const Json report = Json::parse(training_report(training.get()));
   if (s.common.json) {
     Json all = {{"output", s.output}};
@@ -163,7 +246,8 @@ int train(const TrainSettings& s) {
 
 void add_flags(CLI::App& app, TrainSettings& s) {
   add_model_flag(app, s.common);
-  app.add_option("--data", s.data, "Plain texts in UTF-8, one book or more, in which facts are hidden")
+  app.add_option("--data", s.data,
+                 "Books as plain texts in UTF-8, JSON lines of prompts and answers, or both")
       ->required()
       ->type_name("FILE...")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -183,9 +267,11 @@ Command add_heads_train(CLI::App& heads) {
   CLI::App* app = heads.add_subcommand("train", "Make a retainer for a model, on this machine");
   add_flags(*app, settings);
   app->add_option("--kind", settings.kind, "What is trained (default: locret)")
-      ->type_name("locret|linear|mlp");
-  app->add_option("--target", settings.target, "What its scores estimate (default: log_prob)")
-      ->type_name("log_prob|max_logit");
+      ->type_name("locret|linear|mlp|sink");
+  app->add_option("--target", settings.target,
+                  "What its scores estimate; auto: what answers most after a short training (default: "
+                  "log_prob)")
+      ->type_name("log_prob|max_logit|log_kvzip_plus|kvzip|auto");
   app->add_option("--texts", settings.texts, "Texts to learn from (default: 16)")->type_name("N");
   app->add_option("--steps", settings.steps, "Steps of the optimizer (default: 300)")->type_name("N");
   app->add_option("--budgets", settings.budgets, "How pools are divided among KV heads (default: counted)")
@@ -193,7 +279,8 @@ Command add_heads_train(CLI::App& heads) {
       ->check(CLI::IsMember({"counted", "equal"}));
   app->footer(
       "Ctrl-C stops, and the same command goes on.\n\n"
-      "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.retainer.gguf");
+      "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.retainer.gguf\n"
+      "  thimble heads train -m model.gguf --data chats.jsonl --target auto -o model.retainer.gguf");
   return {app, [] { return train(settings); }};
 }
 

@@ -302,13 +302,18 @@ struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go 
 // What the entries that a KV head held before the step are worth to the marked rows: what retainers learn.
 // For entry t, over the query heads h of its KV head and the marked rows p,
 //   max_logit[t] = max(max_logit[t], least, q_hp k_t * scale)
-//   log_prob[t] = max(log_prob[t], least, q_hp k_t * scale - lse_hp),
-// lse_hp being the log-sum-exp of the logits of all entries up to the row's own.
+//   log_prob[t] = max(log_prob[t], least, q_hp k_t * scale - lse_hp + worth_ht),
+// lse_hp being the log-sum-exp of the logits of the entries in range, and log |x_p| where there is x. In range
+// are entries [0, sinks), [first, end), and those from `own` on up to the row's own; of these, only those of
+// [first, end) are labelled.
 struct Label {
   In q;                // [rows][row_stride], unrotated
   In marked;           // uint [rows]: whether the row counts
   KvArray k, chunk_k;  // [run][dh]; of the chunk: [Hkv][chunk_capacity][dh]
   In rope;
+  In range;                 // uint [4]: sinks, first, end, own, ascending
+  In x;                     // [rows][x_cols], or empty
+  In worth;                 // [H][label_capacity], by entry; or empty: 0
   Out lse;                  // [rows][H]; only those of marked rows are written
   Out max_logit, log_prob;  // [Hkv][label_capacity], by entry
   LabelParams p;

@@ -298,10 +298,12 @@ class Checker {
     need("marked", o.marked, rows() * kWord);
     run("k", o.k, p.head_dim, h);
     chunk("chunk_k", o.chunk_k.values, p.heads, p.chunk_capacity, kv_bytes(o.chunk_k.type, p.head_dim));
+    need("range", o.range, 4 * kWord);
+    if (o.x) need("x", o.x, rows() * p.x_cols * kWord);
+    if (o.worth) need("worth", o.worth, queries * p.label_capacity * kWord);
     need("lse", o.lse, rows() * queries * kWord);
     need("max_logit", o.max_logit, uint64_t(p.heads) * p.label_capacity * kWord);
     need("log_prob", o.log_prob, uint64_t(p.heads) * p.label_capacity * kWord);
-    h.held.narrow(p.label_capacity, name_);
     if (p.rope.mode != kRopeOriginal) refuse("was recorded for keys that are not rotated to their positions");
     bounds_.positions.narrow(rope_positions(o.rope, p), name_);
   }

@@ -290,6 +290,7 @@ struct LabelParams {
   uint chunk_capacity;  // rows from head to head in the chunk's keys
   uint head_state;
   uint label_capacity;  // labels from KV head to KV head
+  uint x_cols;          // elements of a row of x
   float scale;          // 1 / sqrt(head_dim)
   float least;          // no label is smaller
   RopeParams rope;      // kRopeOriginal: keys are cached rotated

@@ -41,10 +41,16 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
   THIMBLE_TRY(choose<Retainer::Kind>("kind", o.kind,
                                      {{"locret", Retainer::Kind::kLocret},
                                       {"linear", Retainer::Kind::kLinear},
-                                      {"mlp", Retainer::Kind::kMlp}},
+                                      {"mlp", Retainer::Kind::kMlp},
+                                      {"sink", Retainer::Kind::kSink}},
                                      options.kind));
+  options.tries_targets = o.target && std::string_view(o.target) == "auto";
   THIMBLE_TRY(choose<Target>("target", o.target,
-                             {{"log_prob", Target::kLogProb}, {"max_logit", Target::kMaxLogit}},
+                             {{"log_prob", Target::kLogProb},
+                              {"max_logit", Target::kMaxLogit},
+                              {"log_kvzip_plus", Target::kLogKvzipPlus},
+                              {"kvzip", Target::kKvzip},
+                              {"auto", Target::kLogProb}},
                              options.target));
   options.output = o.output;
   if (o.heads) options.heads = o.heads;
@@ -67,7 +73,13 @@ std::string report_of(const Trainer& trainer) {
     recall += (recall.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
               ", \"heads\": " + number(c.retainer.share()) + ", \"window\": " + number(c.window.share()) +
               "}";
-  return "{\"questions\": " + std::to_string(trainer.dense().asked) +
+  std::string tried;
+  for (const Trainer::Tried& t : trainer.tried())
+    tried += (tried.empty() ? "{" : ", {") + std::string("\"target\": ") + json_quoted(name_of(t.target)) +
+             ", \"recall\": " + (t.recall.asked ? number(t.recall.share()) : "null") + "}";
+  return "{\"target\": " + json_quoted(name_of(trainer.target())) +
+         (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
+         ", \"questions\": " + std::to_string(trainer.dense().asked) +
          ", \"dense\": " + number(trainer.dense().share()) + ", \"recall\": [" + recall +
          "], \"verdict\": " + json_quoted(trainer.verdict()) + "}";
 }

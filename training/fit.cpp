@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "training/random.h"
+#include "training/sink.h"
 
 namespace thimble {
 namespace {
@@ -74,6 +75,23 @@ void solve(const std::vector<double>& a, uint32_t n, double* b) {
   }
 }
 
+// A label as a share of 1: those of KVzip and log-probabilities are logarithms of one, those of KVzip+ may be
+// of more, which a sink's score cannot tell from 1.
+double share_of(float label) { return std::exp(std::min(double{label}, 0.0)); }
+
+// The parts of a sink's parameters behind its matrices.
+template <typename T>
+SinkParameters<T> sink_parts(const SampleShape& s, uint32_t group, T* at) {
+  const uint64_t queries = uint64_t(s.heads) * group;
+  SinkParameters<T> parts{};
+  parts.q_bias = at;
+  parts.q_norm = parts.q_bias + queries * kSinkRank;
+  parts.k_norm = parts.q_norm + kSinkRank;
+  parts.sinks = parts.k_norm + kSinkRank;
+  parts.bias = parts.sinks + uint64_t(s.heads) * kSinkCount * kSinkRank;
+  return parts;
+}
+
 // The runs that step `number` takes.
 std::vector<uint32_t> pick_runs(const FitOptions& o, uint32_t of, uint32_t number) {
   Random r = random_of(o.seed, 0x66697400u + uint64_t(number));
@@ -113,12 +131,14 @@ double loss_of_layer(const LossOptions& o, double weights, const float* scores,
 
 Fit::Places Fit::places(uint32_t layer) const {
   const SampleShape& s = samples_.shape();
-  const bool mlp = options_.kind == Retainer::Kind::kMlp, linear = options_.kind == Retainer::Kind::kLinear;
-  const uint64_t hidden = options_.hidden, inner = linear ? s.cols : hidden;
+  const bool mlp = options_.kind == Retainer::Kind::kMlp, linear = options_.kind == Retainer::Kind::kLinear,
+             sink = options_.kind == Retainer::Kind::kSink;
+  const uint64_t hidden = options_.hidden, inner = linear ? s.cols : hidden,
+                 queries = uint64_t(s.heads) * options_.group;
   Places p{};
   p.first_bias = hidden * s.cols;
-  p.second = p.first_bias + (mlp ? hidden : 0);
-  p.second_bias = p.second + s.heads * inner;
+  p.second = p.first_bias + (mlp ? hidden : sink ? queries * kSinkRank : 0);
+  p.second_bias = p.second + (sink ? (2 + s.heads * kSinkCount) * kSinkRank + queries : s.heads * inner);
   p.end = p.second_bias + (mlp || linear ? s.heads : 0);
   const uint64_t from = p.end * layer;
   return {from, from + p.first_bias, from + p.second, from + p.second_bias, from + p.end};
@@ -162,13 +182,7 @@ Status Fit::prepare() {
   momentum_.resize(parameters_.size());
   variance_.resize(parameters_.size());
   gradients_.resize(parameters_.size());
-  Random random = random_of(options_.seed, 0x696e6974u);
-  for (uint32_t layer = 0; layer < s.layers; ++layer) {
-    const Places p = places(layer);
-    const float first = 1 / std::sqrt(float(s.cols)), second = 0.6f / std::sqrt(float(options_.hidden));
-    for (uint64_t i = p.first; i < p.first_bias; ++i) parameters_[i] = first * random.normal();
-    for (uint64_t i = p.second; i < p.second_bias; ++i) parameters_[i] = second * random.normal();
-  }
+  initialise();
   good_ = parameters_;
   // Tokens are the inner dimension on the way back; both products keep them in rows of the hidden channels.
   THIMBLE_LET(forward, Product::make(device_, options_.hidden, s.cols, tokens, DType::kF16));
@@ -176,6 +190,31 @@ Status Fit::prepare() {
   forward_ = std::move(forward);
   backward_ = std::move(backward);
   return {};
+}
+
+void Fit::initialise() {
+  const SampleShape& s = samples_.shape();
+  Random random = random_of(options_.seed, 0x696e6974u);
+  for (uint32_t layer = 0; layer < s.layers; ++layer) {
+    const Places p = places(layer);
+    const float first = 1 / std::sqrt(float(s.cols)), second = 0.6f / std::sqrt(float(options_.hidden));
+    for (uint64_t i = p.first; i < p.first_bias; ++i) parameters_[i] = first * random.normal();
+    if (options_.kind != Retainer::Kind::kSink) {
+      for (uint64_t i = p.second; i < p.second_bias; ++i) parameters_[i] = second * random.normal();
+      continue;
+    }
+    const SinkParameters<float> parts = sink_parts(s, options_.group, &parameters_[p.first_bias]);
+    std::fill(parts.q_norm, parts.sinks, 1.0f);
+    for (float* x = parts.sinks; x < parts.bias; ++x) *x = random.normal();
+    // Products with keys and sinks are alike at first: so a score begins at the mean of all labels.
+    double mean = 0;
+    for (uint32_t run = 0; run < samples_.runs(); ++run)
+      for (uint64_t i = 0; i < uint64_t(s.heads) * kRunTokens; ++i)
+        mean += share_of(samples_.labels(run, layer)[i]) / (double(samples_.runs()) * s.heads * kRunTokens);
+    mean = std::clamp(mean, 1e-4, 0.5);
+    std::fill_n(parts.bias, s.heads * options_.group,
+                static_cast<float>(std::log(mean / (1 - mean) * kSinkCount)));
+  }
 }
 
 uint32_t Fit::steps() const {
@@ -186,24 +225,31 @@ Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, do
                            std::vector<float>& gradients, double& loss) {
   const SampleShape& s = samples_.shape();
   const Places p = places(layer);
-  const auto tokens = static_cast<uint32_t>(runs.size()) * kRunTokens;
-  const uint32_t hidden = options_.hidden;
-  const bool biased = p.first_bias != p.second;
-  const float scale = scales_[layer];
-  std::vector<const float*> labels;
-  std::vector<const uint8_t*> best;
+  Batch batch{.layer = layer, .weights = weights, .labels = {}, .best = {}};
   auto* x = static_cast<uint16_t*>(forward_->w());
   auto* x_columns = static_cast<uint16_t*>(backward_->w());
   for (size_t i = 0; i < runs.size(); ++i) {
     const uint16_t* states = samples_.states(runs[i], layer);
     std::memcpy(x + i * kRunTokens * s.cols, states, uint64_t(kRunTokens) * s.cols * sizeof *x);
-    transpose(states, kRunTokens, s.cols, x_columns + i * kRunTokens, tokens);
-    labels.push_back(samples_.labels(runs[i], layer));
-    best.push_back(samples_.best(runs[i], layer));
+    transpose(states, kRunTokens, s.cols, x_columns + i * kRunTokens, runs.size() * kRunTokens);
+    batch.labels.push_back(samples_.labels(runs[i], layer));
+    batch.best.push_back(samples_.best(runs[i], layer));
   }
+  const float scale = scales_[layer];
   for (uint64_t i = p.first; i < p.first_bias; ++i) forward_->x()[i - p.first] = parameters_[i] * scale;
   THIMBLE_TRY(forward_->run());
+  loss += options_.kind == Retainer::Kind::kSink ? through_sinks(batch, gradients)
+                                                 : through_hidden_layer(batch, gradients);
+  THIMBLE_TRY(backward_->run());
+  for (uint64_t i = p.first; i < p.first_bias; ++i) gradients[i] = backward_->y()[i - p.first] * scale;
+  return {};
+}
 
+double Fit::through_hidden_layer(const Batch& batch, std::vector<float>& gradients) {
+  const SampleShape& s = samples_.shape();
+  const Places p = places(batch.layer);
+  const uint32_t hidden = options_.hidden, tokens = batch.tokens();
+  const bool biased = p.first_bias != p.second;
   // [hidden][tokens]: what the hidden channels are, then the gradient by what they were made of.
   std::vector<float> a(forward_->y(), forward_->y() + uint64_t(hidden) * tokens), slope(a.size());
   std::vector<float> scores(uint64_t(s.heads) * tokens), gradient(scores.size());
@@ -220,12 +266,12 @@ Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, do
       for (uint32_t t = 0; t < tokens; ++t) score[t] += w * row[t];
     }
   }
-  loss += loss_of_layer({.heads = s.heads,
-                         .runs = static_cast<uint32_t>(runs.size()),
-                         .tokens = kRunTokens,
-                         .mean = mean_,
-                         .weighs_best = options_.weighs_best},
-                        weights, scores.data(), labels, best, gradient.data());
+  const double loss = loss_of_layer({.heads = s.heads,
+                                     .runs = static_cast<uint32_t>(batch.labels.size()),
+                                     .tokens = kRunTokens,
+                                     .mean = mean_,
+                                     .weighs_best = options_.weighs_best},
+                                    batch.weights, scores.data(), batch.labels, batch.best, gradient.data());
   float* back = backward_->x();
   for (uint32_t h = 0; h < hidden; ++h) {
     const float* row = &a[uint64_t(h) * tokens];
@@ -250,9 +296,22 @@ Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, do
     for (uint32_t head = 0; head < s.heads; ++head)
       gradients[p.second_bias + head] = std::accumulate(&gradient[uint64_t(head) * tokens],
                                                         &gradient[uint64_t(head) * tokens] + tokens, 0.0f);
-  THIMBLE_TRY(backward_->run());
-  for (uint64_t i = p.first; i < p.first_bias; ++i) gradients[i] = backward_->y()[i - p.first] * scale;
-  return {};
+  return loss;
+}
+
+double Fit::through_sinks(const Batch& batch, std::vector<float>& gradients) {
+  const SampleShape& s = samples_.shape();
+  const uint64_t first_bias = places(batch.layer).first_bias;
+  const uint32_t tokens = batch.tokens();
+  std::vector<float> shares(uint64_t(s.heads) * tokens);
+  for (uint32_t head = 0; head < s.heads; ++head)
+    for (size_t run = 0; run < batch.labels.size(); ++run)
+      std::transform(batch.labels[run] + head * kRunTokens, batch.labels[run] + (head + 1) * kRunTokens,
+                     &shares[uint64_t(head) * tokens + run * kRunTokens],
+                     [](float label) { return static_cast<float>(share_of(label)); });
+  return loss_of_sinks({.heads = s.heads, .group = options_.group, .tokens = tokens},
+                       sink_parts<const float>(s, options_.group, &parameters_[first_bias]), forward_->y(),
+                       shares.data(), backward_->x(), sink_parts(s, options_.group, &gradients[first_bias]));
 }
 
 Status Fit::gradients(uint32_t number, std::vector<float>& to, double& loss) {
@@ -361,6 +420,9 @@ Status Fit::solve_layer(uint32_t layer) {
       }
   }
   loss_ = squares / (tokens * s.heads);
+  if (!std::isfinite(loss_))
+    return error(Code::kNotFinite,
+                 "layer %u of the model gives NaN or infinite labels; train for another file of it", layer);
   return {};
 }
 

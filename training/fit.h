@@ -1,4 +1,4 @@
-// Fits retainers to labels: kinds with a hidden layer by AdamW, linear ones by least squares.
+// Fits retainers to labels: linear ones by least squares, the others by AdamW.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,10 @@
 namespace thimble {
 
 struct FitOptions {
-  Retainer::Kind kind = Retainer::Kind::kLocret;  // kLocret, kMlp, kLinear
-  uint32_t act = kActSilu;                        // kActSilu, kActGelu, kActGeluErf
-  uint32_t hidden = 0;                            // 0 of a linear one
+  Retainer::Kind kind = Retainer::Kind::kLocret;
+  uint32_t act = kActSilu;  // kActSilu, kActGelu, kActGeluErf
+  uint32_t hidden = 0;      // channels that what it reads is projected to first; 0 of a linear one
+  uint32_t group = 1;       // query heads of a KV head: of a sink, whose `hidden` is SinkShape::channels()
   uint32_t steps = 0;
   uint32_t runs = 16;  // of kRunTokens to a step
   bool weighs_best = true;
@@ -22,7 +23,8 @@ struct FitOptions {
 };
 
 // What a layer's retainer computes: second act(first x + first_bias) + second_bias; a linear one has no
-// first.
+// first. Of a sink, first projects to queries, which first_bias is added to, and then to keys; second is what
+// else SinkParameters name, one behind the other.
 struct FittedLayer {
   std::vector<float> first, first_bias;    // [hidden][cols], [hidden]
   std::vector<float> second, second_bias;  // [heads][hidden or cols], [heads]
@@ -69,8 +71,22 @@ class Fit {
       : device_(std::move(device)), samples_(samples), options_(options) {}
   Status prepare();
   Status solve_layer(uint32_t layer);
+  void initialise();
+  // What one layer gives for some runs.
+  struct Batch {
+    uint32_t layer;
+    double weights;  // of all labels in all layers
+    std::vector<const float*> labels;
+    std::vector<const uint8_t*> best;
+
+    uint32_t tokens() const { return static_cast<uint32_t>(labels.size()) * kRunTokens; }
+  };
   Status back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, double weights,
                         std::vector<float>& gradients, double& loss);
+  // From what was projected, forward_->y(), to the loss and the gradients: by all parameters but the first
+  // matrix, and by what was projected, into backward_->x().
+  double through_hidden_layer(const Batch&, std::vector<float>& gradients);
+  double through_sinks(const Batch&, std::vector<float>& gradients);
   void update(const std::vector<float>& gradients);
 
   // Where a layer's parameters lie: first, first_bias, second, second_bias.

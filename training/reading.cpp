@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
 
 #include "base/size_text.h"
+#include "training/product.h"
 
 namespace thimble {
 
@@ -15,7 +16,8 @@ constexpr float kLeastLabel = -30;
 // table of names.
 class Observer : public RetentionPolicy {
  public:
-  Observer(Retainer::Input input, uint32_t positions) : input_(input), positions_(positions) {}
+  Observer(Retainer::Input input, uint32_t positions, bool weighed)
+      : input_(input), positions_(positions), weighed_(weighed) {}
 
   Status resolve(const Model&, SessionOptions&) const override { return {}; }
   bool evicts() const override { return false; }
@@ -26,40 +28,48 @@ class Observer : public RetentionPolicy {
     const uint64_t f32 = 4, rows = s.options.chunk, labels = uint64_t(shape.kv_heads) * positions_;
     states = pool.place(rows * cols(s) * f32);
     marked = pool.place(rows * sizeof(uint32_t));
+    range = pool.place(4 * sizeof(uint32_t));
+    if (weighed_) values = pool.place(rows * shape.kv_heads * shape.head_dim * f32);
     lse_ = workspace.place(rows * shape.heads * f32);
     max_logit.clear();
     log_prob.clear();
-    for (const LayerWeights& layer : s.model.layers)
+    worth.clear();
+    for (const LayerWeights& layer : s.model.layers) {
       for (auto* views : {&max_logit, &log_prob})
         views->push_back(layer.window ? View{} : pool.place(labels * f32));
+      worth.push_back(layer.window || !weighed_ ? View{}
+                                                : pool.place(uint64_t(shape.heads) * positions_ * f32));
+    }
   }
 
   void record(const LayerStep& l) const override {
     if (!l.chunk) return;
-    const uint32_t width = cols(l.setting);
-    l.recorder.record(Copy{.src = input_ == Retainer::Input::kQkv ? l.at.qkv : l.input(),
-                           .dst = states,
-                           .p = {.cols = width,
-                                 .src_stride = width,
-                                 .dst_stride = width,
-                                 .from_logit_row = 0,
-                                 .to_ring_row = 0,
-                                 .rows = kStepRows}});
+    const uint32_t width = cols(l.setting), qkv = l.setting.dimensions.qkv_cols;
+    copy(l.recorder, input_ == Retainer::Input::kQkv ? l.at.qkv : l.input(), width, states, width);
+    if (weighed_) {
+      const uint32_t of_values = l.shape().kv_heads * l.shape().head_dim;
+      const uint64_t before = uint64_t(qkv - of_values) * sizeof(float);
+      copy(l.recorder, l.at.qkv.slice(before, l.at.qkv.bytes - before), qkv, values, of_values);
+    }
     l.recorder.record(Label{.q = l.at.qkv,
                             .marked = marked,
                             .k = l.pool().k,
                             .chunk_k = l.at.chunk_k,
                             .rope = l.rope_table(),
+                            .range = range,
+                            .x = weighed_ ? l.input() : View{},
+                            .worth = worth[l.layer],
                             .lse = lse_,
                             .max_logit = max_logit[l.layer],
                             .log_prob = log_prob[l.layer],
                             .p = {.heads = l.shape().kv_heads,
                                   .group = l.shape().heads / l.shape().kv_heads,
                                   .head_dim = l.shape().head_dim,
-                                  .row_stride = l.setting.dimensions.qkv_cols,
+                                  .row_stride = qkv,
                                   .chunk_capacity = l.setting.options.chunk,
                                   .head_state = l.head_state(),
                                   .label_capacity = positions_,
+                                  .x_cols = l.shape().d_model,
                                   .scale = 1.0f / std::sqrt(float(l.shape().head_dim)),
                                   .least = kLeastLabel,
                                   .rope = l.rope()}});
@@ -69,12 +79,27 @@ class Observer : public RetentionPolicy {
     return input_ == Retainer::Input::kQkv ? s.dimensions.qkv_cols : s.model.shape.d_model;
   }
 
-  View states, marked;                    // f32 [chunk][cols], uint [chunk]
+  View states, marked, range;             // f32 [chunk][cols], uint [chunk], uint [4] as `label` has it
+  View values;                            // f32 [chunk][kv head][dh], before they are halves
   std::vector<View> max_logit, log_prob;  // of each layer without a window: f32 [kv head][positions]
+  std::vector<View> worth;                // likewise, [head][positions]
 
  private:
+  // The first `cols` of each row.
+  static void copy(Recorder& r, const View& src, uint32_t src_stride, const View& dst, uint32_t cols) {
+    r.record(Copy{.src = src,
+                  .dst = dst,
+                  .p = {.cols = cols,
+                        .src_stride = src_stride,
+                        .dst_stride = cols,
+                        .from_logit_row = 0,
+                        .to_ring_row = 0,
+                        .rows = kStepRows}});
+  }
+
   const Retainer::Input input_;
-  const uint32_t positions_;
+  const uint32_t positions_;  // of a text
+  const bool weighed_;
   View lse_;
 };
 
@@ -83,15 +108,21 @@ Reader::Reader(std::shared_ptr<const Model> model, std::shared_ptr<Device> devic
 
 Reader::~Reader() = default;
 
+static uint64_t gram_size(const ModelShape& s) { return uint64_t(s.heads) * s.head_dim * s.head_dim; }
+
 Result<std::unique_ptr<Reader>> Reader::open(std::shared_ptr<const Model> model,
                                              std::shared_ptr<Device> device, Retainer::Input input,
-                                             uint32_t text_tokens, uint32_t tail_tokens, uint64_t room) {
+                                             uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
+                                             bool weighed) {
   std::unique_ptr<Reader> reader(new Reader(std::move(model), std::move(device)));
-  THIMBLE_TRY(reader->allocate(input, text_tokens + tail_tokens, room));
+  THIMBLE_TRY(reader->allocate(input, text_tokens, tail_tokens, room, weighed));
+  if (weighed) THIMBLE_TRY(reader->measure_outputs());
   return reader;
 }
 
-Status Reader::allocate(Retainer::Input input, uint32_t positions, uint64_t room) {
+Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
+                        bool weighed) {
+  const uint32_t positions = text_tokens + tail_tokens;
   SessionOptions asked;
   asked.pool = positions;
   asked.max_new = 1;
@@ -100,25 +131,27 @@ Status Reader::allocate(Retainer::Input input, uint32_t positions, uint64_t room
   asked.context = positions;
   THIMBLE_LET(resolved, resolve(*model_, asked));
   options_ = resolved;
-  auto observer = std::make_unique<Observer>(input, positions);
+  auto observer = std::make_unique<Observer>(input, text_tokens, weighed);
   observer_ = observer.get();
   policies_.retention = std::move(observer);
   dimensions_ = dimensions(*model_, options_, policies_);
   const Dimensions& d = dimensions_;
+  const ModelShape& shape = model_->shape;
   const Setting setting{*model_, options_, d};
   cols_ = observer_->cols(setting);
 
   const DeviceInfo device = device_->info();
-  THIMBLE_LET(needs, device_->needs(model_->shape, {.chunk = options_.chunk,
-                                                    .run_capacity = d.capacity,
-                                                    .layer_entries = d.most_layer_entries,
-                                                    .reach = d.reach,
-                                                    .view_capacity = d.view_capacity,
-                                                    .positions = 0,
-                                                    .heads = static_cast<uint32_t>(d.runs.size())}));
+  THIMBLE_LET(needs, device_->needs(shape, {.chunk = options_.chunk,
+                                            .run_capacity = d.capacity,
+                                            .layer_entries = d.most_layer_entries,
+                                            .reach = d.reach,
+                                            .view_capacity = d.view_capacity,
+                                            .positions = 0,
+                                            .heads = static_cast<uint32_t>(d.runs.size())}));
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   lay_out(setting, policies_, device, needs.workspace, pool, workspace, io);
   bytes_ = pool.size() + workspace.size() + io.size() + Placements::bytes(model_->tensors(), device);
+  if (weighed) bytes_ += shape.layers * gram_size(shape) * sizeof(float);
   if (room && bytes_ > room)
     return error(Code::kBudget,
                  "reading a text of %u tokens takes %s, %s more than there are; raise --mem-budget",
@@ -149,44 +182,110 @@ Status Reader::allocate(Retainer::Input input, uint32_t positions, uint64_t room
     heads_[i].capacity = d.runs[i].capacity;
   }
   states_.resize(uint64_t(options_.chunk) * cols_);
+  values_.resize(uint64_t(options_.chunk) * shape.kv_heads * shape.head_dim);
+  return {};
+}
+
+// Columns of W_o are its products with unit vectors, whatever its type.
+Status Reader::measure_outputs() {
+  const ModelShape& s = model_->shape;
+  const uint32_t dh = s.head_dim, inputs = s.heads * dh;
+  for (const LayerWeights& layer : model_->layers) {
+    std::vector<float>& gram = gram_.emplace_back();
+    if (layer.window) continue;
+    THIMBLE_LET(product, Product::by(device_, dh, weights_.of(layer.attn_output)));
+    for (uint32_t head = 0; head < s.heads; ++head) {
+      std::fill_n(product->x(), uint64_t(dh) * inputs, 0.0f);
+      for (uint32_t c = 0; c < dh; ++c) product->x()[uint64_t(c) * inputs + head * dh + c] = 1;
+      THIMBLE_TRY(product->run());
+      const auto column = [&](uint32_t c) { return product->y() + uint64_t(c) * s.d_model; };
+      for (uint32_t a = 0; a < dh; ++a)
+        for (uint32_t b = 0; b < dh; ++b)
+          gram.push_back(
+              static_cast<float>(std::inner_product(column(a), column(a) + s.d_model, column(b), 0.0)));
+    }
+  }
+  return {};
+}
+
+// Writes down what the values of the text's next rows are worth: the logarithm of |W_o v| for each head.
+Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
+  const ModelShape& s = model_->shape;
+  const uint32_t dh = s.head_dim, group = s.heads / s.kv_heads, cols = s.kv_heads * dh;
+  const View& worth = observer_->worth[layer];
+  THIMBLE_TRY(
+      device_->read(values_.data(), observer_->values.slice(0, uint64_t(rows) * cols * sizeof(float))));
+  std::vector<float> of_rows(rows), product(dh);
+  for (uint32_t head = 0; head < s.heads; ++head) {
+    for (uint32_t row = 0; row < rows; ++row) {
+      const float* v = &values_[uint64_t(row) * cols + head / group * dh];
+      const float* gram = &gram_[layer][uint64_t(head) * dh * dh];
+      std::fill(product.begin(), product.end(), 0.0f);
+      for (uint32_t a = 0; a < dh; ++a)
+        for (uint32_t b = 0; b < dh; ++b) product[b] += v[a] * gram[a * dh + b];
+      const float squared = std::inner_product(v, v + dh, product.begin(), 0.0f);
+      of_rows[row] = 0.5f * std::log(std::max(squared, 0.0f));  // rounding may leave less than nothing
+    }
+    const uint64_t at = head * (worth.bytes / s.heads) + read_ * sizeof(float);
+    THIMBLE_TRY(device_->write(worth.slice(at, rows * sizeof(float)), of_rows.data()));
+  }
   return {};
 }
 
 void Reader::begin(const TrainingText& text) {
-  tokens_ = text.tokens;
-  tokens_.insert(tokens_.end(), text.tail.begin(), text.tail.end());
-  marked_.assign(text.tokens.size(), 0);
-  marked_.insert(marked_.end(), text.marked.begin(), text.marked.end());
-  text_tokens_ = static_cast<uint32_t>(text.tokens.size());
-  read_ = 0;
+  text_ = text;
+  read_ = tail_ = of_tail_ = 0;
   for (HeadState& head : heads_) head.n_entries = 0;
 }
 
-Result<bool> Reader::step(const States& states) {
-  const auto all = static_cast<uint32_t>(tokens_.size());
-  if (read_ == all) return false;
-  if (read_ == 0)
-    for (const auto* views : {&observer_->max_logit, &observer_->log_prob})
-      for (const View& view : *views)
-        if (view)
-          THIMBLE_TRY(
-              device_->write(view, std::vector<float>(view.bytes / sizeof(float), kLeastLabel).data()));
-
-  // No chunk has rows of both text and questions: rows label what was there before their chunk.
-  const bool in_text = read_ < text_tokens_;
-  const uint32_t rows = std::min((in_text ? text_tokens_ : all) - read_, options_.chunk);
-  std::copy_n(tokens_.begin() + read_, rows, on_host<int32_t>(layout_.tokens));
-  THIMBLE_TRY(device_->write(observer_->marked.slice(0, rows * sizeof(uint32_t)), marked_.data() + read_));
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    HeadState& head = heads_[i];
-    head.keep = head.n_entries + rows;
-    if (dimensions_.runs[i].evicts) head.keep = std::min(head.keep, dimensions_.runs[i].keep);
+// What layers with a window hold of the text is kept before the first tail, and put back before the others;
+// the rest of the pools needs no more than to be counted as before.
+Status Reader::begin_tail() {
+  const Tail& tail = text_.tails[tail_];
+  const uint32_t text_tokens = static_cast<uint32_t>(text_.tokens.size());
+  const uint32_t range[] = {tail.sinks, tail.first, tail.end, text_tokens};
+  THIMBLE_TRY(device_->write(observer_->range, range));
+  if (tail_ == 0) {
+    text_heads_ = heads_;
+    text_runs_.clear();
   }
+  heads_ = text_heads_;
+  if (text_.tails.size() == 1) return {};
+  size_t next = 0;
+  for (uint32_t layer = 0; layer < model_->shape.layers; ++layer) {
+    if (!model_->layers[layer].window) continue;
+    const LayerPool& pool = layout_.layers[layer];
+    for (const View& view : {pool.k.values, pool.v.values, pool.pos, pool.cis}) {
+      if (tail_ > 0) {
+        THIMBLE_TRY(device_->write(view, text_runs_[next++].data()));
+        continue;
+      }
+      std::vector<std::byte>& kept = text_runs_.emplace_back(view.bytes);
+      THIMBLE_TRY(device_->read(kept.data(), view));
+    }
+  }
+  return {};
+}
+
+// No chunk has rows of both text and tail: rows label what was there before their chunk.
+Reader::Rows Reader::next_rows() const {
+  const auto text_tokens = static_cast<uint32_t>(text_.tokens.size());
+  if (read_ < text_tokens) {
+    const auto read = static_cast<uint32_t>(read_);
+    return {text_.tokens.data() + read, read, std::min(text_tokens - read, options_.chunk)};
+  }
+  const std::vector<int32_t>& tail = text_.tails[tail_].tokens;
+  const uint32_t left = static_cast<uint32_t>(tail.size()) - of_tail_;
+  return {tail.data() + of_tail_, text_tokens + of_tail_, std::min(left, options_.chunk)};
+}
+
+Status Reader::run_layers(const Rows& rows, const States& states) {
+  const bool in_text = read_ < text_.tokens.size();
   StepParams step{};
-  step.n_rows = rows;
-  step.position = static_cast<int>(read_);
+  step.n_rows = rows.count;
+  step.position = static_cast<int>(rows.position);
   const auto program = std::find_if(programs_.chunks.begin(), programs_.chunks.end(),
-                                    [&](const ChunkProgram& chunk) { return rows <= chunk.max_rows; });
+                                    [&](const ChunkProgram& chunk) { return rows.count <= chunk.max_rows; });
   const auto run = [&](uint32_t segment) {
     return stream_->submit(*program->program, segment, segment + 1, step, heads_);
   };
@@ -195,23 +294,54 @@ Result<bool> Reader::step(const States& states) {
     THIMBLE_TRY(run(1 + layer));
     if (!in_text || model_->layers[layer].window) continue;
     THIMBLE_TRY(stream_->wait());
-    THIMBLE_TRY(
-        device_->read(states_.data(), observer_->states.slice(0, uint64_t(rows) * cols_ * sizeof(float))));
-    states(layer, read_, rows, states_.data());
+    THIMBLE_TRY(device_->read(states_.data(),
+                              observer_->states.slice(0, uint64_t(rows.count) * cols_ * sizeof(float))));
+    states(layer, rows.position, rows.count, states_.data());
+    if (observer_->worth[layer]) THIMBLE_TRY(weigh_values(layer, rows.count));
   }
-  THIMBLE_TRY(stream_->wait());
+  return stream_->wait();
+}
+
+Result<bool> Reader::step(const States& states) {
+  if (read_ == text_.all_tokens()) return false;
+  if (read_ == 0)
+    for (const auto* views : {&observer_->max_logit, &observer_->log_prob})
+      for (const View& view : *views)
+        if (view)
+          THIMBLE_TRY(
+              device_->write(view, std::vector<float>(view.bytes / sizeof(float), kLeastLabel).data()));
+  const bool in_text = read_ < text_.tokens.size();
+  if (!in_text && of_tail_ == 0) THIMBLE_TRY(begin_tail());
+  const Rows rows = next_rows();
+  std::copy_n(rows.tokens, rows.count, on_host<int32_t>(layout_.tokens));
+  std::vector<uint32_t> marked(rows.count);
+  if (!in_text) std::copy_n(text_.tails[tail_].marked.begin() + of_tail_, rows.count, marked.begin());
+  THIMBLE_TRY(device_->write(observer_->marked.slice(0, rows.count * sizeof(uint32_t)), marked.data()));
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    HeadState& head = heads_[i];
+    head.keep = head.n_entries + rows.count;
+    if (dimensions_.runs[i].evicts) head.keep = std::min(head.keep, dimensions_.runs[i].keep);
+  }
+  THIMBLE_TRY(run_layers(rows, states));
   for (HeadState& head : heads_) head.n_entries = head.keep;
-  read_ += rows;
+  read_ += rows.count;
+  if (in_text) return true;
+  of_tail_ += rows.count;
+  if (of_tail_ == text_.tails[tail_].tokens.size()) {
+    ++tail_;
+    of_tail_ = 0;
+  }
   return true;
 }
 
 Result<Reader::Labels> Reader::labels(uint32_t layer) const {
   const auto read = [&](const View& view) -> Result<std::vector<float>> {
     const uint32_t kv_heads = model_->shape.kv_heads;
-    std::vector<float> labels(uint64_t(kv_heads) * text_tokens_);
+    const uint64_t text_tokens = text_.tokens.size();
+    std::vector<float> labels(kv_heads * text_tokens);
     for (uint32_t head = 0; head < kv_heads; ++head)
-      THIMBLE_TRY(device_->read(labels.data() + uint64_t(head) * text_tokens_,
-                                view.slice(head * (view.bytes / kv_heads), text_tokens_ * sizeof(float))));
+      THIMBLE_TRY(device_->read(labels.data() + head * text_tokens,
+                                view.slice(head * (view.bytes / kv_heads), text_tokens * sizeof(float))));
     return labels;
   };
   THIMBLE_LET(max_logit, read(observer_->max_logit[layer]));

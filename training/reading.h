@@ -19,17 +19,19 @@ class Reader {
   // Gets what a layer's retainer reads of the text's next rows: [rows][cols].
   using States = std::function<void(uint32_t layer, uint32_t first, uint32_t rows, const float* states)>;
 
-  // For texts of at most so many tokens, and as many behind them; with room for `room` bytes (0: any number).
-  // Refused, with what is missing, where the room or the device's ops do not suffice.
+  // For texts of at most so many tokens, and as many behind them at a time; with room for `room` bytes (0:
+  // any number). `weighed`: log-probabilities are those of KVzip+, with the lengths of a row's hidden state
+  // and of what an entry's value becomes. Refused, with what is missing, where the room or the device's ops
+  // do not suffice.
   static Result<std::unique_ptr<Reader>> open(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                               Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens,
-                                              uint64_t room);
+                                              uint64_t room, bool weighed = false);
   ~Reader();
 
   void begin(const TrainingText&);
   // Reads the next chunk; false where all was read.
   Result<bool> step(const States&);
-  uint32_t tokens_read() const { return read_; }
+  uint64_t tokens_read() const { return read_; }
 
   // What each entry of the text that was read was worth: the op `label`. f32 [kv head][tokens of the text].
   struct Labels {
@@ -42,7 +44,17 @@ class Reader {
 
  private:
   Reader(std::shared_ptr<const Model>, std::shared_ptr<Device>);
-  Status allocate(Retainer::Input, uint32_t positions, uint64_t room);
+  Status allocate(Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room, bool weighed);
+  Status measure_outputs();
+  Status weigh_values(uint32_t layer, uint32_t rows);
+  Status begin_tail();
+  // The rows that come next: of the text or of a tail.
+  struct Rows {
+    const int32_t* tokens;
+    uint32_t position, count;
+  };
+  Rows next_rows() const;
+  Status run_layers(const Rows&, const States&);
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Device> device_;
@@ -58,11 +70,17 @@ class Reader {
   uint32_t cols_ = 0;
   uint64_t bytes_ = 0;
 
-  std::vector<int32_t> tokens_;
-  std::vector<uint32_t> marked_;
-  uint32_t text_tokens_ = 0, read_ = 0;
+  TrainingText text_;
+  uint64_t read_ = 0;                // of all its tokens
+  uint32_t tail_ = 0, of_tail_ = 0;  // that is being read, and its tokens that were
   std::vector<HeadState> heads_;
-  std::vector<float> states_;  // of one chunk and layer
+  std::vector<HeadState> text_heads_;  // when the text was read: what each tail finds
+  // The runs of layers with a window then, in the order of their views: a tail leaves nothing of them.
+  std::vector<std::vector<std::byte>> text_runs_;
+  std::vector<float> states_, values_;  // of one chunk and layer
+  // Of each layer and head W_o's columns multiplied with each other, [head][dh][dh]: v G v is the squared
+  // length of what a value v becomes.
+  std::vector<std::vector<float>> gram_;
 };
 
 }  // namespace thimble

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "base/mapped_file.h"
 #include "runtime/tokenizer/utf8.h"
+#include "training/conversations.h"
 
 namespace thimble {
 namespace {
@@ -30,6 +32,13 @@ Status check_text(std::string_view text, const std::string& path) {
                    path.c_str(), text.size() - rest.size());
     rest.remove_prefix(point.size);
   }
+  const size_t first = text.find_first_not_of(" \t\r\n"),
+               second = text.find_first_not_of(" \t\r\n", first + 1);
+  if (first != std::string_view::npos && second != std::string_view::npos && text[first] == '[' &&
+      text[second] == '{')
+    return error(Code::kFormat,
+                 "%s is an array of JSON; write each of its objects on a line of its own (jq -c '.[]')",
+                 path.c_str());
   return {};
 }
 
@@ -51,15 +60,17 @@ Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std:
     THIMBLE_LET(file, MappedFile::open(path));
     THIMBLE_TRY(check_text(contents(file), path));
     maker.hash_ = hash_of(maker.hash_, contents(file));
-    const std::vector<int32_t> book = maker.tokenize(std::string(contents(file)));
-    const auto cut = book.begin() + static_cast<ptrdiff_t>(book.size() / 5 * 4);
-    maker.read_.insert(maker.read_.end(), book.begin(), cut);
-    maker.held_out_.insert(maker.held_out_.end(), cut, book.end());
+    if (is_json_lines(contents(file)))
+      THIMBLE_TRY(maker.add_lines(std::move(file), path));
+    else
+      maker.add_book(contents(file));
   }
-  if (maker.read_.size() + maker.held_out_.size() < kLeastTokens)
-    return error(Code::kInvalidArgument,
-                 "the files of --data hold %zu tokens; at least %u are needed, and a whole book is better",
-                 maker.read_.size() + maker.held_out_.size(), kLeastTokens);
+  if (maker.read_.size() + maker.held_out_.size() < kLeastTokens || maker.held_out_.size() < kLeastTokens / 5)
+    return error(
+        Code::kInvalidArgument,
+        "the files of --data hold %zu tokens, %zu of them to be held out; at least %u are needed, and a "
+        "whole book is better",
+        maker.read_.size() + maker.held_out_.size(), maker.held_out_.size(), kLeastTokens);
   maker.ends_.resize(model->tokenizer.size());
   for (uint32_t id = 0; id < model->tokenizer.size(); ++id) {
     std::string piece;
@@ -72,6 +83,85 @@ Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std:
   }
   THIMBLE_TRY(maker.find_format());
   return maker;
+}
+
+// The last fifth is held out.
+void TextMaker::add_book(std::string_view text) {
+  const std::vector<int32_t> book = tokenize(std::string(text));
+  const auto cut = book.begin() + static_cast<ptrdiff_t>(book.size() / 5 * 4);
+  read_.insert(read_.end(), book.begin(), cut);
+  held_out_.insert(held_out_.end(), cut, book.end());
+  has_books_ = true;
+}
+
+// The prompts of the last fifth of the lines are held out. Of the prompts' text no more is kept than a long
+// book has.
+Status TextMaker::add_lines(MappedFile file, const std::string& path) {
+  constexpr size_t kMostTokens = 1 << 20;
+  constexpr size_t kLeastLines = 5;
+  const std::vector<NumberedLine> lines = lines_of(contents(file));
+  if (lines.size() < kLeastLines)
+    return error(Code::kInvalidArgument,
+                 "%s holds %zu lines; at least %zu are needed, as a fifth of them is held out", path.c_str(),
+                 lines.size(), kLeastLines);
+  const size_t cut = lines.size() - lines.size() / 5;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string where = path + ", line " + std::to_string(lines[i].number);
+    THIMBLE_LET(conversation, read_conversation(lines[i].text, where));
+    if (conversation.prompt.empty()) continue;
+    if (i < cut) lines_.push_back(lines[i].text);
+    std::vector<int32_t>& tokens = i < cut ? read_ : held_out_;
+    if (tokens.size() >= kMostTokens) continue;
+    const std::vector<int32_t> prompt = tokenize(conversation.prompt + "\n");
+    tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+  }
+  files_.push_back(std::move(file));
+  return {};
+}
+
+// Answers are marked, and the token before each.
+Tail TextMaker::reply_to(const std::vector<std::string>& turns, uint32_t text_tokens) const {
+  Tail tail{.end = text_tokens};
+  tail.add(tokenize(closing_, false, true), 0);
+  for (size_t i = 0; i < turns.size(); ++i) {
+    if (i % 2) {
+      tail.add(prompt_of(turns[i], false), 0);
+      continue;
+    }
+    if (!tail.marked.empty()) tail.marked.back() = 1;
+    tail.add(answer_of(turns[i]), 1);
+    tail.add(after_answer_, 0);
+  }
+  if (tail.tokens.size() > tail_tokens_) {
+    tail.tokens.resize(tail_tokens_);
+    tail.marked.resize(tail_tokens_);
+  }
+  return tail;
+}
+
+std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
+  constexpr uint32_t kLeastPrompt = 256;
+  constexpr size_t kMostReplies = 4;
+  std::vector<size_t> order(lines_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  Random r = random_of(seed_, 0x6c696e65u);
+  r.shuffle(order);
+  std::vector<TrainingText> texts;
+  for (size_t next = 0; next < order.size() && texts.size() < count; ++next) {
+    // It was read before, so it can be.
+    const Conversation conversation = *read_conversation(lines_[order[next]], "");
+    TrainingText text;
+    text.tokens = tokenize(opening_, true, true);
+    const std::vector<int32_t> prompt = tokenize(conversation.prompt);
+    text.tokens.insert(text.tokens.end(), prompt.begin(), prompt.end());
+    if (text.tokens.size() > tokens_)
+      text.tokens.erase(text.tokens.begin() + tokens_ / 2, text.tokens.end() - (tokens_ - tokens_ / 2));
+    if (text.tokens.size() < kLeastPrompt) continue;
+    for (size_t i = 0; i < std::min(conversation.replies.size(), kMostReplies); ++i)
+      text.tails.push_back(reply_to(conversation.replies[i], static_cast<uint32_t>(text.tokens.size())));
+    texts.push_back(std::move(text));
+  }
+  return texts;
 }
 
 // Writes two turns and looks at what the format puts around them.
@@ -194,6 +284,38 @@ std::vector<Fact> TextMaker::quotes_of(Random& r, const std::vector<int32_t>& pa
   return quotes;
 }
 
+// As KVzip and KVzap put it.
+std::vector<int32_t> TextMaker::instruction(std::span<const int32_t> starting_with) const {
+  std::vector<int32_t> tokens =
+      tokenize(starting_with.empty() ? "\n\nRepeat the previous context exactly."
+                                     : "\n\nRepeat the part of the previous context exactly, starting with");
+  tokens.insert(tokens.end(), starting_with.begin(), starting_with.end());
+  const std::vector<int32_t> closing = format_ ? tokenize(closing_, false, true) : tokenize("\n\n");
+  tokens.insert(tokens.end(), closing.begin(), closing.end());
+  return tokens;
+}
+
+TrainingText TextMaker::repeated(uint64_t number, uint32_t part_tokens) const {
+  constexpr uint32_t kSinks = 4, kStart = 8;  // tokens that are seen beside a part, and that tell which it is
+  Random r = random_of(seed_, 2 * number);
+  TrainingText text;
+  text.tokens = tokenize(opening_, true, true);
+  const auto opening = static_cast<uint32_t>(std::min<size_t>(tokens_, text.tokens.size()));
+  const std::vector<int32_t> book = part_of_book(r, tokens_ - opening, false);
+  text.tokens.insert(text.tokens.end(), book.begin(), book.end());
+  for (uint32_t first = 0; first < tokens_; first += part_tokens ? part_tokens : tokens_) {
+    const uint32_t end = part_tokens ? std::min(first + part_tokens, tokens_) : tokens_;
+    const std::span<const int32_t> all(text.tokens);
+    Tail tail{.sinks = std::min(first, kSinks), .first = first, .end = end};
+    // KVzip's labels are of all that is read again, KVzip+'s of the repetition alone.
+    tail.add(instruction(first ? all.subspan(first - kStart, kStart) : all.first(0)), part_tokens ? 1 : 0);
+    const auto again = all.subspan(std::max(first, opening), end - std::max(first, opening));
+    tail.add({again.begin(), again.end()}, 1);
+    text.tails.push_back(std::move(tail));
+  }
+  return text;
+}
+
 TrainingText TextMaker::make(uint64_t number, bool held_out) const {
   Random r = random_of(seed_, 2 * number + held_out);
   TrainingText text;
@@ -245,18 +367,16 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
 
   for (const Fact& quote : quotes_of(r, part)) take_question(quote);
   r.shuffle(asked);
+  Tail tail{.end = static_cast<uint32_t>(text.tokens.size())};
   for (const Fact& fact : asked) {
-    const auto add = [&](const std::vector<int32_t>& tokens, uint32_t mark) {
-      text.tail.insert(text.tail.end(), tokens.begin(), tokens.end());
-      text.marked.resize(text.tail.size(), mark);
-    };
     const std::vector<int32_t> answer = answer_of(fact.answer);
-    add(prompt_of(fact.question, text.questions.empty()), 0);
-    text.marked.back() = 1;
-    add(answer, 1);
-    add(after_answer_, 0);
+    tail.add(prompt_of(fact.question, text.questions.empty()), 0);
+    tail.marked.back() = 1;  // it fetches the answer's first token
+    tail.add(answer, 1);
+    tail.add(after_answer_, 0);
     text.questions.push_back({prompt_of(fact.question, true), answer, fact.subject == kQuote});
   }
+  text.tails.push_back(std::move(tail));
   return text;
 }
 

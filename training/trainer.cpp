@@ -10,6 +10,7 @@
 #include "base/system.h"
 #include "runtime/heads/sidecar.h"
 #include "training/random.h"
+#include "training/sink.h"
 
 namespace thimble {
 namespace {
@@ -50,12 +51,26 @@ std::vector<std::byte> halves_of(const std::vector<float>& values) {
   return bytes_of(halves);
 }
 
+constexpr struct {
+  Target target;
+  const char* name;
+} kTargets[] = {{Target::kLogProb, "log_prob"},
+                {Target::kMaxLogit, "max_logit"},
+                {Target::kLogKvzipPlus, "log_kvzip_plus"},
+                {Target::kKvzip, "kvzip"}};
+
 // The state that a hash in front of it vouches for.
 struct FitHeader {
   uint64_t hash, saves;
 };
 
 }  // namespace
+
+const char* name_of(Target target) {
+  const auto* of = std::find_if(std::begin(kTargets), std::end(kTargets),
+                                [&](const auto& t) { return t.target == target; });
+  return of->name;
+}
 
 // ---- beginning ----
 
@@ -74,15 +89,15 @@ Status Trainer::prepare() {
                  "the model has no weights, so there is nothing to train a retainer for");
   if (o.data.empty())
     return error(Code::kInvalidArgument,
-                 "training needs plain texts to hide facts in; give some books with --data");
+                 "training needs something to read; give books, or prompts and answers, with --data");
   if (o.output.empty())
     return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
   if (trains() && (o.texts == 0 || o.steps == 0))
     return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
                  o.steps);
-  if (o.kind == Retainer::Kind::kSink)
+  if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit && !o.tries_targets)
     return error(Code::kUnsupported,
-                 "the kinds that can be trained are locret, linear and mlp; choose one of them");
+                 "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
   if (MappedFile::open(o.output).ok())
     return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
   for (uint32_t i = 0; i < model_->shape.layers; ++i)
@@ -93,23 +108,18 @@ Status Trainer::prepare() {
     retainer_ = retainer;
   }
 
-  // Questions may take half as many tokens as the text.
-  text_tokens_ = o.text_tokens ? o.text_tokens : kTextTokens;
-  if (const uint32_t context = model_->info.context_length;
-      context && text_tokens_ + text_tokens_ / 2 > context)
-    text_tokens_ = context / 3 * 2;
-  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
-  tail_tokens_ = text_tokens_ / 2;
-  if (text_tokens_ < kLeastTextTokens)
-    return error(
-        Code::kUnsupported,
-        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
-        model_->info.context_length, 2 * kLeastTextTokens);
+  return trains() && o.tries_targets ? open_tries() : begin();
+}
+
+Status Trainer::begin() {
+  const TrainingOptions& o = options_;
+  THIMBLE_TRY(choose_length());
   THIMBLE_TRY(make_texts());
   uint32_t tail = 0;
   for (const auto* texts : {&texts_, &counted_})
-    for (const TrainingText& text : *texts) tail = std::max(tail, static_cast<uint32_t>(text.tail.size()));
-  THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory));
+    for (const TrainingText& text : *texts) tail = std::max(tail, text.longest_tail());
+  THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory,
+                                   trains() && o.target == Target::kLogKvzipPlus));
   reader_ = std::move(reader);
   if (trains()) {
     THIMBLE_TRY(choose_runs());
@@ -117,7 +127,7 @@ Status Trainer::prepare() {
   }
   uint64_t tokens = 0, read = 0;
   for (uint32_t i = 0; i < texts_.size() + counted_.size(); ++i) {
-    const uint64_t of_text = text(i).tokens.size() + text(i).tail.size();
+    const uint64_t of_text = text(i).all_tokens();
     tokens += of_text;
     if (i < text_) read += of_text;
   }
@@ -126,11 +136,151 @@ Status Trainer::prepare() {
   return {};
 }
 
+// ---- targets ----
+
+// A number for each target that was tried, in their order, lies behind a signature.
+Status Trainer::open_tries() {
+  const bool sink = options_.kind == Retainer::Kind::kSink;
+  to_try_ = {Target::kLogProb, sink ? Target::kKvzip : Target::kMaxLogit, Target::kLogKvzipPlus};
+  const std::string path = options_.output + ".tried";
+  THIMBLE_LET(state, StateFile::open(path));
+  tries_ = std::move(state);
+  const uint64_t facts[] = {model_->fingerprint(), options_.seed,  static_cast<uint64_t>(options_.kind),
+                            options_.texts,        options_.steps, options_.text_tokens};
+  uint64_t signature = hash_of(facts, sizeof facts), found = 0;
+  for (const std::string& file : options_.data) {
+    THIMBLE_LET(mapped, MappedFile::open(file));
+    const uint64_t size = mapped.size();
+    signature = hash_of(&size, sizeof size, hash_of(file.data(), file.size(), signature));
+  }
+  if (tries_.size() == 0) {
+    THIMBLE_TRY(tries_.write(0, &signature, sizeof signature));
+    found = signature;
+  } else if (tries_.size() >= sizeof found) {
+    THIMBLE_TRY(tries_.read(0, &found, sizeof found));
+  }
+  if (found != signature)
+    return error(Code::kMismatch,
+                 "%s was left by another training; remove it, or train with the same model, texts and flags",
+                 path.c_str());
+  Recall recall;
+  for (uint64_t at = sizeof signature; at + sizeof recall <= tries_.size(); at += sizeof recall) {
+    if (tried_.size() == to_try_.size()) break;
+    THIMBLE_TRY(tries_.read(at, &recall, sizeof recall));
+    tried_.push_back({to_try_[tried_.size()], recall});
+  }
+  set_phase(Phase::kTrying, tried_.size(), to_try_.size());
+  return {};
+}
+
+static Status remove_file(const std::string& path) {
+  THIMBLE_LET(file, StateFile::open(path));
+  return file.remove();
+}
+
+// A short training without shares: those would hide how good the scores are.
+Status Trainer::start_trial() {
+  constexpr uint32_t kTexts = 4, kSteps = 60;
+  TrainingOptions o = options_;
+  o.tries_targets = false;
+  o.target = to_try_[tried_.size()];
+  o.output = options_.output + ".trying";
+  o.texts = std::min(o.texts, kTexts);
+  o.steps = std::min(o.steps, kSteps);
+  o.equal_shares = true;
+  THIMBLE_TRY(remove_file(o.output));  // of one that was stopped in its check
+  THIMBLE_LET(trial, create(model_, device_, o));
+  trial_ = std::move(trial);
+  return {};
+}
+
+// A step of a trial; at the end of all of them the best target is taken.
+Status Trainer::try_on() {
+  if (tried_.size() < to_try_.size()) {
+    Recall recall;
+    if (!trial_) {
+      const Status started = start_trial();
+      if (started.code() == Code::kUnsupported || started.code() == Code::kInvalidArgument ||
+          started.code() == Code::kBudget)
+        refused_ = started;  // nothing was asked
+      else
+        return started;
+    } else {
+      THIMBLE_LET(more, trial_->step());
+      if (more) return {};
+      for (const Checked& c : trial_->checked()) {
+        recall.asked += c.retainer.asked;
+        recall.answered += c.retainer.answered;
+      }
+      trial_.reset();
+      THIMBLE_TRY(remove_file(options_.output + ".trying"));
+    }
+    THIMBLE_TRY(tries_.write(sizeof(uint64_t) + tried_.size() * sizeof recall, &recall, sizeof recall));
+    THIMBLE_TRY(tries_.flush());
+    tried_.push_back({to_try_[tried_.size()], recall});
+    done_ = tried_.size();
+    return {};
+  }
+  const Tried& best = best_of(tried_);
+  if (!best.recall.asked && !refused_.ok()) return refused_;
+  options_.target = best.target;
+  return begin();
+}
+
+const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
+  return *std::max_element(tried.begin(), tried.end(), [](const Tried& a, const Tried& b) {
+    if (!a.recall.asked || !b.recall.asked) return a.recall.asked < b.recall.asked;
+    return a.recall.share() < b.recall.share();
+  });
+}
+
+// ---- texts ----
+
+// Questions may take half as many tokens as the text, a repetition as many.
+Status Trainer::choose_length() {
+  const uint32_t context = model_->info.context_length;
+  text_tokens_ = options_.text_tokens ? options_.text_tokens : kTextTokens;
+  if (context) {
+    const uint32_t asked = context / 3 * 2,
+                   again = (std::max(context, kInstructionTokens) - kInstructionTokens) / 2;
+    text_tokens_ = std::min(text_tokens_, repeats() ? again : asked);
+  }
+  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
+  tail_tokens_ = text_tokens_ / 2;
+  if (text_tokens_ < kLeastTextTokens)
+    return error(
+        Code::kUnsupported,
+        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
+        context, 2 * kLeastTextTokens + kInstructionTokens);
+  return {};
+}
+
+// Prompts that have answers, books with facts hidden in them, or both in turn; or any of their texts
+// repeated.
+Status Trainer::make_texts_to_learn(const TextMaker& maker) {
+  constexpr uint32_t kPart = 2048;  // of KVzip
+  if (repeats()) {
+    for (uint32_t i = 0; i < options_.texts; ++i)
+      texts_.push_back(maker.repeated(i, options_.target == Target::kKvzip ? kPart : 0));
+    return {};
+  }
+  texts_ = maker.answered(maker.has_books() ? options_.texts / 2 : options_.texts);
+  if (maker.has_books())
+    for (uint32_t i = static_cast<uint32_t>(texts_.size()); i < options_.texts; ++i)
+      texts_.push_back(maker.make(i, false));
+  if (texts_.empty())
+    return error(
+        Code::kInvalidArgument,
+        "no prompt of --data has %u tokens or more, which is the least to learn from; give longer ones, "
+        "or a book",
+        kRunTokens);
+  return {};
+}
+
 Status Trainer::make_texts() {
   THIMBLE_LET(maker, TextMaker::open(model_, options_.data, text_tokens_, tail_tokens_, options_.seed));
   book_hash_ = maker.book_hash();
-  if (trains())
-    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(maker.make(i, false));
+  if (trains()) THIMBLE_TRY(make_texts_to_learn(maker));
   if (!options_.equal_shares)
     for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
@@ -142,8 +292,10 @@ Status Trainer::make_texts() {
 Status Trainer::choose_runs() {
   const ModelShape& m = model_->shape;
   const SampleShape shape{static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
-  const uint32_t of_text = text_tokens_ / kRunTokens;
-  const uint64_t all = uint64_t(of_text) * texts_.size();
+  std::vector<std::pair<uint32_t, uint32_t>> chosen;  // text, and run of it
+  for (uint32_t i = 0; i < texts_.size(); ++i)
+    for (uint32_t run = 0; run < texts_[i].tokens.size() / kRunTokens; ++run) chosen.emplace_back(i, run);
+  const uint64_t all = chosen.size();
   uint64_t room = kDefaultSamples;
   if (options_.memory) {
     const uint64_t beside = std::max(reader_->bytes(), fit_bytes()), least = 16 * shape.run_bytes();
@@ -156,8 +308,6 @@ Status Trainer::choose_runs() {
     room = options_.memory - beside;
   }
   const uint64_t kept = std::min(all, std::max<uint64_t>(room / shape.run_bytes(), 1));
-  std::vector<uint32_t> chosen(all);
-  std::iota(chosen.begin(), chosen.end(), 0);
   if (kept < all) {
     Random random = random_of(options_.seed, 0x72756e73u);
     random.shuffle(chosen);
@@ -165,7 +315,7 @@ Status Trainer::choose_runs() {
     std::sort(chosen.begin(), chosen.end());
   }
   runs_of_text_.resize(texts_.size());
-  for (const uint32_t run : chosen) runs_of_text_[run / of_text].push_back(run % of_text);
+  for (const auto& [of_text, run] : chosen) runs_of_text_[of_text].push_back(run);
   uint32_t first = 0;
   for (const auto& runs : runs_of_text_) {
     first_run_.push_back(first);
@@ -186,6 +336,8 @@ uint32_t Trainer::hidden() const {
       return std::clamp(d / 2, 16u, 1024u);
     case Retainer::Kind::kMlp:
       return std::clamp(d / 8, 64u, 1024u);
+    case Retainer::Kind::kSink:
+      return (model_->shape.heads + model_->shape.kv_heads) * kSinkRank;
     default:
       return 0;
   }
@@ -195,9 +347,10 @@ FitOptions Trainer::fit_options() const {
   return {.kind = options_.kind,
           .act = options_.kind == Retainer::Kind::kMlp ? kActGeluErf : model_->act,
           .hidden = hidden(),
+          .group = model_->shape.heads / model_->shape.kv_heads,
           .steps = options_.steps,
           .runs = 16,
-          .weighs_best = options_.target == Target::kLogProb,
+          .weighs_best = options_.target != Target::kMaxLogit,
           .seed = options_.seed};
 }
 
@@ -243,6 +396,9 @@ Result<bool> Trainer::step() {
     case Phase::kChecking:
       THIMBLE_TRY(check_on());
       break;
+    case Phase::kTrying:
+      THIMBLE_TRY(try_on());
+      break;
     case Phase::kDone:
       return false;
   }
@@ -261,8 +417,8 @@ Status Trainer::read_on() {
   if (!reading_) reader_->begin(t);
   reading_ = true;
   // What is kept of the rows that come.
-  const uint32_t before = reader_->tokens_read();
-  std::vector<int32_t> sample_of(text_tokens_ / kRunTokens, -1);
+  const uint64_t before = reader_->tokens_read();
+  std::vector<int32_t> sample_of(ceil_div(text_tokens_, kRunTokens), -1);
   if (text_ < texts_.size())
     for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)
       sample_of[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
@@ -285,7 +441,7 @@ Status Trainer::read_on() {
 
 // Takes the labels of the text that was read to its end.
 Status Trainer::finish_text() {
-  const uint32_t kv_heads = model_->shape.kv_heads, tokens = text_tokens_;
+  const uint32_t kv_heads = model_->shape.kv_heads, tokens = static_cast<uint32_t>(text(text_).tokens.size());
   std::vector<float> logits;  // of a text that is counted, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));
@@ -293,7 +449,7 @@ Status Trainer::finish_text() {
       logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
       continue;
     }
-    const std::vector<float>& of = options_.target == Target::kLogProb ? labels.log_prob : labels.max_logit;
+    const std::vector<float>& of = options_.target == Target::kMaxLogit ? labels.max_logit : labels.log_prob;
     for (uint32_t head = 0; head < kv_heads; ++head) {
       const float* label = of.data() + uint64_t(head) * tokens;
       std::vector<float> sorted(label, label + tokens);
@@ -437,6 +593,7 @@ Status Trainer::open_state() {
 // whenever the process ends.
 Status Trainer::save() {
   saved_at_ = steady_seconds();
+  if (trial_) return trial_->save();
   if (!fit_ || phase_ != Phase::kFitting) return {};
   const std::vector<std::byte> state = fit_->save();
   const FitHeader header{hash_of(state.data(), state.size()), ++saves_};
@@ -469,13 +626,65 @@ Status Trainer::start_fit() {
 Status Trainer::fit_on() {
   THIMBLE_LET(more, fit_->step());
   done_ = fit_->steps_done();
+  if (fit_->diverged() && done_ == 0)
+    return error(
+        Code::kNotFinite,
+        "the loss is no number from the first step on: the model gives NaN or infinite states; train "
+        "for another file of it");
   return more ? Status() : write_sidecar();
 }
 
 // ---- the result ----
 
+// The tensors of a fitted layer. Matrices are written as f16, all else as f32.
+void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLayer& fitted) const {
+  const FitOptions fit = fit_options();
+  const uint64_t cols = samples_.shape().cols, heads = model_->shape.kv_heads;
+  const auto layer = std::make_shared<FittedLayer>(fitted);
+  // Of one of the layer's vectors the elements from `first` on, as the shape says.
+  const auto add = [&](const char* part, std::vector<float> FittedLayer::*of, uint64_t first, uint64_t width,
+                       uint64_t rows, DType type) {
+    file.add(
+        name + part, rows ? std::vector<uint64_t>{width, rows} : std::vector<uint64_t>{width}, type, [=] {
+          const auto from = ((*layer).*of).begin() + static_cast<ptrdiff_t>(first);
+          const std::vector<float> values(from, from + static_cast<ptrdiff_t>(width * (rows ? rows : 1)));
+          return type == DType::kF16 ? halves_of(values) : bytes_of(values);
+        });
+  };
+  const auto matrix = [&](const char* part, auto of, uint64_t first, uint64_t width, uint64_t rows) {
+    add(part, of, first, width, rows, DType::kF16);
+  };
+  const auto vector = [&](const char* part, auto of, uint64_t first, uint64_t width) {
+    add(part, of, first, width, 0, DType::kF32);
+  };
+  switch (fit.kind) {
+    case Retainer::Kind::kLinear:
+      matrix(".weight", &FittedLayer::second, 0, cols, heads);
+      vector(".bias", &FittedLayer::second_bias, 0, heads);
+      break;
+    case Retainer::Kind::kMlp:
+      vector("_fc1.bias", &FittedLayer::first_bias, 0, fit.hidden);
+      vector("_fc2.bias", &FittedLayer::second_bias, 0, heads);
+      [[fallthrough]];
+    case Retainer::Kind::kLocret:
+      matrix("_fc1.weight", &FittedLayer::first, 0, cols, fit.hidden);
+      matrix("_fc2.weight", &FittedLayer::second, 0, fit.hidden, heads);
+      break;
+    case Retainer::Kind::kSink: {
+      const uint64_t queries = heads * fit.group, sinks = heads * kSinkCount;
+      matrix("_q.weight", &FittedLayer::first, 0, cols, queries * kSinkRank);
+      matrix("_k.weight", &FittedLayer::first, queries * kSinkRank * cols, cols, heads * kSinkRank);
+      vector("_q.bias", &FittedLayer::first_bias, 0, queries * kSinkRank);
+      vector("_q_norm.weight", &FittedLayer::second, 0, kSinkRank);
+      vector("_k_norm.weight", &FittedLayer::second, kSinkRank, kSinkRank);
+      add("_kbase", &FittedLayer::second, 2 * kSinkRank, kSinkRank, sinks, DType::kF32);
+      vector("_b", &FittedLayer::second, (2 + sinks) * kSinkRank, queries);
+      break;
+    }
+  }
+}
+
 Status Trainer::write_sidecar() {
-  const ModelShape& m = model_->shape;
   NewGguf file;
   const auto set_shares = [&] {
     if (counted_.empty()) return;
@@ -485,33 +694,19 @@ Status Trainer::write_sidecar() {
   };
   if (trains()) {
     const FitOptions fit = fit_options();
-    const bool linear = fit.kind == Retainer::Kind::kLinear, mlp = fit.kind == Retainer::Kind::kMlp;
     begin_sidecar(file, *model_, model_->info.name + " retainer", fit.kind);
     file.set("retainer.input", input() == Retainer::Input::kQkv ? "qkv" : "x");
-    file.set("retainer.target", options_.target == Target::kLogProb ? "log_prob" : "max_logit");
-    if (!linear) {
+    file.set("retainer.target", name_of(options_.target));
+    if (fit.kind == Retainer::Kind::kLocret || fit.kind == Retainer::Kind::kMlp) {
       file.set("retainer.act", name_of_act(fit.act));
       file.set("retainer.hidden", fit.hidden);
+    } else if (fit.kind == Retainer::Kind::kSink) {
+      file.set("retainer.rank", kSinkRank);
+      file.set("retainer.sinks", kSinkCount);
     }
     set_shares();
-    const uint64_t cols = samples_.shape().cols, inner = linear ? cols : fit.hidden;
-    for (uint32_t i = 0; i < layers_.size(); ++i) {
-      const auto layer = std::make_shared<FittedLayer>(fit_->layer(i));
-      const std::string name = "blk." + std::to_string(layers_[i]) + ".retain";
-      const std::string second = linear ? name : name + "_fc2";
-      if (!linear)
-        file.add(name + "_fc1.weight", {cols, fit.hidden}, DType::kF16,
-                 [layer] { return halves_of(layer->first); });
-      if (mlp)
-        file.add(name + "_fc1.bias", {fit.hidden}, DType::kF32,
-                 [layer] { return bytes_of(layer->first_bias); });
-      file.add(second + ".weight", {inner, m.kv_heads}, DType::kF16,
-               [layer] { return halves_of(layer->second); });
-      if (mlp || linear)
-        file.add(second + ".bias", {m.kv_heads}, DType::kF32,
-                 [layer] { return bytes_of(layer->second_bias); });
-    }
-    THIMBLE_TRY(file.write(options_.output));
+    for (uint32_t i = 0; i < layers_.size(); ++i)
+      add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain", fit_->layer(i));
   } else {
     THIMBLE_LET(old, Gguf::parse(retainer_->file, options_.heads));
     for (const auto& [key, value] : old.metadata())
@@ -520,9 +715,10 @@ Status Trainer::write_sidecar() {
     for (const GgufTensor& t : old.tensors())
       file.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
                [t] { return std::vector<std::byte>(t.data, t.data + t.bytes); });
-    THIMBLE_TRY(file.write(options_.output));
   }
+  THIMBLE_TRY(file.write(options_.output));
   if (trains()) THIMBLE_TRY(state_.remove());
+  if (options_.tries_targets) THIMBLE_TRY(tries_.remove());
   THIMBLE_LET(mapped, MappedFile::open(options_.output));
   THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
   retainer_ = retainer;
@@ -559,6 +755,14 @@ Status Trainer::check_on() {
 
 std::string Trainer::verdict() const {
   if (phase_ != Phase::kDone) return "";
+  const std::string stopped = fit_ && fit_->diverged() ? "The loss was no longer a number after step " +
+                                                             std::to_string(fit_->steps_done()) +
+                                                             ", and the last good state was taken. "
+                                                       : "";
+  return stopped + judgement();
+}
+
+std::string Trainer::judgement() const {
   const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
   if (dense_.share() < 0.5)
     return "The model answers " + percent(dense_) +

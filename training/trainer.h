@@ -7,21 +7,27 @@
 #include <vector>
 
 #include "base/state_file.h"
+#include "runtime/model/new_gguf.h"
 #include "training/fit.h"
 #include "training/reading.h"
 #include "training/recall.h"
 
 namespace thimble {
 
-enum class Target { kLogProb, kMaxLogit };
+// What scores estimate. The first two are of questions and answers behind a text, the others of the text
+// repeated; all but kMaxLogit are logarithms.
+enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus, kKvzip };
+// As the key retainer.target has it: "log_prob", ...
+const char* name_of(Target);
 
 struct TrainingOptions {
   std::vector<std::string> data;  // plain text files, UTF-8
   std::string output;             // the sidecar; must not exist
   // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
   std::string heads;
-  Retainer::Kind kind = Retainer::Kind::kLocret;  // or kLinear, kMlp
+  Retainer::Kind kind = Retainer::Kind::kLocret;
   Target target = Target::kLogProb;
+  bool tries_targets = false;  // `target` becomes the one whose short training answers most
   uint32_t texts = 16, steps = 300;
   uint64_t seed = 0;
   uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
@@ -30,15 +36,16 @@ struct TrainingOptions {
 };
 
 struct TrainingProgress {
-  enum class Phase { kReading, kFitting, kChecking, kDone } phase = Phase::kReading;
-  uint64_t done = 0, total = 0;  // tokens of reading, steps of fitting, readings of checking
-  double per_second = 0;         // of those
-  double loss = 0;               // of the last step
+  enum class Phase { kReading, kFitting, kChecking, kDone, kTrying } phase = Phase::kReading;
+  uint64_t done = 0,
+           total = 0;     // tokens of reading, steps of fitting, readings of checking, targets of trying
+  double per_second = 0;  // of those
+  double loss = 0;        // of the last step
 };
 
 class Trainer {
  public:
-  // Takes up what OUTPUT.partial holds of the same training, if it is there.
+  // Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.
   static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                  const TrainingOptions&);
 
@@ -55,6 +62,15 @@ class Trainer {
   };
   const std::vector<Checked>& checked() const { return checked_; }
   const Recall& dense() const { return dense_; }
+  // The target that is trained for, and with tries_targets what came of each: the share of the questions that
+  // were answered at the parts of the memory that checked() has.
+  struct Tried {
+    Target target;
+    Recall recall;
+  };
+  static const Tried& best_of(const std::vector<Tried>&);  // of equals the first; what was refused comes last
+  Target target() const { return options_.target; }
+  const std::vector<Tried>& tried() const { return tried_; }
   // What came of it, in a sentence or two.
   std::string verdict() const;
 
@@ -62,7 +78,13 @@ class Trainer {
   Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options)
       : model_(std::move(model)), device_(std::move(device)), options_(std::move(options)) {}
   Status prepare();
+  Status begin();
+  Status open_tries();
+  Status try_on();
+  Status start_trial();
   Status make_texts();
+  Status choose_length();
+  Status make_texts_to_learn(const TextMaker&);
   Status choose_runs();
   Status open_state();
   Status read_on();
@@ -70,10 +92,15 @@ class Trainer {
   Status start_fit();
   Status fit_on();
   Status check_on();
+  std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
+  void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
   void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);
 
   bool trains() const { return options_.heads.empty(); }
+  bool repeats() const {
+    return trains() && (options_.target == Target::kLogKvzipPlus || options_.target == Target::kKvzip);
+  }
   Retainer::Input input() const;
   uint32_t hidden() const;
   uint64_t fit_bytes() const;
@@ -91,7 +118,7 @@ class Trainer {
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Device> device_;
-  const TrainingOptions options_;
+  TrainingOptions options_;
   uint32_t text_tokens_ = 0, tail_tokens_ = 0;
   std::vector<uint32_t> layers_;  // without a window
   uint64_t book_hash_ = 0;
@@ -110,6 +137,12 @@ class Trainer {
   double saved_at_ = 0;
   uint32_t saves_ = 0;
   bool resumed_ = false;
+
+  std::vector<Target> to_try_;  // tried_ follows it
+  std::vector<Tried> tried_;
+  std::unique_ptr<Trainer> trial_;
+  Status refused_;  // the last target that could not be tried
+  StateFile tries_;
 
   std::shared_ptr<const Retainer> retainer_;
   uint32_t check_ = 0;

@@ -239,7 +239,7 @@ THIMBLE_API thimble_status thimble_heads_import(const thimble_model* model, cons
 /* What a file of heads says about itself, as a JSON object: "name", "kind", "input", "target" (what the scores estimate),
  * "architecture", "layers", "heads", "kv_heads", "head_dim" and "fingerprint" of its model ("" where the file has none),
  * "parameters", "file_bytes", "metadata" (an object of all keys), and where the file has them "shares", the part of the pools
- * that each KV head gets, 1 on average, as an array for each layer. With a model, which may be NULL, also "fits", and where
+ * that each KV head gets, 1 on average, as an array for each layer, of null where the layer has a window. With a model, which may be NULL, also "fits", and where
  * that is false "misfit", the sentence that thimble_heads_open would refuse it with. Two-call. */
 THIMBLE_API thimble_status thimble_heads_info(const char* path, const thimble_model* model, char* json,
                                               uint64_t capacity, uint64_t* length, thimble_error* error);
@@ -252,15 +252,17 @@ typedef struct thimble_training_options {
   uint32_t struct_size;
   uint32_t threads;         /* worker threads; 0: one a core */
   const char* device;       /* "cpu" (NULL); others are refused where they lack an op */
-  const char* const* data;  /* paths of plain texts in UTF-8, books for example, in which facts are hidden */
+  const char* const* data;  /* paths: plain texts in UTF-8, books for example, in which facts are hidden; JSON lines of
+                             * prompts and answers (docs/retainers.md) */
   uint32_t data_count;
   uint32_t texts;           /* that are read to learn from; 0: 16 */
   uint32_t steps;           /* of the optimizer; 0: 300 */
   uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others */
   const char* output;       /* the file of heads to write; must not exist */
   const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares of the pools counted */
-  const char* kind;         /* "locret" (NULL), "linear", "mlp" */
-  const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" */
+  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink" */
+  const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
+                             * which of them answers most after a short training */
   uint64_t seed;
   uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them */
 } thimble_training_options;
@@ -271,7 +273,8 @@ enum { /* what is being done */
   THIMBLE_TRAINING_READING = 0,  /* tokens */
   THIMBLE_TRAINING_FITTING = 1,  /* steps */
   THIMBLE_TRAINING_CHECKING = 2, /* readings of texts that were held out; the output is written */
-  THIMBLE_TRAINING_DONE = 3
+  THIMBLE_TRAINING_DONE = 3,
+  THIMBLE_TRAINING_TRYING = 4    /* targets; before all else, for the target "auto" */
 };
 
 typedef struct thimble_training_progress {
@@ -292,9 +295,9 @@ THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thi
                                                  thimble_error* error);
 /* Keep the fit in `output`.partial now. */
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
-/* What the check found, as a JSON object: "questions", "dense" (the share answered where all is kept), "recall" (an array of
- * "part": 8 for an eighth of the memory, "heads" and "window"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE.
- * Two-call. */
+/* What the check found, as a JSON object: "target", of "auto" also "tried" (an array of "target" and "recall", null where it
+ * could not be tried), "questions", "dense" (the share answered where all is kept), "recall" (an array of "part": 8 for an
+ * eighth of the memory, "heads" and "window"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
 THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
                                                    uint64_t* length, thimble_error* error);
 THIMBLE_API void thimble_training_free(thimble_training* training);

@@ -1,8 +1,8 @@
 #include "runtime/heads/info.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <numeric>
 
 #include "runtime/heads/json.h"
 #include "runtime/model/load.h"
@@ -24,8 +24,21 @@ class JsonWriter {
   std::string text_;
 };
 
-// Shares of the pools, 1 on average, as rows of a layer each; empty where the file has none.
-Result<std::string> shares_json(const Gguf& gguf, uint64_t layers, uint64_t kv_heads) {
+// Whether a layer takes part in dividing the pools: one with a window does not. Where no model of as many
+// layers tells, those do that the file scores, or all where it does not say so.
+std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t layers) {
+  std::vector<bool> divided(layers);
+  for (uint64_t i = 0; i < layers; ++i)
+    divided[i] = model && model->layers.size() == layers
+                     ? model->layers[i].window == 0
+                     : TensorSource(gguf).has_any("blk." + std::to_string(i) + ".");
+  if (std::find(divided.begin(), divided.end(), true) == divided.end()) divided.assign(layers, true);
+  return divided;
+}
+
+// Shares of the pools, 1 on average over the layers that divide them, as rows of a layer each, null in
+// others; empty where the file has none.
+Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t layers, uint64_t kv_heads) {
   THIMBLE_LET(shares, retainer_shares(gguf));
   if (shares.empty()) return std::string();
   if (layers == 0 || shares.size() / layers != kv_heads || shares.size() % layers != 0)
@@ -33,11 +46,17 @@ Result<std::string> shares_json(const Gguf& gguf, uint64_t layers, uint64_t kv_h
                  "%s: key 'retainer.budget' has %zu shares, which are not those of %" PRIu64
                  " layers of %" PRIu64 " KV heads",
                  gguf.name().c_str(), shares.size(), layers, kv_heads);
-  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  const std::vector<bool> divided = divided_layers(gguf, model, layers);
+  double sum = 0, count = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (!divided[i / kv_heads]) continue;
+    sum += shares[i];
+    ++count;
+  }
   std::string rows;
   for (size_t i = 0; i < shares.size(); ++i) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.4g", shares[i] * static_cast<double>(shares.size()) / sum);
+    char number[32] = "null";
+    if (divided[i / kv_heads]) std::snprintf(number, sizeof number, "%.4g", shares[i] * count / sum);
     const bool first = i % kv_heads == 0;
     rows += (i == 0 ? "[" : first ? "], [" : ", ") + std::string(number);
   }
@@ -71,7 +90,7 @@ Result<std::string> describe_heads(const std::string& path, const Model* model) 
   THIMBLE_LET(kv_heads, gguf.need_uint(base + "head_count_kv"));
   THIMBLE_LET(head_dim, gguf.need_uint(base + "key_length"));
   THIMBLE_LET(fingerprint, gguf.get_uint(base + "fingerprint"));
-  THIMBLE_LET(shares, shares_json(gguf, layers, kv_heads));
+  THIMBLE_LET(shares, shares_json(gguf, model, layers, kv_heads));
   uint64_t parameters = 0;
   for (const GgufTensor& tensor : gguf.tensors()) parameters += tensor.elements;
 

@@ -1,4 +1,4 @@
-// As much of JSON as the headers of published files need: read from front to back, without a tree.
+// As much of JSON as published files need: read from front to back, without a tree.
 #pragma once
 
 #include <string>
@@ -34,6 +34,7 @@ class JsonReader {
     while (take(','));
     return expect(']');
   }
+  // In UTF-8; half of a surrogate pair becomes U+FFFD.
   Result<std::string> string();
   Result<uint64_t> uint();
   // Passes over a value of any kind.
@@ -47,6 +48,8 @@ class JsonReader {
   bool take(char c);
   Status expect(char c);
   Status wrong() const;
+  Result<uint32_t> code_unit();
+  Status escape(std::string& out);
   Status skip(uint32_t depth);
 
   std::string_view text_;

@@ -276,6 +276,78 @@ TEST(Command, HeadsInfoDrawsTheSharesOfThePools) {
   EXPECT_TRUE(contains(info.out, "\n    0  ··░░\n    1  ▒▒██\n")) << info.out;
 }
 
+// One layer of 16 channels and a vocabulary of bytes: trained for in a second.
+GgufWriter model_of_bytes() {
+  GgufWriter w;
+  uint64_t state = 1;
+  const auto add = [&](const std::string& name, std::vector<uint64_t> shape, float mean) {
+    std::vector<float> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
+    for (float& v : values) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      v = mean + static_cast<float>(state >> 40) / float(1 << 23) - 1;
+    }
+    w.tensor(name, std::move(shape), values);
+  };
+  w.set("general.architecture", "llama").set("general.name", "bytes");
+  w.set("llama.context_length", 2400u).set("llama.block_count", 1u).set("llama.embedding_length", 16u);
+  w.set("llama.feed_forward_length", 16u).set("llama.attention.head_count", 2u);
+  w.set("llama.attention.head_count_kv", 1u).set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581"};
+  std::vector<int32_t> types = {2, 3, 3, 1};
+  for (int byte = 0; byte < 256; ++byte) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
+    tokens.push_back(text);
+    types.push_back(6);
+  }
+  w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
+  w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
+  w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", 2u);
+  add("token_embd.weight", {16, tokens.size()}, 0);
+  add("output_norm.weight", {16}, 1.5f);
+  add("blk.0.attn_norm.weight", {16}, 1.5f);
+  add("blk.0.ffn_norm.weight", {16}, 1.5f);
+  for (const char* name : {"attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+    add(std::string("blk.0.") + name + ".weight", {16, 16}, 0);
+  for (const char* name : {"attn_k", "attn_v"}) add(std::string("blk.0.") + name + ".weight", {16, 8}, 0);
+  return w;
+}
+
+// Paths and text beyond ASCII, too.
+TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
+  const TemporaryFile place;
+  const std::string folder = place.path() + "-\u00fc\u4e66", book = folder + "/b\u00fccher.txt",
+                    model = folder + "/m\u00f6dell.gguf", output = folder + "/k\u00f6pfe.gguf";
+  std::filesystem::create_directory(folder);
+  model_of_bytes().write(model);
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text += "Der K\u00f6nig von " + std::to_string(i * i % 997) + " D\u00f6rfern sprach kein Wort. ";
+  std::ofstream(book, std::ios::binary) << text;
+  const std::string arguments = "heads train -m " + model + " --data " + book + " -o " + output +
+                                " --texts 1 --steps 3 --budgets equal";
+  const Outcome trained = thimble(arguments);
+  EXPECT_EQ(trained.exit_code, 0) << trained.error;
+  EXPECT_EQ(trained.out.rfind(output + " is written", 0), 0u) << trained.out;
+  const std::string csv = slurp(output + ".loss.csv"), svg = slurp(output + ".loss.svg");
+  EXPECT_EQ(csv.rfind("step,loss\n1,", 0), 0u) << csv;
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
+  EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n")) << svg;
+  const size_t points = svg.find("points=\"");
+  ASSERT_NE(points, std::string::npos);
+  EXPECT_EQ(std::count(svg.begin() + static_cast<ptrdiff_t>(points), svg.end(), ','), 3) << svg;
+  const Outcome again = thimble(arguments);
+  EXPECT_EQ(again.exit_code, 1);
+  expect_one_sentence(again);
+  std::filesystem::remove(output);
+
+  const Json report = Json::parse(thimble(arguments + " --kind sink --target auto --json").out);
+  EXPECT_EQ(report.at("target"), "log_prob");
+  EXPECT_EQ(report.at("tried").size(), 3u);
+  EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Command, HeadsImportWritesAFileBesideItsInput) {
   const TemporaryFile model, input;
   tiny_model("qwen2").write(model.path());
@@ -389,7 +461,7 @@ TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
   EXPECT_EQ(note("--mem-budget 24MiB"), "retention by keydiff");
 
   const TemporaryFile unique;
-  const std::string stem = unique.path(),
+  const std::string stem = unique.path() + "-\u00fc\u4e66",
                     locret =
                         "retention by " + std::filesystem::path(stem).filename().string() + ".locret.gguf";
   const auto beside = [&](const char* ending, const std::string& target) {

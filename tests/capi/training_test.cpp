@@ -42,8 +42,11 @@ class Training : public ::testing::Test {
 
 TEST_F(Training, IsRefusedForWhatItCannotDo) {
   expect_refusal(THIMBLE_UNSUPPORTED, "context");  // of 512 positions
-  options.kind = "sink";
+  options.kind = "gate";
   expect_refusal(THIMBLE_INVALID_ARGUMENT, "options.kind");
+  options.kind = "sink";
+  options.target = "max_logit";
+  expect_refusal(THIMBLE_UNSUPPORTED, "share of 1");
   options.kind = "mlp";
   options.target = "guess";
   expect_refusal(THIMBLE_INVALID_ARGUMENT, "options.target");

@@ -298,6 +298,9 @@ const Case kCases[] = {
                     o.keys(kEntries),
                     o.keys(kHeads * kChunk),
                     o.rope(kOriginal),
+                    o(4),
+                    o(kRows * 7),
+                    o(kQueries * 36),
                     o(kRows * kQueries),
                     o(kHeads * 36),
                     o(kHeads * 36),
@@ -307,6 +310,7 @@ const Case kCases[] = {
                      .row_stride = kColumns,
                      .chunk_capacity = kChunk,
                      .label_capacity = 36,
+                     .x_cols = 7,
                      .scale = 1,
                      .least = -30,
                      .rope = kOriginal}};

@@ -1,4 +1,5 @@
 // label against plain loops in double precision.
+#include <array>
 #include <set>
 
 #include "tests/ops/kv_reference.h"
@@ -13,7 +14,19 @@ struct Shape {
   std::vector<uint32_t> entries;  // of each KV head
   uint32_t rows;
   Rotation rotation;
+  std::array<uint32_t, 4> range = {0, 0, UINT32_MAX, UINT32_MAX};  // everything
+  bool weighed = false;                                            // with x and worth
 };
+
+// Those that have the op.
+std::vector<std::string> labelling_devices() {
+  std::vector<std::string> names = device_names();
+  std::erase_if(names, [](const std::string& name) {
+    const auto device = open_device(name.substr(0, name.find(kPortable)), strictly({}));
+    return !device.ok() || !(*device)->supports(Label{});
+  });
+  return names;
+}
 
 class Labels : public OpTest {
  protected:
@@ -42,11 +55,17 @@ class Labels : public OpTest {
     own_keys.values = input(chunk_k);
     const float scale = 1 / std::sqrt(float(dh));
     RopeParams rope = s.rotation.params();
+    constexpr uint32_t kCols = 19;
+    const std::vector<float> x = random.floats(size_t(s.rows) * kCols, -2, 3),
+                             worth = random.floats(size_t(queries) * capacity, -2, 1);
     const Label op{input(padded_rows(q, size_t(max_rows) * stride)),
                    input(padded_rows(marked, max_rows)),
                    keys,
                    own_keys,
                    input(s.rotation.table(position + max_rows)),
+                   input(std::vector<uint32_t>(s.range.begin(), s.range.end())),
+                   s.weighed ? input(padded_rows(x, size_t(max_rows) * kCols)) : View{},
+                   s.weighed ? input(worth) : View{},
                    lse,
                    max_logit,
                    log_prob,
@@ -57,10 +76,10 @@ class Labels : public OpTest {
                     .chunk_capacity = chunk_capacity,
                     .head_state = kOtherRows,
                     .label_capacity = capacity,
+                    .x_cols = kCols,
                     .scale = scale,
                     .least = kLeast,
                     .rope = rope}};
-    if (!device().supports(op)) GTEST_SKIP() << "the device has no label";
     StepParams step{.n_rows = s.rows, .position = static_cast<int>(position)};
     run(step, runs, max_rows, [&](Recorder& r) { r.record(op); });
 
@@ -71,10 +90,12 @@ class Labels : public OpTest {
     const double of_logit = (dh + 8) * 0x1p-24 * 3 * std::sqrt(double(dh)) * s.rotation.factor;
     for (uint32_t head = 0; head < heads; ++head) {
       const uint32_t n = s.entries[head];
+      const auto labelled = [&](uint32_t t) { return t < n && t >= s.range[1] && t < s.range[2]; };
       std::vector<double> expected_logit(capacity), expected_log(capacity), tolerance(capacity, 0);
       for (uint32_t t = 0; t < capacity; ++t) {
         expected_logit[t] = expected_log[t] = before[head * capacity + t];
-        if (any && t < n) expected_logit[t] = expected_log[t] = std::max(expected_logit[t], double{kLeast});
+        if (any && labelled(t))
+          expected_logit[t] = expected_log[t] = std::max(expected_logit[t], double{kLeast});
       }
       for (uint32_t row = 0; row < s.rows; ++row)
         for (uint32_t h = 0; h < s.group; ++h) {
@@ -92,17 +113,24 @@ class Labels : public OpTest {
                 t < n ? doubles(k, (own[head].first + size_t(t)) * dh, dh)
                       : doubles(chunk_k, (size_t(head) * chunk_capacity + t - n) * dh, dh);
             row_logits.push_back(dot(rotated, key) * double{scale});
-            sum += std::exp(row_logits.back());
+            if (t < s.range[0] || labelled(t) || t >= std::min(s.range[3], n))
+              sum += std::exp(row_logits.back());
           }
-          const double log_sum = std::log(sum);
+          double log_sum = std::log(sum);
+          if (s.weighed) {
+            const std::vector<double> x_row = doubles(x, row * kCols, kCols);
+            log_sum += std::log(std::sqrt(dot(x_row, x_row)));
+          }
           // Tiles of 64 are added in logarithms; each addition rounds a few times, in what it adds and in
           // the sum so far, and 64 terms of a tile among themselves.
           const double of_sum =
               of_logit + (4 * (n + row + 1) / 64.0 + 8) * 0x1p-23 * (1 + std::fabs(log_sum)) + 64 * 0x1p-24;
           EXPECT_NEAR(sums[row * queries + query], log_sum, of_sum);
           for (uint32_t t = 0; t < n; ++t) {
+            if (!labelled(t)) continue;
+            const float more = s.weighed ? worth[query * capacity + t] : 0;
             expected_logit[t] = std::max(expected_logit[t], row_logits[t]);
-            expected_log[t] = std::max(expected_log[t], row_logits[t] - log_sum);
+            expected_log[t] = std::max(expected_log[t], row_logits[t] - log_sum + double{more});
             tolerance[t] = std::max(tolerance[t], of_sum + of_logit);
           }
         }
@@ -113,7 +141,7 @@ class Labels : public OpTest {
     }
   }
 };
-THIMBLE_OP_TESTS(Labels);
+INSTANTIATE_TEST_SUITE_P(On, Labels, ::testing::ValuesIn(labelling_devices()), device_test_name);
 
 TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
   const Rotation original{kRopeOriginal, kRopeAdjacent, 16};
@@ -126,6 +154,21 @@ TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
     return marked;
   }());
   expect_labels({130, 16, {3}, 2, original}, {0, 1});
+}
+
+// Sinks, a chunk and what stands behind the text; entries between them are as if they were not there.
+TEST_P(Labels, AreOfTheEntriesInRange) {
+  const Rotation original{kRopeOriginal, kRopeAdjacent, 16};
+  expect_labels({2, 16, {300, 290}, 9, original, {4, 70, 210, 280}}, {1, 1, 1, 0, 0, 1, 0, 0, 1});
+  expect_labels({1, 16, {1200}, 5, original, {0, 0, 1111, 1111}}, {1, 1, 0, 0, 1});
+  expect_labels({2, 16, {65}, 3, original, {2, 2, 65, 65}}, {1, 1, 1});
+}
+
+TEST_P(Labels, WeighRowsByTheirLengthAndEntriesByTheirWorth) {
+  const Rotation original{kRopeOriginal, kRopeAdjacent, 16};
+  expect_labels({3, 16, {70, 131}, 70, original, {0, 0, UINT32_MAX, UINT32_MAX}, true},
+                std::vector<uint32_t>(70, 1));
+  expect_labels({2, 16, {300, 290}, 9, original, {4, 70, 210, 280}, true}, {1, 1, 1, 0, 0, 1, 0, 0, 1});
 }
 
 TEST_P(Labels, AreLeftAloneWithoutAMarkedRow) {

@@ -3,53 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "backends/cpu/kernels.h"
-#include "base/bits.h"
 #include "base/dtype.h"
-#include "tests/support/random.h"
+#include "tests/support/random_blocks.h"
 
 namespace thimble::test {
-
-// Where a type's block has halves: its scale, then its minimum. iq1_m's scale is in four parts, mxfp4's an
-// exponent.
-inline std::vector<size_t> halves_of(DType type) {
-  switch (type) {
-    case DType::kF32:
-    case DType::kBF16:
-    case DType::kMXFP4:
-    case DType::kIQ1_M:
-      return {};
-    case DType::kQ4_1:
-    case DType::kQ5_1:
-    case DType::kQ4_K:
-    case DType::kQ5_K:
-      return {0, 2};
-    case DType::kQ2_K:
-      return {80, 82};
-    case DType::kQ3_K:
-    case DType::kQ6_K:
-    case DType::kTQ1_0:
-    case DType::kTQ2_0:
-      return {dtype_info(type).block_bytes - 2};
-    default:
-      return {0};
-  }
-}
-inline void put_half(std::byte* at, float f) {
-  const uint16_t h = f32_to_f16(f);
-  std::memcpy(at, &h, sizeof h);
-}
-// iq1_m: a quarter of the scale at the top of each of four words.
-inline void put_iq1_m_scale(std::byte* block, float f) {
-  const uint32_t h = f32_to_f16(f);
-  for (uint32_t i = 0; i < 4; ++i) {
-    std::byte& top = block[49 + 2 * i];
-    top = (top & std::byte{15}) | static_cast<std::byte>((h >> 4 * i & 15) << 4);
-  }
-}
 
 // A random matrix as its bytes in a file and as floats, which dequant_test checks.
 struct Matrix {
@@ -64,19 +24,8 @@ inline void read_values(Matrix& m, DType type, uint32_t rows, uint32_t cols) {
 }
 
 inline Matrix random_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
-  const DTypeInfo& info = dtype_info(type);
   const size_t n = size_t(rows) * cols;
-  Matrix m{std::vector<std::byte>(dtype_bytes(type, n)), std::vector<float>(n)};
-  for (std::byte& b : m.bytes) b = static_cast<std::byte>(random.below(256));
-  for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
-    std::byte* at = &m.bytes[block];
-    for (size_t half : halves_of(type)) put_half(at + half, random.uniform(-0.02f, 0.02f));
-    const float f = random.uniform(-1, 1);
-    if (type == DType::kF32) std::memcpy(at, &f, sizeof f);
-    if (type == DType::kBF16) std::memcpy(at, reinterpret_cast<const std::byte*>(&f) + 2, 2);
-    if (type == DType::kMXFP4) at[0] = static_cast<std::byte>(118 + random.below(8));
-    if (type == DType::kIQ1_M) put_iq1_m_scale(at, 0.02f * f);
-  }
+  Matrix m{random_blocks(random, type, n), std::vector<float>(n)};
   read_values(m, type, rows, cols);
   return m;
 }

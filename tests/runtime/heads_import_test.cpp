@@ -14,6 +14,7 @@
 #include "runtime/heads/torch_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/data.h"
+#include "tests/support/seeded_model.h"
 #include "tests/support/tiny_model.h"
 
 namespace thimble {
@@ -759,6 +760,23 @@ TEST(HeadsInfo, SaysWhatEachHeadGets) {
       << info;
   EXPECT_TRUE(contains(info, R"("fingerprint": "", )")) << info;
   EXPECT_TRUE(contains(info, R"("shares": [[0.5], [1.5]], )")) << info;
+}
+
+// As the loader has it: heads of layers with a window have no part in the pools. Without the model the file's
+// tensors tell.
+TEST(HeadsInfo, DividesAmongLayersWithoutAWindow) {
+  const Folder folder;
+  const test::SeededModel m = test::seeded_model(
+      {.kind = "linear", .covers_windows = false, .shares = {9, 9, 1, 2}, .window = 20});  // layer 0
+  const std::string path = folder / "h.gguf";
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(m.retainer->file.data()),
+             static_cast<std::streamsize>(m.retainer->file.size()));
+  const char* expected = R"("shares": [[null, null], [0.6667, 1.333]], )";
+  EXPECT_NEAR(m.retainer->shares[2], 0.6667, 1e-4);
+  EXPECT_NEAR(m.retainer->shares[3], 1.333, 1e-3);
+  for (const Model* model : {m.model.get(), static_cast<const Model*>(nullptr)})
+    EXPECT_TRUE(contains(described(path, model), expected)) << described(path, model);
 }
 
 TEST(HeadsInfo, RefusesOtherFiles) {

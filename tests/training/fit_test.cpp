@@ -8,6 +8,7 @@
 
 #include "tests/support/random.h"
 #include "tests/support/sessions.h"
+#include "training/sink.h"
 
 namespace thimble::test {
 namespace {
@@ -31,6 +32,15 @@ Samples some_samples(uint32_t runs, uint32_t cols, bool linear, uint64_t seed) {
       }
   }
   return samples;
+}
+
+FitOptions of_kind(Retainer::Kind kind) {
+  FitOptions o{.kind = kind, .act = kActGeluErf, .hidden = 8, .steps = 10, .runs = 2};
+  if (kind == Retainer::Kind::kSink) {
+    o.group = 2;
+    o.hidden = SinkShape{.heads = 2, .group = 2, .tokens = 0}.channels();
+  }
+  return o;
 }
 
 // methods 2.3, invariant 16.
@@ -60,6 +70,54 @@ TEST(Loss, CountsTheBestSixteenTimesAndLabelsWithoutTheirMean) {
   EXPECT_NEAR(loss, 16 * 0.5 / 17, 1e-7);
   EXPECT_EQ(gradient[0], 0);
   EXPECT_NEAR(gradient[1], 16.0 / 17, 1e-7);
+}
+
+// Fast KVzip's gate, for labels that are shares of 1.
+TEST(Loss, OfSinksIsTheCrossEntropyOfTheirShares) {
+  const SinkShape s{.heads = 2, .group = 3, .tokens = 5};
+  Random random{4};
+  const std::vector<float> projected = random.floats(size_t(s.channels()) * s.tokens, -2, 2),
+                           q_bias = random.floats(s.queries() * kSinkRank),
+                           q_norm = random.floats(kSinkRank, -2, 2), k_norm = random.floats(kSinkRank, -2, 2),
+                           sinks = random.floats(s.heads * kSinkCount * kSinkRank, -2, 2),
+                           bias = random.floats(s.queries(), -1, 3),
+                           labels = random.floats(s.heads * s.tokens, 0, 1);
+  const auto vector = [&](uint32_t number, uint32_t t, const std::vector<float>& norm, bool biased) {
+    std::vector<double> x(kSinkRank);
+    double squares = 0;
+    for (uint32_t c = 0; c < kSinkRank; ++c) {
+      x[c] = double{projected[(number * kSinkRank + c) * s.tokens + t]};
+      if (biased) x[c] += double{q_bias[number * kSinkRank + c]};
+      squares += x[c] * x[c];
+    }
+    for (uint32_t c = 0; c < kSinkRank; ++c) x[c] *= double{norm[c]} / std::sqrt(squares / kSinkRank + 1e-6);
+    return x;
+  };
+  double expected = 0;
+  for (uint32_t head = 0; head < s.heads; ++head)
+    for (uint32_t t = 0; t < s.tokens; ++t) {
+      const std::vector<double> k = vector(s.queries() + head, t, k_norm, false);
+      double score = 0;
+      for (uint32_t i = head * s.group; i < (head + 1) * s.group; ++i) {
+        const std::vector<double> q = vector(i, t, q_norm, true);
+        const double logit = std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / 4 + double{bias[i]};
+        double others = 0;
+        for (uint32_t sink = 0; sink < kSinkCount; ++sink)
+          others += std::exp(
+              std::inner_product(q.begin(), q.end(), &sinks[(head * kSinkCount + sink) * kSinkRank], 0.0) /
+                  4 -
+              logit);
+        score += 1 / (1 + others) / s.group;
+      }
+      const double label = double{labels[head * s.tokens + t]};
+      expected -= (label * std::log(score) + (1 - label) * std::log(1 - score)) / s.tokens;
+    }
+  std::vector<float> by_projected(projected.size()), unused(sinks.size());  // the largest part
+  const SinkParameters<float> ignored{unused.data(), unused.data(), unused.data(), unused.data(),
+                                      unused.data()};
+  EXPECT_NEAR(loss_of_sinks(s, {q_bias.data(), q_norm.data(), k_norm.data(), sinks.data(), bias.data()},
+                            projected.data(), labels.data(), by_projected.data(), ignored),
+              expected, 1e-12 * expected);
 }
 
 // Along random directions: the loss, which is of second order in a step h there and back, changes by 2 h g d
@@ -103,6 +161,66 @@ TEST(Fit, FollowsTheSlopeOfTheLoss) {
   }
 }
 
+// The same for what a sink has: matrices of queries and keys, biases, norms, sinks. Losses of 2 layers and 2
+// heads, about 1 each, are summed.
+TEST(Fit, OfSinksFollowsTheSlopeOfTheLoss) {
+  const Samples samples = some_samples(3, 24, false, 5);
+  const SinkShape shape{.heads = 2, .group = 2, .tokens = 0};
+  auto fit = must(Fit::start(cpu(), samples, of_kind(Retainer::Kind::kSink)));
+  std::vector<float> gradient, unused;
+  double loss, ahead, behind;
+  must(fit->gradients(0, gradient, loss));
+  const std::vector<float> at(fit->parameters().begin(), fit->parameters().end());
+  ASSERT_EQ(gradient.size(), at.size());
+  const size_t queries = shape.queries() * kSinkRank,
+               sizes[] = {queries * 24, 2 * kSinkRank * 24,         queries,        kSinkRank,
+                          kSinkRank,    2 * kSinkCount * kSinkRank, shape.queries()};
+  Random random{9};
+  size_t first = 0;
+  for (const size_t size : sizes) {
+    std::vector<float> direction(at.size());
+    double slope = 0;
+    for (size_t i = first; i < first + size; ++i) {
+      direction[i] = std::copysign(random.uniform(0.5f, 1), gradient[i]);
+      slope += double{direction[i]} * double{gradient[i]};
+    }
+    constexpr float kStep = 0x1p-9f;
+    const auto move = [&](float by, double& to) {
+      for (size_t i = 0; i < at.size(); ++i) fit->parameters()[i] = at[i] + by * direction[i];
+      must(fit->gradients(0, unused, to));
+    };
+    move(kStep, ahead);
+    move(-kStep, behind);
+    EXPECT_NE(slope, 0);
+    EXPECT_NEAR((ahead - behind) / (2 * double{kStep}), slope, slope / 100 + 4 * 0x1p-22 / double{kStep})
+        << "parameters from " << first;
+    first += size;
+  }
+  EXPECT_EQ(first * 2, at.size());  // of two layers
+}
+
+// What cross-entropy is more than the labels' own entropy, beginning with scores that are their mean, falls
+// to a half.
+TEST(Fit, OfSinksLearnsWhatLabelsDependOn) {
+  const Samples samples = some_samples(8, 16, true, 6);
+  double entropy = 0;
+  for (uint32_t run = 0; run < 8; ++run)
+    for (uint32_t i = 0; i < samples.shape().label_elements(); ++i) {
+      const double share = std::exp(std::min(0.0, double{samples.labels(run, 0)[i]}));
+      if (share < 1)
+        entropy -= (share * std::log(share) + (1 - share) * std::log(1 - share)) / (8.0 * kRunTokens);
+    }
+  FitOptions options = of_kind(Retainer::Kind::kSink);
+  options.steps = 300;
+  options.runs = 4;
+  auto fit = must(Fit::start(cpu(), samples, options));
+  ASSERT_TRUE(must(fit->step()));
+  const double first = fit->loss();
+  while (must(fit->step())) {
+  }
+  EXPECT_LT(fit->loss() - entropy, (first - entropy) / 2);
+}
+
 TEST(Fit, LearnsWhatLabelsDependOn) {
   const Samples samples = some_samples(8, 16, false, 6);
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp}) {
@@ -142,31 +260,53 @@ TEST(Fit, OfALinearOneFindsTheProduct) {
   }
 }
 
+// A good state is kept every 50 steps: what is left is the one of step 50, to the bit, and not that of the
+// start or of the step before.
 TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
-  Samples samples = some_samples(2, 16, false, 8);
-  auto fit = must(Fit::start(cpu(), samples, {.hidden = 8, .steps = 10, .runs = 2}));
-  ASSERT_TRUE(must(fit->step()));
-  samples.labels(0, 0)[3] = samples.labels(1, 0)[3] = NAN;
-  EXPECT_FALSE(must(fit->step()));
-  EXPECT_TRUE(fit->diverged());
-  for (const float x : fit->layer(1).first) EXPECT_TRUE(std::isfinite(x));
+  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kSink}) {
+    Samples samples = some_samples(2, 16, false, 8);
+    FitOptions options = of_kind(kind);
+    options.steps = 90;
+    auto good = must(Fit::start(cpu(), samples, options)), fit = must(Fit::start(cpu(), samples, options));
+    const auto parameters = [](Fit& of) {
+      return std::vector<float>(of.parameters().begin(), of.parameters().end());
+    };
+    for (int i = 0; i < 50; ++i) ASSERT_TRUE(must(good->step()));
+    for (int i = 0; i < 53; ++i) ASSERT_TRUE(must(fit->step()));
+    EXPECT_NE(parameters(*fit), parameters(*good));
+    for (uint32_t run = 0; run < 2; ++run) samples.labels(run, 0)[3] = NAN;
+    EXPECT_FALSE(must(fit->step()));
+    EXPECT_TRUE(fit->diverged());
+    EXPECT_EQ(parameters(*fit), parameters(*good));
+    EXPECT_FALSE(must(fit->step()));
+    EXPECT_EQ(fit->steps_done(), 53u);
+  }
+}
+
+TEST(Fit, OfALinearOneIsRefusedWhereALabelIsNoNumber) {
+  Samples samples = some_samples(2, 16, true, 8);
+  samples.labels(1, 1)[3] = NAN;
+  auto fit = must(Fit::start(cpu(), samples, {.kind = Retainer::Kind::kLinear}));
+  EXPECT_EQ(fit->step().status().code(), Code::kNotFinite);
 }
 
 TEST(Fit, GoesOnFromASavedStateAsIfItHadNotStopped) {
   const Samples samples = some_samples(4, 16, false, 10);
-  const FitOptions options{
-      .kind = Retainer::Kind::kMlp, .act = kActGeluErf, .hidden = 8, .steps = 9, .runs = 2};
-  auto whole = must(Fit::start(cpu(), samples, options)), before = must(Fit::start(cpu(), samples, options));
-  while (must(whole->step())) {
+  for (const Retainer::Kind kind : {Retainer::Kind::kMlp, Retainer::Kind::kSink}) {
+    const FitOptions options = of_kind(kind);
+    auto whole = must(Fit::start(cpu(), samples, options)),
+         before = must(Fit::start(cpu(), samples, options));
+    while (must(whole->step())) {
+    }
+    for (int i = 0; i < 4; ++i) must(before->step());
+    const std::vector<std::byte> state = before->save();
+    auto after = must(Fit::start(cpu(), samples, options));
+    must(after->load(state));
+    while (must(after->step())) {
+    }
+    EXPECT_EQ(after->save(), whole->save());
+    EXPECT_EQ(after->load(std::span(state).first(state.size() - 1)).code(), Code::kFormat);
   }
-  for (int i = 0; i < 4; ++i) must(before->step());
-  const std::vector<std::byte> state = before->save();
-  auto after = must(Fit::start(cpu(), samples, options));
-  must(after->load(state));
-  while (must(after->step())) {
-  }
-  EXPECT_EQ(after->save(), whole->save());
-  EXPECT_EQ(after->load(std::span(state).first(state.size() - 1)).code(), Code::kFormat);
 }
 
 TEST(Fit, IsTheSameWithAnyNumberOfThreads) {

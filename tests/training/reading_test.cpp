@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "tests/support/data.h"
 #include "tests/support/reference_model.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
@@ -27,9 +30,9 @@ std::vector<std::vector<float>> read_all(Reader& reader, const TrainingText& tex
 TrainingText text_of(uint32_t tokens, uint32_t tail) {
   TrainingText text;
   text.tokens = seeded_tokens(tokens);
-  text.tail = seeded_tokens(tail, 64, 11);
-  text.marked.resize(tail);
-  for (uint32_t i = 2; i < tail; i += 3) text.marked[i] = 1;
+  Tail& behind = text.tails.emplace_back();
+  behind.end = tokens;
+  for (const int32_t token : seeded_tokens(tail, 64, 11)) behind.add({token}, behind.tokens.size() % 3 == 2);
   return text;
 }
 
@@ -39,12 +42,13 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
     const SeededModel small = seeded_model();
     const ModelShape& shape = small.model->shape;
     const TrainingText text = text_of(600, 40);
+    const Tail& tail = text.tails[0];
     auto reader = must(Reader::open(small.model, cpu(), input, 700, 50, 0));
     const auto states = read_all(*reader, text, shape.layers);
 
     ReferenceModel reference(*small.model, Positions::kOriginal);
     std::vector<int32_t> all = text.tokens;
-    all.insert(all.end(), text.tail.begin(), text.tail.end());
+    all.insert(all.end(), tail.tokens.begin(), tail.tokens.end());
     const uint32_t group = shape.heads / shape.kv_heads;
     const auto tokens = static_cast<uint32_t>(text.tokens.size());
     std::vector<std::vector<double>> max_logit(shape.layers), log_prob(shape.layers);
@@ -68,7 +72,7 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
             ASSERT_NEAR(states[layer][p * expected.size() + c], expected[c], scale * 0x1p-9);
           continue;
         }
-        if (!text.marked[p - tokens]) continue;
+        if (!tail.marked[p - tokens]) continue;
         for (uint32_t h = 0; h < shape.heads; ++h) {
           const uint32_t head = h / group;
           std::vector<double> logits;
@@ -100,6 +104,63 @@ TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
         ASSERT_NEAR(labels.log_prob[i], log_prob[layer][i], scale * 0x1p-7) << "layer " << layer << ", " << i;
       }
     }
+  }
+}
+
+// Labels by another implementation: tests/reference/labels.py. Both cache keys and values as halves, and a
+// half may fall to the other side where what it rounds differs in f32 and f64: 2^-11 of a key's channel. A
+// logit is a sum of head_dim such products, here below 8 in all, and a label the difference of one and of a
+// mean of them. The lengths of rows and values that KVzip+ multiplies with lose as much relative to
+// themselves. Two layers on, states differ by a few times that: 2^-8 altogether, four times what is seen.
+TEST(Reading, GivesTheLabelsOfKvzipAndKvzipPlus) {
+  std::ifstream file(project_file("tests/reference/labels.json"));
+  const auto cases = nlohmann::json::parse(file);
+  ASSERT_EQ(cases.size(), 4u);
+  for (const auto& c : cases) {
+    const std::string name = c.at("model");
+    SCOPED_TRACE(name + (c.at("weighed") ? ", weighed" : ""));
+    const std::string path = project_file("tests/reference/" + name);
+    const auto model = must(Model::open(must(MappedFile::open(path)), path));
+    TrainingText text;
+    c.at("text").get_to(text.tokens);
+    for (const auto& t : c.at("tails"))
+      text.tails.push_back({t.at("tokens"), t.at("marked"), t.at("sinks"), t.at("first"), t.at("end")});
+    const auto tokens = static_cast<uint32_t>(text.tokens.size());
+    auto reader = must(
+        Reader::open(model, cpu(), Retainer::Input::kX, tokens, text.longest_tail(), 0, c.at("weighed")));
+    read_all(*reader, text, model->shape.layers);
+    const auto expected = c.at("labels").get<std::vector<float>>();
+    size_t next = 0;
+    for (uint32_t layer = 0; layer < model->shape.layers; ++layer)
+      for (const float label : must(reader->labels(layer)).log_prob)
+        ASSERT_NEAR(label, expected.at(next++), 0x1p-8) << "layer " << layer << ", label " << next;
+    EXPECT_EQ(next, expected.size());
+  }
+}
+
+// Of a model with windows, too: what a tail left in them is gone before the next.
+TEST(Reading, ForgetsATailBeforeTheNext) {
+  for (const uint32_t window : {0u, 16u}) {
+    const SeededModel small = seeded_model({.window = window});
+    TrainingText text = text_of(600, 40);
+    text.tails.push_back({seeded_tokens(530, 64, 5), std::vector<uint32_t>(530, 1), 4, 500, 600});
+    text.tails[0].end = 500;
+    TrainingText alone = text;
+    alone.tails.erase(alone.tails.begin());
+    auto reader = must(Reader::open(small.model, cpu(), Retainer::Input::kX, 600, 530, 0));
+    read_all(*reader, text, 2);
+    const std::vector<float> both = must(reader->labels(1)).log_prob;
+    read_all(*reader, alone, 2);
+    const std::vector<float> second = must(reader->labels(1)).log_prob;
+    for (uint32_t head = 0; head < 2; ++head)
+      for (uint32_t t = 0; t < 600; ++t) {
+        const uint32_t i = head * 600 + t;
+        EXPECT_EQ(second[i] == -30, t < 500);
+        EXPECT_GT(both[i], -30);
+        if (t >= 500) {
+          EXPECT_EQ(both[i], second[i]);
+        }
+      }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tests/training/small_trainer.h"
 
@@ -28,11 +29,11 @@ TEST(Texts, HaveTheirLengthAndAreTheSameForASeed) {
   for (uint64_t i = 0; i < 20; ++i) {
     const TrainingText text = maker.make(i, false);
     EXPECT_EQ(text.tokens.size(), 2048u);
-    EXPECT_LE(text.tail.size(), 1024u);
-    EXPECT_EQ(text.tail.size(), text.marked.size());
+    EXPECT_LE(text.tails[0].tokens.size(), 1024u);
+    EXPECT_EQ(text.tails[0].tokens.size(), text.tails[0].marked.size());
     EXPECT_FALSE(text.questions.empty());
     EXPECT_EQ(text.tokens, again.make(i, false).tokens);
-    EXPECT_EQ(text.tail, again.make(i, false).tail);
+    EXPECT_EQ(text.tails[0].tokens, again.make(i, false).tails[0].tokens);
     EXPECT_NE(text.tokens, other.make(i, false).tokens);
     EXPECT_NE(text.tokens, maker.make(i, true).tokens);
   }
@@ -81,17 +82,17 @@ TEST(Texts, MarkTheRowsThatAnswer) {
     const TrainingText text = maker_of(small, folder.written("book", some_book())).make(3, false);
     uint64_t expected = 0, marked = 0;
     for (const Question& q : text.questions) expected += 1 + q.answer.size();
-    for (const uint32_t m : text.marked) marked += m;
+    for (const uint32_t m : text.tails[0].marked) marked += m;
     EXPECT_EQ(marked, expected);
-    EXPECT_EQ(text.marked.front(), 0u);
+    EXPECT_EQ(text.tails[0].marked.front(), 0u);
     // The first question is as it stands behind the text.
     const Question& first = text.questions.front();
-    EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tail.begin()));
+    EXPECT_TRUE(std::equal(first.prompt.begin(), first.prompt.end(), text.tails[0].tokens.begin()));
     EXPECT_TRUE(std::equal(first.answer.begin(), first.answer.end(),
-                           text.tail.begin() + static_cast<ptrdiff_t>(first.prompt.size())));
-    EXPECT_EQ(text.marked[first.prompt.size() - 2], 0u);
-    EXPECT_EQ(text.marked[first.prompt.size() - 1], 1u);
-    const std::string tail = written(*small.model, text.tail);
+                           text.tails[0].tokens.begin() + static_cast<ptrdiff_t>(first.prompt.size())));
+    EXPECT_EQ(text.tails[0].marked[first.prompt.size() - 2], 0u);
+    EXPECT_EQ(text.tails[0].marked[first.prompt.size() - 1], 1u);
+    const std::string tail = written(*small.model, text.tails[0].tokens);
     EXPECT_NE(tail.find(chat ? "<|im_start|>user\n" : "\nAnswer: "), std::string::npos) << tail;
   }
 }
@@ -110,6 +111,107 @@ TEST(Texts, ThatAreHeldOutShareNoSentenceWithTheOthers) {
   }
 }
 
+// As a whole, and in parts of 600: every part is asked for by its first words' predecessors and stands there
+// again.
+TEST(Texts, AreRepeated) {
+  const Folder folder;
+  for (const bool chat : {true, false}) {
+    const SeededModel small = seeded_model(bytes_model(chat));
+    const TextMaker maker = maker_of(small, folder.written("book", some_book()));
+    const TrainingText whole = maker.repeated(3, 0), parts = maker.repeated(3, 600);
+    EXPECT_EQ(whole.tokens.size(), 2048u);
+    EXPECT_EQ(whole.tokens, parts.tokens);
+    EXPECT_NE(whole.tokens, maker.repeated(4, 0).tokens);
+    const std::string opening = chat ? "<|im_start|>user\n" : "";
+    std::string text = written(*small.model, whole.tokens);
+    text.erase(0, text.find(opening) + opening.size());
+    if (!chat) text.erase(0, text.find("<s>") == 0 ? 3 : 0);
+    ASSERT_EQ(whole.tails.size(), 1u);
+    const std::string closing = chat ? "<|im_end|>\n<|im_start|>assistant\n" : "\n\n";
+    EXPECT_EQ(written(*small.model, whole.tails[0].tokens),
+              "\n\nRepeat the previous context exactly." + closing + text);
+    uint64_t marked = 0;
+    for (const uint32_t m : whole.tails[0].marked) marked += m;
+    EXPECT_EQ(marked, text.size());  // bytes are tokens
+    EXPECT_EQ(whole.tails[0].end, 2048u);
+
+    ASSERT_EQ(parts.tails.size(), 4u);
+    std::string again;
+    for (uint32_t i = 0; i < 4; ++i) {
+      const Tail& tail = parts.tails[i];
+      EXPECT_EQ(tail.first, i * 600);
+      EXPECT_EQ(tail.end, std::min(2048u, (i + 1) * 600));
+      EXPECT_EQ(tail.sinks, i ? 4u : 0u);
+      EXPECT_EQ(std::count(tail.marked.begin(), tail.marked.end(), 0u), 0);
+      std::string said = written(*small.model, tail.tokens);
+      if (i) {
+        EXPECT_NE(said.find("starting with" + again.substr(again.size() - 8) + closing), std::string::npos)
+            << said;
+      }
+      again += said.substr(said.find(closing, 2) + closing.size());
+    }
+    EXPECT_EQ(again, text);
+  }
+}
+
+std::string some_lines(uint32_t count, uint32_t bytes) {
+  std::string lines;
+  const std::string book = some_book();
+  for (uint32_t i = 0; i < count; ++i)
+    lines += "{\"prompt\": \"P" + std::to_string(i) + " " + book.substr(i * 100, bytes) +
+             " What?\", \"answers\": [\"A" + std::to_string(i) + "\", \"B" + std::to_string(i) + "\"]}\n";
+  return lines;
+}
+
+// Lines 8 and 9 of 10 are held out, and the prompt of line 3 is too short to learn from.
+TEST(Texts, OfJsonLinesArePromptsWithTheirAnswers) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  std::string lines = some_lines(10, 900);
+  const size_t third = lines.find("{\"prompt\": \"P3");
+  lines.replace(third, lines.find('\n', third) - third, R"({"instruction": "Short.", "output": "Yes."})");
+  const TextMaker maker = maker_of(small, folder.written("lines", lines));
+  EXPECT_FALSE(maker.has_books());
+  const std::vector<TrainingText> texts = maker.answered(16);
+  ASSERT_EQ(texts.size(), 7u);
+  EXPECT_EQ(maker.answered(3).size(), 3u);
+  std::set<std::string> seen;
+  for (const TrainingText& text : texts) {
+    const std::string prompt = written(*small.model, text.tokens);
+    ASSERT_NE(prompt.find("<|im_start|>user\nP"), std::string::npos) << prompt;
+    EXPECT_TRUE(prompt.ends_with(" What?"));
+    const std::string number = prompt.substr(prompt.find("\nP") + 2, 1);
+    EXPECT_TRUE(seen.insert(number).second);
+    EXPECT_LT(number, "8");
+    ASSERT_EQ(text.tails.size(), 2u);
+    for (const uint32_t i : {0u, 1u}) {
+      const Tail& tail = text.tails[i];
+      EXPECT_EQ(written(*small.model, tail.tokens),
+                "<|im_end|>\n<|im_start|>assistant\n" + std::string(i ? "B" : "A") + number + "<|im_end|>");
+      EXPECT_EQ(tail.end, text.tokens.size());
+      // The token before the answer, its two letters and its end.
+      EXPECT_EQ(std::count(tail.marked.begin(), tail.marked.end(), 1u), 4);
+      EXPECT_EQ(tail.marked[tail.marked.size() - 4], 1u);
+    }
+  }
+  // Questions for shares and check are hidden in what was held out.
+  const std::string held_out = written(*small.model, maker.make(0, true).tokens);
+  EXPECT_NE(held_out.find("What?"), std::string::npos);
+  EXPECT_EQ(held_out.find("P1 "), std::string::npos);
+}
+
+TEST(Texts, LoseTheMiddleOfAPromptThatIsTooLong) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  const TextMaker maker = maker_of(small, folder.written("lines", some_lines(6, 5000)));
+  for (const TrainingText& text : maker.answered(5)) {
+    EXPECT_EQ(text.tokens.size(), 2048u);
+    const std::string prompt = written(*small.model, text.tokens);
+    EXPECT_NE(prompt.find("<|im_start|>user\nP"), std::string::npos);
+    EXPECT_TRUE(prompt.ends_with(" What?"));
+  }
+}
+
 TEST(Texts, AreRefusedWithTheReason) {
   const Folder folder;
   const SeededModel small = seeded_model(bytes_model(true));
@@ -123,6 +225,11 @@ TEST(Texts, AreRefusedWithTheReason) {
       {folder.written("binary", std::string("GGUF\0\1\2", 7) + some_book()), Code::kFormat, "zero bytes"},
       {folder.written("latin", some_book() + "caf\xe9."), Code::kFormat, "UTF-8"},
       {folder.written("short", "A sentence. And another one."), Code::kInvalidArgument, "28 tokens"},
+      {folder.written("lines", some_lines(7, 900) + "\n{\"prompt\": \n"), Code::kFormat, "line 9"},
+      {folder.written("mixed", some_lines(7, 900) + "And a sentence."), Code::kFormat, "line 8"},
+      {folder.written("few", some_lines(4, 900)), Code::kInvalidArgument, "4 lines"},
+      {folder.written("brief", some_lines(9, 10)), Code::kInvalidArgument, "tokens"},
+      {folder.written("array", "[\n {\"instruction\": \"x\"}]"), Code::kFormat, "array"},
   };
   for (const auto& c : cases) {
     const auto refused = TextMaker::open(small.model, {c.path}, 2048, 1024, 1);

@@ -46,7 +46,8 @@ class Training : public ::testing::Test {
 };
 
 TEST_F(Training, WritesARetainerThatFitsItsModel) {
-  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear}) {
+  for (const Retainer::Kind kind :
+       {Retainer::Kind::kLocret, Retainer::Kind::kMlp, Retainer::Kind::kLinear, Retainer::Kind::kSink}) {
     TrainingOptions o = options("kind" + std::to_string(static_cast<int>(kind)));
     o.kind = kind;
     const auto trainer = open(o);
@@ -68,6 +69,127 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
         << trainer->verdict();
     EXPECT_FALSE(std::filesystem::exists(o.output + ".partial"));
+  }
+}
+
+// The kinds and targets that are not the default, each with another.
+struct Recipe {
+  Retainer::Kind kind;
+  Target target;
+};
+constexpr Recipe kRecipes[] = {{Retainer::Kind::kSink, Target::kKvzip},
+                               {Retainer::Kind::kMlp, Target::kLogKvzipPlus},
+                               {Retainer::Kind::kLinear, Target::kKvzip},
+                               {Retainer::Kind::kSink, Target::kLogProb}};
+
+// Twice; the second time stopped once while it reads and once while it fits, and with one thread at last.
+TEST_F(Training, OfEveryRecipeGivesOneFile) {
+  std::vector<std::string> files;
+  for (const Recipe& recipe : kRecipes) {
+    const auto with = [&](const char* name) {
+      TrainingOptions o = options(name + std::to_string(files.size()));
+      o.kind = recipe.kind;
+      o.target = recipe.target;
+      return o;
+    };
+    const std::string whole = trained(with("whole"));
+    const TrainingOptions o = with("broken");
+    {
+      const auto trainer = open(o);
+      while (trainer->progress().done < 2500) ASSERT_TRUE(must(trainer->step()));
+    }
+    {
+      const auto trainer = open(o);
+      EXPECT_TRUE(trainer->resumed());
+      while (trainer->progress().phase != Phase::kFitting || trainer->progress().done < 1)
+        ASSERT_TRUE(must(trainer->step()));
+      must(trainer->save());
+    }
+    EXPECT_EQ(trained(o, must(open_device("cpu", {.threads = 1}))), whole);
+    EXPECT_EQ(std::count(files.begin(), files.end(), whole), 0);
+    files.push_back(whole);
+  }
+}
+
+// A model of random weights answers nothing with any target, so the first is taken, and the file is that of a
+// training for it.
+TEST_F(Training, TriesTargetsAndGoesOnWithTheBest) {
+  const std::string expected = trained(options("log_prob"));
+  TrainingOptions o = options("auto");
+  o.tries_targets = true;
+  {
+    const auto trainer = open(o);
+    EXPECT_EQ(trainer->progress().phase, Phase::kTrying);
+    EXPECT_EQ(trainer->progress().total, 3u);
+    while (trainer->progress().done < 1) ASSERT_TRUE(must(trainer->step()));
+    for (int i = 0; i < 6; ++i) ASSERT_TRUE(must(trainer->step()));
+  }
+  const auto trainer = open(o);
+  EXPECT_EQ(trainer->progress().done, 1u);
+  finish(*trainer);
+  ASSERT_EQ(trainer->tried().size(), 3u);
+  for (const Trainer::Tried& tried : trainer->tried())
+    EXPECT_EQ(tried.recall.asked, 2 * trainer->dense().asked);
+  EXPECT_EQ(trainer->target(), Target::kLogProb);
+  EXPECT_EQ(contents_of(o.output), expected);
+  for (const char* ending : {".tried", ".trying", ".trying.partial", ".partial"})
+    EXPECT_FALSE(std::filesystem::exists(o.output + ending)) << ending;
+}
+
+TEST(Targets, AreChosenByWhatIsAnswered) {
+  using Tried = Trainer::Tried;
+  const auto best = [](const std::vector<Tried>& tried) { return Trainer::best_of(tried).target; };
+  EXPECT_EQ(
+      best({{Target::kLogProb, {48, 20}}, {Target::kMaxLogit, {48, 21}}, {Target::kLogKvzipPlus, {48, 3}}}),
+      Target::kMaxLogit);
+  EXPECT_EQ(best({{Target::kLogProb, {48, 20}}, {Target::kMaxLogit, {48, 20}}}), Target::kLogProb);
+  EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {48, 0}}}), Target::kMaxLogit);
+  EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {}}}), Target::kLogProb);
+}
+
+// Prompts of other lengths than a text's, and a book beside them.
+TEST_F(Training, LearnsFromPromptsAndAnswers) {
+  std::string lines;
+  for (uint32_t i = 0; i < 10; ++i)
+    lines += "{\"instruction\": \"" + some_book().substr(i * 500, 300 + i * 100) + "\", \"output\": \"Yes " +
+             std::to_string(i) + ".\"}\n";
+  TrainingOptions o = options("lines");
+  o.data = {folder.written("lines.jsonl", lines)};
+  o.texts = 4;
+  const std::string whole = trained(o);
+  EXPECT_EQ(retainer(o.output)->shares.size(), 4u);
+  TrainingOptions both = options("both");
+  both.data.push_back(o.data[0]);
+  both.texts = 4;
+  EXPECT_NE(trained(both), whole);
+  TrainingOptions brief = options("brief");
+  brief.data = {folder.written("brief.jsonl", [&] {
+    std::string text;
+    for (uint32_t i = 0; i < 30; ++i)
+      text += "{\"prompt\": \"" + some_book().substr(i * 90, 90) + "\", \"answer\": \"Yes.\"}\n";
+    return text;
+  }())};
+  const auto refused = Trainer::create(small.model, cpu(), brief);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("256 tokens"), std::string::npos) << refused.status().message();
+}
+
+TEST_F(Training, IsRefusedWhereTheModelGivesNoNumbers) {
+  Seeded s = bytes_model(true);
+  s.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name == "blk.1.attn_norm.weight") values[3] = NAN;
+  };
+  const SeededModel broken = seeded_model(s);
+  for (const Recipe& recipe : kRecipes) {
+    TrainingOptions o = options("nan" + std::to_string(&recipe - kRecipes));
+    o.kind = recipe.kind;
+    o.target = recipe.target;
+    const auto trainer = must(Trainer::create(broken.model, cpu(), o));
+    Result<bool> more = true;
+    while (more.ok() && *more) more = trainer->step();
+    ASSERT_FALSE(more.ok());
+    EXPECT_EQ(more.status().code(), Code::kNotFinite) << more.status().message();
+    EXPECT_FALSE(std::filesystem::exists(o.output));
   }
 }
 
@@ -203,7 +325,12 @@ TEST_F(Training, IsRefusedInASentence) {
   expect(
       "no texts", [](TrainingOptions& o) { o.texts = 0; }, Code::kInvalidArgument, "1 text");
   expect(
-      "a sink", [](TrainingOptions& o) { o.kind = Retainer::Kind::kSink; }, Code::kUnsupported, "locret");
+      "a sink of logits",
+      [](TrainingOptions& o) {
+        o.kind = Retainer::Kind::kSink;
+        o.target = Target::kMaxLogit;
+      },
+      Code::kUnsupported, "share of 1");
   expect(
       "a file that is there", [&](TrainingOptions& o) { o.output = book; }, Code::kIo, "there already");
   expect(

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "backends/cpu/entries.h"
 #include "backends/cpu/kv_scratch.h"
@@ -47,6 +48,25 @@ static float add_logs(float a, float b) {
                                                          : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
+// Entries by what a label makes of them; those of the pool alone.
+struct Range {
+  uint32_t sinks, first, end, own;
+  Range(const Label& o, const HeadState& state) {
+    const uint32_t* range = data<uint32_t>(o.range);
+    own = std::min(range[3], state.n_entries);
+    end = std::min({range[2], own, o.p.label_capacity});
+    first = std::min(range[1], end);
+    sinks = std::min(range[0], first);
+  }
+};
+
+// log |x| of a row; 0 where there is none.
+static float log_length(const Label& o, uint32_t row) {
+  if (!o.x) return 0;
+  const float* x = data<float>(o.x) + uint64_t(row) * o.p.x_cols;
+  return 0.5f * static_cast<float>(std::log(std::inner_product(x, x + o.p.x_cols, x, 0.0)));
+}
+
 // Scores the block's vectors against n keys that lie one after the other.
 static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vectors, const TileScratch& t) {
   const uint16_t* rows[kTileKeys];
@@ -73,14 +93,17 @@ static void sum_logits(const Context& ctx, const Label& o, uint32_t head, uint32
         t.peak[v] = add_logs(t.peak[v], kv_kernels().log_sum_exp(t.scores + v * kTileKeys,
                                                                  std::min(n, t.visible[v] - first_entry)));
   };
-  for (uint32_t entry = 0; entry < state.n_entries; entry += kTileKeys)
-    add(in_run<uint16_t>(o.k.values, state, entry, p.head_dim), entry,
-        std::min(kTileKeys, state.n_entries - entry));
+  const Range range(o, state);
+  const uint32_t parts[][2] = {{0, range.sinks}, {range.first, range.end}, {range.own, state.n_entries}};
+  for (const auto& [first, end] : parts)
+    for (uint32_t entry = first; entry < end; entry += kTileKeys)
+      add(in_run<uint16_t>(o.k.values, state, entry, p.head_dim), entry, std::min(kTileKeys, end - entry));
   for (uint32_t row = 0; row < marked.end; row += kTileKeys)
     add(at<uint16_t>(o.chunk_k.values, head, p.chunk_capacity, row, p.head_dim), state.n_entries + row,
         std::min(kTileKeys, marked.end - row));
   MarkedRows(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
-    data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h] = t.peak[vector];
+    data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h] =
+        t.peak[vector] + log_length(o, row);
   });
 }
 
@@ -103,12 +126,14 @@ static void label_entries(const Context& ctx, const Label& o, uint32_t head, uin
         max_logit[i] = std::max(max_logit[i], p.least);
         log_prob[i] = std::max(log_prob[i], p.least);
       }
-      for (uint32_t v = 0; v < marked.count; ++v)
+      for (uint32_t v = 0; v < marked.count; ++v) {
+        const float* worth = at<float>(o.worth, head * p.group + v % p.group, p.label_capacity, entry);
         for (uint32_t i = 0; i < n; ++i) {
           const float logit = t.scores[v * kTileKeys + i];
           max_logit[i] = std::max(max_logit[i], logit);
-          log_prob[i] = std::max(log_prob[i], logit - t.sum[v]);
+          log_prob[i] = std::max(log_prob[i], logit - t.sum[v] + (worth ? worth[i] : 0.0f));
         }
+      }
     }
   }
 }
@@ -125,14 +150,16 @@ void label(const Context& ctx, const Label& o) {
   ctx.threads.run(p.heads * blocks, [&](uint32_t item, uint32_t worker) {
     sum_logits(ctx, o, item % p.heads, item / p.heads, scratch(worker));
   });
+  const auto range_of = [&](uint32_t head) { return Range(o, ctx.heads[p.head_state + head]); };
   uint32_t most = 0;
   for (uint32_t head = 0; head < p.heads; ++head)
-    most = std::max(most, ctx.heads[p.head_state + head].n_entries);
+    most = std::max(most, range_of(head).end - range_of(head).first);
   constexpr uint32_t kKeys = kTiles * kTileKeys;
   const auto items = static_cast<uint32_t>(ceil_div(most, kKeys));
   ctx.threads.run(p.heads * items, [&](uint32_t item, uint32_t worker) {
-    const uint32_t head = item / items, first = item % items * kKeys;
-    const uint32_t end = std::min(ctx.heads[p.head_state + head].n_entries, first + kKeys);
+    const uint32_t head = item / items;
+    const Range range = range_of(head);
+    const uint32_t first = range.first + item % items * kKeys, end = std::min(range.end, first + kKeys);
     if (first < end) label_entries(ctx, o, head, first, end, blocks, scratch(worker));
   });
 }

@@ -6,7 +6,9 @@
 uint book_entry(uint first, uint i) { return book_word((first + i) / 2) >> i % 2 * 16 & 0xffff; }
 
 // Four places in the list of a book's values, of `bits` bits each.
-uvec4 places(uint entry, uint bits) { return uvec4(entry, entry >> bits, entry >> 2 * bits, entry >> 3 * bits) & (1 << bits) - 1; }
+uvec4 places(uint entry, uint bits) {
+  return uvec4(entry, entry >> bits, entry >> 2 * bits, entry >> 3 * bits) & (1 << bits) - 1;
+}
 // Those of a quad in the eight elements of an entry.
 uvec4 half_entry(uint entry, uint quad) { return places(entry >> quad % 2 * 8, 2); }
 
@@ -23,9 +25,10 @@ vec4 iq3_xxs_values(uvec4 place) { return vec4(4 + 8 * place + (place / 7) * 2);
 
 // d, 64 bytes of entries' low 8 bits, 8 with their ninth, 32 of signs, 4 with a scale for each group.
 vec4 iq3_s(Row b, uint group, uint quad) {
-  const uint entry = book_entry(THIMBLE_IQ3_S_FIRST, byte_at(b, 2 + 8 * group + quad) | (byte_at(b, 66 + group) >> quad & 1) << 8);
+  const uint i = byte_at(b, 2 + 8 * group + quad) | (byte_at(b, 66 + group) >> quad & 1) << 8;
   const uint scale = byte_at(b, 106 + group / 2) >> group % 2 * 4 & 15;
-  return with_signs(half_at(b) * float(2 * scale + 1) * vec4(2 * places(entry, 4) + 1), byte_at(b, 74 + 4 * group + quad / 2), quad);
+  const vec4 values = vec4(2 * places(book_entry(THIMBLE_IQ3_S_FIRST, i), 4) + 1);
+  return with_signs(half_at(b) * float(2 * scale + 1) * values, byte_at(b, 74 + 4 * group + quad / 2), quad);
 }
 // d, 64 bytes of entries, for each group a word with seven signs for each 8 elements and the scale in its top 4 bits.
 vec4 iq3_xxs(Row b, uint group, uint quad) {
@@ -48,7 +51,8 @@ float iq2_scale(Row b, uint scales, uint group, uint quad) {
 // d, for each 8 elements an entry in 9 bits and seven signs, 8 bytes of scales.
 vec4 iq2_xs(Row b, uint group, uint quad) {
   const uint v = half_bits(behind(b, 2 + 8 * group + quad / 2 * 2));
-  return with_signs(iq2_scale(b, 66, group, quad) * iq2_values(half_entry(book_entry(THIMBLE_IQ2_XS_FIRST, v & 511), quad)), even_signs(v >> 9), quad);
+  const vec4 values = iq2_values(half_entry(book_entry(THIMBLE_IQ2_XS_FIRST, v & 511), quad));
+  return with_signs(iq2_scale(b, 66, group, quad) * values, even_signs(v >> 9), quad);
 }
 // d, 32 bytes of entries' low 8 bits, 32 of signs, 8 with the entries' high pairs of bits, 8 of scales.
 vec4 iq2_s(Row b, uint group, uint quad) {
@@ -74,7 +78,8 @@ vec4 iq1_m(Row b, uint group, uint quad) {
   const uvec2 pairs = tops >> 12 & 15 | tops >> 24 & 0xf0;
   const float d = unpackHalf2x16(pairs.x | pairs.y << 8).x;
   const uint scale = tops[group / 4] >> group / 2 % 2 * 16 + group % 2 * 6 + quad / 4 * 3 & 7;
-  return d * float(2 * scale + 1) * iq1_values(book_entry(THIMBLE_IQ1_FIRST, byte_at(b, eight) | (high & 7) << 8), quad, high >= 8);
+  const uint entry = book_entry(THIMBLE_IQ1_FIRST, byte_at(b, eight) | (high & 7) << 8);
+  return d * float(2 * scale + 1) * iq1_values(entry, quad, high >= 8);
 }
 
 vec4 book_weights(Row b, uint group, uint quad) {

@@ -1,0 +1,71 @@
+// Whole models of every tensor type.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "backends/cpu/kernels.h"
+#include "tests/support/gguf_writer.h"
+#include "tests/support/random_blocks.h"
+#include "tests/support/sessions.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kWidth = 256;  // a block of the largest
+
+// A layer whose matrices and embedding are of a type, or the floats that these are. The output stays f32: it
+// is multiplied with one row, which other types may sum in another order.
+GgufWriter model_of(DType type, bool as_floats) {
+  Random random;
+  GgufWriter w;
+  w.set("general.architecture", "llama").set("llama.context_length", 256u).set("llama.block_count", 1u);
+  w.set("llama.embedding_length", kWidth).set("llama.feed_forward_length", kWidth);
+  w.set("llama.attention.head_count", 4u).set("llama.attention.head_count_kv", 2u);
+  w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  const auto matrix = [&](const std::string& name, uint64_t rows) {
+    const std::vector<std::byte> blocks = random_blocks(random, type, rows * kWidth);
+    std::vector<float> floats(rows * kWidth);
+    cpu::kernels().dequantize(type, blocks.data(), static_cast<uint32_t>(floats.size()), floats.data());
+    FileBytes bytes;
+    append(bytes, blocks.data(), blocks.size());
+    if (as_floats)
+      w.tensor(name, {kWidth, rows}, floats);
+    else
+      w.tensor(name, {kWidth, rows}, static_cast<uint32_t>(type), bytes);
+  };
+  matrix("token_embd.weight", 64);
+  w.tensor("output.weight", {kWidth, 64}, random.floats(kWidth * 64));
+  w.tensor("output_norm.weight", {kWidth}, random.floats(kWidth));
+  for (const char* name : {"attn_norm", "ffn_norm"})
+    w.tensor("blk.0." + std::string(name) + ".weight", {kWidth}, random.floats(kWidth));
+  for (const char* name : {"attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+    matrix("blk.0." + std::string(name) + ".weight", kWidth);
+  for (const char* name : {"attn_k", "attn_v"}) matrix("blk.0." + std::string(name) + ".weight", kWidth / 2);
+  return w;
+}
+
+std::vector<float> logits_of(const GgufWriter& writer) {
+  const FileBytes bytes = writer.bytes();
+  const auto session = open_session(must(Model::open(lend(bytes), "m.gguf")), {.max_new = 1, .context = 64});
+  std::vector<int32_t> tokens(40);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 13 % 64);
+  return read(*session, tokens);
+}
+
+// The CPU multiplies many rows with weights as floats, in the same order whatever they were.
+void expect_same(DType type) {
+  const std::vector<float> packed = logits_of(model_of(type, false)),
+                           floats = logits_of(model_of(type, true));
+  EXPECT_EQ(packed, floats) << dtype_info(type).name;
+  EXPECT_NE(packed[0], packed[1]) << dtype_info(type).name;
+}
+
+TEST(Types, AModelIsTheModelOfItsWeightsAsFloats) {
+#define X(name, number, block, bytes) expect_same(DType::k##name);
+  THIMBLE_DTYPES(X)
+#undef X
+}
+
+}  // namespace
+}  // namespace thimble::test
