@@ -18,6 +18,10 @@ void rms_norm(const Launch&, const RmsNorm&);
 void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
             const RmsNorm* norm);
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
+void scale(const Launch&, const Scale&);
+void route(const Launch&, const Route&);
+void expert_glu(const Launch&, const ExpertGlu&);
+void expert_linear(const Launch&, const ExpertLinear&);
 void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
@@ -46,6 +50,8 @@ void copy(const Launch&, const Copy&);
 
 // Bytes of Launch::scratch that an op needs for such a session; an op without a function here needs none.
 uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  // linear, glu
+uint64_t route_scratch(const ModelShape&, const SessionShape&, const Card&);
+uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Card&);  // expert_linear
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t page_score_scratch(const ModelShape&, const SessionShape&, const Card&);

@@ -22,7 +22,8 @@ class Experts : public OpTest {
     size_for(m, s);
   }
 
-  void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased);
+  void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased,
+                   uint32_t room = 2);  // rows that the program has beside them
   struct Shape {
     uint32_t experts, chosen, rows, in_cols, out_cols;
     DType type;
@@ -85,13 +86,13 @@ Routed routed(const std::vector<float>& logits, const std::vector<float>& bias, 
   return out;
 }
 
-void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased) {
+void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased, uint32_t room) {
   SCOPED_TRACE(::testing::Message() << p.chosen << " of " << experts << ", " << rows << " rows, kind "
                                     << p.kind << ", share " << p.share << ", scale " << p.scale << ", bias "
                                     << biased);
   clear();
   Random random{experts * 31 + rows + p.kind};
-  const uint32_t max_rows = rows + 2;
+  const uint32_t max_rows = rows + room;
   const std::vector<float> logits = random.floats(size_t(rows) * experts, -6, 6),
                            bias = random.floats(biased ? experts : 0, -2, 2);
   size_for_experts(experts, p.chosen, 64, 64, max_rows);
@@ -122,6 +123,7 @@ TEST_P(Experts, AreChosenByTheirLogits) {
       check_route(8, 1, {.experts = 8, .chosen = 2, .kind = kind, .share = share, .scale = 1}, false);
       check_route(128, 33, {.experts = 128, .chosen = 8, .kind = kind, .share = share, .scale = 2.5f}, false);
       check_route(33, 70, {.experts = 33, .chosen = 5, .kind = kind, .share = share, .scale = 1}, true);
+      check_route(33, 1, {.experts = 33, .chosen = 5, .kind = kind, .share = share, .scale = 1.5f}, true, 0);
       if (HasFatalFailure()) return;
     }
   check_route(1, 3, {.experts = 1, .chosen = 1, .kind = kRouteSoftmax, .share = 1, .scale = 1}, false);

@@ -31,7 +31,7 @@ class Notes : public Recording {
   };
 
   Notes(const Limits& limits, uint32_t max_rows, const View& scratch)
-      : Recording(limits, max_rows, scratch, {}) {}
+      : Recording(limits, max_rows, scratch, {}, {}) {}
   std::vector<Note> notes;
   const Status& status() const { return status_; }
 

@@ -5,6 +5,7 @@
 #include "backends/cuda/attention/pool_rows.cuh"
 #include "backends/cuda/head_blocks.cuh"
 #include "backends/cuda/rope.cuh"
+#include "backends/cuda/soft_cap.cuh"
 
 namespace thimble::cuda {
 
@@ -320,7 +321,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       }
     }
     const uint32_t own_row = chunk / kHeads * S::kAtOnce + side;
-    const float sum_of_products = sum_across<kLanes>(scores);
+    float sum_of_products = sum_across<kLanes>(scores);
+    if (p.cap != 0) sum_of_products = soft_cap(sum_of_products, p.cap * kLog2E);
     const float score = start + own_row < end ? sum_of_products : -kInfinity;
 
     float top = score;
@@ -416,7 +418,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 // Block: one query head; thread: a channel, and every warp finds peak and sum for itself. With 56 registers
 // or fewer it finds room beside a block of attend_pool_kernel, and what it does ahead costs nothing.
 static __global__ void combine_parts_kernel(const StepParams* step, const HeadState* table, AttentionParams p,
-                                            bool has_list, uint32_t each, Parts parts, float* y) {
+                                            bool has_list, uint32_t each, Parts parts, const float* sinks,
+                                            float* y) {
   release_successor();
   const HeadBlocks own_blocks =
       blocks_of_head(blockIdx.x / p.group, each, p.heads, Attended(*step, table, p, has_list));
@@ -438,7 +441,8 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
     for (uint32_t i = 0; i < kAtOnce; ++i) next[i] = first + i < splits ? out[i * head_dim] : 0;
   };
   ask(0);
-  float peak = -kInfinity, sum = 0, total = 0;
+  // A sink is a part that carries no value.
+  float peak = sinks ? sinks[blockIdx.x] * kLog2E : -kInfinity, sum = sinks ? 1 : 0, total = 0;
   for (uint32_t first = 0; first < splits; first += kAtOnce) {
     const float2 own = next_own;
     float x[kAtOnce];
@@ -479,7 +483,9 @@ static void attend(const Launch& l, const Attention& op) {
          warps * kBytes + block_bytes, l.step, heads, p, data<float>(op.q), data<uint16_t>(op.k.values),
          data<uint16_t>(op.v.values), data<uint32_t>(op.list), rope, parts);
   launch(l, combine_parts_kernel, queries, static_cast<uint32_t>(round_up(p.head_dim, kWarp)), 0, l.step,
-         heads, p, bool(op.list), grid.each, parts, data<float>(op.y) + p.first_head * p.group * p.head_dim);
+         heads, p, bool(op.list), grid.each, parts,
+         op.sinks ? data<float>(op.sinks) + p.first_head * p.group : nullptr,
+         data<float>(op.y) + p.first_head * p.group * p.head_dim);
 }
 
 template <uint32_t kLanes, uint32_t kHeads>

@@ -44,7 +44,7 @@ __device__ void load_tile(__half* to, const __half* from, uint32_t rows, uint32_
   commit_copies();
 }
 
-template <int kDim, bool kWide>
+template <int kDim, bool kWide, bool kCaps>
 __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
     attend_view_kernel(const StepParams* step, ViewAttention o) {
   using T = Tiling<kDim>;
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
     uint32_t weights[T::kRows][kKeys / 16][4];
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
+      if constexpr (kCaps) rows[r].cap(o, scores[r]);
       if (needs_mask<kKeys>(b, tile)) rows[r].mask(o, pass, first_vector + 16 * r, tile * kKeys, scores[r]);
       rows[r].rescale(rows[r].soften(scores[r]));
 #pragma unroll
@@ -216,7 +217,8 @@ template <int kDim, bool kWide>
 void attend(const Launch& l, const ViewAttention& operands) {
   using T = Tiling<kDim>;
   attend_in_parts(l, operands, T::kVectors, kKeys, [&](const ViewAttention& o, uint32_t blocks) {
-    launch(l, attend_view_kernel<kDim, kWide>, blocks, kThreads, T::kShared, l.step, o);
+    launch(l, o.p.cap != 0 ? attend_view_kernel<kDim, kWide, true> : attend_view_kernel<kDim, kWide, false>,
+           blocks, kThreads, T::kShared, l.step, o);
   });
 }
 
@@ -236,6 +238,7 @@ void attend_view(const Launch& l, const Attention& op) {
                         .k = data<__half>(op.k.values),
                         .v = data<__half>(op.v.values),
                         .lists = data<uint32_t>(op.list),
+                        .sinks = data<float>(op.sinks),
                         .y = data<float>(op.y),
                         .ml = data<float2>(op.ml),
                         .each = 1,

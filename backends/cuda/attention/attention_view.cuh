@@ -8,6 +8,7 @@
 
 #include "backends/cuda/head_blocks.cuh"
 #include "backends/cuda/rope.cuh"
+#include "backends/cuda/soft_cap.cuh"
 
 namespace thimble::cuda {
 
@@ -22,6 +23,7 @@ struct ViewAttention {
   const float* q;
   const __half *k, *v;
   const uint32_t* lists;
+  const float* sinks;  // of each query head, or null
   float* y;
   float2* ml;
   uint32_t each;         // parts of each KV head where all have as many keys
@@ -180,12 +182,13 @@ __device__ bool needs_mask(const ViewBlock& b, uint32_t tile) {
   return (tile + 1) * kKeys > b.all_see || tile * kKeys < b.all_from;
 }
 
+inline constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
+
 // Rotates, scales and rounds kVectors query vectors: store(0 to kVectors - 1, channel, value) gets each of
 // kDim channels, zeros behind head_dim and for vectors behind the last row.
 template <int kDim, int kVectors, int kThreads, typename Store>
 __device__ void load_queries(const ViewAttention& o, const StepParams& step, const ViewPass& pass,
                              uint32_t head, uint32_t first_vector, uint32_t thread, Store store) {
-  constexpr float kLog2E = 1.44269504f;  // so that the softmax works in base 2
   const float scale = o.p.scale * kLog2E;
   const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
   // Loads go ahead without a condition, so that those of several rounds are under way together.
@@ -243,8 +246,14 @@ struct RunningSoftmax {
       peak[half] = -kInfinity;
       sum[half] = 0;
       const uint32_t vector = vector_of_lane(first_vector, half), row = vector / o.p.group;
-      if (pass.first || b.part.index > 0 || row >= pass.n_rows) continue;
+      if (b.part.index > 0 || row >= pass.n_rows) continue;
       const uint32_t query_head = b.head * o.p.group + vector % o.p.group;
+      if (pass.first) {
+        if (!o.sinks) continue;
+        peak[half] = o.sinks[query_head] * kLog2E;
+        if (threadIdx.x % 4 == 0) sum[half] = 1;
+        continue;
+      }
       const float2 ml = o.ml[uint64_t(row) * (o.p.first_head + o.p.heads) * o.p.group + query_head];
       peak[half] = ml.x;
       if (threadIdx.x % 4 == 0) sum[half] = ml.y;
@@ -257,6 +266,14 @@ struct RunningSoftmax {
           if (c < o.p.head_dim) out[n][2 * half + i] = y[c];
         }
     }
+  }
+
+  template <int kTiles>
+  __device__ static void cap(const ViewAttention& o, float (&scores)[kTiles][4]) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = soft_cap(scores[n][i], o.p.cap * kLog2E);
   }
 
   // Hides the keys of a tile that the vectors do not see; the tile starts at view row first_key.

@@ -44,7 +44,7 @@ struct Ring {
 
 #endif
 
-template <int kDim>
+template <int kDim, bool kCaps>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_wgmma_kernel(const StepParams* step, ViewAttention o, const __grid_constant__ CUtensorMap k_map,
                         const __grid_constant__ CUtensorMap v_map) {
@@ -155,6 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto soften = [&](uint32_t i) {
       const uint32_t tile = b.first_tile + i;
+      if constexpr (kCaps) softmax.cap(o, scores);
       if (needs_mask<kKeys>(b, tile)) softmax.mask(o, pass, of_warp, tile * kKeys, scores);
       return softmax.soften(scores);
     };
@@ -209,7 +210,8 @@ void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
   for (int i = 0; i < 2 && *l.error == cudaSuccess; ++i)
     *l.error = make_tensor_map(maps[i], matrices[i], uint64_t(o.p.first_head + o.p.heads) * o.p.view_capacity,
                                kDim, kKeys);
-  launch(l, attend_wgmma_kernel<kDim>, blocks, kThreads, Shared<kDim>::kBytes, l.step, o, maps[0], maps[1]);
+  launch(l, o.p.cap != 0 ? attend_wgmma_kernel<kDim, true> : attend_wgmma_kernel<kDim, false>, blocks,
+         kThreads, Shared<kDim>::kBytes, l.step, o, maps[0], maps[1]);
 }
 
 }  // namespace

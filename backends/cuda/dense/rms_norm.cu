@@ -18,6 +18,9 @@ __device__ float4 scaled(float4 x, float scale, float4 weight) {
   return {x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w};
 }
 
+__device__ float sum_of(float a, float b) { return a + b; }
+__device__ float4 sum_of(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
 // The sum over all threads of a block's row (threadIdx.y); one row only where it is wider than a warp.
 __device__ float row_sum(float x) {
   x = warp_sum(x);
@@ -54,10 +57,14 @@ __global__ void __launch_bounds__(kMostThreads)
   const float scale = 1.0f / sqrtf(row_sum(sum) / static_cast<float>(p.cols) + p.eps);
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
-    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols)
-      y[at + c] = scaled(held[j], scale, held_weight[j]);
-  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x)
-    y[at + c] = scaled(x[at + c], scale, weight[c]);
+    if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) {
+      const Vec normed = scaled(held[j], scale, held_weight[j]);
+      y[at + c] = p.add ? sum_of(y[at + c], normed) : normed;
+    }
+  for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) {
+    const Vec normed = scaled(x[at + c], scale, weight[c]);
+    y[at + c] = p.add ? sum_of(y[at + c], normed) : normed;
+  }
 }
 
 template <typename Vec>

@@ -98,11 +98,6 @@ struct HasOp {
   static bool takes(const KvArray& a, uint32_t head_dim) {
     return a.type == DType::kF16 && takes_heads_of(head_dim);
   }
-  bool operator()(const RmsNorm& op) const { return !op.p.add; }
-  bool operator()(const Scale&) const { return false; }
-  bool operator()(const Route&) const { return false; }
-  bool operator()(const ExpertGlu&) const { return false; }
-  bool operator()(const ExpertLinear&) const { return false; }
   bool operator()(const KvAppend& op) const {
     return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
   }
@@ -110,7 +105,7 @@ struct HasOp {
     return takes(op.pool_k, op.p.head_dim) && takes(op.pool_v, op.p.head_dim);
   }
   bool operator()(const Attention& op) const {
-    return !op.sinks && op.p.cap == 0 && takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
   }
   bool operator()(const KvCompact& op) const {
     return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
@@ -174,8 +169,9 @@ class CudaDevice : public Device {
       return error(Code::kUnsupported, "a chunk of %u; cuda reads at most %u tokens at a time", s.chunk,
                    kMostChunk);
     uint64_t scratch = 0;
-    for (const auto op_scratch : {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch,
-                                  vote_scratch, top_k_scratch, arg_max_scratch})
+    for (const auto op_scratch :
+         {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch, vote_scratch,
+          top_k_scratch, arg_max_scratch, route_scratch, expert_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

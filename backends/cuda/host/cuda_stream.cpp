@@ -81,10 +81,10 @@ class Launcher {
   void operator()(const RmsNorm& op) { rms_norm(l_, op); }
   void operator()(const Linear& op) { linear(l_, {&op, 1}, nullptr); }
   void operator()(const Glu& op) { glu(l_, op, nullptr); }
-  void operator()(const Scale&) {}
-  void operator()(const Route&) {}
-  void operator()(const ExpertGlu&) {}
-  void operator()(const ExpertLinear&) {}
+  void operator()(const Scale& op) { scale(l_, op); }
+  void operator()(const Route& op) { route(l_, op); }
+  void operator()(const ExpertGlu& op) { expert_glu(l_, op); }
+  void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {
     if (l_.max_rows == 1)

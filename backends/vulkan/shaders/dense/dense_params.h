@@ -10,8 +10,8 @@ namespace thimble::vulkan {
 // Elements of a sum of squares that matvec leaves for the norm of y.
 #define kSquaresEach 4u
 
-// matvec, product, product_cooperative and add_parts. A dispatch sees some rows of x and y and some of the matrix:
-// op_params.h's LinearParams, in parts.
+// matvec, product, product_cooperative and add_parts. A dispatch sees some rows of x and y and some of the
+// matrix: op_params.h's LinearParams, in parts.
 struct ProductParams {
   uint in_cols;    // of x; on matrix units: of both in scratch
   uint out_cols;   // rows of the matrix that this dispatch sees
@@ -46,8 +46,9 @@ struct DequantizeParams {
   uint row_bytes;  // of the matrix
 };
 
-// Experts: matvec and product, which for them make rows of y that belong to slots. A dispatch makes some columns of y, with the
-// matrices of some experts, which it sees from the first column's row of the first one on.
+// Experts: matvec and product, which for them make rows of y that belong to slots. A dispatch makes some
+// columns of y, with the matrices of some experts, which it sees from the first column's row of the first one
+// on.
 struct ExpertProductParams {
   uint in_cols;      // of x
   uint out_cols;     // of y, that this dispatch makes

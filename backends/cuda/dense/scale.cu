@@ -1,0 +1,23 @@
+#include "backends/cuda/ops.h"
+#include "backends/cuda/soft_cap.cuh"
+
+namespace thimble::cuda {
+
+static constexpr uint32_t kThreads = 256;
+
+static __global__ void scale_kernel(const StepParams* step, ScaleParams p, const float* x, float* y) {
+  begin_kernel();
+  const uint32_t row = blockIdx.y, col = blockIdx.x * kThreads + threadIdx.x;
+  if (row >= row_count(*step, p.rows) || col >= p.cols) return;
+  const uint64_t at = uint64_t(row) * p.cols + col;
+  float scaled = p.scale * x[at];
+  if (p.cap != 0) scaled = soft_cap(scaled, p.cap);
+  y[at] = p.add ? y[at] + scaled : scaled;
+}
+
+void scale(const Launch& l, const Scale& op) {
+  const dim3 blocks(static_cast<uint32_t>(ceil_div(op.p.cols, kThreads)), most_rows(l, op.p.rows));
+  launch(l, scale_kernel, blocks, kThreads, 0, l.step, op.p, data<float>(op.x), data<float>(op.y));
+}
+
+}  // namespace thimble::cuda
