@@ -166,15 +166,17 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
 
 // Writes two turns and looks at what the format puts around them.
 Status TextMaker::find_format() {
-  const Result<ChatFormat> known = recognise_chat_format(model_->chat_template);
-  if (model_->chat_template.empty() || !known.ok()) {
+  const std::string mark = "@@@";
+  const Result<std::string> turn = write_chat({{"user", mark}}, true),
+                            next = write_chat({{"user", mark}}, false),
+                            turns = write_chat({{"user", "?"}, {"assistant", mark}}, true);
+  if (!turn.ok() || !next.ok() || !turns.ok()) {  // no chat model, or a template that wants more than this
     opening_ = "";
     closing_ = "\nAnswer:";
     after_answer_ = tokenize("\n");
     return {};
   }
-  format_ = *known;
-  const std::string mark = "@@@";
+  chats_ = true;
   const auto around = [&](const std::string& text, std::string& before, std::string& after) {
     const size_t at = text.find(mark);
     if (at == std::string::npos) return false;
@@ -182,19 +184,24 @@ Status TextMaker::find_format() {
     after = text.substr(at + mark.size());
     return true;
   };
-  THIMBLE_LET(turn, format_chat(*format_, {{"user", mark}}, true, true));
-  THIMBLE_TRY(format_chat(*format_, {{"user", mark}}, true, false));
-  THIMBLE_LET(turns, format_chat(*format_, {{"user", "?"}, {"assistant", mark}}, false, true));
   std::string unused, ending;
-  if (!around(turn, opening_, closing_) || !around(turns, unused, ending))
-    return error(Code::kInternal, "the chat format %s loses what is written in it",
-                 chat_format_name(*format_));
+  if (!around(*turn, opening_, closing_) || !around(*turns, unused, ending))
+    return error(Code::kUnsupported,
+                 "the model's chat template loses what is written in it; train with another file");
   // Of what follows an answer, the token that ends it; the next turn brings the rest.
   for (const int32_t token : tokenize(ending, false, true)) {
     end_of_answer_.push_back(token);
     if (model_->tokenizer.ends_generation(token)) break;
   }
   return {};
+}
+
+// A conversation's text, up to where the next answer begins if a user spoke last; `first`: nothing is before
+// it.
+Result<std::string> TextMaker::write_chat(std::vector<ChatMessage> messages, bool first) const {
+  const bool asks = messages.back().role == "user";
+  return model_->chat.write({.messages = std::move(messages), .add_assistant = asks, .continues = !first},
+                            model_->tokenizer);
 }
 
 std::vector<int32_t> TextMaker::tokenize(const std::string& text, bool first, bool special) const {
@@ -237,19 +244,19 @@ std::vector<Fact> TextMaker::facts_for(Random& r, uint32_t room) const {
 }
 
 std::vector<int32_t> TextMaker::prompt_of(const std::string& question, bool first) const {
-  if (!format_) return tokenize("\n\nQuestion: " + question + closing_);
+  if (!chats_) return tokenize("\n\nQuestion: " + question + closing_);
   if (first) {
     std::vector<int32_t> prompt = tokenize("\n\n" + question);
     const std::vector<int32_t> closing = tokenize(closing_, false, true);
     prompt.insert(prompt.end(), closing.begin(), closing.end());
     return prompt;
   }
-  // The format wrote such a turn when it was looked at, so it writes this one.
-  return tokenize(*format_chat(*format_, {{"user", question}}, true, false), false, true);
+  // The template wrote such a turn when it was looked at, so it writes this one.
+  return tokenize(*write_chat({{"user", question}}, false), false, true);
 }
 
 std::vector<int32_t> TextMaker::answer_of(const std::string& answer) const {
-  std::vector<int32_t> tokens = tokenize(format_ ? answer : " " + answer);
+  std::vector<int32_t> tokens = tokenize(chats_ ? answer : " " + answer);
   tokens.insert(tokens.end(), end_of_answer_.begin(), end_of_answer_.end());
   return tokens;
 }
@@ -290,7 +297,7 @@ std::vector<int32_t> TextMaker::instruction(std::span<const int32_t> starting_wi
       tokenize(starting_with.empty() ? "\n\nRepeat the previous context exactly."
                                      : "\n\nRepeat the part of the previous context exactly, starting with");
   tokens.insert(tokens.end(), starting_with.begin(), starting_with.end());
-  const std::vector<int32_t> closing = format_ ? tokenize(closing_, false, true) : tokenize("\n\n");
+  const std::vector<int32_t> closing = chats_ ? tokenize(closing_, false, true) : tokenize("\n\n");
   tokens.insert(tokens.end(), closing.begin(), closing.end());
   return tokens;
 }

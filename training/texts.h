@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "runtime/chat/chat.h"
+#include "runtime/chat/writer.h"
 #include "runtime/model/model.h"
 #include "training/facts.h"
 
@@ -84,6 +83,7 @@ class TextMaker {
       : model_(std::move(model)), tokens_(tokens), tail_tokens_(tail_tokens), seed_(seed) {}
 
   Status find_format();
+  Result<std::string> write_chat(std::vector<ChatMessage> messages, bool first) const;
   void add_book(std::string_view text);
   Status add_lines(MappedFile file, const std::string& path);
   Tail reply_to(const std::vector<std::string>& turns, uint32_t text_tokens) const;
@@ -108,7 +108,7 @@ class TextMaker {
   std::vector<std::string_view> lines_;  // of these, with prompts and answers, and not held out
   std::vector<bool> ends_;               // of each token of the vocabulary
   // How the chat format opens a user's turn, closes it up to the answer, and ends an answer.
-  std::optional<ChatFormat> format_;
+  bool chats_ = false;  // the model has a chat template or format; else questions are plain text
   std::string opening_, closing_;
   std::vector<int32_t> end_of_answer_, after_answer_;
 };

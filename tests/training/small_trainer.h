@@ -33,7 +33,8 @@ inline Seeded bytes_model(bool chat) {
     w.set("tokenizer.ggml.add_bos_token", true).set("tokenizer.ggml.add_space_prefix", false);
     if (chat)
       w.set("tokenizer.chat_template",
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}");
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
   };
   return s;
 }
