@@ -109,13 +109,9 @@ struct Refused {
   double harmless;
 };
 constexpr Refused kRefused[] = {
-    {"router_logit_softcapping", 0},
-    {"expert_group_count", 1},
-    {"attention.clamp_kqv", 0},
-    {"attention.max_alibi_bias", 0},
-    {"attention.causal", 1},
-    {"rope.scaling.yarn_ext_factor", 1},
-    {"rope.scaling.yarn_attn_factor", 1},
+    {"router_logit_softcapping", 0},         {"attention.clamp_kqv", 0},
+    {"attention.max_alibi_bias", 0},         {"attention.causal", 1},
+    {"rope.scaling.yarn_ext_factor", 1},     {"rope.scaling.yarn_attn_factor", 1},
     {"rope.scaling.yarn_log_multiplier", 0},
 };
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
@@ -406,9 +402,15 @@ Status load_weights(const Gguf& gguf, Model& model) {
     THIMBLE_LET(output, tensors.matrix("output.weight", shape.vocab, shape.d_model));
     model.output = output;
   }
+  // Granite's files without positions say so in this way.
+  bool rotates = true;
+  if (architecture.granite_scales) {
+    THIMBLE_LET(finetuned, with_default(gguf.get_bool(prefix + ".rope.scaling.finetuned"), true));
+    rotates = finetuned;
+  }
   for (uint32_t i = 0; i < shape.layers; ++i) {
     THIMBLE_LET(layer, load_layer(tensors, "blk." + std::to_string(i) + ".", architecture, shape));
-    layer.rotates = !architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0;
+    layer.rotates = rotates && (!architecture.unrotated_every || (i + 1) % architecture.unrotated_every != 0);
     model.layers.push_back(layer);
   }
   if (windowed) THIMBLE_TRY(load_windows(gguf, architecture, model));

@@ -131,6 +131,10 @@ TEST(Model, ReadsScalesOfGranite) {
   ASSERT_TRUE(plain.ok());
   EXPECT_EQ(plain->residual_scale, 1);
   EXPECT_EQ(plain->attention_scale, 0.5f);
+  EXPECT_TRUE(plain->layers[1].rotates);
+  const Lent without(tiny_model("granite").set("granite.rope.scaling.finetuned", false));
+  ASSERT_TRUE(without.ok());
+  EXPECT_FALSE(without->layers[0].rotates || without->layers[1].rotates);
   expect_refused(tiny_model("granite").set("granite.logit_scale", -1.0f), Code::kFormat,
                  "key 'granite.logit_scale' is -1 instead of a positive number");
 }
