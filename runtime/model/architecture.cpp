@@ -333,7 +333,8 @@ Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
   return layer;
 }
 
-// Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th.
+// Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th, or where
+// that is 0 every one.
 Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   const std::string key = std::string(a.name) + ".attention.sliding_window", pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
@@ -342,7 +343,11 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
   // Where there is a usual period, other runtimes pass over one that is spelled out layer by layer.
   const GgufValue* spelled = gguf.find(pattern);
-  if (!spelled || !spelled->is_array || !a.period)
+  const bool by_layer = spelled && spelled->is_array;
+  THIMBLE_LET(number, with_default(by_layer ? std::optional<double>() : get_number(gguf, pattern), 1));
+  if (number == 0)
+    period = UINT32_MAX;
+  else if (!by_layer || !a.period)
     THIMBLE_TRY(
         read_count(gguf, pattern, spelled ? model.shape.layers : kMaxLayers, or_none(a.period), period));
   if (window < model.info.context_length)

@@ -360,6 +360,7 @@ TEST(Model, WarnsAboutASlidingWindowOfPhi3AndRefusesOthers) {
   };
   EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
   EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));
+  EXPECT_EQ(windows(32, 0), (std::vector<uint32_t>{32, 32}));
   EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{0, 0}));  // the whole context
 }
 

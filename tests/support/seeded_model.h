@@ -69,7 +69,8 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
   file.set(a + "attention.key_length", s.head_dim).set(a + "attention.value_length", s.head_dim);
   file.set(a + "attention.layer_norm_rms_epsilon", 1e-5f);
   if (s.window)
-    file.set(a + "attention.sliding_window", s.window).set(a + "attention.sliding_window_pattern", 2u);
+    file.set(a + "attention.sliding_window", s.window)
+        .set(a + "attention.sliding_window_pattern", s.layers > 1 ? 2u : 0u);
   if (s.more) s.more(file);
   add(file, "token_embd.weight", s.vocab, s.d_model, 0, 1);
   add(file, "output_norm.weight", 1, s.d_model, 1, 0.1f);
