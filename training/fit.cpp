@@ -463,7 +463,7 @@ Status Fit::load(std::span<const std::byte> state) {
   if (state.size() != state_bytes())
     return error(Code::kFormat, "a checkpoint of %zu bytes is not one of this training", state.size());
   const auto take = [&](void* data, size_t bytes) {
-    std::memcpy(data, state.data(), bytes);
+    if (bytes) std::memcpy(data, state.data(), bytes);  // an empty list has no address
     state = state.subspan(bytes);
   };
   take(&done_, sizeof done_);
