@@ -1,6 +1,11 @@
 # thimble_target(NAME): the warnings and sanitizers that every target of the project is built with.
+option(THIMBLE_PRECOMPILED_HEADERS "Parse the standard headers that most files include once for each library; not with ccache" OFF)
+mark_as_advanced(THIMBLE_PRECOMPILED_HEADERS)
 function(thimble_target name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  if(THIMBLE_PRECOMPILED_HEADERS AND name MATCHES "^thimble_(runtime|training|capi)$")
+    target_precompile_headers(${name} PRIVATE <algorithm> <functional> <map> <memory> <string> <variant> <vector>)
+  endif()
   set(warnings
       -Wall
       -Wextra
