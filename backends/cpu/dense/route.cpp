@@ -9,17 +9,18 @@ namespace thimble::cpu {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What a row's choice is made by, larger first: its logit, or where a bias counts what the router makes of
-// it.
-static float preference(const Route& op, const float* logits, uint32_t expert, float share) {
-  const float value = op.bias ? share + data<float>(op.bias)[expert] : logits[expert];
-  return std::isnan(value) ? -kInfinity : value;
-}
-
 // What an expert counts before the chosen ones are compared.
 static float share_of(uint32_t kind, float logit, float peak, float sum) {
   if (kind == kRouteSoftmax) return std::exp(logit - peak) / sum;
   return kind == kRouteSigmoid ? 1 / (1 + std::exp(-logit)) : logit;
+}
+
+// What a row's choice is made by, larger first: its logit, or where a bias counts what the router makes of
+// it.
+static float preference(const Route& op, const float* logits, uint32_t expert, float peak, float sum) {
+  const float logit = logits[expert];
+  const float value = op.bias ? share_of(op.p.kind, logit, peak, sum) + data<float>(op.bias)[expert] : logit;
+  return std::isnan(value) ? -kInfinity : value;
 }
 
 // The chosen experts of one row in ascending order, and what each counts.
@@ -27,14 +28,15 @@ static void choose(const Route& op, const float* logits, uint32_t* experts, floa
   const RouteParams& p = op.p;
   const float peak = *std::max_element(logits, logits + p.experts);
   float sum = 0;
-  for (uint32_t e = 0; e < p.experts; ++e) sum += std::exp(logits[e] - peak);
+  if (p.kind == kRouteSoftmax)
+    for (uint32_t e = 0; e < p.experts; ++e) sum += std::exp(logits[e] - peak);
 
   for (uint32_t i = 0; i < p.chosen; ++i) {
     uint32_t best = p.experts;
     float highest = 0;
     for (uint32_t e = 0; e < p.experts; ++e) {
       if (std::find(experts, experts + i, e) != experts + i) continue;
-      const float value = preference(op, logits, e, share_of(p.kind, logits[e], peak, sum));
+      const float value = preference(op, logits, e, peak, sum);
       if (best == p.experts || value > highest) best = e, highest = value;
     }
     experts[i] = best;
