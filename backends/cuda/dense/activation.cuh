@@ -10,6 +10,12 @@ __device__ inline float sigmoid_argument(float x, uint32_t act) {
   return act == kActSilu ? x : 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
 }
 
+// gpt-oss's glu.
+__device__ inline float clamped_glu(float gate, float up) {
+  gate = fminf(gate, 7.0f);
+  return gate / (1 + expf(-1.702f * gate)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1);
+}
+
 // activation, and glu in matvec; a glu of many rows is less exact (dense.h).
 __device__ inline float activated(float x, uint32_t act) {
   return x / (1.0f + expf(-sigmoid_argument(x, act)));

@@ -1,5 +1,5 @@
-// How linear and glu multiply many rows: x and a slice of W as f16 in scratch, then a product on tensor
-// cores.
+// How linear, glu and the experts multiply many rows: x and a slice of W as f16 in scratch, then a product on
+// tensor cores.
 //
 // f16 keeps 11 bits of a number, but none above 65504, and real models reach 1e5 before ffn_down. So a power
 // of two scales each row of x until its largest magnitude lies in [2^14, 2^15), and its inverse the row's
@@ -38,17 +38,27 @@ struct Product {
   // glu: w holds 8 rows of gate, then the 8 rows of up that belong to them, and so on; cols is 2 y_cols
   // rounded up to 16.
   bool glu = false;
-  uint32_t act = 0;  // kActSilu, kActGelu
+  uint32_t act = 0;  // kActSilu, kActGelu, kActClamped
+  // Where there are groups, group g has rows [groups_first[g], groups_first[g + 1]) of x and y, and w's rows
+  // [g * cols, (g + 1) * cols); `rows` are all that the groups may have together, and first_row is 0. What
+  // bias gives them is added, of a glu to the gate and to the up.
+  const uint32_t* groups_first = nullptr;
+  uint32_t groups = 0;
+  const float* bias[2] = {};  // [groups][bias_stride], or null
+  uint32_t bias_stride = 0;
 };
 
 // Rows of the product that this step has: none where it ends before first_row.
-__device__ inline uint32_t product_rows(const StepParams& s, uint32_t first_row, uint32_t rows) {
-  return s.n_rows <= first_row ? 0 : min(s.n_rows - first_row, rows);
+__device__ inline uint32_t product_rows(const StepParams& s, uint32_t first_row, uint32_t rows,
+                                        uint32_t slots_of_a_row = 1) {
+  const uint32_t all = s.n_rows * slots_of_a_row;
+  return all <= first_row ? 0 : min(all - first_row, rows);
 }
 
-// What glu does to the gate, within a few units in the last place: the product has lost 13 bits.
-__device__ inline float activate(float x, uint32_t act) {
-  return __fdividef(x, 1.0f + __expf(-sigmoid_argument(x, act)));
+// A glu of this gate and up, within a few units in the last place: the product has lost 13 bits.
+__device__ inline float glu_of_product(float gate, float up, uint32_t act) {
+  if (act == kActClamped) return clamped_glu(gate, up);
+  return __fdividef(gate, 1.0f + __expf(-sigmoid_argument(gate, act))) * up;
 }
 
 void multiply_mma(const Launch&, const Product&);  // every card: mma.sync
@@ -79,14 +89,24 @@ Operands operands(uint32_t max_rows, uint32_t in_cols, uint32_t cols);
 // multiprocessors idle.
 uint32_t slice_rows(const Launch&, const Operands&, uint32_t rows, uint32_t cols);
 
-// The step's rows [first_row, first_row + rows) of x as f16 and their scales into the operands' place, zeros
-// behind in_cols. A row that holds an infinity or NaN keeps it; what else it holds may become zero.
+// Rows of x that an expert's product has: of slot s row row[s], or s itself where row is null.
+struct Slots {
+  const uint32_t* row = nullptr;
+  uint32_t of_a_row = 1;  // slots of each row of the step
+};
+// The step's rows [first_row, first_row + rows) of x, or its slots, as f16 and their scales into the
+// operands' place, zeros behind in_cols. A row that holds an infinity or NaN keeps it; what else it holds may
+// become zero.
 void scale_rows(const Launch&, const Operands&, const float* x, uint32_t x_stride, uint32_t in_cols,
-                uint32_t first_row, uint32_t rows);
+                uint32_t first_row, uint32_t rows, const Slots& = {});
 // `rows` rows of W as f16, from row `first` on, zero behind W's columns. They follow each other in `to`,
 // [rows][k], or lie in groups of 8 with room for 8 others between the groups, as glu's gate and up do.
 void dequantize(const Launch&, const Weight& w, uint32_t first, uint32_t rows, __half* to, uint32_t k,
                 bool in_groups);
+// The same of each of p.groups experts, whose matrices of `out_cols` rows lie one behind the other in w: they
+// get p.cols rows of `to` each. Experts without rows are left out.
+void dequantize_experts(const Launch&, const Weight& w, uint32_t out_cols, uint32_t first, uint32_t rows,
+                        const Product& p, __half* to, bool in_groups);
 
 // The product p of x in the operands' place and W [p.cols][k], a slice of W's rows after the other;
 // fill(first, count, to) makes `count` of them, from row `first` on. p's operands and k are not read.

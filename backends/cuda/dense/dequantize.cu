@@ -31,6 +31,10 @@ struct Rows {
   uint32_t k;
   bool in_groups;
   uint32_t col_blocks;  // blocks side by side
+  // Of experts, one behind the other along y of the grid; null: one matrix.
+  const uint32_t* experts_first;
+  uint64_t expert_bytes;
+  uint32_t expert_rows;  // of `to`
 };
 
 template <DType type>
@@ -39,6 +43,13 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(Rows r) {
   const uint32_t e = 8 * (blockIdx.x % r.col_blocks * kThreads + threadIdx.x);
   const uint32_t first = blockIdx.x / r.col_blocks * kRowsAtOnce;
   const bool there = e < r.in_cols;
+  if (r.experts_first) {
+    const uint32_t expert = blockIdx.y;
+    await_predecessor();  // which may have routed
+    if (r.experts_first[expert] == r.experts_first[expert + 1]) return;
+    r.w += expert * r.expert_bytes;
+    r.to += uint64_t(expert) * r.expert_rows * r.k;
+  }
   uint4 v[kRowsAtOnce];
 #pragma unroll
   for (uint32_t i = 0; i < kRowsAtOnce;
@@ -83,12 +94,12 @@ __device__ inline void store_eight(__half* to, const float (&v)[8], float scale)
 template <bool wide>
 __global__ void __launch_bounds__(kMostThreads)
     scale_rows_kernel(const StepParams* step, const float* x, uint32_t x_stride, uint32_t in_cols,
-                      uint32_t first_row, uint32_t rows, __half* to, uint32_t k, float* scales) {
+                      uint32_t first_row, uint32_t rows, Slots slots, __half* to, uint32_t k, float* scales) {
   __shared__ uint32_t of_warps[kMostThreads / kWarp];
   begin_kernel();
   const uint32_t row = blockIdx.x;
-  if (row >= product_rows(*step, first_row, rows)) return;
-  x += uint64_t(first_row + row) * x_stride;
+  if (row >= product_rows(*step, first_row, rows, slots.of_a_row)) return;
+  x += uint64_t(slots.row ? slots.row[row] : first_row + row) * x_stride;
   to += uint64_t(row) * k;
 
   const uint32_t first = 8 * threadIdx.x, step_elements = 8 * blockDim.x,
@@ -144,12 +155,12 @@ DequantizeKernel kernel_of(DType type) {
 }  // namespace
 
 void scale_rows(const Launch& l, const Operands& o, const float* x, uint32_t x_stride, uint32_t in_cols,
-                uint32_t first_row, uint32_t rows) {
+                uint32_t first_row, uint32_t rows, const Slots& slots) {
   const bool wide = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_stride % 4 == 0 && in_cols % 8 == 0;
   const uint64_t threads = round_up(ceil_div(o.k, 8 * kHeld), kWarp);
   launch(l, wide ? scale_rows_kernel<true> : scale_rows_kernel<false>, rows,
          static_cast<uint32_t>(std::min<uint64_t>(threads, kMostThreads)), 0, l.step, x, x_stride, in_cols,
-         first_row, rows, o.x(l), o.k, o.x_scales(l));
+         first_row, rows, slots, o.x(l), o.k, o.x_scales(l));
 }
 
 void dequantize(const Launch& l, const Weight& w, uint32_t first, uint32_t rows, __half* to, uint32_t k,
@@ -157,8 +168,34 @@ void dequantize(const Launch& l, const Weight& w, uint32_t first, uint32_t rows,
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
   const uint32_t col_blocks = static_cast<uint32_t>(ceil_div(k / 8, kThreads));
   const uint32_t blocks = col_blocks * static_cast<uint32_t>(ceil_div(rows, kRowsAtOnce));
-  const Rows r{data<std::byte>(w) + first * row_bytes, row_bytes, w.cols, rows, to, k, in_groups, col_blocks};
+  const Rows r{.w = data<std::byte>(w) + first * row_bytes,
+               .row_bytes = row_bytes,
+               .in_cols = w.cols,
+               .rows = rows,
+               .to = to,
+               .k = k,
+               .in_groups = in_groups,
+               .col_blocks = col_blocks};
   launch(l, kernel_of(w.type), blocks, kThreads, 0, r);
+}
+
+void dequantize_experts(const Launch& l, const Weight& w, uint32_t out_cols, uint32_t first, uint32_t rows,
+                        const Product& p, __half* to, bool in_groups) {
+  const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
+  const uint32_t col_blocks = static_cast<uint32_t>(ceil_div(p.k / 8, kThreads));
+  const Rows r{.w = data<std::byte>(w) + first * row_bytes,
+               .row_bytes = row_bytes,
+               .in_cols = w.cols,
+               .rows = rows,
+               .to = to,
+               .k = p.k,
+               .in_groups = in_groups,
+               .col_blocks = col_blocks,
+               .experts_first = p.groups_first,
+               .expert_bytes = out_cols * row_bytes,
+               .expert_rows = p.cols};
+  launch(l, kernel_of(w.type),
+         dim3(col_blocks * static_cast<uint32_t>(ceil_div(rows, kRowsAtOnce)), p.groups), kThreads, 0, r);
 }
 
 }  // namespace thimble::cuda

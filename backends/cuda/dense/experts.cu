@@ -1,41 +1,28 @@
-// expert_glu and expert_linear: a warp takes a row of an expert's matrix, and multiplies it with all rows
-// that the expert serves. expert_linear leaves what the slots add in scratch, some columns at a time, and
+// expert_glu and expert_linear. Of one row, warps multiply rows of the chosen experts' matrices with vectors.
+// Of many rows, those of an expert lie one behind the other, slot by slot, and are a group of a product on
+// tensor cores (dense.h); expert_linear leaves what the slots add in scratch, some columns at a time, and
 // adds it up row by row.
-#include "backends/cuda/dense/activation.cuh"
+#include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/formats.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kWarps = 8;  // of a block, a row of W each
-constexpr uint32_t kSlots = 8;  // that share what is read of W
+constexpr uint32_t kWarps = 4;  // of a block, each with its own rows of matrices
 constexpr uint32_t kAddThreads = 128;
-constexpr uint64_t kPartsBytes =
-    32 << 20;  // of slots in scratch at a time, unless kLeastCols columns are more
+// Of all experts' W as f16 at a time, unless that is less than kLeastCols columns. Many columns keep all
+// multiprocessors busy: of 128 experts with 128 slots each, 256 columns are about 200 tiles.
+constexpr uint64_t kWBytes = 128 << 20;
+constexpr uint64_t kPartsBytes = 32 << 20;  // of what slots add at a time, likewise
 constexpr uint32_t kLeastCols = 128;
 
-// y[slot][c] = x w[c] + bias[c] of the slot's expert, or act(y) times that.
-struct ExpertProduct {
-  const std::byte* w;  // [experts * out_cols][in_cols]
-  uint64_t row_bytes;
-  const float* x;     // a row for each token, or for each slot
-  const float* bias;  // [experts][out_cols], or null
-  const uint32_t *first, *row;
-  float* y;  // [slots][y_stride], whose column 0 is first_col
-  uint32_t in_cols, out_cols, experts, y_stride, first_col, cols;
-  bool of_tokens, activates, one_row;
-  uint32_t act;
-};
-
-// act(gate) times up. kActClamped: gpt-oss.
-__device__ float glu_of(float gate, float up, uint32_t act) {
-  if (act != kActClamped) return activated(gate, act) * up;
-  gate = fminf(gate, 7.0f);
-  return gate / (1 + expf(-1.702f * gate)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1);
+__device__ inline float glu_of(float gate, float up, uint32_t act) {
+  return act == kActClamped ? clamped_glu(gate, up) : activated(gate, act) * up;
 }
 
-// Whose slot it is: as many experts come before as have slots that end before it. Whole warps call it.
+// The expert of the only row's slot: as many come before as have slots that end before it. Whole warps call
+// it.
 __device__ uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
   uint32_t before = 0;
   for (uint32_t from = 0; from < experts; from += kWarp) {
@@ -45,66 +32,120 @@ __device__ uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t 
   return before;
 }
 
-// Block: rows of W, and an expert; in a program of one row, a slot.
+template <typename Elements>
+__device__ inline float product_of(const Elements& w, const EightFloats& x) {
+  float sum = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) sum = fmaf(w.at(i), x.v[i], sum);
+  return sum;
+}
+
+// An expert's matrices, one behind the other: [experts][out_cols][in_cols].
+struct Matrices {
+  const std::byte* w;
+  uint64_t row_bytes;
+  const float* bias;  // [experts][out_cols], or null
+};
+struct VectorGlu {
+  Matrices gate, up;
+  const float* x;
+  const uint32_t* first;
+  float* h;  // [chosen][out_cols]
+  uint32_t in_cols, out_cols, experts, act;
+};
+
+// The only row's glu, of matrices of one type: a warp takes kRows rows of one expert's gate and up, so that
+// what it reads of x serves 2 kRows of them.
+constexpr uint32_t kRows = 2;
 template <DType type>
-__global__ void __launch_bounds__(kWarps* kWarp) expert_kernel(ExpertProduct p) {
+__global__ void __launch_bounds__(kWarps* kWarp) glu_kernel(VectorGlu p) {
   begin_kernel();
-  const uint32_t lane = threadIdx.x % kWarp, col = blockIdx.x * kWarps + threadIdx.x / kWarp;
-  const uint32_t expert = p.one_row ? expert_of(p.first, p.experts, blockIdx.y) : blockIdx.y;
-  const uint32_t begin = p.one_row ? blockIdx.y : p.first[expert],
-                 end = p.one_row ? begin + 1 : p.first[expert + 1];
-  if (begin == end || col >= p.cols) return;
-  const uint64_t w_row = uint64_t(expert) * p.out_cols + p.first_col + col;
-  const std::byte* w = p.w + w_row * p.row_bytes;
-  const float bias = p.bias ? p.bias[w_row] : 0;
-  for (uint32_t slot = begin; slot < end; slot += kSlots) {
-    const uint32_t slots = min(end - slot, kSlots);
-    const float* x[kSlots];
-    float sums[kSlots] = {};
+  const uint32_t lane = threadIdx.x % kWarp, slot = blockIdx.y;
+  const uint32_t row = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kRows;
+  const uint64_t of_expert = uint64_t(expert_of(p.first, p.experts, slot)) * p.out_cols;
+  if (row >= p.out_cols) return;
+  uint64_t rows[kRows];
+  for (uint32_t r = 0; r < kRows; ++r) rows[r] = of_expert + min(row + r, p.out_cols - 1);
+  float gate[kRows] = {}, up[kRows] = {};
+#pragma unroll 2
+  for (uint32_t c = 8 * lane; c < p.in_cols; c += 8 * kWarp) {
+    const EightFloats x = eight_of_floats(p.x, c, p.in_cols);
 #pragma unroll
-    for (uint32_t s = 0; s < kSlots; ++s) {
-      const uint32_t own = slot + min(s, slots - 1);
-      x[s] = p.x + uint64_t(p.of_tokens ? p.row[own] : own) * p.in_cols;
+    for (uint32_t r = 0; r < kRows; ++r) {
+      gate[r] += product_of(eight_of_row<type>(p.gate.w + rows[r] * p.gate.row_bytes, c, p.in_cols), x);
+      up[r] += product_of(eight_of_row<type>(p.up.w + rows[r] * p.up.row_bytes, c, p.in_cols), x);
     }
-    for (uint32_t c = 8 * lane; c < p.in_cols; c += 8 * kWarp) {
-      const auto of_w = eight_of_row<type>(w, c, p.in_cols);
+  }
 #pragma unroll
-      for (uint32_t s = 0; s < kSlots; ++s) {
-        if (s >= slots) break;
-#pragma unroll
-        for (uint32_t i = 0; i < 8; ++i)
-          if (c + i < p.in_cols) sums[s] = fmaf(of_w.at(i), x[s][c + i], sums[s]);
-      }
-    }
-#pragma unroll
-    for (uint32_t s = 0; s < kSlots; ++s) {
-      if (s >= slots) break;
-      const float sum = warp_sum(sums[s]) + bias;
-      float& y = p.y[uint64_t(slot + s) * p.y_stride + col];
-      if (lane == 0) y = p.activates ? glu_of(y, sum, p.act) : sum;
-    }
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const float g = warp_sum(gate[r]) + (p.gate.bias ? p.gate.bias[rows[r]] : 0),
+                u = warp_sum(up[r]) + (p.up.bias ? p.up.bias[rows[r]] : 0);
+    if (lane == 0 && row + r < p.out_cols) p.h[uint64_t(slot) * p.out_cols + row + r] = glu_of(g, u, p.act);
   }
 }
 
-using ExpertKernel = void (*)(ExpertProduct);
-ExpertKernel kernel_of(DType type) {
+struct VectorLinear {
+  Matrices w;
+  const float* h;  // [chosen][in_cols]
+  const uint32_t* first;
+  const float* weight;  // [chosen]
+  float* y;
+  uint32_t in_cols, out_cols, experts, chosen;
+};
+
+// The only row's sum: a warp takes one row of all the chosen experts' matrices.
+template <DType type>
+__global__ void __launch_bounds__(kWarps* kWarp) sum_kernel(VectorLinear p) {
+  extern __shared__ uint32_t experts[];  // [chosen]
+  begin_kernel();
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, col = blockIdx.x * kWarps + warp;
+  for (uint32_t s = warp; s < p.chosen; s += kWarps) {
+    const uint32_t expert = expert_of(p.first, p.experts, s);
+    if (lane == 0) experts[s] = expert;
+  }
+  __syncthreads();
+  if (col >= p.out_cols) return;
+  float sum = 0;
+#pragma unroll 4
+  for (uint32_t s = 0; s < p.chosen; ++s) {
+    const uint64_t row = uint64_t(experts[s]) * p.out_cols + col;
+    const std::byte* w = p.w.w + row * p.w.row_bytes;
+    float product = p.w.bias && lane == 0 ? p.w.bias[row] : 0;
+#pragma unroll 2
+    for (uint32_t c = 8 * lane; c < p.in_cols; c += 8 * kWarp)
+      product += product_of(eight_of_row<type>(w, c, p.in_cols),
+                            eight_of_floats(p.h + uint64_t(s) * p.in_cols, c, p.in_cols));
+    sum = fmaf(p.weight[s], product, sum);
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) p.y[col] += sum;
+}
+
+using GluKernel = void (*)(VectorGlu);
+using SumKernel = void (*)(VectorLinear);
+GluKernel glu_kernel_of(DType type) {
   switch (type) {
 #define X(name, number, block, bytes) \
   case DType::k##name:                \
-    return expert_kernel<DType::k##name>;
+    return glu_kernel<DType::k##name>;
+    THIMBLE_DTYPES(X)
+#undef X
+  }
+  return nullptr;
+}
+SumKernel sum_kernel_of(DType type) {
+  switch (type) {
+#define X(name, number, block, bytes) \
+  case DType::k##name:                \
+    return sum_kernel<DType::k##name>;
     THIMBLE_DTYPES(X)
 #undef X
   }
   return nullptr;
 }
 
-void multiply(const Launch& l, const Weight& w, uint32_t chosen, ExpertProduct p) {
-  p.w = data<std::byte>(w);
-  p.row_bytes = dtype_bytes(w.type, p.in_cols);
-  p.one_row = l.max_rows == 1;
-  launch(l, kernel_of(w.type),
-         dim3(static_cast<uint32_t>(ceil_div(p.cols, kWarps)), p.one_row ? chosen : p.experts),
-         kWarps * kWarp, 0, p);
+Matrices matrices_of(const Weight& w, const In& bias) {
+  return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias)};
 }
 
 // What add_experts_kernel adds up: columns of y.
@@ -140,66 +181,129 @@ __device__ void find_slots(const ExpertParts& p, uint32_t row, uint32_t* slots) 
 __global__ void __launch_bounds__(kAddThreads) add_experts_kernel(const StepParams* step, ExpertParts p) {
   extern __shared__ uint32_t slots[];  // [chosen]
   begin_kernel();
-  const uint32_t row = blockIdx.y, col = blockIdx.x * kAddThreads + threadIdx.x;
+  const uint32_t row = blockIdx.x;
   if (row >= step->n_rows) return;
   if (threadIdx.x < kWarp) find_slots(p, row, slots);
   __syncthreads();
-  if (col >= p.cols) return;
-  float& y = p.y[uint64_t(row) * p.y_stride + col];
-  float sum = y;
-  for (uint32_t i = 0; i < p.chosen; ++i)
-    sum = fmaf(p.weight[slots[i]], p.parts[uint64_t(slots[i]) * p.cols + col], sum);
-  y = sum;
+  for (uint32_t col = threadIdx.x; col < p.cols; col += kAddThreads) {
+    float& y = p.y[uint64_t(row) * p.y_stride + col];
+    float sum = y;
+    for (uint32_t i = 0; i < p.chosen; ++i)
+      sum = fmaf(p.weight[slots[i]], p.parts[uint64_t(slots[i]) * p.cols + col], sum);
+    y = sum;
+  }
 }
 
-// Columns of y whose parts lie in scratch at a time.
-uint32_t columns_at_once(uint64_t slots, uint32_t out_cols) {
-  return static_cast<uint32_t>(
-      std::min<uint64_t>(std::max<uint64_t>(kPartsBytes / (slots * sizeof(float)), kLeastCols), out_cols));
+// Columns of which `bytes_of_one` leave room for as many in `bytes`: all, or whole tiles of the product.
+uint32_t columns_at_once(uint64_t bytes, uint64_t bytes_of_one, uint32_t cols) {
+  const uint64_t fit = std::max<uint64_t>(bytes / bytes_of_one / kLeastCols * kLeastCols, kLeastCols);
+  return static_cast<uint32_t>(std::min<uint64_t>(fit, cols));
 }
+
+// How a product of all experts lies in scratch: x of all slots, then W.
+struct ExpertOperands {
+  Operands o;
+  uint32_t cols;  // of the outputs at a time
+
+  // rows_to_output: 2 for a glu.
+  ExpertOperands(uint64_t slots, uint32_t in_cols, uint32_t out_cols, uint32_t experts,
+                 uint32_t rows_to_output, uint64_t bytes_of_part) {
+    o.k = static_cast<uint32_t>(round_up(std::max(in_cols, 1u), kOperandDepth));
+    o.x_rows = static_cast<uint32_t>(slots);
+    cols = columns_at_once(kWBytes, uint64_t(experts) * rows_to_output * o.k * sizeof(__half), out_cols);
+    if (bytes_of_part) cols = std::min(cols, columns_at_once(kPartsBytes, bytes_of_part, out_cols));
+    // A tile reads past its group's rows, and past the last.
+    o.w_rows = static_cast<uint32_t>(uint64_t(experts) * rows_to_output * round_up(cols, 8) + kOperandRows);
+  }
+  uint64_t bytes() const { return o.x_bytes() + o.w_bytes(); }
+};
 
 }  // namespace
 
 void expert_glu(const Launch& l, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
-  ExpertProduct product{.x = data<float>(op.x),
-                        .bias = data<float>(op.gate_bias),
-                        .first = data<uint32_t>(op.first),
-                        .row = data<uint32_t>(op.row),
-                        .y = data<float>(op.h),
-                        .in_cols = p.in_cols,
-                        .out_cols = p.out_cols,
-                        .experts = p.experts,
-                        .y_stride = p.out_cols,
-                        .cols = p.out_cols,
-                        .of_tokens = true,
-                        .act = p.act};
-  multiply(l, op.gate, p.chosen, product);
-  product.bias = data<float>(op.up_bias);
-  product.activates = true;
-  multiply(l, op.up, p.chosen, product);
+  const uint32_t* const first = data<uint32_t>(op.first);
+  if (l.max_rows == 1 && op.gate.type == op.up.type) {
+    const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
+                      .up = matrices_of(op.up, op.up_bias),
+                      .x = data<float>(op.x),
+                      .first = first,
+                      .h = data<float>(op.h),
+                      .in_cols = p.in_cols,
+                      .out_cols = p.out_cols,
+                      .experts = p.experts,
+                      .act = p.act};
+    launch(l, glu_kernel_of(op.gate.type),
+           dim3(static_cast<uint32_t>(ceil_div(p.out_cols, kWarps * kRows)), p.chosen), kWarps * kWarp, 0, v);
+    return;
+  }
+  const uint32_t slots = l.max_rows * p.chosen;
+  const ExpertOperands e(slots, p.in_cols, p.out_cols, p.experts, 2, 0);
+  scale_rows(l, e.o, data<float>(op.x), p.in_cols, p.in_cols, 0, slots, {data<uint32_t>(op.row), p.chosen});
+  for (uint32_t col = 0; col < p.out_cols; col += e.cols) {
+    const uint32_t cols = std::min(e.cols, p.out_cols - col);
+    const Product product{.x = e.o.x(l),
+                          .x_scales = e.o.x_scales(l),
+                          .w = e.o.w(l),
+                          .k = e.o.k,
+                          .cols = 2 * static_cast<uint32_t>(round_up(cols, 8)),
+                          .rows = slots,
+                          .y = data<float>(op.h) + col,
+                          .y_stride = p.out_cols,
+                          .y_cols = cols,
+                          .glu = true,
+                          .act = p.act,
+                          .groups_first = first,
+                          .groups = p.experts,
+                          .bias = {op.gate_bias ? data<float>(op.gate_bias) + col : nullptr,
+                                   op.up_bias ? data<float>(op.up_bias) + col : nullptr},
+                          .bias_stride = p.out_cols};
+    dequantize_experts(l, op.gate, p.out_cols, col, cols, product, e.o.w(l), true);
+    dequantize_experts(l, op.up, p.out_cols, col, cols, product, e.o.w(l) + 8 * e.o.k, true);
+    multiply(l, product);
+  }
 }
 
 void expert_linear(const Launch& l, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
-  float* const parts = reinterpret_cast<float*>(l.scratch);
-  const uint32_t most = columns_at_once(uint64_t(l.max_rows) * p.chosen, p.out_cols);
-  for (uint32_t col = 0; col < p.out_cols; col += most) {
-    const uint32_t cols = std::min(most, p.out_cols - col);
-    multiply(l, op.w, p.chosen,
-             {.x = data<float>(op.h),
-              .bias = data<float>(op.bias),
-              .first = data<uint32_t>(op.first),
-              .row = data<uint32_t>(op.row),
-              .y = parts,
-              .in_cols = p.in_cols,
-              .out_cols = p.out_cols,
-              .experts = p.experts,
-              .y_stride = cols,
-              .first_col = col,
-              .cols = cols});
+  const uint32_t* const first = data<uint32_t>(op.first);
+  if (l.max_rows == 1) {
+    const VectorLinear v{.w = matrices_of(op.w, op.bias),
+                         .h = data<float>(op.h),
+                         .first = first,
+                         .weight = data<float>(op.weight),
+                         .y = data<float>(op.y),
+                         .in_cols = p.in_cols,
+                         .out_cols = p.out_cols,
+                         .experts = p.experts,
+                         .chosen = p.chosen};
+    launch(l, sum_kernel_of(op.w.type), static_cast<uint32_t>(ceil_div(p.out_cols, kWarps)), kWarps * kWarp,
+           p.chosen * sizeof(uint32_t), v);
+    return;
+  }
+  const uint32_t slots = l.max_rows * p.chosen;
+  const ExpertOperands e(slots, p.in_cols, p.out_cols, p.experts, 1, slots * sizeof(float));
+  float* const parts = reinterpret_cast<float*>(l.scratch + round_up(e.bytes(), sizeof(float4)));
+  scale_rows(l, e.o, data<float>(op.h), p.in_cols, p.in_cols, 0, slots, {nullptr, p.chosen});
+  for (uint32_t col = 0; col < p.out_cols; col += e.cols) {
+    const uint32_t cols = std::min(e.cols, p.out_cols - col);
+    const Product product{.x = e.o.x(l),
+                          .x_scales = e.o.x_scales(l),
+                          .w = e.o.w(l),
+                          .k = e.o.k,
+                          .cols = cols,
+                          .rows = slots,
+                          .y = parts,
+                          .y_stride = cols,
+                          .y_cols = cols,
+                          .groups_first = first,
+                          .groups = p.experts,
+                          .bias = {op.bias ? data<float>(op.bias) + col : nullptr},
+                          .bias_stride = p.out_cols};
+    dequantize_experts(l, op.w, p.out_cols, col, cols, product, e.o.w(l), false);
+    multiply(l, product);
     const ExpertParts all{.parts = parts,
-                          .first = data<uint32_t>(op.first),
+                          .first = first,
                           .row = data<uint32_t>(op.row),
                           .weight = data<float>(op.weight),
                           .y = data<float>(op.y) + col,
@@ -207,16 +311,19 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
                           .y_stride = p.out_cols,
                           .experts = p.experts,
                           .chosen = p.chosen};
-    launch(l, add_experts_kernel, dim3(static_cast<uint32_t>(ceil_div(cols, kAddThreads)), l.max_rows),
-           kAddThreads, p.chosen * sizeof(uint32_t), l.step, all);
+    launch(l, add_experts_kernel, l.max_rows, kAddThreads, p.chosen * sizeof(uint32_t), l.step, all);
   }
 }
 
 uint64_t expert_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
+  if (!m.experts) return 0;
   const uint64_t slots = uint64_t(s.chunk) * m.chosen_experts;
-  // Programs of fewer rows have more columns at once.
-  return std::max(slots * kLeastCols * sizeof(float),
-                  std::min<uint64_t>(kPartsBytes, slots * m.d_model * sizeof(float)));
+  const ExpertOperands glu(slots, m.d_model, m.d_ff, m.experts, 2, 0),
+      linear(slots, m.d_ff, m.d_model, m.experts, 1, slots * sizeof(float));
+  // Programs of fewer rows have more columns of parts at once, up to kPartsBytes.
+  const uint64_t parts = std::min(std::max<uint64_t>(kPartsBytes, slots * kLeastCols * sizeof(float)),
+                                  slots * m.d_model * sizeof(float));
+  return std::max(glu.bytes(), round_up(linear.bytes(), sizeof(float4)) + parts);
 }
 
 }  // namespace thimble::cuda

@@ -17,7 +17,6 @@ namespace thimble::cuda {
 static __device__ const uint16_t kIq3SGrid[] = {THIMBLE_IQ3_S_GRID}, kIq3XxsGrid[] = {THIMBLE_IQ3_XXS_GRID},
                                  kIq2SGrid[] = {THIMBLE_IQ2_S_GRID}, kIq2XsGrid[] = {THIMBLE_IQ2_XS_GRID},
                                  kIq2XxsGrid[] = {THIMBLE_IQ2_XXS_GRID}, kIq1Grid[] = {THIMBLE_IQ1_GRID};
-static __device__ const int8_t kIq4Values[] = {THIMBLE_IQ4_VALUES}, kFp4Values[] = {THIMBLE_FP4_VALUES};
 
 __device__ inline uint32_t byte_at(const std::byte* p) { return *reinterpret_cast<const uint8_t*>(p); }
 // From even addresses.
@@ -31,13 +30,12 @@ __device__ inline float2 halves(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-// 8 bytes from an even address. Where it is no multiple of 4, the words around them: each holds some of the
-// 8, so none lies outside of what the matrix's memory ends with.
+// 8 bytes. Where their address is no multiple of 4, the words around them: each holds some of the 8, so none
+// lies outside of what the matrix's memory ends with.
 __device__ inline uint2 eight_bytes(const std::byte* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t(3));
-  const bool between = address & 2;
-  const uint32_t shift = between ? 16 : 0, last = between ? words[2] : 0;
+  const uint32_t shift = 8 * (address & 3), last = shift ? words[2] : 0;
   return {__funnelshift_r(words[0], words[1], shift), __funnelshift_r(words[1], last, shift)};
 }
 __device__ inline uint2 nibbles(uint2 bytes, bool high) {
@@ -100,16 +98,41 @@ __device__ inline uint32_t digits(uint32_t bytes, uint32_t n) {
   for (uint32_t k = 0; k < 4; ++k) all |= ((bytes >> 8 * k) * power & 255) * 3 >> 8 << 8 * k;
   return all;
 }
-// What eight nibbles, a byte each, stand for.
-template <DType type>
-__device__ inline EightFloats values_of(uint2 q) {
-  EightFloats e;
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    const uint32_t n = (i < 4 ? q.x : q.y) >> 8 * (i % 4) & 15;
-    e.v[i] = type == DType::kMXFP4 ? kFp4Values[n] : kIq4Values[n];
+// Eight elements: scale * (q - 128), q in 0...255; without an offset, which a scale of 2^126 would not leave
+// finite.
+struct EightAround128 {
+  uint2 q;
+  float scale;
+
+  __device__ float at(uint32_t i) const {
+    const uint32_t bits = __byte_perm(i < 4 ? q.x : q.y, 0x4b000000, 0x7540 | i % 4);
+    return scale * (__uint_as_float(bits) - (0x1p23f + 128));
   }
-  return e;
+};
+// Four of the values of a code, 128 more, as bytes of a word; `first` is the first of the four.
+template <DType type>
+__device__ constexpr uint32_t four_values(uint32_t first) {
+  constexpr int8_t kIq4[] = {THIMBLE_IQ4_VALUES}, kFp4[] = {THIMBLE_FP4_VALUES};
+  uint32_t word = 0;
+  for (uint32_t i = 0; i < 4; ++i)
+    word |= uint32_t(128 + (type == DType::kMXFP4 ? kFp4 : kIq4)[first + i]) << 8 * i;
+  return word;
+}
+// What four nibbles, a byte each, stand for. A permutation of bytes chooses among eight.
+template <DType type>
+__device__ inline uint32_t values_of(uint32_t nibbles) {
+  const uint32_t places = __byte_perm(nibbles | nibbles >> 4, 0, 0x4420) & 0x7777;
+  constexpr uint32_t kValues[] = {four_values<type>(0), four_values<type>(4), four_values<type>(8),
+                                  four_values<type>(12)};
+  const uint32_t low = __byte_perm(kValues[0], kValues[1], places),
+                 high = __byte_perm(kValues[2], kValues[3], places);
+  const uint32_t from_high = (nibbles >> 3 & 0x01010101) * 255;
+  return (low & ~from_high) | (high & from_high);
+}
+// scale times what eight nibbles, a byte each, stand for.
+template <DType type>
+__device__ inline EightAround128 values_of(uint2 q, float scale) {
+  return {{values_of<type>(q.x), values_of<type>(q.y)}, scale};
 }
 // The values that eight places of kBits bits name, negative where `signs` has a bit.
 template <uint32_t kBits, typename Value>
@@ -192,22 +215,16 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
     const auto bits = [&](uint32_t w) { return (w >> group & 0x01010101) << 2; };
     return Eight{{q.x | bits(third.x), q.y | bits(third.y)}, scale, -4 * scale};
   } else if constexpr (type == DType::kIQ4_NL) {
-    return half_at(b) * values_of<type>(nibbles(eight_bytes(b + 2 + 8 * (i & 1)), i & 2));
+    return values_of<type>(nibbles(eight_bytes(b + 2 + 8 * (i & 1)), i & 2), half_at(b));
   } else if constexpr (type == DType::kMXFP4) {
     const uint32_t x = byte_at(b);  // 2^-128 and 2^-127 are subnormal
-    const std::byte* quants = b + 1 + 8 * (i & 1);
-    uint2 q = {0, 0};  // from an odd address
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      q.x |= byte_at(quants + k) << 8 * k;
-      q.y |= byte_at(quants + 4 + k) << 8 * k;
-    }
-    return __uint_as_float(x < 2 ? 0x00200000 << x : (x - 1) << 23) * values_of<type>(nibbles(q, i & 2));
+    return values_of<type>(nibbles(eight_bytes(b + 1 + 8 * (i & 1)), i & 2),
+                           __uint_as_float(x < 2 ? 0x00200000 << x : (x - 1) << 23));
   } else if constexpr (type == DType::kIQ4_XS) {
     const uint32_t head = u32_at(b), group = i / 4;
     const uint32_t scale = (u32_at(b + 4) >> 4 * group & 15) | (head >> (16 + 2 * group) & 3) << 4;
     const uint2 q = nibbles(eight_bytes(b + 8 + 16 * group + 8 * (i & 1)), i & 2);
-    return half_at(b) * float(int32_t(scale) - 32) * values_of<type>(q);
+    return values_of<type>(q, half_at(b) * float(int32_t(scale) - 32));
   } else if constexpr (type == DType::kTQ2_0) {
     const float d = half_at(b + 64);
     return Eight{pairs_of_bits(b, i), d, -d};

@@ -1,6 +1,7 @@
-// The product of linear and glu on the tensor cores of every card: asynchronous copies feed mma.sync through
-// a ring of stages in shared memory.
+// The product of linear, glu and the experts on the tensor cores of every card: asynchronous copies feed
+// mma.sync through a ring of stages in shared memory.
 #include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/groups.cuh"
 #include "backends/cuda/mma.cuh"
 
 namespace thimble::cuda {
@@ -61,7 +62,7 @@ __device__ inline void write_pairs(float* row, uint32_t first, uint32_t cols, bo
   }
 }
 
-template <typename T>
+template <typename T, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step, Product p) {
   // Blocks that run together share tiles of w along x of the grid and tiles of x along y.
   constexpr uint32_t kWarpRows = T::kRows / 2, kWarpCols = T::kCols / 2, kRowTiles = kWarpRows / 16,
@@ -69,12 +70,25 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
   constexpr uint32_t kChunks = T::kDepth / 8, kRowsAtOnce = kThreads / kChunks, kSteps = T::kDepth / 16;
   static_assert(kWarpRows % 16 == 0 && kWarpCols % 16 == 0 && kRowsAtOnce % 8 == 0 && kSteps % 2 == 0);
   begin_kernel();
-  const uint32_t rows = product_rows(*step, p.first_row, p.rows);
-  const uint32_t first_row = blockIdx.x * T::kRows, first_col = blockIdx.y * T::kCols;
-  if (first_row >= rows) return;
+  extern __shared__ __align__(128) __half ring[];
+  uint32_t rows = kGrouped ? 0 : product_rows(*step, p.first_row, p.rows), first_row = blockIdx.x * T::kRows;
+  const uint32_t first_col = blockIdx.y * T::kCols;
+  if constexpr (kGrouped) {
+    uint32_t* const starts = reinterpret_cast<uint32_t*>(ring + T::kStages * T::kStageElements);
+    if (threadIdx.x < kWarp) count_row_tiles<T::kRows>(p.groups_first, p.groups, starts);
+    __syncthreads();
+    if (blockIdx.x >= starts[p.groups]) return;
+    const uint32_t group = group_of_tile(starts, p.groups, blockIdx.x);
+    first_row = p.groups_first[group] + (blockIdx.x - starts[group]) * T::kRows;
+    rows = p.groups_first[group + 1];
+    p.w += uint64_t(group) * p.cols * p.k;
+    for (const float*& bias : p.bias)
+      if (bias) bias += uint64_t(group) * p.bias_stride;
+  } else if (first_row >= rows) {
+    return;
+  }
 
   // Copies: a thread takes the same chunk of every kRowsAtOnce-th row.
-  extern __shared__ __align__(128) __half ring[];
   const uint32_t copy_row = threadIdx.x / kChunks, copy_chunk = threadIdx.x % kChunks;
   const uint32_t copy_to = swizzled<T::kDepth>(copy_row, copy_chunk);
   const __half* x = p.x + uint64_t(first_row + copy_row) * p.k + 8 * copy_chunk;
@@ -145,6 +159,9 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
   const bool wide =
       p.y_stride % 2 == 0 && p.y_cols % 2 == 0 && reinterpret_cast<uintptr_t>(p.y) % sizeof(float2) == 0;
   const uint32_t first = first_col + warp_col;  // in rows of w
+  const auto bias = [&](uint32_t which, uint32_t col) {
+    return kGrouped && p.bias[which] && col < p.y_cols ? p.bias[which][col] : 0;
+  };
 #pragma unroll
   for (uint32_t i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -159,21 +176,32 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
       if (p.glu)
         write_pairs<kColTiles / 2>(y, first / 2 + 2 * (lane % 4), p.y_cols, p.add, wide, [&](uint32_t j) {
           const float2 gate = pair(2 * j), up = pair(2 * j + 1);
-          return float2{activate(gate.x, p.act) * up.x, activate(gate.y, p.act) * up.y};
+          const uint32_t col = first / 2 + 2 * (lane % 4) + 8 * j;
+          return float2{glu_of_product(gate.x + bias(0, col), up.x + bias(1, col), p.act),
+                        glu_of_product(gate.y + bias(0, col + 1), up.y + bias(1, col + 1), p.act)};
         });
       else
-        write_pairs<kColTiles>(y, first + 2 * (lane % 4), p.y_cols, p.add, wide, pair);
+        write_pairs<kColTiles>(y, first + 2 * (lane % 4), p.y_cols, p.add, wide, [&](uint32_t j) {
+          const uint32_t col = first + 2 * (lane % 4) + 8 * j;
+          const float2 sum = pair(j);
+          return float2{sum.x + bias(0, col), sum.y + bias(0, col + 1)};
+        });
     }
 }
 
+// Of a product in groups as many as it may need: each group may end with a tile of few rows.
 template <typename T>
 dim3 blocks_of(const Product& p) {
-  return {static_cast<uint32_t>(ceil_div(p.rows, T::kRows)),
+  return {static_cast<uint32_t>(ceil_div(p.rows, T::kRows)) + p.groups,
           static_cast<uint32_t>(ceil_div(p.cols, T::kCols))};
 }
 template <typename T>
 void multiply_tiles(const Launch& l, const Product& p) {
-  launch(l, mma_kernel<T>, blocks_of<T>(p), kThreads, T::kSharedBytes, l.step, p);
+  if (p.groups)
+    launch(l, mma_kernel<T, true>, blocks_of<T>(p), kThreads,
+           T::kSharedBytes + (p.groups + 1) * sizeof(uint32_t), l.step, p);
+  else
+    launch(l, mma_kernel<T, false>, blocks_of<T>(p), kThreads, T::kSharedBytes, l.step, p);
 }
 
 }  // namespace

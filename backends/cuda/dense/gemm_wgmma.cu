@@ -1,7 +1,9 @@
-// The product of linear and glu on Hopper: bulk tensor copies feed wgmma through a ring in shared memory.
+// The product of linear, glu and the experts on Hopper: bulk tensor copies feed wgmma through a ring in
+// shared memory.
 #include <algorithm>
 
 #include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/groups.cuh"
 #include "backends/cuda/host/tensor_map.h"
 #include "backends/cuda/wgmma.cuh"
 
@@ -38,6 +40,10 @@ struct Task {
   bool add, glu;
   uint32_t act;
   bool wide;  // four elements of y at a time
+  const uint32_t* groups_first;
+  uint32_t groups;
+  const float* bias[2];
+  uint32_t bias_stride;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -60,13 +66,23 @@ struct Place {
 };
 
 struct Tile {
-  uint32_t row, col;
+  uint32_t row, end;  // its first row, and the last one's successor, of a tile or of many
+  uint32_t col;       // its first row of w, among those of its group
+  uint32_t group;
 };
-// Tile i of a product: down the group's rows first.
-__device__ inline Tile tile_at(uint32_t i, uint32_t row_tiles, uint32_t col_tiles) {
+// Tile i of a product: down the rows of kGroup tiles first.
+__device__ inline Tile tile_at(uint32_t i, uint32_t rows, uint32_t row_tiles, uint32_t col_tiles,
+                               uint32_t cols) {
   const uint32_t first = i / (kGroup * col_tiles) * kGroup, rest = i % (kGroup * col_tiles);
   const uint32_t height = min(row_tiles - first, kGroup);
-  return {first + rest % height, rest / height};
+  return {(first + rest % height) * kTileRows, rows, rest / height * cols, 0};
+}
+// Of a product in groups: along the columns first.
+__device__ inline Tile tile_of_group(const Task& t, const uint32_t* starts, uint32_t i, uint32_t col_tiles,
+                                     uint32_t cols) {
+  const uint32_t row_tile = i / col_tiles, group = group_of_tile(starts, t.groups, row_tile);
+  return {t.groups_first[group] + (row_tile - starts[group]) * kTileRows, t.groups_first[group + 1],
+          i % col_tiles * cols, group};
 }
 
 // What a lane has of an output's row in two neighbouring blocks of 8 columns, a and b, against four columns
@@ -94,6 +110,16 @@ __device__ inline void store_four(float* y, float4 v, int32_t there, bool wide) 
   if (there > 3) y[3] = v.w;
 }
 
+// A lane's pair of a block of 8 columns, from column `first` of y on, and what bias adds to it.
+template <bool kGrouped>
+__device__ inline float2 with_bias(const Task& t, uint32_t which, const Tile& tile, uint32_t first,
+                                   float2 pair) {
+  if (!kGrouped || !t.bias[which]) return pair;
+  const uint32_t col = first + threadIdx.x % 4 * 2;
+  const float* bias = t.bias[which] + uint64_t(tile.group) * t.bias_stride + col;
+  return {pair.x + (col < t.y_cols ? bias[0] : 0), pair.y + (col + 1 < t.y_cols ? bias[1] : 0)};
+}
+
 // Writes one row of kBlocks blocks of 8 columns, from column `first` of y on; block(i) is what this lane has
 // of block i.
 template <uint32_t kBlocks, typename Block>
@@ -116,7 +142,7 @@ __device__ inline void write_row(const Task& t, uint32_t row, uint32_t rows, uin
 
 #endif
 
-template <uint32_t kCols>
+template <uint32_t kCols, bool kGrouped>
 __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* step, Task t,
                                                             const __grid_constant__ CUtensorMap x_map,
                                                             const __grid_constant__ CUtensorMap w_map) {
@@ -128,6 +154,7 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
   const auto w_tile = [&](uint32_t stage) { return x_tile(stage) + R::kXBytes; };
   uint64_t* full = reinterpret_cast<uint64_t*>(ring + R::kStages * R::kStageBytes);
   uint64_t* empty = full + R::kStages;
+  uint32_t* starts = reinterpret_cast<uint32_t*>(empty + R::kStages);  // of groups
 
   release_successor();
   if (threadIdx.x == 0) {
@@ -142,8 +169,19 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
   __syncthreads();
   await_predecessor();
 
-  const uint32_t rows = product_rows(*step, t.first_row, t.rows);
-  const uint32_t row_tiles = (rows + kTileRows - 1) / kTileRows, col_tiles = (t.cols + kCols - 1) / kCols;
+  if constexpr (kGrouped) {
+    if (threadIdx.x < kWarp) count_row_tiles<kTileRows>(t.groups_first, t.groups, starts);
+    __syncthreads();
+  }
+  const uint32_t rows = kGrouped ? 0 : product_rows(*step, t.first_row, t.rows);
+  const uint32_t row_tiles = kGrouped ? starts[t.groups] : (rows + kTileRows - 1) / kTileRows;
+  const uint32_t col_tiles = (t.cols + kCols - 1) / kCols;
+  const auto tile_number = [&](uint32_t i) {
+    if constexpr (kGrouped)
+      return tile_of_group(t, starts, i, col_tiles, kCols);
+    else
+      return tile_at(i, rows, row_tiles, col_tiles, kCols);
+  };
   const uint32_t tiles = row_tiles * col_tiles, depths = t.k / kTileDepth;
   const uint32_t warpgroup = threadIdx.x / kWarpgroup;
   Place<R::kStages> at;
@@ -152,12 +190,12 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
     if (threadIdx.x == 0) {
       order_before_copies();
       for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-        const Tile tile = tile_at(i, row_tiles, col_tiles);
+        const Tile tile = tile_number(i);
         for (uint32_t d = 0; d < depths; ++d, at.advance()) {
           wait(empty + at.stage, at.parity ^ 1);
           arrive_and_expect(full + at.stage, R::kStageBytes);
-          copy_box(x_tile(at.stage), x_map, d * kTileDepth, tile.row * kTileRows, full + at.stage);
-          copy_box(w_tile(at.stage), w_map, d * kTileDepth, tile.col * kCols, full + at.stage);
+          copy_box(x_tile(at.stage), x_map, d * kTileDepth, tile.row, full + at.stage);
+          copy_box(w_tile(at.stage), w_map, d * kTileDepth, tile.group * t.cols + tile.col, full + at.stage);
         }
       }
     }
@@ -169,8 +207,15 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
       if (lane == 0) arrive(empty + stage);
     };
     for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-      const Tile tile = tile_at(i, row_tiles, col_tiles);
-      const uint32_t row = tile.row * kTileRows + warp * 16 + lane / 4;
+      const Tile tile = tile_number(i);
+      if (kGrouped && tile.row + (warpgroup - 1) * (kTileRows / kConsumers) >= tile.end) {
+        for (uint32_t d = 0; d < depths; ++d, at.advance()) {  // the other warpgroup has all of its rows
+          wait(full + at.stage, at.parity);
+          release(at.stage);
+        }
+        continue;
+      }
+      const uint32_t row = tile.row + warp * 16 + lane / 4;
       const float scales[] = {t.x_scales[row],
                               t.x_scales[row + 8]};  // there is room for more rows than there are
       float sums[kCols / 8][4];
@@ -198,40 +243,65 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
           return float2{scales[half] * sums[j][2 * half], scales[half] * sums[j][2 * half + 1]};
         };
         if (t.glu)
-          write_row<kCols / 16>(t, row + 8 * half, rows, tile.col * (kCols / 2), [&](uint32_t j) {
-            const float2 gate = block(2 * j), up = block(2 * j + 1);
-            return float2{activate(gate.x, t.act) * up.x, activate(gate.y, t.act) * up.y};
+          write_row<kCols / 16>(t, row + 8 * half, tile.end, tile.col / 2, [&](uint32_t j) {
+            const float2 gate = with_bias<kGrouped>(t, 0, tile, tile.col / 2 + 8 * j, block(2 * j)),
+                         up = with_bias<kGrouped>(t, 1, tile, tile.col / 2 + 8 * j, block(2 * j + 1));
+            return float2{glu_of_product(gate.x, up.x, t.act), glu_of_product(gate.y, up.y, t.act)};
           });
         else
-          write_row<kCols / 8>(t, row + 8 * half, rows, tile.col * kCols, block);
+          write_row<kCols / 8>(t, row + 8 * half, tile.end, tile.col, [&](uint32_t j) {
+            return with_bias<kGrouped>(t, 0, tile, tile.col + 8 * j, block(j));
+          });
       }
     }
   }
 #endif
 }
 
+// Of a product in groups about: every other group ends with a tile that would fit another group's rows.
 uint64_t tile_count(const Product& p, uint32_t cols) {
-  return ceil_div(p.rows, kTileRows) * ceil_div(p.cols, cols);
+  return (ceil_div(p.rows, kTileRows) + p.groups / 2) * ceil_div(p.cols, cols);
 }
 
 template <uint32_t kCols>
 void multiply_tiles(const Launch& l, const Product& p) {
   CUtensorMap x_map{}, w_map{};
   if (*l.error == cudaSuccess) *l.error = make_tensor_map(x_map, p.x, p.rows, p.k, kTileRows);
-  if (*l.error == cudaSuccess) *l.error = make_tensor_map(w_map, p.w, p.cols, p.k, kCols);
+  if (*l.error == cudaSuccess)
+    *l.error = make_tensor_map(w_map, p.w, uint64_t(p.cols) * std::max(p.groups, 1u), p.k, kCols);
   const bool wide = reinterpret_cast<uintptr_t>(p.y) % 16 == 0 && p.y_stride % 4 == 0 && p.y_cols % 4 == 0;
-  const Task task{p.k,        p.cols,   p.first_row, p.rows, p.x_scales, p.y,
-                  p.y_stride, p.y_cols, p.add,       p.glu,  p.act,      wide};
+  const Task task{.k = p.k,
+                  .cols = p.cols,
+                  .first_row = p.first_row,
+                  .rows = p.rows,
+                  .x_scales = p.x_scales,
+                  .y = p.y,
+                  .y_stride = p.y_stride,
+                  .y_cols = p.y_cols,
+                  .add = p.add,
+                  .glu = p.glu,
+                  .act = p.act,
+                  .wide = wide,
+                  .groups_first = p.groups_first,
+                  .groups = p.groups,
+                  .bias = {p.bias[0], p.bias[1]},
+                  .bias_stride = p.bias_stride};
   const uint32_t blocks =
       static_cast<uint32_t>(std::min<uint64_t>(tile_count(p, kCols), l.card.multiprocessors));
-  launch(l, wgmma_kernel<kCols>, blocks, kThreads, Ring<kCols>::kSharedBytes, l.step, task, x_map, w_map);
+  if (p.groups)
+    launch(l, wgmma_kernel<kCols, true>, l.card.multiprocessors, kThreads,
+           Ring<kCols>::kSharedBytes + (p.groups + 1) * sizeof(uint32_t), l.step, task, x_map, w_map);
+  else
+    launch(l, wgmma_kernel<kCols, false>, blocks, kThreads, Ring<kCols>::kSharedBytes, l.step, task, x_map,
+           w_map);
 }
 
 }  // namespace
 
 bool wgmma_can(const Launch& l, const Product& p) {
-  return l.card.major == 9 && l.card.minor == 0 && l.card.shared_bytes >= Ring<256>::kSharedBytes &&
-         p.rows >= 64 && p.k > 0 && p.k % kTileDepth == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
+  return l.card.major == 9 && l.card.minor == 0 &&
+         l.card.shared_bytes >= Ring<256>::kSharedBytes + (p.groups + 1) * sizeof(uint32_t) && p.rows >= 64 &&
+         p.k > 0 && p.k % kTileDepth == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.w) % 16 == 0 && encode_tiled();
 }
 
