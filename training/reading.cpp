@@ -149,7 +149,8 @@ Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t ta
                                             .reach = d.reach,
                                             .view_capacity = d.view_capacity,
                                             .positions = 0,
-                                            .heads = static_cast<uint32_t>(d.runs.size())}));
+                                            .heads = static_cast<uint32_t>(d.runs.size()),
+                                            .labels = true}));
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   lay_out(setting, policies_, device, needs.workspace, pool, workspace, io);
   bytes_ = pool.size() + workspace.size() + io.size() + Placements::bytes(model_->tensors(), device);

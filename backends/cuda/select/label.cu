@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
 }  // namespace
 
 uint64_t label_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
-  return Scratch(s.chunk, m.heads, m.head_dim).end;
+  return s.labels ? Scratch(s.chunk, m.heads, m.head_dim).end : 0;
 }
 
 void label(const Launch& l, const Label& op) {
