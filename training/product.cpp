@@ -64,4 +64,9 @@ Status Product::record(Device& device, uint32_t rows, const Weight& w) {
   return {};
 }
 
+Status Product::run() {
+  THIMBLE_TRY(stream_->submit(*program_, 0, 1, step_, {}));
+  return stream_->wait();
+}
+
 }  // namespace thimble

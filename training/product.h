@@ -18,7 +18,7 @@ class Product {
   float* x() const { return static_cast<float*>(x_->mapped); }
   void* w() const { return w_->mapped; }
   const float* y() const { return static_cast<const float*>(y_->mapped); }
-  Status run() { return stream_->submit(*program_, 0, 1, step_, {}); }
+  Status run();
 
  private:
   Status record(Device&, uint32_t rows, const Weight&);
