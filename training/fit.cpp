@@ -161,6 +161,20 @@ Result<std::unique_ptr<Fit>> Fit::start(std::shared_ptr<Device> device, const Sa
   return fit;
 }
 
+Result<uint64_t> Fit::bytes(const Device& device, const SampleShape& s, const FitOptions& o) {
+  const uint32_t tokens = o.runs * kRunTokens;
+  if (o.kind == Retainer::Kind::kLinear) {
+    THIMBLE_LET(product, Product::bytes(device, s.cols, kMomentRuns * kRunTokens, s.cols, DType::kF16));
+    return product + (s.cols + uint64_t(s.heads)) * s.cols * sizeof(double);
+  }
+  THIMBLE_LET(forward, Product::bytes(device, o.hidden, s.cols, tokens, DType::kF16));
+  THIMBLE_LET(backward, Product::bytes(device, o.hidden, tokens, s.cols, DType::kF16));
+  // Of each parameter itself, its two averages, the last good one and the gradient, and four of them again
+  // where they are saved; of each hidden channel two numbers.
+  return forward + backward +
+         (9 * uint64_t(s.layers) * s.cols + 2 * uint64_t(tokens)) * o.hidden * sizeof(float);
+}
+
 Status Fit::prepare() {
   const SampleShape& s = samples_.shape();
   double sum = 0;

@@ -47,6 +47,8 @@ double loss_of_layer(const LossOptions&, double weights, const float* scores,
 
 class Fit {
  public:
+  // What it allocates beside the samples.
+  static Result<uint64_t> bytes(const Device&, const SampleShape&, const FitOptions&);
   static Result<std::unique_ptr<Fit>> start(std::shared_ptr<Device>, const Samples&, const FitOptions&);
 
   // One step of the optimizer (linear: one layer). False where all are done, or the loss is no longer a
