@@ -178,8 +178,12 @@ void print_recall(const Json& report) {
   for (const Json& row : report.at("recall"))
     std::printf("  1/%-2d        %5.0f %%       %5.0f %%\n", row.at("part").get<int>(),
                 100 * row.at("heads").get<double>(), 100 * row.at("window").get<double>());
-  std::printf("  everything  %5.0f %%\n\n%s\n", 100 * report.at("dense").get<double>(),
-              report.at("verdict").get<std::string>().c_str());
+  const Json& seconds = report.at("seconds");
+  const auto of = [&](const char* phase) { return seconds.at(phase).get<double>(); };
+  std::printf("  everything  %5.0f %%\n\nSeconds: ", 100 * report.at("dense").get<double>());
+  if (report.contains("tried")) std::printf("%.1f trying, ", of("trying"));
+  std::printf("%.1f reading, %.1f for labels, %.1f fitting, %.1f checking\n\n%s\n", of("reading"),
+              of("labels"), of("fitting"), of("checking"), report.at("verdict").get<std::string>().c_str());
 }
 
 int train(const TrainSettings& s) {
@@ -190,6 +194,7 @@ int train(const TrainSettings& s) {
   thimble_training_options options;
   thimble_training_options_init(&options, sizeof options);
   options.threads = s.threads;
+  options.device = s.common.device.c_str();
   options.data = data.data();
   options.data_count = static_cast<uint32_t>(data.size());
   options.texts = s.texts;
@@ -255,6 +260,8 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--mem-budget", s.memory,
                  "All that training may allocate (default: what reading takes and 1 GiB)")
       ->type_name("SIZE");
+  app.add_option("--device", s.common.device, "Where to compute, see 'thimble devices' (default: auto)")
+      ->type_name("NAME");
   app.add_option("--threads", s.threads, "Worker threads (default: one a core)")->type_name("N");
   app.add_option("--seed", s.seed, "What chance begins with (default: 0)")->type_name("N");
   add_json_flag(app, s.common);

@@ -85,6 +85,7 @@ struct SessionShape {
   uint32_t view_capacity = 0;  // entries in the view
   uint32_t positions = 0;      // bound on positions in a layer vote; 0: no selection
   uint32_t heads = 0;          // rows of the table of HeadState
+  bool labels = false;         // its programs have the op label
 };
 struct Needs {
   uint64_t fixed =

@@ -59,6 +59,7 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
   options.equal_shares = o.equal_shares != 0;
   options.seed = o.seed;
   options.memory = o.memory_bytes;
+  options.threads = o.threads;
   return options;
 }
 
@@ -68,6 +69,12 @@ std::string report_of(const Trainer& trainer) {
     std::snprintf(text, sizeof text, "%.4f", x);
     return std::string(text);
   };
+  const TrainingSeconds& s = trainer.seconds();
+  std::string seconds;
+  for (const auto& [name, value] :
+       {std::pair{"trying", s.trying}, std::pair{"reading", s.reading}, std::pair{"labels", s.labels},
+        std::pair{"fitting", s.fitting}, std::pair{"checking", s.checking}})
+    seconds += (seconds.empty() ? "\"" : ", \"") + std::string(name) + "\": " + number(value);
   std::string recall;
   for (const Trainer::Checked& c : trainer.checked())
     recall += (recall.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
@@ -81,7 +88,7 @@ std::string report_of(const Trainer& trainer) {
          (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
          ", \"questions\": " + std::to_string(trainer.dense().asked) +
          ", \"dense\": " + number(trainer.dense().share()) + ", \"recall\": [" + recall +
-         "], \"verdict\": " + json_quoted(trainer.verdict()) + "}";
+         "], \"seconds\": {" + seconds + "}, \"verdict\": " + json_quoted(trainer.verdict()) + "}";
 }
 
 }  // namespace

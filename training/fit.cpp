@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/system.h"
 #include "training/random.h"
 #include "training/sink.h"
 
@@ -17,6 +18,7 @@ constexpr float kRamp = 0.3f, kFall = 0.5f;  // parts of the steps in which the 
 constexpr float kBestWeight = 16, kSmoothing = 0.0025f;
 constexpr double kRidge = 1;
 constexpr uint32_t kBetweenGood = 50;  // steps from good state to good state
+constexpr uint32_t kMomentRuns = 4;    // that one product adds up for a linear retainer
 
 // y[c][r] = x[r][c], in squares that stay in the cache.
 void transpose(const uint16_t* x, uint32_t rows, uint32_t cols, uint16_t* y, uint64_t y_stride) {
@@ -51,19 +53,21 @@ void activate(uint32_t act, float* z, float* slope, uint32_t n) {
 
 // Solves (a) x = b for symmetric positive a [n][n], which becomes its Cholesky factor; b [n] becomes x. False
 // where a is not positive.
-bool factorise(std::vector<double>& a, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j <= i; ++j) {
-      double* row = &a[uint64_t(i) * n];
-      const double* other = &a[uint64_t(j) * n];
-      const double sum = row[j] - std::inner_product(row, row + j, other, 0.0);
-      if (i != j) {
-        row[j] = sum / other[j];
-      } else {
-        if (!(sum > 0)) return false;
-        row[i] = std::sqrt(sum);
+bool factorise(std::vector<double>& a, uint32_t n, ThreadPool& threads) {
+  constexpr uint32_t kRows = 32;  // of an item
+  for (uint32_t j = 0; j < n; ++j) {
+    double* of_j = &a[uint64_t(j) * n];
+    const double square = of_j[j] - std::inner_product(of_j, of_j + j, of_j, 0.0);
+    if (!(square > 0)) return false;
+    of_j[j] = std::sqrt(square);
+    threads.run(static_cast<uint32_t>(ceil_div(n - j - 1, kRows)), [&](uint32_t item, uint32_t) {
+      const uint32_t first = j + 1 + item * kRows;
+      for (uint32_t i = first; i < std::min(first + kRows, n); ++i) {
+        double* of_i = &a[uint64_t(i) * n];
+        of_i[j] = (of_i[j] - std::inner_product(of_i, of_i + j, of_j, 0.0)) / of_j[j];
       }
-    }
+    });
+  }
   return true;
 }
 void solve(const std::vector<double>& a, uint32_t n, double* b) {
@@ -144,11 +148,31 @@ Fit::Places Fit::places(uint32_t layer) const {
   return {from, from + p.first_bias, from + p.second, from + p.second_bias, from + p.end};
 }
 
+Fit::Fit(std::shared_ptr<Device> device, const Samples& samples, const FitOptions& options)
+    : device_(std::move(device)),
+      samples_(samples),
+      options_(options),
+      threads_(options.threads ? options.threads : core_count()) {}
+
 Result<std::unique_ptr<Fit>> Fit::start(std::shared_ptr<Device> device, const Samples& samples,
                                         const FitOptions& options) {
   std::unique_ptr<Fit> fit(new Fit(std::move(device), samples, options));
   THIMBLE_TRY(fit->prepare());
   return fit;
+}
+
+Result<uint64_t> Fit::bytes(const Device& device, const SampleShape& s, const FitOptions& o) {
+  const uint32_t tokens = o.runs * kRunTokens;
+  if (o.kind == Retainer::Kind::kLinear) {
+    THIMBLE_LET(product, Product::bytes(device, s.cols, kMomentRuns * kRunTokens, s.cols, DType::kF16));
+    return product + (s.cols + uint64_t(s.heads)) * s.cols * sizeof(double);
+  }
+  THIMBLE_LET(forward, Product::bytes(device, o.hidden, s.cols, tokens, DType::kF16));
+  THIMBLE_LET(backward, Product::bytes(device, o.hidden, tokens, s.cols, DType::kF16));
+  // Of each parameter itself, its two averages, the last good one and the gradient, and four of them again
+  // where they are saved; of each hidden channel two numbers.
+  return forward + backward +
+         (9 * uint64_t(s.layers) * s.cols + 2 * uint64_t(tokens)) * o.hidden * sizeof(float);
 }
 
 Status Fit::prepare() {
@@ -159,23 +183,26 @@ Status Fit::prepare() {
       sum = std::accumulate(samples_.labels(run, layer), samples_.labels(run, layer) + s.heads * kRunTokens,
                             sum);
   mean_ = static_cast<float>(sum / (double(samples_.runs()) * static_cast<double>(s.label_elements())));
+  std::vector<double> squares(samples_.runs());
   for (uint32_t layer = 0; layer < s.layers; ++layer) {
-    double squares = 0;
-    for (uint32_t run = 0; run < samples_.runs(); ++run) {
+    threads_.run(samples_.runs(), [&](uint32_t run, uint32_t) {
       const uint16_t* x = samples_.states(run, layer);
+      double of_run = 0;
       for (uint64_t i = 0; i < uint64_t(kRunTokens) * s.cols; ++i) {
         const double value = f16_to_f32(x[i]);
-        squares += value * value;
+        of_run += value * value;
       }
-    }
-    const double mean = squares / (double(samples_.runs()) * kRunTokens * s.cols);
+      squares[run] = of_run;
+    });
+    const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) /
+                        (double(samples_.runs()) * kRunTokens * s.cols);
     scales_.push_back(mean > 0 ? static_cast<float>(1 / std::sqrt(mean)) : 1);
   }
 
   parameters_.resize(places(s.layers - 1).end);
   const uint32_t tokens = options_.runs * kRunTokens;
   if (options_.kind == Retainer::Kind::kLinear) {
-    THIMBLE_LET(product, Product::make(device_, s.cols, kRunTokens, s.cols, DType::kF16));
+    THIMBLE_LET(product, Product::make(device_, s.cols, kMomentRuns * kRunTokens, s.cols, DType::kF16));
     forward_ = std::move(product);
     return {};
   }
@@ -189,6 +216,10 @@ Status Fit::prepare() {
   THIMBLE_LET(backward, Product::make(device_, options_.hidden, tokens, s.cols, DType::kF16));
   forward_ = std::move(forward);
   backward_ = std::move(backward);
+  if (options_.kind != Retainer::Kind::kSink) {
+    hidden_.resize(uint64_t(options_.hidden) * tokens);
+    slopes_.resize(hidden_.size());
+  }
   return {};
 }
 
@@ -228,20 +259,29 @@ Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, do
   Batch batch{.layer = layer, .weights = weights, .labels = {}, .best = {}};
   auto* x = static_cast<uint16_t*>(forward_->w());
   auto* x_columns = static_cast<uint16_t*>(backward_->w());
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const uint16_t* states = samples_.states(runs[i], layer);
-    std::memcpy(x + i * kRunTokens * s.cols, states, uint64_t(kRunTokens) * s.cols * sizeof *x);
-    transpose(states, kRunTokens, s.cols, x_columns + i * kRunTokens, runs.size() * kRunTokens);
-    batch.labels.push_back(samples_.labels(runs[i], layer));
-    batch.best.push_back(samples_.best(runs[i], layer));
+  for (const uint32_t run : runs) {
+    batch.labels.push_back(samples_.labels(run, layer));
+    batch.best.push_back(samples_.best(run, layer));
   }
+  threads_.run(static_cast<uint32_t>(runs.size()), [&](uint32_t i, uint32_t) {
+    const uint16_t* states = samples_.states(runs[i], layer);
+    std::memcpy(x + uint64_t(i) * kRunTokens * s.cols, states, uint64_t(kRunTokens) * s.cols * sizeof *x);
+    transpose(states, kRunTokens, s.cols, x_columns + uint64_t(i) * kRunTokens, runs.size() * kRunTokens);
+  });
   const float scale = scales_[layer];
-  for (uint64_t i = p.first; i < p.first_bias; ++i) forward_->x()[i - p.first] = parameters_[i] * scale;
+  const auto scale_row = [&](const float* from, float* to) {
+    std::transform(from, from + s.cols, to, [scale](float w) { return w * scale; });
+  };
+  threads_.run(options_.hidden, [&](uint32_t h, uint32_t) {
+    scale_row(&parameters_[p.first + uint64_t(h) * s.cols], forward_->x() + uint64_t(h) * s.cols);
+  });
   THIMBLE_TRY(forward_->run());
   loss += options_.kind == Retainer::Kind::kSink ? through_sinks(batch, gradients)
                                                  : through_hidden_layer(batch, gradients);
   THIMBLE_TRY(backward_->run());
-  for (uint64_t i = p.first; i < p.first_bias; ++i) gradients[i] = backward_->y()[i - p.first] * scale;
+  threads_.run(options_.hidden, [&](uint32_t h, uint32_t) {
+    scale_row(backward_->y() + uint64_t(h) * s.cols, &gradients[p.first + uint64_t(h) * s.cols]);
+  });
   return {};
 }
 
@@ -250,33 +290,35 @@ double Fit::through_hidden_layer(const Batch& batch, std::vector<float>& gradien
   const Places p = places(batch.layer);
   const uint32_t hidden = options_.hidden, tokens = batch.tokens();
   const bool biased = p.first_bias != p.second;
-  // [hidden][tokens]: what the hidden channels are, then the gradient by what they were made of.
-  std::vector<float> a(forward_->y(), forward_->y() + uint64_t(hidden) * tokens), slope(a.size());
   std::vector<float> scores(uint64_t(s.heads) * tokens), gradient(scores.size());
-  for (uint32_t head = 0; head < s.heads; ++head)
-    std::fill_n(&scores[uint64_t(head) * tokens], tokens, biased ? parameters_[p.second_bias + head] : 0.0f);
-  for (uint32_t h = 0; h < hidden; ++h) {
-    float* row = &a[uint64_t(h) * tokens];
-    if (biased)
-      for (uint32_t t = 0; t < tokens; ++t) row[t] += parameters_[p.first_bias + h];
-    activate(options_.act, row, &slope[uint64_t(h) * tokens], tokens);
-    for (uint32_t head = 0; head < s.heads; ++head) {
-      const float w = parameters_[p.second + uint64_t(head) * hidden + h];
-      float* score = &scores[uint64_t(head) * tokens];
-      for (uint32_t t = 0; t < tokens; ++t) score[t] += w * row[t];
+  threads_.run(batch.runs(), [&](uint32_t run, uint32_t) {
+    const uint64_t first = uint64_t(run) * kRunTokens;
+    for (uint32_t head = 0; head < s.heads; ++head)
+      std::fill_n(&scores[head * uint64_t(tokens) + first], kRunTokens,
+                  biased ? parameters_[p.second_bias + head] : 0.0f);
+    for (uint32_t h = 0; h < hidden; ++h) {
+      const uint64_t at = h * uint64_t(tokens) + first;
+      const float bias = biased ? parameters_[p.first_bias + h] : 0;
+      float* row = &hidden_[at];
+      for (uint32_t t = 0; t < kRunTokens; ++t) row[t] = forward_->y()[at + t] + bias;
+      activate(options_.act, row, &slopes_[at], kRunTokens);
+      for (uint32_t head = 0; head < s.heads; ++head) {
+        const float w = parameters_[p.second + uint64_t(head) * hidden + h];
+        float* score = &scores[head * uint64_t(tokens) + first];
+        for (uint32_t t = 0; t < kRunTokens; ++t) score[t] += w * row[t];
+      }
     }
-  }
+  });
   const double loss = loss_of_layer({.heads = s.heads,
-                                     .runs = static_cast<uint32_t>(batch.labels.size()),
+                                     .runs = batch.runs(),
                                      .tokens = kRunTokens,
                                      .mean = mean_,
                                      .weighs_best = options_.weighs_best},
                                     batch.weights, scores.data(), batch.labels, batch.best, gradient.data());
-  float* back = backward_->x();
-  for (uint32_t h = 0; h < hidden; ++h) {
-    const float* row = &a[uint64_t(h) * tokens];
-    const float* steep = &slope[uint64_t(h) * tokens];
-    float* out = back + uint64_t(h) * tokens;
+  threads_.run(hidden, [&](uint32_t h, uint32_t) {
+    const float* row = &hidden_[uint64_t(h) * tokens];
+    const float* steep = &slopes_[uint64_t(h) * tokens];
+    float* out = backward_->x() + uint64_t(h) * tokens;
     std::fill_n(out, tokens, 0.0f);
     for (uint32_t head = 0; head < s.heads; ++head) {
       const uint64_t at = p.second + uint64_t(head) * hidden + h;
@@ -291,7 +333,7 @@ double Fit::through_hidden_layer(const Batch& batch, std::vector<float>& gradien
     }
     for (uint32_t t = 0; t < tokens; ++t) out[t] *= steep[t];
     if (biased) gradients[p.first_bias + h] = std::accumulate(out, out + tokens, 0.0f);
-  }
+  });
   if (biased)
     for (uint32_t head = 0; head < s.heads; ++head)
       gradients[p.second_bias + head] = std::accumulate(&gradient[uint64_t(head) * tokens],
@@ -304,14 +346,16 @@ double Fit::through_sinks(const Batch& batch, std::vector<float>& gradients) {
   const uint64_t first_bias = places(batch.layer).first_bias;
   const uint32_t tokens = batch.tokens();
   std::vector<float> shares(uint64_t(s.heads) * tokens);
-  for (uint32_t head = 0; head < s.heads; ++head)
-    for (size_t run = 0; run < batch.labels.size(); ++run)
+  threads_.run(batch.runs(), [&](uint32_t run, uint32_t) {
+    for (uint32_t head = 0; head < s.heads; ++head)
       std::transform(batch.labels[run] + head * kRunTokens, batch.labels[run] + (head + 1) * kRunTokens,
                      &shares[uint64_t(head) * tokens + run * kRunTokens],
                      [](float label) { return static_cast<float>(share_of(label)); });
+  });
   return loss_of_sinks({.heads = s.heads, .group = options_.group, .tokens = tokens},
                        sink_parts<const float>(s, options_.group, &parameters_[first_bias]), forward_->y(),
-                       shares.data(), backward_->x(), sink_parts(s, options_.group, &gradients[first_bias]));
+                       shares.data(), backward_->x(), sink_parts(s, options_.group, &gradients[first_bias]),
+                       threads_);
 }
 
 Status Fit::gradients(uint32_t number, std::vector<float>& to, double& loss) {
@@ -328,18 +372,27 @@ Status Fit::gradients(uint32_t number, std::vector<float>& to, double& loss) {
   return {};
 }
 
+template <typename Each>
+void Fit::each_parameter(const Each& each) {
+  constexpr uint64_t kOfItem = 1 << 14;
+  const uint64_t count = parameters_.size();
+  threads_.run(static_cast<uint32_t>(ceil_div(count, kOfItem)), [&](uint32_t item, uint32_t) {
+    for (uint64_t i = item * kOfItem; i < std::min((item + 1) * kOfItem, count); ++i) each(i);
+  });
+}
+
 void Fit::update(const std::vector<float>& gradients) {
   const float step = static_cast<float>(done_), steps = static_cast<float>(options_.steps);
   const float rate =
       kRate * std::min(1.0f, (step + 1) / (steps * kRamp)) * std::min(1.0f, (steps - step) / (steps * kFall));
   const float unbiased1 = 1 - std::pow(kBeta1, step + 1), unbiased2 = 1 - std::pow(kBeta2, step + 1);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  each_parameter([&](uint64_t i) {
     const float g = std::clamp(gradients[i], -kLargestGradient, kLargestGradient);
     float &p = parameters_[i], &m = momentum_[i], &v = variance_[i];
     m = kBeta1 * m + (1 - kBeta1) * g;
     v = kBeta2 * v + (1 - kBeta2) * g * g;
     p -= rate * (kDecay * p + m / unbiased1 / (std::sqrt(v / unbiased2) + kEpsilon));
-  }
+  });
 }
 
 Result<bool> Fit::step() {
@@ -360,66 +413,94 @@ Result<bool> Fit::step() {
   return true;
 }
 
-// Least squares with a little ridge, which leaves the bias alone: sums over tokens in double, of products
-// over runs in f32.
+// Sums over tokens of what a layer's retainer reads and of its labels.
+struct Fit::Moments {
+  std::vector<double> xx, x, xy, y;  // [cols][cols], [cols], [heads][cols], [heads]
+};
+
+// Adds those of a few runs: sums over runs in double, of products within them in f32. Their operands are
+// halves as they are, so no device rounds them.
+Status Fit::add_moments(uint32_t layer, uint32_t first_run, uint32_t runs, Moments& m) {
+  const SampleShape& s = samples_.shape();
+  const uint64_t n = s.cols, tokens = uint64_t(kMomentRuns) * kRunTokens;
+  auto* columns = static_cast<uint16_t*>(forward_->w());
+  threads_.run(kMomentRuns, [&](uint32_t i, uint32_t) {
+    uint16_t* to = columns + uint64_t(i) * kRunTokens;
+    if (i < runs)
+      transpose(samples_.states(first_run + i, layer), kRunTokens, s.cols, to, tokens);
+    else
+      for (uint64_t c = 0; c < n; ++c) std::fill_n(to + c * tokens, kRunTokens, uint16_t{0});
+  });
+  threads_.run(s.cols, [&](uint32_t c, uint32_t) {
+    std::transform(columns + c * tokens, columns + (c + 1) * tokens, forward_->x() + c * tokens, f16_to_f32);
+  });
+  THIMBLE_TRY(forward_->run());
+  const double scale = scales_[layer];
+  threads_.run(s.cols, [&](uint32_t c, uint32_t) {
+    for (uint64_t i = c * n; i < (c + 1) * n; ++i) m.xx[i] += forward_->y()[i] * scale * scale;
+    for (uint32_t run = 0; run < runs; ++run) {
+      const float* x = forward_->x() + c * tokens + uint64_t(run) * kRunTokens;
+      const float* labels = samples_.labels(first_run + run, layer);
+      m.x[c] += scale * std::accumulate(x, x + kRunTokens, 0.0);
+      for (uint32_t head = 0; head < s.heads; ++head)
+        m.xy[head * n + c] +=
+            scale * std::inner_product(x, x + kRunTokens, labels + uint64_t(head) * kRunTokens, 0.0);
+    }
+  });
+  for (uint32_t run = first_run; run < first_run + runs; ++run)
+    for (uint32_t head = 0; head < s.heads; ++head) {
+      const float* label = samples_.labels(run, layer) + uint64_t(head) * kRunTokens;
+      m.y[head] = std::accumulate(label, label + kRunTokens, m.y[head]);
+    }
+  return {};
+}
+
+// Least squares with a little ridge, which leaves the bias alone.
 Status Fit::solve_layer(uint32_t layer) {
   const SampleShape& s = samples_.shape();
   const uint64_t n = s.cols;
   const float scale = scales_[layer];
-  std::vector<double> xx(n * n), x_sum(n), xy(s.heads * n), y_sum(s.heads);
-  std::vector<float> columns(n * kRunTokens);
-  for (uint32_t run = 0; run < samples_.runs(); ++run) {
-    auto* w = static_cast<uint16_t*>(forward_->w());
-    transpose(samples_.states(run, layer), kRunTokens, s.cols, w, kRunTokens);
-    for (uint64_t i = 0; i < columns.size(); ++i) columns[i] = forward_->x()[i] = f16_to_f32(w[i]) * scale;
-    THIMBLE_TRY(forward_->run());
-    for (uint64_t i = 0; i < n * n; ++i) xx[i] += forward_->y()[i] * scale;
-    const float* labels = samples_.labels(run, layer);
-    for (uint64_t c = 0; c < n; ++c) {
-      const float* x = &columns[c * kRunTokens];
-      x_sum[c] = std::accumulate(x, x + kRunTokens, x_sum[c]);
-      for (uint32_t head = 0; head < s.heads; ++head)
-        xy[head * n + c] =
-            std::inner_product(x, x + kRunTokens, labels + head * kRunTokens, xy[head * n + c]);
-    }
-    for (uint32_t head = 0; head < s.heads; ++head)
-      y_sum[head] =
-          std::accumulate(labels + head * kRunTokens, labels + (head + 1) * kRunTokens, y_sum[head]);
-  }
+  Moments m{std::vector<double>(n * n), std::vector<double>(n), std::vector<double>(s.heads * n),
+            std::vector<double>(s.heads)};
+  for (uint32_t run = 0; run < samples_.runs(); run += kMomentRuns)
+    THIMBLE_TRY(add_moments(layer, run, std::min(kMomentRuns, samples_.runs() - run), m));
   const double tokens = double(samples_.runs()) * kRunTokens;
-  for (uint64_t i = 0; i < n; ++i) {
-    for (uint64_t j = 0; j < n; ++j) xx[i * n + j] -= x_sum[i] * x_sum[j] / tokens;
-    xx[i * n + i] += kRidge;
-  }
-  if (!factorise(xx, s.cols))
+  threads_.run(s.cols, [&](uint32_t i, uint32_t) {
+    for (uint64_t j = 0; j < n; ++j) m.xx[i * n + j] -= m.x[i] * m.x[j] / tokens;
+    m.xx[i * n + i] += kRidge;
+  });
+  if (!factorise(m.xx, s.cols, threads_))
     return error(Code::kNotFinite,
                  "layer %u of the model gives NaN or infinite states; train for another file of it", layer);
   const Places p = places(layer);
   for (uint32_t head = 0; head < s.heads; ++head) {
-    double* w = &xy[head * n];
-    for (uint64_t c = 0; c < n; ++c) w[c] -= x_sum[c] * y_sum[head] / tokens;
-    solve(xx, s.cols, w);
-    double bias = y_sum[head] / tokens - mean_;
+    double* w = &m.xy[head * n];
+    for (uint64_t c = 0; c < n; ++c) w[c] -= m.x[c] * m.y[head] / tokens;
+    solve(m.xx, s.cols, w);
+    double bias = m.y[head] / tokens - mean_;
     for (uint64_t c = 0; c < n; ++c) {
-      bias -= w[c] * x_sum[c] / tokens;
+      bias -= w[c] * m.x[c] / tokens;
       parameters_[p.second + head * n + c] = static_cast<float>(w[c]);
     }
     parameters_[p.second_bias + head] = static_cast<float>(bias);
   }
   // How far it is off, squared, for the curve.
-  double squares = 0;
-  for (uint32_t run = 0; run < samples_.runs(); ++run) {
+  std::vector<double> squares(samples_.runs());
+  threads_.run(samples_.runs(), [&](uint32_t run, uint32_t) {
     const uint16_t* x = samples_.states(run, layer);
-    for (uint32_t t = 0; t < kRunTokens; ++t)
+    std::vector<float> token(n);
+    for (uint32_t t = 0; t < kRunTokens; ++t) {
+      std::transform(x + t * n, x + (t + 1) * n, token.begin(), f16_to_f32);
       for (uint32_t head = 0; head < s.heads; ++head) {
-        double score = parameters_[p.second_bias + head];
-        for (uint64_t c = 0; c < n; ++c)
-          score += double(parameters_[p.second + head * n + c]) * f16_to_f32(x[t * n + c]) * scale;
+        const float* w = &parameters_[p.second + head * n];
+        const double score = std::inner_product(token.begin(), token.end(), w, 0.0) * scale +
+                             parameters_[p.second_bias + head];
         const double d = score - (samples_.labels(run, layer)[head * kRunTokens + t] - mean_);
-        squares += d * d;
+        squares[run] += d * d;
       }
-  }
-  loss_ = squares / (tokens * s.heads);
+    }
+  });
+  loss_ = std::accumulate(squares.begin(), squares.end(), 0.0) / (tokens * s.heads);
   if (!std::isfinite(loss_))
     return error(Code::kNotFinite,
                  "layer %u of the model gives NaN or infinite labels; train for another file of it", layer);

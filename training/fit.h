@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "runtime/model/model.h"
 #include "training/product.h"
 #include "training/samples.h"
@@ -20,6 +21,7 @@ struct FitOptions {
   uint32_t runs = 16;  // of kRunTokens to a step
   bool weighs_best = true;
   uint64_t seed = 0;
+  uint32_t threads = 0;  // of the host, beside the device's; 0: one a core. None changes a result
 };
 
 // What a layer's retainer computes: second act(first x + first_bias) + second_bias; a linear one has no
@@ -45,6 +47,8 @@ double loss_of_layer(const LossOptions&, double weights, const float* scores,
 
 class Fit {
  public:
+  // What it allocates beside the samples.
+  static Result<uint64_t> bytes(const Device&, const SampleShape&, const FitOptions&);
   static Result<std::unique_ptr<Fit>> start(std::shared_ptr<Device>, const Samples&, const FitOptions&);
 
   // One step of the optimizer (linear: one layer). False where all are done, or the loss is no longer a
@@ -67,10 +71,11 @@ class Fit {
   Status load(std::span<const std::byte>);
 
  private:
-  Fit(std::shared_ptr<Device> device, const Samples& samples, const FitOptions& options)
-      : device_(std::move(device)), samples_(samples), options_(options) {}
+  Fit(std::shared_ptr<Device> device, const Samples& samples, const FitOptions& options);
   Status prepare();
   Status solve_layer(uint32_t layer);
+  struct Moments;
+  Status add_moments(uint32_t layer, uint32_t first_run, uint32_t runs, Moments&);
   void initialise();
   // What one layer gives for some runs.
   struct Batch {
@@ -79,7 +84,8 @@ class Fit {
     std::vector<const float*> labels;
     std::vector<const uint8_t*> best;
 
-    uint32_t tokens() const { return static_cast<uint32_t>(labels.size()) * kRunTokens; }
+    uint32_t runs() const { return static_cast<uint32_t>(labels.size()); }
+    uint32_t tokens() const { return runs() * kRunTokens; }
   };
   Status back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, double weights,
                         std::vector<float>& gradients, double& loss);
@@ -87,6 +93,9 @@ class Fit {
   // matrix, and by what was projected, into backward_->x().
   double through_hidden_layer(const Batch&, std::vector<float>& gradients);
   double through_sinks(const Batch&, std::vector<float>& gradients);
+  // Calls each(i) for every parameter.
+  template <typename Each>
+  void each_parameter(const Each& each);
   void update(const std::vector<float>& gradients);
 
   // Where a layer's parameters lie: first, first_bias, second, second_bias.
@@ -98,7 +107,10 @@ class Fit {
   std::shared_ptr<Device> device_;
   const Samples& samples_;
   const FitOptions options_;
+  ThreadPool threads_;
   std::unique_ptr<Product> forward_, backward_;
+  // [hidden][tokens]: what a layer's hidden channels are, and their derivatives by what they are made of.
+  std::vector<float> hidden_, slopes_;
   std::vector<float> parameters_, momentum_, variance_;
   std::vector<float> good_;  // parameters of a step whose loss was a number
   std::vector<float> gradients_;

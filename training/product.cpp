@@ -25,6 +25,27 @@ Result<std::unique_ptr<Product>> Product::by(const std::shared_ptr<Device>& devi
   return product;
 }
 
+// The largest matrix product of a session with such a model is this one.
+static Result<uint64_t> scratch_bytes(const Device& device, uint32_t rows, uint32_t inner, uint32_t cols) {
+  const ModelShape model{
+      .layers = 1, .d_model = inner, .heads = 1, .kv_heads = 1, .head_dim = 64, .d_ff = cols, .vocab = 1};
+  THIMBLE_LET(needs, device.needs(model, {.chunk = rows,
+                                          .run_capacity = 1,
+                                          .layer_entries = 1,
+                                          .reach = 1,
+                                          .view_capacity = 1,
+                                          .positions = 0,
+                                          .heads = 0}));
+  return needs.workspace;
+}
+
+Result<uint64_t> Product::bytes(const Device& device, uint32_t rows, uint32_t inner, uint32_t cols,
+                                DType type_of_w) {
+  THIMBLE_LET(scratch, scratch_bytes(device, rows, inner, cols));
+  return scratch + uint64_t(rows) * (inner + uint64_t(cols)) * sizeof(float) +
+         dtype_bytes(type_of_w, uint64_t(cols) * inner);
+}
+
 Status Product::record(Device& device, uint32_t rows, const Weight& w) {
   const auto allocate = [&](uint64_t bytes, std::unique_ptr<Buffer>& into) -> Status {
     THIMBLE_LET(buffer, device.alloc(MemKind::kIo, bytes));
@@ -33,16 +54,8 @@ Status Product::record(Device& device, uint32_t rows, const Weight& w) {
   };
   THIMBLE_TRY(allocate(uint64_t(rows) * w.cols * sizeof(float), x_));
   THIMBLE_TRY(allocate(uint64_t(rows) * w.rows * sizeof(float), y_));
-  const ModelShape model{
-      .layers = 1, .d_model = w.cols, .heads = 1, .kv_heads = 1, .head_dim = 64, .d_ff = w.rows, .vocab = 1};
-  THIMBLE_LET(needs, device.needs(model, {.chunk = rows,
-                                          .run_capacity = 1,
-                                          .layer_entries = 1,
-                                          .reach = 1,
-                                          .view_capacity = 1,
-                                          .positions = 0,
-                                          .heads = 0}));
-  THIMBLE_TRY(allocate(needs.workspace, scratch_));
+  THIMBLE_LET(scratch, scratch_bytes(device, rows, w.cols, w.rows));
+  THIMBLE_TRY(allocate(scratch, scratch_));
   THIMBLE_LET(stream, device.open_stream(whole(scratch_), 0));
   stream_ = std::move(stream);
 
@@ -62,6 +75,11 @@ Status Product::record(Device& device, uint32_t rows, const Weight& w) {
   program_ = std::move(program);
   step_.n_rows = rows;
   return {};
+}
+
+Status Product::run() {
+  THIMBLE_TRY(stream_->submit(*program_, 0, 1, step_, {}));
+  return stream_->wait();
 }
 
 }  // namespace thimble

@@ -15,10 +15,13 @@ class Product {
   // By a matrix that lies on the device already; there is no w() then.
   static Result<std::unique_ptr<Product>> by(const std::shared_ptr<Device>&, uint32_t rows, const Weight&);
 
+  // What all of it takes, w among it where it is made.
+  static Result<uint64_t> bytes(const Device&, uint32_t rows, uint32_t inner, uint32_t cols, DType type_of_w);
+
   float* x() const { return static_cast<float*>(x_->mapped); }
   void* w() const { return w_->mapped; }
   const float* y() const { return static_cast<const float*>(y_->mapped); }
-  Status run() { return stream_->submit(*program_, 0, 1, step_, {}); }
+  Status run();
 
  private:
   Status record(Device&, uint32_t rows, const Weight&);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/size_text.h"
+#include "base/system.h"
 #include "training/product.h"
 
 namespace thimble {
@@ -105,8 +106,11 @@ class Observer : public RetentionPolicy {
   View lse_;
 };
 
-Reader::Reader(std::shared_ptr<const Model> model, std::shared_ptr<Device> device)
-    : model_(std::move(model)), device_(std::move(device)), policies_(SessionOptions()) {}
+Reader::Reader(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, uint32_t threads)
+    : model_(std::move(model)),
+      device_(std::move(device)),
+      threads_(threads ? threads : core_count()),
+      policies_(SessionOptions()) {}
 
 Reader::~Reader() = default;
 
@@ -115,8 +119,8 @@ static uint64_t gram_size(const ModelShape& s) { return uint64_t(s.heads) * s.he
 Result<std::unique_ptr<Reader>> Reader::open(std::shared_ptr<const Model> model,
                                              std::shared_ptr<Device> device, Retainer::Input input,
                                              uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
-                                             bool weighed) {
-  std::unique_ptr<Reader> reader(new Reader(std::move(model), std::move(device)));
+                                             bool weighed, uint32_t threads) {
+  std::unique_ptr<Reader> reader(new Reader(std::move(model), std::move(device), threads));
   THIMBLE_TRY(reader->allocate(input, text_tokens, tail_tokens, room, weighed));
   if (weighed) THIMBLE_TRY(reader->measure_outputs());
   return reader;
@@ -149,7 +153,8 @@ Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t ta
                                             .reach = d.reach,
                                             .view_capacity = d.view_capacity,
                                             .positions = 0,
-                                            .heads = static_cast<uint32_t>(d.runs.size())}));
+                                            .heads = static_cast<uint32_t>(d.runs.size()),
+                                            .labels = true}));
   Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
   lay_out(setting, policies_, device, needs.workspace, pool, workspace, io);
   bytes_ = pool.size() + workspace.size() + io.size() + Placements::bytes(model_->tensors(), device);
@@ -201,10 +206,13 @@ Status Reader::measure_outputs() {
       for (uint32_t c = 0; c < dh; ++c) product->x()[uint64_t(c) * inputs + head * dh + c] = 1;
       THIMBLE_TRY(product->run());
       const auto column = [&](uint32_t c) { return product->y() + uint64_t(c) * s.d_model; };
-      for (uint32_t a = 0; a < dh; ++a)
+      const uint64_t first = gram.size();
+      gram.resize(first + uint64_t(dh) * dh);
+      threads_.run(dh, [&](uint32_t a, uint32_t) {
         for (uint32_t b = 0; b < dh; ++b)
-          gram.push_back(
-              static_cast<float>(std::inner_product(column(a), column(a) + s.d_model, column(b), 0.0)));
+          gram[first + a * uint64_t(dh) + b] =
+              static_cast<float>(std::inner_product(column(a), column(a) + s.d_model, column(b), 0.0));
+      });
     }
   }
   return {};
@@ -217,8 +225,9 @@ Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
   const View& worth = observer_->worth[layer];
   THIMBLE_TRY(
       device_->read(values_.data(), observer_->values.slice(0, uint64_t(rows) * cols * sizeof(float))));
-  std::vector<float> of_rows(rows), product(dh);
-  for (uint32_t head = 0; head < s.heads; ++head) {
+  std::vector<float> lengths(uint64_t(s.heads) * rows);  // [head][rows]
+  threads_.run(s.heads, [&](uint32_t head, uint32_t) {
+    std::vector<float> product(dh);
     for (uint32_t row = 0; row < rows; ++row) {
       const float* v = &values_[uint64_t(row) * cols + head / group * dh];
       const float* gram = &gram_[layer][uint64_t(head) * dh * dh];
@@ -226,10 +235,13 @@ Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
       for (uint32_t a = 0; a < dh; ++a)
         for (uint32_t b = 0; b < dh; ++b) product[b] += v[a] * gram[a * dh + b];
       const float squared = std::inner_product(v, v + dh, product.begin(), 0.0f);
-      of_rows[row] = 0.5f * std::log(std::max(squared, 0.0f));  // rounding may leave less than nothing
+      lengths[uint64_t(head) * rows + row] =
+          0.5f * std::log(std::max(squared, 0.0f));  // rounding may leave less than nothing
     }
+  });
+  for (uint32_t head = 0; head < s.heads; ++head) {
     const uint64_t at = head * (worth.bytes / s.heads) + read_ * sizeof(float);
-    THIMBLE_TRY(device_->write(worth.slice(at, rows * sizeof(float)), of_rows.data()));
+    THIMBLE_TRY(device_->write(worth.slice(at, rows * sizeof(float)), &lengths[uint64_t(head) * rows]));
   }
   return {};
 }
@@ -295,10 +307,13 @@ Status Reader::run_layers(const Rows& rows, const States& states) {
   for (uint32_t layer = 0; layer < model_->shape.layers; ++layer) {
     THIMBLE_TRY(run(1 + layer));
     if (!in_text || model_->layers[layer].window) continue;
+    if (!states && !observer_->worth[layer]) continue;
     THIMBLE_TRY(stream_->wait());
-    THIMBLE_TRY(device_->read(states_.data(),
-                              observer_->states.slice(0, uint64_t(rows.count) * cols_ * sizeof(float))));
-    states(layer, rows.position, rows.count, states_.data());
+    if (states) {
+      const uint64_t bytes = uint64_t(rows.count) * cols_ * sizeof(float);
+      THIMBLE_TRY(device_->read(states_.data(), observer_->states.slice(0, bytes)));
+      states(layer, rows.position, rows.count, states_.data());
+    }
     if (observer_->worth[layer]) THIMBLE_TRY(weigh_values(layer, rows.count));
   }
   return stream_->wait();

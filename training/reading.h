@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "runtime/decoder.h"
 #include "training/texts.h"
 
@@ -22,16 +23,18 @@ class Reader {
   // For texts of at most so many tokens, and as many behind them at a time; with room for `room` bytes (0:
   // any number). `weighed`: log-probabilities are those of KVzip+, with the lengths of a row's hidden state
   // and of what an entry's value becomes. Refused, with what is missing, where the room or the device's ops
-  // do not suffice.
+  // do not suffice. `threads`: of the host, beside the device's; 0: one a core.
   static Result<std::unique_ptr<Reader>> open(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                               Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens,
-                                              uint64_t room, bool weighed = false);
+                                              uint64_t room, bool weighed = false, uint32_t threads = 0);
   ~Reader();
 
   void begin(const TrainingText&);
-  // Reads the next chunk; false where all was read.
-  Result<bool> step(const States&);
+  // Reads the next chunk; false where all was read. Without `states` none are fetched from the device.
+  Result<bool> step(const States& states);
   uint64_t tokens_read() const { return read_; }
+  // How many the next chunk has, 0 where all was read.
+  uint32_t next_count() const { return read_ == text_.all_tokens() ? 0 : next_rows().count; }
 
   // What each entry of the text that was read was worth: the op `label`. f32 [kv head][tokens of the text].
   struct Labels {
@@ -43,7 +46,7 @@ class Reader {
   uint64_t bytes() const { return bytes_; }  // that this takes beside the model's file
 
  private:
-  Reader(std::shared_ptr<const Model>, std::shared_ptr<Device>);
+  Reader(std::shared_ptr<const Model>, std::shared_ptr<Device>, uint32_t threads);
   Status allocate(Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room, bool weighed);
   Status measure_outputs();
   Status weigh_values(uint32_t layer, uint32_t rows);
@@ -58,6 +61,7 @@ class Reader {
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Device> device_;
+  ThreadPool threads_;
   SessionOptions options_;
   Dimensions dimensions_;
   Policies policies_;

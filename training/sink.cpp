@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <vector>
+
+#include "base/bits.h"
 
 namespace thimble {
 namespace {
@@ -58,8 +61,12 @@ struct Weights {
   }
 };
 
+// Tokens whose sums are added up by themselves first.
+constexpr uint32_t kBlock = 256;
+
 // Gradients by the parameters are summed in double.
 struct Sums {
+  double loss = 0;
   std::vector<double> q_bias, q_norm, k_norm, sinks, bias;
   explicit Sums(const SinkShape& s)
       : q_bias(s.queries() * kSinkRank),
@@ -67,6 +74,13 @@ struct Sums {
         k_norm(kSinkRank),
         sinks(s.heads * kSinkCount * kSinkRank),
         bias(s.queries()) {}
+
+  void add(const Sums& other) {
+    loss += other.loss;
+    for (auto part : {&Sums::q_bias, &Sums::q_norm, &Sums::k_norm, &Sums::sinks, &Sums::bias})
+      std::transform((this->*part).begin(), (this->*part).end(), (other.*part).begin(), (this->*part).begin(),
+                     std::plus<>());
+  }
 };
 
 // One token of one KV head.
@@ -155,16 +169,22 @@ class Token {
 }  // namespace
 
 double loss_of_sinks(const SinkShape& s, const SinkParameters<const float>& p, const float* projected,
-                     const float* labels, float* by_projected, const SinkParameters<float>& by_parameters) {
+                     const float* labels, float* by_projected, const SinkParameters<float>& by_parameters,
+                     ThreadPool& threads) {
+  const auto blocks = static_cast<uint32_t>(ceil_div(s.tokens, kBlock));
+  std::vector<Sums> parts(blocks, Sums(s));
+  threads.run(blocks, [&](uint32_t block, uint32_t) {
+    Sums& part = parts[block];
+    for (uint32_t head = 0; head < s.heads; ++head)
+      for (uint32_t t = block * kBlock; t < std::min((block + 1) * kBlock, s.tokens); ++t) {
+        const Token token(s, p, projected, head, t);
+        const double label = double{labels[uint64_t(head) * s.tokens + t]};
+        part.loss += token.loss(label) / s.tokens;
+        token.back(label, 1.0 / s.tokens, by_projected, part);
+      }
+  });
   Sums sums(s);
-  double loss = 0;
-  for (uint32_t head = 0; head < s.heads; ++head)
-    for (uint32_t t = 0; t < s.tokens; ++t) {
-      const Token token(s, p, projected, head, t);
-      const double label = double{labels[uint64_t(head) * s.tokens + t]};
-      loss += token.loss(label) / s.tokens;
-      token.back(label, 1.0 / s.tokens, by_projected, sums);
-    }
+  for (const Sums& part : parts) sums.add(part);
   const auto give = [](const std::vector<double>& from, float* to) {
     std::transform(from.begin(), from.end(), to, [](double x) { return static_cast<float>(x); });
   };
@@ -173,7 +193,7 @@ double loss_of_sinks(const SinkShape& s, const SinkParameters<const float>& p, c
   give(sums.k_norm, by_parameters.k_norm);
   give(sums.sinks, by_parameters.sinks);
   give(sums.bias, by_parameters.bias);
-  return loss;
+  return sums.loss;
 }
 
 }  // namespace thimble

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/thread_pool.h"
+
 namespace thimble {
 
 // As published (Fast KVzip).
@@ -28,8 +30,9 @@ struct SinkParameters {
 
 // Binary cross-entropy of the scores of tokens against `labels`, [head][tokens], shares of 1: a mean over
 // tokens, summed over heads. `projected`: [channels][tokens], without q_bias. Writes the gradients by
-// `projected` and by the parameters.
+// `projected` and by the parameters, the same ones whatever the number of threads.
 double loss_of_sinks(const SinkShape&, const SinkParameters<const float>&, const float* projected,
-                     const float* labels, float* by_projected, const SinkParameters<float>& by_parameters);
+                     const float* labels, float* by_projected, const SinkParameters<float>& by_parameters,
+                     ThreadPool&);
 
 }  // namespace thimble

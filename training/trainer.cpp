@@ -74,6 +74,12 @@ const char* name_of(Target target) {
 
 // ---- beginning ----
 
+Trainer::Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options)
+    : model_(std::move(model)),
+      device_(std::move(device)),
+      options_(std::move(options)),
+      threads_(options_.threads ? options_.threads : core_count()) {}
+
 Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<const Model> model,
                                                  std::shared_ptr<Device> device,
                                                  const TrainingOptions& options) {
@@ -119,7 +125,7 @@ Status Trainer::begin() {
   for (const auto* texts : {&texts_, &counted_})
     for (const TrainingText& text : *texts) tail = std::max(tail, text.longest_tail());
   THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory,
-                                   trains() && o.target == Target::kLogKvzipPlus));
+                                   trains() && o.target == Target::kLogKvzipPlus, o.threads));
   reader_ = std::move(reader);
   if (trains()) {
     THIMBLE_TRY(choose_runs());
@@ -298,7 +304,8 @@ Status Trainer::choose_runs() {
   const uint64_t all = chosen.size();
   uint64_t room = kDefaultSamples;
   if (options_.memory) {
-    const uint64_t beside = std::max(reader_->bytes(), fit_bytes()), least = 16 * shape.run_bytes();
+    THIMBLE_LET(of_fit, Fit::bytes(*device_, shape, fit_options()));
+    const uint64_t beside = std::max(reader_->bytes(), of_fit), least = 16 * shape.run_bytes();
     if (options_.memory < beside + least) {
       const uint64_t missing = beside + least - options_.memory;
       return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
@@ -351,16 +358,8 @@ FitOptions Trainer::fit_options() const {
           .steps = options_.steps,
           .runs = 16,
           .weighs_best = options_.target != Target::kMaxLogit,
-          .seed = options_.seed};
-}
-
-// Six numbers for each parameter, the operands of two products, and what is between them.
-uint64_t Trainer::fit_bytes() const {
-  const uint64_t cols = reader_->state_cols(), inner = hidden(), f32 = 4;
-  if (options_.kind == Retainer::Kind::kLinear) return cols * cols * 3 * f32;
-  const uint64_t tokens = uint64_t(fit_options().runs) * kRunTokens;
-  return layers_.size() * cols * inner * 6 * f32 + 2 * tokens * cols * 2 +
-         (4 * tokens + 2 * cols) * inner * f32;
+          .seed = options_.seed,
+          .threads = options_.threads};
 }
 
 const TrainingText& Trainer::text(uint32_t number) const {
@@ -385,23 +384,39 @@ TrainingProgress Trainer::progress() const {
   return p;
 }
 
-Result<bool> Trainer::step() {
+double& Trainer::clock() {
   switch (phase_) {
     case Phase::kReading:
-      THIMBLE_TRY(read_on());
-      break;
+      return reading_ && reader_->tokens_read() >= text(text_).tokens.size() ? seconds_.labels
+                                                                             : seconds_.reading;
     case Phase::kFitting:
-      THIMBLE_TRY(fit_on());
-      break;
-    case Phase::kChecking:
-      THIMBLE_TRY(check_on());
-      break;
+      return seconds_.fitting;
     case Phase::kTrying:
-      THIMBLE_TRY(try_on());
-      break;
-    case Phase::kDone:
-      return false;
+      return seconds_.trying;
+    default:
+      return seconds_.checking;
   }
+}
+
+Status Trainer::make_step() {
+  switch (phase_) {
+    case Phase::kReading:
+      return read_on();
+    case Phase::kFitting:
+      return fit_on();
+    case Phase::kTrying:
+      return try_on();
+    default:
+      return check_on();
+  }
+}
+
+Result<bool> Trainer::step() {
+  if (phase_ == Phase::kDone) return false;
+  const double begin = steady_seconds();
+  double& seconds = clock();
+  THIMBLE_TRY(make_step());
+  seconds += steady_seconds() - begin;
   if (steady_seconds() - saved_at_ > kBetweenSaves) THIMBLE_TRY(save());
   return true;
 }
@@ -414,29 +429,42 @@ Status Trainer::read_on() {
     return trains() ? start_fit() : write_sidecar();
   }
   const TrainingText& t = text(text_);
-  if (!reading_) reader_->begin(t);
+  if (!reading_) {
+    reader_->begin(t);
+    sample_of_.assign(ceil_div(text_tokens_, kRunTokens), -1);
+    if (text_ < texts_.size())
+      for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)
+        sample_of_[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
+  }
   reading_ = true;
-  // What is kept of the rows that come.
-  const uint64_t before = reader_->tokens_read();
-  std::vector<int32_t> sample_of(ceil_div(text_tokens_, kRunTokens), -1);
-  if (text_ < texts_.size())
-    for (size_t i = 0; i < runs_of_text_[text_].size(); ++i)
-      sample_of[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
-  std::vector<uint32_t> slot(model_->shape.layers);
-  for (uint32_t i = 0; i < layers_.size(); ++i) slot[layers_[i]] = i;
-  const uint32_t cols = reader_->state_cols();
-  const auto keep = [&](uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
-    for (uint32_t row = first; row < first + rows; ++row, states += cols) {
-      const int32_t sample = sample_of[row / kRunTokens];
-      if (sample < 0) continue;
-      uint16_t* to =
-          samples_.states(static_cast<uint32_t>(sample), slot[layer]) + uint64_t(row % kRunTokens) * cols;
-      for (uint32_t c = 0; c < cols; ++c) to[c] = f32_to_f16(std::clamp(states[c], -65504.0f, 65504.0f));
-    }
-  };
+  // States that nobody keeps stay on the device.
+  const uint64_t before = reader_->tokens_read(), end = before + reader_->next_count();
+  bool keeps = false;
+  for (uint64_t run = before / kRunTokens; run < std::min(ceil_div(end, kRunTokens), sample_of_.size());
+       ++run)
+    keeps |= sample_of_[run] >= 0;
+  Reader::States keep;
+  if (keeps)
+    keep = [this](uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
+      keep_states(layer, first, rows, states);
+    };
   THIMBLE_LET(more, reader_->step(keep));
   done_ += reader_->tokens_read() - before;
   return more ? Status() : finish_text();
+}
+
+// Keeps rows of the text, as far as their runs are chosen.
+void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
+  const auto slot = static_cast<uint32_t>(std::find(layers_.begin(), layers_.end(), layer) - layers_.begin());
+  const uint32_t cols = samples_.shape().cols;
+  threads_.run(rows, [&](uint32_t i, uint32_t) {
+    const uint32_t row = first + i;
+    const int32_t sample = sample_of_[row / kRunTokens];
+    if (sample < 0) return;
+    uint16_t* to = samples_.states(static_cast<uint32_t>(sample), slot) + uint64_t(row % kRunTokens) * cols;
+    const float* from = states + uint64_t(i) * cols;
+    for (uint32_t c = 0; c < cols; ++c) to[c] = f32_to_f16(std::clamp(from[c], -65504.0f, 65504.0f));
+  });
 }
 
 // Takes the labels of the text that was read to its end.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/state_file.h"
+#include "base/thread_pool.h"
 #include "runtime/model/new_gguf.h"
 #include "training/fit.h"
 #include "training/reading.h"
@@ -33,6 +34,7 @@ struct TrainingOptions {
   uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
   bool equal_shares = false;  // no shares are counted
   uint32_t text_tokens = 0;   // 0: 6144, or what the model's context allows
+  uint32_t threads = 0;       // of the host, beside the device's; 0: one a core. None changes the file
 };
 
 struct TrainingProgress {
@@ -41,6 +43,14 @@ struct TrainingProgress {
            total = 0;     // tokens of reading, steps of fitting, readings of checking, targets of trying
   double per_second = 0;  // of those
   double loss = 0;        // of the last step
+};
+
+// Where the time of this process went.
+struct TrainingSeconds {
+  double trying = 0;   // short trainings for other targets
+  double reading = 0;  // of texts, with what is kept of them
+  double labels = 0;   // of what stands behind texts, which tells what they were worth
+  double fitting = 0, checking = 0;
 };
 
 class Trainer {
@@ -71,12 +81,12 @@ class Trainer {
   static const Tried& best_of(const std::vector<Tried>&);  // of equals the first; what was refused comes last
   Target target() const { return options_.target; }
   const std::vector<Tried>& tried() const { return tried_; }
+  const TrainingSeconds& seconds() const { return seconds_; }
   // What came of it, in a sentence or two.
   std::string verdict() const;
 
  private:
-  Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options)
-      : model_(std::move(model)), device_(std::move(device)), options_(std::move(options)) {}
+  Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options);
   Status prepare();
   Status begin();
   Status open_tries();
@@ -91,6 +101,9 @@ class Trainer {
   Status finish_text();
   Status start_fit();
   Status fit_on();
+  Status make_step();
+  double& clock();  // of what the next step does
+  void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
   Status check_on();
   std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
@@ -103,7 +116,6 @@ class Trainer {
   }
   Retainer::Input input() const;
   uint32_t hidden() const;
-  uint64_t fit_bytes() const;
   FitOptions fit_options() const;
   const TrainingText& text(uint32_t number) const;
   std::vector<float> shares() const;
@@ -119,6 +131,7 @@ class Trainer {
   std::shared_ptr<const Model> model_;
   std::shared_ptr<Device> device_;
   TrainingOptions options_;
+  ThreadPool threads_;
   uint32_t text_tokens_ = 0, tail_tokens_ = 0;
   std::vector<uint32_t> layers_;  // without a window
   uint64_t book_hash_ = 0;
@@ -131,6 +144,7 @@ class Trainer {
   std::vector<uint32_t> first_run_;                  // of each text, in samples_
   std::vector<std::vector<double>> counts_;          // of each counted text: [layer][kv head]
   uint32_t text_ = 0;                                // that is being read
+  std::vector<int32_t> sample_of_;                   // which of samples_ each run of it is; -1: none
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
   StateFile state_;
@@ -151,6 +165,7 @@ class Trainer {
 
   TrainingProgress::Phase phase_ = TrainingProgress::Phase::kReading;
   uint64_t done_ = 0, total_ = 0, phase_first_ = 0;
+  TrainingSeconds seconds_;
   double phase_start_ = 0;
 };
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "backends/backend.h"
-#include "backends/cpu/host/thread_pool.h"
+#include "base/thread_pool.h"
 
 namespace thimble::cpu {
 

@@ -44,6 +44,7 @@ void vote(const Launch&, const Vote&);
 void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);
 // Whether top_k can make these votes; makes_votes() holds.
 bool can_vote(const Launch&, const VoteParams&);
+void label(const Launch&, const Label&);
 void arg_max(const Launch&, const ArgMax&);
 void log_prob(const Launch&, const LogProb&);
 void copy(const Launch&, const Copy&);
@@ -57,6 +58,7 @@ uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&
 uint64_t page_score_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Card&);
+uint64_t label_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t arg_max_scratch(const ModelShape&, const SessionShape&, const Card&);
 
 }  // namespace thimble::cuda

@@ -39,6 +39,7 @@ void key_diff(Recording&, const KeyDiff&);
 void page_score(Recording&, const PageScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);
+void label(Recording&, const Label&);
 void arg_max(Recording&, const ArgMax&);
 void log_prob(Recording&, const LogProb&);
 void copy(Recording&, const Copy&);
@@ -67,6 +68,7 @@ uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Limits&
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Limits&);  // page_score too
 uint64_t vote_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
+uint64_t label_scratch(const ModelShape&, const SessionShape&, const Limits&);
 uint64_t vote_top_k_scratch(const ModelShape&, const SessionShape&, const Limits&);
 
 }  // namespace thimble::vulkan

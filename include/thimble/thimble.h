@@ -251,8 +251,8 @@ typedef struct thimble_training thimble_training;
 
 typedef struct thimble_training_options {
   uint32_t struct_size;
-  uint32_t threads;         /* worker threads; 0: one a core */
-  const char* device;       /* "cpu" (NULL); others are refused where they lack an op */
+  uint32_t threads;         /* worker threads, of a card's host too; 0: one a core */
+  const char* device;       /* "cpu" (NULL), or another (thimble_device_info), "auto": the best one */
   const char* const* data;  /* paths: plain texts in UTF-8, books for example, in which facts are hidden; JSON lines of
                              * prompts and answers (docs/retainers.md) */
   uint32_t data_count;
@@ -298,7 +298,8 @@ THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thi
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
 /* What the check found, as a JSON object: "target", of "auto" also "tried" (an array of "target" and "recall", null where it
  * could not be tried), "questions", "dense" (the share answered where all is kept), "recall" (an array of "part": 8 for an
- * eighth of the memory, "heads" and "window"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
+ * eighth of the memory, "heads" and "window"), "seconds" (where the time of this process went: "trying", "reading", "labels",
+ * "fitting", "checking"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
 THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
                                                    uint64_t* length, thimble_error* error);
 THIMBLE_API void thimble_training_free(thimble_training* training);

@@ -44,6 +44,7 @@ class Labels : public OpTest {
     const std::vector<HeadState> own(runs.begin() + kOtherRows, runs.end());
     const uint32_t longest = *std::max_element(s.entries.begin(), s.entries.end()), capacity = longest + 3;
     SessionShape shape = session_of(runs, max_rows);
+    shape.labels = true;
     size_for(heads, s.group, dh, shape);
     Random random{s.group + dh + s.rows + longest};
     const std::vector<float> q = random.floats(size_t(s.rows) * stride, -3, 3);
@@ -160,7 +161,10 @@ TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
     for (uint32_t i = 3; i < 67; i += 7) marked[i] = 1;
     return marked;
   }());
-  expect_labels({130, 16, {3}, 2, original}, {0, 1});
+  expect_labels({2, 72, {200, 97}, 40, in_halves}, std::vector<uint32_t>(40, 1));
+  expect_labels({4, 128, {1500}, 60, original}, std::vector<uint32_t>(60, 1));
+  const uint32_t most_group = GetParam().starts_with("cuda") ? 16 : 130;
+  expect_labels({most_group, 16, {3}, 2, original}, {0, 1});
 }
 
 // Sinks, a chunk and what stands behind the text; entries between them are as if they were not there.

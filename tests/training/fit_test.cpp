@@ -115,8 +115,9 @@ TEST(Loss, OfSinksIsTheCrossEntropyOfTheirShares) {
   std::vector<float> by_projected(projected.size()), unused(sinks.size());  // the largest part
   const SinkParameters<float> ignored{unused.data(), unused.data(), unused.data(), unused.data(),
                                       unused.data()};
+  ThreadPool threads(2);
   EXPECT_NEAR(loss_of_sinks(s, {q_bias.data(), q_norm.data(), k_norm.data(), sinks.data(), bias.data()},
-                            projected.data(), labels.data(), by_projected.data(), ignored),
+                            projected.data(), labels.data(), by_projected.data(), ignored, threads),
               expected, 1e-12 * expected);
 }
 

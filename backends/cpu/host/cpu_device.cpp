@@ -16,11 +16,11 @@
 #include "backends/checks.h"
 #include "backends/cpu/dense/experts.h"
 #include "backends/cpu/host/measure.h"
-#include "backends/cpu/host/thread_pool.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/ops.h"
 #include "base/system.h"
+#include "base/thread_pool.h"
 
 namespace thimble {
 namespace cpu {

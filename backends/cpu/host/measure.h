@@ -1,7 +1,7 @@
 #pragma once
 
 #include "backends/backend.h"
-#include "backends/cpu/host/thread_pool.h"
+#include "base/thread_pool.h"
 
 namespace thimble::cpu {
 

@@ -113,7 +113,7 @@ struct HasOp {
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
-  bool operator()(const Label&) const { return false; }
+  bool operator()(const Label& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim); }
   template <typename Any>
   bool operator()(const Any&) const {
@@ -171,7 +171,7 @@ class CudaDevice : public Device {
     uint64_t scratch = 0;
     for (const auto op_scratch :
          {dense_scratch, attention_scratch, token_score_scratch, page_score_scratch, vote_scratch,
-          top_k_scratch, arg_max_scratch, route_scratch, expert_scratch})
+          top_k_scratch, label_scratch, arg_max_scratch, route_scratch, expert_scratch})
       scratch = std::max(scratch, op_scratch(m, s, state_->card));
     return Needs{.fixed = context_bytes_ + 2 * Staging::kBytes,
                  .programs = program_bytes(m),

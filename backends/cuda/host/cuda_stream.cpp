@@ -106,7 +106,7 @@ class Launcher {
   void operator()(const PageScore& op) { page_score(l_, op); }
   void operator()(const Vote& op) { vote(l_, op); }
   void operator()(const TopK& op) { top_k(l_, op, nullptr, nullptr); }
-  void operator()(const Label&) {}  // supports() refuses it
+  void operator()(const Label& op) { label(l_, op); }
   void operator()(const KeyDiff& op) { key_diff(l_, op); }
   void operator()(const ArgMax& op) { arg_max(l_, op); }
   void operator()(const LogProb& op) { log_prob(l_, op); }

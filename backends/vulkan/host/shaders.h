@@ -50,6 +50,9 @@ namespace thimble::vulkan {
   X(TopKVotes, "select/top_k_votes", "") \
   X(TopKCount, "select/top_k_count", "") \
   X(TopKList, "select/top_k_list", "") \
+  X(LabelGather, "select/label_gather", "") \
+  X(LabelSums, "select/label_sums", "") \
+  X(LabelEntries, "select/label_entries", "") \
   X(ArgMax, "dense/arg_max", "") \
   X(LogProb, "dense/log_prob", "") \
   X(Copy, "dense/copy", "")

@@ -28,7 +28,9 @@ struct Supports {
   bool operator()(const TokenScore& o) const { return scores(o.p.head_dim, limits) && is_half(o.k); }
   bool operator()(const PageBounds& o) const { return o.p.head_dim % 2 == 0 && is_half(o.k); }
   bool operator()(const PageScore& o) const { return scores(o.p.head_dim, limits); }
-  bool operator()(const Label&) const { return false; }
+  bool operator()(const Label& o) const {
+    return o.p.head_dim % 2 == 0 && is_half(o.k) && is_half(o.chunk_k);
+  }
   bool operator()(const KeyDiff& o) const {
     return scores(o.p.head_dim, limits) && is_half(o.k) && is_half(o.chunk_k);
   }

@@ -85,7 +85,7 @@ class VulkanRecorder : public Recorder {
   void launch(const PageScore& op) { page_score(recording_, op); }
   void launch(const Vote& op) { vote(recording_, op); }
   void launch(const TopK& op) { top_k(recording_, op); }
-  void launch(const Label&) {}  // supports() refuses it
+  void launch(const Label& op) { label(recording_, op); }
   void launch(const KeyDiff& op) { key_diff(recording_, op); }
   void launch(const ArgMax& op) { arg_max(recording_, op); }
   void launch(const LogProb& op) { log_prob(recording_, op); }

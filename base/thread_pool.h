@@ -1,10 +1,10 @@
-// Worker threads that share the loop iterations of an op.
+// Worker threads that share the iterations of a loop.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-namespace thimble::cpu {
+namespace thimble {
 
 class ThreadPool {
  public:
@@ -32,4 +32,4 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace thimble::cpu
+}  // namespace thimble

@@ -1,5 +1,5 @@
 // Worker threads: every item once, nobody waits for a worker that sleeps, nothing burns when idle.
-#include "backends/cpu/host/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace thimble::cpu {
+namespace thimble {
 namespace {
 
 TEST(ThreadPool, RunsEveryItemOnceOnAWorkerInRange) {
@@ -73,4 +73,4 @@ TEST(ThreadPool, SleepsWhenIdle) {
 }
 
 }  // namespace
-}  // namespace thimble::cpu
+}  // namespace thimble

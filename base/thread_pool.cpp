@@ -1,7 +1,7 @@
 // A job is claimed item by item through one 64-bit ticket: (job number, items left). Claiming decrements it,
 // so a worker that wakes late, or is never scheduled on a busy machine, finds nothing left and holds nobody
 // up.
-#include "backends/cpu/host/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <atomic>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace thimble::cpu {
+namespace thimble {
 
 // How long a worker looks for the next job before it sleeps. The ops of a step follow one another within 20
 // us, steps of a decode within about 100 us; waking a sleeper takes 5 to 50 us.
@@ -111,4 +111,4 @@ void ThreadPool::dispatch(uint32_t items, Call call, const void* body) {
   }
 }
 
-}  // namespace thimble::cpu
+}  // namespace thimble
