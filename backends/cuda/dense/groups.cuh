@@ -1,0 +1,41 @@
+// The tiles of rows that a product in groups has: a tile holds rows of one group. Device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// How many tiles come before those of each group, and of all behind the last: starts[0, groups], in shared
+// memory. One warp calls it; __syncthreads() before others read.
+template <uint32_t kTileRows>
+__device__ inline void count_row_tiles(const uint32_t* first, uint32_t groups, uint32_t* starts) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t before = 0;
+  for (uint32_t from = 0; from < groups; from += kWarp) {
+    const uint32_t g = from + lane;
+    uint32_t sum = g < groups ? (first[g + 1] - first[g] + kTileRows - 1) / kTileRows : 0;
+#pragma unroll
+    for (uint32_t offset = 1; offset < kWarp; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(~0u, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (g < groups) starts[g + 1] = before + sum;
+    before += __shfl_sync(~0u, sum, kWarp - 1);
+  }
+  if (lane == 0) starts[0] = 0;
+}
+
+// The group that tile i of rows belongs to.
+__device__ inline uint32_t group_of_tile(const uint32_t* starts, uint32_t groups, uint32_t i) {
+  uint32_t low = 0, high = groups - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (starts[middle + 1] > i)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
+}  // namespace thimble::cuda
