@@ -16,9 +16,14 @@ __device__ inline float clamped_glu(float gate, float up) {
   return gate / (1 + expf(-1.702f * gate)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1);
 }
 
-// activation, and glu in matvec; a glu of many rows is less exact (dense.h).
+// activation; glu of many rows is less exact (dense.h).
 __device__ inline float activated(float x, uint32_t act) {
   return x / (1.0f + expf(-sigmoid_argument(x, act)));
+}
+
+// glu of few rows.
+__device__ inline float glu_of(float gate, float up, uint32_t act) {
+  return act == kActClamped ? clamped_glu(gate, up) : activated(gate, act) * up;
 }
 
 }  // namespace thimble::cuda

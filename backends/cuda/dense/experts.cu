@@ -1,9 +1,11 @@
-// expert_glu and expert_linear. Of one row, warps multiply rows of the chosen experts' matrices with vectors.
-// Of many rows, those of an expert lie one behind the other, slot by slot, and are a group of a product on
-// tensor cores (dense.h); expert_linear leaves what the slots add in scratch, some columns at a time, and
-// adds it up row by row.
+// expert_glu and expert_linear. Of one row, warps multiply rows of the chosen experts' matrices with vectors,
+// where matvec_experts.cu has no format for them. Of many rows, those of an expert lie one behind the other,
+// slot by slot, and are a group of a product on tensor cores (dense.h); expert_linear leaves what the slots
+// add in scratch, some columns at a time, and adds it up row by row.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/formats.cuh"
+#include "backends/cuda/dense/groups.cuh"
+#include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
@@ -16,21 +18,6 @@ constexpr uint32_t kAddThreads = 128;
 constexpr uint64_t kWBytes = 128 << 20;
 constexpr uint64_t kPartsBytes = 32 << 20;  // of what slots add at a time, likewise
 constexpr uint32_t kLeastCols = 128;
-
-__device__ inline float glu_of(float gate, float up, uint32_t act) {
-  return act == kActClamped ? clamped_glu(gate, up) : activated(gate, act) * up;
-}
-
-// The expert of the only row's slot: as many come before as have slots that end before it. Whole warps call
-// it.
-__device__ uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
-  uint32_t before = 0;
-  for (uint32_t from = 0; from < experts; from += kWarp) {
-    const uint32_t e = from + threadIdx.x % kWarp;
-    before += __popc(__ballot_sync(~0u, e < experts && first[e + 1] <= slot));
-  }
-  return before;
-}
 
 template <typename Elements>
 __device__ inline float product_of(const Elements& w, const EightFloats& x) {
@@ -224,6 +211,7 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
   if (l.max_rows == 1 && op.gate.type == op.up.type) {
+    if (experts_multiply_vectors(op.gate, p.out_cols)) return multiply_vectors(l, op);
     const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
                       .up = matrices_of(op.up, op.up_bias),
                       .x = data<float>(op.x),
@@ -268,6 +256,7 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
   if (l.max_rows == 1) {
+    if (experts_multiply_vectors(op.w, p.out_cols)) return multiply_vectors(l, op);
     const VectorLinear v{.w = matrices_of(op.w, op.bias),
                          .h = data<float>(op.h),
                          .first = first,

@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "backends/codebooks.h"
+#include "backends/cuda/dense/codes.cuh"
 #include "backends/cuda/kernel.cuh"
 #include "base/dtype.h"
 
@@ -109,30 +110,10 @@ struct EightAround128 {
     return scale * (__uint_as_float(bits) - (0x1p23f + 128));
   }
 };
-// Four of the values of a code, 128 more, as bytes of a word; `first` is the first of the four.
-template <DType type>
-__device__ constexpr uint32_t four_values(uint32_t first) {
-  constexpr int8_t kIq4[] = {THIMBLE_IQ4_VALUES}, kFp4[] = {THIMBLE_FP4_VALUES};
-  uint32_t word = 0;
-  for (uint32_t i = 0; i < 4; ++i)
-    word |= uint32_t(128 + (type == DType::kMXFP4 ? kFp4 : kIq4)[first + i]) << 8 * i;
-  return word;
-}
-// What four nibbles, a byte each, stand for. A permutation of bytes chooses among eight.
-template <DType type>
-__device__ inline uint32_t values_of(uint32_t nibbles) {
-  const uint32_t places = __byte_perm(nibbles | nibbles >> 4, 0, 0x4420) & 0x7777;
-  constexpr uint32_t kValues[] = {four_values<type>(0), four_values<type>(4), four_values<type>(8),
-                                  four_values<type>(12)};
-  const uint32_t low = __byte_perm(kValues[0], kValues[1], places),
-                 high = __byte_perm(kValues[2], kValues[3], places);
-  const uint32_t from_high = (nibbles >> 3 & 0x01010101) * 255;
-  return (low & ~from_high) | (high & from_high);
-}
 // scale times what eight nibbles, a byte each, stand for.
 template <DType type>
 __device__ inline EightAround128 values_of(uint2 q, float scale) {
-  return {{values_of<type>(q.x), values_of<type>(q.y)}, scale};
+  return {{code_bytes<type>(q.x) ^ 0x80808080, code_bytes<type>(q.y) ^ 0x80808080}, scale};
 }
 // The values that eight places of kBits bits name, negative where `signs` has a bit.
 template <uint32_t kBits, typename Value>
@@ -217,9 +198,7 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
   } else if constexpr (type == DType::kIQ4_NL) {
     return values_of<type>(nibbles(eight_bytes(b + 2 + 8 * (i & 1)), i & 2), half_at(b));
   } else if constexpr (type == DType::kMXFP4) {
-    const uint32_t x = byte_at(b);  // 2^-128 and 2^-127 are subnormal
-    return values_of<type>(nibbles(eight_bytes(b + 1 + 8 * (i & 1)), i & 2),
-                           __uint_as_float(x < 2 ? 0x00200000 << x : (x - 1) << 23));
+    return values_of<type>(nibbles(eight_bytes(b + 1 + 8 * (i & 1)), i & 2), power_of_two(byte_at(b)));
   } else if constexpr (type == DType::kIQ4_XS) {
     const uint32_t head = u32_at(b), group = i / 4;
     const uint32_t scale = (u32_at(b + 4) >> 4 * group & 15) | (head >> (16 + 2 * group) & 3) << 4;

@@ -1,4 +1,5 @@
-// The tiles of rows that a product in groups has: a tile holds rows of one group. Device side.
+// Whose rows are whose: the tiles of rows that a product in groups has, each with rows of one group, and the
+// expert of a row that has only its own. Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
@@ -36,6 +37,17 @@ __device__ inline uint32_t group_of_tile(const uint32_t* starts, uint32_t groups
       low = middle + 1;
   }
   return low;
+}
+
+// The expert of a slot of the only row: as many come before as have slots that end before it. Whole warps
+// call it.
+__device__ inline uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
+  uint32_t before = 0;
+  for (uint32_t from = 0; from < experts; from += kWarp) {
+    const uint32_t e = from + threadIdx.x % kWarp;
+    before += __popc(__ballot_sync(~0u, e < experts && first[e + 1] <= slot));
+  }
+  return before;
 }
 
 }  // namespace thimble::cuda

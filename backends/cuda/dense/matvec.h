@@ -16,4 +16,10 @@ void multiply_vectors(const Launch&, std::span<const Linear> siblings,  // same 
                       const RmsNorm* norm);
 void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);
 
+// The experts' ops of one row, of matrices for which experts_multiply_vectors() holds; gate and up of the
+// same type.
+bool experts_multiply_vectors(const Weight& w, uint32_t out_cols);
+void multiply_vectors(const Launch&, const ExpertGlu&);
+void multiply_vectors(const Launch&, const ExpertLinear&);
+
 }  // namespace thimble::cuda

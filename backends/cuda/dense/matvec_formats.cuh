@@ -13,6 +13,7 @@
 
 #include <cstddef>
 
+#include "backends/cuda/dense/codes.cuh"
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/mma_int8.cuh"
 #include "backends/cuda/shared_memory.cuh"
@@ -38,7 +39,7 @@ template <uint32_t kAlign>
 class Words {
  public:
   __device__ explicit Words(uint32_t address)
-      : words_(kAlign < 4 ? address & ~3u : address), shift_((address & 2) * 8) {}
+      : words_(kAlign < 4 ? address & ~3u : address), shift_((address & (4 - kAlign) & 3) * 8) {}
   __device__ uint32_t operator[](uint32_t i) const {
     const uint32_t word = load_word(words_ + 4 * i);
     return kAlign < 4 ? __funnelshift_r(word, load_word(words_ + 4 * i + 4), shift_) : word;
@@ -46,7 +47,7 @@ class Words {
 
  private:
   uint32_t words_;
-  uint32_t shift_;  // 16 where they begin in the middle of aligned words
+  uint32_t shift_;  // where in an aligned word they begin, in bits
 };
 
 // Columns that a warp takes at once: of plain types fewer, as many as 256 bytes hold.
@@ -111,6 +112,13 @@ struct StripOf {
       sum += q.x * q.x + q.y * q.y + (q.z * q.z + q.w * q.w);
     }
     return sum;
+  }
+  __device__ StripOf scaled(float scale) const {
+    StripOf y;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i)
+      y.quads[i] = {quads[i].x * scale, quads[i].y * scale, quads[i].z * scale, quads[i].w * scale};
+    return y;
   }
   // This times `scale` times w.
   __device__ StripOf scaled(float scale, const StripOf& w) const {
@@ -319,6 +327,60 @@ struct BlocksOf32 {  // q4_0, q4_1, q5_0, q5_1
           fmaf(kMin ? -load_half(block + 2) : (kFifthBits ? 16 : 8) * load_half(block), x.sums[i], offset);
     }
     return dot * x.unit - offset;
+  }
+};
+
+// iq4_nl, mxfp4: blocks of 32 with a scale, whose nibbles name signed bytes.
+template <DType kOf>
+struct Codes {
+  using Columns = Digits;
+  static constexpr DType kType = kOf;
+  static constexpr uint32_t kHead = kOf == DType::kMXFP4 ? 1 : 2;
+  static constexpr uint32_t kBlock = 32, kBytes = kHead + 16, kColumns = 256, kHigh = 16;
+  static constexpr float kFactor = 1;
+  static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
+
+  static __device__ float scale_at(uint32_t block) {
+    if constexpr (kOf == DType::kMXFP4)
+      return power_of_two(Words<1>(block)[0] & 255);
+    else
+      return load_half(block);
+  }
+  static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
+    float dot = 0;
+#pragma unroll
+    for (uint32_t b = 0; b < 8; ++b) {
+      const uint32_t block = row + b * kBytes, w = Words<kHead>(block + kHead + 4 * lane.part)[0];
+      int32_t c[4];
+      multiply_bytes<true>(c, code_bytes<kOf>(w & 0x0f0f0f0f), code_bytes<kOf>(w >> 4 & 0x0f0f0f0f),
+                           x.words[b]);
+      dot = fmaf(scale_at(block), static_cast<float>(c[0] + c[3]), dot);  // at most 2^19
+    }
+    return dot * x.unit;
+  }
+};
+
+// iq4_xs: eight groups of 32 such, with a scale of six bits each.
+struct CodesInGroups {
+  using Columns = Digits;
+  static constexpr DType kType = DType::kIQ4_XS;
+  static constexpr uint32_t kBlock = 256, kBytes = 136, kColumns = 256, kHigh = 16;
+  static constexpr float kFactor = 1;
+  static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
+
+  static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
+    const Words<4> head(row), words(row + 8 + 4 * lane.part);
+    const uint32_t low = head[1], high = head[0] >> 16;
+    int32_t sum = 0;  // at most 8 * 32 * 2^19
+#pragma unroll
+    for (uint32_t b = 0; b < 8; ++b) {
+      const uint32_t w = words[4 * b];
+      int32_t c[4];
+      multiply_bytes<true>(c, code_bytes<kType>(w & 0x0f0f0f0f), code_bytes<kType>(w >> 4 & 0x0f0f0f0f),
+                           x.words[b]);
+      sum += (static_cast<int32_t>((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32) * (c[0] + c[3]);
+    }
+    return load_half(row) * x.unit * static_cast<float>(sum);
   }
 };
 

@@ -1,0 +1,84 @@
+// The experts' glu and linear of one row, of the types that experts mostly come in.
+#include "backends/cuda/dense/matvec_tiles.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+using namespace matvec;
+
+// Pairs of gate and up to the slots of the only row, or their sum.
+template <typename Format, Of kOf>
+__global__ void __launch_bounds__(kMostWarps* kWarp, kBlocksOfAMultiprocessor)
+    multiply_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
+  release_successor();
+  multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0], 0);
+}
+
+template <typename... Formats>
+struct KernelsOf {
+  static auto of(DType type, Of of) {
+    void (*kernel)(const StepParams*, Products) = nullptr;
+    ((type == Formats::kType
+          ? void(kernel = of == Of::kSlots ? multiply_experts_kernel<Formats, Of::kSlots>
+                                           : multiply_experts_kernel<Formats, Of::kSlotsSum>)
+          : void()),
+     ...);
+    return kernel;
+  }
+};
+using Kernels = KernelsOf<Bytes, BlocksOf32<DType::kQ4_0>, GroupsOf32<DType::kQ4_K>, GroupsOf32<DType::kQ5_K>,
+                          GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
+
+void launch_products(const Launch& l, Products& p, Of of) {
+  const Shape shape = share_out(l, p, 1, of);
+  launch(l, Kernels::of(p.matrix[0].type[0], of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
+}
+
+}  // namespace
+
+bool experts_multiply_vectors(const Weight& w, uint32_t out_cols) {
+  const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
+  return Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 && row_bytes * out_cols % 16 == 0;
+}
+
+void multiply_vectors(const Launch& l, const ExpertGlu& op) {
+  Products p{};
+  p.x = data<float>(op.x);
+  p.cols = op.p.in_cols;
+  p.glu = 1;
+  p.act = op.p.act;
+  p.first = data<uint32_t>(op.first);
+  p.experts = op.p.experts;
+  p.chosen = op.p.chosen;
+  Matrix& m = p.matrix[0];
+  m.w[0] = data<std::byte>(op.gate);
+  m.w[1] = data<std::byte>(op.up);
+  m.type[0] = m.type[1] = op.gate.type;
+  m.expert_bytes = op.p.out_cols * dtype_bytes(op.gate.type, op.p.in_cols);
+  m.bias[0] = data<float>(op.gate_bias);
+  m.bias[1] = data<float>(op.up_bias);
+  m.y = data<float>(op.h);
+  m.rows = m.y_stride = op.p.out_cols;
+  launch_products(l, p, Of::kSlots);
+}
+
+void multiply_vectors(const Launch& l, const ExpertLinear& op) {
+  Products p{};
+  p.x = data<float>(op.h);
+  p.x_stride = p.cols = op.p.in_cols;
+  p.first = data<uint32_t>(op.first);
+  p.weight = data<float>(op.weight);
+  p.experts = op.p.experts;
+  p.chosen = op.p.chosen;
+  Matrix& m = p.matrix[0];
+  m.w[0] = data<std::byte>(op.w);
+  m.type[0] = op.w.type;
+  m.expert_bytes = op.p.out_cols * dtype_bytes(op.w.type, op.p.in_cols);
+  m.bias[0] = data<float>(op.bias);
+  m.y = data<float>(op.y);
+  m.rows = m.y_stride = op.p.out_cols;
+  m.add = 1;
+  launch_products(l, p, Of::kSlotsSum);
+}
+
+}  // namespace thimble::cuda
