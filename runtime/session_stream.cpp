@@ -1,6 +1,5 @@
 // A session: the stream of tokens that is fed, generated and scored.
 #include <algorithm>
-#include <cstring>
 
 #include "base/system.h"
 #include "runtime/session.h"

@@ -146,8 +146,9 @@ TEST_P(TrainingOn, GivesOneFileForASeed) {
       o.data = {book};
       o.output = folder.file(name + std::to_string(static_cast<int>(kind)));
       o.kind = kind;
-      o.texts = 1;
+      o.texts = 2;
       o.steps = 3;
+      o.equal_shares = true;
       o.text_tokens = 1024;
       o.threads = threads;
       return o;
