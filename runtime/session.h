@@ -130,7 +130,6 @@ class Session {
 
   Status begin(Call, std::span<const int32_t> tokens);
   void take(std::span<const int32_t> tokens);
-  void set_tokens(std::span<const int32_t> tokens);
   Status go_on();
   Status start(Run);
   void fill_heads(uint32_t rows, bool evicts, bool last);

@@ -176,7 +176,7 @@ Status Session::make_room(uint32_t rows, bool evicts) {
 Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(rows, evicts));
-  set_tokens(std::span(waiting_).first(rows));
+  set_tokens(*model_, layout_, std::span(waiting_).first(rows));
   const bool logits = rows == waiting_.size() && (!evicts || last);
   fill_heads(rows, evicts, last);
   return start({.work = Work::kChunk,

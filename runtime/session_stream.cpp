@@ -1,6 +1,5 @@
 // A session: the stream of tokens that is fed, generated and scored.
 #include <algorithm>
-#include <cstring>
 
 #include "base/system.h"
 #include "runtime/session.h"
@@ -41,21 +40,6 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
 void Session::take(std::span<const int32_t> tokens) {
   unfinished_.taken += tokens.size();
   unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
-}
-
-// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then
-// counts.
-void Session::set_tokens(std::span<const int32_t> tokens) {
-  int32_t* ids = on_host<int32_t>(layout_.tokens);
-  std::copy(tokens.begin(), tokens.end(), ids);
-  if (!layout_.embedding_rows) return;
-  const Tensor& table = model_->token_embedding;
-  const uint64_t row_bytes = dtype_bytes(table.type, table.cols);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    std::memcpy(on_host<std::byte>(layout_.embedding_rows) + i * row_bytes,
-                table.data + static_cast<uint64_t>(tokens[i]) * row_bytes, row_bytes);
-    ids[i] = static_cast<int32_t>(i);
-  }
 }
 
 Status Session::feed(std::span<const int32_t> tokens) {
@@ -131,7 +115,7 @@ Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // and begin() finished it
   if (unscored_ && unscored_ == policies_.retention->upkeep_rows()) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
-  set_tokens({&token, 1});
+  set_tokens(*model_, layout_, {&token, 1});
   unfinished_.started = true;
   if (generated) sampler_.accept(token, read_);
   fill_heads(1, false, false);
@@ -195,7 +179,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   THIMBLE_TRY(make_room(1, false));
   const uint32_t rows =
       static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), plan_.options.chunk, room()}));
-  set_tokens(tokens.first(rows));
+  set_tokens(*model_, layout_, tokens.first(rows));
   take(tokens.first(rows));
   unfinished_.slice = rows;
   unfinished_.row = 0;

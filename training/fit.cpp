@@ -365,7 +365,7 @@ Status Fit::gradients(uint32_t number, std::vector<float>& to, double& loss) {
   for (const uint32_t run : runs)
     for (uint64_t i = 0; i < s.label_elements(); ++i)
       weights += options_.weighs_best && samples_.best(run, 0)[i] ? kBestWeight : 1;
-  to.assign(parameters_.size(), 0);
+  to.resize(parameters_.size());
   loss = 0;
   for (uint32_t layer = 0; layer < s.layers; ++layer)
     THIMBLE_TRY(back_propagate(layer, runs, weights, to, loss));

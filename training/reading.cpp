@@ -330,7 +330,7 @@ Result<bool> Reader::step(const States& states) {
   const bool in_text = read_ < text_.tokens.size();
   if (!in_text && of_tail_ == 0) THIMBLE_TRY(begin_tail());
   const Rows rows = next_rows();
-  std::copy_n(rows.tokens, rows.count, on_host<int32_t>(layout_.tokens));
+  set_tokens(*model_, layout_, {rows.tokens, rows.count});
   std::vector<uint32_t> marked(rows.count);
   if (!in_text) std::copy_n(text_.tails[tail_].marked.begin() + of_tail_, rows.count, marked.begin());
   THIMBLE_TRY(device_->write(observer_->marked.slice(0, rows.count * sizeof(uint32_t)), marked.data()));

@@ -1,6 +1,7 @@
 #include "runtime/memory/layout.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "runtime/policy/policy.h"
 
@@ -75,6 +76,19 @@ Status write_rope_tables(Device& device, const Setting& setting, const Layout& l
   };
   THIMBLE_TRY(write(setting.model.rope, l.rope));
   return l.window_rope ? write(setting.model.window_rope, l.window_rope) : Status();
+}
+
+void set_tokens(const Model& model, const Layout& l, std::span<const int32_t> tokens) {
+  int32_t* ids = on_host<int32_t>(l.tokens);
+  std::copy(tokens.begin(), tokens.end(), ids);
+  if (!l.embedding_rows) return;
+  const Tensor& table = model.token_embedding;
+  const uint64_t row_bytes = dtype_bytes(table.type, table.cols);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    std::memcpy(on_host<std::byte>(l.embedding_rows) + i * row_bytes,
+                table.data + static_cast<uint64_t>(tokens[i]) * row_bytes, row_bytes);
+    ids[i] = static_cast<int32_t>(i);
+  }
 }
 
 }  // namespace thimble

@@ -1,6 +1,8 @@
 // Where everything of a session lies: the pool and the buffers that a step works on.
 #pragma once
 
+#include <span>
+
 #include "runtime/kv/pool.h"
 #include "runtime/memory/arena.h"
 #include "runtime/session_options.h"
@@ -61,5 +63,8 @@ Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, A
                Arena& io);
 // Fills the tables of positions; `context` chooses longrope's factors.
 Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
+// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then
+// counts.
+void set_tokens(const Model&, const Layout&, std::span<const int32_t> tokens);
 
 }  // namespace thimble

@@ -327,10 +327,11 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
     text += "Der K\u00f6nig von " + std::to_string(i * i % 997) + " D\u00f6rfern sprach kein Wort. ";
   std::ofstream(book, std::ios::binary) << text;
   const std::string arguments = "heads train -m " + model + " --data " + book + " -o " + output +
-                                " --texts 1 --steps 3 --budgets equal";
+                                " --texts 1 --steps 3 --budgets equal --device cpu";
   const Outcome trained = thimble(arguments);
   EXPECT_EQ(trained.exit_code, 0) << trained.error;
   EXPECT_EQ(trained.out.rfind(output + " is written", 0), 0u) << trained.out;
+  EXPECT_NE(trained.out.find("Seconds: "), std::string::npos) << trained.out;
   const std::string csv = slurp(output + ".loss.csv"), svg = slurp(output + ".loss.svg");
   EXPECT_EQ(csv.rfind("step,loss\n1,", 0), 0u) << csv;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
@@ -346,6 +347,8 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   const Json report = Json::parse(thimble(arguments + " --kind sink --target auto --json").out);
   EXPECT_EQ(report.at("target"), "log_prob");
   EXPECT_EQ(report.at("tried").size(), 3u);
+  for (const char* phase : {"trying", "reading", "labels", "fitting", "checking"})
+    EXPECT_GT(report.at("seconds").at(phase).get<double>(), 0) << phase;
   EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
   std::filesystem::remove_all(folder);
 }
