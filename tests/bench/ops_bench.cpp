@@ -96,7 +96,10 @@ class Operands {
     static_cast<View&>(w) = repeated(dtype_bytes(type, uint64_t(rows) * cols), [&](std::byte* at) -> size_t {
       for (uint32_t i = 0; i < info.block_bytes; ++i) at[i] = static_cast<std::byte>(random_.next());
       const uint16_t scale = f32_to_f16(random_.uniform(-0.01f, 0.01f));
-      std::memcpy(at + (type == DType::kQ6_K ? 208 : 0), &scale, sizeof scale);
+      if (type == DType::kMXFP4)
+        at[0] = std::byte{120};  // 2^-8
+      else
+        std::memcpy(at + (type == DType::kQ6_K ? 208 : 0), &scale, sizeof scale);
       if (type == DType::kQ4_K) std::memcpy(at + 2, &scale, sizeof scale);
       return info.block_bytes;
     });
@@ -476,6 +479,128 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
                      w.bytes = rows * (4.0 * kModel + static_cast<double>(row_bytes));
                      return w;
                    }});
+}
+
+// ---- mixtures of experts ----
+
+struct Mixture {
+  const char* name;
+  DType type;
+  uint32_t experts, chosen, d_model, d_ff;
+  bool biased;
+  uint32_t act;
+  uint64_t matrix_bytes() const { return dtype_bytes(type, uint64_t(experts) * d_ff * d_model); }
+  uint64_t slots(uint32_t rows) const { return uint64_t(rows) * chosen; }
+  // Of a matrix as rows of `rows` tokens read it: the experts that somebody has chosen.
+  double read_bytes(uint32_t rows) const {
+    return static_cast<double>(matrix_bytes() / experts) *
+           static_cast<double>(std::min<uint64_t>(slots(rows), experts));
+  }
+};
+constexpr Mixture kQwen3Moe{"128 of 768, q4_K", DType::kQ4_K, 128, 8, 2048, 768, false, kActSilu},
+    kGptOss{"32 of 2880, MXFP4", DType::kMXFP4, 32, 4, 2880, 2880, true, kActClamped};
+
+// Where tokens go, each to experts drawn at random, as route writes it.
+struct Routing {
+  View first, row, weight;
+  Routing(Operands& o, const Mixture& m, uint32_t rows) {
+    std::vector<std::vector<uint32_t>> rows_of(m.experts);
+    std::vector<uint32_t> experts(m.experts);
+    std::iota(experts.begin(), experts.end(), 0u);
+    for (uint32_t r = 0; r < rows; ++r)
+      for (uint32_t i = 0; i < m.chosen; ++i) {
+        std::swap(experts[i], experts[i + o.random().below(m.experts - i)]);
+        rows_of[experts[i]].push_back(r);
+      }
+    std::vector<uint32_t> firsts{0}, all;
+    for (const std::vector<uint32_t>& of_expert : rows_of) {
+      all.insert(all.end(), of_expert.begin(), of_expert.end());
+      firsts.push_back(static_cast<uint32_t>(all.size()));
+    }
+    first = o.of(firsts);
+    row = o.of(all);
+    weight = o.floats(all.size(), 0, 0.25f);
+  }
+};
+
+Work mixture_work(const Mixture& m, uint32_t rows) {
+  Work w{.model = model_shape(),
+         .session = {.chunk = rows, .view_capacity = 64},
+         .max_rows = rows,
+         .step = {.n_rows = rows, .n_logit_rows = 1}};
+  w.model.d_model = m.d_model;
+  w.model.d_ff = m.d_ff;
+  w.model.experts = m.experts;
+  w.model.chosen_experts = m.chosen;
+  return w;
+}
+
+// Other matrices and other choices for each set, so that one row, which reads few experts, finds them cold.
+Work expert_products(const Bench& b, Operands& o, const Mixture& m, uint32_t rows, bool is_glu) {
+  const uint32_t matrices = is_glu ? 2 : 1, in = is_glu ? m.d_model : m.d_ff,
+                 out = is_glu ? m.d_ff : m.d_model;
+  Work w = mixture_work(m, rows);
+  w.bytes = matrices * m.read_bytes(rows);
+  w.flop = 2.0 * matrices * static_cast<double>(m.slots(rows)) * in * out;
+  w.sets = b.sets(static_cast<uint64_t>(w.bytes));
+  std::vector<Weight> weights;
+  for (uint32_t i = 0; i < matrices * b.sets(matrices * m.matrix_bytes()); ++i)
+    weights.push_back(o.weight(m.type, m.experts * out, in));
+  std::vector<View> biases;
+  for (uint32_t i = 0; i < matrices; ++i)
+    biases.push_back(m.biased ? o.floats(uint64_t(m.experts) * out) : View{});
+  std::vector<Routing> routes;
+  for (uint32_t i = 0; i < w.sets; ++i) routes.emplace_back(o, m, rows);
+  const View x = o.floats(uint64_t(rows) * m.d_model), h = o.floats(m.slots(rows) * m.d_ff);
+  w.op = [=](Recorder& r, uint32_t set) {
+    const Routing& to = routes[set];
+    const Weight* of_set = &weights[set % (weights.size() / matrices) * matrices];
+    if (is_glu)
+      r.record(ExpertGlu{
+          x,
+          of_set[0],
+          of_set[1],
+          biases[0],
+          biases[1],
+          to.first,
+          to.row,
+          h,
+          {.in_cols = in, .out_cols = out, .act = m.act, .experts = m.experts, .chosen = m.chosen}});
+    else
+      r.record(ExpertLinear{h,
+                            of_set[0],
+                            biases[0],
+                            to.first,
+                            to.row,
+                            to.weight,
+                            x,
+                            {.in_cols = in, .out_cols = out, .experts = m.experts, .chosen = m.chosen}});
+  };
+  return w;
+}
+
+Work routes(Operands& o, const Mixture& m, uint32_t rows) {
+  Work w = mixture_work(m, rows);
+  const View logits = o.floats(uint64_t(rows) * m.experts, -4, 4), first = o.bytes((m.experts + 1) * 4),
+             row = o.bytes(m.slots(rows) * 4), weight = o.bytes(m.slots(rows) * 4);
+  const RouteParams p{
+      .experts = m.experts, .chosen = m.chosen, .kind = kRouteSoftmax, .share = 1, .scale = 1};
+  w.op = [=](Recorder& r, uint32_t) { r.record(Route{logits, {}, first, row, weight, p}); };
+  w.bytes = 4.0 * rows * m.experts + 8.0 * static_cast<double>(m.slots(rows));
+  return w;
+}
+
+void mixture_cases(Bench& b, std::vector<Case>& cases) {
+  for (const Mixture& m : {kQwen3Moe, kGptOss})
+    for (const uint32_t wanted : {1u, 2048u}) {
+      const uint32_t rows = b.rows(wanted);
+      const std::string of = std::string(wanted == 1 ? " 1 row, " : " 2048 rows, ") + m.name;
+      cases.push_back({"route" + of, [m, rows](Operands& o) { return routes(o, m, rows); }});
+      cases.push_back(
+          {"expert_glu" + of, [&b, m, rows](Operands& o) { return expert_products(b, o, m, rows, true); }});
+      cases.push_back({"expert_linear" + of,
+                       [&b, m, rows](Operands& o) { return expert_products(b, o, m, rows, false); }});
+    }
 }
 
 // ---- reading: the view, attention over it, eviction ----
@@ -1028,6 +1153,7 @@ int run(int count, char** words) {
   }
   std::vector<Case> cases;
   dense_cases(bench, cases);
+  mixture_cases(bench, cases);
   reading_cases(bench, cases);
   writing_cases(bench, cases);
   cases.push_back({kPrefillSelecting, [&](Operands& o) { return long_prefill(bench, o, true); }});
