@@ -67,14 +67,14 @@ const uint kLow = 0x0f0f0f0f, kHigh = 0xf0f0f0f0, kAll = 0xffffffff;
 // ---- staging ----
 
 // Eight pieces are a block of q6_K or eight of the other types.
-const uint kTeam = kLanes < 8 ? kThreads : kLanes;  // threads that share a strip of a line, a piece each
+const uint kTeam = kLanes < 8 ? kShare : kLanes;  // threads that share a strip of a line, a piece each
 const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
 const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it
 const uint kSteps = (kStripQuads + kTeam - 1) / kTeam;
 shared uint staged[kStaged ? kThreads / kTeam * kStripQuads * 4 : 1];
 
 // The strip of the thread's team.
-uint own_strip() { return thread / kTeam * (kStripQuads * 4); }
+uint own_strip() { return place / kTeam * (kStripQuads * 4); }
 void await_team() {
   if (kTeam == kLanes)
     subgroupBarrier();
