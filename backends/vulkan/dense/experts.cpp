@@ -11,15 +11,20 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
+// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and as
+// many registers as 512 can have.
+uint32_t most_threads(const Limits& l) {
+  return std::min({l.max_group_threads, l.max_shared_bytes / 48, 512u});
+}
+
 void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& part) {
   const uint32_t matrices = p.up ? 2 : 1;
   const Matvec m(r.limits(), p.w, matrices);
   // A line is waited for while others are multiplied, so of what is done in a few microseconds a workgroup
   // takes few.
   const uint32_t lines = std::min(m.lines, 4 * matrices), together = std::min(m.together, lines);
-  // Slots that y adds up are multiplied at once.
   const bool adds = bool(p.weight);
-  const uint32_t teams = adds ? std::min(p.chosen, r.limits().max_group_threads / m.threads) : 1;
+  const uint32_t teams = adds ? std::min(p.chosen, most_threads(r.limits()) / m.threads) : 1;
   r.dispatch(m.digits ? Shader::kExpertMatvecDigits : Shader::kExpertMatvec,
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), lines, 1,
               matrices, m.threads * teams, r.limits().subgroup_size, together, adds ? p.chosen : 0, teams},
