@@ -248,7 +248,7 @@ void Experts::check_experts(const Shape& s) {
 
 TEST_P(Experts, ServeOneToken) {
   for (const DType type :
-       {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K}) {
+       {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K, DType::kMXFP4}) {
     check_experts(
         {.experts = 8, .chosen = 2, .rows = 1, .in_cols = 256, .out_cols = 512, .type = type, .max_rows = 1});
     if (HasFatalFailure()) return;

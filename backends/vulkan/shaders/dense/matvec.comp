@@ -155,7 +155,7 @@ float group_sum(uint sum) { return team_sum(sum, 0); }
 #include "find_expert.glsl"
 
 void multiply_slot(uint slot) {
-  first_row = x_row(slot);
+  first_row = push.p.of_tokens != 0 ? 0 : slot;  // there is one token
   if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   if (kInPieces)
     multiply_pieces();

@@ -7,7 +7,13 @@
 // Blocks of 16-byte words are read from memory, others pass through shared memory, of which each subgroup has its own part:
 // no thread waits for those of other subgroups.
 const bool kSuper = kType == kQ4_K || kType == kQ5_K;
-const bool kStaged = kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K;
+#ifdef DIGITS
+const bool kFp4 = kType == kMXFP4;
+#else
+const bool kFp4 = false;
+#endif
+const bool kStaged =
+    kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K || kFp4;
 const bool kInPieces = kSuper || kStaged;  // other types are multiplied four weights at a time
 const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
 
@@ -247,6 +253,9 @@ float block_product(uint block, Columns x) {
 float piece_product(uint line, uint first_piece, Columns x) {
   if (!kStaged) return super_product(min(first_piece + thread, push.p.in_cols / 32 - 1), x);
   const uint strip = 4 * own_strip() + (line_start(line) + strip_start(first_piece)) % 16, own = thread % kTeam;
+#ifdef DIGITS
+  if (kFp4) return mxfp4_product(strip + own * kBlockBytes, x);
+#endif
   return kType == kQ6_K ? q6_K_product(strip + own / 8 * kBlockBytes, own % 8, x)
                         : block_product(strip + own * kBlockBytes, x);
 }
