@@ -248,7 +248,7 @@ void Experts::check_experts(const Shape& s) {
 
 TEST_P(Experts, ServeOneToken) {
   for (const DType type :
-       {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K}) {
+       {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K, DType::kMXFP4}) {
     check_experts(
         {.experts = 8, .chosen = 2, .rows = 1, .in_cols = 256, .out_cols = 512, .type = type, .max_rows = 1});
     if (HasFatalFailure()) return;
@@ -269,6 +269,22 @@ TEST_P(Experts, ServeOneToken) {
                  .in_cols = 33,
                  .out_cols = 70,
                  .type = DType::kF32,
+                 .max_rows = 1});
+  // More experts than a subgroup looks at together, and more chosen than a workgroup adds up together.
+  check_experts({.experts = 300,
+                 .chosen = 9,
+                 .rows = 1,
+                 .in_cols = 64,
+                 .out_cols = 96,
+                 .type = DType::kQ4_0,
+                 .max_rows = 1});
+  check_experts({.experts = 48,
+                 .chosen = 40,
+                 .rows = 1,
+                 .in_cols = 64,
+                 .out_cols = 1024,
+                 .type = DType::kQ8_0,
+                 .biased = true,
                  .max_rows = 1});
 }
 
@@ -294,6 +310,16 @@ TEST_P(Experts, ServeManyTokens) {
                  .type = DType::kF16,
                  .act = kActGelu});
   check_experts({.experts = 5, .chosen = 2, .rows = 40, .in_cols = 33, .out_cols = 70, .type = DType::kF32});
+  // Several tiles of an expert, and more columns than are added up at a time.
+  check_experts(
+      {.experts = 4, .chosen = 2, .rows = 300, .in_cols = 256, .out_cols = 512, .type = DType::kQ4_K});
+  check_experts({.experts = 3,
+                 .chosen = 2,
+                 .rows = 400,
+                 .in_cols = 6016,
+                 .out_cols = 32,
+                 .type = DType::kQ8_0,
+                 .biased = true});
 }
 
 TEST_P(Experts, ScaleMultipliesCapsAndAdds) {

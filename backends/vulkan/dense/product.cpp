@@ -14,8 +14,13 @@ uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_d
 // processors and on cards.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
 
-// Whether matvec.comp multiplies a type in pieces of 32 columns (pieces.glsl), or four weights at a time.
-bool in_pieces(DType type) {
+// Whether matvec.comp multiplies a type by products of bytes.
+bool in_digits(const Limits& l, DType type) {
+  return l.byte_products &&
+         (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K || type == DType::kMXFP4);
+}
+// Whether it does so in pieces of 32 columns (pieces.glsl), or four weights at a time.
+bool in_pieces(const Limits& l, DType type) {
   switch (type) {
     case DType::kQ8_0:
     case DType::kQ4_0:
@@ -27,7 +32,7 @@ bool in_pieces(DType type) {
     case DType::kQ6_K:
       return true;
     default:
-      return false;
+      return in_digits(l, type);
   }
 }
 
@@ -76,8 +81,8 @@ bool by_slices(const Recording& r, const Product& p) {
 }  // namespace
 
 Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(matvec_threads(l, w.cols)) {
-  const bool pieces = in_pieces(w.type);
-  digits = l.byte_products && (w.type == DType::kQ4_K || w.type == DType::kQ5_K || w.type == DType::kQ6_K);
+  const bool pieces = in_pieces(l, w.type);
+  digits = in_digits(l, w.type);
   // More where there are enough to occupy a card.
   lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
   // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products

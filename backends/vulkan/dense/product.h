@@ -100,6 +100,7 @@ inline bool by_vectors(const Recording& r, uint32_t rows) { return rows == kLogi
 
 // Whether they are multiplied on matrix units, which want 44 KiB of shared memory.
 inline bool has_matrices(const Limits& l) { return l.cooperative_matrix && l.max_shared_bytes >= 44 << 10; }
+inline constexpr double kUnitSpeed = 8;  // of these beside the device's other units, at least
 inline bool by_matrices(const Recording& r, uint32_t rows) {
   return has_matrices(r.limits()) && !by_vectors(r, rows);
 }

@@ -18,7 +18,6 @@ constexpr uint32_t kMostRows = 4096;            // of x in scratch at a time
 constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a grid has a row for each
 constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
 constexpr uint64_t kAlignment = 16;             // of what lies in scratch
-constexpr double kUnitSpeed = 8;                // of matrix units beside the device's others, at least
 // Workgroups that keep matrix units busy. Where a product has fewer tiles, several share the depth of each:
 // an H200 reads 128 tokens in 27 ms so, and in 64 without. Parts of less depth than this are not worth it.
 constexpr uint32_t kBusyGroups = 256, kLeastDepth = 256;
@@ -83,8 +82,12 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
 
 void dequantize(Recording& r, const Weight& w, uint32_t depth, const View& to) {
   constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup
-  const DequantizeParams params{
-      .in_cols = w.cols, .depth = depth, .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols))};
+  const DequantizeParams params{.in_cols = w.cols,
+                                .depth = depth,
+                                .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
+                                .first_expert = 0,
+                                .from_rows = 0,
+                                .to_rows = 0};
   r.dispatch(Shader::kDequantize, {static_cast<uint32_t>(w.type)},
              {reads(w), writes(to), reads(r.code_books())}, params,
              static_cast<uint32_t>(ceil_div(depth, kEach)), w.rows);
@@ -107,7 +110,8 @@ void fill(Recording& r, const Scratch& s, std::span<const Product> siblings, uin
 void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t rows) {
   constexpr uint32_t kThreads = 256;
   const View& all = r.scratch();
-  const ScaleRowsParams params{.in_cols = part.in_cols,
+  const ScaleRowsParams params{.each = 1,
+                               .in_cols = part.in_cols,
                                .depth = s.depth,
                                .x_stride = part.x_stride,
                                .first_row = part.first_row,

@@ -19,6 +19,7 @@ namespace thimble::vulkan {
   X(Product, "dense/product", "") \
   X(ScaleRows, "dense/scale_rows", "") \
   X(Dequantize, "dense/dequantize", "") \
+  X(DequantizeExperts, "dense/dequantize", "EXPERTS") \
   XC(ProductCooperative, "dense/product_cooperative", "") \
   X(AddParts, "dense/add_parts", "") \
   X(Route, "dense/route", "") \
@@ -26,6 +27,8 @@ namespace thimble::vulkan {
   X(ExpertMatvec, "dense/matvec", "EXPERTS") \
   X(ExpertMatvecDigits, "dense/matvec", "EXPERTS DIGITS") \
   X(ExpertProduct, "dense/product", "EXPERTS") \
+  XC(ExpertProductCooperative, "dense/product_cooperative", "EXPERTS") \
+  X(SlotsOfRows, "dense/slots_of_rows", "") \
   X(AddExperts, "dense/add_experts", "") \
   X(Activation, "dense/activation", "") \
   X(KvAppend, "kv/kv_append", "") \

@@ -33,6 +33,7 @@ struct ProductParams {
 
 // scale_rows: x as f16, [rows][depth].
 struct ScaleRowsParams {
+  uint each;  // rows of x for a row of the step
   uint in_cols;
   uint depth;      // in_cols, rounded up to a multiple of 32; zeros behind in_cols
   uint x_stride;   // elements from row to row of x
@@ -43,19 +44,24 @@ struct ScaleRowsParams {
 struct DequantizeParams {
   uint in_cols;
   uint depth;
-  uint row_bytes;  // of the matrix
+  uint row_bytes;     // of the matrix
+  uint first_expert;  // of experts: the first, and how many rows lie from one to the next in W and in what is
+                      // made
+  uint from_rows;
+  uint to_rows;
 };
 
-// Experts: matvec and product, which for them make rows of y that belong to slots. A dispatch makes some
-// columns of y, with the matrices of some experts, which it sees from the first column's row of the first one
-// on.
+// Experts: matvec, product and product_cooperative, which for them make rows of y that belong to slots. A
+// dispatch makes some columns of y, with the matrices of some experts, which it sees from the first column's
+// row of the first one on.
 struct ExpertProductParams {
-  uint in_cols;      // of x
+  uint in_cols;      // of x; on matrix units: of both in scratch
   uint out_cols;     // of y, that this dispatch makes
   uint x_stride;     // elements from row to row of x
   uint y_stride;     // elements from row to row of y
   uint row_bytes;    // of the matrices
-  uint matrix_rows;  // of an expert's
+  uint matrix_rows;  // from an expert to the next; on matrix units, of a glu: of both matrices
+  uint bias_rows;    // elements of an expert's bias
   uint experts;
   uint first_expert, seen_experts;  // whose matrices it sees
   uint first_slot, seen_slots;      // whose rows of y it sees
@@ -67,6 +73,9 @@ struct ExpertProductParams {
 struct AddExpertsParams {
   uint cols;      // of y, that this dispatch makes
   uint y_stride;  // elements from row to row of y
+};
+// slots_of_rows.
+struct SlotsOfRowsParams {
   uint experts;
 };
 

@@ -6,7 +6,7 @@
 
 layout(constant_id = 1) const bool kActivates = false;  // y = act(y) times the product: the second of a glu
 
-layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };  // [experts][matrix_rows], as up_bias
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };  // [experts][bias_rows], as up_bias
 layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
 layout(set = 0, binding = 6, std430) readonly buffer First { uint first_slots[]; };
 layout(set = 0, binding = 7, std430) readonly buffer RowOfSlot { uint row_of_slot[]; };
@@ -34,14 +34,15 @@ float glu_of(float gate, float up) {
   return gate / (1 + exp_ulp(-1.702 * gate)) * (clamp(up, -7, 7) + 1);
 }
 uint y_at(uint slot, uint column) { return push.base[3] + (slot - push.p.first_slot) * push.p.y_stride + column; }
-uint bias_at(uint column) { return expert * push.p.matrix_rows + column; }
+uint bias_at(uint column) { return expert * push.p.bias_rows + column; }
+float with_bias(uint column, float sum) { return push.p.has_bias != 0 ? sum + bias[push.base[2] + bias_at(column)] : sum; }
 void store(uint slot, uint column, float sum) {
   const uint at = y_at(slot, column);
-  if (push.p.has_bias != 0) sum += bias[push.base[2] + bias_at(column)];
+  sum = with_bias(column, sum);
   y[at] = kActivates ? glu_of(y[at], sum) : sum;
 }
 void store_glu(uint slot, uint column, float gate, float up) {
-  if (push.p.has_bias != 0) gate += bias[push.base[2] + bias_at(column)];
+  gate = with_bias(column, gate);
   if (push.p.has_up_bias != 0) up += up_bias[push.base[7] + bias_at(column)];
   y[y_at(slot, column)] = glu_of(gate, up);
 }

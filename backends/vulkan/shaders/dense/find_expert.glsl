@@ -3,12 +3,16 @@
 #extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-// Whose slot it is: as many experts come before as have slots that end before it.
+// Whose slot it is: as many experts come before as have slots that end before it. Four loads go out together.
 void find_expert(uint slot) {
   expert = 0;
-  for (uint from = 0; from < push.p.experts; from += kLanes) {
-    const uint e = from + gl_SubgroupInvocationID;
-    expert += subgroupBallotBitCount(subgroupBallot(e < push.p.experts && first_slot(e + 1) <= slot));
+  for (uint from = 0; from < push.p.experts; from += 4 * kLanes) {
+    bool before[4];
+    [[unroll]] for (uint i = 0; i < 4; ++i) {
+      const uint e = from + i * kLanes + gl_SubgroupInvocationID;
+      before[i] = first_slot(min(e + 1, push.p.experts)) <= slot;
+    }
+    [[unroll]] for (uint i = 0; i < 4; ++i) expert += subgroupBallotBitCount(subgroupBallot(before[i]));
   }
 }
 
@@ -30,4 +34,11 @@ bool find_tile(uint tile, uint each, out uint first, out uint end) {
     before = subgroupMax(behind);
   }
   return false;
+}
+// The same, of what the dispatch sees.
+bool find_seen_tile(uint tile, uint each, out uint first, out uint end) {
+  if (!find_tile(tile, each, first, end) || !sees_expert()) return false;
+  first = max(first, push.p.first_slot);
+  end = min(end, push.p.first_slot + push.p.seen_slots);
+  return first < end;
 }

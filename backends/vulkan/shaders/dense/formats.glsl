@@ -166,10 +166,9 @@ vec4 iq4_nl(Row b, uint quad) {
   return half_at(b) * iq4_values(low_or_high(even_word(behind(b, 2), quad % 4), quad));
 }
 // An exponent x, 16 bytes: 2^(x - 128) times the value, which is twice what it stands for.
+float fp4_scale(uint x) { return uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1 << 23); }
 vec4 mxfp4(Row b, uint quad) {
-  const uint x = byte_at(b, 0);
-  const float d = uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1 << 23);
-  return d * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
+  return fp4_scale(byte_at(b, 0)) * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
 }
 // d, 2 bytes of the scales' high pairs of bits, 4 of their low halves, 128 of nibbles.
 vec4 iq4_xs(Row b, uint group, uint quad) {

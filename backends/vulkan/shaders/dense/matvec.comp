@@ -15,11 +15,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-#ifdef EXPERTS
-#define kOperands 9
-#else
 #define kOperands 10
-#endif
 #include "../operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
@@ -29,11 +25,19 @@ layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
 layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop
+#ifdef EXPERTS
+layout(constant_id = 9) const uint kChosen = 0;  // y adds up so many slots; 0: they have rows of their own
+layout(constant_id = 10) const uint kTeams = 1;  // slots that are multiplied at once, by equally many threads each
+#else
+const uint kTeams = 1;
+#endif
 
 layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
-#ifndef EXPERTS
+#ifdef EXPERTS
+layout(set = 0, binding = 9, std430) readonly buffer WeightOfSlot { float weight_of_slot[]; };
+#else
 layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
@@ -42,6 +46,7 @@ layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares
 
 const uint kCols = kLines / kMatrices;     // of y
 const uint kSubgroups = kThreads / kLanes;
+const uint kShare = kThreads / kTeams;     // threads that share a line
 
 uint word_at(uint matrix, uint i) { return matrix == 0 ? w[push.base[1] + i] : up[push.base[4] + i]; }
 // Matrices start at multiples of 16 bytes (DeviceInfo::alignment).
@@ -51,8 +56,12 @@ uvec4 words_at(uint matrix, uint quad) {
 
 // The first row and column of the workgroup, and how many rows there are.
 uint first_row, first_col, rows;
-// The thread's place in the workgroup, the lanes of a subgroup in a row.
-uint thread;
+// The thread's place in the workgroup, the lanes of a subgroup in a row, and among those that share its lines.
+uint place, thread;
+void find_place() {
+  place = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+  thread = kTeams == 1 ? place : place % kShare;
+}
 
 // Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
 uint line_start(uint line) {
@@ -96,7 +105,7 @@ void add_up(uint row, uint line, float product, bool first) {
 // Blocks: pieces in turns, and for each all lines. The first of these are under way.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
-  for (uint first = 0; first < pieces; first += kThreads) {
+  for (uint first = 0; first < pieces; first += kShare) {
     const uint piece = min(first + thread, pieces - 1);
     const bool mine = first + thread < pieces;
     const Columns of_first_row = columns_of(first_row, piece);
@@ -105,7 +114,7 @@ void multiply_pieces() {
         const uint line = turn * kTogether + l;
         take_fetched(l % kAhead);
         const bool last = line + kAhead >= kLines;
-        const uint next = last ? first + kThreads : first;
+        const uint next = last ? first + kShare : first;
         if (next < pieces) fetch(l % kAhead, next, line + kAhead - (last ? kLines : 0));
         [[unroll]] for (uint r = 0; r < kRows; ++r) {
           if (r > 0 && r >= rows) break;
@@ -123,7 +132,7 @@ void multiply_quads() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
   float sums[kRows * kLines];
   [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) sums[s] = 0;
-  for (uint group = thread / 8; group < groups; group += kThreads / 8) {
+  for (uint group = thread / 8; group < groups; group += kShare / 8) {
     vec4 of_x[kRows];
     [[unroll]] for (uint r = 0; r < kRows; ++r) of_x[r] = x_at(first_row + min(r, rows - 1), 32 * group + 4 * quad);
     [[unroll]] for (uint l = 0; l < kLines; ++l) {
@@ -134,37 +143,70 @@ void multiply_quads() {
   [[unroll]] for (uint s = 0; s < kRows * kLines; ++s) add_up(s / kLines, s % kLines, sums[s], true);
 }
 
-float group_sum(uint sum) {
+float team_sum(uint sum, uint team) {
+  const uint each = kSubgroups / kTeams;
   float total = 0;
-  for (uint i = 0; i < kSubgroups; ++i) total += subgroup_sums[sum * kSubgroups + i];
+  for (uint i = 0; i < each; ++i) total += subgroup_sums[sum * kSubgroups + team * each + i];
   return total;
 }
+float group_sum(uint sum) { return team_sum(sum, 0); }
 
 #ifdef EXPERTS
 #include "find_expert.glsl"
 
-// The columns of a slot.
-void main() {
-  const uint slot = gl_WorkGroupID.y;
-  find_expert(slot);
-  if (!sees_expert()) return;
-  first_col = gl_WorkGroupID.x * kCols;
-  first_row = x_row(slot);
-  rows = 1;
-  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
-
+void multiply_slot(uint slot) {
+  first_row = push.p.of_tokens != 0 ? 0 : slot;  // there is one token
   if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   if (kInPieces)
     multiply_pieces();
   else
     multiply_quads();
   barrier();
-  [[dont_unroll]] for (uint col = thread; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
+}
+
+// The columns of a slot.
+void make_slot(uint slot) {
+  find_expert(slot);
+  if (!sees_expert()) return;
+  multiply_slot(slot);
+  [[dont_unroll]] for (uint col = place; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
     if (kMatrices == 2)
       store_glu(slot, first_col + col, group_sum(2 * col), group_sum(2 * col + 1));
     else
       store(slot, first_col + col, group_sum(col));
   }
+}
+
+// The columns of all slots, added up; those of experts that the dispatch does not see are left out.
+shared uint experts_of_teams[kTeams];
+void add_slots() {
+  for (uint first = 0; first < kChosen; first += kTeams) {
+    const uint team = place / kShare, slot = min(first + team, kChosen - 1), teams = min(kTeams, kChosen - first);
+    find_expert(slot);
+    if (thread == 0) experts_of_teams[team] = expert;
+    if (!sees_expert()) expert = push.p.first_expert;
+    multiply_slot(slot);
+    [[dont_unroll]] for (uint col = place; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
+      const uint at = push.base[3] + first_col + col;
+      float sum = y[at];
+      for (uint t = 0; t < teams; ++t) {
+        expert = experts_of_teams[t];
+        if (sees_expert()) sum += weight_of_slot[push.base[8] + first + t] * with_bias(first_col + col, team_sum(col, t));
+      }
+      y[at] = sum;
+    }
+    barrier();
+  }
+}
+
+void main() {
+  first_col = gl_WorkGroupID.x * kCols;
+  rows = 1;
+  find_place();
+  if (kChosen == 0)
+    make_slot(gl_WorkGroupID.y);
+  else
+    add_slots();
 }
 #else
 // The thread's part of the sum of squares of x. Loops stay loops here, too: most of what is run once is waited for.
@@ -194,7 +236,7 @@ void main() {
   if (first_row >= all_rows) return;
   rows = min(all_rows - first_row, kRows);
 
-  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+  find_place();
 
   if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
   const float squares = push.p.scales != 0 ? own_squares() : 0;

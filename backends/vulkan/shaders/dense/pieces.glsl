@@ -7,7 +7,13 @@
 // Blocks of 16-byte words are read from memory, others pass through shared memory, of which each subgroup has its own part:
 // no thread waits for those of other subgroups.
 const bool kSuper = kType == kQ4_K || kType == kQ5_K;
-const bool kStaged = kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K;
+#ifdef DIGITS
+const bool kFp4 = kType == kMXFP4;
+#else
+const bool kFp4 = false;
+#endif
+const bool kStaged =
+    kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K || kFp4;
 const bool kInPieces = kSuper || kStaged;  // other types are multiplied four weights at a time
 const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
 
@@ -67,14 +73,14 @@ const uint kLow = 0x0f0f0f0f, kHigh = 0xf0f0f0f0, kAll = 0xffffffff;
 // ---- staging ----
 
 // Eight pieces are a block of q6_K or eight of the other types.
-const uint kTeam = kLanes < 8 ? kThreads : kLanes;  // threads that share a strip of a line, a piece each
+const uint kTeam = kLanes < 8 ? kShare : kLanes;  // threads that share a strip of a line, a piece each
 const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
 const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it
 const uint kSteps = (kStripQuads + kTeam - 1) / kTeam;
 shared uint staged[kStaged ? kThreads / kTeam * kStripQuads * 4 : 1];
 
 // The strip of the thread's team.
-uint own_strip() { return thread / kTeam * (kStripQuads * 4); }
+uint own_strip() { return place / kTeam * (kStripQuads * 4); }
 void await_team() {
   if (kTeam == kLanes)
     subgroupBarrier();
@@ -247,6 +253,9 @@ float block_product(uint block, Columns x) {
 float piece_product(uint line, uint first_piece, Columns x) {
   if (!kStaged) return super_product(min(first_piece + thread, push.p.in_cols / 32 - 1), x);
   const uint strip = 4 * own_strip() + (line_start(line) + strip_start(first_piece)) % 16, own = thread % kTeam;
+#ifdef DIGITS
+  if (kFp4) return mxfp4_product(strip + own * kBlockBytes, x);
+#endif
   return kType == kQ6_K ? q6_K_product(strip + own / 8 * kBlockBytes, own % 8, x)
                         : block_product(strip + own * kBlockBytes, x);
 }

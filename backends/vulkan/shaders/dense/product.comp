@@ -39,13 +39,7 @@ uint eight_at(uint line, uint eight) { return line * kEights + (eight ^ line / 2
 layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
 #include "find_expert.glsl"
 
-// The slots of an expert that the tile's rows are.
-bool find_rows(out uint first_row, out uint rows) {
-  if (!find_tile(gl_WorkGroupID.y, kRows, first_row, rows) || !sees_expert()) return false;
-  first_row = max(first_row, push.p.first_slot);
-  rows = min(rows, push.p.first_slot + push.p.seen_slots);
-  return first_row < rows;
-}
+bool find_rows(out uint first_row, out uint rows) { return find_seen_tile(gl_WorkGroupID.y, kRows, first_row, rows); }
 uint x_rows[kRows / kQuadLines];  // that a thread copies from
 uint copied_row(uint copy, uint row) { return x_rows[copy]; }
 #else

@@ -1,6 +1,6 @@
 #version 450
-// linear and glu by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each of them
-// 64 x 64, from rows of x and W in f16, adding in f32.
+// linear, glu and experts by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each
+// of them 64 x 64, from rows of x and W in f16, adding in f32. Of experts, a tile's rows are slots of one of them.
 //
 // Where there are few tiles, several workgroups share the depth of one, and fourth add_parts.comp adds up what they leave.
 //
@@ -16,8 +16,13 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #pragma use_vulkan_memory_model
 
+#ifdef EXPERTS
+#define kOperands 8
+#include "experts.glsl"
+#else
 #define kOperands 6
 #include "product.glsl"
+#endif
 
 layout(local_size_x_id = 2) in;  // four subgroups
 const uint kThreads = gl_WorkGroupSize.x;
@@ -26,8 +31,10 @@ const uint kThreads = gl_WorkGroupSize.x;
 // there are, it reads what lies there, and its results are dropped.
 layout(set = 0, binding = 1, std430) readonly buffer X { uvec4 x_eights[]; };
 layout(set = 0, binding = 2, std430) readonly buffer W { uvec4 w_eights[]; };
-layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };    // of rows of y
+layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };  // of rows of x
+#ifndef EXPERTS
 layout(set = 0, binding = 6, std430) writeonly buffer Parts { float all_parts[]; };  // [parts][rows][columns], in whole tiles
+#endif
 
 const uint kTile = 128, kPart = 64, kSize = 16;  // rows and columns: of a workgroup, of a subgroup, of a matrix
 const uint kSlice = 4;                           // eights of a row
@@ -67,19 +74,36 @@ shared uvec4 slices[2 * kBuffer];
 #define LEAVE(r, c) \
   coopMatStore(sum_##r##c, all_parts, part_at + r * kSize * part_stride + c * kSize, part_stride, gl_CooperativeMatrixLayoutRowMajor);
 
+const uint kLanes = kThreads / 4;
+
+#ifdef EXPERTS
+#include "find_expert.glsl"
+
+bool find_rows(out uint first_row, out uint rows) { return find_seen_tile(gl_WorkGroupID.y, kTile, first_row, rows); }
+uint up_row() { return push.p.matrix_rows / 2; }
+#else
+bool find_rows(out uint first_row, out uint rows) {
+  first_row = gl_WorkGroupID.y * kTile;
+  rows = product_rows();
+  return first_row < rows;
+}
+uint up_row() { return push.p.up_row; }
+uint x_row(uint row) { return row; }
+#endif
+
 // Of a glu, W holds both matrices, and 16 rows of either take turns in a tile: a subgroup has both results for a column of y.
 uint w_row(uint row) {
-  if (!kActivates) return row;
-  return row / (2 * kSize) * kSize + row % kSize + row / kSize % 2 * push.p.up_row;
+  if (!kActivates) return matrix_row(row);
+  return matrix_row(row / (2 * kSize) * kSize + row % kSize + row / kSize % 2 * up_row());
 }
 
-const uint kLanes = kThreads / 4, kCols = kActivates ? kPart / 2 : kPart;
+const uint kCols = kActivates ? kPart / 2 : kPart;
 void store_rows(uint results, uint first_row, uint first_col, uint rows) {
   [[unroll]] for (uint i = 0; i < kSize * kCols / kLanes; ++i) {
     const uint e = i * kLanes + gl_SubgroupInvocationID, row = first_row + e / kCols, from = results + e / kCols * kResultStride;
     const uint part_col = e % kCols, col = first_col * kCols / kPart + part_col;
     if (row >= rows || col >= push.p.out_cols) continue;
-    const float scale = scales[push.base[4] + row];
+    const float scale = scales[push.base[4] + x_row(row)];
     if (kActivates) {
       const uint gate = part_col / kSize * 2 * kSize + part_col % kSize, up = gate + kSize;
       store_glu(row, col, scale * uintBitsToFloat(slices[from + gate / 4][gate % 4]),
@@ -91,15 +115,28 @@ void store_rows(uint results, uint first_row, uint first_col, uint rows) {
 }
 
 void main() {
-  const uint first_col = gl_WorkGroupID.x * kTile, first_row = gl_WorkGroupID.y * kTile, rows = product_rows();
-  if (first_row >= rows) return;
+  const uint first_col = gl_WorkGroupID.x * kTile;
+  uint first_row, rows;
+  if (!find_rows(first_row, rows)) return;
   const uint thread = gl_LocalInvocationIndex, eights = push.p.in_cols / 8;
+#ifdef EXPERTS
+  const uint first = 0, end = eights;
+#else
   const uint first = gl_WorkGroupID.z * push.p.depth_each / 8, end = min(first + push.p.depth_each / 8, eights);
+#endif
   const uint part_row = gl_SubgroupID / 2 * kPart, part_col = gl_SubgroupID % 2 * kPart;  // in the tile
 
   // Where a thread copies from and to; its other copies are kThreads / kSlice rows apart.
   const uint line = thread / kSlice, lines = kThreads / kSlice;
+#ifdef EXPERTS
+  uint x_from[kCopies];
+  [[unroll]] for (uint i = 0; i < kCopies; ++i)
+    x_from[i] = push.base[0] / 4 + x_row(min(first_row + line + i * lines, rows - 1)) * eights + thread % kSlice;
+#define X_FROM(i) x_from[i]
+#else
   const uint x_from = push.base[0] / 4 + (first_row + line) * eights + first + thread % kSlice;
+#define X_FROM(i) (x_from + i * lines * eights)
+#endif
   const uint to = line * kStride + thread % kSlice;
 
   EACH_SUM(CLEAR)
@@ -108,7 +145,7 @@ void main() {
   uint w_from[kCopies];
   [[unroll]] for (uint i = 0; i < kCopies; ++i) {
     w_from[i] = push.base[1] / 4 + w_row(first_col + line + i * lines) * eights + first + thread % kSlice;
-    slices[to + i * lines * kStride] = x_eights[x_from + i * lines * eights];
+    slices[to + i * lines * kStride] = x_eights[X_FROM(i)];
     slices[to + (kTile + i * lines) * kStride] = w_eights[w_from[i]];
   }
   barrier();
@@ -116,7 +153,7 @@ void main() {
   for (uint next = kSlice; next <= end - first; next += kSlice) {
     if (next < end - first)
       [[unroll]] for (uint i = 0; i < kCopies; ++i) {
-        of_x[i] = x_eights[x_from + i * lines * eights + next];
+        of_x[i] = x_eights[X_FROM(i) + next];
         of_w[i] = w_eights[w_from[i] + next];
       }
     [[unroll]] for (uint k = 0; k < kSlice; k += kSize / 8) {
@@ -134,6 +171,7 @@ void main() {
     barrier();
   }
 
+#ifndef EXPERTS
   if (gl_NumWorkGroups.z > 1) {
     const uint part_stride = gl_NumWorkGroups.x * kTile, part_rows = gl_NumWorkGroups.y * kTile;
     const uint part_at =
@@ -141,6 +179,7 @@ void main() {
     EACH_SUM(LEAVE)
     return;
   }
+#endif
   const uint results = gl_SubgroupID * kSize * kResultStride;
   EACH(STORE)
 }

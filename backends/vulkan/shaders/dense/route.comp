@@ -2,6 +2,7 @@
 // every expert's rows side by side.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #include "../exp.glsl"
 #include "../step.glsl"
@@ -29,8 +30,7 @@ const float kNoPeak = -3e38;  // below every logit; finite, as not every device 
 const uint kMinusInfinity = 0xff800000;
 
 shared float shares[kExperts];  // what an expert counts before the chosen ones are compared
-shared uint keys[kExperts];     // what it is chosen by
-shared uint chosen[kChosen];    // the best first
+shared uint chosen[kChosen];    // experts, the best first
 
 bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffff) > 0x7f800000; }
 // Ordered as numbers are; NaN is -inf, and -0 is 0.
@@ -39,38 +39,47 @@ uint key_of(float x) {
   return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
 }
 
+// A lane has every kLanes-th expert, in registers: one row has nothing else to hide the time of memory.
+const uint kEach = (kExperts + kLanes - 1) / kLanes;
+uint expert_of(uint i) { return i * kLanes + gl_SubgroupInvocationID; }
+uint keys[kEach];  // what experts are chosen by; 0: they are chosen, or not there
+
 void weigh_experts(uint from) {
+  float own[kEach];
+  [[unroll]] for (uint i = 0; i < kEach; ++i) own[i] = logits[from + min(expert_of(i), kExperts - 1)];
   float peak = kNoPeak, sum = 0;
   if (push.p.kind == kRouteSoftmax) {
-    for (uint e = gl_SubgroupInvocationID; e < kExperts; e += kLanes)
-      if (!is_nan(logits[from + e])) peak = max(peak, logits[from + e]);
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (!is_nan(own[i])) peak = max(peak, own[i]);
     peak = subgroupMax(peak);
-    for (uint e = gl_SubgroupInvocationID; e < kExperts; e += kLanes) sum += exp_ulp(logits[from + e] - peak);
+    [[unroll]] for (uint i = 0; i < kEach; ++i) sum += expert_of(i) < kExperts ? exp_ulp(own[i] - peak) : 0;
     sum = subgroupAdd(sum);
   }
-  for (uint e = gl_SubgroupInvocationID; e < kExperts; e += kLanes) {
-    const float logit = logits[from + e];
-    float share = logit;
-    if (push.p.kind == kRouteSoftmax) share = exp_ulp(logit - peak) / sum;
-    if (push.p.kind == kRouteSigmoid) share = 1 / (1 + exp_ulp(-logit));
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    const uint e = expert_of(i);
+    keys[i] = 0;
+    if (e >= kExperts) continue;
+    float share = own[i];
+    if (push.p.kind == kRouteSoftmax) share = exp_ulp(share - peak) / sum;
+    if (push.p.kind == kRouteSigmoid) share = 1 / (1 + exp_ulp(-share));
     shares[e] = share;
-    keys[e] = key_of(kHasBias ? share + bias[push.base[1] + e] : logit);
+    keys[i] = key_of(kHasBias ? share + bias[push.base[1] + e] : own[i]);
   }
 }
 
-// Each is the best of those that come behind the one before: with a lower key, or the same and a higher number.
+// The highest key that is left, of equal ones the lowest expert's.
 void choose() {
-  uint last_key = 0xffffffff, last = 0;
-  for (uint i = 0; i < kChosen; ++i) {
-    uint best_key = 0, best = kExperts;  // no expert's key is 0
-    for (uint e = gl_SubgroupInvocationID; e < kExperts; e += kLanes)
-      if ((keys[e] < last_key || (keys[e] == last_key && e > last)) && keys[e] > best_key) {
-        best_key = keys[e];
-        best = e;
+  for (uint c = 0; c < kChosen; ++c) {
+    uint best_key = 0, best = kExperts;
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (keys[i] > best_key) {
+        best_key = keys[i];
+        best = expert_of(i);
       }
-    last_key = subgroupMax(best_key);
-    last = subgroupMin(best_key == last_key ? best : kExperts);
-    if (gl_SubgroupInvocationID == 0) chosen[i] = last;
+    const uint highest = subgroupMax(best_key), taken = subgroupMin(best_key == highest ? best : kExperts);
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (expert_of(i) == taken) keys[i] = 0;
+    if (gl_SubgroupInvocationID == 0) chosen[c] = taken;
   }
 }
 

@@ -1,5 +1,5 @@
 #version 450
-// linear and glu by cooperative matrices, second: rows of x as f16, each times a power of two, a workgroup a row.
+// linear, glu and experts by cooperative matrices, second: rows of x as f16, each times a power of two, a workgroup a row.
 //
 // f16 keeps 11 bits of a number, but none above 65504, and real models reach 1e5 before ffn_down. So the largest magnitude of a
 // row is brought to [2^14, 2^15): what f16 rounds is at most 2^-11 of a number or 2^-39 of the row's largest.
@@ -22,7 +22,7 @@ layout(push_constant) uniform Push {
 } push;
 
 void main() {
-  const uint row = gl_WorkGroupID.x, cols = push.p.in_cols, rows = row_count(push.p.rows);
+  const uint row = gl_WorkGroupID.x, cols = push.p.in_cols, rows = row_count(push.p.rows) * push.p.each;
   if (push.p.first_row + row >= rows) return;
   const uint from = push.base[0] + row * push.p.x_stride;
   // As bits, in whose order infinities and NaN are above all numbers; a finite row's exponent, which is all that counts,
