@@ -43,9 +43,15 @@ void Session::take(std::span<const int32_t> tokens) {
   unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
 }
 
-// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then
-// counts.
+// Gives a step its tokens, which are read for the first time.
 void Session::set_tokens(std::span<const int32_t> tokens) {
+  write_tokens(tokens);
+  if (policies_.retention->reads_again())
+    unscored_tokens_.insert(unscored_tokens_.end(), tokens.begin(), tokens.end());
+}
+
+// Where the embedding stays on the host, its rows of the tokens, which the step then counts.
+void Session::write_tokens(std::span<const int32_t> tokens) {
   int32_t* ids = on_host<int32_t>(layout_.tokens);
   std::copy(tokens.begin(), tokens.end(), ids);
   if (!layout_.embedding_rows) return;
@@ -129,7 +135,7 @@ Status Session::accept(int32_t token) {
 // runs it once all the same.
 Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // and begin() finished it
-  if (unscored_ && unscored_ == policies_.retention->upkeep_rows()) THIMBLE_TRY(upkeep());
+  if (unscored_ && unscored_ == policies_.retention->upkeep_rows(plan_.options)) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
   set_tokens({&token, 1});
   unfinished_.started = true;

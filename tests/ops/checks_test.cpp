@@ -302,7 +302,8 @@ const Case kCases[] = {
                          o(kEntries),
                          {},
                          {.heads = kHeads, .group = kGroup, .head_dim = kDim, .rows = 1, .rope = kRope}};
-     }},
+     },
+     equal(0)},
     {"query_score of the last query behind a chunk", kRows,
      [](Operands& o) -> Op {
        return QueryScore{o(kQueries * kDim),
@@ -319,7 +320,8 @@ const Case kCases[] = {
                           .chunk_capacity = kChunk,
                           .rows = 1,
                           .rope = kOriginal}};
-     }},
+     },
+     equal(kRows)},
     {"query_score of rows", kRows,
      [](Operands& o) -> Op {
        return QueryScore{o((kRows - 1) * kColumns + kQueries * kDim),
@@ -581,6 +583,9 @@ TEST_P(Checks, StepsFitTheirProgram) {
   refuses("vote of a group", [](StepParams& s, Heads&) { s.n_local = 3; });
   refuses("vote of a layer", one_position_more);
   refuses("vote of a layer", [](StepParams&, Heads& heads) { --heads[1].n_entries; });
+  refuses("query_score of the last query", [](StepParams&, Heads& heads) { --heads[1].n_entries; });
+  refuses("query_score of rows",
+          [](StepParams&, Heads& heads) { heads[1].n_entries = kRows - 1; });  // they are not read again
   refuses("top_k of a step", [](StepParams& s, Heads&) { ++s.select_k; });
   refuses("top_k by position", one_position_more);
   refuses("top_k of a head", [](StepParams&, Heads& heads) { ++heads[1].keep; });

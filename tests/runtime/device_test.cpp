@@ -439,6 +439,8 @@ TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
                          .select_init = 4,
                          .select_local = 16};
   compare(options);
+  options.retention = Retention::kTova;
+  compare(options);
   options.retention = Retention::kKeyDiff;
   options.selection = Selection::kQuest;
   options.select_page = 8;

@@ -99,7 +99,7 @@ TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
     o.retain_scope = scope;
     return o;
   };
-  for (const Retention r : {Retention::kWindow, Retention::kRandom, Retention::kLocret})
+  for (const Retention r : {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kTova})
     for (const RetainScope s : {RetainScope::kPerHead, RetainScope::kLayer})
       expect_close(run(retaining(r, s)), expected);
   for (const VoteScope vote : {VoteScope::kAuto, VoteScope::kLayer, VoteScope::kGroup}) {
@@ -145,7 +145,7 @@ TEST(Policies, UseTheRotaryFactorsOfTheContext) {
 TEST(Policies, SelectWhileReadingARetainedPool) {
   const SeededModel m = seeded_model();
   for (const Retention retention :
-       {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff})
+       {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff, Retention::kTova})
     for (const VoteScope vote : {VoteScope::kGroup, VoteScope::kLayer}) {
       SCOPED_TRACE(std::string(policy_name(retention)) + (vote == VoteScope::kGroup ? ", group" : ", layer"));
       SessionOptions o = selecting(locret(m, 150, 512, 20, 30), 256, 4, 512, vote);
