@@ -104,7 +104,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       app, "--retention", o.retention, retentions(),
       "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
       "least like the others, what the last token attends to, or what a second reading of each chunk "
-      "attends to, which takes twice the time. auto: with --heads locret; else, where --pool or --mem-budget may not "
+      "attends to, which takes twice the time. auto: with --heads locret; else, where --pool or --mem-budget "
+      "may not "
       "hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or keydiff; "
       "else none (default: auto)")
       ->group(retention);

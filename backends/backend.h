@@ -374,7 +374,7 @@ inline const char* op_name(const Op& op) {
       "embed",         "rms_norm",   "linear",      "glu",         "scale",      "route",   "expert_glu",
       "expert_linear", "activation", "kv_append",   "sink_score",  "cis_store",  "kv_view", "attention",
       "kv_compact",    "query_gate", "token_score", "page_bounds", "page_score", "vote",    "top_k",
-      "label",         "key_diff",   "query_score", "arg_max",     "log_prob",    "copy"};
+      "label",         "key_diff",   "query_score", "arg_max",     "log_prob",   "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }

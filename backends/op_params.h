@@ -313,10 +313,11 @@ struct KeyDiffParams {
 #define kQueryScoreTile 64u
 #define kQueryScoreSums 64u
 
-// Whose queries query_score takes, what they score, and how.
-#define kQueryLast 0u  // the last entry's: everything, by the mean weight in all heads, one score for the layer
-#define kQueryRows 1u  // those of the step's rows: the entries right before them, as many, by the largest
-                       // logarithm of a weight in each KV head
+// Whose queries query_score takes, and what they score: the last entry's score everything, by the mean weight
+// in all heads; those of the step's rows the entries right before them, as many, by the largest logarithm of
+// a weight in each KV head.
+#define kQueryLast 0u
+#define kQueryRows 1u
 
 struct QueryScoreParams {
   uint first_head, heads;  // KV heads; all of the layer for kQueryLast

@@ -17,8 +17,8 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 
 // ---- the step ----
 
-// A chunk is cut into segments, so that an interrupt is quick; a token's step is over before that matters. What is
-// read again needs no logits.
+// A chunk is cut into segments, so that an interrupt is quick; a token's step is over before that matters.
+// What is read again needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
     if (step != Step::kDecode) r.segment();

@@ -107,7 +107,8 @@ Status Session::allocate(bool first) {
   }
 
   allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() +
-               (waiting_.capacity() + unscored_tokens_.capacity()) * sizeof(int32_t) + heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
+               (waiting_.capacity() + unscored_tokens_.capacity()) * sizeof(int32_t) +
+               heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
   reservation_.allocated = allocated;
   ledger_->allocated += allocated;
   return {};

@@ -6,8 +6,8 @@
 
 namespace thimble {
 
-// Runs what is left of the current run, the one just started or one that an interrupt left, and those that must
-// follow it.
+// Runs what is left of the current run, the one just started or one that an interrupt left, and those that
+// must follow it.
 Status Session::go_on() {
   while (run_.work != Work::kNone) {
     THIMBLE_TRY(finish_run());
@@ -121,9 +121,10 @@ StepParams Session::step_params(uint32_t rows) const {
   return step;
 }
 
-// What a step of so many rows is told of the heads. `evicts`: the pool is compacted afterwards, but rows that are
-// read again stay until then, in layers that attend to everything. `last`: the chunk ends the prompt, so nothing stands in for the tokens to come and the stabilizers are scored like the
-// others (methods 2.5).
+// What a step of so many rows is told of the heads. `evicts`: the pool is compacted afterwards; only where
+// rows are read again do they stay until then, in layers that attend to everything. `last`: the chunk ends
+// the prompt, so nothing stands in for the tokens to come and the stabilizers are scored like the others
+// (methods 2.5).
 void Session::fill_heads(uint32_t rows, bool evicts, bool last) {
   const bool rows_stay = rows && policies_.retention->reads_again();
   for (size_t i = 0; i < heads_.size(); ++i) {
@@ -148,12 +149,13 @@ Program& Session::chunk_program(uint32_t rows) const {
 // Scores the tokens that wait for it; their entries are the pool's last. What is read again stands behind all
 // that was read.
 Session::Run Session::upkeep_run(bool evicts, bool ends_prompt) {
+  const bool again = policies_.retention->reads_again();
   StepParams step = step_params(unscored_);
-  if (policies_.retention->reads_again())
+  if (again)
     write_tokens(unscored_tokens_);
   else
     step.position = static_cast<int>(read_ - unscored_);
-  fill_heads(0, false, false);
+  fill_heads(again ? unscored_ : 0, false, false);
   return {.work = Work::kUpkeep,
           .program = programs_.upkeep.get(),
           .next = 0,

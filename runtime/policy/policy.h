@@ -66,12 +66,13 @@ class RetentionPolicy {
   virtual void record(const LayerStep&) const {}
   // Scores anew what the pool and a chunk hold, right before they are compacted.
   virtual void record_eviction(const LayerStep&) const {}
-  // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded ones,
-  // or where the policy reads again all that were read.
+  // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded
+  // ones, or where the policy reads again all that were read.
   virtual uint32_t upkeep_rows(const SessionOptions&) const { return 0; }
   virtual void record_upkeep(const LayerStep&) const {}
-  // Whether upkeep is a second reading: a step over the tokens that wait, behind all that was read, which attends
-  // to everything and whose keys and values are dropped; record_upkeep finds its rows as record does a chunk's.
+  // Whether upkeep is a second reading: a step over the tokens that wait, behind all that was read, which
+  // attends to everything and whose keys and values are dropped; record_upkeep finds its rows as record does
+  // a chunk's.
   virtual bool reads_again() const { return false; }
   virtual void fill(const SessionOptions&, StepParams&) const {}
   // What scoring costs in all layers: bytes once a step, operations for one row.

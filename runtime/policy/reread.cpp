@@ -5,17 +5,18 @@
 namespace thimble {
 namespace {
 
-// The second reading stands behind the chunk and sees it, so it scores each entry with everything that a text says
-// of it. Once made a score stays, as it is a weight among the entries of one chunk.
+// The second reading stands behind the chunk and sees it, so it scores each entry with everything that a text
+// says of it. Once made a score stays, as it is a weight among the entries of one chunk.
 class Reread : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
     constexpr uint32_t kSinks = 4;  // KVzip's
     o.retainer = nullptr;
     if (o.retain_scope == RetainScope::kLayer)
-      return error(Code::kInvalidArgument,
-                   "reread scores the entries of each KV head by its own queries, so a layer's heads cannot keep "
-                   "the same entries; leave retain_scope at head, or choose another retention");
+      return error(
+          Code::kInvalidArgument,
+          "reread scores the entries of each KV head by its own queries, so a layer's heads cannot keep "
+          "the same entries; leave retain_scope at head, or choose another retention");
     return resolve_eviction(o, kSinks);
   }
 

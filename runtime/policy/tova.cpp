@@ -1,20 +1,22 @@
-// TOVA: the entries that the last token read pays most attention to stay, without any training (methods 2.11).
+// TOVA: the entries that the last token read pays most attention to stay, without any training
+// (methods 2.11).
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// A weight compares only with those beside it, so scores are made anew with every eviction, of the pool and the
-// chunk, by the query of the last token that was read: each layer keeps that of its last step for an eviction
-// between two steps.
+// A weight compares only with those beside it, so scores are made anew with every eviction, of the pool and
+// the chunk, by the query of the last token that was read: each layer keeps that of its last step for an
+// eviction between two steps.
 class Tova : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
     o.retainer = nullptr;
     if (!o.keeps.empty())
-      return error(Code::kInvalidArgument,
-                   "tova keeps the same entries in all heads of a layer, so heads cannot keep different numbers "
-                   "of them; give one pool size, or choose another retention");
+      return error(
+          Code::kInvalidArgument,
+          "tova keeps the same entries in all heads of a layer, so heads cannot keep different numbers "
+          "of them; give one pool size, or choose another retention");
     o.retain_scope = RetainScope::kLayer;
     return resolve_eviction(o, 0);
   }
@@ -38,9 +40,7 @@ class Tova : public RetentionPolicy {
                                  .rows = kLogitRows}});
   }
 
-  void record_eviction(const LayerStep& l) const override {
-    record_query_score(l, queries_[l.layer], sums_);
-  }
+  void record_eviction(const LayerStep& l) const override { record_query_score(l, queries_[l.layer], sums_); }
 
  private:
   static uint32_t query_cols(const Setting& s) { return s.model.shape.heads * s.model.shape.head_dim; }

@@ -29,8 +29,8 @@ class QueryScores : public OpTest {
 
   // What the queries make of one entry of a KV head.
   struct Weights {
-    double sum = 0;              // of the weights
-    double largest = -kInfinity; // of their logarithms
+    double sum = 0;               // of the weights
+    double largest = -kInfinity;  // of their logarithms
   };
 
   // A rotated key [dh] of an entry.
@@ -50,8 +50,7 @@ class QueryScores : public OpTest {
     for (uint32_t row = 0; row < l.queries(); ++row)
       for (uint32_t h = 0; h < l.group; ++h) {
         const uint32_t own = n - l.queries() + row;  // the entry of the query
-        const double position =
-            l.rotation.mode == kRopeList ? own : kPosition + l.rows - l.queries() + row;
+        const double position = l.rotation.mode == kRopeList ? own : kPosition + l.rows - l.queries() + row;
         const std::vector<double> query =
             l.rotation.rotated(doubles(q, from + row * stride + size_t{h} * l.dh, l.dh), position);
         double sum = std::exp(l.softmax.sink);
@@ -141,7 +140,8 @@ class QueryScores : public OpTest {
       EXPECT_TRUE(is_poison(got, used, heads[head].first + first - used));
       used = heads[head].first + held;
       for (uint32_t i = first; i < (l.kind == kQueryLast ? n : held); ++i) {
-        const float score = i < held ? got[heads[head].first + i] : of_chunk[size_t{head} * max_rows + i - held];
+        const float score =
+            i < held ? got[heads[head].first + i] : of_chunk[size_t{head} * max_rows + i - held];
         if (l.kind == kQueryRows) {
           EXPECT_NEAR(score, weights[head][i].largest, error) << i;
         } else if (i + 1 == n) {

@@ -59,7 +59,7 @@ SessionOptions selecting(SessionOptions o, Selection selection, uint32_t k) {
 }
 
 constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff,
-                                     Retention::kTova,   Retention::kReread};
+                                     Retention::kTova, Retention::kReread};
 constexpr Selection kSelections[] = {Selection::kTokenSelect, Selection::kQuest};
 
 TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {

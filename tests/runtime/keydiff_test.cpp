@@ -20,8 +20,8 @@ SessionOptions keydiff(Positions positions) {
           .positions = positions};
 }
 
-// The session's keys may be the next halves to the reference's, 2^-10 off, and so turn by as much; their mean by
-// n / |sum| times that.
+// The session's keys may be the next halves to the reference's, 2^-10 off, and so turn by as much; their mean
+// by n / |sum| times that.
 class JudgedByKeys : public Judged {
  public:
   using Judged::Judged;

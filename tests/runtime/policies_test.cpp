@@ -145,9 +145,8 @@ TEST(Policies, UseTheRotaryFactorsOfTheContext) {
 // A chunk larger than what a full run has room for is read behind as many entries as an eviction leaves.
 TEST(Policies, SelectWhileReadingARetainedPool) {
   const SeededModel m = seeded_model();
-  for (const Retention retention :
-       {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff, Retention::kTova,
-        Retention::kReread})
+  for (const Retention retention : {Retention::kWindow, Retention::kRandom, Retention::kLocret,
+                                    Retention::kKeyDiff, Retention::kTova, Retention::kReread})
     for (const VoteScope vote : {VoteScope::kGroup, VoteScope::kLayer}) {
       SCOPED_TRACE(std::string(policy_name(retention)) + (vote == VoteScope::kGroup ? ", group" : ", layer"));
       SessionOptions o = selecting(locret(m, 150, 512, 20, 30), 256, 4, 512, vote);

@@ -44,7 +44,8 @@ class JudgedBySecondReading : public Judged {
 
   static std::vector<double> turned(std::vector<double> x, double position) {
     for (size_t i = 0; i < x.size(); i += 2) {
-      const double angle = position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
+      const double angle =
+          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
       const double a = x[i], b = x[i + 1];
       x[i] = a * std::cos(angle) - b * std::sin(angle);
       x[i + 1] = a * std::sin(angle) + b * std::cos(angle);
@@ -71,10 +72,12 @@ class JudgedBySecondReading : public Judged {
     });
     const ModelShape& s = f->model().shape;
     for (uint32_t layer = 0; layer < s.layers; ++layer)
-      for (uint32_t h = 0; h < s.heads; ++h) score(step, layer, h, position, there[layer][h / (s.heads / s.kv_heads)]);
+      for (uint32_t h = 0; h < s.heads; ++h)
+        score(step, layer, h, position, there[layer][h / (s.heads / s.kv_heads)]);
   }
 
-  void score(const StepParams& step, uint32_t layer, uint32_t h, int32_t position, std::vector<int32_t> seen) {
+  void score(const StepParams& step, uint32_t layer, uint32_t h, int32_t position,
+             std::vector<int32_t> seen) {
     const ModelShape& s = f->model().shape;
     const uint32_t head = h / (s.heads / s.kv_heads);
     const size_t held = seen.size(), chunk = held - step.n_rows;
@@ -102,8 +105,9 @@ class JudgedBySecondReading : public Judged {
     }
   }
 
-  // The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much of the
-  // product of lengths, and the logarithm of a sum by no more; so do the queries of a model that read such keys.
+  // The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much
+  // of the product of lengths, and the logarithm of a sum by no more; so do the queries of a model that read
+  // such keys.
   Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) override {
     Scores all{.tolerance = 4 * 2 * 0x1p-10 * moved_};
     for (const int32_t p : there) all.score.push_back(scores_.at({layer, head, p}));

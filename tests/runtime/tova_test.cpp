@@ -36,7 +36,8 @@ class JudgedByTheLastQuery : public Judged {
  private:
   static std::vector<double> turned(std::vector<double> x, double position) {
     for (size_t i = 0; i < x.size(); i += 2) {
-      const double angle = position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
+      const double angle =
+          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
       const double a = x[i], b = x[i + 1];
       x[i] = a * std::cos(angle) - b * std::sin(angle);
       x[i + 1] = a * std::sin(angle) + b * std::cos(angle);

@@ -189,8 +189,7 @@ class Followed : public Watched {
         if (on_second_reading) on_second_reading(step, kept(*session));
       }
       heard_again_ = again;
-      const bool chunk = program.segments > layers + 1,
-                 token = program.segments == 1 && step.n_rows == 1;
+      const bool chunk = program.segments > layers + 1, token = program.segments == 1 && step.n_rows == 1;
       if ((!chunk && !token) || !step.n_rows || (running_ && step.position == step_.position)) return;
       finish_step();
       running_ = true;

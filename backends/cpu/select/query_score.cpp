@@ -30,8 +30,9 @@ struct HeadWork {
     return data<float>(o.sums) + (uint64_t(head) * o.p.rows * o.p.group + v) * kQueryScoreSums;
   }
   float& score(uint32_t entry) const {
-    return entry < state.n_entries ? *in_run<float>(o.cis, state, entry)
-                                   : *at<float>(o.chunk_cis, head, o.p.chunk_capacity, entry - state.n_entries);
+    return entry < state.n_entries
+               ? *in_run<float>(o.cis, state, entry)
+               : *at<float>(o.chunk_cis, head, o.p.chunk_capacity, entry - state.n_entries);
   }
 
   // Calls each(vector, its logits, how many of them it sees) for a tile of the span.
@@ -108,8 +109,8 @@ void merge_sums(const HeadWork& w) {
   const uint32_t sums = units(query_tiles(w.span), tiles_of_sum(w.span));
   for (uint32_t v = 0; v < w.vectors(); ++v) {
     const float* sinks = w.o.sinks ? data<float>(w.o.sinks) + w.head * w.o.p.group : nullptr;
-    w.sums(v)[0] = add_logs(kv_kernels().log_sum_exp(w.sums(v), sums),
-                            sinks ? sinks[v % w.o.p.group] : -kInfinity);
+    w.sums(v)[0] =
+        add_logs(kv_kernels().log_sum_exp(w.sums(v), sums), sinks ? sinks[v % w.o.p.group] : -kInfinity);
   }
 }
 
@@ -154,8 +155,7 @@ void query_score(const Context& ctx, const QueryScore& o) {
   ctx.threads.run(o.p.heads, [&](uint32_t i, uint32_t) { merge_sums(head(i)); });
   ctx.threads.run(o.p.heads * tiles, [&](uint32_t item, uint32_t worker) {
     const HeadWork w = head(item / tiles);
-    if (item % tiles * kTileKeys < w.span.sinks + w.span.scored)
-      score_tile(w, item % tiles, scratch, worker);
+    if (item % tiles * kTileKeys < w.span.sinks + w.span.scored) score_tile(w, item % tiles, scratch, worker);
   });
   if (o.p.kind != kQueryLast) return;
   const uint32_t count = head(0).span.count;

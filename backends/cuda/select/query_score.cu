@@ -1,5 +1,5 @@
-// query_score: how much weight queries give to entries. One kernel makes sums of weights, one merges those of a
-// query, one scores; kQueryLast takes one more for the mean over heads.
+// query_score: how much weight queries give to entries. One kernel makes sums of weights, one merges those of
+// a query, one scores; kQueryLast takes one more for the mean over heads.
 #include <algorithm>
 
 #include "backends/cuda/log_sum.cuh"
@@ -22,7 +22,7 @@ struct Work {
   const HeadState* heads;
   const QueryScoreParams& p;
   const Rope& rope;
-  float* queries;  // [kVectors][head_dim]
+  float* queries;                                 // [kVectors][head_dim]
   float* keys = queries + kVectors * p.head_dim;  // [head_dim][kKeyStride]
   uint32_t head = p.first_head + blockIdx.y;
   HeadState own = heads[head];
@@ -152,9 +152,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A warp a vector; block (vectors, KV head).
-__global__ void __launch_bounds__(kThreads)
-    merge_sums(const StepParams* step, const HeadState* heads, QueryScoreParams p, const float* sinks,
-               float* sums) {
+__global__ void __launch_bounds__(kThreads) merge_sums(const StepParams* step, const HeadState* heads,
+                                                       QueryScoreParams p, const float* sinks, float* sums) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y, lane = threadIdx.x % kWarp;
   const QuerySpan span = query_span(s, heads[head], p.kind, p.sinks);
@@ -172,8 +171,8 @@ __global__ void __launch_bounds__(kThreads)
   own[0] = log_of(all);
 }
 
-// The entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y: the largest logarithm of a weight, or
-// the sum of weights.
+// The entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y: the largest logarithm of a weight,
+// or the sum of weights.
 __global__ void __launch_bounds__(kThreads)
     score_entries(const StepParams* step, const HeadState* heads, QueryScoreParams p, const float* q,
                   const __half* k, const __half* chunk_k, Rope rope, const float* sums, float* cis,
@@ -218,9 +217,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The mean of all heads' scores, for all of them; the last entry stays whatever it is worth.
-__global__ void __launch_bounds__(kThreads)
-    share_mean(const StepParams* step, const HeadState* heads, QueryScoreParams p, float* cis,
-               float* chunk_cis) {
+__global__ void __launch_bounds__(kThreads) share_mean(const StepParams* step, const HeadState* heads,
+                                                       QueryScoreParams p, float* cis, float* chunk_cis) {
   const StepParams s = begin_kernel(step);
   const uint32_t pooled = heads[0].n_entries, n = step_entries(s, heads[0]);
   for (uint32_t entry = blockIdx.x * kThreads + threadIdx.x; entry < n; entry += gridDim.x * kThreads) {
@@ -245,7 +243,8 @@ void query_score(const Launch& l, const QueryScore& op) {
   float *sums = data<float>(op.sums), *cis = data<float>(op.cis), *chunk_cis = data<float>(op.chunk_cis);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const uint32_t shared = shared_bytes(p.head_dim), vectors = p.rows * p.group;
-  // As many entries as a head's run has room for on average; what is scored of a chunk begins behind the sinks.
+  // As many entries as a head's run has room for on average; what is scored of a chunk begins behind the
+  // sinks.
   const uint64_t room = op.k.values.bytes / kv_bytes(op.k.type, p.head_dim) / (p.first_head + p.heads);
   const uint64_t entries = (p.kind == kQueryRows ? p.sinks : room) + l.max_rows;
   const uint32_t tiles = static_cast<uint32_t>(ceil_div(entries, kQueryScoreTile));
@@ -253,8 +252,8 @@ void query_score(const Launch& l, const QueryScore& op) {
          rope, sums);
   launch(l, merge_sums, dim3(static_cast<uint32_t>(ceil_div(vectors, kWarps)), p.heads), kThreads, 0, l.step,
          heads, p, data<float>(op.sinks), sums);
-  launch(l, score_entries, dim3(tiles, p.heads), kThreads, shared, l.step, heads, p, q, k, chunk_k, rope, sums,
-         cis, chunk_cis);
+  launch(l, score_entries, dim3(tiles, p.heads), kThreads, shared, l.step, heads, p, q, k, chunk_k, rope,
+         sums, cis, chunk_cis);
   if (p.kind == kQueryLast)
     launch(l, share_mean, static_cast<uint32_t>(ceil_div(entries, kThreads)), kThreads, 0, l.step, heads, p,
            cis, chunk_cis);
