@@ -102,8 +102,10 @@ void add_policy_flags(CLI::App& app, Settings& s) {
   const char* retention = "Retention (what stays when the pool is full)";
   add_choice(
       app, "--retention", o.retention, retentions(),
-      "Everything, the first and the most recent, random entries, what the heads score highest, or the "
-      "keys least like the others. auto: with --heads locret; else, where --pool or --mem-budget may not "
+      "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
+      "least like the others, what the last token attends to, or what a second reading of each chunk "
+      "attends to, which takes twice the time. auto: with --heads locret; else, where --pool or --mem-budget "
+      "may not "
       "hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or keydiff; "
       "else none (default: auto)")
       ->group(retention);

@@ -329,6 +329,22 @@ struct KeyDiff {  // scores of all entries, the step's rows among them: minus th
   Out cis, chunk_cis;  // [run], [Hkv][chunk_capacity]
   KeyDiffParams p;
 };
+// How much weight queries give to entries: softmax(cap(q k^T * scale)) over what a query sees, without the
+// carried values. kQueryLast: the query of the last entry, which sees everything and scores everything by the
+// mean of its weights in all query heads; heads hold equally many entries, and get the same scores. The last
+// entry itself scores infinity. kQueryRows: the queries of the step's rows. A row sees the first `sinks`
+// entries, the n_rows entries before the step's, and the step's rows up to itself; those n_rows entries get
+// the largest logarithm of a weight that a row gives them in a query head of their KV head. A weight whose
+// logarithm is -inf or NaN counts for nothing, and the largest of none is -inf.
+struct QueryScore {
+  In q;                // [queries][row_stride], unrotated
+  KvArray k, chunk_k;  // [run][dh]; of the chunk: [Hkv][chunk_capacity][dh], empty where there is no chunk
+  In rope;
+  In sinks;            // as attention's: logits that count in a row's sum
+  Out sums;            // [Hkv][rows * group][kQueryScoreSums]: scratch
+  Out cis, chunk_cis;  // [run]; [Hkv][chunk_capacity], of kQueryLast with a chunk
+  QueryScoreParams p;
+};
 struct ArgMax {  // ties go to the lower id
   In x;          // [n_logit_rows][cols]
   Out index;     // int32 [n_logit_rows]; -1 where any x of the row is NaN or infinite
@@ -352,14 +368,14 @@ struct Copy {
 
 using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, ExpertLinear, Activation,
                         KvAppend, SinkScore, CisStore, KvView, Attention, KvCompact, QueryGate, TokenScore,
-                        PageBounds, PageScore, Vote, TopK, Label, KeyDiff, ArgMax, LogProb, Copy>;
+                        PageBounds, PageScore, Vote, TopK, Label, KeyDiff, QueryScore, ArgMax, LogProb, Copy>;
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
       "embed",         "rms_norm",   "linear",      "glu",         "scale",      "route",   "expert_glu",
       "expert_linear", "activation", "kv_append",   "sink_score",  "cis_store",  "kv_view", "attention",
       "kv_compact",    "query_gate", "token_score", "page_bounds", "page_score", "vote",    "top_k",
-      "label",         "key_diff",   "arg_max",     "log_prob",    "copy"};
+      "label",         "key_diff",   "query_score", "arg_max",     "log_prob",   "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }

@@ -324,6 +324,36 @@ class Checker {
     h.entries.narrow(uint64_t(p.blocks) * kKeyDiffBlock, name_);
   }
 
+  void operator()(const QueryScore& o) {
+    const QueryScoreParams& p = o.p;
+    const uint64_t queries = last(p) * p.group;
+    const bool by_rows = p.kind == kQueryRows;
+    HeadBounds& h = heads(p);
+    need("q", o.q, strided(p.rows, p.row_stride, queries * p.head_dim));
+    run("k", o.k, p.head_dim, h);
+    run("cis", o.cis, h);
+    if (o.chunk_k) {
+      chunk("chunk_k", o.chunk_k, p);
+      if (!by_rows) chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
+    } else {
+      bounds_.rows.narrow(0, name_);
+    }
+    if (o.sinks) need("sinks", o.sinks, queries * kWord);
+    need("sums", o.sums, queries * p.rows * kQueryScoreSums * kWord);
+    if (by_rows) {
+      bounds_.rows.narrow(p.rows, name_);
+      h.batch = name_;
+    } else {
+      if (p.rows != 1 || p.first_head != 0) refuse("was recorded for other queries than the last one's");
+      h.equal = name_;
+    }
+    const uint64_t turned = rope_positions(o.rope, p);
+    if (p.rope.mode == kRopeOriginal)
+      bounds_.positions.narrow(turned, name_);
+    else
+      h.entries.narrow(turned, name_);
+  }
+
   void operator()(const ArgMax& o) {
     need("x", o.x, rows(kLogitRows) * o.p.cols * kWord);
     need("index", o.index, rows(kLogitRows) * kWord);

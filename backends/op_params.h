@@ -308,6 +308,32 @@ struct KeyDiffParams {
   uint blocks;  // sums from head to head
 };
 
+// Entries that query_score works on at a time, and sums that it makes of a query's weights at most: each of
+// so many tiles.
+#define kQueryScoreTile 64u
+#define kQueryScoreSums 64u
+
+// Whose queries query_score takes, and what they score: the last entry's score everything, by the mean weight
+// in all heads; those of the step's rows the entries right before them, as many, by the largest logarithm of
+// a weight in each KV head.
+#define kQueryLast 0u
+#define kQueryRows 1u
+
+struct QueryScoreParams {
+  uint first_head, heads;  // KV heads; all of the layer for kQueryLast
+  uint group;
+  uint head_dim;
+  uint row_stride;      // elements from row to row of q
+  uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
+  uint head_state;
+  uint kind;    // kQueryLast, kQueryRows
+  uint rows;    // of q at most: 1, or of a step
+  uint sinks;   // kQueryRows: first entries that are seen, too
+  float scale;  // as attention's
+  float cap;
+  RopeParams rope;
+};
+
 struct ArgMaxParams {
   uint cols;
 };

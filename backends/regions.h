@@ -55,6 +55,35 @@ THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
   return r;
 }
 
+// The entries that the queries of query_score see, numbered from 0: first the sinks, then the run and the
+// step's rows from `first` on.
+struct QuerySpan {
+  uint rows;    // of queries
+  uint sinks;   // entries that come first
+  uint first;   // entry that follows them
+  uint count;   // of all; a row sees as many fewer as rows follow it
+  uint scored;  // of these, behind the sinks, get a score
+};
+THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, uint kind, uint sinks) {
+  QuerySpan s;
+  s.rows = kind == kQueryRows ? step.n_rows : 1;
+  s.first = kind == kQueryRows && head.n_entries > step.n_rows ? head.n_entries - step.n_rows : 0;
+  s.sinks = kind == kQueryRows && sinks < s.first ? sinks : kind == kQueryRows ? s.first : 0;
+  s.count = s.sinks + step_entries(step, head) - s.first;
+  s.scored = kind == kQueryRows ? head.n_entries - s.first : s.count;
+  return s;
+}
+THIMBLE_FUNCTION uint entry_of(QuerySpan s, uint i) { return i < s.sinks ? i : s.first + i - s.sinks; }
+// Tiles of the span, and how many of them one sum takes.
+THIMBLE_FUNCTION uint query_tiles(QuerySpan s) { return units(s.count, kQueryScoreTile); }
+THIMBLE_FUNCTION uint tiles_of_sum(QuerySpan s) { return units(query_tiles(s), kQueryScoreSums); }
+// Of a row of queries: how much of the span it sees, and its rotary position.
+THIMBLE_FUNCTION uint entries_seen(QuerySpan s, uint row) { return s.count - (s.rows - 1 - row); }
+THIMBLE_FUNCTION uint query_position(StepParams step, HeadState head, QuerySpan s, uint row, uint rope_mode) {
+  const uint end = rope_mode == kRopeList ? step_entries(step, head) : uint(step.position) + step.n_rows;
+  return end + row < s.rows ? 0 : end + row - s.rows;
+}
+
 #undef THIMBLE_FUNCTION
 
 #ifdef __cplusplus

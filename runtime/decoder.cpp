@@ -18,9 +18,10 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // ---- the step ----
 
 // A chunk is cut into segments, so that an interrupt is quick; a token's step is over before that matters.
+// What is read again needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
-    if (step == Step::kChunk) r.segment();
+    if (step != Step::kDecode) r.segment();
   };
   r.segment();
   r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
@@ -28,21 +29,28 @@ void Decoder::record_step(Recorder& r, Step step) const {
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
     const LayerStep l = layer_step(r, layer, step);
-    attention_block(l);
+    attention_block(l, step);
     feed_forward(l);
   }
+  if (step == Step::kAgain) return;
   cut();
   tail_block(r);
 }
 
-void Decoder::attention_block(const LayerStep& l) const {
+void Decoder::attention_block(const LayerStep& l, Step step) const {
   const LayerWeights& w = weights_of(l);
   if (w.attn_norm) norm(l.recorder, at_.x, w.attn_norm, at_.norm);
   project_qkv(l);
-  append(l);
-  retention(l).record(l);
-  attend(l, select(l));
-  if (l.chunk) retain(l);
+  if (step == Step::kAgain) {
+    append(l, at_.retain_list);  // what is beyond f16's range was counted before: the list has a place for it
+    retention(l).record_upkeep(l);
+    attend(l, {});
+  } else {
+    append(l, at_.saturated);
+    retention(l).record(l);
+    attend(l, select(l));
+  }
+  if (step == Step::kChunk) retain(l);
   add_branch(l.recorder, at_.attention, w.attn_output, w.attn_output_bias, w.post_attn_norm);
 }
 
@@ -58,13 +66,13 @@ void Decoder::project_qkv(const LayerStep& l) const {
 }
 
 // Keys, values and positions of the step's rows.
-void Decoder::append(const LayerStep& l) const {
+void Decoder::append(const LayerStep& l, const View& saturated) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
                              .rope = l.rope_table(),
                              .k = l.chunk ? at_.chunk_k : l.pool().k,
                              .v = l.chunk ? at_.chunk_v : l.pool().v,
                              .pos = l.chunk ? at_.chunk_pos : l.pool().pos,
-                             .saturated = at_.saturated,
+                             .saturated = saturated,
                              .p = {.first_head = 0,
                                    .heads = shape_.kv_heads,
                                    .head_dim = shape_.head_dim,
@@ -303,10 +311,11 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
-  if (const uint32_t rows = policies_.retention->upkeep_rows())
+  if (const uint32_t rows = policies_.retention->upkeep_rows(options_))
     THIMBLE_TRY(make(rows, programs.upkeep, [&](Recorder& r) {
+      if (policies_.retention->reads_again()) return record_step(r, Step::kAgain);
       layers(
-          r, [](const RetentionPolicy& p) { return p.upkeep_rows() > 0; },
+          r, [&](const RetentionPolicy& p) { return p.upkeep_rows(options_) > 0; },
           [&](const LayerStep& l) { retention(l).record_upkeep(l); });
     }));
   if (dimensions_.evicts)
@@ -324,7 +333,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
 // ---- shorthands ----
 
 LayerStep Decoder::layer_step(Recorder& r, uint32_t layer, Step step) const {
-  return {r, setting_, weights_, at_, layer, step == Step::kChunk};
+  return {r, setting_, weights_, at_, layer, step != Step::kDecode};
 }
 
 // The embedding, or where it stays on the host the rows of it that the session hands over.

@@ -18,9 +18,10 @@ struct ChunkProgram {
 
 // All that a session replays.
 struct Programs {
-  std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
-  std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
-  std::unique_ptr<Program> upkeep;    // scores of the decoded tokens that wait for them; one segment a layer
+  std::vector<ChunkProgram> chunks;  // ascending max_rows; rows go through the chunk buffer, then compaction
+  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
+  std::unique_ptr<Program> upkeep;   // scores of the tokens that wait for them; one segment a layer, and one
+                                    // for the embedding where they are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
   std::unique_ptr<Program> log_prob;  // of the targets, after a tail
 
@@ -39,11 +40,11 @@ class Decoder {
   uint32_t tail() const { return 1 + shape_.layers; }
 
  private:
-  enum class Step { kChunk, kDecode };
+  enum class Step { kChunk, kAgain, kDecode };
   void record_step(Recorder&, Step) const;
-  void attention_block(const LayerStep&) const;
+  void attention_block(const LayerStep&, Step) const;
   void project_qkv(const LayerStep&) const;
-  void append(const LayerStep&) const;
+  void append(const LayerStep&, const View& saturated) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&) const;
   void retain(const LayerStep&) const;

@@ -99,13 +99,15 @@ Status Session::allocate(bool first) {
   programs_ = std::move(programs);
   tail_ = decoder.tail();
   waiting_.reserve(uint64_t(o.chunk) + o.local + 1);
+  if (policies_.retention->reads_again()) unscored_tokens_.reserve(o.chunk);
   cost_ = CostModel(*model_, o, policies_);
   for (size_t i = 0; i < heads_.size(); ++i) {
     heads_[i].first = plan_.dimensions.runs[i].first;
     heads_[i].capacity = plan_.dimensions.runs[i].capacity;
   }
 
-  allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() + waiting_.capacity() * sizeof(int32_t) +
+  allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() +
+               (waiting_.capacity() + unscored_tokens_.capacity()) * sizeof(int32_t) +
                heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
   reservation_.allocated = allocated;
   ledger_->allocated += allocated;
@@ -140,6 +142,7 @@ Status Session::rewind(uint64_t position) {
   read_ = position;
   for (uint32_t& entries : entries_) entries -= dropped;
   unscored_ -= std::min(unscored_, dropped);
+  if (policies_.retention->reads_again()) unscored_tokens_.resize(unscored_);
   ++generation_;
   has_logits_ = false;
   sampler_.rewind(position);
@@ -158,6 +161,7 @@ Result<std::unique_ptr<Session>> Session::clone() {
   twin->read_ = read_;
   twin->entries_ = entries_;
   twin->unscored_ = unscored_;
+  twin->unscored_tokens_.assign(unscored_tokens_.begin(), unscored_tokens_.end());
   twin->last_eviction_ = last_eviction_;
   twin->generation_ = generation_;
   twin->has_logits_ = has_logits_;
@@ -175,6 +179,7 @@ Status Session::reset() {
   read_ = last_eviction_ = evicted_ = 0;
   std::fill(entries_.begin(), entries_.end(), 0);
   unscored_ = generation_ = 0;
+  unscored_tokens_.clear();
   has_logits_ = false;
   stats_ = {};
   selecting_ = {};

@@ -104,6 +104,9 @@ class Session {
     StepParams step{};
     bool waiting = false;  // kChunk: its rows come from the waiting tokens
     bool logits = false;   // kChunk: the tail gives the logits of the last row
+    bool evicts =
+        false;  // kChunk, kUpkeep: what waits for its scores gets them, and then the pool is compacted
+    bool ends_prompt = false;  // with it: as fill_heads says of the last chunk
   };
   // A public call that was interrupted: the same call, repeated, goes on.
   enum class Call { kNone, kFeed, kStep, kAccept, kScore };
@@ -130,8 +133,13 @@ class Session {
 
   Status begin(Call, std::span<const int32_t> tokens);
   void take(std::span<const int32_t> tokens);
+  void set_tokens(std::span<const int32_t> tokens);
   Status go_on();
+  Status finish_run();
   Status start(Run);
+  Run upkeep_run(bool evicts, bool ends_prompt);
+  Run eviction_run(bool ends_prompt);
+  Run run_after(const Run&);
   void fill_heads(uint32_t rows, bool evicts, bool last);
   void commit(const Run&);
   StepParams step_params(uint32_t rows) const;
@@ -173,14 +181,15 @@ class Session {
   std::atomic<bool> interrupted_ = false;
 
   // The state of the stream.
-  std::vector<int32_t> waiting_;   // fed and not read; reserved for chunk + local + 1
-  uint64_t read_ = 0;              // tokens that are in the pool or were
-  std::vector<uint32_t> entries_;  // that each head holds, [layer][kv head]
-  std::vector<HeadState> heads_;   // what the running program is told of them
-  uint32_t unscored_ = 0;          // last entries whose retention scores are still to come
-  uint64_t evicted_ = 0;           // entries, of all heads
-  uint64_t last_eviction_ = 0;     // read_ when entries were last dropped
-  uint32_t generation_ = 0;        // changes whenever pool entries move or a prompt is read
+  std::vector<int32_t> waiting_;          // fed and not read; reserved for chunk + local + 1
+  uint64_t read_ = 0;                     // tokens that are in the pool or were
+  std::vector<uint32_t> entries_;         // that each head holds, [layer][kv head]
+  std::vector<HeadState> heads_;          // what the running program is told of them
+  uint32_t unscored_ = 0;                 // last entries whose retention scores are still to come
+  std::vector<int32_t> unscored_tokens_;  // of these, where they are read again; reserved for chunk
+  uint64_t evicted_ = 0;                  // entries, of all heads
+  uint64_t last_eviction_ = 0;            // read_ when entries were last dropped
+  uint32_t generation_ = 0;               // changes whenever pool entries move or a prompt is read
   bool has_logits_ = false;
   bool finite_logits_ = true;  // of those that it has
   Run run_;

@@ -6,9 +6,20 @@
 
 namespace thimble {
 
-// Runs what is left of the current run: the one just started, or one that an interrupt left.
+// Runs what is left of the current run, the one just started or one that an interrupt left, and those that
+// must follow it.
 Status Session::go_on() {
-  if (run_.work == Work::kNone) return {};
+  while (run_.work != Work::kNone) {
+    THIMBLE_TRY(finish_run());
+    const Run done = run_;
+    commit(done);
+    run_ = run_after(done);
+    if (done.waiting) report_progress();
+  }
+  return {};
+}
+
+Status Session::finish_run() {
   const double start = steady_seconds();
   double& seconds = run_.work == Work::kDecode ? stats_.decode_seconds : stats_.prefill_seconds;
   while (run_.next < run_.last) {
@@ -21,10 +32,6 @@ Status Session::go_on() {
     ++run_.next;
   }
   seconds += steady_seconds() - start;
-  const Run done = run_;
-  run_ = {};
-  commit(done);
-  if (done.waiting) report_progress();
   return {};
 }
 
@@ -50,6 +57,7 @@ void Session::commit(const Run& run) {
       if (policies_.selection->selects_chunks(plan_.options))
         stats_.prefill += policies_.selection->cost(*model_, plan_.options, behind + step.n_rows);
       if (run.waiting) waiting_.erase(waiting_.begin(), waiting_.begin() + step.n_rows);
+      if (policies_.retention->reads_again()) unscored_ += step.n_rows;
       has_logits_ = run.logits;
       if (run.logits) finite_logits_ = logits_are_finite(1);
       [[fallthrough]];
@@ -72,12 +80,14 @@ void Session::commit(const Run& run) {
       ++stats_.generated;
       stats_.decode += cost_.run(1, behind, false, true);
       selecting_ += policies_.selection->cost(*model_, plan_.options, behind + 1);
-      if (policies_.retention->upkeep_rows()) ++unscored_;
+      if (policies_.retention->upkeep_rows(plan_.options)) ++unscored_;
       has_logits_ = true;
       finite_logits_ = logits_are_finite(1);
       break;
     case Work::kUpkeep:
+      if (policies_.retention->reads_again()) stats_.prefill += cost_.run(step.n_rows, behind, true, false);
       unscored_ = 0;
+      unscored_tokens_.clear();
       break;
     case Work::kLogits:
       finite_logits_ = logits_are_finite(step.n_logit_rows);
@@ -111,13 +121,16 @@ StepParams Session::step_params(uint32_t rows) const {
   return step;
 }
 
-// What a step of so many rows is told of the heads. `evicts`: the pool is compacted afterwards. `last`: the
-// chunk ends the prompt, so nothing stands in for the tokens to come and the stabilizers are scored like the
-// others (methods 2.5).
+// What a step of so many rows is told of the heads. `evicts`: the pool is compacted afterwards; only where
+// rows are read again do they stay until then, in layers that attend to everything. `last`: the chunk ends
+// the prompt, so nothing stands in for the tokens to come and the stabilizers are scored like the others
+// (methods 2.5).
 void Session::fill_heads(uint32_t rows, bool evicts, bool last) {
+  const bool rows_stay = rows && policies_.retention->reads_again();
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadRun& run = plan_.dimensions.runs[i];
-    const bool drops = evicts && run.evicts;
+    const bool windowed = model_->layers[i / model_->shape.kv_heads].window;
+    const bool drops = evicts && run.evicts && (windowed || !rows_stay);
     HeadState& head = heads_[i];
     head.n_entries = entries_[i];
     head.keep = entries_[i] + rows;
@@ -133,18 +146,41 @@ Program& Session::chunk_program(uint32_t rows) const {
   return *programs_.chunks.back().program;
 }
 
-// Scores the decoded tokens that wait for it; their entries are the pool's last.
-Status Session::upkeep() {
-  if (!unscored_) return {};
+// Scores the tokens that wait for it; their entries are the pool's last. What is read again stands behind all
+// that was read.
+Session::Run Session::upkeep_run(bool evicts, bool ends_prompt) {
+  const bool again = policies_.retention->reads_again();
   StepParams step = step_params(unscored_);
-  step.position = static_cast<int>(read_ - unscored_);
-  fill_heads(0, false, false);
-  return start({.work = Work::kUpkeep,
-                .program = programs_.upkeep.get(),
-                .next = 0,
-                .last = programs_.upkeep->segments,
-                .step = step});
+  if (again)
+    thimble::set_tokens(*model_, layout_, unscored_tokens_);
+  else
+    step.position = static_cast<int>(read_ - unscored_);
+  fill_heads(again ? unscored_ : 0, false, false);
+  return {.work = Work::kUpkeep,
+          .program = programs_.upkeep.get(),
+          .next = 0,
+          .last = programs_.upkeep->segments,
+          .step = step,
+          .evicts = evicts,
+          .ends_prompt = ends_prompt};
 }
+
+Session::Run Session::eviction_run(bool ends_prompt) {
+  fill_heads(0, true, ends_prompt);
+  return {.work = Work::kEvict,
+          .program = programs_.evict.get(),
+          .next = 0,
+          .last = programs_.evict->segments,
+          .step = step_params(0)};
+}
+
+// What must follow a run before anything else.
+Session::Run Session::run_after(const Run& done) {
+  if (!done.evicts) return {};
+  return unscored_ ? upkeep_run(true, done.ends_prompt) : eviction_run(done.ends_prompt);
+}
+
+Status Session::upkeep() { return unscored_ ? start(upkeep_run(false, false)) : Status(); }
 
 // Whether every head has room for that many more rows. `evicts`: behind as many entries as an eviction
 // leaves, a chunk has the chunk buffer; behind more of them it must fit, or positions would pass
@@ -162,13 +198,7 @@ bool Session::fits(uint32_t rows, bool evicts) const {
 Status Session::make_room(uint32_t rows, bool evicts) {
   if (fits(rows, evicts)) return {};
   if (!plan_.dimensions.evicts) return check_room(rows);
-  THIMBLE_TRY(upkeep());
-  fill_heads(0, true, false);
-  return start({.work = Work::kEvict,
-                .program = programs_.evict.get(),
-                .next = 0,
-                .last = programs_.evict->segments,
-                .step = step_params(0)});
+  return start(unscored_ ? upkeep_run(true, false) : eviction_run(false));
 }
 
 // Reads the first rows of the waiting tokens. `evicts`: the pool is compacted to its size afterwards, `last`
@@ -176,7 +206,7 @@ Status Session::make_room(uint32_t rows, bool evicts) {
 Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(rows, evicts));
-  set_tokens(*model_, layout_, std::span(waiting_).first(rows));
+  set_tokens(std::span(waiting_).first(rows));
   const bool logits = rows == waiting_.size() && (!evicts || last);
   fill_heads(rows, evicts, last);
   return start({.work = Work::kChunk,
@@ -185,7 +215,9 @@ Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
                 .last = tail_ + logits,
                 .step = step_params(rows),
                 .waiting = true,
-                .logits = logits});
+                .logits = logits,
+                .evicts = evicts && policies_.retention->reads_again(),
+                .ends_prompt = last});
 }
 
 void Session::report_progress() {

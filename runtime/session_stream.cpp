@@ -42,6 +42,13 @@ void Session::take(std::span<const int32_t> tokens) {
   unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
 }
 
+// Gives a step its tokens, which are read for the first time.
+void Session::set_tokens(std::span<const int32_t> tokens) {
+  thimble::set_tokens(*model_, layout_, tokens);
+  if (policies_.retention->reads_again())
+    unscored_tokens_.insert(unscored_tokens_.end(), tokens.begin(), tokens.end());
+}
+
 Status Session::feed(std::span<const int32_t> tokens) {
   const SessionOptions& o = plan_.options;
   THIMBLE_TRY(begin(Call::kFeed, tokens));
@@ -113,9 +120,9 @@ Status Session::accept(int32_t token) {
 // runs it once all the same.
 Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // and begin() finished it
-  if (unscored_ && unscored_ == policies_.retention->upkeep_rows()) THIMBLE_TRY(upkeep());
+  if (unscored_ && unscored_ == policies_.retention->upkeep_rows(plan_.options)) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
-  set_tokens(*model_, layout_, {&token, 1});
+  set_tokens({&token, 1});
   unfinished_.started = true;
   if (generated) sampler_.accept(token, read_);
   fill_heads(1, false, false);
@@ -179,7 +186,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   THIMBLE_TRY(make_room(1, false));
   const uint32_t rows =
       static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), plan_.options.chunk, room()}));
-  set_tokens(*model_, layout_, tokens.first(rows));
+  set_tokens(tokens.first(rows));
   take(tokens.first(rows));
   unfinished_.slice = rows;
   unfinished_.row = 0;

@@ -37,6 +37,7 @@ void query_gate(const Launch&, const QueryGate&);
 void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_lse);
 void page_bounds(const Launch&, const PageBounds&);
 void key_diff(const Launch&, const KeyDiff&);
+void query_score(const Launch&, const QueryScore&);
 void page_score(const Launch&, const PageScore&);
 void vote(const Launch&, const Vote&);
 // `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what

@@ -36,6 +36,7 @@ void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
 uint64_t score_parts_bytes(uint32_t query_heads);
 void page_bounds(Recording&, const PageBounds&);
 void key_diff(Recording&, const KeyDiff&);
+void query_score(Recording&, const QueryScore&);
 void page_score(Recording&, const PageScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);

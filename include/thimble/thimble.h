@@ -388,7 +388,10 @@ enum { /* retention: which entries stay when a pool is over its size */
   THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
   THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
   THIMBLE_RETENTION_LOCRET = 3, /* those that options.heads, a retainer of any kind, scores highest */
-  THIMBLE_RETENTION_KEYDIFF = 4 /* those whose keys are least like the mean of all; needs no training */
+  THIMBLE_RETENTION_KEYDIFF = 4, /* those whose keys are least like the mean of all; needs no training */
+  THIMBLE_RETENTION_TOVA = 5, /* those that the last token read attends to most, the same in all heads of a layer; no training */
+  THIMBLE_RETENTION_REREAD = 6 /* those that their own text attends to most when each chunk is read twice; no training, twice the
+                                  time */
 };
 enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
 enum { /* selection: which entries a generated token attends to */

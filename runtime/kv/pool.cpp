@@ -10,11 +10,12 @@ namespace {
 
 // A head that attends to everything. Where heads keep different numbers of entries, stabilizers are the same
 // share of each.
-HeadRun full_run(const SessionOptions& o, bool evicts, uint32_t keep) {
+HeadRun full_run(const SessionOptions& o, const RetentionPolicy& retention, uint32_t keep) {
   HeadRun run;
-  run.evicts = evicts;
+  run.evicts = retention.evicts();
   run.keep = keep;
-  run.capacity = keep + o.local + o.max_new;
+  // What is read again stays until then.
+  run.capacity = keep + std::max(o.local + o.max_new, retention.reads_again() ? o.chunk : 0);
   run.protect_first = std::min(o.protect_init, keep);
   run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
   return run;
@@ -43,16 +44,18 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
     uint32_t entries = 0;
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
       const uint32_t keep = o.keeps.empty() ? o.pool : o.keeps[d.runs.size()];
-      HeadRun run = layer.window ? windowed_run(o, layer.window) : full_run(o, d.full_evict, keep);
+      HeadRun run = layer.window ? windowed_run(o, layer.window) : full_run(o, *policies.retention, keep);
       run.first = entries;
       entries += run.capacity;
       d.runs.push_back(run);
       d.capacity = std::max(d.capacity, run.capacity);
       // A chunk either fits behind the entries, or is read behind as many as an eviction leaves.
-      const uint32_t reach = run.evicts ? std::max(run.capacity, run.keep + o.chunk) : run.capacity;
+      uint32_t reach = run.evicts ? std::max(run.capacity, run.keep + o.chunk) : run.capacity;
+      if (policies.retention->reads_again()) reach = run.capacity + o.chunk;
       d.reach = std::max(d.reach, reach);
       const uint32_t most = layer.window ? UINT32_MAX : most_selected;
-      const uint32_t of_chunk = chunks_select ? std::min(reach, most) : reach;
+      const uint32_t of_chunk =
+          chunks_select && !policies.retention->reads_again() ? std::min(reach, most) : reach;
       view_entries = std::max(view_entries, of_chunk);
       d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
     }
@@ -63,7 +66,9 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
   d.qkv_cols = (s.heads + 2 * s.kv_heads) * s.head_dim;
   d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
-  if (o.positions == Positions::kOriginal) d.rope_positions = std::max(d.rope_positions, o.context);
+  if (o.positions == Positions::kOriginal)
+    d.rope_positions =
+        std::max(d.rope_positions, o.context + (policies.retention->reads_again() ? o.chunk : 0));
   return d;
 }
 

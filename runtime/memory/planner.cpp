@@ -24,7 +24,8 @@ uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies
     return bound > o.max_new ? bound - o.max_new : 1;
   }
   // Under list positions a longer pool would use positions that the model was not trained for.
-  const uint32_t beside = std::max(o.chunk, o.local + o.max_new);
+  const uint32_t beside =
+      std::max(o.chunk, o.local + o.max_new) + (policies.retention->reads_again() ? o.chunk : 0);
   return trained > beside ? trained - beside : 1;
 }
 
@@ -149,6 +150,7 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const uint64_t program_bytes_per_layer = (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10);
   return Sampler::bytes(model.shape.vocab, plan.dimensions.reach) +
          (uint64_t(o.chunk) + o.local + 1) * sizeof(int32_t) +
+         (Policies(o).retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
          (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
 }

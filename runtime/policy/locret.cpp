@@ -61,7 +61,7 @@ class Locret : public RetentionPolicy {
                                    .rows = kStepRows}});
   }
 
-  uint32_t upkeep_rows() const override { return kRingRows; }
+  uint32_t upkeep_rows(const SessionOptions&) const override { return kRingRows; }
   void record_upkeep(const LayerStep& l) const override {
     score(l, rings_[l.layer], l.pool().cis, kIntoRing);
   }

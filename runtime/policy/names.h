@@ -11,7 +11,9 @@ namespace thimble {
   X(Window, window)           \
   X(Random, random)           \
   X(Locret, locret)           \
-  X(KeyDiff, keydiff)
+  X(KeyDiff, keydiff)         \
+  X(Tova, tova)               \
+  X(Reread, reread)
 
 #define THIMBLE_SELECTIONS(X) \
   X(Dense, dense)             \

@@ -97,4 +97,30 @@ void store_plain_score(const LayerStep& l, uint32_t kind) {
                                    .into = l.chunk ? kIntoChunk : kIntoPool}});
 }
 
+void record_query_score(const LayerStep& l, const View& query, const View& sums) {
+  const ModelShape& m = l.shape();
+  const bool last = bool(query);
+  l.recorder.record(QueryScore{.q = last ? query : l.at.qkv,
+                               .k = l.pool().k,
+                               .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
+                               .rope = l.rope_table(),
+                               .sinks = l.weights.of(l.model_layer().sinks),
+                               .sums = sums,
+                               .cis = l.pool().cis,
+                               .chunk_cis = l.chunk ? l.at.chunk_cis : View{},
+                               .p = {.first_head = 0,
+                                     .heads = m.kv_heads,
+                                     .group = m.heads / m.kv_heads,
+                                     .head_dim = m.head_dim,
+                                     .row_stride = l.setting.dimensions.qkv_cols,
+                                     .chunk_capacity = l.setting.options.chunk,
+                                     .head_state = l.head_state(),
+                                     .kind = last ? kQueryLast : kQueryRows,
+                                     .rows = last ? 1 : l.setting.options.chunk,
+                                     .sinks = l.setting.options.protect_init,
+                                     .scale = l.setting.model.attention_scale,
+                                     .cap = l.setting.model.attention_cap,
+                                     .rope = l.rope()}});
+}
+
 }  // namespace thimble

@@ -66,9 +66,14 @@ class RetentionPolicy {
   virtual void record(const LayerStep&) const {}
   // Scores anew what the pool and a chunk hold, right before they are compacted.
   virtual void record_eviction(const LayerStep&) const {}
-  // Decoded tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait.
-  virtual uint32_t upkeep_rows() const { return 0; }
+  // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded
+  // ones, or where the policy reads again all that were read.
+  virtual uint32_t upkeep_rows(const SessionOptions&) const { return 0; }
   virtual void record_upkeep(const LayerStep&) const {}
+  // Whether upkeep is a second reading: a step over the tokens that wait, behind all that was read, which
+  // attends to everything and whose keys and values are dropped; record_upkeep finds its rows as record does
+  // a chunk's.
+  virtual bool reads_again() const { return false; }
   virtual void fill(const SessionOptions&, StepParams&) const {}
   // What scoring costs in all layers: bytes once a step, operations for one row.
   virtual Cost cost(const SessionOptions&) const { return {}; }
@@ -135,5 +140,8 @@ struct Policies {
 Status resolve_eviction(SessionOptions&, uint32_t sinks);
 // Records the score of the step's rows that needs no trained head: kCisPosition, kCisHash.
 void store_plain_score(const LayerStep&, uint32_t kind);
+// Records how much weight the layer's attention gives to entries (query_score): by this query of the last
+// entry; or where there is none by those of the step's rows, which read the entries before them again.
+void record_query_score(const LayerStep&, const View& query, const View& sums);
 
 }  // namespace thimble

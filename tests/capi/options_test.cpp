@@ -217,7 +217,7 @@ TEST(Options, ThatAreWrongAreNamed) {
   const auto tokenselect = [](O& o) { o.selection = THIMBLE_SELECTION_TOKENSELECT; };
   const auto quest = [](O& o) { o.selection = THIMBLE_SELECTION_QUEST; };
   const Refusal refusals[] = {
-      {"unknown retention", [](O& o) { o.retention = 5; }, THIMBLE_INVALID_ARGUMENT, "retention"},
+      {"unknown retention", [](O& o) { o.retention = 7; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown retention", [](O& o) { o.retention = -2; }, THIMBLE_INVALID_ARGUMENT, "retention"},
       {"unknown scope", [](O& o) { o.retain_scope = 2; }, THIMBLE_INVALID_ARGUMENT, "retain_scope"},
       {"unknown selection", [](O& o) { o.selection = -1; }, THIMBLE_INVALID_ARGUMENT, "selection"},
@@ -235,6 +235,12 @@ TEST(Options, ThatAreWrongAreNamed) {
       {"keydiff for a whole layer",
        [](O& o) {
          o.retention = THIMBLE_RETENTION_KEYDIFF;
+         o.retain_scope = THIMBLE_RETAIN_LAYER;
+       },
+       THIMBLE_INVALID_ARGUMENT, "retain_scope"},
+      {"reread for a whole layer",
+       [](O& o) {
+         o.retention = THIMBLE_RETENTION_REREAD;
          o.retain_scope = THIMBLE_RETAIN_LAYER;
        },
        THIMBLE_INVALID_ARGUMENT, "retain_scope"},

@@ -291,6 +291,57 @@ const Case kCases[] = {
            o(kHeads * kDim),   o(kEntries),
            o(kHeads * kChunk), {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .blocks = 1}};
      }},
+    {"query_score of the last query", 0,
+     [](Operands& o) -> Op {
+       return QueryScore{o(kQueries * kDim),
+                         o.keys(kEntries),
+                         {},
+                         o.rope(kRope),
+                         o(kQueries),
+                         o(kQueries * kQueryScoreSums),
+                         o(kEntries),
+                         {},
+                         {.heads = kHeads, .group = kGroup, .head_dim = kDim, .rows = 1, .rope = kRope}};
+     },
+     equal(0)},
+    {"query_score of the last query behind a chunk", kRows,
+     [](Operands& o) -> Op {
+       return QueryScore{o(kQueries * kDim),
+                         o.keys(kEntries),
+                         o.keys(kHeads * kChunk),
+                         o.rope(kOriginal),
+                         {},
+                         o(kQueries * kQueryScoreSums),
+                         o(kEntries),
+                         o(kHeads * kChunk),
+                         {.heads = kHeads,
+                          .group = kGroup,
+                          .head_dim = kDim,
+                          .chunk_capacity = kChunk,
+                          .rows = 1,
+                          .rope = kOriginal}};
+     },
+     equal(kRows)},
+    {"query_score of rows", kRows,
+     [](Operands& o) -> Op {
+       return QueryScore{o((kRows - 1) * kColumns + kQueries * kDim),
+                         o.keys(kEntries),
+                         o.keys(kHeads * kChunk),
+                         o.rope(kRope),
+                         {},
+                         o(kQueries * kRows * kQueryScoreSums),
+                         o(kEntries),
+                         {},
+                         {.heads = kHeads,
+                          .group = kGroup,
+                          .head_dim = kDim,
+                          .row_stride = kColumns,
+                          .chunk_capacity = kChunk,
+                          .kind = kQueryRows,
+                          .rows = kRows,
+                          .sinks = 2,
+                          .rope = kRope}};
+     }},
     {"label", kRows,
      [](Operands& o) -> Op {
        return Label{o((kRows - 1) * kColumns + kQueries * kDim),
@@ -532,6 +583,9 @@ TEST_P(Checks, StepsFitTheirProgram) {
   refuses("vote of a group", [](StepParams& s, Heads&) { s.n_local = 3; });
   refuses("vote of a layer", one_position_more);
   refuses("vote of a layer", [](StepParams&, Heads& heads) { --heads[1].n_entries; });
+  refuses("query_score of the last query", [](StepParams&, Heads& heads) { --heads[1].n_entries; });
+  refuses("query_score of rows",
+          [](StepParams&, Heads& heads) { heads[1].n_entries = kRows - 1; });  // they are not read again
   refuses("top_k of a step", [](StepParams& s, Heads&) { ++s.select_k; });
   refuses("top_k by position", one_position_more);
   refuses("top_k of a head", [](StepParams&, Heads& heads) { ++heads[1].keep; });

@@ -439,6 +439,10 @@ TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
                          .select_init = 4,
                          .select_local = 16};
   compare(options);
+  for (const Retention retention : {Retention::kTova, Retention::kReread}) {
+    options.retention = retention;
+    compare(options);
+  }
   options.retention = Retention::kKeyDiff;
   options.selection = Selection::kQuest;
   options.select_page = 8;

@@ -58,7 +58,8 @@ SessionOptions selecting(SessionOptions o, Selection selection, uint32_t k) {
   return o;
 }
 
-constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff};
+constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff,
+                                     Retention::kTova, Retention::kReread};
 constexpr Selection kSelections[] = {Selection::kTokenSelect, Selection::kQuest};
 
 TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {

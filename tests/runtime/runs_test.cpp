@@ -309,7 +309,8 @@ const SeededModel& windowed() {  // layer 0 and 2
 std::vector<std::pair<std::string, SessionOptions>> windowed_policies() {
   std::vector<std::pair<std::string, SessionOptions>> all;
   for (const Retention retention :
-       {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff})
+       {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff,
+        Retention::kTova, Retention::kReread})
     for (const Selection selection : kSelections) {
       SessionOptions o = retaining(retention);
       o.retainer = retention == Retention::kLocret ? windowed().retainer : nullptr;

@@ -43,9 +43,11 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   SessionOptions none{.pool = 400, .chunk = 20, .max_new = 200};
   SessionOptions window{
       .retention = Retention::kWindow, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15, .max_new = 12};
-  SessionOptions random = window, keydiff = window, locret = window, both;
+  SessionOptions random = window, keydiff = window, tova = window, reread = window, locret = window, both;
   random.retention = Retention::kRandom;
   keydiff.retention = Retention::kKeyDiff;
+  tova.retention = Retention::kTova;
+  reread.retention = Retention::kReread;
   locret.retainer = m.retainer;
   locret.retention = Retention::kLocret;
   both = locret;
@@ -87,6 +89,8 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"unequal runs and tokenselect", unequal, m.model},
           {"random", random, m.model},
           {"keydiff", keydiff, m.model},
+          {"tova", tova, m.model},
+          {"reread", reread, m.model},
           {"windowed layers", none, windowed.model},
           {"windowed layers, locret and tokenselect", windows_and_both, windowed.model}};
 }

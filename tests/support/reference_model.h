@@ -183,7 +183,13 @@ class Followed : public Watched {
                                    std::span<const HeadState> heads) {
       if (on_submit) on_submit(program, step, heads);
       const uint32_t layers = session->model().shape.layers;
-      const bool chunk = program.segments > layers, token = program.segments == 1 && step.n_rows == 1;
+      const bool again = program.segments == layers + 1;  // a second reading, which has no tail
+      if (again && !heard_again_) {
+        finish_step();
+        if (on_second_reading) on_second_reading(step, kept(*session));
+      }
+      heard_again_ = again;
+      const bool chunk = program.segments > layers + 1, token = program.segments == 1 && step.n_rows == 1;
       if ((!chunk && !token) || !step.n_rows || (running_ && step.position == step_.position)) return;
       finish_step();
       running_ = true;
@@ -196,6 +202,8 @@ class Followed : public Watched {
   std::vector<float> expected;  // logits, after what ran last
   std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> on_submit;
   std::function<void(int32_t position)> on_token;  // after the reference has read it
+  // Before the last tokens that were read are read again, behind these positions that the heads hold.
+  std::function<void(const StepParams&, const Kept& there)> on_second_reading;
 
   void feed(std::span<const int32_t> tokens) {
     text_.insert(text_.end(), tokens.begin(), tokens.end());
@@ -219,6 +227,7 @@ class Followed : public Watched {
     must(session->rewind(position));
     text_.resize(position);
   }
+  int32_t token(int32_t position) const { return text_.at(static_cast<size_t>(position)); }
 
  private:
   struct Step {
@@ -258,7 +267,7 @@ class Followed : public Watched {
 
   std::vector<int32_t> text_;
   Step step_;
-  bool running_ = false;
+  bool running_ = false, heard_again_ = false;
 };
 
 }  // namespace thimble::test

@@ -58,7 +58,8 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
              view_k = zeros(kHeads * kViewCapacity * kHeadDim),
              view_v = zeros(kHeads * kViewCapacity * kHeadDim), chunk_pos = zeros(kHeads * kChunk),
              sums = zeros(kHeads * kSums * kHeadDim), cis = zeros(entries),
-             chunk_cis = zeros(kHeads * kChunk);
+             chunk_cis = zeros(kHeads * kChunk), query_sums = zeros(kHeads * kQueryScoreSums),
+             query_cis = zeros(entries), query_chunk_cis = zeros(kHeads * kChunk);
   std::vector<uint32_t> lists(kHeads * kList);  // every third entry, and the chunk's row
   for (uint32_t head = 0; head < kHeads; ++head) {
     uint32_t* list = &lists[head * kList];
@@ -160,8 +161,33 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
     must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
     must(stream->wait());
   }
+  // The mean of all heads asks for as many entries in each.
+  auto of_heads = stream->record(1);
+  of_heads->record(QueryScore{qkv,
+                              k,
+                              chunk_k,
+                              rope,
+                              {},
+                              query_sums,
+                              query_cis,
+                              query_chunk_cis,
+                              {.heads = kHeads,
+                               .group = 1,
+                               .head_dim = kHeadDim,
+                               .row_stride = 3 * kHeads * kHeadDim,
+                               .chunk_capacity = kChunk,
+                               .kind = kQueryLast,
+                               .rows = 1,
+                               .scale = 0.25f,
+                               .rope = kRope}});
+  std::vector<HeadState> equal = heads;
+  for (HeadState& head : equal) head.n_entries = 7;
+  const auto mean = must(stream->finish(std::move(of_heads)));
+  must(stream->submit(*mean, 0, 1, {.n_rows = 1}, equal));
+  must(stream->wait());
   std::vector<std::vector<std::byte>> results;
-  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v, cis, chunk_cis}) {
+  for (const View& view : {k.values, v.values, pos, y, scores, lse, bounds, view_k, view_v, cis, chunk_cis,
+                           query_cis, query_chunk_cis}) {
     results.emplace_back(view.bytes);
     must(device.read(results.back().data(), view));
   }

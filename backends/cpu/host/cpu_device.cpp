@@ -71,6 +71,7 @@ struct Run {
   void operator()(const TopK& op) const { top_k(c, op); }
   void operator()(const Label& op) const { label(c, op); }
   void operator()(const KeyDiff& op) const { key_diff(c, op); }
+  void operator()(const QueryScore& op) const { query_score(c, op); }
   void operator()(const ArgMax& op) const { arg_max(c, op); }
   void operator()(const LogProb& op) const { log_prob(c, op); }
   void operator()(const Copy& op) const { copy(c, op); }
@@ -90,7 +91,8 @@ bool is_supported(const Op& op) {
           return halves(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)
           return o.p.source == kFromView || halves(o.k, o.v);
-        else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff>)
+        else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff> ||
+                           std::is_same_v<T, QueryScore>)
           return halves(o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, TokenScore> || std::is_same_v<T, PageBounds>)
           return halves(o.k);

@@ -115,6 +115,7 @@ struct HasOp {
   bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }
   bool operator()(const Label& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const KeyDiff& op) const { return takes(op.k, op.p.head_dim); }
+  bool operator()(const QueryScore& op) const { return takes(op.k, op.p.head_dim); }
   template <typename Any>
   bool operator()(const Any&) const {
     return true;

@@ -108,6 +108,7 @@ class Launcher {
   void operator()(const TopK& op) { top_k(l_, op, nullptr, nullptr); }
   void operator()(const Label& op) { label(l_, op); }
   void operator()(const KeyDiff& op) { key_diff(l_, op); }
+  void operator()(const QueryScore& op) { query_score(l_, op); }
   void operator()(const ArgMax& op) { arg_max(l_, op); }
   void operator()(const LogProb& op) { log_prob(l_, op); }
   void operator()(const Copy& op) {

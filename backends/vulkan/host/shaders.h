@@ -36,6 +36,10 @@ namespace thimble::vulkan {
   X(CisStore, "kv/cis_store", "") \
   X(PageBounds, "kv/page_bounds", "") \
   X(KeyDiff, "kv/key_diff", "") \
+  X(QuerySum, "select/query_score", "") \
+  X(QueryScore, "select/query_score", "SCORES") \
+  X(QueryMerge, "select/query_merge", "") \
+  X(QueryMean, "select/query_mean", "") \
   X(KvView, "kv/kv_view", "") \
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \

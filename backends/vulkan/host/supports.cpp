@@ -34,6 +34,9 @@ struct Supports {
   bool operator()(const KeyDiff& o) const {
     return scores(o.p.head_dim, limits) && is_half(o.k) && is_half(o.chunk_k);
   }
+  bool operator()(const QueryScore& o) const {
+    return scores(o.p.head_dim, limits) && is_half(o.k) && is_half(o.chunk_k);
+  }
   template <typename Any>
   bool operator()(const Any&) const {
     return true;

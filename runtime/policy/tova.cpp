@@ -1,0 +1,56 @@
+// TOVA: the entries that the last token read pays most attention to stay, without any training
+// (methods 2.11).
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+// A weight compares only with those beside it, so scores are made anew with every eviction, of the pool and
+// the chunk, by the query of the last token that was read: each layer keeps that of its last step for an
+// eviction between two steps.
+class Tova : public RetentionPolicy {
+ public:
+  Status resolve(const Model&, SessionOptions& o) const override {
+    o.retainer = nullptr;
+    if (!o.keeps.empty())
+      return error(
+          Code::kInvalidArgument,
+          "tova keeps the same entries in all heads of a layer, so heads cannot keep different numbers "
+          "of them; give one pool size, or choose another retention");
+    o.retain_scope = RetainScope::kLayer;
+    return resolve_eviction(o, 0);
+  }
+
+  void place(const Setting& s, Arena& pool, Arena& workspace) override {
+    const uint64_t query = uint64_t(query_cols(s)) * sizeof(float);
+    queries_.clear();
+    for (const LayerWeights& layer : s.model.layers)
+      queries_.push_back(layer.window ? View{} : pool.place(query));
+    sums_ = workspace.place(s.model.shape.heads * kQueryScoreSums * sizeof(float));
+  }
+
+  void record(const LayerStep& l) const override {
+    l.recorder.record(Copy{.src = l.at.qkv,
+                           .dst = queries_[l.layer],
+                           .p = {.cols = query_cols(l.setting),
+                                 .src_stride = l.setting.dimensions.qkv_cols,
+                                 .dst_stride = 0,  // there is one: a step's logits are those of its last row
+                                 .from_logit_row = 1,
+                                 .to_ring_row = 0,
+                                 .rows = kLogitRows}});
+  }
+
+  void record_eviction(const LayerStep& l) const override { record_query_score(l, queries_[l.layer], sums_); }
+
+ private:
+  static uint32_t query_cols(const Setting& s) { return s.model.shape.heads * s.model.shape.head_dim; }
+
+  std::vector<View> queries_;  // f32 [H dh] of each layer; empty where its window is all it attends to
+  View sums_;                  // f32 [H][kQueryScoreSums]
+};
+
+}  // namespace
+
+std::unique_ptr<RetentionPolicy> make_tova_retention() { return std::make_unique<Tova>(); }
+
+}  // namespace thimble

@@ -1,0 +1,223 @@
+// query_score on every device, against its definition in double.
+#include <cmath>
+
+#include "tests/ops/kv_reference.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// One layer: what its heads hold, and the step's rows behind it.
+struct Layer {
+  std::vector<uint32_t> held;
+  uint32_t rows, group, dh;
+  uint32_t kind = kQueryLast;
+  bool chunk = true;
+  uint32_t sinks = 0;
+  Rotation rotation{};
+  Softmax softmax{};
+
+  uint32_t queries() const { return kind == kQueryLast ? 1 : rows; }
+  uint32_t kv_heads() const { return static_cast<uint32_t>(held.size()); }
+};
+
+class QueryScores : public OpTest {
+ protected:
+  // Where the step's rows stand in the text under original positions.
+  static constexpr uint32_t kPosition = 3000;
+
+  // What the queries make of one entry of a KV head.
+  struct Weights {
+    double sum = 0;               // of the weights
+    double largest = -kInfinity;  // of their logarithms
+  };
+
+  // A rotated key [dh] of an entry.
+  static std::vector<double> turned_key(const Layer& l, const std::vector<uint16_t>& keys, uint32_t entry) {
+    const std::vector<double> key = doubles(keys, size_t{entry} * l.dh, l.dh);
+    return l.rotation.mode == kRopeList ? l.rotation.rotated(key, entry) : key;
+  }
+
+  // By entry, of one KV head: `keys` [entry][dh], `q` [query][stride] from the head's first channel on.
+  static std::vector<Weights> expected(const Layer& l, uint32_t held, const std::vector<uint16_t>& keys,
+                                       const std::vector<float>& q, size_t from, size_t stride) {
+    const uint32_t n = held + l.rows;
+    const bool all = l.kind == kQueryLast;
+    std::vector<std::vector<double>> turned;
+    for (uint32_t i = 0; i < n; ++i) turned.push_back(turned_key(l, keys, i));
+    std::vector<Weights> weights(n);
+    for (uint32_t row = 0; row < l.queries(); ++row)
+      for (uint32_t h = 0; h < l.group; ++h) {
+        const uint32_t own = n - l.queries() + row;  // the entry of the query
+        const double position = l.rotation.mode == kRopeList ? own : kPosition + l.rows - l.queries() + row;
+        const std::vector<double> query =
+            l.rotation.rotated(doubles(q, from + row * stride + size_t{h} * l.dh, l.dh), position);
+        double sum = std::exp(l.softmax.sink);
+        std::vector<double> logits(n, -kInfinity);
+        for (uint32_t i = 0; i <= own; ++i) {
+          if (!all && i >= l.sinks && i + l.rows < held) continue;
+          logits[i] = dot(query, turned[i]) / std::sqrt(l.dh);
+          if (l.softmax.cap != 0) logits[i] = l.softmax.cap * std::tanh(logits[i] / l.softmax.cap);
+          sum += std::exp(logits[i]);
+        }
+        for (uint32_t i = 0; i <= own; ++i) {
+          weights[i].sum += std::exp(logits[i]) / sum;
+          weights[i].largest = std::max(weights[i].largest, logits[i] - std::log(sum));
+        }
+      }
+    return weights;
+  }
+
+  // A logit errs as attention's do (attention_tolerance), and by 2^-22 of the cap; so does a log-sum-exp, and
+  // by the logarithms of its blocks and of their sum, 2^-23 of their size each.
+  static double tolerance(const Layer& l, double q_most) {
+    const double factor = l.rotation.factor * l.rotation.factor;
+    const double logit = (l.dh + 8) * 0x1p-24 * q_most * std::sqrt(l.dh) * factor + 0x1p-22 * l.softmax.cap;
+    const double size = q_most * std::sqrt(l.dh) * factor + 12;  // 12: log of entries
+    return 2 * logit + 4 * size * 0x1p-23 + 0x1p-20;
+  }
+
+  void expect_scores(const Layer& l, Random random) {
+    clear();
+    const double q_most = 2;
+    const uint32_t count = l.kv_heads(), max_rows = std::max(l.rows, 1u) + 2;
+    const std::vector<HeadState> heads = unequal_heads(l.held, 2);
+    const size_t entries = layer_entries(heads), stride = size_t{count} * l.group * l.dh + 7;
+    const uint32_t q_rows = l.kind == kQueryLast ? 1 : max_rows;
+    std::vector<std::vector<uint16_t>> keys;
+    std::vector<uint16_t> k = padded_rows(std::vector<uint16_t>(), entries * l.dh), chunk_k;
+    for (uint32_t head = 0; head < count; ++head) {
+      keys.push_back(halves(random.floats(size_t{l.held[head] + l.rows} * l.dh, -1, 1)));
+      const auto first_row = keys.back().end() - ptrdiff_t{l.rows} * l.dh;
+      std::copy(keys.back().begin(), first_row, k.begin() + ptrdiff_t{heads[head].first} * l.dh);
+      chunk_k.insert(chunk_k.end(), first_row, keys.back().end());
+      chunk_k = padded_rows(chunk_k, size_t{head + 1} * max_rows * l.dh);
+    }
+    const std::vector<float> q = padded_rows(
+        random.floats(l.queries() * stride, -static_cast<float>(q_most), static_cast<float>(q_most)),
+        q_rows * stride);
+    std::vector<float> sinks(size_t{count} * l.group, static_cast<float>(l.softmax.sink));
+    const bool has_sinks = l.softmax.sink > -kInfinity;
+    size_for(count, l.group, l.dh, session_of(behind_other_rows(heads), max_rows));
+    const View cis = output<float>(entries), chunk_cis = output<float>(size_t{count} * max_rows);
+    const bool writes_chunk = l.chunk && l.kind == kQueryLast;
+    const QueryScore op{input(q),
+                        {input(k)},
+                        {l.chunk ? input(chunk_k) : View{}},
+                        input(l.rotation.table(6000)),
+                        has_sinks ? input(sinks) : View{},
+                        output<float>(size_t{count} * l.group * q_rows * kQueryScoreSums),
+                        cis,
+                        writes_chunk ? chunk_cis : View{},
+                        {.heads = count,
+                         .group = l.group,
+                         .head_dim = l.dh,
+                         .row_stride = static_cast<uint32_t>(stride),
+                         .chunk_capacity = max_rows,
+                         .head_state = kOtherRows,
+                         .kind = l.kind,
+                         .rows = q_rows,
+                         .sinks = l.sinks,
+                         .scale = 1 / std::sqrt(static_cast<float>(l.dh)),
+                         .cap = static_cast<float>(l.softmax.cap),
+                         .rope = l.rotation.params()}};
+    const auto program = record(max_rows, [&](Recorder& r) { r.record(op); });
+    ASSERT_TRUE(program);
+    const StepParams step{.n_rows = l.rows, .position = int(kPosition)};
+    run(*program, step, behind_other_rows(heads));
+    const std::vector<float> got = get<float>(cis), of_chunk = get<float>(chunk_cis);
+
+    std::vector<std::vector<Weights>> weights;
+    for (uint32_t head = 0; head < count; ++head)
+      weights.push_back(expected(l, l.held[head], keys[head], q, size_t{head} * l.group * l.dh, stride));
+    const double error = tolerance(l, q_most);
+    size_t used = 0;
+    for (uint32_t head = 0; head < count; ++head) {
+      SCOPED_TRACE(::testing::Message() << "head " << head << " of " << l.held[head]);
+      const uint32_t held = l.held[head], n = held + l.rows;
+      const uint32_t first = l.kind == kQueryLast ? 0 : held - l.rows;
+      EXPECT_TRUE(is_poison(got, used, heads[head].first + first - used));
+      used = heads[head].first + held;
+      for (uint32_t i = first; i < (l.kind == kQueryLast ? n : held); ++i) {
+        const float score =
+            i < held ? got[heads[head].first + i] : of_chunk[size_t{head} * max_rows + i - held];
+        if (l.kind == kQueryRows) {
+          EXPECT_NEAR(score, weights[head][i].largest, error) << i;
+        } else if (i + 1 == n) {
+          EXPECT_EQ(score, std::numeric_limits<float>::infinity()) << i;
+        } else {
+          double mean = 0;
+          for (const auto& of_head : weights) mean += of_head[i].sum / (count * l.group);
+          EXPECT_NEAR(score, mean, mean * error) << i;
+        }
+      }
+      const uint32_t written = writes_chunk ? l.rows : 0;
+      EXPECT_TRUE(is_poison(of_chunk, size_t{head} * max_rows + written, max_rows - written));
+    }
+    EXPECT_TRUE(is_poison(got, used, entries - used));
+    run(*program, step, behind_other_rows(heads));  // sums are made in the same order
+    const std::vector<float> again = get<float>(cis);
+    EXPECT_EQ(std::memcmp(again.data(), got.data(), got.size() * sizeof(float)), 0);
+  }
+
+  // All ways to rotate, with and without a cap and a sink.
+  template <typename Each>
+  static void for_ways(uint32_t dh, const Each& each) {
+    for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
+      SCOPED_TRACE(::testing::Message() << "mode " << mode << " dh " << dh);
+      each(Rotation{.mode = mode, .pairing = kRopeAdjacent, .n_rot = dh}, Softmax{});
+      each(Rotation{.mode = mode, .pairing = kRopeHalves, .n_rot = dh / 2, .factor = 1.2},
+           Softmax{.cap = 5, .sink = 1.5});
+    }
+  }
+};
+THIMBLE_OP_TESTS(QueryScores);
+
+TEST_P(QueryScores, OfTheLastOneAreTheMeanWeightsOfAllHeads) {
+  for (const uint32_t dh : {8u, 80u, 256u})
+    for (const uint32_t rows : {0u, 1u, 33u})
+      for (const uint32_t held : {1u, 63u, 65u, 300u})
+        for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
+          SCOPED_TRACE(::testing::Message() << held << " entries, " << rows << " rows");
+          expect_scores({.held = {held, held, held},
+                         .rows = rows,
+                         .group = held % 2 ? 2u : 5u,
+                         .dh = dh,
+                         .chunk = rows > 0,
+                         .rotation = rotation,
+                         .softmax = softmax},
+                        Random{dh + rows + held});
+        });
+}
+
+// More tiles than sums, so that a sum takes several.
+TEST_P(QueryScores, OfTheLastOneReadALongPool) {
+  const uint32_t held = kQueryScoreTile * kQueryScoreSums + 1000;
+  expect_scores({.held = {held, held}, .rows = 70, .group = 2, .dh = 64}, Random{});
+}
+
+TEST_P(QueryScores, OfAnEmptyPoolAreThoseOfTheRows) {
+  expect_scores({.held = {0, 0}, .rows = 5, .group = 1, .dh = 64}, Random{});
+  expect_scores({.held = {0, 0}, .rows = 1, .group = 3, .dh = 64}, Random{});
+}
+
+TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfWhatTheyReadAgain) {
+  for (const uint32_t dh : {8u, 80u, 128u})
+    for (const uint32_t rows : {1u, 17u, 75u})
+      for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
+        SCOPED_TRACE(::testing::Message() << rows << " rows");
+        expect_scores({.held = {rows, rows + 2, rows + 4, rows + 90},
+                       .rows = rows,
+                       .group = rows % 2 ? 2u : 5u,
+                       .dh = dh,
+                       .kind = kQueryRows,
+                       .sinks = 4,
+                       .rotation = rotation,
+                       .softmax = softmax},
+                      Random{dh + rows});
+      });
+}
+
+}  // namespace
+}  // namespace thimble::test

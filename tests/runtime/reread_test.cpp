@@ -1,0 +1,173 @@
+// Reread on whole sessions: what stays is what a second reading of each chunk attends to in a model in double
+// precision, which reads twice, too.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "tests/support/judged.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kSinks = 4;
+
+SessionOptions reread(Positions positions) {
+  return {.retention = Retention::kReread,
+          .keeps = {24, 40, 150, 60},
+          .chunk = 40,
+          .stabilizers = 12,
+          .local = 20,
+          .max_new = 30,
+          .positions = positions,
+          .context = positions == Positions::kOriginal ? 1000u : 0u};
+}
+
+class JudgedBySecondReading : public Judged {
+ public:
+  JudgedBySecondReading(const SeededModel& m, const SessionOptions& options) : Judged(m, options) {
+    f.on_second_reading = [this](const StepParams& step, const Kept& there) {
+      rows.push_back(step.n_rows);
+      forget(there, step.n_rows);
+      for (uint32_t row = 0; row < step.n_rows; ++row) read_again(step, row, there);
+    };
+  }
+
+  std::vector<uint32_t> rows;  // of the second readings
+
+ private:
+  using Place = std::tuple<uint32_t, uint32_t, int32_t>;  // layer, KV head, position
+
+  bool is_list() { return f->plan().options.positions == Positions::kList; }
+
+  static std::vector<double> turned(std::vector<double> x, double position) {
+    for (size_t i = 0; i < x.size(); i += 2) {
+      const double angle =
+          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
+      const double a = x[i], b = x[i + 1];
+      x[i] = a * std::cos(angle) - b * std::sin(angle);
+      x[i + 1] = a * std::sin(angle) + b * std::cos(angle);
+    }
+    return x;
+  }
+
+  // What is read again has no score yet.
+  void forget(const Kept& there, uint32_t count) {
+    for (uint32_t layer = 0; layer < there.size(); ++layer)
+      for (uint32_t head = 0; head < there[layer].size(); ++head)
+        for (uint32_t i = 1; i <= count; ++i)
+          scores_.erase({layer, head, there[layer][head].at(there[layer][head].size() - i)});
+  }
+
+  // Reads a row once more behind all that the heads hold, and lets it score what it reads.
+  void read_again(const StepParams& step, uint32_t row, const Kept& there) {
+    const int32_t position = step.position + static_cast<int32_t>(row);
+    const int32_t token = f.token(position - static_cast<int32_t>(step.n_rows));
+    f.reference.append(token, static_cast<size_t>(position), [&](uint32_t layer, uint32_t head) {
+      std::vector<int32_t> seen = there[layer][head];
+      for (int32_t p = step.position; p < position; ++p) seen.push_back(p);
+      return seen;
+    });
+    const ModelShape& s = f->model().shape;
+    for (uint32_t layer = 0; layer < s.layers; ++layer)
+      for (uint32_t h = 0; h < s.heads; ++h)
+        score(step, layer, h, position, there[layer][h / (s.heads / s.kv_heads)]);
+  }
+
+  void score(const StepParams& step, uint32_t layer, uint32_t h, int32_t position,
+             std::vector<int32_t> seen) {
+    const ModelShape& s = f->model().shape;
+    const uint32_t head = h / (s.heads / s.kv_heads);
+    const size_t held = seen.size(), chunk = held - step.n_rows;
+    for (int32_t p = step.position; p <= position; ++p) seen.push_back(p);
+    const auto own = f.reference.projections(layer).begin() + ptrdiff_t{h} * s.head_dim;
+    const std::vector<double> q =
+        turned({own, own + s.head_dim}, is_list() ? static_cast<double>(seen.size() - 1) : position);
+    std::vector<double> logits(seen.size(), -std::numeric_limits<double>::infinity());
+    double sum = 0;
+    for (size_t i = 0; i < seen.size(); ++i) {
+      if (i >= kSinks && i < chunk) continue;
+      const auto stored = f.reference.key(layer, head, seen[i]);
+      std::vector<double> key(stored.begin(), stored.end());
+      if (is_list()) key = turned(key, static_cast<double>(i));
+      logits[i] = std::inner_product(q.begin(), q.end(), key.begin(), 0.0) / std::sqrt(s.head_dim);
+      sum += std::exp(logits[i]);
+      const double lengths = std::inner_product(q.begin(), q.end(), q.begin(), 0.0) *
+                             std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
+      moved_ = std::max(moved_, std::sqrt(lengths / s.head_dim));
+    }
+    for (size_t i = chunk; i < held; ++i) {
+      const double log_weight = logits[i] - std::log(sum);
+      const auto [at, is_new] = scores_.try_emplace({layer, head, seen[i]}, log_weight);
+      if (!is_new) at->second = std::max(at->second, log_weight);
+    }
+  }
+
+  // The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much
+  // of the product of lengths, and the logarithm of a sum by no more; so do the queries of a model that read
+  // such keys.
+  Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) override {
+    Scores all{.tolerance = 4 * 2 * 0x1p-10 * moved_};
+    for (const int32_t p : there) all.score.push_back(scores_.at({layer, head, p}));
+    return all;
+  }
+
+  std::map<Place, double> scores_;
+  double moved_ = 0;  // the largest product of lengths
+};
+
+TEST(Reread, KeepsWhatTheSecondReadingAttendsTo) {
+  const SeededModel m = seeded_model();
+  for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
+    SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
+    JudgedBySecondReading s(m, reread(positions));
+    const std::vector<int32_t> text = seeded_tokens(301);
+    s.feed(std::span(text).first(61));
+    for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
+    s.read(seeded_tokens(25, 64, 8));
+    for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // these are read again, too, when some must go
+    s.read(seeded_tokens(70, 64, 9));
+    EXPECT_GE(s.judged, 10u);
+    EXPECT_GE(std::count(s.rows.begin(), s.rows.end(), 40u), 7);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// Chunks of 40 rows twice, and what an eviction leaves: the plan has room for no more.
+TEST(Reread, IsPlannedWithTheChunkInThePool) {
+  const SeededModel m = seeded_model();
+  SessionOptions o{.retention = Retention::kReread, .pool = 60, .chunk = 40, .local = 5, .max_new = 7};
+  const MemoryPlan plan = must(make_plan(*m.model, *cpu(), o));
+  EXPECT_EQ(plan.capacity, 60u + std::max(40u, 5 + plan.options.max_new));
+  EXPECT_EQ(plan.dimensions.reach, plan.capacity + 40);
+  EXPECT_EQ(plan.options.protect_init, kSinks);
+}
+
+TEST(Reread, CountsWhatItReadsTwice) {
+  const SeededModel m = seeded_model();
+  SessionOptions o = reread(Positions::kList);
+  const auto twice = open_session(m.model, o);
+  o.retention = Retention::kKeyDiff;
+  const auto once = open_session(m.model, o);
+  const std::vector<int32_t> text = seeded_tokens(300);
+  for (Session* s : {twice.get(), once.get()}) must(s->feed(text));
+  const SessionStats a = must(twice->stats()), b = must(once->stats());
+  EXPECT_EQ(a.prefill_tokens, b.prefill_tokens);
+  EXPECT_EQ(a.evicted, b.evicted);
+  EXPECT_GT(a.prefill.flop, 1.9 * b.prefill.flop);
+  EXPECT_LT(a.prefill.flop, 2.5 * b.prefill.flop);
+}
+
+TEST(Reread, IsForEachHeadAlone) {
+  SessionOptions o = reread(Positions::kList);
+  o.retain_scope = RetainScope::kLayer;
+  const Status status = make_plan(*seeded_model().model, *cpu(), o).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("reread scores the entries of each KV head"), std::string::npos)
+      << status.message();
+}
+
+}  // namespace
+}  // namespace thimble::test

@@ -1,0 +1,122 @@
+// TOVA on whole sessions: what stays is what the last query attends to in a model in double precision.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "tests/support/judged.h"
+
+namespace thimble::test {
+namespace {
+
+SessionOptions tova(Positions positions) {
+  return {.retention = Retention::kTova,
+          .pool = 60,
+          .chunk = 40,
+          .stabilizers = 12,
+          .local = 20,
+          .protect_init = 2,
+          .max_new = 50,
+          .positions = positions};
+}
+
+class JudgedByTheLastQuery : public Judged {
+ public:
+  JudgedByTheLastQuery(const SeededModel& m, const SessionOptions& options) : Judged(m, options) {
+    f.on_token = [this](int32_t position) {
+      const ModelShape& s = f->model().shape;
+      for (uint32_t layer = 0; layer < s.layers; ++layer) {
+        const std::vector<double>& qkv = f.reference.projections(layer);
+        queries_[{layer, position}] = {qkv.begin(), qkv.begin() + ptrdiff_t{s.heads} * s.head_dim};
+      }
+    };
+  }
+
+ private:
+  static std::vector<double> turned(std::vector<double> x, double position) {
+    for (size_t i = 0; i < x.size(); i += 2) {
+      const double angle =
+          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
+      const double a = x[i], b = x[i + 1];
+      x[i] = a * std::cos(angle) - b * std::sin(angle);
+      x[i + 1] = a * std::sin(angle) + b * std::cos(angle);
+    }
+    return x;
+  }
+
+  // The mean weights of all query heads. The session's keys may be the next halves to the reference's, 2^-10
+  // off, which moves a logit by as much of the product of lengths, and its weight, and the sum of all, by as
+  // much of themselves; so do the queries of a model that read such keys.
+  Scores scores(uint32_t layer, uint32_t, const std::vector<int32_t>& there) override {
+    const ModelShape& s = f->model().shape;
+    const bool list = f->plan().options.positions == Positions::kList;
+    Scores all{.score = std::vector<double>(there.size())};
+    double moved = 0;
+    for (uint32_t h = 0; h < s.heads; ++h) {
+      const std::vector<double>& queries = queries_.at({layer, there.back()});
+      const auto own = queries.begin() + ptrdiff_t{h} * s.head_dim;
+      const std::vector<double> q =
+          turned({own, own + s.head_dim}, list ? static_cast<double>(there.size() - 1) : there.back());
+      std::vector<double> weights;
+      for (size_t i = 0; i < there.size(); ++i) {
+        const auto stored = f.reference.key(layer, h / (s.heads / s.kv_heads), there[i]);
+        std::vector<double> key(stored.begin(), stored.end());
+        if (list) key = turned(key, static_cast<double>(i));
+        const double logit = std::inner_product(q.begin(), q.end(), key.begin(), 0.0) / std::sqrt(s.head_dim);
+        weights.push_back(std::exp(logit));
+        const double lengths = std::inner_product(q.begin(), q.end(), q.begin(), 0.0) *
+                               std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
+        moved = std::max(moved, std::sqrt(lengths / s.head_dim));
+      }
+      const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+      for (size_t i = 0; i < there.size(); ++i) all.score[i] += weights[i] / sum / s.heads;
+    }
+    all.tolerance = 4 * 2 * 0x1p-10 * moved * *std::max_element(all.score.begin(), all.score.end() - 1);
+    all.score.back() = std::numeric_limits<double>::infinity();
+    return all;
+  }
+
+  std::map<std::pair<uint32_t, int32_t>, std::vector<double>> queries_;  // by layer and position
+};
+
+TEST(Tova, KeepsWhatTheLastQueryAttendsTo) {
+  const SeededModel m = seeded_model();
+  for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
+    SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
+    JudgedByTheLastQuery s(m, tova(positions));
+    const std::vector<int32_t> text = seeded_tokens(301);
+    s.feed(std::span(text).first(61));
+    for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
+    s.read(seeded_tokens(25, 64, 8));
+    for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // the last of these is asked when some must go
+    s.read(seeded_tokens(70, 64, 9));
+    EXPECT_GE(s.judged, 10u);
+    EXPECT_GE(s.of_generated, 2u);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(Tova, KeepsTheSameEntriesInAllHeadsOfALayer) {
+  const auto session = open_session(seeded_model().model, tova(Positions::kList));
+  read(*session, seeded_tokens(300));
+  const Kept sets = kept(*session);
+  for (const auto& layer : sets) {
+    ASSERT_EQ(layer.size(), 2u);
+    EXPECT_EQ(layer[0], layer[1]);
+  }
+  EXPECT_NE(sets[0], sets[1]);
+  EXPECT_EQ(session->plan().options.retain_scope, RetainScope::kLayer);
+}
+
+TEST(Tova, RefusesHeadsOfDifferentSizes) {
+  SessionOptions o = tova(Positions::kList);
+  o.keeps = {24, 40, 150, 60};
+  const Status status = make_plan(*seeded_model().model, *cpu(), o).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("tova keeps the same entries in all heads"), std::string::npos)
+      << status.message();
+}
+
+}  // namespace
+}  // namespace thimble::test
