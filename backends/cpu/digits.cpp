@@ -8,7 +8,7 @@ namespace thimble::cpu {
 // One per compilation of isa/digits.cpp.
 extern const DigitKernels kBaselineDigitKernels;
 #ifdef THIMBLE_X86_LEVELS
-extern const DigitKernels kV3DigitKernels, kV4DigitKernels, kV4VnniDigitKernels;
+extern const DigitKernels kV3DigitKernels, kV4VnniDigitKernels;
 #endif
 #ifdef THIMBLE_ARM_DOT
 extern const DigitKernels kDotDigitKernels;
@@ -21,7 +21,6 @@ uint32_t digit_kernel_sets(const DigitKernels* sets[4]) {
   const Kernels* wider[4];
   const uint32_t levels = kernel_sets(wider);
   if (levels > 1) sets[n++] = &kV3DigitKernels;
-  if (levels > 2) sets[n++] = &kV4DigitKernels;
   if (levels > 2 && __builtin_cpu_supports("avx512vnni")) sets[n++] = &kV4VnniDigitKernels;
 #endif
 #ifdef THIMBLE_ARM_DOT

@@ -1,12 +1,11 @@
 // Products with quantised weights in integers. A number of x is an integer times a unit, a power of two that
-// it shares with its 31 neighbours, and the integer has three digits of base 255, each a signed byte, which
-// instructions multiply with the bytes of W. Of base 255 rather than 256 because -128 has no opposite among
-// bytes.
+// it shares with its 31 neighbours, and the integer has three digits of base 255 or 256, each a signed byte,
+// which instructions multiply with the bytes of W.
 //
-// A number is off by at most half a unit. The largest of the 32 reaches 2^22 units, or is more than half of
-// kLargestDigits: half a unit is at most 1 / kLargestDigits = 1.01 * 2^-23 of it. Sums of four products are
-// exact, and so is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of
-// digits at each fourth: for rows of 1024 and more its errors are no larger, measured (kernels_test).
+// A number is off by at most half a unit. The largest of the 32 reaches 2^22 units, or more than half of
+// 127 * (1 + 255 + 255^2): half a unit is at most 1.02 * 2^-23 of it. Sums of four products are exact, and so
+// is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of digits at each
+// fourth: for rows of 1024 and more its errors are no larger, measured (kernels_test).
 // The bits of a row's result do not depend on the rows beside it.
 #pragma once
 
@@ -22,12 +21,12 @@ namespace thimble::cpu {
 struct alignas(64) DigitBlock {
   float units[8];  // of 32 numbers each; NaN where one of them is infinite or NaN
   float sums[8];   // of 32 numbers
-  float sums_of_16[16];
-  // For each vector of bytes: the digits of as many numbers, the highest first, and the sums of four integers
-  // each. How long a vector is, is the instruction set's.
-  int8_t digits[4 * 256];
+  float units_of_16[16], sums_of_16[16];
+  int8_t digits[3 * 256];   // for each vector of bytes, highest first; how long one is, is the instruction set's
+  int32_t fours[64];        // sums of four integers
+  int32_t minus_high[64];   // -128 times sums of their upper two digits
+  int32_t minus_low[64];    // and of their lowest
 };
-constexpr uint32_t kLargestDigits = 127 * (1 + 255 + 255 * 255);
 
 // Blocks of a row of n numbers.
 inline uint64_t digit_blocks(uint64_t n) { return (n + 255) / 256; }

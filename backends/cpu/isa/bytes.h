@@ -9,7 +9,7 @@
 #endif
 
 // Whether this instruction set multiplies bytes.
-#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__ARM_FEATURE_DOTPROD)
 #define THIMBLE_BYTE_PRODUCTS
 #endif
 
@@ -103,7 +103,7 @@ inline Bytes nibbles_of_blocks(const std::byte* first, const std::byte* second) 
 }
 
 // values[i] of each byte i < 16.
-typedef int8_t ByteValues[16];
+typedef uint8_t ByteValues[16];
 inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Bytes>(_mm512_shuffle_epi8(
@@ -114,82 +114,98 @@ inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values))),
       reinterpret_cast<__m256i>(i)));
 #else
-  return reinterpret_cast<Bytes>(vqtbl1q_s8(vld1q_s8(values), reinterpret_cast<uint8x16_t>(i)));
+  return reinterpret_cast<Bytes>(vqtbl1q_u8(vld1q_u8(values), reinterpret_cast<uint8x16_t>(i)));
 #endif
 }
 
 // ---- products ----
 
+// Digits are of this base. AVX2 multiplies signed numbers by giving their signs to the digits, and -128 has no
+// opposite among bytes: there digits are -127 to 127.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kBase = 255;
+inline IntVec times_base(IntVec v) { return (v << 8) - v; }
+#else
+constexpr int kBase = 256;
+inline IntVec times_base(IntVec v) { return v << 8; }
+#endif
+
+// add_products: lane i is the sum of the products of bytes 4 i to 4 i + 3, plus lane i of `sum`.
+// products_of_two: kBase times the products with `high`, plus those with `low`.
 #if defined(__AVX512F__)
-inline __m512i x_at(const int8_t* x) { return _mm512_loadu_si512(x); }
-inline __m512i whole(Bytes v) { return reinterpret_cast<__m512i>(v); }
-// Digits with the sign of signed numbers, and these without.
-inline __m512i with_sign(__m512i x, Bytes w) {
-  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(whole(w)), _mm512_setzero_si512(), x);
-}
-inline Bytes without_sign(Bytes w) { return reinterpret_cast<Bytes>(_mm512_abs_epi8(whole(w))); }
-#if !defined(__AVX512VNNI__)
-inline __m512i products_of_pairs(Bytes w, __m512i x) { return _mm512_maddubs_epi16(whole(w), x); }
-inline IntVec sums_of_pairs(__m512i pairs, short factor) {
-  return reinterpret_cast<IntVec>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(factor)));
-}
-#endif
-#elif defined(__AVX2__)
-inline __m256i x_at(const int8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
-inline __m256i whole(Bytes v) { return reinterpret_cast<__m256i>(v); }
-inline __m256i with_sign(__m256i x, Bytes w) { return _mm256_sign_epi8(x, whole(w)); }
-inline Bytes without_sign(Bytes w) { return reinterpret_cast<Bytes>(_mm256_abs_epi8(whole(w))); }
-inline __m256i products_of_pairs(Bytes w, __m256i x) { return _mm256_maddubs_epi16(whole(w), x); }
-inline IntVec sums_of_pairs(__m256i pairs, short factor) {
-  return reinterpret_cast<IntVec>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(factor)));
-}
-#else
-inline int8x16_t x_at(const int8_t* x) { return vld1q_s8(x); }
-inline int8x16_t with_sign(int8x16_t x, Bytes) { return x; }
-inline Bytes without_sign(Bytes w) { return w; }  // the instruction takes signed bytes
-#endif
-using DigitVec = decltype(x_at(nullptr));
-
-inline IntVec times_255(IntVec v) { return (v << 8) - v; }
-
-// Lane i is the sum of the products of bytes 4 i to 4 i + 3, plus lane i of `sum`. w is in [0, 128] and x in
-// [-127, 127], so that two products fit 16 bits; on ARM w is in [-128, 127].
-#if defined(__AVX512VNNI__)
-inline IntVec add_products(IntVec sum, Bytes w, __m512i x) {
-  return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), whole(w), x));
-}
-// 255 times the products with `high`, plus those with `low`.
-inline IntVec products_of_two(Bytes w, DigitVec high, DigitVec low) {
-  return add_products(times_255(add_products(IntVec{}, w, high)), w, low);
+using Digits = __m512i;
+inline Digits load_digits(const int8_t* x) { return _mm512_loadu_si512(x); }
+inline IntVec add_products(IntVec sum, Bytes w, Digits x) {
+  return reinterpret_cast<IntVec>(
+      _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(w), x));
 }
 #elif defined(__AVX2__)
-inline IntVec add_products(IntVec sum, Bytes w, DigitVec x) {
-  return sum + sums_of_pairs(products_of_pairs(w, x), 1);
+using Digits = __m256i;
+inline Digits load_digits(const int8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
+inline Digits with_signs_of(Bytes w, Digits x) { return _mm256_sign_epi8(x, reinterpret_cast<__m256i>(w)); }
+inline Bytes without_signs(Bytes w) {
+  return reinterpret_cast<Bytes>(_mm256_abs_epi8(reinterpret_cast<__m256i>(w)));
 }
-inline IntVec products_of_two(Bytes w, DigitVec high, DigitVec low) {
-  return sums_of_pairs(products_of_pairs(w, high), 255) + sums_of_pairs(products_of_pairs(w, low), 1);
+// Two products make at most 2 * 128 * 127: 16 bits are enough.
+inline IntVec products(Bytes w, Digits x, short factor) {
+  return reinterpret_cast<IntVec>(_mm256_madd_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(w), x),
+                                                    _mm256_set1_epi16(factor)));
+}
+inline IntVec add_products(IntVec sum, Bytes w, Digits x) { return sum + products(w, x, 1); }
+inline IntVec products_of_two(Bytes w, Digits high, Digits low) {
+  return products(w, high, kBase) + products(w, low, 1);
 }
 #else
-inline IntVec add_products(IntVec sum, Bytes w, int8x16_t x) {
+using Digits = int8x16_t;
+inline Digits load_digits(const int8_t* x) { return vld1q_s8(x); }
+inline IntVec add_products(IntVec sum, Bytes w, Digits x) {
   return reinterpret_cast<IntVec>(
       vdotq_s32(reinterpret_cast<int32x4_t>(sum), reinterpret_cast<int8x16_t>(w), x));
 }
-inline IntVec products_of_two(Bytes w, DigitVec high, DigitVec low) {
-  return add_products(times_255(add_products(IntVec{}, w, high)), w, low);
+#endif
+#if !defined(__AVX2__) || defined(__AVX512F__)
+inline IntVec products_of_two(Bytes w, Digits high, Digits low) {
+  return add_products(times_base(add_products(IntVec{}, w, high)), w, low);
 }
 #endif
 
-// ---- floats of groups ----
+// ---- a float for each group of 256 elements ----
 
+// For groups of 32.
 typedef float Eight __attribute__((vector_size(32)));
 typedef int32_t EightInts __attribute__((vector_size(32)));
 typedef uint16_t EightHalves __attribute__((vector_size(16)));
+// For groups of 16.
+struct Sixteen {
+  Vec parts[16 / kLanes];
+};
 
-inline Eight load_eight(const float* p) {
-  Eight v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
+inline void load_floats(const float* p, Eight& v) { __builtin_memcpy(&v, p, sizeof v); }
+inline void load_floats(const float* p, Sixteen& v) {
+  for (int i = 0; i < 16; i += kLanes) v.parts[i / kLanes] = load(p + i);
 }
+inline void store_floats(float* p, Eight v) { __builtin_memcpy(p, &v, sizeof v); }
+inline void store_floats(float* p, const Sixteen& v) {
+  for (int i = 0; i < 16; i += kLanes) store(p + i, v.parts[i / kLanes]);
+}
+inline Sixteen operator*(const Sixteen& a, const Sixteen& b) {
+  Sixteen c;
+  for (int i = 0; i < 16 / kLanes; ++i) c.parts[i] = a.parts[i] * b.parts[i];
+  return c;
+}
+inline void add_product(Eight& sum, Eight a, Eight b) { sum += a * b; }
+inline void add_product(Sixteen& sum, const Sixteen& a, const Sixteen& b) {
+  for (int i = 0; i < 16 / kLanes; ++i) sum.parts[i] += a.parts[i] * b.parts[i];
+}
+inline float sum_floats(Eight v) {
+  return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+}
+inline float sum_floats(const Sixteen& v) {
+  Vec sum = v.parts[0];
+  for (int i = 1; i < 16 / kLanes; ++i) sum += v.parts[i];
+  return sum_lanes(sum);
+}
+
 inline Eight to_floats(EightHalves halves) {
 #if defined(__F16C__)
   return reinterpret_cast<Eight>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)));
@@ -199,6 +215,59 @@ inline Eight to_floats(EightHalves halves) {
   return v;
 #endif
 }
+// Eight bytes without sign, the lowest first.
+inline Eight bytes_to_floats(uint64_t bytes) {
+#if defined(__AVX2__)
+  return reinterpret_cast<Eight>(
+      _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))));
+#else
+  typedef uint8_t EightBytes __attribute__((vector_size(8)));
+  return __builtin_convertvector(reinterpret_cast<EightBytes>(bytes), Eight);
+#endif
+}
+
+// What the lanes of a vector are multiplied with.
+template <typename Floats>
+class LaneFactors {
+ public:
+  static constexpr int kGroups = sizeof(Floats) / sizeof(float), kGroup = 256 / kGroups;
+
+#if defined(__AVX512F__)
+  void set(Eight v) { all_ = _mm512_castps256_ps512(reinterpret_cast<__m256>(v)); }
+  void set(const Sixteen& v) { all_ = reinterpret_cast<__m512>(v.parts[0]); }
+  // Those of vector k of 256 elements.
+  template <int k>
+  Vec at() const {
+    IntVec places;
+    for (int i = 0; i < kLanes; ++i) places[i] = (64 * k + 4 * i) / kGroup;
+    return reinterpret_cast<Vec>(
+        _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(places), all_));
+  }
+
+ private:
+  __m512 all_;
+#else
+  void set(const Floats& v) {
+    store_floats(all_, v);
+    keep_in_memory(all_);
+  }
+  template <int k>
+  Vec at() const {
+    constexpr int kFirst = k * kVectorBytes / kGroup;
+#if defined(__AVX2__)
+    const __m256 first = _mm256_broadcast_ss(all_ + kFirst);
+    if constexpr (kGroup == 32) return reinterpret_cast<Vec>(first);
+    return reinterpret_cast<Vec>(
+        _mm256_blend_ps(first, _mm256_broadcast_ss(all_ + (kFirst + 1) % kGroups), 0xf0));
+#else
+    return broadcast(all_[kFirst]);
+#endif
+  }
+
+ private:
+  alignas(32) float all_[kGroups];
+#endif
+};
 
 inline IntVec to_nearest(Vec v) {
 #if defined(__AVX512F__)
@@ -207,30 +276,6 @@ inline IntVec to_nearest(Vec v) {
   return reinterpret_cast<IntVec>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
 #else
   return reinterpret_cast<IntVec>(vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(v)));
-#endif
-}
-
-// What the lanes of vector `k` of 256 elements are multiplied with: a float for each 32 or 16 of them.
-template <int k, int group>
-inline Vec lane_factors(const float* factors) {
-#if defined(__AVX512F__)
-  constexpr int kGroups = 64 / group, kFirst = k * kGroups;
-  IntVec places;
-  for (int i = 0; i < kLanes; ++i) places[i] = kFirst + i * kGroups / kLanes;
-  if constexpr (group == 32) {
-    const __m512 all = _mm512_castps256_ps512(_mm256_loadu_ps(factors));
-    return reinterpret_cast<Vec>(
-        _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(places), all));
-  } else {
-    return reinterpret_cast<Vec>(_mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(places),
-                                                             _mm512_loadu_ps(factors)));
-  }
-#elif defined(__AVX2__)
-  if constexpr (group == 32) return broadcast(factors[k]);
-  return reinterpret_cast<Vec>(
-      _mm256_blend_ps(_mm256_broadcast_ss(factors + 2 * k), _mm256_broadcast_ss(factors + 2 * k + 1), 0xf0));
-#else
-  return broadcast(factors[k * kVectorBytes / group]);
 #endif
 }
 

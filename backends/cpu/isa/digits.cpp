@@ -12,18 +12,30 @@ namespace {
 // ---- block formats ----
 
 // What a format is made of here, for 256 elements at a time, which are one block or `count` <= 8 of them:
-//   kGroup     elements that share a scale
-//   kOffset    numbers are 1 << kOffset smaller than those that numbers() gives; -1: they are the same
-//   kSigned    numbers() gives bytes with a sign, others are in [0, 64)
-//   kMinima    what is taken off a group of 32 or 16, or 0
-//   scales()   the groups' scales, and minima behind them
-//   numbers()  vector k of them
+//   Floats     Eight or Sixteen: groups of 32 or 16 elements have a scale each
+//   groups()   the scales, and what is taken off each group
+//   numbers()  vector k of the elements
+//   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should
+//   kMinima    whether anything is taken off
+//   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64)
+template <typename F>
+struct Groups {
+  F scales, minima;
+};
+#if defined(__AVX512F__)
+constexpr uint8_t kFlip = 128;
+#else
+constexpr uint8_t kFlip = 0;
+#endif
+struct Numbers {
+  using Floats = Eight;
+  static constexpr int kOffset = -1;
+  static constexpr bool kMinima = false, kSigned = false;
+};
 
 // What the blocks of 32 have in common.
 template <DType type>
-struct Block32 : BlockOf<type> {
-  static constexpr int kGroup = 32, kOffset = -1, kMinima = 0;
-  static constexpr bool kSigned = false;
+struct Block32 : BlockOf<type>, Numbers {
   // Block `i`, or the first one where there are no more: it will be multiplied with zeros.
   static const std::byte* block(const std::byte* b, uint32_t count, uint32_t i) {
     return b + (i < count ? i * BlockOf<type>::kBytes : 0);
@@ -33,25 +45,27 @@ struct Block32 : BlockOf<type> {
     const auto of = [&](uint32_t i) { return static_cast<uint16_t>(u16_at(block(b, count, i) + at)); };
     return to_floats(EightHalves{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)});
   }
+  static Groups<Eight> groups(const std::byte* b, uint32_t count) { return {halves(b, count, 0), Eight{}}; }
   template <int k>
   static Bytes nibbles(const std::byte* b, uint32_t count, size_t at) {
     constexpr uint32_t kFirst = k * kVectorBytes / 32;
     return nibbles_of_blocks<k>(block(b, count, kFirst) + at, block(b, count, kFirst + 1) + at);
   }
 };
-inline void store_eight(float* to, Eight v) { __builtin_memcpy(to, &v, sizeof v); }
 
 struct Q8_0Digits : Block32<DType::kQ8_0> {
   static constexpr bool kSigned = true;
-  static void scales(const std::byte* b, uint32_t count, float* out) { store_eight(out, halves(b, count, 0)); }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t count) {
     constexpr uint32_t kFirst = k * kVectorBytes / 32;
     const std::byte* first = block(b, count, kFirst) + 2;
 #if defined(__AVX512F__)
-    const auto at = [](const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
-    return reinterpret_cast<Bytes>(_mm512_maskz_inserti64x4(
-        0xff, _mm512_castsi256_si512(at(first)), at(block(b, count, kFirst + 1) + 2), 1));
+    const auto at = [](const std::byte* p) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    };
+    return reinterpret_cast<Bytes>(_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(at(first)),
+                                                            at(block(b, count, kFirst + 1) + 2), 1)) ^
+           kFlip;
 #else
     return load_bytes(first + k * kVectorBytes % 32);
 #endif
@@ -60,7 +74,6 @@ struct Q8_0Digits : Block32<DType::kQ8_0> {
 
 struct Q4_0Digits : Block32<DType::kQ4_0> {
   static constexpr int kOffset = 3;
-  static void scales(const std::byte* b, uint32_t count, float* out) { store_eight(out, halves(b, count, 0)); }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t count) {
     return nibbles<k>(b, count, 2);
@@ -68,10 +81,9 @@ struct Q4_0Digits : Block32<DType::kQ4_0> {
 };
 
 struct Q4_1Digits : Block32<DType::kQ4_1> {
-  static constexpr int kMinima = 32;
-  static void scales(const std::byte* b, uint32_t count, float* out) {
-    store_eight(out, halves(b, count, 0));
-    store_eight(out + 8, -halves(b, count, 2));
+  static constexpr bool kMinima = true;
+  static Groups<Eight> groups(const std::byte* b, uint32_t count) {
+    return {halves(b, count, 0), -halves(b, count, 2)};
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t count) {
@@ -79,48 +91,59 @@ struct Q4_1Digits : Block32<DType::kQ4_1> {
   }
 };
 
-constexpr ByteValues kIq4Bytes = {THIMBLE_IQ4_VALUES}, kFp4Bytes = {THIMBLE_FP4_VALUES};
+// The values of a book with `added` added.
+struct ByteBook {
+  ByteValues values;
+  constexpr ByteBook(const int (&of)[16], int added) : values() {
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(of[i] + added);
+  }
+};
+constexpr ByteBook kIq4Bytes({THIMBLE_IQ4_VALUES}, kFlip);
 
 struct IQ4_NLDigits : Block32<DType::kIQ4_NL> {
   static constexpr bool kSigned = true;
-  static void scales(const std::byte* b, uint32_t count, float* out) { store_eight(out, halves(b, count, 0)); }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t count) {
-    return lookup_bytes(kIq4Bytes, nibbles<k>(b, count, 2));
+    return lookup_bytes(kIq4Bytes.values, nibbles<k>(b, count, 2));
   }
 };
 
 struct MXFP4Digits : Block32<DType::kMXFP4> {
   static constexpr int kOffset = 4;
-  static void scales(const std::byte* b, uint32_t count, float* out) {
+  static constexpr ByteBook kValues{{THIMBLE_FP4_VALUES}, 1 << kOffset};
+  static Groups<Eight> groups(const std::byte* b, uint32_t count) {
     const auto of = [&](uint32_t i) { return static_cast<int32_t>(*block(b, count, i)); };
     const EightInts x = {of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
-    store_eight(out, reinterpret_cast<Eight>(x < 2 ? 0x00200000 << x : (x - 1) << 23));
+    const EightInts few = (EightInts{} + 0x00200000) << (x & 1);
+    return {reinterpret_cast<Eight>(x < 2 ? few : (x - 1) << 23), Eight{}};
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t count) {
-    return lookup_bytes(kFp4Bytes, nibbles<k>(b, count, 1)) + (1 << kOffset);
+    return lookup_bytes(kValues.values, nibbles<k>(b, count, 1));
   }
 };
 
 template <DType type>
-struct Block256 : BlockOf<type> {
-  static constexpr int kGroup = 32, kOffset = -1, kMinima = 0;
-  static constexpr bool kSigned = false;
-};
+struct Block256 : BlockOf<type>, Numbers {};
 // Whose groups are 16, and each half of 128 elements has bytes of its own.
 template <DType type>
-struct Groups16 : Block256<type> {
-  static constexpr int kGroup = 16;
+struct Block256Of16 : Block256<type> {
+  using Floats = Sixteen;
   static constexpr int kHalf = 128 / kVectorBytes;  // vectors
 };
 
+// q4_K's and q5_K's, packed as GroupScales says.
+inline Groups<Eight> packed_groups(const std::byte* b) {
+  const uint32_t low = u32_at(b + 4), middle = u32_at(b + 8), high = u32_at(b + 12);
+  const auto both = [](uint32_t first, uint32_t last) { return first | static_cast<uint64_t>(last) << 32; };
+  return {scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030))),
+          scale_at(b + 2) * bytes_to_floats(both(middle & 0x3f3f3f3f,
+                                                 (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)))};
+}
+
 struct Q4_KDigits : Block256<DType::kQ4_K> {
-  static constexpr int kMinima = 32;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    const GroupScales g(b);
-    __builtin_memcpy(out, g.of, sizeof g.of);
-  }
+  static constexpr bool kMinima = true;
+  static Groups<Eight> groups(const std::byte* b, uint32_t) { return packed_groups(b); }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
     return nibbles_of<32, k>(b + 16);
@@ -128,22 +151,21 @@ struct Q4_KDigits : Block256<DType::kQ4_K> {
 };
 
 struct Q5_KDigits : Block256<DType::kQ5_K> {
-  static constexpr int kMinima = 32;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    const GroupScales g(b);
-    __builtin_memcpy(out, g.of, sizeof g.of);
-  }
+  static constexpr bool kMinima = true;
+  static Groups<Eight> groups(const std::byte* b, uint32_t) { return packed_groups(b); }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
     return nibbles_of<32, k>(b + 48) | bits_of_32<k, 1, 4, 16>(b + 16);
   }
 };
 
-struct Q6_KDigits : Groups16<DType::kQ6_K> {
+struct Q6_KDigits : Block256Of16<DType::kQ6_K> {
   static constexpr int kOffset = 5;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    const float d = scale_at(b + 208);
-    for (int i = 0; i < 16; i += kLanes) store(out + i, d * to_float(signed_at(b + 192 + i)));
+  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+    Groups<Sixteen> g;
+    for (int i = 0; i < 16; i += kLanes)
+      g.scales.parts[i / kLanes] = scale_at(b + 208) * to_float(signed_at(b + 192 + i));
+    return g;
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
@@ -151,15 +173,16 @@ struct Q6_KDigits : Groups16<DType::kQ6_K> {
   }
 };
 
-struct Q2_KDigits : Groups16<DType::kQ2_K> {
-  static constexpr int kMinima = 16;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    const float d = scale_at(b + 80), m = scale_at(b + 82);
+struct Q2_KDigits : Block256Of16<DType::kQ2_K> {
+  static constexpr bool kMinima = true;
+  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+    Groups<Sixteen> g;
     for (int i = 0; i < 16; i += kLanes) {
       const IntVec both = unsigned_at(b + i);
-      store(out + i, d * to_float(both & 15));
-      store(out + 16 + i, m * to_float(both >> 4));
+      g.scales.parts[i / kLanes] = scale_at(b + 80) * to_float(both & 15);
+      g.minima.parts[i / kLanes] = scale_at(b + 82) * to_float(both >> 4);
     }
+    return g;
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
@@ -167,11 +190,13 @@ struct Q2_KDigits : Groups16<DType::kQ2_K> {
   }
 };
 
-struct Q3_KDigits : Groups16<DType::kQ3_K> {
+struct Q3_KDigits : Block256Of16<DType::kQ3_K> {
   static constexpr int kOffset = 2;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    const Scales6 s(b + 96, scale_at(b + 108));
-    __builtin_memcpy(out, s.of, sizeof s.of);
+  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+    const Scales6 scales(b + 96, scale_at(b + 108));
+    Groups<Sixteen> g;
+    load_floats(scales.of, g.scales);
+    return g;
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
@@ -181,25 +206,23 @@ struct Q3_KDigits : Groups16<DType::kQ3_K> {
 
 struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
   static constexpr bool kSigned = true;
-  static void scales(const std::byte* b, uint32_t, float* out) {
+  static Groups<Eight> groups(const std::byte* b, uint32_t) {
     const EightInts low = EightInts{} + static_cast<int32_t>(u32_at(b + 4)),
                     high = EightInts{} + static_cast<int32_t>(u16_at(b + 2));
     const EightInts of = ((low >> EightInts{0, 4, 8, 12, 16, 20, 24, 28}) & 15) |
                          ((high >> EightInts{0, 2, 4, 6, 8, 10, 12, 14}) & 3) << 4;
-    store_eight(out, scale_at(b) * __builtin_convertvector(of - 32, Eight));
+    return {scale_at(b) * __builtin_convertvector(of - 32, Eight), Eight{}};
   }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
     const std::byte* first = b + 8 + k * kVectorBytes / 32 * 16;
-    return lookup_bytes(kIq4Bytes, nibbles_of_blocks<k>(first, first + 16));
+    return lookup_bytes(kIq4Bytes.values, nibbles_of_blocks<k>(first, first + 16));
   }
 };
 
 struct TQ2_0Digits : Block256<DType::kTQ2_0> {
   static constexpr int kOffset = 0;
-  static void scales(const std::byte* b, uint32_t, float* out) {
-    store_eight(out, Eight{} + scale_at(b + 64));
-  }
+  static Groups<Eight> groups(const std::byte* b, uint32_t) { return {Eight{} + scale_at(b + 64), Eight{}}; }
   template <int k>
   static Bytes numbers(const std::byte* b, uint32_t) {
     constexpr int kHalf = 128 / kVectorBytes;
@@ -239,13 +262,15 @@ bool knows(DType type) {
 
 // ---- digits of x ----
 
-// v = 255 (result) + rest, both rounded so that the rest is in [-127, 127].
-inline IntVec divide_by_255(IntVec v, IntVec& rest) {
-  IntVec quotient = to_nearest(to_float(v) * (1.0f / 255));
-  rest = v - times_255(quotient);
-  // The product above is off by so much that the rest may be one too large.
-  const IntVec above = rest > 127, below = rest < -127;
-  rest += (below & 255) - (above & 255);
+constexpr int32_t kLargestInteger = 127 * (1 + kBase + kBase * kBase);
+
+// v = kBase * (result) + rest, where the rest is a digit.
+inline IntVec divide_by_base(IntVec v, IntVec& rest) {
+  IntVec quotient = to_nearest(to_float(v) * (1.0f / kBase));
+  rest = v - times_base(quotient);
+  // It may be one too large, where the product above was rounded.
+  const IntVec above = rest > 127, below = rest < 128 - kBase;
+  rest += (below & kBase) - (above & kBase);
   quotient += below - above;
   return quotient;
 }
@@ -273,7 +298,7 @@ inline Unit unit_of_32(const float* x) {
   if (exponent == 255) return {__builtin_nanf(""), 0};
   if (exponent < 32) exponent = 32;  // numbers below 2^-95 lose some
   // Scaled to [2^22, 2^23), or half of that where it is too large.
-  if (from_bits(largest) * from_bits((276 - exponent) << 23) > static_cast<float>(kLargestDigits)) ++exponent;
+  if (from_bits(largest) * from_bits((276 - exponent) << 23) > static_cast<float>(kLargestInteger)) ++exponent;
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
@@ -282,7 +307,7 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
   int32_t integers[256] = {};
   for (uint32_t group = 0; group < n / 32; ++group, x += 32) {
     const Unit unit = unit_of_32(x);
-    out.units[group] = unit.unit;
+    out.units[group] = out.units_of_16[2 * group] = out.units_of_16[2 * group + 1] = unit.unit;
     Vec sums[2] = {};
     for (int i = 0; i < 32; i += kLanes) {
       sums[i / 16] += load(x + i);
@@ -293,18 +318,23 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
     out.sums_of_16[2 * group + 1] = sum_lanes(sums[1]);
     out.sums[group] = out.sums_of_16[2 * group] + out.sums_of_16[2 * group + 1];
   }
+  int32_t high_parts[256], low_parts[256];
   for (int i = 0; i < 256; i += kLanes) {
     IntVec v, low, middle;
     __builtin_memcpy(&v, integers + i, sizeof v);
-    const IntVec high = divide_by_255(divide_by_255(v, low), middle);
-    int8_t* to = out.digits + i / kVectorBytes * 4 * kVectorBytes + i % kVectorBytes;
+    const IntVec two = divide_by_base(v, low), high = divide_by_base(two, middle);
+    int8_t* to = out.digits + i / kVectorBytes * 3 * kVectorBytes + i % kVectorBytes;
     put_digits(high, to);
     put_digits(middle, to + kVectorBytes);
     put_digits(low, to + 2 * kVectorBytes);
+    __builtin_memcpy(high_parts + i, &two, sizeof two);
+    __builtin_memcpy(low_parts + i, &low, sizeof low);
   }
-  for (int i = 0; i < 256; i += 4) {
-    const int32_t sum = (integers[i] + integers[i + 1]) + (integers[i + 2] + integers[i + 3]);
-    __builtin_memcpy(out.digits + i / kVectorBytes * 4 * kVectorBytes + 3 * kVectorBytes + i % kVectorBytes, &sum, sizeof sum);
+  const auto four = [](const int32_t* v) { return (v[0] + v[1]) + (v[2] + v[3]); };
+  for (int i = 0; i < 64; ++i) {
+    out.fours[i] = four(integers + 4 * i);
+    out.minus_high[i] = -128 * four(high_parts + 4 * i);
+    out.minus_low[i] = -128 * four(low_parts + 4 * i);
   }
 }
 
@@ -320,41 +350,34 @@ void take(const float* x, uint32_t n, DigitBlock* out) {
 
 // call(k) for all vectors of 256 elements, k a constant.
 template <typename Call, int... k>
-inline void each_vector(const Call& call, std::integer_sequence<int, k...>) {
+inline __attribute__((always_inline)) void each_vector(const Call& call, std::integer_sequence<int, k...>) {
   (call(std::integral_constant<int, k>()), ...);
 }
 
-// The units of groups of 16, two of them share one.
-inline void double_units(const float* units, float* out) {
-  for (int i = 0; i < 8; ++i) out[2 * i] = out[2 * i + 1] = units[i];
-}
+inline const float* units_of(const DigitBlock& x, Eight) { return x.units; }
+inline const float* units_of(const DigitBlock& x, const Sixteen&) { return x.units_of_16; }
+inline const float* sums_of(const DigitBlock& x, Eight) { return x.sums; }
+inline const float* sums_of(const DigitBlock& x, const Sixteen&) { return x.sums_of_16; }
 
 template <typename Format, int x_rows>
 struct Sums {
-  static constexpr int kSlots = 2;  // hide the latency of the additions
-  Vec products[x_rows][kSlots] = {};
-  Eight minima[x_rows] = {};
+  using Floats = typename Format::Floats;
+  Vec products[x_rows][2] = {};  // two hide the latency of the additions
+  Floats taken[x_rows] = {};
 
   // 256 elements: one block, or `count` <= 8.
   inline __attribute__((always_inline)) void add(const std::byte* b, uint32_t count, const DigitBlock* x,
                                                  size_t x_stride) {
-    constexpr int kGroups = 256 / Format::kGroup;
-    alignas(64) float scales[32], factors[x_rows][16];
-    Format::scales(b, count, scales);
+    const Groups<Floats> groups = Format::groups(b, count);
+    LaneFactors<Floats> factors[x_rows];
     for (int r = 0; r < x_rows; ++r) {
-      const DigitBlock& block = x[r * x_stride];
-      if constexpr (kGroups == 8) {
-        store_eight(factors[r], load_eight(scales) * load_eight(block.units));
-      } else {
-        float units[16];
-        double_units(block.units, units);
-        for (int i = 0; i < 16; i += kLanes) store(factors[r] + i, load(scales + i) * load(units + i));
+      Floats of_x;
+      load_floats(units_of(x[r * x_stride], of_x), of_x);
+      factors[r].set(groups.scales * of_x);
+      if constexpr (Format::kMinima) {
+        load_floats(sums_of(x[r * x_stride], of_x), of_x);
+        add_product(taken[r], groups.minima, of_x);
       }
-      if constexpr (Format::kMinima == 32)
-        minima[r] += load_eight(scales + 8) * load_eight(block.sums);
-      else if constexpr (Format::kMinima == 16)
-        for (int i = 0; i < 16; i += 8)
-          minima[r] += load_eight(scales + 16 + i) * load_eight(block.sums_of_16 + i);
     }
     each_vector(
         [&](auto constant) __attribute__((always_inline)) {
@@ -362,40 +385,44 @@ struct Sums {
           if (k * kVectorBytes >= static_cast<int>(32 * count)) return;
           const Bytes w = Format::template numbers<k>(b, count);
           for (int r = 0; r < x_rows; ++r)
-            products[r][k % kSlots] +=
-                product<k>(w, x[r * x_stride].digits) * lane_factors<k, Format::kGroup>(factors[r]);
+            products[r][k % 2] += product<k>(w, x[r * x_stride]) * factors[r].template at<k>();
         },
         std::make_integer_sequence<int, 256 / kVectorBytes>());
   }
 
   float total(int r) const {
-    Vec sum = products[r][0];
-    for (int slot = 1; slot < kSlots; ++slot) sum += products[r][slot];
-    float taken = 0;
-    if constexpr (Format::kMinima != 0)
-      for (int i = 0; i < 8; ++i) taken += minima[r][i];
-    return sum_lanes(sum) - taken;
+    const float sum = sum_lanes(products[r][0] + products[r][1]);
+    return Format::kMinima ? sum - sum_floats(taken[r]) : sum;
   }
 
  private:
+  static inline IntVec load_ints(const int32_t* p) {
+    IntVec v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
   template <int k>
-  static inline Vec product(Bytes w, const int8_t* digits) {
-    const int8_t* x = digits + 4 * kVectorBytes * k;
+  static inline __attribute__((always_inline)) Vec product(Bytes w, const DigitBlock& x) {
+    const int8_t* digits = x.digits + 3 * kVectorBytes * k;
+    const Digits high = load_digits(digits), middle = load_digits(digits + kVectorBytes),
+                 low = load_digits(digits + 2 * kVectorBytes);
     if constexpr (Format::kSigned) {
-      const Bytes bare = without_sign(w);
-      const IntVec high = products_of_two(bare, with_sign(x_at(x), w), with_sign(x_at(x + kVectorBytes), w)),
-                   low = add_products(IntVec{}, bare, with_sign(x_at(x + 2 * kVectorBytes), w));
-      // At most 4 * 128 * 127 * 256 < 2^24 and 2^16: exact floats.
-      return to_float(high) * 255 + to_float(low);
+      // Two parts, since both together pass 32 bits: at most 4 * 255 * 128 * 256 and 4 * 255 * 128.
+#if defined(__AVX512F__)  // the instruction takes numbers without signs: here 128 larger ones
+      const IntVec upper = products_of_two(w, high, middle) + load_ints(x.minus_high + k * kLanes),
+                   lower = add_products(load_ints(x.minus_low + k * kLanes), w, low);
+#elif defined(__AVX2__)
+      const Bytes bare = without_signs(w);
+      const IntVec upper = products_of_two(bare, with_signs_of(w, high), with_signs_of(w, middle)),
+                   lower = add_products(IntVec{}, bare, with_signs_of(w, low));
+#else
+      const IntVec upper = products_of_two(w, high, middle), lower = add_products(IntVec{}, w, low);
+#endif
+      return to_float(upper) * kBase + to_float(lower);
     } else {
-      // At most 4 * 63 * kLargestDigits < 2^31.
-      IntVec sum = add_products(times_255(products_of_two(w, x_at(x), x_at(x + kVectorBytes))), w,
-                                x_at(x + 2 * kVectorBytes));
-      if constexpr (Format::kOffset >= 0) {
-        IntVec of_x;
-        __builtin_memcpy(&of_x, x + 3 * kVectorBytes, sizeof of_x);
-        sum -= of_x << Format::kOffset;
-      }
+      // At most 4 * 63 * kLargestInteger < 2^31.
+      IntVec sum = add_products(times_base(products_of_two(w, high, middle)), w, low);
+      if constexpr (Format::kOffset >= 0) sum -= load_ints(x.fours + k * kLanes) << Format::kOffset;
       return to_float(sum);
     }
   }
@@ -435,8 +462,6 @@ extern const DigitKernels THIMBLE_DIGIT_KERNELS;
 const DigitKernels THIMBLE_DIGIT_KERNELS = {
 #if defined(__AVX512VNNI__)
     .name = "vnni",
-#elif defined(__AVX512F__)
-    .name = "avx512bw",
 #elif defined(__AVX2__)
     .name = "avx2",
 #else
