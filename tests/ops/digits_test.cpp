@@ -123,8 +123,7 @@ TEST(DigitDots, DoNotOverflow) {
       for (float largest : {127.0f * (1 + 256 + 65536), 127.0f * (1 + 255 + 65025), 0x1p22f}) {
         Matrix w{std::vector<std::byte>(dtype_bytes(type, n), static_cast<std::byte>(fill)),
                  std::vector<float>(n)};
-        for (size_t at = 0; at < w.bytes.size(); at += dtype_info(type).block_bytes)
-        {
+        for (size_t at = 0; at < w.bytes.size(); at += dtype_info(type).block_bytes) {
           for (size_t half : test::halves_of(type)) test::put_half(&w.bytes[at + half], 1);
           if (type == DType::kMXFP4) w.bytes[at] = std::byte{128};
         }

@@ -17,7 +17,8 @@ static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
       const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);
       float out[kMaxDotRows];
       if (digits)
-        digit_kernels().dot(m.type, m.w + c * row_bytes, m.n, m.digits + first * x_stride, x_stride, rows, out);
+        digit_kernels().dot(m.type, m.w + c * row_bytes, m.n, m.digits + first * x_stride, x_stride, rows,
+                            out);
       else
         kernels().dot(m.type, m.w + c * row_bytes, m.n, m.x + first * m.x_stride, m.x_stride, rows, out);
       for (uint32_t r = 0; r < rows; ++r) {
@@ -29,7 +30,9 @@ static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
 
 const DigitBlock* take_digits(const Context& c, uint64_t offset, std::initializer_list<DType> types,
                               const float* x, size_t x_stride, uint32_t rows, uint32_t n) {
-  if (std::min(rows, c.step.n_rows) > kFewRows || std::none_of(types.begin(), types.end(), digit_kernels().knows)) return nullptr;
+  if (std::min(rows, c.step.n_rows) > kFewRows ||
+      std::none_of(types.begin(), types.end(), digit_kernels().knows))
+    return nullptr;
   if (offset + digit_bytes(rows, n) > c.scratch.size()) return nullptr;
   DigitBlock* const digits = reinterpret_cast<DigitBlock*>(c.scratch.data() + offset);
   for_rows(c, rows, n, [&](uint32_t row) {

@@ -49,9 +49,7 @@ inline float* dense_scratch(const Context& c, uint32_t worker) {
 // Up to so many rows are multiplied as digits: with more, expanding W pays.
 constexpr uint32_t kFewRows = 4;
 // Bytes of their digits.
-inline uint64_t digit_bytes(uint64_t rows, uint64_t n) {
-  return rows * digit_blocks(n) * sizeof(DigitBlock);
-}
+inline uint64_t digit_bytes(uint64_t rows, uint64_t n) { return rows * digit_blocks(n) * sizeof(DigitBlock); }
 // The digits of `rows` rows of n numbers for a matrix of this type, or for two; made in the scratch from
 // `offset` on. Null in steps of more than kFewRows rows, where no type has products of digits, and for a row
 // wider than the model's, which needs() did not count.
@@ -73,8 +71,7 @@ class Blocks {
     uint32_t first_row, rows, first_col, cols;
   };
 
-  Blocks(uint32_t rows, uint32_t cols, uint32_t workers, bool digits)
-      : rows_(rows), cols_(cols) {
+  Blocks(uint32_t rows, uint32_t cols, uint32_t workers, bool digits) : rows_(rows), cols_(cols) {
     if (rows == 0 || cols == 0) return;
     if (rows <= kMaxDotRows || digits) {
       // Four items a worker even out their speeds; fewer than 16 rows of W are not worth an item.

@@ -62,7 +62,8 @@ inline Bytes moved_bits(Bytes v) {
 template <int k, int step, int to, int mask>
 inline Bytes bits_of_32(const std::byte* p) {
   constexpr int kGroup = k * kVectorBytes / 32, kNext = kVectorBytes == 64 ? kGroup + 1 : kGroup;
-  return moved_bits<to - step * kGroup, to - step * kNext>(load_32(p, k % (32 / (kVectorBytes < 32 ? kVectorBytes : 32)))) &
+  return moved_bits<to - step * kGroup, to - step * kNext>(
+             load_32(p, k % (32 / (kVectorBytes < 32 ? kVectorBytes : 32)))) &
          mask;
 }
 
@@ -92,7 +93,8 @@ template <int k>
 inline Bytes nibbles_of_blocks(const std::byte* first, const std::byte* second) {
 #if defined(__AVX512F__)
   const auto at = [](const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
-  const __m512i twice = _mm512_mask_broadcast_i64x2(_mm512_maskz_broadcast_i64x2(0x0f, at(first)), 0xf0, at(second));
+  const __m512i twice =
+      _mm512_mask_broadcast_i64x2(_mm512_maskz_broadcast_i64x2(0x0f, at(first)), 0xf0, at(second));
   return reinterpret_cast<Bytes>(
              _mm512_maskz_srlv_epi64(0xff, twice, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4))) &
          15;
@@ -120,8 +122,8 @@ inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 
 // ---- products ----
 
-// Digits are of this base. AVX2 multiplies signed numbers by giving their signs to the digits, and -128 has no
-// opposite among bytes: there digits are -127 to 127.
+// Digits are of this base. AVX2 multiplies signed numbers by giving their signs to the digits, and -128 has
+// no opposite among bytes: there digits are -127 to 127.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kBase = 255;
 inline IntVec times_base(IntVec v) { return (v << 8) - v; }
@@ -148,8 +150,8 @@ inline Bytes without_signs(Bytes w) {
 }
 // Two products make at most 2 * 128 * 127: 16 bits are enough.
 inline IntVec products(Bytes w, Digits x, short factor) {
-  return reinterpret_cast<IntVec>(_mm256_madd_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(w), x),
-                                                    _mm256_set1_epi16(factor)));
+  return reinterpret_cast<IntVec>(
+      _mm256_madd_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(w), x), _mm256_set1_epi16(factor)));
 }
 inline IntVec add_products(IntVec sum, Bytes w, Digits x) { return sum + products(w, x, 1); }
 inline IntVec products_of_two(Bytes w, Digits high, Digits low) {
@@ -197,9 +199,7 @@ inline void add_product(Eight& sum, Eight a, Eight b) { sum += a * b; }
 inline void add_product(Sixteen& sum, const Sixteen& a, const Sixteen& b) {
   for (int i = 0; i < 16 / kLanes; ++i) sum.parts[i] += a.parts[i] * b.parts[i];
 }
-inline float sum_floats(Eight v) {
-  return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-}
+inline float sum_floats(Eight v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 inline float sum_floats(const Sixteen& v) {
   Vec sum = v.parts[0];
   for (int i = 1; i < 16 / kLanes; ++i) sum += v.parts[i];

@@ -136,9 +136,10 @@ struct Block256Of16 : Block256<type> {
 inline Groups<Eight> packed_groups(const std::byte* b) {
   const uint32_t low = u32_at(b + 4), middle = u32_at(b + 8), high = u32_at(b + 12);
   const auto both = [](uint32_t first, uint32_t last) { return first | static_cast<uint64_t>(last) << 32; };
-  return {scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030))),
-          scale_at(b + 2) * bytes_to_floats(both(middle & 0x3f3f3f3f,
-                                                 (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)))};
+  return {
+      scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030))),
+      scale_at(b + 2) *
+          bytes_to_floats(both(middle & 0x3f3f3f3f, (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)))};
 }
 
 struct Q4_KDigits : Block256<DType::kQ4_K> {
@@ -298,7 +299,8 @@ inline Unit unit_of_32(const float* x) {
   if (exponent == 255) return {__builtin_nanf(""), 0};
   if (exponent < 32) exponent = 32;  // numbers below 2^-95 lose some
   // Scaled to [2^22, 2^23), or half of that where it is too large.
-  if (from_bits(largest) * from_bits((276 - exponent) << 23) > static_cast<float>(kLargestInteger)) ++exponent;
+  if (from_bits(largest) * from_bits((276 - exponent) << 23) > static_cast<float>(kLargestInteger))
+    ++exponent;
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
