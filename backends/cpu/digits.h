@@ -34,6 +34,8 @@ inline uint64_t digit_blocks(uint64_t n) { return (n + 255) / 256; }
 
 struct DigitKernels {
   const char* name;
+  // Up to so many rows are multiplied faster than by expanding W.
+  uint32_t few_rows;
   // Whether dot() takes this type; if none, there is nothing else either.
   bool (*knows)(DType);
   // A row of n numbers, a multiple of 32, to digit_blocks(n) blocks.

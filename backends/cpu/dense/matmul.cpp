@@ -30,7 +30,7 @@ static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
 
 const DigitBlock* take_digits(const Context& c, uint64_t offset, std::initializer_list<DType> types,
                               const float* x, size_t x_stride, uint32_t rows, uint32_t n) {
-  if (std::min(rows, c.step.n_rows) > kFewRows ||
+  if (std::min(rows, c.step.n_rows) > digit_kernels().few_rows ||
       std::none_of(types.begin(), types.end(), digit_kernels().knows))
     return nullptr;
   if (offset + digit_bytes(rows, n) > c.scratch.size()) return nullptr;

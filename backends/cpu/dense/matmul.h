@@ -46,12 +46,10 @@ inline float* dense_scratch(const Context& c, uint32_t worker) {
   return reinterpret_cast<float*>(c.scratch.data()) + size_t(worker) * kDenseScratch;
 }
 
-// Up to so many rows are multiplied as digits: with more, expanding W pays.
-constexpr uint32_t kFewRows = 4;
-// Bytes of their digits.
+// Bytes of the digits of rows of n numbers.
 inline uint64_t digit_bytes(uint64_t rows, uint64_t n) { return rows * digit_blocks(n) * sizeof(DigitBlock); }
 // The digits of `rows` rows of n numbers for a matrix of this type, or for two; made in the scratch from
-// `offset` on. Null in steps of more than kFewRows rows, where no type has products of digits, and for a row
+// `offset` on. Null in steps of more than few_rows, where no type has products of digits, and for a row
 // wider than the model's, which needs() did not count.
 const DigitBlock* take_digits(const Context&, uint64_t offset, std::initializer_list<DType>, const float* x,
                               size_t x_stride, uint32_t rows, uint32_t n);

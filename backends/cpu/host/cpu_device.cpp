@@ -206,14 +206,15 @@ class CpuDevice : public Device {
                                 uint64_t(model.experts ? 0 : model.d_ff)});
     for (const MatrixShape& m : model.retainer)
       widest = std::max({widest, uint64_t(m.rows), uint64_t(m.cols)});
-    uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float) + digit_bytes(kFewRows, widest);
+    const uint64_t few_rows = digit_kernels().few_rows;
+    uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float) + digit_bytes(few_rows, widest);
     if (model.experts) {
       const uint64_t slots = uint64_t(session.chunk) * model.chosen_experts;
       dense = std::max(
           {dense,
-           threads() * expert_scratch(model.d_model) * sizeof(float) + digit_bytes(kFewRows, model.d_model),
+           threads() * expert_scratch(model.d_model) * sizeof(float) + digit_bytes(few_rows, model.d_model),
            threads() * expert_scratch(0) * sizeof(float) +
-               digit_bytes(uint64_t(kFewRows) * model.chosen_experts, model.d_ff),
+               digit_bytes(few_rows * model.chosen_experts, model.d_ff),
            slots * (sizeof(uint32_t) + sizeof(float))});
     }
     return Needs{.fixed = fixed_,

@@ -356,11 +356,6 @@ inline __attribute__((always_inline)) void each_vector(const Call& call, std::in
   (call(std::integral_constant<int, k>()), ...);
 }
 
-inline const float* units_of(const DigitBlock& x, Eight) { return x.units; }
-inline const float* units_of(const DigitBlock& x, const Sixteen&) { return x.units_of_16; }
-inline const float* sums_of(const DigitBlock& x, Eight) { return x.sums; }
-inline const float* sums_of(const DigitBlock& x, const Sixteen&) { return x.sums_of_16; }
-
 template <typename Format, int x_rows>
 struct Sums {
   using Floats = typename Format::Floats;
@@ -373,11 +368,13 @@ struct Sums {
     const Groups<Floats> groups = Format::groups(b, count);
     LaneFactors<Floats> factors[x_rows];
     for (int r = 0; r < x_rows; ++r) {
+      const DigitBlock& block = x[r * x_stride];
+      constexpr bool kOf32 = LaneFactors<Floats>::kGroup == 32;
       Floats of_x;
-      load_floats(units_of(x[r * x_stride], of_x), of_x);
+      load_floats(kOf32 ? block.units : block.units_of_16, of_x);
       factors[r].set(groups.scales * of_x);
       if constexpr (Format::kMinima) {
-        load_floats(sums_of(x[r * x_stride], of_x), of_x);
+        load_floats(kOf32 ? block.sums : block.sums_of_16, of_x);
         add_product(taken[r], groups.minima, of_x);
       }
     }
@@ -464,10 +461,13 @@ extern const DigitKernels THIMBLE_DIGIT_KERNELS;
 const DigitKernels THIMBLE_DIGIT_KERNELS = {
 #if defined(__AVX512VNNI__)
     .name = "vnni",
+    .few_rows = 8,
 #elif defined(__AVX2__)
     .name = "avx2",
+    .few_rows = 4,
 #else
     .name = "dotprod",
+    .few_rows = 8,
 #endif
     .knows = knows,
     .take = take,
@@ -476,6 +476,7 @@ const DigitKernels THIMBLE_DIGIT_KERNELS = {
 #else
 const DigitKernels THIMBLE_DIGIT_KERNELS = {
     .name = "none",
+    .few_rows = 0,
     .knows = [](DType) { return false; },
     .take = nullptr,
     .dot = nullptr,
