@@ -22,10 +22,10 @@ struct alignas(64) DigitBlock {
   float units[8];  // of 32 numbers each; NaN where one of them is infinite or NaN
   float sums[8];   // of 32 numbers
   float units_of_16[16], sums_of_16[16];
-  int8_t
-      digits[3 * 256];  // for each vector of bytes, highest first; how long one is, is the instruction set's
-  int32_t fours[64];    // sums of four integers
-  int32_t minus_high[64];  // -128 times sums of their upper two digits
+  // For each vector of bytes, highest digits first. How long a vector is, is the instruction set's.
+  int8_t digits[3 * 256];
+  int32_t eightfold[64];   // 8 times sums of four integers
+  int32_t minus_high[64];  // -128 times sums of four's upper two digits
   int32_t minus_low[64];   // and of their lowest
 };
 

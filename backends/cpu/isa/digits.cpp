@@ -15,7 +15,7 @@ namespace {
 //   Floats     Eight or Sixteen: groups of 32 or 16 elements have a scale each
 //   groups()   the scales, and what is taken off each group
 //   numbers()  vector k of the elements
-//   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should
+//   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should be
 //   kMinima    whether anything is taken off
 //   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64)
 template <typename F>
@@ -310,15 +310,10 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
   for (uint32_t group = 0; group < n / 32; ++group, x += 32) {
     const Unit unit = unit_of_32(x);
     out.units[group] = out.units_of_16[2 * group] = out.units_of_16[2 * group + 1] = unit.unit;
-    Vec sums[2] = {};
     for (int i = 0; i < 32; i += kLanes) {
-      sums[i / 16] += load(x + i);
       const IntVec whole = unit.scale > 0 ? to_nearest(load(x + i) * unit.scale) : IntVec{};
       __builtin_memcpy(integers + 32 * group + i, &whole, sizeof whole);
     }
-    out.sums_of_16[2 * group] = sum_lanes(sums[0]);
-    out.sums_of_16[2 * group + 1] = sum_lanes(sums[1]);
-    out.sums[group] = out.sums_of_16[2 * group] + out.sums_of_16[2 * group + 1];
   }
   int32_t high_parts[256], low_parts[256];
   for (int i = 0; i < 256; i += kLanes) {
@@ -333,11 +328,17 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
     __builtin_memcpy(low_parts + i, &low, sizeof low);
   }
   const auto four = [](const int32_t* v) { return (v[0] + v[1]) + (v[2] + v[3]); };
+  int32_t fours[64];
   for (int i = 0; i < 64; ++i) {
-    out.fours[i] = four(integers + 4 * i);
+    fours[i] = four(integers + 4 * i);
+    out.eightfold[i] = 8 * fours[i];
     out.minus_high[i] = -128 * four(high_parts + 4 * i);
     out.minus_low[i] = -128 * four(low_parts + 4 * i);
   }
+  // Of the integers, not of x: minima meet the same numbers as what they are taken off.
+  for (int i = 0; i < 16; ++i)
+    out.sums_of_16[i] = static_cast<float>(four(fours + 4 * i)) * out.units_of_16[i];
+  for (int i = 0; i < 8; ++i) out.sums[i] = out.sums_of_16[2 * i] + out.sums_of_16[2 * i + 1];
 }
 
 void take(const float* x, uint32_t n, DigitBlock* out) {
@@ -420,9 +421,14 @@ struct Sums {
       return to_float(upper) * kBase + to_float(lower);
     } else {
       // At most 4 * 63 * kLargestInteger < 2^31.
-      IntVec sum = add_products(times_base(products_of_two(w, high, middle)), w, low);
-      if constexpr (Format::kOffset >= 0) sum -= load_ints(x.fours + k * kLanes) << Format::kOffset;
-      return to_float(sum);
+      const IntVec sum = add_products(times_base(products_of_two(w, high, middle)), w, low);
+      if constexpr (Format::kOffset < 0) {
+        return to_float(sum);
+      } else {
+        constexpr int kUp = Format::kOffset - 3, kDown = -kUp;
+        const IntVec of_x = load_ints(x.eightfold + k * kLanes);
+        return to_float(sum - (kUp > 0 ? of_x << (kUp > 0 ? kUp : 0) : of_x >> (kDown > 0 ? kDown : 0)));
+      }
     }
   }
 };
