@@ -27,6 +27,9 @@
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace thimble {
@@ -128,6 +131,16 @@ uint64_t resident_anonymous_bytes() {
   return proc_kilobytes("/proc/self/status", "RssAnon");
 #else
   return 0;
+#endif
+}
+
+bool has_arm_dot_product() {
+#if defined(__aarch64__) && defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  return true;  // all of Apple's computers with ARM
+#else
+  return false;
 #endif
 }
 

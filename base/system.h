@@ -28,6 +28,10 @@ double steady_seconds();
 // Seconds since 1970 of the clock on the wall: in the time zone that the system is set to.
 int64_t wall_clock_seconds();
 
+// Whether an ARM processor multiplies bytes (FEAT_DotProd); false on others, and where the system does not
+// tell.
+bool has_arm_dot_product();
+
 // Whether the system shows a graphics device that drivers could use; true where it does not tell.
 bool has_graphics_device();
 

@@ -100,7 +100,7 @@ class Operands {
         at[0] = std::byte{120};  // 2^-8
       else
         std::memcpy(at + (type == DType::kQ6_K ? 208 : 0), &scale, sizeof scale);
-      if (type == DType::kQ4_K) std::memcpy(at + 2, &scale, sizeof scale);
+      if (type == DType::kQ4_K || type == DType::kQ5_K) std::memcpy(at + 2, &scale, sizeof scale);
       return info.block_bytes;
     });
     return w;
@@ -420,6 +420,8 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
   add("linear 1 row, q6_K [4096][14336]", 1, {{k6, kModel, kFf}});
   add("linear 1 row, q6_K [128256][4096], logits", 1, {{k6, kVocab, kModel}}, false, kLogitRows);
   add("linear 1 row, q8_0 [4096][4096]", 1, {{DType::kQ8_0, kModel, kModel}});
+  for (const DType type : {DType::kQ4_0, DType::kQ5_K, DType::kIQ4_XS, DType::kMXFP4})
+    add(std::string("linear 1 row, ") + dtype_info(type).name + " [4096][4096]", 1, {{type, kModel, kModel}});
   add("linear 1 row, f16 [4096][4096]", 1, {{DType::kF16, kModel, kModel}});
   for (const uint32_t rows : {2048u, 256u, 32u})
     add("linear " + std::to_string(rows) + " rows, q4_K [4096][4096]", b.rows(rows), {square});

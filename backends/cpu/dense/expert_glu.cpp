@@ -14,26 +14,44 @@ static void activate_clamped(float* gate, const float* up, uint32_t n) {
   }
 }
 
+// The expert whose slot this is: first[e] <= slot < first[e + 1].
+static uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
+  return static_cast<uint32_t>(std::upper_bound(first, first + experts, slot) - first - 1);
+}
+
 void expert_glu(const Context& c, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);
   const uint32_t blocks = (p.out_cols + kBlockCols - 1) / kBlockCols;
-  c.threads.run(p.experts * blocks, [&](uint32_t item, uint32_t worker) {
-    const uint32_t expert = item / blocks, col = item % blocks * kBlockCols;
+  const DigitBlock* const digits =
+      take_digits(c, c.threads.size() * expert_scratch(p.in_cols) * sizeof(float), {op.gate.type, op.up.type},
+                  data<float>(op.x), p.in_cols, c.step.n_rows, p.in_cols);
+  // Rows of digits are not gathered: an item is a slot then, and of the experts without any nothing is asked.
+  const uint32_t most = digits ? 1 : kExpertRows, items = digits ? first[p.experts] : p.experts;
+  c.threads.run(items * blocks, [&](uint32_t item, uint32_t worker) {
+    const uint32_t index = item / blocks, col = item % blocks * kBlockCols;
     const uint32_t cols = std::min(kBlockCols, p.out_cols - col);
+    const uint32_t expert = digits ? expert_of(first, p.experts, index) : index,
+                   begin = digits ? index : first[index], end = digits ? index + 1 : first[index + 1];
     const ExpertScratch scratch(c, worker, p.in_cols);
     const ExpertProduct gate{op.gate, expert, p.out_cols, col, cols, p.in_cols},
         up{op.up, expert, p.out_cols, col, cols, p.in_cols};
     const uint64_t bias = uint64_t(expert) * p.out_cols + col;
-    for (uint32_t slot = first[expert]; slot < first[expert + 1]; slot += kExpertRows) {
-      const uint32_t n = std::min(kExpertRows, first[expert + 1] - slot);
-      for (uint32_t r = 0; r < n; ++r)
-        std::memcpy(scratch.rows + size_t(r) * p.in_cols,
-                    data<float>(op.x) + size_t(data<uint32_t>(op.row)[slot + r]) * p.in_cols,
-                    p.in_cols * sizeof(float));
+    const auto row_of = [&](uint32_t slot) { return data<uint32_t>(op.row)[slot]; };
+    for (uint32_t slot = begin; slot < end; slot += most) {
+      const uint32_t n = std::min(most, end - slot);
+      const float* x = data<float>(op.x) + size_t(row_of(slot)) * p.in_cols;
+      if (!digits) {
+        for (uint32_t r = 0; r < n; ++r)
+          std::memcpy(scratch.rows + size_t(r) * p.in_cols,
+                      data<float>(op.x) + size_t(row_of(slot + r)) * p.in_cols, p.in_cols * sizeof(float));
+        x = scratch.rows;
+      }
+      const DigitBlock* const digits_of_x =
+          digits ? digits + row_of(slot) * digit_blocks(p.in_cols) : nullptr;
       float* h = data<float>(op.h) + size_t(slot) * p.out_cols + col;
-      gate(scratch.rows, n, h, p.out_cols, scratch.matmul);
-      up(scratch.rows, n, scratch.block, cols, scratch.matmul);
+      gate(x, digits_of_x, n, h, p.out_cols, scratch.matmul);
+      up(x, digits_of_x, n, scratch.block, cols, scratch.matmul);
       add_bias(op.gate_bias, bias, n, cols, h, p.out_cols);
       add_bias(op.up_bias, bias, n, cols, scratch.block, cols);
       for (uint32_t r = 0; r < n; ++r, h += p.out_cols)

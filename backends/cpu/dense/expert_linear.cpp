@@ -7,6 +7,9 @@ void expert_linear(const Context& c, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);
   const uint32_t blocks = (p.out_cols + kBlockCols - 1) / kBlockCols;
+  const DigitBlock* const digits =
+      take_digits(c, c.threads.size() * expert_scratch(0) * sizeof(float), {op.w.type}, data<float>(op.h),
+                  p.in_cols, first[p.experts], p.in_cols);
   c.threads.run(blocks, [&](uint32_t block, uint32_t worker) {
     const uint32_t col = block * kBlockCols, cols = std::min(kBlockCols, p.out_cols - col);
     const ExpertScratch scratch(c, worker, 0);
@@ -14,7 +17,9 @@ void expert_linear(const Context& c, const ExpertLinear& op) {
       for (uint32_t slot = first[expert]; slot < first[expert + 1]; slot += kExpertRows) {
         const uint32_t n = std::min(kExpertRows, first[expert + 1] - slot);
         const ExpertProduct product{op.w, expert, p.out_cols, col, cols, p.in_cols};
-        product(data<float>(op.h) + size_t(slot) * p.in_cols, n, scratch.block, cols, scratch.matmul);
+        product(data<float>(op.h) + size_t(slot) * p.in_cols,
+                digits ? digits + slot * digit_blocks(p.in_cols) : nullptr, n, scratch.block, cols,
+                scratch.matmul);
         add_bias(op.bias, uint64_t(expert) * p.out_cols + col, n, cols, scratch.block, cols);
         for (uint32_t r = 0; r < n; ++r) {
           const float weight = data<float>(op.weight)[slot + r];

@@ -26,7 +26,8 @@ struct ExpertScratch {
 struct ExpertProduct {
   const Weight& w;
   uint32_t expert, out_cols, first_col, cols, in_cols;
-  void operator()(const float* x, uint32_t x_rows, float* y, size_t y_stride, float* scratch) const {
+  void operator()(const float* x, const DigitBlock* digits, uint32_t x_rows, float* y, size_t y_stride,
+                  float* scratch) const {
     const uint64_t row = uint64_t(expert) * out_cols + first_col;
     matmul({.x = x,
             .x_stride = in_cols,
@@ -37,7 +38,8 @@ struct ExpertProduct {
             .n = in_cols,
             .y = y,
             .y_stride = y_stride,
-            .accumulate = false},
+            .accumulate = false,
+            .digits = digits},
            scratch);
   }
 };

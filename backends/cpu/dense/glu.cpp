@@ -5,7 +5,10 @@ namespace thimble::cpu {
 
 void glu(const Context& c, const Glu& op) {
   const uint32_t rows = c.step.n_rows;
-  const Blocks blocks(rows, op.p.out_cols, c.threads.size());
+  const DigitBlock* const digits =
+      take_digits(c, c.threads.size() * kDenseScratch * sizeof(float), {op.gate.type, op.up.type},
+                  data<float>(op.x), op.p.in_cols, rows, op.p.in_cols);
+  const Blocks blocks(rows, op.p.out_cols, c.threads.size(), digits);
   c.threads.run(blocks.count(), [&](uint32_t item, uint32_t worker) {
     const Blocks::Block b = blocks[item];
     float* scratch = dense_scratch(c, worker);
@@ -22,7 +25,8 @@ void glu(const Context& c, const Glu& op) {
               .n = op.p.in_cols,
               .y = y,
               .y_stride = y_stride,
-              .accumulate = false},
+              .accumulate = false,
+              .digits = digits},
              scratch);
     };
     product(op.gate, h, op.p.out_cols);

@@ -6,7 +6,10 @@ namespace thimble::cpu {
 void linear(const Context& c, const Linear& op) {
   const uint32_t rows = row_count(c, op.p.rows);
   const size_t row_bytes = dtype_bytes(op.w.type, op.p.in_cols);
-  const Blocks blocks(rows, op.p.out_cols, c.threads.size());
+  const DigitBlock* const digits =
+      take_digits(c, c.threads.size() * kDenseScratch * sizeof(float), {op.w.type}, data<float>(op.x),
+                  op.p.x_stride, rows, op.p.in_cols);
+  const Blocks blocks(rows, op.p.out_cols, c.threads.size(), digits);
   c.threads.run(blocks.count(), [&](uint32_t item, uint32_t worker) {
     const Blocks::Block b = blocks[item];
     float* y = data<float>(op.y) + size_t(b.first_row) * op.p.y_stride + b.first_col;
@@ -27,7 +30,8 @@ void linear(const Context& c, const Linear& op) {
             .n = op.p.in_cols,
             .y = y,
             .y_stride = op.p.y_stride,
-            .accumulate = op.p.add != 0 || op.bias},
+            .accumulate = op.p.add != 0 || op.bias,
+            .digits = digits},
            dense_scratch(c, worker));
   });
 }

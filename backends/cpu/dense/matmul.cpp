@@ -10,20 +10,41 @@
 
 namespace thimble::cpu {
 
-static void multiply_few_rows(const Matmul& m, size_t row_bytes) {
-  for (uint32_t c = 0; c < m.cols; ++c) {
-    float out[kMaxDotRows];
-    kernels().dot(m.type, m.w + c * row_bytes, m.n, m.x, m.x_stride, m.x_rows, out);
-    for (uint32_t r = 0; r < m.x_rows; ++r) {
-      float& y = m.y[r * m.y_stride + c];
-      y = m.accumulate ? y + out[r] : out[r];
+static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
+  const size_t x_stride = digit_blocks(m.n);
+  for (uint32_t c = 0; c < m.cols; ++c)
+    for (uint32_t first = 0; first < m.x_rows; first += kMaxDotRows) {
+      const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);
+      float out[kMaxDotRows];
+      if (digits)
+        digit_kernels().dot(m.type, m.w + c * row_bytes, m.n, m.digits + first * x_stride, x_stride, rows,
+                            out);
+      else
+        kernels().dot(m.type, m.w + c * row_bytes, m.n, m.x + first * m.x_stride, m.x_stride, rows, out);
+      for (uint32_t r = 0; r < rows; ++r) {
+        float& y = m.y[(first + r) * m.y_stride + c];
+        y = m.accumulate ? y + out[r] : out[r];
+      }
     }
-  }
+}
+
+const DigitBlock* take_digits(const Context& c, uint64_t offset, std::initializer_list<DType> types,
+                              const float* x, size_t x_stride, uint32_t rows, uint32_t n) {
+  if (std::min(rows, c.step.n_rows) > digit_kernels().few_rows ||
+      std::none_of(types.begin(), types.end(), digit_kernels().knows))
+    return nullptr;
+  if (offset + digit_bytes(rows, n) > c.scratch.size()) return nullptr;
+  DigitBlock* const digits = reinterpret_cast<DigitBlock*>(c.scratch.data() + offset);
+  for_rows(c, rows, n, [&](uint32_t row) {
+    digit_kernels().take(x + row * x_stride, n, digits + row * digit_blocks(n));
+  });
+  return digits;
 }
 
 void matmul(const Matmul& m, float* scratch) {
   const size_t row_bytes = dtype_bytes(m.type, m.n);
-  if (m.x_rows <= kMaxDotRows) return multiply_few_rows(m, row_bytes);
+  const bool digits = m.digits && digit_kernels().knows(m.type);
+  if (digits || m.x_rows <= kMaxDotRows) return multiply_few_rows(m, row_bytes, digits);
 
   const Kernels& k = kernels();
   for (uint32_t col = 0; col < m.cols; col += kBlockCols) {

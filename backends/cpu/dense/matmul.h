@@ -4,16 +4,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
+#include "backends/cpu/digits.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/ops.h"
 
 namespace thimble::cpu {
 
 // y[r][c] = sum over k of W[c][k] * x[r][k], or y += that: one worker's part of a product, and the only place
-// where matrices are multiplied. Up to kMaxDotRows rows are multiplied with W as it lies in the file; for
-// more, W goes to floats in `scratch` (kMatmulScratch floats), at most kBlockCols rows and kBlockDepth
-// elements at a time.
+// where matrices are multiplied. Few rows are multiplied with W as it lies in the file: as digits where there
+// are any, as floats up to kMaxDotRows. For more, W goes to floats in `scratch` (kMatmulScratch floats), at
+// most kBlockCols rows and kBlockDepth elements at a time.
 struct Matmul {
   const float* x;  // [x_rows][x_stride]
   size_t x_stride;
@@ -24,6 +26,7 @@ struct Matmul {
   float* y;  // [x_rows][y_stride]
   size_t y_stride;
   bool accumulate;
+  const DigitBlock* digits = nullptr;  // of x: [x_rows][digit_blocks(n)], or null; of no use to some types
 };
 void matmul(const Matmul&, float* scratch);
 // Lets a BLAS allocate what it keeps for the calling thread.
@@ -43,6 +46,14 @@ inline float* dense_scratch(const Context& c, uint32_t worker) {
   return reinterpret_cast<float*>(c.scratch.data()) + size_t(worker) * kDenseScratch;
 }
 
+// Bytes of the digits of rows of n numbers.
+inline uint64_t digit_bytes(uint64_t rows, uint64_t n) { return rows * digit_blocks(n) * sizeof(DigitBlock); }
+// The digits of `rows` rows of n numbers for a matrix of this type, or for two; made in the scratch from
+// `offset` on. Null in steps of more than few_rows, where no type has products of digits, and for a row
+// wider than the model's, which needs() did not count.
+const DigitBlock* take_digits(const Context&, uint64_t offset, std::initializer_list<DType>, const float* x,
+                              size_t x_stride, uint32_t rows, uint32_t n);
+
 // A BLAS may sum in another order where there are fewer rows.
 #ifdef THIMBLE_BLAS
 constexpr bool kSplitsRows = false;
@@ -58,9 +69,9 @@ class Blocks {
     uint32_t first_row, rows, first_col, cols;
   };
 
-  Blocks(uint32_t rows, uint32_t cols, uint32_t workers) : rows_(rows), cols_(cols) {
+  Blocks(uint32_t rows, uint32_t cols, uint32_t workers, bool digits) : rows_(rows), cols_(cols) {
     if (rows == 0 || cols == 0) return;
-    if (rows <= kMaxDotRows) {
+    if (rows <= kMaxDotRows || digits) {
       // Four items a worker even out their speeds; fewer than 16 rows of W are not worth an item.
       block_cols_ = std::clamp((cols + 4 * workers - 1) / (4 * workers), 16u, 4 * kBlockCols);
     } else {

@@ -204,11 +204,20 @@ class CpuDevice : public Device {
   DeviceInfo info() const override { return cpu_device_info(); }
 
   Result<Needs> needs(const ModelShape& model, const SessionShape& session) const override {
-    uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float);
+    uint64_t widest = std::max({uint64_t(model.d_model), uint64_t(model.heads) * model.head_dim,
+                                uint64_t(model.experts ? 0 : model.d_ff)});
+    for (const MatrixShape& m : model.retainer)
+      widest = std::max({widest, uint64_t(m.rows), uint64_t(m.cols)});
+    const uint64_t few_rows = digit_kernels().few_rows;
+    uint64_t dense = uint64_t(threads()) * kDenseScratch * sizeof(float) + digit_bytes(few_rows, widest);
     if (model.experts) {
       const uint64_t slots = uint64_t(session.chunk) * model.chosen_experts;
-      dense = std::max({dense, threads() * expert_scratch(model.d_model) * sizeof(float),
-                        slots * (sizeof(uint32_t) + sizeof(float))});
+      dense = std::max(
+          {dense,
+           threads() * expert_scratch(model.d_model) * sizeof(float) + digit_bytes(few_rows, model.d_model),
+           threads() * expert_scratch(0) * sizeof(float) +
+               digit_bytes(few_rows * model.chosen_experts, model.d_ff),
+           slots * (sizeof(uint32_t) + sizeof(float))});
     }
     return Needs{.fixed = fixed_,
                  .workspace = round_up(std::max(dense, kv_scratch_bytes(model, session, threads())), 64)};

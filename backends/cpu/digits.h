@@ -1,0 +1,53 @@
+// Products with quantised weights in integers. A number of x is an integer times a unit, a power of two that
+// it shares with its 31 neighbours, and the integer has three digits of base 255 or 256, each a signed byte,
+// which instructions multiply with the bytes of W.
+//
+// A number is off by at most half a unit. The largest of the 32 reaches 2^22 units, or more than half of
+// 127 * (1 + 255 + 255^2): half a unit is at most 1.02 * 2^-23 of it. Sums of four products are exact, and so
+// is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of digits at each
+// fourth: in rows of 1024 its errors are up to 1.5 times as large as those of floats, from 4096 on smaller
+// (digits_test). The bits of a row's result do not depend on the rows beside it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels.h"
+#include "base/dtype.h"
+
+namespace thimble::cpu {
+
+// 256 numbers of x; zeros where a row ends before.
+struct alignas(64) DigitBlock {
+  float units[8];  // of 32 numbers each; NaN where one of them is infinite or NaN
+  float sums[8];   // of 32 numbers
+  float units_of_16[16], sums_of_16[16];
+  // For each vector of bytes, highest digits first. How long a vector is, is the instruction set's.
+  int8_t digits[3 * 256];
+  int32_t eightfold[64];   // 8 times sums of four integers
+  int32_t minus_high[64];  // -128 times sums of four's upper two digits
+  int32_t minus_low[64];   // and of their lowest
+};
+
+// Blocks of a row of n numbers.
+inline uint64_t digit_blocks(uint64_t n) { return (n + 255) / 256; }
+
+struct DigitKernels {
+  const char* name;
+  // Up to so many rows are multiplied faster than by expanding W.
+  uint32_t few_rows;
+  // Whether dot() takes this type; if none, there is nothing else either.
+  bool (*knows)(DType);
+  // A row of n numbers, a multiple of 32, to digit_blocks(n) blocks.
+  void (*take)(const float* x, uint32_t n, DigitBlock* out);
+  // out[r] = one row of W times row r of x, for x_rows <= kMaxDotRows rows, x_stride blocks apart.
+  void (*dot)(DType, const std::byte* blocks, uint32_t n, const DigitBlock* x, size_t x_stride,
+              uint32_t x_rows, float* out);
+};
+
+// The fastest set that this processor runs.
+const DigitKernels& digit_kernels();
+// Every set that this processor runs, the last is the fastest: for tests.
+uint32_t digit_kernel_sets(const DigitKernels* sets[4]);
+
+}  // namespace thimble::cpu
