@@ -11,8 +11,8 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and as
-// many registers as 512 can have.
+// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and
+// as many registers as 512 can have.
 uint32_t most_threads(const Limits& l) {
   return std::min({l.max_group_threads, l.max_shared_bytes / 48, 512u});
 }
@@ -97,9 +97,10 @@ View vectors_of(const View& v, const ExpertPart& part) {
 
 ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out_cols) {
   constexpr uint64_t kAlignment = 16;  // of what a shader sees of the matrices
-  const uint64_t most = largest_part(l), row_bytes = dtype_bytes(p.w.type, p.w.cols),
+  const uint64_t most = largest_part(l), of_w = dtype_bytes(p.w.type, p.w.cols),
+                 of_up = p.up ? dtype_bytes(p.up.type, p.up.cols) : of_w, row_bytes = std::max(of_w, of_up),
                  expert_bytes = p.out_cols * row_bytes,
-                 step = kAlignment / std::gcd(kAlignment, expert_bytes);
+                 step = kAlignment / std::gcd(kAlignment, p.out_cols * std::gcd(of_w, of_up));
   uint64_t fit = most / expert_bytes;
   if (fit < p.experts) fit = fit / step * step;
   // Of one, some rows: it may begin anywhere if its rows do.
