@@ -46,9 +46,9 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
 // are what it makes, and nobody writes what it reads or makes.
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
-  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
-         n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
-         !overlap(n.y, y);
+  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
+         n.p.cols == cols && n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) &&
+         !overlap(n.x, y) && !overlap(n.y, y);
 }
 inline bool makes_rows(const RmsNorm& n, const Linear& l) {
   return makes_rows(n, l.x, l.p.x_stride, l.p.in_cols, l.p.rows, l.y);
@@ -60,6 +60,10 @@ inline bool makes_rows(const RmsNorm& n, const Glu& g) {
 inline bool makes_vector(const Linear& l, const RmsNorm& n) {
   return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
          l.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
+}
+inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
+  return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
+         n.p.rows == kStepRows && n.p.groups == 1;
 }
 
 // Whether a vote combines what a token_score writes.
@@ -98,6 +102,7 @@ struct Products {
   const Linear* before = nullptr;  // null, or what makes the norm's x
   const RmsNorm* norm = nullptr;   // null, or what makes the siblings' x
   std::vector<Linear> siblings;
+  const ExpertLinear* experts = nullptr;  // null, or what makes the norm's x in place of `before`
 };
 struct GluOfNorm {
   const Linear* before = nullptr;  // null, or what makes the norm's x
@@ -141,17 +146,22 @@ inline std::vector<Linear> take_siblings(std::span<const Op>& ops, const Joins& 
 inline Group take_products_of_norm(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const Linear* before = nullptr;
-  if (joins.norm == Joins::Norm::kBetweenProducts)
+  const ExpertLinear* experts = nullptr;
+  if (joins.norm == Joins::Norm::kBetweenProducts) {
     before = take<Linear>(rest, [](const Linear&) { return true; });
-  const bool may = joins.norm == Joins::Norm::kOfProducts || before;
-  const RmsNorm* norm =
-      take<RmsNorm>(rest, [&](const RmsNorm& n) { return may && (!before || makes_vector(*before, n)); });
+    if (!before) experts = take<ExpertLinear>(rest, [](const ExpertLinear&) { return true; });
+  }
+  const bool may = joins.norm == Joins::Norm::kOfProducts || before || experts;
+  const RmsNorm* norm = take<RmsNorm>(rest, [&](const RmsNorm& n) {
+    return may && (!before || makes_vector(*before, n)) && (!experts || makes_vector(*experts, n));
+  });
   if (!norm) return &ops.front();
   Group group = &ops.front();
-  if (const Glu* glu = take<Glu>(rest, [&](const Glu& g) { return makes_rows(*norm, g); }))
+  const auto is_read = [&](const Glu& g) { return !experts && makes_rows(*norm, g); };
+  if (const Glu* glu = take<Glu>(rest, is_read))
     group = GluOfNorm{before, norm, glu};
   else if (auto siblings = take_siblings(rest, joins, norm); !siblings.empty())
-    group = Products{before, norm, std::move(siblings)};
+    group = Products{before, norm, std::move(siblings), experts};
   else
     return group;
   ops = rest;

@@ -236,6 +236,7 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       names = op_name(**alone);
     } else if (const auto* products = std::get_if<Products>(&group)) {
       add(products->before);
+      add(products->experts);
       add(products->norm);
       for (const Linear& sibling : products->siblings) {
         const Linear& listed = std::get<Linear>(ops.at(next));
@@ -358,6 +359,16 @@ TEST(Fusion, ANormIsLeftOnlyToProductsOfItsRows) {
   EXPECT_EQ(groups({of("norm", "y"), s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
             "linear rms_norm linear")
       << "it makes another vector";
+  // Experts' sums may come before a norm as a linear does, but not before a glu's.
+  ExpertLinear experts{};
+  experts.y = s.at["x"];
+  experts.p.out_cols = kCols;
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
+            "expert_linear+rms_norm+linear");
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), s.glu()}, vulkan(1)), "expert_linear rms_norm glu");
+  experts.y = s.at["y"];
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
+            "expert_linear rms_norm linear");
 }
 
 TEST(Fusion, SiblingsWriteApart) {

@@ -93,6 +93,11 @@ class VulkanRecorder : public Recorder {
 
   void launch(const Products& p) {
     if (p.before) linear_before(recording_, *p.before, *p.norm);
+    if (p.experts && !expert_linear_before(recording_, *p.experts, *p.norm)) {
+      launch(*p.experts);
+      launch(*p.norm);
+      return linear(recording_, p.siblings);
+    }
     linear(recording_, p.siblings, p.norm);
   }
   void launch(const GluOfNorm& g) {
