@@ -187,8 +187,9 @@ class VulkanStream : public Stream {
 }  // namespace
 
 uint64_t program_bytes(const ModelShape& model) {
-  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch.
-  return (1 << 20) + uint64_t(model.layers) * (256 << 10);
+  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch. Of experts each of three programs for chunks
+  // has up to 60 dispatches more.
+  return (1 << 20) + uint64_t(model.layers) * ((256 << 10) + (model.experts ? 300 << 10 : 0));
 }
 
 Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, View scratch, uint32_t heads) {
