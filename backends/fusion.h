@@ -66,6 +66,18 @@ inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
          n.p.rows == kStepRows && n.p.groups == 1;
 }
 
+// Whether a norm of heads' vectors, where they lie, makes what a kv_append takes from a column on, or the
+// queries before.
+inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
+  return same(n.x, n.y) && n.x.buffer == a.qkv.buffer &&
+         n.x.offset == a.qkv.offset + column * sizeof(float) && n.p.cols == a.p.head_dim &&
+         n.p.row_stride == a.p.row_stride && n.p.rows == kStepRows && !n.p.add;
+}
+inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
+  return makes_heads(q, a, 0) && makes_heads(k, a, a.p.k_column) && q.p.groups * q.p.cols <= a.p.k_column &&
+         k.p.groups == a.p.heads && a.p.first_head == 0 && q.p.eps == k.p.eps && a.p.into == kIntoPool;
+}
+
 // Whether a vote combines what a token_score writes.
 inline bool makes_scores(const TokenScore& s, const Vote& v) {
   return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
@@ -92,7 +104,8 @@ struct Joins {
   Norm norm = Norm::kAlone;
   // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
-  bool append = false;  // a token's rows are appended, copied and compared at once
+  bool append = false;         // a token's rows are appended, copied and compared at once
+  bool normed_append = false;  // a token's queries and keys are normed as it is appended
   // Whether a top_k can make the votes that it picks by; makes_votes() holds.
   std::function<bool(const Vote&, const TopK&)> vote;
 };
@@ -110,6 +123,7 @@ struct GluOfNorm {
   const Glu* glu = nullptr;
 };
 struct AppendToken {
+  const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // or null, both
   const KvAppend* append = nullptr;
   const Copy* copy = nullptr;       // or null
   const QueryGate* gate = nullptr;  // or null
@@ -176,6 +190,18 @@ inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
   return Products{.siblings = std::move(siblings)};
 }
 
+inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const auto is_norm = [&](const RmsNorm&) { return joins.normed_append; };
+  const RmsNorm* q = take<RmsNorm>(rest, is_norm);
+  const RmsNorm* k = take<RmsNorm>(rest, is_norm);
+  const KvAppend* append =
+      take<KvAppend>(rest, [&](const KvAppend& a) { return q && k && makes_heads(*q, *k, a); });
+  if (!append) return &ops.front();
+  ops = rest;
+  return AppendToken{.q_norm = q, .k_norm = k, .append = append};
+}
+
 inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const KvAppend* append = take<KvAppend>(rest, [&](const KvAppend&) { return joins.append; });
@@ -194,7 +220,7 @@ inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
   });
   if (!copy && !gate) return &ops.front();
   ops = rest;
-  return AppendToken{append, copy, gate};
+  return AppendToken{.append = append, .copy = copy, .gate = gate};
 }
 
 inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
@@ -212,7 +238,8 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
 // Takes the group that the list starts with; an op that joins no other is one by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
-  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_append, take_select};
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_normed_append, take_append,
+                             take_select};
   for (const Take take : kTakes) {
     Group group = take(ops, joins);
     if (!std::holds_alternative<const Op*>(group)) return group;
