@@ -46,9 +46,9 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
 // are what it makes, and nobody writes what it reads or makes.
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
-  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 && n.p.cols == cols &&
-         n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) && !overlap(n.x, y) &&
-         !overlap(n.y, y);
+  return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
+         n.p.cols == cols && n.p.row_stride == stride && n.p.rows == rows && !overlap(n.x, n.y) &&
+         !overlap(n.x, y) && !overlap(n.y, y);
 }
 inline bool makes_rows(const RmsNorm& n, const Linear& l) {
   return makes_rows(n, l.x, l.p.x_stride, l.p.in_cols, l.p.rows, l.y);
@@ -60,6 +60,22 @@ inline bool makes_rows(const RmsNorm& n, const Glu& g) {
 inline bool makes_vector(const Linear& l, const RmsNorm& n) {
   return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
          l.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
+}
+inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
+  return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
+         n.p.rows == kStepRows && n.p.groups == 1;
+}
+
+// Whether a norm of heads' vectors, where they lie, makes what a kv_append takes from a column on, or the
+// queries before.
+inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
+  return same(n.x, n.y) && n.x.buffer == a.qkv.buffer &&
+         n.x.offset == a.qkv.offset + column * sizeof(float) && n.p.cols == a.p.head_dim &&
+         n.p.row_stride == a.p.row_stride && n.p.rows == kStepRows && !n.p.add;
+}
+inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
+  return makes_heads(q, a, 0) && makes_heads(k, a, a.p.k_column) && q.p.groups * q.p.cols <= a.p.k_column &&
+         k.p.groups == a.p.heads && a.p.first_head == 0 && q.p.eps == k.p.eps && a.p.into == kIntoPool;
 }
 
 // Whether a vote combines what a token_score writes.
@@ -88,7 +104,8 @@ struct Joins {
   Norm norm = Norm::kAlone;
   // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
-  bool append = false;  // a token's rows are appended, copied and compared at once
+  bool append = false;         // a token's rows are appended, copied and compared at once
+  bool normed_append = false;  // a token's queries and keys are normed as it is appended
   // Whether a top_k can make the votes that it picks by; makes_votes() holds.
   std::function<bool(const Vote&, const TopK&)> vote;
 };
@@ -98,6 +115,7 @@ struct Products {
   const Linear* before = nullptr;  // null, or what makes the norm's x
   const RmsNorm* norm = nullptr;   // null, or what makes the siblings' x
   std::vector<Linear> siblings;
+  const ExpertLinear* experts = nullptr;  // null, or what makes the norm's x in place of `before`
 };
 struct GluOfNorm {
   const Linear* before = nullptr;  // null, or what makes the norm's x
@@ -105,6 +123,7 @@ struct GluOfNorm {
   const Glu* glu = nullptr;
 };
 struct AppendToken {
+  const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // or null, both
   const KvAppend* append = nullptr;
   const Copy* copy = nullptr;       // or null
   const QueryGate* gate = nullptr;  // or null
@@ -141,17 +160,22 @@ inline std::vector<Linear> take_siblings(std::span<const Op>& ops, const Joins& 
 inline Group take_products_of_norm(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const Linear* before = nullptr;
-  if (joins.norm == Joins::Norm::kBetweenProducts)
+  const ExpertLinear* experts = nullptr;
+  if (joins.norm == Joins::Norm::kBetweenProducts) {
     before = take<Linear>(rest, [](const Linear&) { return true; });
-  const bool may = joins.norm == Joins::Norm::kOfProducts || before;
-  const RmsNorm* norm =
-      take<RmsNorm>(rest, [&](const RmsNorm& n) { return may && (!before || makes_vector(*before, n)); });
+    if (!before) experts = take<ExpertLinear>(rest, [](const ExpertLinear&) { return true; });
+  }
+  const bool may = joins.norm == Joins::Norm::kOfProducts || before || experts;
+  const RmsNorm* norm = take<RmsNorm>(rest, [&](const RmsNorm& n) {
+    return may && (!before || makes_vector(*before, n)) && (!experts || makes_vector(*experts, n));
+  });
   if (!norm) return &ops.front();
   Group group = &ops.front();
-  if (const Glu* glu = take<Glu>(rest, [&](const Glu& g) { return makes_rows(*norm, g); }))
+  const auto is_read = [&](const Glu& g) { return !experts && makes_rows(*norm, g); };
+  if (const Glu* glu = take<Glu>(rest, is_read))
     group = GluOfNorm{before, norm, glu};
   else if (auto siblings = take_siblings(rest, joins, norm); !siblings.empty())
-    group = Products{before, norm, std::move(siblings)};
+    group = Products{before, norm, std::move(siblings), experts};
   else
     return group;
   ops = rest;
@@ -164,6 +188,18 @@ inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
   if (siblings.size() < 2) return &ops.front();
   ops = rest;
   return Products{.siblings = std::move(siblings)};
+}
+
+inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const auto is_norm = [&](const RmsNorm&) { return joins.normed_append; };
+  const RmsNorm* q = take<RmsNorm>(rest, is_norm);
+  const RmsNorm* k = take<RmsNorm>(rest, is_norm);
+  const KvAppend* append =
+      take<KvAppend>(rest, [&](const KvAppend& a) { return q && k && makes_heads(*q, *k, a); });
+  if (!append) return &ops.front();
+  ops = rest;
+  return AppendToken{.q_norm = q, .k_norm = k, .append = append};
 }
 
 inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
@@ -184,7 +220,7 @@ inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
   });
   if (!copy && !gate) return &ops.front();
   ops = rest;
-  return AppendToken{append, copy, gate};
+  return AppendToken{.append = append, .copy = copy, .gate = gate};
 }
 
 inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
@@ -202,7 +238,8 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
 // Takes the group that the list starts with; an op that joins no other is one by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
-  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_append, take_select};
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_normed_append, take_append,
+                             take_select};
   for (const Take take : kTakes) {
     Group group = take(ops, joins);
     if (!std::holds_alternative<const Op*>(group)) return group;

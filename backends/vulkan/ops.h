@@ -22,8 +22,13 @@ void scale(Recording&, const Scale&);
 void route(Recording&, const Route&);
 void expert_glu(Recording&, const ExpertGlu&);
 void expert_linear(Recording&, const ExpertLinear&);
+// The same of an expert_linear, where the device can be shown all experts at once; else false, and nothing.
+bool expert_linear_before(Recording&, const ExpertLinear&, const RmsNorm&);
 void activation(Recording&, const Activation&);
 void kv_append(Recording&, const KvAppend&);
+// A token's, and the norms of its queries and keys before it, where the device can be shown a whole layer;
+// else false, and nothing.
+bool norm_append(Recording&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void sink_score(Recording&, const SinkScore&);
 void cis_store(Recording&, const CisStore&);
 void kv_view(Recording&, const KvView&);

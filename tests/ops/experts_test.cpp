@@ -322,6 +322,63 @@ TEST_P(Experts, ServeManyTokens) {
                  .biased = true});
 }
 
+// A norm between experts' sums and the products that read it, which may be made by both: as by itself.
+TEST_P(Experts, TheirSumsAreNormed) {
+  constexpr uint32_t kExperts = 6, kChosen = 3, kInner = 64, kOut = 40;
+  for (const uint32_t cols : {33u, 96u, 2048u}) {
+    SCOPED_TRACE(cols);
+    clear();
+    Random random{cols};
+    size_for_experts(kExperts, kChosen, cols, kInner, 1);
+    const Matrix down = random_matrix(random, DType::kQ8_0, kExperts * cols, kInner),
+                 after = random_matrix(random, DType::kF32, kOut, cols);
+    const std::vector<float> before = random.floats(cols, -2, 2);
+    const View y = inout(before), norm = output<float>(cols), out = output<float>(kOut);
+    const ExpertLinear sums{input(random.floats(kChosen * kInner, -2, 2)),
+                            weight(DType::kQ8_0, kExperts * cols, kInner, down.bytes),
+                            input(random.floats(kExperts * cols)),
+                            input(std::vector<uint32_t>{0, 1, 1, 1, 2, 2, 3}),
+                            input(std::vector<uint32_t>(kChosen)),
+                            input(random.floats(kChosen, 0, 1)),
+                            y,
+                            {.in_cols = kInner, .out_cols = cols, .experts = kExperts, .chosen = kChosen}};
+    const RmsNorm normed{
+        y,
+        input(random.floats(cols, 0, 2)),
+        norm,
+        {.cols = cols, .groups = 1, .row_stride = cols, .eps = 1e-5f, .rows = kStepRows, .add = 0}};
+    const Linear product{norm,
+                         weight(DType::kF32, kOut, cols, after.bytes),
+                         {},
+                         out,
+                         {.in_cols = cols, .out_cols = kOut, .x_stride = cols, .y_stride = kOut}};
+    run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(sums); });
+    run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(normed); });
+    run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(product); });
+    const std::vector<float> sum = get<float>(y), alone = get<float>(norm), last = get<float>(out);
+    put(y, before);
+    put(norm, std::vector<float>(cols));
+    run({.n_rows = 1}, 1, [&](Recorder& r) {
+      r.record(sums);
+      r.record(normed);
+      r.record(product);
+    });
+    EXPECT_EQ(get<float>(y), sum);
+    const std::vector<float> together = get<float>(norm), got = get<float>(out);
+    // Both add the squares in f32 in some order, and take a root and two products.
+    const double relative = (cols / 2.0 + 7) * 0x1p-23;
+    for (uint32_t i = 0; i < cols; ++i)
+      ASSERT_NEAR(together[i], alone[i], std::fabs(alone[i]) * relative) << i;
+    for (uint32_t i = 0; i < kOut; ++i) {
+      const thimble::test::Product p = thimble::test::product(after, i, alone.data(), cols, 0, 0, false);
+      double size = 0;
+      for (uint32_t c = 0; c < cols; ++c)
+        size += std::fabs(double{alone[c]} * double{after.values[size_t(i) * cols + c]});
+      ASSERT_NEAR(got[i], last[i], 2 * p.tolerance + size * relative) << i;
+    }
+  }
+}
+
 TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
   for (const uint32_t cols : {1u, 33u, 256u, 1000u})
     for (const float cap : {0.0f, 5.0f})

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -74,6 +75,25 @@ class Step {
     ops.push_back(of_heads);
     of_heads.p.groups = kKvHeads;
     ops.push_back(of_heads);
+  }
+  // Norms of heads' queries and keys, and the append of these.
+  std::vector<Op> normed_append() {
+    RmsNorm of_heads{
+        .x = at["qkv"],
+        .weight = at["weights"],
+        .y = at["qkv"],
+        .p = {.cols = kHeadDim, .groups = kHeads, .row_stride = kQkvCols, .eps = 0, .rows = kStepRows}};
+    KvAppend taken = append("pool");
+    taken.p = {.heads = kKvHeads,
+               .head_dim = kHeadDim,
+               .row_stride = kQkvCols,
+               .k_column = kHeads * kHeadDim,
+               .into = kIntoPool};
+    RmsNorm of_keys = of_heads;
+    of_keys.p.groups = kKvHeads;
+    of_keys.x.offset += kHeads * kHeadDim * sizeof(float);
+    of_keys.y.offset = of_keys.x.offset;
+    return {of_heads, of_keys, taken};
   }
   KvAppend append(const std::string& into) {
     return {.qkv = at["qkv"],
@@ -216,6 +236,7 @@ Joins vulkan(uint32_t max_rows) {
           .sibling = [](const RmsNorm* norm, std::span<const Linear> siblings,
                         const Linear& next) { return norm || side_by_side(siblings.back(), next); },
           .append = false,
+          .normed_append = max_rows == 1,
           .vote = [](const Vote&, const TopK&) { return true; }};
 }
 
@@ -236,6 +257,7 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       names = op_name(**alone);
     } else if (const auto* products = std::get_if<Products>(&group)) {
       add(products->before);
+      add(products->experts);
       add(products->norm);
       for (const Linear& sibling : products->siblings) {
         const Linear& listed = std::get<Linear>(ops.at(next));
@@ -247,6 +269,8 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       add(glu->norm);
       add(glu->glu);
     } else if (const auto* append = std::get_if<AppendToken>(&group)) {
+      add(append->q_norm);
+      add(append->k_norm);
       add(append->append);
       add(append->copy);
       add(append->gate);
@@ -306,6 +330,26 @@ TEST(Fusion, NormsOfHeadsStandAlone) {
             "linear+rms_norm+glu linear copy rms_norm linear arg_max");
 }
 
+TEST(Fusion, NormsOfHeadsMayBeMadeAsTheyAreAppended) {
+  Step s({});
+  const std::vector<Op> ops = s.normed_append();
+  EXPECT_EQ(groups(ops, vulkan(1)), "rms_norm+rms_norm+kv_append");
+  EXPECT_EQ(groups(ops, vulkan(32)), "rms_norm rms_norm kv_append");
+  EXPECT_EQ(groups(ops, cuda(1)), "rms_norm rms_norm kv_append");
+  const auto apart = [&](size_t norm, const std::function<void(RmsNorm&)>& change) {
+    std::vector<Op> changed = ops;
+    change(std::get<RmsNorm>(changed[norm]));
+    return groups(changed, vulkan(1)) == "rms_norm rms_norm kv_append";
+  };
+  for (const size_t norm : {0u, 1u}) {
+    EXPECT_TRUE(apart(norm, [](RmsNorm& n) { n.p.eps = 1e-3f; })) << "they differ";
+    EXPECT_TRUE(apart(norm, [](RmsNorm& n) { n.y.offset += 4; })) << "not in place";
+    EXPECT_TRUE(apart(norm, [](RmsNorm& n) { n.p.cols *= 2; })) << "not of a head";
+    EXPECT_TRUE(apart(norm, [](RmsNorm& n) { n.x.offset = n.y.offset += 4; })) << "of other columns";
+  }
+  EXPECT_TRUE(apart(1, [](RmsNorm& n) { n.p.groups -= 1; })) << "not all keys";
+}
+
 // Products with a bias do not stand side by side, but may follow the same norm.
 TEST(Fusion, ProductsWithBiases) {
   const auto ops = Step({.biases = true}).decode(2).ops;
@@ -358,6 +402,16 @@ TEST(Fusion, ANormIsLeftOnlyToProductsOfItsRows) {
   EXPECT_EQ(groups({of("norm", "y"), s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
             "linear rms_norm linear")
       << "it makes another vector";
+  // Experts' sums may come before a norm as a linear does, but not before a glu's.
+  ExpertLinear experts{};
+  experts.y = s.at["x"];
+  experts.p.out_cols = kCols;
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
+            "expert_linear+rms_norm+linear");
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), s.glu()}, vulkan(1)), "expert_linear rms_norm glu");
+  experts.y = s.at["y"];
+  EXPECT_EQ(groups({experts, s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
+            "expert_linear rms_norm linear");
 }
 
 TEST(Fusion, SiblingsWriteApart) {

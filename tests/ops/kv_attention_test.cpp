@@ -143,6 +143,80 @@ TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
   EXPECT_NEAR(get<float>(y)[0], sum, 2 * kColumns * 0x1p-24 * magnitude);  // as in dense_ops_test
 }
 
+// The norms of a token's queries and keys may be made as it is appended: as by themselves.
+TEST_P(KvOps, ATokenIsNormedAndAppended) {
+  constexpr uint32_t kHeads = 2, kQueries = 6, kSlack = 8;
+  for (const uint32_t mode : {kRopeList, kRopeOriginal})
+    for (const uint32_t dh : {64u, 80u, 128u, 256u}) {
+      SCOPED_TRACE(::testing::Message() << "head_dim " << dh << ", rope mode " << mode);
+      clear();
+      Random random{dh};
+      const uint32_t columns = (kQueries + 2 * kHeads) * dh + kSlack;
+      const std::vector<HeadState> heads = behind_other_rows(unequal_heads({37, 5}, 2));
+      const uint32_t entries = layer_entries(heads);
+      std::vector<float> qkv = random.floats(columns, -3, 3);
+      qkv[(kQueries + kHeads) * dh + 1] = 1e6f;  // a value beyond f16's range
+      const Rotation rotation{mode, kRopeHalves, dh, 1};
+      const View x = inout(qkv), table = input(rotation.table(1100)), k = output<uint16_t>(entries * dh),
+                 v = output<uint16_t>(entries * dh), pos = output<int32_t>(entries),
+                 saturated = inout(std::vector<uint32_t>(1));
+      const auto norm = [&](uint32_t column, uint32_t groups) {
+        const View at = x.slice(column * sizeof(float), x.bytes - column * sizeof(float));
+        return RmsNorm{
+            at,
+            input(random.floats(dh, 0, 2)),
+            at,
+            {.cols = dh, .groups = groups, .row_stride = columns, .eps = 1e-6f, .rows = kStepRows, .add = 0}};
+      };
+      const RmsNorm of_q = norm(0, kQueries), of_k = norm(kQueries * dh, kHeads);
+      const KvAppend append{x,
+                            table,
+                            {k},
+                            {v},
+                            pos,
+                            saturated,
+                            {.heads = kHeads,
+                             .head_dim = dh,
+                             .row_stride = columns,
+                             .k_column = kQueries * dh,
+                             .v_column = (kQueries + kHeads) * dh,
+                             .head_state = kOtherRows,
+                             .into = kIntoPool,
+                             .rope = rotation.params()}};
+      const StepParams step{.n_rows = 1, .position = 1000};
+      size_for(kHeads, kQueries / kHeads, dh, session_of(heads, 1));
+      run(step, heads, 1, [&](Recorder& r) { r.record(of_q); });
+      run(step, heads, 1, [&](Recorder& r) { r.record(of_k); });
+      run(step, heads, 1, [&](Recorder& r) { r.record(append); });
+      const auto normed = get<float>(x);
+      const auto keys = get<uint16_t>(k), values = get<uint16_t>(v);
+      const auto positions = get<int32_t>(pos);
+      EXPECT_EQ(get<uint32_t>(saturated)[0], 1u);
+      restore();
+      run(step, heads, 1, [&](Recorder& r) {
+        r.record(of_q);
+        r.record(of_k);
+        r.record(append);
+      });
+      const auto together = get<float>(x);
+      const auto got = get<uint16_t>(k);
+      for (uint32_t i = 0; i < columns; ++i)  // squares are added in some order; a root, two products
+        ASSERT_NEAR(together[i], normed[i], std::fabs(normed[i]) * (dh / 2.0 + 7) * 0x1p-23) << i;
+      for (uint32_t i = 0; i < entries * dh; ++i) {
+        if (is_poison(keys, i, 1)) {
+          ASSERT_TRUE(is_poison(got, i, 1)) << i;
+          continue;
+        }
+        // What has moved by so little may be rounded to the next f16. A rotation mixes two numbers below 8.
+        const double want = f16_to_f32(keys[i]);
+        ASSERT_NEAR(f16_to_f32(got[i]), want, std::fabs(want) * 0x1p-10 + 16 * (dh / 2.0 + 7) * 0x1p-23) << i;
+      }
+      EXPECT_EQ(get<uint16_t>(v), values);
+      EXPECT_EQ(get<int32_t>(pos), positions);
+      EXPECT_EQ(get<uint32_t>(saturated)[0], 1u);
+    }
+}
+
 TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoesAndSaturates) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {

@@ -54,9 +54,9 @@ struct Scratch {
     if (s.of_tokens) return;
     const uint64_t col_bytes = slots * sizeof(float);
     // Programs of fewer rows need no more.
-    part_bytes = round_up(
-        std::max(std::min(kPartsBytes / 2, s.out_cols * col_bytes), std::min(kTile, s.out_cols) * col_bytes),
-        kAlignment);
+    part_bytes = round_up(std::max(std::min({kPartsBytes / 2, largest_part(l), s.out_cols * col_bytes}),
+                                   std::min(kTile, s.out_cols) * col_bytes),
+                          kAlignment);
     if (const uint64_t fit = part_bytes / col_bytes; fit < s.out_cols)
       most_cols = static_cast<uint32_t>(fit / kTile * kTile);
   }

@@ -11,8 +11,8 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and as
-// many registers as 512 can have.
+// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and
+// as many registers as 512 can have.
 uint32_t most_threads(const Limits& l) {
   return std::min({l.max_group_threads, l.max_shared_bytes / 48, 512u});
 }
@@ -23,15 +23,17 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
   // A line is waited for while others are multiplied, so of what is done in a few microseconds a workgroup
   // takes few.
   const uint32_t lines = std::min(m.lines, 4 * matrices), together = std::min(m.together, lines);
-  const bool adds = bool(p.weight);
+  const bool adds = bool(p.weight), prepares = bool(p.prepares.row);
   const uint32_t teams = adds ? std::min(p.chosen, most_threads(r.limits()) / m.threads) : 1;
-  r.dispatch(m.digits ? Shader::kExpertMatvecDigits : Shader::kExpertMatvec,
-             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), lines, 1,
-              matrices, m.threads * teams, r.limits().subgroup_size, together, adds ? p.chosen : 0, teams},
-             {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y), reads(part.up),
-              reads(p.first), reads(p.row), reads(vectors_of(p.up_bias, part)), reads(p.weight),
-              reads(r.code_books())},
-             params_of(p, part), groups(part.cols, lines / matrices), adds ? 1 : part.slots);
+  r.dispatch(
+      m.digits ? Shader::kExpertMatvecDigits : Shader::kExpertMatvec,
+      {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), lines, 1,
+       matrices, m.threads * teams, r.limits().subgroup_size, together, adds ? p.chosen : 0, teams, prepares},
+      {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),
+       prepares ? writes(p.prepares.squares) : reads(part.up), reads(p.first),
+       prepares ? writes(p.prepares.row) : reads({}),
+       reads(prepares ? p.norm_weight : vectors_of(p.up_bias, part)), reads(p.weight), reads(r.code_books())},
+      params_of(p, part), groups(part.cols, lines / matrices), adds ? 1 : part.slots);
 }
 
 // The slots of one row.
@@ -97,9 +99,10 @@ View vectors_of(const View& v, const ExpertPart& part) {
 
 ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out_cols) {
   constexpr uint64_t kAlignment = 16;  // of what a shader sees of the matrices
-  const uint64_t most = largest_part(l), row_bytes = dtype_bytes(p.w.type, p.w.cols),
+  const uint64_t most = largest_part(l), of_w = dtype_bytes(p.w.type, p.w.cols),
+                 of_up = p.up ? dtype_bytes(p.up.type, p.up.cols) : of_w, row_bytes = std::max(of_w, of_up),
                  expert_bytes = p.out_cols * row_bytes,
-                 step = kAlignment / std::gcd(kAlignment, expert_bytes);
+                 step = kAlignment / std::gcd(kAlignment, p.out_cols * std::gcd(of_w, of_up));
   uint64_t fit = most / expert_bytes;
   if (fit < p.experts) fit = fit / step * step;
   // Of one, some rows: it may begin anywhere if its rows do.
@@ -139,20 +142,32 @@ void expert_glu(Recording& r, const ExpertGlu& op) {
   multiply(r, product);
 }
 
-void expert_linear(Recording& r, const ExpertLinear& op) {
-  multiply(r, {.x = op.h,
-               .w = op.w,
-               .up = {},
-               .bias = op.bias,
-               .up_bias = {},
-               .first = op.first,
-               .row = op.row,
-               .weight = op.weight,
-               .y = op.y,
-               .in_cols = op.p.in_cols,
-               .out_cols = op.p.out_cols,
-               .experts = op.p.experts,
-               .chosen = op.p.chosen});
+static ExpertProduct product_of(const ExpertLinear& op) {
+  return {.x = op.h,
+          .w = op.w,
+          .up = {},
+          .bias = op.bias,
+          .up_bias = {},
+          .first = op.first,
+          .row = op.row,
+          .weight = op.weight,
+          .y = op.y,
+          .in_cols = op.p.in_cols,
+          .out_cols = op.p.out_cols,
+          .experts = op.p.experts,
+          .chosen = op.p.chosen};
+}
+
+void expert_linear(Recording& r, const ExpertLinear& op) { multiply(r, product_of(op)); }
+
+bool expert_linear_before(Recording& r, const ExpertLinear& op, const RmsNorm& norm) {
+  ExpertProduct product = product_of(op);
+  const ExpertWindow window(r.limits(), product);
+  if (window.experts < product.experts || window.rows < product.out_cols) return false;
+  product.prepares = PreparedNorm::in(r.scratch(), norm.p.cols);
+  product.norm_weight = norm.weight;
+  multiply_vectors(r, product);
+  return true;
 }
 
 }  // namespace thimble::vulkan

@@ -18,6 +18,9 @@ struct ExpertProduct {
   bool of_tokens = false;  // x has a row for each token
   bool activates = false;
   uint32_t act = 0;
+  // Of one row: where y is prepared for the norm that reads it next, and what that wants; or empty.
+  PreparedNorm prepares;
+  View norm_weight;
 };
 
 // What a dispatch sees of one: columns [col, col + cols) of y in slots [first_slot, first_slot + slots).

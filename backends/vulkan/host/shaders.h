@@ -32,6 +32,7 @@ namespace thimble::vulkan {
   X(AddExperts, "dense/add_experts", "") \
   X(Activation, "dense/activation", "") \
   X(KvAppend, "kv/kv_append", "") \
+  X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \
   X(CisStore, "kv/cis_store", "") \
   X(PageBounds, "kv/page_bounds", "") \

@@ -52,6 +52,7 @@ class VulkanRecorder : public Recorder {
     // A token's norm is made by the product before it and those that read it: a dispatch of its own would
     // take 4.4 us of an H200.
     joins.norm = recording_.max_rows() == 1 ? Joins::Norm::kBetweenProducts : Joins::Norm::kAlone;
+    joins.normed_append = recording_.max_rows() == 1;
     joins.sibling = [](const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next) {
       return norm || side_by_side(siblings.back(), next);
     };
@@ -94,6 +95,11 @@ class VulkanRecorder : public Recorder {
 
   void launch(const Products& p) {
     if (p.before) linear_before(recording_, *p.before, *p.norm);
+    if (p.experts && !expert_linear_before(recording_, *p.experts, *p.norm)) {
+      launch(*p.experts);
+      launch(*p.norm);
+      return linear(recording_, p.siblings);
+    }
     linear(recording_, p.siblings, p.norm);
   }
   void launch(const GluOfNorm& g) {
@@ -101,7 +107,12 @@ class VulkanRecorder : public Recorder {
     glu(recording_, *g.glu, g.norm);
   }
   void launch(const Select& s) { vote_top_k(recording_, s.score, *s.vote, *s.top_k); }
-  void launch(const AppendToken&) {}  // Joins::append is off
+  void launch(const AppendToken& a) {
+    if (norm_append(recording_, *a.q_norm, *a.k_norm, *a.append)) return;
+    launch(*a.q_norm);
+    launch(*a.k_norm);
+    launch(*a.append);
+  }
 
   const DeviceInfo& info_;
   ProgramRecording recording_;
@@ -183,8 +194,9 @@ class VulkanStream : public Stream {
 }  // namespace
 
 uint64_t program_bytes(const ModelShape& model) {
-  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch.
-  return (1 << 20) + uint64_t(model.layers) * (256 << 10);
+  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch. Of experts each of three programs for
+  // chunks has up to 60 dispatches more.
+  return (1 << 20) + uint64_t(model.layers) * ((256 << 10) + (model.experts ? 300 << 10 : 0));
 }
 
 Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context> context, View scratch, uint32_t heads) {

@@ -1,6 +1,7 @@
 // kv_append: the step's k and v rows go into the pool or the chunk buffer.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
+#include "backends/vulkan/shaders/kv/kv_params.h"
 
 namespace thimble::vulkan {
 
@@ -33,6 +34,19 @@ void kv_append(Recording& r, const KvAppend& op) {
       append(of_heads(k, head_bytes, first, heads), of_heads(v, head_bytes, first, heads), first, heads, {});
     });
   }
+}
+
+bool norm_append(Recording& r, const RmsNorm& q, const RmsNorm& k, const KvAppend& op) {
+  constexpr uint32_t kThreads = 128;
+  const uint64_t entry_bytes = kv_bytes(op.k.type, op.p.head_dim);
+  if (op.p.head_dim % 2 || op.k.values.bytes / entry_bytes > most_entries(r.limits(), entry_bytes))
+    return false;
+  const NormAppendParams params{.append = op.p, .query_heads = q.p.groups, .eps = q.p.eps};
+  r.dispatch(Shader::kNormAppend, {kThreads, op.p.head_dim, op.p.rope.mode == kRopeOriginal},
+             {writes(op.qkv), reads(op.rope), writes(op.k.values), writes(op.v.values), writes(op.pos),
+              writes(op.saturated), reads(q.weight), reads(k.weight)},
+             params, q.p.groups + 2 * op.p.heads);
+  return true;
 }
 
 }  // namespace thimble::vulkan

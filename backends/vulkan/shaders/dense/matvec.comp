@@ -28,6 +28,7 @@ layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loo
 #ifdef EXPERTS
 layout(constant_id = 9) const uint kChosen = 0;  // y adds up so many slots; 0: they have rows of their own
 layout(constant_id = 10) const uint kTeams = 1;  // slots that are multiplied at once, by equally many threads each
+layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, where y adds up slots
 #else
 const uint kTeams = 1;
 #endif
@@ -36,8 +37,14 @@ layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; }
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
 #ifdef EXPERTS
+// What a glu has at these places is of no use to a norm.
+layout(set = 0, binding = 5, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
+layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) readonly buffer WeightOfSlot { float weight_of_slot[]; };
+const uint kSquares = 4, kPrepared = 6, kNormWeight = 7;  // of push.base
 #else
+const uint kSquares = 8, kPrepared = 6, kNormWeight = 7;
 layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
@@ -72,9 +79,9 @@ uint line_start(uint line) {
 #include "pieces.glsl"
 
 shared float subgroup_sums[kRows * kLines * kSubgroups];
+shared float squares_of_cols[kCols];
 #ifndef EXPERTS
 shared float subgroup_squares[kSubgroups];
-shared float squares_of_cols[kCols];
 #endif
 
 // The products of two lines: half of the lanes add up the first, and the others the second.
@@ -151,6 +158,20 @@ float team_sum(uint sum, uint team) {
 }
 float group_sum(uint sum) { return team_sum(sum, 0); }
 
+// Leaves a column of y for its norm, and then the sums of the workgroup's squares.
+void prepare(uint col, float stored) {
+  squares_of_cols[col] = stored * stored;
+  norm[push.base[kPrepared] + first_col + col] = stored * norm_weight[push.base[kNormWeight] + first_col + col];
+}
+void leave_squares() {
+  barrier();
+  [[dont_unroll]] for (uint i = place; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
+    float sum = 0;
+    [[unroll]] for (uint j = 0; j < kSquaresEach; ++j) sum += squares_of_cols[kSquaresEach * i + j];
+    squares_of_y[push.base[kSquares] + first_col / kSquaresEach + i] = sum;
+  }
+}
+
 #ifdef EXPERTS
 #include "find_expert.glsl"
 
@@ -186,7 +207,9 @@ void add_slots() {
     if (thread == 0) experts_of_teams[team] = expert;
     if (!sees_expert()) expert = push.p.first_expert;
     multiply_slot(slot);
-    [[dont_unroll]] for (uint col = place; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {
+    [[dont_unroll]] for (uint col = place; col < kCols; col += kThreads) {
+      if (kPrepares) squares_of_cols[col] = 0;
+      if (first_col + col >= push.p.out_cols) continue;
       const uint at = push.base[3] + first_col + col;
       float sum = y[at];
       for (uint t = 0; t < teams; ++t) {
@@ -194,9 +217,11 @@ void add_slots() {
         if (sees_expert()) sum += weight_of_slot[push.base[8] + first + t] * with_bias(first_col + col, team_sum(col, t));
       }
       y[at] = sum;
+      if (kPrepares) prepare(col, sum);  // the last ones stay
     }
     barrier();
   }
+  if (kPrepares) leave_squares();
 }
 
 void main() {
@@ -257,17 +282,9 @@ void main() {
     if (kMatrices == 2) sum = activate(sum, push.p.act) * (scale * group_sum(i * kMatrices + 1));
     const float stored = store(first_row + row, first_col + col, sum);
     if (push.p.prepares == 0) continue;
-    squares_of_cols[col] = stored * stored;
-    norm[push.base[6] + first_col + col] = stored * norm_weight[push.base[7] + first_col + col];
+    prepare(col, stored);
   }
-  if (push.p.prepares != 0) {
-    barrier();
-    [[dont_unroll]] for (uint i = thread; i < kCols / kSquaresEach && first_col + kSquaresEach * i < push.p.out_cols; i += kThreads) {
-      float sum = 0;
-      [[unroll]] for (uint j = 0; j < kSquaresEach; ++j) sum += squares_of_cols[kSquaresEach * i + j];
-      squares_of_y[push.base[8] + first_col / kSquaresEach + i] = sum;
-    }
-  }
+  if (push.p.prepares != 0) leave_squares();
   if (push.p.writes_norm != 0 && first_col == 0)
     [[dont_unroll]] for (uint i = thread; i < push.p.in_cols; i += kThreads) norm[push.base[6] + i] = x[push.base[0] + i] * scale;
 }
