@@ -25,6 +25,7 @@ void expert_linear(const Launch&, const ExpertLinear&);
 void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.
+void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
 void sink_score(const Launch&, const SinkScore&);
 void cis_store(const Launch&, const CisStore&);

@@ -19,7 +19,7 @@ __device__ inline int64_t kept(int64_t value) {
   return value;
 }
 
-// Loads and stores of 4 bytes, of 16 (aligned to as much), of an f16.
+// Loads and stores of 4 bytes, of 16 (aligned to as much), of a byte, of an f16.
 __device__ inline uint32_t load_word(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -38,6 +38,11 @@ __device__ inline float load_half(uint32_t address) {
   unsigned short bits;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");
   return __half2float(__ushort_as_half(bits));
+}
+__device__ inline uint32_t load_byte(uint32_t address) {
+  uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(address) : "memory");
+  return byte;
 }
 __device__ inline void store_words(uint32_t address, uint4 w) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w.x), "r"(w.y), "r"(w.z),

@@ -17,16 +17,22 @@ __device__ constexpr uint32_t four_values(uint32_t first) {
   return word;
 }
 
-// What four nibbles, a byte each, stand for: signed bytes. A permutation of bytes chooses among eight.
+// What the four nibbles in a word's low half stand for: signed bytes. A permutation of bytes chooses among
+// eight by the low three bits of a nibble; another one, by the fourth, among its results.
 template <DType type>
-__device__ inline uint32_t code_bytes(uint32_t nibbles) {
+__device__ inline uint32_t four_codes(uint32_t low_three, uint32_t fourth) {
   constexpr uint32_t kValues[] = {four_values<type>(0), four_values<type>(4), four_values<type>(8),
                                   four_values<type>(12)};
-  const uint32_t places = __byte_perm(nibbles | nibbles >> 4, 0, 0x4420) & 0x7777;
-  const uint32_t low = __byte_perm(kValues[0], kValues[1], places),
-                 high = __byte_perm(kValues[2], kValues[3], places);
-  const uint32_t from_high = (nibbles >> 3 & 0x01010101) * 255;
-  return (low & ~from_high) | (high & from_high);
+  return __byte_perm(__byte_perm(kValues[0], kValues[1], low_three),
+                     __byte_perm(kValues[2], kValues[3], low_three), fourth);
+}
+// What the low nibbles of four bytes stand for, and what the high ones do.
+template <DType type>
+__device__ inline uint2 code_bytes(uint32_t nibbles) {
+  const uint32_t low_three = nibbles & 0x77777777, fourth = (nibbles >> 1 & 0x44444444) | 0x32103210;
+  const uint32_t front = four_codes<type>(low_three, fourth),
+                 back = four_codes<type>(low_three >> 16, fourth >> 16);
+  return {__byte_perm(front, back, 0x6420), __byte_perm(front, back, 0x7531)};
 }
 
 // The scale of an mxfp4 block, 2^(x - 128); of 0 and 1 it is subnormal.

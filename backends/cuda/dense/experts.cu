@@ -211,7 +211,7 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
   if (l.max_rows == 1 && op.gate.type == op.up.type) {
-    if (experts_multiply_vectors(op.gate, p.out_cols)) return multiply_vectors(l, op);
+    if (experts_multiply_vectors(op.gate, p.out_cols, p.chosen)) return multiply_vectors(l, op);
     const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
                       .up = matrices_of(op.up, op.up_bias),
                       .x = data<float>(op.x),
@@ -256,7 +256,7 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
   if (l.max_rows == 1) {
-    if (experts_multiply_vectors(op.w, p.out_cols)) return multiply_vectors(l, op);
+    if (experts_multiply_vectors(op.w, p.out_cols, p.chosen)) return multiply_vectors(l, op);
     const VectorLinear v{.w = matrices_of(op.w, op.bias),
                          .h = data<float>(op.h),
                          .first = first,

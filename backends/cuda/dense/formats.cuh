@@ -110,10 +110,11 @@ struct EightAround128 {
     return scale * (__uint_as_float(bits) - (0x1p23f + 128));
   }
 };
-// scale times what eight nibbles, a byte each, stand for.
+// scale times what the low or the high nibbles of eight bytes stand for.
 template <DType type>
-__device__ inline EightAround128 values_of(uint2 q, float scale) {
-  return {{code_bytes<type>(q.x) ^ 0x80808080, code_bytes<type>(q.y) ^ 0x80808080}, scale};
+__device__ inline EightAround128 values_of(uint2 bytes, bool high, float scale) {
+  const uint2 a = code_bytes<type>(bytes.x), b = code_bytes<type>(bytes.y);
+  return {{(high ? a.y : a.x) ^ 0x80808080, (high ? b.y : b.x) ^ 0x80808080}, scale};
 }
 // The values that eight places of kBits bits name, negative where `signs` has a bit.
 template <uint32_t kBits, typename Value>
@@ -196,14 +197,14 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
     const auto bits = [&](uint32_t w) { return (w >> group & 0x01010101) << 2; };
     return Eight{{q.x | bits(third.x), q.y | bits(third.y)}, scale, -4 * scale};
   } else if constexpr (type == DType::kIQ4_NL) {
-    return values_of<type>(nibbles(eight_bytes(b + 2 + 8 * (i & 1)), i & 2), half_at(b));
+    return values_of<type>(eight_bytes(b + 2 + 8 * (i & 1)), i & 2, half_at(b));
   } else if constexpr (type == DType::kMXFP4) {
-    return values_of<type>(nibbles(eight_bytes(b + 1 + 8 * (i & 1)), i & 2), power_of_two(byte_at(b)));
+    return values_of<type>(eight_bytes(b + 1 + 8 * (i & 1)), i & 2, power_of_two(byte_at(b)));
   } else if constexpr (type == DType::kIQ4_XS) {
     const uint32_t head = u32_at(b), group = i / 4;
     const uint32_t scale = (u32_at(b + 4) >> 4 * group & 15) | (head >> (16 + 2 * group) & 3) << 4;
-    const uint2 q = nibbles(eight_bytes(b + 8 + 16 * group + 8 * (i & 1)), i & 2);
-    return values_of<type>(q, half_at(b) * float(int32_t(scale) - 32));
+    return values_of<type>(eight_bytes(b + 8 + 16 * group + 8 * (i & 1)), i & 2,
+                           half_at(b) * float(int32_t(scale) - 32));
   } else if constexpr (type == DType::kTQ2_0) {
     const float d = half_at(b + 64);
     return Eight{pairs_of_bits(b, i), d, -d};

@@ -26,7 +26,7 @@ __device__ inline void count_row_tiles(const uint32_t* first, uint32_t groups, u
   if (lane == 0) starts[0] = 0;
 }
 
-// The group that tile i of rows belongs to.
+// The group that tile i of rows belongs to; or the group of row i itself, where starts are rows.
 __device__ inline uint32_t group_of_tile(const uint32_t* starts, uint32_t groups, uint32_t i) {
   uint32_t low = 0, high = groups - 1;
   while (low < high) {

@@ -18,7 +18,7 @@ void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);
 
 // The experts' ops of one row, of matrices for which experts_multiply_vectors() holds; gate and up of the
 // same type.
-bool experts_multiply_vectors(const Weight& w, uint32_t out_cols);
+bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen);
 void multiply_vectors(const Launch&, const ExpertGlu&);
 void multiply_vectors(const Launch&, const ExpertLinear&);
 

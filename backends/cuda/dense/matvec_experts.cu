@@ -36,9 +36,10 @@ void launch_products(const Launch& l, Products& p, Of of) {
 
 }  // namespace
 
-bool experts_multiply_vectors(const Weight& w, uint32_t out_cols) {
+bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
-  return Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 && row_bytes * out_cols % 16 == 0;
+  return chosen <= kWarp && Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 &&
+         row_bytes * out_cols % 16 == 0;
 }
 
 void multiply_vectors(const Launch& l, const ExpertGlu& op) {

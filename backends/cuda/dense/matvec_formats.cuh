@@ -342,7 +342,7 @@ struct Codes {
 
   static __device__ float scale_at(uint32_t block) {
     if constexpr (kOf == DType::kMXFP4)
-      return power_of_two(Words<1>(block)[0] & 255);
+      return power_of_two(load_byte(block));
     else
       return load_half(block);
   }
@@ -351,9 +351,9 @@ struct Codes {
 #pragma unroll
     for (uint32_t b = 0; b < 8; ++b) {
       const uint32_t block = row + b * kBytes, w = Words<kHead>(block + kHead + 4 * lane.part)[0];
+      const uint2 values = code_bytes<kOf>(w);
       int32_t c[4];
-      multiply_bytes<true>(c, code_bytes<kOf>(w & 0x0f0f0f0f), code_bytes<kOf>(w >> 4 & 0x0f0f0f0f),
-                           x.words[b]);
+      multiply_bytes<true>(c, values.x, values.y, x.words[b]);
       dot = fmaf(scale_at(block), static_cast<float>(c[0] + c[3]), dot);  // at most 2^19
     }
     return dot * x.unit;
@@ -374,10 +374,9 @@ struct CodesInGroups {
     int32_t sum = 0;  // at most 8 * 32 * 2^19
 #pragma unroll
     for (uint32_t b = 0; b < 8; ++b) {
-      const uint32_t w = words[4 * b];
+      const uint2 values = code_bytes<kType>(words[4 * b]);
       int32_t c[4];
-      multiply_bytes<true>(c, code_bytes<kType>(w & 0x0f0f0f0f), code_bytes<kType>(w >> 4 & 0x0f0f0f0f),
-                           x.words[b]);
+      multiply_bytes<true>(c, values.x, values.y, x.words[b]);
       sum += (static_cast<int32_t>((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32) * (c[0] + c[3]);
     }
     return load_half(row) * x.unit * static_cast<float>(sum);

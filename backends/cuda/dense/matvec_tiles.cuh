@@ -113,7 +113,6 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // of a row of W
   const uint32_t all_strips = kOf == Of::kSlotsSum ? p.chosen * strips : strips;
   const auto strip_in_row = [&](uint32_t strip) { return kOf == Of::kSlotsSum ? strip % strips : strip; };
-  const auto expert_of_slot = [&](uint32_t slot) { return expert_of(p.first, p.experts, slot); };
   // Shared memory: stages, sums, rings, the norm's scale.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
@@ -127,7 +126,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const std::byte* from =
       m.w[which] + uint64_t(first_row) * row_bytes;  // for pairs the gate's tile, the up's is to_up away
   const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
-  uint32_t expert = 0;     // of kSlots
+  uint32_t expert = 0;  // of kSlots; of kSlotsSum lane s has slot s's
+  const auto expert_of_slot = [&](uint32_t slot) { return __shfl_sync(~0u, expert, slot); };
   uint64_t to_expert = 0;  // of kSlotsSum: of the strip that is fetched next
   uint32_t left =
       min(m.rows - first_row, share.count * kTileRows) * row_bytes;  // from there to the end of the share
@@ -205,9 +205,11 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
 
   if constexpr (kOf != Of::kModel) await_predecessor();
   if constexpr (kOf == Of::kSlots) {
-    expert = expert_of_slot(blockIdx.y);
+    expert = expert_of(p.first, p.experts, blockIdx.y);
     from += expert * m.expert_bytes;
   }
+  if constexpr (kOf == Of::kSlotsSum)
+    expert = thread < p.chosen ? group_of_tile(p.first, p.experts, thread) : 0;
   aim();
   const uint32_t own_column =
       kOf == Of::kSlotsSum ? warp * Format::kColumns : min(warp * Format::kColumns, p.cols);
@@ -253,6 +255,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     } else if constexpr (kOf == Of::kSlots) {
       if (const float* bias = m.bias[tile & kPair]; own && bias) sum = bias[uint64_t(expert) * m.rows + row];
     } else if (warp == turn && m.bias[0]) {
+#pragma unroll 4
       for (uint32_t slot = 0; slot < p.chosen; ++slot)
         if (const uint64_t first_bias = uint64_t(expert_of_slot(slot)) * m.rows; stores)
           sum = fmaf(p.weight[slot], m.bias[0][first_bias + row], sum);

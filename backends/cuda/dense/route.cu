@@ -26,24 +26,25 @@ __device__ float share_of(uint32_t kind, float logit, float peak, float sum) {
   return kind == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
 }
 
-// The best experts: each is the best of those behind the one before, with a lower key, or the same and a
-// higher number.
-__device__ void choose(const uint32_t* keys, uint32_t experts, uint32_t* chosen, uint32_t count) {
+// The best experts: each time the best that is left, of equals the one with the lower number. keys: not 0;
+// they become it when they are chosen. A lane keeps the best of its own experts at hand.
+__device__ void choose(uint32_t* keys, uint32_t experts, uint32_t* chosen, uint32_t count) {
   const uint32_t lane = threadIdx.x;
-  uint32_t last_key = ~0u, last = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    uint32_t best_key = 0, best = experts;
+  uint32_t key = 0, expert = experts;
+  const auto look = [&] {
+    key = 0, expert = experts;
     for (uint32_t e = lane; e < experts; e += kWarp)
-      if ((keys[e] < last_key || (keys[e] == last_key && e > last)) && keys[e] > best_key)
-        best_key = keys[e], best = e;
-#pragma unroll
-    for (uint32_t offset = kWarp / 2; offset; offset /= 2) {
-      const uint32_t other_key = __shfl_xor_sync(~0u, best_key, offset),
-                     other = __shfl_xor_sync(~0u, best, offset);
-      if (other_key > best_key || (other_key == best_key && other < best)) best_key = other_key, best = other;
-    }
-    last_key = best_key, last = best;
+      if (keys[e] > key) key = keys[e], expert = e;
+  };
+  look();
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t best_key = __reduce_max_sync(~0u, key);
+    const uint32_t best = __reduce_min_sync(~0u, key == best_key ? expert : experts);
     if (lane == 0) chosen[i] = best;
+    if (expert == best) {
+      keys[best] = 0;
+      look();
+    }
   }
 }
 

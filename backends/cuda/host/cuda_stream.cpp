@@ -57,6 +57,7 @@ Joins joins_of(const Launch& l) {
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
           .append = token,
+          .normed_append = token,
           .vote = [&l](const Vote& vote, const TopK&) { return can_vote(l, vote.p); }};
 }
 
@@ -69,7 +70,10 @@ class Launcher {
   void operator()(const Products& g) { linear(l_, g.siblings, g.norm); }
   void operator()(const GluOfNorm& g) { glu(l_, *g.glu, g.norm); }
   void operator()(const AppendToken& g) {
-    append_token(l_, *g.append, g.copy, g.gate);
+    if (g.q_norm)
+      append_token(l_, *g.q_norm, *g.k_norm, *g.append);
+    else
+      append_token(l_, *g.append, g.copy, g.gate);
     if (g.copy) rewritten_.push_back(g.copy->dst);
   }
   void operator()(const Select& g) {
