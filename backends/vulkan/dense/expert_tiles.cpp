@@ -138,14 +138,22 @@ void fill(Recording& r, const Scratch& s, const ExpertProduct& p, uint32_t cols,
 
 void scale_rows(Recording& r, const Scratch& s, const ExpertProduct& p) {
   constexpr uint32_t kThreads = 128;
-  const ScaleRowsParams params{.each = p.of_tokens ? 1 : p.chosen,
-                               .in_cols = p.in_cols,
-                               .depth = s.depth,
-                               .x_stride = p.in_cols,
-                               .first_row = 0,
-                               .rows = kStepRows};
-  r.dispatch(Shader::kScaleRows, {kThreads},
-             {reads(p.x), writes(s.x(r.scratch())), writes(s.scales(r.scratch()))}, params, s.x_rows);
+  const View x = s.x(r.scratch()), scales = s.scales(r.scratch());
+  const uint64_t from = p.in_cols * sizeof(float), to = s.depth * sizeof(uint16_t);
+  const uint64_t most = largest_part(r.limits()) / std::max(from, to);
+  for (uint32_t first = 0, rows = 0; first < s.x_rows; first += rows) {
+    rows = static_cast<uint32_t>(std::min<uint64_t>(s.x_rows - first, most));
+    const ScaleRowsParams params{.each = p.of_tokens ? 1 : p.chosen,
+                                 .in_cols = p.in_cols,
+                                 .depth = s.depth,
+                                 .x_stride = p.in_cols,
+                                 .first_row = first,
+                                 .rows = kStepRows};
+    r.dispatch(Shader::kScaleRows, {kThreads},
+               {reads(p.x.slice(first * from, rows * from)), writes(x.slice(first * to, rows * to)),
+                writes(scales.slice(first * sizeof(float), rows * sizeof(float)))},
+               params, rows);
+  }
 }
 
 void find_slots(Recording& r, const Scratch& s, const ExpertProduct& p) {
@@ -193,7 +201,8 @@ void multiply_without_units(Recording& r, const Scratch& s, const ExpertProduct&
 
 // All slots, as many at a time as the device can be shown and as take no longer than a dispatch may.
 void multiply_slots(Recording& r, const Scratch& s, const ExpertProduct& p, ExpertPart part) {
-  const uint64_t row_bytes = sizeof(float) * std::max(s.x_rows || p.of_tokens ? 0 : p.in_cols, part.y_stride);
+  const uint64_t x_row = s.x_rows ? s.depth * sizeof(uint16_t) : p.in_cols * sizeof(float);
+  const uint64_t row_bytes = std::max(p.of_tokens ? 0 : x_row, part.y_stride * sizeof(float));
   const double operations = 2.0 / (s.x_rows ? kUnitSpeed : 1) * (p.up ? 2 : 1) * part.cols * s.depth;
   const uint64_t in_time = uint64_t(r.most_operations() / operations) / kTile * kTile;
   const uint64_t most = std::min(largest_part(r.limits()) / row_bytes, std::max<uint64_t>(in_time, kTile));
