@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kWBytes = 128ull << 20;     // of W as f16, unless 128 rows are more
 constexpr uint64_t kPartsBytes = 32ull << 20;  // of what slots add, unless 128 columns are more
-constexpr uint64_t kAlignment = 16;            // of what lies in scratch
+constexpr uint64_t kAlignment = 256;           // of what lies in scratch: no descriptors overlap
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
@@ -48,9 +48,11 @@ struct Scratch {
     turns = units ? 2 : uint64_t(slots) > uint64_t(s.experts) * most_tile_rows(l) ? 1 : 0;
     if (units) x_rows = s.of_tokens ? rows : slots;
     const uint64_t row_bytes = depth * sizeof(uint16_t);
-    if (turns)
-      w_bytes = std::min(std::max(std::min(kWBytes / turns, largest_part(l)), kTile * row_bytes),
+    if (turns) {
+      const uint64_t most = std::min(kWBytes / turns, largest_part(l)) / kAlignment * kAlignment;
+      w_bytes = std::min(std::max(most, kTile * row_bytes),
                          s.experts * round_up(uint64_t(s.matrices) * s.out_cols, kTile) * row_bytes);
+    }
     if (s.of_tokens) return;
     const uint64_t col_bytes = slots * sizeof(float);
     // Programs of fewer rows need no more.
@@ -61,7 +63,7 @@ struct Scratch {
       most_cols = static_cast<uint32_t>(fit / kTile * kTile);
   }
 
-  uint64_t x_bytes() const { return uint64_t(x_rows) * depth * sizeof(uint16_t); }
+  uint64_t x_bytes() const { return round_up(uint64_t(x_rows) * depth * sizeof(uint16_t), kAlignment); }
   uint64_t scale_bytes() const { return round_up(x_rows * sizeof(float), kAlignment); }
   uint64_t list_bytes() const { return part_bytes ? round_up(slots * sizeof(uint32_t), kAlignment) : 0; }
   uint64_t bytes() const {
@@ -108,44 +110,50 @@ struct Pieces {
 };
 
 void dequantize(Recording& r, const Scratch& s, const ExpertProduct& p, const ExpertPart& part,
-                const Weight& w, uint32_t to_rows, const View& to) {
+                const Weight& w, const View& to) {
   constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup
   const DequantizeParams params{.in_cols = w.cols,
                                 .depth = s.depth,
                                 .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
                                 .first_expert = part.first_expert,
                                 .from_rows = p.out_cols,
-                                .to_rows = to_rows};
+                                .to_rows = part.matrix_rows};
   r.dispatch(Shader::kDequantizeExperts, {static_cast<uint32_t>(w.type)},
              {reads(matrices_of(p, w, part)), writes(to), reads(r.code_books()), reads(p.first)}, params,
              groups(s.depth, kEach), part.cols, part.experts);
 }
 
-// Makes the part's W in a place of scratch.
+// Makes the part's W in a place of scratch: of all experts one matrix, and then the other.
 void fill(Recording& r, const Scratch& s, const ExpertProduct& p, uint32_t cols, ExpertPart& part,
           const View& place) {
-  const uint64_t row_bytes = s.depth * sizeof(uint16_t);
-  part.matrix_rows = (p.up ? 2 : 1) * cols;
-  dequantize(r, s, p, part, p.w, part.matrix_rows, place);
-  if (p.up)
-    dequantize(r, s, p, part, p.up, part.matrix_rows,
-               place.slice(cols * row_bytes, place.bytes - cols * row_bytes));
+  const uint64_t bytes = uint64_t(part.experts) * cols * s.depth * sizeof(uint16_t);
+  part.matrix_rows = cols;
+  dequantize(r, s, p, part, p.w, place.slice(0, bytes));
+  if (p.up) dequantize(r, s, p, part, p.up, place.slice(bytes, bytes));
   static_cast<View&>(part.w) = place;
   part.w.type = DType::kF16;
   part.w.cols = s.depth;
-  part.w.rows = part.experts * part.matrix_rows;
+  part.w.rows = (p.up ? 2 : 1) * part.experts * cols;
 }
 
 void scale_rows(Recording& r, const Scratch& s, const ExpertProduct& p) {
   constexpr uint32_t kThreads = 128;
-  const ScaleRowsParams params{.each = p.of_tokens ? 1 : p.chosen,
-                               .in_cols = p.in_cols,
-                               .depth = s.depth,
-                               .x_stride = p.in_cols,
-                               .first_row = 0,
-                               .rows = kStepRows};
-  r.dispatch(Shader::kScaleRows, {kThreads},
-             {reads(p.x), writes(s.x(r.scratch())), writes(s.scales(r.scratch()))}, params, s.x_rows);
+  const View x = s.x(r.scratch()), scales = s.scales(r.scratch());
+  const uint64_t from = p.in_cols * sizeof(float), to = s.depth * sizeof(uint16_t);
+  const uint64_t most = largest_part(r.limits()) / std::max(from, to);
+  for (uint32_t first = 0, rows = 0; first < s.x_rows; first += rows) {
+    rows = static_cast<uint32_t>(std::min<uint64_t>(s.x_rows - first, most));
+    const ScaleRowsParams params{.each = p.of_tokens ? 1 : p.chosen,
+                                 .in_cols = p.in_cols,
+                                 .depth = s.depth,
+                                 .x_stride = p.in_cols,
+                                 .first_row = first,
+                                 .rows = kStepRows};
+    r.dispatch(Shader::kScaleRows, {kThreads},
+               {reads(p.x.slice(first * from, rows * from)), writes(x.slice(first * to, rows * to)),
+                writes(scales.slice(first * sizeof(float), rows * sizeof(float)))},
+               params, rows);
+  }
 }
 
 void find_slots(Recording& r, const Scratch& s, const ExpertProduct& p) {
@@ -193,7 +201,8 @@ void multiply_without_units(Recording& r, const Scratch& s, const ExpertProduct&
 
 // All slots, as many at a time as the device can be shown and as take no longer than a dispatch may.
 void multiply_slots(Recording& r, const Scratch& s, const ExpertProduct& p, ExpertPart part) {
-  const uint64_t row_bytes = sizeof(float) * std::max(s.x_rows || p.of_tokens ? 0 : p.in_cols, part.y_stride);
+  const uint64_t x_row = s.x_rows ? s.depth * sizeof(uint16_t) : p.in_cols * sizeof(float);
+  const uint64_t row_bytes = std::max(p.of_tokens ? 0 : x_row, part.y_stride * sizeof(float));
   const double operations = 2.0 / (s.x_rows ? kUnitSpeed : 1) * (p.up ? 2 : 1) * part.cols * s.depth;
   const uint64_t in_time = uint64_t(r.most_operations() / operations) / kTile * kTile;
   const uint64_t most = std::min(largest_part(r.limits()) / row_bytes, std::max<uint64_t>(in_time, kTile));

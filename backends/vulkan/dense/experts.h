@@ -34,7 +34,7 @@ struct ExpertPart {
 };
 ExpertProductParams params_of(const ExpertProduct&, const ExpertPart&);
 
-// Bytes between the experts' rows of the part's columns, which `w` becomes.
+// The part's columns of its experts in a matrix, and what lies between them.
 Weight matrices_of(const ExpertProduct&, const Weight& w, const ExpertPart&);
 // What `v`, [slots][stride], holds of a part: `cols` columns from `col` on.
 View slots_of(const View& v, uint64_t stride, const ExpertPart&, uint64_t col, uint64_t cols);

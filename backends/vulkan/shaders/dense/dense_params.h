@@ -60,7 +60,8 @@ struct ExpertProductParams {
   uint x_stride;     // elements from row to row of x
   uint y_stride;     // elements from row to row of y
   uint row_bytes;    // of the matrices
-  uint matrix_rows;  // from an expert to the next; on matrix units, of a glu: of both matrices
+  uint matrix_rows;  // from an expert to the next; on matrix units, a glu's other matrix is behind all
+                     // experts'
   uint bias_rows;    // elements of an expert's bias
   uint experts;
   uint first_expert, seen_experts;  // whose matrices it sees

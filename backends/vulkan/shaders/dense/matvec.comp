@@ -200,11 +200,16 @@ void make_slot(uint slot) {
 
 // The columns of all slots, added up; those of experts that the dispatch does not see are left out.
 shared uint experts_of_teams[kTeams];
+shared float weights_of_teams[kTeams];
 void add_slots() {
   for (uint first = 0; first < kChosen; first += kTeams) {
-    const uint team = place / kShare, slot = min(first + team, kChosen - 1), teams = min(kTeams, kChosen - first);
+    const uint team = place / kShare, slot = min(first + team, kChosen - 1);
+    const float weight = weight_of_slot[push.base[8] + slot];
     find_expert(slot);
-    if (thread == 0) experts_of_teams[team] = expert;
+    if (thread == 0) {
+      experts_of_teams[team] = expert;
+      weights_of_teams[team] = weight;
+    }
     if (!sees_expert()) expert = push.p.first_expert;
     multiply_slot(slot);
     [[dont_unroll]] for (uint col = place; col < kCols; col += kThreads) {
@@ -212,9 +217,10 @@ void add_slots() {
       if (first_col + col >= push.p.out_cols) continue;
       const uint at = push.base[3] + first_col + col;
       float sum = y[at];
-      for (uint t = 0; t < teams; ++t) {
+      [[unroll]] for (uint t = 0; t < kTeams; ++t) {
         expert = experts_of_teams[t];
-        if (sees_expert()) sum += weight_of_slot[push.base[8] + first + t] * with_bias(first_col + col, team_sum(col, t));
+        const float product = weights_of_teams[t] * with_bias(first_col + col, team_sum(col, t));
+        if (first + t < kChosen && sees_expert()) sum += product;
       }
       y[at] = sum;
       if (kPrepares) prepare(col, sum);  // the last ones stay

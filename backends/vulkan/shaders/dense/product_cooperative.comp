@@ -80,7 +80,7 @@ const uint kLanes = kThreads / 4;
 #include "find_expert.glsl"
 
 bool find_rows(out uint first_row, out uint rows) { return find_seen_tile(gl_WorkGroupID.y, kTile, first_row, rows); }
-uint up_row() { return push.p.matrix_rows / 2; }
+uint up_row() { return push.p.seen_experts * push.p.matrix_rows; }
 #else
 bool find_rows(out uint first_row, out uint rows) {
   first_row = gl_WorkGroupID.y * kTile;
