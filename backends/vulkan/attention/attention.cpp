@@ -160,10 +160,10 @@ void attend_pool(Recording& r, const Attention& op) {
       RunWindow window;
     } push{p, window};
     r.dispatch(
-        Shader::kAttendPool,
+        op.sinks ? Shader::kAttendPoolSinks : Shader::kAttendPool,
         {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
          aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads,
-         p.cap != 0, op.sinks ? 1u : 0u},
+         p.cap != 0},
         {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
          reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
         push, work.parts, p.heads, work.passes.count);

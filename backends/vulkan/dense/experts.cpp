@@ -26,7 +26,9 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
   const bool adds = bool(p.weight), prepares = bool(p.prepares.row);
   const uint32_t teams = adds ? std::min(p.chosen, most_threads(r.limits()) / m.threads) : 1;
   r.dispatch(
-      m.digits ? Shader::kExpertMatvecDigits : Shader::kExpertMatvec,
+      m.digits  ? Shader::kExpertMatvecDigits
+      : m.books ? Shader::kExpertMatvecBooks
+                : Shader::kExpertMatvec,
       {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), lines, 1,
        matrices, m.threads * teams, r.limits().subgroup_size, together, adds ? p.chosen : 0, teams, prepares},
       {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),

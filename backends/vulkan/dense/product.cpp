@@ -53,7 +53,9 @@ void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   // shared what they leave alone.
   const bool prepares = bool(p.prepares.row);
   const View& norm = prepares ? p.prepares.row : p.norm ? p.norm : p.y;
-  r.dispatch(m.digits ? Shader::kMatvecDigits : Shader::kMatvec,
+  r.dispatch(m.digits  ? Shader::kMatvecDigits
+             : m.books ? Shader::kMatvecBooks
+                       : Shader::kMatvec,
              {static_cast<uint32_t>(p.w.type), p.activates, in_quads(p.x, p.x_stride, p.in_cols), m.lines,
               rows_each, matrices, m.threads, r.limits().subgroup_size, m.together},
              {reads(p.x), reads(p.w), reads(p.bias), writes(p.y), reads(p.up), reads(p.prepared.squares),
@@ -83,6 +85,7 @@ bool by_slices(const Recording& r, const Product& p) {
 Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(matvec_threads(l, w.cols)) {
   const bool pieces = in_pieces(l, w.type);
   digits = in_digits(l, w.type);
+  books = !pieces && dtype_info(w.type).block > 1;
   // More where there are enough to occupy a card.
   lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
   // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products

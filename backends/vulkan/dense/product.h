@@ -81,6 +81,7 @@ inline bool in_eights(const Weight& w) {
 // How matvec.comp is made for a matrix that is read once, for one row or a few.
 struct Matvec {
   bool digits;        // by products of bytes
+  bool books;         // by the shader that knows all types
   uint32_t lines;     // rows of W that share what is read of x, of both matrices of a glu
   uint32_t together;  // of them in a turn of the loop
   uint32_t threads;

@@ -16,6 +16,7 @@ namespace thimble::vulkan {
   X(Scale, "dense/scale", "") \
   X(Matvec, "dense/matvec", "") \
   X(MatvecDigits, "dense/matvec", "DIGITS") \
+  X(MatvecBooks, "dense/matvec", "BOOKS") \
   X(Product, "dense/product", "") \
   X(ScaleRows, "dense/scale_rows", "") \
   X(Dequantize, "dense/dequantize", "") \
@@ -26,6 +27,7 @@ namespace thimble::vulkan {
   X(RouteSlots, "dense/route_slots", "") \
   X(ExpertMatvec, "dense/matvec", "EXPERTS") \
   X(ExpertMatvecDigits, "dense/matvec", "EXPERTS DIGITS") \
+  X(ExpertMatvecBooks, "dense/matvec", "EXPERTS BOOKS") \
   X(ExpertProduct, "dense/product", "EXPERTS") \
   XC(ExpertProductCooperative, "dense/product_cooperative", "EXPERTS") \
   X(SlotsOfRows, "dense/slots_of_rows", "") \
@@ -45,6 +47,7 @@ namespace thimble::vulkan {
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \
   X(AttendPool, "attention/attend_pool", "") \
+  X(AttendPoolSinks, "attention/attend_pool", "SINKS") \
   X(KvCompact, "kv/kv_compact", "") \
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \

@@ -11,8 +11,10 @@ layout(constant_id = 2) const bool kInQuads = false;  // rows of x start at whol
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
 layout(set = 0, binding = 2, std430) readonly buffer W { uint w[]; };
+#ifdef BOOKS
 layout(set = 0, binding = kOperands, std430) readonly buffer Books { uint books[]; };
 uint book_word(uint i) { return books[push.base[kOperands - 1] + i]; }
+#endif
 
 // Elements `column` to `column` + 3 of a row of x, zeros behind its end.
 vec4 x_at(uint row, uint column) {

@@ -26,7 +26,6 @@ layout(constant_id = 7) const bool kOnce = false;     // parts have one tile, bu
 layout(constant_id = 9) const uint kLanes = 32;       // of a subgroup
 layout(constant_id = 10) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 11) const bool kCaps = false;
-layout(constant_id = 12) const bool kHasSinks = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the window's runs, as v
@@ -42,7 +41,9 @@ layout(set = 0, binding = 6, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 7, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Y { float y[]; };
+#ifdef SINKS
 layout(set = 0, binding = 10, std430) readonly buffer Sinks { float sinks[]; };  // of each query head
+#endif
 layout(push_constant) uniform Push {
   AttentionParams p;
   RunWindow window;

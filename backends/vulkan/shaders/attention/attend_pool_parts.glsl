@@ -7,7 +7,11 @@ void weigh_parts(uint own_stats, uint first_query, uint heads, uint parts, uint 
     const uint h = gl_SubgroupID + kSubgroups * j;
     if (h >= heads) continue;
     vec2 of_parts[kPartsEach];  // {maximum, sum}
-    const float sink = kHasSinks ? sinks[push.base[9] + first_query + h] * kLog2E : kNoPeak;
+#ifdef SINKS
+    const float sink = sinks[push.base[9] + first_query + h] * kLog2E;
+#else
+    const float sink = kNoPeak;
+#endif
     float top = sink, sum = 0;
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       const uint part = gl_SubgroupInvocationID + kLanes * i;
@@ -16,7 +20,9 @@ void weigh_parts(uint own_stats, uint first_query, uint heads, uint parts, uint 
       top = max(top, of_parts[i].x);
     }
     top = max_of_lanes(top);
-    if (kHasSinks && gl_SubgroupInvocationID == 0) sum = exp2(sink - top);
+#ifdef SINKS
+    if (gl_SubgroupInvocationID == 0) sum = exp2(sink - top);
+#endif
     [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
       of_parts[i].x = exp2(of_parts[i].x - top);
       sum += of_parts[i].x * of_parts[i].y;

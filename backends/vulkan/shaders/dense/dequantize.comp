@@ -2,6 +2,7 @@
 // linear, glu and experts of more than one row, first: rows of W as f16. A thread makes eight neighbours.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#define BOOKS
 #include "dense_params.h"
 #include "formats.glsl"
 

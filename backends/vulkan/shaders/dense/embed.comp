@@ -2,6 +2,7 @@
 // embed: a row of the embedding table for every token. A thread makes four neighbours.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#define BOOKS
 #include "../step.glsl"
 #include "dense_params.h"
 #include "formats.glsl"

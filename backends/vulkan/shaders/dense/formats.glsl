@@ -6,9 +6,14 @@
 
 layout(constant_id = 0) const uint kType = 0;
 
+// With BOOKS all types, else those alone whose elements are numbers with a scale, and perhaps an offset, of their group: a card
+// then compiles less for the products of a token, whose code it keeps in its caches.
+
 // Word i of a matrix, and of the code books; the shader that includes this defines both.
 uint word_at(uint matrix, uint i);
+#ifdef BOOKS
 uint book_word(uint i);
+#endif
 
 #define X(name, number, block, bytes) const uint k##name = number;
 THIMBLE_DTYPES(X)
@@ -130,6 +135,10 @@ vec4 q6_K(Row b, uint group, uint quad) {
   return half_at(behind(b, 208)) * float(scale) * (unsigned_bytes(low | high << 4) - 32);
 }
 
+// 2^(x - 128), the scale of an mxfp4 block.
+float fp4_scale(uint x) { return uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1 << 23); }
+
+#ifdef BOOKS
 uint pairs_of_bits(uint w, uint group) { return w >> 2 * (group % 4) & 0x03030303; }
 
 // 16 bytes of scales (low halves) and minima (high halves) of 16 elements each, 64 bytes of pairs of bits, d, m. Each half of
@@ -166,7 +175,6 @@ vec4 iq4_nl(Row b, uint quad) {
   return half_at(b) * iq4_values(low_or_high(even_word(behind(b, 2), quad % 4), quad));
 }
 // An exponent x, 16 bytes: 2^(x - 128) times the value, which is twice what it stands for.
-float fp4_scale(uint x) { return uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1 << 23); }
 vec4 mxfp4(Row b, uint quad) {
   return fp4_scale(byte_at(b, 0)) * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
 }
@@ -195,6 +203,22 @@ vec4 tq1_0(Row b, uint group, uint quad) {
 
 #include "books.glsl"
 
+vec4 other_weights(Row b, uint group, uint quad) {
+  switch (kType) {
+    case kIQ4_NL: return iq4_nl(b, quad);
+    case kMXFP4: return mxfp4(b, quad);
+    case kQ2_K: return q2_K(b, group, quad);
+    case kQ3_K: return q3_K(b, group, quad);
+    case kIQ4_XS: return iq4_xs(b, group, quad);
+    case kTQ1_0: return tq1_0(b, group, quad);
+    case kTQ2_0: return tq2_0(b, group, quad);
+  }
+  return book_weights(b, group, quad);
+}
+#else
+vec4 other_weights(Row b, uint group, uint quad) { return vec4(0); }
+#endif
+
 // The four weights of a row from column 256 unit + 32 group + 4 quad on, which is one of its columns; quad < 8, and group < 8
 // where blocks are of 256.
 vec4 weights(Row row, uint unit, uint group, uint quad) {
@@ -206,18 +230,11 @@ vec4 weights(Row row, uint unit, uint group, uint quad) {
     case kQ4_1: return q4_1(b, quad);
     case kQ5_0: return q5_0(b, quad);
     case kQ5_1: return q5_1(b, quad);
-    case kIQ4_NL: return iq4_nl(b, quad);
-    case kMXFP4: return mxfp4(b, quad);
-    case kQ2_K: return q2_K(b, group, quad);
-    case kQ3_K: return q3_K(b, group, quad);
     case kQ4_K: return q45_K(b, group, quad);
     case kQ5_K: return q45_K(b, group, quad);
     case kQ6_K: return q6_K(b, group, quad);
-    case kIQ4_XS: return iq4_xs(b, group, quad);
-    case kTQ1_0: return tq1_0(b, group, quad);
-    case kTQ2_0: return tq2_0(b, group, quad);
   }
-  return book_weights(b, group, quad);
+  return other_weights(b, group, quad);
 }
 
 // Eight weights as f16. No model comes near the largest; what does, stops there.

@@ -75,7 +75,7 @@ const uint kLow = 0x0f0f0f0f, kHigh = 0xf0f0f0f0, kAll = 0xffffffff;
 // Eight pieces are a block of q6_K or eight of the other types.
 const uint kTeam = kLanes < 8 ? kShare : kLanes;  // threads that share a strip of a line, a piece each
 const uint kStripBytes = kTeam * kBlockBytes / (kType == kQ6_K ? 8 : 1);
-const uint kStripQuads = kStripBytes / 16 + 2;  // 16-byte words that hold it
+const uint kStripQuads = kStaged ? kStripBytes / 16 + 2 : 1;  // 16-byte words that hold it
 const uint kSteps = (kStripQuads + kTeam - 1) / kTeam;
 shared uint staged[kStaged ? kThreads / kTeam * kStripQuads * 4 : 1];
 

@@ -10,6 +10,7 @@
 #else
 #define kOperands 5
 #endif
+#define BOOKS
 #include "../operands.glsl"
 
 uint word_at(uint matrix, uint i) { return w[push.base[1] + i]; }

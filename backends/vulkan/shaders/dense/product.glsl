@@ -1,5 +1,5 @@
 // What becomes of the results of a product: y[r][c] = or += sum over i of x[r][i] w[c][i] + bias[c], or y = act(y) times that.
-// The operands of its shaders are x, w, bias, y and up to kOperands, the last of which is the code books.
+// The operands of its shaders are x, w, bias, y and up to kOperands, the last of which is the code books (BOOKS).
 #include "../step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
