@@ -52,12 +52,7 @@ TEST(KeyDiff, KeepsTheKeysThatAreLeastLikeTheMean) {
   for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
     SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
     JudgedByKeys s(m, keydiff(positions));
-    const std::vector<int32_t> text = seeded_tokens(301);
-    s.feed(std::span(text).first(61));
-    for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
-    s.read(seeded_tokens(25, 64, 8));
-    for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // the scores of these are made when they must go
-    s.read(seeded_tokens(70, 64, 9));
+    s.read_and_generate();  // the scores of generated tokens are made when they must go
     EXPECT_GE(s.judged, 10u);
     EXPECT_GE(s.of_generated, 2u);
     if (::testing::Test::HasFailure()) return;

@@ -40,19 +40,6 @@ class JudgedBySecondReading : public Judged {
  private:
   using Place = std::tuple<uint32_t, uint32_t, int32_t>;  // layer, KV head, position
 
-  bool is_list() { return f->plan().options.positions == Positions::kList; }
-
-  static std::vector<double> turned(std::vector<double> x, double position) {
-    for (size_t i = 0; i < x.size(); i += 2) {
-      const double angle =
-          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
-      const double a = x[i], b = x[i + 1];
-      x[i] = a * std::cos(angle) - b * std::sin(angle);
-      x[i + 1] = a * std::sin(angle) + b * std::cos(angle);
-    }
-    return x;
-  }
-
   // What is read again has no score yet.
   void forget(const Kept& there, uint32_t count) {
     for (uint32_t layer = 0; layer < there.size(); ++layer)
@@ -82,22 +69,16 @@ class JudgedBySecondReading : public Judged {
     const uint32_t head = h / (s.heads / s.kv_heads);
     const size_t held = seen.size(), chunk = held - step.n_rows;
     for (int32_t p = step.position; p <= position; ++p) seen.push_back(p);
-    const auto own = f.reference.projections(layer).begin() + ptrdiff_t{h} * s.head_dim;
-    const std::vector<double> q =
-        turned({own, own + s.head_dim}, is_list() ? static_cast<double>(seen.size() - 1) : position);
-    std::vector<double> logits(seen.size(), -std::numeric_limits<double>::infinity());
+    const double* q = f.reference.projections(layer).data() + uint64_t(h) * s.head_dim;
+    const std::vector<double> logits = f.reference.logits(layer, head, q, seen);
     double sum = 0;
+    std::vector<int32_t> counted;
     for (size_t i = 0; i < seen.size(); ++i) {
       if (i >= kSinks && i < chunk) continue;
-      const auto stored = f.reference.key(layer, head, seen[i]);
-      std::vector<double> key(stored.begin(), stored.end());
-      if (is_list()) key = turned(key, static_cast<double>(i));
-      logits[i] = std::inner_product(q.begin(), q.end(), key.begin(), 0.0) / std::sqrt(s.head_dim);
       sum += std::exp(logits[i]);
-      const double lengths = std::inner_product(q.begin(), q.end(), q.begin(), 0.0) *
-                             std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
-      moved_ = std::max(moved_, std::sqrt(lengths / s.head_dim));
+      counted.push_back(seen[i]);
     }
+    moved_ = std::max(moved_, largest_logit(layer, head, q, counted));
     for (size_t i = chunk; i < held; ++i) {
       const double log_weight = logits[i] - std::log(sum);
       const auto [at, is_new] = scores_.try_emplace({layer, head, seen[i]}, log_weight);

@@ -34,43 +34,21 @@ class JudgedByTheLastQuery : public Judged {
   }
 
  private:
-  static std::vector<double> turned(std::vector<double> x, double position) {
-    for (size_t i = 0; i < x.size(); i += 2) {
-      const double angle =
-          position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(x.size()));
-      const double a = x[i], b = x[i + 1];
-      x[i] = a * std::cos(angle) - b * std::sin(angle);
-      x[i + 1] = a * std::sin(angle) + b * std::cos(angle);
-    }
-    return x;
-  }
-
   // The mean weights of all query heads. The session's keys may be the next halves to the reference's, 2^-10
   // off, which moves a logit by as much of the product of lengths, and its weight, and the sum of all, by as
   // much of themselves; so do the queries of a model that read such keys.
   Scores scores(uint32_t layer, uint32_t, const std::vector<int32_t>& there) override {
     const ModelShape& s = f->model().shape;
-    const bool list = f->plan().options.positions == Positions::kList;
     Scores all{.score = std::vector<double>(there.size())};
     double moved = 0;
     for (uint32_t h = 0; h < s.heads; ++h) {
-      const std::vector<double>& queries = queries_.at({layer, there.back()});
-      const auto own = queries.begin() + ptrdiff_t{h} * s.head_dim;
-      const std::vector<double> q =
-          turned({own, own + s.head_dim}, list ? static_cast<double>(there.size() - 1) : there.back());
-      std::vector<double> weights;
-      for (size_t i = 0; i < there.size(); ++i) {
-        const auto stored = f.reference.key(layer, h / (s.heads / s.kv_heads), there[i]);
-        std::vector<double> key(stored.begin(), stored.end());
-        if (list) key = turned(key, static_cast<double>(i));
-        const double logit = std::inner_product(q.begin(), q.end(), key.begin(), 0.0) / std::sqrt(s.head_dim);
-        weights.push_back(std::exp(logit));
-        const double lengths = std::inner_product(q.begin(), q.end(), q.begin(), 0.0) *
-                               std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
-        moved = std::max(moved, std::sqrt(lengths / s.head_dim));
-      }
+      const uint32_t head = h / (s.heads / s.kv_heads);
+      const double* q = queries_.at({layer, there.back()}).data() + uint64_t(h) * s.head_dim;
+      std::vector<double> weights = f.reference.logits(layer, head, q, there);
+      for (double& weight : weights) weight = std::exp(weight);
       const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
       for (size_t i = 0; i < there.size(); ++i) all.score[i] += weights[i] / sum / s.heads;
+      moved = std::max(moved, largest_logit(layer, head, q, there));
     }
     all.tolerance = 4 * 2 * 0x1p-10 * moved * *std::max_element(all.score.begin(), all.score.end() - 1);
     all.score.back() = std::numeric_limits<double>::infinity();
@@ -85,12 +63,7 @@ TEST(Tova, KeepsWhatTheLastQueryAttendsTo) {
   for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
     SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
     JudgedByTheLastQuery s(m, tova(positions));
-    const std::vector<int32_t> text = seeded_tokens(301);
-    s.feed(std::span(text).first(61));
-    for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
-    s.read(seeded_tokens(25, 64, 8));
-    for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // the last of these is asked when some must go
-    s.read(seeded_tokens(70, 64, 9));
+    s.read_and_generate();  // of generated tokens the last is asked when some must go
     EXPECT_GE(s.judged, 10u);
     EXPECT_GE(s.of_generated, 2u);
     if (::testing::Test::HasFailure()) return;

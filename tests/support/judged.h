@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -44,6 +46,16 @@ class Judged {
     judge();
   }
 
+  // A text in pieces, a prompt, generated tokens and another prompt: evictions of every kind.
+  void read_and_generate() {
+    const std::vector<int32_t> text = seeded_tokens(301);
+    feed(std::span(text).first(61));
+    for (size_t at = 61; at < 301; at += 40) feed(std::span(text).subspan(at, 40));
+    read(seeded_tokens(25, 64, 8));
+    for (int32_t i = 0; i < 120; ++i) accept(i % 64);
+    read(seeded_tokens(70, 64, 9));
+  }
+
   Followed f;
   uint32_t judged = 0, of_generated = 0;  // evictions; those beside a chunk
 
@@ -54,6 +66,21 @@ class Judged {
   };
   // What the reference gives to these positions, which a head held together when something had to go.
   virtual Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) = 0;
+
+  // The largest product of the lengths of a query and of these keys, scaled as logits are. Keys of a session
+  // may be the next halves to the reference's, 2^-10 off, and move a logit by so much of it.
+  double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
+                       const std::vector<int32_t>& positions) {
+    const uint32_t width = f->model().shape.head_dim;
+    const double of_query = std::inner_product(q, q + width, q, 0.0);
+    double largest = 0;
+    for (const int32_t p : positions) {
+      const auto key = f.reference.key(layer, kv_head, p);
+      const double of_key = std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
+      largest = std::max(largest, std::sqrt(of_query * of_key / width));
+    }
+    return largest;
+  }
 
  private:
   struct Eviction {

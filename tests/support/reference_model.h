@@ -96,6 +96,21 @@ class ReferenceModel {
   std::span<const double> query(uint32_t layer, uint32_t head) const {
     return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
   }
+  // The logits of a query, not yet rotated, which comes last among what it sees. Under list positions a key
+  // turns by its index among the seen.
+  Vector logits(uint32_t layer, uint32_t kv_head, const double* q, const std::vector<int32_t>& seen) const {
+    const bool list = positions_ == Positions::kList;
+    Vector query(q, q + s_.head_dim), logits;
+    rotate(query.data(), list ? seen.size() - 1 : static_cast<size_t>(seen.back()));
+    for (size_t i = 0; i < seen.size(); ++i) {
+      const auto stored = key(layer, kv_head, seen[i]);
+      Vector k(stored.begin(), stored.end());
+      if (list) rotate(k.data(), i);
+      logits.push_back(std::inner_product(k.begin(), k.end(), query.begin(), 0.0) /
+                       std::sqrt(double(s_.head_dim)));
+    }
+    return logits;
+  }
 
  private:
   static constexpr double kLargestHalf = 65504;
@@ -141,19 +156,9 @@ class ReferenceModel {
     }
     return x;
   }
-  // Under list positions a key turns by its index among the seen.
   void attend(uint32_t layer, uint32_t kv_head, const double* q, const std::vector<int32_t>& seen,
               double* y) const {
-    const bool list = positions_ == Positions::kList;
-    Vector query(q, q + s_.head_dim), weights;
-    rotate(query.data(), list ? seen.size() - 1 : static_cast<size_t>(seen.back()));
-    for (size_t i = 0; i < seen.size(); ++i) {
-      const auto stored = key(layer, kv_head, seen[i]);
-      Vector k(stored.begin(), stored.end());
-      if (list) rotate(k.data(), i);
-      weights.push_back(std::inner_product(k.begin(), k.end(), query.begin(), 0.0) /
-                        std::sqrt(double(s_.head_dim)));
-    }
+    Vector weights = logits(layer, kv_head, q, seen);
     const double most = *std::max_element(weights.begin(), weights.end());
     double sum = 0;
     for (double& w : weights) sum += w = std::exp(w - most);
