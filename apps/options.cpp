@@ -105,8 +105,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
       "least like the others, what the last token attends to, or what a second reading of each chunk "
       "attends to, which takes twice the time. auto: with --heads locret; else, where --pool or --mem-budget "
-      "may not "
-      "hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or keydiff; "
+      "may not hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or "
+      "keydiff; "
       "else none (default: auto)")
       ->group(retention);
   auto* heads_flag = app.add_option("--heads", s.heads, "Retainer of this model, a GGUF file")

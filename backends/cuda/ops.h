@@ -54,7 +54,7 @@ void copy(const Launch&, const Copy&);
 // Bytes of Launch::scratch that an op needs for such a session; an op without a function here needs none.
 uint64_t dense_scratch(const ModelShape&, const SessionShape&, const Card&);  // linear, glu
 uint64_t route_scratch(const ModelShape&, const SessionShape&, const Card&);
-uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Card&);  // expert_linear
+uint64_t expert_scratch(const ModelShape&, const SessionShape&, const Card&);  // expert_glu, expert_linear
 uint64_t attention_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t token_score_scratch(const ModelShape&, const SessionShape&, const Card&);
 uint64_t page_score_scratch(const ModelShape&, const SessionShape&, const Card&);

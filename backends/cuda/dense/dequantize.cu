@@ -140,18 +140,6 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-using DequantizeKernel = void (*)(Rows);
-DequantizeKernel kernel_of(DType type) {
-  switch (type) {
-#define X(name, number, block, bytes) \
-  case DType::k##name:                \
-    return dequantize_kernel<DType::k##name>;
-    THIMBLE_DTYPES(X)
-#undef X
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 void scale_rows(const Launch& l, const Operands& o, const float* x, uint32_t x_stride, uint32_t in_cols,
@@ -176,7 +164,7 @@ void dequantize(const Launch& l, const Weight& w, uint32_t first, uint32_t rows,
                .k = k,
                .in_groups = in_groups,
                .col_blocks = col_blocks};
-  launch(l, kernel_of(w.type), blocks, kThreads, 0, r);
+  launch(l, of_type(w.type, [](auto type) { return dequantize_kernel<type()>; }), blocks, kThreads, 0, r);
 }
 
 void dequantize_experts(const Launch& l, const Weight& w, uint32_t out_cols, uint32_t first, uint32_t rows,
@@ -194,7 +182,7 @@ void dequantize_experts(const Launch& l, const Weight& w, uint32_t out_cols, uin
                .experts_first = p.groups_first,
                .expert_bytes = out_cols * row_bytes,
                .expert_rows = p.cols};
-  launch(l, kernel_of(w.type),
+  launch(l, of_type(w.type, [](auto type) { return dequantize_kernel<type()>; }),
          dim3(col_blocks * static_cast<uint32_t>(ceil_div(rows, kRowsAtOnce)), p.groups), kThreads, 0, r);
 }
 

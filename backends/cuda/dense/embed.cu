@@ -29,26 +29,14 @@ __global__ void embed_kernel(const StepParams* step, const int32_t* tokens, Tabl
   }
 }
 
-using EmbedKernel = void (*)(const StepParams*, const int32_t*, Table, float*);
-EmbedKernel kernel_of(DType type) {
-  switch (type) {
-#define X(name, number, block, bytes) \
-  case DType::k##name:                \
-    return embed_kernel<DType::k##name>;
-    THIMBLE_DTYPES(X)
-#undef X
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 void embed(const Launch& l, const Embed& op) {
   // One row is spread over the card, as its bytes come from far away.
   const uint32_t parts = l.max_rows == 1 ? static_cast<uint32_t>(ceil_div(op.p.cols, kEach * kThreads)) : 1;
   const Table table{data<std::byte>(op.table), dtype_bytes(op.table.type, op.p.cols), op.p.cols};
-  launch(l, kernel_of(op.table.type), dim3(l.max_rows, parts), kThreads, 0, l.step, data<int32_t>(op.tokens),
-         table, data<float>(op.x));
+  launch(l, of_type(op.table.type, [](auto type) { return embed_kernel<type()>; }), dim3(l.max_rows, parts),
+         kThreads, 0, l.step, data<int32_t>(op.tokens), table, data<float>(op.x));
 }
 
 }  // namespace thimble::cuda

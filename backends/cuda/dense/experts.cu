@@ -108,29 +108,6 @@ __global__ void __launch_bounds__(kWarps* kWarp) sum_kernel(VectorLinear p) {
   if (lane == 0) p.y[col] += sum;
 }
 
-using GluKernel = void (*)(VectorGlu);
-using SumKernel = void (*)(VectorLinear);
-GluKernel glu_kernel_of(DType type) {
-  switch (type) {
-#define X(name, number, block, bytes) \
-  case DType::k##name:                \
-    return glu_kernel<DType::k##name>;
-    THIMBLE_DTYPES(X)
-#undef X
-  }
-  return nullptr;
-}
-SumKernel sum_kernel_of(DType type) {
-  switch (type) {
-#define X(name, number, block, bytes) \
-  case DType::k##name:                \
-    return sum_kernel<DType::k##name>;
-    THIMBLE_DTYPES(X)
-#undef X
-  }
-  return nullptr;
-}
-
 Matrices matrices_of(const Weight& w, const In& bias) {
   return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias)};
 }
@@ -221,7 +198,7 @@ void expert_glu(const Launch& l, const ExpertGlu& op) {
                       .out_cols = p.out_cols,
                       .experts = p.experts,
                       .act = p.act};
-    launch(l, glu_kernel_of(op.gate.type),
+    launch(l, of_type(op.gate.type, [](auto type) { return glu_kernel<type()>; }),
            dim3(static_cast<uint32_t>(ceil_div(p.out_cols, kWarps * kRows)), p.chosen), kWarps * kWarp, 0, v);
     return;
   }
@@ -266,8 +243,9 @@ void expert_linear(const Launch& l, const ExpertLinear& op) {
                          .out_cols = p.out_cols,
                          .experts = p.experts,
                          .chosen = p.chosen};
-    launch(l, sum_kernel_of(op.w.type), static_cast<uint32_t>(ceil_div(p.out_cols, kWarps)), kWarps * kWarp,
-           p.chosen * sizeof(uint32_t), v);
+    launch(l, of_type(op.w.type, [](auto type) { return sum_kernel<type()>; }),
+           static_cast<uint32_t>(ceil_div(p.out_cols, kWarps)), kWarps * kWarp, p.chosen * sizeof(uint32_t),
+           v);
     return;
   }
   const uint32_t slots = l.max_rows * p.chosen;

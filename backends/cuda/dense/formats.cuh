@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "backends/codebooks.h"
 #include "backends/cuda/dense/codes.cuh"
@@ -296,6 +297,19 @@ __device__ inline auto eight_of_row(const std::byte* row, uint32_t e, uint32_t n
     using Block = BlockOf<type>;
     return eight_of_block<type>(row + uint64_t(e / Block::kBlock) * Block::kBytes, e % Block::kBlock / 8);
   }
+}
+
+// each(type) for a type that is known only when a program is recorded: which kernel that is. Host side.
+template <typename Each>
+auto of_type(DType type, const Each& each) {
+  switch (type) {
+#define X(name, number, block, bytes) \
+  case DType::k##name:                \
+    return each(std::integral_constant<DType, DType::k##name>());
+    THIMBLE_DTYPES(X)
+#undef X
+  }
+  return decltype(each(std::integral_constant<DType, DType::kF32>()))();
 }
 
 }  // namespace thimble::cuda

@@ -30,25 +30,14 @@ __global__ void __launch_bounds__(kRows* kWarp) multiply_any_kernel(const StepPa
   y = p.activates ? activated(y, p.act) * sum : p.add ? y + sum : sum;
 }
 
-using AnyKernel = void (*)(const StepParams*, AnyProduct);
-AnyKernel kernel_of(DType type) {
-  switch (type) {
-#define X(name, number, block, bytes) \
-  case DType::k##name:                \
-    return multiply_any_kernel<DType::k##name>;
-    THIMBLE_DTYPES(X)
-#undef X
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 void multiply_any(const Launch& l, const Weight& w, AnyProduct p) {
   p.w = data<std::byte>(w);
   p.row_bytes = dtype_bytes(w.type, p.cols);
-  launch(l, kernel_of(w.type), dim3(static_cast<uint32_t>(ceil_div(p.rows, kRows)), most_rows(l, p.x_rows)),
-         kRows * kWarp, 0, l.step, p);
+  launch(l, of_type(w.type, [](auto type) { return multiply_any_kernel<type()>; }),
+         dim3(static_cast<uint32_t>(ceil_div(p.rows, kRows)), most_rows(l, p.x_rows)), kRows * kWarp, 0,
+         l.step, p);
 }
 
 }  // namespace thimble::cuda

@@ -67,6 +67,24 @@ struct Work {
     }
   }
 
+  // each(vector, logits) for the warp's vectors and the keys that were read: the lane has two entries.
+  template <typename Each>
+  __device__ void each_vector(const float* q, const Each& each) const {
+    for (uint32_t first = 0; first < vectors(); first += kVectors) {
+      __syncthreads();
+      read_queries(q, first);
+      __syncthreads();
+      float logits[kOfWarp][2];
+      multiply(logits);
+      for (uint32_t j = 0; j < kOfWarp; ++j) {
+        const uint32_t vector = first + threadIdx.x / kWarp + j * kWarps;
+        if (vector >= vectors()) break;
+        each(vector, logits[j]);
+      }
+    }
+  }
+
+ private:
   // Rotated and scaled queries from vector `first` on; behind the last one they are 0.
   __device__ void read_queries(const float* q, uint32_t first) const {
     const uint32_t pairs = p.head_dim / 2;
@@ -105,7 +123,6 @@ struct Work {
       for (float& logit : logits[j]) logit = soft_cap(logit, p.cap);
   }
 
- private:
   __device__ float2 turned(float2 x, uint32_t position, uint32_t pair) const {
     const float2 angle = rope.angle(position, pair);
     return {x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x};
@@ -123,31 +140,22 @@ __global__ void __launch_bounds__(kThreads)
   const Work w{s, heads, p, rope, shared};
   const uint32_t each = tiles_of_sum(w.span), begin = blockIdx.x * each,
                  end = min(begin + each, query_tiles(w.span));
-  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t tile = begin; tile < end; ++tile) {
     __syncthreads();
     w.read_keys(k, chunk_k, tile);
-    for (uint32_t first = 0; first < w.vectors(); first += kVectors) {
-      __syncthreads();
-      w.read_queries(q, first);
-      __syncthreads();
-      float logits[kOfWarp][2];
-      w.multiply(logits);
-      for (uint32_t j = 0; j < kOfWarp; ++j) {
-        const uint32_t vector = first + warp + j * kWarps;
-        if (vector >= w.vectors()) break;
-        const uint32_t seen = entries_seen(w.span, vector / p.group), at = tile * kQueryScoreTile + lane;
-        LogSum own = kNoSum;
-        if (at < seen) add(own, logits[j][0]);
-        if (at + kWarp < seen) add(own, logits[j][1]);
-        own = warp_log_sum(own);
-        if (lane != 0) continue;
-        float& sum = sums[w.sums_of(vector) + blockIdx.x];
-        LogSum all = tile == begin ? kNoSum : LogSum{sum, 1};
-        if (own.sum > 0) add(all, own);
-        sum = log_of(all);
-      }
-    }
+    w.each_vector(q, [&](uint32_t vector, const float(&logits)[2]) {
+      const uint32_t seen = entries_seen(w.span, vector / p.group), at = tile * kQueryScoreTile + lane;
+      LogSum own = kNoSum;
+      if (at < seen) add(own, logits[0]);
+      if (at + kWarp < seen) add(own, logits[1]);
+      own = warp_log_sum(own);
+      if (lane != 0) return;
+      float& sum = sums[w.sums_of(vector) + blockIdx.x];
+      LogSum all = tile == begin ? kNoSum : LogSum{sum, 1};
+      if (own.sum > 0) add(all, own);
+      sum = log_of(all);
+    });
   }
 }
 
@@ -188,23 +196,14 @@ __global__ void __launch_bounds__(kThreads)
     float scores[2] = {none, none};
     __syncthreads();
     w.read_keys(k, chunk_k, tile);
-    for (uint32_t first = 0; first < w.vectors(); first += kVectors) {
-      __syncthreads();
-      w.read_queries(q, first);
-      __syncthreads();
-      float logits[kOfWarp][2];
-      w.multiply(logits);
-      for (uint32_t j = 0; j < kOfWarp; ++j) {
-        const uint32_t vector = first + warp + j * kWarps;
-        if (vector >= w.vectors()) break;
-        const float sum = sums[w.sums_of(vector)];
-        for (uint32_t i = 0; i < 2; ++i) {
-          const float log_weight = logits[j][i] - sum;
-          if (!(log_weight > -kInfinity)) continue;
-          scores[i] = largest ? fmaxf(scores[i], log_weight) : scores[i] + expf(log_weight);
-        }
+    w.each_vector(q, [&](uint32_t vector, const float(&logits)[2]) {
+      const float sum = sums[w.sums_of(vector)];
+      for (uint32_t i = 0; i < 2; ++i) {
+        const float log_weight = logits[i] - sum;
+        if (!(log_weight > -kInfinity)) continue;
+        scores[i] = largest ? fmaxf(scores[i], log_weight) : scores[i] + expf(log_weight);
       }
-    }
+    });
     for (uint32_t i = 0; i < 2; ++i) of_warps[warp][lane + i * kWarp] = scores[i];
     __syncthreads();
     const uint32_t i = threadIdx.x, index = tile * kQueryScoreTile + i;
