@@ -137,10 +137,10 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
   // A software driver has smaller pools and chunks, less to read and a short answer: it reads 10 to 45 tokens
   // a second of a core and writes 4.
   uint32_t smaller(uint32_t n, uint32_t on_software) const { return software_ ? on_software : n; }
-  uint32_t pool() const { return smaller(2048, 256); }
-  uint32_t chunk() const { return smaller(1024, 128); }
-  uint32_t most() const { return smaller(kRead, 700); }  // tokens to read
-  uint32_t answer() const { return smaller(200, 16); }
+  uint32_t pool() const { return smaller(2048, 192); }
+  uint32_t chunk() const { return smaller(1024, 64); }
+  uint32_t most() const { return smaller(kRead, 450); }  // tokens to read
+  uint32_t answer() const { return smaller(200, 8); }
 
   SessionOptions locret() const {
     return {.retainer = demo().retainer,
@@ -149,6 +149,14 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
             .chunk = chunk(),
             .stabilizers = chunk() / 2,
             .local = 100};
+  }
+  SessionOptions selecting(SessionOptions o, float theta) const {
+    o.selection = Selection::kTokenSelect;
+    o.select_k = smaller(256, 128);
+    o.select_init = 16;
+    o.select_local = 64;
+    o.select_theta = theta;
+    return o;
   }
   // Reads this much of the book on both, chunk by chunk, then generates.
   void run(const SessionOptions& options, size_t tokens) {
@@ -171,15 +179,6 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
  private:
   const bool software_ = device()->info().software;
 };
-
-SessionOptions selecting(SessionOptions o, float theta) {
-  o.selection = Selection::kTokenSelect;
-  o.select_k = 256;
-  o.select_init = 16;
-  o.select_local = 64;
-  o.select_theta = theta;
-  return o;
-}
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OnDevice);
 
@@ -238,7 +237,11 @@ TEST_P(OnDevice, SelectsWhileReadingARetainedPoolAsTheCpuDoes) {
 }
 
 TEST_P(OnDevice, PicksPagesAsTheCpuDoes) {
-  run({.pool = most() + 1024, .chunk = chunk(), .selection = Selection::kQuest, .select_k = 512}, most());
+  run({.pool = most() + 1024,
+       .chunk = chunk(),
+       .selection = Selection::kQuest,
+       .select_k = smaller(512, 256)},
+      most());
 }
 
 TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
@@ -248,7 +251,7 @@ TEST_P(OnDevice, PicksPagesOfAWindowAsTheCpuDoes) {
        .stabilizers = 0,
        .local = 100,
        .selection = Selection::kQuest,
-       .select_k = 256},
+       .select_k = smaller(256, 128)},
       most());
 }
 
@@ -271,7 +274,7 @@ TEST_P(OnDevice, EvictsAtRandomByTheHeadAsTheCpuDoes) {
   SessionOptions options{.retention = Retention::kRandom, .chunk = 128, .stabilizers = 16, .local = 40};
   for (uint32_t i = 0; i < shape.layers * shape.kv_heads; ++i) options.keeps.push_back(20 + i * i % 7 * 50);
   Watched here(demo().model, options), there(demo().model, options, device());
-  for (Watched* w : {&here, &there}) must((*w)->feed(std::span(demo().book).first(1000)));
+  for (Watched* w : {&here, &there}) must((*w)->feed(std::span(demo().book).first(smaller(1000, 600))));
   EXPECT_EQ(kept(*here), kept(*there));  // the scores are hashes: the same bits, so the same lists
   expect_same_answer(here, there, answer());
 }
@@ -324,7 +327,7 @@ TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {
                                       .vocab = 256,
                                       .d_retain = 32,
                                       .window = 200});
-  const std::vector<int32_t> text = seeded_tokens(1500, 256), turn = seeded_tokens(40, 256, 8);
+  const std::vector<int32_t> text = seeded_tokens(smaller(1500, 800), 256), turn = seeded_tokens(40, 256, 8);
   for (const Retention retention : {Retention::kNone, Retention::kRandom}) {
     const SessionOptions options{.retention = retention,
                                  .pool = retention == Retention::kNone ? 2000u : 500u,
