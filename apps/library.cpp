@@ -195,7 +195,11 @@ std::string read_file(const std::string& path) {
   std::unique_ptr<FILE, int (*)(FILE*)> owned(nullptr, std::fclose);
   FILE* file = stdin;
   if (!standard_input) {
+#ifdef _WIN32
+    owned.reset(file = _wfopen(native_path(path).c_str(), L"rb"));
+#else
     owned.reset(file = std::fopen(path.c_str(), "rb"));
+#endif
     if (!file) throw Failure(THIMBLE_IO, "cannot open '" + path + "': " + std::strerror(errno));
   }
   std::string bytes;

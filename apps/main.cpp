@@ -1,10 +1,12 @@
 // The thimble command: picks a subcommand, and turns every failure into one sentence and an exit code.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <new>
 
 #include "apps/generation.h"
 #include "apps/options.h"
+#include "apps/terminal.h"
 
 namespace app {
 
@@ -52,15 +54,11 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   return message + "; '" + recognised(app) + " --help' says what there is";
 }
 
-int run(int argc, char** argv) {
-  std::vector<std::string> words;  // CLI11 takes them last first
-  bool json = false;
-  for (int i = argc - 1; i > 0; --i) {
-    std::string word = argv[i];
-    if (word == "--json") json = true;
-    // llama.cpp's one flag with a dash and three letters.
-    words.push_back(word == "-sys" ? "--system-prompt" : word);
-  }
+int run(std::vector<std::string> words) {
+  const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
+  // llama.cpp's one flag with a dash and three letters.
+  std::replace(words.begin(), words.end(), std::string("-sys"), std::string("--system-prompt"));
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
 
   CLI::App app("Reads long texts with a language model inside a byte budget.", "thimble");
   app.formatter(std::make_shared<HelpFormatter>());
@@ -99,13 +97,26 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-}  // namespace app
-
-int main(int argc, char** argv) {
-  const int exit_code = app::run(argc, argv);
+// `words`: the arguments, in UTF-8.
+int run_and_flush(std::vector<std::string> words) {
+  const int exit_code = run(std::move(words));
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
     std::fprintf(stderr, "thimble: standard output could not be written\n");
-    return app::kExitFailure;
+    return kExitFailure;
   }
   return exit_code;
 }
+
+}  // namespace app
+
+#ifdef _WIN32
+// Arguments in UTF-16; those of main come in a code page that lacks most letters.
+int wmain(int argc, wchar_t** argv) {
+  app::write_utf8();
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) words.push_back(app::utf8_path(argv[i]));
+  return app::run_and_flush(std::move(words));
+}
+#else
+int main(int argc, char** argv) { return app::run_and_flush({argv + 1, argv + argc}); }
+#endif

@@ -8,6 +8,10 @@
 #include <cstdlib>
 
 #ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+// After windows.h, whose types they use.
+#include <fcntl.h>
 #include <io.h>
 #else
 #include <unistd.h>
@@ -52,6 +56,14 @@ bool is_terminal(FILE* stream) {
   return isatty(fileno(stream)) != 0;
 #endif
 }
+
+#ifdef _WIN32
+void write_utf8() {
+  SetConsoleOutputCP(CP_UTF8);
+  _setmode(_fileno(stdin), _O_BINARY);
+  _setmode(_fileno(stdout), _O_BINARY);
+}
+#endif
 
 Interruptible::Interruptible(const Session& session) {
   presses = 0;

@@ -11,6 +11,11 @@ namespace app {
 
 bool is_terminal(FILE* stream);
 
+#ifdef _WIN32
+// What is printed is UTF-8, and bytes stay as they are: no carriage returns are put in.
+void write_utf8();
+#endif
+
 // While one lives, Ctrl-C interrupts its session instead of ending the process; a second one ends it at once.
 class Interruptible {
  public:

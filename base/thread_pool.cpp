@@ -9,6 +9,11 @@
 #include <thread>
 #include <vector>
 
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#endif
+
 namespace thimble {
 
 // How long a worker looks for the next job before it sleeps. The ops of a step follow one another within 20
@@ -22,6 +27,20 @@ static void relax() {
   asm volatile("yield");
 #endif
 }
+
+// Sleeps while the word is what was seen, and wakes all who do. On Windows libstdc++'s own looks at the word
+// before it takes its lock and so may miss a wake-up (GCC 12): a pool's last join then never ends.
+#ifdef _WIN32
+static void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
+  WaitOnAddress(&word, &seen, sizeof seen, INFINITE);
+}
+static void wake_all(std::atomic<uint32_t>& word) { WakeByAddressAll(&word); }
+#else
+static void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
+  word.wait(seen, std::memory_order_acquire);
+}
+static void wake_all(std::atomic<uint32_t>& word) { word.notify_all(); }
+#endif
 
 struct ThreadPool::State {
   std::vector<std::thread> workers;
@@ -67,7 +86,7 @@ struct ThreadPool::State {
     while (!stop.load(std::memory_order_acquire)) {
       work(worker);
       const auto called = [&] { return signal.load(std::memory_order_acquire) != seen; };
-      if (!spin(called)) signal.wait(seen, std::memory_order_acquire);
+      if (!spin(called)) sleep_while(signal, seen);
       seen = signal.load(std::memory_order_acquire);
     }
   }
@@ -86,7 +105,7 @@ ThreadPool::ThreadPool(uint32_t threads) : state_(std::make_unique<State>()) {
 ThreadPool::~ThreadPool() {
   state_->stop.store(true, std::memory_order_release);
   state_->signal.fetch_add(1, std::memory_order_release);
-  state_->signal.notify_all();
+  wake_all(state_->signal);
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -104,7 +123,7 @@ void ThreadPool::dispatch(uint32_t items, Call call, const void* body) {
   const uint64_t job = (s.ticket.load(std::memory_order_relaxed) >> 32) + 1;
   s.ticket.store(job << 32 | items, std::memory_order_release);
   s.signal.fetch_add(1, std::memory_order_release);
-  s.signal.notify_all();  // no system call unless someone sleeps
+  wake_all(s.signal);  // no system call unless someone sleeps
   s.work(0);
   const auto finished = [&] { return s.unfinished.load(std::memory_order_acquire) == 0; };
   while (!State::spin(finished)) {

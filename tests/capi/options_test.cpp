@@ -170,7 +170,9 @@ TEST(Outputs, ErrorsAreUtf8WhateverAFileIsCalled) {
   thimble_model* model = nullptr;
   EXPECT_EQ(thimble_model_open("no\xff such file", nullptr, &model, &e), THIMBLE_IO);
   EXPECT_EQ(std::string(e.message).find('\xff'), std::string::npos);
+#ifndef _WIN32  // where such a name cannot be that of a file
   EXPECT_NE(std::strstr(e.message, "no? such file"), nullptr) << e.message;
+#endif
   std::string long_name(470, 'a');  // so that the message's last byte would be inside a code point
   for (int shift = 0; shift < 3; ++shift) {
     std::string path = std::string(static_cast<size_t>(shift), 'b');

@@ -12,11 +12,13 @@
 
 namespace thimble::test {
 
+#ifndef _WIN32  // where these tests run on the CPU alone
 inline const bool kUnderValidation = [] {
   setenv("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation", 0);
   setenv("VK_LAYER_ENABLES", "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT", 0);
   return true;
 }();
+#endif
 
 // Whether a validation layer older than 1.3.255 says that it does not know cooperative matrices: extension
 // and feature of the device; capability, extension and specialisation of a shader.
