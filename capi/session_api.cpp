@@ -300,6 +300,16 @@ thimble_status thimble_session_file_note(const char* path, void* note, uint64_t 
   });
 }
 
+thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed,
+                                      thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(freed, "freed"));
+    THIMBLE_LET(bytes, s.session->shrink(pool));
+    *freed = bytes;
+    return {};
+  });
+}
+
 void thimble_session_interrupt(thimble_session* session) {
   if (session) session->session->interrupt();
 }

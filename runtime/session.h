@@ -71,6 +71,10 @@ class Session {
   // nothing changes, unless the device itself fails: then nothing is held.
   Result<std::string> restore(MappedFile file, std::string name);
 
+  // Evicts down to a smaller pool and gives back what memory is then behind the runs; the bytes of that.
+  // Unsupported where the device cannot, or nothing may be evicted; then nothing changed.
+  Result<uint64_t> shrink(uint32_t pool);
+
   // From any thread: the running or the next call that works returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
 
@@ -179,6 +183,9 @@ class Session {
   std::vector<NamedSetting> saved_settings() const;
   SavedSession saved() const;
   std::vector<Piece> pieces(const Held&, bool logits) const;
+  Status copy_pool(Session& twin) const;
+  Result<MemoryPlan> smaller_plan(uint32_t pool) const;
+  Status evict_to(const MemoryPlan& smaller);
   Status check_settings(const SessionFile&) const;
   Status check_stream(const SessionFile&) const;
   Status check_body(const SessionFile&, const Held&, std::span<const Piece>) const;

@@ -313,4 +313,100 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   return std::string(s.held_text, std::find(s.held_text, std::end(s.held_text), '\0'));
 }
 
+// ---- a smaller pool ----
+
+// To a clone. Of a pool that was made smaller only what is held, since a copy of what was given back would
+// take its memory again.
+Status Session::copy_pool(Session& twin) const {
+  if (!plan_.released)
+    return device_->copy({twin.pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size});
+  const Setting setting{*model_, plan_.options, plan_.dimensions};
+  const Held held{setting, entries_, unscored_, generation_};
+  const std::vector<Piece> from = pieces(held, false), to = twin.pieces(held, false);
+  for (size_t i = 0; i < from.size(); ++i) THIMBLE_TRY(device_->copy(to[i].view, from[i].view));
+  return device_->copy(twin.layout_.saturated, layout_.saturated);
+}
+
+// The plan of a session that was asked for this pool: what this one is to be, but for where its runs begin.
+Result<MemoryPlan> Session::smaller_plan(uint32_t pool) const {
+  if (!pool || pool > plan_.options.pool)
+    return error(Code::kInvalidArgument, "a pool of %u is not smaller than the %u that the session has", pool,
+                 plan_.options.pool);
+  THIMBLE_TRY(device_->release({pool_.get(), 0, 0}));
+  SessionOptions options = plan_.asked;
+  if (!options.keeps.empty())
+    return error(
+        Code::kUnsupported,
+        "the session was given a pool for each head, which cannot shrink together; make a smaller one");
+  options.pool = pool;
+  THIMBLE_LET(smaller, make_plan(*model_, *device_, options));
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const HeadRun& run = smaller.dimensions.runs[i];
+    if (run.capacity > plan_.dimensions.runs[i].capacity || run.keep > plan_.dimensions.runs[i].keep)
+      return error(
+          Code::kUnsupported,
+          "with a pool of %u a head would keep more than now, for which it has no room; make a smaller "
+          "session",
+          pool);
+    if (!run.evicts && entries_[i] + waiting_.size() > run.capacity)
+      return error(Code::kUnsupported,
+                   "the session holds %llu tokens, a pool of %u has room for %u, and its retention evicts "
+                   "nothing; choose a larger one",
+                   static_cast<unsigned long long>(entries_[i] + waiting_.size()), pool, run.capacity);
+  }
+  return smaller;
+}
+
+// Evicts down to what the heads keep in a smaller pool. On failure, an interrupt too, the pool is as large as
+// before.
+Status Session::evict_to(const MemoryPlan& smaller) {
+  std::vector<HeadRun>& runs = plan_.dimensions.runs;
+  const std::vector<HeadRun> before = runs;
+  bool fits = true;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    runs[i].keep = smaller.dimensions.runs[i].keep;
+    runs[i].protect_first = smaller.dimensions.runs[i].protect_first;
+    runs[i].protect_last = smaller.dimensions.runs[i].protect_last;
+    const bool shrinks = smaller.dimensions.runs[i].capacity < runs[i].capacity;
+    fits = fits && (!runs[i].evicts || !shrinks || entries_[i] <= runs[i].keep);
+  }
+  if (fits) return {};
+  const Status evicted = start(unscored_ ? upkeep_run(true, false) : eviction_run(false));
+  if (!evicted.ok()) runs = before;
+  return evicted;
+}
+
+Result<uint64_t> Session::shrink(uint32_t pool) {
+  THIMBLE_TRY(begin(Call::kNone, {}));
+  THIMBLE_LET(smaller, smaller_plan(pool));
+  THIMBLE_TRY(evict_to(smaller));
+  uint64_t freed = 0;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const LayerPool& arrays = layout_.layers[i / model_->shape.kv_heads];
+    HeadRun& run = plan_.dimensions.runs[i];
+    const uint64_t first = run.first + smaller.dimensions.runs[i].capacity, end = run.first + run.capacity;
+    const uint32_t layer_entries = plan_.dimensions.layer_entries[i / model_->shape.kv_heads];
+    for (const View& array : {arrays.k.values, arrays.v.values, arrays.pos, arrays.cis}) {
+      const uint64_t entry_bytes = array.bytes / layer_entries;
+      if (!array) continue;
+      THIMBLE_LET(bytes, device_->release(array.slice(first * entry_bytes, (end - first) * entry_bytes)));
+      freed += bytes;
+    }
+    heads_[i].capacity = run.capacity = smaller.dimensions.runs[i].capacity;
+  }
+  plan_.asked = smaller.asked;
+  plan_.options = smaller.options;
+  plan_.capacity = plan_.dimensions.capacity = smaller.capacity;
+  plan_.largest_position = smaller.largest_position;
+  plan_.selection_pays = smaller.selection_pays;
+  plan_.pool -= freed;
+  plan_.total -= freed;
+  plan_.released += freed;
+  reservation_.reserved -= freed;
+  reservation_.allocated -= freed;
+  ledger_->reserved -= freed;
+  ledger_->allocated -= freed;
+  return freed;
+}
+
 }  // namespace thimble

@@ -564,6 +564,11 @@ THIMBLE_API thimble_status thimble_session_file_info(const char* path, char* jso
 THIMBLE_API thimble_status thimble_session_file_note(const char* path, void* note, uint64_t capacity, uint64_t* length,
                                                      thimble_error* error);
 
+/* Give memory back: evict down to `pool` entries a head (as thimble_session_options.pool), and free what is then behind them
+ * where the device can (cpu: whole pages). *freed: bytes. The session is then one that was made with that pool. THIMBLE_UNSUPPORTED,
+ * one sentence, where it cannot; nothing changed then. After THIMBLE_INTERRUPTED repeat the call. */
+THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed, thimble_error* error);
+
 /* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
  * THIMBLE_INTERRUPTED: while reading within the time of one layer of a chunk, while generating within that of a token. The
  * call after that goes on, bit for bit as if nothing had happened. */
