@@ -15,7 +15,7 @@ set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -static)
 # Libraries of headers alone are the build machine's. Beside them in /usr/include lie Linux' own headers, which must not be
 # found, so these are linked to from a folder of their own.
-foreach(header CLI nlohmann xxhash.h)
+foreach(header CLI nlohmann)
   if(EXISTS /usr/include/${header})
     file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
     file(CREATE_LINK /usr/include/${header} ${CMAKE_BINARY_DIR}/include/${header} SYMBOLIC)

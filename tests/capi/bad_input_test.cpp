@@ -182,8 +182,9 @@ TEST(BadHeads, WereOpenedForAnotherModel) {
 
 TEST(Budget, IsHeldToTheByte) {
   const SmallModel small;
-  for (const int32_t retention : {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET,
-                                  THIMBLE_RETENTION_KEYDIFF, THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD}) {
+  for (const int32_t retention :
+       {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET, THIMBLE_RETENTION_KEYDIFF,
+        THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD}) {
     thimble_session_options options = window_options();
     options.retention = retention;
     options.heads = small.heads.get();
@@ -401,7 +402,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"chat_text role",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &message, 1, 0, nullptr, 0, &u64, e); }},
       {"chat_render", [&](auto* e) { return thimble_chat_render(nullptr, nullptr, nullptr, 0, &u64, e); }},
-      {"chat_render length", [&](auto* e) { return thimble_chat_render(m, nullptr, nullptr, 0, nullptr, e); }},
+      {"chat_render length",
+       [&](auto* e) { return thimble_chat_render(m, nullptr, nullptr, 0, nullptr, e); }},
       {"chat_text content",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &no_content, 1, 0, nullptr, 0, &u64, e); }},
       {"plan", [&](auto* e) { return thimble_session_plan(nullptr, nullptr, nullptr, e); }},
@@ -424,6 +426,23 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"rewind", [&](auto* e) { return thimble_session_rewind(nullptr, 0, e); }},
       {"clone", [&](auto* e) { return thimble_session_clone(s, nullptr, e); }},
       {"reset", [&](auto* e) { return thimble_session_reset(nullptr, e); }},
+      {"save", [&](auto* e) { return thimble_session_save(nullptr, "a", nullptr, 0, e); }},
+      {"save path", [&](auto* e) { return thimble_session_save(s, nullptr, nullptr, 0, e); }},
+      {"save note", [&](auto* e) { return thimble_session_save(s, "a", nullptr, 1, e); }},
+      {"save_fd", [&](auto* e) { return thimble_session_save_fd(nullptr, 1, nullptr, 0, e); }},
+      {"save_fd note", [&](auto* e) { return thimble_session_save_fd(s, 1, nullptr, 1, e); }},
+      {"restore", [&](auto* e) { return thimble_session_restore(nullptr, "a", e); }},
+      {"restore path", [&](auto* e) { return thimble_session_restore(s, nullptr, e); }},
+      {"restore_fd", [&](auto* e) { return thimble_session_restore_fd(nullptr, 0, e); }},
+      {"file_info", [&](auto* e) { return thimble_session_file_info(nullptr, nullptr, 0, &u64, e); }},
+      {"file_info json", [&](auto* e) { return thimble_session_file_info("a", nullptr, 1, &u64, e); }},
+      {"file_info length", [&](auto* e) { return thimble_session_file_info("a", nullptr, 0, nullptr, e); }},
+      {"file_note", [&](auto* e) { return thimble_session_file_note(nullptr, nullptr, 0, &u64, e); }},
+      {"file_note note", [&](auto* e) { return thimble_session_file_note("a", nullptr, 1, &u64, e); }},
+      {"file_note length", [&](auto* e) { return thimble_session_file_note("a", nullptr, 0, nullptr, e); }},
+      {"shrink", [&](auto* e) { return thimble_session_shrink(nullptr, 1, &u64, e); }},
+      {"shrink pool", [&](auto* e) { return thimble_session_shrink(s, 0, &u64, e); }},
+      {"shrink freed", [&](auto* e) { return thimble_session_shrink(s, 1, nullptr, e); }},
       {"kept", [&](auto* e) { return thimble_session_kept(s, 0, 0, nullptr, 4, &u64, e); }},
       {"kept count", [&](auto* e) { return thimble_session_kept(s, 0, 0, nullptr, 0, nullptr, e); }},
       {"set_sampler", [&](auto* e) { return thimble_session_set_sampler(nullptr, nullptr, e); }},
