@@ -10,7 +10,7 @@
 // Where pointers have 8 bytes; with 4 the structs that hold some are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 136);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 144);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -127,6 +127,8 @@ OFFSET(thimble_session_options, progress, 112);
 OFFSET(thimble_session_options, progress_user, 120);
 OFFSET(thimble_session_options, select_page, 128);
 OFFSET(thimble_session_options, dense_layers, 132);
+OFFSET(thimble_session_options, watch, 136);
+OFFSET(thimble_session_options, reserved, 140);
 
 static_assert(sizeof(thimble_memory) == 136);
 OFFSET(thimble_memory, struct_size, 0);
@@ -216,8 +218,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_TRUE((all_plain<thimble_error, thimble_device_info, thimble_model_options, thimble_model_info,
                          thimble_tensor_info, thimble_message, thimble_progress, thimble_session_options,
                          thimble_memory, thimble_sampler_options, thimble_stats, thimble_training_options,
-                         thimble_chat_options,
-                         thimble_training_progress>()));
+                         thimble_chat_options, thimble_training_progress>()));
   EXPECT_EQ(THIMBLE_RETENTION_DEFAULT, -1);
   EXPECT_EQ(THIMBLE_RETENTION_NONE, 0);
   EXPECT_EQ(THIMBLE_RETENTION_WINDOW, 1);
