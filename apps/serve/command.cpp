@@ -1,5 +1,6 @@
 // thimble serve: answers over HTTP.
 #include "apps/options.h"
+#include "apps/serve/flags.h"
 
 #if THIMBLE_SERVE
 #include "apps/serve/server.h"
@@ -9,14 +10,8 @@ namespace app {
 
 namespace {
 
-struct Flags {
-  std::string host = "127.0.0.1", key;
-  uint16_t port = 8080;
-  uint32_t slots = 2;
-};
-
 #if THIMBLE_SERVE
-int serve_http(Settings& s, const Flags& flags) {
+int serve_http(Settings& s, const serve::ServeFlags& flags) {
   const Model model = open_model(s.model);
   need_tokenizer(model);
   settle_seed(s);
@@ -25,7 +20,7 @@ int serve_http(Settings& s, const Flags& flags) {
   if (!variables.is_object())
     throw UsageError("--chat-vars must be a JSON object: '{\"enable_thinking\": false}'");
   const Retention retention = choose_retention(s, model, 0);
-  serve::Server server(s, {flags.host, flags.key, flags.port, flags.slots}, model, retention);
+  serve::Server server(s, flags, model, retention);
   try {
     serve::HttpServer http(
         flags.host, flags.port, {},
@@ -48,7 +43,7 @@ int serve_http(Settings& s, const Flags& flags) {
   return 0;
 }
 #else
-int serve_http(Settings&, const Flags&) {
+int serve_http(Settings&, const serve::ServeFlags&) {
   throw Failure(
       THIMBLE_UNSUPPORTED,
       "this build has no server: it needs Boost 1.81 or newer (libboost1.81-dev) when it is built, and "
@@ -60,7 +55,7 @@ int serve_http(Settings&, const Flags&) {
 
 Command add_serve(CLI::App& root) {
   static Settings settings;
-  static Flags flags;
+  static serve::ServeFlags flags;
   CLI::App* app = root.add_subcommand("serve", "Answer over HTTP, as OpenAI's and Anthropic's servers do");
   add_model_flag(*app, settings);
   app->add_option("--host", flags.host, "Address or name to listen on (default: 127.0.0.1)")

@@ -2,8 +2,7 @@
 #include "apps/serve/history.h"
 
 #include <algorithm>
-
-#include "apps/library.h"
+#include <string_view>
 
 namespace app::serve {
 
@@ -15,6 +14,14 @@ std::string_view text_of(const Json& message, const char* name) {
                                                       : "";
 }
 
+// Without the white space around it, which a client may take off.
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string_view::npos ? ""
+                                         : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+}
+
 // Functions and arguments; ids are the wire format's.
 Json calls_of(const Json& message) {
   Json calls = Json::array();
@@ -24,11 +31,11 @@ Json calls_of(const Json& message) {
   return calls;
 }
 
-// Whether a client gives a message back as it was; it may trim an answer.
+// Whether a client gives a message back as it was.
 bool same_message(const Json& held, const Json& given) {
   if (text_of(held, "role") != "assistant") return held == given;
   return text_of(given, "role") == "assistant" &&
-         strip(text_of(held, "content")) == strip(text_of(given, "content")) &&
+         trimmed(text_of(held, "content")) == trimmed(text_of(given, "content")) &&
          calls_of(held) == calls_of(given);
 }
 

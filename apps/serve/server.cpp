@@ -164,16 +164,15 @@ const Server::Route* Server::find_route(const std::string& path) {
   return nullptr;
 }
 
-Server::Server(const Settings& settings, const ServeFlags& flags, const Model& model,
-               const Retention& retention)
+Server::Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention)
     : settings_(settings),
-      flags_(flags),
+      flags_(std::move(flags)),
       model_(model),
       model_name_(utf8_path(native_path(settings.model).stem())),
       started_(now()),
       retention_(retention.policy),
       next_id_(std::random_device()()),
-      scheduler_(settings, model, retention, flags.slots),
+      scheduler_(settings, model, retention, flags_.slots),
       workers_(kReaders) {}
 
 void Server::stop() {

@@ -5,16 +5,11 @@
 #include <map>
 #include <string>
 
+#include "apps/serve/flags.h"
 #include "apps/serve/http.h"
 #include "apps/serve/scheduler.h"
 
 namespace app::serve {
-
-struct ServeFlags {
-  std::string host = "127.0.0.1", key;
-  uint16_t port = 8080;
-  uint32_t slots = 2;
-};
 
 // Threads that read requests, so that whoever asks for /health does not wait for a long text to be parsed.
 class Workers {
@@ -36,7 +31,7 @@ class Workers {
 
 class Server {
  public:
-  Server(const Settings& settings, const ServeFlags& flags, const Model& model, const Retention& retention);
+  Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention);
 
   // For the HTTP server.
   std::optional<Response> admit(const Request& head);
@@ -65,7 +60,7 @@ class Server {
   Response state(const Request& request);
 
   const Settings& settings_;
-  const ServeFlags& flags_;
+  const ServeFlags flags_;
   const Model& model_;
   const std::string model_name_;
   const int64_t started_;
