@@ -352,6 +352,7 @@ void Connection::finish() {
   ending_ = true;
   ticker_.cancel();
   send_more();
+  if (!writing_) on_sent({});  // all was sent before the end was known
 }
 
 void Connection::send_more() {

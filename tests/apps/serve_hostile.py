@@ -103,7 +103,7 @@ def good(r):
 
 
 KINDS = [noise, broken_line, mutated, wrong_types, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
-WEIGHTS = [10, 10, 15, 20, 5, 1, 5, 5, 5, 10, 6, 8]
+WEIGHTS = [10, 10, 15, 20, 5, 2, 5, 5, 5, 10, 6, 8]
 
 
 def send(server, kind, r, problems):

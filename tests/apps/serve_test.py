@@ -244,7 +244,7 @@ class Answers(unittest.TestCase):
 
     def test_an_older_client_gets_a_stream_without_chunks(self):
         data = json.dumps({"messages": [user(QUESTION)], "stream": True}).encode()
-        with self.server.connect() as connection:
+        with self.server.connect(timeout=600) as connection:  # the end is that of the connection
             connection.sendall(b"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
             head, body = drain(connection).split(b"\r\n\r\n", 1)
         self.assertNotIn(b"chunked", head)

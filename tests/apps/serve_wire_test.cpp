@@ -314,8 +314,13 @@ TEST(ServeAnthropic, StreamsTextAndCalls) {
   Asked a = asked(true);
   a.task.tools = Json::array();
   const auto writer = write_message(kWho, a);
-  EXPECT_EQ(writer->begin({1, 0, 0}).substr(0, 66),
-            "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":");
+  EXPECT_EQ(
+      writer->begin({1, 0, 0}),
+      "event: message_start\n"
+      R"(data: {"type":"message_start","message":{"id":"msg_7","type":"message","role":"assistant",)"
+      R"("model":"tiny","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":1,)"
+      R"("cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}})"
+      "\n\n");
   EXPECT_EQ(
       writer->piece({"Well. <tool_call>{\"name\":\"f\"}</tool_call>", {}}),
       "event: content_block_start\n"
