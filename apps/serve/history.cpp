@@ -18,8 +18,7 @@ std::string_view text_of(const Json& message, const char* name) {
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const size_t first = text.find_first_not_of(kSpace);
-  return first == std::string_view::npos ? ""
-                                         : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
 // Functions and arguments; ids are the wire format's.

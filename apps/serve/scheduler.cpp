@@ -30,26 +30,6 @@ uint32_t settled_local(const thimble_session_options& options) {
   return options.retention == THIMBLE_RETENTION_NONE ? 0 : 100;
 }
 
-Refusal refusal_of(const std::exception& error) {
-  if (const auto* refusal = dynamic_cast<const Refusal*>(&error)) return *refusal;
-  if (dynamic_cast<const std::bad_alloc*>(&error))
-    return Refusal(503, thimble_status_text(THIMBLE_OUT_OF_MEMORY));
-  const auto* failure = dynamic_cast<const Failure*>(&error);
-  switch (failure ? failure->status : THIMBLE_INTERNAL) {
-    case THIMBLE_CONTEXT_FULL:
-      return Refusal(400, error.what(), "context_length_exceeded");
-    case THIMBLE_INVALID_ARGUMENT:
-    case THIMBLE_UNSUPPORTED:
-      return Refusal(400, error.what());
-    case THIMBLE_OUT_OF_MEMORY:
-    case THIMBLE_BUDGET:
-    case THIMBLE_DEVICE_LOST:
-      return Refusal(503, error.what());
-    default:
-      return Refusal(500, error.what());
-  }
-}
-
 std::string bytes_of(const Model& model, int32_t token) {
   char bytes[512];
   uint64_t length = 0;
@@ -126,6 +106,26 @@ uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
+Refusal refusal_of(const std::exception& error) {
+  if (const auto* refusal = dynamic_cast<const Refusal*>(&error)) return *refusal;
+  if (dynamic_cast<const std::bad_alloc*>(&error))
+    return Refusal(503, thimble_status_text(THIMBLE_OUT_OF_MEMORY));
+  const auto* failure = dynamic_cast<const Failure*>(&error);
+  switch (failure ? failure->status : THIMBLE_INTERNAL) {
+    case THIMBLE_CONTEXT_FULL:
+      return Refusal(400, error.what(), "context_length_exceeded");
+    case THIMBLE_INVALID_ARGUMENT:
+    case THIMBLE_UNSUPPORTED:
+      return Refusal(400, error.what());
+    case THIMBLE_OUT_OF_MEMORY:
+    case THIMBLE_BUDGET:
+    case THIMBLE_DEVICE_LOST:
+      return Refusal(503, error.what());
+    default:
+      return Refusal(500, error.what());
+  }
+}
+
 // Calls a function of the job's session, and again where an interrupt was meant for a job before it.
 template <typename Function, typename... Arguments>
 void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
@@ -153,26 +153,24 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const Retenti
   for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
 }
 
-Prompt Scheduler::prepare(const Task& task) const {
+Prompt Scheduler::prepare(Task& task) const {
   Prompt prompt;
-  try {
-    if (!task.messages.is_array()) {
-      prompt.ids = task.ids.empty() ? tokenize(model_, task.prompt, kPromptFlags).ids : task.ids;
-    } else {
-      prompt.messages = task.messages;
-      if (!settings_.system.empty() && prompt.messages.front()["role"] != "system")
-        prompt.messages.insert(prompt.messages.begin(), {{"role", "system"}, {"content", settings_.system}});
-      Json variables =
-          settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
-      if (!task.tools.is_null()) variables["tools"] = task.tools;
-      if (!variables.empty()) prompt.variables = write_json(variables);
-      ChatStyle style = settings_.chat;
-      style.variables = prompt.variables;
-      prompt.ids =
-          tokenize(model_, chat_text(model_, style, write_json(prompt.messages), 0), kPromptFlags).ids;
-    }
-  } catch (const Failure& failure) {
-    throw refusal_of(failure);
+  if (!task.messages.is_array()) {
+    const std::string text = std::move(task.prompt);
+    prompt.ids = task.ids.empty() ? tokenize(model_, text, kPromptFlags).ids : std::move(task.ids);
+  } else {
+    prompt.messages = std::move(task.messages);
+    task.messages = nullptr;
+    const Json system = {{"role", "system"}, {"content", settings_.system}};
+    if (!settings_.system.empty() && prompt.messages.front()["role"] != "system")
+      prompt.messages.insert(prompt.messages.begin(), system);
+    Json variables =
+        settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
+    if (!task.tools.is_null()) variables["tools"] = task.tools;
+    if (!variables.empty()) prompt.variables = write_json(variables);
+    ChatStyle style = settings_.chat;
+    style.variables = prompt.variables;
+    prompt.ids = tokenize(model_, chat_text(model_, style, write_json(prompt.messages), 0), kPromptFlags).ids;
   }
   if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
   return prompt;

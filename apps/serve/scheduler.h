@@ -47,6 +47,9 @@ struct Counts {
   std::atomic<uint64_t> prompt_microseconds = 0, generation_microseconds = 0;
 };
 
+// What a request is told of a failure.
+Refusal refusal_of(const std::exception& error);
+
 class Scheduler {
  public:
   // Makes the slots. `settings` outlives the scheduler.
@@ -55,8 +58,8 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // The prompt of a task, rendered and tokenised; throws a Refusal.
-  Prompt prepare(const Task& task) const;
+  // The prompt of a task, rendered and tokenised; its texts leave the task.
+  Prompt prepare(Task& task) const;
   // False where the queue is full.
   bool submit(const std::shared_ptr<Job>& job);
   // The job ends as soon as it can, unheard.

@@ -6,6 +6,10 @@
 #include <cinttypes>
 #include <random>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "apps/generation.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
@@ -30,7 +34,7 @@ struct Server::Route {
 
 namespace {
 
-constexpr size_t kReaders = 2;
+constexpr size_t kLargeBody = 64 << 10;
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
@@ -56,6 +60,13 @@ int64_t now() {
 }
 
 bool is_anthropic(const std::string& path) { return path.rfind("/v1/messages", 0) == 0; }
+
+// Hands freed memory back to the system; the C library would keep it for the next large text.
+void give_back_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 // What a client hears of a job.
 class Answering : public Listener {
@@ -104,32 +115,31 @@ std::string progress_comment(const Job& job) {
 
 }  // namespace
 
-// ---- threads that read requests ----
+// ---- a thread that reads requests ----
 
-Workers::Workers(size_t threads) {
-  for (size_t i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] {
-      std::unique_lock lock(mutex_);
-      for (;;) {
-        changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-        if (stopping_) return;
-        const auto work = std::move(queue_.front());
-        queue_.pop_front();
-        lock.unlock();
-        work();
-        lock.lock();
-      }
-    });
-  }
+Worker::Worker() {
+  thread_ = std::thread([this] {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      auto work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+    }
+  });
 }
 
-void Workers::post(std::function<void()> work) {
+void Worker::post(std::function<void()> work) {
   const std::lock_guard lock(mutex_);
   queue_.push_back(std::move(work));
   changed_.notify_one();
 }
 
-void Workers::stop() {
+void Worker::stop() {
   std::deque<std::function<void()>> abandoned;
   {
     const std::lock_guard lock(mutex_);
@@ -137,9 +147,7 @@ void Workers::stop() {
     abandoned.swap(queue_);
   }
   changed_.notify_all();
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
-  }
+  if (thread_.joinable()) thread_.join();
 }
 
 // ---- paths ----
@@ -172,11 +180,11 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model, c
       started_(now()),
       retention_(retention.policy),
       next_id_(std::random_device()()),
-      scheduler_(settings, model, retention, flags_.slots),
-      workers_(kReaders) {}
+      scheduler_(settings, model, retention, flags_.slots) {}
 
 void Server::stop() {
-  workers_.stop();
+  small_.stop();
+  large_.stop();
   scheduler_.stop();
 }
 
@@ -238,17 +246,30 @@ std::optional<Response> Server::admit(const Request& head) {
 void Server::handle(Request request, std::shared_ptr<Exchange> exchange) {
   const Route& route = *find_route(request.path);  // admit() found it
   if (route.api) return complete(*route.api, std::move(request), std::move(exchange));
+  const bool reads = std::string(route.method) == "POST";
+  const size_t size = request.body.size();
   const auto respond = [this, &route, request = std::move(request), exchange] {
     try {
       exchange->respond(count((this->*route.respond)(request)));
-    } catch (const Refusal& refused) {
-      exchange->respond(refusal(request.path, refused));
+    } catch (const std::exception& error) {
+      exchange->respond(refusal(request.path, refusal_of(error)));
     }
   };
-  if (std::string(route.method) == "POST")
-    workers_.post(respond);
+  if (reads)
+    read(size, respond);
   else
     respond();
+}
+
+// One large request at a time, since what is made of a text takes many times its bytes; and none of them
+// keeps a small one waiting.
+void Server::read(size_t size, std::function<void()> work) {
+  if (size < kLargeBody) return small_.post(std::move(work));
+  large_.post([work = std::move(work)]() mutable {
+    work();
+    work = nullptr;
+    give_back_memory();
+  });
 }
 
 // ---- answers of the model ----
@@ -257,20 +278,22 @@ void Server::complete(const Api& api, Request request, std::shared_ptr<Exchange>
   const auto job = std::make_shared<Job>();
   exchange->on_leave([this, job] { scheduler_.cancel(job); });
   exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });
-  workers_.post([this, &api, job, path = request.path, body = std::move(request.body), exchange] {
+  const size_t size = request.body.size();
+  const auto shared = std::make_shared<Request>(std::move(request));  // functions are copied
+  read(size, [this, &api, job, shared, exchange] {
+    if (job->cancelled) return;
     try {
-      start(api, body, job, exchange);
-    } catch (const Refusal& refused) {
-      exchange->respond(refusal(path, refused));
+      start(api, std::move(shared->body), job, exchange);
     } catch (const std::exception& error) {
-      exchange->respond(refusal(path, Refusal(500, std::string("a defect in the server: ") + error.what())));
+      exchange->respond(refusal(shared->path, refusal_of(error)));
     }
   });
 }
 
-void Server::start(const Api& api, const std::string& body, const std::shared_ptr<Job>& job,
+void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
                    const std::shared_ptr<Exchange>& exchange) {
   Asked asked = api.read(parse_object(body));
+  body = {};
   job->prompt = scheduler_.prepare(asked.task);
   char id[32];
   std::snprintf(id, sizeof id, "%016" PRIx64, next_id_++);
@@ -284,9 +307,6 @@ void Server::start(const Api& api, const std::string& body, const std::shared_pt
       std::make_shared<Answering>(exchange, std::move(writer), asked.stream, refuse,
                                   [this](Response response) { return count(std::move(response)); });
   job->task = std::move(asked.task);
-  job->task.messages = nullptr;  // the prompt has them
-  job->task.prompt.clear();
-  job->task.ids.clear();
   job->streams = asked.stream;
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +

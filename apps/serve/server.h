@@ -11,13 +11,13 @@
 
 namespace app::serve {
 
-// Threads that read requests, so that whoever asks for /health does not wait for a long text to be parsed.
-class Workers {
+// A thread that reads requests, so that whoever asks for /health does not wait for a long text to be parsed.
+class Worker {
  public:
-  explicit Workers(size_t threads);
-  ~Workers() { stop(); }
-  Workers(const Workers&) = delete;
-  Workers& operator=(const Workers&) = delete;
+  Worker();
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
   void post(std::function<void()> work);
   void stop();
 
@@ -26,7 +26,7 @@ class Workers {
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  std::thread thread_;
 };
 
 class Server {
@@ -47,7 +47,8 @@ class Server {
   static const Route* find_route(const std::string& path);
 
   void complete(const Api& api, Request request, std::shared_ptr<Exchange> exchange);
-  void start(const Api& api, const std::string& body, const std::shared_ptr<Job>& job,
+  void read(size_t size, std::function<void()> work);
+  void start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
              const std::shared_ptr<Exchange>& exchange);
   Response refusal(const std::string& path, const Refusal& refusal);
   Response count(Response response);
@@ -69,7 +70,7 @@ class Server {
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
-  Workers workers_;
+  Worker small_, large_;
 };
 
 }  // namespace app::serve

@@ -15,7 +15,7 @@ from serve_client import HEADS, Server, drain
 
 COUNT = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 SEED = 20261123
-CLIENTS = 16
+CLIENTS = 8  # as many as may be answered or wait
 ALLOWED = (64 << 20) + (32 << 20)
 QUESTION = {"messages": [{"role": "user", "content": "Sylvia works in Bergen. In which city does Sylvia work?"}]}
 GOOD = "In Bergen."
@@ -99,7 +99,7 @@ def leaves(r):
 
 
 def good(r):
-    return post(chat(seed=r.randrange(100))), {b"200", b"429"}
+    return post(chat(seed=r.randrange(100))), {b"200"}
 
 
 KINDS = [noise, broken_line, mutated, wrong_types, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
@@ -122,7 +122,7 @@ def send(server, kind, r, problems):
             connection.shutdown(socket.SHUT_WR)
         got = drain(connection)
         status = got[9:12] if got.startswith(b"HTTP/1.") else b""
-        if status not in allowed:
+        if status not in allowed and not (status == b"429" and b"200" in allowed):  # the queue may be full
             problems.append(f"{kind.__name__}: {status} for {data[:120]}: {got[:300]}")
         if kind is good and status == b"200" and GOOD.encode() not in got:
             problems.append(f"a good request got {got[-300:]}")

@@ -340,6 +340,16 @@ class OneSlot(unittest.TestCase):
         self.assertEqual((status, error["error"]["code"]), (400, "context_length_exceeded"))
         self.assertEqual(server.stop()[0], 0)
 
+    def test_a_system_prompt_stands_where_a_request_has_none(self):
+        flags = [*POLICY, "--system-prompt", "Sylvia works in Oslo."]
+        server = Server(*flags, "--slots", "1")
+        expected = thimble("run", "-m", MODEL, *flags, "-p", "In which city does Sylvia work?")
+        with_own = [{"role": "system", "content": "Sylvia works in Oslo."}, user("In which city does Sylvia work?")]
+        for messages in (with_own, with_own[1:]):
+            self.assertEqual(server.chat(messages)["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertIn("Oslo", expected)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_a_budget_too_small_for_the_slots_is_said(self):
         with self.assertRaisesRegex(RuntimeError, "4 slots need .*fewer --slots"):
             Server(*POLICY, "--slots", "4", "--mem-budget", "64MiB")
