@@ -32,7 +32,7 @@ class Chat {
         retention_(choose_retention(settings_, model_, 0)) {
     need_tokenizer(model_);
     settle_seed(settings_);
-    find_end_of_turn();
+    end_of_turn_ = end_of_turn(model_, settings_.chat);
     create();
   }
 
@@ -57,7 +57,6 @@ class Chat {
   // Feeds the message's first `count` tokens, those that were fed before left out; with `flush` reads all of
   // them. False after Ctrl-C; place_.fed says what the session took.
   bool read(const Tokens& tokens, size_t count, bool flush);
-  void find_end_of_turn();
   // Ends an answer that was cut, so that the next message follows a whole one.
   void end_turn();
   // The session holds the whole message; what comes next is an answer.
@@ -90,16 +89,6 @@ void Chat::create() {
 }
 
 void Chat::start_afresh() { place_ = {}; }
-
-void Chat::find_end_of_turn() {
-  // The last ending token of a whole exchange, in whatever format this is.
-  const std::string text =
-      chat_text(model_, settings_.chat, {message("user", "a"), message("assistant", "b")}, 0);
-  for (int32_t id : tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids) {
-    if (thimble_token_ends(model_.get(), id)) end_of_turn_ = id;
-  }
-  if (end_of_turn_ < 0) end_of_turn_ = model_info(model_).eos;
-}
 
 std::string Chat::message_text(const std::string& content) const {
   std::vector<thimble_message> messages;

@@ -168,23 +168,46 @@ std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint
   });
 }
 
-std::string chat_text(const Model& model, const ChatStyle& style,
-                      const std::vector<thimble_message>& messages, uint32_t flags) {
+namespace {
+
+thimble_chat_options chat_options(const ChatStyle& style) {
   thimble_chat_options options;
   thimble_chat_options_init(&options, sizeof options);
-  options.flags = flags;
   if (!style.format.empty()) options.format = style.format.c_str();
   if (!style.source.empty()) options.source = style.source.data();
   options.source_length = style.source.size();
   if (!style.variables.empty()) options.variables = style.variables.data();
   options.variables_length = style.variables.size();
+  return options;
+}
+
+std::string render(const Model& model, const thimble_chat_options& options, uint64_t size) {
+  return two_calls<std::string>(size, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_chat_render(model.get(), &options, text.data(), text.size(), length, error);
+  });
+}
+
+}  // namespace
+
+std::string chat_text(const Model& model, const ChatStyle& style,
+                      const std::vector<thimble_message>& messages, uint32_t flags) {
+  thimble_chat_options options = chat_options(style);
+  options.flags = flags;
   options.messages = messages.data();
   options.message_count = messages.size();
   uint64_t size = 1024;
   for (const auto& m : messages) size += m.content_length;
-  return two_calls<std::string>(size, [&](auto& text, uint64_t* length, auto* error) {
-    return thimble_chat_render(model.get(), &options, text.data(), text.size(), length, error);
-  });
+  return render(model, options, size);
+}
+
+std::string chat_text(const Model& model, const ChatStyle& style, const std::string& messages_json,
+                      uint64_t held) {
+  thimble_chat_options options = chat_options(style);
+  options.flags = THIMBLE_CHAT_ADD_ASSISTANT;
+  options.messages_json = messages_json.data();
+  options.messages_json_length = messages_json.size();
+  options.held = held;
+  return render(model, options, 1024 + messages_json.size());
 }
 
 thimble_message message(const char* role, std::string_view content) {

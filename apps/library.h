@@ -98,6 +98,10 @@ struct ChatStyle {
 };
 std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags);
+// The same from an array of messages as JSON, up to where the answer begins; the first `held` of them, the last
+// of these an answer, the session holds already.
+std::string chat_text(const Model& model, const ChatStyle& style, const std::string& messages_json,
+                      uint64_t held);
 thimble_message message(const char* role, std::string_view content);  // lends `content`
 
 // The text that a token of this stream completes.

@@ -67,9 +67,9 @@ int run(std::vector<std::string> words) {
   app.set_version_flag("--version", std::string(thimble_build_info()), "Print version and what was built in");
   app.require_subcommand(1);
   app.footer("'thimble COMMAND --help' explains a command and its flags.");
-  const std::vector<Command> commands = {add_run(app),   add_chat(app),     add_plan(app),
-                                         add_eval(app),  add_bench(app),    add_inspect(app),
-                                         add_heads(app), add_tokenize(app), add_devices(app)};
+  const std::vector<Command> commands = {add_run(app),      add_chat(app),   add_serve(app),   add_plan(app),
+                                         add_eval(app),     add_bench(app),  add_inspect(app), add_heads(app),
+                                         add_tokenize(app), add_devices(app)};
   auto chosen = [&]() -> const Command* {
     for (const Command& c : commands) {
       if (c.app->parsed()) return &c;

@@ -1,6 +1,7 @@
 // Flags that subcommands share (see options.h).
 #include "apps/options.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <random>
@@ -348,6 +349,36 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
       "thimble: retention by %s, as the text may be longer than the pool; --retention chooses another\n",
       chosen.c_str());
   return retention;
+}
+
+uint64_t clone_bytes(const thimble_memory& m) { return m.pool_bytes + m.view + m.workspace + m.io; }
+
+void leave_room_for_clones(const Model& model, thimble_session_options& options, uint32_t clones) {
+  const thimble_memory alone = plan(model, options);
+  const uint64_t budget = options.budget_bytes;
+  auto fits = [=](const thimble_memory& m) { return m.total + clones * clone_bytes(m) <= budget; };
+  if (budget == 0 || options.pool != 0 || fits(alone)) return;
+  thimble_session_options trial = options;
+  trial.budget_bytes = 0;
+  uint32_t low = 0, high = alone.pool;  // low fits or is 0, high does not
+  while (high - low > 1) {
+    trial.pool = low + (high - low) / 2;
+    // A pool too small for the other options is refused; the library then says so at creation.
+    auto memory = thimble_memory{};
+    memory.struct_size = sizeof memory;
+    const bool ok = thimble_session_plan(model.get(), &trial, &memory, nullptr) == THIMBLE_OK;
+    (ok && !fits(memory) ? high : low) = trial.pool;
+  }
+  options.pool = std::max(low, 1u);
+}
+
+int32_t end_of_turn(const Model& model, const ChatStyle& style) {
+  const std::string text = chat_text(model, style, {message("user", "a"), message("assistant", "b")}, 0);
+  int32_t last = -1;
+  for (int32_t id : tokenize(model, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids) {
+    if (thimble_token_ends(model.get(), id)) last = id;
+  }
+  return last < 0 ? model_info(model).eos : last;
 }
 
 void settle_seed(Settings& s) {

@@ -27,6 +27,7 @@ Command add_heads_train(CLI::App& heads);
 Command add_heads_budgets(CLI::App& heads);
 Command add_tokenize(CLI::App& root);
 Command add_devices(CLI::App& root);
+Command add_serve(CLI::App& root);
 
 // What the user asked for.
 struct Settings {
@@ -62,6 +63,13 @@ Retention choose_retention(const Settings& settings, const Model& model, uint64_
 // The options of a session for these settings, which lend their strings.
 thimble_session_options session_options(const Settings& settings, const Model& model,
                                         const Retention& retention, uint64_t tokens);
+// What a clone holds besides the session that it came from: all but weights and the device's own.
+uint64_t clone_bytes(const thimble_memory& memory);
+// Without --pool the library takes the largest pool that fits the budget, which leaves no room for clones:
+// finds the largest that does.
+void leave_room_for_clones(const Model& model, thimble_session_options& options, uint32_t clones);
+// The token that ends an answer: the last ending one of a whole exchange, in whatever format this is.
+int32_t end_of_turn(const Model& model, const ChatStyle& style);
 // -1 becomes a random seed, which --json then shows.
 void settle_seed(Settings& settings);
 

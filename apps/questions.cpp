@@ -40,30 +40,6 @@ std::vector<Question> read_questions(const std::string& path) {
   return questions;
 }
 
-// What a clone holds besides the session that it came from: all but weights and the device's own.
-uint64_t clone_bytes(const thimble_memory& m) { return m.pool_bytes + m.view + m.workspace + m.io; }
-
-// Without --pool the library takes the largest pool that fits the budget, which leaves no room for a clone:
-// finds the largest that does.
-void leave_room_for_a_clone(const Model& model, thimble_session_options& options) {
-  const thimble_memory alone = plan(model, options);
-  const uint64_t budget = options.budget_bytes;
-  auto fits = [budget](const thimble_memory& m) { return m.total + clone_bytes(m) <= budget; };
-  if (budget == 0 || options.pool != 0 || fits(alone)) return;
-  thimble_session_options trial = options;
-  trial.budget_bytes = 0;
-  uint32_t low = 0, high = alone.pool;  // low fits or is 0, high does not
-  while (high - low > 1) {
-    trial.pool = low + (high - low) / 2;
-    // A pool too small for the other options is refused; the library then says so at creation.
-    auto memory = thimble_memory{};
-    memory.struct_size = sizeof memory;
-    const bool ok = thimble_session_plan(model.get(), &trial, &memory, nullptr) == THIMBLE_OK;
-    (ok && !fits(memory) ? high : low) = trial.pool;
-  }
-  options.pool = std::max(low, 1u);
-}
-
 // One row's cell: no line breaks, padded to `width` columns of code points.
 std::string cell(std::string text, size_t width) {
   for (char& c : text) {
@@ -99,7 +75,7 @@ int ask_questions(const Settings& s, const Model& model, const std::string& book
   const Retention retention = choose_retention(s, model, longest);
   thimble_session_options options = session_options(s, model, retention, longest);
   progress.attach(options);
-  leave_room_for_a_clone(model, options);
+  leave_room_for_clones(model, options, 1);
   const thimble_memory planned = plan(model, options);
   const uint64_t needed = planned.total + clone_bytes(planned);
   if (planned.budget && needed > planned.budget)  // said before the text is read, not behind it

@@ -73,7 +73,7 @@ void expect_one_sentence(const Outcome& outcome) {
   EXPECT_EQ(outcome.error.find('\n'), outcome.error.size() - 1) << outcome.error;
 }
 
-const char* kCommands[] = {"run", "chat", "plan", "eval", "bench", "inspect", "heads", "tokenize", "devices"};
+const char* kCommands[] = {"run", "chat", "serve", "plan", "eval", "bench", "inspect", "heads", "tokenize", "devices"};
 const std::string kModel = project_file("models/thimble-demo-28m-q8_0.gguf");
 const std::string kHeads = project_file("models/thimble-demo-28m.locret.gguf");
 const std::string kM = " -m " + kModel + " ";

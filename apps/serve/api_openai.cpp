@@ -1,0 +1,359 @@
+// OpenAI's wire format (see api_openai.h).
+#include "apps/serve/api_openai.h"
+
+#include "apps/serve/filters.h"
+#include "apps/serve/json.h"
+
+namespace app::serve {
+
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 30, kMostTop = 20;
+
+// A field that Thimble does not have: what would change the answer is refused, not ignored.
+void refuse_unless_neutral(const Json& body, const char* name, const Json& neutral) {
+  const Json* field = find_field(body, name);
+  if (!field || *field == neutral || (field->is_structured() && field->empty())) return;
+  throw Refusal(400, "\"" + std::string(name) + "\" is not supported; leave it out");
+}
+
+void read_sampling(const Json& body, Task& task) {
+  task.temperature = number_field(body, "temperature", 0, 2);
+  task.top_p = number_field(body, "top_p", 0, 1);
+  // The bits of a negative seed are a seed, too.
+  if (const auto seed = integer_field(body, "seed", INT64_MIN, INT64_MAX))
+    task.seed = static_cast<uint64_t>(*seed);
+  task.stops = stops_field(body, "stop");
+  if (integer_field(body, "n", 1, 1 << 30).value_or(1) != 1)
+    throw Refusal(400, "\"n\" must be 1; send the request again for another answer");
+  refuse_unless_neutral(body, "frequency_penalty", 0);
+  refuse_unless_neutral(body, "presence_penalty", 0);
+  refuse_unless_neutral(body, "logit_bias", Json::object());
+}
+
+void read_streaming(const Json& body, Asked& asked) {
+  asked.stream = bool_field(body, "stream").value_or(false);
+  const Json* options = object_field(body, "stream_options");
+  if (options) asked.stream_usage = bool_field(*options, "include_usage").value_or(false);
+}
+
+// Arguments are a JSON text in the wire format and an object for chat templates.
+Json template_call(const Json& call) {
+  const Json* function = call.is_object() ? object_field(call, "function") : nullptr;
+  const std::string* name = function ? text_field(*function, "name") : nullptr;
+  if (!name) throw Refusal(400, "each of \"tool_calls\" must have a \"function\" with a \"name\"");
+  Json arguments = Json::object();
+  if (const Json* given = find_field(*function, "arguments")) {
+    arguments =
+        given->is_string() ? Json::parse(given->get_ref<const std::string&>(), nullptr, false) : *given;
+    if (arguments.is_discarded()) arguments = *given;
+  }
+  Json out = {{"type", "function"}, {"function", {{"name", *name}, {"arguments", arguments}}}};
+  if (const std::string* id = text_field(call, "id")) out["id"] = *id;
+  return out;
+}
+
+// A message as chat templates expect it.
+Json template_message(const Json& message) {
+  const std::string* role = message.is_object() ? text_field(message, "role") : nullptr;
+  if (!role || role->empty()) throw Refusal(400, "each message must be an object with a \"role\"");
+  const Json* content = find_field(message, "content");
+  Json out = {{"role", *role == "developer" ? "system" : *role},
+              {"content", content ? content_text(*content) : ""}};
+  for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+    if (const std::string* text = text_field(message, name)) out[name] = *text;
+  }
+  const Json* calls = array_field(message, "tool_calls");
+  if (calls && !calls->empty()) {
+    out["tool_calls"] = Json::array();
+    for (const Json& call : *calls) out["tool_calls"].push_back(template_call(call));
+  }
+  return out;
+}
+
+void read_tools(const Json& body, Task& task) {
+  const Json* choice = find_field(body, "tool_choice");
+  const bool none = choice && *choice == "none";
+  if (choice && !none && *choice != "auto")
+    throw Refusal(400,
+                  "\"tool_choice\" must be \"auto\" or \"none\"; nothing can make the model call a tool");
+  const Json* tools = array_field(body, "tools");
+  if (tools && !tools->empty() && !none) task.tools = *tools;
+}
+
+// A prompt is a text or token ids, alone or as an array's only element.
+void read_prompt(const Json& given, Task& task) {
+  const Json* prompt = &given;
+  if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();
+  if (prompt->is_string()) {
+    task.prompt = prompt->get<std::string>();
+    if (!task.prompt.empty()) return;
+  } else if (prompt->is_array()) {
+    for (const Json& id : *prompt) {
+      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) break;
+      task.ids.push_back(id.get<int32_t>());
+    }
+    if (!prompt->empty() && task.ids.size() == prompt->size()) return;
+  }
+  throw Refusal(400, "\"prompt\" must be one text or one array of token ids, not empty");
+}
+
+Json usage_json(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt},
+          {"completion_tokens", usage.generated},
+          {"total_tokens", usage.prompt + usage.generated},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+}
+
+std::string sse(const Json& event) { return "data: " + write_json(event) + "\n\n"; }
+
+Json bytes_json(const std::string& bytes) {
+  Json numbers = Json::array();
+  for (const char c : bytes) numbers.push_back(static_cast<unsigned char>(c));
+  return numbers;
+}
+
+Json logprob_json(const std::string& bytes, double logprob) {
+  return {{"token", bytes}, {"logprob", logprob}, {"bytes", bytes_json(bytes)}};
+}
+
+// What both kinds of completions have in common: a head, a choice, usage, the end of a stream.
+class Completion : public AnswerWriter {
+ public:
+  Completion(const Identity& who, const Asked& asked, const char* prefix, const char* object)
+      : stream_(asked.stream),
+        stream_usage_(asked.stream && asked.stream_usage),
+        logprobs_(asked.task.logprobs),
+        id_(prefix + who.id),
+        created_(who.created),
+        model_(who.model),
+        object_(object) {}
+
+  std::string failure(const Refusal& refusal) override { return "data: " + openai_error(refusal) + "\n\n"; }
+
+ protected:
+  // An object with one choice, or with none.
+  Json whole(const Json& choices) const {
+    Json out = {
+        {"id", id_}, {"object", object_}, {"created", created_}, {"model", model_}, {"choices", choices}};
+    if (stream_usage_) out["usage"] = nullptr;
+    return out;
+  }
+  // The last events of a stream.
+  std::string stream_end(const Json& last_choice, const Usage& usage) const {
+    std::string out = sse(whole(Json::array({last_choice})));
+    if (stream_usage_) {
+      Json last = whole(Json::array());
+      last["usage"] = usage_json(usage);
+      out += sse(last);
+    }
+    return out + "data: [DONE]\n\n";
+  }
+  std::string body(const Json& choice, const Usage& usage) const {
+    Json out = whole(Json::array({choice}));
+    out["usage"] = usage_json(usage);
+    return write_json(out);
+  }
+
+  const bool stream_, stream_usage_, logprobs_;
+  const std::string id_;
+
+ private:
+  const int64_t created_;
+  const std::string model_, object_;
+};
+
+class ChatCompletion : public Completion {
+ public:
+  ChatCompletion(const Identity& who, const Asked& asked)
+      : Completion(who, asked, "chatcmpl-", asked.stream ? "chat.completion.chunk" : "chat.completion"),
+        call_prefix_("call_" + who.id + "_"),
+        finds_calls_(!asked.task.tools.is_null()) {}
+
+  std::string begin(const Usage&) override {
+    return stream_ ? sse(whole(Json::array({delta({{"role", "assistant"}, {"content", ""}}, {})}))) : "";
+  }
+
+  std::string piece(const Piece& piece) override {
+    Json logprobs = logprobs_ ? Json::array() : Json();
+    for (const TokenLogprob& t : piece.logprobs) {
+      Json token = logprob_json(t.bytes, t.logprob);
+      token["top_logprobs"] = Json::array();
+      for (const auto& [bytes, logprob] : t.top)
+        token["top_logprobs"].push_back(logprob_json(bytes, logprob));
+      logprobs.push_back(token);
+    }
+    return add(finds_calls_ ? calls_filter_.push(piece.text) : std::vector<Part>{{piece.text, "", ""}},
+               logprobs);
+  }
+
+  std::string end(Ending ending, const std::string&, const Usage& usage) override {
+    std::string out;
+    if (finds_calls_) out = add(calls_filter_.finish(), logprobs_ ? Json::array() : Json());
+    const char* reason = !calls_.empty() ? "tool_calls" : ending == Ending::kLength ? "length" : "stop";
+    if (stream_) {
+      Json last = delta(Json::object(), {});
+      last["finish_reason"] = reason;
+      return out + stream_end(last, usage);
+    }
+    Json message = {{"role", "assistant"}, {"content", text_}};
+    if (!calls_.empty()) {
+      message["tool_calls"] = calls_;
+      if (text_.empty()) message["content"] = nullptr;
+    }
+    return body({{"index", 0},
+                 {"message", message},
+                 {"logprobs", logprobs_json(all_logprobs_)},
+                 {"finish_reason", reason}},
+                usage);
+  }
+
+ private:
+  Json logprobs_json(const Json& tokens) const { return logprobs_ ? Json{{"content", tokens}} : Json(); }
+
+  Json delta(const Json& delta, const Json& logprobs) const {
+    return {{"index", 0},
+            {"delta", delta},
+            {"logprobs", logprobs.is_array() && !logprobs.empty() ? logprobs_json(logprobs) : Json()},
+            {"finish_reason", nullptr}};
+  }
+
+  // Parts of the answer, and the tokens that came with them.
+  std::string add(const std::vector<Part>& parts, Json logprobs) {
+    std::string out;
+    if (!stream_) all_logprobs_.insert(all_logprobs_.end(), logprobs.begin(), logprobs.end());
+    for (const Part& part : parts) {
+      if (!part.is_call()) {
+        text_ += part.text;
+        if (!stream_ || (part.text.empty() && logprobs.empty())) continue;
+        out += sse(whole(Json::array({delta({{"content", part.text}}, logprobs)})));
+        logprobs = Json::array();
+        continue;
+      }
+      Json call = {{"id", call_prefix_ + std::to_string(calls_.size())},
+                   {"type", "function"},
+                   {"function", {{"name", part.name}, {"arguments", part.arguments}}}};
+      Json indexed = {{"index", calls_.size()}};
+      indexed.update(call);
+      calls_.push_back(std::move(call));
+      if (stream_)
+        out += sse(whole(Json::array({delta({{"tool_calls", Json::array({indexed})}}, logprobs)})));
+      logprobs = Json::array();
+    }
+    return out;
+  }
+
+  const std::string call_prefix_;
+  const bool finds_calls_;
+  ToolCallFilter calls_filter_;
+  std::string text_;
+  Json calls_ = Json::array(), all_logprobs_ = Json::array();
+};
+
+class TextCompletion : public Completion {
+ public:
+  TextCompletion(const Identity& who, const Asked& asked)
+      : Completion(who, asked, "cmpl-", "text_completion") {}
+
+  std::string begin(const Usage&) override { return ""; }
+
+  std::string piece(const Piece& piece) override {
+    Json logprobs = empty_logprobs();
+    for (const TokenLogprob& t : piece.logprobs) {
+      Json top = Json::object();
+      for (const auto& [bytes, logprob] : t.top) top[bytes] = logprob;
+      const Json values[] = {t.bytes, t.logprob, top, offset_};
+      Json& to = stream_ ? logprobs : all_logprobs_;
+      for (size_t i = 0; i < std::size(kLists); ++i) to[kLists[i]].push_back(values[i]);
+      offset_ += t.bytes.size();
+    }
+    text_ += piece.text;
+    if (!stream_ || (piece.text.empty() && piece.logprobs.empty())) return "";
+    return sse(whole(Json::array({choice(piece.text, logprobs, nullptr)})));
+  }
+
+  std::string end(Ending ending, const std::string&, const Usage& usage) override {
+    const char* reason = ending == Ending::kLength ? "length" : "stop";
+    if (stream_) return stream_end(choice("", nullptr, reason), usage);
+    return body(choice(text_, all_logprobs_, reason), usage);
+  }
+
+ private:
+  static constexpr const char* kLists[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+
+  static Json empty_logprobs() {
+    Json lists = Json::object();
+    for (const char* name : kLists) lists[name] = Json::array();
+    return lists;
+  }
+  Json choice(const std::string& text, const Json& logprobs, const Json& reason) const {
+    return {
+        {"index", 0}, {"text", text}, {"logprobs", logprobs_ ? logprobs : Json()}, {"finish_reason", reason}};
+  }
+
+  std::string text_;
+  Json all_logprobs_ = empty_logprobs();
+  size_t offset_ = 0;
+};
+
+}  // namespace
+
+Asked read_chat_completion(const Json& body) {
+  Asked asked;
+  Task& task = asked.task;
+  const Json* messages = array_field(body, "messages");
+  if (!messages || messages->empty())
+    throw Refusal(400, "\"messages\" must be an array of at least one message");
+  task.messages = Json::array();
+  for (const Json& message : *messages) task.messages.push_back(template_message(message));
+  read_tools(body, task);
+  read_sampling(body, task);
+  task.max_tokens = integer_field(body, "max_completion_tokens", 1, kMostTokens);
+  if (!task.max_tokens) task.max_tokens = integer_field(body, "max_tokens", 1, kMostTokens);
+  task.logprobs = bool_field(body, "logprobs").value_or(false);
+  task.top_logprobs = static_cast<uint32_t>(integer_field(body, "top_logprobs", 0, kMostTop).value_or(0));
+  if (task.top_logprobs && !task.logprobs) throw Refusal(400, "\"top_logprobs\" needs \"logprobs\": true");
+  refuse_unless_neutral(body, "response_format", {{"type", "text"}});
+  read_streaming(body, asked);
+  return asked;
+}
+
+Asked read_completion(const Json& body) {
+  Asked asked;
+  Task& task = asked.task;
+  const Json* prompt = find_field(body, "prompt");
+  if (!prompt) throw Refusal(400, "\"prompt\" is missing; it is one text or one array of token ids");
+  read_prompt(*prompt, task);
+  read_sampling(body, task);
+  task.max_tokens = integer_field(body, "max_tokens", 1, kMostTokens);
+  const auto top = integer_field(body, "logprobs", 0, kMostTop);
+  task.logprobs = top.has_value();
+  task.top_logprobs = static_cast<uint32_t>(top.value_or(0));
+  refuse_unless_neutral(body, "echo", false);
+  refuse_unless_neutral(body, "best_of", 1);
+  refuse_unless_neutral(body, "suffix", "");
+  read_streaming(body, asked);
+  return asked;
+}
+
+std::unique_ptr<AnswerWriter> write_chat_completion(const Identity& who, const Asked& asked) {
+  return std::make_unique<ChatCompletion>(who, asked);
+}
+
+std::unique_ptr<AnswerWriter> write_completion(const Identity& who, const Asked& asked) {
+  return std::make_unique<TextCompletion>(who, asked);
+}
+
+std::string openai_error(const Refusal& refusal) {
+  const int status = refusal.status;
+  const char* type = status == 401   ? "authentication_error"
+                     : status == 403 ? "permission_error"
+                     : status == 429 ? "rate_limit_error"
+                     : status >= 500 ? "server_error"
+                                     : "invalid_request_error";
+  Json error = {{"message", refusal.what()}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
+  if (!refusal.code.empty()) error["code"] = refusal.code;
+  return write_json({{"error", error}});
+}
+
+}  // namespace app::serve

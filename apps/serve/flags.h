@@ -1,0 +1,15 @@
+// What thimble serve is asked for beside what other commands are.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace app::serve {
+
+struct ServeFlags {
+  std::string host = "127.0.0.1", key;
+  uint16_t port = 8080;
+  uint32_t slots = 2;
+};
+
+}  // namespace app::serve

@@ -1,0 +1,90 @@
+// What a slot's session has read (see history.h).
+#include "apps/serve/history.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace app::serve {
+
+namespace {
+
+std::string_view text_of(const Json& message, const char* name) {
+  const auto found = message.find(name);
+  return found != message.end() && found->is_string() ? std::string_view(found->get_ref<const std::string&>())
+                                                      : "";
+}
+
+// Without the white space around it, which a client may take off.
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+}
+
+// Functions and arguments; ids are the wire format's.
+Json calls_of(const Json& message) {
+  Json calls = Json::array();
+  const auto found = message.find("tool_calls");
+  if (found == message.end()) return calls;
+  for (const Json& call : *found) calls.push_back(call.value("function", Json()));
+  return calls;
+}
+
+// Whether a client gives a message back as it was.
+bool same_message(const Json& held, const Json& given) {
+  if (text_of(held, "role") != "assistant") return held == given;
+  return text_of(given, "role") == "assistant" &&
+         trimmed(text_of(held, "content")) == trimmed(text_of(given, "content")) &&
+         calls_of(held) == calls_of(given);
+}
+
+}  // namespace
+
+// The last place where a chunk of a prompt of so many tokens ends that is read before the prompt's end is
+// known.
+uint64_t History::last_border(uint64_t prompt) const {
+  return prompt > local_ ? (prompt - local_ - 1) / chunk_ * chunk_ : 0;
+}
+
+Reuse History::find(const Prompt& prompt) const {
+  Reuse best;
+  const auto apart = std::mismatch(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(first_prompt_),
+                                   prompt.ids.begin(), prompt.ids.end())
+                         .first;
+  const auto common = static_cast<uint64_t>(apart - ids_.begin());
+  const uint64_t border =
+      std::min({common / chunk_ * chunk_, last_border(first_prompt_), last_border(prompt.ids.size())});
+  if (border >= floor_) best.position = border;
+
+  if (!prompt.messages.is_array() || prompt.variables != variables_) return best;
+  const size_t most = std::min(conversation_.size(), prompt.messages.size());
+  size_t same = 0;
+  while (same < most && same_message(conversation_[same], prompt.messages[same])) ++same;
+  for (const Turn& turn : turns_) {
+    if (turn.messages <= same && turn.messages < prompt.messages.size() && turn.position >= floor_)
+      best = {turn.position, turn.messages, turn.cut};
+  }
+  return best;
+}
+
+void History::rewind(const Reuse& reuse) {
+  ids_.resize(reuse.position);
+  first_prompt_ = std::min(first_prompt_, reuse.position);
+  while (!turns_.empty() && turns_.back().messages > reuse.messages) turns_.pop_back();
+  if (reuse.position == 0) floor_ = 0;
+}
+
+void History::add_prompt(const int32_t* ids, size_t count) {
+  if (ids_.size() == first_prompt_) first_prompt_ += count;
+  ids_.insert(ids_.end(), ids, ids + count);
+}
+
+void History::add_turn(const Prompt& prompt, Json answer, bool cut) {
+  if (!prompt.messages.is_array()) return;
+  conversation_ = prompt.messages;
+  conversation_.push_back(std::move(answer));
+  variables_ = prompt.variables;
+  turns_.push_back({conversation_.size(), ids_.size(), cut});
+}
+
+}  // namespace app::serve

@@ -1,0 +1,491 @@
+// HTTP/1.1 (see http.h). One thread does all of it, so nothing here is locked; exchanges post their calls to
+// it.
+#include "apps/serve/http.h"
+
+#include <atomic>
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <csignal>
+#include <stdexcept>
+
+namespace app::serve {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
+using std::chrono::seconds;
+
+namespace {
+
+class Connection;
+
+}  // namespace
+
+struct HttpServer::Impl {
+  HttpLimits limits;
+  HttpHandlers handlers;
+  size_t body_bytes = 0;  // of all bodies that are being received
+  std::atomic<size_t> connections = 0;
+  asio::io_context io{1};  // holds connections, which use what stands above
+  tcp::acceptor acceptor{io};
+  asio::steady_timer pause{io};
+  asio::signal_set signals{io, SIGINT, SIGTERM};
+
+  void listen(const std::string& host, uint16_t port);
+  void accept();
+  void turn_away(tcp::socket socket);
+};
+
+namespace {
+
+std::string response_head(int status, unsigned version, bool keep_alive, const std::string& fields) {
+  const auto code = static_cast<http::status>(status);
+  return std::string(version == 10 ? "HTTP/1.0 " : "HTTP/1.1 ") + std::to_string(status) + " " +
+         std::string(http::obsolete_reason(code)) + "\r\n" + fields +
+         (keep_alive ? "Connection: keep-alive\r\n" : "Connection: close\r\n") + "\r\n";
+}
+
+std::string whole_response(const Response& response, unsigned version, bool keep_alive, bool head_only) {
+  std::string fields = "Content-Type: " + response.type +
+                       "\r\nContent-Length: " + std::to_string(response.body.size()) +
+                       "\r\nX-Content-Type-Options: nosniff\r\n";
+  for (const auto& [name, value] : response.headers) fields += name + ": " + value + "\r\n";
+  return response_head(response.status, version, keep_alive, fields) + (head_only ? "" : response.body);
+}
+
+std::string text_of(boost::beast::string_view view) { return {view.data(), view.size()}; }
+
+// A client's connection: reads a request, hands it over, writes the answer, and again.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(tcp::socket socket, HttpServer::Impl& server)
+      : server_(server),
+        limits_(server.limits),
+        stream_(std::move(socket)),
+        buffer_(2 * server.limits.header_bytes),
+        ticker_(server.io) {
+    ++server_.connections;
+  }
+  ~Connection() {
+    count_body(0);
+    --server_.connections;
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  void read_header(int timeout_seconds);
+
+  // What exchanges ask for; `turn` is the request that they belong to.
+  asio::io_context& io() { return server_.io; }
+  void respond(uint64_t turn, const Response& response);
+  void begin_events(uint64_t turn);
+  void write(uint64_t turn, const std::string& bytes);
+  void end(uint64_t turn);
+  void abandon(uint64_t turn);
+  void on_leave(std::function<void()> left) { left_ = std::move(left); }
+  void every_second(std::function<std::string()> tick) { tick_ = std::move(tick); }
+
+ private:
+  using Parser = http::request_parser<http::string_body>;
+
+  void on_header(error_code error);
+  void read_body();
+  void on_body(error_code error);
+  void refuse(int status, const std::string& message);
+  void refuse_parse(error_code error);
+  void hand_over();
+  void watch();
+  void leave();
+  void tick();
+  void begin();
+  void send(const std::string& bytes);
+  void finish();
+  void send_more();
+  void on_sent(error_code error);
+  void linger();
+  void close();
+  void count_body(size_t bytes);
+  bool is_turn(uint64_t turn) const { return turn == turn_ && answering_; }
+
+  HttpServer::Impl& server_;
+  const HttpLimits& limits_;
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_;
+  asio::steady_timer ticker_;
+  std::optional<Parser> parser_;
+  Request request_;
+  std::chrono::steady_clock::time_point body_deadline_;
+  size_t body_bytes_ = 0, drained_ = 0;
+  unsigned version_ = 11;
+  bool keep_alive_ = false, head_only_ = false;
+
+  uint64_t turn_ = 0;
+  bool answering_ = false;  // the request was handed over and its answer has not ended
+  bool events_ = false;     // which comes in pieces
+  bool ending_ = false;     // all of it is in out_ or on its way
+  bool writing_ = false, watching_ = false, closed_ = false;
+  std::string out_, sending_;
+  std::function<void()> left_;
+  std::function<std::string()> tick_;
+};
+
+class ConnectionExchange : public Exchange {
+ public:
+  ConnectionExchange(std::shared_ptr<Connection> connection, uint64_t turn)
+      : connection_(std::move(connection)), turn_(turn) {}
+  ~ConnectionExchange() override {
+    post([](Connection& c, uint64_t turn) { c.abandon(turn); });
+  }
+  void respond(Response response) override {
+    post([response = std::move(response)](Connection& c, uint64_t turn) { c.respond(turn, response); });
+  }
+  void begin_events() override {
+    post([](Connection& c, uint64_t turn) { c.begin_events(turn); });
+  }
+  void write(std::string bytes) override {
+    post([bytes = std::move(bytes)](Connection& c, uint64_t turn) { c.write(turn, bytes); });
+  }
+  void end() override {
+    post([](Connection& c, uint64_t turn) { c.end(turn); });
+  }
+  void fail(Response response, std::string event) override {
+    post([response = std::move(response), event = std::move(event)](Connection& c, uint64_t turn) {
+      c.respond(turn, response);  // where events were begun, nothing
+      c.write(turn, event);
+      c.end(turn);
+    });
+  }
+  void on_leave(std::function<void()> left) override { connection_->on_leave(std::move(left)); }
+  void every_second(std::function<std::string()> tick) override {
+    connection_->every_second(std::move(tick));
+  }
+
+ private:
+  template <typename Body>
+  void post(Body body) {
+    asio::post(connection_->io(),
+               [connection = connection_, turn = turn_, body = std::move(body)] { body(*connection, turn); });
+  }
+  const std::shared_ptr<Connection> connection_;
+  const uint64_t turn_;
+};
+
+// ---- a request ----
+
+void Connection::read_header(int timeout_seconds) {
+  parser_.emplace();
+  parser_->header_limit(static_cast<std::uint32_t>(limits_.header_bytes));
+  parser_->body_limit(limits_.body_bytes);
+  stream_.expires_after(seconds(timeout_seconds));
+  http::async_read_header(stream_, buffer_, *parser_,
+                          [self = shared_from_this()](error_code error, size_t) { self->on_header(error); });
+}
+
+void Connection::on_header(error_code error) {
+  if (error) return refuse_parse(error);
+  const auto& head = parser_->get();
+  version_ = head.version();
+  keep_alive_ = head.keep_alive();
+  head_only_ = head.method() == http::verb::head;
+  request_ = {};
+  request_.method = head_only_ ? "GET" : text_of(head.method_string());
+  const std::string target = text_of(head.target());
+  const size_t question = std::min(target.find('?'), target.size());
+  request_.path = target.substr(0, question);
+  request_.query = target.substr(std::min(question + 1, target.size()));
+  request_.host = text_of(head[http::field::host]);
+  request_.origin = text_of(head[http::field::origin]);
+  request_.authorization = text_of(head[http::field::authorization]);
+  request_.api_key = text_of(head["x-api-key"]);
+  error_code ignored;
+  request_.address = stream_.socket().local_endpoint(ignored).address().to_string();
+  if (const auto refused = server_.handlers.admit(request_)) {
+    keep_alive_ = keep_alive_ && parser_->is_done();
+    answering_ = true;
+    return respond(++turn_, *refused);
+  }
+  if (beast::iequals(head[http::field::expect], "100-continue") && !parser_->is_done()) {
+    out_ = "HTTP/1.1 100 Continue\r\n\r\n";
+    send_more();
+  }
+  body_deadline_ = std::chrono::steady_clock::now() + seconds(limits_.body_seconds);
+  read_body();
+}
+
+void Connection::read_body() {
+  if (parser_->is_done()) return hand_over();
+  stream_.expires_at(
+      std::min(body_deadline_, std::chrono::steady_clock::now() + seconds(limits_.stall_seconds)));
+  http::async_read_some(stream_, buffer_, *parser_,
+                        [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });
+}
+
+void Connection::on_body(error_code error) {
+  if (error) return refuse_parse(error);
+  count_body(parser_->get().body().size());
+  if (server_.body_bytes > limits_.bodies_bytes)
+    return refuse(503, "too many large requests are on their way; send it again later");
+  read_body();
+}
+
+void Connection::count_body(size_t bytes) {
+  server_.body_bytes += bytes - body_bytes_;
+  body_bytes_ = bytes;
+}
+
+void Connection::refuse_parse(error_code error) {
+  if (error == http::error::body_limit)
+    return refuse(413, "the body is larger than " + std::to_string(limits_.body_bytes) + " bytes");
+  if (error == http::error::header_limit || error == http::error::buffer_overflow)
+    return refuse(431, "the header is larger than " + std::to_string(limits_.header_bytes) + " bytes");
+  if (error == beast::error::timeout ||
+      error.category() != http::make_error_code(http::error::bad_method).category() ||
+      error == http::error::end_of_stream || error == http::error::partial_message)
+    return close();
+  refuse(400, "the request is no HTTP/1.1: " + error.message());
+}
+
+// An error of the transport; the connection ends with it, since what follows in it cannot be told.
+void Connection::refuse(int status, const std::string& message) {
+  keep_alive_ = false;
+  answering_ = true;
+  respond(++turn_, {status, "application/json", server_.handlers.error_body(request_.path, status, message)});
+}
+
+void Connection::hand_over() {
+  stream_.expires_never();
+  request_.body = std::move(parser_->get().body());
+  count_body(0);
+  parser_.reset();
+  answering_ = true;
+  left_ = {};
+  tick_ = {};
+  const auto exchange = std::make_shared<ConnectionExchange>(shared_from_this(), ++turn_);
+  watch();
+  server_.handlers.handle(std::move(request_), exchange);
+  if (tick_) tick();
+}
+
+// While an answer is made nobody reads from the socket, so this waits for what comes: a request that follows
+// too early is kept, the end means that the client is gone.
+void Connection::watch() {
+  if (watching_ || closed_) return;
+  watching_ = true;
+  stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code error) {
+    self->watching_ = false;
+    if (error || !self->answering_) return;
+    const size_t room = self->buffer_.max_size() - self->buffer_.size();
+    self->stream_.socket().non_blocking(true, error);
+    const size_t got =
+        room ? self->stream_.socket().read_some(self->buffer_.prepare(std::min<size_t>(room, 4096)), error)
+             : 0;
+    self->buffer_.commit(got);
+    if (!room || (error && error != asio::error::would_block)) return self->leave();
+    self->watch();
+  });
+}
+
+void Connection::leave() {
+  if (!answering_) return;
+  const auto left = std::exchange(left_, {});
+  close();
+  if (left) left();
+}
+
+// ---- its answer ----
+
+void Connection::tick() {
+  ticker_.expires_after(seconds(1));
+  ticker_.async_wait([self = shared_from_this(), turn = turn_](error_code error) {
+    if (error || !self->is_turn(turn) || self->ending_ || !self->tick_) return;
+    const std::string bytes = self->tick_();
+    if (!bytes.empty()) {
+      self->begin_events(turn);
+      self->write(turn, bytes);
+    }
+    if (self->is_turn(turn)) self->tick();
+  });
+}
+
+void Connection::respond(uint64_t turn, const Response& response) {
+  if (!is_turn(turn) || events_ || ending_) return;
+  out_ += whole_response(response, version_, keep_alive_, head_only_);
+  finish();
+}
+
+void Connection::begin_events(uint64_t turn) {
+  if (!is_turn(turn) || events_ || ending_) return;
+  events_ = true;
+  keep_alive_ = keep_alive_ && version_ == 11;
+  std::string fields =
+      "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
+  if (version_ == 11) fields += "Transfer-Encoding: chunked\r\n";
+  out_ += response_head(200, version_, keep_alive_, fields);
+  send_more();
+}
+
+void Connection::write(uint64_t turn, const std::string& bytes) {
+  if (!is_turn(turn) || !events_ || ending_ || bytes.empty()) return;
+  if (out_.size() + bytes.size() > limits_.unsent_bytes) return leave();
+  char size[24];
+  std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
+  out_ += version_ == 11 ? size + bytes + "\r\n" : bytes;
+  send_more();
+}
+
+void Connection::end(uint64_t turn) {
+  if (!is_turn(turn) || !events_ || ending_) return;
+  if (version_ == 11) out_ += "0\r\n\r\n";
+  finish();
+}
+
+// Nobody will answer anymore: a client does not wait for nothing.
+void Connection::abandon(uint64_t turn) {
+  if (is_turn(turn) && !ending_) close();
+}
+
+void Connection::finish() {
+  ending_ = true;
+  ticker_.cancel();
+  send_more();
+  if (!writing_) on_sent({});  // all was sent before the end was known
+}
+
+void Connection::send_more() {
+  if (writing_ || closed_ || out_.empty()) return;
+  writing_ = true;
+  sending_ = std::exchange(out_, {});
+  stream_.expires_after(seconds(limits_.stall_seconds));
+  asio::async_write(stream_, asio::buffer(sending_),
+                    [self = shared_from_this()](error_code error, size_t) { self->on_sent(error); });
+}
+
+void Connection::on_sent(error_code error) {
+  writing_ = false;
+  if (error) return answering_ ? leave() : close();
+  if (!out_.empty()) return send_more();
+  if (answering_) stream_.expires_never();
+  if (!ending_) return;
+  answering_ = events_ = ending_ = false;
+  left_ = {};
+  tick_ = {};
+  if (!keep_alive_) return linger();
+  if (watching_) stream_.socket().cancel(error);
+  read_header(limits_.idle_seconds);
+}
+
+// A connection that is closed while the client still sends would lose the answer, so its bytes are taken for
+// a while.
+void Connection::linger() {
+  error_code ignored;
+  stream_.socket().cancel(ignored);
+  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  buffer_.clear();
+  stream_.expires_after(seconds(2));
+  drained_ = 0;
+  const auto drain = [](auto self, auto again) -> void {
+    self->stream_.async_read_some(self->buffer_.prepare(4096), [self, again](error_code error, size_t got) {
+      self->drained_ += got;
+      if (error || self->drained_ > (1 << 20)) return self->close();
+      again(self, again);
+    });
+  };
+  drain(shared_from_this(), drain);
+}
+
+void Connection::close() {
+  closed_ = true;
+  answering_ = events_ = ending_ = false;
+  left_ = {};
+  tick_ = {};
+  ticker_.cancel();
+  error_code ignored;
+  stream_.socket().close(ignored);
+}
+
+std::string url_host(const tcp::endpoint& endpoint) {
+  const std::string address = endpoint.address().to_string();
+  return endpoint.address().is_v6() ? "[" + address + "]" : address;
+}
+
+}  // namespace
+
+// ---- the server ----
+
+void HttpServer::Impl::listen(const std::string& host, uint16_t port) {
+  error_code error;
+  const auto found = tcp::resolver(io).resolve(host, std::to_string(port), error);
+  if (error) throw std::runtime_error("'" + host + "' is no address of this machine: " + error.message());
+  const tcp::endpoint endpoint = *found.begin();
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error)
+    throw std::runtime_error("cannot listen on " + url_host(endpoint) + ":" + std::to_string(port) + ": " +
+                             error.message());
+}
+
+void HttpServer::Impl::accept() {
+  acceptor.async_accept([this](error_code error, tcp::socket socket) {
+    if (error == asio::error::operation_aborted || !acceptor.is_open()) return;
+    if (error) {  // no file descriptors, for example
+      pause.expires_after(std::chrono::milliseconds(100));
+      pause.async_wait([this](error_code) {
+        if (acceptor.is_open()) accept();
+      });
+      return;
+    }
+    error_code ignored;
+    socket.set_option(tcp::no_delay(true), ignored);
+    if (connections >= limits.connections)
+      turn_away(std::move(socket));
+    else
+      std::make_shared<Connection>(std::move(socket), *this)->read_header(limits.header_seconds);
+    accept();
+  });
+}
+
+// Says why at once, or not at all: a connection too many must not cost anything.
+void HttpServer::Impl::turn_away(tcp::socket socket) {
+  error_code ignored;
+  socket.non_blocking(true, ignored);
+  const std::string bytes =
+      whole_response({503, "application/json",
+                      handlers.error_body("", 503, "there are too many connections; come again later")},
+                     11, false, false);
+  socket.write_some(asio::buffer(bytes), ignored);
+}
+
+HttpServer::HttpServer(const std::string& host, uint16_t port, HttpLimits limits, HttpHandlers handlers)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->limits = limits;
+  impl_->handlers = std::move(handlers);
+  impl_->listen(host, port);
+}
+
+HttpServer::~HttpServer() = default;
+
+uint16_t HttpServer::port() const { return impl_->acceptor.local_endpoint().port(); }
+
+size_t HttpServer::connections() const { return impl_->connections; }
+
+void HttpServer::run(const std::function<void()>& stopping) {
+  constexpr auto kGoodbye = std::chrono::milliseconds(300);
+  asio::steady_timer goodbye(impl_->io);
+  impl_->signals.async_wait([&](error_code error, int) {
+    if (error) return;
+    impl_->acceptor.close(error);
+    stopping();
+    goodbye.expires_after(kGoodbye);
+    goodbye.async_wait([this](error_code) { impl_->io.stop(); });
+  });
+  impl_->accept();
+  impl_->io.run();
+}
+
+}  // namespace app::serve

@@ -1,0 +1,167 @@
+// JSON from strangers (see json.h).
+#include "apps/serve/json.h"
+
+namespace app::serve {
+
+namespace {
+
+constexpr int kDeepest = 64;
+constexpr size_t kMostValues = 1 << 18;
+constexpr size_t kMostStops = 16, kLongestStop = 1024;
+
+[[noreturn]] void refuse_field(const char* name, const std::string& what) {
+  throw Refusal(400, "\"" + std::string(name) + "\" must be " + what);
+}
+
+std::string range(const std::string& kind, const std::string& least, const std::string& most) {
+  return kind + " from " + least + " to " + most;
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
+const Json* typed_field(const Json& object, const char* name, Json::value_t type, const char* what) {
+  const Json* field = find_field(object, name);
+  if (field && field->type() != type) refuse_field(name, what);
+  return field;
+}
+
+// Goes through a text before anything is made of it, and refuses what is wrong or too much. The library's
+// parser has a callback that could, but then takes time that grows with the square of an array's length.
+class Bounds : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t&) override { return value(); }
+  bool binary(binary_t&) override { return value(); }
+  bool key(string_t&) override { return true; }
+  bool start_object(size_t) override { return begin(); }
+  bool start_array(size_t) override { return begin(); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool parse_error(size_t position, const std::string&, const Json::exception& error) override {
+    if (dynamic_cast<const Json::out_of_range*>(&error))
+      throw Refusal(400, "the body is no JSON that can be used: a number in it is too large");
+    throw Refusal(400,
+                  "the body is no JSON in UTF-8: it stops making sense at byte " + std::to_string(position));
+  }
+
+ private:
+  bool value() {
+    if (++values_ > kMostValues)
+      throw Refusal(400,
+                    "the body has more than " + std::to_string(kMostValues) + " values; send texts as text");
+    return true;
+  }
+  bool begin() {
+    if (++depth_ > kDeepest)
+      throw Refusal(400, "the body is nested deeper than " + std::to_string(kDeepest) + " levels");
+    return value();
+  }
+  bool end() {
+    --depth_;
+    return true;
+  }
+  size_t values_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+Json parse_object(std::string_view text) {
+  Bounds bounds;
+  Json::sax_parse(text, &bounds);
+  Json parsed = Json::parse(text);
+  if (!parsed.is_object()) throw Refusal(400, "the body must be a JSON object");
+  return parsed;
+}
+
+std::string write_json(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+const Json* find_field(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<double> number_field(const Json& object, const char* name, double least, double most) {
+  const Json* field = find_field(object, name);
+  if (!field) return std::nullopt;
+  const std::string what = range("a number", short_number(least), short_number(most));
+  if (!field->is_number()) refuse_field(name, what);
+  const double value = field->get<double>();
+  if (!(value >= least && value <= most)) refuse_field(name, what);
+  return value;
+}
+
+std::optional<int64_t> integer_field(const Json& object, const char* name, int64_t least, int64_t most) {
+  const Json* field = find_field(object, name);
+  if (!field) return std::nullopt;
+  const std::string what = range("an integer", std::to_string(least), std::to_string(most));
+  const bool too_large =
+      field->is_number_unsigned() && field->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  if (!field->is_number_integer() || too_large) refuse_field(name, what);
+  const int64_t value = field->get<int64_t>();
+  if (value < least || value > most) refuse_field(name, what);
+  return value;
+}
+
+std::optional<bool> bool_field(const Json& object, const char* name) {
+  const Json* field = typed_field(object, name, Json::value_t::boolean, "true or false");
+  return field ? std::optional(field->get<bool>()) : std::nullopt;
+}
+
+const std::string* text_field(const Json& object, const char* name) {
+  const Json* field = typed_field(object, name, Json::value_t::string, "a text");
+  return field ? field->get_ptr<const std::string*>() : nullptr;
+}
+
+const Json* array_field(const Json& object, const char* name) {
+  return typed_field(object, name, Json::value_t::array, "an array");
+}
+
+const Json* object_field(const Json& object, const char* name) {
+  return typed_field(object, name, Json::value_t::object, "an object");
+}
+
+std::vector<std::string> stops_field(const Json& object, const char* name) {
+  const Json* field = find_field(object, name);
+  if (!field) return {};
+  const std::string what = "a text or an array of at most " + std::to_string(kMostStops) + " texts of 1 to " +
+                           std::to_string(kLongestStop) + " bytes";
+  std::vector<std::string> stops;
+  const auto add = [&](const Json& stop) {
+    if (!stop.is_string() || stops.size() == kMostStops) refuse_field(name, what);
+    stops.push_back(stop.get<std::string>());
+    if (stops.back().empty() || stops.back().size() > kLongestStop) refuse_field(name, what);
+  };
+  if (!field->is_array()) {
+    add(*field);
+  } else {
+    for (const Json& stop : *field) add(stop);
+  }
+  return stops;
+}
+
+std::string content_text(const Json& content) {
+  if (content.is_string()) return content.get<std::string>();
+  if (content.is_null()) return "";
+  if (!content.is_array()) throw Refusal(400, "a message's \"content\" must be a text or an array of parts");
+  std::string text;
+  for (const Json& part : content) {
+    const std::string* type = part.is_object() ? text_field(part, "type") : nullptr;
+    const std::string* words = type && *type == "text" ? text_field(part, "text") : nullptr;
+    if (!words)
+      throw Refusal(
+          400, "a part of \"content\" must be {\"type\": \"text\", \"text\": ...}; nothing else is read");
+    text += *words;
+  }
+  return text;
+}
+
+}  // namespace app::serve

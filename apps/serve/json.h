@@ -1,0 +1,33 @@
+// JSON from strangers: bounded, and each field checked with one sentence on what is wrong.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/serve/task.h"
+
+namespace app::serve {
+
+// An object; its depth and number of values are bounded, since values take many times the bytes of their
+// text.
+Json parse_object(std::string_view text);
+// On one line; what is no UTF-8 becomes U+FFFD.
+std::string write_json(const Json& json);
+
+// A field, or nothing where it is missing or null. Wrong types and values outside [least, most] are refused.
+const Json* find_field(const Json& object, const char* name);
+std::optional<double> number_field(const Json& object, const char* name, double least, double most);
+std::optional<int64_t> integer_field(const Json& object, const char* name, int64_t least, int64_t most);
+std::optional<bool> bool_field(const Json& object, const char* name);
+const std::string* text_field(const Json& object, const char* name);
+const Json* array_field(const Json& object, const char* name);
+const Json* object_field(const Json& object, const char* name);
+
+// Up to 16 texts of a kilobyte, or one text alone.
+std::vector<std::string> stops_field(const Json& object, const char* name);
+// The texts of a message's content, a text or an array of {"type": "text", "text": ...}, one after the other.
+std::string content_text(const Json& content);
+
+}  // namespace app::serve

@@ -1,0 +1,500 @@
+// Slots and their queue (see scheduler.h).
+#include "apps/serve/scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "apps/serve/filters.h"
+#include "apps/serve/json.h"
+#include "apps/sizes.h"
+
+namespace app::serve {
+
+namespace {
+
+// The job whose text this thread reads. Clones share their session's progress function, so it cannot know
+// otherwise.
+thread_local Job* reading_job = nullptr;
+
+void show_progress(void*, const thimble_progress* progress) {
+  if (!reading_job) return;
+  reading_job->done = progress->done;
+  reading_job->total = progress->total;
+}
+
+// thimble.h: the default of `local`.
+uint32_t settled_local(const thimble_session_options& options) {
+  if (options.local != THIMBLE_DEFAULT) return options.local;
+  return options.retention == THIMBLE_RETENTION_NONE ? 0 : 100;
+}
+
+std::string bytes_of(const Model& model, int32_t token) {
+  char bytes[512];
+  uint64_t length = 0;
+  const auto status = thimble_token_bytes(model.get(), token, bytes, sizeof bytes, &length, nullptr);
+  return status == THIMBLE_OK ? std::string(bytes, length) : "";
+}
+
+// Log-probabilities of all tokens by their logits: less the logarithm of the sum of their exponentials.
+double log_sum(const std::vector<float>& logits) {
+  const double most = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  return most + std::log(sum);
+}
+
+TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, int32_t token, uint32_t count) {
+  const double all = log_sum(logits);
+  const auto logprob = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]) - all; };
+  std::vector<int32_t> best(logits.size());
+  std::iota(best.begin(), best.end(), 0);
+  const auto n = static_cast<std::ptrdiff_t>(std::min<size_t>(count, best.size()));
+  std::partial_sort(best.begin(), best.begin() + n, best.end(), [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x != y ? x > y : a < b;
+  });
+  TokenLogprob out{bytes_of(model, token), logprob(token), {}};
+  for (auto id = best.begin(); id != best.begin() + n; ++id)
+    out.top.emplace_back(bytes_of(model, *id), logprob(*id));
+  return out;
+}
+
+// An answer as the conversation's next message, as the wire formats' readers make one of it.
+Json answer_message(const Task& task, const std::string& text) {
+  Json message = {{"role", "assistant"}, {"content", text}};
+  if (task.tools.is_null()) return message;
+  ToolCallFilter filter;
+  std::vector<Part> parts = filter.push(text), rest = filter.finish();
+  parts.insert(parts.end(), rest.begin(), rest.end());
+  message["content"] = "";
+  for (const Part& part : parts) {
+    if (part.is_call())
+      message["tool_calls"].push_back(
+          {{"type", "function"},
+           {"function", {{"name", part.name}, {"arguments", Json::parse(part.arguments)}}}});
+    else
+      message["content"].get_ref<std::string&>() += part.text;
+  }
+  return message;
+}
+
+int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style) {
+  try {
+    return end_of_turn(model, style);
+  } catch (const Failure&) {  // a model without a chat template completes texts
+    return model_info(model).eos;
+  }
+}
+
+// Said before anything is allocated.
+void check_budget(const thimble_memory& one, uint32_t slots) {
+  const uint64_t needed = one.total + (slots - 1) * clone_bytes(one);
+  if (!one.budget || needed <= one.budget) return;
+  throw Failure(THIMBLE_BUDGET,
+                "the budget of " + format_size(one.budget) + " lacks " + format_size(needed - one.budget) +
+                    ": " + std::to_string(slots) + " slots need " + format_size(needed) +
+                    "; give it fewer --slots, a smaller --pool, or none, for the largest that fits",
+                needed - one.budget);
+}
+
+uint64_t microseconds_since(std::chrono::steady_clock::time_point start) {
+  const auto passed = std::chrono::steady_clock::now() - start;
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(passed).count());
+}
+
+}  // namespace
+
+Refusal refusal_of(const std::exception& error) {
+  if (const auto* refusal = dynamic_cast<const Refusal*>(&error)) return *refusal;
+  if (dynamic_cast<const std::bad_alloc*>(&error))
+    return Refusal(503, thimble_status_text(THIMBLE_OUT_OF_MEMORY));
+  const auto* failure = dynamic_cast<const Failure*>(&error);
+  switch (failure ? failure->status : THIMBLE_INTERNAL) {
+    case THIMBLE_CONTEXT_FULL:
+      return Refusal(400, error.what(), "context_length_exceeded");
+    case THIMBLE_INVALID_ARGUMENT:
+    case THIMBLE_UNSUPPORTED:
+      return Refusal(400, error.what());
+    case THIMBLE_OUT_OF_MEMORY:
+    case THIMBLE_BUDGET:
+    case THIMBLE_DEVICE_LOST:
+      return Refusal(503, error.what());
+    default:
+      return Refusal(500, error.what());
+  }
+}
+
+// Calls a function of the job's session, and again where an interrupt was meant for a job before it.
+template <typename Function, typename... Arguments>
+void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
+  do {
+    if (job.cancelled) throw Cancelled();
+  } while (!call_unless_interrupted(function, arguments...));
+}
+
+Scheduler::Scheduler(const Settings& settings, const Model& model, const Retention& retention, uint32_t slots)
+    : settings_(settings),
+      model_(model),
+      evicts_(retention.policy != THIMBLE_RETENTION_NONE),
+      end_of_turn_(end_of_turn_or_text(model, settings.chat)) {
+  thimble_session_options options = session_options(settings, model, retention, 0);
+  options.progress = show_progress;
+  leave_room_for_clones(model, options, slots - 1);
+  check_budget(plan(model, options), slots);
+  Session first = create_session(model, options);
+  const uint32_t chunk = app::memory(first).chunk;
+  for (uint32_t i = 0; i < slots; ++i) {
+    slots_.push_back(std::make_unique<Slot>(chunk, settled_local(options)));
+    slots_.back()->session = i ? clone(slots_.front()->session) : std::move(first);
+  }
+  memory_ = app::memory(slots_.front()->session);
+  for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
+}
+
+Prompt Scheduler::prepare(Task& task) const {
+  Prompt prompt;
+  if (!task.messages.is_array()) {
+    const std::string text = std::move(task.prompt);
+    prompt.ids = task.ids.empty() ? tokenize(model_, text, kPromptFlags).ids : std::move(task.ids);
+  } else {
+    prompt.messages = std::move(task.messages);
+    task.messages = nullptr;
+    const Json system = {{"role", "system"}, {"content", settings_.system}};
+    if (!settings_.system.empty() && prompt.messages.front()["role"] != "system")
+      prompt.messages.insert(prompt.messages.begin(), system);
+    Json variables =
+        settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
+    if (!task.tools.is_null()) variables["tools"] = task.tools;
+    if (!variables.empty()) prompt.variables = write_json(variables);
+    ChatStyle style = settings_.chat;
+    style.variables = prompt.variables;
+    prompt.ids = tokenize(model_, chat_text(model_, style, write_json(prompt.messages), 0), kPromptFlags).ids;
+  }
+  if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
+  return prompt;
+}
+
+// ---- who gets which slot ----
+
+bool Scheduler::submit(const std::shared_ptr<Job>& job) {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) throw Refusal(503, "the server is stopping");
+  if (job->cancelled) return true;
+  if (queue_.size() >= queue_limit()) return false;
+  queue_.push_back(job);
+  assign();
+  return true;
+}
+
+void Scheduler::cancel(const std::shared_ptr<Job>& job) {
+  const std::lock_guard lock(mutex_);
+  if (job->cancelled.exchange(true)) return;
+  const auto waiting = std::find(queue_.begin(), queue_.end(), job);
+  if (waiting != queue_.end()) {
+    queue_.erase(waiting);
+    ++counts_.cancelled;
+  }
+  for (const auto& slot : slots_) {
+    if (slot->job == job) thimble_session_interrupt(slot->session.get());
+  }
+}
+
+void Scheduler::stop() {
+  std::deque<std::shared_ptr<Job>> abandoned;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    abandoned.swap(queue_);
+    for (const auto& slot : slots_) {
+      if (!slot->job) continue;
+      abandoned.push_back(slot->job);
+      slot->job->cancelled = true;
+      thimble_session_interrupt(slot->session.get());
+    }
+  }
+  changed_.notify_all();
+  for (const auto& slot : slots_) {
+    if (slot->thread.joinable()) slot->thread.join();
+  }
+  for (const auto& job : abandoned) job->listener->failed(Refusal(503, "the server is stopping"));
+}
+
+Scheduler::Slot* Scheduler::empty_slot(const Slot* but) {
+  for (const auto& slot : slots_) {
+    if (slot.get() != but && slot->idle() && slot->history.empty()) return slot.get();
+  }
+  return nullptr;
+}
+
+// The idle slot that a prompt is best read in, and how; false where there is none.
+bool Scheduler::choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse) {
+  chosen = source = nullptr;
+  reuse = {};
+  for (const auto& slot : slots_) {
+    if (!slot->idle()) continue;
+    if (slot->session) source = slot.get();
+    const Reuse here = slot->history.find(prompt);
+    if (here.position <= reuse.position) continue;
+    chosen = slot.get();
+    reuse = here;
+  }
+  if (chosen) {
+    Slot* empty = reuse.position < chosen->history.ids().size() ? empty_slot(chosen) : nullptr;
+    source = empty ? chosen : nullptr;
+    if (empty) chosen = empty;
+    return true;
+  }
+  chosen = empty_slot(nullptr);
+  for (const auto& slot : slots_) {
+    if (slot->idle() && slot->session &&
+        (!chosen || (!chosen->history.empty() && slot->last_used < chosen->last_used)))
+      chosen = slot.get();
+  }
+  if (chosen && !chosen->session && !source) return false;  // there is nothing to clone now
+  if (chosen && chosen->session) source = nullptr;
+  return chosen != nullptr;
+}
+
+// Gives waiting jobs to idle slots. The mutex is held.
+void Scheduler::assign() {
+  Slot *slot, *source;
+  Reuse reuse;
+  while (!queue_.empty() && !stopping_ && choose(queue_.front()->prompt, slot, source, reuse)) {
+    slot->job = queue_.front();
+    slot->reuse = reuse;
+    slot->source = source;
+    slot->last_used = ++clock_;
+    if (source) source->reserved = true;
+    queue_.pop_front();
+  }
+  changed_.notify_all();
+}
+
+// ---- a slot's thread ----
+
+void Scheduler::work(Slot& slot) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return slot.job || stopping_; });
+    if (!slot.job) return;
+    const std::shared_ptr<Job> job = slot.job;
+    const Reuse reuse = slot.reuse;
+    if (Slot* source = std::exchange(slot.source, nullptr)) {
+      take_clone(slot, *source, lock);
+      assign();
+    }
+    lock.unlock();
+    const std::function<void()> tell = run(slot, *job, reuse);
+    lock.lock();
+    slot.job = nullptr;
+    assign();
+    lock.unlock();
+    tell();  // now that whoever hears it finds the slot idle
+    lock.lock();
+  }
+}
+
+// A clone takes the place of the slot's session, and of its bytes in the budget.
+void Scheduler::take_clone(Slot& slot, Slot& source, std::unique_lock<std::mutex>& lock) {
+  Session copy = std::move(slot.session);
+  lock.unlock();
+  copy.reset();
+  try {
+    copy = clone(source.session);
+  } catch (const Failure&) {  // the system has no memory: the job gets what was to be cloned
+  }
+  lock.lock();
+  slot.history = source.history;
+  slot.evictions = source.evictions;
+  source.reserved = false;
+  if (copy) {
+    slot.session = std::move(copy);
+    return;
+  }
+  slot.session = std::move(source.session);
+  source.history.rewind({});
+  source.position = 0;
+}
+
+// Runs a job from beginning to end; whatever happens, the slot is usable afterwards. Gives what tells the
+// listener how it ended.
+std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
+  Usage usage;
+  std::function<void()> tell = [] {};
+  reading_job = &job;
+  try {
+    const auto start = std::chrono::steady_clock::now();
+    read(slot, job, rest_of(slot, job, reuse, usage));
+    counts_.prompt_microseconds += microseconds_since(start);
+    counts_.prompt_tokens += usage.prompt;
+    counts_.cached_tokens += usage.cached;
+    const auto generating = std::chrono::steady_clock::now();
+    tell = generate(slot, job, usage);
+    counts_.generation_microseconds += microseconds_since(generating);
+  } catch (const Cancelled&) {
+    // What was interrupted is finished, or forgotten, when the slot is used again: now it could take seconds.
+    ++counts_.cancelled;
+  } catch (const std::exception& error) {
+    ++counts_.failed;
+    thimble_session_reset(slot.session.get(), nullptr);
+    slot.history.rewind({});
+    slot.evictions = 0;
+    tell = [&listener = *job.listener, refusal = refusal_of(error)] { listener.failed(refusal); };
+  }
+  reading_job = nullptr;
+  counts_.generated_tokens += usage.generated;
+  slot.position = slot.history.ids().size();
+  return tell;
+}
+
+// Takes the session back to where the job goes on, and gives what it is to read from there.
+std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage) {
+  const Prompt& prompt = job.prompt;
+  std::vector<int32_t> rest;
+  if (reuse.messages) {
+    try {
+      ChatStyle style = settings_.chat;
+      style.variables = prompt.variables;
+      const std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
+      rest = tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids;
+    } catch (const Failure&) {  // a template that writes earlier turns anew
+      reuse = {};
+    }
+  }
+  if (reuse.position && !rewind(slot, job, reuse.position)) reuse = {};
+  if (!reuse.position) {
+    call(thimble_session_reset, slot.session.get());
+    slot.evictions = 0;
+  }
+  slot.history.rewind(reuse);
+  const thimble_sampler_options sampler = sampler_options(job.task);
+  call(thimble_session_set_sampler, slot.session.get(), &sampler);
+  if (!reuse.messages)
+    rest.assign(prompt.ids.begin() + static_cast<std::ptrdiff_t>(reuse.position), prompt.ids.end());
+  usage.cached = reuse.position;
+  if (reuse.cut && end_of_turn_ >= 0) {
+    call_for(job, thimble_session_accept, slot.session.get(), end_of_turn_);
+    slot.history.add_generated(end_of_turn_);
+  }
+  usage.prompt = slot.history.ids().size() + rest.size();
+  return rest;
+}
+
+// False where entries were evicted since that position.
+bool Scheduler::rewind(Slot& slot, Job& job, uint64_t position) {
+  for (;;) {
+    const thimble_status status = thimble_session_rewind(slot.session.get(), position, nullptr);
+    if (status != THIMBLE_INTERRUPTED) return status == THIMBLE_OK;
+    if (job.cancelled) throw Cancelled();
+  }
+}
+
+void Scheduler::read(Slot& slot, Job& job, const std::vector<int32_t>& ids) {
+  const uint64_t before = slot.history.ids().size();
+  job.done = before;
+  job.total = before + ids.size();
+  job.reading = true;
+  try {
+    call_for(job, thimble_session_feed, slot.session.get(), ids.data(), ids.size());
+  } catch (const Cancelled&) {
+    slot.history.add_prompt(ids.data(), stats(slot.session).position - before);
+    if (evicts_) slot.history.stopped_reading();
+    throw;
+  }
+  slot.history.add_prompt(ids.data(), ids.size());
+  try {
+    call_for(job, thimble_session_flush, slot.session.get());
+  } catch (const Cancelled&) {
+    if (evicts_) slot.history.evicted_at(slot.history.ids().size());
+    throw;
+  }
+  note_evictions(slot);
+  job.reading = false;
+}
+
+// One token, or false where the pool is full.
+bool Scheduler::step(Slot& slot, Job& job, int32_t& token) {
+  for (;;) {
+    if (job.cancelled) {
+      if (evicts_) slot.history.evicted_at(slot.history.ids().size());
+      throw Cancelled();
+    }
+    thimble_error error = {};
+    error.struct_size = sizeof error;
+    const thimble_status status = thimble_session_step(slot.session.get(), &token, &error);
+    if (status == THIMBLE_OK || status == THIMBLE_CONTEXT_FULL) return status == THIMBLE_OK;
+    if (status != THIMBLE_INTERRUPTED) raise(error);
+  }
+}
+
+std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
+  const Task& task = job.task;
+  const int64_t limit = task.max_tokens.value_or(settings_.predict);
+  Listener& listener = *job.listener;
+  StopFilter filter(task.stops);
+  std::string text;
+  const auto show = [&](Piece piece) {
+    text += piece.text;
+    listener.piece(piece);
+  };
+  Ending ending = Ending::kLength;
+  listener.begun(usage);
+  for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
+    std::vector<float> before;
+    if (task.logprobs) before = logits(slot.session);
+    int32_t token = -1;
+    if (!step(slot, job, token)) break;
+    ++usage.generated;
+    slot.history.add_generated(token);
+    slot.position = slot.history.ids().size();
+    if (thimble_token_ends(model_.get(), token)) {
+      ending = Ending::kEnd;
+      break;
+    }
+    Piece piece{filter.push(token_text(slot.session, token)), {}};
+    if (task.logprobs && !filter.met())
+      piece.logprobs.push_back(logprob_of(model_, before, token, task.top_logprobs));
+    show(piece);
+  }
+  if (const std::string held = filter.finish(); !held.empty()) show({held, {}});
+  note_evictions(slot);
+  const std::string stop = filter.met() ? *filter.met() : "";
+  if (filter.met())  // the stream holds the stop, which the conversation will not
+    ending = Ending::kStopText;
+  else
+    slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
+  return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
+}
+
+void Scheduler::note_evictions(Slot& slot) {
+  const uint64_t evictions = stats(slot.session).evictions;
+  if (evictions != std::exchange(slot.evictions, evictions))
+    slot.history.evicted_at(slot.history.ids().size());
+}
+
+thimble_sampler_options Scheduler::sampler_options(const Task& task) const {
+  thimble_sampler_options options = settings_.sampler;
+  if (task.temperature) options.temperature = static_cast<float>(*task.temperature);
+  if (task.top_p) options.top_p = static_cast<float>(*task.top_p);
+  if (task.top_k) options.top_k = *task.top_k;
+  if (task.seed) options.seed = *task.seed;
+  return options;
+}
+
+// ---- looking ----
+
+std::vector<Scheduler::SlotState> Scheduler::slots() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<SlotState> states;
+  for (const auto& slot : slots_) states.push_back({!slot->idle(), slot->position});
+  return states;
+}
+
+size_t Scheduler::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.size();
+}
+
+}  // namespace app::serve

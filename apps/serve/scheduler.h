@@ -1,0 +1,128 @@
+// Slots that share one budget, and who gets them: a bounded queue of jobs, and what earlier ones have read.
+//
+// A slot is a session and a thread. A job that goes on from what a slot holds gets that slot; where it goes
+// on from the middle, and another slot is empty, it gets a clone, so that both conversations stay.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "apps/library.h"
+#include "apps/options.h"
+#include "apps/serve/history.h"
+#include "apps/serve/task.h"
+
+namespace app::serve {
+
+// Gets what becomes of a job, on the slot's thread: begun, pieces, ended; or failed, at any time. After a
+// cancelled job it gets nothing.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  virtual void begun(const Usage& usage) = 0;
+  virtual void piece(const Piece& piece) = 0;
+  virtual void ended(Ending ending, const std::string& stop, const Usage& usage) = 0;
+  virtual void failed(const Refusal& refusal) = 0;
+};
+
+struct Job {
+  Task task;
+  Prompt prompt;
+  std::shared_ptr<Listener> listener;
+  std::atomic<bool> cancelled = false;
+  std::atomic<bool> streams = false;  // its client reads events
+  std::atomic<bool> reading = false;
+  std::atomic<uint64_t> done = 0, total = 0;  // tokens of the stream while it is read
+};
+
+// Sums since the start, for /metrics.
+struct Counts {
+  std::atomic<uint64_t> prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0, cancelled = 0, failed = 0;
+  std::atomic<uint64_t> prompt_microseconds = 0, generation_microseconds = 0;
+};
+
+// What a request is told of a failure.
+Refusal refusal_of(const std::exception& error);
+
+class Scheduler {
+ public:
+  // Makes the slots. `settings` outlives the scheduler.
+  Scheduler(const Settings& settings, const Model& model, const Retention& retention, uint32_t slots);
+  ~Scheduler() { stop(); }
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // The prompt of a task, rendered and tokenised; its texts leave the task.
+  Prompt prepare(Task& task) const;
+  // False where the queue is full.
+  bool submit(const std::shared_ptr<Job>& job);
+  // The job ends as soon as it can, unheard.
+  void cancel(const std::shared_ptr<Job>& job);
+  // Ends all jobs, and takes no more.
+  void stop();
+
+  struct SlotState {
+    bool busy;
+    uint64_t position;  // tokens of its stream
+  };
+  std::vector<SlotState> slots() const;
+  size_t waiting() const;
+  size_t queue_limit() const { return 4 * slots_.size(); }
+  const thimble_memory& memory() const { return memory_; }
+  const Counts& counts() const { return counts_; }
+
+ private:
+  struct Slot {
+    Slot(uint32_t chunk, uint32_t local) : history(chunk, local) {}
+    Session session;  // none where a clone could not be made: the slot waits for another chance
+    History history;
+    uint64_t evictions = 0;
+    std::atomic<uint64_t> position = 0;
+    uint64_t last_used = 0;
+    // What it is to do; guarded by the mutex.
+    std::shared_ptr<Job> job;
+    Reuse reuse;
+    Slot* source = nullptr;  // to be cloned first; reserved until then
+    bool reserved = false;
+    std::thread thread;
+    bool idle() const { return !job && !reserved; }
+  };
+  struct Cancelled {};
+
+  void work(Slot& slot);
+  void assign();
+  bool choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse);
+  Slot* empty_slot(const Slot* but);
+  void take_clone(Slot& slot, Slot& source, std::unique_lock<std::mutex>& lock);
+  std::function<void()> run(Slot& slot, Job& job, const Reuse& reuse);
+  std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage);
+  bool rewind(Slot& slot, Job& job, uint64_t position);
+  void read(Slot& slot, Job& job, const std::vector<int32_t>& ids);
+  bool step(Slot& slot, Job& job, int32_t& token);
+  std::function<void()> generate(Slot& slot, Job& job, Usage& usage);
+  void note_evictions(Slot& slot);
+  thimble_sampler_options sampler_options(const Task& task) const;
+  template <typename Function, typename... Arguments>
+  void call_for(Job& job, Function function, Arguments... arguments);
+
+  const Settings& settings_;
+  const Model& model_;
+  const bool evicts_;
+  const int32_t end_of_turn_;
+  thimble_memory memory_{};
+  Counts counts_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Job>> queue_;
+  uint64_t clock_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace app::serve

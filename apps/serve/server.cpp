@@ -1,0 +1,400 @@
+// What the server says (see server.h).
+#include "apps/serve/server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <random>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include "apps/generation.h"
+#include "apps/serve/api_anthropic.h"
+#include "apps/serve/api_openai.h"
+#include "apps/serve/json.h"
+
+namespace app::serve {
+
+// A wire format for answers.
+struct Server::Api {
+  Asked (*read)(const Json& body);
+  std::unique_ptr<AnswerWriter> (*write)(const Identity& who, const Asked& asked);
+  std::string (*error)(const Refusal& refusal);
+};
+
+struct Server::Route {
+  const char* method;
+  const char* path;
+  bool open;                                    // without the key, too
+  Response (Server::*respond)(const Request&);  // at once; or
+  const Api* api;                               // by a slot
+};
+
+namespace {
+
+constexpr size_t kLargeBody = 64 << 10;
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  return text;
+}
+
+// "Host: name:port" without its port; an IPv6 address without brackets.
+std::string host_name(const std::string& host) {
+  if (host.rfind('[', 0) == 0) return lower(host.substr(1, host.find(']') - 1));
+  return lower(host.substr(0, host.find(':')));
+}
+
+// Takes as long wherever the two differ.
+bool same_key(const std::string& given, const std::string& key) {
+  unsigned difference = given.size() != key.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(key[i % key.size()]);
+  return difference == 0;
+}
+
+int64_t now() {
+  return static_cast<int64_t>(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()));
+}
+
+bool is_anthropic(const std::string& path) { return path.rfind("/v1/messages", 0) == 0; }
+
+// Hands freed memory back to the system; the C library would keep it for the next large text.
+void give_back_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// What a client hears of a job.
+class Answering : public Listener {
+ public:
+  using Refuse = std::function<Response(const Refusal&)>;
+  Answering(std::shared_ptr<Exchange> exchange, std::unique_ptr<AnswerWriter> writer, bool stream,
+            Refuse refuse, std::function<Response(Response)> count)
+      : exchange_(std::move(exchange)),
+        writer_(std::move(writer)),
+        stream_(stream),
+        refuse_(std::move(refuse)),
+        count_(std::move(count)) {}
+
+  void begun(const Usage& usage) override {
+    if (stream_) exchange_->begin_events();
+    show(writer_->begin(usage));
+  }
+  void piece(const Piece& piece) override { show(writer_->piece(piece)); }
+  void ended(Ending ending, const std::string& stop, const Usage& usage) override {
+    const std::string last = writer_->end(ending, stop, usage);
+    const Response response = count_({200, "application/json", stream_ ? "" : last});
+    if (!stream_) return exchange_->respond(response);
+    show(last);
+    exchange_->end();
+  }
+  void failed(const Refusal& refusal) override {
+    exchange_->fail(refuse_(refusal), writer_->failure(refusal));
+  }
+
+ private:
+  void show(std::string bytes) {
+    if (stream_) exchange_->write(std::move(bytes));
+  }
+  const std::shared_ptr<Exchange> exchange_;
+  const std::unique_ptr<AnswerWriter> writer_;
+  const bool stream_;
+  const Refuse refuse_;
+  const std::function<Response(Response)> count_;
+};
+
+// A comment of the event stream, which clients skip and proxies see.
+std::string progress_comment(const Job& job) {
+  if (!job.reading) return job.total ? "" : ": waiting\n\n";
+  return ": reading " + std::to_string(job.done) + "/" + std::to_string(job.total) + "\n\n";
+}
+
+}  // namespace
+
+// ---- a thread that reads requests ----
+
+Worker::Worker() {
+  thread_ = std::thread([this] {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      auto work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+    }
+  });
+}
+
+void Worker::post(std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(work));
+  changed_.notify_one();
+}
+
+void Worker::stop() {
+  std::deque<std::function<void()>> abandoned;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    abandoned.swap(queue_);
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+// ---- paths ----
+
+const Server::Route* Server::find_route(const std::string& path) {
+  static constexpr Api kChat{read_chat_completion, write_chat_completion, openai_error};
+  static constexpr Api kText{read_completion, write_completion, openai_error};
+  static constexpr Api kMessage{read_message, write_message, anthropic_error};
+  static constexpr Route kRoutes[] = {
+      {"POST", "/v1/chat/completions", false, nullptr, &kChat},
+      {"POST", "/v1/completions", false, nullptr, &kText},
+      {"POST", "/v1/messages", false, nullptr, &kMessage},
+      {"GET", "/v1/models", false, &Server::models, nullptr},
+      {"POST", "/tokenize", false, &Server::tokens, nullptr},
+      {"GET", "/health", true, &Server::health, nullptr},
+      {"GET", "/metrics", false, &Server::metrics, nullptr},
+      {"GET", "/thimble/state", false, &Server::state, nullptr},
+  };
+  for (const Route& route : kRoutes) {
+    if (path == route.path) return &route;
+  }
+  return nullptr;
+}
+
+Server::Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention)
+    : settings_(settings),
+      flags_(std::move(flags)),
+      model_(model),
+      model_name_(utf8_path(native_path(settings.model).stem())),
+      started_(now()),
+      retention_(retention.policy),
+      next_id_(std::random_device()()),
+      scheduler_(settings, model, retention, flags_.slots) {}
+
+void Server::stop() {
+  small_.stop();
+  large_.stop();
+  scheduler_.stop();
+}
+
+std::string Server::error_body(const std::string& path, int status, const std::string& message) const {
+  const Refusal refusal(status, message);
+  return is_anthropic(path) ? anthropic_error(refusal) : openai_error(refusal);
+}
+
+Response Server::count(Response response) {
+  const std::lock_guard lock(responses_mutex_);
+  ++responses_[response.status];
+  return response;
+}
+
+Response Server::refusal(const std::string& path, const Refusal& refusal) {
+  Response response{refusal.status, "application/json",
+                    is_anthropic(path) ? anthropic_error(refusal) : openai_error(refusal)};
+  if (refusal.status == 429 || refusal.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (refusal.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return count(std::move(response));
+}
+
+// A page of another origin must not reach the server through its user's browser, not even under a name of its
+// own that suddenly means this machine.
+std::optional<Refusal> Server::stranger(const Request& head) const {
+  const std::string name = host_name(head.host);
+  const std::string known[] = {"localhost",        "127.0.0.1",        "::1", host_name(flags_.host),
+                               lower(flags_.host), lower(head.address)};
+  if (std::find(std::begin(known), std::end(known), name) == std::end(known) || name.empty())
+    return Refusal(
+        403, "the Host header names another machine; use localhost, or start the server with --host NAME");
+  if (head.origin.empty()) return std::nullopt;
+  const size_t scheme = head.origin.find("://");
+  if (scheme == std::string::npos || lower(head.origin.substr(scheme + 3)) != lower(head.host))
+    return Refusal(403, "the request comes from a page of another origin");
+  return std::nullopt;
+}
+
+std::optional<Response> Server::admit(const Request& head) {
+  if (const auto refused = stranger(head)) return refusal(head.path, *refused);
+  const Route* route = find_route(head.path);
+  const std::string kBearer = "Bearer ";
+  const std::string given =
+      head.authorization.rfind(kBearer, 0) == 0 ? head.authorization.substr(kBearer.size()) : head.api_key;
+  if (!flags_.key.empty() && !(route && route->open) && !same_key(given, flags_.key))
+    return refusal(
+        head.path,
+        Refusal(401, "the key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"));
+  if (!route) return refusal(head.path, Refusal(404, "there is no " + head.path.substr(0, 200) + " here"));
+  if (head.method != route->method) {
+    Response response =
+        refusal(head.path, Refusal(405, std::string(route->path) + " takes " + route->method));
+    response.headers.emplace_back("Allow", route->method);
+    return response;
+  }
+  return std::nullopt;
+}
+
+void Server::handle(Request request, std::shared_ptr<Exchange> exchange) {
+  const Route& route = *find_route(request.path);  // admit() found it
+  if (route.api) return complete(*route.api, std::move(request), std::move(exchange));
+  const bool reads = std::string(route.method) == "POST";
+  const size_t size = request.body.size();
+  const auto respond = [this, &route, request = std::move(request), exchange] {
+    try {
+      exchange->respond(count((this->*route.respond)(request)));
+    } catch (const std::exception& error) {
+      exchange->respond(refusal(request.path, refusal_of(error)));
+    }
+  };
+  if (reads)
+    read(size, respond);
+  else
+    respond();
+}
+
+// One large request at a time, since what is made of a text takes many times its bytes; and none of them
+// keeps a small one waiting.
+void Server::read(size_t size, std::function<void()> work) {
+  if (size < kLargeBody) return small_.post(std::move(work));
+  large_.post([work = std::move(work)]() mutable {
+    work();
+    work = nullptr;
+    give_back_memory();
+  });
+}
+
+// ---- answers of the model ----
+
+void Server::complete(const Api& api, Request request, std::shared_ptr<Exchange> exchange) {
+  const auto job = std::make_shared<Job>();
+  exchange->on_leave([this, job] { scheduler_.cancel(job); });
+  exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });
+  const size_t size = request.body.size();
+  const auto shared = std::make_shared<Request>(std::move(request));  // functions are copied
+  read(size, [this, &api, job, shared, exchange] {
+    if (job->cancelled) return;
+    try {
+      start(api, std::move(shared->body), job, exchange);
+    } catch (const std::exception& error) {
+      exchange->respond(refusal(shared->path, refusal_of(error)));
+    }
+  });
+}
+
+void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
+                   const std::shared_ptr<Exchange>& exchange) {
+  Asked asked = api.read(parse_object(body));
+  body = {};
+  job->prompt = scheduler_.prepare(asked.task);
+  char id[32];
+  std::snprintf(id, sizeof id, "%016" PRIx64, next_id_++);
+  auto writer = api.write({id, now(), model_name_}, asked);
+  const auto refuse = [this, error = api.error](const Refusal& refused) {
+    Response response = refusal("", refused);
+    response.body = error(refused);
+    return response;
+  };
+  job->listener =
+      std::make_shared<Answering>(exchange, std::move(writer), asked.stream, refuse,
+                                  [this](Response response) { return count(std::move(response)); });
+  job->task = std::move(asked.task);
+  job->streams = asked.stream;
+  if (!scheduler_.submit(job))
+    throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
+                           " requests wait; come again later");
+}
+
+// ---- what is answered at once ----
+
+Response Server::models(const Request&) {
+  const thimble_model_info info = model_info(model_);
+  const Json model = {{"id", model_name_},
+                      {"object", "model"},
+                      {"created", started_},
+                      {"owned_by", "thimble"},
+                      {"meta",
+                       {{"architecture", info.architecture},
+                        {"parameters", info.parameters},
+                        {"vocab", info.vocab},
+                        {"trained_context", info.context_length}}}};
+  return {200, "application/json", write_json({{"object", "list"}, {"data", Json::array({model})}})};
+}
+
+Response Server::tokens(const Request& request) {
+  const Json body = parse_object(request.body);
+  const std::string* text = text_field(body, "content");
+  if (!text) throw Refusal(400, "\"content\" is missing; it is the text");
+  const bool bos = bool_field(body, "add_special").value_or(false),
+             special = bool_field(body, "parse_special").value_or(true);
+  const uint32_t flags =
+      (bos ? THIMBLE_TOKENIZE_ADD_BOS : 0) | (special ? THIMBLE_TOKENIZE_PARSE_SPECIAL : 0);
+  return {200, "application/json", write_json({{"tokens", tokenize(model_, *text, flags).ids}})};
+}
+
+Response Server::health(const Request&) { return {200, "application/json", R"({"status":"ok"})"}; }
+
+Response Server::metrics(const Request&) {
+  std::string out;
+  const auto metric = [&out](const char* name, const char* type, const char* help, double value) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%.15g", value);
+    out += std::string("# HELP ") + name + " " + help + "\n# TYPE " + name + " " + type + "\n" + name + " " +
+           number + "\n";
+  };
+  const auto whole = [](uint64_t value) { return static_cast<double>(value); };
+  const Counts& c = scheduler_.counts();
+  const auto slots = scheduler_.slots();
+  const auto busy = std::count_if(slots.begin(), slots.end(), [](const auto& slot) { return slot.busy; });
+  metric("thimble_prompt_tokens_total", "counter", "Tokens of prompts.", whole(c.prompt_tokens));
+  metric("thimble_prompt_tokens_cached_total", "counter", "Of these not read again.", whole(c.cached_tokens));
+  metric("thimble_generated_tokens_total", "counter", "Tokens generated.", whole(c.generated_tokens));
+  metric("thimble_prompt_seconds_total", "counter", "Time spent reading.",
+         whole(c.prompt_microseconds) / 1e6);
+  metric("thimble_generation_seconds_total", "counter", "Time spent generating.",
+         whole(c.generation_microseconds) / 1e6);
+  metric("thimble_cancelled_total", "counter", "Requests whose clients left.", whole(c.cancelled));
+  metric("thimble_failed_total", "counter", "Requests that failed in a slot.", whole(c.failed));
+  metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
+  metric("thimble_slots_busy", "gauge", "Slots at work.", static_cast<double>(busy));
+  metric("thimble_queue_waiting", "gauge", "Requests that wait for a slot.", whole(scheduler_.waiting()));
+  metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(scheduler_.memory().budget));
+  metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(scheduler_.memory().allocated));
+  out += "# HELP thimble_responses_total Responses by status.\n# TYPE thimble_responses_total counter\n";
+  const std::lock_guard lock(responses_mutex_);
+  for (const auto& [status, number] : responses_)
+    out +=
+        "thimble_responses_total{status=\"" + std::to_string(status) + "\"} " + std::to_string(number) + "\n";
+  return {200, "text/plain; version=0.0.4", out};
+}
+
+Response Server::state(const Request&) {
+  const thimble_memory& m = scheduler_.memory();
+  Json slots = Json::array();
+  for (const auto& slot : scheduler_.slots())
+    slots.push_back({{"busy", slot.busy}, {"position", slot.position}});
+  return {200, "application/json",
+          write_json({{"model", model_name_},
+                      {"memory",
+                       {{"budget", m.budget},
+                        {"allocated", m.allocated},
+                        {"slot", memory_json(m)},
+                        {"pool", m.pool},
+                        {"capacity", m.capacity}}},
+                      {"policies",
+                       {{"retention", thimble_retention_name(retention_)},
+                        {"selection", thimble_selection_name(settings_.session.selection)},
+                        {"chunk", m.chunk}}},
+                      {"slots", slots},
+                      {"queue", {{"waiting", scheduler_.waiting()}, {"limit", scheduler_.queue_limit()}}}})};
+}
+
+}  // namespace app::serve

@@ -1,0 +1,76 @@
+// What the server says: who may ask, which paths there are, and how answers get to their clients.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "apps/serve/flags.h"
+#include "apps/serve/http.h"
+#include "apps/serve/scheduler.h"
+
+namespace app::serve {
+
+// A thread that reads requests, so that whoever asks for /health does not wait for a long text to be parsed.
+class Worker {
+ public:
+  Worker();
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  void post(std::function<void()> work);
+  void stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+class Server {
+ public:
+  Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention);
+
+  // For the HTTP server.
+  std::optional<Response> admit(const Request& head);
+  void handle(Request request, std::shared_ptr<Exchange> exchange);
+  std::string error_body(const std::string& path, int status, const std::string& message) const;
+  void stop();
+
+  const Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  struct Api;
+  struct Route;
+  static const Route* find_route(const std::string& path);
+
+  void complete(const Api& api, Request request, std::shared_ptr<Exchange> exchange);
+  void read(size_t size, std::function<void()> work);
+  void start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
+             const std::shared_ptr<Exchange>& exchange);
+  Response refusal(const std::string& path, const Refusal& refusal);
+  Response count(Response response);
+  std::optional<Refusal> stranger(const Request& head) const;
+
+  Response models(const Request& request);
+  Response tokens(const Request& request);
+  Response health(const Request& request);
+  Response metrics(const Request& request);
+  Response state(const Request& request);
+
+  const Settings& settings_;
+  const ServeFlags flags_;
+  const Model& model_;
+  const std::string model_name_;
+  const int64_t started_;
+  const int32_t retention_;
+  std::mutex responses_mutex_;
+  std::map<int, uint64_t> responses_;  // by status
+  std::atomic<uint64_t> next_id_;
+  Scheduler scheduler_;
+  Worker small_, large_;
+};
+
+}  // namespace app::serve

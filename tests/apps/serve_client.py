@@ -1,0 +1,133 @@
+"""The server under test, and clients of it: the standard library alone."""
+import atexit
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+COMMAND, SOURCE = sys.argv[1:3]
+MODEL = SOURCE + "/models/thimble-demo-28m-q8_0.gguf"
+HEADS = SOURCE + "/models/thimble-demo-28m.heads.gguf"
+with open(SOURCE + "/models/demo-book.txt", encoding="utf-8") as file:
+    BOOK = file.read()
+# On the CPU, whatever cards there are.
+ENVIRONMENT = dict(os.environ, CUDA_VISIBLE_DEVICES="", VK_ICD_FILENAMES="/nowhere")
+
+
+def thimble(*arguments, text=""):
+    """What the command prints."""
+    return subprocess.run([COMMAND, *arguments], input=text, capture_output=True, text=True, check=True,
+                          env=ENVIRONMENT).stdout
+
+
+class Server:
+    """thimble serve on a port of its own."""
+
+    def __init__(self, *flags):
+        self.process = subprocess.Popen([COMMAND, "serve", "-m", MODEL, "--port", "0", *flags],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        atexit.register(self.process.kill)  # where a test fails in the middle
+        lines = []
+        for line in self.process.stderr:
+            lines.append(line)
+            found = re.search(r"http://\S+:(\d+)", line)
+            if found:
+                self.port = int(found.group(1))
+                return
+        raise RuntimeError("the server did not start: " + "".join(lines))
+
+    def stop(self, with_signal=signal.SIGTERM):
+        """The exit code and the seconds it took."""
+        start = time.monotonic()
+        self.process.send_signal(with_signal)
+        code = self.process.wait(timeout=20)
+        self.process.stderr.close()
+        return code, time.monotonic() - start
+
+    def connect(self, timeout=60):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+
+    def ask(self, method, path, body=None, headers=None, timeout=60):
+        """Status, headers and body of a response; the body as JSON where it is."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            data = json.dumps(body) if isinstance(body, (dict, list)) else body
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            text = response.read()
+            is_json = response.headers.get("Content-Type") == "application/json"
+            return response.status, response.headers, json.loads(text) if is_json else text.decode()
+        finally:
+            connection.close()
+
+    def get(self, path):
+        return self.ask("GET", path)[2]
+
+    def chat(self, messages, path="/v1/chat/completions", **fields):
+        """A response's JSON; fails on an error."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        status, _, body = self.ask("POST", path, {"messages": messages, **fields})
+        assert status == 200, body
+        return body
+
+    def begin(self, body, path="/v1/chat/completions"):
+        """A socket on which the answer to this body is on its way."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self.connect()
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        return connection
+
+    def stream(self, body, path="/v1/chat/completions"):
+        """All lines of a stream of events."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("POST", path, json.dumps({**body, "stream": True}))
+        response = connection.getresponse()
+        lines = response.read().decode().split("\n")
+        connection.close()
+        assert response.status == 200, lines
+        return lines
+
+    def state(self):
+        return self.get("/thimble/state")
+
+    def busy(self):
+        return sum(slot["busy"] for slot in self.state()["slots"])
+
+    def wait_until(self, condition, seconds=20):
+        """Seconds until a condition of the state holds."""
+        start = time.monotonic()
+        while not condition(self.state()):
+            assert time.monotonic() - start < seconds, "the server never came to that: " + str(self.state())
+            time.sleep(0.002)
+        return time.monotonic() - start
+
+    def anonymous_bytes(self):
+        """Memory of the process that no file backs."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
+            return int(re.search(r"RssAnon:\s+(\d+) kB", status.read()).group(1)) * 1024
+
+
+def drain(connection, limit=1 << 20):
+    """What comes until the other side closes, or nothing more does."""
+    got = b""
+    try:
+        while len(got) < limit:
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            got += piece
+    except (ConnectionError, socket.timeout):
+        pass
+    return got
+
+
+def events(lines):
+    """The data of a stream: JSON objects, and the word that ends it."""
+    data = [line[6:] for line in lines if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]

@@ -1,0 +1,119 @@
+// From where a slot of thimble serve goes on.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "apps/serve/history.h"
+
+namespace app::serve {
+namespace {
+
+constexpr uint32_t kChunk = 10, kLocal = 3;
+
+Json message(const char* role, const char* content) { return {{"role", role}, {"content", content}}; }
+
+Prompt prompt_of(std::vector<Json> messages, int32_t tokens) {
+  Prompt prompt;
+  prompt.messages = Json(std::move(messages));
+  prompt.ids.resize(static_cast<size_t>(tokens));
+  std::iota(prompt.ids.begin(), prompt.ids.end(), 0);
+  return prompt;
+}
+
+// A slot that has read a first question of so many tokens and answered it with "b" in two.
+History answered(int32_t tokens, bool cut = false) {
+  History history(kChunk, kLocal);
+  const Prompt prompt = prompt_of({message("user", "a")}, tokens);
+  history.add_prompt(prompt.ids.data(), prompt.ids.size());
+  history.add_generated(1);
+  history.add_generated(2);
+  history.add_turn(prompt, message("assistant", "b"), cut);
+  return history;
+}
+
+TEST(ServeHistory, AConversationGoesOnBehindItsAnswer) {
+  const Prompt next =
+      prompt_of({message("user", "a"), message("assistant", " b\n"), message("user", "c")}, 30);
+  const Reuse reuse = answered(5, true).find(next);
+  EXPECT_EQ(reuse.position, 7u);
+  EXPECT_EQ(reuse.messages, 2u);
+  EXPECT_TRUE(reuse.cut);
+}
+
+TEST(ServeHistory, AnotherConversationDoesNot) {
+  const History history = answered(5);
+  EXPECT_EQ(
+      history.find(prompt_of({message("user", "a"), message("assistant", "x"), message("user", "c")}, 9))
+          .position,
+      0u);
+  EXPECT_EQ(
+      history.find(prompt_of({message("user", "x"), message("assistant", "b"), message("user", "c")}, 9))
+          .position,
+      0u);
+  EXPECT_EQ(history.find(prompt_of({message("user", "a")}, 5)).position, 0u);
+  Prompt tools = prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 9);
+  tools.variables = "{}";
+  EXPECT_EQ(history.find(tools).position, 0u);
+}
+
+TEST(ServeHistory, AnAnswerGivenAnewGoesOnFromTheTurnBefore) {
+  History history = answered(5);
+  const Prompt second =
+      prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 12);
+  history.rewind(history.find(second));
+  const int32_t more[] = {8, 9};
+  history.add_prompt(more, 2);
+  history.add_generated(3);
+  history.add_turn(second, message("assistant", "d"), false);
+  EXPECT_EQ(history.find(second).position, 7u);
+  const Prompt third = prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c"),
+                                  message("assistant", "d"), message("user", "e")},
+                                 20);
+  EXPECT_EQ(history.find(third).position, 10u);
+  EXPECT_EQ(history.find(third).messages, 4u);
+  history.evicted_at(9);
+  EXPECT_EQ(history.find(second).position, 0u);  // gone
+  EXPECT_EQ(history.find(third).position, 10u);
+}
+
+TEST(ServeHistory, ATextIsTakenUpWhereAChunkEndsInBothReadings) {
+  // A prompt of n tokens is read in whole chunks while more than chunk + local wait: of 34, three are.
+  History history(kChunk, kLocal);
+  const Prompt first = prompt_of({message("user", "a")}, 34);
+  history.add_prompt(first.ids.data(), first.ids.size());
+  const struct {
+    int32_t tokens, position;
+  } kCases[] = {{60, 30}, {34, 30}, {33, 20}, {24, 20}, {23, 10}, {14, 10}, {13, 0}, {3, 0}};
+  for (const auto& c : kCases) {
+    const Reuse reuse = history.find(prompt_of({message("user", "x")}, c.tokens));
+    EXPECT_EQ(reuse.position, static_cast<uint64_t>(c.position)) << c.tokens;
+    EXPECT_EQ(reuse.messages, 0u);
+  }
+  Prompt other = prompt_of({message("user", "x")}, 60);
+  other.ids[25] = 99;
+  EXPECT_EQ(history.find(other).position, 20u);
+  history.evicted_at(21);
+  EXPECT_EQ(history.find(other).position, 0u);
+}
+
+TEST(ServeHistory, AnAnswerIsNoPartOfTheTextThatIsTakenUp) {
+  History history(kChunk, kLocal);
+  const Prompt first = prompt_of({message("user", "a")}, 12);
+  history.add_prompt(first.ids.data(), first.ids.size());
+  for (int32_t id = 12; id < 40; ++id) history.add_generated(id);  // as if read on, but it was not
+  EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 60)).position, 0u);
+}
+
+TEST(ServeHistory, ReadingThatWasStoppedIsTakenUpAtItsLastChunk) {
+  History history(kChunk, kLocal);
+  const Prompt first = prompt_of({message("user", "a")}, 60);
+  history.add_prompt(first.ids.data(), 34);
+  history.stopped_reading();
+  EXPECT_EQ(history.find(first).position, 30u);
+  EXPECT_EQ(history.find(prompt_of({message("user", "x")}, 33)).position, 0u);  // 20 may be gone
+  history.rewind({});
+  EXPECT_TRUE(history.empty());
+}
+
+}  // namespace
+}  // namespace app::serve

@@ -1,0 +1,171 @@
+"""Requests that nobody should send, thousands of them: serve_hostile.py COMMAND SOURCE_FOLDER COUNT
+
+The server must answer each as it deserves or close it, stay alive, answer a good one in between as it does alone, and
+stay within its budget and what stands beside it.
+"""
+import json
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+
+from serve_client import HEADS, Server, drain
+
+COUNT = int(sys.argv[3]) if len(sys.argv) > 3 else 200
+SEED = 20261123
+CLIENTS = 8  # as many as may be answered or wait
+ALLOWED = (64 << 20) + (32 << 20)
+QUESTION = {"messages": [{"role": "user", "content": "Sylvia works in Bergen. In which city does Sylvia work?"}]}
+GOOD = "In Bergen."
+
+
+def post(body, path=b"/v1/chat/completions", fields=b""):
+    return (b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + fields +
+            b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def chat(**fields):
+    return json.dumps({**QUESTION, **fields}).encode()
+
+
+# Each gives bytes to send and the statuses that may answer; None: the client does not wait for an answer.
+
+def noise(r):
+    return r.randbytes(r.randrange(1, 4000)), {b"400", b"431", b""}
+
+
+def broken_line(r):
+    line = r.choice([b"GET", b"GET / HTTP/9.9", b"\r\n\r\n\r\n", b"POST  HTTP/1.1", b"GET /health HTTP/1.1\r\nHost localhost",
+                     b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 7",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])
+    return line + b"\r\n\r\n", {b"400", b"403", b"413", b"200", b""}
+
+
+def mutated(r):
+    body = bytearray(chat(max_tokens=3, stream=r.random() < 0.5))
+    for _ in range(r.randrange(1, 6)):
+        body[r.randrange(len(body))] = r.randrange(256)
+    return post(bytes(body)), {b"200", b"400"}
+
+
+def wrong_types(r):
+    values = [None, True, -1, 0, 1e308, 2**63, "x", [], {}, [None], {"a": 1}, "\u0000", "x" * 5000]
+    fields = ["messages", "temperature", "top_p", "seed", "n", "stop", "max_tokens", "tools", "tool_choice", "stream_options",
+              "logprobs", "top_logprobs", "response_format", "prompt", "system", "stop_sequences"]
+    body = {"messages": QUESTION["messages"], "prompt": "a", "max_tokens": 2}
+    for name in r.sample(fields, r.randrange(1, 4)):
+        body[name] = r.choice(values)
+    body["max_tokens"] = 2 if not isinstance(body["max_tokens"], (str, list)) else body["max_tokens"]
+    path = r.choice([b"/v1/chat/completions", b"/v1/completions", b"/v1/messages", b"/tokenize"])
+    return post(json.dumps(body).encode(), path), {b"200", b"400"}
+
+
+def deep(r):
+    depth = r.randrange(70, 200000)
+    return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400"}
+
+
+def many_values(r):
+    return post(b'{"messages":[' + b"{}," * r.randrange(300000, 600000) + b"{}]}"), {b"400"}
+
+
+def large_announced(r):
+    return (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n{" %
+            r.randrange(17 << 20, 1 << 62)), {b"413"}
+
+
+def long_header(r):
+    return b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * r.randrange(16 << 10, 60 << 10), {b"431"}
+
+
+def stranger(r):
+    host = r.choice([b"evil.example", b"localhost.evil.example", b"127.0.0.1.nip.io", b"[", b"]", b"[::1", b":"])
+    return b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n", {b"403", b"200"}
+
+
+def half(r):
+    whole = post(chat(stream=True))
+    return whole[:r.randrange(1, len(whole) - 1)], None
+
+
+def leaves(r):
+    text = "word " * r.randrange(10, 20000)
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": r.random() < 0.5}).encode()
+    return post(body), None
+
+
+def good(r):
+    return post(chat(seed=r.randrange(100))), {b"200"}
+
+
+KINDS = [noise, broken_line, mutated, wrong_types, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
+WEIGHTS = [10, 10, 15, 20, 5, 2, 5, 5, 5, 10, 6, 8]
+
+
+def send(server, kind, r, problems):
+    data, allowed = kind(r)
+    with server.connect(timeout=60) as connection:
+        try:
+            connection.sendall(data)
+        except ConnectionError:
+            pass  # refused before all was sent
+        if allowed is None:
+            time.sleep(r.random() * 0.02)
+            if r.random() < 0.5:  # a reset instead of an end
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        if kind in (noise, broken_line):  # may be the beginning of something
+            connection.shutdown(socket.SHUT_WR)
+        got = drain(connection)
+        status = got[9:12] if got.startswith(b"HTTP/1.") else b""
+        if status not in allowed and not (status == b"429" and b"200" in allowed):  # the queue may be full
+            problems.append(f"{kind.__name__}: {status} for {data[:120]}: {got[:300]}")
+        if kind is good and status == b"200" and GOOD.encode() not in got:
+            problems.append(f"a good request got {got[-300:]}")
+
+
+def main():
+    server = Server("--device", "cpu", "--heads", HEADS, "--pool", "1024", "--mem-budget", "64MiB")
+    problems, lock, left = [], threading.Lock(), list(range(COUNT))
+    most = [server.anonymous_bytes()]
+
+    def client():
+        while True:
+            with lock:
+                if not left or problems:
+                    return
+                number = left.pop()
+            r = random.Random(SEED + number)
+            try:
+                send(server, r.choices(KINDS, WEIGHTS)[0], r, problems)
+            except Exception as error:
+                problems.append(f"request {number}: {error!r}")
+            if number % 20 == 0:
+                most.append(server.anonymous_bytes())
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - start
+    server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
+    answer = server.chat(QUESTION["messages"])["choices"][0]["message"]["content"]
+    print(f"{COUNT - len(left)} requests in {seconds:.1f} s; anonymous memory at most {max(most) / 2**20:.1f} MiB, "
+          f"allowed {ALLOWED / 2**20:.0f} MiB, at the end {server.anonymous_bytes() / 2**20:.1f} MiB")
+    print([line for line in server.get("/metrics").split("\n") if line.startswith("thimble_responses")])
+    problems += [f"it now answers {answer!r}"] if answer != GOOD else []
+    problems += [f"{max(most)} bytes of memory"] if max(most) > ALLOWED else []
+    code, _ = server.stop()
+    problems += [f"it ended with {code}"] if code else []
+    for problem in problems:
+        print(problem)
+    sys.exit(bool(problems))
+
+
+main()

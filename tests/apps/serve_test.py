@@ -1,0 +1,359 @@
+"""thimble serve as its clients see it: serve_test.py COMMAND SOURCE_FOLDER"""
+import json
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import unittest
+
+from serve_client import BOOK, HEADS, MODEL, Server, drain, events, thimble
+
+BUDGET = 64 << 20
+# Beside the budget the process holds its program's own data, requests that are being read, and 256 connections.
+BESIDE = 32 << 20
+QUESTION = "Sylvia works in Bergen. In which city does Sylvia work?"
+POLICY = ["--device", "cpu", "--heads", HEADS, "--pool", "1024"]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def long_request(stream=True):
+    """A request whose reading takes many seconds."""
+    return {"messages": [user(BOOK + "\n\nWhat is this?")], "stream": stream}
+
+
+def content(lines):
+    return "".join(e["choices"][0]["delta"].get("content", "") for e in events(lines) if e != "[DONE]" and e["choices"])
+
+
+class Answers(unittest.TestCase):
+    """One server for all that leaves it as it was."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*POLICY, "--mem-budget", "64MiB")
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.server.anonymous_bytes() < BUDGET + BESIDE, cls.server.anonymous_bytes()
+        assert cls.server.stop()[0] == 0
+
+    def test_answers_are_those_of_the_command(self):
+        text = BOOK[:14000] + "\n\nWho is in the house?"  # three chunks, so that two thirds are evicted
+        for prompt in (QUESTION, text):
+            expected = thimble("run", "-m", MODEL, *POLICY, "-f", "-", text=prompt)
+            body = self.server.chat(prompt)
+            self.assertEqual(body["choices"][0]["message"]["content"] + "\n", expected)
+            self.assertEqual(body["choices"][0]["finish_reason"], "stop")
+            self.assertEqual(content(self.server.stream({"messages": [user(prompt)]})) + "\n", expected)
+
+    def test_a_conversation_goes_on_as_in_chat_and_reads_new_text_only(self):
+        turns = ["Sylvia works in Bergen. In which city does Sylvia work?", "Harriet keeps the telescope in the attic.",
+                 "Where does Harriet keep the telescope?"]
+        # Chat writes an answer a line where nobody sits at a terminal.
+        expected = thimble("chat", "-m", MODEL, *POLICY, text="\n".join(turns) + "\n").split("\n")
+        messages, before = [], 0
+        for turn, answer in zip(turns, expected):
+            messages.append(user(turn))
+            body = self.server.chat(messages)
+            message = body["choices"][0]["message"]
+            self.assertEqual(message["content"], answer)
+            self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"], before)
+            before = body["usage"]["total_tokens"]
+            messages.append(message)
+
+    def test_two_conversations_go_on_from_one(self):
+        first = [user("Edgar likes quinces. What does Edgar like?")]
+        answer = self.server.chat(first)
+        held = answer["usage"]["total_tokens"]
+        first.append(answer["choices"][0]["message"])
+        one, two = first + [user("Who likes quinces?")], first + [user("What is a quince?")]
+        for messages in (one, two):
+            body = self.server.chat(messages)
+            self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"], held)
+            messages.append(body["choices"][0]["message"])
+
+    def test_a_stream_has_one_reason_then_the_usage_then_its_end(self):
+        lines = self.server.stream({"messages": [user(QUESTION)], "stream_options": {"include_usage": True}})
+        got = events(lines)
+        self.assertEqual(got[-1], "[DONE]")
+        self.assertEqual(got.count("[DONE]"), 1)
+        reasons = [e["choices"][0]["finish_reason"] for e in got[:-2]]
+        self.assertEqual(reasons[-1], "stop")
+        self.assertEqual(set(reasons[:-1]), {None})
+        self.assertEqual(got[-2]["choices"], [])
+        self.assertEqual(got[-2]["usage"]["completion_tokens"], 4)  # "In Bergen.": three tokens and the end
+        self.assertEqual(got[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+
+    def test_stops_and_lengths(self):
+        for stop in ("gen", ["nowhere", "gen"]):
+            body = self.server.chat(QUESTION, stop=stop)
+            self.assertEqual(body["choices"][0]["message"]["content"], "In Ber")
+            self.assertEqual(body["choices"][0]["finish_reason"], "stop")
+        for name in ("max_tokens", "max_completion_tokens"):
+            body = self.server.chat(QUESTION, **{name: 2})
+            self.assertEqual(body["choices"][0]["message"]["content"], "In Bergen")
+            self.assertEqual(body["choices"][0]["finish_reason"], "length")
+            self.assertEqual(body["usage"]["completion_tokens"], 2)
+
+    def test_seeds_decide_what_is_sampled(self):
+        def sample(seed):
+            body = {"prompt": "The house", "max_tokens": 12, "temperature": 1.5, "top_p": 1, "seed": seed}
+            return self.server.ask("POST", "/v1/completions", body)[2]["choices"][0]["text"]
+
+        self.assertEqual(sample(1), sample(1))
+        self.assertNotEqual(len({sample(seed) for seed in range(4)}), 1)
+
+    def test_completions_are_those_of_the_command_with_probabilities(self):
+        expected = thimble("run", "-m", MODEL, *POLICY, "--raw", "-p", "The house", "-n", "5")
+        body = {"prompt": "The house", "max_tokens": 5, "logprobs": 2}
+        choice = self.server.ask("POST", "/v1/completions", body)[2]["choices"][0]
+        self.assertEqual(choice["text"] + "\n", expected)
+        probabilities = choice["logprobs"]
+        self.assertEqual("".join(probabilities["tokens"]), choice["text"])
+        for token, own, top in zip(probabilities["tokens"], probabilities["token_logprobs"], probabilities["top_logprobs"]):
+            self.assertEqual(own, max(top.values()))  # greedy
+            self.assertEqual(top[token], own)
+            self.assertLess(own, 0)
+        ids = self.server.ask("POST", "/tokenize", {"content": "The house", "add_special": True})[2]["tokens"]
+        self.assertEqual(ids, [int(i) for i in thimble("tokenize", "-m", MODEL, "-p", "The house").split()])
+        again = self.server.ask("POST", "/v1/completions", {"prompt": ids, "max_tokens": 5})[2]["choices"][0]
+        self.assertEqual(again["text"], choice["text"])
+
+    def test_messages_as_anthropic_writes_them(self):
+        body = self.server.chat(QUESTION, path="/v1/messages", max_tokens=20)
+        self.assertEqual(body["content"], [{"type": "text", "text": "In Bergen."}])
+        self.assertEqual(body["stop_reason"], "end_turn")
+        lines = self.server.stream({"messages": [user(QUESTION)], "max_tokens": 20}, "/v1/messages")
+        names = [line[7:] for line in lines if line.startswith("event: ")]
+        self.assertEqual(names[:2], ["message_start", "content_block_start"])
+        self.assertEqual(set(names[2:-3]), {"content_block_delta"})
+        self.assertEqual(names[-3:], ["content_block_stop", "message_delta", "message_stop"])
+        status, _, error = self.server.ask("POST", "/v1/messages", {"messages": [user("a")]})
+        self.assertEqual((status, error["type"], error["error"]["type"]), (400, "error", "invalid_request_error"))
+
+    def test_two_at_once_get_what_each_would_alone(self):
+        questions = [BOOK[:4000] + "\n\nWho is in the house?", BOOK[9000:13000] + "\n\nWhere is the garden?"]
+        alone = [self.server.chat(q)["choices"][0]["message"]["content"] for q in questions]
+        together = [None, None]
+
+        def ask(i):
+            together[i] = content(self.server.stream({"messages": [user(questions[i])]}))
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        self.server.wait_until(lambda state: all(slot["busy"] for slot in state["slots"]))
+        for thread in threads:
+            thread.join()
+        self.assertEqual(together, alone)
+
+    def test_whoever_leaves_stops_the_reading_within_a_tenth_of_a_second(self):
+        # The quickest of three: other programs can delay a thread, nothing makes it faster.
+        times = []
+        for _ in range(3):
+            connection = self.server.begin(long_request())
+            got = b""
+            while b": reading " not in got:
+                got += connection.recv(4096)
+            self.assertEqual(self.server.busy(), 1)
+            start = time.monotonic()
+            self.assertEqual(self.server.ask("GET", "/health")[2], {"status": "ok"})
+            self.assertLess(time.monotonic() - start, 1)  # while it reads
+            connection.close()
+            times.append(self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"])))
+        self.assertLess(min(times), 0.1, times)
+
+    def test_a_stream_lives_while_a_text_is_read(self):
+        with self.server.begin(long_request()) as connection:
+            times, got, start = [], b"", time.monotonic()
+            while len(times) < 3:
+                got += connection.recv(4096)
+                comments = re.findall(rb": reading (\d+)/(\d+)\n", got)
+                while len(times) < len(comments):
+                    times.append(time.monotonic())
+        self.assertLess(times[-1] - start, 6)  # each second
+        done = [int(d) for d, _ in comments]
+        self.assertEqual(done, sorted(done))
+        self.assertEqual({int(t) > 57000 for _, t in comments}, {True})
+
+    def test_wrong_requests_get_one_sentence(self):
+        message = {"messages": [user("a")]}
+        wrong = [("{", 400), ("[]", 400), ("null", 400), ("", 400), (b'{"messages": "\xff\xfe"}', 400),
+                 ('{"messages": "\\ud800"}', 400), ("[" * 100000, 400), ({"messages": []}, 400), ({"messages": [1]}, 400),
+                 ({**message, "n": 2}, 400), ({**message, "temperature": "warm"}, 400), ({**message, "temperature": -1}, 400),
+                 ({**message, "max_tokens": 0}, 400), ({**message, "max_tokens": 1e400}, 400), ({**message, "stop": [1]}, 400),
+                 ({**message, "logit_bias": {"1": 2}}, 400), ({**message, "top_logprobs": 2}, 400),
+                 ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
+                 ('{"messages": [' + '{"a":0},' * 300000 + "0]}", 400)]
+        for body, expected in wrong:
+            data = body if isinstance(body, (str, bytes)) else json.dumps(body)
+            status, _, error = self.server.ask("POST", "/v1/chat/completions", data)
+            self.assertEqual(status, expected, data[:80])
+            self.assertEqual(set(error["error"]), {"message", "type", "param", "code"})
+            self.assertEqual(error["error"]["type"], "invalid_request_error")
+        self.assertEqual(self.server.ask("POST", "/v1/completions", {"prompt": [99999999]})[0], 400)
+        self.assertEqual(self.server.ask("GET", "/nowhere")[0], 404)
+        status, headers, _ = self.server.ask("GET", "/v1/chat/completions")
+        self.assertEqual((status, headers["Allow"]), (405, "POST"))
+
+    def test_pages_of_other_origins_are_refused(self):
+        port = self.server.port
+        cases = [({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{port}"}, 403), ({"Host": "localhost"}, 200),
+                 ({"Host": f"127.0.0.1:{port}"}, 200), ({"Host": f"[::1]:{port}"}, 200), ({"Host": "LocalHost"}, 200),
+                 ({"Host": "localhost", "Origin": "http://evil.example"}, 403), ({"Host": "localhost", "Origin": "null"}, 403),
+                 ({"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}, 200),
+                 ({"Host": f"localhost:{port}", "Origin": "http://localhost:1"}, 403), ({"Host": ""}, 403)]
+        for headers, expected in cases:
+            self.assertEqual(self.server.ask("GET", "/health", headers=headers)[0], expected, headers)
+
+    def test_a_body_too_large_is_refused_before_it_is_sent(self):
+        with self.server.connect() as connection:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\n{")
+            self.assertTrue(drain(connection).startswith(b"HTTP/1.1 413 "))
+
+    def test_a_body_too_large_in_chunks_is_refused(self):
+        with self.server.connect() as connection:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            try:
+                for _ in range(20):
+                    connection.sendall(b"100000\r\n" + b"a" * (1 << 20) + b"\r\n")
+            except ConnectionError:
+                pass
+            self.assertTrue(drain(connection).startswith(b"HTTP/1.1 413 "))
+
+    def test_headers_without_end_are_refused(self):
+        with self.server.connect() as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+            try:
+                for i in range(4000):
+                    connection.sendall(b"X-Header-%d: value\r\n" % i)
+            except ConnectionError:
+                pass
+            self.assertTrue(drain(connection).startswith(b"HTTP/1.1 431 "))
+
+    def test_a_connection_serves_many_requests_in_turn(self):
+        request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with self.server.connect(timeout=2) as connection:
+            connection.sendall(request * 3)
+            self.assertEqual(drain(connection).count(b"200 OK"), 3)
+
+    def test_an_older_client_gets_a_stream_without_chunks(self):
+        data = json.dumps({"messages": [user(QUESTION)], "stream": True}).encode()
+        with self.server.connect(timeout=600) as connection:  # the end is that of the connection
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            head, body = drain(connection).split(b"\r\n\r\n", 1)
+        self.assertNotIn(b"chunked", head)
+        self.assertTrue(body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n"), body)
+
+    def test_whoever_asks_to_continue_is_told_to(self):
+        data = json.dumps({"messages": [user(QUESTION)]}).encode()
+        with self.server.connect() as connection:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+                               b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data))
+            self.assertEqual(connection.recv(100), b"HTTP/1.1 100 Continue\r\n\r\n")
+            connection.sendall(data)
+            self.assertIn(b"In Bergen.", drain(connection))
+
+    def test_two_hundred_connections_are_held_and_too_many_turned_away(self):
+        connections = [self.server.connect() for _ in range(200)]
+        self.assertEqual(self.server.ask("GET", "/health")[0], 200)
+        connections += [self.server.connect() for _ in range(80)]
+        self.assertTrue(drain(connections[-1]).startswith(b"HTTP/1.1 503 "))
+        for connection in connections:
+            connection.close()
+        time.sleep(0.2)
+        self.assertEqual(self.server.ask("GET", "/health")[0], 200)
+
+    def test_figures_are_there(self):
+        self.server.chat(QUESTION)
+        figures = dict(line.rsplit(" ", 1) for line in self.server.get("/metrics").split("\n") if line and line[0] != "#")
+        self.assertEqual(float(figures["thimble_budget_bytes"]), BUDGET)
+        self.assertLessEqual(float(figures["thimble_allocated_bytes"]), BUDGET)
+        self.assertGreater(float(figures["thimble_generated_tokens_total"]), 0)
+        self.assertEqual(self.server.get("/v1/models")["data"][0]["id"], "thimble-demo-28m-q8_0")
+
+
+class Slow(unittest.TestCase):
+    """Clients that send nothing more; all wait at the same time."""
+
+    def test_who_sends_nothing_more_is_closed(self):
+        server = Server(*POLICY, "--mem-budget", "64MiB")
+        beginnings = [b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"GET /hea", b""]
+        connections = [server.connect(timeout=15) for _ in beginnings]
+        start = time.monotonic()
+        for connection, beginning in zip(connections, beginnings):
+            connection.sendall(beginning)
+        for connection in connections:
+            self.assertEqual(drain(connection), b"")
+            connection.close()
+        self.assertLess(time.monotonic() - start, 12)  # the limit is 10
+        self.assertEqual(server.stop()[0], 0)
+
+
+class OneSlot(unittest.TestCase):
+    """What needs a server of its own: a full queue, a key, a pool that ends, Ctrl-C."""
+
+    def test_a_full_queue_is_said_and_an_empty_one_serves_again(self):
+        server = Server(*POLICY, "--slots", "1")
+        waiting = []
+        for i in range(5):  # one is read, four wait
+            waiting.append(server.begin(long_request()))
+            server.wait_until(lambda state: state["slots"][0]["busy"] and state["queue"]["waiting"] == i)
+        status, headers, error = server.ask("POST", "/v1/chat/completions", {"messages": [user("a")]})
+        self.assertEqual((status, headers["Retry-After"], error["error"]["type"]), (429, "1", "rate_limit_error"))
+        for connection in waiting[1:]:
+            connection.close()
+        server.wait_until(lambda state: state["queue"]["waiting"] == 0)
+        waiting[0].close()
+        self.assertEqual(server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+        with server.begin(long_request()):
+            server.wait_until(lambda state: state["slots"][0]["busy"])
+            code, seconds = server.stop(signal.SIGINT)  # while it reads
+        self.assertEqual(code, 0)
+        self.assertLess(seconds, 5)
+
+    def test_only_who_has_the_key_is_served(self):
+        server = Server(*POLICY, "--slots", "1", "--api-key", "secret")
+        for headers, expected in (({}, 401), ({"Authorization": "Bearer secre"}, 401), ({"Authorization": "Bearer secretsecret"}, 401),
+                                  ({"Authorization": "Bearer secret"}, 200), ({"x-api-key": "secret"}, 200)):
+            self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], expected, headers)
+        self.assertEqual(server.ask("GET", "/health")[0], 200)
+        self.assertEqual(server.ask("GET", "/nowhere")[0], 401)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_what_is_held_is_not_read_again_and_a_full_pool_is_said(self):
+        flags = ["--device", "cpu", "--retention", "none", "--pool", "2048", "--chunk", "256"]
+        server = Server(*flags, "--slots", "1")
+        text = BOOK[:4000]
+        for question in ("Who is in the house?", "Where is the garden?"):
+            prompt = text + "\n\n" + question
+            body = server.chat(prompt)
+            expected = thimble("run", "-m", MODEL, *flags, "-f", "-", text=prompt)
+            self.assertEqual(body["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"], 768)  # whole chunks
+        status, _, error = server.ask("POST", "/v1/chat/completions", {"messages": [user(BOOK)]})
+        self.assertEqual((status, error["error"]["code"]), (400, "context_length_exceeded"))
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_a_system_prompt_stands_where_a_request_has_none(self):
+        flags = [*POLICY, "--system-prompt", "Sylvia works in Oslo."]
+        server = Server(*flags, "--slots", "1")
+        expected = thimble("run", "-m", MODEL, *flags, "-p", "In which city does Sylvia work?")
+        with_own = [{"role": "system", "content": "Sylvia works in Oslo."}, user("In which city does Sylvia work?")]
+        for messages in (with_own, with_own[1:]):
+            self.assertEqual(server.chat(messages)["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertIn("Oslo", expected)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_a_budget_too_small_for_the_slots_is_said(self):
+        with self.assertRaisesRegex(RuntimeError, "4 slots need .*fewer --slots"):
+            Server(*POLICY, "--slots", "4", "--mem-budget", "64MiB")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
