@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -991,6 +992,127 @@ TEST(Chat, ReadsAnOpenedTextAsRunReadsIt) {
   std::string seen = alone["entries"]["seen"].dump();
   seen.insert(seen.size() - 3, ",");
   EXPECT_TRUE(contains(chat.error, " " + seen + " tokens so far")) << seen << "\n" << chat.error;
+}
+
+// ---- sessions on disk ----
+
+// A text that a pool of 256 holds a part of, and a place for its session.
+struct Reading {
+  TemporaryFile text{[] {
+    std::string story = kText;
+    for (int i = 0; i < 100; ++i) story += " It rained all day, and nobody came.";
+    return story;
+  }()};
+  TemporaryFile session;
+  const std::string flags = " -n 8 --retention window --pool 256 --chunk 128" + kM;
+  Reading() { std::remove(session.path().c_str()); }
+  std::string run(const std::string& question) const {
+    return "run --json -f " + text.path() + " --session " + session.path() + flags + "-p '" + question + "'";
+  }
+};
+
+TEST(SavedSession, IsReadOnceForManyRuns) {
+  THIMBLE_NEEDS(kModel);
+  const Reading reading;
+  const Json alone = Json::parse(
+      thimble("run --json -f " + reading.text.path() + reading.flags + "-p 'What did it do?'").out);
+  const Json first = Json::parse(thimble(reading.run("What did it do?")).out);
+  EXPECT_EQ(first["text"], alone["text"]);
+  EXPECT_EQ(first["restored_tokens"], 0);
+  const Outcome again = thimble(reading.run("What did it do?"));
+  EXPECT_EQ(Json::parse(again.out)["text"], alone["text"]);
+  EXPECT_EQ(Json::parse(again.out)["restored_tokens"], alone["prompt_tokens"]);
+  EXPECT_TRUE(contains(again.error, ", 0 are left to read\n")) << again.error;
+  const Json other = Json::parse(thimble(reading.run("Who came?")).out);
+  const uint64_t restored = other["restored_tokens"], prompt = other["prompt_tokens"];
+  EXPECT_LT(restored, prompt);
+  EXPECT_GT(restored + 20, prompt);
+  EXPECT_EQ(other["entries"]["seen"], prompt + other["generated_tokens"].get<uint64_t>());
+
+  const Outcome inspected = thimble("inspect " + reading.session.path());
+  EXPECT_TRUE(contains(inspected.out, "retention = window\n")) << inspected.out;
+  const Json info = Json::parse(thimble("inspect --json " + reading.session.path()).out);
+  EXPECT_EQ(info["position"], prompt);
+  EXPECT_EQ(info["settings"]["pool"], "256");
+}
+
+TEST(SavedSession, RefusesAnotherTextOtherSettingsAndOtherFiles) {
+  THIMBLE_NEEDS(kModel);
+  const Reading reading;
+  ASSERT_EQ(thimble(reading.run("What did it do?")).exit_code, 0);
+  const std::string before = slurp(reading.session.path()), session = " --session " + reading.session.path();
+  const auto refused = [&](const std::string& arguments, const char* part) {
+    const Outcome outcome = thimble(arguments);
+    EXPECT_EQ(outcome.exit_code, 1);
+    expect_one_sentence(outcome);
+    EXPECT_TRUE(contains(outcome.error, part)) << outcome.error;
+    EXPECT_EQ(slurp(reading.session.path()), before);
+  };
+  refused("run -p 'Something else'" + session + reading.flags, "holds another text: it differs from token ");
+  refused("run -p 'What?' -n 8 --retention window --pool 300 --chunk 128" + session + kM,
+          "was saved with pool 256, this session has 300");
+  const TemporaryFile damaged(before.substr(0, before.size() - 100)), none("text");
+  refused("run -p 'What?' --session " + damaged.path() + reading.flags, "is damaged");
+  refused("inspect " + none.path(), "is no saved session");
+  const Outcome loaded = thimble("chat" + reading.flags, "/load " + reading.session.path() + "\n/save\n");
+  EXPECT_TRUE(contains(loaded.error, "was not saved by /save")) << loaded.error;
+  EXPECT_TRUE(contains(loaded.error, "/save needs the name of a file")) << loaded.error;
+  const Outcome usage = thimble("run -p x --session s --questions q -f f" + kM);
+  EXPECT_EQ(usage.exit_code, 2);
+}
+
+// The first Ctrl-C comes while the text is read; the second run reads what is left, and answers as one that
+// was left alone.
+TEST(SavedSession, GoesOnAfterCtrlC) {
+  THIMBLE_NEEDS(kModel);
+  const Reading reading;
+  const TemporaryFile out, error;
+  const std::string run = "run --json -f " + reading.text.path() + reading.flags + "-p 'What did it do?'";
+  const Json alone = Json::parse(thimble(run).out);
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere exec '") +
+                           THIMBLE_COMMAND + "' " + run + " --session " + reading.session.path() + " >" +
+                           out.path() + " 2>" + error.path();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
+    _exit(127);
+  }
+  // As soon as it handles the signal: before that, it would end without a file.
+  const std::string status_file = "/proc/" + std::to_string(child) + "/status";
+  const auto handles_interrupts = [&] {
+    const std::string text = slurp(status_file);
+    const size_t caught = text.find("SigCgt:");
+    return caught != text.npos && (std::strtoull(&text[caught + 7], nullptr, 16) >> (SIGINT - 1) & 1);
+  };
+  while (!handles_interrupts() && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
+  kill(child, SIGINT);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  ASSERT_EQ(WEXITSTATUS(status), 130) << slurp(error.path());
+  const Json rest = Json::parse(thimble(run + " --session " + reading.session.path()).out);
+  EXPECT_LT(rest["restored_tokens"], alone["prompt_tokens"]);
+  EXPECT_EQ(rest["text"], alone["text"]);
+  EXPECT_EQ(rest["entries"]["kept"], alone["entries"]["kept"]);
+}
+
+TEST(Chat, SavesAConversationAndLoadsIt) {
+  THIMBLE_NEEDS(kModel);
+  const Reading reading;
+  const std::string file = reading.session.path(),
+                    talk = "/open " + reading.text.path() + "\nWhat did it do?\n";
+  const Outcome whole = thimble("chat" + reading.flags, talk + "And who came?\n/memory\n");
+  const Outcome saved = thimble("chat" + reading.flags, talk + "/save " + file + "\n");
+  EXPECT_TRUE(contains(saved.error, ": 2 messages, ")) << saved.error;
+  const Outcome loaded =
+      thimble("chat" + reading.flags, "Hello?\n/load " + file + "\nAnd who came?\n/memory\n");
+  EXPECT_TRUE(contains(loaded.error, ": 2 messages came back, ")) << loaded.error;
+  const auto last_line = [](const std::string& text) {
+    return text.substr(text.rfind('\n', text.size() - 2) + 1);
+  };
+  EXPECT_EQ(last_line(loaded.out), last_line(whole.out));
+  EXPECT_EQ(last_line(loaded.error), last_line(whole.error));  // of /memory: entries, tokens, evicted
 }
 
 }  // namespace

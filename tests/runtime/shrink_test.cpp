@@ -68,7 +68,7 @@ TEST(Shrink, GivesBackTheMemoryBehindEveryRun) {
   read(*session, seeded_tokens(3000));
   // All pages are there, as they are once a text has passed through.
   const auto twin = must(session->clone());
-  const uint64_t resident = resident_anonymous_bytes();
+  [[maybe_unused]] const uint64_t resident = resident_anonymous_bytes();
   const uint64_t freed = must(twin->shrink(16 << 10));
   // Of 4 heads: K and V of 64 halves, a position, a score; in each array less than a page at either end is
   // lost.
