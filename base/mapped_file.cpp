@@ -6,16 +6,19 @@
 #define WIN32_LEAN_AND_MEAN
 #include <io.h>
 #include <windows.h>
+
 #else
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #endif
+
+#include <algorithm>
+#include <cinttypes>
 
 namespace thimble {
 namespace {
@@ -25,31 +28,66 @@ struct View {
   uint64_t size = 0;
 };
 
+// A part of a file.
+struct Range {
+  uint64_t offset = 0, size = kToTheEnd;
+  static constexpr uint64_t kToTheEnd = UINT64_MAX;
+};
+
+Status check_range(Range& range, uint64_t file_size, const std::string& name) {
+  if (range.size == Range::kToTheEnd && range.offset <= file_size) range.size = file_size - range.offset;
+  if (range.offset <= file_size && range.size <= file_size - range.offset) return {};
+  return error(Code::kIo,
+               "%s has %" PRIu64 " bytes, which do not hold the %" PRIu64 " asked for from %" PRIu64 " on",
+               name.c_str(), file_size, range.size, range.offset);
+}
+
+// Mappings begin at multiples of this in a file and in memory.
+uint64_t map_granularity() {
+#ifdef _WIN32
+  SYSTEM_INFO info;
+  GetSystemInfo(&info);
+  return info.dwAllocationGranularity;
+#else
+  return static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+#endif
+}
+
+// Where the mapping begins that shows `data`: below it, if that was asked for from within a page.
+const std::byte* map_begin(const void* data) {
+  return static_cast<const std::byte*>(data) - reinterpret_cast<uintptr_t>(data) % map_granularity();
+}
+
 }  // namespace
 
 #ifdef _WIN32
 
 namespace {
 
-Result<View> map_handle(HANDLE file, const std::string& name) {
+Result<View> map_handle(HANDLE file, Range range, const std::string& name) {
   LARGE_INTEGER size;
   if (GetFileType(file) != FILE_TYPE_DISK || !GetFileSizeEx(file, &size))
     return error(Code::kIo, "%s is not a regular file", name.c_str());
+  THIMBLE_TRY(check_range(range, static_cast<uint64_t>(size.QuadPart), name));
   View view;
-  view.size = static_cast<uint64_t>(size.QuadPart);
-  if (view.size == 0) return view;  // an empty file cannot be mapped
+  view.size = range.size;
+  if (view.size == 0) return view;  // no bytes cannot be mapped
+  const uint64_t below = range.offset % map_granularity(), begin = range.offset - below;
   const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
+  const void* data = nullptr;
   if (mapping) {
-    view.data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
+    data = MapViewOfFile(mapping, FILE_MAP_READ, static_cast<DWORD>(begin >> 32), static_cast<DWORD>(begin),
+                         static_cast<SIZE_T>(below + view.size));
     CloseHandle(mapping);  // the view keeps the mapping alive
   }
-  if (!view.data)
+  if (!data)
     return error(Code::kIo, "%s cannot be mapped into memory: system error %lu", name.c_str(),
                  GetLastError());
+  view.data = static_cast<const std::byte*>(data) + below;
   return view;
 }
 
-void unmap(const void* data, uint64_t) { UnmapViewOfFile(data); }
+void unmap(const void* data, uint64_t) { UnmapViewOfFile(map_begin(data)); }
 
 Result<View> map_path(const std::string& path) {
   const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path.c_str(), -1, nullptr, 0);
@@ -63,15 +101,15 @@ Result<View> map_path(const std::string& path) {
                                   FILE_ATTRIBUTE_NORMAL, nullptr);
   if (file == INVALID_HANDLE_VALUE)
     return error(Code::kIo, "%s cannot be opened: system error %lu", path.c_str(), GetLastError());
-  Result<View> view = map_handle(file, path);
+  Result<View> view = map_handle(file, {}, path);
   CloseHandle(file);
   return view;
 }
 
-Result<View> map_descriptor(int descriptor, const std::string& name) {
+Result<View> map_descriptor(int descriptor, Range range, const std::string& name) {
   const HANDLE file = reinterpret_cast<HANDLE>(_get_osfhandle(descriptor));
   if (file == INVALID_HANDLE_VALUE) return error(Code::kIo, "%s is not open", name.c_str());
-  return map_handle(file, name);
+  return map_handle(file, range, name);
 }
 
 }  // namespace
@@ -82,22 +120,30 @@ uint64_t MappedFile::resident_bytes() const { return 0; }
 
 namespace {
 
-void unmap(const void* data, uint64_t size) { munmap(const_cast<void*>(data), static_cast<size_t>(size)); }
+void unmap(const void* data, uint64_t size) {
+  const std::byte* begin = map_begin(data);
+  const std::byte* end = static_cast<const std::byte*>(data) + size;
+  munmap(const_cast<std::byte*>(begin), static_cast<size_t>(end - begin));
+}
 
-Result<View> map_descriptor(int descriptor, const std::string& name) {
+Result<View> map_descriptor(int descriptor, Range range, const std::string& name) {
   struct stat info;
   if (fstat(descriptor, &info) != 0)
     return error(Code::kIo, "%s cannot be read: %s", name.c_str(), std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return error(Code::kIo, "%s is a directory, not a file", name.c_str());
   if (!S_ISREG(info.st_mode)) return error(Code::kIo, "%s is not a regular file", name.c_str());
+  THIMBLE_TRY(check_range(range, static_cast<uint64_t>(info.st_size), name));
   View view;
-  view.size = static_cast<uint64_t>(info.st_size);
-  if (view.size == 0) return view;  // an empty file cannot be mapped
-  if (view.size > SIZE_MAX) return error(Code::kIo, "%s is too large for a 32-bit system", name.c_str());
-  void* data = mmap(nullptr, static_cast<size_t>(view.size), PROT_READ, MAP_SHARED, descriptor, 0);
+  view.size = range.size;
+  if (view.size == 0) return view;  // no bytes cannot be mapped
+  const uint64_t below = range.offset % map_granularity();
+  if (view.size > SIZE_MAX - below)
+    return error(Code::kIo, "%s is too large for a 32-bit system", name.c_str());
+  void* data = mmap(nullptr, static_cast<size_t>(below + view.size), PROT_READ, MAP_SHARED, descriptor,
+                    static_cast<off_t>(range.offset - below));
   if (data == MAP_FAILED)
     return error(Code::kIo, "%s cannot be mapped into memory: %s", name.c_str(), std::strerror(errno));
-  view.data = data;
+  view.data = static_cast<const std::byte*>(data) + below;
   return view;
 }
 
@@ -105,7 +151,7 @@ Result<View> map_path(const std::string& path) {
   // O_NONBLOCK: opening a pipe that nobody writes would wait for ever; on a regular file it means nothing.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return error(Code::kIo, "%s cannot be opened: %s", path.c_str(), std::strerror(errno));
-  Result<View> view = map_descriptor(descriptor, path);
+  Result<View> view = map_descriptor(descriptor, {}, path);
   close(descriptor);  // the mapping keeps the file
   return view;
 }
@@ -121,14 +167,18 @@ uint64_t MappedFile::resident_bytes() const {
 #endif
   constexpr uint64_t kPages = 4096;  // asked at a time, so that the answer fits the stack
   Flag flags[kPages];
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t page = map_granularity();
+  const std::byte* begin = map_begin(data_);
+  const uint64_t below = static_cast<uint64_t>(data_ - begin), size = below + size_;
   uint64_t resident = 0;
-  for (uint64_t offset = 0; offset < size_; offset += kPages * page) {
-    const uint64_t bytes = std::min(size_ - offset, kPages * page);
-    void* first = const_cast<std::byte*>(data_ + offset);
+  for (uint64_t offset = 0; offset < size; offset += kPages * page) {
+    const uint64_t bytes = std::min(size - offset, kPages * page);
+    void* first = const_cast<std::byte*>(begin + offset);
     if (mincore(first, static_cast<size_t>(bytes), flags) != 0) return 0;
     for (uint64_t p = 0; p * page < bytes; ++p)
-      if (flags[p] & 1) resident += std::min(page, bytes - p * page);
+      if (flags[p] & 1)
+        resident +=
+            std::min(page, bytes - p * page) - (offset + p == 0 ? below : 0);  // its part of the first
   }
   return resident;
 }
@@ -143,7 +193,12 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
 }
 
 Result<MappedFile> MappedFile::from_descriptor(int descriptor) {
-  THIMBLE_LET(view, map_descriptor(descriptor, "file descriptor " + std::to_string(descriptor)));
+  return from_descriptor(descriptor, 0, Range::kToTheEnd);
+}
+
+Result<MappedFile> MappedFile::from_descriptor(int descriptor, uint64_t offset, uint64_t size) {
+  THIMBLE_LET(view,
+              map_descriptor(descriptor, {offset, size}, "file descriptor " + std::to_string(descriptor)));
   MappedFile file = lend(view.data, static_cast<size_t>(view.size));
   file.mapped_ = view.data != nullptr;
   return file;

@@ -16,6 +16,8 @@ class MappedFile {
   static Result<MappedFile> open(const std::string& path);
   // Maps a whole file from an open descriptor, which stays the caller's and may be closed afterwards.
   static Result<MappedFile> from_descriptor(int descriptor);
+  // The same of `size` bytes from `offset` on, which may be any. UINT64_MAX: to the file's end.
+  static Result<MappedFile> from_descriptor(int descriptor, uint64_t offset, uint64_t size);
   // Shows memory that the caller keeps alive and unchanged for as long as this object lives.
   static MappedFile lend(const void* data, size_t size);
 

@@ -55,6 +55,13 @@ Result<Files> map_descriptors(const int32_t* descriptors, uint64_t count) {
   return files;
 }
 
+Result<Files> map_range(int32_t descriptor, uint64_t offset, uint64_t size) {
+  THIMBLE_LET(map, MappedFile::from_descriptor(descriptor, offset, size));
+  Files files;
+  files.push_back({std::move(map), descriptor_name(descriptor) + " from byte " + std::to_string(offset)});
+  return files;
+}
+
 Result<Files> lend_model(const void* data, uint64_t size) {
   THIMBLE_LET(map, lend(data, size));
   Files files;
@@ -121,6 +128,12 @@ thimble_status thimble_model_open(const char* path, const thimble_model_options*
 thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
                                      thimble_model** model, thimble_error* out) {
   return guard(out, [&] { return open_model(map_descriptors(&descriptor, 1), options, model); });
+}
+
+thimble_status thimble_model_open_fd_range(int32_t descriptor, uint64_t offset, uint64_t size,
+                                           const thimble_model_options* options, thimble_model** model,
+                                           thimble_error* out) {
+  return guard(out, [&] { return open_model(map_range(descriptor, offset, size), options, model); });
 }
 
 thimble_status thimble_model_open_fds(const int32_t* descriptors, uint64_t count,

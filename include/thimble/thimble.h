@@ -161,6 +161,12 @@ THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_mo
 /* The same from an open file descriptor, which stays yours and may be closed at once. */
 THIMBLE_API thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
                                                  thimble_model** model, thimble_error* error);
+/* The same from `size` bytes of an open file that begin at `offset`: of an asset in an Android package, for example, that lies
+ * there uncompressed (AAsset_openFileDescriptor64). A size of UINT64_MAX goes to the file's end. THIMBLE_INVALID_ARGUMENT where `offset` is no multiple of the model file's own
+ * alignment, 32 bytes unless it says otherwise, THIMBLE_IO where the file has not as many bytes. */
+THIMBLE_API thimble_status thimble_model_open_fd_range(int32_t descriptor, uint64_t offset, uint64_t size,
+                                                       const thimble_model_options* options, thimble_model** model,
+                                                       thimble_error* error);
 /* The same from the descriptors of all parts of a model, in any order. */
 THIMBLE_API thimble_status thimble_model_open_fds(const int32_t* descriptors, uint64_t count,
                                                   const thimble_model_options* options, thimble_model** model,

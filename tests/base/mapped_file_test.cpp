@@ -89,6 +89,35 @@ TEST(MappedFile, NamesAFileThatItCannotRead) {
 #endif
 }
 
+TEST(MappedFile, ShowsAPartThatBeginsAnywhere) {
+  std::string content;  // several pages of every size in use, and no two parts alike
+  for (int i = 0; i < 30000; ++i) content += std::to_string(i);
+  const std::string path = write_file(folder() / "parts", content);
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  ASSERT_GE(descriptor, 0);
+  for (const size_t offset : {0u, 1u, 4095u, 4096u, 4097u, 65536u, 65567u, 130000u})
+    for (const size_t size : {1u, 31u, 4096u, 8500u}) {
+      SCOPED_TRACE(testing::Message() << size << " bytes from " << offset);
+      const Result<MappedFile> file = MappedFile::from_descriptor(descriptor, offset, size);
+      ASSERT_TRUE(file.ok()) << file.status().message();
+      EXPECT_EQ(text_of(*file), content.substr(offset, size));
+#ifdef __linux__
+      EXPECT_EQ(file->resident_bytes(), size);
+#endif
+    }
+  const auto none = MappedFile::from_descriptor(descriptor, content.size(), 0);
+  ASSERT_TRUE(none.ok()) << none.status().message();
+  EXPECT_EQ(none->size(), 0u);
+  const auto rest = MappedFile::from_descriptor(descriptor, 5000, UINT64_MAX);
+  ASSERT_TRUE(rest.ok()) << rest.status().message();
+  EXPECT_EQ(text_of(*rest), content.substr(5000));
+  const uint64_t end = content.size();
+  for (const auto& [offset, size] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {end - 1, 2}, {end + 1, 0}, {0, end + 1}, {1, end}, {UINT64_MAX, 2}, {UINT64_MAX, UINT64_MAX}})
+    expect_io_error(MappedFile::from_descriptor(descriptor, offset, size), "do not hold");
+  EXPECT_EQ(::close(descriptor), 0);
+}
+
 TEST(MappedFile, LendsMemoryThatStaysTheCallers) {
   const std::vector<char> memory = {'a', 'b', 'c'};
   {

@@ -74,6 +74,7 @@ TEST(BadModel, HasAPathThatCannotBeRead) {
   Error e;
   thimble_model* model = nullptr;
   EXPECT_EQ(thimble_model_open_fd(-1, nullptr, &model, &e), THIMBLE_IO);
+  EXPECT_EQ(thimble_model_open_fd_range(-1, 0, 8, nullptr, &model, &e), THIMBLE_IO);
   expect_sentence(e);
   std::filesystem::remove(empty);
   std::filesystem::remove(locked);

@@ -207,6 +207,58 @@ TEST(OpenedModel, IsTheSameFromAPathADescriptorAndMemory) {
   EXPECT_EQ(results[0], results[2]);
 }
 
+TEST(OpenedModel, IsTheSameFromAPartOfAFile) {
+  const FileBytes bytes = small_model().bytes();
+  const std::string path = testing::TempDir() + "thimble-capi-package";
+  ModelHandle whole;
+  Error e;
+  EXPECT_OK(try_open(bytes, whole, e), e);
+  const auto answer = [](const ModelHandle& model) {
+    const SessionHandle session = create(model, window_options());
+    feed(session, any_tokens(40));
+    Error error;
+    EXPECT_OK(thimble_session_flush(session.get(), &error), error);
+    return logits(session);
+  };
+  const std::vector<float> expected = answer(whole);
+  for (const uint64_t offset : {0u, 32u, 4096u, 4128u, 65536u + 4064u}) {
+    SCOPED_TRACE(offset);
+    std::ofstream file(path, std::ios::binary);
+    file << std::string(offset, 'x');
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    file << "what follows in the package";
+    file.close();
+    const int descriptor = open(path.c_str(), O_RDONLY);
+    ASSERT_GE(descriptor, 0);
+    const auto open_part = [&](uint64_t from, uint64_t size, thimble_model** model) {
+      return thimble_model_open_fd_range(descriptor, from, size, nullptr, model, &e);
+    };
+    thimble_model* raw = nullptr;
+    EXPECT_EQ(open_part(offset + 8, bytes.size(), &raw), THIMBLE_FORMAT);  // not where it begins
+    EXPECT_EQ(open_part(offset, bytes.size() - 1, &raw), THIMBLE_FORMAT);
+    EXPECT_EQ(open_part(offset, bytes.size() + 28, &raw), THIMBLE_IO);
+    expect_sentence(e);
+    EXPECT_EQ(open_part(UINT64_MAX, 2, &raw), THIMBLE_IO);
+    ASSERT_EQ(raw, nullptr);
+    EXPECT_OK(open_part(offset, bytes.size(), &raw), e);
+    close(descriptor);
+    EXPECT_EQ(answer(ModelHandle(raw)), expected);
+  }
+  // Tensors would lie askew.
+  std::ofstream(path, std::ios::binary)
+      << "askew" << std::string(3, 0)
+      << std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const int descriptor = open(path.c_str(), O_RDONLY);
+  thimble_model* raw = nullptr;
+  EXPECT_EQ(thimble_model_open_fd_range(descriptor, 8, bytes.size(), nullptr, &raw, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(e.message, "from byte 8"), nullptr) << e.message;
+  EXPECT_NE(std::strstr(e.message, "multiple of 32 bytes"), nullptr) << e.message;
+  expect_sentence(e);
+  close(descriptor);
+  std::filesystem::remove(path);
+}
+
 TEST(OpenedModel, IsTheSameInPartsFromAPathAndDescriptors) {
   const std::string prefix = testing::TempDir() + "thimble-capi-parts-0000";
   const std::vector<GgufWriter> parts = small_model().parts(3);
