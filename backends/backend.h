@@ -424,6 +424,15 @@ struct Device {
   virtual Status write(View destination, const void* source) = 0;  // whole view; through bounded staging
   virtual Status read(void* destination, View source) = 0;
   virtual Status copy(View destination, View source) = 0;  // same bytes, not overlapping
+  // Gives what it can of this view's memory back to the system, zeros being there afterwards; the bytes of
+  // that. Unsupported where a buffer goes back whole or not at all.
+  virtual Result<uint64_t> release(View) {
+    return error(
+        Code::kUnsupported,
+        "%s gives memory back only when a session is freed; make a smaller session, and restore into "
+        "it what a saved one held",
+        info().name.c_str());
+  }
   // `heads`: rows of the table of HeadState, of all layers.
   virtual Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) = 0;
   // Whether it has this op, with these types and parameters.

@@ -17,6 +17,18 @@ Result<NewFile> NewFile::create(const std::string& path) {
   std::error_code failed;
   if (fs::exists(fs::symlink_status(native_path(path), failed)))
     return error(Code::kIo, "%s is there already; remove it or name another file", path.c_str());
+  return open(path);
+}
+
+Result<NewFile> NewFile::replace(const std::string& path) {
+  std::error_code failed;
+  const fs::file_status there = fs::status(native_path(path), failed);
+  if (fs::exists(there) && !fs::is_regular_file(there))
+    return error(Code::kIo, "%s is not a regular file; name another", path.c_str());
+  return open(path);
+}
+
+Result<NewFile> NewFile::open(const std::string& path) {
   NewFile file;
   file.path_ = path;
   file.written_ = path + ".part";
@@ -33,10 +45,9 @@ Status NewFile::write(const void* data, size_t size) {
 
 Status NewFile::complete() {
   std::error_code failed;
-  if (std::fclose(file_.release()) != 0)
-    failed.assign(errno, std::generic_category());
-  else
-    fs::rename(native_path(written_), native_path(path_), failed);
+  if (!sync_file(file_.get())) failed.assign(errno, std::generic_category());
+  if (std::fclose(file_.release()) != 0 && !failed) failed.assign(errno, std::generic_category());
+  if (!failed) fs::rename(native_path(written_), native_path(path_), failed);
   if (!failed) return {};
   std::error_code ignored;
   fs::remove(native_path(written_), ignored);

@@ -17,15 +17,18 @@ class NewFile {
  public:
   // Refuses a path where something is already: nothing is overwritten.
   static Result<NewFile> create(const std::string& path);
+  // Takes the place of a file that may be there, which stays as it is until then; refuses what is no file.
+  static Result<NewFile> replace(const std::string& path);
   NewFile(NewFile&&) = default;
   ~NewFile();
 
   Status write(const void* data, size_t size);
-  // Puts the file into its place; nothing is written afterwards.
+  // Puts the file into its place, once the disk has it; nothing is written afterwards.
   Status complete();
 
  private:
   NewFile() = default;
+  static Result<NewFile> open(const std::string& path);
 
   std::string path_, written_;  // its place, and where it lies until it is complete
   File file_;

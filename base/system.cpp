@@ -1,6 +1,7 @@
 #include "base/system.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
@@ -189,6 +190,21 @@ Result<Pages> Pages::allocate(uint64_t bytes) {
                  bytes);
   pages.data_ = static_cast<std::byte*>(data);
   return pages;
+}
+
+Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
+#ifdef _WIN32
+  static_cast<void>(offset);
+  static_cast<void>(bytes);
+  return error(Code::kUnsupported, "memory cannot be given back in parts on Windows; make a smaller session");
+#else
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t first = round_up(offset, page), end = (offset + bytes) / page * page;
+  if (end <= first) return uint64_t{0};
+  if (madvise(data_ + first, end - first, MADV_DONTNEED) != 0)
+    return error(Code::kUnsupported, "the system takes no memory back: %s", std::strerror(errno));
+  return end - first;
+#endif
 }
 
 Pages::Pages(Pages&& other) noexcept

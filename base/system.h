@@ -61,6 +61,9 @@ class Pages {
   ~Pages();
 
   std::byte* data() const { return data_; }  // page-aligned
+  // Gives the whole pages in [data() + offset, + bytes) back to the system, which shows zeros there
+  // afterwards; the bytes of these. Unsupported where the system cannot.
+  Result<uint64_t> release(uint64_t offset, uint64_t bytes);
 
  private:
   std::byte* data_ = nullptr;

@@ -1,4 +1,6 @@
 // Entry points about sessions: planning, reading, generating, looking. A handle admits one call at a time.
+#include "base/file.h"
+#include "base/new_file.h"
 #include "capi/handles.h"
 
 using namespace thimble;
@@ -91,6 +93,19 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
 
 // Forgets the part of a code point that an answer ended in.
 void drop_held_text(thimble_session& s) { s.held = {}; }
+
+Status save(thimble_session& s, const void* note, uint64_t note_size, const WriteBytes& write) {
+  return s.session->save(write, {static_cast<const std::byte*>(note), static_cast<size_t>(note_size)},
+                         s.held.held());
+}
+
+Status restore(thimble_session& s, MappedFile file, std::string name) {
+  THIMBLE_LET(held, s.session->restore(std::move(file), std::move(name)));
+  drop_held_text(s);
+  std::string complete;  // nothing is, of what was held back
+  s.held.push(held, complete);
+  return {};
+}
 
 }  // namespace
 
@@ -222,6 +237,75 @@ thimble_status thimble_session_reset(thimble_session* session, thimble_error* ou
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(s.session->reset());
     drop_held_text(s);
+    return {};
+  });
+}
+
+thimble_status thimble_session_save(thimble_session* session, const char* path, const void* note,
+                                    uint64_t note_size, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(path, "path"));
+    THIMBLE_TRY(need_array(static_cast<const char*>(note), note_size, "note"));
+    THIMBLE_LET(file, NewFile::replace(path));
+    THIMBLE_TRY(save(s, note, note_size, [&](const void* data, size_t n) { return file.write(data, n); }));
+    return file.complete();
+  });
+}
+
+thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
+                                       uint64_t note_size, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_array(static_cast<const char*>(note), note_size, "note"));
+    return save(s, note, note_size,
+                [&](const void* data, size_t n) { return write_to_descriptor(descriptor, data, n); });
+  });
+}
+
+thimble_status thimble_session_restore(thimble_session* session, const char* path, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(path, "path"));
+    THIMBLE_LET(file, MappedFile::open(path));
+    return restore(s, std::move(file), path);
+  });
+}
+
+thimble_status thimble_session_restore_fd(thimble_session* session, int32_t descriptor, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_LET(file, MappedFile::from_descriptor(descriptor));
+    return restore(s, std::move(file), "file descriptor " + std::to_string(descriptor));
+  });
+}
+
+thimble_status thimble_session_file_info(const char* path, char* json, uint64_t capacity, uint64_t* length,
+                                         thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(path, "path"));
+    THIMBLE_TRY(need_buffer(json, capacity, length, "json"));
+    THIMBLE_LET(mapped, MappedFile::open(path));
+    THIMBLE_LET(file, SessionFile::open(std::move(mapped), path));
+    return give_text(file.info(), json, capacity, length);
+  });
+}
+
+thimble_status thimble_session_file_note(const char* path, void* note, uint64_t capacity, uint64_t* length,
+                                         thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(path, "path"));
+    char* const bytes = static_cast<char*>(note);
+    THIMBLE_TRY(need_buffer(bytes, capacity, length, "note"));
+    THIMBLE_LET(mapped, MappedFile::open(path));
+    THIMBLE_LET(file, SessionFile::open(std::move(mapped), path));
+    return give_text({reinterpret_cast<const char*>(file.note.data()), file.note.size()}, bytes, capacity,
+                     length);
+  });
+}
+
+thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed,
+                                      thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need(freed, "freed"));
+    THIMBLE_LET(bytes, s.session->shrink(pool));
+    *freed = bytes;
     return {};
   });
 }

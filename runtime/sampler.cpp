@@ -11,7 +11,7 @@ namespace thimble {
 Sampler::Sampler(uint32_t vocab, uint32_t rewindable)
     : candidates_(vocab), recent_count_(vocab), history_(uint64_t(kLongestHistory) + rewindable) {}
 
-Status Sampler::set(const SamplerOptions& o) {
+Status Sampler::check(const SamplerOptions& o) {
   // Written so that NaN fails each of them.
   if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
     return error(Code::kInvalidArgument, "temperature is %g; it must be 0 or more",
@@ -26,6 +26,11 @@ Status Sampler::set(const SamplerOptions& o) {
   if (o.repeat_last > kLongestHistory)
     return error(Code::kInvalidArgument, "repeat_last is %u; at most %u tokens are remembered", o.repeat_last,
                  kLongestHistory);
+  return {};
+}
+
+Status Sampler::set(const SamplerOptions& o) {
+  THIMBLE_TRY(check(o));
   options_ = o;
   random_ = o.seed;
   for (Accepted& a : history_) a.random = o.seed;  // whoever rewinds starts from the new seed, too
@@ -58,6 +63,27 @@ void Sampler::reset() {
   std::fill(recent_count_.begin(), recent_count_.end(), uint16_t{0});
   accepted_ = 0;
   random_ = options_.seed;
+}
+
+std::vector<Sampler::Accepted> Sampler::accepted() const {
+  std::vector<Accepted> all(std::min<uint64_t>(accepted_, history_.size()));
+  for (uint64_t i = 0; i < all.size(); ++i) all[all.size() - 1 - i] = recent(i);
+  return all;
+}
+
+bool Sampler::takes(std::span<const Accepted> accepted) const {
+  return accepted.size() <= history_.size() &&
+         std::all_of(accepted.begin(), accepted.end(), [&](const Accepted& a) {
+           return a.token >= 0 && static_cast<size_t>(a.token) < recent_count_.size();
+         });
+}
+
+void Sampler::restore(const SamplerOptions& o, uint64_t random, std::span<const Accepted> accepted) {
+  options_ = o;
+  random_ = random;
+  std::copy(accepted.begin(), accepted.end(), history_.begin());
+  accepted_ = accepted.size();
+  count_recent();
 }
 
 uint64_t Sampler::bytes(uint32_t vocab, uint32_t rewindable) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -29,6 +30,8 @@ class Sampler {
   // Takes the options and starts the random numbers from the seed; the history stays. On error nothing
   // changes.
   Status set(const SamplerOptions&);
+  // Whether options make sense, or what is wrong with them.
+  static Status check(const SamplerOptions&);
   // The next token by `logits` [vocab]. NaN counts as -inf, +inf as the largest float.
   int32_t sample(const float* logits);
   // Remembers a token, which stands at that position of the stream, for the penalty.
@@ -37,6 +40,23 @@ class Sampler {
   void rewind(uint64_t position);
   // Forgets the history and starts the random numbers again.
   void reset();
+
+  // What it takes to go on elsewhere, as it lies in the file of a saved session: a token that was accepted,
+  // and the state of the random numbers behind it.
+  struct Accepted {
+    uint64_t random;
+    uint32_t position;
+    int32_t token;
+  };
+  const SamplerOptions& options() const { return options_; }
+  uint64_t random() const { return random_; }
+  // The tokens that it remembers, oldest first.
+  std::vector<Accepted> accepted() const;
+  // Whether restore() takes them: no more than it remembers, of its vocabulary.
+  bool takes(std::span<const Accepted> accepted) const;
+  // Goes on from there, with options that were checked by check() and tokens that it takes.
+  void restore(const SamplerOptions&, uint64_t random, std::span<const Accepted> accepted);
+
   // Whether sample() is the arg max of the logits as they are.
   bool greedy() const { return options_.temperature == 0 && options_.repeat_penalty == 1; }
   // What such a sampler allocates.
@@ -47,12 +67,6 @@ class Sampler {
   struct Candidate {
     float logit;
     int32_t id;
-  };
-
-  struct Accepted {
-    uint64_t random;  // the state of the random numbers behind it
-    uint32_t position;
-    int32_t token;
   };
 
   void count_recent();

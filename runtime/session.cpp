@@ -80,7 +80,7 @@ Status Session::allocate(bool first) {
     into = std::move(buffer);
     return {};
   };
-  THIMBLE_TRY(allocate(MemKind::kPool, plan_.pool, pool_));
+  THIMBLE_TRY(allocate(MemKind::kPool, plan_.pool + plan_.released, pool_));
   THIMBLE_TRY(allocate(MemKind::kWorkspace, plan_.workspace + plan_.view, workspace_));
   THIMBLE_TRY(allocate(MemKind::kIo, plan_.io - thimble::host_bytes(*model_, plan_), io_));
 
@@ -106,6 +106,7 @@ Status Session::allocate(bool first) {
     heads_[i].capacity = plan_.dimensions.runs[i].capacity;
   }
 
+  allocated -= plan_.released;  // pages of a clone that nothing touches
   allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() +
                (waiting_.capacity() + unscored_tokens_.capacity()) * sizeof(int32_t) +
                heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
@@ -152,7 +153,7 @@ Status Session::rewind(uint64_t position) {
 Result<std::unique_ptr<Session>> Session::clone() {
   THIMBLE_TRY(begin(Call::kNone, {}));
   THIMBLE_LET(twin, make(model_, device_, plan_, ledger_, false));
-  THIMBLE_TRY(device_->copy({twin->pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size}));
+  THIMBLE_TRY(copy_pool(*twin));
   THIMBLE_TRY(device_->copy({twin->io_.get(), 0, io_->size}, {io_.get(), 0, io_->size}));
   if (layout_.host_logits)  // elsewhere they lie in io
     THIMBLE_TRY(device_->copy(twin->layout_.logits, layout_.logits));

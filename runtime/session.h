@@ -17,6 +17,7 @@
 #include "runtime/decoder.h"
 #include "runtime/memory/planner.h"
 #include "runtime/sampler.h"
+#include "runtime/session_file.h"
 #include "runtime/session_options.h"
 
 namespace thimble {
@@ -62,6 +63,17 @@ class Session {
   Status rewind(uint64_t position);
   Result<std::unique_ptr<Session>> clone();
   Status reset();
+  // Writes all that it takes to go on, on any device, and beside it `note` and `held_text`, of the answer's
+  // text at most 7 bytes that no token completed yet; ends what was interrupted as any other call.
+  Status save(const WriteBytes&, std::span<const std::byte> note, std::string_view held_text = {});
+  // Goes on where a session of the same settings was saved, and gives its held_text; `name` is how errors
+  // call the file. Mismatch names the first setting that differs, Format says what is damaged. On failure
+  // nothing changes, unless the device itself fails: then nothing is held.
+  Result<std::string> restore(MappedFile file, std::string name);
+
+  // Evicts down to a smaller pool and gives back what memory is then behind the runs; the bytes of that.
+  // Unsupported where the device cannot, or nothing may be evicted; then nothing changed.
+  Result<uint64_t> shrink(uint32_t pool);
 
   // From any thread: the running or the next call that works returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
@@ -125,6 +137,12 @@ class Session {
     bool has_log_probs = false;  // kScore: and their log-probabilities
   };
 
+  // An array of a saved session.
+  struct Piece {
+    View view;
+    enum Kind { kPlain, kPositions, kLogits, kOfRetention, kOfSelection } kind;
+  };
+
   Session(std::shared_ptr<const Model>, std::shared_ptr<Device>, MemoryPlan, std::shared_ptr<Ledger>);
   static Result<std::unique_ptr<Session>> make(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                MemoryPlan, std::shared_ptr<Ledger>, bool first);
@@ -162,6 +180,15 @@ class Session {
   Status check_room(uint64_t tokens) const;
   Status check_logits() const;
   Status check_finite() const;
+  std::vector<NamedSetting> saved_settings() const;
+  SavedSession saved() const;
+  std::vector<Piece> pieces(const Held&, bool logits) const;
+  Status copy_pool(Session& twin) const;
+  Result<MemoryPlan> smaller_plan(uint32_t pool) const;
+  Status evict_to(const MemoryPlan& smaller);
+  Status check_settings(const SessionFile&) const;
+  Status check_stream(const SessionFile&) const;
+  Status check_body(const SessionFile&, const Held&, std::span<const Piece>) const;
   void report_progress();
 
   std::shared_ptr<const Model> model_;

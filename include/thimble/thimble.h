@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 3
+#define THIMBLE_ABI 4
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -539,6 +539,36 @@ THIMBLE_API thimble_status thimble_session_clone(thimble_session* session, thimb
                                                  thimble_error* error);
 /* Start afresh: as after create, sampler settings kept. */
 THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimble_error* error);
+
+/* Write all that the session holds to a file: pool, positions, scores, waiting tokens, sampler, policies, and what tells whether
+ * another session may take it: fingerprints of model and heads, the settings. Written beside (PATH.part) and renamed: a kill at
+ * any moment leaves the old file or the new one. `note` (may be NULL) are bytes of the caller's that travel with it, the messages
+ * of a conversation or the ids of the text, for example. After THIMBLE_INTERRUPTED the old file is there; repeat the call. Takes
+ * up to 4 MiB beside the budget on devices with memory of their own, and room for note, settings and waiting tokens. */
+THIMBLE_API thimble_status thimble_session_save(thimble_session* session, const char* path, const void* note, uint64_t note_size,
+                                                thimble_error* error);
+/* The same from where an open descriptor stands, which stays open. */
+THIMBLE_API thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
+                                                   uint64_t note_size, thimble_error* error);
+/* Take the state of a saved session, whatever device it was saved on. The session must be made with the settings that the saved
+ * one had (device, threads, budget and progress may differ); else THIMBLE_MISMATCH names the first difference. A damaged file is
+ * THIMBLE_FORMAT. On failure the session is as before; after THIMBLE_DEVICE_LOST it holds nothing. */
+THIMBLE_API thimble_status thimble_session_restore(thimble_session* session, const char* path, thimble_error* error);
+/* The same with the whole file behind an open descriptor, which stays open. */
+THIMBLE_API thimble_status thimble_session_restore_fd(thimble_session* session, int32_t descriptor, thimble_error* error);
+/* What a session file says of itself, as a JSON object: position, entries, settings (docs/sessions.md). Two-call. Reads the file's
+ * head alone, as thimble_session_file_note does. */
+THIMBLE_API thimble_status thimble_session_file_info(const char* path, char* json, uint64_t capacity, uint64_t* length,
+                                                     thimble_error* error);
+/* The caller's bytes in it. Two-call. */
+THIMBLE_API thimble_status thimble_session_file_note(const char* path, void* note, uint64_t capacity, uint64_t* length,
+                                                     thimble_error* error);
+
+/* Give memory back: evict down to `pool` entries a head (as thimble_session_options.pool), and free what is then behind them
+ * where the device can (cpu: whole pages). *freed: bytes. The session is then one that was made with that pool. THIMBLE_UNSUPPORTED,
+ * one sentence, where it cannot; nothing changed then. After THIMBLE_INTERRUPTED repeat the call. */
+THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed, thimble_error* error);
+
 /* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
  * THIMBLE_INTERRUPTED: while reading within the time of one layer of a chunk, while generating within that of a token. The
  * call after that goes on, bit for bit as if nothing had happened. */

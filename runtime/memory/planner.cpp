@@ -208,6 +208,7 @@ Result<MemoryPlan> make_plan(const Model& model, const Device& device, const Ses
   }
   THIMBLE_LET(plan, count(model, device, o));
   if (o.budget && plan.total > o.budget) return over_budget(model, device, plan);
+  plan.asked = options;
   return plan;
 }
 

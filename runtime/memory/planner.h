@@ -6,12 +6,14 @@
 namespace thimble {
 
 struct MemoryPlan {
+  SessionOptions asked;    // as they were given
   SessionOptions options;  // resolved: every default decided
   Dimensions dimensions;
   uint32_t capacity = 0;
   uint64_t weights = 0;  // placed on the device; read from the mapping they cost nothing
   uint64_t shared = 0;   // of which other sessions placed; not in the total
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
+  uint64_t released = 0;          // of the pool as it was laid out, given back since; in no other number
   uint64_t programs = 0;          // part of fixed: the session's own, which a clone takes again
   uint64_t backend_scratch = 0;   // part of workspace
   uint32_t largest_position = 0;  // the largest rotary position used; UINT32_MAX: grows with the text

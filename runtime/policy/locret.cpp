@@ -66,6 +66,13 @@ class Locret : public RetentionPolicy {
     score(l, rings_[l.layer], l.pool().cis, kIntoRing);
   }
 
+  // The rows that wait.
+  void carry(const Held& held, std::vector<View>& views) const override {
+    const uint64_t row = input_cols(held.setting) * sizeof(float);
+    for (const View& ring : rings_)
+      if (ring && held.unscored) views.push_back(ring.slice(0, held.unscored * row));
+  }
+
   Cost cost(const SessionOptions& o) const override {
     Cost cost;
     for (const Retainer::Layer& l : o.retainer->layers)

@@ -3,11 +3,13 @@
 // makes the list that a step attends to. Nobody else asks which policy it is.
 //
 // The verbs, in the order of a session's life: resolve (options), place (arrays), record (the ops of a step),
-// upkeep (ops beside it), fill (its values of a step), cost.
+// upkeep (ops beside it), fill (its values of a step), cost, carry (what a saved session takes along).
 #pragma once
 
 #include <algorithm>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "runtime/cost.h"
 #include "runtime/memory/arena.h"
@@ -53,6 +55,14 @@ struct LayerStep {
   }
 };
 
+// What a session holds between two steps.
+struct Held {
+  const Setting& setting;
+  std::span<const uint32_t> entries;  // of each head, [layer][kv head]
+  uint32_t unscored = 0;              // last tokens whose retention scores are still to come
+  uint32_t generation = 0;            // as fill() is told
+};
+
 class RetentionPolicy {
  public:
   virtual ~RetentionPolicy() = default;
@@ -77,6 +87,9 @@ class RetentionPolicy {
   virtual void fill(const SessionOptions&, StepParams&) const {}
   // What scoring costs in all layers: bytes once a step, operations for one row.
   virtual Cost cost(const SessionOptions&) const { return {}; }
+  // Lists what of its arrays the next steps read, beside the pool. What follows from `held` alone, so that a
+  // saved session's bytes find their places again.
+  virtual void carry(const Held& /*held*/, std::vector<View>&) const {}
 };
 
 // What a selection knows of the tokens that were generated.
@@ -116,6 +129,12 @@ class SelectionPolicy {
   // Forgets what it remembers of earlier tokens.
   virtual Status clear(Device&) const { return {}; }
   virtual Status read_stats(Device&, SelectionStats&) const { return {}; }
+  // As a retention's.
+  virtual void carry(const Held& /*held*/, std::vector<View>&) const {}
+  // Whether it may go on with these bytes of what it carries: that no index in them leads out of what heads
+  // hold.
+  using Bytes = std::span<const std::byte>;
+  virtual bool can_carry(const Held& /*held*/, std::span<const Bytes>) const { return true; }
 
  protected:
   // Adds what these lists say now.

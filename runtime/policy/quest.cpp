@@ -124,6 +124,19 @@ class Quest : public SelectionPolicy {
     return add_list_counts(device, list_, stats);
   }
 
+  // The bounds of the pages that heads have, as PageBoundsParams places them.
+  void carry(const Held& held, std::vector<View>& views) const override {
+    const ModelShape& m = held.setting.model.shape;
+    const uint32_t page = held.setting.options.select_page;
+    const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, m.head_dim);
+    for (uint32_t i = 0; i < held.entries.size(); ++i) {
+      const View& bounds = bounds_[i / m.kv_heads];
+      const uint64_t first = held.setting.dimensions.runs[i].first / page + i % m.kv_heads;
+      if (bounds && held.entries[i])
+        views.push_back(bounds.slice(first * page_bytes, ceil_div(held.entries[i], page) * page_bytes));
+    }
+  }
+
  private:
   static uint32_t pages(const SessionOptions& o) { return o.select_k / o.select_page; }
   static bool chooses(const Setting& s, uint32_t layer) {

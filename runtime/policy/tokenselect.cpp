@@ -2,6 +2,7 @@
 // (sinks) and the most recent ones.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "runtime/policy/policy.h"
 
@@ -164,7 +165,45 @@ class TokenSelect : public SelectionPolicy {
     return {};
   }
 
+  // The selection cache.
+  void carry(const Held&, std::vector<View>& views) const override {
+    for (const Layer& layer : layers_)
+      if (layer.gate) views.insert(views.end(), {layer.gate, layer.query, layer.list});
+  }
+
+  bool can_carry(const Held& held, std::span<const Bytes> bytes) const override {
+    const uint32_t kv_heads = held.setting.model.shape.kv_heads;
+    for (uint32_t i = 0; i < layers_.size(); ++i) {
+      if (!layers_[i].gate) continue;
+      GateState gate;
+      std::memcpy(&gate, bytes[0].data(), sizeof gate);
+      // The list of an older generation is never used again; there is none of a later one.
+      const bool is_used = gate.valid && gate.generation == held.generation;
+      if (gate.valid && (gate.generation > held.generation || gate.position < 0)) return false;
+      for (uint32_t head = 0; is_used && head < kv_heads; ++head)
+        if (!is_list(bytes[2].subspan(head * list_capacity_ * sizeof(uint32_t)),
+                     held.entries[i * kv_heads + head]))
+          return false;
+      bytes = bytes.subspan(3);
+    }
+    return true;
+  }
+
  private:
+  // Whether these are a count and as many ascending entries of a head.
+  bool is_list(Bytes bytes, uint32_t entries) const {
+    const auto at = [&](uint32_t i) {
+      uint32_t value;
+      std::memcpy(&value, &bytes[i * sizeof value], sizeof value);
+      return value;
+    };
+    const uint32_t count = at(0);
+    if (count >= list_capacity_) return false;
+    for (uint32_t i = 1; i <= count; ++i)
+      if (at(i) >= entries || (i > 1 && at(i) <= at(i - 1))) return false;
+    return true;
+  }
+
   struct Layer {  // empty where the layer's window is all it attends to
     View gate;    // GateState
     View query;   // f32 [H dh], of the cached selection

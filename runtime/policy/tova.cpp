@@ -42,6 +42,11 @@ class Tova : public RetentionPolicy {
 
   void record_eviction(const LayerStep& l) const override { record_query_score(l, queries_[l.layer], sums_); }
 
+  void carry(const Held&, std::vector<View>& views) const override {
+    for (const View& query : queries_)
+      if (query) views.push_back(query);
+  }
+
  private:
   static uint32_t query_cols(const Setting& s) { return s.model.shape.heads * s.model.shape.head_dim; }
 

@@ -73,6 +73,8 @@ class Utf8Stream {
   void push(std::string_view bytes, std::string& out);
   // The stream ends: an unfinished code point becomes U+FFFD.
   void finish(std::string& out);
+  // The bytes of an unfinished code point, which a new stream may be given to go on.
+  std::string_view held() const { return {held_, count_}; }
 
  private:
   char held_[4] = {};

@@ -252,6 +252,13 @@ class CpuDevice : public Device {
     return write(destination, from);
   }
 
+  Result<uint64_t> release(View view) override {
+    THIMBLE_TRY(check_view(view));
+    auto* const buffer = dynamic_cast<PageBuffer*>(view.buffer);
+    if (!buffer) return error(Code::kInternal, "a release of memory that was not allocated");
+    return buffer->pages.release(view.offset, view.bytes);
+  }
+
   Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
     THIMBLE_LET(scratch, address(workspace));
     return std::unique_ptr<Stream>(

@@ -1,0 +1,166 @@
+#include "runtime/session_file.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <type_traits>
+
+#include "base/byte_reader.h"
+#include "base/checksum.h"
+#include "runtime/json.h"
+
+namespace thimble {
+namespace {
+
+constexpr char kMagic[8] = {'t', 'h', 'i', 'm', 'b', 'l', 'e', 'S'};
+constexpr uint32_t kVersion = 1;
+
+struct SavedHead {
+  char magic[8];
+  uint32_t version, runs;
+  uint64_t settings_bytes, waiting, unscored, accepted, note_bytes, body_bytes;
+  SavedStream stream;
+};
+// They are written as they lie in memory.
+static_assert(std::has_unique_object_representations_v<SavedRun> &&
+              std::has_unique_object_representations_v<Sampler::Accepted>);
+static_assert(sizeof(SavedStream) == 184 && sizeof(SavedHead) == 64 + sizeof(SavedStream));
+
+template <typename T>
+void put(std::string& out, const T* values, size_t count) {
+  out.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+}
+
+// Reads that many values, if there are.
+template <typename T>
+bool read_values(ByteReader& in, uint64_t count, std::vector<T>& values) {
+  if (count > in.left() / sizeof(T)) return false;
+  values.resize(static_cast<size_t>(count));
+  if (count) std::memcpy(values.data(), in.at(), values.size() * sizeof(T));
+  return in.skip(count * sizeof(T));
+}
+
+bool read_settings(std::string_view text, std::vector<NamedSetting>& settings) {
+  while (!text.empty()) {
+    const size_t end = text.find('\n'), space = text.find(' ');
+    if (end == text.npos || space > end) return false;
+    settings.push_back(
+        {std::string(text.substr(0, space)), std::string(text.substr(space + 1, end - space - 1))});
+    text.remove_prefix(end + 1);
+  }
+  return true;
+}
+
+std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint64_t body_bytes) {
+  std::string settings;
+  for (const NamedSetting& setting : s.settings) settings += setting.name + " " + setting.value + "\n";
+  SavedHead head{};
+  std::memcpy(head.magic, kMagic, sizeof kMagic);
+  head.version = kVersion;
+  head.runs = static_cast<uint32_t>(s.runs.size());
+  head.settings_bytes = settings.size();
+  head.waiting = s.waiting.size();
+  head.unscored = s.unscored.size();
+  head.accepted = s.accepted.size();
+  head.note_bytes = note.size();
+  head.body_bytes = body_bytes;
+  head.stream = s.stream;
+  std::string bytes;
+  put(bytes, &head, 1);
+  bytes += settings;
+  put(bytes, s.runs.data(), s.runs.size());
+  put(bytes, s.waiting.data(), s.waiting.size());
+  put(bytes, s.unscored.data(), s.unscored.size());
+  put(bytes, s.accepted.data(), s.accepted.size());
+  put(bytes, note.data(), note.size());
+  const uint64_t sum = checksum(bytes.data(), bytes.size());
+  put(bytes, &sum, 1);
+  return bytes;
+}
+
+}  // namespace
+
+Status write_session_file(const SavedSession& session, std::span<const std::byte> note, uint64_t body_bytes,
+                          const std::function<Status(const WriteBytes&)>& write_body,
+                          const WriteBytes& write) {
+  Checksum all;
+  const WriteBytes summed = [&](const void* data, size_t bytes) {
+    all.add(data, bytes);
+    return write(data, bytes);
+  };
+  const std::string head = head_of(session, note, body_bytes);
+  THIMBLE_TRY(summed(head.data(), head.size()));
+  THIMBLE_TRY(write_body(summed));
+  const uint64_t sum = all.value();
+  return write(&sum, sizeof sum);
+}
+
+Status SessionFile::damaged(const char* what) const {
+  return error(Code::kFormat, "%s is damaged: %s; save the session again", name.c_str(), what);
+}
+
+Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
+  SessionFile s;
+  s.name = std::move(name);
+  const std::span<const std::byte> bytes = file.bytes();
+  ByteReader in(bytes);
+  SavedHead head;
+  if (!in.read(head) || std::memcmp(head.magic, kMagic, sizeof kMagic) != 0)
+    return error(Code::kFormat, "%s is no saved session", s.name.c_str());
+  if (head.version != kVersion)
+    return error(Code::kFormat, "%s is a saved session of version %u, and this library reads version %u",
+                 s.name.c_str(), head.version, kVersion);
+  s.stream = head.stream;
+  std::string_view settings, note;
+  uint64_t head_sum, body_sum;
+  const bool whole = in.take(head.settings_bytes, settings) && read_values(in, head.runs, s.runs) &&
+                     read_values(in, head.waiting, s.waiting) && read_values(in, head.unscored, s.unscored) &&
+                     read_values(in, head.accepted, s.accepted) && in.take(head.note_bytes, note);
+  const uint64_t head_bytes = in.position();
+  if (!whole || !in.read(head_sum) || head.body_bytes > in.left())
+    return s.damaged("it is shorter than its head says");
+  if (checksum(bytes.data(), head_bytes) != head_sum) return s.damaged("the checksum of its head differs");
+  s.body = bytes.subspan(in.position(), head.body_bytes);
+  if (!in.skip(head.body_bytes) || !in.read(body_sum) || in.left())
+    return s.damaged("it is not as long as its head says");
+  if (!read_settings(settings, s.settings)) return s.damaged("its settings cannot be read");
+  s.note = std::as_bytes(std::span(note));
+  s.file = std::move(file);
+  return s;
+}
+
+Status SessionFile::check_body() const {
+  const uint64_t bytes = file.size() - sizeof(uint64_t);
+  uint64_t sum;
+  std::memcpy(&sum, file.data() + bytes, sizeof sum);
+  return checksum(file.data(), bytes) == sum ? Status() : damaged("its checksum differs");
+}
+
+std::string SessionFile::info() const {
+  uint64_t entries = 0;
+  uint32_t most = 0;
+  for (const SavedRun& run : runs) {
+    entries += run.entries;
+    most = std::max(most, run.entries);
+  }
+  std::string json = "{";
+  const auto add = [&](const char* key, uint64_t value) {
+    json += (json.size() > 1 ? ",\"" : "\"") + std::string(key) + "\":" + std::to_string(value);
+  };
+  add("version", kVersion);
+  add("bytes", file.size());
+  add("position", stream.read + waiting.size());
+  add("read", stream.read);
+  add("waiting", waiting.size());
+  add("generated", stream.generated);
+  add("entries", most);
+  add("entries_of_all_heads", entries);
+  add("heads", runs.size());
+  add("note_bytes", note.size());
+  json += ",\"settings\":{";
+  for (size_t i = 0; i < settings.size(); ++i)
+    json += (i ? "," : "") + json_quoted(settings[i].name) + ":" + json_quoted(settings[i].value);
+  return json + "}}";
+}
+
+}  // namespace thimble
