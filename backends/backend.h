@@ -334,12 +334,15 @@ struct KeyDiff {  // scores of all entries, the step's rows among them: minus th
 // mean of its weights in all query heads; heads hold equally many entries, and get the same scores. The last
 // entry itself scores infinity. kQueryRows: the queries of the step's rows. A row sees the first `sinks`
 // entries, the n_rows entries before the step's, and the step's rows up to itself; those n_rows entries get
-// the largest logarithm of a weight that a row gives them in a query head of their KV head. A weight whose
-// logarithm is -inf or NaN counts for nothing, and the largest of none is -inf.
+// the largest logarithm of a weight that a row gives them in a query head of their KV head. kQueryHeads: the
+// query of the last entry sees what it attended to as a row of attention does, the last of a window or of a
+// list; of each KV head what it sees gets the sum of its weights in the query heads, at its index in the list
+// where there is one. A weight whose logarithm is -inf or NaN counts for nothing, and the largest of none is
+// -inf.
 struct QueryScore {
   In q;                // [queries][row_stride], unrotated
   KvArray k, chunk_k;  // [run][dh]; of the chunk: [Hkv][chunk_capacity][dh], empty where there is no chunk
-  In rope;
+  In list, rope;       // list: kQueryHeads alone, of entries in the pool
   In sinks;            // as attention's: logits that count in a row's sum
   Out sums;            // [Hkv][rows * group][kQueryScoreSums]: scratch
   Out cis, chunk_cis;  // [run]; [Hkv][chunk_capacity], of kQueryLast with a chunk

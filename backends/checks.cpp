@@ -344,9 +344,15 @@ class Checker {
       bounds_.rows.narrow(p.rows, name_);
       h.batch = name_;
     } else {
-      if (p.rows != 1 || p.first_head != 0) refuse("was recorded for other queries than the last one's");
-      h.equal = name_;
+      if (p.rows != 1) refuse("was recorded for other queries than the last one's");
+      if (p.kind == kQueryLast) {
+        if (p.first_head != 0) refuse("was recorded for some heads of a layer alone");
+        h.equal = name_;
+      }
     }
+    if (p.kind != kQueryHeads && (o.list || p.window))
+      refuse("was recorded with a list or a window for a kind that sees everything");
+    list(o.list, p);
     const uint64_t turned = rope_positions(o.rope, p);
     if (p.rope.mode == kRopeOriginal)
       bounds_.positions.narrow(turned, name_);

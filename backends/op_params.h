@@ -315,9 +315,11 @@ struct KeyDiffParams {
 
 // Whose queries query_score takes, and what they score: the last entry's score everything, by the mean weight
 // in all heads; those of the step's rows the entries right before them, as many, by the largest logarithm of
-// a weight in each KV head.
+// a weight in each KV head. kQueryHeads: the last entry's, too, but each KV head scores by itself what it
+// attended to.
 #define kQueryLast 0u
 #define kQueryRows 1u
+#define kQueryHeads 2u
 
 struct QueryScoreParams {
   uint first_head, heads;  // KV heads; all of the layer for kQueryLast
@@ -326,9 +328,11 @@ struct QueryScoreParams {
   uint row_stride;      // elements from row to row of q
   uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
   uint head_state;
-  uint kind;    // kQueryLast, kQueryRows
+  uint kind;    // kQueryLast, kQueryRows, kQueryHeads
   uint rows;    // of q at most: 1, or of a step
   uint sinks;   // kQueryRows: first entries that are seen, too
+  uint window;  // kQueryHeads: as attention's
+  uint list_capacity;  // kQueryHeads: uints from list to list; 0: there are no lists
   float scale;  // as attention's
   float cap;
   RopeParams rope;

@@ -56,21 +56,26 @@ THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
 }
 
 // The entries that the queries of query_score see, numbered from 0: first the sinks, then the run and the
-// step's rows from `first` on.
+// step's rows from `first` on. Where there is a list, an entry here is an index in it.
 struct QuerySpan {
   uint rows;    // of queries
   uint sinks;   // entries that come first
   uint first;   // entry that follows them
+  uint end;     // behind the last entry
   uint count;   // of all; a row sees as many fewer as rows follow it
   uint scored;  // of these, behind the sinks, get a score
 };
-THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, uint kind, uint sinks) {
+// `entries`: that the head has with the step's rows, or that its list has.
+THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, QueryScoreParams p, uint entries) {
+  const bool by_rows = p.kind == kQueryRows;
   QuerySpan s;
-  s.rows = kind == kQueryRows ? step.n_rows : 1;
-  s.first = kind == kQueryRows && head.n_entries > step.n_rows ? head.n_entries - step.n_rows : 0;
-  s.sinks = kind == kQueryRows && sinks < s.first ? sinks : kind == kQueryRows ? s.first : 0;
-  s.count = s.sinks + step_entries(step, head) - s.first;
-  s.scored = kind == kQueryRows ? head.n_entries - s.first : s.count;
+  s.rows = by_rows ? step.n_rows : 1;
+  s.end = entries;
+  s.first = p.window != 0 && entries > p.window ? entries - p.window : 0;
+  if (by_rows) s.first = head.n_entries > step.n_rows ? head.n_entries - step.n_rows : 0;
+  s.sinks = !by_rows ? 0 : p.sinks < s.first ? p.sinks : s.first;
+  s.count = s.sinks + s.end - s.first;
+  s.scored = by_rows ? head.n_entries - s.first : s.count;
   return s;
 }
 THIMBLE_FUNCTION uint entry_of(QuerySpan s, uint i) { return i < s.sinks ? i : s.first + i - s.sinks; }
@@ -79,8 +84,8 @@ THIMBLE_FUNCTION uint query_tiles(QuerySpan s) { return units(s.count, kQuerySco
 THIMBLE_FUNCTION uint tiles_of_sum(QuerySpan s) { return units(query_tiles(s), kQueryScoreSums); }
 // Of a row of queries: how much of the span it sees, and its rotary position.
 THIMBLE_FUNCTION uint entries_seen(QuerySpan s, uint row) { return s.count - (s.rows - 1 - row); }
-THIMBLE_FUNCTION uint query_position(StepParams step, HeadState head, QuerySpan s, uint row, uint rope_mode) {
-  const uint end = rope_mode == kRopeList ? step_entries(step, head) : uint(step.position) + step.n_rows;
+THIMBLE_FUNCTION uint query_position(StepParams step, QuerySpan s, uint row, uint rope_mode) {
+  const uint end = rope_mode == kRopeList ? s.end : uint(step.position) + step.n_rows;
   return end + row < s.rows ? 0 : end + row - s.rows;
 }
 

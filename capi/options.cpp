@@ -98,6 +98,8 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   THIMBLE_TRY(read_choice<uint32_t>("select_prefill", static_cast<int32_t>(o.select_prefill),
                                     {{0, "no", 0}, {1, "yes", 1}, {-1, "DEFAULT", kDefault}},
                                     r.select_prefill));
+  THIMBLE_TRY(read_choice<bool>("watch", static_cast<int32_t>(o.watch), {{0, "no", false}, {1, "yes", true}},
+                                r.watch));
   THIMBLE_TRY(check_theta(o.select_theta));
   if (o.threads > kMostThreads)
     return error(Code::kInvalidArgument,

@@ -325,6 +325,16 @@ thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, ui
   });
 }
 
+thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
+                                                uint64_t capacity, uint64_t* count, thimble_error* out) {
+  return enter(session, out, [&](thimble_session& s) -> Status {
+    THIMBLE_TRY(need_buffer(kept ? kept : attended, kept || attended ? capacity : 0, count, "kept"));
+    THIMBLE_LET(read, s.session->positions_read());
+    THIMBLE_TRY(need_room(read, capacity, count));
+    return s.session->kept_by_position(kept, attended);
+  });
+}
+
 thimble_status thimble_session_set_sampler(thimble_session* session, const thimble_sampler_options* lent,
                                            thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {

@@ -47,6 +47,7 @@ void Decoder::attention_block(const LayerStep& l, Step step) const {
     attend(l, {});
   } else {
     append(l, at_.saturated);
+    if (options_.watch) keep_query(l);
     retention(l).record(l);
     attend(l, select(l));
   }
@@ -184,6 +185,46 @@ void Decoder::retain(const LayerStep& l) const {
   policies_.selection->record_upkeep(l);
 }
 
+// The queries of the step's last row, for watch().
+void Decoder::keep_query(const LayerStep& l) const {
+  l.recorder.record(Copy{.src = at_.qkv,
+                         .dst = at_.last_queries[l.layer],
+                         .p = {.cols = shape_.heads * shape_.head_dim,
+                               .src_stride = dimensions_.qkv_cols,
+                               .dst_stride = 0,  // there is one: a step's logits are those of its last row
+                               .from_logit_row = 1,
+                               .to_ring_row = 0,
+                               .rows = kLogitRows}});
+}
+
+// The weights that the last token's attention gave to entries: as attend() did, by the queries that were kept.
+void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const {
+  l.recorder.record(QueryScore{.q = at_.last_queries[l.layer],
+                               .k = l.pool().k,
+                               .chunk_k = {},
+                               .list = list.entries,
+                               .rope = l.rope_table(),
+                               .sinks = weights_.of(weights_of(l).sinks),
+                               .sums = at_.watch_sums,
+                               .cis = at_.watch_weights,
+                               .chunk_cis = {},
+                               .p = {.first_head = 0,
+                                     .heads = shape_.kv_heads,
+                                     .group = shape_.heads / shape_.kv_heads,
+                                     .head_dim = shape_.head_dim,
+                                     .row_stride = shape_.heads * shape_.head_dim,
+                                     .chunk_capacity = options_.chunk,
+                                     .head_state = l.head_state(),
+                                     .kind = kQueryHeads,
+                                     .rows = 1,
+                                     .sinks = 0,
+                                     .window = weights_of(l).window,
+                                     .list_capacity = list.entries ? list.capacity : 0,
+                                     .scale = model_.attention_scale,
+                                     .cap = model_.attention_cap,
+                                     .rope = l.rope()}});
+}
+
 void Decoder::feed_forward(const LayerStep& l) const {
   const LayerWeights& w = weights_of(l);
   if (w.ffn_norm) norm(l.recorder, at_.x, w.ffn_norm, at_.norm);
@@ -252,7 +293,7 @@ void Decoder::tail_block(Recorder& r) const {
 uint64_t Programs::bytes() const {
   uint64_t bytes = 0;
   for (const ChunkProgram& chunk : chunks) bytes += chunk.program->bytes;
-  for (const auto* program : {&decode, &upkeep, &evict, &log_prob})
+  for (const auto* program : {&decode, &upkeep, &evict, &log_prob, &watch})
     if (*program) bytes += (*program)->bytes;
   return bytes;
 }
@@ -327,6 +368,16 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     r.segment();
     r.record(LogProb{.x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = shape_.vocab}});
   }));
+  if (options_.watch)
+    THIMBLE_TRY(make(1, programs.watch, [&](Recorder& r) {
+      for (const bool listed : {false, true})
+        for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+          if (listed && !policies_.selection->selects(options_)) return;
+          r.segment();
+          watch(layer_step(r, layer, Step::kDecode),
+                listed ? policies_.selection->last_list(layer) : SelectionPolicy::List{});
+        }
+    }));
   return programs;
 }
 

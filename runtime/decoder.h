@@ -24,6 +24,9 @@ struct Programs {
                                     // for the embedding where they are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
   std::unique_ptr<Program> log_prob;  // of the targets, after a tail
+  // What the last token attended to: one segment a layer for one that attended to everything, and then where
+  // there is a selection one a layer for one that attended to its list.
+  std::unique_ptr<Program> watch;
 
   uint64_t bytes() const;  // that they took, as measured
 };
@@ -48,6 +51,8 @@ class Decoder {
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&) const;
   void retain(const LayerStep&) const;
+  void keep_query(const LayerStep&) const;
+  void watch(const LayerStep&, const SelectionPolicy::List&) const;
   void feed_forward(const LayerStep&) const;
   void experts(Recorder&, const LayerWeights&) const;
   void tail_block(Recorder&) const;

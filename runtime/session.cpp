@@ -145,6 +145,7 @@ Status Session::rewind(uint64_t position) {
   unscored_ -= std::min(unscored_, dropped);
   if (policies_.retention->reads_again()) unscored_tokens_.resize(unscored_);
   ++generation_;
+  attended_ = Attended::kUnknown;
   has_logits_ = false;
   sampler_.rewind(position);
   return {};
@@ -165,6 +166,7 @@ Result<std::unique_ptr<Session>> Session::clone() {
   twin->unscored_tokens_.assign(unscored_tokens_.begin(), unscored_tokens_.end());
   twin->last_eviction_ = last_eviction_;
   twin->generation_ = generation_;
+  twin->attended_ = attended_;
   twin->has_logits_ = has_logits_;
   twin->finite_logits_ = finite_logits_;
   twin->evicted_ = evicted_;
@@ -181,6 +183,7 @@ Status Session::reset() {
   std::fill(entries_.begin(), entries_.end(), 0);
   unscored_ = generation_ = 0;
   unscored_tokens_.clear();
+  attended_ = Attended::kUnknown;
   has_logits_ = false;
   stats_ = {};
   selecting_ = {};

@@ -82,6 +82,11 @@ class Session {
   Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
   // Their positions, ascending: the first positions.size() of them.
   Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
+  // Positions that were read; finishes what an interrupt left of a chunk or token.
+  Result<uint64_t> positions_read();
+  // Of each of these, the share of heads that hold it, in layers without a window; and the attention that the
+  // last one paid to it, mean over layers and heads, sum 1. Either may be null.
+  Status kept_by_position(float* kept, float* attended);
   const MemoryPlan& plan() const { return plan_; }
   // Bytes that this session and its clones hold, added up from what allocators gave.
   uint64_t allocated() const { return ledger_->allocated; }
@@ -160,6 +165,11 @@ class Session {
   Run run_after(const Run&);
   void fill_heads(uint32_t rows, bool evicts, bool last);
   void commit(const Run&);
+  template <typename T>
+  Result<const T*> layer_values(uint32_t layer, const View&, const View& host) const;
+  Status count_kept(float* kept) const;
+  Status add_attention(float* attended);
+  Status add_layer_attention(uint32_t layer, float* attended) const;
   StepParams step_params(uint32_t rows) const;
   double mean_entries() const;
   uint32_t most_entries() const;
@@ -217,6 +227,9 @@ class Session {
   uint64_t evicted_ = 0;                  // entries, of all heads
   uint64_t last_eviction_ = 0;            // read_ when entries were last dropped
   uint32_t generation_ = 0;               // changes whenever pool entries move or a prompt is read
+  // What the last token read attended to, while its queries and all of that are there.
+  enum class Attended { kUnknown, kEverything, kList };
+  Attended attended_ = Attended::kUnknown;
   bool has_logits_ = false;
   bool finite_logits_ = true;  // of those that it has
   Run run_;

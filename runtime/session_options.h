@@ -45,6 +45,7 @@ struct SessionOptions {
   Positions positions = Positions::kList;
   uint32_t context = 0;
   uint32_t seed = 0;
+  bool watch = false;  // keep what the attention of the last token is told by
 };
 
 }  // namespace thimble

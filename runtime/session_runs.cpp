@@ -47,6 +47,7 @@ void Session::commit(const Run& run) {
     const int32_t* best = on_host<int32_t>(layout_.arg_max);
     return std::all_of(best, best + rows, [](int32_t index) { return index >= 0; });
   };
+  const auto attended = [&](bool listed) { return listed ? Attended::kList : Attended::kEverything; };
   const double behind = mean_entries();
   uint64_t dropped = 0;
   switch (run.work) {
@@ -58,6 +59,7 @@ void Session::commit(const Run& run) {
         stats_.prefill += policies_.selection->cost(*model_, plan_.options, behind + step.n_rows);
       if (run.waiting) waiting_.erase(waiting_.begin(), waiting_.begin() + step.n_rows);
       if (policies_.retention->reads_again()) unscored_ += step.n_rows;
+      attended_ = attended(policies_.selection->selects_chunks(plan_.options));
       has_logits_ = run.logits;
       if (run.logits) finite_logits_ = logits_are_finite(1);
       [[fallthrough]];
@@ -66,6 +68,9 @@ void Session::commit(const Run& run) {
         const uint32_t entries = heads_[i].n_entries + step.n_rows;
         entries_[i] = std::min(heads_[i].keep, entries);
         dropped += entries - entries_[i];
+        // A head with a window keeps what that shows.
+        if (entries_[i] < entries && !model_->layers[i / model_->shape.kv_heads].window)
+          attended_ = Attended::kUnknown;
       }
       if (dropped) {
         evicted_ += dropped;
@@ -81,6 +86,7 @@ void Session::commit(const Run& run) {
       stats_.decode += cost_.run(1, behind, false, true);
       selecting_ += policies_.selection->cost(*model_, plan_.options, behind + 1);
       if (policies_.retention->upkeep_rows(plan_.options)) ++unscored_;
+      attended_ = attended(policies_.selection->selects(plan_.options));
       has_logits_ = true;
       finite_logits_ = logits_are_finite(1);
       break;

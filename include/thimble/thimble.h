@@ -452,6 +452,9 @@ typedef struct thimble_session_options {
   void* progress_user;
   uint32_t select_page;         /* QUEST: entries of a page; 0: 16 */
   uint32_t dense_layers;        /* QUEST: first layers that attend to everything; THIMBLE_DEFAULT: 2 */
+  uint32_t watch;               /* 1: keep the last token's queries of every layer, by which thimble_session_kept_by_position
+                                   tells what it attended to, and room to do so (in the plan); 0 (default): not */
+  uint32_t reserved;
 } thimble_session_options;
 
 /* Fills in the defaults. `struct_size` is sizeof *options. */
@@ -578,6 +581,19 @@ THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
                                                 int32_t* positions, uint64_t capacity, uint64_t* count,
                                                 thimble_error* error);
+/* What is still held, and what the last token that was read made of it, by original position. kept[i]: the share, 0 to 1, of the
+ * (layer, KV head) pairs that hold position i; layers with a window are left out. It takes a read of all positions held: some
+ * milliseconds for 32 layers of 8 heads with 16384 each. attended[i]: the attention that the last token paid to position i, mean
+ * over all layers and heads, made to sum to 1 where a model's attention sinks take a share. It is computed when it is asked for,
+ * which takes about as long as attention took for that token. A token that was generated under a selection attended to what was
+ * listed alone. Either may be NULL. *count is the number of positions read; tokens that wait are not among them. A chunk or
+ * token that was interrupted is finished first. Two-call: `capacity` is that of both, in positions.
+ * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
+ * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens are
+ * read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew. */
+THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
+                                                            uint64_t capacity, uint64_t* count,
+                                                            thimble_error* error);
 
 typedef struct thimble_sampler_options {
   uint32_t struct_size;

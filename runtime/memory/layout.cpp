@@ -19,6 +19,12 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   Layout l;
   l.layers = place_pool(model, d, pool);
   l.saturated = pool.place(i32);
+  if (o.watch) {
+    for (uint32_t layer = 0; layer < s.layers; ++layer)
+      l.last_queries.push_back(pool.place(uint64_t(s.heads) * s.head_dim * f32));
+    l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
+    l.watch_weights = workspace.place(uint64_t(d.most_layer_entries) * f32);
+  }
 
   const uint64_t rows = o.chunk;
   l.rope = workspace.place(uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot * f32);
@@ -64,6 +70,12 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.host_logits = io.place(s.vocab * f32);
     if (model.output.data != model.token_embedding.data)
       l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
+    l.host_pos = io.place(uint64_t(d.most_layer_entries) * i32);
+    if (o.watch) {
+      l.host_weights = io.place(l.watch_weights.bytes);
+      if (policies.selection->selects(o))
+        l.host_lists = io.place(s.kv_heads * (1 + uint64_t(policies.selection->most_attended(o))) * i32);
+    }
   }
   return l;
 }

@@ -55,6 +55,13 @@ struct Layout {
   // io, where host and device share no memory: the first row of logits, and the embedding's rows of the
   // step's tokens, unless the device has the embedding.
   View host_logits, embedding_rows;
+  // options.watch: the last token's queries in each layer, f32 [H dh], and what query_score makes of those of
+  // one layer: [H][kQueryScoreSums], and weights in [run].
+  std::vector<View> last_queries;
+  View watch_sums, watch_weights;
+  // io, where host and device share no memory: one layer's positions, weights and lists as the host reads
+  // them.
+  View host_pos, host_weights, host_lists;
 };
 
 // Lays a session out in three arenas, the policies' arrays among them. `scratch` is what the backend needs

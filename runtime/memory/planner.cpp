@@ -147,7 +147,9 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   // Recorded programs, measured on the CPU: 26 to 37 KiB a layer, and 2.2 KiB more for every further pass
   // over the view.
-  const uint64_t program_bytes_per_layer = (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10);
+  // And up to 4 KiB where the session watches.
+  const uint64_t program_bytes_per_layer =
+      (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
   return Sampler::bytes(model.shape.vocab, plan.dimensions.reach) +
          (uint64_t(o.chunk) + o.local + 1) * sizeof(int32_t) +
          (Policies(o).retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +

@@ -103,6 +103,7 @@ void record_query_score(const LayerStep& l, const View& query, const View& sums)
   l.recorder.record(QueryScore{.q = last ? query : l.at.qkv,
                                .k = l.pool().k,
                                .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
+                               .list = {},
                                .rope = l.rope_table(),
                                .sinks = l.weights.of(l.model_layer().sinks),
                                .sums = sums,

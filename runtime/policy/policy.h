@@ -120,6 +120,8 @@ class SelectionPolicy {
     uint32_t capacity = 0;
   };
   virtual List record(const LayerStep&) const { return {}; }
+  // What record() listed for the layer last; kept from step to step where the session watches.
+  virtual List last_list(uint32_t /*layer*/) const { return {}; }
   // After the step's rows are in the pool: appended, or moved there by a compaction.
   virtual void record_upkeep(const LayerStep&) const {}
   // `generation` changes whenever entries moved.

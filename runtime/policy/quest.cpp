@@ -1,7 +1,7 @@
 // Quest (methods 4): of every page of entries the bounds of its keys are kept, channel by channel, and a
 // generated token attends to the pages whose bounds promise the largest dot products. Keys lie rotated to
 // their original positions, so nothing is extrapolated.
-#include <cmath>
+#include <algorithm>
 
 #include "base/bits.h"
 #include "runtime/policy/policy.h"
@@ -43,8 +43,12 @@ class Quest : public SelectionPolicy {
       bounds_.push_back(chooses(s, i) ? pool.place(layer_pages * 2 * kv_bytes(DType::kF16, m.head_dim))
                                       : View{});
     page_capacity_ = static_cast<uint32_t>(ceil_div(s.dimensions.reach, page));
-    list_.capacity = 1 + most_attended(s.options);
-    list_.entries = workspace.place(uint64_t(m.kv_heads) * list_.capacity * i32);
+    list_capacity_ = 1 + most_attended(s.options);
+    const uint64_t list_bytes = uint64_t(m.kv_heads) * list_capacity_ * i32;
+    const View shared = s.options.watch ? View{} : workspace.place(list_bytes);
+    lists_.clear();
+    for (uint32_t i = 0; i < m.layers; ++i)
+      lists_.push_back(!chooses(s, i) ? View{} : s.options.watch ? pool.place(list_bytes) : shared);
     scores_ = workspace.place(uint64_t(m.heads) * page_capacity_ * f32);
     lse_ = workspace.place(m.heads * f32);
     votes_ = workspace.place(uint64_t(m.kv_heads) * page_capacity_ * f32);
@@ -88,7 +92,7 @@ class Quest : public SelectionPolicy {
                            .chunk_scores = {},
                            .pos = {},
                            .gate = {},
-                           .list = list_.entries,
+                           .list = lists_[l.layer],
                            .p = {.heads = m.kv_heads,
                                  .head_state = l.head_state(),
                                  .keep = kKeepOfStep,
@@ -97,9 +101,10 @@ class Quest : public SelectionPolicy {
                                  .in_runs = 0,
                                  .score_capacity = page_capacity_,
                                  .chunk_capacity = 0,
-                                 .list_capacity = list_.capacity}});
-    return list_;
+                                 .list_capacity = list_capacity_}});
+    return last_list(l.layer);
   }
+  List last_list(uint32_t layer) const override { return {lists_[layer], list_capacity_}; }
 
   // A compaction moves entries from page to page, unless it only put the chunk behind the pool.
   void record_upkeep(const LayerStep& l) const override {
@@ -120,8 +125,9 @@ class Quest : public SelectionPolicy {
   }
 
   Status read_stats(Device& device, SelectionStats& stats) const override {
-    // The list is the last layer's: they share it.
-    return add_list_counts(device, list_, stats);
+    // The last layer's: they may all share it.
+    const auto last = std::find_if(lists_.rbegin(), lists_.rend(), [](const View& list) { return bool(list); });
+    return last == lists_.rend() ? Status() : add_list_counts(device, {*last, list_capacity_}, stats);
   }
 
   // The bounds of the pages that heads have, as PageBoundsParams places them.
@@ -155,8 +161,9 @@ class Quest : public SelectionPolicy {
 
   std::vector<View> bounds_;   // f16 [pages][2][dh] of each layer that chooses
   View scores_, lse_, votes_;  // [H][pages], [H], [kv head][pages]
-  List list_;                  // shared by all layers
-  uint32_t page_capacity_ = 0;
+  // [kv head][list_capacity] of each layer that chooses: shared by all, or where the session watches its own.
+  std::vector<View> lists_;
+  uint32_t page_capacity_ = 0, list_capacity_ = 0;
 };
 
 }  // namespace

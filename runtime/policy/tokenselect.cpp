@@ -129,8 +129,9 @@ class TokenSelect : public SelectionPolicy {
                                  .score_capacity = vote_capacity,
                                  .chunk_capacity = 0,
                                  .list_capacity = list_capacity_}});
-    return {layer.list, list_capacity_};
+    return last_list(l.layer);
   }
+  List last_list(uint32_t layer) const override { return {layers_[layer].list, list_capacity_}; }
 
   void fill(const SessionOptions& o, uint32_t generation, StepParams& step) const override {
     step.n_init = o.select_init;

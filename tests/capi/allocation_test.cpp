@@ -66,6 +66,7 @@ class Policies : public testing::TestWithParam<Policy> {
     o.dense_layers = 1;
     o.select_prefill = policy.selection == THIMBLE_SELECTION_TOKENSELECT;
     o.select_theta = 0.5f;
+    o.watch = 1;
     if (policy.retention == THIMBLE_RETENTION_NONE) o.pool = 400;
     return o;
   }
@@ -97,6 +98,8 @@ void use(thimble_session* s, const Tokens& prompt, std::vector<float>& log_probs
   EXPECT_OK(thimble_session_accept(s, 5, &e), e);
   EXPECT_OK(thimble_session_score(s, prompt.data(), log_probs.size(), log_probs.data(), &e), e);
   EXPECT_OK(thimble_session_kept(s, 0, 0, positions.data(), positions.size(), &count, &e), e);
+  static float shares[512], attention[512];
+  EXPECT_OK(thimble_session_kept_by_position(s, shares, attention, 512, &count, &e), e);
   EXPECT_OK(thimble_session_stats(s, &now, &e), e);
   EXPECT_OK(thimble_session_memory(s, &held, &e), e);
   EXPECT_OK(thimble_session_feed(s, prompt.data(), 3, &e), e);

@@ -728,6 +728,47 @@ TEST(Session, TellsWhichPositionsItStillHolds) {
   EXPECT_EQ(thimble_session_kept(session.get(), 0, 1, positions, 128, &count, &e), THIMBLE_INVALID_ARGUMENT);
 }
 
+TEST(Session, TellsWhatItHoldsAndAttendedToByPosition) {
+  const SmallModel small;
+  thimble_session_options options = window_options();
+  options.watch = 1;
+  const SessionHandle session = create(small.model, options);
+  Error e;
+  uint64_t count = 7;
+  EXPECT_OK(thimble_session_kept_by_position(session.get(), nullptr, nullptr, 0, &count, &e), e);
+  EXPECT_EQ(count, 0u);
+  feed(session, any_tokens(200));
+  EXPECT_OK(thimble_session_flush(session.get(), &e), e);
+  EXPECT_EQ(thimble_session_kept_by_position(session.get(), nullptr, nullptr, 0, &count, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  ASSERT_EQ(count, 200u);
+  std::vector<float> shares(count), attention(count);
+  EXPECT_EQ(thimble_session_kept_by_position(session.get(), shares.data(), attention.data(), 199, &count, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  EXPECT_OK(thimble_session_kept_by_position(session.get(), shares.data(), attention.data(), 200, &count, &e), e);
+  double sum = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const bool held = i < 4 || i >= 200 - 68;  // in all heads
+    EXPECT_EQ(shares[i], held ? 1.0f : 0.0f) << i;
+    EXPECT_EQ(attention[i] > 0, held) << i;
+    sum += attention[i];
+  }
+  EXPECT_NEAR(sum, 1, 1e-5);  // 200 roundings of 2^-24
+  std::fill(shares.begin(), shares.end(), 9.0f);
+  EXPECT_OK(thimble_session_kept_by_position(session.get(), nullptr, attention.data(), 200, &count, &e), e);
+  EXPECT_EQ(shares[0], 9.0f);
+
+  const SessionHandle plain = create(small.model, window_options());
+  feed(plain, {1, 2, 3});
+  EXPECT_OK(thimble_session_flush(plain.get(), &e), e);
+  EXPECT_OK(thimble_session_kept_by_position(plain.get(), shares.data(), nullptr, 200, &count, &e), e);
+  EXPECT_EQ(count, 3u);
+  EXPECT_EQ(shares[0], 1.0f);
+  EXPECT_EQ(thimble_session_kept_by_position(plain.get(), nullptr, attention.data(), 200, &count, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  expect_sentence(e);
+}
+
 TEST(Session, HoldsBackTheBytesOfAnUnfinishedCodePoint) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options());

@@ -27,6 +27,7 @@ TEST(Options, InitWritesTheDocumentedDefaults) {
   EXPECT_EQ(o.select_prefill, THIMBLE_DEFAULT);
   EXPECT_EQ(o.select_page, 0u);
   EXPECT_EQ(o.dense_layers, THIMBLE_DEFAULT);
+  EXPECT_EQ(o.watch, 0u);
   EXPECT_EQ(o.progress, nullptr);
 
   thimble_sampler_options s;
@@ -227,6 +228,7 @@ TEST(Options, ThatAreWrongAreNamed) {
       {"unknown positions", [](O& o) { o.positions = 2; }, THIMBLE_INVALID_ARGUMENT, "positions"},
       {"a flag that is neither", [](O& o) { o.select_prefill = 2; }, THIMBLE_INVALID_ARGUMENT,
        "select_prefill"},
+      {"a flag that is neither", [](O& o) { o.watch = 2; }, THIMBLE_INVALID_ARGUMENT, "watch"},
       {"theta not a number", [nan](O& o) { o.select_theta = nan; }, THIMBLE_INVALID_ARGUMENT, "select_theta"},
       {"theta below every cosine", [](O& o) { o.select_theta = -1.5f; }, THIMBLE_INVALID_ARGUMENT,
        "select_theta"},

@@ -15,10 +15,12 @@ struct Layer {
   uint32_t kind = kQueryLast;
   bool chunk = true;
   uint32_t sinks = 0;
+  uint32_t window = 0;
+  std::vector<std::vector<uint32_t>> lists = {};  // of each head; none: everything
   Rotation rotation{};
   Softmax softmax{};
 
-  uint32_t queries() const { return kind == kQueryLast ? 1 : rows; }
+  uint32_t queries() const { return kind == kQueryRows ? rows : 1; }
   uint32_t kv_heads() const { return static_cast<uint32_t>(held.size()); }
 };
 
@@ -34,18 +36,20 @@ class QueryScores : public OpTest {
   };
 
   // A rotated key [dh] of an entry.
-  static std::vector<double> turned_key(const Layer& l, const std::vector<uint16_t>& keys, uint32_t entry) {
+  static std::vector<double> turned_key(const Layer& l, const std::vector<uint16_t>& keys, uint32_t entry,
+                                        uint32_t position) {
     const std::vector<double> key = doubles(keys, size_t{entry} * l.dh, l.dh);
-    return l.rotation.mode == kRopeList ? l.rotation.rotated(key, entry) : key;
+    return l.rotation.mode == kRopeList ? l.rotation.rotated(key, position) : key;
   }
 
-  // By entry, of one KV head: `keys` [entry][dh], `q` [query][stride] from the head's first channel on.
-  static std::vector<Weights> expected(const Layer& l, uint32_t held, const std::vector<uint16_t>& keys,
-                                       const std::vector<float>& q, size_t from, size_t stride) {
-    const uint32_t n = held + l.rows;
-    const bool all = l.kind == kQueryLast;
+  // By index in the list, or by entry, of one KV head: `keys` [entry][dh], `q` [query][stride].
+  static std::vector<Weights> expected(const Layer& l, uint32_t head, const std::vector<uint16_t>& keys,
+                                       const std::vector<float>& q, size_t stride) {
+    const uint32_t held = l.held[head], n = l.lists.empty() ? held + l.rows : uint32_t(l.lists[head].size());
+    const size_t from = size_t{head} * l.group * l.dh;
     std::vector<std::vector<double>> turned;
-    for (uint32_t i = 0; i < n; ++i) turned.push_back(turned_key(l, keys, i));
+    for (uint32_t i = 0; i < n; ++i)
+      turned.push_back(turned_key(l, keys, l.lists.empty() ? i : l.lists[head][i], i));
     std::vector<Weights> weights(n);
     for (uint32_t row = 0; row < l.queries(); ++row)
       for (uint32_t h = 0; h < l.group; ++h) {
@@ -56,7 +60,8 @@ class QueryScores : public OpTest {
         double sum = std::exp(l.softmax.sink);
         std::vector<double> logits(n, -kInfinity);
         for (uint32_t i = 0; i <= own; ++i) {
-          if (!all && i >= l.sinks && i + l.rows < held) continue;
+          if (l.kind == kQueryRows && i >= l.sinks && i + l.rows < held) continue;
+          if (l.window && i + l.window <= own) continue;
           logits[i] = dot(query, turned[i]) / std::sqrt(l.dh);
           if (l.softmax.cap != 0) logits[i] = l.softmax.cap * std::tanh(logits[i] / l.softmax.cap);
           sum += std::exp(logits[i]);
@@ -84,7 +89,7 @@ class QueryScores : public OpTest {
     const uint32_t count = l.kv_heads(), max_rows = std::max(l.rows, 1u) + 2;
     const std::vector<HeadState> heads = unequal_heads(l.held, 2);
     const size_t entries = layer_entries(heads), stride = size_t{count} * l.group * l.dh + 7;
-    const uint32_t q_rows = l.kind == kQueryLast ? 1 : max_rows;
+    const uint32_t q_rows = l.kind == kQueryRows ? max_rows : 1;
     std::vector<std::vector<uint16_t>> keys;
     std::vector<uint16_t> k = padded_rows(std::vector<uint16_t>(), entries * l.dh), chunk_k;
     for (uint32_t head = 0; head < count; ++head) {
@@ -101,10 +106,12 @@ class QueryScores : public OpTest {
     const bool has_sinks = l.softmax.sink > -kInfinity;
     size_for(count, l.group, l.dh, session_of(behind_other_rows(heads), max_rows));
     const View cis = output<float>(entries), chunk_cis = output<float>(size_t{count} * max_rows);
-    const bool writes_chunk = l.chunk && l.kind == kQueryLast;
+    const bool writes_chunk = l.chunk && l.kind != kQueryRows;
+    const uint32_t list_capacity = l.lists.empty() ? 0 : 1 + *std::max_element(l.held.begin(), l.held.end());
     const QueryScore op{input(q),
                         {input(k)},
                         {l.chunk ? input(chunk_k) : View{}},
+                        list_capacity ? input(lists(l.lists, list_capacity)) : View{},
                         input(l.rotation.table(6000)),
                         has_sinks ? input(sinks) : View{},
                         output<float>(size_t{count} * l.group * q_rows * kQueryScoreSums),
@@ -119,6 +126,8 @@ class QueryScores : public OpTest {
                          .kind = l.kind,
                          .rows = q_rows,
                          .sinks = l.sinks,
+                         .window = l.window,
+                         .list_capacity = list_capacity,
                          .scale = 1 / std::sqrt(static_cast<float>(l.dh)),
                          .cap = static_cast<float>(l.softmax.cap),
                          .rope = l.rotation.params()}};
@@ -130,20 +139,24 @@ class QueryScores : public OpTest {
 
     std::vector<std::vector<Weights>> weights;
     for (uint32_t head = 0; head < count; ++head)
-      weights.push_back(expected(l, l.held[head], keys[head], q, size_t{head} * l.group * l.dh, stride));
+      weights.push_back(expected(l, head, keys[head], q, stride));
     const double error = tolerance(l, q_most);
     size_t used = 0;
     for (uint32_t head = 0; head < count; ++head) {
       SCOPED_TRACE(::testing::Message() << "head " << head << " of " << l.held[head]);
-      const uint32_t held = l.held[head], n = held + l.rows;
-      const uint32_t first = l.kind == kQueryLast ? 0 : held - l.rows;
+      const uint32_t held = l.held[head], n = static_cast<uint32_t>(weights[head].size());
+      const uint32_t first = l.kind == kQueryRows ? held - l.rows
+                             : l.window           ? n - std::min(n, l.window)
+                                                  : 0;
       EXPECT_TRUE(is_poison(got, used, heads[head].first + first - used));
-      used = heads[head].first + held;
-      for (uint32_t i = first; i < (l.kind == kQueryLast ? n : held); ++i) {
+      used = heads[head].first + std::min(held, n);
+      for (uint32_t i = first; i < (l.kind == kQueryRows ? held : n); ++i) {
         const float score =
             i < held ? got[heads[head].first + i] : of_chunk[size_t{head} * max_rows + i - held];
         if (l.kind == kQueryRows) {
           EXPECT_NEAR(score, weights[head][i].largest, error) << i;
+        } else if (l.kind == kQueryHeads) {
+          EXPECT_NEAR(score, weights[head][i].sum, weights[head][i].sum * error) << i;
         } else if (i + 1 == n) {
           EXPECT_EQ(score, std::numeric_limits<float>::infinity()) << i;
         } else {
@@ -200,6 +213,45 @@ TEST_P(QueryScores, OfTheLastOneReadALongPool) {
 TEST_P(QueryScores, OfAnEmptyPoolAreThoseOfTheRows) {
   expect_scores({.held = {0, 0}, .rows = 5, .group = 1, .dh = 64}, Random{});
   expect_scores({.held = {0, 0}, .rows = 1, .group = 3, .dh = 64}, Random{});
+}
+
+TEST_P(QueryScores, OfHeadsAreWhatEachAttendedTo) {
+  for (const uint32_t dh : {8u, 128u})
+    for (const uint32_t window : {0u, 1u, 65u, 200u})
+      for (const uint32_t rows : {0u, 3u})
+        for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {
+          SCOPED_TRACE(::testing::Message() << "window " << window << ", " << rows << " rows");
+          expect_scores({.held = {1, 300, 64, 130},
+                         .rows = rows,
+                         .group = 3,
+                         .dh = dh,
+                         .kind = kQueryHeads,
+                         .chunk = rows > 0,
+                         .window = window,
+                         .rotation = rotation,
+                         .softmax = softmax},
+                        Random{dh + window + rows});
+        });
+}
+
+TEST_P(QueryScores, OfHeadsWithListsAreByIndex) {
+  const auto every = [](uint32_t step, uint32_t last) {  // and the last entry
+    std::vector<uint32_t> list;
+    for (uint32_t entry = last % step; entry <= last; entry += step) list.push_back(entry);
+    return list;
+  };
+  for_ways(64, [&](const Rotation& rotation, const Softmax& softmax) {
+    expect_scores({.held = {1, 300, 64, 400},
+                   .rows = 0,
+                   .group = 4,
+                   .dh = 64,
+                   .kind = kQueryHeads,
+                   .chunk = false,
+                   .lists = {every(1, 0), every(2, 299), every(1, 63), every(7, 399)},
+                   .rotation = rotation,
+                   .softmax = softmax},
+                  Random{});
+  });
 }
 
 TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfWhatTheyReadAgain) {

@@ -66,7 +66,13 @@ std::vector<SessionOptions> policies() {
   quest.selection = Selection::kQuest;
   quest.select_k = 32;
   quest.dense_layers = 0;
-  return {none, window, locret(), selecting(none), selecting(locret()), by_position, original, quest};
+  std::vector<SessionOptions> all = {none,        window,   locret(), selecting(none), selecting(locret()),
+                                     by_position, original, quest};
+  for (size_t i = 0, plain = all.size(); i < plain; ++i) {
+    all.push_back(all[i]);
+    all.back().watch = true;
+  }
+  return all;
 }
 
 Result<MemoryPlan> plan(const SessionOptions& o, const Device& device = *cpu()) {
@@ -159,12 +165,13 @@ TEST(Planner, NothingIsAllocatedOnceASessionIsMade) {
     const auto session = open_session(model().model, o, device);
     must(session->set_sampler({.temperature = 1, .repeat_penalty = 1.1f}));
     const std::vector<int32_t> tokens = seeded_tokens(60), scored = seeded_tokens(20);
-    std::vector<float> log_probs(scored.size());
+    std::vector<float> log_probs(scored.size()), kept(95), attended(95);
     const uint64_t on_device = device->allocations, on_host = g_allocations;
     must(session->feed(tokens));
     must(session->flush());
     must(session->score(scored, log_probs));
     for (int i = 0; i < 15; ++i) must(session->step());
+    must(session->kept_by_position(kept.data(), o.watch ? attended.data() : nullptr));
     must(session->rewind(must(session->stats()).position - 1));
     must(session->reset());
     EXPECT_EQ(device->allocations, on_device);

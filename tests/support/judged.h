@@ -67,19 +67,10 @@ class Judged {
   // What the reference gives to these positions, which a head held together when something had to go.
   virtual Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) = 0;
 
-  // The largest product of the lengths of a query and of these keys, scaled as logits are. Keys of a session
-  // may be the next halves to the reference's, 2^-10 off, and move a logit by so much of it.
+  // See the reference: by how much of it keys may move a logit.
   double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
                        const std::vector<int32_t>& positions) {
-    const uint32_t width = f->model().shape.head_dim;
-    const double of_query = std::inner_product(q, q + width, q, 0.0);
-    double largest = 0;
-    for (const int32_t p : positions) {
-      const auto key = f.reference.key(layer, kv_head, p);
-      const double of_key = std::inner_product(key.begin(), key.end(), key.begin(), 0.0);
-      largest = std::max(largest, std::sqrt(of_query * of_key / width));
-    }
-    return largest;
+    return f.reference.largest_logit(layer, kv_head, q, positions);
   }
 
  private:

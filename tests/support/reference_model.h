@@ -52,6 +52,8 @@ class ReferenceModel {
   // The logits after this token, which stands at that position; what stood there or behind it is replaced.
   std::vector<float> append(int32_t token, size_t position, const Sees& sees) {
     Vector x = row(m_.token_embedding, static_cast<uint32_t>(token));
+    attended_.assign(position + 1, 0);
+    moved_ = 0;
     for (uint32_t layer = 0; layer < s_.layers; ++layer) {
       const LayerWeights& w = m_.layers[layer];
       const Vector in = norm(x, w.attn_norm), q = product(w.q, in);
@@ -71,6 +73,7 @@ class ReferenceModel {
         std::vector<int32_t> seen = sees(layer, kv_head);
         seen.push_back(static_cast<int32_t>(position));
         attend(layer, kv_head, &q[head * s_.head_dim], seen, &y[head * s_.head_dim]);
+        moved_ = std::max(moved_, largest_logit(layer, kv_head, &q[head * s_.head_dim], seen));
       }
       add(x, product(w.attn_output, y));
       const Vector ffn = norm(x, w.ffn_norm);
@@ -95,6 +98,22 @@ class ReferenceModel {
   // The last token's query, rotated to its position.
   std::span<const double> query(uint32_t layer, uint32_t head) const {
     return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
+  }
+  // The attention that the last token paid to positions, mean over layers and query heads.
+  const Vector& attended() const { return attended_; }
+  // The largest product of the lengths of a query of the last token and of a key that it saw, scaled as logits
+  // are. Keys of a session may be the next halves to the reference's, 2^-10 off, and move a logit by so much.
+  double most_moved() const { return moved_; }
+  double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
+                       const std::vector<int32_t>& seen) const {
+    const double of_query = std::inner_product(q, q + s_.head_dim, q, 0.0);
+    double largest = 0;
+    for (const int32_t p : seen) {
+      const auto k = key(layer, kv_head, p);
+      const double of_key = std::inner_product(k.begin(), k.end(), k.begin(), 0.0);
+      largest = std::max(largest, std::sqrt(of_query * of_key / s_.head_dim));
+    }
+    return largest;
   }
   // The logits of a query, not yet rotated, which comes last among what it sees. Under list positions a key
   // turns by its index among the seen.
@@ -157,13 +176,14 @@ class ReferenceModel {
     return x;
   }
   void attend(uint32_t layer, uint32_t kv_head, const double* q, const std::vector<int32_t>& seen,
-              double* y) const {
+              double* y) {
     Vector weights = logits(layer, kv_head, q, seen);
     const double most = *std::max_element(weights.begin(), weights.end());
     double sum = 0;
     for (double& w : weights) sum += w = std::exp(w - most);
     std::fill_n(y, s_.head_dim, 0.0);
     for (size_t i = 0; i < seen.size(); ++i) {
+      attended_[static_cast<size_t>(seen[i])] += weights[i] / sum / (s_.layers * s_.heads);
       const double* v = &v_[layer][static_cast<size_t>(seen[i])][kv_head * s_.head_dim];
       for (uint32_t c = 0; c < s_.head_dim; ++c) y[c] += weights[i] / sum * v[c];
     }
@@ -172,6 +192,8 @@ class ReferenceModel {
   const Model& m_;
   const ModelShape& s_;
   Positions positions_;
+  Vector attended_;  // [position]
+  double moved_ = 0;
   std::vector<Vector> in_, qkv_;            // [layer][...]
   std::vector<Vector> q_;                   // [layer][head * head_dim]
   std::vector<std::vector<Vector>> k_, v_;  // [layer][position][kv head * head_dim]
@@ -182,8 +204,9 @@ class ReferenceModel {
 // of the text, whatever the pools hold.
 class Followed : public Watched {
  public:
-  Followed(const std::shared_ptr<const Model>& model, const SessionOptions& options)
-      : Watched(model, options), reference(*model, session->plan().options.positions) {
+  Followed(const std::shared_ptr<const Model>& model, const SessionOptions& options,
+           const std::shared_ptr<Device>& on = cpu())
+      : Watched(model, options, on), reference(*model, session->plan().options.positions) {
     device->before_submit = [this](const Program& program, const StepParams& step,
                                    std::span<const HeadState> heads) {
       if (on_submit) on_submit(program, step, heads);

@@ -166,6 +166,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
   of_heads->record(QueryScore{qkv,
                               k,
                               chunk_k,
+                              {},
                               rope,
                               {},
                               query_sums,

@@ -22,7 +22,8 @@ struct HeadWork {
   const QueryScore& o;
   const uint32_t head;
   const HeadState& state = ctx.heads[o.p.head_state + head];
-  const QuerySpan span = query_span(ctx.step, state, o.p.kind, o.p.sinks);
+  const EntryList list = entry_list(ctx, o.list, head, o.p.list_capacity, o.p.head_state);
+  const QuerySpan span = query_span(ctx.step, state, o.p, list.count);
 
   uint32_t vectors() const { return span.rows * o.p.group; }
   // The sums of vector v, as logarithms; once merged the first is that of all.
@@ -61,13 +62,13 @@ struct HeadWork {
     const Rope rope(o.rope, o.p.rope);
     if (n < kTileKeys) std::fill_n(t.keys, dh * kTileKeys, 0.0f);
     for (uint32_t i = 0; i < n; ++i) {
-      const uint32_t entry = entry_of(span, begin + i), pooled = state.n_entries;
+      const uint32_t index = entry_of(span, begin + i), entry = list[index], pooled = state.n_entries;
       kv_kernels().widen(entry < pooled
                              ? in_run<uint16_t>(o.k.values, state, entry, dh)
                              : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh),
                          t.rotated, dh);
       if (o.p.rope.mode == kRopeList) {
-        rope.angles(entry, t.angles);
+        rope.angles(index, t.angles);
         rope.rotate(t.rotated, t.angles);
       }
       for (uint32_t c = 0; c < dh; ++c) t.keys[c * kTileKeys + i] = t.rotated[c];
@@ -78,7 +79,7 @@ struct HeadWork {
   void read_queries(uint32_t row, float* q, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim;
     const Rope rope(o.rope, o.p.rope);
-    rope.angles(query_position(ctx.step, state, span, row, o.p.rope.mode), t.angles);
+    rope.angles(query_position(ctx.step, span, row, o.p.rope.mode), t.angles);
     const float* from = data<float>(o.q) + uint64_t(row) * o.p.row_stride + head * o.p.group * dh;
     for (uint32_t h = 0; h < o.p.group; ++h, q += padded_width(dh), from += dh) {
       for (uint32_t c = 0; c < dh; ++c) q[c] = from[c] * o.p.scale;

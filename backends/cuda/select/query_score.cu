@@ -16,17 +16,28 @@ constexpr uint32_t kVectors = 16, kOfWarp = kVectors / kWarps;
 constexpr uint32_t kKeyStride = kQueryScoreTile + 1;  // from channel to channel: no two lanes meet in a bank
 static_assert(kQueryScoreTile == 2 * kWarp);
 
+// A KV head's list {count, entries}; null where there is none.
+__device__ const uint32_t* list_of(const QueryScoreParams& p, const uint32_t* lists, uint32_t head) {
+  return lists ? lists + uint64_t(head) * p.list_capacity : nullptr;
+}
+// Entries that a KV head has, or its list.
+__device__ uint32_t entries_of(const StepParams& step, const HeadState& own, const uint32_t* list) {
+  return list ? list[0] : step_entries(step, own);
+}
+
 // One KV head's queries and entries, and the block's shared memory.
 struct Work {
   const StepParams& step;
   const HeadState* heads;
   const QueryScoreParams& p;
   const Rope& rope;
+  const uint32_t* lists;                          // or null
   float* queries;                                 // [kVectors][head_dim]
   float* keys = queries + kVectors * p.head_dim;  // [head_dim][kKeyStride]
   uint32_t head = p.first_head + blockIdx.y;
   HeadState own = heads[head];
-  QuerySpan span = query_span(step, own, p.kind, p.sinks);
+  const uint32_t* list = list_of(p, lists, head);
+  QuerySpan span = query_span(step, own, p, entries_of(step, own, list));
 
   __device__ uint32_t vectors() const { return span.rows * p.group; }
   // Where the sums of a vector begin.
@@ -57,10 +68,10 @@ struct Work {
       const uint32_t first = first_channel(pair), second = second_channel(pair);
       float2 x{0, 0};
       if (index < span.count) {
-        const uint32_t entry = entry_of(span, index);
-        const __half* key = at(k, chunk_k, entry, p.head_dim);
+        const uint32_t position = entry_of(span, index);
+        const __half* key = at(k, chunk_k, list ? list[1 + position] : position, p.head_dim);
         x = {__half2float(key[first]), __half2float(key[second])};
-        if (p.rope.mode == kRopeList && pair < rope.pairs) x = turned(x, entry, pair);
+        if (p.rope.mode == kRopeList && pair < rope.pairs) x = turned(x, position, pair);
       }
       keys[first * kKeyStride + number] = x.x;
       keys[second * kKeyStride + number] = x.y;
@@ -95,7 +106,7 @@ struct Work {
         const float* from =
             q + uint64_t(row) * p.row_stride + (head * p.group + vector % p.group) * p.head_dim;
         x = {from[first_channel(pair)] * p.scale, from[second_channel(pair)] * p.scale};
-        if (pair < rope.pairs) x = turned(x, query_position(step, own, span, row, p.rope.mode), pair);
+        if (pair < rope.pairs) x = turned(x, query_position(step, span, row, p.rope.mode), pair);
       }
       queries[v * p.head_dim + first_channel(pair)] = x.x;
       queries[v * p.head_dim + second_channel(pair)] = x.y;
@@ -134,10 +145,10 @@ uint32_t shared_bytes(uint32_t head_dim) { return (kVectors + kKeyStride) * head
 // Block (sum, KV head): the sums over its tiles.
 __global__ void __launch_bounds__(kThreads)
     sum_weights(const StepParams* step, const HeadState* heads, QueryScoreParams p, const float* q,
-                const __half* k, const __half* chunk_k, Rope rope, float* sums) {
+                const __half* k, const __half* chunk_k, Rope rope, const uint32_t* lists, float* sums) {
   extern __shared__ float shared[];
   const StepParams s = begin_kernel(step);
-  const Work w{s, heads, p, rope, shared};
+  const Work w{s, heads, p, rope, lists, shared};
   const uint32_t each = tiles_of_sum(w.span), begin = blockIdx.x * each,
                  end = min(begin + each, query_tiles(w.span));
   const uint32_t lane = threadIdx.x % kWarp;
@@ -161,10 +172,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // A warp a vector; block (vectors, KV head).
 __global__ void __launch_bounds__(kThreads) merge_sums(const StepParams* step, const HeadState* heads,
-                                                       QueryScoreParams p, const float* sinks, float* sums) {
+                                                       QueryScoreParams p, const float* sinks,
+                                                       const uint32_t* lists, float* sums) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y, lane = threadIdx.x % kWarp;
-  const QuerySpan span = query_span(s, heads[head], p.kind, p.sinks);
+  const QuerySpan span =
+      query_span(s, heads[head], p, entries_of(s, heads[head], list_of(p, lists, head)));
   const uint32_t vector = blockIdx.x * kWarps + threadIdx.x / kWarp;
   if (span.count == 0 || vector >= span.rows * p.group) return;
   float* own = sums + (uint64_t(head) * p.rows * p.group + vector) * kQueryScoreSums;
@@ -183,12 +196,12 @@ __global__ void __launch_bounds__(kThreads) merge_sums(const StepParams* step, c
 // or the sum of weights.
 __global__ void __launch_bounds__(kThreads)
     score_entries(const StepParams* step, const HeadState* heads, QueryScoreParams p, const float* q,
-                  const __half* k, const __half* chunk_k, Rope rope, const float* sums, float* cis,
-                  float* chunk_cis) {
+                  const __half* k, const __half* chunk_k, Rope rope, const uint32_t* lists, const float* sums,
+                  float* cis, float* chunk_cis) {
   extern __shared__ float shared[];
   __shared__ float of_warps[kWarps][kQueryScoreTile];
   const StepParams s = begin_kernel(step);
-  const Work w{s, heads, p, rope, shared};
+  const Work w{s, heads, p, rope, lists, shared};
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, end = w.span.sinks + w.span.scored;
   const bool largest = p.kind == kQueryRows;
   const float none = largest ? -kInfinity : 0;
@@ -239,6 +252,7 @@ void query_score(const Launch& l, const QueryScore& op) {
   const HeadState* heads = l.heads + p.head_state;
   const __half *k = data<__half>(op.k.values), *chunk_k = data<__half>(op.chunk_k.values);
   const float* q = data<float>(op.q);
+  const uint32_t* lists = data<uint32_t>(op.list);
   float *sums = data<float>(op.sums), *cis = data<float>(op.cis), *chunk_cis = data<float>(op.chunk_cis);
   const Rope rope{data<float2>(op.rope), p.rope.n_rot / 2};
   const uint32_t shared = shared_bytes(p.head_dim), vectors = p.rows * p.group;
@@ -248,11 +262,11 @@ void query_score(const Launch& l, const QueryScore& op) {
   const uint64_t entries = (p.kind == kQueryRows ? p.sinks : room) + l.max_rows;
   const uint32_t tiles = static_cast<uint32_t>(ceil_div(entries, kQueryScoreTile));
   launch(l, sum_weights, dim3(kQueryScoreSums, p.heads), kThreads, shared, l.step, heads, p, q, k, chunk_k,
-         rope, sums);
+         rope, lists, sums);
   launch(l, merge_sums, dim3(static_cast<uint32_t>(ceil_div(vectors, kWarps)), p.heads), kThreads, 0, l.step,
-         heads, p, data<float>(op.sinks), sums);
+         heads, p, data<float>(op.sinks), lists, sums);
   launch(l, score_entries, dim3(tiles, p.heads), kThreads, shared, l.step, heads, p, q, k, chunk_k, rope,
-         sums, cis, chunk_cis);
+         lists, sums, cis, chunk_cis);
   if (p.kind == kQueryLast)
     launch(l, share_mean, static_cast<uint32_t>(ceil_div(entries, kThreads)), kThreads, 0, l.step, heads, p,
            cis, chunk_cis);

@@ -25,6 +25,7 @@ void query_score(Recording& r, const QueryScore& op) {
   const uint32_t lanes = r.limits().subgroup_size, threads = std::max(128u, lanes);
   const View &k = op.k.values, &chunk_k = op.chunk_k.values;
   const uint64_t row = kv_bytes(op.k.type, p.head_dim), chunk = p.chunk_capacity * row;
+  const uint32_t has_list = op.list ? 1 : 0;
   const uint64_t sum_bytes = uint64_t(p.rows) * p.group * kQueryScoreSums * sizeof(float);
   const uint32_t vectors = p.rows * p.group, entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
   const uint32_t tiles = std::min(units(entries + r.max_rows(), kQueryScoreTile), r.limits().max_groups);
@@ -40,16 +41,17 @@ void query_score(Recording& r, const QueryScore& op) {
                       const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads),
                                  sums = of_heads(op.sums, sum_bytes, first, heads);
                       r.expect(operations(r, op));
-                      r.dispatch(Shader::kQuerySum, {p.head_dim},
-                                 {reads(op.q), reads(run), reads(rows), reads(op.rope), writes(sums)}, push,
-                                 kQueryScoreSums, heads);
-                      r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u},
-                                 {reads(op.sinks), writes(sums)}, push,
+                      r.dispatch(Shader::kQuerySum, {p.head_dim, has_list},
+                                 {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope),
+                                  writes(sums)},
+                                 push, kQueryScoreSums, heads);
+                      r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u, has_list},
+                                 {reads(op.sinks), reads(op.list), writes(sums)}, push,
                                  std::min(units(vectors, threads / lanes), r.limits().max_groups), heads);
                       r.expect(operations(r, op));
-                      r.dispatch(Shader::kQueryScore, {p.head_dim},
-                                 {reads(op.q), reads(run), reads(rows), reads(op.rope), reads(sums),
-                                  writes(op.cis), writes(op.chunk_cis)},
+                      r.dispatch(Shader::kQueryScore, {p.head_dim, has_list},
+                                 {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope),
+                                  reads(sums), writes(op.cis), writes(op.chunk_cis)},
                                  push, tiles, heads);
                     });
   });

@@ -6,19 +6,21 @@
 
 layout(local_size_x = kQueryScoreTile) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
+layout(constant_id = 1) const bool kHasList = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the window's runs
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };  // from first_head on
-layout(set = 0, binding = 4, std430) readonly buffer RopeTable { float rope_table[]; };
+layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
+layout(set = 0, binding = 5, std430) readonly buffer RopeTable { float rope_table[]; };
 #ifdef SCORES
-layout(set = 0, binding = 5, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
-layout(set = 0, binding = 6, std430) writeonly buffer Cis { uint cis[]; };   // bits
-layout(set = 0, binding = 7, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };
-const uint kOperands = 7;
+layout(set = 0, binding = 6, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
+layout(set = 0, binding = 7, std430) writeonly buffer Cis { uint cis[]; };   // bits
+layout(set = 0, binding = 8, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };
+const uint kOperands = 8;
 #else
-layout(set = 0, binding = 5, std430) writeonly buffer Sums { uint sums[]; };
-const uint kOperands = 5;
+layout(set = 0, binding = 6, std430) writeonly buffer Sums { uint sums[]; };
+const uint kOperands = 6;
 #endif
 layout(push_constant) uniform Push {
   QueryScoreParams p;
@@ -26,9 +28,12 @@ layout(push_constant) uniform Push {
   uint base[kOperands];
 } push;
 #define ROPE push.p.rope
-#define ROPE_BASE push.base[3]
+#define ROPE_BASE push.base[4]
+#define LIST_BASE push.base[3]
+#define LIST_CAPACITY push.p.list_capacity
 #include "../exp.glsl"
 #include "../half.glsl"
+#include "../list.glsl"
 #include "../log_sum.glsl"
 #include "../rope.glsl"
 #include "../soft_cap.glsl"
@@ -54,19 +59,20 @@ void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint cou
                       (head * push.p.group + (first + v) % push.p.group) * kHeadDim;
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(q[from + channels.x], q[from + channels.y]) * push.p.scale;
-    if (pair < rope_pairs()) x = turn(x, rope_angle(query_position(step, own, span, row, ROPE.mode), pair));
+    if (pair < rope_pairs()) x = turn(x, rope_angle(query_position(step, span, row, ROPE.mode), pair));
     turned[v][channels.x] = x.x;
     turned[v][channels.y] = x.y;
   }
 }
 
-// The entry's logits of the queries that were read.
-void multiply(HeadState own, uint entry, out float logits[kVectors]) {
+// Of the entry at this position among all, or in the head's list, the logits of the queries that were read.
+void multiply(HeadState own, uint head, uint position, out float logits[kVectors]) {
+  const uint entry = list_entry(head, position);
   for (uint v = 0; v < kVectors; ++v) logits[v] = 0;
   for (uint pair = 0; pair < kHeadDim / 2; ++pair) {
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(channel_of(own, entry, channels.x), channel_of(own, entry, channels.y));
-    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = turn(x, rope_angle(entry, pair));
+    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = turn(x, rope_angle(position, pair));
     for (uint v = 0; v < kVectors; ++v) logits[v] += x.x * turned[v][channels.x] + x.y * turned[v][channels.y];
   }
   if (push.p.cap != 0)
@@ -75,7 +81,7 @@ void multiply(HeadState own, uint entry, out float logits[kVectors]) {
 
 // Where the sums of a vector begin.
 uint sums_of(uint vector) {
-  return push.base[4] + (gl_WorkGroupID.y * push.p.rows * push.p.group + vector) * kQueryScoreSums;
+  return push.base[5] + (gl_WorkGroupID.y * push.p.rows * push.p.group + vector) * kQueryScoreSums;
 }
 
 #ifdef SCORES
@@ -96,7 +102,7 @@ void work_on(HeadState own, QuerySpan span, uint head, uint tile) {
     read_queries(own, span, head, first, count);
     barrier();
     float logits[kVectors];
-    multiply(own, entry, logits);
+    multiply(own, head, entry, logits);
     for (uint v = 0; v < count; ++v) {
       const uint sum = sums[sums_of(first + v)];
       const float log_weight = logits[v] - uintBitsToFloat(sum);
@@ -108,16 +114,16 @@ void work_on(HeadState own, QuerySpan span, uint head, uint tile) {
   if (i < span.sinks || i >= span.sinks + span.scored) return;
   const uint bits = largest && score == kNoPeak ? kMinusInfinity : floatBitsToUint(score);
   if (entry < own.n_entries)
-    cis[push.base[5] + own.first + entry] = bits;
+    cis[push.base[6] + own.first + entry] = bits;
   else
-    chunk_cis[push.base[6] + head * push.p.chunk_capacity + entry - own.n_entries] = bits;
+    chunk_cis[push.base[7] + head * push.p.chunk_capacity + entry - own.n_entries] = bits;
 }
 
 void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;
-  const QuerySpan span = query_span(step, own, push.p.kind, push.p.sinks);
+  const QuerySpan span = query_span(step, own, push.p, list_count(head, step_entries(step, own)));
   for (uint tile = gl_WorkGroupID.x; tile * kQueryScoreTile < span.sinks + span.scored; tile += gl_NumWorkGroups.x)
     work_on(own, span, head, tile);
 }
@@ -129,7 +135,7 @@ void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y, own_i = gl_LocalInvocationIndex;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;
-  const QuerySpan span = query_span(step, own, push.p.kind, push.p.sinks);
+  const QuerySpan span = query_span(step, own, push.p, list_count(head, step_entries(step, own)));
   const uint each = tiles_of_sum(span), begin = gl_WorkGroupID.x * each, end = min(begin + each, query_tiles(span));
   if (begin >= end) return;
   const uint vectors = span.rows * push.p.group;
@@ -141,7 +147,7 @@ void main() {
     for (uint tile = begin; tile < end; ++tile) {
       float logits[kVectors];
       const uint from = tile * kQueryScoreTile;
-      multiply(own, entry_of(span, min(from + own_i, span.count - 1)), logits);
+      multiply(own, head, entry_of(span, min(from + own_i, span.count - 1)), logits);
       for (uint v = 0; v < kVectors; ++v) shared_logits[v][own_i] = logits[v];
       barrier();
       if (own_i < count) {

@@ -1,0 +1,265 @@
+// What is held and what was attended to, by position: against the heads' own positions, and against a model in
+// double precision.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "tests/support/device_test_name.h"
+#include "tests/support/reference_model.h"
+#include "tests/support/seeded_model.h"
+
+namespace thimble::test {
+namespace {
+
+constexpr uint32_t kLocal = 20, kWindow = 24;
+
+const SeededModel& plain() {
+  static const SeededModel m = seeded_model();
+  return m;
+}
+const SeededModel& windowed() {  // layers 0 and 2
+  static const SeededModel m = seeded_model({.layers = 4, .window = kWindow});
+  return m;
+}
+
+struct Case {
+  std::string name;
+  SessionOptions options;
+};
+
+// Every retention with every selection, over heads that keep different numbers of entries where they may.
+std::vector<Case> cases(const SeededModel& m) {
+  std::vector<Case> all;
+  for (const Retention retention :
+       {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff,
+        Retention::kTova, Retention::kReread})
+    for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+      const bool none = retention == Retention::kNone;
+      SessionOptions o{.retainer = retention == Retention::kLocret ? m.retainer : nullptr,
+                       .retention = retention,
+                       .pool = none ? 400u : 60u,
+                       .chunk = 32,
+                       .stabilizers = 10,
+                       .local = kLocal,
+                       .max_new = 40,
+                       .selection = selection,
+                       .select_k = 32,
+                       .select_init = 2,
+                       .select_local = 12,
+                       .select_page = 8,
+                       .dense_layers = 1,
+                       .watch = true};
+      if (!none && retention != Retention::kTova && m.model->shape.layers == 2) o.keeps = {24, 61, 90, 33};
+      all.push_back({std::string(policy_name(retention)) + " and " + policy_name(selection), o});
+    }
+  for (const size_t i : {size_t{3}, size_t{4}}) {  // a retention that evicts, densely and by lists
+    all.push_back(all[i]);
+    all.back().name += ", original positions";
+    all.back().options.positions = Positions::kOriginal;
+  }
+  return all;
+}
+
+struct Held {
+  std::vector<float> kept, attended;
+};
+Held ask(Session& session, bool attention = true) {
+  Held h;
+  const uint64_t read = must(session.positions_read());
+  h.kept.resize(read);
+  h.attended.resize(read);
+  must(session.kept_by_position(h.kept.data(), attention ? h.attended.data() : nullptr));
+  return h;
+}
+
+void expect_kept(const Session& session, const std::vector<float>& shares) {
+  const Kept sets = kept(session);
+  std::vector<uint32_t> count(shares.size());
+  uint32_t heads = 0;
+  for (size_t layer = 0; layer < sets.size(); ++layer)
+    if (!session.model().layers[layer].window)
+      for (const auto& head : sets[layer]) {
+        ++heads;
+        for (const int32_t position : head) ++count.at(static_cast<size_t>(position));
+      }
+  for (size_t i = 0; i < shares.size(); ++i)
+    ASSERT_EQ(shares[i], static_cast<float>(count[i]) / static_cast<float>(heads)) << i;
+}
+
+// The session's keys may be the next halves to the reference's, 2^-10 off, which moves a logit by as much of
+// the product of lengths, and a weight and the sum of all by as much of themselves; so do the queries of a
+// later layer, which are made of what was read by such keys.
+void expect_attended(const Followed& f, const std::vector<float>& attended) {
+  const std::vector<double>& expected = f.reference.attended();
+  ASSERT_EQ(attended.size(), expected.size());
+  const double share = 2 * 2 * 0x1p-10 * f.reference.most_moved();
+  for (size_t i = 0; i < attended.size(); ++i)
+    ASSERT_NEAR(attended[i], expected[i], share * expected[i] + 0x1p-40) << i;
+  EXPECT_NEAR(std::accumulate(attended.begin(), attended.end(), 0.0), 1,
+              0x1p-24 * static_cast<double>(attended.size()));
+}
+
+void expect_held(Followed& f) {
+  const Held h = ask(*f);
+  expect_kept(*f, h.kept);
+  expect_attended(f, h.attended);
+}
+
+TEST(KeptByPosition, IsWhatTheReferenceSays) {
+  for (const SeededModel* m : {&plain(), &windowed()})
+    for (const auto& [name, options] : cases(*m)) {
+      SCOPED_TRACE(name + (m == &plain() ? "" : ", windows"));
+      Followed f(m->model, options);
+      f.read(seeded_tokens(150));
+      expect_held(f);
+      for (int32_t i = 0; i < 50; ++i) {  // past an eviction
+        f.accept(i % 64);
+        expect_held(f);
+        if (HasFailure()) return;
+      }
+      f.read(seeded_tokens(30, 64, 8));
+      expect_held(f);
+      if (HasFailure()) return;
+    }
+}
+
+// Generated tokens' products are f32 on every device, so that the reference's tolerance holds.
+class KeptOnDevice : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
+  const auto device = must(open_device(GetParam(), {.threads = 1}));
+  for (const SeededModel* m : {&plain(), &windowed()})
+    for (const auto& [name, options] : cases(*m)) {
+      // Each kind of list, with what evicts and without, heads of different sizes, and positions both ways.
+      if (options.retention != Retention::kWindow && options.retention != Retention::kNone) continue;
+      SCOPED_TRACE(name + (m == &plain() ? "" : ", windows"));
+      SessionOptions o = options;
+      o.local = 0;
+      o.select_prefill = 0;
+      Followed f(m->model, o, device);
+      f.read(seeded_tokens(1));
+      for (int32_t i = 0; i < 105; ++i) {  // 100 fit
+        f.accept(i * 7 % 64);
+        if (i % 25 < 2) expect_held(f);
+        if (HasFailure()) return;
+      }
+    }
+}
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& info : list_devices())
+    if (info.usable) names.push_back(info.name);
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(On, KeptOnDevice, ::testing::ValuesIn(device_names()), device_test_name);
+
+// On a device with memory of its own the host reads copies.
+TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
+  for (const auto& [name, options] : cases(plain())) {
+    SCOPED_TRACE(name);
+    const auto copies = std::make_shared<SpyDevice>(cpu());
+    copies->discrete = true;
+    const auto one = open_session(plain().model, options), other = open_session(plain().model, options, copies);
+    for (Session* s : {one.get(), other.get()}) {
+      read(*s, seeded_tokens(150));
+      accept(*s, 3);
+    }
+    const Held a = ask(*one), b = ask(*other);
+    EXPECT_EQ(a.kept, b.kept);
+    EXPECT_EQ(a.attended, b.attended);
+  }
+}
+
+TEST(KeptByPosition, ChangesNoBitOfAnAnswer) {
+  for (const SeededModel* m : {&plain(), &windowed()})
+    for (const auto& [name, options] : cases(*m)) {
+      SCOPED_TRACE(name);
+      SessionOptions unwatched = options;
+      unwatched.watch = false;
+      const auto one = open_session(m->model, options), other = open_session(m->model, unwatched);
+      const auto expect_same = [](const std::vector<float>& a, const std::vector<float>& b) {
+        ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
+      };
+      expect_same(read(*one, seeded_tokens(150)), read(*other, seeded_tokens(150)));
+      for (int32_t i = 0; i < 45; ++i) {
+        ask(*one);
+        expect_same(accept(*one, i), accept(*other, i));
+      }
+      ask(*one);
+      expect_same(read(*one, seeded_tokens(40, 64, 8)), read(*other, seeded_tokens(40, 64, 8)));
+      EXPECT_EQ(ask(*one, false).kept, ask(*other, false).kept);
+      EXPECT_EQ(must(one->stats()).selected, must(other->stats()).selected);
+      EXPECT_EQ(must(one->stats()).cache_hits, must(other->stats()).cache_hits);
+    }
+}
+
+TEST(KeptByPosition, IsAskedOfASessionThatWatches) {
+  SessionOptions o = cases(plain())[0].options;
+  o.watch = false;
+  const auto session = open_session(plain().model, o);
+  read(*session, seeded_tokens(10));
+  std::vector<float> attended(10);
+  const Status status = session->kept_by_position(nullptr, attended.data());
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("options.watch"), std::string::npos) << status.message();
+  EXPECT_EQ(ask(*session, false).kept, std::vector<float>(10, 1));
+}
+
+TEST(KeptByPosition, SaysWhenTheLastTokensAttentionIsNotKnown) {
+  const auto known = [](Session& session) {
+    std::vector<float> attended(must(session.positions_read()) + 1);
+    const Status status = session.kept_by_position(nullptr, attended.data());
+    if (status.ok()) return true;
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("not known"), std::string::npos) << status.message();
+    return false;
+  };
+  SessionOptions o = cases(plain())[3].options;  // a window
+  Followed f(plain().model, o);
+  EXPECT_FALSE(known(*f));  // nothing was read
+  f.feed(seeded_tokens(20));
+  EXPECT_FALSE(known(*f));  // all of it waits
+  f.feed(seeded_tokens(180));
+  EXPECT_FALSE(known(*f));  // a chunk was evicted from
+  f.read(seeded_tokens(1));
+  expect_held(f);
+  f.accept(1);
+  f.accept(2);
+  const Held before = ask(*f);
+  const auto clone = must(f->clone());
+  EXPECT_EQ(ask(*clone).attended, before.attended);
+  f.rewind(203);  // where it is
+  EXPECT_TRUE(known(*f));
+  f.rewind(202);
+  EXPECT_FALSE(known(*f));
+  f.accept(2);
+  EXPECT_EQ(ask(*f).attended, before.attended);
+  must(f->reset());
+  EXPECT_FALSE(known(*f));
+  EXPECT_EQ(ask(*f, false).kept.size(), 0u);
+  EXPECT_EQ(ask(*clone).attended, before.attended);
+  o.local = 0;  // then a prompt ends with an eviction
+  const auto session = open_session(plain().model, o);
+  read(*session, seeded_tokens(150));
+  EXPECT_FALSE(known(*session));
+  accept(*session, 1);
+  EXPECT_TRUE(known(*session));
+}
+
+TEST(KeptByPosition, FinishesWhatWasInterrupted) {
+  const SessionOptions o = cases(plain())[0].options;
+  const std::vector<int32_t> text = seeded_tokens(100);
+  const auto whole = open_session(plain().model, o), cut = open_session(plain().model, o);
+  const std::vector<float> expected = read(*whole, text);
+  cut->interrupt();
+  EXPECT_EQ(cut->feed(text).code(), Code::kInterrupted);
+  EXPECT_EQ(ask(*cut).kept, std::vector<float>(32, 1));  // the chunk that it stopped in
+  EXPECT_EQ(read(*cut, text), expected);
+  EXPECT_EQ(ask(*cut).attended, ask(*whole).attended);
+}
+
+}  // namespace
+}  // namespace thimble::test
