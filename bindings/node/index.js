@@ -267,7 +267,7 @@ export class Session {
   async *generate({ limit = Infinity, signal } = {}) {
     for (let made = 0; made < limit; ++made) {
       const token = await this.step({ signal });
-      if (this.model.tokenEnds(token)) return;
+      if (lib.thimble_token_ends(owners.get(this.model).pointer, token)) return; // closed or not, this session holds it
       const piece = this.text(token);
       if (piece) yield piece;
     }

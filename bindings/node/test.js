@@ -306,6 +306,8 @@ test('calls of one session wait for each other, close for all of them', async ()
   const model = new Model(modelPath);
   const session = await model.session(options);
   model.close(); // the session holds it
+  await session.feed([300, 301, 302]);
+  for await (const piece of session.generate({ limit: 2 })) assert.ok(piece);
   const results = Promise.all([session.feed([300, 301, 302]), session.step(), session.step()]);
   await session.close();
   assert.equal((await results).length, 3);

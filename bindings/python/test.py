@@ -284,6 +284,14 @@ class Lifetimes(unittest.TestCase):
         session.feed(session.model.tokenize("Once upon a time"))
         self.assertIsInstance(session.step(), int)
 
+    def test_a_model_that_is_closed_serves_its_sessions(self):
+        with thimble.Model(MODEL) as model:
+            ids = model.tokenize("Once upon a time")
+            session = model.session(OPTIONS)
+        session.feed(ids)
+        self.assertTrue(all(session.generate(4)))
+        session.close()
+
     def test_a_closed_session_says_so(self):
         with thimble.Model(MODEL) as model:
             session = model.session(OPTIONS)

@@ -19,6 +19,11 @@ abstract class Handle implements Closeable {
     if (needs != null) needs.enter();
   }
 
+  /** The pointer, closed or not: for who needs this. */
+  final synchronized long held() {
+    return pointer;
+  }
+
   /** Calls with the pointer, which stays good meanwhile even if another thread closes this. */
   <T> T call(LongFunction<T> call) {
     long taken = enter();

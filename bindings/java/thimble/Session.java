@@ -172,8 +172,9 @@ public final class Session extends Handle {
     public boolean hasNext() {
       while (next.isEmpty() && left > 0) {
         int token = step();
-        left = model.tokenEnds(token) ? 0 : left - 1;
-        if (!model.tokenEnds(token)) next = text(token);
+        boolean over = Native.tokenEnds(model.held(), token);
+        left = over ? 0 : left - 1;
+        if (!over) next = text(token);
       }
       return !next.isEmpty();
     }

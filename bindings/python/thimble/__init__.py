@@ -12,6 +12,7 @@ Calls that fail raise ThimbleError. thimble.h is the manual of what the calls me
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -176,26 +177,30 @@ _WORDS = {"retention": "THIMBLE_RETENTION_", "selection": "THIMBLE_SELECTION_", 
           "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_"}
 
 
-def _c_options(options: Optional[Options], model: "Model") -> _c.thimble_session_options:
+@contextlib.contextmanager
+def _c_options(options: Optional[Options], model: "Model") -> Iterator[_c.thimble_session_options]:
+    """The C struct for a call."""
+    options = options or Options()
     struct = _c.initialised(_c.thimble_session_options)
-    for field in dataclasses.fields(options or Options()):
-        value = getattr(options or Options(), field.name)
-        if value is None:
-            continue
-        if field.name in _WORDS:
-            constant = _WORDS[field.name] + value.upper()
-            if constant not in _c.CONSTANTS:
-                raise ValueError(f"{field.name} cannot be {value!r}")
-            value = _c.CONSTANTS[constant]
-        elif field.name == "heads":
-            if value.model is not model:
-                raise ValueError("these heads were opened for another model")
-            value = value._pointer()
-        elif isinstance(value, str):
-            value = value.encode()
-        setattr(struct, field.name, value)
-    return struct
+    with contextlib.ExitStack() as lent:
+        for field in dataclasses.fields(options):
+            value = getattr(options, field.name)
+            if value is not None:
+                setattr(struct, field.name, _c_value(field.name, value, model, lent))
+        yield struct
 
+
+def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) -> Any:
+    if name in _WORDS:
+        constant = _WORDS[name] + value.upper()
+        if constant not in _c.CONSTANTS:
+            raise ValueError(f"{name} cannot be {value!r}")
+        return _c.CONSTANTS[constant]
+    if name == "heads":
+        if value.model is not model:
+            raise ValueError("these heads were opened for another model")
+        return lent.enter_context(value._lent())
+    return value.encode() if isinstance(value, str) else value
 
 @dataclasses.dataclass
 class Sampler:
@@ -232,10 +237,23 @@ class _Handle:
             raise ValueError(f"this {type(self).__name__} is closed")
         return self._handle
 
-    def _use(self) -> None:
+    def _use(self) -> c_void_p:
         with self._guard:
-            self._pointer()
             self._users += 1
+            try:
+                return self._pointer()
+            except ValueError:
+                self._users -= 1
+                raise
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[c_void_p]:
+        """The pointer for a call, good meanwhile even if another thread closes this."""
+        pointer = self._use()
+        try:
+            yield pointer
+        finally:
+            self._drop()
 
     def _drop(self) -> None:
         with self._guard:
@@ -285,7 +303,8 @@ class Model(_Handle):
         super().__init__(pointer)
 
     def info(self) -> ModelInfo:
-        return _filled(ModelInfo, _c.thimble_model_info, "thimble_model_get_info", self._pointer())
+        with self._lent() as model:
+            return _filled(ModelInfo, _c.thimble_model_info, "thimble_model_get_info", model)
 
     def tokenize(self, text: Union[str, bytes], bos: bool = False, special: bool = False) -> List[int]:
         """Token ids. `bos` puts BOS in front where the model asks for one; `special` reads the text of control tokens as them."""
@@ -293,23 +312,26 @@ class Model(_Handle):
         flags = bos * _c.CONSTANTS["THIMBLE_TOKENIZE_ADD_BOS"] | special * _c.CONSTANTS["THIMBLE_TOKENIZE_PARSE_SPECIAL"]
         count = c_uint64(0)
         # Two calls; ids and offsets share a capacity, so this one is written out.
-        try:
-            _c.call("thimble_tokenize", self._pointer(), data, len(data), flags, None, None, 0, byref(count))
-        except ThimbleError:
-            if count.value == 0:
-                raise
-        ids = (c_int32 * count.value)()
-        _c.call("thimble_tokenize", self._pointer(), data, len(data), flags, ids, None, count.value, byref(count))
+        with self._lent() as model:
+            try:
+                _c.call("thimble_tokenize", model, data, len(data), flags, None, None, 0, byref(count))
+            except ThimbleError:
+                if count.value == 0:
+                    raise
+            ids = (c_int32 * count.value)()
+            _c.call("thimble_tokenize", model, data, len(data), flags, ids, None, count.value, byref(count))
         return list(ids)
 
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of token ids. With `special` control tokens are written as their text, else left out."""
         flags = special * _c.CONSTANTS["THIMBLE_DETOKENIZE_SPECIAL"]
-        return _c.text_of("thimble_detokenize", self._pointer(), _ids(tokens), len(tokens), flags).decode()
+        with self._lent() as model:
+            return _c.text_of("thimble_detokenize", model, _ids(tokens), len(tokens), flags).decode()
 
     def token_ends(self, token: int) -> bool:
         """Whether this token ends an answer."""
-        return _c.lib.thimble_token_ends(self._pointer(), token) != 0
+        with self._lent() as model:
+            return _c.lib.thimble_token_ends(model, token) != 0
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, assistant: bool = True, held: int = 0,
              format: Optional[str] = None, template: Optional[str] = None,
@@ -330,7 +352,8 @@ class Model(_Handle):
         options.source, options.source_length = text(template)
         options.messages_json, options.messages_json_length = text(json.dumps([dict(m) for m in messages]))
         options.variables, options.variables_length = text(None if variables is None else json.dumps(dict(variables)))
-        return _c.text_of("thimble_chat_render", self._pointer(), byref(options)).decode()
+        with self._lent() as model:
+            return _c.text_of("thimble_chat_render", model, byref(options)).decode()
 
     def heads(self, path: Path) -> "Heads":
         """The heads, a trained retainer, in this file; ThimbleError MISMATCH where they belong to another model."""
@@ -338,20 +361,22 @@ class Model(_Handle):
 
     def plan(self, options: Optional[Options] = None) -> Memory:
         """What a session with these options would take."""
-        c_options = _c_options(options, self)
-        return _filled(Memory, _c.thimble_memory, "thimble_session_plan", self._pointer(), byref(c_options))
+        with self._lent() as model, _c_options(options, self) as c_options:
+            return _filled(Memory, _c.thimble_memory, "thimble_session_plan", model, byref(c_options))
 
     def largest_pool(self, options: Optional[Options] = None) -> int:
         """The largest pool that fits options.budget_bytes."""
         pool = c_uint32()
-        _c.call("thimble_session_largest_pool", self._pointer(), byref(_c_options(options, self)), byref(pool))
+        with self._lent() as model, _c_options(options, self) as c_options:
+            _c.call("thimble_session_largest_pool", model, byref(c_options), byref(pool))
         return pool.value
 
     def session(self, options: Optional[Options] = None) -> "Session":
         """Make a session; all memory that it will ever need is allocated here."""
         pointer = c_void_p()
-        _c.call("thimble_session_create", self._pointer(), byref(_c_options(options, self)), byref(pointer))
-        return Session(self, pointer)
+        with self._lent() as model, _c_options(options, self) as c_options:
+            _c.call("thimble_session_create", model, byref(c_options), byref(pointer))
+            return Session(self, pointer)
 
 
 class Heads(_Handle):
@@ -361,8 +386,9 @@ class Heads(_Handle):
 
     def __init__(self, model: Model, path: Path):
         pointer = c_void_p()
-        _c.call("thimble_heads_open", model._pointer(), os.fsencode(path), byref(pointer))
-        super().__init__(pointer, (model,))
+        with model._lent() as needed:
+            _c.call("thimble_heads_open", needed, os.fsencode(path), byref(pointer))
+            super().__init__(pointer, (model,))
         self.model = model
 
 
@@ -471,7 +497,7 @@ class Session(_Handle):
         made = 0
         while limit is None or made < limit:
             token = self.step()
-            if self.model.token_ends(token):
+            if _c.lib.thimble_token_ends(self.model._handle, token):  # closed or not, this session holds it
                 return
             made += 1
             piece = self.text(token)
