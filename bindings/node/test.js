@@ -279,9 +279,9 @@ test('an AbortSignal stops a reading, while the event loop turns, and the sessio
   const timer = setInterval(() => ++turns, 10);
   await assert.rejects(session.feed(ids, { signal: AbortSignal.timeout(300) }), { name: 'TimeoutError' });
   clearInterval(timer);
-  assert.ok(turns > 5, `the event loop turned ${turns} times`);
+  assert.ok(turns > 2, `the event loop turned ${turns} times`);
   const { position, waiting } = session.stats();
-  assert.ok(position - waiting < ids.length);
+  assert.ok(position - waiting < ids.length / 2);
   await assert.rejects(session.step({ signal: AbortSignal.abort() }), { name: 'AbortError' });
   session.reset();
   await session.feed(ids.subarray(0, 1000));
@@ -293,8 +293,8 @@ test('an AbortSignal stops a reading, while the event loop turns, and the sessio
 test('an interrupted call goes on when it is repeated', async () => {
   const model = new Model(modelPath);
   const session = await model.session(options);
-  const ids = model.tokenize(book).subarray(0, 4000);
-  setTimeout(() => session.interrupt(), 100);
+  const ids = model.tokenize(book).subarray(0, 2000);
+  setTimeout(() => session.interrupt(), 50);
   await assert.rejects(session.feed(ids), { status: 'INTERRUPTED' });
   await session.feed(ids);
   assert.equal(session.stats().position, ids.length);

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -249,20 +248,18 @@ class Interrupts(unittest.TestCase):
     def test_ctrl_c_stops_a_reading_which_then_goes_on(self):
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        began = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
             self.session.feed(self.ids)
-        self.assertLess(time.monotonic() - began, 5)  # all of it takes longer
         read = self.session.stats()
-        self.assertLess(read.position - read.waiting, len(self.ids))
+        self.assertLess(read.position - read.waiting, len(self.ids) / 2)
         short = self.ids[:1000]  # and the session is of use
         self.session.reset()
         self.session.feed(short)
         self.assertIsInstance(self.session.step(), int)
 
     def test_another_thread_stops_a_reading_and_the_same_call_goes_on(self):
-        few = self.ids[:6000]
-        timer = threading.Timer(0.2, self.session.interrupt)
+        few = self.ids[:2000]
+        timer = threading.Timer(0.05, self.session.interrupt)
         timer.start()
         with self.assertRaises(thimble.ThimbleError) as raised:
             self.session.feed(few)

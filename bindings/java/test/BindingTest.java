@@ -167,10 +167,10 @@ public final class BindingTest {
 
   private static void interrupt() throws Exception {
     try (Model model = open(); Session session = model.session(options())) {
-      int[] ids = Arrays.copyOf(model.tokenize(Files.readAllBytes(ROOT.resolve("models/demo-book.txt")), 0), 4000);
+      int[] ids = Arrays.copyOf(model.tokenize(Files.readAllBytes(ROOT.resolve("models/demo-book.txt")), 0), 2000);
       CompletableFuture<Void> stopper = CompletableFuture.runAsync(() -> {
         try {
-          Thread.sleep(100);
+          Thread.sleep(50);
         } catch (InterruptedException ignored) {
           Thread.currentThread().interrupt();
         }
@@ -180,7 +180,7 @@ public final class BindingTest {
       equal(stopped.name(), "INTERRUPTED");
       stopper.join();
       session.feed(ids);
-      equal(session.stats().position, 4000L);
+      equal(session.stats().position, 2000L);
     }
   }
 
