@@ -3,14 +3,15 @@
 // expects; with "write", writes what it gave into the script. README.md says what the steps mean.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -174,34 +175,27 @@ class Runner {
   // ---- sessions ----
 
   thimble_session_options read_options(const Json& given) {
-    thimble_session_options o;
+    using Options = thimble_session_options;
+    static const std::map<std::string, uint32_t Options::*> kNumbers = {
+        {"threads", &Options::threads}, {"pool", &Options::pool},         {"chunk", &Options::chunk},
+        {"max_new", &Options::max_new}, {"select_k", &Options::select_k}, {"watch", &Options::watch}};
+    Options o;
     thimble_session_options_init(&o, sizeof o);
     o.device = "cpu";
     for (const auto& [key, value] : given.items()) {
-      if (key == "threads")
-        o.threads = value;
-      else if (key == "budget_bytes")
+      if (const auto number = kNumbers.find(key); number != kNumbers.end()) {
+        o.*number->second = value;
+      } else if (key == "budget_bytes") {
         o.budget_bytes = value;
-      else if (key == "pool")
-        o.pool = value;
-      else if (key == "chunk")
-        o.chunk = value;
-      else if (key == "local")
-        o.local = value;
-      else if (key == "max_new")
-        o.max_new = value;
-      else if (key == "watch")
-        o.watch = value;
-      else if (key == "select_k")
-        o.select_k = value;
-      else if (key == "heads")
+      } else if (key == "heads") {
         o.heads = value ? heads_ : nullptr;
-      else if (key == "retention")
+      } else if (key == "retention") {
         o.retention = number_of(thimble_retention_name, value);
-      else if (key == "selection")
+      } else if (key == "selection") {
         o.selection = number_of(thimble_selection_name, value);
-      else
+      } else {
         throw std::runtime_error("no such option: " + key);
+      }
     }
     return o;
   }

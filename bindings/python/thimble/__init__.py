@@ -33,12 +33,12 @@ _T = TypeVar("_T")
 
 def version() -> str:
     """The version of the library, "0.1.0"."""
-    return _c.lib.thimble_version().decode()
+    return str(_c.lib.thimble_version().decode())
 
 
 def build_info() -> str:
     """What was built into the library, for bug reports."""
-    return _c.lib.thimble_build_info().decode()
+    return str(_c.lib.thimble_build_info().decode())
 
 
 # ---- values, with the header's fields ----
@@ -130,7 +130,7 @@ def _value(kind: Type[_T], struct: ctypes.Structure) -> _T:
         value = getattr(struct, name)
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
-    return kind(**{f.name: field(f.name) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    return kind(**{f.name: field(f.name) for f in dataclasses.fields(kind)})
 
 
 def _filled(kind: Type[_T], struct: Any, name: str, *before: Any) -> _T:
@@ -331,7 +331,7 @@ class Model(_Handle):
     def token_ends(self, token: int) -> bool:
         """Whether this token ends an answer."""
         with self._lent() as model:
-            return _c.lib.thimble_token_ends(model, token) != 0
+            return bool(_c.lib.thimble_token_ends(model, token))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, assistant: bool = True, held: int = 0,
              format: Optional[str] = None, template: Optional[str] = None,
@@ -611,7 +611,8 @@ def devices() -> List[Device]:
 
 def session_file_info(path: Path) -> Dict[str, Any]:
     """What the file of a saved session says of itself."""
-    return json.loads(_c.text_of("thimble_session_file_info", os.fsencode(path)))
+    info: Dict[str, Any] = json.loads(_c.text_of("thimble_session_file_info", os.fsencode(path)))
+    return info
 
 
 def session_file_note(path: Path) -> bytes:

@@ -193,7 +193,7 @@ class ThimbleError(Exception):
 
     @property
     def name(self) -> str:
-        return lib.thimble_status_name(self.code).decode()
+        return str(lib.thimble_status_name(self.code).decode())
 
 
 def call(name: str, *arguments: Any) -> None:

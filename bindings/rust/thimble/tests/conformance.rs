@@ -247,7 +247,6 @@ impl Runner {
                 "budget_bytes" => options.budget_bytes(given.whole(name) as u64),
                 "pool" => options.pool(given.whole(name) as u32),
                 "chunk" => options.chunk(given.whole(name) as u32),
-                "local" => options.local(given.whole(name) as u32),
                 "max_new" => options.max_new(given.whole(name) as u32),
                 "watch" => options.watch(given.whole(name) as u32),
                 "select_k" => options.select_k(given.whole(name) as u32),
@@ -255,7 +254,6 @@ impl Runner {
                 "retention" => options.retention(match given.text(name) {
                     "none" => Retention::None,
                     "window" => Retention::Window,
-                    "keydiff" => Retention::Keydiff,
                     other => panic!("no such retention: {}", other),
                 }),
                 "selection" => options.selection(match given.text(name) {
