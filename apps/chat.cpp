@@ -17,6 +17,8 @@ const char* kCommands =
     "/policy             the policies in use\n"
     "/policy NAME=VALUE  change them, by the names of the flags: /policy retention=window pool=1024\n"
     "                    (makes a new session, so the conversation starts afresh)\n"
+    "/save FILE          keep the conversation in a file\n"
+    "/load FILE          go on with a conversation that was saved, with the same model and policies\n"
     "/reset              start afresh\n"
     "/help               this list\n"
     "/quit               quit, as does the end of the input\n"
@@ -43,6 +45,8 @@ class Chat {
   bool obey(const std::string& line);
   void open(const std::string& path);
   void say(const std::string& line);
+  void save(const std::string& path);
+  void load(const std::string& path);
   void show_memory();
   void show_policy();
   void change_policy(const std::string& words);
@@ -51,13 +55,13 @@ class Chat {
   std::string message_text(const std::string& content) const;
   Tokens message_tokens(const std::string& text) const;
   // Feeds the message's first `count` tokens, those that were fed before left out; with `flush` reads all of
-  // them. False after Ctrl-C; fed_ says what the session took.
+  // them. False after Ctrl-C; place_.fed says what the session took.
   bool read(const Tokens& tokens, size_t count, bool flush);
   void find_end_of_turn();
   // Ends an answer that was cut, so that the next message follows a whole one.
   void end_turn();
   // The session holds the whole message; what comes next is an answer.
-  void message_is_over();
+  void message_is_over(const std::string& content);
 
   Settings settings_;
   Model model_;
@@ -66,11 +70,15 @@ class Chat {
   Session session_;
   int32_t end_of_turn_ = -1;
 
-  bool first_ = true;           // the session holds no message yet
-  bool cut_ = false;            // its last answer lacks the end-of-turn token
-  std::string opened_;          // text that goes in front of the next message
-  std::vector<int32_t> fed_;    // tokens of the next message that were fed already
-  uint64_t message_start_ = 0;  // where in the stream the next message begins, once any of it was fed
+  // Where the conversation stands; what /save keeps beside the session.
+  struct Place {
+    Json messages = Json::array();  // that the session holds: {"role", "content"}
+    bool first = true;              // it holds none yet
+    bool cut = false;               // its last answer lacks the end-of-turn token
+    std::string opened;             // text that goes in front of the next message
+    std::vector<int32_t> fed;       // tokens of the next message that were fed already
+    uint64_t message_start = 0;     // where in the stream the next message begins, once any of it was fed
+  } place_;
 };
 
 void Chat::create() {
@@ -81,12 +89,7 @@ void Chat::create() {
   start_afresh();
 }
 
-void Chat::start_afresh() {
-  first_ = true;
-  cut_ = false;
-  opened_.clear();
-  fed_.clear();
-}
+void Chat::start_afresh() { place_ = {}; }
 
 void Chat::find_end_of_turn() {
   // The last ending token of a whole exchange, in whatever format this is.
@@ -100,60 +103,65 @@ void Chat::find_end_of_turn() {
 
 std::string Chat::message_text(const std::string& content) const {
   std::vector<thimble_message> messages;
-  if (first_ && !settings_.system.empty()) messages.push_back(message("system", settings_.system));
+  if (place_.first && !settings_.system.empty()) messages.push_back(message("system", settings_.system));
   messages.push_back(message("user", content));
   return chat_text(model_, settings_.chat, messages,
-                   THIMBLE_CHAT_ADD_ASSISTANT | (first_ ? 0 : THIMBLE_CHAT_CONTINUE));
+                   THIMBLE_CHAT_ADD_ASSISTANT | (place_.first ? 0 : THIMBLE_CHAT_CONTINUE));
 }
 
 Tokens Chat::message_tokens(const std::string& text) const {
-  return tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL | (first_ ? THIMBLE_TOKENIZE_ADD_BOS : 0));
+  return tokenize(model_, text,
+                  THIMBLE_TOKENIZE_PARSE_SPECIAL | (place_.first ? THIMBLE_TOKENIZE_ADD_BOS : 0));
 }
 
 bool Chat::read(const Tokens& tokens, size_t count, bool flush) {
-  if (fed_.empty()) message_start_ = stats(session_).position;
-  const std::vector<int32_t> more(tokens.ids.begin() + static_cast<std::ptrdiff_t>(fed_.size()),
+  if (place_.fed.empty()) place_.message_start = stats(session_).position;
+  const std::vector<int32_t> more(tokens.ids.begin() + static_cast<std::ptrdiff_t>(place_.fed.size()),
                                   tokens.ids.begin() + static_cast<std::ptrdiff_t>(count));
   const bool done =
       flush ? read_prompt(session_, more, progress_)
             : call_unless_interrupted(thimble_session_feed, session_.get(), more.data(), more.size());
   progress_.clear();
   // After Ctrl-C the session may hold a part only.
-  const uint64_t held = stats(session_).position - message_start_;
-  fed_.assign(tokens.ids.begin(), tokens.ids.begin() + static_cast<std::ptrdiff_t>(held));
+  const uint64_t held = stats(session_).position - place_.message_start;
+  place_.fed.assign(tokens.ids.begin(), tokens.ids.begin() + static_cast<std::ptrdiff_t>(held));
   return done;
 }
 
 void Chat::end_turn() {
-  if (cut_ && end_of_turn_ >= 0) call(thimble_session_accept, session_.get(), end_of_turn_);
-  cut_ = false;
+  if (place_.cut && end_of_turn_ >= 0) call(thimble_session_accept, session_.get(), end_of_turn_);
+  place_.cut = false;
 }
 
-void Chat::message_is_over() {
-  first_ = false;
-  opened_.clear();
-  fed_.clear();
+void Chat::message_is_over(const std::string& content) {
+  if (place_.first && !settings_.system.empty())
+    place_.messages.push_back({{"role", "system"}, {"content", settings_.system}});
+  place_.messages.push_back({{"role", "user"}, {"content", content}});
+  place_.first = false;
+  place_.opened.clear();
+  place_.fed.clear();
 }
 
 void Chat::open(const std::string& path) {
   const std::string text = read_file(path);
   const Interruptible interruptible(session_);
   end_turn();
-  opened_ = join_question(opened_, text);
+  place_.opened = join_question(place_.opened, text);
   // The message is not known yet, so this feeds what no message can change: tokens that end well before the
   // place where two different ones begin. 64 bytes are more than a tokenizer looks ahead in practice; say()
   // takes back what differs.
   constexpr uint64_t kMargin = 64;
-  const std::string one = message_text(join_question(opened_, "a")),
-                    other = message_text(join_question(opened_, "1"));
+  const std::string one = message_text(join_question(place_.opened, "a")),
+                    other = message_text(join_question(place_.opened, "1"));
   const auto differs = std::mismatch(one.begin(), one.end(), other.begin(), other.end()).first;
   const uint64_t sure_bytes = static_cast<uint64_t>(differs - one.begin());
   const Tokens tokens = message_tokens(one);
   size_t sure = 0;
   while (sure < tokens.ids.size() && tokens.offsets[sure] + kMargin <= sure_bytes) ++sure;
-  const bool goes_on = sure > fed_.size() && std::equal(fed_.begin(), fed_.end(), tokens.ids.begin());
+  const bool goes_on =
+      sure > place_.fed.size() && std::equal(place_.fed.begin(), place_.fed.end(), tokens.ids.begin());
   const bool done = !goes_on || read(tokens, sure, false);
-  std::fprintf(stderr, "(%s: %s tokens%s)\n", path.c_str(), format_count(fed_.size()).c_str(),
+  std::fprintf(stderr, "(%s: %s tokens%s)\n", path.c_str(), format_count(place_.fed.size()).c_str(),
                done ? " taken, the last of them are read with your next message"
                     : " until you stopped; the rest is read with your next message, /reset forgets it");
 }
@@ -161,27 +169,28 @@ void Chat::open(const std::string& path) {
 void Chat::say(const std::string& line) {
   const Interruptible interruptible(session_);
   end_turn();
-  Tokens tokens = message_tokens(message_text(join_question(opened_, line)));
-  const auto same = std::mismatch(fed_.begin(), fed_.end(), tokens.ids.begin(), tokens.ids.end()).first;
-  if (same != fed_.end()) {
+  Tokens tokens = message_tokens(message_text(join_question(place_.opened, line)));
+  const auto same =
+      std::mismatch(place_.fed.begin(), place_.fed.end(), tokens.ids.begin(), tokens.ids.end()).first;
+  if (same != place_.fed.end()) {
     // A message that was stopped while it was read, or a tokenizer that looks far ahead: takes back what
     // differs, or where that was evicted from, lets the stopped message stand as it is.
-    const uint64_t position = message_start_ + static_cast<uint64_t>(same - fed_.begin());
+    const uint64_t position = place_.message_start + static_cast<uint64_t>(same - place_.fed.begin());
     if (thimble_session_rewind(session_.get(), position, nullptr) == THIMBLE_OK) {
-      fed_.erase(same, fed_.end());
+      place_.fed.erase(same, place_.fed.end());
     } else {
-      message_is_over();
-      cut_ = true;
+      message_is_over(place_.opened);
+      place_.cut = true;
       end_turn();
       tokens = message_tokens(message_text(line));
     }
   }
   if (!read(tokens, tokens.ids.size(), true)) {
     std::fprintf(stderr, "(stopped after %s tokens; your next message takes the place of this one)\n",
-                 format_count(fed_.size()).c_str());
+                 format_count(place_.fed.size()).c_str());
     return;
   }
-  message_is_over();
+  message_is_over(join_question(place_.opened, line));
   auto write = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
@@ -190,20 +199,52 @@ void Chat::say(const std::string& line) {
   // The token that Ctrl-C stopped is sampled and will be in the conversation, so it is shown too.
   int32_t token = -1;
   const bool stopped = answer.finish == Finish::kInterrupted;
+  const size_t shown = answer.text.size();
   if (stopped && call_unless_interrupted(thimble_session_step, session_.get(), &token)) {
     if (thimble_token_ends(model_.get(), token))
       answer.finish = Finish::kStop;
     else
-      write(token_text(session_, token));
+      write((answer.text += token_text(session_, token)).substr(shown));
   }
+  place_.messages.push_back({{"role", "assistant"}, {"content", answer.text}});
   std::printf("\n");
   std::fflush(stdout);
-  cut_ = answer.finish != Finish::kStop;
+  place_.cut = answer.finish != Finish::kStop;
   if (stopped) std::fprintf(stderr, "(stopped)\n");
   if (answer.finish == Finish::kLength)
     std::fprintf(stderr, "(cut after %zu tokens, see -n)\n", answer.tokens.size());
   if (answer.finish == Finish::kContext)
     std::fprintf(stderr, "(the pool is full; /reset starts afresh, /policy changes it)\n");
+}
+
+void Chat::save(const std::string& path) {
+  const Interruptible interruptible(session_);
+  const Json note = {{"messages", place_.messages}, {"first", place_.first},
+                     {"cut", place_.cut},           {"opened", place_.opened},
+                     {"fed", place_.fed},           {"message_start", place_.message_start}};
+  save_session(session_, path, note.dump(-1, ' ', false, Json::error_handler_t::replace));
+  std::fprintf(stderr, "(%s: %zu messages, %s tokens)\n", path.c_str(), place_.messages.size(),
+               format_count(stats(session_).position).c_str());
+}
+
+void Chat::load(const std::string& path) {
+  const Json note = Json::parse(session_note(path), nullptr, false);
+  Place place;
+  try {
+    note.at("messages").get_to(place.messages);
+    note.at("first").get_to(place.first);
+    note.at("cut").get_to(place.cut);
+    note.at("opened").get_to(place.opened);
+    note.at("fed").get_to(place.fed);
+    note.at("message_start").get_to(place.message_start);
+  } catch (const Json::exception&) {
+    throw Failure(THIMBLE_FORMAT, path + " was not saved by /save; name another file");
+  }
+  restore_session(session_, path);
+  call(thimble_session_set_sampler, session_.get(), &settings_.sampler);
+  place_ = std::move(place);
+  std::fprintf(stderr, "(%s: %zu messages came back, %s tokens)\n", path.c_str(), place_.messages.size(),
+               format_count(stats(session_).position).c_str());
 }
 
 void Chat::show_memory() {
@@ -266,6 +307,9 @@ bool Chat::obey(const std::string& line) {
   } else if (name == "/open") {
     if (rest.empty() || rest == "-") throw UsageError("/open needs the name of a file");
     open(rest);
+  } else if (name == "/save" || name == "/load") {
+    if (rest.empty()) throw UsageError(name + " needs the name of a file");
+    name == "/save" ? save(rest) : load(rest);
   } else if (name == "/memory") {
     show_memory();
   } else if (name == "/policy") {

@@ -136,16 +136,47 @@ int inspect(const Settings& s) {
   return 0;
 }
 
+// What a saved session says of itself.
+int inspect_session(const std::string& path, bool json) {
+  const Json info = Json::parse(session_info(path));
+  if (json) {
+    print_json(info);
+    return 0;
+  }
+  const auto number = [&](const char* key) { return info[key].get<uint64_t>(); };
+  std::printf("file          a saved session, version %llu, %s\n",
+              static_cast<unsigned long long>(number("version")), format_size(number("bytes")).c_str());
+  std::printf("tokens        %s read, %s waiting, %s of them generated\n",
+              format_count(number("read")).c_str(), format_count(number("waiting")).c_str(),
+              format_count(number("generated")).c_str());
+  std::printf("entries       %s at most in one of %s heads, %s in all\n",
+              format_count(number("entries")).c_str(), format_count(number("heads")).c_str(),
+              format_count(number("entries_of_all_heads")).c_str());
+  std::printf("note          %s\n\n", format_size(number("note_bytes")).c_str());
+  for (const auto& [name, value] : info["settings"].items())
+    std::printf("%s = %s\n", name.c_str(), value.get<std::string>().c_str());
+  return 0;
+}
+
 }  // namespace
 
 Command add_inspect(CLI::App& root) {
   static Settings settings;
-  CLI::App* app = root.add_subcommand("inspect", "Show what a model file holds");
+  static std::string saved;
+  CLI::App* app = root.add_subcommand("inspect", "Show what a model file holds, or a saved session");
   add_model_flag(*app, settings);
+  CLI::Option* model = app->get_option("--model")->required(false);
+  CLI::Option* session = app->add_option("SESSION", saved, "A file of 'thimble run --session' or /save");
+  session->excludes(model);
   add_json_flag(*app, settings);
   app->footer(
-      "Examples:\n  thimble inspect -m model.gguf\n  thimble inspect -m model.gguf --json | jq .chat_format");
-  return {app, [] { return inspect(settings); }};
+      "Examples:\n  thimble inspect -m model.gguf\n  thimble inspect -m model.gguf --json | jq .chat_format\n"
+      "  thimble inspect book.session");
+  return {app, [model, session] {
+            if (session->count()) return inspect_session(saved, settings.json);
+            if (!model->count()) throw CLI::RequiredError(model->get_name());
+            return inspect(settings);
+          }};
 }
 
 }  // namespace app

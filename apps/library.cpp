@@ -78,6 +78,28 @@ Session clone(const Session& session) {
   return Session(copy);
 }
 
+void save_session(const Session& session, const std::string& path, const std::string& note) {
+  while (
+      !call_unless_interrupted(thimble_session_save, session.get(), path.c_str(), note.data(), note.size()))
+    continue;
+}
+
+void restore_session(const Session& session, const std::string& path) {
+  call(thimble_session_restore, session.get(), path.c_str());
+}
+
+std::string session_note(const std::string& path) {
+  return two_calls<std::string>(4096, [&](auto& note, uint64_t* length, auto* error) {
+    return thimble_session_file_note(path.c_str(), note.data(), note.size(), length, error);
+  });
+}
+
+std::string session_info(const std::string& path) {
+  return two_calls<std::string>(2048, [&](auto& text, uint64_t* length, auto* error) {
+    return thimble_session_file_info(path.c_str(), text.data(), text.size(), length, error);
+  });
+}
+
 thimble_model_info model_info(const Model& model) {
   auto info = sized<thimble_model_info>();
   call(thimble_model_get_info, model.get(), &info);

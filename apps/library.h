@@ -65,6 +65,12 @@ Model open_model(const std::string& path, std::vector<std::string>* warnings = n
 Heads open_heads(const Model& model, const std::string& path);
 Session create_session(const Model& model, const thimble_session_options& options);
 Session clone(const Session& session);
+// `note` travels with the file. What Ctrl-C stopped is finished first.
+void save_session(const Session& session, const std::string& path, const std::string& note);
+void restore_session(const Session& session, const std::string& path);
+std::string session_note(const std::string& path);
+// What thimble_session_file_info says.
+std::string session_info(const std::string& path);
 
 thimble_model_info model_info(const Model& model);
 // What thimble_heads_info says; `model` may be null.

@@ -1,18 +1,20 @@
 // thimble run: reads a text, answers about it.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <numeric>
 
 #include "apps/generation.h"
 #include "apps/options.h"
 #include "apps/questions.h"
+#include "apps/sizes.h"
 
 namespace app {
 
 namespace {
 
 struct RunFlags {
-  std::string file, prompt, tokens, questions;
+  std::string file, prompt, tokens, questions, session;
   uint32_t logits = 0;
   bool raw = false, predict_given = false;
 };
@@ -48,6 +50,53 @@ double rate(uint64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
+// The tokens that a saved session has read or queued, which are its note.
+std::vector<int32_t> saved_tokens(const std::string& path) {
+  const Json note = Json::parse(session_note(path), nullptr, false);
+  if (!note.is_object() || !note.contains("tokens") || !note["tokens"].is_array() ||
+      !std::all_of(note["tokens"].begin(), note["tokens"].end(),
+                   [](const Json& id) { return id.is_number_integer(); }))
+    throw Failure(THIMBLE_FORMAT, path + " was not saved by 'thimble run --session'; name another file");
+  return note["tokens"].get<std::vector<int32_t>>();
+}
+
+// Takes up what a saved session holds of the prompt; gives how many tokens these are.
+size_t take_up(const Session& session, const std::string& path, const std::vector<int32_t>& prompt) {
+  const std::vector<int32_t> saved = saved_tokens(path);
+  restore_session(session, path);
+  const auto differs = std::mismatch(saved.begin(), saved.end(), prompt.begin(), prompt.end()).first;
+  size_t same = static_cast<size_t>(differs - saved.begin());
+  if (same < saved.size()) {  // the end of an earlier question, say: it is taken back where it still can be
+    same = std::min(same, prompt.size() - 1);
+    if (thimble_session_rewind(session.get(), same, nullptr) != THIMBLE_OK)
+      throw Failure(THIMBLE_MISMATCH,
+                    path + " holds another text: it differs from token " + std::to_string(same) +
+                        " on, and what stood there is no longer held; give the text that it was saved with, "
+                        "which may go on behind it, or name another file");
+  }
+  std::fprintf(stderr, "thimble: %s holds %s tokens of the text, %s are left to read\n", path.c_str(),
+               format_count(same).c_str(), format_count(prompt.size() - same).c_str());
+  return same;
+}
+
+// Saves what was read of the prompt, or queued.
+void save_reading(const Session& session, const std::string& path, const std::vector<int32_t>& prompt) {
+  const auto held = static_cast<std::ptrdiff_t>(stats(session).position);
+  const Json note = {{"tokens", std::vector<int32_t>(prompt.begin(), prompt.begin() + held)}};
+  save_session(session, path, note.dump());
+}
+
+// Reads what is left of the prompt, and saves the session where there is a file for it. False after Ctrl-C.
+bool read_and_save(const Session& session, const std::string& path, const std::vector<int32_t>& prompt,
+                   size_t taken_up, Progress& progress) {
+  const uint64_t before = stats(session).prefill_tokens;
+  const std::vector<int32_t> rest(prompt.begin() + static_cast<std::ptrdiff_t>(taken_up), prompt.end());
+  const bool done = read_prompt(session, rest, progress);
+  if (!path.empty() && (!rest.empty() || stats(session).prefill_tokens != before))
+    save_reading(session, path, prompt);
+  return done;
+}
+
 int run(Settings& s, const RunFlags& flags) {
   const Model model = open_model(s.model);
   settle_seed(s);
@@ -61,17 +110,23 @@ int run(Settings& s, const RunFlags& flags) {
   const bool writes_ids = !flags.tokens.empty();
 
   Progress progress;
-  const Retention retention = choose_retention(s, model, prompt.size());
-  thimble_session_options options = session_options(s, model, retention, prompt.size());
+  // A session on disk goes on with other texts and answers, so neither decides what it is made of.
+  const bool saves = !flags.session.empty();
+  const uint64_t expected = saves ? 0 : prompt.size();
+  const Retention retention = choose_retention(s, model, expected);
+  thimble_session_options options = session_options(s, model, retention, expected);
+  if (saves) options.max_new = 0;
   progress.attach(options);
   const thimble_memory planned = plan(model, options);
   const Session session = create_session(model, options);
+  const bool restores = saves && std::filesystem::exists(native_path(flags.session));
+  const size_t taken_up = restores ? take_up(session, flags.session, prompt) : 0;
   call(thimble_session_set_sampler, session.get(), &s.sampler);
   const Interruptible interruptible(session);
 
   Answer answer;
   std::vector<std::pair<int32_t, float>> largest;
-  if (!read_prompt(session, prompt, progress)) {
+  if (!read_and_save(session, flags.session, prompt, taken_up, progress)) {
     answer.finish = Finish::kInterrupted;
   } else {
     if (flags.logits) largest = largest_logits(session, flags.logits);
@@ -113,6 +168,7 @@ int run(Settings& s, const RunFlags& flags) {
                 {"saturated", seen.saturated},
                 {"finish_reason", finish_name(answer.finish)},
                 {"seed", s.seed}};
+    if (saves) out["restored_tokens"] = taken_up;
     if (flags.logits) {
       out["logits"] = Json::array();
       for (const auto& [id, value] : largest) out["logits"].push_back({{"id", id}, {"logit", value}});
@@ -162,6 +218,14 @@ Command add_run(CLI::App& root) {
                   "Print the N largest logits of the next token; generates only with -n")
       ->type_name("N")
       ->excludes(questions);
+  app->add_option(
+         "--session", flags.session,
+         "Keep the reading in this file: read on from it where it is there, and save it before the "
+         "answer, or at Ctrl-C. The text must begin as before; the end of it, a question, may differ as "
+         "far as --local reaches. Flags of memory, retention and selection stay the same, and the pool "
+         "does not follow the text")
+      ->type_name("FILE")
+      ->excludes(questions);
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_json_flag(*app, settings);
@@ -169,10 +233,13 @@ Command add_run(CLI::App& root) {
   add_sampling_flags(*app, settings);
   app->footer(
       "The answer goes to standard output as it comes, progress to standard error where that is a\n"
-      "terminal. Ctrl-C stops and keeps what is there (exit code 130).\n\n"
+      "terminal. Ctrl-C stops and keeps what is there (exit code 130); with --session the same command\n"
+      "goes on from there.\n\n"
       "Examples:\n"
       "  thimble run -m model.gguf --heads heads.gguf --mem-budget 64MiB -f book.txt -p \"Who sold the "
       "house?\"\n"
+      "  thimble run -m model.gguf --mem-budget 64MiB --session book.session -f book.txt -p \"And who bought "
+      "it?\"\n"
       "  git log | thimble run -m model.gguf --retention window --pool 4096 -f - -p \"What changed last "
       "week?\" --json");
   return {app, [app, file, prompt, ids, raw] {

@@ -430,11 +430,9 @@ struct Device {
   // Gives what it can of this view's memory back to the system, zeros being there afterwards; the bytes of
   // that. Unsupported where a buffer goes back whole or not at all.
   virtual Result<uint64_t> release(View) {
-    return error(
-        Code::kUnsupported,
-        "%s gives memory back only when a session is freed; make a smaller session, and restore into "
-        "it what a saved one held",
-        info().name.c_str());
+    return error(Code::kUnsupported,
+                 "%s gives memory back only when a session is freed; make a smaller session instead",
+                 info().name.c_str());
   }
   // `heads`: rows of the table of HeadState, of all layers.
   virtual Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) = 0;
