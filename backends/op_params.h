@@ -328,12 +328,12 @@ struct QueryScoreParams {
   uint row_stride;      // elements from row to row of q
   uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
   uint head_state;
-  uint kind;    // kQueryLast, kQueryRows, kQueryHeads
-  uint rows;    // of q at most: 1, or of a step
-  uint sinks;   // kQueryRows: first entries that are seen, too
-  uint window;  // kQueryHeads: as attention's
+  uint kind;           // kQueryLast, kQueryRows, kQueryHeads
+  uint rows;           // of q at most: 1, or of a step
+  uint sinks;          // kQueryRows: first entries that are seen, too
+  uint window;         // kQueryHeads: as attention's
   uint list_capacity;  // kQueryHeads: uints from list to list; 0: there are no lists
-  float scale;  // as attention's
+  float scale;         // as attention's
   float cap;
   RopeParams rope;
 };

@@ -197,7 +197,8 @@ void Decoder::keep_query(const LayerStep& l) const {
                                .rows = kLogitRows}});
 }
 
-// The weights that the last token's attention gave to entries: as attend() did, by the queries that were kept.
+// The weights that the last token's attention gave to entries: as attend() did, by the queries that were
+// kept.
 void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const {
   l.recorder.record(QueryScore{.q = at_.last_queries[l.layer],
                                .k = l.pool().k,

@@ -18,10 +18,10 @@ struct ChunkProgram {
 
 // All that a session replays.
 struct Programs {
-  std::vector<ChunkProgram> chunks;  // ascending max_rows; rows go through the chunk buffer, then compaction
-  std::unique_ptr<Program> decode;   // one row, appended to the pool, attending by selection; one segment
-  std::unique_ptr<Program> upkeep;   // scores of the tokens that wait for them; one segment a layer, and one
-                                    // for the embedding where they are read again
+  std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
+  std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
+  std::unique_ptr<Program> upkeep;    // scores of the tokens that wait for them; one segment a layer, and one
+                                      // for the embedding where they are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
   std::unique_ptr<Program> log_prob;  // of the targets, after a tail
   // What the last token attended to: one segment a layer for one that attended to everything, and then where

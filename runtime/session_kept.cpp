@@ -27,9 +27,10 @@ Status Session::kept_by_position(float* kept, float* attended) {
     return error(Code::kInvalidArgument,
                  "this session does not keep what attention is told by; make it with options.watch = 1");
   if (attended && attended_ == Attended::kUnknown)
-    return error(Code::kInvalidArgument,
-                 "what the last token attended to is not known: none was read, or entries were evicted or the "
-                 "text was rewound after it; read or generate a token first");
+    return error(
+        Code::kInvalidArgument,
+        "what the last token attended to is not known: none was read, or entries were evicted or the "
+        "text was rewound after it; read or generate a token first");
   if (kept) THIMBLE_TRY(count_kept(kept));
   return attended ? add_attention(attended) : Status();
 }

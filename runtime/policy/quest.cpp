@@ -126,7 +126,8 @@ class Quest : public SelectionPolicy {
 
   Status read_stats(Device& device, SelectionStats& stats) const override {
     // The last layer's: they may all share it.
-    const auto last = std::find_if(lists_.rbegin(), lists_.rend(), [](const View& list) { return bool(list); });
+    const auto last =
+        std::find_if(lists_.rbegin(), lists_.rend(), [](const View& list) { return bool(list); });
     return last == lists_.rend() ? Status() : add_list_counts(device, {*last, list_capacity_}, stats);
   }
 

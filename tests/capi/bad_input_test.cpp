@@ -182,8 +182,9 @@ TEST(BadHeads, WereOpenedForAnotherModel) {
 
 TEST(Budget, IsHeldToTheByte) {
   const SmallModel small;
-  for (const int32_t retention : {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET,
-                                  THIMBLE_RETENTION_KEYDIFF, THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD}) {
+  for (const int32_t retention :
+       {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET, THIMBLE_RETENTION_KEYDIFF,
+        THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD}) {
     thimble_session_options options = window_options();
     options.retention = retention;
     options.heads = small.heads.get();
@@ -401,7 +402,8 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"chat_text role",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &message, 1, 0, nullptr, 0, &u64, e); }},
       {"chat_render", [&](auto* e) { return thimble_chat_render(nullptr, nullptr, nullptr, 0, &u64, e); }},
-      {"chat_render length", [&](auto* e) { return thimble_chat_render(m, nullptr, nullptr, 0, nullptr, e); }},
+      {"chat_render length",
+       [&](auto* e) { return thimble_chat_render(m, nullptr, nullptr, 0, nullptr, e); }},
       {"chat_text content",
        [&](auto* e) { return thimble_chat_text(m, "chatml", &no_content, 1, 0, nullptr, 0, &u64, e); }},
       {"plan", [&](auto* e) { return thimble_session_plan(nullptr, nullptr, nullptr, e); }},

@@ -384,7 +384,8 @@ TEST(Text, BecomesAChatByATemplateThatIsGiven) {
   Error e;
   char text[256];
   uint64_t length = 0;
-  const std::string source = "{% for m in messages %}{{ m.content|default('-', true) }};{% endfor %}{{ tools|length }}";
+  const std::string source =
+      "{% for m in messages %}{{ m.content|default('-', true) }};{% endfor %}{{ tools|length }}";
   const std::string messages = R"([{"role": "user", "content": "Hi"}, {"role": "tool", "content": null}])";
   const std::string variables = R"({"tools": [1, 2]})";
   thimble_chat_options o;
@@ -745,7 +746,8 @@ TEST(Session, TellsWhatItHoldsAndAttendedToByPosition) {
   std::vector<float> shares(count), attention(count);
   EXPECT_EQ(thimble_session_kept_by_position(session.get(), shares.data(), attention.data(), 199, &count, &e),
             THIMBLE_INVALID_ARGUMENT);
-  EXPECT_OK(thimble_session_kept_by_position(session.get(), shares.data(), attention.data(), 200, &count, &e), e);
+  EXPECT_OK(thimble_session_kept_by_position(session.get(), shares.data(), attention.data(), 200, &count, &e),
+            e);
   double sum = 0;
   for (uint64_t i = 0; i < count; ++i) {
     const bool held = i < 4 || i >= 200 - 68;  // in all heads

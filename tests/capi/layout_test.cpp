@@ -218,8 +218,7 @@ TEST(Layout, IsPlainAndEveryEnumValueIsPinned) {
   EXPECT_TRUE((all_plain<thimble_error, thimble_device_info, thimble_model_options, thimble_model_info,
                          thimble_tensor_info, thimble_message, thimble_progress, thimble_session_options,
                          thimble_memory, thimble_sampler_options, thimble_stats, thimble_training_options,
-                         thimble_chat_options,
-                         thimble_training_progress>()));
+                         thimble_chat_options, thimble_training_progress>()));
   EXPECT_EQ(THIMBLE_RETENTION_DEFAULT, -1);
   EXPECT_EQ(THIMBLE_RETENTION_NONE, 0);
   EXPECT_EQ(THIMBLE_RETENTION_WINDOW, 1);

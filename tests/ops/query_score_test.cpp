@@ -138,16 +138,13 @@ class QueryScores : public OpTest {
     const std::vector<float> got = get<float>(cis), of_chunk = get<float>(chunk_cis);
 
     std::vector<std::vector<Weights>> weights;
-    for (uint32_t head = 0; head < count; ++head)
-      weights.push_back(expected(l, head, keys[head], q, stride));
+    for (uint32_t head = 0; head < count; ++head) weights.push_back(expected(l, head, keys[head], q, stride));
     const double error = tolerance(l, q_most);
     size_t used = 0;
     for (uint32_t head = 0; head < count; ++head) {
       SCOPED_TRACE(::testing::Message() << "head " << head << " of " << l.held[head]);
       const uint32_t held = l.held[head], n = static_cast<uint32_t>(weights[head].size());
-      const uint32_t first = l.kind == kQueryRows ? held - l.rows
-                             : l.window           ? n - std::min(n, l.window)
-                                                  : 0;
+      const uint32_t first = l.kind == kQueryRows ? held - l.rows : l.window ? n - std::min(n, l.window) : 0;
       EXPECT_TRUE(is_poison(got, used, heads[head].first + first - used));
       used = heads[head].first + std::min(held, n);
       for (uint32_t i = first; i < (l.kind == kQueryRows ? held : n); ++i) {

@@ -146,5 +146,60 @@ TEST_P(Families, GoOnWhereTheyWereInterrupted) {
   EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);
 }
 
+// Those whose feed-forward does not lie over what attention gave for a token, so that it can be read.
+class FamiliesThatShowAttention : public Families {};
+INSTANTIATE_TEST_SUITE_P(Of, FamiliesThatShowAttention,
+                         ::testing::Values("gemma3", "gemma2", "gpt_oss", "smollm3", "granite", "olmo2",
+                                           "olmo3"),
+                         [](const auto& family) { return std::string(family.param); });
+
+// The weights that a session tells of its last layer are those that attention summed values by: caps and
+// sinks are in both. A logit is a sum of head_dim products that the two ops add in other orders, off by
+// head_dim 2^-24 of the lengths' product, which stays below 2^6 here; a weight moves by twice as much of
+// itself.
+TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
+  const ModelShape& s = model_->shape;
+  for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+    SCOPED_TRACE(policy_name(selection));
+    SessionOptions o = selection == Selection::kDense ? dense() : selecting(dense(), selection, 24);
+    o.watch = true;
+    Watched w(model_, o);
+    read(*w, seeded_tokens(kText, kVocab));
+    std::vector<float> attended(kText + 1);
+    accept(*w, 5);
+    must(w->kept_by_position(nullptr, attended.data()));
+    const QueryScore& watch = w.device->watches.back();
+    const auto attention = std::find_if(w.device->attention.rbegin(), w.device->attention.rend(),
+                                        [](const Attention& op) { return op.p.source == kFromPool; });
+    ASSERT_EQ(watch.p.head_state, (s.layers - 1) * s.kv_heads);
+    ASSERT_EQ(attention->p.head_state, watch.p.head_state);
+    std::vector<float> y(uint64_t(s.heads) * s.head_dim), weights(watch.cis.bytes / sizeof(float));
+    std::vector<uint16_t> values(attention->v.values.bytes / sizeof(uint16_t));
+    must(w.device->read(y.data(), attention->y.slice(0, y.size() * sizeof(float))));
+    must(w.device->read(weights.data(), watch.cis));
+    must(w.device->read(values.data(), attention->v.values));
+    const auto lists = w.lists()[s.layers - 1];
+    const double error = 2 * s.head_dim * 0x1p-24 * 0x1p6;
+    for (uint32_t head = 0; head < s.kv_heads; ++head) {
+      const uint64_t run = w->plan().dimensions.runs[watch.p.head_state + head].first;
+      std::vector<uint32_t> entries(must(w->kept_count(s.layers - 1, head)));
+      std::iota(entries.begin(), entries.end(), 0u);
+      if (!lists.empty()) entries = lists[head];
+      const uint32_t group = s.heads / s.kv_heads, window = watch.p.window;
+      for (uint32_t c = 0; c < s.head_dim; ++c) {
+        double told = 0, size = 0, used = 0;
+        for (size_t i = window && entries.size() > window ? entries.size() - window : 0; i < entries.size();
+             ++i) {
+          const double value = f16_to_f32(values[(run + entries[i]) * s.head_dim + c]);
+          told += weights[run + i] * value;
+          size += weights[run + i] * std::abs(value);
+        }
+        for (uint32_t h = head * group; h < (head + 1) * group; ++h) used += y[uint64_t(h) * s.head_dim + c];
+        ASSERT_NEAR(told, used, error * size) << "head " << head << " channel " << c;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace thimble::test

@@ -1,5 +1,5 @@
-// What is held and what was attended to, by position: against the heads' own positions, and against a model in
-// double precision.
+// What is held and what was attended to, by position: against the heads' own positions, and against a model
+// in double precision.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -162,7 +162,8 @@ TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
     SCOPED_TRACE(name);
     const auto copies = std::make_shared<SpyDevice>(cpu());
     copies->discrete = true;
-    const auto one = open_session(plain().model, options), other = open_session(plain().model, options, copies);
+    const auto one = open_session(plain().model, options),
+               other = open_session(plain().model, options, copies);
     for (Session* s : {one.get(), other.get()}) {
       read(*s, seeded_tokens(150));
       accept(*s, 3);

@@ -101,8 +101,9 @@ class ReferenceModel {
   }
   // The attention that the last token paid to positions, mean over layers and query heads.
   const Vector& attended() const { return attended_; }
-  // The largest product of the lengths of a query of the last token and of a key that it saw, scaled as logits
-  // are. Keys of a session may be the next halves to the reference's, 2^-10 off, and move a logit by so much.
+  // The largest product of the lengths of a query of the last token and of a key that it saw, scaled as
+  // logits are. Keys of a session may be the next halves to the reference's, 2^-10 off, and move a logit by
+  // so much.
   double most_moved() const { return moved_; }
   double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
                        const std::vector<int32_t>& seen) const {

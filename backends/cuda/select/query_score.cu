@@ -171,13 +171,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A warp a vector; block (vectors, KV head).
-__global__ void __launch_bounds__(kThreads) merge_sums(const StepParams* step, const HeadState* heads,
-                                                       QueryScoreParams p, const float* sinks,
-                                                       const uint32_t* lists, float* sums) {
+__global__ void __launch_bounds__(kThreads)
+    merge_sums(const StepParams* step, const HeadState* heads, QueryScoreParams p, const float* sinks,
+               const uint32_t* lists, float* sums) {
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y, lane = threadIdx.x % kWarp;
-  const QuerySpan span =
-      query_span(s, heads[head], p, entries_of(s, heads[head], list_of(p, lists, head)));
+  const QuerySpan span = query_span(s, heads[head], p, entries_of(s, heads[head], list_of(p, lists, head)));
   const uint32_t vector = blockIdx.x * kWarps + threadIdx.x / kWarp;
   if (span.count == 0 || vector >= span.rows * p.group) return;
   float* own = sums + (uint64_t(head) * p.rows * p.group + vector) * kQueryScoreSums;

@@ -30,30 +30,29 @@ void query_score(Recording& r, const QueryScore& op) {
   const uint32_t vectors = p.rows * p.group, entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
   const uint32_t tiles = std::min(units(entries + r.max_rows(), kQueryScoreTile), r.limits().max_groups);
   for_run_windows(r.limits(), k, row, [&](const RunWindow& window) {
-    for_head_ranges(r.limits(), std::max(chunk, sum_bytes), p.first_head, p.heads,
-                    [&](uint32_t first, uint32_t heads) {
-                      struct {
-                        QueryScoreParams p;
-                        RunWindow window;
-                      } push{p, window};
-                      push.p.first_head = first;
-                      push.p.heads = heads;
-                      const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads),
-                                 sums = of_heads(op.sums, sum_bytes, first, heads);
-                      r.expect(operations(r, op));
-                      r.dispatch(Shader::kQuerySum, {p.head_dim, has_list},
-                                 {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope),
-                                  writes(sums)},
-                                 push, kQueryScoreSums, heads);
-                      r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u, has_list},
-                                 {reads(op.sinks), reads(op.list), writes(sums)}, push,
-                                 std::min(units(vectors, threads / lanes), r.limits().max_groups), heads);
-                      r.expect(operations(r, op));
-                      r.dispatch(Shader::kQueryScore, {p.head_dim, has_list},
-                                 {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope),
-                                  reads(sums), writes(op.cis), writes(op.chunk_cis)},
-                                 push, tiles, heads);
-                    });
+    for_head_ranges(
+        r.limits(), std::max(chunk, sum_bytes), p.first_head, p.heads, [&](uint32_t first, uint32_t heads) {
+          struct {
+            QueryScoreParams p;
+            RunWindow window;
+          } push{p, window};
+          push.p.first_head = first;
+          push.p.heads = heads;
+          const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads),
+                     sums = of_heads(op.sums, sum_bytes, first, heads);
+          r.expect(operations(r, op));
+          r.dispatch(Shader::kQuerySum, {p.head_dim, has_list},
+                     {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), writes(sums)},
+                     push, kQueryScoreSums, heads);
+          r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u, has_list},
+                     {reads(op.sinks), reads(op.list), writes(sums)}, push,
+                     std::min(units(vectors, threads / lanes), r.limits().max_groups), heads);
+          r.expect(operations(r, op));
+          r.dispatch(Shader::kQueryScore, {p.head_dim, has_list},
+                     {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), reads(sums),
+                      writes(op.cis), writes(op.chunk_cis)},
+                     push, tiles, heads);
+        });
   });
   if (p.kind == kQueryLast)
     r.dispatch(Shader::kQueryMean, {}, {writes(op.cis), writes(op.chunk_cis)}, p, tiles);
