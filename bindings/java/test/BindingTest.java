@@ -48,6 +48,7 @@ public final class BindingTest {
   public static void main(String[] arguments) {
     test("the fields of structs are the header's", BindingTest::fieldsAreTheHeaders);
     test("constants are the header's", BindingTest::constantsAreTheHeaders);
+    test("all functions of the header are called", BindingTest::functionsAreAllCalled);
     test("every step of the conformance script gives what it says", BindingTest::conformance);
     test("another thread stops a reading, and the same call goes on", BindingTest::interrupt);
     test("a session holds its model, and says when it is closed", BindingTest::lifetimes);
@@ -63,6 +64,9 @@ public final class BindingTest {
       "thimble_sampler_options", Sampler.class);
   // What is no field of the Java object, or is given in another way.
   private static final Set<String> OTHERS = Set.of("struct_size", "reserved", "progress", "progress_user", "device", "heads");
+
+  // Policies are constants here, so nobody asks for their names.
+  private static final Set<String> UNCALLED = Set.of("thimble_retention_name", "thimble_selection_name");
 
   private static String camel(String name) {
     StringBuilder out = new StringBuilder();
@@ -107,6 +111,12 @@ public final class BindingTest {
     Map<String, Integer> header = new TreeMap<>();
     object(layouts().get("constants")).forEach((name, value) -> header.put(name, (int) (long) (Long) value));
     equal(ours, header);
+  }
+
+  private static void functionsAreAllCalled() throws Exception {
+    String source = Files.readString(ROOT.resolve("bindings/java/thimblejni.c"));
+    for (Object function : (List<?>) layouts().get("functions"))
+      if (!UNCALLED.contains(function)) expect(source.contains(function + "("), function + " is not called");
   }
 
   // ---- the conformance script ----
