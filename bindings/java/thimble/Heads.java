@@ -1,0 +1,11 @@
+package thimble;
+
+/** A trained retainer of a model: {@link Model#heads} opens it, {@link Options#heads} takes it. */
+public final class Heads extends Handle {
+  final Model model;
+
+  Heads(Model model, long pointer) {
+    super(pointer, Native::headsFree, model);
+    this.model = model;
+  }
+}

@@ -1,0 +1,26 @@
+package thimble;
+
+/** What a session takes: thimble_memory. Numbers without a sign are kept bit by bit. */
+public final class Memory {
+  public int pool;
+  public int capacity;
+  public int chunk;
+  public long budget;
+  public long weights;
+  public long shared;
+  public long poolBytes;
+  public long view;
+  public long workspace;
+  public long io;
+  public long fixed;
+  public long total;
+  public long allocated;
+  public long denseBytesPerToken;
+  public long mapped;
+  public long mappedResident;
+  public long hostTables;
+  public int largestPosition;
+  public int selectionPays;
+
+  Memory() {}
+}

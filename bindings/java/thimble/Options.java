@@ -1,0 +1,38 @@
+package thimble;
+
+/** Options of a session: thimble_session_options, so made with the header's defaults. Policies are constants of {@link Thimble}. */
+public final class Options {
+  public long budgetBytes;
+  public int retention;
+  public int pool;
+  /** A trained retainer of the model, or null. */
+  public Heads heads;
+  /** "auto" (null), "cpu", "cuda:0", "vulkan:0". */
+  public String device;
+  public int threads;
+  public int retainScope;
+  public int chunk;
+  public int stabilizers;
+  public int local;
+  public int protectInit;
+  public int maxNew;
+  public int selection;
+  public int selectK;
+  public int selectInit;
+  public int selectLocal;
+  public float selectTheta;
+  public int vote;
+  public int voteScale;
+  public int voteWindow;
+  public int selectPrefill;
+  public int positions;
+  public int context;
+  public int seed;
+  public int selectPage;
+  public int denseLayers;
+  public int watch;
+
+  public Options() {
+    Native.optionsInit(this);
+  }
+}

@@ -1,0 +1,190 @@
+package thimble;
+
+import java.nio.file.Path;
+import java.util.Iterator;
+import java.util.NoSuchElementException;
+import java.util.Objects;
+import java.util.function.LongFunction;
+
+/** A reading: {@link Model#session} makes one. Calls of several threads wait for each other; {@link #interrupt} does not. */
+public final class Session extends Handle {
+  private final Model model;
+  private final Object turn = new Object(); // held during calls; taken before Handle's own monitor
+
+  Session(Model model, long pointer) {
+    super(pointer, Native::sessionFree, model);
+    this.model = model;
+  }
+
+  @Override
+  <T> T call(LongFunction<T> call) {
+    synchronized (turn) {
+      return super.call(call);
+    }
+  }
+
+  private interface Action {
+    void run(long session);
+  }
+
+  private void run(Action action) {
+    call(session -> {
+      action.run(session);
+      return null;
+    });
+  }
+
+  public Model model() {
+    return model;
+  }
+
+  /** Append tokens to the prompt and read what is surely complete. After INTERRUPTED the same call goes on. */
+  public void feed(int[] tokens) {
+    Objects.requireNonNull(tokens);
+    run(session -> Native.feed(session, tokens));
+  }
+
+  /** End the prompt: read all that waits. */
+  public void flush() {
+    run(Native::flush);
+  }
+
+  /** Sample the next token, append it, and give it. {@link Model#tokenEnds} tells whether it ends the answer. */
+  public int step() {
+    return call(Native::step);
+  }
+
+  /** The same with a token that the caller chose. */
+  public void accept(int token) {
+    run(session -> Native.accept(session, token));
+  }
+
+  /** The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole. */
+  public String text(int token) {
+    return Thimble.text(call(session -> Native.text(session, token)));
+  }
+
+  /** The answer, piece by piece, until a token ends it or {@code limit} tokens are made. To be iterated once. */
+  public Iterable<String> generate(int limit) {
+    return () -> new Answer(limit);
+  }
+
+  /** The logits of the next token, one for each token of the vocabulary. */
+  public float[] logits() {
+    return call(Native::logits);
+  }
+
+  /** Append these tokens; the natural logarithm of each one's probability after all before it. */
+  public float[] score(int[] tokens) {
+    float[] logprobs = new float[tokens.length];
+    run(session -> Native.score(session, tokens, logprobs));
+    return logprobs;
+  }
+
+  /** Forget everything from this position on; CANNOT_REWIND when entries were evicted since. */
+  public void rewind(long position) {
+    run(session -> Native.rewind(session, position));
+  }
+
+  /** Start afresh. */
+  public void reset() {
+    run(Native::reset);
+  }
+
+  /** A session that goes on from the same state, within the same budget. */
+  public Session cloned() {
+    return new Session(model, call(Native::sessionClone));
+  }
+
+  /** Stop the running call, or else the next one, with INTERRUPTED. From any thread. */
+  public void interrupt() {
+    super.call(session -> {
+      Native.interrupt(session);
+      return null;
+    });
+  }
+
+  /** The original positions that a KV head still holds, ascending. */
+  public int[] kept(int layer, int kvHead) {
+    return call(session -> Native.kept(session, layer, kvHead));
+  }
+
+  /** By position: the share of heads that still hold it. */
+  public float[] keptByPosition() {
+    return call(Native::keptByPosition);
+  }
+
+  /** By position: the attention that the last token paid to it. Needs {@link Options#watch}. */
+  public float[] attendedByPosition() {
+    return call(Native::attendedByPosition);
+  }
+
+  public void setSampler(Sampler sampler) {
+    Objects.requireNonNull(sampler);
+    run(session -> Native.setSampler(session, sampler));
+  }
+
+  /** What the session holds. */
+  public Memory memory() {
+    Memory memory = new Memory();
+    run(session -> Native.memory(session, memory));
+    return memory;
+  }
+
+  public Stats stats() {
+    Stats stats = new Stats();
+    run(session -> Native.stats(session, stats));
+    return stats;
+  }
+
+  /** Write all that the session holds to a file, and {@code note} with it. */
+  public void save(Path path, byte[] note) {
+    run(session -> Native.save(session, Thimble.terminated(path.toString()), note));
+  }
+
+  /** Take the state of a saved session that was made with the same settings. */
+  public void restore(Path path) {
+    run(session -> Native.restore(session, Thimble.terminated(path.toString())));
+  }
+
+  /** Evict down to {@code pool} entries a head; gives the bytes that were freed. */
+  public long shrink(int pool) {
+    return call(session -> Native.shrink(session, pool));
+  }
+
+  /** Gives its memory back; waits for a running call. */
+  @Override
+  public void close() {
+    synchronized (turn) {
+      super.close();
+    }
+  }
+
+  private final class Answer implements Iterator<String> {
+    private int left;
+    private String next = "";
+
+    Answer(int limit) {
+      left = limit;
+    }
+
+    @Override
+    public boolean hasNext() {
+      while (next.isEmpty() && left > 0) {
+        int token = step();
+        boolean over = Native.tokenEnds(model.held(), token);
+        left = over ? 0 : left - 1;
+        if (!over) next = text(token);
+      }
+      return !next.isEmpty();
+    }
+
+    @Override
+    public String next() {
+      if (!hasNext()) throw new NoSuchElementException("the answer is over");
+      String piece = next;
+      next = "";
+      return piece;
+    }
+  }
+}

@@ -1,0 +1,97 @@
+package thimble;
+
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+
+/** The constants of thimble.h, without their prefix, and what needs no model. */
+public final class Thimble {
+  public static final int ABI = 4;
+
+  public static final int TOKENIZE_ADD_BOS = 1;
+  public static final int TOKENIZE_PARSE_SPECIAL = 2;
+  public static final int DETOKENIZE_SPECIAL = 1;
+  public static final int CHAT_ADD_ASSISTANT = 1;
+  /** For the fields that say so; as an unsigned number it is the largest. */
+  public static final int DEFAULT = -1;
+
+  public static final int OK = 0;
+  public static final int INVALID_ARGUMENT = 10;
+  public static final int UNSUPPORTED = 11;
+  public static final int IO = 20;
+  public static final int FORMAT = 21;
+  public static final int MISMATCH = 22;
+  public static final int BUDGET = 30;
+  public static final int OUT_OF_MEMORY = 31;
+  public static final int CONTEXT_FULL = 40;
+  public static final int CANNOT_REWIND = 41;
+  public static final int INTERRUPTED = 50;
+  public static final int BUSY = 51;
+  public static final int DEVICE_LOST = 60;
+  public static final int NOT_FINITE = 61;
+  public static final int INTERNAL = 90;
+
+  public static final int RETENTION_DEFAULT = -1;
+  public static final int RETENTION_NONE = 0;
+  public static final int RETENTION_WINDOW = 1;
+  public static final int RETENTION_RANDOM = 2;
+  public static final int RETENTION_LOCRET = 3;
+  public static final int RETENTION_KEYDIFF = 4;
+  public static final int RETENTION_TOVA = 5;
+  public static final int RETENTION_REREAD = 6;
+  public static final int RETAIN_PER_HEAD = 0;
+  public static final int RETAIN_LAYER = 1;
+  public static final int SELECTION_DENSE = 0;
+  public static final int SELECTION_TOKENSELECT = 1;
+  public static final int SELECTION_QUEST = 2;
+  public static final int VOTE_AUTO = 0;
+  public static final int VOTE_LAYER = 1;
+  public static final int VOTE_GROUP = 2;
+  public static final int POSITIONS_LIST = 0;
+  public static final int POSITIONS_ORIGINAL = 1;
+  public static final int SCALE_NONE = 0;
+  public static final int SCALE_SQRT = 1;
+
+  private Thimble() {}
+
+  /** "0.1.0" of the library that runs. */
+  public static String version() {
+    return text(Native.version());
+  }
+
+  /** What was built into it, for bug reports. */
+  public static String buildInfo() {
+    return text(Native.buildInfo());
+  }
+
+  /** The devices of this machine, whose names {@link Options#device} takes. */
+  public static Device[] devices() {
+    Device[] devices = new Device[Native.deviceCount()];
+    for (int i = 0; i < devices.length; i++) Native.deviceGet(i, devices[i] = new Device());
+    return devices;
+  }
+
+  /** What the file of a saved session says of itself, as a JSON object. */
+  public static String sessionFileInfo(Path path) {
+    return text(Native.sessionFileInfo(terminated(path.toString())));
+  }
+
+  /** The bytes that were given to {@link Session#save}. */
+  public static byte[] sessionFileNote(Path path) {
+    return Native.sessionFileNote(terminated(path.toString()));
+  }
+
+  static String text(byte[] utf8) {
+    return new String(utf8, StandardCharsets.UTF_8);
+  }
+
+  static byte[] bytes(String text) {
+    return text == null ? null : text.getBytes(StandardCharsets.UTF_8);
+  }
+
+  /** A name as C reads it. */
+  static byte[] terminated(String name) {
+    if (name == null) return null;
+    if (name.indexOf('\0') >= 0) throw new IllegalArgumentException("a name or path holds a NUL character");
+    return bytes(name + '\0');
+  }
+}

@@ -1,0 +1,24 @@
+package thimble;
+
+import java.nio.charset.StandardCharsets;
+
+/** A call failed. */
+public final class ThimbleException extends RuntimeException {
+  private static final long serialVersionUID = 1;
+
+  /** A number of thimble.h, {@link Thimble#BUDGET} for example. */
+  public final int code;
+  /** Of BUDGET: what the budget lacks, else 0. */
+  public final long bytesMissing;
+
+  ThimbleException(int code, byte[] message, long bytesMissing) { // called from thimblejni.c
+    super(new String(message, StandardCharsets.UTF_8));
+    this.code = code;
+    this.bytesMissing = bytesMissing;
+  }
+
+  /** The code's name, "BUDGET". */
+  public String name() {
+    return Thimble.text(Native.statusName(code));
+  }
+}

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""layouts.py OUT.json: what the C compiler makes of thimble.h, for the bindings' tests to compare their own with.
+
+Writes {"structs": {NAME: {"size": N, "fields": {FIELD: [OFFSET, SIZE]}}}, "constants": {NAME: VALUE}, "functions": [NAME]}. The
+header's declarations are found by their form, the numbers come from a C program. What no binding has (LEFT_OUT) is not in it, so
+that a test may ask for all of the rest. CC names the compiler; the default is cc.
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+INCLUDE = pathlib.Path(__file__).resolve().parent.parent / "include"
+
+# Training and inspecting a model are the command's; a binding reads texts. Names that begin so are left out.
+LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimble_model_(open_|metadata|tensor)|thimble_tensor"
+                      r"|thimble_device_(rates|measure)|thimble_progress|thimble_message|thimble_chat_text|thimble_token_bytes"
+                      r"|thimble_session_(save_fd|restore_fd)|thimble_status_text|THIMBLE_TRAINING|THIMBLE_VERSION"
+                      r"|THIMBLE_CHAT_CONTINUE")
+
+
+def declarations(header):
+    """The header's structs as (name, fields), and the names of its constants and functions."""
+    code = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    structs = []
+    for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", code, re.DOTALL):
+        fields = []
+        for declaration in filter(None, map(str.strip, body.split(";"))):
+            # "uint32_t layers, d_model", "char name[32]", "const char* device": names come last, before any bounds.
+            fields += [re.search(r"(\w+)(?:\[\w+\])?$", part.strip()).group(1) for part in declaration.split(",")]
+        structs.append((name, fields))
+    constants = re.findall(r"#define (THIMBLE_\w+) +(?:\d|UINT32_MAX)", code)
+    for body in re.findall(r"\benum \{(.*?)\}", code, re.DOTALL):
+        constants += re.findall(r"\b(THIMBLE_\w+) *=", body)
+    functions = re.findall(r"^THIMBLE_API .*?\b(thimble_\w+)\(", code, re.MULTILINE)
+    # Whatever is written in another form than the above must not go unseen.
+    assert len(structs) == len(re.findall(r"\bstruct \w+ \{", code)), "a struct of another form"
+    assert len(functions) == len(re.findall(r"^THIMBLE_API", code, re.MULTILINE)), "a function of another form"
+    return structs, constants, functions
+
+
+def program(structs, constants):
+    """A C program that prints their numbers as JSON."""
+    lines = ['#include <stdio.h>', '#include "thimble/thimble.h"', "int main(void) {", 'printf("{\\"structs\\":{");']
+    for index, (name, fields) in enumerate(structs):
+        lines.append(f'printf("{"," if index else ""}\\"{name}\\":{{\\"size\\":%zu,\\"fields\\":{{", sizeof({name}));')
+        for at, field in enumerate(fields):
+            lines.append(f'printf("{"," if at else ""}\\"{field}\\":[%zu,%zu]", offsetof({name}, {field}), '
+                         f"sizeof((({name}*)0)->{field}));")
+        lines.append('printf("}}");')
+    lines.append('printf("},\\"constants\\":{");')
+    for index, name in enumerate(constants):
+        lines.append(f'printf("{"," if index else ""}\\"{name}\\":%lld", (long long)({name}));')
+    return "\n".join(lines + ['printf("}}");', "return 0;", "}"])
+
+
+def main():
+    structs, constants, functions = declarations((INCLUDE / "thimble" / "thimble.h").read_text())
+    structs = [(name, fields) for name, fields in structs if not LEFT_OUT.match(name)]
+    constants = [name for name in constants if not LEFT_OUT.match(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "layouts.c"
+        source.write_text(program(structs, constants))
+        compiler = os.environ.get("CC", "cc").split()
+        subprocess.run([*compiler, "-I", str(INCLUDE), str(source), "-o", f"{folder}/layouts"], check=True)
+        layouts = json.loads(subprocess.run([f"{folder}/layouts"], check=True, capture_output=True).stdout)
+    layouts["functions"] = [name for name in functions if not LEFT_OUT.match(name)]
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(layouts, indent=1) + "\n")
+    print(f"{len(structs)} structs, {len(constants)} constants, {len(layouts['functions'])} functions")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,620 @@
+"""Read texts far longer than memory with a language model, inside a byte budget.
+
+    import thimble
+
+    with thimble.Model("model.gguf") as model:
+        with model.session(thimble.Options(budget_bytes=64 << 20, retention="window", pool=1024)) as session:
+            session.feed(model.tokenize(text, bos=True))
+            for piece in session.generate(64):
+                print(piece, end="", flush=True)
+
+Calls that fail raise ThimbleError. thimble.h is the manual of what the calls mean; names here are those of the header.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import threading
+from ctypes import byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+
+from . import _c
+from ._c import ThimbleError
+
+__all__ = ["Device", "Heads", "Memory", "Model", "ModelInfo", "Options", "Sampler", "Session", "Stats", "ThimbleError",
+           "build_info", "devices", "session_file_info", "session_file_note", "version"]
+
+Path = Union[str, "os.PathLike[str]"]
+_T = TypeVar("_T")
+
+
+def version() -> str:
+    """The version of the library, "0.1.0"."""
+    return str(_c.lib.thimble_version().decode())
+
+
+def build_info() -> str:
+    """What was built into the library, for bug reports."""
+    return str(_c.lib.thimble_build_info().decode())
+
+
+# ---- values, with the header's fields ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    name: str
+    description: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    has_weights: int
+    has_tokenizer: int
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab: int
+    context_length: int
+    bos: int
+    eos: int
+    files: int
+    parameters: int
+    file_bytes: int
+    kv_bytes_per_token: int
+    architecture: str
+    name: str
+    quantization: str
+    chat_format: str
+    chat_problem: str
+    experts: int
+    experts_per_token: int
+    window: int
+    window_layers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    pool: int
+    capacity: int
+    chunk: int
+    budget: int
+    weights: int
+    shared: int
+    pool_bytes: int
+    view: int
+    workspace: int
+    io: int
+    fixed: int
+    total: int
+    allocated: int
+    dense_bytes_per_token: int
+    mapped: int
+    mapped_resident: int
+    host_tables: int
+    largest_position: int
+    selection_pays: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    entries: int
+    position: int
+    waiting: int
+    evicted: int
+    evictions: int
+    generated: int
+    selected: int
+    cache_hits: int
+    cache_misses: int
+    prefill_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_bytes: float
+    prefill_flop: float
+    decode_bytes: float
+    decode_flop: float
+    saturated: int
+
+
+def _value(kind: Type[_T], struct: ctypes.Structure) -> _T:
+    def field(name: str) -> Any:
+        value = getattr(struct, name)
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    return kind(**{f.name: field(f.name) for f in dataclasses.fields(kind)})
+
+
+def _filled(kind: Type[_T], struct: Any, name: str, *before: Any) -> _T:
+    value = struct(struct_size=ctypes.sizeof(struct))
+    _c.call(name, *before, byref(value))
+    return _value(kind, value)
+
+
+@dataclasses.dataclass
+class Options:
+    """Of a session: thimble_session_options. None is the header's default."""
+
+    budget_bytes: Optional[int] = None
+    retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread"
+    pool: Optional[int] = None
+    heads: Optional["Heads"] = None
+    device: Optional[str] = None  # "auto", "cpu", "cuda:0", "vulkan:0"
+    threads: Optional[int] = None
+    retain_scope: Optional[str] = None  # "per_head", "layer"
+    chunk: Optional[int] = None
+    stabilizers: Optional[int] = None
+    local: Optional[int] = None
+    protect_init: Optional[int] = None
+    max_new: Optional[int] = None
+    selection: Optional[str] = None  # "dense", "tokenselect", "quest"
+    select_k: Optional[int] = None
+    select_init: Optional[int] = None
+    select_local: Optional[int] = None
+    select_theta: Optional[float] = None
+    vote: Optional[str] = None  # "auto", "layer", "group"
+    vote_scale: Optional[str] = None  # "none", "sqrt"
+    vote_window: Optional[int] = None
+    select_prefill: Optional[int] = None
+    positions: Optional[str] = None  # "list", "original"
+    context: Optional[int] = None
+    seed: Optional[int] = None
+    select_page: Optional[int] = None
+    dense_layers: Optional[int] = None
+    watch: Optional[int] = None
+
+
+# Options that are words here and numbers in C: the prefix of the constants.
+_WORDS = {"retention": "THIMBLE_RETENTION_", "selection": "THIMBLE_SELECTION_", "retain_scope": "THIMBLE_RETAIN_",
+          "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_"}
+
+
+@contextlib.contextmanager
+def _c_options(options: Optional[Options], model: "Model") -> Iterator[_c.thimble_session_options]:
+    """The C struct for a call."""
+    options = options or Options()
+    struct = _c.initialised(_c.thimble_session_options)
+    with contextlib.ExitStack() as lent:
+        for field in dataclasses.fields(options):
+            value = getattr(options, field.name)
+            if value is not None:
+                setattr(struct, field.name, _c_value(field.name, value, model, lent))
+        yield struct
+
+
+def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) -> Any:
+    if name in _WORDS:
+        constant = _WORDS[name] + value.upper()
+        if constant not in _c.CONSTANTS:
+            raise ValueError(f"{name} cannot be {value!r}")
+        return _c.CONSTANTS[constant]
+    if name == "heads":
+        if value.model is not model:
+            raise ValueError("these heads were opened for another model")
+        return lent.enter_context(value._lent())
+    return value.encode() if isinstance(value, str) else value
+
+@dataclasses.dataclass
+class Sampler:
+    """thimble_sampler_options. None is the header's default; so made, the most likely token is taken."""
+
+    temperature: Optional[float] = None
+    top_k: Optional[int] = None
+    top_p: Optional[float] = None
+    min_p: Optional[float] = None
+    repeat_penalty: Optional[float] = None
+    repeat_last: Optional[int] = None
+    seed: Optional[int] = None
+
+
+# ---- handles ----
+
+
+class _Handle:
+    """Owns a pointer of the library's, and holds on to what it needs. Freed when it was closed and nothing needs it any more."""
+
+    _free: str
+
+    def __init__(self, pointer: c_void_p, needs: Tuple["_Handle", ...] = ()):
+        self._handle: Optional[c_void_p] = pointer
+        self._needs = needs
+        self._users = 1
+        self._closed = False
+        self._guard = threading.RLock()  # of this object's own fields; never held during a long call
+        for needed in needs:
+            needed._use()
+
+    def _pointer(self) -> c_void_p:
+        if self._closed or self._handle is None:
+            raise ValueError(f"this {type(self).__name__} is closed")
+        return self._handle
+
+    def _use(self) -> c_void_p:
+        with self._guard:
+            self._users += 1
+            try:
+                return self._pointer()
+            except ValueError:
+                self._users -= 1
+                raise
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[c_void_p]:
+        """The pointer for a call, good meanwhile even if another thread closes this."""
+        pointer = self._use()
+        try:
+            yield pointer
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._users:
+                return
+            pointer, self._handle = self._handle, None
+            getattr(_c.lib, self._free)(pointer)
+        for needed in self._needs:
+            needed._drop()
+
+    def close(self) -> None:
+        """Give it back. What still needs it keeps it in memory until that is closed, too."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        self._drop()
+
+    def __enter__(self: _T) -> _T:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+
+def _ids(tokens: Sequence[int]) -> Any:
+    return (c_int32 * len(tokens))(*tokens)
+
+
+class Model(_Handle):
+    """A model in a GGUF file. Any number of threads and sessions may use one."""
+
+    _free = "thimble_model_free"
+
+    def __init__(self, path: Path):
+        self.warnings: List[str] = []  # what the library had to say about the file, a sentence each
+        log = _c.LogFn(lambda _, message: self.warnings.append(message.decode("utf-8", "replace")))
+        options = _c.initialised(_c.thimble_model_options)
+        options.log = log
+        pointer = c_void_p()
+        _c.call("thimble_model_open", os.fsencode(path), byref(options), byref(pointer))
+        super().__init__(pointer)
+
+    def info(self) -> ModelInfo:
+        with self._lent() as model:
+            return _filled(ModelInfo, _c.thimble_model_info, "thimble_model_get_info", model)
+
+    def tokenize(self, text: Union[str, bytes], bos: bool = False, special: bool = False) -> List[int]:
+        """Token ids. `bos` puts BOS in front where the model asks for one; `special` reads the text of control tokens as them."""
+        data = text.encode() if isinstance(text, str) else text
+        flags = bos * _c.CONSTANTS["THIMBLE_TOKENIZE_ADD_BOS"] | special * _c.CONSTANTS["THIMBLE_TOKENIZE_PARSE_SPECIAL"]
+        count = c_uint64(0)
+        # Two calls; ids and offsets share a capacity, so this one is written out.
+        with self._lent() as model:
+            try:
+                _c.call("thimble_tokenize", model, data, len(data), flags, None, None, 0, byref(count))
+            except ThimbleError:
+                if count.value == 0:
+                    raise
+            ids = (c_int32 * count.value)()
+            _c.call("thimble_tokenize", model, data, len(data), flags, ids, None, count.value, byref(count))
+        return list(ids)
+
+    def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of token ids. With `special` control tokens are written as their text, else left out."""
+        flags = special * _c.CONSTANTS["THIMBLE_DETOKENIZE_SPECIAL"]
+        with self._lent() as model:
+            return _c.text_of("thimble_detokenize", model, _ids(tokens), len(tokens), flags).decode()
+
+    def token_ends(self, token: int) -> bool:
+        """Whether this token ends an answer."""
+        with self._lent() as model:
+            return bool(_c.lib.thimble_token_ends(model, token))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, assistant: bool = True, held: int = 0,
+             format: Optional[str] = None, template: Optional[str] = None,
+             variables: Optional[Mapping[str, Any]] = None) -> str:
+        """Messages ({"role": ..., "content": ...}) as the model was taught to read them: tokenise it with special=True.
+
+        `assistant` ends where the answer begins; `held` of the messages a session holds already; `template` is Jinja to run
+        instead of the model's; `variables` are what it reads besides.
+        """
+        def text(value: Optional[str]) -> Tuple[Optional[bytes], int]:
+            data = None if value is None else value.encode()
+            return data, len(data or b"")
+
+        options = _c.initialised(_c.thimble_chat_options)
+        options.flags = assistant * _c.CONSTANTS["THIMBLE_CHAT_ADD_ASSISTANT"]
+        options.held = held
+        options.format = text(format)[0]
+        options.source, options.source_length = text(template)
+        options.messages_json, options.messages_json_length = text(json.dumps([dict(m) for m in messages]))
+        options.variables, options.variables_length = text(None if variables is None else json.dumps(dict(variables)))
+        with self._lent() as model:
+            return _c.text_of("thimble_chat_render", model, byref(options)).decode()
+
+    def heads(self, path: Path) -> "Heads":
+        """The heads, a trained retainer, in this file; ThimbleError MISMATCH where they belong to another model."""
+        return Heads(self, path)
+
+    def plan(self, options: Optional[Options] = None) -> Memory:
+        """What a session with these options would take."""
+        with self._lent() as model, _c_options(options, self) as c_options:
+            return _filled(Memory, _c.thimble_memory, "thimble_session_plan", model, byref(c_options))
+
+    def largest_pool(self, options: Optional[Options] = None) -> int:
+        """The largest pool that fits options.budget_bytes."""
+        pool = c_uint32()
+        with self._lent() as model, _c_options(options, self) as c_options:
+            _c.call("thimble_session_largest_pool", model, byref(c_options), byref(pool))
+        return pool.value
+
+    def session(self, options: Optional[Options] = None) -> "Session":
+        """Make a session; all memory that it will ever need is allocated here."""
+        pointer = c_void_p()
+        with self._lent() as model, _c_options(options, self) as c_options:
+            _c.call("thimble_session_create", model, byref(c_options), byref(pointer))
+            return Session(self, pointer)
+
+
+class Heads(_Handle):
+    """A trained retainer of a model: Model.heads() opens it, Options.heads takes it."""
+
+    _free = "thimble_heads_free"
+
+    def __init__(self, model: Model, path: Path):
+        pointer = c_void_p()
+        with model._lent() as needed:
+            _c.call("thimble_heads_open", needed, os.fsencode(path), byref(pointer))
+            super().__init__(pointer, (model,))
+        self.model = model
+
+
+class Session(_Handle):
+    """A reading: Model.session() makes one. Calls from several threads wait for each other; interrupt() does not wait."""
+
+    _free = "thimble_session_free"
+
+    def __init__(self, model: Model, pointer: c_void_p):
+        super().__init__(pointer, (model,))
+        self.model = model
+        self._turn = threading.RLock()  # held during calls
+        self._unread = False  # whether a prompt may still have to be read, which takes long
+        self._stopped_late = False  # an interrupt came when its call was over; the next call must not fail for it
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        with self._turn:
+            try:
+                _c.call(name, self._pointer(), *arguments)
+            except ThimbleError as error:
+                late, self._stopped_late = self._stopped_late, False
+                if not late or error.name != "INTERRUPTED":
+                    raise
+                _c.call(name, self._pointer(), *arguments)
+
+    def _long_call(self, name: str, *arguments: Any) -> None:
+        """A call that Ctrl-C, or whatever else a signal's handler raises, stops.
+
+        Python runs handlers in the main thread and between its own instructions, so there the call runs in a thread beside it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self._call(name, *arguments)
+        failure: List[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                self._call(name, *arguments)
+            except BaseException as error:  # handed to the main thread
+                failure.append(error)
+            finally:
+                done.set()
+
+        def wait() -> None:
+            while not done.wait(0.1):  # Windows delivers signals between waits only
+                pass
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            wait()
+        except BaseException:
+            self.interrupt()
+            while not done.is_set():
+                try:
+                    wait()
+                except BaseException:  # a second Ctrl-C: the call ends soon
+                    pass
+            self._stopped_late = not any(isinstance(f, ThimbleError) and f.name == "INTERRUPTED" for f in failure)
+            raise
+        if failure:
+            raise failure[0]
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the prompt and read what is surely complete.
+
+        After ThimbleError INTERRUPTED or KeyboardInterrupt, stats().position tells how many tokens were taken; the same call
+        again goes on with the rest where it was INTERRUPTED.
+        """
+        self._unread = True
+        self._long_call("thimble_session_feed", _ids(tokens), len(tokens))
+
+    def flush(self) -> None:
+        """End the prompt: read all that waits."""
+        self._long_call("thimble_session_flush")
+        self._unread = False
+
+    def step(self) -> int:
+        """Sample the next token, append it, and give it. model.token_ends() tells whether it ends the answer."""
+        if self._unread:
+            self.flush()
+        token = c_int32()
+        self._call("thimble_session_step", byref(token))
+        return token.value
+
+    def accept(self, token: int) -> None:
+        """The same with a token that the caller chose."""
+        if self._unread:
+            self.flush()
+        self._call("thimble_session_accept", token)
+
+    def text(self, token: int) -> str:
+        """The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole."""
+        length = c_uint64(256)
+        with self._turn:
+            while True:  # the token is taken by the first call that has room, so there is no call to ask for the length
+                buffer = ctypes.create_string_buffer(capacity := length.value)
+                try:
+                    _c.call("thimble_session_text", self._pointer(), token, buffer, capacity, byref(length))
+                    return ctypes.string_at(buffer, length.value).decode()
+                except ThimbleError:
+                    if length.value <= capacity:
+                        raise
+
+    def generate(self, limit: Optional[int] = None) -> Iterator[str]:
+        """The answer, piece by piece, until a token ends it or `limit` tokens are made."""
+        made = 0
+        while limit is None or made < limit:
+            token = self.step()
+            if _c.lib.thimble_token_ends(self.model._handle, token):  # closed or not, this session holds it
+                return
+            made += 1
+            piece = self.text(token)
+            if piece:
+                yield piece
+
+    def logits(self) -> List[float]:
+        """The logits of the next token, one for each token of the vocabulary."""
+        values, count = ctypes.POINTER(c_float)(), c_uint32()
+        with self._turn:  # they are the session's, until its next call
+            self._call("thimble_session_logits", byref(values), byref(count))
+            return values[: count.value]
+
+    def score(self, tokens: Sequence[int]) -> List[float]:
+        """Append these tokens; the natural logarithm of each one's probability after all before it."""
+        logprobs = (c_float * len(tokens))()
+        self._long_call("thimble_session_score", _ids(tokens), len(tokens), logprobs)
+        self._unread = False
+        return list(logprobs)
+
+    def rewind(self, position: int) -> None:
+        """Forget everything from this position on; ThimbleError CANNOT_REWIND when entries were evicted since."""
+        self._call("thimble_session_rewind", position)
+
+    def reset(self) -> None:
+        """Start afresh."""
+        self._call("thimble_session_reset")
+
+    def clone(self) -> "Session":
+        """A session that goes on from the same state, within the same budget."""
+        pointer = c_void_p()
+        with self._turn:
+            self._call("thimble_session_clone", byref(pointer))
+            twin = Session(self.model, pointer)
+            twin._unread = self._unread
+        return twin
+
+    def interrupt(self) -> None:
+        """Stop the running call, or else the next one, with ThimbleError INTERRUPTED. From any thread or signal handler."""
+        with self._guard:
+            if self._handle is not None:
+                _c.lib.thimble_session_interrupt(self._handle)
+
+    def kept(self, layer: int, kv_head: int) -> List[int]:
+        """The original positions that a KV head still holds, ascending."""
+        with self._turn:
+            buffer, _ = _c.two_calls("thimble_session_kept", lambda n: (c_int32 * n)(), (self._pointer(), layer, kv_head))
+        return list(buffer)
+
+    def kept_by_position(self, attended: bool = True) -> Tuple[List[float], List[float]]:
+        """By position: the share of heads that still hold it, and the attention that the last token paid to it.
+
+        The attention needs Options.watch; attended=False asks for the first alone, and the second is empty.
+        """
+        count = c_uint64()
+        with self._turn:
+            name, pointer = "thimble_session_kept_by_position", self._pointer()
+            try:
+                _c.call(name, pointer, None, None, 0, byref(count))
+            except ThimbleError:
+                if count.value == 0:
+                    raise
+            kept = (c_float * count.value)()
+            attention = (c_float * (count.value if attended else 0))()
+            _c.call(name, pointer, kept, attention if attended else None, count.value, byref(count))
+        return list(kept), list(attention)
+
+    def set_sampler(self, sampler: Sampler) -> None:
+        options = _c.initialised(_c.thimble_sampler_options)
+        for field in dataclasses.fields(sampler):
+            if getattr(sampler, field.name) is not None:
+                setattr(options, field.name, getattr(sampler, field.name))
+        self._call("thimble_session_set_sampler", byref(options))
+
+    def memory(self) -> Memory:
+        """What the session holds."""
+        with self._turn:
+            return _filled(Memory, _c.thimble_memory, "thimble_session_memory", self._pointer())
+
+    def stats(self) -> Stats:
+        with self._turn:
+            return _filled(Stats, _c.thimble_stats, "thimble_session_stats", self._pointer())
+
+    def save(self, path: Path, note: bytes = b"") -> None:
+        """Write all that the session holds to a file, and `note` with it."""
+        self._call("thimble_session_save", os.fsencode(path), note, len(note))
+
+    def restore(self, path: Path) -> None:
+        """Take the state of a saved session that was made with the same settings."""
+        self._call("thimble_session_restore", os.fsencode(path))
+        self._unread = True
+
+    def shrink(self, pool: int) -> int:
+        """Evict down to `pool` entries a head; gives the bytes that were freed."""
+        freed = c_uint64()
+        self._call("thimble_session_shrink", pool, byref(freed))
+        return freed.value
+
+    def close(self) -> None:
+        """Give its memory back; waits for a running call."""
+        with self._turn:
+            super().close()
+
+
+def devices() -> List[Device]:
+    """What Options.device takes on this machine."""
+    count = c_uint32()
+    _c.call("thimble_device_count", byref(count))
+    return [_filled(Device, _c.thimble_device_info, "thimble_device_get", i) for i in range(count.value)]
+
+
+def session_file_info(path: Path) -> Dict[str, Any]:
+    """What the file of a saved session says of itself."""
+    info: Dict[str, Any] = json.loads(_c.text_of("thimble_session_file_info", os.fsencode(path)))
+    return info
+
+
+def session_file_note(path: Path) -> bytes:
+    """The bytes that were given to Session.save()."""
+    return _c.text_of("thimble_session_file_note", os.fsencode(path))
