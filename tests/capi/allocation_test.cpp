@@ -98,8 +98,8 @@ void use(thimble_session* s, const Tokens& prompt, std::vector<float>& log_probs
   EXPECT_OK(thimble_session_accept(s, 5, &e), e);
   EXPECT_OK(thimble_session_score(s, prompt.data(), log_probs.size(), log_probs.data(), &e), e);
   EXPECT_OK(thimble_session_kept(s, 0, 0, positions.data(), positions.size(), &count, &e), e);
-  static float shares[512], attention[512];
-  EXPECT_OK(thimble_session_kept_by_position(s, shares, attention, 512, &count, &e), e);
+  static float shares[2048], attention[2048];
+  EXPECT_OK(thimble_session_kept_by_position(s, shares, attention, 2048, &count, &e), e);
   EXPECT_OK(thimble_session_stats(s, &now, &e), e);
   EXPECT_OK(thimble_session_memory(s, &held, &e), e);
   EXPECT_OK(thimble_session_feed(s, prompt.data(), 3, &e), e);
@@ -313,6 +313,7 @@ TEST(Memory, OfTheProcessGrowsByNoMoreThanThePlan) {
   options.select_k = 128;
   options.select_init = 16;
   options.select_local = 64;
+  options.watch = 1;
   const Tokens prompt = any_tokens(1500, 8192);
   std::vector<float> log_probs(50);
   Tokens positions(2048);
