@@ -4,6 +4,7 @@
 
 #if THIMBLE_SERVE
 #include "apps/serve/server.h"
+#include "apps/sizes.h"
 #endif
 
 namespace app {

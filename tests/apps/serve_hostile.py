@@ -53,7 +53,7 @@ def mutated(r):
 
 
 def wrong_types(r):
-    values = [None, True, -1, 0, 1e308, 2**63, "x", [], {}, [None], {"a": 1}, "\u0000", "x" * 5000]
+    values = [None, True, -1, 0, 1e308, 2**63, "x", [], {}, [None], {"a": 1}, "\u0000", "x" * 500]
     fields = ["messages", "temperature", "top_p", "seed", "n", "stop", "max_tokens", "tools", "tool_choice", "stream_options",
               "logprobs", "top_logprobs", "response_format", "prompt", "system", "stop_sequences"]
     body = {"messages": QUESTION["messages"], "prompt": "a", "max_tokens": 2}

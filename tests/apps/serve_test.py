@@ -43,7 +43,7 @@ class Answers(unittest.TestCase):
         assert cls.server.stop()[0] == 0
 
     def test_answers_are_those_of_the_command(self):
-        text = BOOK[:14000] + "\n\nWho is in the house?"  # three chunks, so that two thirds are evicted
+        text = BOOK[:9000] + "\n\nWho is in the house?"  # twice the pool, so that entries are evicted
         for prompt in (QUESTION, text):
             expected = thimble("run", "-m", MODEL, *POLICY, "-f", "-", text=prompt)
             body = self.server.chat(prompt)

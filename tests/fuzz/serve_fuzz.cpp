@@ -1,0 +1,27 @@
+// Bodies of requests, and answers with calls of tools: read or refused, whatever they hold, and written as
+// JSON.
+#include "apps/serve/api_anthropic.h"
+#include "apps/serve/api_openai.h"
+#include "apps/serve/json.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace app::serve;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  for (const auto read : {read_chat_completion, read_completion, read_message}) {
+    try {
+      const Asked asked = read(parse_object(text));
+      write_json(asked.task.messages);
+    } catch (const Refusal& refusal) {
+      openai_error(refusal);
+    }
+  }
+  Asked asked;
+  asked.task.tools = app::Json::array();
+  for (const auto write : {write_chat_completion, write_message}) {
+    const auto writer = write({"1", 0, "m"}, asked);
+    writer->piece({text.substr(0, size / 2), {}});
+    writer->piece({text.substr(size / 2), {}});
+    writer->end(Ending::kEnd, "", {});
+  }
+  return 0;
+}
