@@ -29,7 +29,7 @@ namespace thimble::test {
 namespace {
 
 // Where sessions are saved: while tokens wait; behind a prompt; in an answer, whose last tokens have no
-// scores // yet; in a second turn; and where a pool is full, so that an eviction comes before anything else.
+// scores yet; in a second turn; and where a pool is full, so that an eviction comes before anything else.
 const std::function<void(Session&)> kMoments[] = {
     [](Session& s) {
       must(s.set_sampler(kWarm));
@@ -277,6 +277,34 @@ TEST(SessionFile, TakesSessionsOfOtherThreadsAndBudgets) {
   const auto other = open_session(m.model, o, must(open_device("cpu", {.threads = 1})));
   restore(*other, save(*session));
   EXPECT_EQ(go_on(*other), go_on(*session));
+}
+
+// What tells attention lies beside the pool and is not saved.
+TEST(SessionFile, IsTheSameForASessionThatWatches) {
+  const SeededModel m = seeded_model();
+  for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+    SessionOptions o = selecting(retaining(m, Retention::kWindow), selection, false);
+    const auto plain = open_session(m.model, o);
+    o.watch = true;
+    const auto watching = open_session(m.model, o), restored = open_session(m.model, o);
+    for (Session* session : {plain.get(), watching.get()}) {
+      read(*session, seeded_tokens(150));
+      for (int i = 0; i < 5; ++i) must(session->step());
+    }
+    const SessionBytes bytes = save(*watching);
+    read(*restored, seeded_tokens(90, 64, 3));
+    restore(*restored, bytes);
+    restore(*plain, bytes);
+    std::vector<float> expected(must(watching->positions_read()) + 1), got(expected.size());
+    EXPECT_EQ(restored->kept_by_position(nullptr, got.data()).code(), Code::kInvalidArgument);
+    for (Session* session : {plain.get(), watching.get(), restored.get()}) must(session->accept(7));
+    must(watching->kept_by_position(nullptr, expected.data()));
+    must(restored->kept_by_position(nullptr, got.data()));
+    EXPECT_EQ(got, expected);
+    const Outcome outcome = go_on(*watching);
+    EXPECT_EQ(go_on(*restored), outcome);
+    EXPECT_EQ(go_on(*plain), outcome);
+  }
 }
 
 // ---- damage ----
