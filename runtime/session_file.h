@@ -12,9 +12,8 @@
 //   accepted         Sampler::Accepted: what the sampler remembers, oldest first
 //   note             bytes of the caller's
 //   checksum         uint64 of all this
-//   body             by layer and head the keys, values, positions and scores of the entries held; the
-//   logits;
-//                    what the policies carry
+//   body             by layer and head the keys, values, positions and scores of the entries held;
+//                    the logits; what the policies carry
 //   checksum         uint64 of all that is in front of it
 #pragma once
 
