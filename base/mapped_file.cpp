@@ -36,7 +36,10 @@ struct Range {
 
 Status check_range(Range& range, uint64_t file_size, const std::string& name) {
   if (range.size == Range::kToTheEnd && range.offset <= file_size) range.size = file_size - range.offset;
-  if (range.offset <= file_size && range.size <= file_size - range.offset) return {};
+  if (range.offset > file_size)
+    return error(Code::kIo, "%s has %" PRIu64 " bytes; none lie from %" PRIu64 " on", name.c_str(), file_size,
+                 range.offset);
+  if (range.size <= file_size - range.offset) return {};
   return error(Code::kIo,
                "%s has %" PRIu64 " bytes, which do not hold the %" PRIu64 " asked for from %" PRIu64 " on",
                name.c_str(), file_size, range.size, range.offset);

@@ -1,7 +1,6 @@
 #include "base/system.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
@@ -201,9 +200,8 @@ Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t first = round_up(offset, page), end = (offset + bytes) / page * page;
   if (end <= first) return uint64_t{0};
-  if (madvise(data_ + first, end - first, MADV_DONTNEED) != 0)
-    return error(Code::kUnsupported, "the system takes no memory back: %s", std::strerror(errno));
-  return end - first;
+  // What the system does not take, locked pages for example, stays.
+  return madvise(data_ + first, end - first, MADV_DONTNEED) == 0 ? end - first : 0;
 #endif
 }
 

@@ -72,15 +72,15 @@ std::vector<Sampler::Accepted> Sampler::accepted() const {
 }
 
 bool Sampler::takes(std::span<const Accepted> accepted) const {
-  return accepted.size() <= history_.size() &&
-         std::all_of(accepted.begin(), accepted.end(), [&](const Accepted& a) {
-           return a.token >= 0 && static_cast<size_t>(a.token) < recent_count_.size();
-         });
+  return std::all_of(accepted.begin(), accepted.end(), [&](const Accepted& a) {
+    return a.token >= 0 && static_cast<size_t>(a.token) < recent_count_.size();
+  });
 }
 
 void Sampler::restore(const SamplerOptions& o, uint64_t random, std::span<const Accepted> accepted) {
   options_ = o;
   random_ = random;
+  accepted = accepted.last(std::min(accepted.size(), history_.size()));
   std::copy(accepted.begin(), accepted.end(), history_.begin());
   accepted_ = accepted.size();
   count_recent();

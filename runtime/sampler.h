@@ -50,11 +50,14 @@ class Sampler {
   };
   const SamplerOptions& options() const { return options_; }
   uint64_t random() const { return random_; }
+  // Takes back what was drawn for a token that was sampled and not accepted.
+  void set_random(uint64_t random) { random_ = random; }
   // The tokens that it remembers, oldest first.
   std::vector<Accepted> accepted() const;
-  // Whether restore() takes them: no more than it remembers, of its vocabulary.
+  // Whether restore() takes them: of its vocabulary.
   bool takes(std::span<const Accepted> accepted) const;
-  // Goes on from there, with options that were checked by check() and tokens that it takes.
+  // Goes on from there, with options that were checked by check() and tokens that it takes. Of more than it
+  // remembers, which a session has that was made smaller, the last.
   void restore(const SamplerOptions&, uint64_t random, std::span<const Accepted> accepted);
 
   // Whether sample() is the arg max of the logits as they are.

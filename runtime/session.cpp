@@ -166,7 +166,8 @@ Result<std::unique_ptr<Session>> Session::clone() {
   twin->unscored_tokens_.assign(unscored_tokens_.begin(), unscored_tokens_.end());
   twin->last_eviction_ = last_eviction_;
   twin->generation_ = generation_;
-  twin->attended_ = attended_;
+  // Of a pool that was made smaller a clone gets what is held and no queries (copy_pool).
+  twin->attended_ = plan_.released ? Attended::kUnknown : attended_;
   twin->has_logits_ = has_logits_;
   twin->finite_logits_ = finite_logits_;
   twin->evicted_ = evicted_;

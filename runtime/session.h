@@ -134,6 +134,7 @@ class Session {
     uint64_t hash = 0;           // of those taken, to recognise the call
     int32_t token = 0;           // kStep: the token that was sampled
     bool sampled = false;        // kStep
+    uint64_t random = 0;         // kStep: the sampler's, before it was
     bool started = false;        // kStep, kAccept: the token's run was started
     uint32_t slice = 0;          // kScore: rows of the slice whose logits are being read
     uint32_t row = 0;            // kScore: of which done

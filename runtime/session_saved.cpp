@@ -1,5 +1,6 @@
 // A session: saved to a file, restored from one, and made smaller.
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
@@ -50,8 +51,8 @@ bool are_positions(std::span<const std::byte> bytes, uint64_t read, uint64_t unb
 std::vector<NamedSetting> Session::saved_settings() const {
   const SessionOptions& o = plan_.options;
   const char* const votes[] = {"auto", "layer", "group"};
-  char theta[24];
-  std::snprintf(theta, sizeof theta, "%.9g", static_cast<double>(o.select_theta));  // tells every float
+  char theta[24];  // nine digits tell every float, and in all languages alike
+  *std::to_chars(theta, std::end(theta) - 1, o.select_theta, std::chars_format::general, 9).ptr = '\0';
   const auto retainer = [&] {
     const std::span<const std::byte> file = o.retainer->file.bytes();
     return hex(checksum(file.data(), file.size()));
@@ -207,6 +208,7 @@ Status Session::check_stream(const SessionFile& file) const {
   const SessionOptions& o = plan_.options;
   const SavedStream& s = file.stream;
   const uint64_t bound = o.context ? o.context : INT32_MAX;
+  if (s.generation > INT32_MAX) return file.damaged("it was evicted from more often than it may be");
   if (s.read > bound || s.last_eviction > s.read || file.waiting.size() > uint64_t(o.chunk) + o.local + 1 ||
       s.read + file.waiting.size() > bound)
     return file.damaged("it has more tokens than there may be");
@@ -224,8 +226,8 @@ Status Session::check_stream(const SessionFile& file) const {
     const HeadRun& other = plan_.dimensions.runs[layer_head];
     const bool alike = run.keep == other.keep && run.capacity == other.capacity;
     if (entries > run.capacity || entries > s.read || entries < unbroken ||
-        (!run.evicts && entries != s.read) || (!windowed && entries < s.unscored) ||
-        (alike && entries != file.runs[layer_head].entries))
+        (!run.evicts && (entries != s.read || entries + file.waiting.size() > run.capacity)) ||
+        (!windowed && entries < s.unscored) || (alike && entries != file.runs[layer_head].entries))
       return file.damaged("its heads hold what they cannot");
   }
   if (s.has_logits > 1 || s.arg_max < -1 ||
@@ -348,6 +350,12 @@ Result<MemoryPlan> Session::smaller_plan(uint32_t pool) const {
           "with a pool of %u a head would keep more than now, for which it has no room; make a smaller "
           "session",
           pool);
+    const size_t layer_head = i - i % model_->shape.kv_heads;
+    if (plan_.dimensions.runs[i].keep == plan_.dimensions.runs[layer_head].keep &&
+        run.keep != smaller.dimensions.runs[layer_head].keep)  // programs were recorded for equal ones
+      return error(Code::kUnsupported,
+                   "a pool of %u does not divide evenly among heads that keep equally many; choose another",
+                   pool);
     if (!run.evicts && entries_[i] + waiting_.size() > run.capacity)
       return error(Code::kUnsupported,
                    "the session holds %llu tokens, a pool of %u has room for %u, and its retention evicts "

@@ -23,7 +23,10 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
   const Unfinished& u = unfinished_;
   const bool same = call != Call::kNone && u.call == call && u.count == tokens.size() &&
                     u.hash == hash_tokens(kHashSeed, tokens.first(u.taken));
-  if (!same) unfinished_ = {};
+  if (!same) {
+    if (u.sampled && !u.started) sampler_.set_random(u.random);  // the token goes nowhere
+    unfinished_ = {};
+  }
   call_start_ = steady_seconds();
   call_start_read_ = read_;
   THIMBLE_TRY(go_on());
@@ -92,6 +95,7 @@ Result<int32_t> Session::step() {
     THIMBLE_TRY(flush_waiting());
     THIMBLE_TRY(check_logits());
     THIMBLE_TRY(check_room(1));
+    u.random = sampler_.random();
     if (sampler_.greedy()) {
       u.token = *on_host<int32_t>(layout_.arg_max);
     } else {

@@ -44,9 +44,11 @@ Json template_call(const Json& call) {
   if (!name) throw Refusal(400, "each of \"tool_calls\" must have a \"function\" with a \"name\"");
   Json arguments = Json::object();
   if (const Json* given = find_field(*function, "arguments")) {
-    arguments =
-        given->is_string() ? Json::parse(given->get_ref<const std::string&>(), nullptr, false) : *given;
-    if (arguments.is_discarded()) arguments = *given;
+    arguments = *given;
+    if (given->is_string()) try {
+        arguments = parse_bounded(given->get_ref<const std::string&>());
+      } catch (const Refusal&) {  // then templates get the text
+      }
   }
   Json out = {{"type", "function"}, {"function", {{"name", *name}, {"arguments", arguments}}}};
   if (const std::string* id = text_field(call, "id")) out["id"] = *id;

@@ -78,7 +78,10 @@ Command add_serve(CLI::App& root) {
       "Examples:\n"
       "  thimble serve -m model.gguf --heads heads.gguf --mem-budget 1GiB\n"
       "  thimble serve -m model.gguf --mem-budget 8GB --slots 4 --host 0.0.0.0 --api-key SECRET");
-  return {app, [] { return serve_http(settings, flags); }};
+  return {app, [app] {
+            if (app->count("--api-key") && flags.key.empty()) throw UsageError("--api-key is empty");
+            return serve_http(settings, flags);
+          }};
 }
 
 }  // namespace app

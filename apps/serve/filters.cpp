@@ -54,7 +54,11 @@ void ToolCallFilter::add_text(std::vector<Part>& parts, std::string_view text) {
 }
 
 void ToolCallFilter::add_call(std::vector<Part>& parts, const std::string& body, const std::string& written) {
-  const Json call = Json::parse(body, nullptr, false);
+  Json call;
+  try {
+    call = parse_bounded(body);
+  } catch (const Refusal&) {  // it stays text
+  }
   const bool named = call.is_object() && call.contains("name") && call["name"].is_string() &&
                      !call["name"].get_ref<const std::string&>().empty();
   const Json arguments = named && call.contains("arguments") ? call["arguments"] : Json::object();

@@ -420,14 +420,17 @@ void HttpServer::Impl::listen(const std::string& host, uint16_t port) {
   error_code error;
   const auto found = tcp::resolver(io).resolve(host, std::to_string(port), error);
   if (error) throw std::runtime_error("'" + host + "' is no address of this machine: " + error.message());
-  const tcp::endpoint endpoint = *found.begin();
-  acceptor.open(endpoint.protocol(), error);
-  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor.bind(endpoint, error);
-  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
-  if (error)
-    throw std::runtime_error("cannot listen on " + url_host(endpoint) + ":" + std::to_string(port) + ": " +
-                             error.message());
+  for (const tcp::endpoint endpoint : found) {  // "localhost" may be ::1 where there is no IPv6
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+    if (!error) return;
+    error_code ignored;
+    acceptor.close(ignored);
+  }
+  throw std::runtime_error("cannot listen on " + url_host(*found.begin()) + ":" + std::to_string(port) +
+                           ": " + error.message());
 }
 
 void HttpServer::Impl::accept() {
@@ -485,7 +488,13 @@ void HttpServer::run(const std::function<void()>& stopping) {
     goodbye.async_wait([this](error_code) { impl_->io.stop(); });
   });
   impl_->accept();
-  impl_->io.run();
+  for (;;) {
+    try {
+      impl_->io.run();
+      return;
+    } catch (const std::exception&) {  // no memory for one connection, which ends with its handler
+    }
+  }
 }
 
 }  // namespace app::serve

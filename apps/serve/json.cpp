@@ -6,7 +6,7 @@ namespace app::serve {
 namespace {
 
 constexpr int kDeepest = 64;
-constexpr size_t kMostValues = 1 << 18;
+constexpr size_t kMostValues = 1 << 18, kMostNames = 1024;
 constexpr size_t kMostStops = 16, kLongestStop = 1024;
 
 [[noreturn]] void refuse_field(const char* name, const std::string& what) {
@@ -40,10 +40,20 @@ class Bounds : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t, const string_t&) override { return value(); }
   bool string(string_t&) override { return value(); }
   bool binary(binary_t&) override { return value(); }
-  bool key(string_t&) override { return true; }
-  bool start_object(size_t) override { return begin(); }
+  bool key(string_t&) override {
+    if (++names_.back() > kMostNames)  // each is looked for among those before it
+      throw Refusal(400, "an object in the body has more than " + std::to_string(kMostNames) + " names");
+    return true;
+  }
+  bool start_object(size_t) override {
+    names_.push_back(0);
+    return begin();
+  }
   bool start_array(size_t) override { return begin(); }
-  bool end_object() override { return end(); }
+  bool end_object() override {
+    names_.pop_back();
+    return end();
+  }
   bool end_array() override { return end(); }
   bool parse_error(size_t position, const std::string&, const Json::exception& error) override {
     if (dynamic_cast<const Json::out_of_range*>(&error))
@@ -68,16 +78,21 @@ class Bounds : public nlohmann::json_sax<Json> {
     --depth_;
     return true;
   }
+  std::vector<size_t> names_;  // of the objects that are open
   size_t values_ = 0;
   int depth_ = 0;
 };
 
 }  // namespace
 
-Json parse_object(std::string_view text) {
+Json parse_bounded(std::string_view text) {
   Bounds bounds;
   Json::sax_parse(text, &bounds);
-  Json parsed = Json::parse(text);
+  return Json::parse(text);
+}
+
+Json parse_object(std::string_view text) {
+  Json parsed = parse_bounded(text);
   if (!parsed.is_object()) throw Refusal(400, "the body must be a JSON object");
   return parsed;
 }

@@ -10,8 +10,10 @@
 
 namespace app::serve {
 
-// An object; its depth and number of values are bounded, since values take many times the bytes of their
-// text.
+// Any value. Its depth is bounded, since what goes through values calls itself, and so is their number, since
+// they take many times the bytes of their text. Throws a Refusal.
+Json parse_bounded(std::string_view text);
+// The same of an object.
 Json parse_object(std::string_view text);
 // On one line; what is no UTF-8 becomes U+FFFD.
 std::string write_json(const Json& json);

@@ -291,7 +291,10 @@ void Scheduler::work(Slot& slot) {
     slot.job = nullptr;
     assign();
     lock.unlock();
-    tell();  // now that whoever hears it finds the slot idle
+    try {
+      tell();                          // now that whoever hears it finds the slot idle
+    } catch (const std::exception&) {  // there is no memory to say so with
+    }
     lock.lock();
   }
 }

@@ -34,7 +34,7 @@ struct Server::Route {
 
 namespace {
 
-constexpr size_t kLargeBody = 64 << 10;
+constexpr size_t kLargeBody = 64 << 10, kMostUnread = 24 << 20;
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
@@ -126,7 +126,10 @@ Worker::Worker() {
       auto work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      work();
+      try {
+        work();
+      } catch (const std::exception&) {  // there is no memory to say so with
+      }
       work = nullptr;
       lock.lock();
     }
@@ -135,6 +138,7 @@ Worker::Worker() {
 
 void Worker::post(std::function<void()> work) {
   const std::lock_guard lock(mutex_);
+  if (stopping_) return;  // and its connection hears nothing
   queue_.push_back(std::move(work));
   changed_.notify_one();
 }
@@ -244,8 +248,17 @@ std::optional<Response> Server::admit(const Request& head) {
 }
 
 void Server::handle(Request request, std::shared_ptr<Exchange> exchange) {
+  const std::string path = request.path;
+  try {
+    dispatch(std::move(request), exchange);
+  } catch (const std::exception& error) {
+    exchange->respond(refusal(path, refusal_of(error)));
+  }
+}
+
+void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange) {
   const Route& route = *find_route(request.path);  // admit() found it
-  if (route.api) return complete(*route.api, std::move(request), std::move(exchange));
+  if (route.api) return complete(*route.api, std::move(request), exchange);
   const bool reads = std::string(route.method) == "POST";
   const size_t size = request.body.size();
   const auto respond = [this, &route, request = std::move(request), exchange] {
@@ -263,9 +276,14 @@ void Server::handle(Request request, std::shared_ptr<Exchange> exchange) {
 
 // One large request at a time, since what is made of a text takes many times its bytes; and none of them
 // keeps a small one waiting.
-void Server::read(size_t size, std::function<void()> work) {
-  if (size < kLargeBody) return small_.post(std::move(work));
-  large_.post([work = std::move(work)]() mutable {
+void Server::read(size_t size, std::function<void()> task) {
+  if (unread_ + size > kMostUnread)
+    throw Refusal(503, "too many large requests wait to be read; come again later");
+  unread_ += size;
+  const std::shared_ptr<void> counted(nullptr, [this, size](void*) { unread_ -= size; });
+  const auto work = [task = std::move(task), counted] { task(); };
+  if (size < kLargeBody) return small_.post(work);
+  large_.post([work = std::function<void()>(work)]() mutable {
     work();
     work = nullptr;
     give_back_memory();
@@ -274,7 +292,7 @@ void Server::read(size_t size, std::function<void()> work) {
 
 // ---- answers of the model ----
 
-void Server::complete(const Api& api, Request request, std::shared_ptr<Exchange> exchange) {
+void Server::complete(const Api& api, Request request, const std::shared_ptr<Exchange>& exchange) {
   const auto job = std::make_shared<Job>();
   exchange->on_leave([this, job] { scheduler_.cancel(job); });
   exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });

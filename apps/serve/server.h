@@ -46,7 +46,8 @@ class Server {
   struct Route;
   static const Route* find_route(const std::string& path);
 
-  void complete(const Api& api, Request request, std::shared_ptr<Exchange> exchange);
+  void dispatch(Request request, const std::shared_ptr<Exchange>& exchange);
+  void complete(const Api& api, Request request, const std::shared_ptr<Exchange>& exchange);
   void read(size_t size, std::function<void()> work);
   void start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
              const std::shared_ptr<Exchange>& exchange);
@@ -70,6 +71,7 @@ class Server {
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
+  std::atomic<size_t> unread_ = 0;  // bytes of bodies that wait for these
   Worker small_, large_;
 };
 

@@ -556,11 +556,11 @@ THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimb
  * up to 4 MiB beside the budget on devices with memory of their own, and room for note, settings and waiting tokens. */
 THIMBLE_API thimble_status thimble_session_save(thimble_session* session, const char* path, const void* note, uint64_t note_size,
                                                 thimble_error* error);
-/* The same from where an open descriptor stands, which stays open. */
+/* The same from where an open descriptor stands, which stays open; on Windows in binary mode. */
 THIMBLE_API thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
                                                    uint64_t note_size, thimble_error* error);
 /* Take the state of a saved session, whatever device it was saved on. The session must be made with the settings that the saved
- * one had (device, threads, budget and progress may differ); else THIMBLE_MISMATCH names the first difference. A damaged file is
+ * one had (device, threads, budget, progress and watch may differ); else THIMBLE_MISMATCH names the first difference. A damaged file is
  * THIMBLE_FORMAT. On failure the session is as before; after THIMBLE_DEVICE_LOST it holds nothing. */
 THIMBLE_API thimble_status thimble_session_restore(thimble_session* session, const char* path, thimble_error* error);
 /* The same with the whole file behind an open descriptor, which stays open. */
@@ -596,8 +596,8 @@ THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32
  * token that was interrupted is finished first. Two-call: `capacity` is that of both, in positions.
  * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
  * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens are
- * read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew, a
- * restored session does not. */
+ * read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew,
+ * unless that was made smaller; a restored session does not. */
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);

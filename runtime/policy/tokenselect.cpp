@@ -182,7 +182,7 @@ class TokenSelect : public SelectionPolicy {
       const bool is_used = gate.valid && gate.generation == held.generation;
       if (gate.valid && (gate.generation > held.generation || gate.position < 0)) return false;
       for (uint32_t head = 0; is_used && head < kv_heads; ++head)
-        if (!is_list(bytes[2].subspan(head * list_capacity_ * sizeof(uint32_t)),
+        if (!is_list(bytes[2].subspan(head * list_capacity_ * sizeof(uint32_t)), held.setting.options,
                      held.entries[i * kv_heads + head]))
           return false;
       bytes = bytes.subspan(3);
@@ -191,15 +191,17 @@ class TokenSelect : public SelectionPolicy {
   }
 
  private:
-  // Whether these are a count and as many ascending entries of a head.
-  bool is_list(Bytes bytes, uint32_t entries) const {
+  // Whether these are a count and as many ascending entries of a head; where it chooses, with the local ones,
+  // which a step that uses the list again renews.
+  bool is_list(Bytes bytes, const SessionOptions& o, uint32_t entries) const {
     const auto at = [&](uint32_t i) {
       uint32_t value;
       std::memcpy(&value, &bytes[i * sizeof value], sizeof value);
       return value;
     };
     const uint32_t count = at(0);
-    if (count >= list_capacity_) return false;
+    const uint64_t chosen = uint64_t(o.select_init) + o.select_k + o.select_local;
+    if (count >= list_capacity_ || (entries >= chosen && count < o.select_local)) return false;
     for (uint32_t i = 1; i <= count; ++i)
       if (at(i) >= entries || (i > 1 && at(i) <= at(i - 1))) return false;
     return true;

@@ -38,6 +38,23 @@ TEST(ServeJson, IsBoundedInDepthAndValues) {
   std::string many = "{\"a\":[0";
   for (int i = 0; i < 1 << 18; ++i) many += ",0";
   EXPECT_THROW(parse_object(many + "]}"), Refusal);
+  std::string names = "{\"a\":0";
+  for (int i = 0; i < 1024; ++i) names += ",\"" + std::to_string(i) + "\":0";
+  EXPECT_THROW(parse_object(names + "}"), Refusal);
+}
+
+// JSON inside of JSON: arguments that a client gives, a call that a model writes. Half a million levels would
+// end the process; they stay text.
+TEST(ServeJson, IsBoundedInTextsThatAreJson) {
+  const std::string deep(500'000, '[');
+  const Json call = {{"function", {{"name", "f"}, {"arguments", deep + std::string(deep.size(), ']')}}}};
+  const Json message = {{"role", "assistant"}, {"tool_calls", Json::array({call})}};
+  const Asked asked = read_chat_completion(parse_object(write_json({{"messages", Json::array({message})}})));
+  EXPECT_TRUE(asked.task.messages[0]["tool_calls"][0]["function"]["arguments"].is_string());
+  ToolCallFilter filter;
+  const std::string text = "<tool_call>{\"name\": \"f\", \"arguments\": " + deep + "</tool_call>";
+  std::vector<Part> parts = filter.push(text);
+  for (const Part& part : parts) EXPECT_FALSE(part.is_call());
 }
 
 TEST(ServeJson, RefusesWhatIsNoUtf8AndNoObject) {

@@ -416,6 +416,22 @@ TEST(SessionFile, TrustsNothingThatAChecksumVouchesFor) {
   }
 }
 
+// A step that uses a list again writes its last `local` entries anew: a list must have as many.
+TEST(SessionFile, RefusesAListWithoutWhatAStepRenews) {
+  const Pair p;
+  SessionBytes forged = p.bytes;
+  const SessionOptions& o = p.session->plan().options;
+  const uint32_t chosen = o.select_init + o.select_k + o.select_local, none = 0;
+  // The last layer's lists end the body: of each head a count and room for as many entries.
+  const size_t checksum = sizeof(uint64_t), list = (1 + chosen) * sizeof chosen;
+  for (uint32_t head = 1; head <= p.model.model->shape.kv_heads; ++head) {
+    std::byte* count = &forged[forged.size() - checksum - head * list];
+    ASSERT_EQ(std::memcmp(count, &chosen, sizeof chosen), 0);
+    std::memcpy(count, &none, sizeof none);
+  }
+  EXPECT_EQ(p.other->restore(lend(sign(forged)), "saved").status().code(), Code::kFormat);
+}
+
 TEST(SessionFile, SaysWhatIsWrong) {
   const Pair p(Retention::kNone, Selection::kTokenSelect);
   const size_t end = head_end(p.bytes);

@@ -16,7 +16,7 @@ abstract class Handle implements Closeable {
     this.pointer = pointer;
     this.free = free;
     this.needs = needs;
-    if (needs != null) needs.enter();
+    if (needs != null) needs.hold();
   }
 
   /** The pointer, closed or not: for who needs this. */
@@ -32,6 +32,11 @@ abstract class Handle implements Closeable {
     } finally {
       leave();
     }
+  }
+
+  /** Closed or not: whoever made a pointer that needs this holds it still. */
+  private synchronized void hold() {
+    users++;
   }
 
   private synchronized long enter() {

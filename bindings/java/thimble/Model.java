@@ -63,7 +63,7 @@ public final class Model extends Handle {
 
   /** Opens the heads, a trained retainer of this model. */
   public Heads heads(Path path) {
-    return new Heads(this, call(model -> Native.headsOpen(model, Thimble.terminated(path.toString()))));
+    return call(model -> new Heads(this, Native.headsOpen(model, Thimble.terminated(path.toString()))));
   }
 
   /** What a session with these options would take. */
@@ -82,7 +82,7 @@ public final class Model extends Handle {
 
   /** Makes a session; all memory that it will ever need is allocated here. */
   public Session session(Options options) {
-    return new Session(this, with(options, (model, device, heads) -> Native.sessionCreate(model, options, device, heads)));
+    return with(options, (model, device, heads) -> new Session(this, Native.sessionCreate(model, options, device, heads)));
   }
 
   private interface OfOptions<T> {

@@ -93,7 +93,7 @@ public final class Session extends Handle {
 
   /** A session that goes on from the same state, within the same budget. */
   public Session cloned() {
-    return new Session(model, call(Native::sessionClone));
+    return call(session -> new Session(model, Native.sessionClone(session)));
   }
 
   /** Stop the running call, or else the next one, with INTERRUPTED. From any thread. */

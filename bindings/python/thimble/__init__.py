@@ -229,8 +229,9 @@ class _Handle:
         self._users = 1
         self._closed = False
         self._guard = threading.RLock()  # of this object's own fields; never held during a long call
-        for needed in needs:
-            needed._use()
+        for needed in needs:  # closed or not: whoever made the pointer holds them still
+            with needed._guard:
+                needed._users += 1
 
     def _pointer(self) -> c_void_p:
         if self._closed or self._handle is None:
