@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,12 @@ class Scheduler {
     uint64_t position;  // tokens of its stream
   };
   std::vector<SlotState> slots() const;
+  // The slot whose job ended last; nothing before one did.
+  std::optional<size_t> last() const;
+  // Lends an idle slot's session, and the ids of its stream, to `look`, which may be called again after an
+  // interrupt; meanwhile the slot gets no job. A slot at work is a Refusal.
+  using Look = std::function<void(const Session& session, const std::vector<int32_t>& ids)>;
+  void look(uint64_t slot, const Look& look);
   size_t waiting() const;
   size_t queue_limit() const { return 4 * slots_.size(); }
   const thimble_memory& memory() const { return memory_; }
@@ -94,6 +101,7 @@ class Scheduler {
     bool idle() const { return !job && !reserved; }
   };
   struct Cancelled {};
+  struct Lent;
 
   void work(Slot& slot);
   void assign();
@@ -118,6 +126,7 @@ class Scheduler {
   thimble_memory memory_{};
   Counts counts_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::atomic<const Slot*> last_ = nullptr;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;

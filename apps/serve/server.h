@@ -59,6 +59,8 @@ class Server {
   Response health(const Request& request);
   Response metrics(const Request& request);
   Response state(const Request& request);
+  Response kept(const Request& request);
+  Response page(const Request& request);
 
   const Settings& settings_;
   const ServeFlags flags_;
@@ -70,7 +72,7 @@ class Server {
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
-  Worker small_, large_;
+  Worker small_, large_, looks_;
 };
 
 }  // namespace app::serve
