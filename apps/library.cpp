@@ -242,25 +242,20 @@ std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_he
       });
 }
 
-Kept kept_by_position(const Session& session) {
-  const auto ask = [&](bool attention) {
-    Kept kept;
-    kept.shares = two_calls<std::vector<float>>(
-        stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
-          if (attention) kept.attended.resize(shares.size());
-          return thimble_session_kept_by_position(session.get(), shares.data(),
-                                                  attention ? kept.attended.data() : nullptr, shares.size(),
-                                                  count, error);
-        });
-    if (attention) kept.attended.resize(kept.shares.size());
-    return kept;
-  };
-  try {
-    return ask(true);
-  } catch (const Failure& failure) {
-    if (failure.status != THIMBLE_INVALID_ARGUMENT) throw;
-    return ask(false);
-  }
+std::vector<float> kept_shares(const Session& session) {
+  return two_calls<std::vector<float>>(
+      stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
+        return thimble_session_kept_by_position(session.get(), shares.data(), nullptr, shares.size(), count,
+                                                error);
+      });
+}
+
+std::vector<float> attended(const Session& session) {
+  return two_calls<std::vector<float>>(
+      stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
+        return thimble_session_kept_by_position(session.get(), nullptr, shares.data(), shares.size(), count,
+                                                error);
+      });
 }
 
 std::string read_file(const std::string& path) {

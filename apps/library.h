@@ -110,11 +110,9 @@ std::string token_bytes(const Model& model, int32_t token);
 std::string token_text(const Session& session, int32_t token);
 std::vector<float> logits(const Session& session);
 std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_head);
-struct Kept {
-  std::vector<float> shares;    // by position: of the (layer, KV head) pairs that hold it
-  std::vector<float> attended;  // what the last token paid to each; empty where that is not known
-};
-Kept kept_by_position(const Session& session);
+// By position: the share of the (layer, KV head) pairs that hold it, and what the last token paid to it.
+std::vector<float> kept_shares(const Session& session);
+std::vector<float> attended(const Session& session);
 
 // All bytes of a file, or of standard input for "-".
 std::string read_file(const std::string& path);

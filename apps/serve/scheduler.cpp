@@ -318,6 +318,8 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   Usage usage;
   std::function<void()> tell = [] {};
   reading_job = &job;
+  slot.attended.clear();
+  slot.watched = 0;
   try {
     const auto start = std::chrono::steady_clock::now();
     read(slot, job, rest_of(slot, job, reuse, usage));
@@ -439,6 +441,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
     if (task.logprobs) before = logits(slot.session);
+    if (task.watch) watch(slot);
     int32_t token = -1;
     if (!step(slot, job, token)) break;
     ++usage.generated;
@@ -461,6 +464,22 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   else
     slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
   return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
+}
+
+// Adds what the token attended to that the next one follows from. It takes up to three times as long as a
+// step, so that only an answer's first tokens are watched.
+void Scheduler::watch(Slot& slot) {
+  constexpr uint32_t kMostWatched = 32;
+  if (slot.watched == kMostWatched) return;
+  std::vector<float> one;
+  try {
+    one = attended(slot.session);
+  } catch (const Failure&) {  // not known after an eviction, or interrupted, which the step will notice
+    return;
+  }
+  slot.attended.resize(one.size());
+  const float before = static_cast<float>(slot.watched++), all = before + 1;
+  for (size_t i = 0; i < one.size(); ++i) slot.attended[i] = (slot.attended[i] * before + one[i]) / all;
 }
 
 void Scheduler::note_evictions(Slot& slot) {
@@ -519,7 +538,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   const Lent lent{*this, slot};
   for (;;) {
     try {
-      return look(slot.session, slot.history.ids());
+      return look({slot.session, slot.history.ids(), slot.attended});
     } catch (const Failure& failure) {  // an interrupt that was meant for the job before
       if (failure.status != THIMBLE_INTERRUPTED) throw;
     }

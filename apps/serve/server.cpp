@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
-#include <numeric>
 #include <random>
 
 #ifdef __GLIBC__
@@ -85,21 +84,23 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
   return std::stoull(digits);
 }
 
-// A slot's stream as sentences, each with how much of it is still held and what the last token made of it.
-Json sentences_json(const Model& model, const Session& session, const std::vector<int32_t>& ids) {
-  const Kept kept = kept_by_position(session);
+// A slot's stream as sentences, each with how much of it is still held and what the answer made of it.
+Json sentences_json(const Model& model, const Scheduler::View& view) {
+  const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
-    const auto first = values.begin() + static_cast<std::ptrdiff_t>(s.first);
-    return std::accumulate(first, first + static_cast<std::ptrdiff_t>(s.count), 0.0);
+    double all = 0;
+    for (uint64_t i = s.first; i < std::min<uint64_t>(s.first + s.count, values.size()); ++i)
+      all += static_cast<double>(values[i]);
+    return all;
   };
   Json segments = Json::array();
   for (const Sentence& s :
-       cut_sentences(kept.shares.size(), [&](uint64_t i) { return token_bytes(model, ids[i]); }))
+       cut_sentences(shares.size(), [&](uint64_t i) { return token_bytes(model, view.ids[i]); }))
     segments.push_back({{"text", s.text},
                         {"first", s.first},
                         {"count", s.count},
-                        {"kept", sum(kept.shares, s) / static_cast<double>(s.count)},
-                        {"attended", kept.attended.empty() ? Json() : Json(sum(kept.attended, s))}});
+                        {"kept", sum(shares, s) / static_cast<double>(s.count)},
+                        {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
   return segments;
 }
 
@@ -462,20 +463,21 @@ Response Server::kept(const Request& request) {
   if (!slot || !first != !count)
     throw Refusal(400, "say which slot, /thimble/kept?slot=0, and of a part of its stream &first=0&count=10");
   Json out;
-  scheduler_.look(*slot, [&](const Session& session, const std::vector<int32_t>& ids) {
-    if (first && (*count == 0 || *first + *count > ids.size()))
-      throw Refusal(400, "slot " + std::to_string(*slot) + " holds a stream of " +
-                             std::to_string(ids.size()) + " tokens; \"first\" and \"count\" must lie in it");
-    if (first) {
-      out = {{"heads", heads_json(model_, session, *first, *count)}};
-      return;
+  scheduler_.look(*slot, [&](const Scheduler::View& view) {
+    const uint64_t position = view.ids.size();
+    if (!first) {
+      const thimble_model_info info = model_info(model_);
+      out = {{"slot", *slot},
+             {"position", position},
+             {"layers", info.layers},
+             {"kv_heads", info.kv_heads},
+             {"segments", sentences_json(model_, view)}};
+    } else if (*count > 0 && *first + *count <= position) {
+      out = {{"heads", heads_json(model_, view.session, *first, *count)}};
+    } else {
+      throw Refusal(400, "slot " + std::to_string(*slot) + " holds a stream of " + std::to_string(position) +
+                             " tokens; \"first\" and \"count\" must lie in it");
     }
-    const thimble_model_info info = model_info(model_);
-    out = {{"slot", *slot},
-           {"position", ids.size()},
-           {"layers", info.layers},
-           {"kv_heads", info.kv_heads},
-           {"segments", sentences_json(model_, session, ids)}};
   });
   return {200, "application/json", write_json(out)};
 }

@@ -279,7 +279,7 @@ class Answers(unittest.TestCase):
         self.assertEqual([s["first"] for s in segments[1:]], [s["first"] + s["count"] for s in segments[:-1]])
         self.assertEqual(segments[-1]["first"] + segments[-1]["count"], held["position"])
         self.assertIn(text + "\n\nWho is in the house?", "".join(s["text"] for s in segments))
-        self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 5)
+        self.assertEqual({s["attended"] for s in segments}, {None})
         for segment in (segments[0], segments[20], segments[-1]):
             part = f"&first={segment['first']}&count={segment['count']}"
             heads = self.server.get(f"/thimble/kept?slot={slot}{part}")["heads"]
@@ -295,6 +295,17 @@ class Answers(unittest.TestCase):
             status, _, error = self.server.ask("GET", "/thimble/kept?" + query)
             self.assertEqual(status, 400, query)
             self.assertTrue(error["error"]["message"])
+
+    def test_a_watched_answer_is_the_same_and_says_what_it_attended_to(self):
+        prompt = BOOK[:16000] + "\n\nWhat is the door code of the Lisbon warehouse?"
+        expected = thimble("run", "-m", MODEL, *POLICY, "-f", "-", text=prompt)
+        self.assertEqual(self.server.chat(prompt, watch=True)["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertEqual(expected, "40917\n")
+        segments = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")["segments"]
+        # Its last token was not followed by another, so nobody attended to it; each token's shares make up 1.
+        self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 4)
+        most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
+        self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
 
     def test_the_page_loads_nothing_from_elsewhere(self):
         status, headers, page = self.server.ask("GET", "/")
