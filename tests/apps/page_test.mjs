@@ -96,9 +96,11 @@ await page.evaluate(() => [...document.querySelectorAll("article.answer a")].fin
 await page.keyboard.press("Enter");
 assert.equal(await page.evaluate(() => document.activeElement.id), "map");
 assert.equal((await textOf("#passage")).trim(), "The door code of the Lisbon warehouse is 40917.");
-const [, tokens, share] = (await textOf("#figures")).match(/Tokens [\d,]+ to ([\d,]+), held by ([\d.]+) %/);
-assert.ok(tokens && Number(share) > 0);
-await page.waitForFunction(() => document.querySelectorAll("#heads td[style]").length === 16);  // 8 layers of 2 heads
+const [, first, last, share] = (await textOf("#figures")).match(/Tokens ([\d,]+) to ([\d,]+), held by ([\d.]+) %/);
+const tokens = Number(last.replace(",", "")) - Number(first.replace(",", "")) + 1;
+await page.waitForFunction(() => document.querySelectorAll("#heads[aria-busy=false] td").length === 16);  // 8 layers of 2 heads
+const held = await page.$$eval("#heads td", (cells) => cells.reduce((sum, cell) => sum + Number(cell.textContent), 0));
+assert.ok(Math.abs(100 * held / (16 * tokens) - share) < 0.1, `${held} of 16 times ${tokens}, ${share} %`);  // 3 digits are shown
 const outline = await page.$eval("#map", (map) => getComputedStyle(map).outlineStyle);
 assert.notEqual(outline, "none");
 assert.equal(await overflow(), 0);
@@ -118,6 +120,7 @@ assert.equal(await overflow(), 0);
 const back = await page.evaluate(() => getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number));
 assert.ok(Math.max(...back) < 64, String(back));
 await page.click("#map");  // its middle
+await page.waitForSelector("#heads[aria-busy=false]");
 assert.notEqual(await attribute("aria-valuenow"), "1");
 await shoot("phone");
 if (screenshots) await page.screenshot({ path: screenshots + "/page-phone-whole.png", fullPage: true });

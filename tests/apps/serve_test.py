@@ -302,7 +302,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(self.server.chat(prompt, watch=True)["choices"][0]["message"]["content"] + "\n", expected)
         self.assertEqual(expected, "40917\n")
         segments = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")["segments"]
-        # Its last token was not followed by another, so nobody attended to it; each token's shares make up 1.
+        # Each token's shares make up 1, and their mean does.
         self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 4)
         most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
         self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
