@@ -84,7 +84,7 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
   return std::stoull(digits);
 }
 
-// A slot's stream as sentences, each with how much of it is still held and what the answer made of it.
+// A slot's stream as sentences, each with the share of it that is still held and of the answer's attention.
 Json sentences_json(const Model& model, const Scheduler::View& view) {
   const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
@@ -93,9 +93,10 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
       all += static_cast<double>(values[i]);
     return all;
   };
+  // A token that waits was not read; one that an interrupted step sampled is in no answer.
+  const size_t count = std::min(shares.size(), view.ids.size());
   Json segments = Json::array();
-  for (const Sentence& s :
-       cut_sentences(shares.size(), [&](uint64_t i) { return token_bytes(model, view.ids[i]); }))
+  for (const Sentence& s : cut_sentences(count, [&](uint64_t i) { return token_bytes(model, view.ids[i]); }))
     segments.push_back({{"text", s.text},
                         {"first", s.first},
                         {"count", s.count},

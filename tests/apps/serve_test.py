@@ -307,6 +307,19 @@ class Answers(unittest.TestCase):
         most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
         self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
 
+    def test_a_slot_whose_client_left_can_be_looked_into(self):
+        body = {"prompt": "The house", "max_tokens": 4000, "stream": True}
+        for _ in range(8):
+            with self.server.begin(body, "/v1/completions") as connection:
+                got = b""
+                while got.count(b"data: ") < 5:
+                    got += connection.recv(4096)
+            self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
+            held = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")
+            self.assertGreaterEqual(held["position"], 7)
+            last = held["segments"][-1]
+            self.assertEqual(last["first"] + last["count"], held["position"])
+
     def test_the_page_loads_nothing_from_elsewhere(self):
         status, headers, page = self.server.ask("GET", "/")
         with open(SOURCE + "/apps/serve/page.html", encoding="utf-8") as file:
