@@ -214,6 +214,13 @@ thimble_message message(const char* role, std::string_view content) {
   return {role, content.data(), content.size()};
 }
 
+std::string token_bytes(const Model& model, int32_t token) {
+  char bytes[512];
+  uint64_t length = 0;
+  const auto status = thimble_token_bytes(model.get(), token, bytes, sizeof bytes, &length, nullptr);
+  return status == THIMBLE_OK ? std::string(bytes, length) : "";
+}
+
 std::string token_text(const Session& session, int32_t token) {
   return two_calls<std::string>(64, [&](auto& text, uint64_t* length, auto* error) {
     return thimble_session_text(session.get(), token, text.data(), text.size(), length, error);
@@ -232,6 +239,22 @@ std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_he
       stats(session).entries, [&](auto& positions, uint64_t* count, auto* error) {
         return thimble_session_kept(session.get(), layer, kv_head, positions.data(), positions.size(), count,
                                     error);
+      });
+}
+
+std::vector<float> kept_shares(const Session& session) {
+  return two_calls<std::vector<float>>(
+      stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
+        return thimble_session_kept_by_position(session.get(), shares.data(), nullptr, shares.size(), count,
+                                                error);
+      });
+}
+
+std::vector<float> attended(const Session& session) {
+  return two_calls<std::vector<float>>(
+      stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {
+        return thimble_session_kept_by_position(session.get(), nullptr, shares.data(), shares.size(), count,
+                                                error);
       });
 }
 

@@ -98,16 +98,21 @@ struct ChatStyle {
 };
 std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags);
-// The same from an array of messages as JSON, up to where the answer begins; the first `held` of them, the last
-// of these an answer, the session holds already.
+// The same from an array of messages as JSON, up to where the answer begins; the first `held` of them, the
+// last of these an answer, the session holds already.
 std::string chat_text(const Model& model, const ChatStyle& style, const std::string& messages_json,
                       uint64_t held);
 thimble_message message(const char* role, std::string_view content);  // lends `content`
 
+// A token's bytes, maybe part of a code point; "" where it has none.
+std::string token_bytes(const Model& model, int32_t token);
 // The text that a token of this stream completes.
 std::string token_text(const Session& session, int32_t token);
 std::vector<float> logits(const Session& session);
 std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_head);
+// By position: the share of the (layer, KV head) pairs that hold it, and what the last token paid to it.
+std::vector<float> kept_shares(const Session& session);
+std::vector<float> attended(const Session& session);
 
 // All bytes of a file, or of standard input for "-".
 std::string read_file(const std::string& path);

@@ -315,6 +315,7 @@ Asked read_chat_completion(const Json& body) {
   task.logprobs = bool_field(body, "logprobs").value_or(false);
   task.top_logprobs = static_cast<uint32_t>(integer_field(body, "top_logprobs", 0, kMostTop).value_or(0));
   if (task.top_logprobs && !task.logprobs) throw Refusal(400, "\"top_logprobs\" needs \"logprobs\": true");
+  task.watch = bool_field(body, "watch").value_or(false);
   refuse_unless_neutral(body, "response_format", {{"type", "text"}});
   read_streaming(body, asked);
   return asked;

@@ -30,13 +30,6 @@ uint32_t settled_local(const thimble_session_options& options) {
   return options.retention == THIMBLE_RETENTION_NONE ? 0 : 100;
 }
 
-std::string bytes_of(const Model& model, int32_t token) {
-  char bytes[512];
-  uint64_t length = 0;
-  const auto status = thimble_token_bytes(model.get(), token, bytes, sizeof bytes, &length, nullptr);
-  return status == THIMBLE_OK ? std::string(bytes, length) : "";
-}
-
 // Log-probabilities of all tokens by their logits: less the logarithm of the sum of their exponentials.
 double log_sum(const std::vector<float>& logits) {
   const double most = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
@@ -55,9 +48,9 @@ TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, in
     const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
     return x != y ? x > y : a < b;
   });
-  TokenLogprob out{bytes_of(model, token), logprob(token), {}};
+  TokenLogprob out{token_bytes(model, token), logprob(token), {}};
   for (auto id = best.begin(); id != best.begin() + n; ++id)
-    out.top.emplace_back(bytes_of(model, *id), logprob(*id));
+    out.top.emplace_back(token_bytes(model, *id), logprob(*id));
   return out;
 }
 
@@ -141,6 +134,7 @@ Scheduler::Scheduler(const Settings& settings, const Model& model, const Retenti
       end_of_turn_(end_of_turn_or_text(model, settings.chat)) {
   thimble_session_options options = session_options(settings, model, retention, 0);
   options.progress = show_progress;
+  options.watch = 1;
   leave_room_for_clones(model, options, slots - 1);
   check_budget(plan(model, options), slots);
   Session first = create_session(model, options);
@@ -327,6 +321,8 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   Usage usage;
   std::function<void()> tell = [] {};
   reading_job = &job;
+  slot.attended.clear();
+  slot.watched = 0;
   try {
     const auto start = std::chrono::steady_clock::now();
     read(slot, job, rest_of(slot, job, reuse, usage));
@@ -349,6 +345,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   reading_job = nullptr;
   counts_.generated_tokens += usage.generated;
   slot.position = slot.history.ids().size();
+  last_ = &slot;
   return tell;
 }
 
@@ -447,6 +444,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
     if (task.logprobs) before = logits(slot.session);
+    if (task.watch) watch(slot);
     int32_t token = -1;
     if (!step(slot, job, token)) break;
     ++usage.generated;
@@ -471,6 +469,22 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
 }
 
+// Adds what the token attended to that the next one follows from. It takes up to three times as long as a
+// step, so that only an answer's first tokens are watched.
+void Scheduler::watch(Slot& slot) {
+  constexpr uint32_t kMostWatched = 32;
+  if (slot.watched == kMostWatched) return;
+  std::vector<float> one;
+  try {
+    one = attended(slot.session);
+  } catch (const Failure&) {  // not known after an eviction, or interrupted, which the step will notice
+    return;
+  }
+  slot.attended.resize(one.size());
+  const float before = static_cast<float>(slot.watched++), all = before + 1;
+  for (size_t i = 0; i < one.size(); ++i) slot.attended[i] = (slot.attended[i] * before + one[i]) / all;
+}
+
 void Scheduler::note_evictions(Slot& slot) {
   const uint64_t evictions = stats(slot.session).evictions;
   if (evictions != std::exchange(slot.evictions, evictions))
@@ -493,6 +507,45 @@ std::vector<Scheduler::SlotState> Scheduler::slots() const {
   std::vector<SlotState> states;
   for (const auto& slot : slots_) states.push_back({!slot->idle(), slot->position});
   return states;
+}
+
+std::optional<size_t> Scheduler::last() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].get() == last_) return i;
+  }
+  return std::nullopt;
+}
+
+// Gives a slot that was reserved back, whatever happens.
+struct Scheduler::Lent {
+  Scheduler& scheduler;
+  Slot& slot;
+  ~Lent() {
+    const std::lock_guard lock(scheduler.mutex_);
+    slot.reserved = false;
+    scheduler.assign();
+  }
+};
+
+void Scheduler::look(uint64_t index, const Look& look) {
+  if (index >= slots_.size())
+    throw Refusal(400, "there is no slot " + std::to_string(index) + "; the first is 0, the last " +
+                           std::to_string(slots_.size() - 1));
+  Slot& slot = *slots_[index];
+  {
+    const std::lock_guard lock(mutex_);
+    if (!slot.idle() || !slot.session)
+      throw Refusal(409, "slot " + std::to_string(index) + " is at work; ask again when it is idle");
+    slot.reserved = true;
+  }
+  const Lent lent{*this, slot};
+  for (;;) {
+    try {
+      return look({slot.session, slot.history.ids(), slot.attended});
+    } catch (const Failure& failure) {  // an interrupt that was meant for the job before
+      if (failure.status != THIMBLE_INTERRUPTED) throw;
+    }
+  }
 }
 
 size_t Scheduler::waiting() const {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,18 @@ class Scheduler {
     uint64_t position;  // tokens of its stream
   };
   std::vector<SlotState> slots() const;
+  // The slot whose job ended last; nothing before one did.
+  std::optional<size_t> last() const;
+  // What an idle slot lends to whoever looks at it.
+  struct View {
+    const Session& session;
+    const std::vector<int32_t>& ids;     // of its stream
+    const std::vector<float>& attended;  // by its last answer, by position; empty: it was not watched
+  };
+  // Lends a slot to `look`, which is called again after an interrupt; meanwhile the slot gets no job. A slot
+  // at work is a Refusal.
+  using Look = std::function<void(const View& view)>;
+  void look(uint64_t slot, const Look& look);
   size_t waiting() const;
   size_t queue_limit() const { return 4 * slots_.size(); }
   const thimble_memory& memory() const { return memory_; }
@@ -83,6 +96,8 @@ class Scheduler {
     Session session;  // none where a clone could not be made: the slot waits for another chance
     History history;
     uint64_t evictions = 0;
+    std::vector<float> attended;  // mean over `watched` tokens of the last answer
+    uint32_t watched = 0;
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
     // What it is to do; guarded by the mutex.
@@ -94,6 +109,7 @@ class Scheduler {
     bool idle() const { return !job && !reserved; }
   };
   struct Cancelled {};
+  struct Lent;
 
   void work(Slot& slot);
   void assign();
@@ -107,6 +123,7 @@ class Scheduler {
   bool step(Slot& slot, Job& job, int32_t& token);
   std::function<void()> generate(Slot& slot, Job& job, Usage& usage);
   void note_evictions(Slot& slot);
+  static void watch(Slot& slot);
   thimble_sampler_options sampler_options(const Task& task) const;
   template <typename Function, typename... Arguments>
   void call_for(Job& job, Function function, Arguments... arguments);
@@ -118,6 +135,7 @@ class Scheduler {
   thimble_memory memory_{};
   Counts counts_;
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::atomic<const Slot*> last_ = nullptr;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;

@@ -14,8 +14,11 @@
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/json.h"
+#include "apps/serve/sentences.h"
 
 namespace app::serve {
+
+extern const char kPage[];  // page.html
 
 // A wire format for answers.
 struct Server::Api {
@@ -30,6 +33,7 @@ struct Server::Route {
   bool open;                                    // without the key, too
   Response (Server::*respond)(const Request&);  // at once; or
   const Api* api;                               // by a slot
+  bool looks = false;                           // into a slot, which may take as long as a step
 };
 
 namespace {
@@ -66,6 +70,56 @@ void give_back_memory() {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
+}
+
+// A number of a query, "slot=1&first=20", or nothing where it is not there.
+std::optional<uint64_t> query_number(const std::string& query, const std::string& name) {
+  const std::string all = "&" + query;
+  const size_t found = all.find("&" + name + "=");
+  if (found == all.npos) return std::nullopt;
+  const size_t begin = found + name.size() + 2;
+  const std::string digits = all.substr(begin, all.find('&', begin) - begin);
+  if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos)
+    throw Refusal(400, "\"" + name + "\" must be a whole number");
+  return std::stoull(digits);
+}
+
+// A slot's stream as sentences, each with the share of it that is still held and of the answer's attention.
+Json sentences_json(const Model& model, const Scheduler::View& view) {
+  const std::vector<float> shares = kept_shares(view.session);
+  const auto sum = [](const std::vector<float>& values, const Sentence& s) {
+    double all = 0;
+    for (uint64_t i = s.first; i < std::min<uint64_t>(s.first + s.count, values.size()); ++i)
+      all += static_cast<double>(values[i]);
+    return all;
+  };
+  // A token that waits was not read; one that an interrupted step sampled is in no answer.
+  const size_t count = std::min(shares.size(), view.ids.size());
+  Json segments = Json::array();
+  for (const Sentence& s : cut_sentences(count, [&](uint64_t i) { return token_bytes(model, view.ids[i]); }))
+    segments.push_back({{"text", s.text},
+                        {"first", s.first},
+                        {"count", s.count},
+                        {"kept", sum(shares, s) / static_cast<double>(s.count)},
+                        {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
+  return segments;
+}
+
+// [layer][KV head]: the share of `count` positions from `first` on that it holds.
+Json heads_json(const Model& model, const Session& session, uint64_t first, uint64_t count) {
+  const thimble_model_info info = model_info(model);
+  Json layers = Json::array();
+  for (uint32_t layer = 0; layer < info.layers; ++layer) {
+    Json heads = Json::array();
+    for (uint32_t head = 0; head < info.kv_heads; ++head) {
+      const std::vector<int32_t> held = kept(session, layer, head);
+      const auto begin = std::lower_bound(held.begin(), held.end(), static_cast<int64_t>(first));
+      const auto end = std::lower_bound(begin, held.end(), static_cast<int64_t>(first + count));
+      heads.push_back(static_cast<double>(end - begin) / static_cast<double>(count));
+    }
+    layers.push_back(heads);
+  }
+  return layers;
 }
 
 // What a client hears of a job.
@@ -169,6 +223,8 @@ const Server::Route* Server::find_route(const std::string& path) {
       {"GET", "/health", true, &Server::health, nullptr},
       {"GET", "/metrics", false, &Server::metrics, nullptr},
       {"GET", "/thimble/state", false, &Server::state, nullptr},
+      {"GET", "/thimble/kept", false, &Server::kept, nullptr, true},
+      {"GET", "/", true, &Server::page, nullptr},
   };
   for (const Route& route : kRoutes) {
     if (path == route.path) return &route;
@@ -187,6 +243,7 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model, c
       scheduler_(settings, model, retention, flags_.slots) {}
 
 void Server::stop() {
+  looks_.stop();
   small_.stop();
   large_.stop();
   scheduler_.stop();
@@ -270,6 +327,8 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
   };
   if (reads)
     read(size, respond);
+  else if (route.looks)
+    looks_.post(respond);
   else
     respond();
 }
@@ -396,6 +455,7 @@ Response Server::metrics(const Request&) {
 
 Response Server::state(const Request&) {
   const thimble_memory& m = scheduler_.memory();
+  const auto last = scheduler_.last();
   Json slots = Json::array();
   for (const auto& slot : scheduler_.slots())
     slots.push_back({{"busy", slot.busy}, {"position", slot.position}});
@@ -412,7 +472,43 @@ Response Server::state(const Request&) {
                         {"selection", thimble_selection_name(settings_.session.selection)},
                         {"chunk", m.chunk}}},
                       {"slots", slots},
+                      {"last", last ? Json(*last) : Json()},
                       {"queue", {{"waiting", scheduler_.waiting()}, {"limit", scheduler_.queue_limit()}}}})};
+}
+
+Response Server::kept(const Request& request) {
+  const auto slot = query_number(request.query, "slot"), first = query_number(request.query, "first"),
+             count = query_number(request.query, "count");
+  if (!slot || !first != !count)
+    throw Refusal(400, "say which slot, /thimble/kept?slot=0, and of a part of its stream &first=0&count=10");
+  Json out;
+  scheduler_.look(*slot, [&](const Scheduler::View& view) {
+    const uint64_t position = view.ids.size();
+    if (!first) {
+      const thimble_model_info info = model_info(model_);
+      out = {{"slot", *slot},
+             {"position", position},
+             {"layers", info.layers},
+             {"kv_heads", info.kv_heads},
+             {"segments", sentences_json(model_, view)}};
+    } else if (*count > 0 && *first + *count <= position) {
+      out = {{"heads", heads_json(model_, view.session, *first, *count)}};
+    } else {
+      throw Refusal(400, "slot " + std::to_string(*slot) + " holds a stream of " + std::to_string(position) +
+                             " tokens; \"first\" and \"count\" must lie in it");
+    }
+  });
+  return {200, "application/json", write_json(out)};
+}
+
+Response Server::page(const Request&) {
+  return {200,
+          "text/html; charset=utf-8",
+          kPage,
+          {{"Cache-Control", "no-cache"},
+           {"Content-Security-Policy",
+            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}}};
 }
 
 }  // namespace app::serve

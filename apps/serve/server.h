@@ -60,6 +60,8 @@ class Server {
   Response health(const Request& request);
   Response metrics(const Request& request);
   Response state(const Request& request);
+  Response kept(const Request& request);
+  Response page(const Request& request);
 
   const Settings& settings_;
   const ServeFlags flags_;
@@ -72,7 +74,7 @@ class Server {
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
   std::atomic<size_t> unread_ = 0;  // bytes of bodies that wait for these
-  Worker small_, large_;
+  Worker small_, large_, looks_;
 };
 
 }  // namespace app::serve

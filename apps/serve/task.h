@@ -38,6 +38,7 @@ struct Task {
   std::vector<std::string> stops;  // texts that end the answer and are no part of it
   bool logprobs = false;
   uint32_t top_logprobs = 0;  // alternatives to each token
+  bool watch = false;         // note what the answer attends to
 };
 
 // A request in a wire format: the task, and how the answer is to be written.

@@ -9,7 +9,7 @@ import threading
 import time
 import unittest
 
-from serve_client import BOOK, HEADS, MODEL, Server, drain, events, thimble
+from serve_client import BOOK, HEADS, MODEL, SOURCE, Server, drain, events, thimble
 
 BUDGET = 64 << 20
 # Beside the budget the process holds its program's own data, requests that are being read, and 256 connections.
@@ -291,6 +291,67 @@ class Answers(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
 
+    def test_what_a_slot_holds_is_shown_by_sentence_and_by_head(self):
+        text = BOOK[:9000]
+        body = self.server.chat(text + "\n\nWho is in the house?")
+        slot = self.server.state()["last"]
+        held = self.server.get(f"/thimble/kept?slot={slot}")
+        segments = held["segments"]
+        self.assertEqual((held["slot"], held["position"]), (slot, body["usage"]["total_tokens"]))
+        self.assertEqual([s["first"] for s in segments[1:]], [s["first"] + s["count"] for s in segments[:-1]])
+        self.assertEqual(segments[-1]["first"] + segments[-1]["count"], held["position"])
+        self.assertIn(text + "\n\nWho is in the house?", "".join(s["text"] for s in segments))
+        self.assertEqual({s["attended"] for s in segments}, {None})
+        for segment in (segments[0], segments[20], segments[-1]):
+            part = f"&first={segment['first']}&count={segment['count']}"
+            heads = self.server.get(f"/thimble/kept?slot={slot}{part}")["heads"]
+            self.assertEqual({len(heads), *map(len, heads)}, {held["layers"], held["kv_heads"]})
+            shares = sum(heads, [])
+            self.assertAlmostEqual(sum(shares) / len(shares), segment["kept"], 6)
+        self.assertTrue(0 < segments[20]["kept"] < 1)  # heads differ
+        # A look changes nothing: the conversation goes on behind its answer.
+        messages = [user(text + "\n\nWho is in the house?"), body["choices"][0]["message"], user("Where is the garden?")]
+        self.assertEqual(self.server.chat(messages)["usage"]["prompt_tokens_details"]["cached_tokens"], held["position"])
+        for query in ("", "slot=2", "slot=-1", "slot=a", "slot=0&first=0", "slot=0&first=0&count=0",
+                      f"slot={slot}&first=0&count=99999", "slot=0&first=18446744073709551615&count=2"):
+            status, _, error = self.server.ask("GET", "/thimble/kept?" + query)
+            self.assertEqual(status, 400, query)
+            self.assertTrue(error["error"]["message"])
+
+    def test_a_watched_answer_is_the_same_and_says_what_it_attended_to(self):
+        prompt = BOOK[:16000] + "\n\nWhat is the door code of the Lisbon warehouse?"
+        expected = thimble("run", "-m", MODEL, *POLICY, "-f", "-", text=prompt)
+        self.assertEqual(self.server.chat(prompt, watch=True)["choices"][0]["message"]["content"] + "\n", expected)
+        self.assertEqual(expected, "40917\n")
+        segments = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")["segments"]
+        # Each token's shares make up 1, and their mean does.
+        self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 4)
+        most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
+        self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
+
+    def test_a_slot_whose_client_left_can_be_looked_into(self):
+        body = {"prompt": "The house", "max_tokens": 4000, "stream": True}
+        for _ in range(8):
+            with self.server.begin(body, "/v1/completions") as connection:
+                got = b""
+                while got.count(b"data: ") < 5:
+                    got += connection.recv(4096)
+            self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
+            held = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")
+            self.assertGreaterEqual(held["position"], 7)
+            last = held["segments"][-1]
+            self.assertEqual(last["first"] + last["count"], held["position"])
+
+    def test_the_page_loads_nothing_from_elsewhere(self):
+        status, headers, page = self.server.ask("GET", "/")
+        with open(SOURCE + "/apps/serve/page.html", encoding="utf-8") as file:
+            self.assertEqual((status, page), (200, file.read()))
+        self.assertEqual(headers["Content-Type"], "text/html; charset=utf-8")
+        self.assertIn("default-src 'none';", headers["Content-Security-Policy"])
+        self.assertIn("connect-src 'self';", headers["Content-Security-Policy"])
+        for word in ("://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            self.assertNotIn(word, page)
+
     def test_figures_are_there(self):
         self.server.chat(QUESTION)
         figures = dict(line.rsplit(" ", 1) for line in self.server.get("/metrics").split("\n") if line and line[0] != "#")
@@ -335,6 +396,8 @@ class OneSlot(unittest.TestCase):
         self.assertEqual(server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
         with server.begin(long_request()):
             server.wait_until(lambda state: state["slots"][0]["busy"])
+            status, _, error = server.ask("GET", "/thimble/kept?slot=0")
+            self.assertEqual((status, error["error"]["message"]), (409, "slot 0 is at work; ask again when it is idle"))
             code, seconds = server.stop(signal.SIGINT)  # while it reads
         self.assertEqual(code, 0)
         self.assertLess(seconds, 5)
@@ -344,8 +407,8 @@ class OneSlot(unittest.TestCase):
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secre"}, 401), ({"Authorization": "Bearer secretsecret"}, 401),
                                   ({"Authorization": "Bearer secret"}, 200), ({"x-api-key": "secret"}, 200)):
             self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], expected, headers)
-        self.assertEqual(server.ask("GET", "/health")[0], 200)
-        self.assertEqual(server.ask("GET", "/nowhere")[0], 401)
+        for path, expected in (("/health", 200), ("/", 200), ("/nowhere", 401), ("/thimble/kept?slot=0", 401)):
+            self.assertEqual(server.ask("GET", path)[0], expected, path)
         self.assertEqual(server.stop()[0], 0)
 
     def test_what_is_held_is_not_read_again_and_a_full_pool_is_said(self):
@@ -360,6 +423,20 @@ class OneSlot(unittest.TestCase):
         self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"], 768)  # whole chunks
         status, _, error = server.ask("POST", "/v1/chat/completions", {"messages": [user(BOOK)]})
         self.assertEqual((status, error["error"]["code"]), (400, "context_length_exceeded"))
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_a_window_holds_the_first_and_the_last_tokens(self):
+        flags = ["--device", "cpu", "--retention", "window", "--pool", "256", "--chunk", "128"]
+        server = Server(*flags, "--slots", "1")
+        self.assertIsNone(server.state()["last"])
+        self.assertEqual(server.get("/thimble/kept?slot=0")["segments"], [])
+        ids = server.ask("POST", "/tokenize", {"content": BOOK[:4000]})[2]["tokens"]
+        body = {"prompt": ids, "max_tokens": 1}
+        self.assertEqual(server.ask("POST", "/v1/completions", body)[0], 200)
+        # A prompt leaves the pool, of which the first 4 tokens are protected, and its last 100 tokens; then one was generated.
+        for first, count, share in ((0, 4, 1), (4, len(ids) - 356, 0), (len(ids) - 352, 353, 1), (3, 2, 0.5)):
+            heads = server.get(f"/thimble/kept?slot=0&first={first}&count={count}")["heads"]
+            self.assertEqual({value for layer in heads for value in layer}, {share}, (first, count))
         self.assertEqual(server.stop()[0], 0)
 
     def test_a_system_prompt_stands_where_a_request_has_none(self):
