@@ -101,7 +101,7 @@ class SpyDevice : public Device {
     void record(const Op& op) override {
       if (const auto* score = std::get_if<CisStore>(&op)) device_.scores.push_back(*score);
       if (const auto* bounds = std::get_if<PageBounds>(&op)) device_.pages.push_back(*bounds);
-      if (const auto* attention = std::get_if<Attention>(&op)) device_.attention.push_back(*attention);
+      if (const auto* seen = std::get_if<Attention>(&op)) device_.attention.push_back(*seen);
       if (const auto* watch = std::get_if<QueryScore>(&op); watch && watch->p.kind == kQueryHeads)
         device_.watches.push_back(*watch);
       if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)
