@@ -192,13 +192,11 @@ class Message : public AnswerWriter {
 Asked read_message(const Json& body) {
   Asked asked;
   Task& task = asked.task;
-  const Json* messages = array_field(body, "messages");
-  if (!messages || messages->empty())
-    throw Refusal(400, "\"messages\" must be an array of at least one message");
+  const Json& messages = messages_field(body);
   task.messages = Json::array();
   if (const Json* system = find_field(body, "system"))
     task.messages.push_back({{"role", "system"}, {"content", content_text(*system)}});
-  for (const Json& message : *messages) add_message(message, task.messages);
+  for (const Json& message : messages) add_message(message, task.messages);
   task.max_tokens = integer_field(body, "max_tokens", 1, int64_t{1} << 30);
   if (!task.max_tokens) throw Refusal(400, "\"max_tokens\" is missing");
   read_message_tools(body, task);

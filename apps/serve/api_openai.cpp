@@ -303,11 +303,8 @@ class TextCompletion : public Completion {
 Asked read_chat_completion(const Json& body) {
   Asked asked;
   Task& task = asked.task;
-  const Json* messages = array_field(body, "messages");
-  if (!messages || messages->empty())
-    throw Refusal(400, "\"messages\" must be an array of at least one message");
   task.messages = Json::array();
-  for (const Json& message : *messages) task.messages.push_back(template_message(message));
+  for (const Json& message : messages_field(body)) task.messages.push_back(template_message(message));
   read_tools(body, task);
   read_sampling(body, task);
   task.max_tokens = integer_field(body, "max_completion_tokens", 1, kMostTokens);

@@ -144,6 +144,13 @@ const Json* object_field(const Json& object, const char* name) {
   return typed_field(object, name, Json::value_t::object, "an object");
 }
 
+const Json& messages_field(const Json& object) {
+  const Json* messages = array_field(object, "messages");
+  if (!messages || messages->empty())
+    throw Refusal(400, "\"messages\" must be an array of at least one message");
+  return *messages;
+}
+
 std::vector<std::string> stops_field(const Json& object, const char* name) {
   const Json* field = find_field(object, name);
   if (!field) return {};

@@ -27,6 +27,8 @@ const std::string* text_field(const Json& object, const char* name);
 const Json* array_field(const Json& object, const char* name);
 const Json* object_field(const Json& object, const char* name);
 
+// The messages of a conversation: at least one.
+const Json& messages_field(const Json& object);
 // Up to 16 texts of a kilobyte, or one text alone.
 std::vector<std::string> stops_field(const Json& object, const char* name);
 // The texts of a message's content, a text or an array of {"type": "text", "text": ...}, one after the other.
