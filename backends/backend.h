@@ -198,6 +198,7 @@ struct KvAppend {  // k, v rows as f16, and their positions; what is beyond f16'
   Out pos;        // int32, likewise
   Out saturated;  // one uint, to which the numbers are added that were beyond f16's range
   KvAppendParams p;
+  In positions = {};  // int32 [rows], of rows that do not follow each other (kRopeList); or empty
 };
 // What a retainer of the kind "sink" makes of its queries and keys: a softmax weight among the sinks. For the
 // queries i of a KV head
@@ -217,6 +218,12 @@ struct CisStore {  // the retention scores of the step's rows
   Out cis;         // [run], or of the chunk: [Hkv][chunk_capacity]
   CisStoreParams p;
 };
+struct GivenScore {  // the retention scores of all entries as the host gives them, the same in every head
+  In score;          // [n_entries + n_rows]: the entries', then the rows'
+  Out cis;           // [run]; the rows' go behind the entries, or
+  Out chunk_cis;     // to the chunk: [Hkv][chunk_capacity]
+  GivenScoreParams p;
+};
 struct KvView {            // gathers, and rotates by list index under kRopeList: what prefill attention reads
   KvArray pool_k, pool_v;  // [run][dh]
   KvArray chunk_k, chunk_v;  // [Hkv][chunk_capacity][dh]
@@ -233,6 +240,9 @@ struct Attention {  // y = softmax(cap(q k^T * scale), causal over the last rows
   Out y;     // [rows][y_stride]
   Out ml;    // f32 [rows][H][2]: running maximum and sum between passes
   AttentionParams p;
+  // uint [rows], ascending: the list index of each row's own entry, where it is not among the last; of the
+  // view under kRopeList, without a window. Or empty.
+  In row_index = {};
 };
 struct KvCompact {           // pool = the listed entries of pool and chunk, in place, in order
   In list;                   // empty: all, which puts the chunk's rows behind the pool's entries
@@ -290,6 +300,13 @@ struct PageScore {  // s_h(page) = scale * sum over channels of max(q * smallest
   Out scores;  // [H][score_capacity], index = page; only the middle is written
   Out lse;     // [H]: log-sum-exp of a head's scores
   PageScoreParams p;
+};
+// Sorts a run by position after a compaction left the step's rows that stay, at most kMostMergedRows, behind
+// the entries: both ascend by themselves.
+struct KvMerge {
+  KvArray k, v;  // [run][dh]
+  Out pos, cis;  // [run]
+  KvMergeParams p;
 };
 struct TopK {       // scores -> ascending lists; NaN is -inf, -0 is 0, ties go to the larger entry, page or
                     // position
@@ -370,15 +387,17 @@ struct Copy {
 // lists everything and token_score, page_score and vote do nothing.
 
 using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, ExpertLinear, Activation,
-                        KvAppend, SinkScore, CisStore, KvView, Attention, KvCompact, QueryGate, TokenScore,
-                        PageBounds, PageScore, Vote, TopK, Label, KeyDiff, QueryScore, ArgMax, LogProb, Copy>;
+                        KvAppend, SinkScore, CisStore, GivenScore, KvView, Attention, KvCompact, KvMerge,
+                        QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, Label, KeyDiff, QueryScore,
+                        ArgMax, LogProb, Copy>;
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
-      "embed",         "rms_norm",   "linear",      "glu",         "scale",      "route",   "expert_glu",
-      "expert_linear", "activation", "kv_append",   "sink_score",  "cis_store",  "kv_view", "attention",
-      "kv_compact",    "query_gate", "token_score", "page_bounds", "page_score", "vote",    "top_k",
-      "label",         "key_diff",   "query_score", "arg_max",     "log_prob",   "copy"};
+      "embed",       "rms_norm",      "linear",     "glu",        "scale",      "route",
+      "expert_glu",  "expert_linear", "activation", "kv_append",  "sink_score", "cis_store",
+      "given_score", "kv_view",       "attention",  "kv_compact", "kv_merge",   "query_gate",
+      "token_score", "page_bounds",   "page_score", "vote",       "top_k",      "label",
+      "key_diff",    "query_score",   "arg_max",    "log_prob",   "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }

@@ -105,6 +105,9 @@ class Checker {
       h.grows = name_;
     }
     if (p.rope.mode == kRopeOriginal) bounds_.positions.narrow(rope_positions(o.rope, p), name_);
+    if (!o.positions) return;
+    need("positions", o.positions, rows() * kWord);
+    if (p.rope.mode == kRopeOriginal) refuse("was recorded to rotate rows that do not follow each other");
   }
 
   void operator()(const SinkScore& o) {
@@ -129,6 +132,18 @@ class Checker {
       run("cis", o.cis, h);
       (p.into == kIntoPool ? h.grows : h.batch) = name_;
     }
+  }
+
+  void operator()(const GivenScore& o) {
+    const GivenScoreParams& p = o.p;
+    HeadBounds& h = heads(p);
+    need("score", o.score, 0);
+    h.entries.narrow(o.score.bytes / kWord, name_);
+    run("cis", o.cis, h);
+    if (o.chunk_cis)
+      chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
+    else
+      h.grows = name_;
   }
 
   void operator()(const KvView& o) {
@@ -174,6 +189,10 @@ class Checker {
     list(o.list, p);
     Bound& rotated = p.rope.mode == kRopeList ? attended(o.list, h) : bounds_.positions;
     rotated.narrow(rope_positions(o.rope, p), name_);
+    if (!o.row_index) return;
+    need("row_index", o.row_index, rows() * kWord);
+    if (p.source != kFromView || p.rope.mode != kRopeList || p.window)
+      refuse("was recorded with indices of its rows where they are the last");
   }
 
   void operator()(const KvCompact& o) {
@@ -193,6 +212,17 @@ class Checker {
       bounds_.rows.narrow(0, name_);
     }
     (o.list ? h.compacts : h.grows) = name_;
+  }
+
+  void operator()(const KvMerge& o) {
+    const KvMergeParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("k", o.k, p.head_dim, h);
+    run("v", o.v, p.head_dim, h);
+    run("pos", o.pos, h);
+    run("cis", o.cis, h);
+    bounds_.rows.narrow(kMostMergedRows, name_);
+    h.compacts = name_;
   }
 
   void operator()(const QueryGate& o) {

@@ -182,6 +182,12 @@ struct CisStoreParams {
   uint into;  // kIntoChunk, kIntoPool, kIntoRing
 };
 
+struct GivenScoreParams {
+  uint first_head, heads;  // KV heads
+  uint chunk_capacity;     // scores from head to head in the chunk
+  uint head_state;
+};
+
 struct KvViewParams {
   uint first_head, heads;
   uint head_dim;
@@ -208,6 +214,15 @@ struct AttentionParams {
   float scale;       // usually 1 / sqrt(head_dim)
   float cap;         // scaled logits become cap * tanh(logit / cap); 0: they stay
   RopeParams rope;
+};
+
+// Rows that kv_merge puts into their places at most.
+#define kMostMergedRows 64u
+
+struct KvMergeParams {
+  uint first_head, heads;  // KV heads
+  uint head_dim;
+  uint head_state;
 };
 
 struct KvCompactParams {

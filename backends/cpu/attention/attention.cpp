@@ -62,8 +62,11 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const bool first_pass = p.first_entry == 0, last_pass = p.first_entry + p.view_capacity >= count;
   const uint32_t end = std::min(count, p.first_entry + p.view_capacity), width = padded_width(p.head_dim);
   const uint32_t vectors = rows * p.group, query_heads = (p.first_head + p.heads) * p.group;
-  // The list index of the first row's own entry.
-  const uint32_t first_index = count - ctx.step.n_rows + first_row;
+  // The list index of a row's own entry.
+  const auto index_of = [&](uint32_t row) {
+    return o.row_index ? data<uint32_t>(o.row_index)[first_row + row]
+                       : count - ctx.step.n_rows + first_row + row;
+  };
 
   const auto y = [&](uint32_t row, uint32_t h) {
     return data<float>(o.y) + uint64_t(first_row + row) * p.y_stride + (head * p.group + h) * p.head_dim;
@@ -72,9 +75,8 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     return data<float>(o.ml) + (uint64_t(first_row + row) * query_heads + head * p.group + h) * 2;
   };
   for (uint32_t row = 0, vector = 0; row < rows; ++row) {
-    const uint32_t position = p.rope.mode == kRopeList
-                                  ? first_index + row
-                                  : static_cast<uint32_t>(ctx.step.position) + first_row + row;
+    const uint32_t position =
+        p.rope.mode == kRopeList ? index_of(row) : static_cast<uint32_t>(ctx.step.position) + first_row + row;
     rope.angles(position, t.angles);
     const float* q =
         data<float>(o.q) + uint64_t(first_row + row) * p.row_stride + head * p.group * p.head_dim;
@@ -93,9 +95,9 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const float* own_k = at<float>(o.k.values, head, p.view_capacity, 0, p.head_dim);
   const float* own_v = at<float>(o.v.values, head, p.view_capacity, 0, p.head_dim);
   uint32_t key = p.first_entry;
-  const uint32_t first_seen = first_visible(first_index + 1, p.window);
+  const uint32_t first_seen = first_visible(index_of(0) + 1, p.window);
   if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // tiles that no row sees
-  for (; key < end && key < first_index + rows; key += kTileKeys) {
+  for (; key < end && key <= index_of(rows - 1); key += kTileKeys) {
     const uint32_t n = std::min(kTileKeys, end - key);
     const float *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < n; ++i) {
@@ -105,12 +107,12 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
     kernels.transpose_f32(k, n, p.head_dim, t.keys);
     for (uint32_t vector = 0; vector < vectors; ++vector) {
-      const uint32_t seen = first_index + vector / p.group + 1;
+      const uint32_t seen = index_of(vector / p.group) + 1;
       t.visible[vector] = seen > key ? std::min(n, seen - key) : 0;
     }
     kernels.multiply_tile(vectors, p.head_dim, t.q, width, t.keys, t.scores);
     cap_scores(t, vectors, p.cap);
-    if (p.window) hide_before_window(t, vectors, p.group, first_index, p.window, key);
+    if (p.window) hide_before_window(t, vectors, p.group, index_of(0), p.window, key);
     kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
     kernels.add_rows_f32(vectors, n, t.scores, v, p.head_dim, t.out, width);
   }

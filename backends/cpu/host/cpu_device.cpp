@@ -60,9 +60,11 @@ struct Run {
   void operator()(const KvAppend& op) const { kv_append(c, op); }
   void operator()(const SinkScore& op) const { sink_score(c, op); }
   void operator()(const CisStore& op) const { cis_store(c, op); }
+  void operator()(const GivenScore& op) const { given_score(c, op); }
   void operator()(const KvView& op) const { kv_view(c, op); }
   void operator()(const Attention& op) const { attention(c, op); }
   void operator()(const KvCompact& op) const { kv_compact(c, op); }
+  void operator()(const KvMerge& op) const { kv_merge(c, op); }
   void operator()(const QueryGate& op) const { query_gate(c, op); }
   void operator()(const TokenScore& op) const { token_score(c, op); }
   void operator()(const PageBounds& op) const { page_bounds(c, op); }
@@ -87,7 +89,7 @@ bool is_supported(const Op& op) {
           return halves(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvCompact>)
           return halves(o.k, o.v, o.chunk_k, o.chunk_v);
-        else if constexpr (std::is_same_v<T, KvAppend>)
+        else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
           return halves(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)
           return o.p.source == kFromView || halves(o.k, o.v);

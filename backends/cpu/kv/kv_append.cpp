@@ -16,7 +16,8 @@ void kv_append(const Context& ctx, const KvAppend& o) {
   ctx.threads.run(ctx.step.n_rows, [&](uint32_t row, uint32_t worker) {
     const RowScratch scratch = worker_scratch<RowScratch>(ctx.scratch.data(), worker, p.head_dim);
     const float* qkv = data<float>(o.qkv) + uint64_t(row) * p.row_stride;
-    const int32_t position = ctx.step.position + static_cast<int32_t>(row);
+    const int32_t position =
+        o.positions ? data<int32_t>(o.positions)[row] : ctx.step.position + static_cast<int32_t>(row);
     if (rotates) rope.angles(static_cast<uint32_t>(position), scratch.angles);
     uint32_t saturated = 0;
     for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head) {

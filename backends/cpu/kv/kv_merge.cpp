@@ -1,0 +1,50 @@
+// kv_merge: sorts a run by position whose last entries were appended out of order.
+#include <algorithm>
+
+#include "backends/cpu/entries.h"
+
+namespace thimble::cpu {
+
+// A run's positions: those from `tail` on belong among those before them. Few do, so each is rotated into its
+// place.
+struct Tail {
+  int32_t* pos;
+  uint32_t tail, count;
+
+  Tail(int32_t* p, uint32_t n)
+      : pos(p), tail(static_cast<uint32_t>(std::is_sorted_until(p, p + n) - p)), count(n) {}
+  // A column of rows of `bytes`, while positions lie where they lay.
+  void merge(std::byte* column, size_t bytes) const {
+    for (uint32_t i = tail; i < count; ++i) {
+      const auto before = std::lower_bound(pos, pos + tail, pos[i]) - pos;
+      const uint64_t to = static_cast<uint64_t>(before) + (i - tail);  // behind those of the tail that moved
+      std::rotate(column + to * bytes, column + i * bytes, column + (i + uint64_t{1}) * bytes);
+    }
+  }
+  void merge_positions() const {
+    for (int32_t* p = pos + tail; p < pos + count; ++p) std::rotate(std::lower_bound(pos, p, *p), p, p + 1);
+  }
+};
+
+void kv_merge(const Context& ctx, const KvMerge& o) {
+  const KvMergeParams& p = o.p;
+  const size_t vector = p.head_dim * sizeof(uint16_t);
+  const struct {
+    const View& run;
+    size_t bytes;
+  } columns[] = {{o.k.values, vector}, {o.v.values, vector}, {o.cis, sizeof(float)}};
+  constexpr uint32_t kColumns = 3;
+  const auto state_of = [&](uint32_t head) -> const HeadState& { return ctx.heads[p.head_state + head]; };
+  const auto tail_of = [&](const HeadState& state) {
+    return Tail(in_run<int32_t>(o.pos, state, 0), std::min(state.keep, step_entries(ctx.step, state)));
+  };
+  ctx.threads.run(kColumns * p.heads, [&](uint32_t item, uint32_t) {
+    const HeadState& state = state_of(p.first_head + item / kColumns);
+    const auto& [run, bytes] = columns[item % kColumns];
+    tail_of(state).merge(in_run<std::byte>(run, state, 0, bytes), bytes);
+  });
+  for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head)
+    tail_of(state_of(head)).merge_positions();
+}
+
+}  // namespace thimble::cpu
