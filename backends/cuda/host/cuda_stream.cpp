@@ -98,10 +98,15 @@ class Launcher {
   }
   void operator()(const SinkScore& op) { sink_score(l_, op); }
   void operator()(const CisStore& op) { cis_store(l_, op); }
+  void operator()(const GivenScore& op) { given_score(l_, op); }
   void operator()(const KvView& op) { kv_view(l_, op); }
   void operator()(const Attention& op) { attention(l_, op); }
   void operator()(const KvCompact& op) {
     kv_compact(l_, op);
+    rewritten_.push_back(op.k.values);
+  }
+  void operator()(const KvMerge& op) {
+    kv_merge(l_, op);
     rewritten_.push_back(op.k.values);
   }
   void operator()(const QueryGate& op) { query_gate(l_, op); }

@@ -15,6 +15,7 @@ struct KvAppendTask {
   __half *k, *v;
   int32_t* pos;
   uint32_t* saturated;
+  const int32_t* positions;  // of the rows, or null: they follow each other
   uint64_t first_entry = 0;  // where the head's rows go
 
   KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
@@ -26,7 +27,8 @@ struct KvAppendTask {
         k(data<__half>(op.k.values)),
         v(data<__half>(op.v.values)),
         pos(data<int32_t>(op.pos)),
-        saturated(data<uint32_t>(op.saturated)) {}
+        saturated(data<uint32_t>(op.saturated)),
+        positions(data<int32_t>(op.positions)) {}
 
   // Channel c of a head's key, rotated.
   __device__ float rotated(const float* key, uint32_t c, uint32_t position) const {
@@ -68,7 +70,7 @@ struct KvAppendTask {
     const uint32_t lane = threadIdx.x % kWarp;
     const auto [row, head] = place(block);
     if (row >= s.n_rows) return;
-    const int32_t position = s.position + static_cast<int32_t>(row);
+    const int32_t position = positions ? positions[row] : s.position + static_cast<int32_t>(row);
     const uint64_t entry = first_entry + row;
     uint32_t beyond = 0;
     const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
