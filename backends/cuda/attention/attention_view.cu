@@ -244,7 +244,6 @@ void attend_view(const Launch& l, const Attention& op) {
                         .v = data<__half>(op.v.values),
                         .lists = data<uint32_t>(op.list),
                         .sinks = data<float>(op.sinks),
-                        .row_index = data<uint32_t>(op.row_index),
                         .y = data<float>(op.y),
                         .ml = data<float2>(op.ml),
                         .each = 1,
@@ -252,7 +251,8 @@ void attend_view(const Launch& l, const Attention& op) {
                         .tiles = 0,
                         .max_vectors = l.max_rows * op.p.group,
                         .part_out = nullptr,
-                        .part_ml = nullptr};
+                        .part_ml = nullptr,
+                        .row_index = data<uint32_t>(op.row_index)};
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
   if (wgmma_attends(l, o))

@@ -23,8 +23,7 @@ struct ViewAttention {
   const float* q;
   const __half *k, *v;
   const uint32_t* lists;
-  const float* sinks;         // of each query head, or null
-  const uint32_t* row_index;  // list index of each row's own entry, or null: they are the last
+  const float* sinks;  // of each query head, or null
   float* y;
   float2* ml;
   uint32_t each;         // parts of each KV head where all have as many keys
@@ -33,6 +32,7 @@ struct ViewAttention {
   uint32_t max_vectors;  // of a KV head
   float* part_out;       // [parts but the heads' first ones][max_vectors][head_dim], not divided by the sum
   float2* part_ml;       // [parts but the heads' first ones][max_vectors]{maximum, sum}
+  const uint32_t* row_index;  // list index of each row's own entry, or null: they are the last
 };
 
 // The kernel for Hopper (attention_view_wgmma.cu): whether it can, and a launch of it. Its blocks have so

@@ -91,7 +91,7 @@ class Launcher {
   void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {
-    if (l_.max_rows == 1)
+    if (l_.max_rows == 1 && !op.positions)
       append_token(l_, op, nullptr, nullptr);
     else
       kv_append(l_, op);

@@ -15,7 +15,6 @@ struct KvAppendTask {
   __half *k, *v;
   int32_t* pos;
   uint32_t* saturated;
-  const int32_t* positions;  // of the rows, or null: they follow each other
   uint64_t first_entry = 0;  // where the head's rows go
 
   KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
@@ -27,8 +26,7 @@ struct KvAppendTask {
         k(data<__half>(op.k.values)),
         v(data<__half>(op.v.values)),
         pos(data<int32_t>(op.pos)),
-        saturated(data<uint32_t>(op.saturated)),
-        positions(data<int32_t>(op.positions)) {}
+        saturated(data<uint32_t>(op.saturated)) {}
 
   // Channel c of a head's key, rotated.
   __device__ float rotated(const float* key, uint32_t c, uint32_t position) const {
@@ -66,7 +64,11 @@ struct KvAppendTask {
                                       : uint64_t(head) * p.chunk_capacity;
   }
 
-  __device__ void operator()(const StepParams& s, uint32_t block) const {
+  __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, nullptr); }
+
+ protected:
+  // `positions`: of the rows, or null: they follow each other.
+  __device__ void append(const StepParams& s, uint32_t block, const int32_t* positions) const {
     const uint32_t lane = threadIdx.x % kWarp;
     const auto [row, head] = place(block);
     if (row >= s.n_rows) return;
@@ -94,6 +96,16 @@ struct KvAppendTask {
     }
     if (lane == 0) pos[entry] = position;
   }
+};
+
+// The same of rows that say their positions.
+struct KvAppendPositionsTask : KvAppendTask {
+  const int32_t* positions;
+
+  KvAppendPositionsTask(const Launch& l, const KvAppend& op, uint32_t threads)
+      : KvAppendTask(l, op, threads), positions(data<int32_t>(op.positions)) {}
+
+  __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, positions); }
 };
 
 }  // namespace thimble::cuda
