@@ -121,15 +121,17 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(retention);
   app.add_option(
          "--stabilizers", o.stabilizers,
-         "Most recent entries kept between chunks (default: what the retainer was trained with, else 0)")
+         "Most recent entries kept between chunks (default: what the retainer was trained with; 16 with "
+         "adore, which always keeps them; else 0)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--local", o.local,
-                 "Last tokens of a prompt, never evicted with it (default: 100, 0 without retention)")
+                 "Last tokens of a prompt, never evicted with it (default: 100; 0 with adore and without "
+                 "retention)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--protect-init", o.protect_init,
-                 "First entries, never evicted (default: 4 for window, else 0)")
+                 "First entries, never evicted (default: 4 for window and adore, else 0)")
       ->type_name("N")
       ->group(retention);
 
