@@ -10,19 +10,6 @@ namespace {
 constexpr uint32_t kThreads = 128;
 constexpr uint32_t kRowsAtOnce = 4;  // of W to a thread, so that enough loads are under way
 
-// Two f16, to nearest even; what is too large becomes 65504.
-__device__ inline uint32_t pack(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Eight elements as they are stored.
-template <typename Elements>
-__device__ inline uint4 as_f16(const Elements& e) {
-  return {pack(e.at(0), e.at(1)), pack(e.at(2), e.at(3)), pack(e.at(4), e.at(5)), pack(e.at(6), e.at(7))};
-}
-
 struct Rows {
   const std::byte* w;
   uint64_t row_bytes;

@@ -299,6 +299,18 @@ __device__ inline auto eight_of_row(const std::byte* row, uint32_t e, uint32_t n
   }
 }
 
+// Two f16, to nearest even; what is too large becomes 65504.
+__device__ inline uint32_t pack(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// Eight elements as operands of tensor cores.
+template <typename Elements>
+__device__ inline uint4 as_f16(const Elements& e) {
+  return {pack(e.at(0), e.at(1)), pack(e.at(2), e.at(3)), pack(e.at(4), e.at(5)), pack(e.at(6), e.at(7))};
+}
+
 // each(type) for a type that is known only when a program is recorded: which kernel that is. Host side.
 template <typename Each>
 auto of_type(DType type, const Each& each) {

@@ -1,6 +1,7 @@
-// Glu: few rows by products of vectors, many rows on tensor cores, which have gate and up of an element in
-// one thread.
+// Glu: a row by a product of vectors, more on tensor cores, to which few rows bring W as it lies and which
+// have gate and up of an element in one thread.
 #include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/few_rows.h"
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/ops.h"
 
@@ -10,6 +11,11 @@ void glu(const Launch& l, const Glu& op, const RmsNorm* norm) {
   const GluParams& p = op.p;
   if (l.max_rows == 1) return multiply_vectors(l, op, norm);
 
+  if (op.gate.type == op.up.type && can_multiply_few(l, op.gate.type)) {
+    const Operands few = operands(l.max_rows, p.in_cols, 0);
+    scale_rows(l, few, data<float>(op.x), p.in_cols, p.in_cols, 0, l.max_rows);
+    return multiply_few(l, few, op);
+  }
   const uint32_t cols = 2 * static_cast<uint32_t>(round_up(p.out_cols, 8));
   const Operands o = operands(l.max_rows, p.in_cols, cols);
   for (uint32_t first_row = 0; first_row < l.max_rows; first_row += o.x_rows) {

@@ -1,8 +1,9 @@
-// Linear: few rows by products of vectors, many rows on tensor cores. Siblings whose outputs lie side by side
-// are one product, since k and v alone are too narrow to occupy a card.
+// Linear: a row by a product of vectors, more on tensor cores, to which few rows bring W as it lies. Siblings
+// whose outputs lie side by side are one product, since k and v alone are too narrow to occupy a card.
 #include <algorithm>
 
 #include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/few_rows.h"
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/ops.h"
 
@@ -51,6 +52,13 @@ void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* no
   const LinearParams& p = siblings[0].p;
   if (p.rows == kLogitRows || l.max_rows == 1) return multiply_vectors(l, siblings, norm);
 
+  if (std::all_of(siblings.begin(), siblings.end(),
+                  [&](const Linear& op) { return can_multiply_few(l, op.w.type); })) {
+    const Operands o = operands(l.max_rows, p.in_cols, 0);
+    scale_rows(l, o, data<float>(siblings[0].x), p.x_stride, p.in_cols, 0, l.max_rows);
+    for (const Linear& op : siblings) multiply_few(l, o, op);
+    return;
+  }
   for (const Linear& op : siblings)
     if (op.bias) {
       const dim3 blocks(static_cast<uint32_t>(ceil_div(op.p.out_cols, 256)), l.max_rows);

@@ -1,0 +1,191 @@
+// linear and glu of a few rows, more than one: W is read once, as it lies, and becomes f16 in registers,
+// where tensor cores take it from. Through scratch, as for many rows, W would be written and read once more.
+//
+// A block makes 16 columns of y. Its warps share out the columns of W among them, 32 at a time: in a fragment
+// of 16 columns a lane has two pairs, and which columns those are is all the same as long as x's fragment has
+// the same. So a lane takes eight neighbours of a row, the 16 bytes of them in x too, and that is two
+// fragments'.
+#include "backends/cuda/dense/dense.h"
+#include "backends/cuda/dense/few_rows.h"
+#include "backends/cuda/dense/formats.cuh"
+#include "backends/cuda/mma.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr uint32_t kCols = 16;  // of y to a block: rows of W
+constexpr uint32_t kWarps = 16, kThreads = kWarps * kWarp;
+constexpr uint32_t kGroup = 32;          // columns of W to a warp at a time
+constexpr uint32_t kAhead = 2;           // of its groups that are under way
+constexpr uint32_t kStride = kCols + 4;  // of sums in shared memory: lanes then reach different banks
+
+struct FewRows {
+  const std::byte* w[2];  // of glu the gate's and the up's
+  uint64_t row_bytes;     // of W
+  uint32_t in_cols, cols;
+  const __half* x;        // [rows][k], zeros behind in_cols
+  const float* x_scales;  // [rows]
+  uint32_t k, rows;
+  const float* bias;  // or null
+  float* y;
+  uint32_t y_stride, add, act;
+};
+
+// kTiles: of eight rows of x each.
+template <DType type, bool kPair, uint32_t kTiles>
+__global__ void __launch_bounds__(kThreads, kPair || kTiles > 4 ? 1 : 2)
+    few_rows_kernel(const StepParams* step, FewRows p) {
+  constexpr uint32_t kMatrices = kPair ? 2 : 1, kHalfWarps = kWarps / 2;
+  extern __shared__ float parts[];  // [kHalfWarps][kMatrices][8 kTiles][kStride]
+  release_successor();
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, row = lane / 4,
+                 first_col = blockIdx.x * kCols;
+  const std::byte* w[kMatrices][2];
+#pragma unroll
+  for (uint32_t m = 0; m < kMatrices; ++m)
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      w[m][half] = p.w[m] + min(first_col + row + 8 * half, p.cols - 1) * p.row_bytes;
+
+  // Weights never change, so the first are asked for before the kernels before this one have ended.
+  using Elements = decltype(eight_of_row<type>(nullptr, 0, 0));
+  Elements ahead[kAhead][kMatrices][2];
+  uint32_t column = kGroup * warp + lane % 4 * 8;
+  const auto fetch = [&](Elements(&to)[kMatrices][2], uint32_t from) {
+#pragma unroll
+    for (uint32_t m = 0; m < kMatrices; ++m)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        to[m][half] = eight_of_row<type>(w[m][half], from < p.in_cols ? from : 0, p.in_cols);
+  };
+#pragma unroll
+  for (uint32_t i = 0; i < kAhead; ++i) fetch(ahead[i], column + i * kGroup * kWarps);
+  await_predecessor();
+  const uint32_t rows = product_rows(*step, 0, p.rows);
+  if (rows == 0) return;
+
+  float sums[kMatrices][kTiles][4] = {};
+  const __half* x = p.x + uint64_t(row) * p.k;
+  while (column - lane % 4 * 8 < p.in_cols) {
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i, column += kGroup * kWarps) {
+      if (column - lane % 4 * 8 >= p.in_cols) break;
+      uint4 a[kMatrices][2];
+#pragma unroll
+      for (uint32_t m = 0; m < kMatrices; ++m)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half)
+          a[m][half] = column < p.in_cols ? as_f16(ahead[i][m][half]) : uint4{};
+      fetch(ahead[i], column + kAhead * kGroup * kWarps);
+#pragma unroll
+      for (uint32_t tile = 0; tile < kTiles; ++tile) {
+        if (8 * tile >= rows) break;
+        const uint4 b = *reinterpret_cast<const uint4*>(x + uint64_t(8 * tile) * p.k + column);
+#pragma unroll
+        for (uint32_t m = 0; m < kMatrices; ++m) {
+          multiply_f16(sums[m][tile], {a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y}, b.x, b.y);
+          multiply_f16(sums[m][tile], {a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w}, b.z, b.w);
+        }
+      }
+    }
+  }
+
+  // The warps' sums meet in fixed order: the second half's with the first half's, then all.
+  const auto part = [&](uint32_t of_warp, uint32_t m, uint32_t x_row) {
+    return parts + ((of_warp * kMatrices + m) * 8 * kTiles + x_row) * kStride;
+  };
+  const auto each_sum = [&](const auto& use) {
+#pragma unroll
+    for (uint32_t m = 0; m < kMatrices; ++m)
+#pragma unroll
+      for (uint32_t tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i)
+          if (8 * tile < rows)
+            use(sums[m][tile][i],
+                part(warp % kHalfWarps, m, 8 * tile + 2 * (lane % 4) + i % 2)[row + i / 2 * 8]);
+  };
+  if (warp >= kHalfWarps) each_sum([](float sum, float& at) { at = sum; });
+  __syncthreads();
+  if (warp < kHalfWarps) each_sum([](float sum, float& at) { at = sum + at; });
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < rows * kCols; i += kThreads) {
+    const uint32_t x_row = i / kCols, col = i % kCols;
+    if (first_col + col >= p.cols) continue;
+    float all[kMatrices] = {};
+#pragma unroll
+    for (uint32_t m = 0; m < kMatrices; ++m)
+#pragma unroll
+      for (uint32_t k = 0; k < kHalfWarps; ++k) all[m] += part(k, m, x_row)[col];
+    const float scale = p.x_scales[x_row];
+    float& y = p.y[uint64_t(x_row) * p.y_stride + first_col + col];
+    if constexpr (kPair) {
+      y = glu_of_product(scale * all[0], scale * all[1], p.act);
+    } else {
+      float sum = scale * all[0];
+      if (p.bias) sum += p.bias[first_col + col];
+      y = p.add ? y + sum : sum;
+    }
+  }
+}
+
+// Types whose elements come without tables; those of the others are few files'.
+template <DType type>
+constexpr bool kHasKernel =
+    type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0 ||
+    type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ5_0 || type == DType::kQ5_1 ||
+    type == DType::kQ2_K || type == DType::kQ3_K || type == DType::kQ4_K || type == DType::kQ5_K ||
+    type == DType::kQ6_K || type == DType::kIQ4_NL || type == DType::kIQ4_XS || type == DType::kMXFP4;
+
+using Kernel = void (*)(const StepParams*, FewRows);
+template <bool kPair, uint32_t kTiles>
+Kernel kernel_for(DType of_w) {
+  return of_type(of_w, [](auto type) -> Kernel {
+    if constexpr (kHasKernel<type()>)
+      return few_rows_kernel<type(), kPair, kTiles>;
+    else
+      return nullptr;
+  });
+}
+
+template <bool kPair>
+void multiply(const Launch& l, const Operands& o, DType type, FewRows p) {
+  p.x = o.x(l);
+  p.x_scales = o.x_scales(l);
+  p.k = o.k;
+  p.rows = l.max_rows;
+  p.row_bytes = dtype_bytes(type, p.in_cols);
+  const uint32_t tiles = l.max_rows <= 32 ? 4 : 8;
+  launch(l, tiles == 4 ? kernel_for<kPair, 4>(type) : kernel_for<kPair, 8>(type),
+         static_cast<uint32_t>(ceil_div(p.cols, kCols)), kThreads,
+         kWarps / 2 * (kPair ? 2 : 1) * 8 * tiles * kStride * sizeof(float), l.step, p);
+}
+
+}  // namespace
+
+bool can_multiply_few(const Launch& l, DType type) {
+  return l.max_rows <= kMostFewRows && kernel_for<false, 4>(type) != nullptr;
+}
+
+void multiply_few(const Launch& l, const Operands& o, const Linear& op) {
+  multiply<false>(l, o, op.w.type,
+                  {.w = {data<std::byte>(op.w)},
+                   .in_cols = op.p.in_cols,
+                   .cols = op.p.out_cols,
+                   .bias = data<float>(op.bias),
+                   .y = data<float>(op.y),
+                   .y_stride = op.p.y_stride,
+                   .add = op.p.add});
+}
+
+void multiply_few(const Launch& l, const Operands& o, const Glu& op) {
+  multiply<true>(l, o, op.gate.type,
+                 {.w = {data<std::byte>(op.gate), data<std::byte>(op.up)},
+                  .in_cols = op.p.in_cols,
+                  .cols = op.p.out_cols,
+                  .y = data<float>(op.h),
+                  .y_stride = op.p.out_cols,
+                  .act = op.p.act});
+}
+
+}  // namespace thimble::cuda
