@@ -60,7 +60,7 @@ struct LayerWeights {
 
 // What gives each token its retention scores: small trained networks, one a layer, from a sidecar file.
 struct Retainer {
-  enum class Kind { kLocret, kLinear, kMlp, kSink };
+  enum class Kind { kLocret, kLinear, kMlp, kSink, kAdore };
   enum class Input { kQkv, kX };  // its query, key and value before RoPE, or what W_q reads
 
   // Those that the kind lacks are empty, and all are in a layer with a window, which keeps its last tokens.

@@ -20,8 +20,11 @@ struct Word {
   const char* name;
   T meaning;
 };
-constexpr Word<Kind> kKinds[] = {
-    {"locret", Kind::kLocret}, {"linear", Kind::kLinear}, {"mlp", Kind::kMlp}, {"sink", Kind::kSink}};
+constexpr Word<Kind> kKinds[] = {{"locret", Kind::kLocret},
+                                 {"linear", Kind::kLinear},
+                                 {"mlp", Kind::kMlp},
+                                 {"sink", Kind::kSink},
+                                 {"adore", Kind::kAdore}};
 constexpr Word<Input> kInputs[] = {{"qkv", Input::kQkv}, {"x", Input::kX}};
 constexpr Word<uint32_t> kActs[] = {{"silu", kActSilu}, {"gelu", kActGelu}, {"gelu_erf", kActGeluErf}};
 
@@ -180,6 +183,8 @@ Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& nam
       THIMBLE_TRY(vector("_b", shape.heads, layer.sink_bias));
       break;
     }
+    case Kind::kAdore:
+      break;
   }
   return layer;
 }
