@@ -267,7 +267,7 @@ typedef struct thimble_training_options {
   uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others */
   const char* output;       /* the file of heads to write; must not exist */
   const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares of the pools counted */
-  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink" */
+  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink"; "adore": a controller */
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
                              * which of them answers most after a short training */
   uint64_t seed;
