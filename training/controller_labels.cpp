@@ -1,6 +1,7 @@
 #include "training/controller_labels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/bits.h"
@@ -95,6 +96,9 @@ void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::
       logits.resize(queries_[first_query + q] + 1);
       for (size_t t = 0; t < logits.size(); ++t)
         logits[t] = std::inner_product(query, query + dh, &key[t * dh], 0.0f);
+      // What is no number has no order; a model that gives such is found out by the loss.
+      std::replace_if(
+          logits.begin(), logits.end(), [](float x) { return std::isnan(x); }, -INFINITY);
       chosen[q * s.heads + head] = largest(logits, best_ / 2);
     }
 }

@@ -44,6 +44,7 @@ void ControllerQuality::add(const LabelledQuery& query, const std::vector<float>
     const double x = static_cast<double>(logits[i]);
     loss += std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))) - (label[i] ? x : 0);
   }
+  if (!std::isfinite(loss)) return;  // what is no number has no order
   const size_t count = std::min<size_t>(kBest, logits.size());
   std::vector<uint32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0u);
