@@ -58,7 +58,7 @@ uint64_t parameters_of(ControllerShape s) {
 
 // Of the tokens of an excerpt that get gradients: [token][...]. `states` begins with the one before them.
 template <typename T>
-struct Controller<T>::Tape {
+struct ControllerNetwork<T>::Tape {
   std::vector<T> states;                // [1 + tokens][w]
   std::vector<T> reset, update, fresh;  // [w]: r, u and n
   std::vector<T> hidden;                // [w]: W_hn h + b_hn
@@ -68,14 +68,15 @@ struct Controller<T>::Tape {
 };
 
 template <typename T>
-struct Controller<T>::Sums {
+struct ControllerNetwork<T>::Sums {
   double loss = 0;
   std::vector<T> output, aged;  // [w]: gradient by the output's weight; of by_inner times age, all tokens
   T bias = 0;
 };
 
 template <typename T>
-Controller<T>::Controller(ControllerShape shape, std::span<const T> embeddings, ThreadPool& threads)
+ControllerNetwork<T>::ControllerNetwork(ControllerShape shape, std::span<const T> embeddings,
+                                        ThreadPool& threads)
     : shape_(shape),
       tensors_(tensors_of(shape)),
       embeddings_(embeddings),
@@ -84,7 +85,7 @@ Controller<T>::Controller(ControllerShape shape, std::span<const T> embeddings, 
       place_of_row_(embeddings.size() / shape.inputs) {}
 
 template <typename T>
-uint64_t Controller<T>::bytes(ControllerShape s, uint32_t tokens) {
+uint64_t ControllerNetwork<T>::bytes(ControllerShape s, uint32_t tokens) {
   const uint64_t a_token = 13 * uint64_t(s.width) + 3 * uint64_t(s.width);  // a tape, and projected_
   return (tokens * a_token + 3 * parameters_of(s)) * sizeof(T);
 }
@@ -93,7 +94,7 @@ uint64_t Controller<T>::bytes(ControllerShape s, uint32_t tokens) {
 
 // Text has few distinct tokens, so each is multiplied with W_ih once.
 template <typename T>
-void Controller<T>::prepare(std::span<const std::span<const uint32_t>> texts) {
+void ControllerNetwork<T>::prepare(std::span<const std::span<const uint32_t>> texts) {
   const uint32_t w = shape_.width, d = shape_.inputs;
   distinct_.clear();
   for (const auto& rows : texts) distinct_.insert(distinct_.end(), rows.begin(), rows.end());
@@ -123,7 +124,7 @@ void Controller<T>::prepare(std::span<const std::span<const uint32_t>> texts) {
 
 // Keeps what comes from token `keep_from` on.
 template <typename T>
-void Controller<T>::run(std::span<const uint32_t> rows, uint32_t keep_from, Tape& tape) const {
+void ControllerNetwork<T>::run(std::span<const uint32_t> rows, uint32_t keep_from, Tape& tape) const {
   const uint32_t w = shape_.width;
   const size_t kept = rows.size() - keep_from;
   tape.states.assign((1 + kept) * w, 0);
@@ -154,7 +155,7 @@ void Controller<T>::run(std::span<const uint32_t> rows, uint32_t keep_from, Tape
 
 // A (z + b_p) + a: what the tanh is of at age 0.
 template <typename T>
-void Controller<T>::interact(const T* state, T* to) const {
+void ControllerNetwork<T>::interact(const T* state, T* to) const {
   const uint32_t w = shape_.width;
   std::copy_n(part(kInteractionBias), w, to);
   for (uint32_t k = 0; k < w; ++k)
@@ -162,8 +163,8 @@ void Controller<T>::interact(const T* state, T* to) const {
 }
 
 template <typename T>
-std::vector<std::vector<T>> Controller<T>::score(std::span<const uint32_t> rows,
-                                                 std::span<const LabelledQuery> queries) {
+std::vector<std::vector<T>> ControllerNetwork<T>::score(std::span<const uint32_t> rows,
+                                                        std::span<const LabelledQuery> queries) {
   const uint32_t w = shape_.width;
   prepare({&rows, 1});
   Tape tape;
@@ -190,7 +191,8 @@ std::vector<std::vector<T>> Controller<T>::score(std::span<const uint32_t> rows,
 
 // Scores the tokens for all later queries; writes by_inner, and adds to the sums.
 template <typename T>
-void Controller<T>::score_and_differentiate(const Excerpt& e, double pairs, Tape& tape, Sums& sums) const {
+void ControllerNetwork<T>::score_and_differentiate(const Excerpt& e, double pairs, Tape& tape,
+                                                   Sums& sums) const {
   const uint32_t w = shape_.width, tokens = static_cast<uint32_t>(e.rows.size()) - e.warm;
   std::vector<T> inner(w), tanhs(w);
   tape.by_inner.assign(size_t(tokens) * w, 0);
@@ -225,7 +227,7 @@ void Controller<T>::score_and_differentiate(const Excerpt& e, double pairs, Tape
 
 // From by_inner to the gates, last token first.
 template <typename T>
-void Controller<T>::back_propagate(const Excerpt& e, Tape& tape) const {
+void ControllerNetwork<T>::back_propagate(const Excerpt& e, Tape& tape) const {
   const uint32_t w = shape_.width, tokens = static_cast<uint32_t>(e.rows.size()) - e.warm;
   tape.by_state.assign(size_t(tokens) * w, 0);
   tape.by_input.resize(size_t(tokens) * 3 * w);
@@ -254,8 +256,9 @@ void Controller<T>::back_propagate(const Excerpt& e, Tape& tape) const {
 
 // By all that stands behind the state: position, interaction and output.
 template <typename T>
-void Controller<T>::add_inner_gradients(std::span<const Excerpt> excerpts, const std::vector<Tape>& tapes,
-                                        const std::vector<Sums>& sums, T* gradient) const {
+void ControllerNetwork<T>::add_inner_gradients(std::span<const Excerpt> excerpts,
+                                               const std::vector<Tape>& tapes, const std::vector<Sums>& sums,
+                                               T* gradient) const {
   const uint32_t w = shape_.width;
   const auto of = [&](ControllerPart p) { return gradient + tensors_[p].first; };
   std::vector<T> aged(w, 0);
@@ -281,7 +284,7 @@ void Controller<T>::add_inner_gradients(std::span<const Excerpt> excerpts, const
 }
 
 template <typename T>
-void Controller<T>::add_recurrent_gradients(const std::vector<Tape>& tapes, T* gradient) const {
+void ControllerNetwork<T>::add_recurrent_gradients(const std::vector<Tape>& tapes, T* gradient) const {
   const uint32_t w = shape_.width;
   threads_.run((3 * w + kBlock - 1) / kBlock, [&](uint32_t block, uint32_t) {
     const uint32_t first = block * kBlock, end = std::min(first + kBlock, 3 * w);
@@ -297,8 +300,8 @@ void Controller<T>::add_recurrent_gradients(const std::vector<Tape>& tapes, T* g
 
 // As in prepare(), what all occurrences of a token ask for is multiplied with its embedding once.
 template <typename T>
-void Controller<T>::add_input_gradients(std::span<const Excerpt> excerpts, const std::vector<Tape>& tapes,
-                                        T* gradient) const {
+void ControllerNetwork<T>::add_input_gradients(std::span<const Excerpt> excerpts,
+                                               const std::vector<Tape>& tapes, T* gradient) const {
   const uint32_t w = shape_.width, d = shape_.inputs;
   std::vector<T> by_row(distinct_.size() * 3 * w, 0);
   for (size_t e = 0; e < excerpts.size(); ++e)
@@ -318,7 +321,7 @@ void Controller<T>::add_input_gradients(std::span<const Excerpt> excerpts, const
 }
 
 template <typename T>
-double Controller<T>::loss(std::span<const Excerpt> excerpts, std::span<T> gradient) {
+double ControllerNetwork<T>::loss(std::span<const Excerpt> excerpts, std::span<T> gradient) {
   std::vector<std::span<const uint32_t>> texts;
   double pairs = 0;
   for (const Excerpt& e : excerpts) {
@@ -345,7 +348,7 @@ double Controller<T>::loss(std::span<const Excerpt> excerpts, std::span<T> gradi
   return loss / pairs;
 }
 
-template class Controller<float>;
-template class Controller<double>;
+template class ControllerNetwork<float>;
+template class ControllerNetwork<double>;
 
 }  // namespace thimble

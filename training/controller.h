@@ -58,10 +58,10 @@ struct Excerpt {
 
 // Results do not depend on the number of threads. T: float, and double for tests.
 template <typename T>
-class Controller {
+class ControllerNetwork {
  public:
   // `embeddings`: [rows][inputs], lent.
-  Controller(ControllerShape, std::span<const T> embeddings, ThreadPool&);
+  ControllerNetwork(ControllerShape, std::span<const T> embeddings, ThreadPool&);
 
   std::span<T> parameters() { return parameters_; }
   std::span<const T> parameters() const { return parameters_; }

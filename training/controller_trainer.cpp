@@ -160,7 +160,7 @@ Status ControllerTrainer::open_reader(uint64_t distinct) {
   const uint64_t rows = distinct * model_->shape.d_model * sizeof(float);
   const uint64_t of_labels = AttentionLabels::bytes(*model_, positions, threads_);
   const uint64_t of_fit =
-      Controller<float>::bytes(shape_, std::max(positions, kExcerpts * (kWarm + kLearnt))) +
+      ControllerNetwork<float>::bytes(shape_, std::max(positions, kExcerpts * (kWarm + kLearnt))) +
       4 * parameters_of(shape_) * sizeof(float);  // gradient, moments, best
   THIMBLE_LET(reader, Reader::open(model_, device_, Retainer::Input::kQkv, positions, 0, options_.memory,
                                    false, options_.threads));
@@ -342,7 +342,7 @@ void ControllerTrainer::initialise() {
 }
 
 Status ControllerTrainer::start_fit() {
-  controller_ = std::make_unique<Controller<float>>(shape_, embeddings_, threads_);
+  controller_ = std::make_unique<ControllerNetwork<float>>(shape_, embeddings_, threads_);
   const uint64_t count = parameters_of(shape_);
   for (auto* values : {&momentum_, &variance_, &best_}) values->assign(count, 0);
   initialise();

@@ -117,7 +117,7 @@ class ControllerTrainer : public Training {
   uint32_t text_ = 0;     // that is being read
   bool reading_ = false;  // it was begun
 
-  std::unique_ptr<Controller<float>> controller_;
+  std::unique_ptr<ControllerNetwork<float>> controller_;
   std::vector<float> momentum_, variance_, best_;
   FitState fit_;
 

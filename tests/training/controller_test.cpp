@@ -38,7 +38,7 @@ struct Small {
   const std::vector<LabelledQuery> queries = queries_of(given.at("queries"));
   const ControllerShape shape{4, 3};
   ThreadPool threads{2};
-  Controller<T> controller{shape, embeddings, threads};
+  ControllerNetwork<T> controller{shape, embeddings, threads};
 
   Small() {
     for (const ControllerTensor& tensor : tensors_of(shape)) {
@@ -136,7 +136,7 @@ TEST(Controller, IsTheSameForAnyNumberOfThreads) {
   std::vector<std::vector<float>> gradients;
   for (const uint32_t count : {1u, 3u}) {
     ThreadPool threads(count);
-    Controller<float> controller(shape, embeddings, threads);
+    ControllerNetwork<float> controller(shape, embeddings, threads);
     std::copy(parameters.begin(), parameters.end(), controller.parameters().begin());
     std::vector<Excerpt> excerpts;
     for (uint32_t first = 0; first < 160; first += 20)
