@@ -246,7 +246,7 @@ struct Attention {  // y = softmax(cap(q k^T * scale), causal over the last rows
 };
 struct KvCompact {           // pool = the listed entries of pool and chunk, in place, in order
   In list;                   // empty: all, which puts the chunk's rows behind the pool's entries
-  KvArray chunk_k, chunk_v;  // empty where there is no chunk
+  KvArray chunk_k, chunk_v;  // empty where there is no chunk: the step's rows lie behind the pool's entries
   In chunk_pos, chunk_cis;   // cis empty without retention
   KvArray k, v;              // [run][dh]
   Out pos, cis;              // [run]

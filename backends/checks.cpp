@@ -209,7 +209,7 @@ class Checker {
       chunk("chunk_pos", o.chunk_pos, last(p), p.chunk_capacity);
       if (o.cis) chunk("chunk_cis", o.chunk_cis, last(p), p.chunk_capacity);
     } else {
-      bounds_.rows.narrow(0, name_);
+      h.grows = name_;
     }
     (o.list ? h.compacts : h.grows) = name_;
   }

@@ -75,7 +75,8 @@ inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
 }
 inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
   return makes_heads(q, a, 0) && makes_heads(k, a, a.p.k_column) && q.p.groups * q.p.cols <= a.p.k_column &&
-         k.p.groups == a.p.heads && a.p.first_head == 0 && q.p.eps == k.p.eps && a.p.into == kIntoPool;
+         k.p.groups == a.p.heads && a.p.first_head == 0 && q.p.eps == k.p.eps && a.p.into == kIntoPool &&
+         !a.positions;
 }
 
 // Whether a vote combines what a token_score writes.
@@ -204,7 +205,8 @@ inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {
 
 inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
-  const KvAppend* append = take<KvAppend>(rest, [&](const KvAppend&) { return joins.append; });
+  const KvAppend* append =
+      take<KvAppend>(rest, [&](const KvAppend& a) { return joins.append && !a.positions; });
   if (!append) return &ops.front();
   std::vector<View> read{append->qkv, append->rope};
   std::vector<View> written{append->k.values, append->k.scales, append->v.values,

@@ -21,10 +21,11 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 // What is read again needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
-    if (step != Step::kDecode) r.segment();
+    if (step == Step::kChunk || step == Step::kAgain) r.segment();
   };
   r.segment();
-  r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
+  if (step == Step::kRebuild) policies_.retention->record_rows(r);
+  embed(r);
   if (model_.embedding_scale != 1) scale(r, at_.x, at_.x, {.scale = model_.embedding_scale});
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     cut();
@@ -37,6 +38,10 @@ void Decoder::record_step(Recorder& r, Step step) const {
   tail_block(r);
 }
 
+void Decoder::embed(Recorder& r) const {
+  r.record(Embed{.tokens = at_.tokens, .table = embedding(), .x = at_.x, .p = {.cols = shape_.d_model}});
+}
+
 void Decoder::attention_block(const LayerStep& l, Step step) const {
   const LayerWeights& w = weights_of(l);
   if (w.attn_norm) norm(l.recorder, at_.x, w.attn_norm, at_.norm);
@@ -45,13 +50,21 @@ void Decoder::attention_block(const LayerStep& l, Step step) const {
     append(l, at_.retain_list);  // what is beyond f16's range was counted before: the list has a place for it
     retention(l).record_upkeep(l);
     attend(l, {});
+  } else if (step == Step::kRebuild) {
+    const RetentionPolicy::Rebuilt rebuilt = retention(l).rebuilt();
+    append(l, at_.saturated, rebuilt.positions);
+    if (options_.watch) keep_query(l);
+    attend(l, {rebuilt.list, rebuilt.list_capacity}, rebuilt.index);
   } else {
     append(l, at_.saturated);
     if (options_.watch) keep_query(l);
     retention(l).record(l);
     attend(l, select(l));
   }
-  if (step == Step::kChunk) retain(l);
+  if (step == Step::kChunk || step == Step::kRebuild ||
+      (step == Step::kDecode && retention(l).scores_on_host()))
+    retain(l);
+  if (step == Step::kRebuild) merge(l);
   add_branch(l.recorder, at_.attention, w.attn_output, w.attn_output_bias, w.post_attn_norm);
 }
 
@@ -67,7 +80,7 @@ void Decoder::project_qkv(const LayerStep& l) const {
 }
 
 // Keys, values and positions of the step's rows.
-void Decoder::append(const LayerStep& l, const View& saturated) const {
+void Decoder::append(const LayerStep& l, const View& saturated, const View& positions) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
                              .rope = l.rope_table(),
                              .k = l.chunk ? at_.chunk_k : l.pool().k,
@@ -83,7 +96,8 @@ void Decoder::append(const LayerStep& l, const View& saturated) const {
                                    .chunk_capacity = options_.chunk,
                                    .head_state = l.head_state(),
                                    .into = l.chunk ? kIntoChunk : kIntoPool,
-                                   .rope = l.rope()}});
+                                   .rope = l.rope()},
+                             .positions = positions});
 }
 
 // The list of entries to attend to. A layer that sees its last tokens alone has no choice.
@@ -92,7 +106,7 @@ SelectionPolicy::List Decoder::select(const LayerStep& l) const {
   return policies_.selection->record(l);
 }
 
-void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) const {
+void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, const View& row_index) const {
   const LayerPool& pool = l.pool();
   Attention attention{.q = at_.qkv,
                       .k = l.chunk ? at_.view_k : pool.k,
@@ -117,7 +131,8 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list) cons
                             .equal_heads = l.has_equal_heads(),
                             .scale = model_.attention_scale,
                             .cap = model_.attention_cap,
-                            .rope = l.rope()}};
+                            .rope = l.rope()},
+                      .row_index = row_index};
   if (!l.chunk) {
     l.recorder.record(attention);
     return;
@@ -183,6 +198,19 @@ void Decoder::retain(const LayerStep& l) const {
                                     .head_state = l.head_state(),
                                     .list_capacity = list_capacity}});
   policies_.selection->record_upkeep(l);
+}
+
+// Rows that were read again lie behind the others after a compaction; this puts them where they belong.
+void Decoder::merge(const LayerStep& l) const {
+  const LayerPool& pool = l.pool();
+  l.recorder.record(KvMerge{.k = pool.k,
+                            .v = pool.v,
+                            .pos = pool.pos,
+                            .cis = pool.cis,
+                            .p = {.first_head = 0,
+                                  .heads = shape_.kv_heads,
+                                  .head_dim = shape_.head_dim,
+                                  .head_state = l.head_state()}});
 }
 
 // The queries of the step's last row, for watch().
@@ -353,6 +381,14 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     THIMBLE_TRY(make(rows, chunk.program, [&](Recorder& r) { record_step(r, Step::kChunk); }));
   }
   THIMBLE_TRY(make(1, programs.decode, [&](Recorder& r) { record_step(r, Step::kDecode); }));
+  if (options_.rebuild)
+    THIMBLE_TRY(
+        make(1 + options_.rebuild, programs.rebuild, [&](Recorder& r) { record_step(r, Step::kRebuild); }));
+  if (policies_.retention->scores_on_host())
+    THIMBLE_TRY(make(options_.chunk, programs.embed, [&](Recorder& r) {
+      r.segment();
+      embed(r);
+    }));
   if (const uint32_t rows = policies_.retention->upkeep_rows(options_))
     THIMBLE_TRY(make(rows, programs.upkeep, [&](Recorder& r) {
       if (policies_.retention->reads_again()) return record_step(r, Step::kAgain);

@@ -20,6 +20,8 @@ struct ChunkProgram {
 struct Programs {
   std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
   std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
+  std::unique_ptr<Program> rebuild;   // the same behind rows that are read again, through the chunk buffer
+  std::unique_ptr<Program> embed;     // the embedding of a step's rows as it lies in the model, in `x`
   std::unique_ptr<Program> upkeep;    // scores of the tokens that wait for them; one segment a layer, and one
                                       // for the embedding where they are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
@@ -43,14 +45,16 @@ class Decoder {
   uint32_t tail() const { return 1 + shape_.layers; }
 
  private:
-  enum class Step { kChunk, kAgain, kDecode };
+  enum class Step { kChunk, kAgain, kDecode, kRebuild };
   void record_step(Recorder&, Step) const;
+  void embed(Recorder&) const;
   void attention_block(const LayerStep&, Step) const;
   void project_qkv(const LayerStep&) const;
-  void append(const LayerStep&, const View& saturated) const;
+  void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
   SelectionPolicy::List select(const LayerStep&) const;
-  void attend(const LayerStep&, const SelectionPolicy::List&) const;
+  void attend(const LayerStep&, const SelectionPolicy::List&, const View& row_index = {}) const;
   void retain(const LayerStep&) const;
+  void merge(const LayerStep&) const;
   void keep_query(const LayerStep&) const;
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
   void feed_forward(const LayerStep&) const;

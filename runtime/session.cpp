@@ -100,6 +100,10 @@ Status Session::allocate(bool first) {
   tail_ = decoder.tail();
   waiting_.reserve(uint64_t(o.chunk) + o.local + 1);
   if (policies_.retention->reads_again()) unscored_tokens_.reserve(o.chunk);
+  if (policies_.retention->scores_on_host()) {
+    held_.reserve(plan_.capacity);
+    embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
+  }
   cost_ = CostModel(*model_, o, policies_);
   for (size_t i = 0; i < heads_.size(); ++i) {
     heads_[i].first = plan_.dimensions.runs[i].first;
@@ -107,9 +111,10 @@ Status Session::allocate(bool first) {
   }
 
   allocated -= plan_.released;  // pages of a clone that nothing touches
-  allocated += stream_->bytes + programs_.bytes() + sampler_.bytes() +
-               (waiting_.capacity() + unscored_tokens_.capacity()) * sizeof(int32_t) +
-               heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
+  allocated +=
+      stream_->bytes + programs_.bytes() + sampler_.bytes() +
+      (waiting_.capacity() + unscored_tokens_.capacity() + held_.capacity() + embeddings_.size()) * 4 +
+      heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
   reservation_.allocated = allocated;
   ledger_->allocated += allocated;
   return {};

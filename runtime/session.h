@@ -157,15 +157,18 @@ class Session {
 
   Status begin(Call, std::span<const int32_t> tokens);
   void take(std::span<const int32_t> tokens);
-  void set_tokens(std::span<const int32_t> tokens);
+  Status set_tokens(std::span<const int32_t> tokens);
+  Status note_tokens(std::span<const int32_t> tokens);
   Status go_on();
   Status finish_run();
   Status start(Run);
+  Status score_on_host(Run&);
   Run upkeep_run(bool evicts, bool ends_prompt);
   Run eviction_run(bool ends_prompt);
   Run run_after(const Run&);
   void fill_heads(uint32_t rows, bool evicts, bool last);
   void commit(const Run&);
+  void compacted(uint32_t rows);
   template <typename T>
   Result<const T*> layer_values(uint32_t layer, const View&, const View& host) const;
   Status count_kept(float* kept) const;
@@ -225,6 +228,8 @@ class Session {
   std::vector<HeadState> heads_;          // what the running program is told of them
   uint32_t unscored_ = 0;                 // last entries whose retention scores are still to come
   std::vector<int32_t> unscored_tokens_;  // of these, where they are read again; reserved for chunk
+  std::vector<int32_t> held_;             // scratch where scores are made on the host: positions of entries,
+  std::vector<float> embeddings_;         // and embeddings, [kNotedAtOnce][d_model]
   uint64_t evicted_ = 0;                  // entries, of all heads
   uint64_t last_eviction_ = 0;            // read_ when entries were last dropped
   uint32_t generation_ = 0;               // changes whenever pool entries move or a prompt is read

@@ -45,7 +45,9 @@ struct SessionOptions {
   Positions positions = Positions::kList;
   uint32_t context = 0;
   uint32_t seed = 0;
-  bool watch = false;  // keep what the attention of the last token is told by
+  uint32_t rebuild = 0;        // released tokens that a step reads again
+  uint32_t rebuild_every = 0;  // steps from one that does to the next
+  bool watch = false;          // keep what the attention of the last token is told by
 };
 
 }  // namespace thimble

@@ -36,8 +36,27 @@ Status Session::finish_run() {
 }
 
 Status Session::start(Run run) {
+  if (policies_.retention->scores_on_host()) THIMBLE_TRY(score_on_host(run));
   run_ = run;
   return go_on();
+}
+
+// Where scores are made on the host, those that this run compacts by; and the rows that it reads again.
+Status Session::score_on_host(Run& run) {
+  if (run.work != Work::kChunk && run.work != Work::kDecode && run.work != Work::kEvict) return {};
+  held_.resize(entries_[0]);
+  THIMBLE_TRY(kept(0, 0, held_));
+  const bool generates = run.work == Work::kDecode;
+  const std::span<const int32_t> again =
+      policies_.retention->prepare({held_, read_, run.step.n_rows, generates});
+  if (again.empty()) return {};
+  const auto rows = static_cast<uint32_t>(again.size());
+  thimble::set_tokens(*model_, layout_, again);
+  fill_heads(rows, true, true);  // the last entries are not the latest tokens: their scores protect those
+  run.program = programs_.rebuild.get();
+  run.step.n_rows = rows;
+  run.step.first_logit_row = rows - 1;
+  return {};
 }
 
 // What a finished run changed.
@@ -49,7 +68,6 @@ void Session::commit(const Run& run) {
   };
   const auto attended = [&](bool listed) { return listed ? Attended::kList : Attended::kEverything; };
   const double behind = mean_entries();
-  uint64_t dropped = 0;
   switch (run.work) {
     case Work::kChunk:
       read_ += step.n_rows;
@@ -64,31 +82,19 @@ void Session::commit(const Run& run) {
       if (run.logits) finite_logits_ = logits_are_finite(1);
       [[fallthrough]];
     case Work::kEvict:
-      for (size_t i = 0; i < entries_.size(); ++i) {
-        const uint32_t entries = heads_[i].n_entries + step.n_rows;
-        entries_[i] = std::min(heads_[i].keep, entries);
-        dropped += entries - entries_[i];
-        // A head with a window keeps what that shows.
-        if (entries_[i] < entries && !model_->layers[i / model_->shape.kv_heads].window)
-          attended_ = Attended::kUnknown;
-      }
-      if (dropped) {
-        evicted_ += dropped;
-        ++stats_.evictions;
-        last_eviction_ = read_;
-      }
+      compacted(step.n_rows);
       ++generation_;
       break;
     case Work::kDecode:
       ++read_;
-      for (uint32_t& entries : entries_) ++entries;
       ++stats_.generated;
-      stats_.decode += cost_.run(1, behind, false, true);
+      stats_.decode += cost_.run(step.n_rows, behind, false, true);
       selecting_ += policies_.selection->cost(*model_, plan_.options, behind + 1);
       if (policies_.retention->upkeep_rows(plan_.options)) ++unscored_;
       attended_ = attended(policies_.selection->selects(plan_.options));
       has_logits_ = true;
       finite_logits_ = logits_are_finite(1);
+      compacted(step.n_rows);
       break;
     case Work::kUpkeep:
       if (policies_.retention->reads_again()) stats_.prefill += cost_.run(step.n_rows, behind, true, false);
@@ -102,6 +108,23 @@ void Session::commit(const Run& run) {
     case Work::kLogProb:
       break;
   }
+}
+
+// What heads hold behind a step of so many rows, and what they dropped.
+void Session::compacted(uint32_t rows) {
+  uint64_t dropped = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const uint32_t entries = heads_[i].n_entries + rows;
+    entries_[i] = std::min(heads_[i].keep, entries);
+    dropped += entries - entries_[i];
+    // A head with a window keeps what that shows.
+    if (entries_[i] < entries && !model_->layers[i / model_->shape.kv_heads].window)
+      attended_ = Attended::kUnknown;
+  }
+  if (!dropped) return;
+  evicted_ += dropped;
+  ++stats_.evictions;
+  last_eviction_ = read_;
 }
 
 // Entries that a head holds which attends to everything, on average.
@@ -212,7 +235,7 @@ Status Session::make_room(uint32_t rows, bool evicts) {
 Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(rows, evicts));
-  set_tokens(std::span(waiting_).first(rows));
+  THIMBLE_TRY(set_tokens(std::span(waiting_).first(rows)));
   const bool logits = rows == waiting_.size() && (!evicts || last);
   fill_heads(rows, evicts, last);
   return start({.work = Work::kChunk,

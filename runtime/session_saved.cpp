@@ -83,6 +83,8 @@ std::vector<NamedSetting> Session::saved_settings() const {
       {"positions", o.positions == Positions::kOriginal ? "original" : "list"},
       {"context", count(o.context)},
       {"seed", count(o.seed)},
+      {"rebuild", count(o.rebuild)},
+      {"rebuild_every", count(o.rebuild_every)},
   };
 }
 
@@ -149,7 +151,7 @@ SavedSession Session::saved() const {
 Status Session::save(const WriteBytes& write, std::span<const std::byte> note, std::string_view held_text) {
   THIMBLE_TRY(begin(Call::kNone, {}));
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const std::vector<Piece> all = pieces({setting, entries_, unscored_, generation_}, has_logits_);
+  const std::vector<Piece> all = pieces({setting, entries_, read_, unscored_, generation_}, has_logits_);
   SavedSession state = saved();
   uint32_t saturated;
   THIMBLE_TRY(device_->read(&saturated, layout_.saturated));
@@ -243,19 +245,21 @@ Status Session::check_stream(const SessionFile& file) const {
 // Whether the arrays of a file may be gone on with.
 Status Session::check_body(const SessionFile& file, const Held& held, std::span<const Piece> all) const {
   const SavedStream& s = file.stream;
-  std::vector<SelectionPolicy::Bytes> of_selection;
+  std::vector<std::span<const std::byte>> of_retention, of_selection;
   uint64_t at = 0;
   for (const Piece& piece : all) {
     const std::span<const std::byte> bytes = file.body.subspan(at, piece.view.bytes);
     at += bytes.size();
+    if (piece.kind == Piece::kOfRetention) of_retention.push_back(bytes);
     if (piece.kind == Piece::kOfSelection) of_selection.push_back(bytes);
     if (piece.kind == Piece::kPositions && !are_positions(bytes, s.read, s.read - s.last_eviction))
       return file.damaged("its positions do not ascend to where it stands");
     if (piece.kind == Piece::kLogits && s.arg_max >= 0 && !are_finite(bytes))
       return file.damaged("its logits are not finite");
   }
-  if (!policies_.selection->can_carry(held, of_selection))
-    return file.damaged("its selection leads out of what is held");
+  if (!policies_.retention->can_carry(held, of_retention) ||
+      !policies_.selection->can_carry(held, of_selection))
+    return file.damaged("its policies' state leads out of what is held");
   return {};
 }
 
@@ -275,7 +279,7 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   std::vector<uint32_t> entries;
   for (const SavedRun& run : file.runs) entries.push_back(run.entries);
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const Held held{setting, entries, s.unscored, s.generation};
+  const Held held{setting, entries, s.read, s.unscored, s.generation};
   const std::vector<Piece> all = pieces(held, s.has_logits);
   uint64_t bytes = 0;
   for (const Piece& piece : all) bytes += piece.view.bytes;
@@ -323,7 +327,7 @@ Status Session::copy_pool(Session& twin) const {
   if (!plan_.released)
     return device_->copy({twin.pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size});
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const Held held{setting, entries_, unscored_, generation_};
+  const Held held{setting, entries_, read_, unscored_, generation_};
   const std::vector<Piece> from = pieces(held, false), to = twin.pieces(held, false);
   for (size_t i = 0; i < from.size(); ++i) THIMBLE_TRY(device_->copy(to[i].view, from[i].view));
   return device_->copy(twin.layout_.saturated, layout_.saturated);

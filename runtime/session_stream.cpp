@@ -46,10 +46,26 @@ void Session::take(std::span<const int32_t> tokens) {
 }
 
 // Gives a step its tokens, which are read for the first time.
-void Session::set_tokens(std::span<const int32_t> tokens) {
+Status Session::set_tokens(std::span<const int32_t> tokens) {
   thimble::set_tokens(*model_, layout_, tokens);
   if (policies_.retention->reads_again())
     unscored_tokens_.insert(unscored_tokens_.end(), tokens.begin(), tokens.end());
+  return policies_.retention->scores_on_host() ? note_tokens(tokens) : Status();
+}
+
+// Tells a retention that scores on the host of tokens which come next.
+Status Session::note_tokens(std::span<const int32_t> tokens) {
+  THIMBLE_TRY(
+      stream_->submit(*programs_.embed, 0, 1, step_params(static_cast<uint32_t>(tokens.size())), heads_));
+  THIMBLE_TRY(stream_->wait());
+  const uint64_t cols = model_->shape.d_model;
+  for (size_t first = 0; first < tokens.size(); first += kNotedAtOnce) {
+    const auto some = tokens.subspan(first, std::min<size_t>(kNotedAtOnce, tokens.size() - first));
+    const std::span<float> rows = std::span(embeddings_).first(some.size() * cols);
+    THIMBLE_TRY(device_->read(rows.data(), layout_.x.slice(first * cols * sizeof(float), rows.size_bytes())));
+    policies_.retention->note(read_ + first, some, rows);
+  }
+  return {};
 }
 
 Status Session::feed(std::span<const int32_t> tokens) {
@@ -126,10 +142,10 @@ Status Session::append_token(int32_t token, bool generated) {
   if (unfinished_.started) return {};  // and begin() finished it
   if (unscored_ && unscored_ == policies_.retention->upkeep_rows(plan_.options)) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
-  set_tokens({&token, 1});
+  THIMBLE_TRY(set_tokens({&token, 1}));
   unfinished_.started = true;
   if (generated) sampler_.accept(token, read_);
-  fill_heads(1, false, false);
+  fill_heads(1, policies_.retention->scores_on_host(), false);
   return start({.work = Work::kDecode,
                 .program = programs_.decode.get(),
                 .next = 0,
@@ -144,8 +160,10 @@ Status Session::score(std::span<const int32_t> tokens, std::span<float> log_prob
     THIMBLE_TRY(flush_waiting());
     THIMBLE_TRY(check_logits());
   }
-  // Where a generated token chooses what it attends to, a text is scored as if it were generated.
-  if (policies_.selection->selects(plan_.options)) return score_by_steps(tokens, log_probs);
+  // Where a generated token chooses what it attends to or what stays, a text is scored as if it were
+  // generated.
+  if (policies_.selection->selects(plan_.options) || policies_.retention->scores_on_host())
+    return score_by_steps(tokens, log_probs);
   if (u.taken == 0 && !tokens.empty()) THIMBLE_TRY(target_log_probs(tokens.first(1), log_probs.data()));
   while (u.taken < tokens.size() || u.row < u.slice) {
     if (u.row == u.slice) THIMBLE_TRY(append_slice(tokens.subspan(u.taken)));
@@ -190,7 +208,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   THIMBLE_TRY(make_room(1, false));
   const uint32_t rows =
       static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), plan_.options.chunk, room()}));
-  set_tokens(tokens.first(rows));
+  THIMBLE_TRY(set_tokens(tokens.first(rows)));
   take(tokens.first(rows));
   unfinished_.slice = rows;
   unfinished_.row = 0;

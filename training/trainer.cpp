@@ -610,6 +610,8 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
       matrix("_fc1.weight", &FittedLayer::first, 0, cols, fit.hidden);
       matrix("_fc2.weight", &FittedLayer::second, 0, fit.hidden, heads);
       break;
+    case Retainer::Kind::kAdore:
+      break;
     case Retainer::Kind::kSink: {
       const uint64_t queries = heads * fit.group, sinks = heads * kSinkCount;
       matrix("_q.weight", &FittedLayer::first, 0, cols, queries * kSinkRank);

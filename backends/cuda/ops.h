@@ -29,9 +29,11 @@ void append_token(const Launch&, const RmsNorm& q, const RmsNorm& k, const KvApp
 void append_token(const Launch&, const KvAppend&, const Copy*, const QueryGate*);
 void sink_score(const Launch&, const SinkScore&);
 void cis_store(const Launch&, const CisStore&);
+void given_score(const Launch&, const GivenScore&);
 void kv_view(const Launch&, const KvView&);
 void attention(const Launch&, const Attention&);
 void kv_compact(const Launch&, const KvCompact&);
+void kv_merge(const Launch&, const KvMerge&);
 void query_gate(const Launch&, const QueryGate&);
 // `keys_stay`: the program writes no keys before it but the step's own, behind all others. `makes_lse`: else
 // they are left to a top_k.

@@ -31,9 +31,11 @@ void kv_append(Recording&, const KvAppend&);
 bool norm_append(Recording&, const RmsNorm& q, const RmsNorm& k, const KvAppend&);
 void sink_score(Recording&, const SinkScore&);
 void cis_store(Recording&, const CisStore&);
+void given_score(Recording&, const GivenScore&);
 void kv_view(Recording&, const KvView&);
 void attention(Recording&, const Attention&);
 void kv_compact(Recording&, const KvCompact&);
+void kv_merge(Recording&, const KvMerge&);
 void query_gate(Recording&, const QueryGate&);
 // `leaves_parts`: of the log-sum-exps, to the vote, which follows.
 void token_score(Recording&, const TokenScore&, bool leaves_parts = false);

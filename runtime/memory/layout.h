@@ -23,6 +23,8 @@ struct Weights {
 // Rows that get logits in one pass of the tail. Scoring a text needs them all, 16 at a time: a 128K
 // vocabulary then takes 8 MiB, and the output matrix is read once for 16 tokens.
 inline constexpr uint32_t kLogitRowsAtOnce = kMostLogitRows;
+// Tokens whose embeddings the host reads at a time, where it scores them.
+inline constexpr uint32_t kNotedAtOnce = 32;
 // Entries that attention reads at a time; longer pools are read in passes. One layer's view of 32768 entries
 // of an 8B model is 128 MiB in f16.
 inline constexpr uint32_t kMaxViewEntries = 32768;

@@ -89,7 +89,7 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
 // The least pool that these options allow.
 uint32_t smallest_pool(const SessionOptions& o) {
   if (!Policies(o).retention->evicts()) return 1;
-  return o.protect_init + (o.stabilizers == kDefault ? 0 : o.stabilizers) + 1;
+  return o.protect_init + (o.stabilizers == kDefault ? 0 : o.stabilizers) + std::max(o.rebuild, 1u);
 }
 
 // The largest pool within the budget; 0 where not even the smallest fits.
@@ -145,6 +145,7 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
+  const Policies policies(o);
   // Recorded programs, measured on the CPU: 26 to 37 KiB a layer, and 2.2 KiB more for every further pass
   // over the view.
   // And up to 4 KiB where the session watches.
@@ -152,7 +153,10 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
       (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
   return Sampler::bytes(model.shape.vocab, plan.dimensions.reach) +
          (uint64_t(o.chunk) + o.local + 1) * sizeof(int32_t) +
-         (Policies(o).retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
+         (policies.retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
+         (policies.retention->scores_on_host()
+              ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)
+              : 0) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
          (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
 }
@@ -178,6 +182,18 @@ Result<SessionOptions> resolve(const Model& model, const SessionOptions& options
   THIMBLE_TRY(policies.retention->resolve(model, o));
   if (!o.chunk) o.chunk = kDefaultChunk;
   THIMBLE_TRY(policies.selection->resolve(model, policies.retention->evicts(), o));
+  if (policies.retention->scores_on_host() && policies.selection->selects(o))
+    return error(
+        Code::kInvalidArgument,
+        "%s chooses by itself what each step attends to, so %s has nothing to select from; leave out one "
+        "of them",
+        policy_name(o.retention), policy_name(o.selection));
+  if (o.rebuild && !policies.retention->scores_on_host())
+    return error(
+        Code::kInvalidArgument,
+        "%s knows nothing of the tokens that it dropped, so none can be rebuilt; choose the retention "
+        "adore, or leave out rebuild",
+        policy_name(o.retention));
   if (o.positions == Positions::kOriginal && !o.context) o.context = std::max(model.info.context_length, 1u);
   if (!o.pool && !o.budget)
     o.pool = policies.retention->evicts() ? kDefaultPool : useful_pool(model, o, policies);

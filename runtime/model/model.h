@@ -9,6 +9,7 @@
 #include "backends/backend.h"
 #include "base/mapped_file.h"
 #include "runtime/chat/writer.h"
+#include "runtime/model/controller.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/placed_tensors.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -58,7 +59,8 @@ struct LayerWeights {
   Tensor gate_bias, up_bias, down_bias;  // f32, of experts (gpt-oss)
 };
 
-// What gives each token its retention scores: small trained networks, one a layer, from a sidecar file.
+// What gives each token its retention scores: small trained networks, one a layer, from a sidecar file; or
+// one for all layers that works on the host.
 struct Retainer {
   enum class Kind { kLocret, kLinear, kMlp, kSink, kAdore };
   enum class Input { kQkv, kX };  // its query, key and value before RoPE, or what W_q reads
@@ -77,7 +79,8 @@ struct Retainer {
   MappedFile file;
   Kind kind = Kind::kLocret;
   Input input = Input::kQkv;
-  std::vector<Layer> layers;
+  std::vector<Layer> layers;  // none of kind adore
+  Controller controller;      // of kind adore alone
   uint32_t act = kActSilu;
   uint32_t hidden = 0;           // locret, mlp
   uint32_t rank = 0, sinks = 0;  // sink
@@ -91,7 +94,7 @@ struct Retainer {
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 };
-// What files call it: "locret", "linear", "mlp", "sink"; "silu", "gelu", "gelu_erf".
+// What files call it: "locret", "linear", "mlp", "sink", "adore"; "silu", "gelu", "gelu_erf".
 const char* name_of(Retainer::Kind);
 const char* name_of_act(uint32_t act);
 

@@ -89,7 +89,7 @@ Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& r
     std::string key;
     uint32_t& to;
   } counts[] = {
-      {"locret.budget", retainer.budget},  // retainer.budget are shares
+      {prefix == "adore." ? "adore.pool" : "locret.budget", retainer.budget},  // retainer.budget are shares
       {"locret.chunk", retainer.chunk},
       {"locret.local", retainer.local},
       {prefix + "stabilizers", retainer.stabilizers},
@@ -126,6 +126,10 @@ Result<std::vector<float>> get_shares(const Gguf& gguf, const Model& model) {
 
 Status read_kind(const Gguf& gguf, const std::string& prefix, uint32_t act_of_model, Retainer& retainer) {
   const bool old = prefix == "locret.";
+  if (prefix == "adore.") {
+    retainer.kind = Kind::kAdore;
+    return {};
+  }
   if (!old) THIMBLE_TRY(gguf.need_string("retainer.kind"));
   THIMBLE_LET(kind, read_word(gguf, prefix + "kind", kKinds, Kind::kLocret));
   const bool locret = kind == Kind::kLocret;
@@ -172,6 +176,8 @@ Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& nam
       THIMBLE_TRY(matrix("_fc1.weight", r.hidden, input, layer.fc1));
       THIMBLE_TRY(matrix("_fc2.weight", shape.kv_heads, r.hidden, layer.fc2));
       break;
+    case Kind::kAdore:
+      break;
     case Kind::kSink: {
       const uint64_t queries = uint64_t(shape.heads) * r.rank, keys = uint64_t(shape.kv_heads) * r.rank;
       THIMBLE_TRY(matrix("_q.weight", queries, input, layer.q));
@@ -189,14 +195,48 @@ Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& nam
   return layer;
 }
 
+Result<Controller> read_controller(const Gguf& gguf, const Model& model) {
+  Controller c;
+  c.cols = model.shape.d_model;
+  THIMBLE_TRY(read_count(gguf, "adore.width", Controller::kMostWidth, std::nullopt, c.width));
+  if (c.width % 8 != 0)
+    return error(Code::kUnsupported, "%s: key 'adore.width' is %u, where a multiple of 8 is supported",
+                 gguf.name().c_str(), c.width);
+  TensorSource tensors(gguf);
+  const uint32_t w = c.width;
+  const struct {
+    const char* name;
+    uint32_t rows, cols;
+    const float*& to;
+  } parts[] = {{"adore.gru.weight_ih", 3 * w, c.cols, c.input},
+               {"adore.gru.bias_ih", 1, 3 * w, c.input_bias},
+               {"adore.gru.weight_hh", 3 * w, w, c.recurrent},
+               {"adore.gru.bias_hh", 1, 3 * w, c.recurrent_bias},
+               {"adore.position.weight", 1, w, c.age},
+               {"adore.position.bias", 1, w, c.age_bias},
+               {"adore.interaction.weight", w, w, c.interaction},
+               {"adore.interaction.bias", 1, w, c.interaction_bias},
+               {"adore.output.weight", 1, w, c.output},
+               {"adore.output.bias", 1, 1, c.output_bias}};
+  for (const auto& [name, rows, cols, to] : parts) {
+    THIMBLE_LET(tensor, tensors.floats(name, rows, cols));
+    to = reinterpret_cast<const float*>(tensor.data);
+  }
+  THIMBLE_TRY(tensors.all_taken());
+  c.finish();
+  return c;
+}
+
 }  // namespace
 
-const char* name_of(Retainer::Kind kind) { return word_of(kKinds, kind); }
+const char* name_of(Retainer::Kind kind) {
+  return kind == Kind::kAdore ? "adore" : word_of(kKinds, kind);  // a type of file by itself
+}
 const char* name_of_act(uint32_t act) { return word_of(kActs, act); }
 
 Result<std::string> retainer_prefix(const Gguf& gguf) {
   THIMBLE_LET(type, with_default(gguf.get_string("adapter.type"), ""));
-  if (type == "retainer" || type == "locret") return std::string(type) + ".";
+  if (type == "retainer" || type == "locret" || type == "adore") return std::string(type) + ".";
   return error(Code::kFormat, "%s holds no retainer: key 'adapter.type' is %s instead of 'retainer'",
                gguf.name().c_str(), in_quotes(type).c_str());
 }
@@ -225,6 +265,11 @@ Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, st
   THIMBLE_TRY(read_trained_for(gguf, prefix, *retainer));
   THIMBLE_LET(shares, get_shares(gguf, *this));
   retainer->shares = std::move(shares);
+  if (retainer->kind == Kind::kAdore) {
+    THIMBLE_LET(controller, read_controller(gguf, *this));
+    retainer->controller = std::move(controller);
+    return std::shared_ptr<const Retainer>(retainer);
+  }
 
   const uint64_t qkv = (shape.heads + 2 * uint64_t(shape.kv_heads)) * shape.head_dim;
   const uint64_t input = retainer->input == Input::kQkv ? qkv : shape.d_model;

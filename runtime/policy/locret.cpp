@@ -17,7 +17,7 @@ class Locret : public RetentionPolicy {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {
     const Retainer* retainer = o.retainer.get();
-    if (!retainer)
+    if (!retainer || retainer->kind == Retainer::Kind::kAdore)
       return error(Code::kInvalidArgument,
                    "locret retention needs the retainer of this model; give its file (--heads), or choose "
                    "another retention");

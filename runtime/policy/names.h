@@ -13,7 +13,8 @@ namespace thimble {
   X(Locret, locret)           \
   X(KeyDiff, keydiff)         \
   X(Tova, tova)               \
-  X(Reread, reread)
+  X(Reread, reread)           \
+  X(Adore, adore)
 
 #define THIMBLE_SELECTIONS(X) \
   X(Dense, dense)             \

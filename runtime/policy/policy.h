@@ -59,8 +59,17 @@ struct LayerStep {
 struct Held {
   const Setting& setting;
   std::span<const uint32_t> entries;  // of each head, [layer][kv head]
+  uint64_t position = 0;              // tokens read
   uint32_t unscored = 0;              // last tokens whose retention scores are still to come
   uint32_t generation = 0;            // as fill() is told
+};
+
+// A step, to a retention whose scores are made on the host.
+struct HostStep {
+  std::span<const int32_t> held;  // positions of the entries, the same in all heads
+  uint64_t position;              // of the first of the tokens that are read for the first time
+  uint32_t tokens;                // so many
+  bool generates;                 // one, behind the text
 };
 
 class RetentionPolicy {
@@ -85,11 +94,36 @@ class RetentionPolicy {
   // a chunk's.
   virtual bool reads_again() const { return false; }
   virtual void fill(const SessionOptions&, StepParams&) const {}
+  // Whether scores are made on the host, from embeddings, and are the same for all layers and heads. Then
+  // each generated token is compacted away or another one for it, and the last `stabilizers` entries are
+  // always protected; and
+  //  - note() is told of tokens as they are read, in order: [tokens][d_model]; what it was told of this
+  //    position and later ones before is void;
+  //  - prepare(), before the step's ops run, writes what they read. It returns the step's tokens where some
+  //  of
+  //    them, all but the last, were released and are read again, at most 1 + options.rebuild; else none;
+  //  - record_rows() is recorded before the layers of a step with such rows, which `rebuilt` describes.
+  virtual bool scores_on_host() const { return false; }
+  virtual void place_on_host(const Setting&, Arena& /*io*/) {}
+  virtual void note(uint64_t /*position*/, std::span<const int32_t> /*tokens*/,
+                    std::span<const float> /*embeddings*/) {}
+  virtual std::span<const int32_t> prepare(const HostStep&) { return {}; }
+  virtual void record_rows(Recorder&) const {}
+  struct Rebuilt {
+    View positions;  // of the rows, int32
+    View index;      // of the rows in the list, uint
+    View list;       // of all entries and rows by position, [kv head][list_capacity]
+    uint32_t list_capacity = 0;
+  };
+  virtual Rebuilt rebuilt() const { return {}; }
   // What scoring costs in all layers: bytes once a step, operations for one row.
   virtual Cost cost(const SessionOptions&) const { return {}; }
   // Lists what of its arrays the next steps read, beside the pool. What follows from `held` alone, so that a
   // saved session's bytes find their places again.
   virtual void carry(const Held& /*held*/, std::vector<View>&) const {}
+  // Whether it may go on with these bytes of what it carries: that no index in them leads out of anything.
+  using Bytes = std::span<const std::byte>;
+  virtual bool can_carry(const Held& /*held*/, std::span<const Bytes>) const { return true; }
 };
 
 // What a selection knows of the tokens that were generated.

@@ -161,6 +161,23 @@ const Case kCases[] = {
                         .into = kIntoChunk,
                         .rope = kRope}};
      }},
+    {"kv_append of rows with positions", kRows,
+     [](Operands& o) -> Op {
+       return KvAppend{o(kRows * kColumns),
+                       {},
+                       o.keys(kEntries),
+                       o.keys(kEntries),
+                       o(kEntries),
+                       o(1),
+                       {.heads = kHeads,
+                        .head_dim = kDim,
+                        .row_stride = kColumns,
+                        .k_column = kQueries * kDim,
+                        .v_column = (kQueries + kHeads) * kDim,
+                        .into = kIntoPool,
+                        .rope = kRope},
+                       o(kRows)};
+     }},
     {"sink_score", kRows,
      [](Operands& o) -> Op {
        return SinkScore{o(kRows * kQueries * 16),
@@ -181,6 +198,14 @@ const Case kCases[] = {
        return CisStore{o(kRows * kHeads),
                        o(kHeads * kChunk),
                        {.heads = kHeads, .kind = kCisHead, .chunk_capacity = kChunk, .into = kIntoChunk}};
+     }},
+    {"given_score of a run", kRows,
+     [](Operands& o) -> Op {
+       return GivenScore{o(40), o(kEntries), {}, {.heads = kHeads}};
+     }},
+    {"given_score of a run and a chunk", kRows,
+     [](Operands& o) -> Op {
+       return GivenScore{o(40), o(kEntries), o(kHeads * kChunk), {.heads = kHeads, .chunk_capacity = kChunk}};
      }},
     {"kv_view", kRows,
      [](Operands& o) -> Op {
@@ -219,6 +244,27 @@ const Case kCases[] = {
                          .list_capacity = 1 + kListed,
                          .rope = kRope}};
      }},
+    {"attention to the view of rows with indices", kRows,
+     [](Operands& o) -> Op {
+       return Attention{o((kRows - 1) * kColumns + kQueries * kDim),
+                        {o.view()},
+                        {o.view()},
+                        o(kHeads * (1 + kListed)),
+                        o.rope(kRope),
+                        {},
+                        o(kRows * kQueries * kDim),
+                        o(kRows * kQueries * 2),
+                        {.heads = kHeads,
+                         .group = kGroup,
+                         .head_dim = kDim,
+                         .row_stride = kColumns,
+                         .y_stride = kQueries * kDim,
+                         .source = kFromView,
+                         .view_capacity = kViewEntries,
+                         .list_capacity = 1 + kListed,
+                         .rope = kRope},
+                        o(kRows)};
+     }},
     {"attention to the pool", 1,
      [](Operands& o) -> Op {
        return Attention{o(kQueries * kDim),
@@ -251,6 +297,11 @@ const Case kCases[] = {
            o(kEntries),
            o(kEntries),
            {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .list_capacity = 1 + kListed}};
+     }},
+    {"kv_merge", kRows,
+     [](Operands& o) -> Op {
+       return KvMerge{
+           o.keys(kEntries), o.keys(kEntries), o(kEntries), o(kEntries), {.heads = kHeads, .head_dim = kDim}};
      }},
     {"query_gate", 1,
      [](Operands& o) -> Op {
@@ -637,6 +688,40 @@ TEST_P(Checks, VotesHaveRoomForEveryEntryOfAStepThatSelects) {
   EXPECT_TRUE(check(vote(40), 1, selects, filled(1)).ok());
   expect_refused(vote(39), 1, selects, filled(1));
   EXPECT_TRUE(check(vote(39), 1, attends_all, filled(1)).ok());  // nothing is voted for
+}
+
+// Rows say their positions or indices where nothing else counts on their following each other.
+TEST_P(Checks, RowsAmongOlderEntriesAreThoseOfAListAndItsView) {
+  const auto made = [&](const char* name) {
+    const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
+                                  [&](const Case& one) { return std::string(one.name) == name; });
+    Operands whole = operands();
+    return c.make(whole);
+  };
+  KvAppend append = std::get<KvAppend>(made("kv_append to the pool"));  // under kRopeOriginal
+  append.positions = append.qkv;
+  expect_refused(append, 1, step_of(1), filled(1));
+  const auto refuses = [&](const char* name, const auto& change) {
+    Attention op = std::get<Attention>(made(name));
+    op.row_index = op.q;
+    change(op.p);
+    expect_refused(op, 1, step_of(1), filled(1));
+  };
+  refuses("attention to the pool", [](AttentionParams&) {});
+  refuses("attention to the view", [](AttentionParams& p) { p.rope.mode = kRopeOriginal; });
+  refuses("attention to the view", [](AttentionParams& p) { p.window = 5; });
+}
+
+TEST_P(Checks, NoMoreRowsAreMergedThanThereMayBe) {
+  const auto held = [](uint32_t rows) { return equal_heads(1, 100, 100 - rows, 50); };
+  const auto merge = [&] {
+    Operands o = operands();
+    return KvMerge{o.keys(100), o.keys(100), o(100), o(100), {.heads = 1, .head_dim = kDim}};
+  };
+  const uint32_t most = kMostMergedRows;
+  EXPECT_TRUE(check(merge(), most, {.n_rows = most}, held(most)).ok());
+  const Status status = check(merge(), most + 1, {.n_rows = most + 1}, held(most + 1));
+  EXPECT_NE(status.message().find("kv_merge"), std::string::npos) << status.message();
 }
 
 TEST_P(Checks, MatricesHaveWholeBlocks) {

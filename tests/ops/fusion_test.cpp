@@ -350,6 +350,18 @@ TEST(Fusion, NormsOfHeadsMayBeMadeAsTheyAreAppended) {
   EXPECT_TRUE(apart(1, [](RmsNorm& n) { n.p.groups -= 1; })) << "not all keys";
 }
 
+// A row that says its position, as in a second reading, is no generated token.
+TEST(Fusion, ARowWithAPositionIsAppendedByItself) {
+  Step s({});
+  std::vector<Op> ops = s.normed_append();
+  ops.push_back(s.ring());
+  EXPECT_EQ(groups(ops, vulkan(1)), "rms_norm+rms_norm+kv_append copy");
+  EXPECT_EQ(groups(ops, cuda(1)), "rms_norm rms_norm kv_append+copy");
+  std::get<KvAppend>(ops[2]).positions = s.at["positions"];
+  EXPECT_EQ(groups(ops, vulkan(1)), "rms_norm rms_norm kv_append copy");
+  EXPECT_EQ(groups(ops, cuda(1)), "rms_norm rms_norm kv_append copy");
+}
+
 // Products with a bias do not stand side by side, but may follow the same norm.
 TEST(Fusion, ProductsWithBiases) {
   const auto ops = Step({.biases = true}).decode(2).ops;

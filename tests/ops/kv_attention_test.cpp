@@ -528,6 +528,7 @@ struct AttentionCase {
   uint32_t window = 0;
   float cap = 0;
   bool sinks = false;
+  std::vector<uint32_t> indices = {};  // list index of each row's own entry; empty: the last ones
 
   // Entries of the head with most, with the step's rows.
   uint32_t n() const {
@@ -550,6 +551,10 @@ struct AttentionCase {
     }
     return all;
   }
+  // Of a list of so many entries the index of a row's own one.
+  size_t own_index(size_t count, uint32_t row) const {
+    return indices.empty() ? count - rows + row : indices[row];
+  }
   // The first list index that the row of index `own` sees.
   size_t first_seen(size_t own) const { return window && own + 1 > window ? own + 1 - window : 0; }
 
@@ -559,7 +564,8 @@ struct AttentionCase {
     return out << " rows " << c.rows << " mode " << c.rotation.mode << " pairing " << c.rotation.pairing
                << " n_rot " << c.rotation.n_rot << " listed " << c.listed << " capacity " << c.capacity
                << " max_rows " << c.max_rows << " window " << c.window << " cap " << c.cap << " sinks "
-               << c.sinks;
+               << c.sinks << (c.indices.empty() ? "" : " indices ")
+               << (c.indices.empty() ? "" : ::testing::PrintToString(c.indices));
   }
 };
 
@@ -611,6 +617,7 @@ class KvAttention : public KvOps {
                 const View& of_sinks = {}) {
     ViewAttention attention = of_view(c, store, q, list, table, y, max_rows, p);
     attention.sinks = of_sinks;
+    if (!c.indices.empty()) attention.row_index = input(padded_rows(c.indices, max_rows));
     run({.n_rows = c.rows, .position = kPosition}, behind_other_rows(store.heads), max_rows,
         [&](Recorder& r) { attention.record(r); });
   }
@@ -669,7 +676,7 @@ class KvAttention : public KvOps {
       const auto& l = attended[head];
       const Listed listed = store.listed(head, l, c.rotation);
       for (uint32_t row = 0; row < c.rows; ++row) {
-        const size_t own = l.size() - c.rows + row, first = c.first_seen(own);
+        const size_t own = c.own_index(l.size(), row), first = c.first_seen(own);
         const double position = c.rotation.mode == kRopeList ? static_cast<double>(own) : kPosition + row;
         for (uint32_t h = head * c.group; h < (head + 1) * c.group; ++h) {
           Softmax softmax{.cap = double{c.cap}};
@@ -1063,6 +1070,83 @@ TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
 }
 
 // ---- windows ----
+
+// ---- rows whose own entries are not the last ----
+
+// What the list indices of a step's rows may be, of lists of at least n entries.
+enum class Indices { kMiddle, kLast, kFirst, kFront };
+std::vector<uint32_t> indices_of(Indices kind, Random& random, uint32_t n, uint32_t rows) {
+  std::vector<uint32_t> indices = every_entry(rows);
+  if (kind == Indices::kLast)
+    for (uint32_t& i : indices) i += n - rows;
+  if (kind == Indices::kMiddle || kind == Indices::kFirst) indices = some_entries(random, n - 1, rows, 0);
+  if (kind == Indices::kFirst) indices[0] = 0;
+  return indices;
+}
+
+TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndex) {
+  Random random{7};
+  uint32_t turn = 0;
+  for (const uint32_t dh : {8u, 64u, 80u, 128u, 256u})
+    for (const uint32_t group : {1u, 4u, 7u})
+      for (const uint32_t rows : {1u, 2u, 9u, 33u, 64u}) {
+        const uint32_t entries = 40 + random.below(200);
+        check({.kv_heads = 2,
+               .group = group,
+               .dh = dh,
+               .entries = entries,
+               .rows = rows,
+               .rotation = {.pairing = turn % 3 ? kRopeHalves : kRopeAdjacent, .n_rot = dh},
+               .max_rows = turn % 2 ? rows : 66,
+               .indices = indices_of(static_cast<Indices>(turn % 4), random, entries + rows, rows)});
+        if (HasFatalFailure()) return;
+        ++turn;
+      }
+}
+
+// Passes end before, between and behind the indices; some have none of them.
+TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInPasses) {
+  Random random{8};
+  for (const Indices kind : {Indices::kMiddle, Indices::kLast, Indices::kFirst, Indices::kFront})
+    for (const uint32_t capacity : {1u, 31u, 64u, 100u, 132u}) {
+      check({.kv_heads = 2,
+             .group = 4,
+             .dh = 64,
+             .entries = 100,
+             .rows = 33,
+             .capacity = capacity,
+             .indices = indices_of(kind, random, 133, 33)});
+      check({.kv_heads = 2,
+             .group = 7,
+             .dh = 128,
+             .entries = 300,
+             .rows = 9,
+             .rotation = {.n_rot = 128},
+             .listed = 200,
+             .capacity = 3 * capacity,
+             .cap = 20,
+             .sinks = true,
+             .indices = indices_of(kind, random, 195, 9)});
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInEachHeadsOwnEntries) {
+  Random random{9};
+  for (const Indices kind : {Indices::kMiddle, Indices::kLast, Indices::kFirst, Indices::kFront})
+    for (const uint32_t dh : {64u, 80u, 256u})
+      for (const uint32_t capacity : {0u, 1000u}) {
+        check({.kv_heads = 4,
+               .group = 4,
+               .dh = dh,
+               .rows = 33,
+               .rotation = {.n_rot = dh},
+               .capacity = capacity,
+               .unequal = {64, 2500, 31, 900},
+               .indices = indices_of(kind, random, 64, 33)});
+        if (HasFatalFailure()) return;
+      }
+}
 
 TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
   for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u})

@@ -231,7 +231,7 @@ struct Pool {
 
 // Attention over a list, or over everything, in as many passes over a view as its `entries` take.
 struct ViewAttention {
-  View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml, sinks = {};
+  View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml, sinks = {}, row_index = {};
   uint32_t chunk_capacity = 0, entries = 0;  // `entries`: of the longest head, with the step's rows
   AttentionParams p{};                       // of the first pass
 
@@ -254,7 +254,7 @@ struct ViewAttention {
                        .view_capacity = p.view_capacity,
                        .list_capacity = p.list_capacity,
                        .rope = p.rope}});
-      r.record(Attention{q, {view_k}, {view_v}, list, table, sinks, y, ml, pass});
+      r.record(Attention{q, {view_k}, {view_v}, list, table, sinks, y, ml, pass, row_index});
     }
   }
 };

@@ -75,6 +75,47 @@ TEST_P(KvRuns, AppendPutsRowsBehindEachHeadsEntries) {
     }
 }
 
+// A token's row takes another way on some devices.
+TEST_P(KvRuns, AppendStoresTheRowsOwnPositions) {
+  constexpr uint32_t kDim = 80, kLeft = 2;
+  for (const uint32_t rows : {1u, 2u, 33u, 64u})
+    for (const bool into_pool : {true, false}) {
+      clear();
+      Random random{rows};
+      Pool want(random, unequal_heads(kEntries, 70), kDim);
+      const uint32_t heads = want.count(), stride = 2 * heads * kDim,
+                     max_rows = rows == 1 ? rows : rows + kLeft;
+      const auto qkv = random.floats(size_t(rows) * stride);
+      std::vector<int32_t> positions;
+      for (uint32_t row = 0; row < rows; ++row)
+        positions.push_back(static_cast<int32_t>(100 * row + random.below(100)));
+      std::vector<int32_t> chunk_pos = padded_rows(std::vector<int32_t>(), size_t{heads} * max_rows);
+      const View k = inout(want.k), v = inout(want.v), pos = inout(into_pool ? want.pos : chunk_pos),
+                 saturated = inout(std::vector<uint32_t>(1));
+      const KvAppend op{input(padded_rows(qkv, size_t(max_rows) * stride)),
+                        {},
+                        {k},
+                        {v},
+                        pos,
+                        saturated,
+                        {.heads = heads,
+                         .head_dim = kDim,
+                         .row_stride = stride,
+                         .v_column = heads * kDim,
+                         .chunk_capacity = max_rows,
+                         .head_state = kOtherRows,
+                         .into = into_pool ? kIntoPool : kIntoChunk},
+                        input(padded_rows(positions, max_rows))};
+      run({.n_rows = rows, .position = 20000}, behind_other_rows(want.heads), max_rows,
+          [&](Recorder& r) { r.record(op); });
+      for (uint32_t head = 0; head < heads; ++head)
+        std::copy(positions.begin(), positions.end(),
+                  into_pool ? &want.pos[want.heads[head].first + want.heads[head].n_entries]
+                            : &chunk_pos[size_t{head} * max_rows]);
+      EXPECT_TRUE(same(get<int32_t>(pos), into_pool ? want.pos : chunk_pos));
+    }
+}
+
 TEST_P(KvRuns, CisStorePutsScoresBehindEachHeadsEntriesOrOverTheirLast) {
   Random random;
   const uint32_t rows = 4;

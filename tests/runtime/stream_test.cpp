@@ -29,6 +29,13 @@ struct Policy {
     return open_session(on, options, device);
   }
   bool windowed() const { return on->layers[0].window != 0; }
+  // That evict nothing while so many tokens are generated.
+  SessionOptions with_room(uint32_t tokens) const {
+    SessionOptions o = options;
+    o.max_new = tokens;
+    if (o.retention == Retention::kAdore) o.pool = 400;  // a full pool releases one with every token
+    return o;
+  }
 };
 
 // Every policy in a pool that must evict, where it does; pools are 60, texts are longer.
@@ -49,6 +56,10 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   reread.retention = Retention::kReread;
   locret.retainer = m.retainer;
   locret.retention = Retention::kLocret;
+  SessionOptions adore{.retainer = m.controller, .retention = Retention::kAdore, .pool = 60, .chunk = 20};
+  SessionOptions rebuilding = adore;
+  rebuilding.rebuild = 5;
+  rebuilding.rebuild_every = 2;
   both = locret;
   both.selection = Selection::kTokenSelect;
   both.select_k = 8;
@@ -90,6 +101,8 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"keydiff", keydiff, m.model},
           {"tova", tova, m.model},
           {"reread", reread, m.model},
+          {"adore", adore, m.model},
+          {"adore that rebuilds", rebuilding, m.model},
           {"windowed layers", none, windowed.model},
           {"windowed layers, locret and tokenselect", windows_and_both, windowed.model}};
 }
@@ -378,7 +391,7 @@ TEST(NotFinite, IsSaidAndLeavesAWayBack) {
     };
     for (Policy& policy : policies(seeded)) {
       SCOPED_TRACE(policy.name);
-      policy.options.max_new = 100;  // no eviction on the way back
+      policy.options = policy.with_room(100);  // no eviction on the way back
       const auto session = policy.open();
       const auto refused = [&](const Status& status) {
         EXPECT_EQ(status.code(), Code::kNotFinite) << status.message();
@@ -491,8 +504,7 @@ TEST(Rewind, GoesOnAsIfTheRestHadNeverBeen) {
   enum Astray { kNever, kDecoding, kReading };
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
-    SessionOptions o = policy.options;
-    o.max_new = 200;  // nothing is evicted between going astray and going back
+    const SessionOptions o = policy.with_room(200);  // nothing is evicted between going astray and going back
     const auto run = [&](Astray astray) {
       const auto session = open_session(policy.on, o);
       must(session->feed(seeded_tokens(100)));
@@ -545,8 +557,7 @@ TEST(Rewind, RefusesToGoBehindAnEvictionAndChangesNothing) {
 TEST(Rewind, GoesBackWithTheSampler) {
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
-    SessionOptions o = policy.options;
-    o.max_new = 200;
+    const SessionOptions o = policy.with_room(200);
     const std::vector<int32_t> prompt = seeded_tokens(100);
     const auto steps = [](Session& session, int n) {
       std::vector<int32_t> tokens;

@@ -54,6 +54,8 @@ inline const SamplerOptions kWarm{
 
 inline SessionOptions retaining(const SeededModel& m, Retention retention) {
   if (retention == Retention::kNone) return {.pool = 500, .chunk = 32, .max_new = 32};
+  if (retention == Retention::kAdore)
+    return {.retainer = m.controller, .retention = retention, .pool = 70, .chunk = 32, .rebuild = 3};
   return {.retainer = m.retainer,
           .retention = retention,
           .pool = 70,
@@ -80,12 +82,13 @@ inline SessionOptions selecting(SessionOptions o, Selection selection, bool whil
   return o;
 }
 
-// Every retention with every selection.
+// Every retention with every selection, but adore, which takes none.
 inline void for_policies(const SeededModel& m, const std::function<void(const SessionOptions&)>& body) {
   for (int32_t retention = 0; policy_name(Retention{retention}); ++retention)
     for (const auto& [selection, while_reading] :
          {std::pair(Selection::kDense, false), std::pair(Selection::kTokenSelect, false),
           std::pair(Selection::kTokenSelect, true), std::pair(Selection::kQuest, false)}) {
+      if (Retention{retention} == Retention::kAdore && selection != Selection::kDense) continue;
       SCOPED_TRACE(std::string(policy_name(Retention{retention})) + " and " + policy_name(selection));
       body(selecting(retaining(m, Retention{retention}), selection, while_reading));
     }

@@ -38,6 +38,7 @@ struct Seeded {
 struct SeededModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<const Retainer> retainer;
+  std::shared_ptr<const Retainer> controller;  // of kind adore
 };
 
 // All weights are f32. The model keeps the bytes it lies in.
@@ -126,14 +127,43 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
   sidecar.set(keys + "base.block_count", s.layers).set(keys + "base.head_count", s.heads);
   sidecar.set(keys + "base.head_count_kv", s.kv_heads).set(keys + "base.key_length", s.head_dim);
 
+  constexpr uint32_t kWidth = 16;
+  GgufWriter control;
+  control.set("general.architecture", s.architecture)
+      .set("general.type", "adapter")
+      .set("adapter.type", "adore")
+      .set("adore.width", kWidth)
+      .set("adore.pool", 48u)
+      .set("adore.base.block_count", s.layers)
+      .set("adore.base.head_count", s.heads)
+      .set("adore.base.head_count_kv", s.kv_heads)
+      .set("adore.base.key_length", s.head_dim);
+  const struct {
+    const char* name;
+    uint32_t rows, cols;
+  } parts[] = {{"gru.weight_ih", 3 * kWidth, s.d_model},
+               {"gru.bias_ih", 1, 3 * kWidth},
+               {"gru.weight_hh", 3 * kWidth, kWidth},
+               {"gru.bias_hh", 1, 3 * kWidth},
+               {"position.weight", 1, kWidth},
+               {"position.bias", 1, kWidth},
+               {"interaction.weight", kWidth, kWidth},
+               {"interaction.bias", 1, kWidth},
+               {"output.weight", 1, kWidth},
+               {"output.bias", 1, 1}};
+  for (const auto& [name, rows, cols] : parts)
+    add(control, std::string("adore.") + name, rows, cols, 0,
+        rows > 1 ? 1.5f / std::sqrt(float(cols)) : 0.7f);
+
   struct Held {
-    FileBytes bytes, head_bytes;
+    FileBytes bytes, head_bytes, control_bytes;
     std::shared_ptr<const Model> model;
-    std::shared_ptr<const Retainer> retainer;
+    std::shared_ptr<const Retainer> retainer, controller;
   };
   const auto held = std::make_shared<Held>();
   held->bytes = file.bytes();
   held->head_bytes = sidecar.bytes();
+  held->control_bytes = control.bytes();
   auto model = Model::open(lend(held->bytes), "seeded.gguf");
   if (!model.ok()) {
     ADD_FAILURE() << model.status().message();
@@ -146,7 +176,13 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
     return {};
   }
   held->retainer = *heads;
-  return {{held, held->model.get()}, {held, held->retainer.get()}};
+  auto controller = (*model)->open_retainer(lend(held->control_bytes), "seeded.adore.gguf");
+  if (!controller.ok()) {
+    ADD_FAILURE() << controller.status().message();
+    return {};
+  }
+  held->controller = *controller;
+  return {{held, held->model.get()}, {held, held->retainer.get()}, {held, held->controller.get()}};
 }
 
 // Token ids that are the same on every system.

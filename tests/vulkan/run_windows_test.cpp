@@ -161,6 +161,18 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
     must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
     must(stream->wait());
   }
+  // What the compaction left of the step's row, which goes to the front, as its position is 0.
+  auto of_merge = stream->record(1);
+  of_merge->record(KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = kHeadDim}});
+  std::vector<HeadState> compacted = heads;
+  for (HeadState& head : compacted) head.keep = head.n_entries;
+  const auto merging = must(stream->finish(std::move(of_merge)));
+  std::vector<int32_t> positions(entries);
+  for (const HeadState& head : compacted)
+    for (uint32_t i = 0; i + 1 < head.n_entries; ++i) positions[head.first + i] = static_cast<int32_t>(5 + i);
+  must(device.write(pos, positions.data()));
+  must(stream->submit(*merging, 0, 1, {.n_rows = 1}, compacted));
+  must(stream->wait());
   // The mean of all heads asks for as many entries in each.
   auto of_heads = stream->record(1);
   of_heads->record(QueryScore{qkv,

@@ -41,7 +41,8 @@ void kv_compact(const Context& ctx, const KvCompact& o) {
     if (!column.pool) return;
     const uint32_t head = p.first_head + item / 4;
     const HeadState& state = ctx.heads[p.head_state + head];
-    compact(entry_list(ctx, o.list, head, p.list_capacity, p.head_state), state.n_entries,
+    compact(entry_list(ctx, o.list, head, p.list_capacity, p.head_state),
+            o.chunk_k ? state.n_entries : UINT32_MAX,
             in_run<std::byte>(column.pool, state, 0, column.bytes),
             at<std::byte>(column.chunk, head, p.chunk_capacity, 0, column.bytes), column.bytes);
   });

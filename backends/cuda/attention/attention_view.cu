@@ -44,7 +44,7 @@ __device__ void load_tile(__half* to, const __half* from, uint32_t rows, uint32_
   commit_copies();
 }
 
-template <int kDim, bool kWide, bool kCaps>
+template <int kDim, bool kWide, bool kCaps, bool kIndexed>
 __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
     attend_view_kernel(const StepParams* step, ViewAttention o) {
   using T = Tiling<kDim>;
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
   __half* const k = q + T::kVectors * kStride;
   __half* const v = k + kKeys * kStride;
   begin_kernel();
-  const ViewBlock b = view_block<T::kVectors, kKeys>(o, *step);
+  const ViewBlock b = view_block<T::kVectors, kKeys, kIndexed>(o, *step);
   if (b.empty) return;
-  const ViewPass pass(*step, o, b.head);
+  const ViewPass<kIndexed> pass(*step, o, b.head);
   const uint32_t head_dim = o.p.head_dim;
   const uint64_t own = uint64_t(b.head) * o.p.view_capacity * head_dim;
   const auto load = [&](__half* to, const __half* from, uint32_t tile) {
@@ -148,7 +148,7 @@ __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
                  first = blockIdx.x * kCombiningWarps + threadIdx.x / kWarp;
   for (uint32_t i = 0; i < o.p.heads; ++i) {
     const ViewPart own = parts.first_of(i);
-    const ViewPass pass(*step, o, o.p.first_head + own.head);
+    const ViewPass<> pass(*step, o, o.p.first_head + own.head);
     if (own.count == 1 || pass.keys == 0) continue;
     for (uint32_t vector = first; vector < pass.n_rows * o.p.group; vector += warps) {
       const uint32_t row = vector / o.p.group,
@@ -217,8 +217,13 @@ template <int kDim, bool kWide>
 void attend(const Launch& l, const ViewAttention& operands) {
   using T = Tiling<kDim>;
   attend_in_parts(l, operands, T::kVectors, kKeys, [&](const ViewAttention& o, uint32_t blocks) {
-    launch(l, o.p.cap != 0 ? attend_view_kernel<kDim, kWide, true> : attend_view_kernel<kDim, kWide, false>,
-           blocks, kThreads, T::kShared, l.step, o);
+    const auto put = [&](auto kernel) { launch(l, kernel, blocks, kThreads, T::kShared, l.step, o); };
+    if (o.row_index)
+      put(o.p.cap != 0 ? attend_view_kernel<kDim, kWide, true, true>
+                       : attend_view_kernel<kDim, kWide, false, true>);
+    else
+      put(o.p.cap != 0 ? attend_view_kernel<kDim, kWide, true, false>
+                       : attend_view_kernel<kDim, kWide, false, false>);
   });
 }
 
@@ -246,7 +251,8 @@ void attend_view(const Launch& l, const Attention& op) {
                         .tiles = 0,
                         .max_vectors = l.max_rows * op.p.group,
                         .part_out = nullptr,
-                        .part_ml = nullptr};
+                        .part_ml = nullptr,
+                        .row_index = data<uint32_t>(op.row_index)};
   const bool wide =
       dh % 8 == 0 && (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0;
   if (wgmma_attends(l, o))

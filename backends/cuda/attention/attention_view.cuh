@@ -32,6 +32,7 @@ struct ViewAttention {
   uint32_t max_vectors;  // of a KV head
   float* part_out;       // [parts but the heads' first ones][max_vectors][head_dim], not divided by the sum
   float2* part_ml;       // [parts but the heads' first ones][max_vectors]{maximum, sum}
+  const uint32_t* row_index;  // list index of each row's own entry, or null: they are the last
 };
 
 // The kernel for Hopper (attention_view_wgmma.cu): whether it can, and a launch of it. Its blocks have so
@@ -40,10 +41,11 @@ inline constexpr uint32_t kWgmmaVectors = 128, kWgmmaKeys = 128;
 bool wgmma_attends(const Launch&, const ViewAttention&);
 void attend_wgmma(const Launch&, const ViewAttention&, uint32_t blocks);
 
-// One KV head in this pass.
+// One KV head in this pass. kIndexed: rows say at which list index their own entries lie, without a window.
+template <bool kIndexed = false>
 struct ViewPass {
   uint32_t n_rows, first_entry;
-  uint32_t first_index;  // list index of row 0's own entry
+  uint32_t first_index;  // list index of row 0's own entry, unless kIndexed
   uint32_t keys;         // rows of the view that are there; 0: an earlier pass was the last
   bool first, last;
 
@@ -56,13 +58,22 @@ struct ViewPass {
     first = first_entry == 0;
     last = first_entry + o.p.view_capacity >= count;
     window = o.p.window;
+    row_index = o.row_index;
+  }
+  // The list index of a row's own entry; of what is behind the last row, anything.
+  __device__ uint32_t index_of(uint32_t row) const {
+    if constexpr (kIndexed)
+      return row_index[min(row, n_rows - 1)];
+    else
+      return first_index + row;
   }
   // The view rows [hidden, visible) are what a step's row sees.
   __device__ uint32_t visible(uint32_t row) const {
-    const uint32_t seen = first_index + row + 1;
+    const uint32_t seen = index_of(row) + 1;
     return seen > first_entry ? min(keys, seen - first_entry) : 0;
   }
   __device__ uint32_t hidden(uint32_t row) const {
+    if constexpr (kIndexed) return 0;
     const uint32_t seen = first_index + row + 1;
     if (window == 0 || seen <= first_entry || seen - first_entry <= window) return 0;
     return min(keys, seen - first_entry - window);
@@ -70,14 +81,16 @@ struct ViewPass {
 
  private:
   uint32_t window;
+  const uint32_t* row_index;
 };
 
-// How many keys of this pass a step's first row sees of a KV head, counted from o.p.first_head on.
+// How many keys of this pass a step's first row sees of a KV head, counted from o.p.first_head on; where rows
+// are indexed, how many there are.
 struct KeysOfHead {
   const ViewAttention& o;
   const StepParams& step;
   __device__ uint32_t operator()(uint32_t head) const {
-    const ViewPass pass(step, o, o.p.first_head + head);
+    const ViewPass<> pass(step, o, o.p.first_head + head);
     return pass.keys - pass.hidden(0);
   }
 };
@@ -143,7 +156,7 @@ struct ViewBlock {
   ViewPart part;
   bool empty;  // nothing to do, not even a result to pass on
 };
-template <int kVectors, int kKeys>
+template <int kVectors, int kKeys, bool kIndexed = false>
 __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) {
   // Blocks with the most keys start first, so that none of them runs alone at the end; those that are left
   // over where heads are equal start last.
@@ -162,7 +175,7 @@ __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) 
   b.empty = from_end >= tiles_of_vectors || b.part.head == o.p.heads;
   if (b.empty) return b;
   b.head = o.p.first_head + b.part.head;
-  const ViewPass pass(step, o, b.head);
+  const ViewPass<kIndexed> pass(step, o, b.head);
   b.empty = pass.keys == 0;
   if (b.empty) return b;
   b.first_vector = (tiles_of_vectors - 1 - from_end) * kVectors;
@@ -186,11 +199,12 @@ inline constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so th
 
 // Rotates, scales and rounds kVectors query vectors: store(0 to kVectors - 1, channel, value) gets each of
 // kDim channels, zeros behind head_dim and for vectors behind the last row.
-template <int kDim, int kVectors, int kThreads, typename Store>
-__device__ void load_queries(const ViewAttention& o, const StepParams& step, const ViewPass& pass,
+template <int kDim, int kVectors, int kThreads, bool kIndexed, typename Store>
+__device__ void load_queries(const ViewAttention& o, const StepParams& step, const ViewPass<kIndexed>& pass,
                              uint32_t head, uint32_t first_vector, uint32_t thread, Store store) {
   const float scale = o.p.scale * kLog2E;
   const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
+  const auto position_of = [&](uint32_t row) { return kIndexed ? pass.index_of(row) : from + row; };
   // Loads go ahead without a condition, so that those of several rounds are under way together.
   const uint32_t last_row = pass.n_rows - 1, last_channel = o.p.head_dim - 1;
 #pragma unroll 8
@@ -203,7 +217,7 @@ __device__ void load_queries(const ViewAttention& o, const StepParams& step, con
                      (head * o.p.group + (first_vector + vector) % o.p.group) * o.p.head_dim;
     const float x0 = q[min(c0, last_channel)] * scale, y0 = q[min(c1, last_channel)] * scale;
     float2 angle{1, 0};
-    if (o.rope.pairs) angle = o.rope.angle(from + min(row, last_row), min(pair, o.rope.pairs - 1));
+    if (o.rope.pairs) angle = o.rope.angle(position_of(min(row, last_row)), min(pair, o.rope.pairs - 1));
     if (!rotates) angle = {1, 0};
     const bool there = row < pass.n_rows;
     store(vector, c0, __float2half_rn(there && c0 <= last_channel ? x0 * angle.x - y0 * angle.y : 0));
@@ -235,8 +249,8 @@ struct RunningSoftmax {
   __device__ static uint32_t column_of_lane() { return 2 * (threadIdx.x % 4); }
 
   // Starts with nothing, or where the pass before stopped.
-  __device__ void begin(const ViewAttention& o, const ViewPass& pass, const ViewBlock& b,
-                        uint32_t first_vector) {
+  template <typename Pass>
+  __device__ void begin(const ViewAttention& o, const Pass& pass, const ViewBlock& b, uint32_t first_vector) {
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
@@ -277,9 +291,9 @@ struct RunningSoftmax {
   }
 
   // Hides the keys of a tile that the vectors do not see; the tile starts at view row first_key.
-  template <int kTiles>
-  __device__ void mask(const ViewAttention& o, const ViewPass& pass, uint32_t first_vector,
-                       uint32_t first_key, float (&scores)[kTiles][4]) const {
+  template <typename Pass, int kTiles>
+  __device__ void mask(const ViewAttention& o, const Pass& pass, uint32_t first_vector, uint32_t first_key,
+                       float (&scores)[kTiles][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t row = vector_of_lane(first_vector, half) / o.p.group, hidden = pass.hidden(row),
@@ -331,8 +345,8 @@ struct RunningSoftmax {
   }
 
   // Writes the result, or what the next pass or combine_parts() carries on with.
-  __device__ void end(const ViewAttention& o, const ViewPass& pass, const ViewBlock& b,
-                      uint32_t first_vector) {
+  template <typename Pass>
+  __device__ void end(const ViewAttention& o, const Pass& pass, const ViewBlock& b, uint32_t first_vector) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0u, sum[half], 1);

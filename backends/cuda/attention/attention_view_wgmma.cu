@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t consumer = warpgroup - 1, thread = threadIdx.x % kWarpgroup;
     const uint32_t own_barrier = 1 + consumer,
                    turn = 1 + kConsumers;  // `turn` + consumer: it may start products
-    const ViewPass pass(*step, o, b.head);
+    const ViewPass<> pass(*step, o, b.head);
     const uint32_t first_vector = b.first_vector + kShare * consumer,
                    of_warp = first_vector + thread / kWarp * 16;
 
@@ -217,8 +217,10 @@ void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
 }  // namespace
 
 bool wgmma_attends(const Launch& l, const ViewAttention& o) {
-  return l.card.major == 9 && l.card.minor == 0 && l.card.shared_bytes >= Shared<128>::kBytes &&
-         (o.p.head_dim == 64 || o.p.head_dim == 128) && o.max_vectors >= kWgmmaVectors &&
+  // Where rows say their index there are at most a few dozen of them, and the other kernel does as well.
+  return !o.row_index && l.card.major == 9 && l.card.minor == 0 &&
+         l.card.shared_bytes >= Shared<128>::kBytes && (o.p.head_dim == 64 || o.p.head_dim == 128) &&
+         o.max_vectors >= kWgmmaVectors &&
          (reinterpret_cast<uintptr_t>(o.k) | reinterpret_cast<uintptr_t>(o.v)) % 16 == 0 && encode_tiled();
 }
 

@@ -110,6 +110,9 @@ struct HasOp {
   bool operator()(const KvCompact& op) const {
     return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
   }
+  bool operator()(const KvMerge& op) const {
+    return takes(op.k, op.p.head_dim) && takes(op.v, op.p.head_dim);
+  }
   bool operator()(const TokenScore& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageBounds& op) const { return takes(op.k, op.p.head_dim); }
   bool operator()(const PageScore& op) const { return takes_heads_of(op.p.head_dim); }

@@ -91,17 +91,22 @@ class Launcher {
   void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {
-    if (l_.max_rows == 1)
+    if (l_.max_rows == 1 && !op.positions)
       append_token(l_, op, nullptr, nullptr);
     else
       kv_append(l_, op);
   }
   void operator()(const SinkScore& op) { sink_score(l_, op); }
   void operator()(const CisStore& op) { cis_store(l_, op); }
+  void operator()(const GivenScore& op) { given_score(l_, op); }
   void operator()(const KvView& op) { kv_view(l_, op); }
   void operator()(const Attention& op) { attention(l_, op); }
   void operator()(const KvCompact& op) {
     kv_compact(l_, op);
+    rewritten_.push_back(op.k.values);
+  }
+  void operator()(const KvMerge& op) {
+    kv_merge(l_, op);
     rewritten_.push_back(op.k.values);
   }
   void operator()(const QueryGate& op) { query_gate(l_, op); }

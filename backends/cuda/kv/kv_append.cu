@@ -6,7 +6,10 @@ namespace thimble::cuda {
 
 void kv_append(const Launch& l, const KvAppend& op) {
   constexpr uint32_t kThreads = 256;
-  launch_side_by_side(l, kThreads, KvAppendTask(l, op, kThreads));
+  if (op.positions)
+    launch_side_by_side(l, kThreads, KvAppendPositionsTask(l, op, kThreads));
+  else
+    launch_side_by_side(l, kThreads, KvAppendTask(l, op, kThreads));
 }
 
 }  // namespace thimble::cuda

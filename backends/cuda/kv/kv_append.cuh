@@ -64,11 +64,15 @@ struct KvAppendTask {
                                       : uint64_t(head) * p.chunk_capacity;
   }
 
-  __device__ void operator()(const StepParams& s, uint32_t block) const {
+  __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, nullptr); }
+
+ protected:
+  // `positions`: of the rows, or null: they follow each other.
+  __device__ void append(const StepParams& s, uint32_t block, const int32_t* positions) const {
     const uint32_t lane = threadIdx.x % kWarp;
     const auto [row, head] = place(block);
     if (row >= s.n_rows) return;
-    const int32_t position = s.position + static_cast<int32_t>(row);
+    const int32_t position = positions ? positions[row] : s.position + static_cast<int32_t>(row);
     const uint64_t entry = first_entry + row;
     uint32_t beyond = 0;
     const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
@@ -92,6 +96,16 @@ struct KvAppendTask {
     }
     if (lane == 0) pos[entry] = position;
   }
+};
+
+// The same of rows that say their positions.
+struct KvAppendPositionsTask : KvAppendTask {
+  const int32_t* positions;
+
+  KvAppendPositionsTask(const Launch& l, const KvAppend& op, uint32_t threads)
+      : KvAppendTask(l, op, threads), positions(data<int32_t>(op.positions)) {}
+
+  __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, positions); }
 };
 
 }  // namespace thimble::cuda

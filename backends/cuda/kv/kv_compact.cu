@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y;
   const HeadState state = heads[head];
-  const uint32_t n_entries = state.n_entries;
+  const uint32_t n_entries = c.chunk_k ? state.n_entries : ~0u;  // that lie in the pool
   const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
   if (blockIdx.x < 2 * slices) {

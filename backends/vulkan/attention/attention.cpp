@@ -67,7 +67,8 @@ void attend_view(Recording& r, const Attention& op) {
   const View &k = op.k.values, &v = op.v.values;
   const uint64_t head_bytes = uint64_t(p.view_capacity) * p.head_dim * sizeof(uint16_t);
   const double head_operations = 4.0 * static_cast<double>(queries) * p.view_capacity * p.head_dim;
-  const uint32_t has_list = op.list ? 1 : 0, caps = p.cap != 0, has_sinks = op.sinks ? 1 : 0;
+  const uint32_t has_list = op.list ? 1 : 0, caps = p.cap != 0, has_sinks = op.sinks ? 1 : 0,
+                 has_indices = op.row_index ? 1 : 0;
   const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0 && v.offset % 16 == 0;
   const ViewTile tile = view_tile(limits, p.head_dim, queries);
   const CooperativeTile matrices(limits, p.head_dim);
@@ -89,17 +90,19 @@ void attend_view(Recording& r, const Attention& op) {
       r.dispatch(shader, constants,
                  {reads(op.q), reads(of_heads(k, head_bytes, first, heads)),
                   reads(of_heads(v, head_bytes, first, heads)), reads(op.list), reads(op.rope), writes(op.y),
-                  writes(op.ml), writes(outs), writes(stats), writes(counters), reads(op.sinks)},
+                  writes(op.ml), writes(outs), writes(stats), writes(counters), reads(op.sinks),
+                  reads(op.row_index)},
                  push, heads + spare, groups);
     };
     if (cooperative)
       dispatch(Shader::kAttendViewCooperative,
-               {matrices.threads, p.head_dim, matrices.subgroups, has_list, p.equal_heads, caps, has_sinks},
+               {matrices.threads, p.head_dim, matrices.subgroups, has_list, p.equal_heads, caps, has_sinks,
+                has_indices},
                matrices.rows);
     else
       dispatch(Shader::kAttendView,
                {p.head_dim, tile.rows, tile.keys, has_list, aligned ? 1u : 0u, limits.subgroup_size,
-                p.equal_heads, caps, has_sinks},
+                p.equal_heads, caps, has_sinks, has_indices},
                tile.rows);
   };
   for_head_ranges(limits, head_bytes, p.first_head, p.heads, record,

@@ -37,6 +37,7 @@ namespace thimble::vulkan {
   X(NormAppend, "kv/norm_append", "") \
   X(SinkScore, "select/sink_score", "") \
   X(CisStore, "kv/cis_store", "") \
+  X(GivenScore, "kv/given_score", "") \
   X(PageBounds, "kv/page_bounds", "") \
   X(KeyDiff, "kv/key_diff", "") \
   X(QuerySum, "select/query_score", "") \
@@ -49,6 +50,7 @@ namespace thimble::vulkan {
   X(AttendPool, "attention/attend_pool", "") \
   X(AttendPoolSinks, "attention/attend_pool", "SINKS") \
   X(KvCompact, "kv/kv_compact", "") \
+  X(KvMerge, "kv/kv_merge", "") \
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \
   X(TokenScore, "select/token_score", "") \

@@ -25,6 +25,7 @@ struct Supports {
   bool operator()(const KvCompact& o) const {
     return o.p.head_dim % 2 == 0 && is_half(o.chunk_k) && is_half(o.chunk_v) && is_half(o.k) && is_half(o.v);
   }
+  bool operator()(const KvMerge& o) const { return o.p.head_dim % 2 == 0 && is_half(o.k) && is_half(o.v); }
   bool operator()(const TokenScore& o) const { return scores(o.p.head_dim, limits) && is_half(o.k); }
   bool operator()(const PageBounds& o) const { return o.p.head_dim % 2 == 0 && is_half(o.k); }
   bool operator()(const PageScore& o) const { return scores(o.p.head_dim, limits); }

@@ -77,9 +77,11 @@ class VulkanRecorder : public Recorder {
   void launch(const KvAppend& op) { kv_append(recording_, op); }
   void launch(const SinkScore& op) { sink_score(recording_, op); }
   void launch(const CisStore& op) { cis_store(recording_, op); }
+  void launch(const GivenScore& op) { given_score(recording_, op); }
   void launch(const KvView& op) { kv_view(recording_, op); }
   void launch(const Attention& op) { attention(recording_, op); }
   void launch(const KvCompact& op) { kv_compact(recording_, op); }
+  void launch(const KvMerge& op) { kv_merge(recording_, op); }
   void launch(const QueryGate& op) { query_gate(recording_, op); }
   void launch(const TokenScore& op) { token_score(recording_, op); }
   void launch(const PageBounds& op) { page_bounds(recording_, op); }

@@ -20,8 +20,10 @@ void kv_append(Recording& r, const KvAppend& op) {
     push.p.first_head = first;
     push.p.heads = heads;
     r.dispatch(
-        Shader::kKvAppend, {op.p.rope.mode == kRopeOriginal ? 1u : 0u, op.p.into == kIntoPool ? 1u : 0u},
-        {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos), writes(op.saturated)},
+        Shader::kKvAppend,
+        {op.p.rope.mode == kRopeOriginal ? 1u : 0u, op.p.into == kIntoPool ? 1u : 0u, op.positions ? 1u : 0u},
+        {reads(op.qkv), reads(op.rope), writes(own_k), writes(own_v), writes(op.pos), writes(op.saturated),
+         reads(op.positions)},
         push, static_cast<uint32_t>(ceil_div(words, kThreads)), heads, 2);
   };
   if (op.p.into == kIntoPool) {

@@ -22,7 +22,7 @@ void kv_compact(Recording& r, const KvCompact& op) {
         push.p.first_head = first;
         push.p.heads = heads;
         r.dispatch(
-            Shader::kKvCompact, {threads / width * width, width, op.list ? 1u : 0u},
+            Shader::kKvCompact, {threads / width * width, width, op.list ? 1u : 0u, all_chunk ? 1u : 0u},
             {reads(op.list), reads(of_heads(all_chunk, chunk, first, heads)), writes(window.of(all, row))},
             push, static_cast<uint32_t>(ceil_div(words, width)), heads);
       });

@@ -17,6 +17,7 @@ layout(constant_id = 5) const uint kLanes = 32;        // of a subgroup
 layout(constant_id = 6) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 7) const bool kCaps = false;
 layout(constant_id = 8) const bool kHasSinks = false;
+layout(constant_id = 9) const bool kHasIndices = false;
 
 #include "attend_view.glsl"
 

@@ -1,6 +1,7 @@
 // What both shaders of attention of the view share: operands, which keys a query sees, and how rows are read. The shader that
 // includes this has declared the constants kThreads, its workgroup's size; kLanes, lanes of a subgroup; kHeadDim; kRows, queries of
-// a workgroup; kKeys, keys of a tile; kHasList; kAligned: rows of k and v are whole uvec4; kCaps: scores are capped; and kHasSinks.
+// a workgroup; kKeys, keys of a tile; kHasList; kAligned: rows of k and v are whole uvec4; kCaps: scores are capped; kHasSinks; and kHasIndices: rows say at
+// which list index their own entries lie, without a window.
 //
 // A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of the group, since all
 // of them read the same keys and values.
@@ -23,10 +24,11 @@ layout(set = 0, binding = 8, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 9, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 10, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 11, std430) readonly buffer Sinks { float sinks[]; };  // [query_heads]
+layout(set = 0, binding = 12, std430) readonly buffer RowIndex { uint row_index[]; };
 layout(push_constant) uniform Push {
   AttentionParams p;
   uint query_heads;  // of the layer
-  uint base[11];
+  uint base[12];
 } push;
 
 #define ROPE push.p.rope
@@ -85,12 +87,17 @@ uvec4 v_unit(uint row, uint unit) {
   return read;
 }
 
-// A unit of a query in halves; behind the last vector and the last channel there are zeros. first_index is the list index of
-// the first row's own entry.
+// The list index of a query's own entry; first_index is that of the first row. Of what is behind the last vector, anything.
+uint index_of(uint first_index, uint vector) {
+  return kHasIndices ? row_index[push.base[11] + min(row_of(vector), step.n_rows - 1)] : first_index + row_of(vector);
+}
+
+// A unit of a query in halves; behind the last vector and the last channel there are zeros.
 uvec4 query_unit(uint vector, uint unit, uint first_index) {
   uvec4 words = uvec4(0);
   if (vector >= step.n_rows * push.p.group) return words;
-  const uint position = (push.p.rope.mode == kRopeList ? first_index : uint(step.position)) + row_of(vector);
+  const uint position =
+      push.p.rope.mode == kRopeList ? index_of(first_index, vector) : uint(step.position) + row_of(vector);
   for (uint w = 0; w < 4; ++w) {
     const uint c = unit * 8 + 2 * w;
     if (c < kHeadDim) words[w] = pack_halves(query_channel(vector, c, position), query_channel(vector, c + 1, position));
@@ -102,11 +109,11 @@ uvec4 query_unit(uint vector, uint unit, uint first_index) {
 // (own - window, own], where `own` is that of their row; without a window, all before it.
 struct Work {
   uint count;        // entries of the list
-  uint first_index;  // list index of the first row's own entry
+  uint first_index;  // list index of the first row's own entry, unless kHasIndices
   uint begin, end;   // list entries that any vector sees and the view shows, if any; begin is the first of a tile
   uint all_begin, all_end;  // every vector sees those between them
 };
-uint seen_end(uint first_index, uint vector) { return first_index + row_of(vector) + 1; }
+uint seen_end(uint first_index, uint vector) { return index_of(first_index, vector) + 1; }
 uint seen_begin(uint first_index, uint vector) {
   const uint behind = seen_end(first_index, vector);
   return push.p.window > 0 && push.p.window < behind ? behind - push.p.window : 0;

@@ -20,6 +20,7 @@ layout(constant_id = 3) const bool kHasList = false;
 layout(constant_id = 4) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 5) const bool kCaps = false;
 layout(constant_id = 6) const bool kHasSinks = false;
+layout(constant_id = 7) const bool kHasIndices = false;
 const bool kAligned = true;
 const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
 const uint kRows = kSubgroups * kSize, kKeys = 64, kLanes = kThreads / kSubgroups;

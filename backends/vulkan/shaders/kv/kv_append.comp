@@ -8,6 +8,7 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const bool kRotates = false;   // keys, under kRopeOriginal
 layout(constant_id = 1) const bool kIntoRun = false;  // KvAppendParams::into
+layout(constant_id = 2) const bool kHasPositions = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rope { float rope_table[]; };
@@ -15,10 +16,11 @@ layout(set = 0, binding = 3, std430) buffer K { uint k[]; };  // from first_head
 layout(set = 0, binding = 4, std430) buffer V { uint v[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 6, std430) buffer Saturated { uint saturated[]; };
+layout(set = 0, binding = 7, std430) readonly buffer Positions { int positions[]; };  // of the rows
 layout(push_constant) uniform Push {
   KvAppendParams p;
   RunWindow window;
-  uint base[6];
+  uint base[7];
 } push;
 
 #define ROPE push.p.rope
@@ -51,7 +53,8 @@ void main() {
   // Where the head's first row goes, in pos and in what there is of k and v.
   const uint first_pos = kIntoRun ? own.first + own.n_entries : head * push.p.chunk_capacity;
   const uint first = kIntoRun ? run_start(own, push.window) + own.n_entries : gl_WorkGroupID.y * push.p.chunk_capacity;
-  if (of_k && i < step.n_rows) pos[push.base[4] + first_pos + i] = step.position + int(i);
+  if (of_k && i < step.n_rows)
+    pos[push.base[4] + first_pos + i] = kHasPositions ? positions[push.base[6] + i] : step.position + int(i);
 
   const uint n = step.n_rows * push.p.head_dim, start = first * push.p.head_dim;
   const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;  // low is -1, a large number, where start is odd

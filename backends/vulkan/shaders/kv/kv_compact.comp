@@ -10,6 +10,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint kWidth = 8;  // words of a row that a workgroup moves: it divides the threads
 layout(constant_id = 2) const bool kHasList = false;
+layout(constant_id = 3) const bool kHasChunk = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Chunk { uint chunk[]; };  // from first_head on
@@ -51,19 +52,19 @@ void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;
-  const uint count = list_count(head, step_entries(step, own));
+  const uint count = list_count(head, step_entries(step, own)), pooled = kHasChunk ? own.n_entries : ~0u;
   const uint word = gl_WorkGroupID.x * kWidth + gl_LocalInvocationIndex % kWidth, row = gl_LocalInvocationIndex / kWidth;
   const uint rows = gl_WorkGroupSize.x / kWidth;
   const uint to = push.base[2] + run_start(own, push.window) * push.words + word;
   const uint from_chunk = push.base[1] + gl_WorkGroupID.y * push.p.chunk_capacity * push.words + word;
-  for (uint tile = first_moved(head, count, own.n_entries); tile < count; tile += kLoads * rows) {
+  for (uint tile = first_moved(head, count, pooled); tile < count; tile += kLoads * rows) {
     uint loaded[kLoads];
     for (uint j = 0; j < kLoads; ++j) {
       const uint i = tile + row + j * rows;
       if (i >= count || word >= push.words) continue;
       const uint entry = list_entry(head, i);
-      loaded[j] = entry < own.n_entries ? pool[to + entry * push.words]
-                                        : chunk[from_chunk + (entry - own.n_entries) * push.words];
+      loaded[j] = entry < pooled ? pool[to + entry * push.words]
+                                 : chunk[from_chunk + (entry - pooled) * push.words];
     }
     memoryBarrierBuffer();
     barrier();

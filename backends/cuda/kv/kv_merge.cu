@@ -1,0 +1,143 @@
+// kv_merge: sorts a run by position whose last entries were appended out of order.
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/ops.h"
+
+namespace thimble::cuda {
+namespace {
+
+// As in kv_compact a block has 32 bytes of every row.
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kSliceChannels = 16;
+constexpr uint32_t kLoads = 4;  // rows that a thread has under way at once
+
+// The entries of a run from `begin` on that belong among those before them: entry begin + j behind as many of
+// these as before[j] says.
+struct Tail {
+  uint32_t begin, count;
+  const uint32_t* before;  // in shared memory, ascending
+
+  // Where entry i, which is before the tail, goes: behind those of the tail that go before it.
+  __device__ uint32_t place_of(uint32_t i) const {
+    uint32_t low = 0, high = count;
+    while (low < high) {
+      const uint32_t middle = (low + high) / 2;
+      if (before[middle] <= i)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return i + low;
+  }
+};
+
+// The first of n ascending positions that is not less.
+__device__ uint32_t lower_bound(const int32_t* pos, uint32_t n, int32_t position) {
+  uint32_t low = 0;
+  while (low < n) {
+    const uint32_t middle = (low + n) / 2;
+    if (pos[middle] < position)
+      low = middle + 1;
+    else
+      n = middle;
+  }
+  return low;
+}
+
+// All threads call it. Nearly always positions ascend, and the tail is empty.
+__device__ Tail find_tail(const StepParams& s, const HeadState& state, const int32_t* pos) {
+  __shared__ uint32_t begin, before[kMostMergedRows];
+  const uint32_t n = min(state.keep, step_entries(s, state)), rows = min(s.n_rows, n);
+  const uint32_t i = n - rows + threadIdx.x;
+  const bool descends = i > 0 && i < n && pos[i] < pos[i - 1];
+  if (!__syncthreads_or(descends)) return {n, 0, before};
+  if (descends) begin = i;
+  __syncthreads();
+  const Tail tail{begin, n - begin, before};
+  if (threadIdx.x < tail.count)
+    before[threadIdx.x] = lower_bound(pos, tail.begin, pos[tail.begin + threadIdx.x]);
+  __syncthreads();
+  return tail;
+}
+
+// Moves kWidth units of every row of one column; rows have `stride` units, of which this block moves those
+// from `first` on.
+//
+// Entries before the tail go up, those at the back first, tile by tile: none goes below its tile, so a tile
+// may be written once it has been read.
+template <uint32_t kWidth, typename Unit>
+__device__ void merge_column(const Tail& tail, Unit* run, uint32_t stride, uint32_t first) {
+  __shared__ Unit moved[kMostMergedRows * kWidth];
+  constexpr uint32_t kRows = kThreads / kWidth, kTile = kLoads * kRows;
+  const uint32_t column = first + threadIdx.x % kWidth, row = threadIdx.x / kWidth;
+  const bool has_column = column < stride;
+  const auto at = [&](uint32_t i) -> Unit& { return run[uint64_t(i) * stride + column]; };
+  for (uint32_t j = row; j < tail.count && has_column; j += kRows)
+    moved[j * kWidth + threadIdx.x % kWidth] = at(tail.begin + j);
+  const uint32_t in_place = tail.before[0];
+  for (uint32_t end = tail.begin, begin; end > in_place; end = begin) {
+    begin = end - min(end - in_place, kTile);
+    Unit loaded[kLoads] = {};
+#pragma unroll
+    for (uint32_t j = 0; j < kLoads; ++j)
+      if (const uint32_t i = begin + row + j * kRows; i < end && has_column) loaded[j] = at(i);
+    __syncthreads();  // the tail and this tile have been read
+#pragma unroll
+    for (uint32_t j = 0; j < kLoads; ++j)
+      if (const uint32_t i = begin + row + j * kRows; i < end && has_column) at(tail.place_of(i)) = loaded[j];
+  }
+  for (uint32_t j = row; j < tail.count && has_column; j += kRows)
+    at(tail.before[j] + j) = moved[j * kWidth + threadIdx.x % kWidth];
+}
+
+// Vector: uint4 where rows are whole ones, else uint16_t. A block takes a slice of k or v of a head, the last
+// one of a head its scores. `heads`: of KV head 0 and those behind it.
+template <typename Vector>
+__global__ void __launch_bounds__(kThreads)
+    kv_merge_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, Vector* k, Vector* v,
+                    uint32_t* cis, const int32_t* pos, uint32_t slices) {
+  const StepParams s = begin_kernel(step);
+  const HeadState state = heads[p.first_head + blockIdx.y];
+  const Tail tail = find_tail(s, state, pos + state.first);
+  if (tail.count == 0) return;
+  if (blockIdx.x < 2 * slices) {
+    constexpr uint32_t kWidth = kSliceChannels * sizeof(uint16_t) / sizeof(Vector);
+    const uint32_t stride = p.head_dim * sizeof(uint16_t) / sizeof(Vector);
+    merge_column<kWidth>(tail, (blockIdx.x < slices ? k : v) + uint64_t(state.first) * stride, stride,
+                         blockIdx.x % slices * kWidth);
+  } else {
+    merge_column<1>(tail, cis + state.first, 1, 0);
+  }
+}
+
+// Positions move when nobody asks for them any more.
+__global__ void __launch_bounds__(kThreads)
+    merge_positions_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, int32_t* pos) {
+  const StepParams s = begin_kernel(step);
+  const HeadState state = heads[p.first_head + blockIdx.x];
+  const Tail tail = find_tail(s, state, pos + state.first);
+  if (tail.count) merge_column<1>(tail, pos + state.first, 1, 0);
+}
+
+template <typename Vector>
+void merge(const Launch& l, const KvMerge& op) {
+  const uint32_t slices = static_cast<uint32_t>(ceil_div(op.p.head_dim, kSliceChannels));
+  launch(l, kv_merge_kernel<Vector>, dim3(2 * slices + 1, op.p.heads), kThreads, 0, l.step,
+         l.heads + op.p.head_state, op.p, data<Vector>(op.k.values), data<Vector>(op.v.values),
+         data<uint32_t>(op.cis), data<int32_t>(op.pos), slices);
+}
+
+}  // namespace
+
+void kv_merge(const Launch& l, const KvMerge& op) {
+  const uint64_t alignment = op.p.head_dim * sizeof(uint16_t) |
+                             reinterpret_cast<uint64_t>(data<void>(op.k.values)) |
+                             reinterpret_cast<uint64_t>(data<void>(op.v.values));
+  if (alignment % sizeof(uint4))
+    merge<uint16_t>(l, op);
+  else
+    merge<uint4>(l, op);
+  launch(l, merge_positions_kernel, op.p.heads, kThreads, 0, l.step, l.heads + op.p.head_state, op.p,
+         data<int32_t>(op.pos));
+}
+
+}  // namespace thimble::cuda

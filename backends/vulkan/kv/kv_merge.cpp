@@ -1,0 +1,33 @@
+// kv_merge: sorts a run by position whose last entries were appended out of order; one dispatch for each
+// array.
+#include "backends/vulkan/heads.h"
+#include "backends/vulkan/ops.h"
+
+namespace thimble::vulkan {
+
+void kv_merge(Recording& r, const KvMerge& op) {
+  constexpr uint32_t kWidth = 8;  // words of a row that a workgroup moves, as in kv_compact
+  const uint32_t threads = std::min(256u, r.limits().max_group_threads);
+  // `pos`: empty where they are what is merged.
+  const auto merge = [&](const Out& all, const In& pos, uint32_t words) {
+    const uint64_t row = words * sizeof(uint32_t);
+    const uint32_t width = std::min(words, kWidth);
+    for_run_windows(r.limits(), all, row, [&](const RunWindow& window) {
+      const struct {
+        KvMergeParams p;
+        RunWindow window;
+        uint32_t words;
+      } push{op.p, window, words};
+      r.dispatch(Shader::kKvMerge, {threads / width * width, width, pos ? 0u : 1u},
+                 {reads(pos), writes(window.of(all, row))}, push,
+                 static_cast<uint32_t>(ceil_div(words, width)), op.p.heads);
+    });
+  };
+  const uint32_t row_words = static_cast<uint32_t>(kv_bytes(op.k.type, op.p.head_dim) / sizeof(uint32_t));
+  merge(op.k.values, op.pos, row_words);
+  merge(op.v.values, op.pos, row_words);
+  merge(op.cis, op.pos, 1);
+  merge(op.pos, {}, 1);  // when nobody asks for them any more
+}
+
+}  // namespace thimble::vulkan
