@@ -24,7 +24,7 @@ constexpr uint32_t kWidth = 128, kBest = 96, kPool = 4 * kBest;
 constexpr double kRate = 5e-3, kDecay = 0.98, kDecaySteps = 2000;
 
 constexpr uint32_t kQueries = 32;                               // of a text
-constexpr uint32_t kExcerpts = 16, kLearnt = 128, kWarm = 128;  // of a step; tokens of each
+constexpr uint32_t kExcerpts = 16, kWarm = 192, kLearnt = 64;  // of a step; tokens of each
 constexpr uint32_t kBetweenMeasures = 50;
 constexpr double kBetweenSaves = 60;
 

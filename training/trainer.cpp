@@ -623,8 +623,6 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
       vector("_b", &FittedLayer::second, (2 + sinks) * kSinkRank, queries);
       break;
     }
-    case Retainer::Kind::kAdore:  // no part of a layer
-      break;
   }
 }
 

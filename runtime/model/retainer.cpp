@@ -20,11 +20,8 @@ struct Word {
   const char* name;
   T meaning;
 };
-constexpr Word<Kind> kKinds[] = {{"locret", Kind::kLocret},
-                                 {"linear", Kind::kLinear},
-                                 {"mlp", Kind::kMlp},
-                                 {"sink", Kind::kSink},
-                                 {"adore", Kind::kAdore}};
+constexpr Word<Kind> kKinds[] = {
+    {"locret", Kind::kLocret}, {"linear", Kind::kLinear}, {"mlp", Kind::kMlp}, {"sink", Kind::kSink}};
 constexpr Word<Input> kInputs[] = {{"qkv", Input::kQkv}, {"x", Input::kX}};
 constexpr Word<uint32_t> kActs[] = {{"silu", kActSilu}, {"gelu", kActGelu}, {"gelu_erf", kActGeluErf}};
 
@@ -189,8 +186,6 @@ Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& nam
       THIMBLE_TRY(vector("_b", shape.heads, layer.sink_bias));
       break;
     }
-    case Kind::kAdore:
-      break;
   }
   return layer;
 }

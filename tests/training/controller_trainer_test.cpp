@@ -66,6 +66,10 @@ TEST_F(ControllerTraining, WritesASidecarOfItsModel) {
   EXPECT_EQ(must(written.need_uint("adore.base.block_count")), small.model->shape.layers);
   EXPECT_EQ(must(written.need_uint("adore.base.fingerprint")), small.model->fingerprint());
   EXPECT_EQ(written.find("retainer.kind"), nullptr);
+  // Sessions take it.
+  const auto retainer = must(small.model->open_retainer(must(MappedFile::open(o.output)), o.output));
+  EXPECT_EQ(retainer->kind, Retainer::Kind::kAdore);
+  EXPECT_EQ(retainer->warning, "");
   const uint64_t d = small.model->shape.d_model;
   const std::vector<std::pair<const char*, std::vector<uint64_t>>> shapes = {
       {"adore.gru.weight_ih", {d, 384}},        {"adore.gru.bias_ih", {384}},
