@@ -49,6 +49,7 @@ uint64_t AttentionLabels::bytes(const Model& model, uint32_t positions, const Th
 void AttentionLabels::begin(const std::vector<uint32_t>& queries) {
   queries_ = queries;
   counts_.clear();
+  finite_ = true;
   for (const uint32_t query : queries) counts_.emplace_back(query + 1);
 }
 
@@ -76,7 +77,8 @@ void AttentionLabels::keep_keys(uint32_t layer, uint32_t first, uint32_t rows, c
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
       std::copy_n(qkv + uint64_t(row) * stride + (s.heads + head) * dh, dh, key.data());
       if (model_.layers[layer].rotates) rotate(key.data(), first + row);
-      std::transform(key.begin(), key.end(), keys(layer, head) + uint64_t(first + row) * dh, f32_to_f16);
+      std::transform(key.begin(), key.end(), &keys_[keys_at(layer, head) + uint64_t(first + row) * dh],
+                     f32_to_f16);
     }
   });
 }
@@ -88,7 +90,7 @@ void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::
   const uint32_t dh = s.head_dim, group = s.heads / s.kv_heads;
   const uint32_t longest = queries_[first_query + asking.size() - 1] + 1;
   std::vector<float> key(uint64_t(longest) * dh), logits;
-  const uint16_t* halves = const_cast<AttentionLabels*>(this)->keys(layer, kv_head);
+  const uint16_t* halves = &keys_[keys_at(layer, kv_head)];
   std::transform(halves, halves + key.size(), key.begin(), f16_to_f32);
   for (size_t q = 0; q < asking.size(); ++q)
     for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -96,10 +98,9 @@ void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::
       logits.resize(queries_[first_query + q] + 1);
       for (size_t t = 0; t < logits.size(); ++t)
         logits[t] = std::inner_product(query, query + dh, &key[t * dh], 0.0f);
-      // What is no number has no order; a model that gives such is found out by the loss.
-      std::replace_if(
-          logits.begin(), logits.end(), [](float x) { return std::isnan(x); }, -INFINITY);
-      chosen[q * s.heads + head] = largest(logits, best_ / 2);
+      // What is no number has no order, and nothing is chosen.
+      if (std::none_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }))
+        chosen[q * s.heads + head] = largest(logits, best_ / 2);
     }
 }
 
@@ -121,6 +122,7 @@ void AttentionLabels::add(uint32_t layer, uint32_t first, uint32_t rows, const f
   std::vector<std::vector<uint32_t>> chosen(asking.size() * s.heads);
   threads_.run(s.kv_heads,
                [&](uint32_t head, uint32_t) { choose(layer, head, chosen, asking, first_query); });
+  finite_ &= std::none_of(chosen.begin(), chosen.end(), [](const auto& of) { return of.empty(); });
   for (size_t i = 0; i < chosen.size(); ++i)
     for (const uint32_t position : chosen[i]) ++counts_[first_query + i / s.heads][position];
 }

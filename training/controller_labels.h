@@ -27,12 +27,14 @@ class AttentionLabels {
   void add(uint32_t layer, uint32_t first, uint32_t rows, const float* qkv);
   // When all was read.
   std::vector<LabelledQuery> labels() const;
+  // False where the model gave queries or keys that are no numbers; labels then mean nothing.
+  bool finite() const { return finite_; }
 
  private:
   void rotate(float* channels, uint32_t position) const;
-  uint16_t* keys(uint32_t layer, uint32_t head) {
-    return keys_.data() +
-           (uint64_t(layer) * model_.shape.kv_heads + head) * positions_ * model_.shape.head_dim;
+  // Of a head's keys the first.
+  uint64_t keys_at(uint32_t layer, uint32_t head) const {
+    return (uint64_t(layer) * model_.shape.kv_heads + head) * positions_ * model_.shape.head_dim;
   }
   void keep_keys(uint32_t layer, uint32_t first, uint32_t rows, const float* qkv);
   void choose(uint32_t layer, uint32_t kv_head, std::vector<std::vector<uint32_t>>& chosen,
@@ -43,6 +45,7 @@ class AttentionLabels {
   ThreadPool& threads_;
   std::vector<float> rope_;
   std::vector<uint16_t> keys_;  // f16 [layer][kv head][position][dh], rotated
+  bool finite_ = true;
   std::vector<uint32_t> queries_;
   std::vector<std::vector<uint32_t>> counts_;  // of each query: [position]
 };

@@ -23,7 +23,7 @@ using Phase = TrainingProgress::Phase;
 constexpr uint32_t kWidth = 128, kBest = 96, kPool = 4 * kBest;
 constexpr double kRate = 5e-3, kDecay = 0.98, kDecaySteps = 2000;
 
-constexpr uint32_t kQueries = 32;                               // of a text
+constexpr uint32_t kQueries = 32;                              // of a text
 constexpr uint32_t kExcerpts = 16, kWarm = 192, kLearnt = 64;  // of a step; tokens of each
 constexpr uint32_t kBetweenMeasures = 50;
 constexpr double kBetweenSaves = 60;
@@ -251,6 +251,10 @@ Status ControllerTrainer::read_on() {
 }
 
 Status ControllerTrainer::finish_text() {
+  if (!labels_->finite())
+    return error(Code::kNotFinite,
+                 "the model gives NaN or infinite queries or keys, so what it attends to is not known; train "
+                 "for another file of it");
   Text& text = texts_[text_];
   text.queries = labels_->labels();
   std::vector<uint32_t> record;
@@ -415,8 +419,8 @@ Status ControllerTrainer::fit_on() {
   }
   if (!fit_.best_step)
     return error(Code::kNotFinite,
-                 "the loss is no number before anything was learnt: the model gives NaN or infinite states; "
-                 "train for another file of it");
+                 "the loss is no number before anything was learnt: the model's embedding may hold NaN or "
+                 "infinite values; train for another file of it");
   std::copy(best_.begin(), best_.end(), controller_->parameters().begin());
   return write_sidecar();
 }
