@@ -105,7 +105,9 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       app, "--retention", o.retention, retentions(),
       "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
       "least like the others, what the last token attends to, or what a second reading of each chunk "
-      "attends to, which takes twice the time. auto: with --heads locret; else, where --pool or --mem-budget "
+      "attends to, which takes twice the time; or what one small network scores highest for all heads "
+      "(adore). "
+      "auto: with --heads what they are for; else, where --pool or --mem-budget "
       "may not hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or "
       "keydiff; "
       "else none (default: auto)")
@@ -119,16 +121,28 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->group(retention);
   app.add_option(
          "--stabilizers", o.stabilizers,
-         "Most recent entries kept between chunks (default: what the retainer was trained with, else 0)")
+         "Most recent entries kept between chunks (default: what the retainer was trained with; 16 with "
+         "adore, which always keeps them; else 0)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--local", o.local,
-                 "Last tokens of a prompt, never evicted with it (default: 100, 0 without retention)")
+                 "Last tokens of a prompt, never evicted with it (default: 100; 0 with adore and without "
+                 "retention)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--protect-init", o.protect_init,
-                 "First entries, never evicted (default: 4 for window, else 0)")
+                 "First entries, never evicted (default: 4 for window and adore, else 0)")
       ->type_name("N")
+      ->group(retention);
+
+  auto* rebuild = app.add_option("--rebuild", o.rebuild,
+                                 "With adore: released tokens that each new one reads again (default: 0)")
+                      ->type_name("N")
+                      ->group(retention);
+  app.add_option("--rebuild-every", o.rebuild_every,
+                 "New tokens from one that reads such again to the next (default: 1)")
+      ->type_name("N")
+      ->needs(rebuild)
       ->group(retention);
 
   const char* selection = "Selection (what a new token attends to)";
@@ -187,11 +201,12 @@ void add_policy_flags(CLI::App& app, Settings& s) {
 
   app.parse_complete_callback([&s, heads_flag, selecting, positions_flag] {
     const int32_t asked = s.session.retention;
-    if (asked == THIMBLE_RETENTION_LOCRET && s.heads.empty()) {
-      throw UsageError("--retention locret needs --heads FILE");
+    const bool trained = asked == THIMBLE_RETENTION_LOCRET || asked == THIMBLE_RETENTION_ADORE;
+    if (trained && s.heads.empty()) {
+      throw UsageError("--retention " + std::string(thimble_retention_name(asked)) + " needs --heads FILE");
     }
-    if (asked != THIMBLE_RETENTION_DEFAULT && asked != THIMBLE_RETENTION_LOCRET && heads_flag->count()) {
-      throw UsageError("--heads is for --retention locret alone; leave one of the two out");
+    if (asked != THIMBLE_RETENTION_DEFAULT && !trained && heads_flag->count()) {
+      throw UsageError("--heads is for --retention locret and adore alone; leave one of the two out");
     }
     for (const Belongs& flag : selecting) {
       const bool fits = flag.selection == kChoosing ? s.session.selection != THIMBLE_SELECTION_DENSE
@@ -331,14 +346,19 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
 }  // namespace
 
 Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
-  if (!s.heads.empty() &&
-      (s.session.retention == THIMBLE_RETENTION_DEFAULT || s.session.retention == THIMBLE_RETENTION_LOCRET))
-    return {THIMBLE_RETENTION_LOCRET, open_heads(model, s.heads)};
+  if (!s.heads.empty()) {
+    Heads heads = open_heads(model, s.heads);
+    const int32_t asked = s.session.retention;
+    return {asked == THIMBLE_RETENTION_DEFAULT ? thimble_heads_retention(heads.get()) : asked,
+            std::move(heads)};
+  }
   if (s.session.retention != THIMBLE_RETENTION_DEFAULT) return {s.session.retention, {}};
   if (!may_not_fit(s, model, tokens)) return {THIMBLE_RETENTION_NONE, {}};
   std::string chosen;
   Retention retention{THIMBLE_RETENTION_LOCRET, heads_beside(s.model, model, chosen)};
-  if (!retention.heads) {
+  if (retention.heads) {
+    retention.policy = thimble_heads_retention(retention.heads.get());
+  } else {
     // KeyDiff compares the keys of one head, so it cannot keep the same entries in all.
     retention.policy =
         s.session.retain_scope == THIMBLE_RETAIN_LAYER ? THIMBLE_RETENTION_WINDOW : THIMBLE_RETENTION_KEYDIFF;

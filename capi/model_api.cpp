@@ -268,3 +268,8 @@ thimble_status thimble_heads_open_buffer(const thimble_model* model, const void*
 }
 
 void thimble_heads_free(thimble_heads* heads) { delete heads; }
+
+int32_t thimble_heads_retention(const thimble_heads* heads) {
+  return heads && heads->retainer->kind == Retainer::Kind::kAdore ? THIMBLE_RETENTION_ADORE
+                                                                  : THIMBLE_RETENTION_LOCRET;
+}

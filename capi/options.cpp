@@ -75,7 +75,7 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
     THIMBLE_TRY(check_heads(model, *o.heads));
     r.retainer = o.heads->retainer;
   }
-  const int32_t by_default = o.heads ? THIMBLE_RETENTION_LOCRET : THIMBLE_RETENTION_NONE;
+  const int32_t by_default = o.heads ? thimble_heads_retention(o.heads) : THIMBLE_RETENTION_NONE;
   THIMBLE_TRY(read_policy("retention", o.retention == THIMBLE_RETENTION_DEFAULT ? by_default : o.retention,
                           r.retention));
   THIMBLE_TRY(read_choice<RetainScope>("retain_scope", o.retain_scope,
@@ -119,6 +119,8 @@ Result<Request> read_request(const thimble_model& model, const thimble_session_o
   r.vote_window = o.vote_window;
   r.select_page = o.select_page;
   r.dense_layers = o.dense_layers;
+  r.rebuild = o.rebuild;
+  r.rebuild_every = o.rebuild_every;
   r.context = o.context;
   r.seed = o.seed;
   THIMBLE_LET(device, model.device(o.device ? o.device : "auto", o.threads));

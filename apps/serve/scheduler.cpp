@@ -27,7 +27,9 @@ void show_progress(void*, const thimble_progress* progress) {
 // thimble.h: the default of `local`.
 uint32_t settled_local(const thimble_session_options& options) {
   if (options.local != THIMBLE_DEFAULT) return options.local;
-  return options.retention == THIMBLE_RETENTION_NONE ? 0 : 100;
+  const bool none =
+      options.retention == THIMBLE_RETENTION_NONE || options.retention == THIMBLE_RETENTION_ADORE;
+  return none ? 0 : 100;
 }
 
 // Log-probabilities of all tokens by their logits: less the logarithm of the sum of their exponentials.

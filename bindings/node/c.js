@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 4; // THIMBLE_ABI that this file was written for; a library with a larger one serves, too
+const ABI = 5; // THIMBLE_ABI that this file was written for; a library with a larger one serves, too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -17,6 +17,7 @@ export const constants = {
   THIMBLE_NOT_FINITE: 61, THIMBLE_INTERNAL: 90,
   THIMBLE_RETENTION_DEFAULT: -1, THIMBLE_RETENTION_NONE: 0, THIMBLE_RETENTION_WINDOW: 1, THIMBLE_RETENTION_RANDOM: 2,
   THIMBLE_RETENTION_LOCRET: 3, THIMBLE_RETENTION_KEYDIFF: 4, THIMBLE_RETENTION_TOVA: 5, THIMBLE_RETENTION_REREAD: 6,
+  THIMBLE_RETENTION_ADORE: 7,
   THIMBLE_RETAIN_PER_HEAD: 0, THIMBLE_RETAIN_LAYER: 1,
   THIMBLE_SELECTION_DENSE: 0, THIMBLE_SELECTION_TOKENSELECT: 1, THIMBLE_SELECTION_QUEST: 2,
   THIMBLE_VOTE_AUTO: 0, THIMBLE_VOTE_LAYER: 1, THIMBLE_VOTE_GROUP: 2,
@@ -55,7 +56,7 @@ export const structs = {
       ...fields('uint32_t', 'select_k select_init select_local'), select_theta: 'float',
       ...fields('int32_t', 'vote vote_scale'), ...fields('uint32_t', 'vote_window select_prefill'), positions: 'int32_t',
       ...fields('uint32_t', 'context seed'), ...fields('void *', 'progress progress_user'),
-      ...fields('uint32_t', 'select_page dense_layers watch reserved') }),
+      ...fields('uint32_t', 'select_page dense_layers watch rebuild rebuild_every reserved') }),
   thimble_memory: koffi.struct('thimble_memory',
     { ...fields('uint32_t', 'struct_size pool capacity chunk'),
       ...fields('uint64_t', 'budget weights shared pool_bytes view workspace io fixed total allocated dense_bytes_per_token mapped mapped_resident host_tables'),

@@ -11,7 +11,7 @@ export class ThimbleError extends Error {
 /** thimble_session_options; what is left out is the header's default. */
 export interface SessionOptions {
   budgetBytes?: number;
-  retention?: 'none' | 'window' | 'random' | 'locret' | 'keydiff' | 'tova' | 'reread';
+  retention?: 'none' | 'window' | 'random' | 'locret' | 'keydiff' | 'tova' | 'reread' | 'adore';
   pool?: number;
   heads?: Heads;
   device?: string;
@@ -37,6 +37,8 @@ export interface SessionOptions {
   selectPage?: number;
   denseLayers?: number;
   watch?: number;
+  rebuild?: number;
+  rebuildEvery?: number;
 }
 
 /** thimble_sampler_options; so made, the most likely token is taken. */

@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 4
+#define THIMBLE_ABI 5
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -236,6 +236,8 @@ THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int
 THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
                                                      thimble_heads** heads, thimble_error* error);
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
+/* The retention that they serve: THIMBLE_RETENTION_LOCRET, or ADORE for its controller. */
+THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
 /* Write a published retainer as a file of heads for this model. `input` is a checkpoint of torch.save (Locret, Fast KVzip),
  * of which nothing is run, or a file of safetensors or the folder it was published in (KVzap). `kind` is "locret", "linear",
@@ -392,15 +394,17 @@ THIMBLE_API thimble_status thimble_chat_render(const thimble_model* model, const
 #define THIMBLE_DEFAULT UINT32_MAX /* for the fields that say so */
 
 enum { /* retention: which entries stay when a pool is over its size */
-  THIMBLE_RETENTION_DEFAULT = -1, /* LOCRET where options.heads is set, else NONE */
+  THIMBLE_RETENTION_DEFAULT = -1, /* what options.heads are for (thimble_heads_retention) where it is set, else NONE */
   THIMBLE_RETENTION_NONE = 0,   /* all; a full pool is THIMBLE_CONTEXT_FULL */
   THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
   THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
   THIMBLE_RETENTION_LOCRET = 3, /* those that options.heads, a retainer of any kind, scores highest */
   THIMBLE_RETENTION_KEYDIFF = 4, /* those whose keys are least like the mean of all; needs no training */
   THIMBLE_RETENTION_TOVA = 5, /* those that the last token read attends to most, the same in all heads of a layer; no training */
-  THIMBLE_RETENTION_REREAD = 6 /* those that their own text attends to most when each chunk is read twice; no training, twice the
-                                  time */
+  THIMBLE_RETENTION_REREAD = 6, /* those that their own text attends to most when each chunk is read twice; no training, twice the
+                                   time */
+  THIMBLE_RETENTION_ADORE = 7 /* the same in all layers and heads: those that options.heads, ADORE's controller, scores highest;
+                                 each generated token may read `rebuild` released ones once more. Takes no selection */
 };
 enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
 enum { /* selection: which entries a generated token attends to */
@@ -431,16 +435,18 @@ typedef struct thimble_session_options {
   uint32_t struct_size;
   uint32_t threads;             /* cpu: worker threads; 0: one a core */
   const char* device;           /* "auto" (NULL), "cpu", ... */
-  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET */
+  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET and ADORE */
   uint64_t budget_bytes;        /* all that this session and its clones may allocate; 0: no limit */
   int32_t retention;            /* THIMBLE_RETENTION_* */
   int32_t retain_scope;         /* THIMBLE_RETAIN_* */
   uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the budget */
   uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024 */
   uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: with heads the share of the pool
-                                   that they were trained with (a quarter where they do not say), else 0 */
-  uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, else 0 */
-  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW, else 0 */
+                                   that they were trained with (a quarter where they do not say), 16 for ADORE, which keeps
+                                   them always, else 0 */
+  uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, 0 for ADORE and
+                                   without */
+  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW and ADORE, else 0 */
   uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least */
   int32_t selection;            /* THIMBLE_SELECTION_* */
   uint32_t select_k;            /* 0: 2048 */
@@ -453,7 +459,7 @@ typedef struct thimble_session_options {
   uint32_t select_prefill;      /* TOKENSELECT; 1: select while reading, too, select_local tokens at a time at most; 0: read
                                    densely; THIMBLE_DEFAULT: 1 without retention, else 0 */
   int32_t positions;            /* THIMBLE_POSITIONS_*; QUEST is always ORIGINAL */
-  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL, else none. A model with two sets of rotary
+  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL and ADORE, else none. A model with two sets of rotary
                                    factors (longrope) takes the short ones where a context is given that they were made
                                    for, else the long ones: policies to be compared get the same context */
   uint32_t seed;                /* of THIMBLE_RETENTION_RANDOM */
@@ -463,6 +469,8 @@ typedef struct thimble_session_options {
   uint32_t dense_layers;        /* QUEST: first layers that attend to everything; THIMBLE_DEFAULT: 2 */
   uint32_t watch;               /* 1: keep the last token's queries of every layer, by which thimble_session_kept_by_position
                                    tells what it attended to, and room to do so (in the plan); 0 (default): not */
+  uint32_t rebuild;             /* ADORE: released tokens that a generated one reads again, at most 63; 0: none */
+  uint32_t rebuild_every;       /* ADORE: generated tokens from one that does so to the next; 0: 1 */
   uint32_t reserved;
 } thimble_session_options;
 

@@ -78,9 +78,13 @@ Result<std::string> describe_heads(const std::string& path, const Model* model) 
   THIMBLE_LET(file, MappedFile::open(path));
   THIMBLE_LET(gguf, Gguf::parse(file, path));
   THIMBLE_LET(prefix, retainer_prefix(gguf));
-  const bool older = prefix == "locret.";
-  THIMBLE_LET(kind, with_default(gguf.get_string("retainer.kind"), older ? "locret" : ""));
-  THIMBLE_LET(input, with_default(gguf.get_string("retainer.input"), older ? "qkv" : ""));
+  const bool older = prefix == "locret.", controller = prefix == "adore.";
+  THIMBLE_LET(kind, with_default(gguf.get_string("retainer.kind"), older        ? "locret"
+                                                                   : controller ? "adore"
+                                                                                : ""));
+  THIMBLE_LET(input, with_default(gguf.get_string("retainer.input"), older        ? "qkv"
+                                                                     : controller ? "embedding"
+                                                                                  : ""));
   THIMBLE_LET(target, with_default(gguf.get_string("retainer.target"), ""));
   THIMBLE_LET(name, with_default(gguf.get_string("general.name"), ""));
   THIMBLE_LET(architecture, gguf.need_string("general.architecture"));

@@ -7,16 +7,15 @@ namespace thimble {
 namespace {
 
 // In sixteen sums, which compilers keep in registers, and always in the same order.
-float dot(const float* a, const float* b, uint32_t n) {
-  constexpr uint32_t kSums = 16;
+float dot(const float* a, const float* b, size_t n) {
+  constexpr size_t kSums = 16;
   float sums[kSums] = {};
-  uint32_t i = 0;
-  for (; i + kSums <= n; i += kSums)
-    for (uint32_t j = 0; j < kSums; ++j) sums[j] += a[i + j] * b[i + j];
-  for (; i < n; ++i) sums[i % kSums] += a[i] * b[i];
-  for (uint32_t half = kSums / 2; half; half /= 2)
-    for (uint32_t j = 0; j < half; ++j) sums[j] += sums[j + half];
-  return sums[0];
+  for (; n >= kSums; n -= kSums, a += kSums, b += kSums)
+    for (size_t j = 0; j < kSums; ++j) sums[j] += a[j] * b[j];
+  float sum = 0;
+  for (size_t j = 0; j < n; ++j) sum += a[j] * b[j];  // what is left
+  for (const float s : sums) sum += s;
+  return sum;
 }
 
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
@@ -67,16 +66,11 @@ void Controller::settle(const float* state, int16_t* settled) const {
 }
 
 float Controller::score(const int16_t* settled, uint32_t others) const {
-  constexpr uint32_t kSums = 8;
   const float p = std::log2(1 + static_cast<float>(others)) / 12;  // methods 5.3
-  float sums[kSums] = {};
-  for (uint32_t i = 0; i < width; i += kSums)  // a multiple of it
-    for (uint32_t j = 0; j < kSums; ++j)
-      sums[j] +=
-          output[i + j] * quick_tanh(static_cast<float>(settled[i + j]) / kSettledScale + p * ageing[i + j]);
-  float sum = *output_bias;
-  for (const float s : sums) sum += s;
-  return sigmoid(sum);
+  float mixed[kMostWidth];
+  for (size_t i = 0; i < width; ++i)
+    mixed[i] = quick_tanh(static_cast<float>(settled[i]) / kSettledScale + p * ageing[i]);
+  return sigmoid(*output_bias + dot(output, mixed, width));
 }
 
 }  // namespace thimble

@@ -194,9 +194,6 @@ Result<Controller> read_controller(const Gguf& gguf, const Model& model) {
   Controller c;
   c.cols = model.shape.d_model;
   THIMBLE_TRY(read_count(gguf, "adore.width", Controller::kMostWidth, std::nullopt, c.width));
-  if (c.width % 8 != 0)
-    return error(Code::kUnsupported, "%s: key 'adore.width' is %u, where a multiple of 8 is supported",
-                 gguf.name().c_str(), c.width);
   TensorSource tensors(gguf);
   const uint32_t w = c.width;
   const struct {

@@ -10,7 +10,7 @@
 // Where pointers have 8 bytes; with 4 the structs that hold some are smaller.
 static_assert(sizeof(void*) != 8 || sizeof(thimble_model_options) == 24);
 static_assert(sizeof(void*) != 8 || sizeof(thimble_message) == 24);
-static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 144);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_session_options) == 152);
 
 #define OFFSET(type, field, offset) static_assert(sizeof(void*) != 8 || offsetof(type, field) == offset)
 
@@ -128,7 +128,9 @@ OFFSET(thimble_session_options, progress_user, 120);
 OFFSET(thimble_session_options, select_page, 128);
 OFFSET(thimble_session_options, dense_layers, 132);
 OFFSET(thimble_session_options, watch, 136);
-OFFSET(thimble_session_options, reserved, 140);
+OFFSET(thimble_session_options, rebuild, 140);
+OFFSET(thimble_session_options, rebuild_every, 144);
+OFFSET(thimble_session_options, reserved, 148);
 
 static_assert(sizeof(thimble_memory) == 136);
 OFFSET(thimble_memory, struct_size, 0);

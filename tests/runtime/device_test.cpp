@@ -14,6 +14,7 @@
 
 #include "tests/support/data.h"
 #include "tests/support/device_test_name.h"
+#include "tests/support/saved_sessions.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
@@ -344,6 +345,33 @@ TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {
     compare(read(*there, turn), read(*here, turn));
     EXPECT_EQ(kept(*there), kept(*here));
     if (HasFailure()) return;
+  }
+}
+
+// Scores are made on the host of the same embeddings: the same bits, so the same tokens.
+TEST_P(OnDevice, ReleasesAndRebuildsAsTheCpuDoes) {
+  for (const uint32_t kv_heads : {2u, 8u}) {
+    const SeededModel m = seeded_model(
+        {.d_model = 256, .heads = 8, .kv_heads = kv_heads, .head_dim = 64, .d_ff = 512, .vocab = 256});
+    for (const uint32_t rebuild : {0u, 9u, 40u}) {
+      SCOPED_TRACE(::testing::Message() << kv_heads << " KV heads, " << rebuild << " rebuilt");
+      const SessionOptions options{.retainer = m.controller,
+                                   .retention = Retention::kAdore,
+                                   .pool = 100,
+                                   .chunk = 64,
+                                   .rebuild = rebuild};
+      const auto here = open_session(m.model, options), there = open_session(m.model, options, device());
+      const auto compare = [&](const std::vector<float>& got, const std::vector<float>& expected) {
+        for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], kLogitTolerance) << i;
+        EXPECT_EQ(kept(*there), kept(*here));
+      };
+      const std::vector<int32_t> text = seeded_tokens(smaller(1000, 230), 256);
+      compare(read(*there, text), read(*here, text));
+      for (int32_t i = 0; i < 25 && !HasFailure(); ++i) compare(accept(*there, i), accept(*here, i));
+      must(there->restore(lend(save(*here)), "saved"));
+      compare(accept(*there, 5), accept(*here, 5));
+      if (HasFailure()) return;
+    }
   }
 }
 

@@ -31,6 +31,8 @@ public final class Options {
   public int selectPage;
   public int denseLayers;
   public int watch;
+  public int rebuild;
+  public int rebuildEvery;
 
   public Options() {
     Native.optionsInit(this);

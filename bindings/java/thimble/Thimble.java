@@ -5,7 +5,7 @@ import java.nio.file.Path;
 
 /** The constants of thimble.h, without their prefix, and what needs no model. */
 public final class Thimble {
-  public static final int ABI = 4;
+  public static final int ABI = 5;
 
   public static final int TOKENIZE_ADD_BOS = 1;
   public static final int TOKENIZE_PARSE_SPECIAL = 2;
@@ -38,6 +38,7 @@ public final class Thimble {
   public static final int RETENTION_KEYDIFF = 4;
   public static final int RETENTION_TOVA = 5;
   public static final int RETENTION_REREAD = 6;
+  public static final int RETENTION_ADORE = 7;
   public static final int RETAIN_PER_HEAD = 0;
   public static final int RETAIN_LAYER = 1;
   public static final int SELECTION_DENSE = 0;

@@ -144,7 +144,7 @@ class Options:
     """Of a session: thimble_session_options. None is the header's default."""
 
     budget_bytes: Optional[int] = None
-    retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread"
+    retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread", "adore"
     pool: Optional[int] = None
     heads: Optional["Heads"] = None
     device: Optional[str] = None  # "auto", "cpu", "cuda:0", "vulkan:0"
@@ -170,6 +170,8 @@ class Options:
     select_page: Optional[int] = None
     dense_layers: Optional[int] = None
     watch: Optional[int] = None
+    rebuild: Optional[int] = None
+    rebuild_every: Optional[int] = None
 
 
 # Options that are words here and numbers in C: the prefix of the constants.

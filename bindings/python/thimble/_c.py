@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 4  # THIMBLE_ABI that this file was written for; a library with a larger one serves, too
+ABI = 5  # THIMBLE_ABI that this file was written for; a library with a larger one serves, too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -22,7 +22,7 @@ CONSTANTS = {
     "THIMBLE_NOT_FINITE": 61, "THIMBLE_INTERNAL": 90,
     "THIMBLE_RETENTION_DEFAULT": -1, "THIMBLE_RETENTION_NONE": 0, "THIMBLE_RETENTION_WINDOW": 1,
     "THIMBLE_RETENTION_RANDOM": 2, "THIMBLE_RETENTION_LOCRET": 3, "THIMBLE_RETENTION_KEYDIFF": 4,
-    "THIMBLE_RETENTION_TOVA": 5, "THIMBLE_RETENTION_REREAD": 6,
+    "THIMBLE_RETENTION_TOVA": 5, "THIMBLE_RETENTION_REREAD": 6, "THIMBLE_RETENTION_ADORE": 7,
     "THIMBLE_RETAIN_PER_HEAD": 0, "THIMBLE_RETAIN_LAYER": 1,
     "THIMBLE_SELECTION_DENSE": 0, "THIMBLE_SELECTION_TOKENSELECT": 1, "THIMBLE_SELECTION_QUEST": 2,
     "THIMBLE_VOTE_AUTO": 0, "THIMBLE_VOTE_LAYER": 1, "THIMBLE_VOTE_GROUP": 2,
@@ -71,7 +71,8 @@ class thimble_session_options(ctypes.Structure):
                 ("select_local", c_uint32), ("select_theta", c_float), ("vote", c_int32), ("vote_scale", c_int32),
                 ("vote_window", c_uint32), ("select_prefill", c_uint32), ("positions", c_int32), ("context", c_uint32),
                 ("seed", c_uint32), ("progress", c_void_p), ("progress_user", c_void_p), ("select_page", c_uint32),
-                ("dense_layers", c_uint32), ("watch", c_uint32), ("reserved", c_uint32)]
+                ("dense_layers", c_uint32), ("watch", c_uint32), ("rebuild", c_uint32),
+                ("rebuild_every", c_uint32), ("reserved", c_uint32)]
 
 
 class thimble_memory(ctypes.Structure):

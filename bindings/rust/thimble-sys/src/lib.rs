@@ -92,7 +92,8 @@ structs! {
         retain_scope: i32, pool: u32, chunk: u32, stabilizers: u32, local: u32, protect_init: u32, max_new: u32,
         selection: i32, select_k: u32, select_init: u32, select_local: u32, select_theta: f32, vote: i32, vote_scale: i32,
         vote_window: u32, select_prefill: u32, positions: i32, context: u32, seed: u32, progress: *const c_void,
-        progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, reserved: u32,
+        progress_user: *mut c_void, select_page: u32, dense_layers: u32, watch: u32, rebuild: u32,
+        rebuild_every: u32, reserved: u32,
     }
     thimble_memory {
         struct_size: u32, pool: u32, capacity: u32, chunk: u32, budget: u64, weights: u64, shared: u64, pool_bytes: u64,
@@ -111,7 +112,7 @@ structs! {
 }
 
 constants! {
-    THIMBLE_ABI: u32 = 4;
+    THIMBLE_ABI: u32 = 5;
     THIMBLE_TOKENIZE_ADD_BOS: u32 = 1;
     THIMBLE_TOKENIZE_PARSE_SPECIAL: u32 = 2;
     THIMBLE_DETOKENIZE_SPECIAL: u32 = 1;
@@ -140,6 +141,7 @@ constants! {
     THIMBLE_RETENTION_KEYDIFF: i32 = 4;
     THIMBLE_RETENTION_TOVA: i32 = 5;
     THIMBLE_RETENTION_REREAD: i32 = 6;
+    THIMBLE_RETENTION_ADORE: i32 = 7;
     THIMBLE_RETAIN_PER_HEAD: i32 = 0;
     THIMBLE_RETAIN_LAYER: i32 = 1;
     THIMBLE_SELECTION_DENSE: i32 = 0;

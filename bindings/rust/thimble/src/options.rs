@@ -22,7 +22,7 @@ choices! {
     Retention {
         Default = THIMBLE_RETENTION_DEFAULT, None = THIMBLE_RETENTION_NONE, Window = THIMBLE_RETENTION_WINDOW,
         Random = THIMBLE_RETENTION_RANDOM, Locret = THIMBLE_RETENTION_LOCRET, Keydiff = THIMBLE_RETENTION_KEYDIFF,
-        Tova = THIMBLE_RETENTION_TOVA, Reread = THIMBLE_RETENTION_REREAD,
+        Tova = THIMBLE_RETENTION_TOVA, Reread = THIMBLE_RETENTION_REREAD, Adore = THIMBLE_RETENTION_ADORE,
     }
     RetainScope { PerHead = THIMBLE_RETAIN_PER_HEAD, Layer = THIMBLE_RETAIN_LAYER }
     /// Which entries a generated token attends to.
@@ -72,6 +72,7 @@ impl Options {
         stabilizers: u32, local: u32, protect_init: u32, max_new: u32, selection: Selection, select_k: u32, select_init: u32,
         select_local: u32, select_theta: f32, vote: Vote, vote_scale: VoteScale, vote_window: u32, select_prefill: u32,
         positions: Positions, context: u32, seed: u32, select_page: u32, dense_layers: u32, watch: u32,
+        rebuild: u32, rebuild_every: u32,
     }
 
     /// "auto", "cpu", "cuda:0", "vulkan:0". What is behind a NUL character is not seen.
