@@ -178,9 +178,24 @@ void print_recall(const Json& report) {
   for (const Json& row : report.at("recall"))
     std::printf("  1/%-2d        %5.0f %%       %5.0f %%\n", row.at("part").get<int>(),
                 100 * row.at("heads").get<double>(), 100 * row.at("window").get<double>());
+  std::printf("  everything  %5.0f %%\n", 100 * report.at("dense").get<double>());
+}
+
+void print_quality(const Json& report) {
+  const auto percent = [&](const char* key) { return 100 * report.at(key).get<double>(); };
+  std::printf("\nOf %d queries of held-out texts and the tokens before them, after step %d:\n",
+              report.at("queries").get<int>(), report.at("step").get<int>());
+  std::printf("  attended to most      %5.1f %%\n  right (accuracy)      %5.1f %%\n", percent("base_rate"),
+              percent("accuracy"));
+  std::printf("  F1, above a half      %5.1f %%\n  F1, the best scores   %5.1f %%\n", percent("f1"),
+              percent("f1_of_best"));
+  std::printf("  F1, the last tokens   %5.1f %%\n", percent("f1_of_last"));
+}
+
+void print_seconds(const Json& report) {
   const Json& seconds = report.at("seconds");
   const auto of = [&](const char* phase) { return seconds.at(phase).get<double>(); };
-  std::printf("  everything  %5.0f %%\n\nSeconds: ", 100 * report.at("dense").get<double>());
+  std::printf("\nSeconds: ");
   if (report.contains("tried")) std::printf("%.1f trying, ", of("trying"));
   std::printf("%.1f reading, %.1f for labels, %.1f fitting, %.1f checking\n\n%s\n", of("reading"),
               of("labels"), of("fitting"), of("checking"), report.at("verdict").get<std::string>().c_str());
@@ -245,7 +260,11 @@ int train(const TrainSettings& s) {
     return 0;
   }
   std::printf("%s is written; use it with --heads\n", s.output.c_str());
-  print_recall(report);
+  if (report.contains("f1"))
+    print_quality(report);
+  else
+    print_recall(report);
+  print_seconds(report);
   return 0;
 }
 
@@ -274,7 +293,7 @@ Command add_heads_train(CLI::App& heads) {
   CLI::App* app = heads.add_subcommand("train", "Make a retainer for a model, on this machine");
   add_flags(*app, settings);
   app->add_option("--kind", settings.kind, "What is trained (default: locret)")
-      ->type_name("locret|linear|mlp|sink");
+      ->type_name("locret|linear|mlp|sink|adore");
   app->add_option("--target", settings.target,
                   "What its scores estimate; auto: what answers most after a short training (default: "
                   "log_prob)")

@@ -1,15 +1,12 @@
 // Entry points about training: heads made for a model, step by step.
-#include <cstdio>
-
 #include "capi/handles.h"
-#include "runtime/json.h"
-#include "training/trainer.h"
+#include "training/training.h"
 
 using namespace thimble;
 using namespace thimble::capi;
 
 struct thimble_training {
-  std::unique_ptr<Trainer> trainer;
+  std::unique_ptr<Training> training;
 };
 
 namespace {
@@ -42,7 +39,8 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
                                      {{"locret", Retainer::Kind::kLocret},
                                       {"linear", Retainer::Kind::kLinear},
                                       {"mlp", Retainer::Kind::kMlp},
-                                      {"sink", Retainer::Kind::kSink}},
+                                      {"sink", Retainer::Kind::kSink},
+                                      {"adore", Retainer::Kind::kAdore}},
                                      options.kind));
   options.tries_targets = o.target && std::string_view(o.target) == "auto";
   THIMBLE_TRY(choose<Target>("target", o.target,
@@ -63,34 +61,6 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
   return options;
 }
 
-std::string report_of(const Trainer& trainer) {
-  const auto number = [](double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.4f", x);
-    return std::string(text);
-  };
-  const TrainingSeconds& s = trainer.seconds();
-  std::string seconds;
-  for (const auto& [name, value] :
-       {std::pair{"trying", s.trying}, std::pair{"reading", s.reading}, std::pair{"labels", s.labels},
-        std::pair{"fitting", s.fitting}, std::pair{"checking", s.checking}})
-    seconds += (seconds.empty() ? "\"" : ", \"") + std::string(name) + "\": " + number(value);
-  std::string recall;
-  for (const Trainer::Checked& c : trainer.checked())
-    recall += (recall.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
-              ", \"heads\": " + number(c.retainer.share()) + ", \"window\": " + number(c.window.share()) +
-              "}";
-  std::string tried;
-  for (const Trainer::Tried& t : trainer.tried())
-    tried += (tried.empty() ? "{" : ", {") + std::string("\"target\": ") + json_quoted(name_of(t.target)) +
-             ", \"recall\": " + (t.recall.asked ? number(t.recall.share()) : "null") + "}";
-  return "{\"target\": " + json_quoted(name_of(trainer.target())) +
-         (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
-         ", \"questions\": " + std::to_string(trainer.dense().asked) +
-         ", \"dense\": " + number(trainer.dense().share()) + ", \"recall\": [" + recall +
-         "], \"seconds\": {" + seconds + "}, \"verdict\": " + json_quoted(trainer.verdict()) + "}";
-}
-
 }  // namespace
 
 void thimble_training_options_init(thimble_training_options* options, uint32_t struct_size) {
@@ -107,8 +77,8 @@ thimble_status thimble_training_create(const thimble_model* model, const thimble
     THIMBLE_LET(read, read_options(options));
     THIMBLE_LET(device, model->device(options.device ? options.device : "cpu", options.threads));
     auto handle = std::make_unique<thimble_training>();
-    THIMBLE_LET(trainer, Trainer::create(model->model, device, read));
-    handle->trainer = std::move(trainer);
+    THIMBLE_LET(opened, open_training(model->model, device, read));
+    handle->training = std::move(opened);
     *training = handle.release();
     return {};
   });
@@ -119,8 +89,8 @@ thimble_status thimble_training_step(thimble_training* training, thimble_trainin
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(training, "training"));
     if (progress) THIMBLE_TRY(need_struct(progress, "progress"));
-    THIMBLE_TRY(training->trainer->step());
-    const TrainingProgress p = training->trainer->progress();
+    THIMBLE_TRY(training->training->step());
+    const TrainingProgress p = training->training->progress();
     if (progress)
       write_struct(progress, thimble_training_progress{.struct_size = 0,
                                                        .phase = static_cast<int32_t>(p.phase),
@@ -135,7 +105,7 @@ thimble_status thimble_training_step(thimble_training* training, thimble_trainin
 thimble_status thimble_training_save(thimble_training* training, thimble_error* out) {
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(training, "training"));
-    return training->trainer->save();
+    return training->training->save();
   });
 }
 
@@ -144,10 +114,10 @@ thimble_status thimble_training_report(const thimble_training* training, char* j
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(training, "training"));
     THIMBLE_TRY(need_buffer(json, capacity, length, "json"));
-    if (training->trainer->progress().phase != TrainingProgress::Phase::kDone)
+    if (training->training->progress().phase != TrainingProgress::Phase::kDone)
       return error(Code::kInvalidArgument,
                    "the training is not done yet; call thimble_training_step until it is");
-    return give_text(report_of(*training->trainer), json, capacity, length);
+    return give_text(training->training->report(), json, capacity, length);
   });
 }
 

@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "runtime/tokenizer/utf8.h"
 #include "training/conversations.h"
+#include "training/samples.h"
 
 namespace thimble {
 namespace {
@@ -48,6 +49,24 @@ uint64_t hash_of(uint64_t hash, std::string_view bytes) {  // FNV-1a
 }
 
 }  // namespace
+
+Result<uint32_t> length_of_texts(const Model& model, uint32_t wanted, bool repeated) {
+  constexpr uint32_t kTextTokens = 6144, kLeastTextTokens = 1024;
+  const uint32_t context = model.info.context_length;
+  uint32_t tokens = wanted ? wanted : kTextTokens;
+  if (context) {
+    const uint32_t asked = context / 3 * 2,
+                   again = (std::max(context, kInstructionTokens) - kInstructionTokens) / 2;
+    tokens = std::min(tokens, repeated ? again : asked);
+  }
+  tokens = tokens / kRunTokens * kRunTokens;
+  if (tokens < kLeastTextTokens)
+    return error(
+        Code::kUnsupported,
+        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
+        context, 2 * kLeastTextTokens + kInstructionTokens);
+  return tokens;
+}
 
 Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std::vector<std::string>& files,
                                   uint32_t tokens, uint32_t tail_tokens, uint64_t seed) {

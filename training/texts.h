@@ -54,6 +54,11 @@ struct TrainingText {
 // Tokens that the instruction to repeat a text takes at most.
 constexpr uint32_t kInstructionTokens = 128;
 
+// How many tokens a text of training has, whole runs of them: `wanted`, 0: 6144, or as many as the model's
+// context allows when questions take half as many behind it, or, `repeated`, the text itself once more.
+// Unsupported where that is too short to learn from.
+Result<uint32_t> length_of_texts(const Model&, uint32_t wanted, bool repeated);
+
 class TextMaker {
  public:
   // Reads the files: books in plain UTF-8 text, or JSON lines of prompts and answers (conversations.h).

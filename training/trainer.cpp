@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "base/size_text.h"
 #include "base/system.h"
 #include "runtime/heads/sidecar.h"
+#include "runtime/json.h"
 #include "training/random.h"
+#include "training/report.h"
 #include "training/sink.h"
 
 namespace thimble {
@@ -17,34 +18,13 @@ namespace {
 
 using Phase = TrainingProgress::Phase;
 
-constexpr uint32_t kTextTokens = 6144, kLeastTextTokens = 1024;
 constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
 constexpr uint32_t kSharesPart = 8;  // shares are those of pools that hold an eighth of a text
 constexpr uint32_t kParts[] = {8, 16};
 constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
 constexpr double kBetweenSaves = 60;
-constexpr char kMagic[8] = {'T', 'H', 'I', 'M', 'T', 'R', 'N', '1'};
 
-constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
-uint64_t hash_of(const void* data, size_t bytes, uint64_t hash = kHashSeed) {  // FNV-1a, by words
-  const auto* at = static_cast<const unsigned char*>(data);
-  for (; bytes >= sizeof(uint64_t); at += sizeof(uint64_t), bytes -= sizeof(uint64_t)) {
-    uint64_t word;
-    std::memcpy(&word, at, sizeof word);
-    hash = (hash ^ word) * 0x100000001b3u;
-    hash ^= hash >> 29;
-  }
-  for (; bytes; ++at, --bytes) hash = (hash ^ *at) * 0x100000001b3u;
-  return hash;
-}
-
-template <typename T>
-std::vector<std::byte> bytes_of(const std::vector<T>& values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(T));
-  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
 std::vector<std::byte> halves_of(const std::vector<float>& values) {
   std::vector<uint16_t> halves(values.size());
   std::transform(values.begin(), values.end(), halves.begin(), f32_to_f16);
@@ -58,11 +38,6 @@ constexpr struct {
                 {Target::kMaxLogit, "max_logit"},
                 {Target::kLogKvzipPlus, "log_kvzip_plus"},
                 {Target::kKvzip, "kvzip"}};
-
-// The state that a hash in front of it vouches for.
-struct FitHeader {
-  uint64_t hash, saves;
-};
 
 }  // namespace
 
@@ -90,22 +65,10 @@ Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<const Model> mo
 
 Status Trainer::prepare() {
   const TrainingOptions& o = options_;
-  if (!model_->has_weights())
-    return error(Code::kInvalidArgument,
-                 "the model has no weights, so there is nothing to train a retainer for");
-  if (o.data.empty())
-    return error(Code::kInvalidArgument,
-                 "training needs something to read; give books, or prompts and answers, with --data");
-  if (o.output.empty())
-    return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
-  if (trains() && (o.texts == 0 || o.steps == 0))
-    return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
-                 o.steps);
+  THIMBLE_TRY(check_training(*model_, o));
   if (o.kind == Retainer::Kind::kSink && o.target == Target::kMaxLogit && !o.tries_targets)
     return error(Code::kUnsupported,
                  "the score of a sink is a share of 1, which a logit is not; choose another --target for it");
-  if (MappedFile::open(o.output).ok())
-    return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
   for (uint32_t i = 0; i < model_->shape.layers; ++i)
     if (!model_->layers[i].window) layers_.push_back(i);
   if (!trains()) {
@@ -119,7 +82,9 @@ Status Trainer::prepare() {
 
 Status Trainer::begin() {
   const TrainingOptions& o = options_;
-  THIMBLE_TRY(choose_length());
+  THIMBLE_LET(length, length_of_texts(*model_, o.text_tokens, repeats()));
+  text_tokens_ = length;
+  tail_tokens_ = length / 2;
   THIMBLE_TRY(make_texts());
   uint32_t tail = 0;
   for (const auto* texts : {&texts_, &counted_})
@@ -241,25 +206,6 @@ const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
 }
 
 // ---- texts ----
-
-// Questions may take half as many tokens as the text, a repetition as many.
-Status Trainer::choose_length() {
-  const uint32_t context = model_->info.context_length;
-  text_tokens_ = options_.text_tokens ? options_.text_tokens : kTextTokens;
-  if (context) {
-    const uint32_t asked = context / 3 * 2,
-                   again = (std::max(context, kInstructionTokens) - kInstructionTokens) / 2;
-    text_tokens_ = std::min(text_tokens_, repeats() ? again : asked);
-  }
-  text_tokens_ = text_tokens_ / kRunTokens * kRunTokens;
-  tail_tokens_ = text_tokens_ / 2;
-  if (text_tokens_ < kLeastTextTokens)
-    return error(
-        Code::kUnsupported,
-        "a context of %u tokens is too short to learn what a long text needs; training takes at least %u",
-        context, 2 * kLeastTextTokens + kInstructionTokens);
-  return {};
-}
 
 // Prompts that have answers, books with facts hidden in them, or both in turn; or any of their texts
 // repeated.
@@ -531,15 +477,10 @@ uint64_t Trainer::record_bytes(uint32_t text) const {
   return runs_of_text_[text].size() * samples_.shape().run_bytes();
 }
 uint64_t Trainer::record_at(uint32_t text) const {
-  uint64_t at = sizeof kMagic + sizeof(uint64_t);
+  uint64_t at = kPartialBegin;
   for (uint32_t i = 0; i < text; ++i) at += sizeof(uint64_t) + record_bytes(i);
   return at;
 }
-uint64_t Trainer::fit_at(uint32_t slot) const {
-  return record_at(static_cast<uint32_t>(texts_.size() + counted_.size())) +
-         slot * (sizeof(FitHeader) + fit_->state_bytes());
-}
-
 // Calls each(data, bytes) for what the record of a text is made of.
 template <typename Each>
 Status Trainer::each_part(uint32_t text, const Each& each) {
@@ -581,9 +522,6 @@ Result<bool> Trainer::take_record(uint32_t text) {
 }
 
 Status Trainer::open_state() {
-  const std::string path = options_.output + ".partial";
-  THIMBLE_LET(state, StateFile::open(path));
-  state_ = std::move(state);
   const uint64_t facts[] = {model_->fingerprint(),
                             book_hash_,
                             options_.seed,
@@ -594,21 +532,8 @@ Status Trainer::open_state() {
                             options_.equal_shares,
                             text_tokens_,
                             samples_.runs()};
-  const uint64_t signature = hash_of(facts, sizeof facts);
-  if (state_.size() == 0) {
-    THIMBLE_TRY(state_.write(0, kMagic, sizeof kMagic));
-    return state_.write(sizeof kMagic, &signature, sizeof signature);
-  }
-  char magic[sizeof kMagic] = {};
-  uint64_t found = 0;
-  if (state_.size() >= sizeof magic + sizeof found) {
-    THIMBLE_TRY(state_.read(0, magic, sizeof magic));
-    THIMBLE_TRY(state_.read(sizeof magic, &found, sizeof found));
-  }
-  if (std::memcmp(magic, kMagic, sizeof magic) != 0 || found != signature)
-    return error(Code::kMismatch,
-                 "%s was left by another training; remove it, or train with the same model, texts and flags",
-                 path.c_str());
+  THIMBLE_LET(state, open_partial(options_.output + ".partial", hash_of(facts, sizeof facts)));
+  state_ = std::move(state);
   for (; text_ < texts_.size() + counted_.size(); ++text_) {
     THIMBLE_LET(taken, take_record(text_));
     if (!taken) break;
@@ -617,18 +542,12 @@ Status Trainer::open_state() {
   return {};
 }
 
-// Texts are kept as they were read; the fit's state goes to two places in turn, one of which is whole
-// whenever the process ends.
+// Texts are kept as they were read.
 Status Trainer::save() {
   saved_at_ = steady_seconds();
   if (trial_) return trial_->save();
   if (!fit_ || phase_ != Phase::kFitting) return {};
-  const std::vector<std::byte> state = fit_->save();
-  const FitHeader header{hash_of(state.data(), state.size()), ++saves_};
-  const uint64_t at = fit_at(saves_ % 2);
-  THIMBLE_TRY(state_.write(at, &header, sizeof header));
-  THIMBLE_TRY(state_.write(at + sizeof header, state.data(), state.size()));
-  return state_.flush();
+  return saved_fit_->save(state_, fit_->save());
 }
 
 // ---- fitting ----
@@ -636,16 +555,9 @@ Status Trainer::save() {
 Status Trainer::start_fit() {
   THIMBLE_LET(fit, Fit::start(device_, samples_, fit_options()));
   fit_ = std::move(fit);
-  std::vector<std::byte> state(fit_->state_bytes()), latest;
-  for (uint32_t slot = 0; slot < 2; ++slot) {
-    FitHeader header;
-    if (state_.size() < fit_at(slot) + sizeof header + state.size()) continue;
-    THIMBLE_TRY(state_.read(fit_at(slot), &header, sizeof header));
-    THIMBLE_TRY(state_.read(fit_at(slot) + sizeof header, state.data(), state.size()));
-    if (header.hash != hash_of(state.data(), state.size()) || header.saves <= saves_) continue;
-    saves_ = static_cast<uint32_t>(header.saves);
-    latest = state;
-  }
+  const auto texts = static_cast<uint32_t>(texts_.size() + counted_.size());
+  saved_fit_.emplace(record_at(texts), fit_->state_bytes());
+  THIMBLE_LET(latest, saved_fit_->load(state_));
   if (!latest.empty()) THIMBLE_TRY(fit_->load(latest));
   set_phase(Phase::kFitting, fit_->steps_done(), fit_->steps());
   return {};
@@ -806,6 +718,22 @@ std::string Trainer::judgement() const {
            percent({dense_.asked, dense_.answered - std::min(dense_.answered, c.retainer.answered)}) +
            " of the questions at an eighth of the memory; more texts and steps may help.";
   return "The retainer keeps what these questions need at an eighth of the memory.";
+}
+
+std::string Trainer::report() const {
+  std::string parts, tried;
+  for (const Checked& c : checked_)
+    parts += (parts.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
+             ", \"heads\": " + json_number(c.retainer.share()) +
+             ", \"window\": " + json_number(c.window.share()) + "}";
+  for (const Tried& t : tried_)
+    tried += (tried.empty() ? "{" : ", {") + std::string("\"target\": ") + json_quoted(name_of(t.target)) +
+             ", \"recall\": " + (t.recall.asked ? json_number(t.recall.share()) : "null") + "}";
+  return "{\"target\": " + json_quoted(name_of(options_.target)) +
+         (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
+         ", \"questions\": " + std::to_string(dense_.asked) + ", \"dense\": " + json_number(dense_.share()) +
+         ", \"recall\": [" + parts + "], \"seconds\": " + json_of(seconds_) +
+         ", \"verdict\": " + json_quoted(verdict()) + "}";
 }
 
 }  // namespace thimble

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,60 +11,24 @@
 #include "base/thread_pool.h"
 #include "runtime/model/new_gguf.h"
 #include "training/fit.h"
+#include "training/partial.h"
 #include "training/reading.h"
 #include "training/recall.h"
+#include "training/training.h"
 
 namespace thimble {
 
-// What scores estimate. The first two are of questions and answers behind a text, the others of the text
-// repeated; all but kMaxLogit are logarithms.
-enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus, kKvzip };
-// As the key retainer.target has it: "log_prob", ...
-const char* name_of(Target);
-
-struct TrainingOptions {
-  std::vector<std::string> data;  // plain text files, UTF-8
-  std::string output;             // the sidecar; must not exist
-  // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
-  std::string heads;
-  Retainer::Kind kind = Retainer::Kind::kLocret;
-  Target target = Target::kLogProb;
-  bool tries_targets = false;  // `target` becomes the one whose short training answers most
-  uint32_t texts = 16, steps = 300;
-  uint64_t seed = 0;
-  uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
-  bool equal_shares = false;  // no shares are counted
-  uint32_t text_tokens = 0;   // 0: 6144, or what the model's context allows
-  uint32_t threads = 0;       // of the host, beside the device's; 0: one a core. None changes the file
-};
-
-struct TrainingProgress {
-  enum class Phase { kReading, kFitting, kChecking, kDone, kTrying } phase = Phase::kReading;
-  uint64_t done = 0,
-           total = 0;     // tokens of reading, steps of fitting, readings of checking, targets of trying
-  double per_second = 0;  // of those
-  double loss = 0;        // of the last step
-};
-
-// Where the time of this process went.
-struct TrainingSeconds {
-  double trying = 0;   // short trainings for other targets
-  double reading = 0;  // of texts, with what is kept of them
-  double labels = 0;   // of what stands behind texts, which tells what they were worth
-  double fitting = 0, checking = 0;
-};
-
-class Trainer {
+class Trainer : public Training {
  public:
   // Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.
   static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                  const TrainingOptions&);
 
   // Reads a chunk, makes a step of the fit, or reads a text to check; false when everything is done.
-  Result<bool> step();
-  TrainingProgress progress() const;
-  // Keeps all that was done in OUTPUT.partial. step() does so every minute.
-  Status save();
+  Result<bool> step() override;
+  TrainingProgress progress() const override;
+  Status save() override;
+  std::string report() const override;
   bool resumed() const { return resumed_; }
 
   struct Checked {
@@ -93,7 +58,6 @@ class Trainer {
   Status try_on();
   Status start_trial();
   Status make_texts();
-  Status choose_length();
   Status make_texts_to_learn(const TextMaker&);
   Status choose_runs();
   Status open_state();
@@ -119,10 +83,9 @@ class Trainer {
   FitOptions fit_options() const;
   const TrainingText& text(uint32_t number) const;
   std::vector<float> shares() const;
-  // Where a text's record and the fit's two states lie in OUTPUT.partial, and how large they are.
+  // Where a text's record lies in OUTPUT.partial, and how large it is.
   uint64_t record_at(uint32_t text) const;
   uint64_t record_bytes(uint32_t text) const;
-  uint64_t fit_at(uint32_t slot) const;
   template <typename Each>
   Status each_part(uint32_t text, const Each& each);
   Status save_record(uint32_t text);
@@ -149,7 +112,7 @@ class Trainer {
   std::unique_ptr<Fit> fit_;
   StateFile state_;
   double saved_at_ = 0;
-  uint32_t saves_ = 0;
+  std::optional<SavedTwice> saved_fit_;
   bool resumed_ = false;
 
   std::vector<Target> to_try_;  // tried_ follows it

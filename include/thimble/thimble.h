@@ -269,7 +269,7 @@ typedef struct thimble_training_options {
   uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others */
   const char* output;       /* the file of heads to write; must not exist */
   const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares of the pools counted */
-  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink" */
+  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink"; "adore": a controller, without target and shares */
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
                              * which of them answers most after a short training */
   uint64_t seed;
@@ -304,10 +304,13 @@ THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thi
                                                  thimble_error* error);
 /* Keep the fit in `output`.partial now. */
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
-/* What the check found, as a JSON object: "target", of "auto" also "tried" (an array of "target" and "recall", null where it
+/* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall", null where it
  * could not be tried), "questions", "dense" (the share answered where all is kept), "recall" (an array of "part": 8 for an
  * eighth of the memory, "heads" and "window"), "seconds" (where the time of this process went: "trying", "reading", "labels",
- * "fitting", "checking"), "verdict" (sentences). THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
+ * "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state that was taken), "queries"
+ * (of held-out texts), and of these and the tokens before them "base_rate" (that are among those attended to most), "accuracy",
+ * "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as many recent tokens), and
+ * "seconds" and "verdict" as above. THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
 THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
                                                    uint64_t* length, thimble_error* error);
 THIMBLE_API void thimble_training_free(thimble_training* training);

@@ -3,16 +3,17 @@
 namespace thimble {
 
 void begin_sidecar(NewGguf& file, const Model& model, const std::string& name, Retainer::Kind kind) {
+  const std::string type = kind == Retainer::Kind::kAdore ? "adore" : "retainer", base = type + ".base.";
   file.set("general.type", "adapter");
-  file.set("adapter.type", "retainer");
+  file.set("adapter.type", type);
   file.set("general.architecture", model.info.architecture);
   file.set("general.name", name);
-  file.set("retainer.kind", name_of(kind));
-  file.set("retainer.base.block_count", model.shape.layers);
-  file.set("retainer.base.head_count", model.shape.heads);
-  file.set("retainer.base.head_count_kv", model.shape.kv_heads);
-  file.set("retainer.base.key_length", model.shape.head_dim);
-  file.set("retainer.base.fingerprint", model.fingerprint());
+  if (type == "retainer") file.set("retainer.kind", name_of(kind));
+  file.set(base + "block_count", model.shape.layers);
+  file.set(base + "head_count", model.shape.heads);
+  file.set(base + "head_count_kv", model.shape.kv_heads);
+  file.set(base + "key_length", model.shape.head_dim);
+  file.set(base + "fingerprint", model.fingerprint());
 }
 
 }  // namespace thimble

@@ -351,6 +351,15 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   for (const char* phase : {"trying", "reading", "labels", "fitting", "checking"})
     EXPECT_GT(report.at("seconds").at(phase).get<double>(), 0) << phase;
   EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
+  std::filesystem::remove(output);
+
+  const std::string controller = "heads train -m " + model + " --data " + book + " -o " + output +
+                                 " --kind adore --texts 2 --steps 3 --device cpu";
+  const Outcome adore = thimble(controller);
+  EXPECT_EQ(adore.exit_code, 0) << adore.error;
+  EXPECT_NE(adore.out.find("F1, the best scores"), std::string::npos) << adore.out;
+  std::filesystem::remove(output);
+  EXPECT_EQ(Json::parse(thimble(controller + " --json").out).at("kind"), "adore");
   std::filesystem::remove_all(folder);
 }
 

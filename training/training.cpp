@@ -1,0 +1,57 @@
+#include "training/training.h"
+
+#include <cstdio>
+
+#include "training/controller_trainer.h"
+#include "training/report.h"
+#include "training/trainer.h"
+
+namespace thimble {
+
+Status check_training(const Model& model, const TrainingOptions& o) {
+  if (!model.has_weights())
+    return error(Code::kInvalidArgument,
+                 "the model has no weights, so there is nothing to train a retainer for");
+  if (o.data.empty())
+    return error(Code::kInvalidArgument,
+                 "training needs something to read; give books, or prompts and answers, with --data");
+  if (o.output.empty())
+    return error(Code::kInvalidArgument, "training needs a file to write; name it with -o");
+  if (o.heads.empty() && (o.texts == 0 || o.steps == 0))
+    return error(Code::kInvalidArgument, "training takes at least 1 text and 1 step, not %u and %u", o.texts,
+                 o.steps);
+  if (MappedFile::open(o.output).ok())
+    return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
+  return {};
+}
+
+template <typename T>
+static Result<std::unique_ptr<Training>> as_training(Result<std::unique_ptr<T>> made) {
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<Training>(std::move(*made));
+}
+
+Result<std::unique_ptr<Training>> open_training(std::shared_ptr<const Model> model,
+                                                std::shared_ptr<Device> device,
+                                                const TrainingOptions& options) {
+  if (options.kind == Retainer::Kind::kAdore)
+    return as_training(ControllerTrainer::create(std::move(model), std::move(device), options));
+  return as_training(Trainer::create(std::move(model), std::move(device), options));
+}
+
+std::string json_number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4f", x);
+  return text;
+}
+
+std::string json_of(const TrainingSeconds& s) {
+  std::string all;
+  for (const auto& [name, value] :
+       {std::pair{"trying", s.trying}, std::pair{"reading", s.reading}, std::pair{"labels", s.labels},
+        std::pair{"fitting", s.fitting}, std::pair{"checking", s.checking}})
+    all += (all.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + json_number(value);
+  return all + "}";
+}
+
+}  // namespace thimble

@@ -1,0 +1,70 @@
+// Training as those see it who run it: what may be asked for, how far it is, and what came of it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/model/model.h"
+
+namespace thimble {
+
+// What scores estimate. The first two are of questions and answers behind a text, the others of the text
+// repeated; all but kMaxLogit are logarithms.
+enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus, kKvzip };
+// As the key retainer.target has it: "log_prob", ...
+const char* name_of(Target);
+
+struct TrainingOptions {
+  std::vector<std::string> data;  // plain text files, UTF-8
+  std::string output;             // the sidecar; must not exist
+  // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
+  std::string heads;
+  Retainer::Kind kind = Retainer::Kind::kLocret;  // kAdore: a controller, see controller_trainer.h
+  Target target = Target::kLogProb;
+  bool tries_targets = false;  // `target` becomes the one whose short training answers most
+  uint32_t texts = 16, steps = 300;
+  uint64_t seed = 0;
+  uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
+  bool equal_shares = false;  // no shares are counted
+  uint32_t text_tokens = 0;   // 0: 6144, or what the model's context allows
+  uint32_t threads = 0;       // of the host, beside the device's; 0: one a core. None changes the file
+};
+
+struct TrainingProgress {
+  enum class Phase { kReading, kFitting, kChecking, kDone, kTrying } phase = Phase::kReading;
+  uint64_t done = 0,
+           total = 0;     // tokens of reading, steps of fitting, readings of checking, targets of trying
+  double per_second = 0;  // of those
+  double loss = 0;        // of the last step
+};
+
+// Where the time of this process went.
+struct TrainingSeconds {
+  double trying = 0;   // short trainings for other targets
+  double reading = 0;  // of texts, with what is kept of them
+  double labels = 0;   // of what stands behind texts, which tells what they were worth
+  double fitting = 0, checking = 0;
+};
+
+// That there is something to train, with something, into a file that is not there yet.
+Status check_training(const Model&, const TrainingOptions&);
+
+// A training that is done step by step. One object is used by one thread at a time.
+class Training {
+ public:
+  virtual ~Training() = default;
+  // Does a part of the work; false when everything is done.
+  virtual Result<bool> step() = 0;
+  virtual TrainingProgress progress() const = 0;
+  // Keeps all that was done in OUTPUT.partial. step() does so every minute.
+  virtual Status save() = 0;
+  // What came of it, as a JSON object, when everything is done.
+  virtual std::string report() const = 0;
+};
+
+// Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.
+Result<std::unique_ptr<Training>> open_training(std::shared_ptr<const Model>, std::shared_ptr<Device>,
+                                                const TrainingOptions&);
+
+}  // namespace thimble
