@@ -1,7 +1,7 @@
 // thimble eval: needle tests, exact-match recall and how much of each needle is still held.
 //
-// With a selection the question is fed token by token, as generated tokens are: the text is what a program
-// reads ahead, and what each word of the question attends to is the policy's choice.
+// With a selection, and with adore, the question is fed token by token, as generated tokens are: the text is
+// what a program reads ahead, and what each word of the question attends to is the policy's choice.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -174,7 +174,6 @@ int eval(Settings& s, const EvalFlags& flags) {
   need_tokenizer(model);
   settle_seed(s);
   const std::vector<Sample> samples = read_samples(s, flags, model);
-  const bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
   uint64_t longest = 0, question = 0;
   for (const Sample& sample : samples) {
     longest = std::max<uint64_t>(longest, sample.prompt.size());
@@ -182,9 +181,12 @@ int eval(Settings& s, const EvalFlags& flags) {
   }
 
   Progress progress;
+  const Retention retention = choose_retention(s, model, longest);
+  // Where a generated token's step is unlike a chunk's, the question is read as an answer is written.
+  const bool selects =
+      s.session.selection != THIMBLE_SELECTION_DENSE || retention.policy == THIMBLE_RETENTION_ADORE;
   Settings asking = s;  // the question takes room as an answer does
   if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
-  const Retention retention = choose_retention(asking, model, longest);
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
   const Session session = create_session(model, options);
@@ -281,7 +283,7 @@ Command add_eval(CLI::App& root) {
   add_session_flags(*app, settings);
   app->footer(
       "An answer is right when it is exactly the expected one, but for white space around it. With a\n"
-      "selection the question is read token by token, as an answer is written.\n"
+      "selection or adore the question is read token by token, as an answer is written.\n"
       "Decoding is greedy. With --json one object a sample, then one with \"summary\".\n\n"
       "Examples:\n"
       "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"

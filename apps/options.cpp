@@ -296,13 +296,19 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   o.retention = retention.policy;
   o.heads = retention.heads.get();
   o.seed = static_cast<uint32_t>(s.seed);
+  constexpr uint64_t kOpenEnd = 256;  // tokens of an answer without a bound
   // -n 0 still needs room: 0 would mean the default.
   if (s.predict >= 0) o.max_new = static_cast<uint32_t>(std::max<int64_t>(s.predict, 1));
+  // What adore keeps of dropped tokens is bounded by the context, which is to hold the text that is known.
+  if (o.retention == THIMBLE_RETENTION_ADORE && !o.context && tokens) {
+    const uint64_t generated = s.predict >= 0 ? static_cast<uint64_t>(s.predict) : kOpenEnd;
+    o.context = static_cast<uint32_t>(std::min<uint64_t>(
+        std::max<uint64_t>(tokens + generated, model_info(model).context_length), INT32_MAX));
+  }
   const bool evicts = o.retention != THIMBLE_RETENTION_NONE;
   // Where nothing is evicted, the pool must hold the text; the answer's room is beside it. Not said as a
   // context: that is the user's bound on positions, the same for every policy. Where the text is not known,
   // or the answer has no end, the library's choice stays, a pool for all that the model was trained for.
-  constexpr uint64_t kOpenEnd = 256;
   const bool as_trained =
       tokens == 0 || (s.predict < 0 && tokens + kOpenEnd < model_info(model).context_length);
   if (!evicts && !o.pool && !o.context && !as_trained)
