@@ -33,9 +33,10 @@ struct FewRows {
 
 // kTiles: of eight rows of x each.
 template <DType type, bool kPair, uint32_t kTiles>
-__global__ void __launch_bounds__(kThreads, kPair || kTiles > 4 ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
     few_rows_kernel(const StepParams* step, FewRows p) {
-  constexpr uint32_t kMatrices = kPair ? 2 : 1, kHalfWarps = kWarps / 2;
+  constexpr uint32_t kMatrices = kPair ? 2 : 1, kHalfWarps = kWarps / 2,
+                     kTilesAtOnce = kTiles < 4 ? kTiles : 4;
   extern __shared__ float parts[];  // [kHalfWarps][kMatrices][8 kTiles][kStride]
   release_successor();
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, row = lane / 4,
@@ -72,19 +73,29 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 4 ? 1 : 2)
       if (column - lane % 4 * 8 >= p.in_cols) break;
       uint4 a[kMatrices][2];
 #pragma unroll
-      for (uint32_t m = 0; m < kMatrices; ++m)
+      for (uint32_t from = 0; from < kTiles; from += kTilesAtOnce) {
+        uint4 b[kTilesAtOnce];  // all on their way before the first is wanted
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half)
-          a[m][half] = column < p.in_cols ? as_f16(ahead[i][m][half]) : uint4{};
-      fetch(ahead[i], column + kAhead * kGroup * kWarps);
+        for (uint32_t tile = from; tile < from + kTilesAtOnce; ++tile)
+          if (8 * tile < rows)
+            b[tile - from] = *reinterpret_cast<const uint4*>(x + uint64_t(8 * tile) * p.k + column);
+        if (from == 0) {  // W's, and what comes next of them
 #pragma unroll
-      for (uint32_t tile = 0; tile < kTiles; ++tile) {
-        if (8 * tile >= rows) break;
-        const uint4 b = *reinterpret_cast<const uint4*>(x + uint64_t(8 * tile) * p.k + column);
+          for (uint32_t m = 0; m < kMatrices; ++m)
 #pragma unroll
-        for (uint32_t m = 0; m < kMatrices; ++m) {
-          multiply_f16(sums[m][tile], {a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y}, b.x, b.y);
-          multiply_f16(sums[m][tile], {a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w}, b.z, b.w);
+            for (uint32_t half = 0; half < 2; ++half)
+              a[m][half] = column < p.in_cols ? as_f16(ahead[i][m][half]) : uint4{};
+          fetch(ahead[i], column + kAhead * kGroup * kWarps);
+        }
+#pragma unroll
+        for (uint32_t tile = from; tile < from + kTilesAtOnce; ++tile) {
+          if (8 * tile >= rows) break;
+          const uint4 x8 = b[tile - from];
+#pragma unroll
+          for (uint32_t m = 0; m < kMatrices; ++m) {
+            multiply_f16(sums[m][tile], {a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y}, x8.x, x8.y);
+            multiply_f16(sums[m][tile], {a[m][0].z, a[m][1].z, a[m][0].w, a[m][1].w}, x8.z, x8.w);
+          }
         }
       }
     }
@@ -155,9 +166,11 @@ void multiply(const Launch& l, const Operands& o, DType type, FewRows p) {
   p.k = o.k;
   p.rows = l.max_rows;
   p.row_bytes = dtype_bytes(type, p.in_cols);
-  const uint32_t tiles = l.max_rows <= 32 ? 4 : 8;
-  launch(l, tiles == 4 ? kernel_for<kPair, 4>(type) : kernel_for<kPair, 8>(type),
-         static_cast<uint32_t>(ceil_div(p.cols, kCols)), kThreads,
+  const uint32_t tiles = l.max_rows <= 16 ? 2 : l.max_rows <= 32 ? 4 : 8;
+  const Kernel kernel = tiles == 2   ? kernel_for<kPair, 2>(type)
+                        : tiles == 4 ? kernel_for<kPair, 4>(type)
+                                     : kernel_for<kPair, 8>(type);
+  launch(l, kernel, static_cast<uint32_t>(ceil_div(p.cols, kCols)), kThreads,
          kWarps / 2 * (kPair ? 2 : 1) * 8 * tiles * kStride * sizeof(float), l.step, p);
 }
 
