@@ -181,12 +181,13 @@ int eval(Settings& s, const EvalFlags& flags) {
   }
 
   Progress progress;
-  const Retention retention = choose_retention(s, model, longest);
   // Where a generated token's step is unlike a chunk's, the question is read as an answer is written.
-  const bool selects =
-      s.session.selection != THIMBLE_SELECTION_DENSE || retention.policy == THIMBLE_RETENTION_ADORE;
+  bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
   Settings asking = s;  // the question takes room as an answer does
   if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
+  const Retention retention = choose_retention(asking, model, longest);
+  selects =
+      selects || retention.policy == THIMBLE_RETENTION_ADORE;  // which needs no room: each token releases one
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
   const Session session = create_session(model, options);

@@ -57,7 +57,7 @@ std::vector<NamedSetting> Session::saved_settings() const {
     const std::span<const std::byte> file = o.retainer->file.bytes();
     return hex(checksum(file.data(), file.size()));
   };
-  return {
+  std::vector<NamedSetting> settings = {
       {"model", model_->info.architecture + " " + hex(model_->fingerprint())},
       {"vocabulary", count(model_->shape.vocab)},
       {"retention", policy_name(o.retention)},
@@ -83,9 +83,12 @@ std::vector<NamedSetting> Session::saved_settings() const {
       {"positions", o.positions == Positions::kOriginal ? "original" : "list"},
       {"context", count(o.context)},
       {"seed", count(o.seed)},
-      {"rebuild", count(o.rebuild)},
-      {"rebuild_every", count(o.rebuild_every)},
   };
+  if (policies_.retention->scores_on_host()) {  // which files from before there were such policies lack
+    settings.push_back({"rebuild", count(o.rebuild)});
+    settings.push_back({"rebuild_every", count(o.rebuild_every)});
+  }
+  return settings;
 }
 
 // Where the arrays of a session that holds this lie, in the order of a file's body.
@@ -257,9 +260,10 @@ Status Session::check_body(const SessionFile& file, const Held& held, std::span<
     if (piece.kind == Piece::kLogits && s.arg_max >= 0 && !are_finite(bytes))
       return file.damaged("its logits are not finite");
   }
-  if (!policies_.retention->can_carry(held, of_retention) ||
-      !policies_.selection->can_carry(held, of_selection))
-    return file.damaged("its policies' state leads out of what is held");
+  if (!policies_.retention->can_carry(held, of_retention))
+    return file.damaged("its retention leads out of what is held");
+  if (!policies_.selection->can_carry(held, of_selection))
+    return file.damaged("its selection leads out of what is held");
   return {};
 }
 

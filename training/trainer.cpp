@@ -74,6 +74,12 @@ Status Trainer::prepare() {
   if (!trains()) {
     THIMBLE_LET(file, MappedFile::open(o.heads));
     THIMBLE_LET(retainer, model_->open_retainer(std::move(file), o.heads));
+    if (retainer->kind == Retainer::Kind::kAdore)
+      return error(
+          Code::kInvalidArgument,
+          "%s holds a controller, which decides for all heads at once, so there are no shares of them to "
+          "count; give a retainer of another kind",
+          o.heads.c_str());
     retainer_ = retainer;
   }
 

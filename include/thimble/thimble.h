@@ -440,14 +440,16 @@ typedef struct thimble_session_options {
   int32_t retention;            /* THIMBLE_RETENTION_* */
   int32_t retain_scope;         /* THIMBLE_RETAIN_* */
   uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the budget */
-  uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024 */
+  uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024; ADORE
+                                   makes it rebuild + 1 at least */
   uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: with heads the share of the pool
                                    that they were trained with (a quarter where they do not say), 16 for ADORE, which keeps
                                    them always, else 0 */
   uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, 0 for ADORE and
                                    without */
   uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW and ADORE, else 0 */
-  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least */
+  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least; of
+                                   no meaning for ADORE, which evicts with every token */
   int32_t selection;            /* THIMBLE_SELECTION_* */
   uint32_t select_k;            /* 0: 2048 */
   uint32_t select_init;         /* TOKENSELECT; THIMBLE_DEFAULT: 128 */

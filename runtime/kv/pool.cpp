@@ -50,7 +50,8 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
       d.runs.push_back(run);
       d.capacity = std::max(d.capacity, run.capacity);
       // A chunk either fits behind the entries, or is read behind as many as an eviction leaves.
-      uint32_t reach = run.evicts ? std::max(run.capacity, run.keep + o.chunk) : run.capacity;
+      // What a step reads again stands beside them.
+      uint32_t reach = run.evicts ? std::max(run.capacity + o.rebuild, run.keep + o.chunk) : run.capacity;
       if (policies.retention->reads_again()) reach = run.capacity + o.chunk;
       d.reach = std::max(d.reach, reach);
       const uint32_t most = layer.window ? UINT32_MAX : most_selected;

@@ -40,7 +40,7 @@ class Adore : public RetentionPolicy {
     if (o.chunk) o.chunk = std::max(o.chunk, o.rebuild + 1);
     if (!o.pool && !o.budget) o.pool = retainer->budget;
     if (o.protect_init == kDefault) o.protect_init = kSinks;
-    const uint64_t least = uint64_t(o.rebuild) + o.protect_init + o.stabilizers;
+    const uint64_t least = uint64_t(std::max(o.rebuild, 1u)) + o.protect_init + o.stabilizers;
     if (o.pool && o.pool < least)
       return error(Code::kInvalidArgument,
                    "a pool of %u is too small for adore: the first %u and last %u tokens stay, and with %u "
@@ -62,10 +62,10 @@ class Adore : public RetentionPolicy {
     every_ = s.options.rebuild_every;
     first_stay_ = s.options.protect_init;
     last_stay_ = s.options.stabilizers;
-    ring_ = s.dimensions.capacity + 1;
-    reach_ = s.dimensions.reach;
+    reach_ = s.dimensions.reach;  // shrinking a session leaves it alone
+    ring_ = reach_ + 1;
     row_words_ = rebuild_ + 1;
-    list_capacity_ = 1 + s.dimensions.capacity + row_words_;
+    list_capacity_ = 1 + s.dimensions.reach;
     scores_ = pool.place(reach_ * word);
     if (rebuild_) rows_ = pool.place((2 * row_words_ + heads * list_capacity_) * word);
   }
@@ -147,10 +147,17 @@ class Adore : public RetentionPolicy {
   void carry(const Held& held, std::vector<View>& views) const override {
     const uint64_t n = held.position, width = controller_->width;
     if (!n) return;
-    views.insert(views.end(),
-                 {tokens_.slice(0, n * sizeof(int32_t)), settled_.slice(0, n * width * sizeof(int16_t)),
-                  scored_.slice(0, n * sizeof(Scored)),
-                  states_.slice(0, std::min<uint64_t>(n, ring_) * width * sizeof(float))});
+    views.push_back(tokens_.slice(0, n * sizeof(int32_t)));
+    views.push_back(settled_.slice(0, n * width * sizeof(int16_t)));
+    // The states of what is held and of the token before, in order: nothing else can be gone back to. The
+    // ring may have them in two pieces.
+    const uint64_t count = std::min<uint64_t>(n, uint64_t(held.entries.front()) + 1),
+                   row = width * sizeof(float), first = (n - count) % ring_,
+                   at_end = std::min(count, ring_ - first);
+    views.push_back(states_.slice(first * row, at_end * row));
+    if (at_end < count) views.push_back(states_.slice(0, (count - at_end) * row));
+    // Scores are made again when they are asked for: those that lie here may be of what was held before.
+    for (uint64_t at = 0; at < n; ++at) on_host<Scored>(scored_)[at].aged_at = kNever;
   }
   bool can_carry(const Held& held, std::span<const Bytes> bytes) const override {
     if (std::any_of(held.entries.begin(), held.entries.end(),

@@ -202,6 +202,38 @@ TEST(Adore, ReadsTheSameInAnyPieces) {
   EXPECT_EQ(kept(*pieces), kept(*whole));
 }
 
+// Local tokens are read behind a full pool, and the first generated token releases down to its size.
+TEST(Adore, ReadsLocalTokensBehindAFullPool) {
+  const SeededModel m = seeded_model();
+  for (const uint32_t chunk : {16u, 64u}) {
+    SessionOptions o = adore(m, 60, 9, chunk);
+    o.local = 70;
+    const auto session = open_session(m.model, o);
+    read(*session, seeded_tokens(300));
+    EXPECT_EQ(must(session->stats()).entries, 130u);
+    for (int32_t t = 0; t < 30; ++t) accept(*session, t);
+    EXPECT_EQ(must(session->stats()).entries, 60u);
+    EXPECT_EQ(kept(*session)[1][1].back(), 329);
+  }
+}
+
+// What is made smaller goes on as one that was made so, and so does its clone.
+TEST(Adore, GoesOnWithASmallerPool) {
+  const SeededModel m = seeded_model();
+  const auto session = open_session(m.model, adore(m, 100, 5));
+  read(*session, seeded_tokens(159));
+  must(session->shrink(40));
+  const auto twin = must(session->clone()), smaller = open_session(m.model, adore(m, 40, 5));
+  restore(*smaller, save(*session));
+  for (int32_t t = 0; t < 40; ++t) {
+    const std::vector<float> logits = accept(*session, t);
+    ASSERT_EQ(accept(*twin, t), logits) << t;
+    ASSERT_EQ(accept(*smaller, t), logits) << t;
+  }
+  EXPECT_EQ(kept(*twin), kept(*session));
+  EXPECT_EQ(kept(*smaller), kept(*session));
+}
+
 // Rewinding before the pool is full, the controller goes on from the state of that position.
 TEST(Adore, GoesOnFromTheStateOfAnEarlierPosition) {
   const SeededModel m = seeded_model();

@@ -82,13 +82,15 @@ inline SessionOptions selecting(SessionOptions o, Selection selection, bool whil
   return o;
 }
 
-// Every retention with every selection, but adore, which takes none.
+// Every retention with every selection; but adore takes none, and no layers with a window.
 inline void for_policies(const SeededModel& m, const std::function<void(const SessionOptions&)>& body) {
   for (int32_t retention = 0; policy_name(Retention{retention}); ++retention)
     for (const auto& [selection, while_reading] :
          {std::pair(Selection::kDense, false), std::pair(Selection::kTokenSelect, false),
           std::pair(Selection::kTokenSelect, true), std::pair(Selection::kQuest, false)}) {
-      if (Retention{retention} == Retention::kAdore && selection != Selection::kDense) continue;
+      if (Retention{retention} == Retention::kAdore &&
+          (selection != Selection::kDense || m.model->layers[0].window))
+        continue;
       SCOPED_TRACE(std::string(policy_name(Retention{retention})) + " and " + policy_name(selection));
       body(selecting(retaining(m, Retention{retention}), selection, while_reading));
     }
