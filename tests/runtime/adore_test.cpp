@@ -126,6 +126,47 @@ TEST(Adore, EqualsDenseAttentionWherePoolAndRebuiltTokensCoverTheText) {
   }
 }
 
+// In the first layer a rebuilt token has the key and the value that it always had, bit for bit (invariant
+// 33): they come from its embedding alone.
+TEST(Adore, RebuildsExactlyInTheFirstLayer) {
+  Seeded ageing;  // so that scores change places
+  ageing.edit = [](const std::string& name, std::vector<float>& values) {
+    if (name == "adore.position.weight")
+      for (float& v : values) v *= 6;
+  };
+  const SeededModel m = seeded_model(ageing);
+  const auto ours = open_session(m.model, adore(m, 40, 12)), all = open_session(m.model, dense());
+  const std::vector<int32_t> tokens = seeded_tokens(200);
+  read(*ours, std::span(tokens).first(90));
+  read(*all, tokens);
+  std::set<int32_t> before;
+  size_t rebuilt = 0;
+  for (size_t i = 90; i < tokens.size(); ++i) {
+    accept(*ours, tokens[i]);
+    const std::vector<int32_t> held = kept(*ours)[0][0];
+    const std::set<int32_t> now(held.begin(), held.end());
+    for (const int32_t position : now)
+      rebuilt += !before.empty() && position < int32_t(i) && !before.contains(position);
+    before = now;
+  }
+  EXPECT_GT(rebuilt, 5u) << "tokens that came back";
+  // A file's body begins with the first head's keys and values.
+  const SessionBytes saved = save(*ours), whole = save(*all);
+  const SessionFile some = must(SessionFile::open(lend(saved), "ours")),
+                    dense_file = must(SessionFile::open(lend(whole), "all"));
+  const uint32_t row = m.model->shape.head_dim * 2;
+  const std::vector<int32_t> positions = kept(*ours)[0][0];
+  const auto at = [&](const SessionFile& file, size_t entries, size_t array, size_t entry) {
+    return file.body.subspan((array * entries + entry) * row, row);
+  };
+  for (size_t array = 0; array < 2; ++array)
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const auto got = at(some, positions.size(), array, i),
+                 expected = at(dense_file, tokens.size(), array, size_t(positions[i]));
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), expected.begin())) << "position " << positions[i];
+    }
+}
+
 // What stays of a prompt and of each step, in all layers and heads alike (invariant 35).
 TEST(Adore, KeepsTheHighestScores) {
   constexpr uint32_t kPool = 50, kChunk = 20;
