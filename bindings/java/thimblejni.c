@@ -368,6 +368,10 @@ METHOD(jlong, headsOpen)(ENV, jlong model, jbyteArray path) {
 
 METHOD(void, headsFree)(ENV, jlong heads) { thimble_heads_free((thimble_heads*)(intptr_t)heads); }
 
+METHOD(jint, headsRetention)(ENV, jlong heads) {
+  return thimble_heads_retention((const thimble_heads*)(intptr_t)heads);
+}
+
 typedef struct {
   const thimble_model* model;
   const void* data;

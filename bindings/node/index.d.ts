@@ -184,6 +184,8 @@ export class Model {
 export class Heads {
   private constructor();
   readonly model: Model;
+  /** The retention that they serve. */
+  readonly retention: 'locret' | 'adore';
   close(): void;
 }
 

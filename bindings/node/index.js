@@ -187,6 +187,12 @@ export class Heads {
     own(this, pointer[0], 'thimble_heads_free', model);
   }
 
+  get retention() {
+    const number = lib.thimble_heads_retention(pointerOf(this));
+    const name = Object.keys(constants).find((key) => key.startsWith(words.retention) && constants[key] === number);
+    return name.slice(words.retention.length).toLowerCase();
+  }
+
   close() {
     close(this);
   }

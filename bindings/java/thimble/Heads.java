@@ -8,4 +8,9 @@ public final class Heads extends Handle {
     super(pointer, Native::headsFree, model);
     this.model = model;
   }
+
+  /** The retention that they serve: {@link Thimble#RETENTION_LOCRET}, or RETENTION_ADORE for its controller. */
+  public int retention() {
+    return call(Native::headsRetention);
+  }
 }

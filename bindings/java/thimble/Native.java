@@ -32,6 +32,7 @@ final class Native {
   static native void modelInfo(long model, ModelInfo out);
   static native long headsOpen(long model, byte[] path);
   static native void headsFree(long heads);
+  static native int headsRetention(long heads);
   static native int[] tokenize(long model, byte[] text, int flags);
   static native byte[] detokenize(long model, int[] ids, int flags);
   static native boolean tokenEnds(long model, int token);

@@ -394,6 +394,15 @@ class Heads(_Handle):
             super().__init__(pointer, (model,))
         self.model = model
 
+    @property
+    def retention(self) -> str:
+        """The retention that they serve: "locret", or "adore" for its controller."""
+        with self._lent() as heads:
+            number = _c.lib.thimble_heads_retention(heads)
+        prefix = "THIMBLE_RETENTION_"
+        return next(name[len(prefix):].lower() for name, value in _c.CONSTANTS.items()
+                    if name.startswith(prefix) and value == number)
+
 
 class Session(_Handle):
     """A reading: Model.session() makes one. Calls from several threads wait for each other; interrupt() does not wait."""

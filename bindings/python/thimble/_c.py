@@ -118,6 +118,7 @@ FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("thimble_model_get_info", _status, [_handle, POINTER(thimble_model_info), _error]),
     ("thimble_heads_open", _status, [_handle, c_char_p, _handles, _error]),
     ("thimble_heads_free", None, [_handle]),
+    ("thimble_heads_retention", c_int32, [_handle]),
     ("thimble_tokenize", _status, [_handle, c_char_p, c_uint64, c_uint32, _ids, POINTER(c_uint64), c_uint64, _count, _error]),
     ("thimble_detokenize", _status, [_handle, _ids, c_uint64, c_uint32, c_char_p, c_uint64, _count, _error]),
     ("thimble_token_ends", c_int32, [_handle, c_int32]),

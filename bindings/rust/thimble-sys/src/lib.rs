@@ -175,6 +175,7 @@ functions! {
         model: *const thimble_model, path: *const c_char, heads: *mut *mut thimble_heads, error: *mut thimble_error,
     ) -> thimble_status;
     fn thimble_heads_free(heads: *mut thimble_heads);
+    fn thimble_heads_retention(heads: *const thimble_heads) -> i32;
     fn thimble_tokenize(
         model: *const thimble_model, text: *const c_char, length: u64, flags: u32, ids: *mut i32, offsets: *mut u64,
         capacity: u64, count: *mut u64, error: *mut thimble_error,

@@ -342,6 +342,17 @@ impl Drop for HeadsHandle {
 #[derive(Clone)]
 pub struct Heads(Arc<HeadsHandle>);
 
+impl Heads {
+    /// The retention that they serve: `Retention::Locret`, or `Retention::Adore` for its controller.
+    pub fn retention(&self) -> Retention {
+        // Safety: the handle lives as long as this.
+        match unsafe { sys::thimble_heads_retention(self.0.pointer) } {
+            sys::THIMBLE_RETENTION_ADORE => Retention::Adore,
+            _ => Retention::Locret,
+        }
+    }
+}
+
 // ---- sessions ----
 
 struct SessionHandle {
