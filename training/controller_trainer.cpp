@@ -17,8 +17,6 @@
 namespace thimble {
 namespace {
 
-using Phase = TrainingProgress::Phase;
-
 // As published, but for the pool: the model stays as it is, and then four times `best` are needed.
 constexpr uint32_t kWidth = 128, kBest = 96, kPool = 4 * kBest;
 constexpr double kRate = 5e-3, kDecay = 0.98, kDecaySteps = 2000;
@@ -26,7 +24,6 @@ constexpr double kRate = 5e-3, kDecay = 0.98, kDecaySteps = 2000;
 constexpr uint32_t kQueries = 32;                              // of a text
 constexpr uint32_t kExcerpts = 16, kWarm = 192, kLearnt = 64;  // of a step; tokens of each
 constexpr uint32_t kBetweenMeasures = 50;
-constexpr double kBetweenSaves = 60;
 
 }  // namespace
 
@@ -172,56 +169,6 @@ Status ControllerTrainer::open_reader(uint64_t distinct) {
   reader_ = std::move(reader);
   labels_ = std::make_unique<AttentionLabels>(*model_, positions, kBest, threads_);
   return {};
-}
-
-void ControllerTrainer::set_phase(Phase phase, uint64_t done, uint64_t total) {
-  phase_ = phase;
-  done_ = phase_first_ = done;
-  total_ = total;
-  phase_start_ = steady_seconds();
-}
-
-TrainingProgress ControllerTrainer::progress() const {
-  TrainingProgress p;
-  p.phase = phase_;
-  p.done = done_;
-  p.total = total_;
-  const double seconds = steady_seconds() - phase_start_;
-  if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
-  p.loss = fit_.loss;
-  return p;
-}
-
-double& ControllerTrainer::clock() {
-  switch (phase_) {
-    case Phase::kReading:
-      return seconds_.reading;
-    case Phase::kFitting:
-      return seconds_.fitting;
-    default:
-      return seconds_.checking;
-  }
-}
-
-Status ControllerTrainer::make_step() {
-  switch (phase_) {
-    case Phase::kReading:
-      return read_on();
-    case Phase::kFitting:
-      return fit_on();
-    default:
-      return check_on();
-  }
-}
-
-Result<bool> ControllerTrainer::step() {
-  if (phase_ == Phase::kDone) return false;
-  const double begin = steady_seconds(), labels = seconds_.labels;
-  double& seconds = clock();
-  THIMBLE_TRY(make_step());
-  seconds += steady_seconds() - begin - (seconds_.labels - labels);
-  if (steady_seconds() - saved_at_ > kBetweenSaves) THIMBLE_TRY(save());
-  return true;
 }
 
 // ---- reading ----

@@ -48,8 +48,6 @@ class ControllerTrainer : public Training {
   static Result<std::unique_ptr<ControllerTrainer>> create(std::shared_ptr<const Model>,
                                                            std::shared_ptr<Device>, const TrainingOptions&);
 
-  Result<bool> step() override;
-  TrainingProgress progress() const override;
   Status save() override;
   std::string report() const override;
 
@@ -79,21 +77,19 @@ class ControllerTrainer : public Training {
   Status open_reader(uint64_t distinct);
   Status open_state();
   Result<bool> take_record(Text&, uint64_t at);
-  Status read_on();
+  double loss() const override { return fit_.loss; }
+  Status read_on() override;
   Status finish_text();
   Status start_fit();
   void initialise();
   std::vector<Excerpt> excerpts_of(uint64_t step) const;
-  Status fit_on();
+  Status fit_on() override;
   void update(const std::vector<float>& gradient);
   void keep_best();
   void measure(const Text&, ControllerQuality&);
   Status write_sidecar();
-  Status check_on();
-  Status make_step();
-  double& clock();
+  Status check_on() override;
   std::string verdict() const;
-  void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);
 
   uint64_t record_bytes() const;
   uint64_t record_at(uint32_t text) const;
@@ -123,14 +119,9 @@ class ControllerTrainer : public Training {
 
   StateFile state_;
   std::optional<SavedTwice> saved_fit_;
-  double saved_at_ = 0;
   bool resumed_ = false;
 
   ControllerQuality quality_;
-  TrainingProgress::Phase phase_ = TrainingProgress::Phase::kReading;
-  uint64_t done_ = 0, total_ = 0, phase_first_ = 0;
-  double phase_start_ = 0;
-  TrainingSeconds seconds_;
 };
 
 }  // namespace thimble

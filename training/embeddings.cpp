@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "training/product.h"
+
 namespace thimble {
 
 constexpr uint32_t kRows = 512;  // at a time
@@ -14,13 +16,7 @@ Result<std::vector<float>> embeddings_of(const Model& model, Device& device,
   const Tensor& table = model.token_embedding;
   const uint32_t cols = table.cols;
   const uint64_t row_bytes = dtype_bytes(table.type, cols), x_bytes = uint64_t(kRows) * cols * sizeof(float);
-  THIMBLE_LET(needs, device.needs(model.shape, {.chunk = kRows,
-                                                .run_capacity = 1,
-                                                .layer_entries = 1,
-                                                .reach = 1,
-                                                .view_capacity = 1,
-                                                .positions = 0,
-                                                .heads = 0}));
+  THIMBLE_LET(needs, device.needs(model.shape, session_of_rows(kRows)));
   THIMBLE_LET(ids, device.alloc(MemKind::kIo, kRows * sizeof(int32_t)));
   THIMBLE_LET(rows, device.alloc(MemKind::kIo, kRows * row_bytes));
   THIMBLE_LET(x, device.alloc(MemKind::kWorkspace, x_bytes));

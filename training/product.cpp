@@ -37,17 +37,21 @@ Result<std::unique_ptr<Product>> Product::by(const std::shared_ptr<Device>& devi
   return product;
 }
 
+SessionShape session_of_rows(uint32_t rows) {
+  return {.chunk = rows,
+          .run_capacity = 1,
+          .layer_entries = 1,
+          .reach = 1,
+          .view_capacity = 1,
+          .positions = 0,
+          .heads = 0};
+}
+
 // The largest matrix product of a session with such a model is this one.
 static Result<uint64_t> scratch_bytes(const Device& device, uint32_t rows, uint32_t inner, uint32_t cols) {
   const ModelShape model{
       .layers = 1, .d_model = inner, .heads = 1, .kv_heads = 1, .head_dim = 64, .d_ff = cols, .vocab = 1};
-  THIMBLE_LET(needs, device.needs(model, {.chunk = rows,
-                                          .run_capacity = 1,
-                                          .layer_entries = 1,
-                                          .reach = 1,
-                                          .view_capacity = 1,
-                                          .positions = 0,
-                                          .heads = 0}));
+  THIMBLE_LET(needs, device.needs(model, session_of_rows(rows)));
   return needs.workspace;
 }
 

@@ -7,6 +7,9 @@
 
 namespace thimble {
 
+// What a device is told of programs over so many rows that read no entries.
+SessionShape session_of_rows(uint32_t rows);
+
 // y [rows][cols] = x [rows][inner] times w [cols][inner], for one shape of x and one w.
 class Product {
  public:

@@ -16,14 +16,11 @@
 namespace thimble {
 namespace {
 
-using Phase = TrainingProgress::Phase;
-
 constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
 constexpr uint32_t kSharesPart = 8;  // shares are those of pools that hold an eighth of a text
 constexpr uint32_t kParts[] = {8, 16};
 constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
-constexpr double kBetweenSaves = 60;
 
 std::vector<std::byte> halves_of(const std::vector<float>& values) {
   std::vector<uint16_t> halves(values.size());
@@ -318,59 +315,10 @@ const TrainingText& Trainer::text(uint32_t number) const {
   return number < texts_.size() ? texts_[number] : counted_[number - texts_.size()];
 }
 
-void Trainer::set_phase(Phase phase, uint64_t done, uint64_t total) {
-  phase_ = phase;
-  done_ = phase_first_ = done;
-  total_ = total;
-  phase_start_ = steady_seconds();
-}
-
-TrainingProgress Trainer::progress() const {
-  TrainingProgress p;
-  p.phase = phase_;
-  p.done = done_;
-  p.total = total_;
-  const double seconds = steady_seconds() - phase_start_;
-  if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
-  if (fit_) p.loss = fit_->loss();
-  return p;
-}
-
 double& Trainer::clock() {
-  switch (phase_) {
-    case Phase::kReading:
-      return reading_ && reader_->tokens_read() >= text(text_).tokens.size() ? seconds_.labels
-                                                                             : seconds_.reading;
-    case Phase::kFitting:
-      return seconds_.fitting;
-    case Phase::kTrying:
-      return seconds_.trying;
-    default:
-      return seconds_.checking;
-  }
-}
-
-Status Trainer::make_step() {
-  switch (phase_) {
-    case Phase::kReading:
-      return read_on();
-    case Phase::kFitting:
-      return fit_on();
-    case Phase::kTrying:
-      return try_on();
-    default:
-      return check_on();
-  }
-}
-
-Result<bool> Trainer::step() {
-  if (phase_ == Phase::kDone) return false;
-  const double begin = steady_seconds();
-  double& seconds = clock();
-  THIMBLE_TRY(make_step());
-  seconds += steady_seconds() - begin;
-  if (steady_seconds() - saved_at_ > kBetweenSaves) THIMBLE_TRY(save());
-  return true;
+  const bool in_labels =
+      phase_ == Phase::kReading && reading_ && reader_->tokens_read() >= text(text_).tokens.size();
+  return in_labels ? seconds_.labels : Training::clock();
 }
 
 // ---- reading ----

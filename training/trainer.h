@@ -24,9 +24,6 @@ class Trainer : public Training {
   static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                  const TrainingOptions&);
 
-  // Reads a chunk, makes a step of the fit, or reads a text to check; false when everything is done.
-  Result<bool> step() override;
-  TrainingProgress progress() const override;
   Status save() override;
   std::string report() const override;
   bool resumed() const { return resumed_; }
@@ -55,24 +52,23 @@ class Trainer : public Training {
   Status prepare();
   Status begin();
   Status open_tries();
-  Status try_on();
+  Status try_on() override;
   Status start_trial();
   Status make_texts();
   Status make_texts_to_learn(const TextMaker&);
   Status choose_runs();
   Status open_state();
-  Status read_on();
+  double loss() const override { return fit_ ? fit_->loss() : 0; }
+  Status read_on() override;
   Status finish_text();
   Status start_fit();
-  Status fit_on();
-  Status make_step();
-  double& clock();  // of what the next step does
+  Status fit_on() override;
+  double& clock() override;
   void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
-  Status check_on();
+  Status check_on() override;
   std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
-  void set_phase(TrainingProgress::Phase phase, uint64_t done, uint64_t total);
 
   bool trains() const { return options_.heads.empty(); }
   bool repeats() const {
@@ -111,7 +107,6 @@ class Trainer : public Training {
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
   StateFile state_;
-  double saved_at_ = 0;
   std::optional<SavedTwice> saved_fit_;
   bool resumed_ = false;
 
@@ -125,11 +120,6 @@ class Trainer : public Training {
   uint32_t check_ = 0;
   Recall dense_;
   std::vector<Checked> checked_;
-
-  TrainingProgress::Phase phase_ = TrainingProgress::Phase::kReading;
-  uint64_t done_ = 0, total_ = 0, phase_first_ = 0;
-  TrainingSeconds seconds_;
-  double phase_start_ = 0;
 };
 
 }  // namespace thimble

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "base/system.h"
 #include "training/controller_trainer.h"
 #include "training/report.h"
 #include "training/trainer.h"
@@ -23,6 +24,61 @@ Status check_training(const Model& model, const TrainingOptions& o) {
   if (MappedFile::open(o.output).ok())
     return error(Code::kIo, "%s is there already; remove it or name another file", o.output.c_str());
   return {};
+}
+
+void Training::set_phase(Phase phase, uint64_t done, uint64_t total) {
+  phase_ = phase;
+  done_ = phase_first_ = done;
+  total_ = total;
+  phase_start_ = steady_seconds();
+}
+
+TrainingProgress Training::progress() const {
+  TrainingProgress p;
+  p.phase = phase_;
+  p.done = done_;
+  p.total = total_;
+  const double seconds = steady_seconds() - phase_start_;
+  if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
+  p.loss = loss();
+  return p;
+}
+
+double& Training::clock() {
+  switch (phase_) {
+    case Phase::kReading:
+      return seconds_.reading;
+    case Phase::kFitting:
+      return seconds_.fitting;
+    case Phase::kTrying:
+      return seconds_.trying;
+    default:
+      return seconds_.checking;
+  }
+}
+
+Status Training::make_step() {
+  switch (phase_) {
+    case Phase::kReading:
+      return read_on();
+    case Phase::kFitting:
+      return fit_on();
+    case Phase::kTrying:
+      return try_on();
+    default:
+      return check_on();
+  }
+}
+
+Result<bool> Training::step() {
+  constexpr double kBetweenSaves = 60;
+  if (phase_ == Phase::kDone) return false;
+  const double begin = steady_seconds(), labels = seconds_.labels;
+  double& seconds = clock();
+  THIMBLE_TRY(make_step());
+  seconds += steady_seconds() - begin - (seconds_.labels - labels);
+  if (steady_seconds() - saved_at_ > kBetweenSaves) THIMBLE_TRY(save());
+  return true;
 }
 
 template <typename T>

@@ -55,12 +55,35 @@ class Training {
  public:
   virtual ~Training() = default;
   // Does a part of the work; false when everything is done.
-  virtual Result<bool> step() = 0;
-  virtual TrainingProgress progress() const = 0;
+  Result<bool> step();
+  TrainingProgress progress() const;
   // Keeps all that was done in OUTPUT.partial. step() does so every minute.
   virtual Status save() = 0;
   // What came of it, as a JSON object, when everything is done.
   virtual std::string report() const = 0;
+
+ protected:
+  using Phase = TrainingProgress::Phase;
+  // A part of the work of each phase.
+  virtual Status read_on() = 0;
+  virtual Status fit_on() = 0;
+  virtual Status check_on() = 0;
+  virtual Status try_on() { return {}; }  // of those that try
+  virtual double loss() const = 0;        // of the last step
+  // Where the time of the next step goes, but for what the step itself counts among the labels.
+  virtual double& clock();
+  void set_phase(Phase phase, uint64_t done, uint64_t total);
+
+  Phase phase_ = Phase::kReading;
+  uint64_t done_ = 0, total_ = 0;
+  TrainingSeconds seconds_;
+  double saved_at_ = 0;
+
+ private:
+  Status make_step();
+
+  uint64_t phase_first_ = 0;  // done before this process took the phase up
+  double phase_start_ = 0;
 };
 
 // Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.

@@ -79,12 +79,10 @@ Result<std::string> describe_heads(const std::string& path, const Model* model) 
   THIMBLE_LET(gguf, Gguf::parse(file, path));
   THIMBLE_LET(prefix, retainer_prefix(gguf));
   const bool older = prefix == "locret.", controller = prefix == "adore.";
-  THIMBLE_LET(kind, with_default(gguf.get_string("retainer.kind"), older        ? "locret"
-                                                                   : controller ? "adore"
-                                                                                : ""));
-  THIMBLE_LET(input, with_default(gguf.get_string("retainer.input"), older        ? "qkv"
-                                                                     : controller ? "embedding"
-                                                                                  : ""));
+  const std::string implied_kind = older ? "locret" : controller ? "adore" : "";
+  const std::string implied_input = older ? "qkv" : controller ? "embedding" : "";
+  THIMBLE_LET(kind, with_default(gguf.get_string("retainer.kind"), implied_kind));
+  THIMBLE_LET(input, with_default(gguf.get_string("retainer.input"), implied_input));
   THIMBLE_LET(target, with_default(gguf.get_string("retainer.target"), ""));
   THIMBLE_LET(name, with_default(gguf.get_string("general.name"), ""));
   THIMBLE_LET(architecture, gguf.need_string("general.architecture"));
