@@ -27,7 +27,7 @@ struct Sample {
   std::string id, task, answer;
   uint64_t length = 0;  // as the file gives it
   std::vector<int32_t> prompt;
-  size_t question = 0;          // index of the first token of the question
+  std::ptrdiff_t question = 0;  // index of the first token of the question
   std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt
 };
 
@@ -61,8 +61,8 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   const Tokens tokens = tokenize(model, prompt, kPromptFlags);
   sample.prompt = tokens.ids;
   const uint64_t asked_at = prompt.rfind(question);
-  sample.question = static_cast<size_t>(
-      std::lower_bound(tokens.offsets.begin(), tokens.offsets.end(), asked_at) - tokens.offsets.begin());
+  sample.question =
+      std::lower_bound(tokens.offsets.begin(), tokens.offsets.end(), asked_at) - tokens.offsets.begin();
   const size_t begin = prompt.find(needle), end = begin + needle.size();
   for (size_t i = 0; i < tokens.ids.size(); ++i) {
     const uint64_t next = i + 1 < tokens.ids.size() ? tokens.offsets[i + 1] : prompt.size();
@@ -107,29 +107,66 @@ struct Outcome {
   uint64_t saturated = 0;
 };
 
-// Nothing where Ctrl-C came.
-std::optional<Outcome> ask(const Settings& s, const Model& model, const Session& session, bool selects,
-                           const Sample& sample, Progress& progress) {
-  const auto start = std::chrono::steady_clock::now();
-  const Interruptible interruptible(session);
-  call(thimble_session_reset, session.get());
-  const auto question =
-      sample.prompt.begin() + static_cast<std::ptrdiff_t>(selects ? sample.question : sample.prompt.size());
-  if (!read_prompt(session, {sample.prompt.begin(), question}, progress)) return std::nullopt;
-  for (auto token = question; token != sample.prompt.end(); ++token)
-    if (!call_unless_interrupted(thimble_session_accept, session.get(), *token)) return std::nullopt;
-  Outcome outcome;
-  outcome.retention = needle_retention(session, model_info(model), sample.needle);
-  const Answer answer = generate(model, session, s.predict, [](std::string_view) {});
-  if (answer.finish == Finish::kInterrupted) return std::nullopt;
-  outcome.answer = strip(answer.text);
-  outcome.correct = outcome.answer == strip(sample.answer);
-  const thimble_stats seen = stats(session);
-  outcome.read = seen.prefill_tokens;
-  outcome.saturated = seen.saturated;
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return outcome;
+bool same_text(const Sample& a, const Sample& b) {
+  return a.question == b.question &&
+         std::equal(a.prompt.begin(), a.prompt.begin() + a.question, b.prompt.begin());
 }
+
+// A session that is asked one sample after the other. A text that several of them share, one behind the
+// other, is read once: all questions but the last are asked on clones.
+class Asked {
+ public:
+  // `selects`: questions are stepped token by token. The session may be none.
+  Asked(const Settings& s, const Model& model, Session session, bool selects)
+      : settings_(s), model_(model), session_(std::move(session)), selects_(selects) {}
+
+  explicit operator bool() const { return session_ != nullptr; }
+  const Session& session() const { return session_; }
+
+  // Nothing where Ctrl-C came. `last`: no further sample of this text follows.
+  std::optional<Outcome> ask(const Sample& sample, bool last, Progress& progress) {
+    const auto start = std::chrono::steady_clock::now();
+    if (!reads_) {
+      const Interruptible interruptible(session_);
+      call(thimble_session_reset, session_.get());
+      if (!call_unless_interrupted(thimble_session_feed, session_.get(), sample.prompt.data(),
+                                   sample.question))
+        return std::nullopt;
+    }
+    reads_ = !last;
+    const Session copy = last ? nullptr : clone(session_);
+    auto outcome = answer(copy ? copy : session_, sample, progress);
+    if (!outcome) return std::nullopt;
+    if (!last) outcome->saturated -= stats(session_).saturated;  // which clones go on counting
+    outcome->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return outcome;
+  }
+
+ private:
+  std::optional<Outcome> answer(const Session& session, const Sample& sample, Progress& progress) const {
+    const Interruptible interruptible(session);
+    const std::vector<int32_t> question(sample.prompt.begin() + sample.question, sample.prompt.end());
+    if (!read_prompt(session, selects_ ? std::vector<int32_t>() : question, progress)) return std::nullopt;
+    for (size_t i = 0; selects_ && i < question.size(); ++i)
+      if (!call_unless_interrupted(thimble_session_accept, session.get(), question[i])) return std::nullopt;
+    Outcome outcome;
+    outcome.retention = needle_retention(session, model_info(model_), sample.needle);
+    const Answer answer = generate(model_, session, settings_.predict, [](std::string_view) {});
+    if (answer.finish == Finish::kInterrupted) return std::nullopt;
+    outcome.answer = strip(answer.text);
+    outcome.correct = outcome.answer == strip(sample.answer);
+    const thimble_stats seen = stats(session);
+    outcome.read = seen.prefill_tokens;
+    outcome.saturated = seen.saturated;
+    return outcome;
+  }
+
+  const Settings& settings_;
+  const Model& model_;
+  const Session session_;
+  const bool selects_;
+  bool reads_ = false;  // it holds the text of the next sample
+};
 
 // A row of the table: samples of one task and length, or all.
 struct Row {
@@ -177,7 +214,7 @@ int eval(Settings& s, const EvalFlags& flags) {
   uint64_t longest = 0, question = 0;
   for (const Sample& sample : samples) {
     longest = std::max<uint64_t>(longest, sample.prompt.size());
-    question = std::max<uint64_t>(question, sample.prompt.size() - sample.question);
+    question = std::max<uint64_t>(question, sample.prompt.size() - static_cast<uint64_t>(sample.question));
   }
 
   Progress progress;
@@ -190,7 +227,9 @@ int eval(Settings& s, const EvalFlags& flags) {
       selects || retention.policy == THIMBLE_RETENTION_ADORE;  // which needs no room: each token releases one
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
-  const Session session = create_session(model, options);
+  const bool clones = std::adjacent_find(samples.begin(), samples.end(), same_text) != samples.end();
+  if (clones) leave_room_for_clones(model, options, 1);
+  Asked asked(s, model, create_session(model, options), selects);
   Session dense;
   if (flags.baseline) {
     Settings plain;
@@ -202,14 +241,17 @@ int eval(Settings& s, const EvalFlags& flags) {
     progress.attach(dense_options);
     dense = create_session(model, dense_options);
   }
+  Asked asked_dense(s, model, std::move(dense), false);
 
   std::map<std::pair<std::string, uint64_t>, Row> rows;
   Row all;
   bool interrupted = false;
-  for (const Sample& sample : samples) {
-    const auto outcome = ask(s, model, session, selects, sample, progress);
-    const auto baseline = outcome && dense ? ask(s, model, dense, false, sample, progress) : std::nullopt;
-    interrupted = !outcome || (dense && !baseline);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Sample& sample = samples[i];
+    const bool last = i + 1 == samples.size() || !same_text(sample, samples[i + 1]);
+    const auto outcome = asked.ask(sample, last, progress);
+    const auto baseline = outcome && asked_dense ? asked_dense.ask(sample, last, progress) : std::nullopt;
+    interrupted = !outcome || (asked_dense && !baseline);
     if (interrupted) break;
     rows[{sample.task, sample.length}].add(*outcome, baseline ? &*baseline : nullptr);
     all.add(*outcome, baseline ? &*baseline : nullptr);
@@ -233,7 +275,7 @@ int eval(Settings& s, const EvalFlags& flags) {
     print_json(line);
   }
 
-  const thimble_memory held = memory(session);
+  const thimble_memory held = memory(asked.session());
   warn_of_saturated(all.saturated);
   if (s.json) {
     Json summary = row_json(all, flags.baseline);
@@ -284,7 +326,8 @@ Command add_eval(CLI::App& root) {
   add_session_flags(*app, settings);
   app->footer(
       "An answer is right when it is exactly the expected one, but for white space around it. With a\n"
-      "selection or adore the question is read token by token, as an answer is written.\n"
+      "selection or adore the question is read token by token, as an answer is written. A text that\n"
+      "lines behind each other share is read once, and each question is asked on a clone.\n"
       "Decoding is greedy. With --json one object a sample, then one with \"summary\".\n\n"
       "Examples:\n"
       "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"

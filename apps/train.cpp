@@ -20,7 +20,7 @@ struct TrainSettings {
   Settings common;  // model, json
   std::vector<std::string> data;
   std::string output, heads, kind = "locret", target = "log_prob", memory, budgets = "counted";
-  uint32_t texts = 16, steps = 300, threads = 0;
+  uint32_t texts = 16, steps = 300, text_tokens = 0, threads = 0;
   uint64_t seed = 0;
 };
 
@@ -214,6 +214,7 @@ int train(const TrainSettings& s) {
   options.data_count = static_cast<uint32_t>(data.size());
   options.texts = s.texts;
   options.steps = s.steps;
+  options.text_tokens = s.text_tokens;
   options.equal_shares = s.budgets == "equal";
   options.output = s.output.c_str();
   options.heads = s.heads.empty() ? nullptr : s.heads.c_str();
@@ -299,6 +300,10 @@ Command add_heads_train(CLI::App& heads) {
                   "log_prob)")
       ->type_name("log_prob|max_logit|log_kvzip_plus|kvzip|auto");
   app->add_option("--texts", settings.texts, "Texts to learn from (default: 16)")->type_name("N");
+  app->add_option(
+         "--text-tokens", settings.text_tokens,
+         "Tokens of a text, 1024 at least (default: 6144); what is asked behind it takes half as many")
+      ->type_name("N");
   app->add_option("--steps", settings.steps, "Steps of the optimizer (default: 300)")->type_name("N");
   app->add_option("--budgets", settings.budgets, "How pools are divided among KV heads (default: counted)")
       ->type_name("counted|equal")

@@ -1,4 +1,6 @@
 // Entry points about training: heads made for a model, step by step.
+#include <algorithm>
+
 #include "capi/handles.h"
 #include "training/training.h"
 
@@ -54,6 +56,7 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
   if (o.heads) options.heads = o.heads;
   if (o.texts) options.texts = o.texts;
   if (o.steps) options.steps = o.steps;
+  options.text_tokens = static_cast<uint32_t>(std::min<uint64_t>(o.text_tokens, UINT32_MAX));
   options.equal_shares = o.equal_shares != 0;
   options.seed = o.seed;
   options.memory = o.memory_bytes;

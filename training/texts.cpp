@@ -52,6 +52,9 @@ uint64_t hash_of(uint64_t hash, std::string_view bytes) {  // FNV-1a
 
 Result<uint32_t> length_of_texts(const Model& model, uint32_t wanted, bool repeated) {
   constexpr uint32_t kTextTokens = 6144, kLeastTextTokens = 1024;
+  if (wanted && wanted < kLeastTextTokens)
+    return error(Code::kInvalidArgument, "texts of %u tokens are too short to learn from; give at least %u",
+                 wanted, kLeastTextTokens);
   const uint32_t context = model.info.context_length;
   uint32_t tokens = wanted ? wanted : kTextTokens;
   if (context) {

@@ -274,6 +274,8 @@ typedef struct thimble_training_options {
                              * which of them answers most after a short training */
   uint64_t seed;
   uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them */
+  uint64_t text_tokens;     /* of a text, 1024 at least; 0: 6144; two thirds of the model's context at most, with what is asked
+                             * behind it half as many again */
 } thimble_training_options;
 
 THIMBLE_API void thimble_training_options_init(thimble_training_options* options, uint32_t struct_size);

@@ -184,7 +184,7 @@ OFFSET(thimble_stats, decode_bytes, 112);
 OFFSET(thimble_stats, decode_flop, 120);
 OFFSET(thimble_stats, saturated, 128);
 
-static_assert(sizeof(void*) != 8 || sizeof(thimble_training_options) == 88);
+static_assert(sizeof(void*) != 8 || sizeof(thimble_training_options) == 96);
 OFFSET(thimble_training_options, struct_size, 0);
 OFFSET(thimble_training_options, threads, 4);
 OFFSET(thimble_training_options, device, 8);
@@ -199,6 +199,7 @@ OFFSET(thimble_training_options, kind, 56);
 OFFSET(thimble_training_options, target, 64);
 OFFSET(thimble_training_options, seed, 72);
 OFFSET(thimble_training_options, memory_bytes, 80);
+OFFSET(thimble_training_options, text_tokens, 88);
 
 static_assert(sizeof(thimble_training_progress) == 40);
 OFFSET(thimble_training_progress, struct_size, 0);
