@@ -107,12 +107,21 @@ struct ViewPart {
 class ViewParts {
  public:
   __device__ ViewParts(const ViewAttention& o, const StepParams& step)
-      : keys_{o, step}, heads_(o.p.heads), each_(o.each), spare_(o.spare), longer_(0) {
+      : keys_{o, step}, heads_(o.p.heads), each_(o.each), spare_(o.spare) {
     uint32_t of_each;
     equal_ = equal_work(heads_, keys_, of_each);
-    if (equal_ || heads_ > kWarp) return;
-    const uint32_t lane = threadIdx.x % kWarp, own = lane < heads_ ? keys_(lane) : 0;
-    longer_ = __ballot_sync(~0u, own * heads_ > __reduce_add_sync(~0u, own));
+    if (equal_) return;
+    const uint32_t lane = threadIdx.x % kWarp;
+    head_ = lane, keys_of_head_ = lane < heads_ ? keys_(lane) : 0;
+    if (heads_ > kWarp) return;
+    const uint32_t longer =
+                       __ballot_sync(~0u, keys_of_head_ * heads_ > __reduce_add_sync(~0u, keys_of_head_)),
+                   before = (1u << lane) - 1;
+    const uint32_t place =
+        longer >> lane & 1 ? __popc(longer & before) : __popc(longer) + __popc(~longer & before);
+    for (uint32_t head = 0; head < heads_; ++head)
+      if (__shfl_sync(~0u, place, head) == lane) head_ = head;
+    keys_of_head_ = __shfl_sync(~0u, keys_of_head_, head_);
   }
   __device__ bool several_of_a_head() const { return !equal_ || each_ > 1; }
   __device__ ViewPart operator[](uint32_t number) const {
@@ -129,13 +138,12 @@ class ViewParts {
 
  private:
   __device__ uint32_t head_at(uint32_t i) const {
-    const uint32_t n = __popc(longer_);
-    return equal_ || i >= kWarp ? i : i < n ? __fns(longer_, 0, i + 1) : __fns(~longer_, 0, i - n + 1);
+    return equal_ || heads_ > kWarp ? i : __shfl_sync(~0u, head_, i);
   }
   template <typename Is>
   __device__ HeadBlocks find(const Is& is) const {
-    return find_head_blocks(
-        heads_ + spare_, heads_, [&](uint32_t i) { return keys_(head_at(i)); }, is);
+    const auto keys = [&](uint32_t i) { return i == threadIdx.x % kWarp ? keys_of_head_ : keys_(i); };
+    return find_head_blocks(heads_ + spare_, heads_, keys, is);
   }
   __device__ ViewPart part(const HeadBlocks& own, uint32_t index) const {
     return {own.head < heads_ ? head_at(own.head) : heads_, index, own.count,
@@ -144,7 +152,8 @@ class ViewParts {
 
   KeysOfHead keys_;
   uint32_t heads_, each_, spare_;
-  uint32_t longer_;  // a bit for each head with more keys than the average
+  // Where heads are unequal: a lane's in their order, and its keys. More heads than lanes keep their order.
+  uint32_t head_, keys_of_head_;
   bool equal_;
 };
 
@@ -204,24 +213,27 @@ __device__ void load_queries(const ViewAttention& o, const StepParams& step, con
                              uint32_t head, uint32_t first_vector, uint32_t thread, Store store) {
   const float scale = o.p.scale * kLog2E;
   const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
-  const auto position_of = [&](uint32_t row) { return kIndexed ? pass.index_of(row) : from + row; };
-  // Loads go ahead without a condition, so that those of several rounds are under way together.
   const uint32_t last_row = pass.n_rows - 1, last_channel = o.p.head_dim - 1;
-#pragma unroll 8
-  for (uint32_t i = thread; i < kVectors * kDim / 2; i += kThreads) {
-    const uint32_t vector = i / (kDim / 2), pair = i % (kDim / 2), row = (first_vector + vector) / o.p.group;
-    const bool rotates = pair < o.rope.pairs;
-    const uint32_t c0 = rotates ? first_of_pair(pair, o.p.rope.pairing) : 2 * pair;
-    const uint32_t c1 = rotates ? second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * pair + 1;
-    const float* q = o.q + uint64_t(min(row, last_row)) * o.p.row_stride +
-                     (head * o.p.group + (first_vector + vector) % o.p.group) * o.p.head_dim;
-    const float x0 = q[min(c0, last_channel)] * scale, y0 = q[min(c1, last_channel)] * scale;
-    float2 angle{1, 0};
-    if (o.rope.pairs) angle = o.rope.angle(position_of(min(row, last_row)), min(pair, o.rope.pairs - 1));
-    if (!rotates) angle = {1, 0};
+  // A warp takes whole vectors, so that it divides by the group once for each. Loads go ahead without a
+  // condition, so that those of several vectors are under way together.
+#pragma unroll 4
+  for (uint32_t vector = thread / kWarp; vector < kVectors; vector += kThreads / kWarp) {
+    const uint32_t row = (first_vector + vector) / o.p.group, of_group = (first_vector + vector) % o.p.group;
     const bool there = row < pass.n_rows;
-    store(vector, c0, __float2half_rn(there && c0 <= last_channel ? x0 * angle.x - y0 * angle.y : 0));
-    store(vector, c1, __float2half_rn(there && c1 <= last_channel ? x0 * angle.y + y0 * angle.x : 0));
+    const uint32_t loaded = min(row, last_row), position = kIndexed ? pass.index_of(loaded) : from + loaded;
+    const float* q = o.q + uint64_t(loaded) * o.p.row_stride + (head * o.p.group + of_group) * o.p.head_dim;
+#pragma unroll
+    for (uint32_t pair = thread % kWarp; pair < kDim / 2; pair += kWarp) {
+      const bool rotates = pair < o.rope.pairs;
+      const uint32_t c0 = rotates ? first_of_pair(pair, o.p.rope.pairing) : 2 * pair;
+      const uint32_t c1 = rotates ? second_of_pair(pair, o.p.rope.pairing, o.rope.pairs) : 2 * pair + 1;
+      const float x0 = q[min(c0, last_channel)] * scale, y0 = q[min(c1, last_channel)] * scale;
+      float2 angle{1, 0};
+      if (o.rope.pairs) angle = o.rope.angle(position, min(pair, o.rope.pairs - 1));
+      if (!rotates) angle = {1, 0};
+      store(vector, c0, __float2half_rn(there && c0 <= last_channel ? x0 * angle.x - y0 * angle.y : 0));
+      store(vector, c1, __float2half_rn(there && c1 <= last_channel ? x0 * angle.y + y0 * angle.x : 0));
+    }
   }
 }
 
