@@ -26,13 +26,17 @@ __device__ inline uint32_t four_codes(uint32_t low_three, uint32_t fourth) {
   return __byte_perm(__byte_perm(kValues[0], kValues[1], low_three),
                      __byte_perm(kValues[2], kValues[3], low_three), fourth);
 }
+// What eight nibbles stand for, two bytes' to a word: a byte's low one, then its high one.
+template <DType type>
+__device__ inline uint2 pairs_of_codes(uint32_t nibbles) {
+  const uint32_t low_three = nibbles & 0x77777777, fourth = (nibbles >> 1 & 0x44444444) | 0x32103210;
+  return {four_codes<type>(low_three, fourth), four_codes<type>(low_three >> 16, fourth >> 16)};
+}
 // What the low nibbles of four bytes stand for, and what the high ones do.
 template <DType type>
 __device__ inline uint2 code_bytes(uint32_t nibbles) {
-  const uint32_t low_three = nibbles & 0x77777777, fourth = (nibbles >> 1 & 0x44444444) | 0x32103210;
-  const uint32_t front = four_codes<type>(low_three, fourth),
-                 back = four_codes<type>(low_three >> 16, fourth >> 16);
-  return {__byte_perm(front, back, 0x6420), __byte_perm(front, back, 0x7531)};
+  const uint2 pairs = pairs_of_codes<type>(nibbles);
+  return {__byte_perm(pairs.x, pairs.y, 0x6420), __byte_perm(pairs.x, pairs.y, 0x7531)};
 }
 
 // The scale of an mxfp4 block, 2^(x - 128); of 0 and 1 it is subnormal.

@@ -156,7 +156,9 @@ struct Digits {
   float sums[2];      // of the 32 columns from 32 part and from 128 + 32 part on
 
   // All lanes of a warp call it together. `stage` is the warp's 1 KiB of shared memory. Word i belongs to
-  // four columns, from 4 part + word(i) on for low halves, kHigh behind these for high ones.
+  // four columns, from 4 part + word(i) on for low halves, kHigh behind these for high ones. Where a format
+  // has kPairs, its instructions take the halves of a byte behind each other: two of the four columns and the
+  // two kHigh behind them, first those of the first two bytes.
   template <typename Format>
   __device__ void take(const Strip& x, uint32_t stage, Lane lane) {
     const uint32_t thread = 4 * lane.row + lane.part;
@@ -181,10 +183,19 @@ struct Digits {
     store_words(stage + 32 * thread, {c.x, d.x, c.y, d.y});
     store_words(stage + 32 * thread + 16, {c.z, d.z, c.w, d.w});
     __syncwarp();
-    const uint32_t digit = stage + lane.row % 2 * (4 * Format::kHigh) + lane.part / 2 * 32 +
-                           lane.row / 2 * 8 + lane.part % 2 * 4;
+    if constexpr (requires { Format::kPairs; }) {
+      const uint32_t low = stage + lane.part / 2 * 32 + lane.row / 2 * 8 + lane.part % 2 * 4;
+      const uint32_t pairs = lane.row % 2 ? 0x7362 : 0x5140;
 #pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) words[i] = load_word(digit + 4 * Format::word(i));
+      for (uint32_t i = 0; i < 8; ++i)
+        words[i] = __byte_perm(load_word(low + 4 * Format::word(i)),
+                               load_word(low + 4 * (Format::word(i) + Format::kHigh)), pairs);
+    } else {
+      const uint32_t digit = stage + lane.row % 2 * (4 * Format::kHigh) + lane.part / 2 * 32 +
+                             lane.row / 2 * 8 + lane.part % 2 * 4;
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) words[i] = load_word(digit + 4 * Format::word(i));
+    }
 
     float sum = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
     sum += __shfl_xor_sync(~0u, sum, 1);
@@ -335,26 +346,33 @@ template <DType kOf>
 struct Codes {
   using Columns = Digits;
   static constexpr DType kType = kOf;
-  static constexpr uint32_t kHead = kOf == DType::kMXFP4 ? 1 : 2;
+  static constexpr bool kPairs = true, kPowers = kOf == DType::kMXFP4;
+  static constexpr uint32_t kHead = kPowers ? 1 : 2;
   static constexpr uint32_t kBlock = 32, kBytes = kHead + 16, kColumns = 256, kHigh = 16;
-  static constexpr float kFactor = 1;
+  static constexpr float kFactor = kPowers ? 0.5f : 1;
   static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
 
+  // A block's scale, over kFactor. Of mxfp4 it is 2^(x - 128), so this is the number with the exponent x, and
+  // for x = 0 the subnormal 2^-127. x = 255, NaN by the format, gives infinity.
   static __device__ float scale_at(uint32_t block) {
-    if constexpr (kOf == DType::kMXFP4)
-      return power_of_two(load_byte(block));
+    if constexpr (kPowers)
+      return __uint_as_float(max(load_byte(block) << 23, 0x00400000u));
     else
       return load_half(block);
   }
   static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
+    constexpr uint32_t kPeriod = kHead % 2 ? 4 : 2;  // words are aligned as those so many blocks before
     float dot = 0;
 #pragma unroll
-    for (uint32_t b = 0; b < 8; ++b) {
-      const uint32_t block = row + b * kBytes, w = Words<kHead>(block + kHead + 4 * lane.part)[0];
-      const uint2 values = code_bytes<kOf>(w);
-      int32_t c[4];
-      multiply_bytes<true>(c, values.x, values.y, x.words[b]);
-      dot = fmaf(scale_at(block), static_cast<float>(c[0] + c[3]), dot);  // at most 2^19
+    for (uint32_t first = 0; first < kPeriod; ++first) {
+      const Words<kHead> words(row + first * kBytes + kHead + 4 * lane.part);
+#pragma unroll
+      for (uint32_t b = first; b < 8; b += kPeriod) {
+        const uint2 values = pairs_of_codes<kOf>(words[(b - first) * kBytes / 4]);
+        int32_t c[4];
+        multiply_bytes<true>(c, values.x, values.y, x.words[b]);
+        dot = fmaf(scale_at(row + b * kBytes), static_cast<float>(c[0] + c[3]), dot);  // at most 2^19
+      }
     }
     return dot * x.unit;
   }
@@ -364,6 +382,7 @@ struct Codes {
 struct CodesInGroups {
   using Columns = Digits;
   static constexpr DType kType = DType::kIQ4_XS;
+  static constexpr bool kPairs = true;
   static constexpr uint32_t kBlock = 256, kBytes = 136, kColumns = 256, kHigh = 16;
   static constexpr float kFactor = 1;
   static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
@@ -374,7 +393,7 @@ struct CodesInGroups {
     int32_t sum = 0;  // at most 8 * 32 * 2^19
 #pragma unroll
     for (uint32_t b = 0; b < 8; ++b) {
-      const uint2 values = code_bytes<kType>(words[4 * b]);
+      const uint2 values = pairs_of_codes<kType>(words[4 * b]);
       int32_t c[4];
       multiply_bytes<true>(c, values.x, values.y, x.words[b]);
       sum += (static_cast<int32_t>((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32) * (c[0] + c[3]);
