@@ -74,7 +74,8 @@ void expect_one_sentence(const Outcome& outcome) {
   EXPECT_EQ(outcome.error.find('\n'), outcome.error.size() - 1) << outcome.error;
 }
 
-const char* kCommands[] = {"run", "chat", "serve", "plan", "eval", "bench", "inspect", "heads", "tokenize", "devices"};
+const char* kCommands[] = {"run",   "chat",    "serve", "plan",     "eval",
+                           "bench", "inspect", "heads", "tokenize", "devices"};
 const std::string kModel = project_file("models/thimble-demo-28m-q8_0.gguf");
 const std::string kHeads = project_file("models/thimble-demo-28m.locret.gguf");
 const std::string kM = " -m " + kModel + " ";
@@ -924,6 +925,48 @@ TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
           .out;
   const Json line = Json::parse(out.substr(0, out.find('\n')));
   EXPECT_LT(line["retention"], 0.5);
+}
+
+// Two questions of one text behind each other are asked on one reading; with another text in between each is
+// read afresh. A window evicts while it reads.
+TEST(Eval, AsksSeveralQuestionsOnOneReading) {
+  THIMBLE_NEEDS(kModel);
+  std::string rain;
+  for (int i = 0; i < 30; ++i) rain += "It rained all day. ";
+  const auto line = [&](const std::string& id, const std::string& text, const std::string& question) {
+    return Json({{"id", id},
+                 {"task", "a"},
+                 {"tokens", 600},
+                 {"text", text},
+                 {"question", question},
+                 {"answer", "550178"},
+                 {"needle", kText}})
+               .dump() +
+           "\n";
+  };
+  const std::string text = rain + kText;
+  const std::string key = line("key", text, "What is the pass key?"),
+                    day = line("day", text, "What did it do all day?"),
+                    other = line("other", kText, "What is the pass key?");
+  const TemporaryFile together(key + day + other), apart(key + other + day);
+  const auto answers = [&](const TemporaryFile& file, const std::string& flags) {
+    std::map<std::string, Json> found;
+    std::istringstream lines(thimble("eval --json -n 8 " + flags + file.path() + kM).out);
+    for (std::string out; std::getline(lines, out);) {
+      Json json = Json::parse(out);
+      json.erase("seconds");
+      if (json.contains("id")) found[json["id"]] = json;
+    }
+    return found;
+  };
+  for (const std::string flags : {"", "--retention window --pool 64 --local 16 --chunk 64 ",
+                                  "--retention window --pool 96 --local 8 --chunk 64 --mem-budget 24MiB ",
+                                  "--selection tokenselect --select-k 32 "}) {
+    const auto one = answers(together, flags), each = answers(apart, flags);
+    EXPECT_EQ(one.size(), 3u) << flags;
+    EXPECT_EQ(one, each) << flags;
+    EXPECT_NE(one.at("key")["answer"], one.at("day")["answer"]) << flags;
+  }
 }
 
 TEST(Eval, NamesTheLineThatIsMalformed) {
