@@ -465,13 +465,22 @@ Status Fit::solve_layer(uint32_t layer) {
   for (uint32_t run = 0; run < samples_.runs(); run += kMomentRuns)
     THIMBLE_TRY(add_moments(layer, run, std::min(kMomentRuns, samples_.runs() - run), m));
   const double tokens = double(samples_.runs()) * kRunTokens;
+  std::vector<double> diagonal(n);
   threads_.run(s.cols, [&](uint32_t i, uint32_t) {
     for (uint64_t j = 0; j < n; ++j) m.xx[i * n + j] -= m.x[i] * m.x[j] / tokens;
-    m.xx[i * n + i] += kRidge;
+    diagonal[i] = m.xx[i * n + i];
   });
-  if (!factorise(m.xx, s.cols, threads_))
+  if (!std::all_of(diagonal.begin(), diagonal.end(), [](double d) { return std::isfinite(d); }))
     return error(Code::kNotFinite,
                  "layer %u of the model gives NaN or infinite states; train for another file of it", layer);
+  // Where the states span fewer dimensions than they have, those of layer 0 as many as there are distinct
+  // tokens, the rounding of the sums is all that is left in the others, and may be negative.
+  for (double ridge = kRidge;; ridge *= 16) {
+    for (uint64_t i = 0; i < n; ++i) m.xx[i * n + i] = diagonal[i] + ridge;
+    if (factorise(m.xx, s.cols, threads_)) break;
+    for (uint64_t i = 0; i < n; ++i)  // it wrote below the diagonal
+      for (uint64_t j = 0; j < i; ++j) m.xx[i * n + j] = m.xx[j * n + i];
+  }
   const Places p = places(layer);
   for (uint32_t head = 0; head < s.heads; ++head) {
     double* w = &m.xy[head * n];
