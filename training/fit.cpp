@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/system.h"
+#include "training/cholesky.h"
 #include "training/random.h"
 #include "training/sink.h"
 
@@ -48,34 +49,6 @@ void activate(uint32_t act, float* z, float* slope, uint32_t n) {
       z[i] = x * share;
       slope[i] = share + x * 0.3989422804f * std::exp(-0.5f * x * x);
     }
-  }
-}
-
-// Solves (a) x = b for symmetric positive a [n][n], which becomes its Cholesky factor; b [n] becomes x. False
-// where a is not positive.
-bool factorise(std::vector<double>& a, uint32_t n, ThreadPool& threads) {
-  constexpr uint32_t kRows = 32;  // of an item
-  for (uint32_t j = 0; j < n; ++j) {
-    double* of_j = &a[uint64_t(j) * n];
-    const double square = of_j[j] - std::inner_product(of_j, of_j + j, of_j, 0.0);
-    if (!(square > 0)) return false;
-    of_j[j] = std::sqrt(square);
-    threads.run(static_cast<uint32_t>(ceil_div(n - j - 1, kRows)), [&](uint32_t item, uint32_t) {
-      const uint32_t first = j + 1 + item * kRows;
-      for (uint32_t i = first; i < std::min(first + kRows, n); ++i) {
-        double* of_i = &a[uint64_t(i) * n];
-        of_i[j] = (of_i[j] - std::inner_product(of_i, of_i + j, of_j, 0.0)) / of_j[j];
-      }
-    });
-  }
-  return true;
-}
-void solve(const std::vector<double>& a, uint32_t n, double* b) {
-  for (uint32_t i = 0; i < n; ++i)
-    b[i] = (b[i] - std::inner_product(b, b + i, &a[uint64_t(i) * n], 0.0)) / a[uint64_t(i) * n + i];
-  for (uint32_t i = n; i-- > 0;) {
-    for (uint32_t j = i + 1; j < n; ++j) b[i] -= a[uint64_t(j) * n + i] * b[j];
-    b[i] /= a[uint64_t(i) * n + i];
   }
 }
 
@@ -465,7 +438,7 @@ Status Fit::solve_layer(uint32_t layer) {
   for (uint32_t run = 0; run < samples_.runs(); run += kMomentRuns)
     THIMBLE_TRY(add_moments(layer, run, std::min(kMomentRuns, samples_.runs() - run), m));
   const double tokens = double(samples_.runs()) * kRunTokens;
-  std::vector<double> diagonal(n);
+  std::vector<double> diagonal(n), factor;
   threads_.run(s.cols, [&](uint32_t i, uint32_t) {
     for (uint64_t j = 0; j < n; ++j) m.xx[i * n + j] -= m.x[i] * m.x[j] / tokens;
     diagonal[i] = m.xx[i * n + i];
@@ -476,16 +449,15 @@ Status Fit::solve_layer(uint32_t layer) {
   // Where the states span fewer dimensions than they have, those of layer 0 as many as there are distinct
   // tokens, the rounding of the sums is all that is left in the others, and may be negative.
   for (double ridge = kRidge;; ridge *= 16) {
-    for (uint64_t i = 0; i < n; ++i) m.xx[i * n + i] = diagonal[i] + ridge;
-    if (factorise(m.xx, s.cols, threads_)) break;
-    for (uint64_t i = 0; i < n; ++i)  // it wrote below the diagonal
-      for (uint64_t j = 0; j < i; ++j) m.xx[i * n + j] = m.xx[j * n + i];
+    factor = m.xx;
+    for (uint64_t i = 0; i < n; ++i) factor[i * n + i] = diagonal[i] + ridge;
+    if (factorise(factor, s.cols, threads_)) break;
   }
   const Places p = places(layer);
   for (uint32_t head = 0; head < s.heads; ++head) {
     double* w = &m.xy[head * n];
     for (uint64_t c = 0; c < n; ++c) w[c] -= m.x[c] * m.y[head] / tokens;
-    solve(m.xx, s.cols, w);
+    solve(factor, s.cols, w);
     double bias = m.y[head] / tokens - mean_;
     for (uint64_t c = 0; c < n; ++c) {
       bias -= w[c] * m.x[c] / tokens;
