@@ -8,8 +8,8 @@
 
 namespace thimble {
 
-// a [n][n], of which the lower triangle is read, becomes its Cholesky factor there; what is above the diagonal
-// is left as anything. False where a is not positive. Threads do not change a bit of it.
+// a [n][n], of which the lower triangle is read, becomes its Cholesky factor there; what is above the
+// diagonal is left as anything. False where a is not positive. Threads do not change a bit of it.
 bool factorise(std::span<double> a, uint32_t n, ThreadPool&);
 
 // Solves (factor factor') x = b: b [n] becomes x.

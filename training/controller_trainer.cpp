@@ -277,7 +277,9 @@ void ControllerTrainer::load(const std::vector<std::byte>& all) {
 // Texts are kept as they were read.
 Status ControllerTrainer::save() {
   saved_at_ = steady_seconds();
-  return phase_ == Phase::kFitting ? saved_fit_->save(state_, state()) : Status();
+  if (phase_ != Phase::kFitting) return {};
+  std::vector<std::byte> all = state();
+  return saved_fit_->save(state_, {all});
 }
 
 // ---- fitting ----
@@ -297,10 +299,10 @@ Status ControllerTrainer::start_fit() {
   const uint64_t count = parameters_of(shape_);
   for (auto* values : {&momentum_, &variance_, &best_}) values->assign(count, 0);
   initialise();
-  saved_fit_.emplace(record_at(static_cast<uint32_t>(texts_.size())),
-                     4 * count * sizeof(float) + sizeof fit_);
-  THIMBLE_LET(latest, saved_fit_->load(state_));
-  if (!latest.empty()) load(latest);
+  std::vector<std::byte> latest(4 * count * sizeof(float) + sizeof fit_);
+  saved_fit_.emplace(record_at(static_cast<uint32_t>(texts_.size())), latest.size());
+  THIMBLE_LET(found, saved_fit_->load(state_, {latest}));
+  if (found) load(latest);
   set_phase(Phase::kFitting, fit_.step, options_.steps);
   return {};
 }

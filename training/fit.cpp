@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "base/system.h"
-#include "training/cholesky.h"
 #include "training/random.h"
 #include "training/sink.h"
+#include "training/transpose.h"
 
 namespace thimble {
 namespace {
@@ -17,19 +17,7 @@ constexpr float kRate = 1e-3f, kBeta1 = 0.9f, kBeta2 = 0.95f, kDecay = 0.01f, kE
 constexpr float kLargestGradient = 0.5f;     // of one parameter
 constexpr float kRamp = 0.3f, kFall = 0.5f;  // parts of the steps in which the rate rises and falls
 constexpr float kBestWeight = 16, kSmoothing = 0.0025f;
-constexpr double kRidge = 1;
 constexpr uint32_t kBetweenGood = 50;  // steps from good state to good state
-constexpr uint32_t kMomentRuns = 4;    // that one product adds up for a linear retainer
-
-// y[c][r] = x[r][c], in squares that stay in the cache.
-void transpose(const uint16_t* x, uint32_t rows, uint32_t cols, uint16_t* y, uint64_t y_stride) {
-  constexpr uint32_t kSquare = 32;
-  for (uint32_t r0 = 0; r0 < rows; r0 += kSquare)
-    for (uint32_t c0 = 0; c0 < cols; c0 += kSquare)
-      for (uint32_t c = c0; c < std::min(cols, c0 + kSquare); ++c)
-        for (uint32_t r = r0; r < std::min(rows, r0 + kSquare); ++r)
-          y[c * y_stride + r] = x[uint64_t(r) * cols + c];
-}
 
 // a = act(z) and its derivative, in place of z.
 void activate(uint32_t act, float* z, float* slope, uint32_t n) {
@@ -108,15 +96,13 @@ double loss_of_layer(const LossOptions& o, double weights, const float* scores,
 
 Fit::Places Fit::places(uint32_t layer) const {
   const SampleShape& s = samples_.shape();
-  const bool mlp = options_.kind == Retainer::Kind::kMlp, linear = options_.kind == Retainer::Kind::kLinear,
-             sink = options_.kind == Retainer::Kind::kSink;
-  const uint64_t hidden = options_.hidden, inner = linear ? s.cols : hidden,
-                 queries = uint64_t(s.heads) * options_.group;
+  const bool mlp = options_.kind == Retainer::Kind::kMlp, sink = options_.kind == Retainer::Kind::kSink;
+  const uint64_t hidden = options_.hidden, queries = uint64_t(s.heads) * options_.group;
   Places p{};
   p.first_bias = hidden * s.cols;
   p.second = p.first_bias + (mlp ? hidden : sink ? queries * kSinkRank : 0);
-  p.second_bias = p.second + (sink ? (2 + s.heads * kSinkCount) * kSinkRank + queries : s.heads * inner);
-  p.end = p.second_bias + (mlp || linear ? s.heads : 0);
+  p.second_bias = p.second + (sink ? (2 + s.heads * kSinkCount) * kSinkRank + queries : s.heads * hidden);
+  p.end = p.second_bias + (mlp ? s.heads : 0);
   const uint64_t from = p.end * layer;
   return {from, from + p.first_bias, from + p.second, from + p.second_bias, from + p.end};
 }
@@ -136,10 +122,6 @@ Result<std::unique_ptr<Fit>> Fit::start(std::shared_ptr<Device> device, const Sa
 
 Result<uint64_t> Fit::bytes(const Device& device, const SampleShape& s, const FitOptions& o) {
   const uint32_t tokens = o.runs * kRunTokens;
-  if (o.kind == Retainer::Kind::kLinear) {
-    THIMBLE_LET(product, Product::bytes(device, s.cols, kMomentRuns * kRunTokens, s.cols, DType::kF16));
-    return product + (s.cols + uint64_t(s.heads)) * s.cols * sizeof(double);
-  }
   THIMBLE_LET(forward, Product::bytes(device, o.hidden, s.cols, tokens, DType::kF16));
   THIMBLE_LET(backward, Product::bytes(device, o.hidden, tokens, s.cols, DType::kF16));
   // Of each parameter itself, its two averages, the last good one and the gradient, and four of them again
@@ -174,11 +156,6 @@ Status Fit::prepare() {
 
   parameters_.resize(places(s.layers - 1).end);
   const uint32_t tokens = options_.runs * kRunTokens;
-  if (options_.kind == Retainer::Kind::kLinear) {
-    THIMBLE_LET(product, Product::make(device_, s.cols, kMomentRuns * kRunTokens, s.cols, DType::kF16));
-    forward_ = std::move(product);
-    return {};
-  }
   momentum_.resize(parameters_.size());
   variance_.resize(parameters_.size());
   gradients_.resize(parameters_.size());
@@ -219,10 +196,6 @@ void Fit::initialise() {
     std::fill_n(parts.bias, s.heads * options_.group,
                 static_cast<float>(std::log(mean / (1 - mean) * kSinkCount)));
   }
-}
-
-uint32_t Fit::steps() const {
-  return options_.kind == Retainer::Kind::kLinear ? samples_.shape().layers : options_.steps;
 }
 
 Status Fit::back_propagate(uint32_t layer, const std::vector<uint32_t>& runs, double weights,
@@ -369,11 +342,7 @@ void Fit::update(const std::vector<float>& gradients) {
 }
 
 Result<bool> Fit::step() {
-  if (done_ >= steps() || diverged_) return false;
-  if (options_.kind == Retainer::Kind::kLinear) {
-    THIMBLE_TRY(solve_layer(done_++));
-    return true;
-  }
+  if (done_ >= options_.steps || diverged_) return false;
   THIMBLE_TRY(gradients(done_, gradients_, loss_));
   if (!std::isfinite(loss_)) {
     diverged_ = true;
@@ -386,108 +355,6 @@ Result<bool> Fit::step() {
   return true;
 }
 
-// Sums over tokens of what a layer's retainer reads and of its labels.
-struct Fit::Moments {
-  std::vector<double> xx, x, xy, y;  // [cols][cols], [cols], [heads][cols], [heads]
-};
-
-// Adds those of a few runs: sums over runs in double, of products within them in f32. Their operands are
-// halves as they are, so no device rounds them.
-Status Fit::add_moments(uint32_t layer, uint32_t first_run, uint32_t runs, Moments& m) {
-  const SampleShape& s = samples_.shape();
-  const uint64_t n = s.cols, tokens = uint64_t(kMomentRuns) * kRunTokens;
-  auto* columns = static_cast<uint16_t*>(forward_->w());
-  threads_.run(kMomentRuns, [&](uint32_t i, uint32_t) {
-    uint16_t* to = columns + uint64_t(i) * kRunTokens;
-    if (i < runs)
-      transpose(samples_.states(first_run + i, layer), kRunTokens, s.cols, to, tokens);
-    else
-      for (uint64_t c = 0; c < n; ++c) std::fill_n(to + c * tokens, kRunTokens, uint16_t{0});
-  });
-  threads_.run(s.cols, [&](uint32_t c, uint32_t) {
-    std::transform(columns + c * tokens, columns + (c + 1) * tokens, forward_->x() + c * tokens, f16_to_f32);
-  });
-  THIMBLE_TRY(forward_->run());
-  const double scale = scales_[layer];
-  threads_.run(s.cols, [&](uint32_t c, uint32_t) {
-    for (uint64_t i = c * n; i < (c + 1) * n; ++i) m.xx[i] += forward_->y()[i] * scale * scale;
-    for (uint32_t run = 0; run < runs; ++run) {
-      const float* x = forward_->x() + c * tokens + uint64_t(run) * kRunTokens;
-      const float* labels = samples_.labels(first_run + run, layer);
-      m.x[c] += scale * std::accumulate(x, x + kRunTokens, 0.0);
-      for (uint32_t head = 0; head < s.heads; ++head)
-        m.xy[head * n + c] +=
-            scale * std::inner_product(x, x + kRunTokens, labels + uint64_t(head) * kRunTokens, 0.0);
-    }
-  });
-  for (uint32_t run = first_run; run < first_run + runs; ++run)
-    for (uint32_t head = 0; head < s.heads; ++head) {
-      const float* label = samples_.labels(run, layer) + uint64_t(head) * kRunTokens;
-      m.y[head] = std::accumulate(label, label + kRunTokens, m.y[head]);
-    }
-  return {};
-}
-
-// Least squares with a little ridge, which leaves the bias alone.
-Status Fit::solve_layer(uint32_t layer) {
-  const SampleShape& s = samples_.shape();
-  const uint64_t n = s.cols;
-  const float scale = scales_[layer];
-  Moments m{std::vector<double>(n * n), std::vector<double>(n), std::vector<double>(s.heads * n),
-            std::vector<double>(s.heads)};
-  for (uint32_t run = 0; run < samples_.runs(); run += kMomentRuns)
-    THIMBLE_TRY(add_moments(layer, run, std::min(kMomentRuns, samples_.runs() - run), m));
-  const double tokens = double(samples_.runs()) * kRunTokens;
-  std::vector<double> diagonal(n), factor;
-  threads_.run(s.cols, [&](uint32_t i, uint32_t) {
-    for (uint64_t j = 0; j < n; ++j) m.xx[i * n + j] -= m.x[i] * m.x[j] / tokens;
-    diagonal[i] = m.xx[i * n + i];
-  });
-  if (!std::all_of(diagonal.begin(), diagonal.end(), [](double d) { return std::isfinite(d); }))
-    return error(Code::kNotFinite,
-                 "layer %u of the model gives NaN or infinite states; train for another file of it", layer);
-  // Where the states span fewer dimensions than they have, those of layer 0 as many as there are distinct
-  // tokens, the rounding of the sums is all that is left in the others, and may be negative.
-  for (double ridge = kRidge;; ridge *= 16) {
-    factor = m.xx;
-    for (uint64_t i = 0; i < n; ++i) factor[i * n + i] = diagonal[i] + ridge;
-    if (factorise(factor, s.cols, threads_)) break;
-  }
-  const Places p = places(layer);
-  for (uint32_t head = 0; head < s.heads; ++head) {
-    double* w = &m.xy[head * n];
-    for (uint64_t c = 0; c < n; ++c) w[c] -= m.x[c] * m.y[head] / tokens;
-    solve(factor, s.cols, w);
-    double bias = m.y[head] / tokens - mean_;
-    for (uint64_t c = 0; c < n; ++c) {
-      bias -= w[c] * m.x[c] / tokens;
-      parameters_[p.second + head * n + c] = static_cast<float>(w[c]);
-    }
-    parameters_[p.second_bias + head] = static_cast<float>(bias);
-  }
-  // How far it is off, squared, for the curve.
-  std::vector<double> squares(samples_.runs());
-  threads_.run(samples_.runs(), [&](uint32_t run, uint32_t) {
-    const uint16_t* x = samples_.states(run, layer);
-    std::vector<float> token(n);
-    for (uint32_t t = 0; t < kRunTokens; ++t) {
-      std::transform(x + t * n, x + (t + 1) * n, token.begin(), f16_to_f32);
-      for (uint32_t head = 0; head < s.heads; ++head) {
-        const float* w = &parameters_[p.second + head * n];
-        const double score = std::inner_product(token.begin(), token.end(), w, 0.0) * scale +
-                             parameters_[p.second_bias + head];
-        const double d = score - (samples_.labels(run, layer)[head * kRunTokens + t] - mean_);
-        squares[run] += d * d;
-      }
-    }
-  });
-  loss_ = std::accumulate(squares.begin(), squares.end(), 0.0) / (tokens * s.heads);
-  if (!std::isfinite(loss_))
-    return error(Code::kNotFinite,
-                 "layer %u of the model gives NaN or infinite labels; train for another file of it", layer);
-  return {};
-}
-
 FittedLayer Fit::layer(uint32_t layer) const {
   const Places p = places(layer);
   const auto range = [&](uint64_t first, uint64_t end, float factor) {
@@ -496,9 +363,8 @@ FittedLayer Fit::layer(uint32_t layer) const {
     for (float& value : values) value *= factor;
     return values;
   };
-  const bool linear = options_.kind == Retainer::Kind::kLinear;
   return {range(p.first, p.first_bias, scales_[layer]), range(p.first_bias, p.second, 1),
-          range(p.second, p.second_bias, linear ? scales_[layer] : 1), range(p.second_bias, p.end, 1)};
+          range(p.second, p.second_bias, 1), range(p.second_bias, p.end, 1)};
 }
 
 uint64_t Fit::state_bytes() const {

@@ -1,4 +1,4 @@
-// Fits retainers to labels: linear ones by least squares, the others by AdamW.
+// Fits retainers to labels by AdamW: all but linear ones.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace thimble {
 struct FitOptions {
   Retainer::Kind kind = Retainer::Kind::kLocret;
   uint32_t act = kActSilu;  // kActSilu, kActGelu, kActGeluErf
-  uint32_t hidden = 0;      // channels that what it reads is projected to first; 0 of a linear one
+  uint32_t hidden = 0;      // channels that what it reads is projected to first; must not be 0
   uint32_t group = 1;       // query heads of a KV head: of a sink, whose `hidden` is SinkShape::channels()
   uint32_t steps = 0;
   uint32_t runs = 16;  // of kRunTokens to a step
@@ -51,11 +51,11 @@ class Fit {
   static Result<uint64_t> bytes(const Device&, const SampleShape&, const FitOptions&);
   static Result<std::unique_ptr<Fit>> start(std::shared_ptr<Device>, const Samples&, const FitOptions&);
 
-  // One step of the optimizer (linear: one layer). False where all are done, or the loss is no longer a
+  // One step of the optimizer. False where all are done, or the loss is no longer a
   // number: the retainer is then the last good one.
   Result<bool> step();
   uint32_t steps_done() const { return done_; }
-  uint32_t steps() const;
+  uint32_t steps() const { return options_.steps; }
   double loss() const { return loss_; }
   bool diverged() const { return diverged_; }
 
@@ -73,9 +73,6 @@ class Fit {
  private:
   Fit(std::shared_ptr<Device> device, const Samples& samples, const FitOptions& options);
   Status prepare();
-  Status solve_layer(uint32_t layer);
-  struct Moments;
-  Status add_moments(uint32_t layer, uint32_t first_run, uint32_t runs, Moments&);
   void initialise();
   // What one layer gives for some runs.
   struct Batch {

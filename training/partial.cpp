@@ -1,5 +1,7 @@
 #include "training/partial.h"
 
+#include <utility>
+
 namespace thimble {
 
 constexpr char kMagic[8] = {'T', 'H', 'I', 'M', 'T', 'R', 'N', '1'};
@@ -36,26 +38,40 @@ Result<StateFile> open_partial(const std::string& path, uint64_t signature) {
   return std::move(state);
 }
 
-Status SavedTwice::save(StateFile& file, const std::vector<std::byte>& state) {
-  const Header header{hash_of(state.data(), state.size()), ++saves_};
-  const uint64_t at = place(saves_ % 2);
-  THIMBLE_TRY(file.write(at, &header, sizeof header));
-  THIMBLE_TRY(file.write(at + sizeof header, state.data(), state.size()));
+Status SavedTwice::save(StateFile& file, const std::vector<std::span<std::byte>>& state) {
+  Header header{kHashSeed, ++saves_};
+  const uint64_t first = place(saves_ % 2);
+  uint64_t at = first + sizeof header;
+  for (const std::span<std::byte> part : state) {
+    header.hash = hash_of(part.data(), part.size(), header.hash);
+    THIMBLE_TRY(file.write(at, part.data(), part.size()));
+    at += part.size();
+  }
+  THIMBLE_TRY(file.write(first, &header, sizeof header));
   return file.flush();
 }
 
-Result<std::vector<std::byte>> SavedTwice::load(StateFile& file) {
-  std::vector<std::byte> state(bytes_), latest;
+Result<bool> SavedTwice::load(StateFile& file, const std::vector<std::span<std::byte>>& state) {
+  std::vector<std::pair<Header, uint64_t>> places;  // the later one first
   for (uint64_t slot = 0; slot < 2; ++slot) {
     Header header;
-    if (file.size() < place(slot) + sizeof header + state.size()) continue;
+    if (file.size() < place(slot) + sizeof header + bytes_) continue;
     THIMBLE_TRY(file.read(place(slot), &header, sizeof header));
-    THIMBLE_TRY(file.read(place(slot) + sizeof header, state.data(), state.size()));
-    if (header.hash != hash_of(state.data(), state.size()) || header.saves <= saves_) continue;
-    saves_ = header.saves;
-    latest = state;
+    places.emplace_back(header, place(slot) + sizeof header);
   }
-  return latest;
+  if (places.size() == 2 && places[0].first.saves < places[1].first.saves) std::swap(places[0], places[1]);
+  for (auto [header, at] : places) {
+    uint64_t hash = kHashSeed;
+    for (const std::span<std::byte> part : state) {
+      THIMBLE_TRY(file.read(at, part.data(), part.size()));
+      hash = hash_of(part.data(), part.size(), hash);
+      at += part.size();
+    }
+    if (header.hash != hash || header.saves == 0) continue;
+    saves_ = header.saves;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace thimble

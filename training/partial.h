@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,15 +28,15 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 constexpr uint64_t kPartialBegin = 2 * sizeof(uint64_t);
 Result<StateFile> open_partial(const std::string& path, uint64_t signature);
 
-// A state of a fit that was saved, by whichever of two places is whole and later: the process may end while
-// the other is written.
+// A state that was saved, by whichever of two places is whole and later: the process may end while the other
+// is written.
 class SavedTwice {
  public:
-  // The places lie behind each other from `at` on, each for so many bytes.
+  // The places lie behind each other from `at` on, each for so many bytes: those of all parts of a state.
   SavedTwice(uint64_t at, uint64_t bytes) : at_(at), bytes_(bytes) {}
-  Status save(StateFile&, const std::vector<std::byte>& state);
-  // Empty where none was saved.
-  Result<std::vector<std::byte>> load(StateFile&);
+  Status save(StateFile&, const std::vector<std::span<std::byte>>& state);
+  // False where none was saved whole: the state is then anything.
+  Result<bool> load(StateFile&, const std::vector<std::span<std::byte>>& state);
 
  private:
   // Vouches for the state behind it.

@@ -96,7 +96,7 @@ Status Trainer::begin() {
                                    trains() && o.target == Target::kLogKvzipPlus, o.threads));
   reader_ = std::move(reader);
   if (trains()) {
-    THIMBLE_TRY(choose_runs());
+    THIMBLE_TRY(plan_learning());
     THIMBLE_TRY(open_state());
   }
   uint64_t tokens = 0, read = 0;
@@ -243,42 +243,56 @@ Status Trainer::make_texts() {
   return {};
 }
 
-// As many runs of all texts as there is room for, chosen by the seed.
-Status Trainer::choose_runs() {
+// What is learnt from lies beside the reader, then beside the fit.
+Status Trainer::plan_learning() {
   const ModelShape& m = model_->shape;
-  const SampleShape shape{static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
+  shape_ = {static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
+  uint64_t beside, least;
+  if (sums_up()) {
+    THIMBLE_LET(bytes, LeastSquares::bytes(*device_, shape_, text_tokens_));
+    beside = reader_->bytes();
+    least = bytes;
+  } else {
+    THIMBLE_LET(of_fit, Fit::bytes(*device_, shape_, fit_options()));
+    beside = std::max(reader_->bytes(), of_fit);
+    least = 16 * shape_.run_bytes();
+  }
+  if (options_.memory && options_.memory < beside + least) {
+    const uint64_t missing = beside + least - options_.memory;
+    return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
+                 size_text(beside + least).c_str(), size_text(missing).c_str())
+        .set_bytes_missing(missing);
+  }
+  runs_of_text_.resize(texts_.size());
+  if (!sums_up()) {
+    choose_runs(beside);
+    return {};
+  }
+  THIMBLE_LET(made, LeastSquares::make(device_, shape_, text_tokens_, options_.threads));
+  least_squares_ = std::move(made);
+  return {};
+}
+
+// As many runs of all texts as there is room for, chosen by the seed.
+void Trainer::choose_runs(uint64_t beside) {
   std::vector<std::pair<uint32_t, uint32_t>> chosen;  // text, and run of it
   for (uint32_t i = 0; i < texts_.size(); ++i)
     for (uint32_t run = 0; run < texts_[i].tokens.size() / kRunTokens; ++run) chosen.emplace_back(i, run);
-  const uint64_t all = chosen.size();
-  uint64_t room = kDefaultSamples;
-  if (options_.memory) {
-    THIMBLE_LET(of_fit, Fit::bytes(*device_, shape, fit_options()));
-    const uint64_t beside = std::max(reader_->bytes(), of_fit), least = 16 * shape.run_bytes();
-    if (options_.memory < beside + least) {
-      const uint64_t missing = beside + least - options_.memory;
-      return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
-                   size_text(beside + least).c_str(), size_text(missing).c_str())
-          .set_bytes_missing(missing);
-    }
-    room = options_.memory - beside;
-  }
-  const uint64_t kept = std::min(all, std::max<uint64_t>(room / shape.run_bytes(), 1));
+  const uint64_t all = chosen.size(), room = options_.memory ? options_.memory - beside : kDefaultSamples;
+  const uint64_t kept = std::min(all, std::max<uint64_t>(room / shape_.run_bytes(), 1));
   if (kept < all) {
     Random random = random_of(options_.seed, 0x72756e73u);
     random.shuffle(chosen);
     chosen.resize(kept);
     std::sort(chosen.begin(), chosen.end());
   }
-  runs_of_text_.resize(texts_.size());
   for (const auto& [of_text, run] : chosen) runs_of_text_[of_text].push_back(run);
   uint32_t first = 0;
   for (const auto& runs : runs_of_text_) {
     first_run_.push_back(first);
     first += static_cast<uint32_t>(runs.size());
   }
-  samples_ = Samples(shape, static_cast<uint32_t>(kept));
-  return {};
+  samples_ = Samples(shape_, static_cast<uint32_t>(kept));
 }
 
 Retainer::Input Trainer::input() const {
@@ -339,7 +353,7 @@ Status Trainer::read_on() {
   reading_ = true;
   // States that nobody keeps stay on the device.
   const uint64_t before = reader_->tokens_read(), end = before + reader_->next_count();
-  bool keeps = false;
+  bool keeps = sums_up() && text_ < texts_.size();
   for (uint64_t run = before / kRunTokens; run < std::min(ceil_div(end, kRunTokens), sample_of_.size());
        ++run)
     keeps |= sample_of_[run] >= 0;
@@ -353,61 +367,80 @@ Status Trainer::read_on() {
   return more ? Status() : finish_text();
 }
 
-// Keeps rows of the text, as far as their runs are chosen.
+// Keeps rows of the text: of a linear retainer all, else as far as their runs are chosen.
 void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
   const auto slot = static_cast<uint32_t>(std::find(layers_.begin(), layers_.end(), layer) - layers_.begin());
-  const uint32_t cols = samples_.shape().cols;
+  const uint64_t cols = shape_.cols;
   threads_.run(rows, [&](uint32_t i, uint32_t) {
     const uint32_t row = first + i;
     const int32_t sample = sample_of_[row / kRunTokens];
-    if (sample < 0) return;
-    uint16_t* to = samples_.states(static_cast<uint32_t>(sample), slot) + uint64_t(row % kRunTokens) * cols;
-    const float* from = states + uint64_t(i) * cols;
-    for (uint32_t c = 0; c < cols; ++c) to[c] = f32_to_f16(std::clamp(from[c], -65504.0f, 65504.0f));
+    if (!least_squares_ && sample < 0) return;
+    uint16_t* to = least_squares_
+                       ? least_squares_->states(slot) + row * cols
+                       : samples_.states(static_cast<uint32_t>(sample), slot) + row % kRunTokens * cols;
+    const float* from = states + i * cols;
+    for (uint64_t c = 0; c < cols; ++c) to[c] = f32_to_f16(std::clamp(from[c], -65504.0f, 65504.0f));
   });
 }
 
 // Takes the labels of the text that was read to its end.
 Status Trainer::finish_text() {
-  const uint32_t kv_heads = model_->shape.kv_heads, tokens = static_cast<uint32_t>(text(text_).tokens.size());
+  const bool learns = text_ < texts_.size();
+  const auto tokens = static_cast<uint32_t>(text(text_).tokens.size());
+  unsaved_ &= !learns;        // sums of some layers are none of a text
   std::vector<float> logits;  // of a text that is counted, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));
-    if (text_ >= texts_.size()) {
-      logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
-      continue;
-    }
     const std::vector<float>& of = options_.target == Target::kMaxLogit ? labels.max_logit : labels.log_prob;
-    for (uint32_t head = 0; head < kv_heads; ++head) {
-      const float* label = of.data() + uint64_t(head) * tokens;
-      std::vector<float> sorted(label, label + tokens);
-      const auto least = sorted.begin() + tokens / kBestPart - 1;
-      std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
-      for (size_t i = 0; i < runs_of_text_[text_].size(); ++i) {
-        const uint32_t run = first_run_[text_] + static_cast<uint32_t>(i);
-        const float* from = label + uint64_t(runs_of_text_[text_][i]) * kRunTokens;
-        std::copy_n(from, kRunTokens, samples_.labels(run, l) + uint64_t(head) * kRunTokens);
-        std::transform(from, from + kRunTokens, samples_.best(run, l) + uint64_t(head) * kRunTokens,
-                       [&](float x) { return x >= *least; });
-      }
-    }
+    if (!learns)
+      logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
+    else if (least_squares_)
+      THIMBLE_TRY(least_squares_->add(l, tokens, of.data()));
+    else
+      keep_labels(l, of);
   }
-  if (text_ >= texts_.size()) {
-    // Of all heads' labels the best, as many as the pools hold together.
-    std::vector<float> sorted = logits;
-    const auto least = sorted.begin() + static_cast<ptrdiff_t>(logits.size() / kSharesPart) - 1;
-    std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
-    std::vector<double> counts;
-    for (size_t at = 0; at < logits.size(); at += tokens)
-      counts.push_back(static_cast<double>(std::count_if(logits.begin() + static_cast<ptrdiff_t>(at),
-                                                         logits.begin() + static_cast<ptrdiff_t>(at + tokens),
-                                                         [&](float x) { return x >= *least; })));
-    counts_[text_ - texts_.size()] = std::move(counts);
+  if (!learns) count_best(logits);
+  if (learns && least_squares_) {
+    least_squares_->end_text(tokens);
+    unsaved_ = true;
+  } else if (trains()) {
+    THIMBLE_TRY(save_record(text_));
   }
-  if (trains()) THIMBLE_TRY(save_record(text_));
   ++text_;
   reading_ = false;
   return {};
+}
+
+// Of the runs that are kept, with which of them are among the best of the text and head.
+void Trainer::keep_labels(uint32_t layer, const std::vector<float>& labels) {
+  const size_t tokens = text(text_).tokens.size();
+  for (uint32_t head = 0; head < shape_.heads; ++head) {
+    const float* label = labels.data() + head * tokens;
+    std::vector<float> sorted(label, label + tokens);
+    const auto least = sorted.begin() + static_cast<ptrdiff_t>(tokens / kBestPart) - 1;
+    std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+    for (size_t i = 0; i < runs_of_text_[text_].size(); ++i) {
+      const uint32_t run = first_run_[text_] + static_cast<uint32_t>(i);
+      const float* from = label + uint64_t(runs_of_text_[text_][i]) * kRunTokens;
+      std::copy_n(from, kRunTokens, samples_.labels(run, layer) + uint64_t(head) * kRunTokens);
+      std::transform(from, from + kRunTokens, samples_.best(run, layer) + uint64_t(head) * kRunTokens,
+                     [&](float x) { return x >= *least; });
+    }
+  }
+}
+
+// Of all heads' labels the best, as many as the pools hold together.
+void Trainer::count_best(const std::vector<float>& logits) {
+  const size_t tokens = text(text_).tokens.size();
+  std::vector<float> sorted = logits;
+  const auto least = sorted.begin() + static_cast<ptrdiff_t>(logits.size() / kSharesPart) - 1;
+  std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+  std::vector<double> counts;
+  for (size_t at = 0; at < logits.size(); at += tokens)
+    counts.push_back(static_cast<double>(std::count_if(logits.begin() + static_cast<ptrdiff_t>(at),
+                                                       logits.begin() + static_cast<ptrdiff_t>(at + tokens),
+                                                       [&](float x) { return x >= *least; })));
+  counts_[text_ - texts_.size()] = std::move(counts);
 }
 
 // How much of the pools each head is worth, 1 on average; those of layers with a window do not matter.
@@ -426,20 +459,23 @@ std::vector<float> Trainer::shares() const {
 
 // ---- the state of the work ----
 
+// Each text that was read has a record, and what is saved of the fit lies behind them. Of texts to be summed
+// up there are none: what lies behind the others are the sums.
 uint64_t Trainer::record_bytes(uint32_t text) const {
   if (text >= texts_.size()) return layers_.size() * model_->shape.kv_heads * sizeof(double);
-  return runs_of_text_[text].size() * samples_.shape().run_bytes();
+  return runs_of_text_[text].size() * shape_.run_bytes();
 }
 uint64_t Trainer::record_at(uint32_t text) const {
   uint64_t at = kPartialBegin;
-  for (uint32_t i = 0; i < text; ++i) at += sizeof(uint64_t) + record_bytes(i);
+  for (uint32_t i = sums_up() ? static_cast<uint32_t>(texts_.size()) : 0; i < text; ++i)
+    at += sizeof(uint64_t) + record_bytes(i);
   return at;
 }
 // Calls each(data, bytes) for what the record of a text is made of.
 template <typename Each>
 Status Trainer::each_part(uint32_t text, const Each& each) {
   if (text >= texts_.size()) return each(counts_[text - texts_.size()].data(), record_bytes(text));
-  const SampleShape& s = samples_.shape();
+  const SampleShape& s = shape_;
   for (uint32_t i = 0; i < runs_of_text_[text].size(); ++i) {
     const uint32_t run = first_run_[text] + i;
     THIMBLE_TRY(each(samples_.states(run, 0), s.state_elements() * sizeof(uint16_t)));
@@ -488,6 +524,8 @@ Status Trainer::open_state() {
                             samples_.runs()};
   THIMBLE_LET(state, open_partial(options_.output + ".partial", hash_of(facts, sizeof facts)));
   state_ = std::move(state);
+  if (least_squares_) THIMBLE_TRY(take_sums());
+  if (least_squares_ && text_ < texts_.size()) return {};
   for (; text_ < texts_.size() + counted_.size(); ++text_) {
     THIMBLE_LET(taken, take_record(text_));
     if (!taken) break;
@@ -496,30 +534,60 @@ Status Trainer::open_state() {
   return {};
 }
 
-// Texts are kept as they were read.
+Status Trainer::take_sums() {
+  const std::vector<std::span<std::byte>> sums = least_squares_->state();
+  uint64_t bytes = 0;
+  for (const std::span<std::byte> part : sums) bytes += part.size();
+  saved_.emplace(record_at(static_cast<uint32_t>(texts_.size() + counted_.size())), bytes);
+  THIMBLE_LET(found, saved_->load(state_, sums));
+  if (!found) least_squares_->clear();
+  text_ = static_cast<uint32_t>(least_squares_->texts());
+  resumed_ = found;
+  return {};
+}
+
+// Texts are kept as they were read, but for those in sums, which are solved again.
 Status Trainer::save() {
   saved_at_ = steady_seconds();
   if (trial_) return trial_->save();
+  if (unsaved_) {
+    unsaved_ = false;
+    return saved_->save(state_, least_squares_->state());
+  }
   if (!fit_ || phase_ != Phase::kFitting) return {};
-  return saved_fit_->save(state_, fit_->save());
+  std::vector<std::byte> state = fit_->save();
+  return saved_->save(state_, {state});
 }
 
 // ---- fitting ----
 
 Status Trainer::start_fit() {
+  if (least_squares_) {
+    set_phase(Phase::kFitting, 0, least_squares_->steps());
+    return {};
+  }
   THIMBLE_LET(fit, Fit::start(device_, samples_, fit_options()));
   fit_ = std::move(fit);
   const auto texts = static_cast<uint32_t>(texts_.size() + counted_.size());
-  saved_fit_.emplace(record_at(texts), fit_->state_bytes());
-  THIMBLE_LET(latest, saved_fit_->load(state_));
-  if (!latest.empty()) THIMBLE_TRY(fit_->load(latest));
+  std::vector<std::byte> latest(fit_->state_bytes());
+  saved_.emplace(record_at(texts), latest.size());
+  THIMBLE_LET(found, saved_->load(state_, {latest}));
+  if (found) THIMBLE_TRY(fit_->load(latest));
+  loss_ = fit_->loss();
   set_phase(Phase::kFitting, fit_->steps_done(), fit_->steps());
   return {};
 }
 
 Status Trainer::fit_on() {
+  if (least_squares_) {
+    THIMBLE_LET(more, least_squares_->step());
+    done_ = least_squares_->steps_done();
+    loss_ = least_squares_->loss();
+    return more ? Status() : write_sidecar();
+  }
   THIMBLE_LET(more, fit_->step());
   done_ = fit_->steps_done();
+  loss_ = fit_->loss();
   if (fit_->diverged() && done_ == 0)
     return error(
         Code::kNotFinite,
@@ -533,7 +601,7 @@ Status Trainer::fit_on() {
 // The tensors of a fitted layer. Matrices are written as f16, all else as f32.
 void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLayer& fitted) const {
   const FitOptions fit = fit_options();
-  const uint64_t cols = samples_.shape().cols, heads = model_->shape.kv_heads;
+  const uint64_t cols = shape_.cols, heads = shape_.heads;
   const auto layer = std::make_shared<FittedLayer>(fitted);
   // Of one of the layer's vectors the elements from `first` on, as the shape says.
   const auto add = [&](const char* part, std::vector<float> FittedLayer::*of, uint64_t first, uint64_t width,
@@ -602,7 +670,8 @@ Status Trainer::write_sidecar() {
     }
     set_shares();
     for (uint32_t i = 0; i < layers_.size(); ++i)
-      add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain", fit_->layer(i));
+      add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain",
+                least_squares_ ? least_squares_->layer(i) : fit_->layer(i));
   } else {
     THIMBLE_LET(old, Gguf::parse(retainer_->file, options_.heads));
     for (const auto& [key, value] : old.metadata())
@@ -619,6 +688,8 @@ Status Trainer::write_sidecar() {
   THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
   retainer_ = retainer;
   samples_ = Samples();
+  least_squares_.reset();
+  unsaved_ = false;
   for (const uint32_t part : kParts) checked_.push_back({part, {}, {}});
   set_phase(Phase::kChecking, 0, kAskedTexts * (1 + 2 * std::size(kParts)));
   return {};

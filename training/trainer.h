@@ -11,6 +11,7 @@
 #include "base/thread_pool.h"
 #include "runtime/model/new_gguf.h"
 #include "training/fit.h"
+#include "training/least_squares.h"
 #include "training/partial.h"
 #include "training/reading.h"
 #include "training/recall.h"
@@ -56,21 +57,27 @@ class Trainer : public Training {
   Status start_trial();
   Status make_texts();
   Status make_texts_to_learn(const TextMaker&);
-  Status choose_runs();
+  Status plan_learning();
+  void choose_runs(uint64_t beside);
   Status open_state();
-  double loss() const override { return fit_ ? fit_->loss() : 0; }
+  Status take_sums();
+  double loss() const override { return loss_; }
   Status read_on() override;
   Status finish_text();
   Status start_fit();
   Status fit_on() override;
   double& clock() override;
   void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
+  void keep_labels(uint32_t layer, const std::vector<float>& labels);
+  void count_best(const std::vector<float>& logits);
   Status check_on() override;
   std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
 
   bool trains() const { return options_.heads.empty(); }
+  // A linear one is made of sums over texts, the others of what is kept of them.
+  bool sums_up() const { return trains() && options_.kind == Retainer::Kind::kLinear; }
   bool repeats() const {
     return trains() && (options_.target == Target::kLogKvzipPlus || options_.target == Target::kKvzip);
   }
@@ -98,6 +105,9 @@ class Trainer : public Training {
   std::vector<TrainingText> texts_, counted_,
       asked_;  // to learn from; held out for shares, and for the check
   std::unique_ptr<Reader> reader_;
+  SampleShape shape_;
+  std::unique_ptr<LeastSquares> least_squares_;  // of a linear one, in the place of samples_ and fit_
+  bool unsaved_ = false;                         // texts that are in its sums alone
   Samples samples_;
   std::vector<std::vector<uint32_t>> runs_of_text_;  // which runs of a text are kept
   std::vector<uint32_t> first_run_;                  // of each text, in samples_
@@ -106,8 +116,9 @@ class Trainer : public Training {
   std::vector<int32_t> sample_of_;                   // which of samples_ each run of it is; -1: none
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
+  double loss_ = 0;
   StateFile state_;
-  std::optional<SavedTwice> saved_fit_;
+  std::optional<SavedTwice> saved_;  // the fit, or the sums
   bool resumed_ = false;
 
   std::vector<Target> to_try_;  // tried_ follows it

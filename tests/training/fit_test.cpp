@@ -236,70 +236,6 @@ TEST(Fit, LearnsWhatLabelsDependOn) {
   }
 }
 
-// Labels are a product of the states with a bias: least squares finds it but for the ridge, 1 beside a sum of
-// 2048 squares of 4 / 3 on average, and the halves that the states are rounded to, which the labels were not.
-TEST(Fit, OfALinearOneFindsTheProduct) {
-  const Samples samples = some_samples(8, 16, true, 7);
-  auto fit = must(Fit::start(cpu(), samples, {.kind = Retainer::Kind::kLinear}));
-  while (must(fit->step())) {
-  }
-  EXPECT_EQ(fit->steps_done(), 2u);
-  double mean = 0;
-  for (uint32_t run = 0; run < 8; ++run)
-    for (uint32_t layer = 0; layer < 2; ++layer)
-      for (uint32_t i = 0; i < 2 * kRunTokens; ++i)
-        mean += samples.labels(run, layer)[i] / (8.0 * 2 * 2 * kRunTokens);
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    const FittedLayer fitted = fit->layer(layer);
-    ASSERT_EQ(fitted.second.size(), 2u * 16);
-    for (uint32_t t = 0; t < kRunTokens; ++t) {
-      double score = fitted.second_bias[1];
-      for (uint32_t c = 0; c < 16; ++c)
-        score += double{fitted.second[16 + c]} * f16_to_f32(samples.states(3, layer)[t * 16 + c]);
-      EXPECT_NEAR(score + mean, samples.labels(3, layer)[kRunTokens + t], 0.02);
-    }
-  }
-}
-
-// States of 24 tokens that repeat, in 256 dimensions, as those of a model's first layer, with two channels
-// that are large and always the same, as models have them: in most dimensions the sums of products have
-// nothing but their rounding in f32, here below -1. As many scores as there are tokens can be had, so what
-// least squares gives a token is the mean of its labels, but for the ridge: 256 at most, beside sums of some
-// 2^16 / 24 squares of 254 states of 29 (50 / sqrt(3)) over 113, the root mean square: 45,000, and half of it
-// in the least direction. Labels are up to 3 from their mean: 256 / 22,000 * 3.
-TEST(Fit, OfALinearOneFindsTheMeansOfTokensThatRepeat) {
-  constexpr uint32_t kTokens = 24, kCols = 256, kRuns = 256;
-  Samples samples({1, 1, kCols}, kRuns);
-  Random random{12};
-  std::vector<std::vector<float>> states(kTokens);
-  for (auto& state : states) {
-    state = random.floats(kCols);
-    for (uint32_t c = 0; c < kCols; ++c)
-      state[c] = f16_to_f32(f32_to_f16(c < 2 ? 1000.5f + 431 * float(c) : 50 * state[c]));
-  }
-  std::vector<double> sums(kTokens), counts(kTokens);
-  for (uint32_t run = 0; run < kRuns; ++run)
-    for (uint32_t t = 0; t < kRunTokens; ++t) {
-      const uint32_t token = random.below(kTokens);
-      for (uint32_t c = 0; c < kCols; ++c)
-        samples.states(run, 0)[t * kCols + c] = f32_to_f16(states[token][c]);
-      const float label = float(token % 5) + random.uniform(-1, 1);
-      samples.labels(run, 0)[t] = label;
-      sums[token] += double{label};
-      ++counts[token];
-    }
-  auto fit = must(Fit::start(cpu(), samples, {.kind = Retainer::Kind::kLinear}));
-  while (must(fit->step())) {
-  }
-  const FittedLayer fitted = fit->layer(0);
-  const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) / (double{kRuns} * kRunTokens);
-  for (uint32_t token = 0; token < kTokens; ++token) {
-    double score = double{fitted.second_bias[0]} + mean;
-    for (uint32_t c = 0; c < kCols; ++c) score += double{fitted.second[c]} * double{states[token][c]};
-    EXPECT_NEAR(score, sums[token] / counts[token], 0.035) << token;
-  }
-}
-
 // A good state is kept every 50 steps: what is left is the one of step 50, to the bit, and not that of the
 // start or of the step before.
 TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
@@ -321,13 +257,6 @@ TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
     EXPECT_FALSE(must(fit->step()));
     EXPECT_EQ(fit->steps_done(), 53u);
   }
-}
-
-TEST(Fit, OfALinearOneIsRefusedWhereALabelIsNoNumber) {
-  Samples samples = some_samples(2, 16, true, 8);
-  samples.labels(1, 1)[3] = NAN;
-  auto fit = must(Fit::start(cpu(), samples, {.kind = Retainer::Kind::kLinear}));
-  EXPECT_EQ(fit->step().status().code(), Code::kNotFinite);
 }
 
 TEST(Fit, GoesOnFromASavedStateAsIfItHadNotStopped) {

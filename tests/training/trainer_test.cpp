@@ -97,6 +97,7 @@ TEST_F(Training, OfEveryRecipeGivesOneFile) {
     {
       const auto trainer = open(o);
       while (trainer->progress().done < 2500) ASSERT_TRUE(must(trainer->step()));
+      must(trainer->save());
     }
     {
       const auto trainer = open(o);
@@ -281,6 +282,81 @@ TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
   TrainingOptions roomy = options("roomy");
   roomy.texts = 6;
   EXPECT_NE(trained(o), trained(roomy));
+}
+
+// The sums of a linear one are written when they are saved, by turns in one of two places: what was read
+// since is read again, and where one place is spoilt, what it had beside the other.
+TEST_F(Training, OfALinearOneGoesOnFromItsSums) {
+  TrainingOptions o = options("whole");
+  o.kind = Retainer::Kind::kLinear;
+  o.texts = 4;
+  const std::string whole = trained(o);
+  const auto read_until = [](Trainer& trainer, uint64_t tokens) {
+    while (trainer.progress().done < tokens) ASSERT_TRUE(must(trainer.step()));
+  };
+  const std::string state = folder.file("broken") + ".partial";
+  o.output = folder.file("broken");
+  uint64_t of_first, of_second;  // tokens that were read when the sums were saved
+  {
+    const auto trainer = open(o);
+    read_until(*trainer, 2048);
+    must(trainer->save());
+    read_until(*trainer, 4200);
+    must(trainer->save());
+    read_until(*trainer, 5500);  // is lost
+  }
+  {
+    const auto trainer = open(o);
+    EXPECT_TRUE(trainer->resumed());
+    of_second = trainer->progress().done;
+    EXPECT_GE(of_second, 2048u);
+    EXPECT_LE(of_second, 4200u);
+  }
+  // The second save is at the first place, the first at the second.
+  const auto spoil = [&](uint64_t at) {
+    std::fstream file(state, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(static_cast<std::streamoff>(at)).write("spoilt", 6);
+  };
+  spoil(std::filesystem::file_size(state) / 4);
+  {
+    const auto trainer = open(o);
+    EXPECT_TRUE(trainer->resumed());
+    of_first = trainer->progress().done;
+    EXPECT_GT(of_first, 0u);
+    EXPECT_LT(of_first, of_second);
+  }
+  spoil(std::filesystem::file_size(state) * 3 / 4);
+  {
+    const auto trainer = open(o);
+    EXPECT_FALSE(trainer->resumed());
+    EXPECT_EQ(trainer->progress().done, 0u);
+  }
+  EXPECT_EQ(trained(o, must(open_device("cpu", {.threads = 1}))), whole);
+}
+
+// All tokens count, in whatever memory there is.
+TEST_F(Training, OfALinearOneTakesAsMuchMemoryForAnyNumberOfTexts) {
+  TrainingOptions o = options("linear");
+  o.kind = Retainer::Kind::kLinear;
+  o.memory = 1;
+  std::vector<uint64_t> missing;
+  for (const uint32_t texts : {2u, 6u}) {
+    o.texts = texts;
+    for (o.memory = 1;;) {
+      const auto tried = Trainer::create(small.model, cpu(), o);
+      if (tried.ok()) break;
+      ASSERT_EQ(tried.status().code(), Code::kBudget) << tried.status().message();
+      ASSERT_GT(tried.status().bytes_missing(), 0u);
+      o.memory += tried.status().bytes_missing();
+    }
+    std::filesystem::remove(o.output + ".partial");
+    missing.push_back(o.memory);
+  }
+  EXPECT_EQ(missing[0], missing[1]);
+  TrainingOptions roomy = o;
+  roomy.output = folder.file("roomy");
+  roomy.memory = 0;
+  EXPECT_EQ(trained(o), trained(roomy));
 }
 
 TEST_F(Training, CountsSharesForARetainerThatIsThere) {
