@@ -22,10 +22,11 @@ struct TrainingOptions {
   std::string heads;
   Retainer::Kind kind = Retainer::Kind::kLocret;  // kAdore: a controller, see controller_trainer.h
   Target target = Target::kLogProb;
-  bool tries_targets = false;  // `target` becomes the one whose short training answers most
-  uint32_t texts = 16, steps = 300;
+  bool tries_targets = false;        // `target` becomes the one whose short training answers most
+  uint32_t texts = 16, steps = 300;  // a linear one has no steps
   uint64_t seed = 0;
-  uint64_t memory = 0;        // bytes; 0: a GiB for what is kept of the texts, beside the reading
+  // Bytes; 0: a GiB for what is kept of the texts, beside the reading; of a linear one what it takes.
+  uint64_t memory = 0;
   bool equal_shares = false;  // no shares are counted
   uint32_t text_tokens = 0;   // 0: 6144, or what the model's context allows
   uint32_t threads = 0;       // of the host, beside the device's; 0: one a core. None changes the file
@@ -57,7 +58,8 @@ class Training {
   // Does a part of the work; false when everything is done.
   Result<bool> step();
   TrainingProgress progress() const;
-  // Keeps all that was done in OUTPUT.partial. step() does so every minute.
+  // Keeps all that was done in OUTPUT.partial, but for a text that is being read. step() does so every
+  // minute.
   virtual Status save() = 0;
   // What came of it, as a JSON object, when everything is done.
   virtual std::string report() const = 0;
