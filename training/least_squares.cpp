@@ -132,67 +132,68 @@ void LeastSquares::clear() {
 
 // ---- solving ----
 
-// Of the products of what is read, less their means, times scale, with a little ridge.
-Status LeastSquares::factorise_layer(const Sums& s, double scale, std::vector<double>& factor,
-                                     double& ridge) {
+Result<LeastSquares::Factor> LeastSquares::factorise_layer(const Sums& s) {
   const uint64_t n = shape_.cols;
   const auto tokens = static_cast<double>(count_.tokens);
-  factor.resize(n * n);
+  double square = 0;  // of a channel, on average
+  for (uint64_t c = 0; c < n; ++c) square += s.xx[triangle(c) + c] / (tokens * static_cast<double>(n));
+  const double scale = square > 0 ? 1 / std::sqrt(square) : 1;
+  Factor factor{scale, kRidge, std::vector<double>(n * n)};
   // Where states span fewer dimensions than they have, those of layer 0 as many as there are distinct tokens,
   // the rounding of the sums is all that is left in the others, and it may be negative.
-  for (ridge = kRidge;; ridge *= kRidgeGrowth) {
+  for (;; factor.ridge *= kRidgeGrowth) {
     threads_.run(shape_.cols, [&](uint32_t i, uint32_t) {
+      double* row = &factor.of[i * n];
       for (uint64_t j = 0; j <= i; ++j)
-        factor[i * n + j] = (s.xx[triangle(i) + j] - s.x[i] * s.x[j] / tokens) * scale * scale;
-      factor[i * n + i] += ridge;
+        row[j] = (s.xx[triangle(i) + j] - s.x[i] * s.x[j] / tokens) * scale * scale;
+      row[i] += factor.ridge;
     });
     for (uint64_t i = 0; i < n; ++i)
-      if (!std::isfinite(factor[i * n + i]))
+      if (!std::isfinite(factor.of[i * n + i]))
         return error(Code::kNotFinite,
                      "layer %u of the model gives NaN or infinite states; train for another file of it",
                      steps_done());
-    if (factorise(factor, shape_.cols, threads_)) return {};
+    if (factorise(factor.of, shape_.cols, threads_)) return factor;
   }
+}
+
+double LeastSquares::solve_head(const Sums& s, const Factor& factor, uint32_t head, double mean,
+                                FittedLayer& to) const {
+  const uint64_t n = shape_.cols;
+  const auto tokens = static_cast<double>(count_.tokens);
+  std::vector<double> by_label(n);
+  for (uint64_t c = 0; c < n; ++c)
+    by_label[c] = (s.xy[head * n + c] - s.x[c] * s.y[head] / tokens) * factor.scale;
+  std::vector<double> w = by_label;
+  solve(factor.of, shape_.cols, w.data());
+  double bias = s.y[head] / tokens - mean;
+  for (uint64_t c = 0; c < n; ++c) {
+    bias -= w[c] * factor.scale * s.x[c] / tokens;
+    to.second[head * n + c] = static_cast<float>(w[c] * factor.scale);
+  }
+  to.second_bias[head] = static_cast<float>(bias);
+  // |y - x w|^2 = yy - 2 w xy + w xx w, and (xx + ridge) w = xy. Rounding may leave less than nothing.
+  const double squares = s.yy[head] - s.y[head] * s.y[head] / tokens -
+                         std::inner_product(w.begin(), w.end(), by_label.begin(), 0.0) -
+                         factor.ridge * std::inner_product(w.begin(), w.end(), w.begin(), 0.0);
+  return std::max(squares, 0.0);
 }
 
 Result<bool> LeastSquares::step() {
   if (steps_done() == steps()) return false;
-  const uint64_t n = shape_.cols;
   const uint32_t heads = shape_.heads;
-  const auto tokens = static_cast<double>(count_.tokens);
   const Sums& s = sums_[steps_done()];
   double mean = 0;  // of all layers' labels
   for (const Sums& of_layer : sums_) mean = std::accumulate(of_layer.y.begin(), of_layer.y.end(), mean);
-  mean /= tokens * heads * shape_.layers;
-  double square = 0;  // of what is read, which the ridge is meant for 1 of
-  for (uint64_t c = 0; c < n; ++c) square += s.xx[triangle(c) + c] / (tokens * static_cast<double>(n));
-  const double scale = square > 0 ? 1 / std::sqrt(square) : 1;
-  std::vector<double> factor;
-  double ridge;
-  THIMBLE_TRY(factorise_layer(s, scale, factor, ridge));
-
+  mean /= static_cast<double>(count_.tokens) * heads * shape_.layers;
+  THIMBLE_LET(factor, factorise_layer(s));
   FittedLayer fitted;
-  fitted.second.resize(heads * n);
+  fitted.second.resize(uint64_t(heads) * shape_.cols);
   fitted.second_bias.resize(heads);
   std::vector<double> squares(heads);
-  threads_.run(heads, [&](uint32_t head, uint32_t) {
-    std::vector<double> by_label(n);
-    for (uint64_t c = 0; c < n; ++c) by_label[c] = (s.xy[head * n + c] - s.x[c] * s.y[head] / tokens) * scale;
-    std::vector<double> w = by_label;
-    solve(factor, shape_.cols, w.data());
-    double bias = s.y[head] / tokens - mean;
-    for (uint64_t c = 0; c < n; ++c) {
-      bias -= w[c] * scale * s.x[c] / tokens;
-      fitted.second[head * n + c] = static_cast<float>(w[c] * scale);
-    }
-    fitted.second_bias[head] = static_cast<float>(bias);
-    // |y - x w|^2 = yy - 2 w xy + w xx w, and (xx + ridge) w = xy. Rounding may leave less than nothing.
-    const double rest = s.yy[head] - s.y[head] * s.y[head] / tokens -
-                        std::inner_product(w.begin(), w.end(), by_label.begin(), 0.0) -
-                        ridge * std::inner_product(w.begin(), w.end(), w.begin(), 0.0);
-    squares[head] = std::max(rest, 0.0);
-  });
-  loss_ = std::accumulate(squares.begin(), squares.end(), 0.0) / (tokens * heads);
+  threads_.run(heads,
+               [&](uint32_t head, uint32_t) { squares[head] = solve_head(s, factor, head, mean, fitted); });
+  loss_ = std::accumulate(squares.begin(), squares.end(), 0.0) / (static_cast<double>(count_.tokens) * heads);
   if (!std::isfinite(loss_) || !std::isfinite(mean))
     return error(Code::kNotFinite,
                  "layer %u of the model gives NaN or infinite labels; train for another file of it",

@@ -52,7 +52,14 @@ class LeastSquares {
   static uint32_t block_tokens(uint32_t text_tokens);
   Status add_block(uint32_t layer, uint32_t first, uint32_t tokens, std::span<const double> labels);
   void transpose_block(const uint16_t* states, uint32_t tokens);
-  Status factorise_layer(const Sums&, double scale, std::vector<double>& factor, double& ridge);
+  // A layer's products of x less its mean, times scale, and with the ridge: their factor, [cols][cols].
+  struct Factor {
+    double scale, ridge;
+    std::vector<double> of;
+  };
+  Result<Factor> factorise_layer(const Sums&);
+  // Sets a head's weights and bias; returns how far its scores are off, squared, summed over tokens.
+  double solve_head(const Sums&, const Factor&, uint32_t head, double mean, FittedLayer& to) const;
 
   const SampleShape shape_;
   const uint32_t text_tokens_;
