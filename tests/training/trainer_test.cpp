@@ -115,26 +115,33 @@ TEST_F(Training, OfEveryRecipeGivesOneFile) {
 // A model of random weights answers nothing with any target, so the first is taken, and the file is that of a
 // training for it.
 TEST_F(Training, TriesTargetsAndGoesOnWithTheBest) {
-  const std::string expected = trained(options("log_prob"));
-  TrainingOptions o = options("auto");
-  o.tries_targets = true;
-  {
+  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kLinear}) {
+    const auto with = [&](const char* name) {
+      TrainingOptions o = options(name + std::to_string(static_cast<int>(kind)));
+      o.kind = kind;
+      return o;
+    };
+    const std::string expected = trained(with("log_prob"));
+    TrainingOptions o = with("auto");
+    o.tries_targets = true;
+    {
+      const auto trainer = open(o);
+      EXPECT_EQ(trainer->progress().phase, Phase::kTrying);
+      EXPECT_EQ(trainer->progress().total, 3u);
+      while (trainer->progress().done < 1) ASSERT_TRUE(must(trainer->step()));
+      for (int i = 0; i < 6; ++i) ASSERT_TRUE(must(trainer->step()));
+    }
     const auto trainer = open(o);
-    EXPECT_EQ(trainer->progress().phase, Phase::kTrying);
-    EXPECT_EQ(trainer->progress().total, 3u);
-    while (trainer->progress().done < 1) ASSERT_TRUE(must(trainer->step()));
-    for (int i = 0; i < 6; ++i) ASSERT_TRUE(must(trainer->step()));
+    EXPECT_EQ(trainer->progress().done, 1u);
+    finish(*trainer);
+    ASSERT_EQ(trainer->tried().size(), 3u);
+    for (const Trainer::Tried& tried : trainer->tried())
+      EXPECT_EQ(tried.recall.asked, 2 * trainer->dense().asked);
+    EXPECT_EQ(trainer->target(), Target::kLogProb);
+    EXPECT_EQ(contents_of(o.output), expected);
+    for (const char* ending : {".tried", ".trying", ".trying.partial", ".partial"})
+      EXPECT_FALSE(std::filesystem::exists(o.output + ending)) << ending;
   }
-  const auto trainer = open(o);
-  EXPECT_EQ(trainer->progress().done, 1u);
-  finish(*trainer);
-  ASSERT_EQ(trainer->tried().size(), 3u);
-  for (const Trainer::Tried& tried : trainer->tried())
-    EXPECT_EQ(tried.recall.asked, 2 * trainer->dense().asked);
-  EXPECT_EQ(trainer->target(), Target::kLogProb);
-  EXPECT_EQ(contents_of(o.output), expected);
-  for (const char* ending : {".tried", ".trying", ".trying.partial", ".partial"})
-    EXPECT_FALSE(std::filesystem::exists(o.output + ending)) << ending;
 }
 
 TEST(Targets, AreChosenByWhatIsAnswered) {
