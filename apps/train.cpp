@@ -277,8 +277,9 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       ->type_name("FILE...")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("-o,--output", s.output, "The file of heads to write")->required()->type_name("FILE");
-  app.add_option("--mem-budget", s.memory,
-                 "All that training may allocate (default: what reading takes and 1 GiB)")
+  app.add_option(
+         "--mem-budget", s.memory,
+         "All that training may allocate (default: what reading takes and 1 GiB, of linear what it needs)")
       ->type_name("SIZE");
   app.add_option("--device", s.common.device, "Where to compute, see 'thimble devices' (default: auto)")
       ->type_name("NAME");

@@ -98,6 +98,9 @@ template <>
 inline constexpr uint32_t kFirstSize<thimble_model_info> = offsetof(thimble_model_info, chat_problem);
 template <>
 inline constexpr uint32_t kFirstSize<thimble_stats> = offsetof(thimble_stats, saturated);
+template <>
+inline constexpr uint32_t kFirstSize<thimble_training_options> = offsetof(thimble_training_options,
+                                                                          text_tokens);
 
 template <typename T>
 Status need_struct(const T* lent, const char* name) {

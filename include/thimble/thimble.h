@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 5
+#define THIMBLE_ABI 6
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -273,7 +273,8 @@ typedef struct thimble_training_options {
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
                              * which of them answers most after a short training */
   uint64_t seed;
-  uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them */
+  uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them; of
+                             * "linear" what it needs */
   uint64_t text_tokens;     /* of a text, 1024 at least; 0: 6144; two thirds of the model's context at most, with what is asked
                              * behind it half as many again */
 } thimble_training_options;
