@@ -1,0 +1,28 @@
+/**
+ * What Flows.kt uses of kotlinx.coroutines.flow, with the published signatures, for tests alone: Debian's kotlinx.coroutines (1.0)
+ * has all the rest, but no flows yet.
+ */
+package kotlinx.coroutines.flow
+
+import kotlin.coroutines.coroutineContext
+
+interface FlowCollector<in T> {
+    suspend fun emit(value: T)
+}
+
+interface Flow<out T> {
+    suspend fun collect(collector: FlowCollector<T>)
+}
+
+/** As the real one it refuses a block that emits in another context than the collector's. */
+fun <T> flow(block: suspend FlowCollector<T>.() -> Unit): Flow<T> = object : Flow<T> {
+    override suspend fun collect(collector: FlowCollector<T>) {
+        val context = coroutineContext
+        block(object : FlowCollector<T> {
+            override suspend fun emit(value: T) {
+                check(coroutineContext == context) { "emitted in another context" }
+                collector.emit(value)
+            }
+        })
+    }
+}
