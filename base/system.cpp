@@ -191,6 +191,15 @@ Result<Pages> Pages::allocate(uint64_t bytes) {
   return pages;
 }
 
+void Pages::prefer_huge() {
+#ifdef MADV_HUGEPAGE
+  constexpr uint64_t kHuge = 2 << 20;
+  const auto at = reinterpret_cast<uintptr_t>(data_);
+  const uint64_t first = round_up(at, kHuge) - at, end = (at + bytes_) / kHuge * kHuge;
+  if (end > at + first) static_cast<void>(madvise(data_ + first, end - at - first, MADV_HUGEPAGE));
+#endif
+}
+
 Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
 #ifdef _WIN32
   static_cast<void>(offset);
@@ -200,6 +209,10 @@ Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t first = round_up(offset, page), end = (offset + bytes) / page * page;
   if (end <= first) return uint64_t{0};
+#ifdef MADV_NOHUGEPAGE
+  // Else the system would in time fill the holes, to make huge pages of what is left.
+  static_cast<void>(madvise(data_, bytes_, MADV_NOHUGEPAGE));
+#endif
   // What the system does not take, locked pages for example, stays.
   return madvise(data_ + first, end - first, MADV_DONTNEED) == 0 ? end - first : 0;
 #endif

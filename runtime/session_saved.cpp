@@ -330,6 +330,9 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
 Status Session::copy_pool(Session& twin) const {
   if (!plan_.released)
     return device_->copy({twin.pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size});
+  // The twin's pool is still empty: what this gives back is the wish for huge pages, which would reach into
+  // it.
+  THIMBLE_TRY(device_->release({twin.pool_.get(), 0, twin.pool_->size}));
   const Setting setting{*model_, plan_.options, plan_.dimensions};
   const Held held{setting, entries_, read_, unscored_, generation_};
   const std::vector<Piece> from = pieces(held, false), to = twin.pieces(held, false);

@@ -227,6 +227,7 @@ class CpuDevice : public Device {
 
   Result<std::unique_ptr<Buffer>> alloc(MemKind, uint64_t bytes) override {
     THIMBLE_LET(pages, Pages::allocate(bytes));
+    pages.prefer_huge();
     return std::unique_ptr<Buffer>(std::make_unique<PageBuffer>(std::move(pages), bytes));
   }
 
