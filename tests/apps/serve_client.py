@@ -28,8 +28,8 @@ def thimble(*arguments, text=""):
 class Server:
     """thimble serve on a port of its own."""
 
-    def __init__(self, *flags):
-        self.process = subprocess.Popen([COMMAND, "serve", "-m", MODEL, "--port", "0", *flags],
+    def __init__(self, *flags, model=MODEL):
+        self.process = subprocess.Popen([COMMAND, "serve", "-m", model, "--port", "0", *flags],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         atexit.register(self.process.kill)  # where a test fails in the middle
         lines = []

@@ -1,0 +1,218 @@
+"""Calls of tools from a request to the model and back: serve_tools.py COMMAND SOURCE_FOLDER
+
+The model is made here. Its layer adds nothing, and its output knows one successor of each token: behind <|assistant|> it calls
+add(1, 2), behind <|result|> it says "It is 3.", and everything else it ends. Each byte of a prompt is a token."""
+import json
+import os
+import struct
+import sys
+import tempfile
+import unittest
+
+from serve_client import Server, events
+
+TEMPLATE = """\
+{%- if tools %}<|tools|>{{ tools | tojson }}{% endif %}
+{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}
+{%- for call in message.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}{{ '<|result|>' if messages[-1].role == 'tool' else '<|assistant|>' }}{% endif %}"""
+SPECIAL = ["<|tools|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|result|>", "<|end|>"]
+ARGUMENTS = {"a": 1, "b": 2}
+CALL = ['<tool_call>{"name": "add", ', '"arguments": {"a": 1, "b": 2}}', "</tool_call>"]
+CHAINS = [["<|assistant|>", *CALL, "<|end|>"], ["<|result|>", "It is 3.", "<|end|>"]]
+WIDTH = 288  # one channel for each token: the embedding is the identity
+
+
+def spelled(text):
+    """Bytes as byte-level BPE spells them, one character each."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in text)
+
+
+def vocabulary():
+    """Texts, and types: 1 is a text, 3 a control token."""
+    texts = [spelled([byte]) for byte in range(256)] + SPECIAL
+    types = [1] * 256 + [3] * len(SPECIAL)
+    for text in (*CALL, "It is 3."):
+        texts.append(spelled(text.encode()))
+        types.append(1)
+    unused = WIDTH - len(texts)
+    return texts + [f"<unused{i}>" for i in range(unused)], types + [1] * unused
+
+
+def weights():
+    """Name, shape (columns first) and floats of each tensor."""
+    texts, _ = vocabulary()
+    after = {text: "<|end|>" for text in texts}
+    for chain in CHAINS:
+        names = [text if text in SPECIAL else spelled(text.encode()) for text in chain]
+        after.update(zip(names, names[1:]))
+    output = [0.0] * WIDTH * WIDTH
+    for column, text in enumerate(texts):
+        output[texts.index(after[text]) * WIDTH + column] = 1.0
+    ones, nothing = [1.0] * WIDTH, [0.0] * WIDTH * 32
+    yield "token_embd", (WIDTH, WIDTH), [float(i % (WIDTH + 1) == 0) for i in range(WIDTH * WIDTH)]
+    yield "output", (WIDTH, WIDTH), output
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        yield name, (WIDTH,), ones
+    for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
+        yield "blk.0." + name, (WIDTH, 32), nothing
+    for name in ("attn_output", "ffn_down"):
+        yield "blk.0." + name, (32, WIDTH), nothing
+
+
+def text_value(text):
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def metadata(key, value):
+    if isinstance(value, str):
+        data = struct.pack("<I", 8) + text_value(value)
+    elif isinstance(value, float):
+        data = struct.pack("<If", 6, value)
+    elif isinstance(value, list) and isinstance(value[0], str):
+        data = struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text_value, value))
+    elif isinstance(value, list):
+        data = struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+    else:
+        data = struct.pack("<II", 4, value)
+    return text_value(key) + data
+
+
+def write_model(path):
+    texts, types = vocabulary()
+    keys = {"general.architecture": "llama", "general.name": "a chain", "llama.context_length": 8192, "llama.block_count": 1,
+            "llama.embedding_length": WIDTH, "llama.feed_forward_length": 32, "llama.attention.head_count": 1,
+            "llama.attention.head_count_kv": 1, "llama.attention.key_length": 32, "llama.attention.value_length": 32,
+            "llama.rope.dimension_count": 32, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": WIDTH,
+            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": texts,
+            "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": ["t h"],
+            "tokenizer.ggml.eos_token_id": texts.index("<|end|>"), "tokenizer.chat_template": TEMPLATE}
+    infos, data = b"", b""
+    for name, shape, values in weights():
+        infos += text_value(name + ".weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
+        data += struct.pack(f"<{len(values)}f", *values)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(list(weights())), len(keys))
+    head += b"".join(metadata(*item) for item in keys.items()) + infos
+    with open(path, "wb") as file:
+        file.write(head + bytes(-len(head) % 32) + data)
+
+
+QUESTION = {"role": "user", "content": "What is 1 + 2?"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Adds: a & b, <très> \"bien\"."}
+TOOLS = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
+ANTHROPIC_TOOLS = [{**ADD, "input_schema": SCHEMA}]
+# What the template makes of it: json.dumps is what such templates are written for.
+PROMPT = f"<|tools|>{json.dumps(TOOLS, ensure_ascii=False)}<|user|>What is 1 + 2?<|end|><|assistant|>"
+ANSWERED = PROMPT + "".join(CALL) + "<|end|>"
+WITH_RESULT = ANSWERED + "<|tool|>3<|end|><|result|>It is 3."
+
+
+def tokens(text):
+    """Of a prompt: a token for each byte, and one for each special text."""
+    for special in SPECIAL:
+        text = text.replace(special, "\0")
+    return len(text.encode())
+
+
+class Tools(unittest.TestCase):
+    """A server of one slot for each test, whose text is then what that test's requests made."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.model = os.path.join(cls.folder.name, "chain.gguf")
+        write_model(cls.model)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.server = Server("--device", "cpu", "--slots", "1", "--pool", "2048", "--retention", "none", model=self.model)
+
+    def tearDown(self):
+        self.assertEqual(self.server.stop()[0], 0)
+
+    def read(self):
+        """The text that the slot holds."""
+        return "".join(segment["text"] for segment in self.server.get("/thimble/kept?slot=0")["segments"])
+
+    def test_a_call_goes_out_and_its_result_comes_back(self):
+        body = self.server.chat([QUESTION], tools=TOOLS)
+        choice = body["choices"][0]
+        self.assertEqual(choice["finish_reason"], "tool_calls")
+        self.assertIsNone(choice["message"]["content"])
+        [call] = choice["message"]["tool_calls"]
+        self.assertEqual((call["type"], call["function"]["name"]), ("function", "add"))
+        self.assertEqual(json.loads(call["function"]["arguments"]), ARGUMENTS)
+        self.assertEqual(body["usage"]["prompt_tokens"], tokens(PROMPT))
+        self.assertTrue(self.read().startswith(PROMPT), self.read())
+
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        second = self.server.chat([QUESTION, choice["message"], result], tools=TOOLS)
+        self.assertEqual(second["choices"][0]["message"], {"role": "assistant", "content": "It is 3."})
+        self.assertEqual(second["choices"][0]["finish_reason"], "stop")
+        # The call is what the model wrote, not what a template would make of it.
+        self.assertGreaterEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], body["usage"]["total_tokens"] - 1)
+        self.assertTrue(self.read().startswith(WITH_RESULT), self.read())
+
+    def test_a_call_that_was_not_made_here_is_written_by_the_template(self):
+        function = {"name": "add", "arguments": ARGUMENTS}
+        call = {"id": "c1", "type": "function", "function": {**function, "arguments": json.dumps(ARGUMENTS)}}
+        messages = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+        body = self.server.chat(messages, tools=TOOLS)
+        self.assertEqual(body["choices"][0]["message"]["content"], "It is 3.")
+        prompt = PROMPT + "<call>" + json.dumps(function) + "<|end|><|tool|>3<|end|><|result|>"
+        self.assertEqual(body["usage"]["prompt_tokens"], tokens(prompt))
+        self.assertTrue(self.read().startswith(prompt + "It is 3."), self.read())
+
+    def test_a_streamed_call_is_the_same(self):
+        lines = self.server.stream({"messages": [QUESTION], "tools": TOOLS})
+        choices = [event["choices"][0] for event in events(lines) if event != "[DONE]" and event["choices"]]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+        self.assertEqual([call["function"]["name"] for call in calls], ["add"])
+        self.assertEqual(json.loads(calls[0]["function"]["arguments"]), ARGUMENTS)
+        self.assertEqual("".join(choice["delta"].get("content") or "" for choice in choices), "")
+        self.assertEqual(choices[-1]["finish_reason"], "tool_calls")
+        self.assertTrue(self.read().startswith(PROMPT), self.read())
+
+    def test_without_tools_the_same_answer_is_text(self):
+        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            body = self.server.chat([QUESTION], **fields)
+            self.assertEqual(body["choices"][0]["message"]["content"], "".join(CALL))
+            self.assertEqual(body["choices"][0]["finish_reason"], "stop")
+            self.assertTrue(self.read().startswith("<|user|>What is 1 + 2?<|end|><|assistant|><tool_call>"), self.read())
+
+    def test_anthropics_format_reads_and_writes_the_same(self):
+        body = self.server.chat([QUESTION], "/v1/messages", max_tokens=50, tools=ANTHROPIC_TOOLS)
+        self.assertEqual(body["stop_reason"], "tool_use")
+        [use] = body["content"]
+        self.assertEqual((use["type"], use["name"], use["input"]), ("tool_use", "add", ARGUMENTS))
+        self.assertEqual(body["usage"]["input_tokens"], tokens(PROMPT))
+        self.assertTrue(self.read().startswith(PROMPT), self.read())
+
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "3"}]}
+        messages = [QUESTION, {"role": "assistant", "content": body["content"]}, result]
+        second = self.server.chat(messages, "/v1/messages", max_tokens=50, tools=ANTHROPIC_TOOLS)
+        self.assertEqual(second["content"], [{"type": "text", "text": "It is 3."}])
+        self.assertEqual(second["stop_reason"], "end_turn")
+        self.assertTrue(self.read().startswith(WITH_RESULT), self.read())
+
+    def test_anthropics_streamed_call_is_the_same(self):
+        lines = self.server.stream({"messages": [QUESTION], "max_tokens": 50, "tools": ANTHROPIC_TOOLS}, "/v1/messages")
+        data = events(lines)
+        [start] = [event["content_block"] for event in data if event["type"] == "content_block_start"]
+        self.assertEqual((start["type"], start["name"]), ("tool_use", "add"))
+        parts = [event["delta"]["partial_json"] for event in data if event["type"] == "content_block_delta"]
+        self.assertEqual(json.loads("".join(parts)), ARGUMENTS)
+        [ending] = [event["delta"]["stop_reason"] for event in data if event["type"] == "message_delta"]
+        self.assertEqual(ending, "tool_use")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
