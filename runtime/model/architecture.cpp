@@ -374,10 +374,22 @@ Status check_window(const Gguf& gguf, const Architecture& a, Model& model) {
   return {};
 }
 
+// Ollama's files of gpt-oss are not only named otherwise: in the published ones mxfp4 is type 4 and its
+// halves of bytes in another order, gate and up take turns by rows, and in all of them biases of experts are
+// bf16.
+Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Architecture& a) {
+  if (!a.sinks || !gguf.tensor("blk.0.attn_out.weight")) return {};
+  return error(Code::kUnsupported,
+               "%s was written by Ollama, whose files of gpt-oss lay out the experts in a way that is not "
+               "read; use one that llama.cpp wrote",
+               gguf.name().c_str());
+}
+
 }  // namespace
 
 Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(architecture, find_architecture(gguf));
+  THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, architecture));
   const std::string prefix = architecture.name;
   THIMBLE_TRY(load_shape(gguf, prefix, model));
   THIMBLE_TRY(load_expert_shape(gguf, architecture, model));

@@ -178,6 +178,14 @@ TEST(Model, RefusesImpossibleExpertsAndWindows) {
                  "key 'gemma3.attention.sliding_window_pattern' is 3, where 1 to 2 is possible");
 }
 
+TEST(Model, SaysWhoseFileOfGptOssCannotBeRead) {
+  constexpr uint32_t kItsMxfp4 = 4;
+  expect_refused(tiny_model("gpt-oss")
+                     .tensor("blk.0.ffn_gate_up_exps.weight", {32, 2, 1}, kItsMxfp4, FileBytes(34))
+                     .tensor("blk.0.attn_out.weight", {1, 1}, std::vector<float>(1)),
+                 Code::kUnsupported, "was written by Ollama");
+}
+
 TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
   const Lent m(tiny_model("phi3"));
   ASSERT_TRUE(m.ok()) << m.status().message();
