@@ -13,14 +13,4 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 # The DLL runs alone, without those of the compiler.
 set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -static)
-# Libraries of headers alone are the build machine's. Beside them in /usr/include lie Linux' own headers, which must not be
-# found, so these are linked to from a folder of their own.
-foreach(header CLI nlohmann)
-  if(EXISTS /usr/include/${header})
-    file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
-    file(CREATE_LINK /usr/include/${header} ${CMAKE_BINARY_DIR}/include/${header} SYMBOLIC)
-  endif()
-endforeach()
-set(CMAKE_INCLUDE_PATH ${CMAKE_BINARY_DIR}/include)
-list(APPEND CMAKE_FIND_ROOT_PATH ${CMAKE_BINARY_DIR}/include)
 set(CMAKE_CROSSCOMPILING_EMULATOR wine)

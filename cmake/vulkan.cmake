@@ -4,18 +4,10 @@ set(THIMBLE_VULKAN AUTO CACHE STRING "Build the Vulkan backend: AUTO, ON, OFF")
 set_property(CACHE THIMBLE_VULKAN PROPERTY STRINGS AUTO ON OFF)
 
 if(THIMBLE_VULKAN)
-  find_path(THIMBLE_VULKAN_INCLUDE vulkan/vulkan_core.h DOC "Vulkan's headers, 1.2.162 or newer")
+  thimble_headers(THIMBLE_VULKAN vulkan/vulkan_core.h WITH vk_video) # 1.2.162 or newer
   find_program(THIMBLE_GLSLANG NAMES glslangValidator glslang DOC "Compiler of the shaders")
-  if(THIMBLE_VULKAN_INCLUDE AND THIMBLE_GLSLANG)
+  if(THIMBLE_VULKAN_HEADERS AND THIMBLE_GLSLANG)
     set(THIMBLE_HAS_VULKAN TRUE)
-    set(THIMBLE_VULKAN_HEADERS ${THIMBLE_VULKAN_INCLUDE})
-    if(CMAKE_CROSSCOMPILING) # beside them lie the headers of the build machine's C library
-      set(THIMBLE_VULKAN_HEADERS ${CMAKE_BINARY_DIR}/vulkan_headers)
-      file(MAKE_DIRECTORY ${THIMBLE_VULKAN_HEADERS})
-      foreach(folder vulkan vk_video)
-        file(CREATE_LINK ${THIMBLE_VULKAN_INCLUDE}/${folder} ${THIMBLE_VULKAN_HEADERS}/${folder} SYMBOLIC)
-      endforeach()
-    endif()
   elseif(THIMBLE_VULKAN STREQUAL "ON")
     message(FATAL_ERROR "THIMBLE_VULKAN is ON; it needs Vulkan's headers (vulkan/vulkan_core.h) and glslangValidator: install "
                         "them (Debian: libvulkan-dev glslang-tools), or set THIMBLE_VULKAN_INCLUDE and THIMBLE_GLSLANG")
