@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "apps/generation.h"
+#include "apps/held.h"
 #include "apps/options.h"
 
 namespace app {
@@ -24,7 +25,7 @@ struct EvalFlags {
 };
 
 struct Sample {
-  std::string id, task, answer;
+  std::string id, task, answer, asked;
   uint64_t length = 0;  // as the file gives it
   std::vector<int32_t> prompt;
   std::ptrdiff_t question = 0;  // index of the first token of the question
@@ -46,8 +47,15 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   if (!json.contains("tokens") || !json["tokens"].is_number_unsigned()) {
     throw Failure(THIMBLE_FORMAT, where + " has no number \"tokens\"");
   }
-  Sample sample{text_of("id"), text_of("task"), text_of("answer"), json["tokens"].get<uint64_t>(), {}, 0, {}};
-  const std::string &text = text_of("text"), &question = text_of("question"), &needle = text_of("needle");
+  Sample sample{text_of("id"),
+                text_of("task"),
+                text_of("answer"),
+                text_of("question"),
+                json["tokens"].get<uint64_t>(),
+                {},
+                0,
+                {}};
+  const std::string &text = text_of("text"), &question = sample.asked, &needle = text_of("needle");
   if (needle.empty() || text.find(needle) == std::string::npos) {
     throw Failure(THIMBLE_FORMAT, where + ": \"needle\" does not occur in \"text\"");
   }
@@ -87,25 +95,34 @@ std::vector<Sample> read_samples(const Settings& s, const EvalFlags& flags, cons
 }
 
 // The share of the needle's positions that the pool still holds, averaged over layers and KV heads.
-double needle_retention(const Session& session, const thimble_model_info& info,
-                        const std::vector<int32_t>& needle) {
+double needle_retention(const std::vector<std::vector<int32_t>>& heads, const std::vector<int32_t>& needle) {
   uint64_t held = 0;
-  for (uint32_t layer = 0; layer < info.layers; ++layer) {
-    for (uint32_t head = 0; head < info.kv_heads; ++head) {
-      const std::vector<int32_t> positions = kept(session, layer, head);
-      for (int32_t p : needle) held += std::binary_search(positions.begin(), positions.end(), p) ? 1 : 0;
-    }
+  for (const std::vector<int32_t>& positions : heads) {
+    for (int32_t p : needle) held += std::binary_search(positions.begin(), positions.end(), p) ? 1 : 0;
   }
-  return static_cast<double>(held) / (static_cast<double>(needle.size()) * info.layers * info.kv_heads);
+  return static_cast<double>(held) / static_cast<double>(needle.size() * heads.size());
 }
 
 struct Outcome {
   std::string answer;
   bool correct = false;
+  Json subject;       // what the server would find that the question asks about; null: nothing
+  bool gone = false;  // and say that it is no longer held
   double retention = 0, seconds = 0;
   uint64_t read = 0;  // tokens of the prompt that were read ahead, not stepped
   uint64_t saturated = 0;
 };
+
+// What the question asks about, as thimble serve finds it, and whether that is still held.
+void note_subject(const Model& model, const Sample& sample, const std::vector<std::vector<int32_t>>& heads,
+                  Outcome& outcome) {
+  const std::vector<Sentence> stream =
+      cut_sentences(sample.prompt.size(), [&](uint64_t i) { return token_bytes(model, sample.prompt[i]); });
+  const auto subject = find_subject(stream, sample.asked, heads);
+  if (!subject) return;
+  outcome.subject = {{"text", strip(stream[subject->sentence].text)}, {"held", subject->held}};
+  outcome.gone = subject->gone;
+}
 
 bool same_text(const Sample& a, const Sample& b) {
   return a.question == b.question &&
@@ -150,7 +167,9 @@ class Asked {
     for (size_t i = 0; selects_ && i < question.size(); ++i)
       if (!call_unless_interrupted(thimble_session_accept, session.get(), question[i])) return std::nullopt;
     Outcome outcome;
-    outcome.retention = needle_retention(session, model_info(model_), sample.needle);
+    const std::vector<std::vector<int32_t>> heads = kept_by_head(model_, session);
+    outcome.retention = needle_retention(heads, sample.needle);
+    note_subject(model_, sample, heads, outcome);
     const Answer answer = generate(model_, session, settings_.predict, [](std::string_view) {});
     if (answer.finish == Finish::kInterrupted) return std::nullopt;
     outcome.answer = strip(answer.text);
@@ -173,11 +192,14 @@ struct Row {
   uint64_t samples = 0, correct = 0, baseline_correct = 0;
   double retention = 0;
   uint64_t saturated = 0;
+  uint64_t gone = 0, gone_wrong = 0;  // said to be no longer held; of these answered wrongly
   void add(const Outcome& outcome, const Outcome* baseline) {
     ++samples;
     correct += outcome.correct;
     retention += outcome.retention;
     saturated += outcome.saturated;
+    gone += outcome.gone;
+    gone_wrong += outcome.gone && !outcome.correct;
     if (baseline) baseline_correct += baseline->correct;
   }
 };
@@ -187,7 +209,9 @@ Json row_json(const Row& row, bool baseline) {
   Json json = {{"samples", row.samples},
                {"correct", row.correct},
                {"recall", static_cast<double>(row.correct) / n},
-               {"retention", row.retention / n}};
+               {"retention", row.retention / n},
+               {"gone", row.gone},
+               {"gone_wrong", row.gone_wrong}};
   if (baseline) {
     json["baseline_correct"] = row.baseline_correct;
     json["baseline_recall"] = static_cast<double>(row.baseline_correct) / n;
@@ -267,6 +291,8 @@ int eval(Settings& s, const EvalFlags& flags) {
                  {"answer", outcome->answer},
                  {"expected", sample.answer},
                  {"retention", outcome->retention},
+                 {"subject", outcome->subject},
+                 {"gone", outcome->gone},
                  {"seconds", outcome->seconds}};
     if (baseline) {
       line["baseline_correct"] = baseline->correct;

@@ -242,6 +242,15 @@ std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_he
       });
 }
 
+std::vector<std::vector<int32_t>> kept_by_head(const Model& model, const Session& session) {
+  const thimble_model_info info = model_info(model);
+  std::vector<std::vector<int32_t>> heads;
+  for (uint32_t layer = 0; layer < info.layers; ++layer) {
+    for (uint32_t head = 0; head < info.kv_heads; ++head) heads.push_back(kept(session, layer, head));
+  }
+  return heads;
+}
+
 std::vector<float> kept_shares(const Session& session) {
   return two_calls<std::vector<float>>(
       stats(session).position, [&](auto& shares, uint64_t* count, auto* error) {

@@ -110,6 +110,8 @@ std::string token_bytes(const Model& model, int32_t token);
 std::string token_text(const Session& session, int32_t token);
 std::vector<float> logits(const Session& session);
 std::vector<int32_t> kept(const Session& session, uint32_t layer, uint32_t kv_head);
+// Of all (layer, KV head) pairs, by layer: the positions that each holds.
+std::vector<std::vector<int32_t>> kept_by_head(const Model& model, const Session& session);
 // By position: the share of the (layer, KV head) pairs that hold it, and what the last token paid to it.
 std::vector<float> kept_shares(const Session& session);
 std::vector<float> attended(const Session& session);

@@ -75,6 +75,18 @@ Json answer_message(const Task& task, const std::string& text) {
   return message;
 }
 
+// The last paragraph of the user's last message, behind the text that it may be about; "" where there is
+// none.
+std::string question_of(const Prompt& prompt) {
+  for (auto message = prompt.messages.rbegin(); message != prompt.messages.rend(); ++message) {
+    if ((*message)["role"] != "user" || !(*message)["content"].is_string()) continue;
+    const std::string_view text = strip((*message)["content"].get_ref<const std::string&>());
+    const size_t blank = text.rfind("\n\n");
+    return std::string(blank == text.npos ? text : strip(text.substr(blank)));
+  }
+  return "";
+}
+
 int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style) {
   try {
     return end_of_turn(model, style);
@@ -325,6 +337,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   reading_job = &job;
   slot.attended.clear();
   slot.watched = 0;
+  slot.question = question_of(job.prompt);
   try {
     const auto start = std::chrono::steady_clock::now();
     read(slot, job, rest_of(slot, job, reuse, usage));
@@ -543,7 +556,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   const Lent lent{*this, slot};
   for (;;) {
     try {
-      return look({slot.session, slot.history.ids(), slot.attended});
+      return look({slot.session, slot.history.ids(), slot.attended, slot.question});
     } catch (const Failure& failure) {  // an interrupt that was meant for the job before
       if (failure.status != THIMBLE_INTERRUPTED) throw;
     }

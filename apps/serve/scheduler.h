@@ -80,6 +80,7 @@ class Scheduler {
     const Session& session;
     const std::vector<int32_t>& ids;     // of its stream
     const std::vector<float>& attended;  // by its last answer, by position; empty: it was not watched
+    const std::string& question;         // that this answers; "": the prompt was no conversation
   };
   // Lends a slot to `look`, which is called again after an interrupt; meanwhile the slot gets no job. A slot
   // at work is a Refusal.
@@ -98,6 +99,7 @@ class Scheduler {
     uint64_t evictions = 0;
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;
+    std::string question;  // the last one
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
     // What it is to do; guarded by the mutex.

@@ -11,10 +11,10 @@
 #endif
 
 #include "apps/generation.h"
+#include "apps/held.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/json.h"
-#include "apps/serve/sentences.h"
 
 namespace app::serve {
 
@@ -84,7 +84,8 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
   return std::stoull(digits);
 }
 
-// A slot's stream as sentences, each with the share of it that is still held and of the answer's attention.
+// A slot's stream as sentences, each with the share of it that is still held and of the answer's attention;
+// and which of them the last question asks about.
 Json sentences_json(const Model& model, const Scheduler::View& view) {
   const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
@@ -95,30 +96,28 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
   };
   // A token that waits was not read; one that an interrupted step sampled is in no answer.
   const size_t count = std::min(shares.size(), view.ids.size());
-  Json segments = Json::array();
-  for (const Sentence& s : cut_sentences(count, [&](uint64_t i) { return token_bytes(model, view.ids[i]); }))
+  const std::vector<Sentence> sentences =
+      cut_sentences(count, [&](uint64_t i) { return token_bytes(model, view.ids[i]); });
+  Json segments = Json::array(), asked;
+  for (const Sentence& s : sentences)
     segments.push_back({{"text", s.text},
                         {"first", s.first},
                         {"count", s.count},
                         {"kept", sum(shares, s) / static_cast<double>(s.count)},
                         {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
-  return segments;
+  if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session)))
+    asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
+  return {{"segments", segments}, {"asked", asked}};
 }
 
 // [layer][KV head]: the share of `count` positions from `first` on that it holds.
 Json heads_json(const Model& model, const Session& session, uint64_t first, uint64_t count) {
   const thimble_model_info info = model_info(model);
-  Json layers = Json::array();
-  for (uint32_t layer = 0; layer < info.layers; ++layer) {
-    Json heads = Json::array();
-    for (uint32_t head = 0; head < info.kv_heads; ++head) {
-      const std::vector<int32_t> held = kept(session, layer, head);
-      const auto begin = std::lower_bound(held.begin(), held.end(), static_cast<int64_t>(first));
-      const auto end = std::lower_bound(begin, held.end(), static_cast<int64_t>(first + count));
-      heads.push_back(static_cast<double>(end - begin) / static_cast<double>(count));
-    }
-    layers.push_back(heads);
-  }
+  Json layers(info.layers, Json::array());
+  const std::vector<std::vector<int32_t>> heads = kept_by_head(model, session);
+  for (size_t i = 0; i < heads.size(); ++i)
+    layers[i / info.kv_heads].push_back(static_cast<double>(count_held(heads[i], first, count)) /
+                                        static_cast<double>(count));
   return layers;
 }
 
@@ -486,11 +485,8 @@ Response Server::kept(const Request& request) {
     const uint64_t position = view.ids.size();
     if (!first) {
       const thimble_model_info info = model_info(model_);
-      out = {{"slot", *slot},
-             {"position", position},
-             {"layers", info.layers},
-             {"kv_heads", info.kv_heads},
-             {"segments", sentences_json(model_, view)}};
+      out = {{"slot", *slot}, {"position", position}, {"layers", info.layers}, {"kv_heads", info.kv_heads}};
+      out.update(sentences_json(model_, view));
     } else if (*count > 0 && *first + *count <= position) {
       out = {{"heads", heads_json(model_, view.session, *first, *count)}};
     } else {

@@ -5,7 +5,6 @@
 #include "apps/serve/api_openai.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
-#include "apps/serve/sentences.h"
 
 namespace app::serve {
 namespace {
@@ -69,46 +68,6 @@ TEST(ServeJson, WritesWhatIsNoUtf8AsReplacements) {
 }
 
 // ---- filters ----
-
-// Sentences of a text whose tokens are cut at "|".
-std::vector<std::string> sentences(const std::string& text) {
-  std::vector<std::string> tokens(1), out;
-  for (const char c : text) {
-    if (c == '|')
-      tokens.emplace_back();
-    else
-      tokens.back() += c;
-  }
-  uint64_t next = 0;
-  for (const Sentence& s : cut_sentences(tokens.size(), [&](uint64_t i) { return tokens[i]; })) {
-    EXPECT_EQ(s.first, next);
-    next += s.count;
-    out.push_back(s.text);
-  }
-  EXPECT_EQ(next, tokens.size());
-  return out;
-}
-
-TEST(ServeSentences, EndBeforeTheNextBegins) {
-  using Texts = std::vector<std::string>;
-  EXPECT_EQ(sentences("It| cost| 3|.|5|.| Who|?|\n\n|I|.|\"| Yes"),
-            (Texts{"It cost 3.5.", " Who?\n\n", "I.\"", " Yes"}));
-  EXPECT_EQ(sentences("a line|\n|another|...|\n"), (Texts{"a line\n", "another...\n"}));
-  EXPECT_EQ(sentences("雨|。|雪|。|」|花"), (Texts{"雨。", "雪。」", "花"}));
-  EXPECT_EQ(sentences(" |\n|a"), (Texts{" \na"}));
-}
-
-TEST(ServeSentences, LongOnesAreCutBetweenWordsOrAtLeastCharacters) {
-  std::string words = "a", bytes = "\xe9";
-  for (int i = 1; i < 100; ++i) words += i % 5 ? "|a" : "| a";
-  const auto cut = sentences(words);
-  ASSERT_EQ(cut.size(), 2u);
-  EXPECT_EQ(cut[0].size(), 50u + 9u);  // 48 tokens, and on to the next word; 9 spaces
-  for (int i = 1; i < 120; ++i) bytes += i == 98 ? "|\xe9" : "|\x9b";
-  const auto characters = sentences(bytes);
-  ASSERT_EQ(characters.size(), 2u);
-  EXPECT_EQ(characters[0].size(), 98u);
-}
 
 TEST(ServeStops, EndAtTheFirstAndHoldBackWhatMayBeginOne) {
   StopFilter filter({"END", "NOW"});

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace app::serve {
+namespace app {
 
 struct Sentence {
   std::string text;
@@ -17,4 +17,4 @@ struct Sentence {
 // line; long ones where a word ends. The texts joined are the tokens' bytes.
 std::vector<Sentence> cut_sentences(uint64_t count, const std::function<std::string(uint64_t)>& token);
 
-}  // namespace app::serve
+}  // namespace app

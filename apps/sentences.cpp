@@ -1,9 +1,9 @@
 // Sentences (see sentences.h).
-#include "apps/serve/sentences.h"
+#include "apps/sentences.h"
 
 #include <string_view>
 
-namespace app::serve {
+namespace app {
 
 namespace {
 
@@ -57,4 +57,4 @@ std::vector<Sentence> cut_sentences(uint64_t count, const std::function<std::str
   return sentences;
 }
 
-}  // namespace app::serve
+}  // namespace app

@@ -1,0 +1,128 @@
+// What a question asks about (see held.h).
+//
+// A word weighs the square of its inverse document frequency, as in the cosine of tf-idf vectors, with
+// sentences for documents: names and codes decide, and "what is the" does not. Words that the text does not
+// have tell nothing about the place and are left out.
+//
+// What is held is the best head's share, not the mean over heads: an answer survives in one head, and where
+// retainers give heads unequal pools, most hold next to nothing of any sentence.
+#include "apps/held.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <string>
+
+namespace app {
+
+namespace {
+
+constexpr double kStandsOut = 0.5,  // of the weight of the question's words
+    kAsGood = 0.9,                  // of the best sentence's score
+    kEnough = 0.6;                  // of a sentence's tokens
+constexpr size_t kLongQuestion = 1024, kMostWords = 64;
+
+using Words = uint64_t;  // a bit for each word of the question
+
+// Calls `take` with each run of letters and digits, in lower case where it is ASCII.
+template <typename Take>
+void each_word(std::string_view text, Take take) {
+  std::string word;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const char c = i < text.size() ? text[i] : ' ';
+    const char lower = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    const bool letter = (lower >= 'a' && lower <= 'z') || (c >= '0' && c <= '9') || (c & 0x80) != 0;
+    if (letter) {
+      word += lower;
+    } else if (!word.empty()) {
+      take(word);
+      word.clear();
+    }
+  }
+}
+
+// How many sentences begin before the question's last occurrence.
+size_t sentences_before(const std::vector<Sentence>& stream, std::string_view question) {
+  std::string text;
+  for (const Sentence& s : stream) text += s.text;
+  const size_t asked = text.rfind(question);
+  size_t count = 0;
+  for (size_t end = 0; count < stream.size(); ++count) {
+    end += stream[count].text.size();
+    if (end > asked) break;
+  }
+  return count;
+}
+
+// A question, asked earlier, answers nothing.
+bool asks(std::string_view sentence) {
+  const size_t last = sentence.find_last_not_of(" \t\r\n");
+  return last != sentence.npos && sentence[last] == '?';
+}
+
+// The question's words that each of the first `count` sentences has.
+std::vector<Words> find_words(const std::vector<Sentence>& stream, size_t count, std::string_view question) {
+  std::map<std::string, Words> bits;
+  each_word(question, [&](const std::string& word) {
+    if (bits.size() < kMostWords) bits.emplace(word, Words{1} << bits.size());
+  });
+  std::vector<Words> found(count, 0);
+  for (size_t i = 0; i < count; ++i) {
+    if (asks(stream[i].text)) continue;
+    each_word(stream[i].text, [&](const std::string& word) {
+      if (const auto bit = bits.find(word); bit != bits.end()) found[i] |= bit->second;
+    });
+  }
+  return found;
+}
+
+// Sums the weights of words; gives how much each sentence has of them all, 0 to 1.
+std::vector<double> score(const std::vector<Words>& found) {
+  double weights[kMostWords], all = 0;
+  for (size_t word = 0; word < kMostWords; ++word) {
+    const auto with = std::count_if(found.begin(), found.end(), [=](Words w) { return w >> word & 1; });
+    const double rarity =
+        with ? std::log(static_cast<double>(found.size() + 1) / static_cast<double>(with)) : 0;
+    all += weights[word] = rarity * rarity;
+  }
+  std::vector<double> scores;
+  for (const Words words : found) {
+    double sum = 0;
+    for (Words left = words; left; left &= left - 1) sum += weights[std::countr_zero(left)];
+    scores.push_back(all > 0 ? sum / all : 0);
+  }
+  return scores;
+}
+
+double best_share(const Sentence& sentence, const std::vector<std::vector<int32_t>>& heads) {
+  uint64_t most = 0;
+  for (const std::vector<int32_t>& held : heads)
+    most = std::max(most, count_held(held, sentence.first, sentence.count));
+  return static_cast<double>(most) / static_cast<double>(sentence.count);
+}
+
+}  // namespace
+
+uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t count) {
+  const auto begin = std::lower_bound(held.begin(), held.end(), static_cast<int64_t>(first));
+  const auto end = std::lower_bound(begin, held.end(), static_cast<int64_t>(first + count));
+  return static_cast<uint64_t>(end - begin);
+}
+
+std::optional<Subject> find_subject(const std::vector<Sentence>& stream, std::string_view question,
+                                    const std::vector<std::vector<int32_t>>& heads) {
+  if (question.empty() || question.size() > kLongQuestion) return std::nullopt;
+  const std::vector<double> scores = score(find_words(stream, sentences_before(stream, question), question));
+  const double best = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
+  if (best < kStandsOut) return std::nullopt;
+  std::optional<Subject> subject;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (scores[i] < kAsGood * best) continue;
+    const double held = best_share(stream[i], heads);
+    if (!subject || held >= subject->held) subject = Subject{i, held, held < kEnough};
+  }
+  return subject;
+}
+
+}  // namespace app

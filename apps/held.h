@@ -1,0 +1,30 @@
+// Whether what a question asks about is still held: one rule, for the server's page and for `thimble eval`,
+// which measures it (docs/evaluation.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "apps/sentences.h"
+
+namespace app {
+
+// How many of `count` positions from `first` on are among `held`, which are ascending.
+uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t count);
+
+// The sentence that a question asks about.
+struct Subject {
+  size_t sentence = 0;  // its index
+  double held = 0;      // the largest share of its tokens that one (layer, KV head) pair holds
+  bool gone = false;    // that is too little to answer from
+};
+
+// Finds it by words, in a stream that has the question behind the text; nothing where no sentence has enough
+// of them. Of several that have as many, the one that is held best. `heads`: for each (layer, KV head) pair
+// the positions that it holds, ascending.
+std::optional<Subject> find_subject(const std::vector<Sentence>& stream, std::string_view question,
+                                    const std::vector<std::vector<int32_t>>& heads);
+
+}  // namespace app
