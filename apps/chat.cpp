@@ -260,14 +260,10 @@ void Chat::show_policy() {
 
 void Chat::change_policy(const std::string& words) {
   Settings changed = settings_;
-  CLI::App flags;
-  flags.set_help_flag();
-  add_policy_flags(flags, changed);
-  std::vector<std::string> arguments;  // CLI11 takes them last first
+  std::vector<std::string> flags;
   std::istringstream in(words);
-  for (std::string word; in >> word;)
-    arguments.insert(arguments.begin(), word.rfind("--", 0) == 0 ? word : "--" + word);
-  flags.parse(arguments);
+  for (std::string word; in >> word;) flags.push_back(word.rfind("--", 0) == 0 ? word : "--" + word);
+  change_policies(changed, flags);
 
   Retention retention = choose_retention(changed, model_, 0);
   plan(model_, session_options(changed, model_, retention, 0));  // throws while the old session still lives

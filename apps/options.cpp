@@ -225,6 +225,14 @@ void add_policy_flags(CLI::App& app, Settings& s) {
   });
 }
 
+void change_policies(Settings& s, std::vector<std::string> words) {
+  CLI::App flags;
+  flags.set_help_flag();
+  add_policy_flags(flags, s);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them last first
+  flags.parse(words);
+}
+
 void add_session_flags(CLI::App& app, Settings& s) {
   app.add_option("--device", s.device, "Where to compute, see 'thimble devices' (default: auto)")
       ->type_name("NAME");

@@ -46,6 +46,8 @@ void add_model_flag(CLI::App& app, Settings& settings);
 void add_json_flag(CLI::App& app, Settings& settings);
 // Memory, retention, selection: what /policy of `chat` changes too.
 void add_policy_flags(CLI::App& app, Settings& settings);
+// Changes settings by such flags, {"--pool", "512"}. Throws a CLI::ParseError or a UsageError.
+void change_policies(Settings& settings, std::vector<std::string> words);
 // add_policy_flags, and what one process decides once: device, threads, seed.
 void add_session_flags(CLI::App& app, Settings& settings);
 void add_predict_flag(CLI::App& app, Settings& settings);

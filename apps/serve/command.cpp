@@ -20,8 +20,7 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
       s.chat.variables.empty() ? Json::object() : Json::parse(s.chat.variables, nullptr, false);
   if (!variables.is_object())
     throw UsageError("--chat-vars must be a JSON object: '{\"enable_thinking\": false}'");
-  const Retention retention = choose_retention(s, model, 0);
-  serve::Server server(s, flags, model, retention);
+  serve::Server server(s, flags, model);
   try {
     serve::HttpServer http(
         flags.host, flags.port, {},
@@ -30,7 +29,7 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
          [&](const auto& path, int status, const auto& message) {
            return server.error_body(path, status, message);
          }});
-    const thimble_memory& held = server.scheduler().memory();
+    const thimble_memory held = server.scheduler().in_force().memory;
     const bool v6 = flags.host.find(':') != std::string::npos;
     std::fprintf(stderr, "thimble: %s on http://%s%s%s:%u, %u slots with a pool of %u each, %s in all\n",
                  s.model.c_str(), v6 ? "[" : "", flags.host.c_str(), v6 ? "]" : "", http.port(), flags.slots,

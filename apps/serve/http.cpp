@@ -201,6 +201,7 @@ void Connection::on_header(error_code error) {
   request_.origin = text_of(head[http::field::origin]);
   request_.authorization = text_of(head[http::field::authorization]);
   request_.api_key = text_of(head["x-api-key"]);
+  request_.content_type = text_of(head[http::field::content_type]);
   error_code ignored;
   request_.address = stream_.socket().local_endpoint(ignored).address().to_string();
   if (const auto refused = server_.handlers.admit(request_)) {

@@ -15,6 +15,7 @@ namespace app::serve {
 struct Request {
   std::string method, path, query;                   // path without the query, not decoded
   std::string host, origin, authorization, api_key;  // headers; api_key is x-api-key
+  std::string content_type;                          // likewise
   std::string address;                               // of this machine, that the connection came to
   std::string body;
 };

@@ -133,6 +133,17 @@ Refusal refusal_of(const std::exception& error) {
   }
 }
 
+// Gives slots that were reserved back, whatever happens.
+struct Scheduler::Lent {
+  Scheduler& scheduler;
+  std::vector<Slot*> slots;
+  ~Lent() {
+    const std::lock_guard lock(scheduler.mutex_);
+    for (Slot* slot : slots) slot->reserved = false;
+    scheduler.assign();
+  }
+};
+
 // Calls a function of the job's session, and again where an interrupt was meant for a job before it.
 template <typename Function, typename... Arguments>
 void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
@@ -141,24 +152,75 @@ void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
   } while (!call_unless_interrupted(function, arguments...));
 }
 
-Scheduler::Scheduler(const Settings& settings, const Model& model, const Retention& retention, uint32_t slots)
+Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots)
     : settings_(settings),
       model_(model),
-      evicts_(retention.policy != THIMBLE_RETENTION_NONE),
-      end_of_turn_(end_of_turn_or_text(model, settings.chat)) {
-  thimble_session_options options = session_options(settings, model, retention, 0);
+      end_of_turn_(end_of_turn_or_text(model, settings.chat)),
+      policies_(std::make_unique<Policies>(settings, model, slots)) {
+  for (uint32_t i = 0; i < slots; ++i) slots_.push_back(std::make_unique<Slot>());
+  fill(*policies_);
+  for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
+}
+
+// ---- policies ----
+
+Scheduler::Policies::Policies(const Settings& s, const Model& model, uint32_t slots)
+    : settings(s),
+      retention(choose_retention(settings, model, 0)),
+      options(session_options(settings, model, retention, 0)) {
   options.progress = show_progress;
   options.watch = 1;
   leave_room_for_clones(model, options, slots - 1);
   check_budget(plan(model, options), slots);
-  Session first = create_session(model, options);
-  const uint32_t chunk = app::memory(first).chunk;
-  for (uint32_t i = 0; i < slots; ++i) {
-    slots_.push_back(std::make_unique<Slot>(chunk, settled_local(options)));
-    slots_.back()->session = i ? clone(slots_.front()->session) : std::move(first);
+}
+
+// Gives every slot a session, afresh. Nobody else uses the slots, and the mutex is not held.
+void Scheduler::fill(const Policies& policies) {
+  for (const auto& slot : slots_) slot->session.reset();
+  for (const auto& slot : slots_) {
+    Session& first = slots_.front()->session;
+    slot->session = first ? clone(first) : create_session(model_, policies.options);
+    slot->history = History(memory(first).chunk, settled_local(policies.options));
+    slot->evictions = slot->position = slot->last_used = 0;
+    slot->attended.clear();
+    slot->question.clear();
   }
-  memory_ = app::memory(slots_.front()->session);
-  for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
+  const std::lock_guard lock(mutex_);
+  evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
+  memory_ = memory(slots_.front()->session);
+  last_ = nullptr;
+}
+
+void Scheduler::change(const Settings& settings) {
+  Lent lent{*this, {}};
+  {
+    std::unique_lock lock(mutex_);
+    const auto any = [&](auto of) {
+      return std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) { return of(*slot); });
+    };
+    // Who looks into a slot is soon done.
+    changed_.wait(lock, [&] { return stopping_ || !any([](const Slot& slot) { return slot.reserved; }); });
+    if (!queue_.empty() || any([](const Slot& slot) { return !slot.idle(); }))
+      throw Refusal(409, "a slot is at work; change the settings when all are idle");
+    for (const auto& slot : slots_) {
+      slot->reserved = true;
+      lent.slots.push_back(slot.get());
+    }
+  }
+  auto next = std::make_unique<Policies>(settings, model_, static_cast<uint32_t>(slots_.size()));
+  try {
+    fill(*next);
+  } catch (const std::exception&) {
+    fill(*policies_);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  policies_ = std::move(next);
+}
+
+Scheduler::InForce Scheduler::in_force() const {
+  const std::lock_guard lock(mutex_);
+  return {policies_->settings, policies_->retention.policy, memory_};
 }
 
 Prompt Scheduler::prepare(Task& task) const {
@@ -531,17 +593,6 @@ std::optional<size_t> Scheduler::last() const {
   return std::nullopt;
 }
 
-// Gives a slot that was reserved back, whatever happens.
-struct Scheduler::Lent {
-  Scheduler& scheduler;
-  Slot& slot;
-  ~Lent() {
-    const std::lock_guard lock(scheduler.mutex_);
-    slot.reserved = false;
-    scheduler.assign();
-  }
-};
-
 void Scheduler::look(uint64_t index, const Look& look) {
   if (index >= slots_.size())
     throw Refusal(400, "there is no slot " + std::to_string(index) + "; the first is 0, the last " +
@@ -553,7 +604,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
       throw Refusal(409, "slot " + std::to_string(index) + " is at work; ask again when it is idle");
     slot.reserved = true;
   }
-  const Lent lent{*this, slot};
+  const Lent lent{*this, {&slot}};
   for (;;) {
     try {
       return look({slot.session, slot.history.ids(), slot.attended, slot.question});

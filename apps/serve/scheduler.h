@@ -53,8 +53,8 @@ Refusal refusal_of(const std::exception& error);
 
 class Scheduler {
  public:
-  // Makes the slots. `settings` outlives the scheduler.
-  Scheduler(const Settings& settings, const Model& model, const Retention& retention, uint32_t slots);
+  // Makes the slots. `settings` and `model` outlive the scheduler.
+  Scheduler(const Settings& settings, const Model& model, uint32_t slots);
   ~Scheduler() { stop(); }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -86,16 +86,26 @@ class Scheduler {
   // at work is a Refusal.
   using Look = std::function<void(const View& view)>;
   void look(uint64_t slot, const Look& look);
+  // Makes all sessions anew with the policies of `settings`; what they have read is forgotten. The old ones
+  // are freed first, since one budget does not hold both; where the new ones then cannot be made, the old
+  // ones are made again, empty, and the Failure is thrown. Most of these come before anything is freed. While
+  // a slot is at work, a Refusal; requests that come meanwhile wait.
+  void change(const Settings& settings);
+  // What all slots are made with now.
+  struct InForce {
+    Settings settings;
+    int32_t retention;  // that these led to
+    thimble_memory memory;
+  };
+  InForce in_force() const;
   size_t waiting() const;
   size_t queue_limit() const { return 4 * slots_.size(); }
-  const thimble_memory& memory() const { return memory_; }
   const Counts& counts() const { return counts_; }
 
  private:
   struct Slot {
-    Slot(uint32_t chunk, uint32_t local) : history(chunk, local) {}
     Session session;  // none where a clone could not be made: the slot waits for another chance
-    History history;
+    History history{0, 0};
     uint64_t evictions = 0;
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;
@@ -112,7 +122,15 @@ class Scheduler {
   };
   struct Cancelled {};
   struct Lent;
+  // Settings, and the options that sessions are made with by them, which lend from both.
+  struct Policies {
+    Policies(const Settings& settings, const Model& model, uint32_t slots);
+    const Settings settings;
+    const Retention retention;
+    thimble_session_options options;
+  };
 
+  void fill(const Policies& policies);
   void work(Slot& slot);
   void assign();
   bool choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse);
@@ -132,10 +150,11 @@ class Scheduler {
 
   const Settings& settings_;
   const Model& model_;
-  const bool evicts_;
   const int32_t end_of_turn_;
-  thimble_memory memory_{};
   Counts counts_;
+  std::unique_ptr<const Policies> policies_;  // written while nobody has a slot
+  bool evicts_ = false;                       // likewise
+  thimble_memory memory_{};
   std::vector<std::unique_ptr<Slot>> slots_;
   std::atomic<const Slot*> last_ = nullptr;
   mutable std::mutex mutex_;

@@ -15,6 +15,7 @@
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/json.h"
+#include "apps/sizes.h"
 
 namespace app::serve {
 
@@ -108,6 +109,29 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
   if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session)))
     asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
   return {{"segments", segments}, {"asked", asked}};
+}
+
+// The policies as they were asked for, as POST /thimble/settings takes them.
+Json settings_json(const Settings& settings) {
+  const thimble_session_options& o = settings.session;
+  const char* retention = thimble_retention_name(o.retention);
+  Json json = {{"retention", retention ? retention : "auto"},
+               {"selection", thimble_selection_name(o.selection)},
+               {"pool", o.pool}};
+  if (o.selection != THIMBLE_SELECTION_DENSE && o.select_k) json["select-k"] = o.select_k;
+  if (o.budget_bytes) json["mem-budget"] = o.budget_bytes;
+  return json;
+}
+
+// The policies that may be asked for: of those that need heads the one that the command's serve.
+Json choices_json(int32_t heads_retention) {
+  Json retentions = Json::array({"auto"}), selections = Json::array();
+  for (int32_t i = 0; const char* name = thimble_retention_name(i); ++i) {
+    const bool trained = i == THIMBLE_RETENTION_LOCRET || i == THIMBLE_RETENTION_ADORE;
+    if (!trained || i == heads_retention) retentions.push_back(name);
+  }
+  for (int32_t i = 0; const char* name = thimble_selection_name(i); ++i) selections.push_back(name);
+  return {{"retention", retentions}, {"selection", selections}};
 }
 
 // [layer][KV head]: the share of `count` positions from `first` on that it holds.
@@ -223,6 +247,7 @@ const Server::Route* Server::find_route(const std::string& path) {
       {"GET", "/metrics", false, &Server::metrics, nullptr},
       {"GET", "/thimble/state", false, &Server::state, nullptr},
       {"GET", "/thimble/kept", false, &Server::kept, nullptr, true},
+      {"POST", "/thimble/settings", false, &Server::change, nullptr},
       {"GET", "/", true, &Server::page, nullptr},
   };
   for (const Route& route : kRoutes) {
@@ -231,15 +256,17 @@ const Server::Route* Server::find_route(const std::string& path) {
   return nullptr;
 }
 
-Server::Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention)
+Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
     : settings_(settings),
       flags_(std::move(flags)),
       model_(model),
       model_name_(utf8_path(native_path(settings.model).stem())),
       started_(now()),
-      retention_(retention.policy),
+      heads_retention_(settings.heads.empty()
+                           ? THIMBLE_RETENTION_DEFAULT
+                           : thimble_heads_retention(open_heads(model, settings.heads).get())),
       next_id_(std::random_device()()),
-      scheduler_(settings, model, retention, flags_.slots) {}
+      scheduler_(settings, model, flags_.slots) {}
 
 void Server::stop() {
   looks_.stop();
@@ -428,6 +455,7 @@ Response Server::metrics(const Request&) {
   };
   const auto whole = [](uint64_t value) { return static_cast<double>(value); };
   const Counts& c = scheduler_.counts();
+  const thimble_memory memory = scheduler_.in_force().memory;
   const auto slots = scheduler_.slots();
   const auto busy = std::count_if(slots.begin(), slots.end(), [](const auto& slot) { return slot.busy; });
   metric("thimble_prompt_tokens_total", "counter", "Tokens of prompts.", whole(c.prompt_tokens));
@@ -442,8 +470,8 @@ Response Server::metrics(const Request&) {
   metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
   metric("thimble_slots_busy", "gauge", "Slots at work.", static_cast<double>(busy));
   metric("thimble_queue_waiting", "gauge", "Requests that wait for a slot.", whole(scheduler_.waiting()));
-  metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(scheduler_.memory().budget));
-  metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(scheduler_.memory().allocated));
+  metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(memory.budget));
+  metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(memory.allocated));
   out += "# HELP thimble_responses_total Responses by status.\n# TYPE thimble_responses_total counter\n";
   const std::lock_guard lock(responses_mutex_);
   for (const auto& [status, number] : responses_)
@@ -453,7 +481,8 @@ Response Server::metrics(const Request&) {
 }
 
 Response Server::state(const Request&) {
-  const thimble_memory& m = scheduler_.memory();
+  const Scheduler::InForce now = scheduler_.in_force();
+  const thimble_memory& m = now.memory;
   const auto last = scheduler_.last();
   Json slots = Json::array();
   for (const auto& slot : scheduler_.slots())
@@ -462,17 +491,69 @@ Response Server::state(const Request&) {
           write_json({{"model", model_name_},
                       {"memory",
                        {{"budget", m.budget},
+                        {"ceiling", settings_.session.budget_bytes},
                         {"allocated", m.allocated},
                         {"slot", memory_json(m)},
                         {"pool", m.pool},
                         {"capacity", m.capacity}}},
                       {"policies",
-                       {{"retention", thimble_retention_name(retention_)},
-                        {"selection", thimble_selection_name(settings_.session.selection)},
+                       {{"retention", thimble_retention_name(now.retention)},
+                        {"selection", thimble_selection_name(now.settings.session.selection)},
                         {"chunk", m.chunk}}},
+                      {"settings", settings_json(now.settings)},
+                      {"choices", choices_json(heads_retention_)},
                       {"slots", slots},
                       {"last", last ? Json(*last) : Json()},
                       {"queue", {{"waiting", scheduler_.waiting()}, {"limit", scheduler_.queue_limit()}}}})};
+}
+
+// What was started with, but for the policies' flags that a body names.
+Settings Server::asked_settings(const Json& body) const {
+  Settings asked = settings_;
+  std::vector<std::string> flags;
+  for (const auto& [name, value] : body.items()) {
+    if (name == "heads")
+      throw Refusal(400, "\"heads\" is a file, which only the command names; choose a \"retention\"");
+    if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != name.npos)
+      throw Refusal(400,
+                    "there is no setting of that name; names are those of the flags, \"pool\", \"select-k\"");
+    if (value.is_boolean()) {
+      if (value.get<bool>()) flags.push_back("--" + name);
+    } else if (value.is_string() || value.is_number()) {
+      flags.push_back("--" + name + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+    } else {
+      throw Refusal(400, "\"" + name + "\" must be a text, a number, or true");
+    }
+  }
+  try {
+    change_policies(asked, flags);
+  } catch (const CLI::ParseError& error) {
+    throw Refusal(400,
+                  std::string(error.what()) + "; names are those of the flags in 'thimble serve --help'");
+  } catch (const UsageError& error) {
+    throw Refusal(400, error.what());
+  }
+  const int32_t retention = asked.session.retention;
+  if (retention != THIMBLE_RETENTION_DEFAULT && retention != heads_retention_) asked.heads.clear();
+  const uint64_t ceiling = settings_.session.budget_bytes;
+  if (ceiling && asked.session.budget_bytes > ceiling)
+    throw Refusal(400, "the budget cannot be above " + format_size(ceiling) +
+                           ", which the server was started with; restart it with a larger --mem-budget");
+  return asked;
+}
+
+Response Server::change(const Request& request) {
+  // Which a form of another page cannot send, even where its browser keeps the page's origin to itself.
+  if (lower(request.content_type).rfind("application/json", 0) != 0)
+    throw Refusal(415, "settings are JSON; send them with Content-Type: application/json");
+  const Settings asked = asked_settings(parse_object(request.body));
+  try {
+    scheduler_.change(asked);
+  } catch (const Failure& failure) {
+    if (failure.status == THIMBLE_BUDGET) throw Refusal(400, failure.what());
+    throw;
+  }
+  return state(request);
 }
 
 Response Server::kept(const Request& request) {

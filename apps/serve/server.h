@@ -31,7 +31,8 @@ class Worker {
 
 class Server {
  public:
-  Server(const Settings& settings, ServeFlags flags, const Model& model, const Retention& retention);
+  // `settings` and `model` outlive the server.
+  Server(const Settings& settings, ServeFlags flags, const Model& model);
 
   // For the HTTP server.
   std::optional<Response> admit(const Request& head);
@@ -54,12 +55,14 @@ class Server {
   Response refusal(const std::string& path, const Refusal& refusal);
   Response count(Response response);
   std::optional<Refusal> stranger(const Request& head) const;
+  Settings asked_settings(const Json& body) const;
 
   Response models(const Request& request);
   Response tokens(const Request& request);
   Response health(const Request& request);
   Response metrics(const Request& request);
   Response state(const Request& request);
+  Response change(const Request& request);
   Response kept(const Request& request);
   Response page(const Request& request);
 
@@ -68,7 +71,7 @@ class Server {
   const Model& model_;
   const std::string model_name_;
   const int64_t started_;
-  const int32_t retention_;
+  const int32_t heads_retention_;  // what the command's heads serve; THIMBLE_RETENTION_DEFAULT: it has none
   std::mutex responses_mutex_;
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;

@@ -28,9 +28,10 @@ def thimble(*arguments, text=""):
 class Server:
     """thimble serve on a port of its own."""
 
-    def __init__(self, *flags, model=MODEL):
+    def __init__(self, *flags, model=MODEL, **process):
         self.process = subprocess.Popen([COMMAND, "serve", "-m", model, "--port", "0", *flags],
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+                                        **process)
         atexit.register(self.process.kill)  # where a test fails in the middle
         lines = []
         for line in self.process.stderr:
@@ -75,6 +76,12 @@ class Server:
         status, _, body = self.ask("POST", path, {"messages": messages, **fields})
         assert status == 200, body
         return body
+
+    def set(self, **settings):
+        """Status and body of what POST /thimble/settings answers; select_k is "select-k"."""
+        body = {name.replace("_", "-"): value for name, value in settings.items()}
+        status, _, answer = self.ask("POST", "/thimble/settings", body, {"Content-Type": "application/json"})
+        return status, answer
 
     def begin(self, body, path="/v1/chat/completions"):
         """A socket on which the answer to this body is on its way."""

@@ -2,6 +2,7 @@
 import http.client
 import json
 import re
+import resource
 import signal
 import socket
 import sys
@@ -323,11 +324,16 @@ class Answers(unittest.TestCase):
         expected = thimble("run", "-m", MODEL, *POLICY, "-f", "-", text=prompt)
         self.assertEqual(self.server.chat(prompt, watch=True)["choices"][0]["message"]["content"] + "\n", expected)
         self.assertEqual(expected, "40917\n")
-        segments = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")["segments"]
+        held = self.server.get(f"/thimble/kept?slot={self.server.state()['last']}")
+        segments, asked = held["segments"], held["asked"]
         # Each token's shares make up 1, and their mean does.
         self.assertAlmostEqual(sum(s["attended"] for s in segments), 1, 4)
         most = max((s for s in segments if s["text"].strip() in BOOK[:16000]), key=lambda s: s["attended"])
         self.assertEqual(most["text"].strip(), "The door code of the Lisbon warehouse is 40917.")
+        self.assertEqual(segments[asked["segment"]], most)
+        heads = self.server.get(f"/thimble/kept?slot={held['slot']}&first={most['first']}&count={most['count']}")["heads"]
+        self.assertEqual(asked["held"], max(map(max, heads)))
+        self.assertFalse(asked["gone"])
 
     def test_a_slot_whose_client_left_can_be_looked_into(self):
         body = {"prompt": "The house", "max_tokens": 4000, "stream": True}
@@ -359,6 +365,114 @@ class Answers(unittest.TestCase):
         self.assertLessEqual(float(figures["thimble_allocated_bytes"]), BUDGET)
         self.assertGreater(float(figures["thimble_generated_tokens_total"]), 0)
         self.assertEqual(self.server.get("/v1/models")["data"][0]["id"], "thimble-demo-28m-q8_0")
+
+
+class Settings(unittest.TestCase):
+    """Policies and budget are changed while the server runs."""
+
+    LISBON = BOOK[:16000] + "\n\nWhat is the door code of the Lisbon warehouse?"
+
+    def answer(self, server, prompt):
+        return server.chat(prompt)["choices"][0]["message"]["content"]
+
+    def test_answers_are_those_of_the_command_with_the_same_flags(self):
+        server = Server(*POLICY, "--mem-budget", "64MiB")
+        answers = set()
+        for settings in ({"retention": "window", "pool": 256}, {"retention": "keydiff", "pool": 300, "mem-budget": "48MiB"},
+                         {"retention": "none", "pool": 0, "selection": "tokenselect", "select-k": 16, "select-local": 32,
+                          "select-prefill": True}, {}):
+            status, state = server.set(**settings)
+            self.assertEqual(status, 200, state)
+            flags = [f"--{name}" + ("" if value is True else f"={value}") for name, value in settings.items()]
+            flags = ["--device", "cpu", *flags] if flags else POLICY
+            answer = self.answer(server, self.LISBON)
+            self.assertEqual(answer + "\n", thimble("run", "-m", MODEL, *flags, "-f", "-", text=self.LISBON), settings)
+            answers.add(answer)
+            self.assertEqual(state["settings"].get("retention"), settings.get("retention", "auto"))
+            self.assertEqual(state["memory"]["budget"], 48 << 20 if "mem-budget" in settings else BUDGET)
+            self.assertEqual(state["memory"]["ceiling"], BUDGET)
+            self.assertLessEqual(state["memory"]["allocated"], state["memory"]["budget"])
+        self.assertGreater(len(answers), 1)
+        self.assertIn("40917", answers)
+        self.assertLess(server.anonymous_bytes(), BUDGET + BESIDE)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_what_is_gone_is_said_to_be(self):
+        server = Server(*POLICY, "--slots", "1")
+        for settings, gone in (({"retention": "window", "pool": 256}, True), ({}, False)):
+            self.assertEqual(server.set(**settings)[0], 200)
+            self.assertEqual(self.answer(server, self.LISBON) == "40917", not gone)
+            held = server.get("/thimble/kept?slot=0")
+            self.assertEqual(held["segments"][held["asked"]["segment"]]["text"].strip(),
+                             "The door code of the Lisbon warehouse is 40917.")
+            self.assertEqual(held["asked"]["gone"], gone)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_what_is_refused_changes_nothing(self):
+        server = Server(*POLICY, "--mem-budget", "64MiB")
+        body = server.chat(QUESTION)
+        before = server.state()
+        for settings, words in (({"mem-budget": "65MiB"}, "64.0 MiB, which the server was started with"),
+                                ({"mem-budget": "20MiB"}, "the budget of 20.0 MiB lacks"), ({"pool": 100000}, "lacks"),
+                                ({"pool": "x"}, "--pool"), ({"pool": None}, "pool"), ({"frobnicate": 1}, "--frobnicate"),
+                                ({"retention": "all"}, "none|window"), ({"retention": "adore"}, "controller"),
+                                ({"select-k": 8}, "--selection"), ({"heads": HEADS}, "heads"), ({"heads=" + HEADS: True}, "name"),
+                                ({"": 1}, "name")):
+            status, error = server.set(**settings)
+            self.assertEqual(status, 400, settings)
+            self.assertIn(words, error["error"]["message"])
+        self.assertEqual(server.state(), {**before, "memory": server.state()["memory"]})
+        self.assertEqual(server.state()["memory"]["pool"], before["memory"]["pool"])
+        # What was read is still there.
+        again = server.chat([user(QUESTION), body["choices"][0]["message"], user("Where is that?")])
+        self.assertEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], body["usage"]["total_tokens"])
+        # Another page cannot: its form sends no JSON, and its script an origin.
+        data, json_type = json.dumps({"pool": 64}), {"Content-Type": "application/json"}
+        for headers, expected in (({}, 415), ({"Content-Type": "text/plain"}, 415), ({**json_type, "Origin": "null"}, 403),
+                                  ({**json_type, "Host": "evil.example"}, 403)):
+            self.assertEqual(server.ask("POST", "/thimble/settings", data, headers)[0], expected, headers)
+        self.assertEqual(server.state()["memory"]["pool"], before["memory"]["pool"])
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_while_a_slot_is_at_work_nothing_changes(self):
+        server = Server(*POLICY)
+        with server.begin(long_request()):
+            server.wait_until(lambda state: any(slot["busy"] for slot in state["slots"]))
+            status, error = server.set(pool=64)
+            self.assertEqual((status, error["error"]["message"]), (409, "a slot is at work; change the settings when all are idle"))
+        server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
+        self.assertEqual(server.set(pool=64)[1]["memory"]["pool"], 64)
+        self.assertEqual(server.state()["last"], None)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_requests_and_changes_at_the_same_time_are_answered(self):
+        server = Server(*POLICY)
+        statuses = []
+
+        def change():
+            for i in range(20):
+                statuses.append(server.set(pool=64 + i)[0])
+
+        threads = [threading.Thread(target=change) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            self.assertEqual(self.answer(server, QUESTION), "In Bergen.")
+        for thread in threads:
+            thread.join()
+        self.assertLessEqual(set(statuses), {200, 409})
+        self.assertIn(200, statuses)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_sessions_that_the_system_has_no_memory_for_leave_the_old_ones(self):
+        limit = 1 << 30
+        server = Server(*POLICY, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        status, error = server.set(retention="window", pool=1000000)  # of 4 KiB
+        self.assertEqual(status, 503, error)
+        self.assertEqual(server.state()["policies"]["retention"], "locret")
+        self.assertEqual(server.state()["memory"]["pool"], 1024)
+        self.assertEqual(self.answer(server, QUESTION), "In Bergen.")
+        self.assertEqual(server.stop()[0], 0)
 
 
 class Slow(unittest.TestCase):
@@ -409,6 +523,7 @@ class OneSlot(unittest.TestCase):
             self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], expected, headers)
         for path, expected in (("/health", 200), ("/", 200), ("/nowhere", 401), ("/thimble/kept?slot=0", 401)):
             self.assertEqual(server.ask("GET", path)[0], expected, path)
+        self.assertEqual(server.set(pool=64)[0], 401)
         self.assertEqual(server.stop()[0], 0)
 
     def test_what_is_held_is_not_read_again_and_a_full_pool_is_said(self):
