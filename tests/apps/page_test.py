@@ -1,0 +1,273 @@
+"""The page of thimble serve in Debian's Chromium: page_test.py COMMAND SOURCE_FOLDER
+
+With Debian's python3-selenium and chromium-driver. Where PAGE_SCREENSHOTS names a folder, pictures are left there.
+"""
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import unittest
+
+from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from serve_client import BOOK, HEADS, Server
+
+KEY = "secret"
+TEXT = BOOK[:16000]
+QUESTION = "What is the door code of the Lisbon warehouse?"
+SENTENCE = "The door code of the Lisbon warehouse is 40917."
+PATIENCE = 120  # seconds; on a busy machine reading takes long
+
+
+def chromium():
+    options = Options()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    if os.getuid() == 0:
+        options.add_argument("--no-sandbox")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    return webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+
+
+class Page(unittest.TestCase):
+    """One browser and one server; each test loads the page anew."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--device", "cpu", "--heads", HEADS, "--pool", "1024", "--mem-budget", "64MiB", "--api-key", KEY)
+        cls.origin = f"http://127.0.0.1:{cls.server.port}/"
+        cls.browser = chromium()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.quit()
+        assert cls.server.stop()[0] == 0
+
+    def setUp(self):
+        self.look(1280, 800)
+        self.browser.get(self.origin)
+        self.wait(lambda: self.browser.find_elements(By.CSS_SELECTOR, "#door[open]"))
+        self.browser.get_log("browser")  # has the 401, by the browser
+        self.browser.get_log("performance")
+        self.browser.find_element(By.ID, "key").send_keys(KEY, Keys.ENTER)
+        self.wait(lambda: re.fullmatch(r"[\d,]+ of [\d,]+ bytes", self.text("#bytes")))
+
+    def tearDown(self):
+        complaints = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
+        # The browser says so of every error that the server answers with.
+        self.assertEqual([text for text in complaints if "the server responded with a status of" not in text], [])
+        urls = [message["params"]["request"]["url"] for message in self.messages() if message["method"] == "Network.requestWillBeSent"]
+        self.assertEqual([url for url in urls if not url.startswith((self.origin, "data:"))], [])
+
+    def messages(self):
+        return [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+
+    # ---- what a person does and sees ----
+
+    def wait(self, condition):
+        try:
+            return WebDriverWait(self.browser, PATIENCE, poll_frequency=0.1).until(lambda _: condition())
+        except TimeoutException:
+            self.shoot("failed")
+            raise AssertionError("the page never came to that: " + self.find("body").text) from None
+
+    def find(self, selector):
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector):
+        return self.browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+    def run_script(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def idle(self):
+        self.wait(lambda: self.find("#send").is_displayed())
+
+    def focused(self):
+        return self.browser.switch_to.active_element
+
+    def look(self, width, height, dark=False):
+        device = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def shoot(self, name):
+        if "PAGE_SCREENSHOTS" in os.environ:
+            self.browser.save_screenshot(f"{os.environ['PAGE_SCREENSHOTS']}/{name}.png")
+
+    def assert_fits(self):
+        """Nothing sticks out to the side."""
+        self.assertEqual(self.run_script("const e = document.documentElement; return e.scrollWidth - e.clientWidth"), 0)
+
+    def drop(self, name, text):
+        self.run_script("""
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([arguments[1]], arguments[0], {type: "text/plain"}));
+            document.body.dispatchEvent(new DragEvent("drop", {dataTransfer, bubbles: true, cancelable: true}));""", name, text)
+        self.wait(lambda: self.text("#name").startswith(name))
+
+    def ask(self, question):
+        """The answer."""
+        before = len(self.all("article.answer"))
+        self.find("#question").send_keys(question, Keys.ENTER)
+        self.wait(lambda: len(self.all("article.answer")) > before)
+        self.idle()
+        return self.all("article.answer .text")[-1].text
+
+    def shades(self):
+        """Colours of the map, as a set of (red, green, blue)."""
+        return {tuple(colour) for colour in self.run_script("""
+            const map = document.getElementById("map"), found = new Set();
+            const {data} = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+            for (let i = 0; i < data.length; i += 4) found.add(data.slice(i, i + 3).join());
+            return [...found].map((colour) => colour.split(",").map(Number));""")}
+
+    def colour(self, name):
+        """One of the page's colours, written #rrggbb."""
+        value = self.run_script("return getComputedStyle(document.body).getPropertyValue('--' + arguments[0])", name).strip()
+        return tuple(bytes.fromhex(value[1:]))
+
+    def change(self, **fields):
+        """Opens the settings, fills them in by keyboard, and sends them."""
+        self.find("#change").send_keys(Keys.ENTER)
+        self.wait(lambda: self.all("#settings[open]"))
+        for name, value in fields.items():
+            field = self.find("#" + name.replace("_", "-"))
+            if field.tag_name == "select":
+                Select(field).select_by_visible_text(value)
+            else:
+                field.clear()
+                field.send_keys(value)
+        self.find("#pool").send_keys(Keys.ENTER)
+
+    # ---- tests ----
+
+    def test_an_answer_comes_with_its_passage_and_the_map_shows_what_is_held(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(TEXT)
+            file.flush()
+            self.find("#file").send_keys(file.name)
+            self.wait(lambda: self.text("#name").startswith(os.path.basename(file.name)))
+        self.assertEqual(self.ask(QUESTION), "40917")
+        self.assertEqual(self.text("article.user .text"), QUESTION)
+        self.assertEqual(self.find("article.answer").get_attribute("aria-busy"), "false")
+        links = [link.text for link in self.all("article.answer a")]
+        self.assertTrue(len(links) <= 3 and SENTENCE in links, links)
+        self.assertEqual(self.all(".gone"), [])
+        self.assertFalse(self.find("#lost").is_displayed())
+        self.assertGreater(len(self.shades()), 5)
+        self.assertNotIn(self.colour("error"), self.shades())
+        # The keyboard chooses a sentence.
+        sentences = int(self.find("#map").get_attribute("aria-valuemax"))
+        self.assertGreater(sentences, 150)
+        for keys, now in ((Keys.END, sentences), (Keys.ARROW_LEFT, sentences - 1), (Keys.HOME, 1)):
+            self.find("#map").send_keys(keys)
+            self.assertEqual(self.find("#map").get_attribute("aria-valuenow"), str(now))
+        self.find("#map").send_keys(Keys.ARROW_DOWN)
+        self.assertGreater(int(self.find("#map").get_attribute("aria-valuenow")), 2)
+        # So does a link, and its counts come by layer and head: 8 layers of 2.
+        self.all("article.answer a")[links.index(SENTENCE)].send_keys(Keys.ENTER)
+        self.assertEqual(self.focused().get_attribute("id"), "map")
+        self.assertNotEqual(self.find("#map").value_of_css_property("outline-style"), "none")
+        self.assertEqual(self.text("#passage").strip(), SENTENCE)
+        first, last, share = re.match(r"Tokens ([\d,]+) to ([\d,]+), held by ([\d.]+) %", self.text("#figures")).groups()
+        tokens = int(last.replace(",", "")) - int(first.replace(",", "")) + 1
+        self.wait(lambda: len(self.all("#heads[aria-busy=false] td")) == 16)
+        held = sum(int(cell.text) for cell in self.all("#heads td"))
+        self.assertAlmostEqual(100 * held / (16 * tokens), float(share), delta=0.1)  # 3 digits are shown
+        self.assert_fits()
+        self.shoot("wide")
+        # What looks like HTML is text; the conversation goes on.
+        self.ask("<b>Who</b> is in the house?")
+        self.assertEqual(self.all("#log b"), [])
+        self.assertEqual(self.all("article.user .text")[1].text, "<b>Who</b> is in the house?")
+        # On a phone, in the dark.
+        self.look(360, 740, dark=True)
+        self.assert_fits()
+        back = re.findall(r"\d+", self.find("body").value_of_css_property("background-color"))[:3]
+        self.assertLess(max(map(int, back)), 64)
+        self.find("#map").click()  # its middle
+        self.assertNotEqual(self.find("#map").get_attribute("aria-valuenow"), "1")
+        self.wait(lambda: self.all("#heads[aria-busy=false]"))
+        self.shoot("phone")
+
+    def test_policies_change_and_what_is_gone_is_marked(self):
+        self.drop("story.txt", TEXT)
+        self.change(retention="window", pool="256", budget="48")
+        self.wait(lambda: not self.all("#settings[open]"))
+        self.wait(lambda: "window, pool of 256" in self.text("#model") and " of 50,331,648 bytes" in self.text("#bytes"))
+        self.assertNotEqual(self.ask(QUESTION), "40917")
+        # The answer says so, and the map marks the sentence.
+        self.assertIn("is no longer held, so this is likely a guess: no head has any of “" + SENTENCE + "”", self.text(".gone"))
+        self.assertTrue(self.find("#lost").is_displayed())
+        self.assertIn(self.colour("error"), self.shades())
+        self.find(".gone a").send_keys(Keys.ENTER)
+        self.assertEqual(self.text("#passage").strip(), SENTENCE)
+        self.assertIn("no longer held", self.text("#figures"))
+        self.assertIn("no longer held", self.find("#map").get_attribute("aria-valuetext"))
+        self.shoot("gone")
+        # What the server refuses is said where it was asked for, and changes nothing.
+        self.change(pool="10000000", budget="")
+        self.wait(lambda: "lacks" in self.text("#refusal"))
+        self.assertTrue(self.find("#settings").is_displayed())
+        self.assertIn("window, pool of 256", self.text("#model"))
+        # The dialog on a phone, in the dark.
+        self.look(360, 740, dark=True)
+        self.assert_fits()
+        for field in self.all("#settings button, #settings input, #settings select"):
+            box = field.rect
+            self.assertTrue(box["x"] >= 0 and box["x"] + box["width"] <= 360, box)
+        self.shoot("settings-phone")
+        self.look(1280, 800)
+        self.shoot("settings")
+        # More than the server was started with is not sent at all; Escape leaves everything as it is.
+        budget = self.find("#budget")
+        budget.clear()
+        budget.send_keys("65", Keys.ENTER)
+        self.assertFalse(self.run_script("return arguments[0].checkValidity()", budget))
+        self.assertIn("at most 64", self.text("#ceiling"))
+        budget.send_keys(Keys.ESCAPE)
+        self.wait(lambda: not self.all("#settings[open]"))
+        self.assertEqual(self.focused().get_attribute("id"), "change")
+        # The number of selected entries is asked for where some are selected; the document is still there.
+        self.change(retention="auto", pool="1024", selection="tokenselect", select_k="64", budget="64")
+        self.wait(lambda: self.text("#model").endswith("locret, pool of 1,024, tokenselect"))
+        self.assertEqual(self.server_settings()["select-k"], 64)
+        self.assertTrue(self.text("#name").startswith("story.txt"))
+        self.assertEqual(self.all("article"), [])
+        self.change(selection="dense")
+        self.wait(lambda: self.text("#model").endswith("locret, pool of 1,024"))
+
+    def server_settings(self):
+        return self.server.ask("GET", "/thimble/state", headers={"x-api-key": KEY})[2]["settings"]
+
+    def test_reading_shows_how_far_it_is_and_can_be_stopped(self):
+        self.drop("book.txt", BOOK)
+        self.find("#question").send_keys("What is this?", Keys.ENTER)
+        self.wait(lambda: re.search(r"[\d,]+ of 5\d,\d+ tokens, [\d,]+ a second, [\d,]+ s left", self.text("#rate")))
+        self.assertFalse(self.find("#change").is_enabled())
+        self.assert_fits()
+        self.shoot("reading")
+        self.find("#stop").click()
+        self.idle()
+        self.assertEqual(self.find("#question").get_attribute("value"), "What is this?")
+        self.assertFalse(self.find("#progress").is_displayed())
+        self.assertEqual(self.all("article"), [])
+        self.wait(lambda: self.find("#change").is_enabled())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
