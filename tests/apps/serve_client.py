@@ -28,10 +28,9 @@ def thimble(*arguments, text=""):
 class Server:
     """thimble serve on a port of its own."""
 
-    def __init__(self, *flags, model=MODEL, **process):
+    def __init__(self, *flags, model=MODEL):
         self.process = subprocess.Popen([COMMAND, "serve", "-m", model, "--port", "0", *flags],
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-                                        **process)
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         atexit.register(self.process.kill)  # where a test fails in the middle
         lines = []
         for line in self.process.stderr:
@@ -116,8 +115,12 @@ class Server:
 
     def anonymous_bytes(self):
         """Memory of the process that no file backs."""
+        return self.memory_of("RssAnon")
+
+    def memory_of(self, kind):
+        """Bytes, as the system names and counts them."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
-            return int(re.search(r"RssAnon:\s+(\d+) kB", status.read()).group(1)) * 1024
+            return int(re.search(kind + r":\s+(\d+) kB", status.read()).group(1)) * 1024
 
 
 def drain(connection, limit=1 << 20):

@@ -465,9 +465,10 @@ class Settings(unittest.TestCase):
         self.assertEqual(server.stop()[0], 0)
 
     def test_sessions_that_the_system_has_no_memory_for_leave_the_old_ones(self):
-        limit = 1 << 30
-        server = Server(*POLICY, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
-        status, error = server.set(retention="window", pool=1000000)  # of 4 KiB
+        server = Server(*POLICY)
+        limit = server.memory_of("VmSize") + (512 << 20)
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        status, error = server.set(retention="window", pool=1000000)  # of 4 KiB and more
         self.assertEqual(status, 503, error)
         self.assertEqual(server.state()["policies"]["retention"], "locret")
         self.assertEqual(server.state()["memory"]["pool"], 1024)
