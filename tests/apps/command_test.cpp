@@ -875,6 +875,8 @@ TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
   EXPECT_EQ(objects[0]["correct"], true);
   EXPECT_EQ(objects[0]["baseline_correct"], true);
   EXPECT_EQ(objects[0]["retention"], 1.0) << "dense attention keeps the whole needle";
+  EXPECT_EQ(objects[0]["subject"]["held"], 1.0);
+  EXPECT_EQ(objects[0]["gone"], false);
   EXPECT_EQ(objects[2]["correct"], false) << "41 is not the expected answer";
   EXPECT_EQ(objects[3]["summary"]["correct"], 2);
   EXPECT_EQ(objects[3]["summary"]["samples"], 3);
@@ -925,6 +927,12 @@ TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
           .out;
   const Json line = Json::parse(out.substr(0, out.find('\n')));
   EXPECT_LT(line["retention"], 0.5);
+  EXPECT_TRUE(contains(line["subject"]["text"], "pass key")) << line;
+  EXPECT_LT(line["subject"]["held"], 0.6);
+  EXPECT_EQ(line["gone"], true);
+  const Json summary = Json::parse(out.substr(out.find('\n') + 1))["summary"];
+  EXPECT_EQ(summary["gone"], 1);
+  EXPECT_EQ(summary["gone_wrong"], line["correct"] == true ? 0 : 1);
 }
 
 // Two questions of one text behind each other are asked on one reading; with another text in between each is

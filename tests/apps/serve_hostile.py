@@ -64,6 +64,15 @@ def wrong_types(r):
     return post(json.dumps(body).encode(), path), {b"200", b"400"}
 
 
+def settings(r):
+    values = [None, True, -1, 1e308, 2**63, "x", [], {}, "\u0000", "--pool=1", "x" * 500]
+    fields = ["retention", "selection", "pool", "chunk", "mem-budget", "heads", "heads=/etc/passwd", "select-k", "positions", "", "="]
+    body = {name: r.choice(values) for name in r.sample(fields, r.randrange(3))}
+    body["retention"] = r.choice([*values, "window", "auto", "none"])
+    data = json.dumps(body).encode()
+    return post(data[:r.randrange(2 * len(data))], b"/thimble/settings", b"Content-Type: application/json\r\n"), {b"200", b"400", b"409"}
+
+
 def deep(r):
     depth = r.randrange(70, 200000)
     return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400"}
@@ -102,8 +111,8 @@ def good(r):
     return post(chat(seed=r.randrange(100))), {b"200"}
 
 
-KINDS = [noise, broken_line, mutated, wrong_types, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
-WEIGHTS = [10, 10, 15, 20, 5, 2, 5, 5, 5, 10, 6, 8]
+KINDS = [noise, broken_line, mutated, wrong_types, settings, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
+WEIGHTS = [10, 10, 15, 20, 10, 5, 2, 5, 5, 5, 10, 6, 8]
 
 
 def send(server, kind, r, problems):
