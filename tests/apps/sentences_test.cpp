@@ -81,8 +81,9 @@ TEST(Held, IsAskedOfTheSentenceWithTheRareWords) {
 }
 
 // Without the third sentence four are left before the question: one has "what", one "door", one "warehouse",
-// three "the", three "of", four "is". Weights are ln(5 / n) squared: 2.59 thrice, 0.26 twice, 0.05, together 8.34;
-// the sentence with most of them, the owner's, has 2.59 + 0.26 + 0.26 + 0.05 = 3.16, less than half.
+// three "the", three "of", four "is". Weights are ln(5 / n) squared: 2.59 thrice, 0.26 twice, 0.05,
+// together 8.34; the sentence with most of them, the owner's, has 2.59 + 0.26 + 0.26 + 0.05 = 3.16, less than
+// half.
 TEST(Held, IsNotAskedWhereNoSentenceStandsOut) {
   std::vector<std::string> text = kText;
   text.erase(text.begin() + 2);
