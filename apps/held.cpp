@@ -18,9 +18,9 @@ namespace app {
 
 namespace {
 
-constexpr double kStandsOut = 0.5,  // of the weight of the question's words
-    kAsGood = 0.9,                  // of the best sentence's score
-    kEnough = 0.6;                  // of a sentence's tokens
+constexpr double kStandsOut = 0.4,  // of the weight of the question's words
+    kAsGood = 0.8,                  // of the best sentence's score
+    kEnough = 0.5;                  // of a sentence's tokens
 constexpr size_t kLongQuestion = 1024, kMostWords = 64;
 
 using Words = uint64_t;  // a bit for each word of the question
@@ -55,10 +55,9 @@ size_t sentences_before(const std::vector<Sentence>& stream, std::string_view qu
   return count;
 }
 
-// A question, asked earlier, answers nothing.
-bool asks(std::string_view sentence) {
+bool ends_with(std::string_view sentence, char mark) {
   const size_t last = sentence.find_last_not_of(" \t\r\n");
-  return last != sentence.npos && sentence[last] == '?';
+  return last != sentence.npos && sentence[last] == mark;
 }
 
 // The question's words that each of the first `count` sentences has.
@@ -69,7 +68,7 @@ std::vector<Words> find_words(const std::vector<Sentence>& stream, size_t count,
   });
   std::vector<Words> found(count, 0);
   for (size_t i = 0; i < count; ++i) {
-    if (asks(stream[i].text)) continue;
+    if (ends_with(stream[i].text, '?')) continue;  // a question, asked earlier, answers nothing
     each_word(stream[i].text, [&](const std::string& word) {
       if (const auto bit = bits.find(word); bit != bits.end()) found[i] |= bit->second;
     });
@@ -95,11 +94,15 @@ std::vector<double> score(const std::vector<Words>& found) {
   return scores;
 }
 
-double best_share(const Sentence& sentence, const std::vector<std::vector<int32_t>>& heads) {
-  uint64_t most = 0;
-  for (const std::vector<int32_t>& held : heads)
-    most = std::max(most, count_held(held, sentence.first, sentence.count));
-  return static_cast<double>(most) / static_cast<double>(sentence.count);
+// Of a sentence and what its colon announces.
+double best_share(const std::vector<Sentence>& stream, size_t sentence,
+                  const std::vector<std::vector<int32_t>>& heads) {
+  const uint64_t first = stream[sentence].first;
+  uint64_t count = stream[sentence].count, most = 0;
+  if (ends_with(stream[sentence].text, ':') && sentence + 1 < stream.size())
+    count += stream[sentence + 1].count;
+  for (const std::vector<int32_t>& held : heads) most = std::max(most, count_held(held, first, count));
+  return static_cast<double>(most) / static_cast<double>(count);
 }
 
 }  // namespace
@@ -119,7 +122,7 @@ std::optional<Subject> find_subject(const std::vector<Sentence>& stream, std::st
   std::optional<Subject> subject;
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] < kAsGood * best) continue;
-    const double held = best_share(stream[i], heads);
+    const double held = best_share(stream, i, heads);
     if (!subject || held >= subject->held) subject = Subject{i, held, held < kEnough};
   }
   return subject;

@@ -14,11 +14,11 @@ namespace app {
 // How many of `count` positions from `first` on are among `held`, which are ascending.
 uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t count);
 
-// The sentence that a question asks about.
+// The sentence that a question asks about; where it ends with a colon, what follows belongs to it.
 struct Subject {
   size_t sentence = 0;  // its index
   double held = 0;      // the largest share of its tokens that one (layer, KV head) pair holds
-  bool gone = false;    // that is too little to answer from
+  bool gone = false;    // that is less than half: too little to answer from
 };
 
 // Finds it by words, in a stream that has the question behind the text; nothing where no sentence has enough

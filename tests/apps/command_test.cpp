@@ -928,7 +928,7 @@ TEST(Eval, MeasuresHowMuchOfANeedleAWindowLoses) {
   const Json line = Json::parse(out.substr(0, out.find('\n')));
   EXPECT_LT(line["retention"], 0.5);
   EXPECT_TRUE(contains(line["subject"]["text"], "pass key")) << line;
-  EXPECT_LT(line["subject"]["held"], 0.6);
+  EXPECT_LT(line["subject"]["held"], 0.5);
   EXPECT_EQ(line["gone"], true);
   const Json summary = Json::parse(out.substr(out.find('\n') + 1))["summary"];
   EXPECT_EQ(summary["gone"], 1);
