@@ -481,8 +481,8 @@ Response Server::metrics(const Request&) {
 }
 
 Response Server::state(const Request&) {
-  const Scheduler::InForce now = scheduler_.in_force();
-  const thimble_memory& m = now.memory;
+  const Scheduler::InForce present = scheduler_.in_force();
+  const thimble_memory& m = present.memory;
   const auto last = scheduler_.last();
   Json slots = Json::array();
   for (const auto& slot : scheduler_.slots())
@@ -497,10 +497,10 @@ Response Server::state(const Request&) {
                         {"pool", m.pool},
                         {"capacity", m.capacity}}},
                       {"policies",
-                       {{"retention", thimble_retention_name(now.retention)},
-                        {"selection", thimble_selection_name(now.settings.session.selection)},
+                       {{"retention", thimble_retention_name(present.retention)},
+                        {"selection", thimble_selection_name(present.settings.session.selection)},
                         {"chunk", m.chunk}}},
-                      {"settings", settings_json(now.settings)},
+                      {"settings", settings_json(present.settings)},
                       {"choices", choices_json(heads_retention_)},
                       {"slots", slots},
                       {"last", last ? Json(*last) : Json()},
