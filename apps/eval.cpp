@@ -130,7 +130,7 @@ bool same_text(const Sample& a, const Sample& b) {
 }
 
 // A session that is asked one sample after the other. A text that several of them share, one behind the
-// other, is read once: all questions but the last are asked on clones.
+// other, is read once: all questions but the last are asked on clones, where those fit.
 class Asked {
  public:
   // `selects`: questions are stepped token by token. The session may be none.
@@ -150,16 +150,26 @@ class Asked {
                                    sample.question))
         return std::nullopt;
     }
-    reads_ = !last;
-    const Session copy = last ? nullptr : clone(session_);
+    const Session copy = last ? nullptr : clone_where_it_fits();
+    reads_ = copy != nullptr;
     auto outcome = answer(copy ? copy : session_, sample, progress);
     if (!outcome) return std::nullopt;
-    if (!last) outcome->saturated -= stats(session_).saturated;  // which clones go on counting
+    if (copy) outcome->saturated -= stats(session_).saturated;  // which clones go on counting
     outcome->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return outcome;
   }
 
  private:
+  // Nothing where the budget or the device has no room for it: the text is then read anew for the next
+  // question.
+  Session clone_where_it_fits() const {
+    try {
+      return clone(session_);
+    } catch (const Failure& failure) {
+      if (failure.status != THIMBLE_BUDGET && failure.status != THIMBLE_OUT_OF_MEMORY) throw;
+      return nullptr;
+    }
+  }
   std::optional<Outcome> answer(const Session& session, const Sample& sample, Progress& progress) const {
     const Interruptible interruptible(session);
     const std::vector<int32_t> question(sample.prompt.begin() + sample.question, sample.prompt.end());
@@ -251,8 +261,6 @@ int eval(Settings& s, const EvalFlags& flags) {
       selects || retention.policy == THIMBLE_RETENTION_ADORE;  // which needs no room: each token releases one
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
-  const bool clones = std::adjacent_find(samples.begin(), samples.end(), same_text) != samples.end();
-  if (clones) leave_room_for_clones(model, options, 1);
   Asked asked(s, model, create_session(model, options), selects);
   Session dense;
   if (flags.baseline) {
@@ -353,7 +361,7 @@ Command add_eval(CLI::App& root) {
   app->footer(
       "An answer is right when it is exactly the expected one, but for white space around it. With a\n"
       "selection or adore the question is read token by token, as an answer is written. A text that\n"
-      "lines behind each other share is read once, and each question is asked on a clone.\n"
+      "lines behind each other share is read once where there is room for a clone.\n"
       "Decoding is greedy. With --json one object a sample, then one with \"summary\"; \"gone\" is\n"
       "where thimble serve would say that what the question asks about is no longer held.\n\n"
       "Examples:\n"

@@ -42,13 +42,13 @@ void each_word(std::string_view text, Take take) {
   }
 }
 
-// How many sentences begin before the question's last occurrence.
-size_t sentences_before(const std::vector<Sentence>& stream, std::string_view question) {
+// How many sentences end before the question's last occurrence; none where there is none.
+size_t sentences_before(std::span<const Sentence> stream, std::string_view question) {
   std::string text;
   for (const Sentence& s : stream) text += s.text;
   const size_t asked = text.rfind(question);
   size_t count = 0;
-  for (size_t end = 0; count < stream.size(); ++count) {
+  for (size_t end = 0; asked != text.npos && count < stream.size(); ++count) {
     end += stream[count].text.size();
     if (end > asked) break;
   }
@@ -61,7 +61,7 @@ bool ends_with(std::string_view sentence, char mark) {
 }
 
 // The question's words that each of the first `count` sentences has.
-std::vector<Words> find_words(const std::vector<Sentence>& stream, size_t count, std::string_view question) {
+std::vector<Words> find_words(std::span<const Sentence> stream, size_t count, std::string_view question) {
   std::map<std::string, Words> bits;
   each_word(question, [&](const std::string& word) {
     if (bits.size() < kMostWords) bits.emplace(word, Words{1} << bits.size());
@@ -95,7 +95,7 @@ std::vector<double> score(const std::vector<Words>& found) {
 }
 
 // Of a sentence and what its colon announces.
-double best_share(const std::vector<Sentence>& stream, size_t sentence,
+double best_share(std::span<const Sentence> stream, size_t sentence,
                   const std::vector<std::vector<int32_t>>& heads) {
   const uint64_t first = stream[sentence].first;
   uint64_t count = stream[sentence].count, most = 0;
@@ -113,16 +113,16 @@ uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t c
   return static_cast<uint64_t>(end - begin);
 }
 
-std::optional<Subject> find_subject(const std::vector<Sentence>& stream, std::string_view question,
+std::optional<Subject> find_subject(std::span<const Sentence> prompt, std::string_view question,
                                     const std::vector<std::vector<int32_t>>& heads) {
   if (question.empty() || question.size() > kLongQuestion) return std::nullopt;
-  const std::vector<double> scores = score(find_words(stream, sentences_before(stream, question), question));
+  const std::vector<double> scores = score(find_words(prompt, sentences_before(prompt, question), question));
   const double best = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
   if (best < kStandsOut) return std::nullopt;
   std::optional<Subject> subject;
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] < kAsGood * best) continue;
-    const double held = best_share(stream, i, heads);
+    const double held = best_share(prompt, i, heads);
     if (!subject || held >= subject->held) subject = Subject{i, held, held < kEnough};
   }
   return subject;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -21,10 +22,10 @@ struct Subject {
   bool gone = false;    // that is less than half: too little to answer from
 };
 
-// Finds it by words, in a stream that has the question behind the text; nothing where no sentence has enough
+// Finds it by words, in a prompt: the text and behind it the question. Nothing where no sentence has enough
 // of them. Of several that have as many, the one that is held best. `heads`: for each (layer, KV head) pair
-// the positions that it holds, ascending.
-std::optional<Subject> find_subject(const std::vector<Sentence>& stream, std::string_view question,
+// the positions that it holds, ascending; those of layers with a window count as well.
+std::optional<Subject> find_subject(std::span<const Sentence> prompt, std::string_view question,
                                     const std::vector<std::vector<int32_t>>& heads);
 
 }  // namespace app

@@ -39,12 +39,14 @@ Result<std::unique_ptr<LeastSquares>> LeastSquares::make(std::shared_ptr<Device>
   return made;
 }
 
-// Sums, states, the product and the labels that it is run with, and the factor of the layer that is solved.
+// Sums, states, the product and the labels that it is run with, the factor of the layer that is solved, and
+// what was.
 Result<uint64_t> LeastSquares::bytes(const Device& device, const SampleShape& s, uint32_t text_tokens) {
   const uint64_t n = s.cols, layers = s.layers, block = block_tokens(text_tokens);
   THIMBLE_LET(product, Product::bytes(device, s.cols, block_tokens(text_tokens), s.cols, DType::kF16));
   return product + layers * text_tokens * n * sizeof(uint16_t) +
-         (layers * (triangle(n) + n + s.heads * (n + 2)) + n * n + block * s.heads) * sizeof(double);
+         (layers * (triangle(n) + n + s.heads * (n + 2)) + n * n + block * s.heads) * sizeof(double) +
+         layers * s.heads * (n + 1) * sizeof(float);
 }
 
 uint32_t LeastSquares::block_tokens(uint32_t text_tokens) {
@@ -151,8 +153,7 @@ Result<LeastSquares::Factor> LeastSquares::factorise_layer(const Sums& s) {
     for (uint64_t i = 0; i < n; ++i)
       if (!std::isfinite(factor.of[i * n + i]))
         return error(Code::kNotFinite,
-                     "layer %u of the model gives NaN or infinite states; train for another file of it",
-                     steps_done());
+                     "the model gives NaN or infinite states; train for another file of it");
     if (factorise(factor.of, shape_.cols, threads_)) return factor;
   }
 }
@@ -195,9 +196,7 @@ Result<bool> LeastSquares::step() {
                [&](uint32_t head, uint32_t) { squares[head] = solve_head(s, factor, head, mean, fitted); });
   loss_ = std::accumulate(squares.begin(), squares.end(), 0.0) / (static_cast<double>(count_.tokens) * heads);
   if (!std::isfinite(loss_) || !std::isfinite(mean))
-    return error(Code::kNotFinite,
-                 "layer %u of the model gives NaN or infinite labels; train for another file of it",
-                 steps_done());
+    return error(Code::kNotFinite, "the model gives NaN or infinite labels; train for another file of it");
   solved_.push_back(std::move(fitted));
   return true;
 }

@@ -176,19 +176,34 @@ Scheduler::Policies::Policies(const Settings& s, const Model& model, uint32_t sl
 
 // Gives every slot a session, afresh. Nobody else uses the slots, and the mutex is not held.
 void Scheduler::fill(const Policies& policies) {
-  for (const auto& slot : slots_) slot->session.reset();
+  for (const auto& slot : slots_) {
+    slot->session.reset();
+    slot->history = History(0, 0);
+    slot->evictions = slot->position = slot->last_used = 0;
+    slot->attended.clear();
+    slot->question.clear();
+  }
   for (const auto& slot : slots_) {
     Session& first = slots_.front()->session;
     slot->session = first ? clone(first) : create_session(model_, policies.options);
     slot->history = History(memory(first).chunk, settled_local(policies.options));
-    slot->evictions = slot->position = slot->last_used = 0;
-    slot->attended.clear();
-    slot->question.clear();
   }
   const std::lock_guard lock(mutex_);
   evicts_ = policies.retention.policy != THIMBLE_RETENTION_NONE;
   memory_ = memory(slots_.front()->session);
   last_ = nullptr;
+  stranded_ = false;
+}
+
+// No session is left: what waits for one is refused, as is all that comes until settings that fit.
+void Scheduler::strand(const Refusal& why) {
+  std::deque<std::shared_ptr<Job>> abandoned;
+  {
+    const std::lock_guard lock(mutex_);
+    stranded_ = true;
+    abandoned.swap(queue_);
+  }
+  for (const auto& job : abandoned) job->listener->failed(why);
 }
 
 void Scheduler::change(const Settings& settings) {
@@ -200,7 +215,7 @@ void Scheduler::change(const Settings& settings) {
     };
     // Who looks into a slot is soon done.
     changed_.wait(lock, [&] { return stopping_ || !any([](const Slot& slot) { return slot.reserved; }); });
-    if (!queue_.empty() || any([](const Slot& slot) { return !slot.idle(); }))
+    if (any([](const Slot& slot) { return !slot.idle(); }))
       throw Refusal(409, "a slot is at work; change the settings when all are idle");
     for (const auto& slot : slots_) {
       slot->reserved = true;
@@ -211,7 +226,11 @@ void Scheduler::change(const Settings& settings) {
   try {
     fill(*next);
   } catch (const std::exception&) {
-    fill(*policies_);
+    try {
+      fill(*policies_);
+    } catch (const std::exception& error) {
+      if (!slots_.front()->session) strand(refusal_of(error));
+    }
     throw;
   }
   const std::lock_guard lock(mutex_);
@@ -251,6 +270,7 @@ Prompt Scheduler::prepare(Task& task) const {
 bool Scheduler::submit(const std::shared_ptr<Job>& job) {
   const std::lock_guard lock(mutex_);
   if (stopping_) throw Refusal(503, "the server is stopping");
+  if (stranded_) throw Refusal(503, "the server has no memory for a session; change its settings");
   if (job->cancelled) return true;
   if (queue_.size() >= queue_limit()) return false;
   queue_.push_back(job);
@@ -400,6 +420,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   slot.attended.clear();
   slot.watched = 0;
   slot.question = question_of(job.prompt);
+  slot.prompt = job.prompt.ids.size();
   try {
     const auto start = std::chrono::steady_clock::now();
     read(slot, job, rest_of(slot, job, reuse, usage));
@@ -607,7 +628,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   const Lent lent{*this, {&slot}};
   for (;;) {
     try {
-      return look({slot.session, slot.history.ids(), slot.attended, slot.question});
+      return look({slot.session, slot.history.ids(), slot.attended, slot.question, slot.prompt});
     } catch (const Failure& failure) {  // an interrupt that was meant for the job before
       if (failure.status != THIMBLE_INTERRUPTED) throw;
     }

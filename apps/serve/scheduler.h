@@ -81,6 +81,7 @@ class Scheduler {
     const std::vector<int32_t>& ids;     // of its stream
     const std::vector<float>& attended;  // by its last answer, by position; empty: it was not watched
     const std::string& question;         // that this answers; "": the prompt was no conversation
+    size_t prompt;                       // tokens of the stream up to the last answer
   };
   // Lends a slot to `look`, which is called again after an interrupt; meanwhile the slot gets no job. A slot
   // at work is a Refusal.
@@ -110,6 +111,7 @@ class Scheduler {
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;
     std::string question;  // the last one
+    size_t prompt = 0;     // tokens up to its answer
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
     // What it is to do; guarded by the mutex.
@@ -131,6 +133,7 @@ class Scheduler {
   };
 
   void fill(const Policies& policies);
+  void strand(const Refusal& why);
   void work(Slot& slot);
   void assign();
   bool choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse);
@@ -162,6 +165,7 @@ class Scheduler {
   std::deque<std::shared_ptr<Job>> queue_;
   uint64_t clock_ = 0;
   bool stopping_ = false;
+  bool stranded_ = false;  // there is no session, and no memory for one
 };
 
 }  // namespace app::serve

@@ -106,7 +106,10 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
                         {"count", s.count},
                         {"kept", sum(shares, s) / static_cast<double>(s.count)},
                         {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
-  if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session)))
+  const auto answer = std::find_if(sentences.begin(), sentences.end(),
+                                   [&](const Sentence& s) { return s.first >= view.prompt; });
+  if (const auto subject =
+          find_subject({sentences.begin(), answer}, view.question, kept_by_head(model, view.session)))
     asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
   return {{"segments", segments}, {"asked", asked}};
 }
@@ -247,7 +250,7 @@ const Server::Route* Server::find_route(const std::string& path) {
       {"GET", "/metrics", false, &Server::metrics, nullptr},
       {"GET", "/thimble/state", false, &Server::state, nullptr},
       {"GET", "/thimble/kept", false, &Server::kept, nullptr, true},
-      {"POST", "/thimble/settings", false, &Server::change, nullptr},
+      {"POST", "/thimble/settings", false, &Server::change, nullptr, true},
       {"GET", "/", true, &Server::page, nullptr},
   };
   for (const Route& route : kRoutes) {
@@ -351,10 +354,10 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
       exchange->respond(refusal(request.path, refusal_of(error)));
     }
   };
-  if (reads)
-    read(size, respond);
-  else if (route.looks)
+  if (route.looks)
     looks_.post(respond);
+  else if (reads)
+    read(size, respond);
   else
     respond();
 }
@@ -546,6 +549,7 @@ Response Server::change(const Request& request) {
   // Which a form of another page cannot send, even where its browser keeps the page's origin to itself.
   if (lower(request.content_type).rfind("application/json", 0) != 0)
     throw Refusal(415, "settings are JSON; send them with Content-Type: application/json");
+  if (request.body.size() >= kLargeBody) throw Refusal(413, "settings take no more than a few lines");
   const Settings asked = asked_settings(parse_object(request.body));
   try {
     scheduler_.change(asked);

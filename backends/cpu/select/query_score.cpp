@@ -21,6 +21,7 @@ struct HeadWork {
   const Context& ctx;
   const QueryScore& o;
   const uint32_t head;
+  const float* low;  // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
   const HeadState& state = ctx.heads[o.p.head_state + head];
   const EntryList list = entry_list(ctx, o.list, head, o.p.list_capacity, o.p.head_state);
   const QuerySpan span = query_span(ctx.step, state, o.p, list.count);
@@ -36,50 +37,62 @@ struct HeadWork {
                : *at<float>(o.chunk_cis, head, o.p.chunk_capacity, entry - state.n_entries);
   }
 
-  // Calls each(vector, its logits, how many of them it sees) for a tile of the span.
+  // Calls each(first vector, how many, a scratch with their scores, the logits) for a tile of the span.
   template <typename Each>
   void for_vectors(uint32_t tile, std::byte* scratch, uint32_t worker, const Each& each) const {
     const uint32_t rows = attention_rows(o.p.group), width = padded_width(o.p.head_dim);
     const TileScratch t = worker_scratch<TileScratch>(scratch, worker, rows * o.p.group, o.p.head_dim);
-    const uint32_t begin = tile * kTileKeys, n = std::min(kTileKeys, span.count - begin);
-    read_keys(begin, n, t);
+    read_keys(tile, t);
     for (uint32_t first = 0; first < span.rows; first += rows) {
       const uint32_t now = std::min(rows, span.rows - first), count = now * o.p.group;
-      for (uint32_t row = 0; row < now; ++row) read_queries(first + row, t.q + row * o.p.group * width, t);
+      for (uint32_t row = 0; row < now; ++row)
+        read_queries(first + row, tile, t.q + row * o.p.group * width, t);
       kv_kernels().multiply_tile(count, o.p.head_dim, t.q, width, t.keys, t.scores);
       if (o.p.cap != 0) kernels().soft_cap(t.scores, count * kTileKeys, o.p.cap);
-      for (uint32_t v = 0; v < count; ++v) {
-        const uint32_t seen = entries_seen(span, first + v / o.p.group);
-        each(first * o.p.group + v, t.scores + v * kTileKeys, seen > begin ? std::min(n, seen - begin) : 0);
-      }
+      each(first * o.p.group, count, t);
     }
+  }
+  // How many of a tile's entries a vector sees.
+  uint32_t seen(uint32_t tile, uint32_t vector) const {
+    const uint32_t all = entries_seen(span, vector / o.p.group), begin = tile * kTileKeys;
+    return all > begin ? std::min(kTileKeys, all - begin) : 0;
   }
 
  private:
-  // The rotated keys of a tile, transposed; 0 behind the n-th.
-  void read_keys(uint32_t begin, uint32_t n, const TileScratch& t) const {
-    const uint32_t dh = o.p.head_dim;
+  // Under kRopeList keys rotate by their place in the tile, and queries by what then is missing, unless sinks
+  // come first: behind those a tile's entries do not follow each other.
+  bool by_place() const { return o.p.rope.mode == kRopeList && span.sinks == 0; }
+
+  // The rotated keys of a tile, transposed; 0 behind the last.
+  void read_keys(uint32_t tile, const TileScratch& t) const {
+    const uint32_t dh = o.p.head_dim, begin = tile * kTileKeys, n = std::min(kTileKeys, span.count - begin);
     const Rope rope(o.rope, o.p.rope);
-    if (n < kTileKeys) std::fill_n(t.keys, dh * kTileKeys, 0.0f);
+    const uint16_t* keys[kTileKeys];
     for (uint32_t i = 0; i < n; ++i) {
-      const uint32_t index = entry_of(span, begin + i), entry = list[index], pooled = state.n_entries;
-      kv_kernels().widen(entry < pooled
-                             ? in_run<uint16_t>(o.k.values, state, entry, dh)
-                             : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh),
-                         t.rotated, dh);
-      if (o.p.rope.mode == kRopeList) {
-        rope.angles(index, t.angles);
-        rope.rotate(t.rotated, t.angles);
-      }
+      const uint32_t entry = list[entry_of(span, begin + i)], pooled = state.n_entries;
+      keys[i] = entry < pooled ? in_run<uint16_t>(o.k.values, state, entry, dh)
+                               : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh);
+    }
+    kv_kernels().transpose_f16(keys, n, dh, t.keys);
+    if (by_place()) return kv_kernels().rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
+    if (o.p.rope.mode != kRopeList) return;
+    for (uint32_t i = 0; i < n; ++i) {
+      kv_kernels().widen(keys[i], t.rotated, dh);
+      rope.angles(entry_of(span, begin + i), t.angles);
+      rope.rotate(t.rotated, t.angles);
       for (uint32_t c = 0; c < dh; ++c) t.keys[c * kTileKeys + i] = t.rotated[c];
     }
   }
 
-  // A row's rotated and scaled queries.
-  void read_queries(uint32_t row, float* q, const TileScratch& t) const {
+  // A row's rotated and scaled queries, for a tile.
+  void read_queries(uint32_t row, uint32_t tile, float* q, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim;
     const Rope rope(o.rope, o.p.rope);
-    rope.angles(query_position(ctx.step, span, row, o.p.rope.mode), t.angles);
+    uint32_t position = query_position(ctx.step, span, row, o.p.rope.mode);
+    if (by_place()) position -= std::min(position, entry_of(span, tile * kTileKeys));
+    rope.angles(position, t.angles);
+    if (by_place())  // the low half of the table, by which keys rotate, lacks the model's attention factor
+      for (uint32_t i = 0; i < o.p.rope.n_rot; ++i) t.angles[i] *= rope.factor();
     const float* from = data<float>(o.q) + uint64_t(row) * o.p.row_stride + head * o.p.group * dh;
     for (uint32_t h = 0; h < o.p.group; ++h, q += padded_width(dh), from += dh) {
       for (uint32_t c = 0; c < dh; ++c) q[c] = from[c] * o.p.scale;
@@ -97,10 +110,13 @@ float add_logs(float a, float b) {
 // The vectors' sums over the tiles [first, end).
 void sum_tiles(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scratch, uint32_t worker) {
   for (uint32_t tile = first; tile < end; ++tile)
-    w.for_vectors(tile, scratch, worker, [&](uint32_t v, const float* logits, uint32_t seen) {
-      const float log_sum = seen ? kv_kernels().log_sum_exp(logits, seen) : -kInfinity;
-      float& all = w.sums(v)[first / tiles_of_sum(w.span)];
-      all = tile == first ? log_sum : add_logs(all, log_sum);
+    w.for_vectors(tile, scratch, worker, [&](uint32_t vector, uint32_t count, const TileScratch& t) {
+      for (uint32_t v = 0; v < count; ++v) {
+        const uint32_t seen = w.seen(tile, vector + v);
+        const float log_sum = seen ? kv_kernels().log_sum_exp(t.scores + v * kTileKeys, seen) : -kInfinity;
+        float& all = w.sums(vector + v)[first / tiles_of_sum(w.span)];
+        all = tile == first ? log_sum : add_logs(all, log_sum);
+      }
     });
 }
 
@@ -115,37 +131,61 @@ void merge_sums(const HeadWork& w) {
   }
 }
 
-// A KV head's scores of the entries in a tile: the largest logarithm of a weight, or the sum of weights.
-void score_tile(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker) {
-  const bool largest = w.o.p.kind == kQueryRows;
-  std::array<float, kTileKeys> scores;
-  scores.fill(largest ? -kInfinity : 0);
-  w.for_vectors(tile, scratch, worker, [&](uint32_t v, const float* logits, uint32_t seen) {
-    const float sum = w.sums(v)[0];
-    for (uint32_t i = 0; i < seen; ++i) {
-      const float log_weight = logits[i] - sum;
-      if (!(log_weight > -kInfinity)) continue;
-      scores[i] = largest ? std::max(scores[i], log_weight) : scores[i] + std::exp(log_weight);
+// Of a tile's entries the largest logarithm of a weight.
+void largest_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
+  std::fill_n(scores, kTileKeys, -kInfinity);
+  w.for_vectors(tile, scratch, worker, [&](uint32_t vector, uint32_t count, const TileScratch& t) {
+    for (uint32_t v = 0; v < count; ++v) {
+      const uint32_t seen = w.seen(tile, vector + v);
+      const float sum = w.sums(vector + v)[0];
+      for (uint32_t i = 0; i < seen; ++i)
+        scores[i] = std::max(scores[i], t.scores[v * kTileKeys + i] - sum);  // of NaN what was there
     }
   });
+}
+
+// The sums of the only row's weights; it sees all of the tile.
+void summed_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
+  w.for_vectors(tile, scratch, worker, [&](uint32_t, uint32_t count, const TileScratch& t) {
+    for (uint32_t v = 0; v < count; ++v) t.sum[v] = w.sums(v)[0];
+    kv_kernels().vote(t.scores, kTileKeys, count, t.sum, kTileKeys, scores);
+  });
+  std::transform(scores, scores + kTileKeys, scores, [](float x) { return std::exp(x); });
+}
+
+// A KV head's scores of the entries in a tile.
+void score_tile(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker) {
+  std::array<float, kTileKeys> scores;
+  if (w.o.p.kind == kQueryRows)
+    largest_weights(w, tile, scratch, worker, scores.data());
+  else
+    summed_weights(w, tile, scratch, worker, scores.data());
   const uint32_t begin = std::max(tile * kTileKeys, w.span.sinks),
                  end = std::min((tile + 1) * kTileKeys, w.span.sinks + w.span.scored);
   for (uint32_t i = begin; i < end; ++i) w.score(entry_of(w.span, i)) = scores[i % kTileKeys];
 }
 
 // The mean over all heads, for all of them; the last entry stays whatever it is worth.
-void share_mean(const Context& ctx, const QueryScore& o, uint32_t entry, bool last) {
+template <typename Head>
+void share_mean(const Head& head, const QueryScore& o, uint32_t entry, bool last) {
   float sum = 0;
-  for (uint32_t head = 0; head < o.p.heads; ++head) sum += HeadWork{ctx, o, head}.score(entry);
+  for (uint32_t i = 0; i < o.p.heads; ++i) sum += head(i).score(entry);
   const float mean = last ? kInfinity : sum / static_cast<float>(o.p.heads * o.p.group);
-  for (uint32_t head = 0; head < o.p.heads; ++head) HeadWork{ctx, o, head}.score(entry) = mean;
+  for (uint32_t i = 0; i < o.p.heads; ++i) head(i).score(entry) = mean;
 }
 
 }  // namespace
 
 void query_score(const Context& ctx, const QueryScore& o) {
-  const auto head = [&](uint32_t i) { return HeadWork{ctx, o, o.p.first_head + i}; };
-  std::byte* const scratch = ctx.scratch.data();
+  ScratchLayout layout(ctx.scratch.data());
+  float* const low = layout.take<float>(uint64_t(o.p.head_dim) * kTileKeys);
+  if (o.p.rope.mode == kRopeList) {
+    const float* rows[kTileKeys];
+    for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(o.rope) + i * o.p.rope.n_rot;
+    kv_kernels().transpose_f32(rows, kTileKeys, o.p.rope.n_rot, low);
+  }
+  std::byte* const scratch = ctx.scratch.data() + layout.used();
+  const auto head = [&](uint32_t i) { return HeadWork{ctx, o, o.p.first_head + i, low}; };
   uint32_t tiles = 0;  // of one head, at most
   for (uint32_t i = 0; i < o.p.heads; ++i) tiles = std::max(tiles, query_tiles(head(i).span));
   ctx.threads.run(o.p.heads * kQueryScoreSums, [&](uint32_t item, uint32_t worker) {
@@ -162,7 +202,7 @@ void query_score(const Context& ctx, const QueryScore& o) {
   const uint32_t count = head(0).span.count;
   ctx.threads.run(tiles, [&](uint32_t tile, uint32_t) {
     for (uint32_t i = tile * kTileKeys; i < std::min(count, (tile + 1) * kTileKeys); ++i)
-      share_mean(ctx, o, i, i + 1 == count);
+      share_mean(head, o, i, i + 1 == count);
   });
 }
 

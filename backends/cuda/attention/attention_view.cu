@@ -192,8 +192,7 @@ uint64_t part_out_bytes(uint64_t vectors, uint32_t head_dim) {
 }
 
 // Cuts a pass into parts where its tiles of `vectors` query vectors leave multiprocessors idle, and puts the
-// kernel that attends in tiles of `keys` into the program: put(operands, blocks). However the keys are
-// spread over the heads, a block has no more than when they fill the card evenly.
+// kernel that attends in tiles of `keys` into the program: put(operands, blocks).
 template <typename Put>
 void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_t keys, Put put) {
   o.tiles = static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));

@@ -142,6 +142,7 @@ class ViewParts {
   }
   template <typename Is>
   __device__ HeadBlocks find(const Is& is) const {
+    // Asked by each lane about its own head; the result's `work`, asked by all about one, is not looked at.
     const auto keys = [&](uint32_t i) { return i == threadIdx.x % kWarp ? keys_of_head_ : keys_(i); };
     return find_head_blocks(heads_ + spare_, heads_, keys, is);
   }

@@ -9,7 +9,8 @@ import kotlinx.coroutines.flow.*
 /**
  * The answer, piece by piece, until a token ends it or [limit] tokens are made. Each piece is computed when the collector asks for
  * it. A collector that is cancelled interrupts the session within the time of a token, or of one layer of a chunk while it
- * reads; collected again, the answer goes on with at most [limit] further tokens.
+ * reads; collected again, the answer goes on with at most [limit] further tokens, behind a piece that was just computed and
+ * nobody took.
  */
 fun Session.answers(limit: Int): Flow<String> = flow<String> {
     val pieces = generate(limit).iterator()
