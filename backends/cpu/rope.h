@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cpu/kv_kernels.h"
 #include "backends/cpu/ops.h"
 
 namespace thimble::cpu {
@@ -49,5 +50,13 @@ struct Rope {
     }
   }
 };
+
+// The low half of the table as rotate_tile() takes it: cos and sin of each pair for positions 0 to 63,
+// [n_rot][kTileKeys].
+inline void transpose_low_half(const In& rope, const RopeParams& p, float* low) {
+  const float* rows[kTileKeys];
+  for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(rope) + i * p.n_rot;
+  kv_kernels().transpose_f32(rows, kTileKeys, p.n_rot, low);
+}
 
 }  // namespace thimble::cpu

@@ -183,11 +183,7 @@ static void attend_pool(const Context& ctx, const Attention& o) {
   ScratchLayout layout(ctx.scratch.data());
   const PartScratch parts(layout, p.heads, p.group, p.head_dim);
   std::byte* const tiles = ctx.scratch.data() + layout.used();
-  if (p.rope.mode == kRopeList) {
-    const float* rows[kTileKeys];
-    for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(o.rope) + i * p.rope.n_rot;
-    kv_kernels().transpose_f32(rows, kTileKeys, p.rope.n_rot, parts.low);
-  }
+  if (p.rope.mode == kRopeList) transpose_low_half(o.rope, p.rope, parts.low);
   const auto list_of = [&](uint32_t head) {
     return entry_list(ctx, o.list, p.first_head + head, p.list_capacity, p.head_state);
   };

@@ -179,11 +179,7 @@ void share_mean(const Head& head, const QueryScore& o, uint32_t entry, bool last
 void query_score(const Context& ctx, const QueryScore& o) {
   ScratchLayout layout(ctx.scratch.data());
   float* const low = layout.take<float>(uint64_t(o.p.head_dim) * kTileKeys);
-  if (o.p.rope.mode == kRopeList) {
-    const float* rows[kTileKeys];
-    for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(o.rope) + i * o.p.rope.n_rot;
-    kv_kernels().transpose_f32(rows, kTileKeys, o.p.rope.n_rot, low);
-  }
+  if (o.p.rope.mode == kRopeList) transpose_low_half(o.rope, o.p.rope, low);
   std::byte* const scratch = ctx.scratch.data() + layout.used();
   const auto head = [&](uint32_t i) { return HeadWork{ctx, o, o.p.first_head + i, low}; };
   uint32_t tiles = 0;  // of one head, at most
