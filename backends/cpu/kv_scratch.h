@@ -112,6 +112,15 @@ struct PartScratch {
   }
 };
 
+// Shared by the workers of query_score.
+struct LogitScratch {
+  float* low;     // as above
+  float* logits;  // [kv heads at once][tiles][group][kTileKeys]
+  LogitScratch(ScratchLayout& l, uint64_t heads, uint32_t tiles, uint32_t group, uint32_t head_dim)
+      : low(l.take<float>(uint64_t(head_dim) * kTileKeys)),
+        logits(l.take<float>(heads * tiles * group * kTileKeys)) {}
+};
+
 // Shared by the workers of token_score or page_score.
 struct QueryScratch {
   float* q;  // [kv heads * group][padded_width]: rotated, mean over rows, scaled

@@ -1,5 +1,6 @@
 // query_score: how much weight queries give to entries. A worker turns the keys of a tile of entries once and
-// multiplies them with all queries of their KV head: first for the sums of the softmax, then for the weights.
+// multiplies them with all queries of their KV head, for the sums of the softmax. The logits of a single row
+// stay for the weights; those of more would be many, so there keys are turned and multiplied again.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +22,8 @@ struct HeadWork {
   const Context& ctx;
   const QueryScore& o;
   const uint32_t head;
-  const float* low;  // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
+  const float* low;     // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
+  float* const logits;  // [tiles][group][kTileKeys] of the only row; null where there may be more
   const HeadState& state = ctx.heads[o.p.head_state + head];
   const EntryList list = entry_list(ctx, o.list, head, o.p.list_capacity, o.p.head_state);
   const QuerySpan span = query_span(ctx.step, state, o.p, list.count);
@@ -31,6 +33,7 @@ struct HeadWork {
   float* sums(uint32_t v) const {
     return data<float>(o.sums) + (uint64_t(head) * o.p.rows * o.p.group + v) * kQueryScoreSums;
   }
+  float* logits_of(uint32_t tile) const { return logits + uint64_t(tile) * o.p.group * kTileKeys; }
   float& score(uint32_t entry) const {
     return entry < state.n_entries
                ? *in_run<float>(o.cis, state, entry)
@@ -41,7 +44,8 @@ struct HeadWork {
   template <typename Each>
   void for_vectors(uint32_t tile, std::byte* scratch, uint32_t worker, const Each& each) const {
     const uint32_t rows = attention_rows(o.p.group), width = padded_width(o.p.head_dim);
-    const TileScratch t = worker_scratch<TileScratch>(scratch, worker, rows * o.p.group, o.p.head_dim);
+    TileScratch t = worker_scratch<TileScratch>(scratch, worker, rows * o.p.group, o.p.head_dim);
+    if (logits) t.scores = logits_of(tile);
     read_keys(tile, t);
     for (uint32_t first = 0; first < span.rows; first += rows) {
       const uint32_t now = std::min(rows, span.rows - first), count = now * o.p.group;
@@ -146,10 +150,10 @@ void largest_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint3
 
 // The sums of the only row's weights; it sees all of the tile.
 void summed_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
-  w.for_vectors(tile, scratch, worker, [&](uint32_t, uint32_t count, const TileScratch& t) {
-    for (uint32_t v = 0; v < count; ++v) t.sum[v] = w.sums(v)[0];
-    kv_kernels().vote(t.scores, kTileKeys, count, t.sum, kTileKeys, scores);
-  });
+  const uint32_t group = w.o.p.group, vectors = attention_rows(group) * group;
+  float* const sums = worker_scratch<TileScratch>(scratch, worker, vectors, w.o.p.head_dim).sum;
+  for (uint32_t v = 0; v < group; ++v) sums[v] = w.sums(v)[0];
+  kv_kernels().vote(w.logits_of(tile), kTileKeys, group, sums, kTileKeys, scores);
   std::transform(scores, scores + kTileKeys, scores, [](float x) { return std::exp(x); });
 }
 
@@ -174,26 +178,46 @@ void share_mean(const Head& head, const QueryScore& o, uint32_t entry, bool last
   for (uint32_t i = 0; i < o.p.heads; ++i) head(i).score(entry) = mean;
 }
 
+// The scores of `count` KV heads from the first on, of so many tiles at most.
+template <typename Head>
+void score_heads(const Head& head, uint32_t first, uint32_t count, uint32_t tiles, std::byte* scratch,
+                 ThreadPool& threads) {
+  threads.run(count * kQueryScoreSums, [&](uint32_t item, uint32_t worker) {
+    const HeadWork w = head(first + item / kQueryScoreSums);
+    const uint32_t each = tiles_of_sum(w.span), begin = item % kQueryScoreSums * each;
+    sum_tiles(w, begin, std::min(begin + each, query_tiles(w.span)), scratch, worker);
+  });
+  threads.run(count, [&](uint32_t i, uint32_t) { merge_sums(head(first + i)); });
+  threads.run(count * tiles, [&](uint32_t item, uint32_t worker) {
+    const HeadWork w = head(first + item / tiles);
+    if (item % tiles * kTileKeys < w.span.sinks + w.span.scored) score_tile(w, item % tiles, scratch, worker);
+  });
+}
+
 }  // namespace
 
 void query_score(const Context& ctx, const QueryScore& o) {
-  ScratchLayout layout(ctx.scratch.data());
-  float* const low = layout.take<float>(uint64_t(o.p.head_dim) * kTileKeys);
-  if (o.p.rope.mode == kRopeList) transpose_low_half(o.rope, o.p.rope, low);
-  std::byte* const scratch = ctx.scratch.data() + layout.used();
-  const auto head = [&](uint32_t i) { return HeadWork{ctx, o, o.p.first_head + i, low}; };
+  const uint32_t group = o.p.group, dh = o.p.head_dim;
+  const bool one_row = o.p.kind != kQueryRows;
   uint32_t tiles = 0;  // of one head, at most
-  for (uint32_t i = 0; i < o.p.heads; ++i) tiles = std::max(tiles, query_tiles(head(i).span));
-  ctx.threads.run(o.p.heads * kQueryScoreSums, [&](uint32_t item, uint32_t worker) {
-    const HeadWork w = head(item / kQueryScoreSums);
-    const uint32_t each = tiles_of_sum(w.span), first = item % kQueryScoreSums * each;
-    sum_tiles(w, first, std::min(first + each, query_tiles(w.span)), scratch, worker);
-  });
-  ctx.threads.run(o.p.heads, [&](uint32_t i, uint32_t) { merge_sums(head(i)); });
-  ctx.threads.run(o.p.heads * tiles, [&](uint32_t item, uint32_t worker) {
-    const HeadWork w = head(item / tiles);
-    if (item % tiles * kTileKeys < w.span.sinks + w.span.scored) score_tile(w, item % tiles, scratch, worker);
-  });
+  for (uint32_t i = 0; i < o.p.heads; ++i)
+    tiles = std::max(tiles, query_tiles(HeadWork{ctx, o, o.p.first_head + i, nullptr, nullptr}.span));
+  // As many heads at once as there is room for the logits of: needs() counts on one.
+  const uint64_t workers = ctx.threads.size() * scratch_bytes<TileScratch>(attention_rows(group) * group, dh);
+  uint32_t at_once = one_row ? 1 : o.p.heads;
+  while (at_once < o.p.heads &&
+         scratch_bytes<LogitScratch>(at_once + 1, tiles, group, dh) + workers <= ctx.scratch.size())
+    ++at_once;
+  ScratchLayout layout(ctx.scratch.data());
+  const LogitScratch shared(layout, one_row ? at_once : 0, tiles, group, dh);
+  if (o.p.rope.mode == kRopeList) transpose_low_half(o.rope, o.p.rope, shared.low);
+  const auto head = [&](uint32_t i) {
+    float* const logits = shared.logits + uint64_t(i % at_once) * tiles * group * kTileKeys;
+    return HeadWork{ctx, o, o.p.first_head + i, shared.low, one_row ? logits : nullptr};
+  };
+  for (uint32_t first = 0; first < o.p.heads; first += at_once)
+    score_heads(head, first, std::min(at_once, o.p.heads - first), tiles,
+                ctx.scratch.subspan(layout.used()).data(), ctx.threads);
   if (o.p.kind != kQueryLast) return;
   const uint32_t count = head(0).span.count;
   ctx.threads.run(tiles, [&](uint32_t tile, uint32_t) {
