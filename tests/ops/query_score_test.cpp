@@ -207,6 +207,13 @@ TEST_P(QueryScores, OfTheLastOneReadALongPool) {
   expect_scores({.held = {held, held}, .rows = 70, .group = 2, .dh = 64}, Random{});
 }
 
+// More logits than one thread's scratch has room for, so that heads take turns.
+TEST_P(QueryScores, OfTheLastOneReadManyLogits) {
+  open({.threads = 1});
+  const uint32_t held = kQueryScoreTile * kQueryScoreSums + 1000;
+  expect_scores({.held = {held, held, held, held, held}, .rows = 1, .group = 8, .dh = 64}, Random{});
+}
+
 TEST_P(QueryScores, OfAnEmptyPoolAreThoseOfTheRows) {
   expect_scores({.held = {0, 0}, .rows = 5, .group = 1, .dh = 64}, Random{});
   expect_scores({.held = {0, 0}, .rows = 1, .group = 3, .dh = 64}, Random{});
