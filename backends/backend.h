@@ -365,6 +365,17 @@ struct QueryScore {
   Out cis, chunk_cis;  // [run]; [Hkv][chunk_capacity], of kQueryLast with a chunk
   QueryScoreParams p;
 };
+// What heads give to positions of the text, of a slice of them: sums[i] = or += the weights of the entries at
+// position StepParams::position + i, head by head in ascending order, which makes their bits. The n-th weight
+// of a run belongs to its n-th entry, or where there is a list to the n-th entry of that, as query_score
+// leaves them. No position occurs twice in a head.
+struct ScatterAdd {
+  In pos;      // int32 [run], ascending
+  In weights;  // f32 [run], or empty: each is 1
+  In list;     // of entries in the pool
+  Out sums;    // f32 [slots]
+  ScatterAddParams p;
+};
 struct ArgMax {  // ties go to the lower id
   In x;          // [n_logit_rows][cols]
   Out index;     // int32 [n_logit_rows]; -1 where any x of the row is NaN or infinite
@@ -389,7 +400,7 @@ struct Copy {
 using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, ExpertLinear, Activation,
                         KvAppend, SinkScore, CisStore, GivenScore, KvView, Attention, KvCompact, KvMerge,
                         QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, Label, KeyDiff, QueryScore,
-                        ArgMax, LogProb, Copy>;
+                        ScatterAdd, ArgMax, LogProb, Copy>;
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
@@ -397,7 +408,7 @@ inline const char* op_name(const Op& op) {
       "expert_glu",  "expert_linear", "activation", "kv_append",  "sink_score", "cis_store",
       "given_score", "kv_view",       "attention",  "kv_compact", "kv_merge",   "query_gate",
       "token_score", "page_bounds",   "page_score", "vote",       "top_k",      "label",
-      "key_diff",    "query_score",   "arg_max",    "log_prob",   "copy"};
+      "key_diff",    "query_score",   "scatter_add", "arg_max",    "log_prob",   "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];
 }

@@ -390,6 +390,16 @@ class Checker {
       h.entries.narrow(turned, name_);
   }
 
+  void operator()(const ScatterAdd& o) {
+    const ScatterAddParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("pos", o.pos, h);
+    if (o.weights) run("weights", o.weights, h);
+    list(o.list, p);
+    need("sums", o.sums, p.slots * kWord);
+    bounds_.rows.narrow(0, name_);
+  }
+
   void operator()(const ArgMax& o) {
     need("x", o.x, rows(kLogitRows) * o.p.cols * kWord);
     need("index", o.index, rows(kLogitRows) * kWord);

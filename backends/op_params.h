@@ -353,6 +353,15 @@ struct QueryScoreParams {
   RopeParams rope;
 };
 
+struct ScatterAddParams {
+  uint first_head, heads;  // KV heads
+  uint head_state;
+  uint slots;          // of sums
+  uint window;         // only the last so many of what a head attends to; 0: all
+  uint list_capacity;  // uints from list to list
+  uint add;            // 1: sums += what heads give; 0: = that
+};
+
 struct ArgMaxParams {
   uint cols;
 };

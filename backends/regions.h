@@ -55,6 +55,11 @@ THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
   return r;
 }
 
+// Of `entries`, the first that a window of so many shows.
+THIMBLE_FUNCTION uint window_begin(uint window, uint entries) {
+  return window != 0 && entries > window ? entries - window : 0;
+}
+
 // The entries that the queries of query_score see, numbered from 0: first the sinks, then the run and the
 // step's rows from `first` on. Where there is a list, an entry here is an index in it.
 struct QuerySpan {
@@ -71,7 +76,7 @@ THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, QueryScor
   QuerySpan s;
   s.rows = by_rows ? step.n_rows : 1;
   s.end = entries;
-  s.first = p.window != 0 && entries > p.window ? entries - p.window : 0;
+  s.first = window_begin(p.window, entries);
   if (by_rows) s.first = head.n_entries > step.n_rows ? head.n_entries - step.n_rows : 0;
   s.sinks = !by_rows ? 0 : p.sinks < s.first ? p.sinks : s.first;
   s.count = s.sinks + s.end - s.first;

@@ -235,7 +235,7 @@ void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const
                                .rope = l.rope_table(),
                                .sinks = weights_.of(weights_of(l).sinks),
                                .sums = at_.watch_sums,
-                               .cis = at_.watch_weights,
+                               .cis = at_.watch_weights[l.layer],
                                .chunk_cis = {},
                                .p = {.first_head = 0,
                                      .heads = shape_.kv_heads,
@@ -252,6 +252,23 @@ void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const
                                      .scale = model_.attention_scale,
                                      .cap = model_.attention_cap,
                                      .rope = l.rope()}});
+}
+
+// What the layer's heads give to the positions of a slice: these weights, or 1 for each entry. The first one
+// of a segment starts the sums.
+void Decoder::add_by_position(const LayerStep& l, const View& weights, const SelectionPolicy::List& list,
+                              bool first) const {
+  l.recorder.record(ScatterAdd{.pos = l.pool().pos,
+                               .weights = weights,
+                               .list = list.entries,
+                               .sums = at_.position_sums,
+                               .p = {.first_head = 0,
+                                     .heads = shape_.kv_heads,
+                                     .head_state = l.head_state(),
+                                     .slots = kPositionsAtOnce,
+                                     .window = weights ? weights_of(l).window : 0,
+                                     .list_capacity = list.entries ? list.capacity : 0,
+                                     .add = !first}});
 }
 
 void Decoder::feed_forward(const LayerStep& l) const {
@@ -322,7 +339,8 @@ void Decoder::tail_block(Recorder& r) const {
 uint64_t Programs::bytes() const {
   uint64_t bytes = 0;
   for (const ChunkProgram& chunk : chunks) bytes += chunk.program->bytes;
-  for (const auto* program : {&decode, &rebuild, &embed, &upkeep, &evict, &log_prob, &watch})
+  for (const auto* program : {&decode, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch,
+                              &attended})
     if (*program) bytes += (*program)->bytes;
   return bytes;
 }
@@ -405,16 +423,35 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     r.segment();
     r.record(LogProb{.x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = shape_.vocab}});
   }));
-  if (options_.watch)
-    THIMBLE_TRY(make(1, programs.watch, [&](Recorder& r) {
-      for (const bool listed : {false, true})
-        for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-          if (listed && !policies_.selection->selects(options_)) return;
-          r.segment();
-          watch(layer_step(r, layer, Step::kDecode),
-                listed ? policies_.selection->last_list(layer) : SelectionPolicy::List{});
-        }
+  if (full_layers(model_))
+    THIMBLE_TRY(make(1, programs.kept, [&](Recorder& r) {
+      r.segment();
+      bool first = true;
+      for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        if (model_.layers[layer].window) continue;
+        add_by_position(layer_step(r, layer, Step::kDecode), {}, {}, first);
+        first = false;
+      }
     }));
+  if (!options_.watch) return programs;
+  // A segment for everything and one for lists: ops(layer, list).
+  const auto attending = [&](Recorder& r, const auto& ops) {
+    for (const bool listed : {false, true}) {
+      if (listed && !policies_.selection->selects(options_)) return;
+      r.segment();
+      for (uint32_t layer = 0; layer < shape_.layers; ++layer)
+        ops(layer_step(r, layer, Step::kDecode),
+            listed ? policies_.selection->last_list(layer) : SelectionPolicy::List{});
+    }
+  };
+  THIMBLE_TRY(make(1, programs.watch, [&](Recorder& r) {
+    attending(r, [&](const LayerStep& l, const SelectionPolicy::List& list) { watch(l, list); });
+  }));
+  THIMBLE_TRY(make(1, programs.attended, [&](Recorder& r) {
+    attending(r, [&](const LayerStep& l, const SelectionPolicy::List& list) {
+      add_by_position(l, at_.watch_weights[l.layer], list, l.layer == 0);
+    });
+  }));
   return programs;
 }
 

@@ -26,9 +26,12 @@ struct Programs {
                                       // for the embedding where they are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
   std::unique_ptr<Program> log_prob;  // of the targets, after a tail
-  // What the last token attended to: one segment a layer for one that attended to everything, and then where
-  // there is a selection one a layer for one that attended to its list.
-  std::unique_ptr<Program> watch;
+  // How many heads hold each position of a slice, in layers without a window; null where there are none.
+  std::unique_ptr<Program> kept;
+  // What the last token attended to: the weights of all layers, and their sums for each position of a slice.
+  // One segment for one that attended to everything, and where there is a selection one for one that attended
+  // to its lists.
+  std::unique_ptr<Program> watch, attended;
 
   uint64_t bytes() const;  // that they took, as measured
 };
@@ -57,6 +60,7 @@ class Decoder {
   void merge(const LayerStep&) const;
   void keep_query(const LayerStep&) const;
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
+  void add_by_position(const LayerStep&, const View& weights, const SelectionPolicy::List&, bool first) const;
   void feed_forward(const LayerStep&) const;
   void experts(Recorder&, const LayerWeights&) const;
   void tail_block(Recorder&) const;

@@ -169,11 +169,9 @@ class Session {
   void fill_heads(uint32_t rows, bool evicts, bool last);
   void commit(const Run&);
   void compacted(uint32_t rows);
-  template <typename T>
-  Result<const T*> layer_values(uint32_t layer, const View&, const View& host) const;
-  Status count_kept(float* kept) const;
+  Status read_sums(Program&, uint32_t segment, float* sums);
+  Status count_kept(float* kept);
   Status add_attention(float* attended);
-  Status add_layer_attention(uint32_t layer, float* attended) const;
   StepParams step_params(uint32_t rows) const;
   double mean_entries() const;
   uint32_t most_entries() const;

@@ -65,6 +65,7 @@ void top_k(const Context&, const TopK&);
 void label(const Context&, const Label&);
 void key_diff(const Context&, const KeyDiff&);
 void query_score(const Context&, const QueryScore&);
+void scatter_add(const Context&, const ScatterAdd&);
 void arg_max(const Context&, const ArgMax&);
 void log_prob(const Context&, const LogProb&);
 void copy(const Context&, const Copy&);

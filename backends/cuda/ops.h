@@ -41,6 +41,7 @@ void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_ls
 void page_bounds(const Launch&, const PageBounds&);
 void key_diff(const Launch&, const KeyDiff&);
 void query_score(const Launch&, const QueryScore&);
+void scatter_add(const Launch&, const ScatterAdd&);
 void page_score(const Launch&, const PageScore&);
 void vote(const Launch&, const Vote&);
 // `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what

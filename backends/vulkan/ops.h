@@ -44,6 +44,7 @@ uint64_t score_parts_bytes(uint32_t query_heads);
 void page_bounds(Recording&, const PageBounds&);
 void key_diff(Recording&, const KeyDiff&);
 void query_score(Recording&, const QueryScore&);
+void scatter_add(Recording&, const ScatterAdd&);
 void page_score(Recording&, const PageScore&);
 void vote(Recording&, const Vote&);
 void top_k(Recording&, const TopK&);

@@ -19,12 +19,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   Layout l;
   l.layers = place_pool(model, d, pool);
   l.saturated = pool.place(i32);
-  if (o.watch) {
-    for (uint32_t layer = 0; layer < s.layers; ++layer)
-      l.last_queries.push_back(pool.place(uint64_t(s.heads) * s.head_dim * f32));
-    l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
-    l.watch_weights = workspace.place(uint64_t(d.most_layer_entries) * f32);
-  }
+  for (uint32_t layer = 0; layer < s.layers && o.watch; ++layer)
+    l.last_queries.push_back(pool.place(uint64_t(s.heads) * s.head_dim * f32));
 
   const uint64_t rows = o.chunk;
   l.rope = workspace.place(uint64_t(rope_table_rows(d.rope_positions)) * model.rope.n_rot * f32);
@@ -46,7 +42,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
   }
   l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * s.vocab * f32);
-  // Attention's buffers and the feed-forward's are never alive together.
+  // Attention's buffers and the feed-forward's are never alive together, nor with those of no step.
   const uint64_t before_attention = workspace.mark();
   l.qkv = workspace.place(rows * d.qkv_cols * f32);
   l.attention = workspace.place(rows * s.heads * s.head_dim * f32);
@@ -61,6 +57,12 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);
     l.expert_weight = workspace.place(rows * s.chosen_experts * f32);
   }
+  workspace.release(before_attention);
+  l.position_sums = workspace.place(kPositionsAtOnce * f32);
+  if (o.watch) {
+    l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
+    for (const uint32_t entries : d.layer_entries) l.watch_weights.push_back(workspace.place(entries * f32));
+  }
 
   l.tokens = io.place(rows * i32);
   policies.retention->place_on_host(setting, io);
@@ -71,12 +73,6 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.host_logits = io.place(s.vocab * f32);
     if (model.output.data != model.token_embedding.data)
       l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
-    l.host_pos = io.place(uint64_t(d.most_layer_entries) * i32);
-    if (o.watch) {
-      l.host_weights = io.place(l.watch_weights.bytes);
-      if (policies.selection->selects(o))
-        l.host_lists = io.place(s.kv_heads * (1 + uint64_t(policies.selection->most_attended(o))) * i32);
-    }
   }
   return l;
 }

@@ -29,6 +29,9 @@ inline constexpr uint32_t kNotedAtOnce = 32;
 // of an 8B model is 128 MiB in f16.
 inline constexpr uint32_t kMaxViewEntries = 32768;
 
+// Positions for which the host asks at a time what heads give to them.
+inline constexpr uint32_t kPositionsAtOnce = 32768;
+
 // The host address of a view in the io arena.
 template <typename T>
 T* on_host(const View& view) {
@@ -57,13 +60,13 @@ struct Layout {
   // io, where host and device share no memory: the first row of logits, and the embedding's rows of the
   // step's tokens, unless the device has the embedding.
   View host_logits, embedding_rows;
-  // options.watch: the last token's queries in each layer, f32 [H dh], and what query_score makes of those of
-  // one layer: [H][kQueryScoreSums], and weights in [run].
+  // Between steps: what heads give to the positions of a slice of the text, f32 [kPositionsAtOnce].
+  View position_sums;
+  // options.watch: the last token's queries in each layer, f32 [H dh]; and between steps what query_score makes
+  // of them: [H][kQueryScoreSums] of one layer, and each layer's weights in [run].
   std::vector<View> last_queries;
-  View watch_sums, watch_weights;
-  // io, where host and device share no memory: one layer's positions, weights and lists as the host reads
-  // them.
-  View host_pos, host_weights, host_lists;
+  View watch_sums;
+  std::vector<View> watch_weights;
 };
 
 // Lays a session out in three arenas, the policies' arrays among them. `scratch` is what the backend needs

@@ -415,6 +415,15 @@ const Case kCases[] = {
                           .sinks = 2,
                           .rope = kRope}};
      }},
+    {"scatter_add of entries", 0,
+     [](Operands& o) -> Op {
+       return ScatterAdd{o(kEntries), {}, {}, o(kPositions), {.heads = kHeads, .slots = kPositions}};
+     }},
+    {"scatter_add of weights and lists", 0,
+     [](Operands& o) -> Op {
+       return ScatterAdd{o(kEntries), o(kEntries), o(kHeads * (1 + kListed)), o(kPositions),
+                         {.heads = kHeads, .slots = kPositions, .list_capacity = 1 + kListed}};
+     }},
     {"label", kRows,
      [](Operands& o) -> Op {
        return Label{o((kRows - 1) * kColumns + kQueries * kDim),

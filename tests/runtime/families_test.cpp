@@ -167,7 +167,6 @@ TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
     read(*w, seeded_tokens(kText, kVocab));
     std::vector<float> attended(kText + 1);
     accept(*w, 5);
-    must(w->kept_by_position(nullptr, attended.data()));
     const QueryScore& watch = w.device->watches.back();
     const auto attention = std::find_if(w.device->attention.rbegin(), w.device->attention.rend(),
                                         [](const Attention& op) { return op.p.source == kFromPool; });
@@ -176,6 +175,7 @@ TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
     std::vector<float> y(uint64_t(s.heads) * s.head_dim), weights(watch.cis.bytes / sizeof(float));
     std::vector<uint16_t> values(attention->v.values.bytes / sizeof(uint16_t));
     must(w.device->read(y.data(), attention->y.slice(0, y.size() * sizeof(float))));
+    must(w->kept_by_position(nullptr, attended.data()));  // after which y is gone
     must(w.device->read(weights.data(), watch.cis));
     must(w.device->read(values.data(), attention->v.values));
     const auto lists = w.lists()[s.layers - 1];

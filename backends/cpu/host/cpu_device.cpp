@@ -74,6 +74,7 @@ struct Run {
   void operator()(const Label& op) const { label(c, op); }
   void operator()(const KeyDiff& op) const { key_diff(c, op); }
   void operator()(const QueryScore& op) const { query_score(c, op); }
+  void operator()(const ScatterAdd& op) const { scatter_add(c, op); }
   void operator()(const ArgMax& op) const { arg_max(c, op); }
   void operator()(const LogProb& op) const { log_prob(c, op); }
   void operator()(const Copy& op) const { copy(c, op); }

@@ -118,6 +118,7 @@ class Launcher {
   void operator()(const Label& op) { label(l_, op); }
   void operator()(const KeyDiff& op) { key_diff(l_, op); }
   void operator()(const QueryScore& op) { query_score(l_, op); }
+  void operator()(const ScatterAdd& op) { scatter_add(l_, op); }
   void operator()(const ArgMax& op) { arg_max(l_, op); }
   void operator()(const LogProb& op) { log_prob(l_, op); }
   void operator()(const Copy& op) {

@@ -44,6 +44,7 @@ namespace thimble::vulkan {
   X(QueryScore, "select/query_score", "SCORES") \
   X(QueryMerge, "select/query_merge", "") \
   X(QueryMean, "select/query_mean", "") \
+  X(ScatterAdd, "select/scatter_add", "") \
   X(KvView, "kv/kv_view", "") \
   X(AttendView, "attention/attend_view", "") \
   XC(AttendViewCooperative, "attention/attend_view_cooperative", "") \

@@ -91,6 +91,7 @@ class VulkanRecorder : public Recorder {
   void launch(const Label& op) { label(recording_, op); }
   void launch(const KeyDiff& op) { key_diff(recording_, op); }
   void launch(const QueryScore& op) { query_score(recording_, op); }
+  void launch(const ScatterAdd& op) { scatter_add(recording_, op); }
   void launch(const ArgMax& op) { arg_max(recording_, op); }
   void launch(const LogProb& op) { log_prob(recording_, op); }
   void launch(const Copy& op) { copy(recording_, op); }
