@@ -42,7 +42,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
   }
   l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * s.vocab * f32);
-  // Attention's buffers and the feed-forward's are never alive together, nor with those of no step.
+  l.position_sums = workspace.place(kPositionsAtOnce * f32);
+  // Attention's buffers and the feed-forward's are never alive together.
   const uint64_t before_attention = workspace.mark();
   l.qkv = workspace.place(rows * d.qkv_cols * f32);
   l.attention = workspace.place(rows * s.heads * s.head_dim * f32);
@@ -57,9 +58,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);
     l.expert_weight = workspace.place(rows * s.chosen_experts * f32);
   }
-  workspace.release(before_attention);
-  l.position_sums = workspace.place(kPositionsAtOnce * f32);
-  if (o.watch) {
+  if (o.watch) {  // nor is any of them between steps: lists, which are looked at there, lie in the pool then
+    workspace.release(before_attention);
     l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
     for (const uint32_t entries : d.layer_entries) l.watch_weights.push_back(workspace.place(entries * f32));
   }

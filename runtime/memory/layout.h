@@ -60,7 +60,7 @@ struct Layout {
   // io, where host and device share no memory: the first row of logits, and the embedding's rows of the
   // step's tokens, unless the device has the embedding.
   View host_logits, embedding_rows;
-  // Between steps: what heads give to the positions of a slice of the text, f32 [kPositionsAtOnce].
+  // What heads give to the positions of a slice of the text, f32 [kPositionsAtOnce].
   View position_sums;
   // options.watch: the last token's queries in each layer, f32 [H dh]; and between steps what query_score makes
   // of them: [H][kQueryScoreSums] of one layer, and each layer's weights in [run].
