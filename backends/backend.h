@@ -404,10 +404,10 @@ using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, Ex
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
   static constexpr const char* kNames[] = {
-      "embed",       "rms_norm",      "linear",     "glu",        "scale",      "route",
-      "expert_glu",  "expert_linear", "activation", "kv_append",  "sink_score", "cis_store",
-      "given_score", "kv_view",       "attention",  "kv_compact", "kv_merge",   "query_gate",
-      "token_score", "page_bounds",   "page_score", "vote",       "top_k",      "label",
+      "embed",       "rms_norm",      "linear",      "glu",        "scale",      "route",
+      "expert_glu",  "expert_linear", "activation",  "kv_append",  "sink_score", "cis_store",
+      "given_score", "kv_view",       "attention",   "kv_compact", "kv_merge",   "query_gate",
+      "token_score", "page_bounds",   "page_score",  "vote",       "top_k",      "label",
       "key_diff",    "query_score",   "scatter_add", "arg_max",    "log_prob",   "copy"};
   static_assert(std::size(kNames) == std::variant_size_v<Op>);
   return kNames[op.index()];

@@ -339,8 +339,8 @@ void Decoder::tail_block(Recorder& r) const {
 uint64_t Programs::bytes() const {
   uint64_t bytes = 0;
   for (const ChunkProgram& chunk : chunks) bytes += chunk.program->bytes;
-  for (const auto* program : {&decode, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch,
-                              &attended})
+  for (const auto* program :
+       {&decode, &rebuild, &embed, &upkeep, &evict, &log_prob, &kept, &watch, &attended})
     if (*program) bytes += (*program)->bytes;
   return bytes;
 }

@@ -62,8 +62,8 @@ struct Layout {
   View host_logits, embedding_rows;
   // What heads give to the positions of a slice of the text, f32 [kPositionsAtOnce].
   View position_sums;
-  // options.watch: the last token's queries in each layer, f32 [H dh]; and between steps what query_score makes
-  // of them: [H][kQueryScoreSums] of one layer, and each layer's weights in [run].
+  // options.watch: the last token's queries in each layer, f32 [H dh]; and between steps what query_score
+  // makes of them: [H][kQueryScoreSums] of one layer, and each layer's weights in [run].
   std::vector<View> last_queries;
   View watch_sums;
   std::vector<View> watch_weights;

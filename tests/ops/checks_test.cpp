@@ -421,7 +421,10 @@ const Case kCases[] = {
      }},
     {"scatter_add of weights and lists", 0,
      [](Operands& o) -> Op {
-       return ScatterAdd{o(kEntries), o(kEntries), o(kHeads * (1 + kListed)), o(kPositions),
+       return ScatterAdd{o(kEntries),
+                         o(kEntries),
+                         o(kHeads * (1 + kListed)),
+                         o(kPositions),
                          {.heads = kHeads, .slots = kPositions, .list_capacity = 1 + kListed}};
      }},
     {"label", kRows,

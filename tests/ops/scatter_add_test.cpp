@@ -17,10 +17,10 @@ class ScatterAdds : public OpTest {
  protected:
   // Sums of the positions [first, first + slots): made anew, and then added to once more.
   void check(const Layer& l, uint32_t first, uint32_t slots) {
-    SCOPED_TRACE(::testing::Message() << slots << " positions from " << first << " of " << l.text << ", "
-                                      << l.held.size() << " heads, window " << l.window
-                                      << (l.listed.empty() ? "" : ", lists")
-                                      << (l.weights ? "" : ", no weights"));
+    SCOPED_TRACE(::testing::Message()
+                 << slots << " positions from " << first << " of " << l.text << ", " << l.held.size()
+                 << " heads, window " << l.window << (l.listed.empty() ? "" : ", lists")
+                 << (l.weights ? "" : ", no weights"));
     clear();
     Random random{first + slots + l.text};
     const std::vector<HeadState> heads = unequal_heads(l.held, 2);

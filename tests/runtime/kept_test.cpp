@@ -174,6 +174,39 @@ TEST(KeptByPosition, IsTheSameWhereTheHostReadsCopies) {
   }
 }
 
+// A text of more than two slices, whose first tokens are held beside its last: against the weights
+// themselves.
+TEST(KeptByPosition, ServesTextsLongerThanASlice) {
+  SessionOptions o = cases(plain())[3].options;  // a window
+  o.pool = 2000;
+  o.keeps = {500, 3001, 2900, 1599};
+  o.chunk = 1024;
+  Watched w(plain().model, o);
+  const std::vector<int32_t> text = seeded_tokens(2 * kPositionsAtOnce);
+  read(*w, text);
+  accept(*w, 1);
+  const Held h = ask(*w);
+  ASSERT_EQ(h.kept.size(), text.size() + 1);
+  expect_kept(*w, h.kept);
+  EXPECT_GT(h.kept[0], 0);
+  EXPECT_EQ(h.kept.back(), 1);
+  std::vector<float> expected(h.attended.size());
+  const Kept sets = kept(*w);
+  const std::vector<HeadRun>& runs = w->plan().dimensions.runs;
+  for (size_t layer = 0; layer < sets.size(); ++layer) {
+    const View& all = w.device->watches[layer].cis;
+    std::vector<float> weights(all.bytes / sizeof(float));
+    must(w.device->read(weights.data(), all));
+    for (size_t head = 0; head < sets[layer].size(); ++head)
+      for (size_t i = 0; i < sets[layer][head].size(); ++i)
+        expected[static_cast<size_t>(sets[layer][head][i])] +=
+            weights[runs[layer * sets[layer].size() + head].first + i];
+  }
+  const double sum = std::accumulate(expected.begin(), expected.end(), 0.0);
+  for (float& share : expected) share = static_cast<float>(share / sum);
+  EXPECT_EQ(h.attended, expected);
+}
+
 TEST(KeptByPosition, ChangesNoBitOfAnAnswer) {
   for (const SeededModel* m : {&plain(), &windowed()})
     for (const auto& [name, options] : cases(*m)) {
