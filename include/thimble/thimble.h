@@ -603,18 +603,19 @@ THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
                                                 int32_t* positions, uint64_t capacity, uint64_t* count,
                                                 thimble_error* error);
-/* What is still held, and what the last token that was read made of it, by original position. kept[i]: the share, 0 to 1, of the
- * (layer, KV head) pairs that hold position i; layers with a window are left out. The device adds it up, for 32768 positions of
- * the text at a time: it reads all positions held, and hands 4 bytes for each of the text to the host. attended[i]: the attention that the last token paid to position i, mean
- * over all layers and heads, made to sum to 1 where a model's attention sinks take a share. It is computed when it is asked for:
- * from the keys that the last token attended to, read once more, and then added up likewise, which took 0.7 to 1.6 times the
- * time of a whole step of a small model on the CPU. A token that was generated under a selection attended to what was
- * listed alone. Either may be NULL. *count is the number of positions read; tokens that wait are not among them. A chunk or
- * token that was interrupted is finished first. Two-call: `capacity` is that of both, in positions.
+/* What is still held, and what the last token that was read made of it, by original position. kept[i]: the share, 0 to 1, of
+ * the (layer, KV head) pairs that hold position i; layers with a window are left out. The device adds it up, for 32768
+ * positions of the text at a time: it reads all positions held, and hands 4 bytes for each of the text to the host.
+ * attended[i]: the attention that the last token paid to position i, mean over all layers and heads, made to sum to 1 where
+ * a model's attention sinks take a share. It is computed when it is asked for: from the keys that the last token attended
+ * to, read once more, and then added up likewise, which took 0.7 to 1.6 times the time of a whole step of a small model on
+ * the CPU. A token that was generated under a selection attended to what was listed alone. Either may be NULL. *count is the
+ * number of positions read; tokens that wait are not among them. A chunk or token that was interrupted is finished first.
+ * Two-call: `capacity` is that of both, in positions.
  * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
- * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens are
- * read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew,
- * unless that was made smaller; a restored session does not. */
+ * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens
+ * are read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew, unless that was
+ * made smaller; a restored session does not. */
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);

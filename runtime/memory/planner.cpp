@@ -146,7 +146,7 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Policies policies(o);
-  // Recorded programs, measured on the CPU: 26 to 37 KiB a layer, and 2.2 KiB more for every further pass
+  // Recorded programs, measured on the CPU: 27 to 38 KiB a layer, and 2.2 KiB more for every further pass
   // over the view.
   // And up to 4 KiB where the session watches.
   const uint64_t program_bytes_per_layer =
