@@ -42,6 +42,8 @@ namespace thimble::vulkan {
   X(KeyDiff, "kv/key_diff", "") \
   X(QuerySum, "select/query_score", "") \
   X(QueryScore, "select/query_score", "SCORES") \
+  X(QueryRowSum, "select/query_score_row", "") \
+  X(QueryRowScore, "select/query_score_row", "SCORES") \
   X(QueryMerge, "select/query_merge", "") \
   X(QueryMean, "select/query_mean", "") \
   X(ScatterAdd, "select/scatter_add", "") \

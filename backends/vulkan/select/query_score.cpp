@@ -1,5 +1,6 @@
 // query_score: how much weight queries give to entries. One dispatch makes sums of weights, one merges those
-// of a query, one scores; kQueryLast takes one more for the mean over heads.
+// of a query, one scores; kQueryLast takes one more for the mean over heads. The first and the third have a
+// shader for a step's rows and one for a single row.
 #include <algorithm>
 
 #include "backends/regions.h"
@@ -41,17 +42,28 @@ void query_score(Recording& r, const QueryScore& op) {
           const View run = window.of(k, row), rows = of_heads(chunk_k, chunk, first, heads),
                      sums = of_heads(op.sums, sum_bytes, first, heads);
           r.expect(operations(r, op));
-          r.dispatch(Shader::kQuerySum, {p.head_dim, has_list},
-                     {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), writes(sums)},
-                     push, kQueryScoreSums, heads);
+          if (p.kind == kQueryRows)
+            r.dispatch(Shader::kQuerySum, {p.head_dim},
+                       {reads(op.q), reads(run), reads(rows), reads(op.rope), writes(sums)}, push,
+                       kQueryScoreSums, heads);
+          else
+            r.dispatch(Shader::kQueryRowSum, {p.head_dim, has_list},
+                       {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), writes(sums)},
+                       push, kQueryScoreSums, heads);
           r.dispatch(Shader::kQueryMerge, {threads, lanes, op.sinks ? 1u : 0u, has_list},
                      {reads(op.sinks), reads(op.list), writes(sums)}, push,
                      std::min(units(vectors, threads / lanes), r.limits().max_groups), heads);
           r.expect(operations(r, op));
-          r.dispatch(Shader::kQueryScore, {p.head_dim, has_list},
-                     {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), reads(sums),
-                      writes(op.cis), writes(op.chunk_cis)},
-                     push, tiles, heads);
+          if (p.kind == kQueryRows)
+            r.dispatch(Shader::kQueryScore, {p.head_dim},
+                       {reads(op.q), reads(run), reads(rows), reads(op.rope), reads(sums), writes(op.cis),
+                        writes(op.chunk_cis)},
+                       push, tiles, heads);
+          else
+            r.dispatch(Shader::kQueryRowScore, {p.head_dim, has_list},
+                       {reads(op.q), reads(run), reads(rows), reads(op.list), reads(op.rope), reads(sums),
+                        writes(op.cis), writes(op.chunk_cis)},
+                       push, tiles, heads);
         });
   });
   if (p.kind == kQueryLast)

@@ -1,26 +1,24 @@
-// query_score: how much weight queries give to entries. A workgroup takes tiles of entries, a thread to each, and some
-// queries at a time; it adds up their weights, or where they have been added (SCORES) scores its entries by them.
+// query_score of a step's rows: how much weight queries give to entries. A workgroup takes tiles of entries, a thread to each,
+// and some queries at a time; it adds up their weights, or where they have been added (SCORES) scores its entries by them.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
 layout(local_size_x = kQueryScoreTile) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
-layout(constant_id = 1) const bool kHasList = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the window's runs
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };  // from first_head on
-layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
-layout(set = 0, binding = 5, std430) readonly buffer RopeTable { float rope_table[]; };
+layout(set = 0, binding = 4, std430) readonly buffer RopeTable { float rope_table[]; };
 #ifdef SCORES
-layout(set = 0, binding = 6, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
-layout(set = 0, binding = 7, std430) writeonly buffer Cis { uint cis[]; };   // bits
-layout(set = 0, binding = 8, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };
-const uint kOperands = 8;
+layout(set = 0, binding = 5, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
+layout(set = 0, binding = 6, std430) writeonly buffer Cis { uint cis[]; };   // bits
+layout(set = 0, binding = 7, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };
+const uint kOperands = 7;
 #else
-layout(set = 0, binding = 6, std430) writeonly buffer Sums { uint sums[]; };
-const uint kOperands = 6;
+layout(set = 0, binding = 5, std430) writeonly buffer Sums { uint sums[]; };
+const uint kOperands = 5;
 #endif
 layout(push_constant) uniform Push {
   QueryScoreParams p;
@@ -28,12 +26,8 @@ layout(push_constant) uniform Push {
   uint base[kOperands];
 } push;
 #define ROPE push.p.rope
-#define ROPE_BASE push.base[4]
-#define LIST_BASE push.base[3]
-#define LIST_CAPACITY push.p.list_capacity
-#include "../exp.glsl"
+#define ROPE_BASE push.base[3]
 #include "../half.glsl"
-#include "../list.glsl"
 #include "../log_sum.glsl"
 #include "../rope.glsl"
 #include "../soft_cap.glsl"
@@ -65,14 +59,13 @@ void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint cou
   }
 }
 
-// Of the entry at this position among all, or in the head's list, the logits of the queries that were read.
-void multiply(HeadState own, uint head, uint position, out float logits[kVectors]) {
-  const uint entry = list_entry(head, position);
+// Of an entry the logits of the queries that were read.
+void multiply(HeadState own, uint entry, out float logits[kVectors]) {
   for (uint v = 0; v < kVectors; ++v) logits[v] = 0;
   for (uint pair = 0; pair < kHeadDim / 2; ++pair) {
     const uvec2 channels = channels_of(pair);
     vec2 x = vec2(channel_of(own, entry, channels.x), channel_of(own, entry, channels.y));
-    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = turn(x, rope_angle(position, pair));
+    if (ROPE.mode == kRopeList && pair < rope_pairs()) x = turn(x, rope_angle(entry, pair));
     for (uint v = 0; v < kVectors; ++v) logits[v] += x.x * turned[v][channels.x] + x.y * turned[v][channels.y];
   }
   if (push.p.cap != 0)
@@ -81,7 +74,7 @@ void multiply(HeadState own, uint head, uint position, out float logits[kVectors
 
 // Where the sums of a vector begin.
 uint sums_of(uint vector) {
-  return push.base[5] + (gl_WorkGroupID.y * push.p.rows * push.p.group + vector) * kQueryScoreSums;
+  return push.base[4] + (gl_WorkGroupID.y * push.p.rows * push.p.group + vector) * kQueryScoreSums;
 }
 
 #ifdef SCORES
@@ -91,39 +84,37 @@ bool counts(float log_weight) {
   return bits != kMinusInfinity && (bits & 0x7fffffff) <= 0x7f800000;
 }
 
-// The entries of a tile: the largest logarithm of a weight, or the sum of weights.
+// The entries of a tile: the largest logarithm of a weight.
 void work_on(HeadState own, QuerySpan span, uint head, uint tile) {
   const uint i = tile * kQueryScoreTile + gl_LocalInvocationIndex, vectors = span.rows * push.p.group;
   const uint entry = entry_of(span, min(i, span.count - 1));
-  const bool largest = push.p.kind == kQueryRows;
-  float score = largest ? kNoPeak : 0;
+  float score = kNoPeak;
   for (uint first = 0; first < vectors; first += kVectors) {
     const uint count = min(vectors - first, kVectors);
     read_queries(own, span, head, first, count);
     barrier();
     float logits[kVectors];
-    multiply(own, head, entry, logits);
+    multiply(own, entry, logits);
     for (uint v = 0; v < count; ++v) {
       const uint sum = sums[sums_of(first + v)];
       const float log_weight = logits[v] - uintBitsToFloat(sum);
-      if (sum == kMinusInfinity || !counts(log_weight)) continue;
-      score = largest ? max(score, log_weight) : score + exp_ulp(log_weight);
+      if (sum != kMinusInfinity && counts(log_weight)) score = max(score, log_weight);
     }
     barrier();
   }
   if (i < span.sinks || i >= span.sinks + span.scored) return;
-  const uint bits = largest && score == kNoPeak ? kMinusInfinity : floatBitsToUint(score);
+  const uint bits = score == kNoPeak ? kMinusInfinity : floatBitsToUint(score);
   if (entry < own.n_entries)
-    cis[push.base[6] + own.first + entry] = bits;
+    cis[push.base[5] + own.first + entry] = bits;
   else
-    chunk_cis[push.base[7] + head * push.p.chunk_capacity + entry - own.n_entries] = bits;
+    chunk_cis[push.base[6] + head * push.p.chunk_capacity + entry - own.n_entries] = bits;
 }
 
 void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;
-  const QuerySpan span = query_span(step, own, push.p, list_count(head, step_entries(step, own)));
+  const QuerySpan span = query_span(step, own, push.p, step_entries(step, own));
   for (uint tile = gl_WorkGroupID.x; tile * kQueryScoreTile < span.sinks + span.scored; tile += gl_NumWorkGroups.x)
     work_on(own, span, head, tile);
 }
@@ -135,7 +126,7 @@ void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y, own_i = gl_LocalInvocationIndex;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;
-  const QuerySpan span = query_span(step, own, push.p, list_count(head, step_entries(step, own)));
+  const QuerySpan span = query_span(step, own, push.p, step_entries(step, own));
   const uint each = tiles_of_sum(span), begin = gl_WorkGroupID.x * each, end = min(begin + each, query_tiles(span));
   if (begin >= end) return;
   const uint vectors = span.rows * push.p.group;
@@ -147,7 +138,7 @@ void main() {
     for (uint tile = begin; tile < end; ++tile) {
       float logits[kVectors];
       const uint from = tile * kQueryScoreTile;
-      multiply(own, head, entry_of(span, min(from + own_i, span.count - 1)), logits);
+      multiply(own, entry_of(span, min(from + own_i, span.count - 1)), logits);
       for (uint v = 0; v < kVectors; ++v) shared_logits[v][own_i] = logits[v];
       barrier();
       if (own_i < count) {
