@@ -24,9 +24,7 @@ uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies
     return bound > o.max_new ? bound - o.max_new : 1;
   }
   // Under list positions a longer pool would use positions that the model was not trained for.
-  const uint32_t beside =
-      std::max(o.chunk, o.local + o.max_new) + (policies.retention->reads_again() ? o.chunk : 0);
-  return trained > beside ? trained - beside : 1;
+  return trained_entries(model, o);
 }
 
 SessionShape session_shape(const Setting& s, const Policies& policies) {

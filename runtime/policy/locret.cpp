@@ -94,32 +94,32 @@ class Locret : public RetentionPolicy {
   }
 
   // Gives every head its share of what equal pools would take together: as many as the stabilizers and
-  // protected entries leave room to choose, and what rounding leaves to the head with most.
+  // protected entries leave room to choose, and no more than the model has positions for; what a head cannot
+  // take goes to those with smaller shares.
   static void divide_pool(const Model& model, const std::vector<float>& shares, SessionOptions& o) {
     constexpr uint32_t kLeast = 64;
-    const uint32_t kv_heads = model.shape.kv_heads;
+    constexpr double kRounding = 1e-6;  // of an entry: far more than doubles are wrong by
     const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
+    const uint32_t most =
+        o.positions == Positions::kList ? std::max(o.pool, trained_entries(model, o)) : UINT32_MAX;
     const double floor = static_cast<double>(least) / o.pool;
     o.keeps.assign(shares.size(), o.pool);
-    std::vector<uint32_t> heads;  // of layers without a window
-    double above = 0;             // their shares beyond the least
-    for (uint32_t i = 0; i < shares.size(); ++i) {
-      if (model.layers[i / kv_heads].window) continue;
-      heads.push_back(i);
-      above += std::max(0.0, shares[i] - floor);
+    std::vector<uint32_t> heads;  // of layers without a window, the largest share first
+    for (uint32_t i = 0; i < shares.size(); ++i)
+      if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
+    std::stable_sort(heads.begin(), heads.end(),
+                     [&](uint32_t a, uint32_t b) { return shares[a] > shares[b]; });
+    std::vector<double> above(heads.size() + 1,
+                              0.0);  // shares beyond the least, of a head and those behind it
+    for (size_t n = heads.size(); n-- > 0;) above[n] = above[n + 1] + std::max(0.0, shares[heads[n]] - floor);
+    uint64_t left = uint64_t(o.pool - least) * heads.size();
+    for (size_t n = 0; n < heads.size(); ++n) {
+      const double part =
+          above[n] > 0 ? (above[n] - above[n + 1]) / above[n] : 1 / static_cast<double>(heads.size() - n);
+      const double more = std::ceil(static_cast<double>(left) * part - kRounding);
+      o.keeps[heads[n]] = least + static_cast<uint32_t>(std::min<double>(more, most - least));
+      left -= o.keeps[heads[n]] - least;
     }
-    if (above == 0) return;
-    const uint64_t to_divide = uint64_t(o.pool - least) * heads.size();
-    uint64_t left = to_divide;
-    uint32_t largest = heads[0];
-    for (const uint32_t i : heads) {
-      const double beyond = std::max(0.0, shares[i] - floor);
-      const auto more = static_cast<uint32_t>(static_cast<double>(to_divide) * beyond / above);
-      o.keeps[i] = least + more;
-      left -= more;
-      if (o.keeps[i] > o.keeps[largest]) largest = i;
-    }
-    o.keeps[largest] += static_cast<uint32_t>(left);
   }
 
   static uint32_t input_cols(const Setting& s) {

@@ -72,6 +72,13 @@ Status resolve_eviction(SessionOptions& o, uint32_t sinks) {
   return {};
 }
 
+uint32_t trained_entries(const Model& model, const SessionOptions& o) {
+  const uint32_t trained = std::max(model.info.context_length, 1u);
+  const uint32_t beside =
+      std::max(o.chunk, o.local + o.max_new) + (Policies(o).retention->reads_again() ? o.chunk : 0);
+  return trained > beside ? trained - beside : 1;
+}
+
 Status SelectionPolicy::add_list_counts(Device& device, const List& list, SelectionStats& stats) {
   const uint64_t list_bytes = uint64_t(list.capacity) * sizeof(uint32_t);
   for (uint64_t at = 0; at < list.entries.bytes; at += list_bytes) {

@@ -193,6 +193,9 @@ struct Policies {
 // What retentions that evict share: defaults of local, protect_init (`sinks`) and max_new; and, once the pool
 // is known, whether the stabilizers leave anything to choose.
 Status resolve_eviction(SessionOptions&, uint32_t sinks);
+// Entries of a head with which no step passes the positions that the model was trained for, where those count
+// what is attended to: behind the entries stand a chunk, or a prompt's last tokens and the answer.
+uint32_t trained_entries(const Model&, const SessionOptions&);
 // Records the score of the step's rows that needs no trained head: kCisPosition, kCisHash.
 void store_plain_score(const LayerStep&, uint32_t kind);
 // Records how much weight the layer's attention gives to entries (query_score): by this query of the last

@@ -266,9 +266,10 @@ TEST(UnequalRuns, ArePlannedByTheHead) {
 
 // A retainer's file may say what of the pools each head is worth.
 TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
-  const auto keeps = [](std::vector<float> shares, uint32_t pool) {
+  const auto keeps = [](std::vector<float> shares, uint32_t pool, Positions positions = Positions::kList) {
     const SeededModel m = seeded_model({.shares = std::move(shares)});
     SessionOptions o{.retainer = m.retainer, .retention = Retention::kLocret, .pool = pool};
+    o.positions = positions;
     return must(make_plan(*m.model, *cpu(), o)).options.keeps;
   };
   // 64 each, and of what is left of 4 * 300 to each by what its share is above 64 / 300.
@@ -280,6 +281,12 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
     EXPECT_EQ(uneven[0] + uneven[1] + uneven[2] + uneven[3], 4 * pool);
     EXPECT_TRUE(uneven[2] >= uneven[1] && uneven[1] >= uneven[0] && uneven[0] >= uneven[3]) << pool;
   }
+  // Of 4096 trained positions a chunk leaves 3072, and the other heads share the rest.
+  EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000), (std::vector<uint32_t>{310, 309, 3072, 309}));
+  EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 2000), (std::vector<uint32_t>{1407, 2823, 3072, 698}));
+  EXPECT_EQ(keeps({1, 2, 3, 0.5f}, 3100), (std::vector<uint32_t>(4, 3100)));
+  EXPECT_EQ(keeps({0.1f, 0.1f, 100, 0.1f}, 1000, Positions::kOriginal),  // the text's, however many are kept
+            (std::vector<uint32_t>{64, 64, 4 * 1000 - 3 * 64, 64}));
 }
 
 TEST(UnequalRuns, AreRefusedWhereTheyContradictWhatIsAsked) {
