@@ -1138,12 +1138,14 @@ TEST(SavedSession, GoesOnAfterCtrlC) {
     execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
     _exit(127);
   }
-  // As soon as it handles the signal: before that, it would end without a file.
+  // As soon as it handles the signal: before that, it would end without a file. A shell that has not yet
+  // become the command handles it, too.
   const std::string status_file = "/proc/" + std::to_string(child) + "/status";
   const auto handles_interrupts = [&] {
     const std::string text = slurp(status_file);
     const size_t caught = text.find("SigCgt:");
-    return caught != text.npos && (std::strtoull(&text[caught + 7], nullptr, 16) >> (SIGINT - 1) & 1);
+    return text.starts_with("Name:\tthimble\n") && caught != text.npos &&
+           (std::strtoull(&text[caught + 7], nullptr, 16) >> (SIGINT - 1) & 1);
   };
   while (!handles_interrupts() && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
   kill(child, SIGINT);
