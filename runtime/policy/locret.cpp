@@ -104,11 +104,11 @@ class Locret : public RetentionPolicy {
         o.positions == Positions::kList ? std::max(o.pool, trained_entries(model, o)) : UINT32_MAX;
     const double floor = static_cast<double>(least) / o.pool;
     o.keeps.assign(shares.size(), o.pool);
-    std::vector<uint32_t> heads;  // of layers without a window, the largest share first
+    std::vector<uint32_t> heads;  // of layers without a window, the largest share first, then by their order
     for (uint32_t i = 0; i < shares.size(); ++i)
       if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
-    std::stable_sort(heads.begin(), heads.end(),
-                     [&](uint32_t a, uint32_t b) { return shares[a] > shares[b]; });
+    std::sort(heads.begin(), heads.end(),
+              [&](uint32_t a, uint32_t b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
     std::vector<double> above(heads.size() + 1,
                               0.0);  // shares beyond the least, of a head and those behind it
     for (size_t n = heads.size(); n-- > 0;) above[n] = above[n + 1] + std::max(0.0, shares[heads[n]] - floor);
