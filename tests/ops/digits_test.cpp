@@ -111,6 +111,13 @@ TEST(DigitDots, AreWithinTheirBound) {
             ASSERT_EQ(together[r], alone) << "row " << r << " of " << n << " depends on others";
           }
         }
+        float streams[kMaxStreams], alone;
+        const size_t row_bytes = dtype_bytes(type, n);
+        set.dot_streams(type, w.bytes.data(), row_bytes, n, digits.blocks.data(), streams);
+        for (uint32_t c = 0; c < set.streams; ++c) {
+          set.dot(type, &w.bytes[c * row_bytes], n, digits.blocks.data(), digits.stride, 1, &alone);
+          ASSERT_EQ(streams[c], alone) << "row " << c << " of W, of " << n << ", depends on others";
+        }
       }
   });
 }

@@ -10,9 +10,32 @@
 
 namespace thimble::cpu {
 
+static void put(const Matmul& m, uint32_t row, uint32_t col, float sum) {
+  float& y = m.y[row * m.y_stride + col];
+  y = m.accumulate ? y + sum : sum;
+}
+
+// Digits of so many numbers fill a first-level cache of 32 KiB. Narrower rows do not gain by streams: q8_0
+// [4096][4096] went at 25 GB/s instead of 30, q4_0 and q6_K as fast as before.
+constexpr uint32_t kNarrow = 4096;
+
+// One row of x: several parts of W go side by side, each from its first to its last byte, as the processor's
+// prefetcher likes it. Returns how many columns are done.
+static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
+  const DigitKernels& kernels = digit_kernels();
+  const uint32_t cols = m.cols / kernels.streams;
+  for (uint32_t c = 0; c < cols; ++c) {
+    float out[kMaxStreams];
+    kernels.dot_streams(m.type, m.w + c * row_bytes, cols * row_bytes, m.n, m.digits, out);
+    for (uint32_t i = 0; i < kernels.streams; ++i) put(m, 0, i * cols + c, out[i]);
+  }
+  return kernels.streams * cols;
+}
+
 static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
   const size_t x_stride = digit_blocks(m.n);
-  for (uint32_t c = 0; c < m.cols; ++c)
+  const bool streams = digits && m.x_rows == 1 && m.n > kNarrow;
+  for (uint32_t c = streams ? multiply_streams(m, row_bytes) : 0; c < m.cols; ++c)
     for (uint32_t first = 0; first < m.x_rows; first += kMaxDotRows) {
       const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);
       float out[kMaxDotRows];
@@ -21,10 +44,7 @@ static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
                             out);
       else
         kernels().dot(m.type, m.w + c * row_bytes, m.n, m.x + first * m.x_stride, m.x_stride, rows, out);
-      for (uint32_t r = 0; r < rows; ++r) {
-        float& y = m.y[(first + r) * m.y_stride + c];
-        y = m.accumulate ? y + out[r] : out[r];
-      }
+      for (uint32_t r = 0; r < rows; ++r) put(m, first + r, c, out[r]);
     }
 }
 
