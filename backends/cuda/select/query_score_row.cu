@@ -1,50 +1,102 @@
-// query_score of a single row, whose queries are few: keys go by as fast as they can be read. Eight lanes
-// share an entry, each takes every eighth quad of its channels: pairs 2i and 2i + 1.
-#include <algorithm>
-
+// query_score of a single row, whose queries are few: keys go by as fast as they can be read. A warp has a
+// tile and queries turned for it, so that no warp waits for another. Eight lanes share an entry, each takes
+// every eighth unit of its channels: four pairs, read at once, or one where a head's width is no multiple of
+// that.
 #include "backends/cuda/select/query_score.cuh"
 
 namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kLanes = 8, kThreads = 128, kWarps = kThreads / kWarp;
-constexpr uint32_t kEntries = kQueryScoreTile * kLanes / kThreads;  // of a tile, that a thread works on
+constexpr uint32_t kEntries = 4;                        // of a lane at a time
+constexpr uint32_t kRound = kWarp / kLanes * kEntries;  // of a warp
+static_assert(kQueryScoreTile % kRound == 0);
 constexpr uint32_t kVectors = 4;  // queries at a time: lanes 2v and 2v + 1 of an entry answer for query v
 static_assert(2 * kVectors == kLanes);
 
-__host__ __device__ uint32_t quads(const QueryScoreParams& p) { return (p.head_dim + 3) / 4; }
+// What a unit has of a query, a key or the rotary table.
+template <uint32_t kPairs>
+struct alignas(kPairs == 1 ? 8 : 16) Unit {
+  float2 x[kPairs];
+};
 
+template <uint32_t kPairs>
 struct Row : QueryHead {
-  float4* turned_queries;  // shared, [kVectors][quads]
-  uint32_t lane = threadIdx.x % kLanes, vector = lane / 2, first_entry = threadIdx.x / kLanes * kEntries;
-  // Whether no quad is half turned, and channels 2i and 2i + 1 of a key can be read at once.
-  bool in_twos = p.head_dim % 4 == 0 && a.rope.pairs % 2 == 0;
+  using Unit = cuda::Unit<kPairs>;
+  uint32_t units = p.head_dim / 2 / kPairs, lane = threadIdx.x % kLanes, vector = lane / 2;
+  uint32_t first_entry = threadIdx.x % kWarp / kLanes * kEntries;  // of a round
+  Unit* queries;                                                   // the warp's, shared: [kVectors][units]
 
   __device__ Row(const StepParams& s, const HeadState* heads, const QueryScoreParams& params,
                  const QueryScoreArrays& arrays, float4* shared)
-      : QueryHead(s, heads, params, arrays), turned_queries(shared) {}
+      : QueryHead(s, heads, params, arrays),
+        queries(reinterpret_cast<Unit*>(shared) + threadIdx.x / kWarp * kVectors * units) {}
 
-  // Logits of query first + vector and the entries from first_entry on. Those of queries behind the last one
-  // are of no use. All threads must call it.
-  __device__ void multiply(uint32_t tile, uint32_t first, float (&logits)[kEntries]) const {
-    __syncthreads();
+  // each(i, logits) for the rounds of a tile: of query first + vector and entries i, i + 1, ... of the span.
+  // Logits of queries behind the last one and of entries behind the span are of no use.
+  template <typename Each>
+  __device__ void each_round(uint32_t tile, uint32_t first, const Each& each) const {
     turn_queries(tile, first);
-    __syncthreads();
+    const uint32_t begin = tile * kQueryScoreTile, end = min(begin + kQueryScoreTile, span.count);
+#pragma unroll 1
+    for (uint32_t i = begin; i < end; i += kRound) {
+      float logits[kEntries];
+      multiply(i + first_entry, i + first_entry - begin, logits);
+      each(i + first_entry, logits);
+    }
+  }
+
+ private:
+  // Under kRopeList keys turn by their place in the tile, so that 64 rows of the table do for all of them,
+  // and queries by what then is missing.
+  __device__ void turn_queries(uint32_t tile, uint32_t first) const {
+    const bool by_place = p.rope.mode == kRopeList;
+    const uint32_t pairs = p.head_dim / 2;
+    uint32_t position = query_position(step, span, 0, p.rope.mode);
+    if (by_place) position -= min(position, entry_of(span, tile * kQueryScoreTile));
+    __syncwarp();
+    for (uint32_t i = threadIdx.x % kWarp; i < kVectors * pairs; i += kWarp) {
+      const uint32_t v = i / pairs, pair = i % pairs;
+      float2 x{0, 0};
+      if (first + v < p.group) x = query(first + v, channels(pair));
+      if (pair < a.rope.pairs) {
+        float2 angle = a.rope.angle(position, pair);
+        if (by_place) angle = {angle.x * a.rope.factor(), angle.y * a.rope.factor()};  // a place has none
+        x = turned(x, angle);
+      }
+      reinterpret_cast<float2*>(queries)[i] = x;
+    }
+    __syncwarp();
+  }
+
+  // Of the lane's query and entries i, i + 1, ...; `place`: that of i in the tile.
+  __device__ void multiply(uint32_t i, uint32_t place, float (&logits)[kEntries]) const {
     float all[kEntries][kVectors] = {};
     const __half* keys[kEntries];
 #pragma unroll
-    for (uint32_t e = 0; e < kEntries; ++e)
-      keys[e] = key(min(tile * kQueryScoreTile + first_entry + e, span.count - 1));
+    for (uint32_t e = 0; e < kEntries; ++e) keys[e] = key(min(i + e, span.count - 1));
 #pragma unroll 2
-    for (uint32_t quad = lane; quad < quads(p); quad += kLanes) {
-      float2 x[kEntries][2];
-      read(keys, quad, x);
+    for (uint32_t unit = lane; unit < units; unit += kLanes) {
+      Unit of[kEntries];
+#pragma unroll
+      for (uint32_t e = 0; e < kEntries; ++e) of[e] = unit_of(keys[e], unit);
+      if (p.rope.mode == kRopeList && unit * kPairs < a.rope.pairs) {
+#pragma unroll
+        for (uint32_t e = 0; e < kEntries; ++e) {
+          const Unit angles = reinterpret_cast<const Unit*>(a.rope.table + (place + e) * a.rope.pairs)[unit];
+#pragma unroll
+          for (uint32_t k = 0; k < kPairs; ++k) of[e].x[k] = turned(of[e].x[k], angles.x[k]);
+        }
+      }
 #pragma unroll
       for (uint32_t v = 0; v < kVectors; ++v) {
-        const float4 q = turned_queries[v * quads(p) + quad];
+        const Unit q = queries[v * units + unit];
 #pragma unroll
-        for (uint32_t e = 0; e < kEntries; ++e)
-          all[e][v] += x[e][0].x * q.x + x[e][0].y * q.y + x[e][1].x * q.z + x[e][1].y * q.w;
+        for (uint32_t e = 0; e < kEntries; ++e) {
+#pragma unroll
+          for (uint32_t k = 0; k < kPairs; ++k)
+            all[e][v] += of[e].x[k].x * q.x[k].x + of[e].x[k].y * q.x[k].y;
+        }
       }
     }
 #pragma unroll
@@ -54,61 +106,23 @@ struct Row : QueryHead {
     }
   }
 
- private:
-  // For a tile. Under kRopeList keys turn by their place in the tile, so that 64 rows of the table do for all
-  // of them, and queries by what then is missing.
-  __device__ void turn_queries(uint32_t tile, uint32_t first) const {
-    const bool by_place = p.rope.mode == kRopeList;
-    const uint32_t pairs = 2 * quads(p);
-    uint32_t position = query_position(step, span, 0, p.rope.mode);
-    if (by_place) position -= min(position, entry_of(span, tile * kQueryScoreTile));
-    for (uint32_t i = threadIdx.x; i < kVectors * pairs; i += kThreads) {
-      const uint32_t v = i / pairs, pair = i % pairs;
-      float2 x{0, 0};
-      if (first + v < p.group && pair < p.head_dim / 2) x = query(first + v, channels(pair));
-      if (pair < a.rope.pairs) {
-        float2 angle = a.rope.angle(position, pair);
-        if (by_place) angle = {angle.x * a.rope.factor(), angle.y * a.rope.factor()};  // a place has none
-        x = turned(x, angle);
-      }
-      reinterpret_cast<float2*>(turned_queries)[i] = x;
+  __device__ Unit unit_of(const __half* key, uint32_t unit) const {
+    if constexpr (kPairs == 1) {
+      const uint2 c = channels(unit);
+      return {{{__half2float(key[c.x]), __half2float(key[c.y])}}};
+    } else {
+      static_assert(kPairs == 4);
+      const bool apart = p.rope.pairing != kRopeAdjacent && unit * kPairs < a.rope.pairs;
+      const __half* from = key + unit * (apart ? 4 : 8);
+      const uint2 low = *reinterpret_cast<const uint2*>(from),
+                  high = *reinterpret_cast<const uint2*>(from + (apart ? a.rope.pairs : 4));
+      const float2 x[4] = {two(low.x), two(low.y), two(high.x), two(high.y)};
+      if (!apart) return {{x[0], x[1], x[2], x[3]}};
+      return {{{x[0].x, x[2].x}, {x[0].y, x[2].y}, {x[1].x, x[3].x}, {x[1].y, x[3].y}}};
     }
   }
-
-  // The two pairs of a quad of the keys, turned.
-  __device__ void read(const __half* const (&keys)[kEntries], uint32_t quad, float2 (&x)[kEntries][2]) const {
-    if (in_twos) {
-      const bool apart = p.rope.pairing != kRopeAdjacent && 2 * quad < a.rope.pairs;
-      const uint32_t first = apart ? 2 * quad : 4 * quad, second = first + (apart ? a.rope.pairs : 2);
-#pragma unroll
-      for (uint32_t e = 0; e < kEntries; ++e) {
-        x[e][0] = __half22float2(*reinterpret_cast<const __half2*>(keys[e] + first));
-        x[e][1] = __half22float2(*reinterpret_cast<const __half2*>(keys[e] + second));
-      }
-#pragma unroll
-      for (uint32_t e = 0; e < kEntries; ++e) {
-        const float2 low = x[e][0], high = x[e][1];
-        if (apart) x[e][0] = {low.x, high.x}, x[e][1] = {low.y, high.y};
-      }
-    } else {
-#pragma unroll
-      for (uint32_t k = 0; k < 2; ++k) {
-        // Behind the last pair is that one again, which meets zeros.
-        const uint2 c = channels(min(2 * quad + k, p.head_dim / 2 - 1));
-#pragma unroll
-        for (uint32_t e = 0; e < kEntries; ++e)
-          x[e][k] = {__half2float(keys[e][c.x]), __half2float(keys[e][c.y])};
-      }
-    }
-    if (p.rope.mode != kRopeList) return;
-#pragma unroll
-    for (uint32_t k = 0; k < 2; ++k) {
-      const uint32_t pair = 2 * quad + k;
-      if (pair >= a.rope.pairs) break;
-#pragma unroll
-      for (uint32_t e = 0; e < kEntries; ++e)
-        x[e][k] = turned(x[e][k], a.rope.table[(first_entry + e) * a.rope.pairs + pair]);
-    }
+  __device__ static float2 two(const uint32_t& halves) {
+    return __half22float2(reinterpret_cast<const __half2&>(halves));
   }
 
   // Of the four sums the one of the lane's query, over the entry's lanes: at each of two exchanges a lane
@@ -125,80 +139,82 @@ struct Row : QueryHead {
 };
 
 // Block (sum, KV head): the sums over its tiles.
+template <uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float4 shared[];
   __shared__ LogSum of_warps[kWarps][kVectors];
   const StepParams s = begin_kernel(step);
-  const Row row(s, heads, p, arrays, shared);
+  const Row<kPairs> row(s, heads, p, arrays, shared);
   const uint32_t each = tiles_of_sum(row.span), begin = blockIdx.x * each,
-                 end = min(begin + each, query_tiles(row.span));
+                 end = min(begin + each, query_tiles(row.span)), warp = threadIdx.x / kWarp;
   if (begin >= end) return;
   for (uint32_t first = 0; first < p.group; first += kVectors) {
     LogSum own = kNoSum;
-    for (uint32_t tile = begin; tile < end; ++tile) {
-      float logits[kEntries];
-      row.multiply(tile, first, logits);
-      const uint32_t at = tile * kQueryScoreTile + row.first_entry;
+    for (uint32_t tile = begin + warp; tile < end; tile += kWarps)
+      row.each_round(tile, first, [&](uint32_t i, float(&logits)[kEntries]) {
 #pragma unroll
-      for (uint32_t e = 0; e < kEntries; ++e)
-        if (at + e >= row.span.count) logits[e] = -kInfinity;
-      add(own, log_sum(logits));
-    }
+        for (uint32_t e = 0; e < kEntries; ++e)
+          if (i + e >= row.span.count) logits[e] = -kInfinity;
+        add(own, log_sum(logits));
+      });
     own = warp_log_sum(own, kLanes);
-    const uint32_t lane = threadIdx.x % kWarp;
-    if (lane < kLanes && lane % 2 == 0) of_warps[threadIdx.x / kWarp][row.vector] = own;
+    __syncthreads();  // of_warps was read
+    if (threadIdx.x % kWarp == 2 * row.vector) of_warps[warp][row.vector] = own;
     __syncthreads();
-    if (threadIdx.x >= kVectors || first + threadIdx.x >= p.group) continue;
-    LogSum sum = kNoSum;
-    for (uint32_t warp = 0; warp < kWarps; ++warp)
-      if (of_warps[warp][threadIdx.x].sum > 0) add(sum, of_warps[warp][threadIdx.x]);
-    row.sums(first + threadIdx.x)[blockIdx.x] = log_of(sum);
+    if (threadIdx.x < kVectors && first + threadIdx.x < p.group) {
+      LogSum sum = kNoSum;
+      for (const auto& of_warp : of_warps)
+        if (of_warp[threadIdx.x].sum > 0) add(sum, of_warp[threadIdx.x]);
+      row.sums(first + threadIdx.x)[blockIdx.x] = log_of(sum);
+    }
   }
 }
 
-// The entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y: the sum of their weights.
+// A warp a tile of KV head blockIdx.y: the sums of its entries' weights.
+template <uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads) score_kernel(const StepParams* step, const HeadState* heads,
                                                          QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float4 shared[];
   const StepParams s = begin_kernel(step);
-  const Row row(s, heads, p, arrays, shared);
-  for (uint32_t tile = blockIdx.x; tile < query_tiles(row.span); tile += gridDim.x) {
-    float scores[kEntries] = {};
+  const Row<kPairs> row(s, heads, p, arrays, shared);
+  const uint32_t warps = gridDim.x * kWarps;
+  for (uint32_t tile = blockIdx.x * kWarps + threadIdx.x / kWarp; tile < query_tiles(row.span);
+       tile += warps) {
     for (uint32_t first = 0; first < p.group; first += kVectors) {
-      float logits[kEntries];
-      row.multiply(tile, first, logits);
-      if (first + row.vector >= p.group) continue;
-      const float sum = *row.sums(first + row.vector);
+      const bool asked = first + row.vector < p.group;
+      const float sum = asked ? *row.sums(first + row.vector) : 0;
+      row.each_round(tile, first, [&](uint32_t i, const float(&logits)[kEntries]) {
 #pragma unroll
-      for (uint32_t e = 0; e < kEntries; ++e) {
-        const float log_weight = logits[e] - sum;
-        if (log_weight > -kInfinity) scores[e] += expf(log_weight);
-      }
-    }
+        for (uint32_t e = 0; e < kEntries; ++e) {
+          const float log_weight = logits[e] - sum;
+          float score = asked && log_weight > -kInfinity ? expf(log_weight) : 0;
 #pragma unroll
-    for (uint32_t e = 0; e < kEntries; ++e) {
-#pragma unroll
-      for (uint32_t apart = 2; apart < kLanes; apart *= 2)
-        scores[e] += __shfl_xor_sync(~0u, scores[e], apart);
-      const uint32_t i = tile * kQueryScoreTile + row.first_entry + e;
-      if (row.lane == 0 && i < row.span.count) row.score(i) = scores[e];
+          for (uint32_t apart = 2; apart < kLanes; apart *= 2) score += __shfl_xor_sync(~0u, score, apart);
+          if (row.lane != 0 || i + e >= row.span.count) continue;
+          if (first != 0) score += row.score(i + e);
+          row.score(i + e) = score;
+        }
+      });
     }
   }
 }
 
-uint32_t shared_bytes(const QueryScoreParams& p) { return kVectors * quads(p) * sizeof(float4); }
+uint32_t shared_bytes(const QueryScoreParams& p) { return kWarps * kVectors * p.head_dim * sizeof(float); }
+
+// Whether units of four pairs are aligned, and turn as a whole or not at all.
+bool in_fours(const QueryScoreParams& p) { return p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0; }
 
 }  // namespace
 
 void sum_weights_of_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays) {
-  launch(l, sum_kernel, dim3(kQueryScoreSums, op.p.heads), kThreads, shared_bytes(op.p), l.step,
-         l.heads + op.p.head_state, op.p, arrays);
+  launch(l, in_fours(op.p) ? sum_kernel<4> : sum_kernel<1>, dim3(kQueryScoreSums, op.p.heads), kThreads,
+         shared_bytes(op.p), l.step, l.heads + op.p.head_state, op.p, arrays);
 }
 
 void score_by_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays, uint32_t tiles) {
-  launch(l, score_kernel, dim3(tiles, op.p.heads), kThreads, shared_bytes(op.p), l.step,
-         l.heads + op.p.head_state, op.p, arrays);
+  launch(l, in_fours(op.p) ? score_kernel<4> : score_kernel<1>, dim3(units(tiles, kWarps), op.p.heads),
+         kThreads, shared_bytes(op.p), l.step, l.heads + op.p.head_state, op.p, arrays);
 }
 
 }  // namespace thimble::cuda
