@@ -31,7 +31,11 @@ inline std::shared_ptr<Device> cpu() {
 inline std::unique_ptr<Session> open_session(const std::shared_ptr<const Model>& model,
                                              const SessionOptions& options,
                                              const std::shared_ptr<Device>& device = cpu()) {
-  return must(Session::create(model, device, options));
+  std::unique_ptr<Session> session = must(Session::create(model, device, options));
+  if (session->allocated() > session->plan().total)
+    throw std::runtime_error(std::to_string(session->allocated()) + " bytes were allocated, but " +
+                             std::to_string(session->plan().total) + " planned");
+  return session;
 }
 
 // The logits after the prompt so far.
