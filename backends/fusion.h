@@ -66,6 +66,13 @@ inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
          n.p.rows == kStepRows && n.p.groups == 1;
 }
 
+// Whether a glu's slots are those that a route makes, which reads nothing that the glu writes.
+inline bool makes_slots(const Route& r, const ExpertGlu& g) {
+  return same(r.first, g.first) && same(r.row, g.row) && r.p.experts == g.p.experts &&
+         r.p.chosen == g.p.chosen && !overlap(r.logits, g.h) && !overlap(r.bias, g.h) &&
+         !overlap(r.weight, g.h) && !overlap(r.weight, g.x);
+}
+
 // Whether a norm of heads' vectors, where they lie, makes what a kv_append takes from a column on, or the
 // queries before.
 inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
@@ -105,6 +112,7 @@ struct Joins {
   Norm norm = Norm::kAlone;
   // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
+  bool routed_glu = false;     // experts are chosen by the product that is the first to need them
   bool append = false;         // a token's rows are appended, copied and compared at once
   bool normed_append = false;  // a token's queries and keys are normed as it is appended
   // Whether a top_k can make the votes that it picks by; makes_votes() holds.
@@ -123,6 +131,10 @@ struct GluOfNorm {
   const RmsNorm* norm = nullptr;
   const Glu* glu = nullptr;
 };
+struct RoutedGlu {
+  const Route* route = nullptr;
+  const ExpertGlu* glu = nullptr;
+};
 struct AppendToken {
   const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // or null, both
   const KvAppend* append = nullptr;
@@ -134,7 +146,7 @@ struct Select {
   const Vote* vote = nullptr;
   const TopK* top_k = nullptr;
 };
-using Group = std::variant<const Op*, Products, GluOfNorm, AppendToken, Select>;
+using Group = std::variant<const Op*, Products, GluOfNorm, RoutedGlu, AppendToken, Select>;
 
 namespace fusion {
 
@@ -191,6 +203,16 @@ inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
   return Products{.siblings = std::move(siblings)};
 }
 
+inline Group take_routed_glu(std::span<const Op>& ops, const Joins& joins) {
+  std::span<const Op> rest = ops;
+  const Route* route = take<Route>(rest, [&](const Route&) { return joins.routed_glu; });
+  const ExpertGlu* glu =
+      take<ExpertGlu>(rest, [&](const ExpertGlu& g) { return route && makes_slots(*route, g); });
+  if (!glu) return &ops.front();
+  ops = rest;
+  return RoutedGlu{route, glu};
+}
+
 inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const auto is_norm = [&](const RmsNorm&) { return joins.normed_append; };
@@ -240,8 +262,8 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
 // Takes the group that the list starts with; an op that joins no other is one by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
-  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_normed_append, take_append,
-                             take_select};
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_glu,
+                             take_normed_append,    take_append,   take_select};
   for (const Take take : kTakes) {
     Group group = take(ops, joins);
     if (!std::holds_alternative<const Op*>(group)) return group;

@@ -20,7 +20,7 @@ void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_strid
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
 void scale(const Launch&, const Scale&);
 void route(const Launch&, const Route&);
-void expert_glu(const Launch&, const ExpertGlu&);
+void expert_glu(const Launch&, const ExpertGlu&, const Route*);  // after the route, or null: it was made
 void expert_linear(const Launch&, const ExpertLinear&);
 void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);

@@ -538,45 +538,64 @@ Work mixture_work(const Mixture& m, uint32_t rows) {
 }
 
 // Other matrices and other choices for each set, so that one row, which reads few experts, finds them cold.
-Work expert_products(const Bench& b, Operands& o, const Mixture& m, uint32_t rows, bool is_glu) {
-  const uint32_t matrices = is_glu ? 2 : 1, in = is_glu ? m.d_model : m.d_ff,
-                 out = is_glu ? m.d_ff : m.d_model;
+enum class Part { kGlu, kLinear, kAll };  // kAll: as a step has them, route before both
+Work expert_products(const Bench& b, Operands& o, const Mixture& m, uint32_t rows, Part part) {
+  const bool glus = part != Part::kLinear, linears = part != Part::kGlu;
   Work w = mixture_work(m, rows);
-  w.bytes = matrices * m.read_bytes(rows);
-  w.flop = 2.0 * matrices * static_cast<double>(m.slots(rows)) * in * out;
+  w.bytes = (2 * glus + linears) * m.read_bytes(rows);
+  w.flop = 2.0 * (2 * glus + linears) * static_cast<double>(m.slots(rows)) * m.d_model * m.d_ff;
   w.sets = b.sets(static_cast<uint64_t>(w.bytes));
-  std::vector<Weight> weights;
-  for (uint32_t i = 0; i < matrices * b.sets(matrices * m.matrix_bytes()); ++i)
-    weights.push_back(o.weight(m.type, m.experts * out, in));
-  std::vector<View> biases;
-  for (uint32_t i = 0; i < matrices; ++i)
-    biases.push_back(m.biased ? o.floats(uint64_t(m.experts) * out) : View{});
+  std::vector<Weight> gates, downs;
+  for (uint32_t i = 0; glus && i < 2 * b.sets(2 * m.matrix_bytes()); ++i)
+    gates.push_back(o.weight(m.type, m.experts * m.d_ff, m.d_model));
+  for (uint32_t i = 0; linears && i < b.sets(m.matrix_bytes()); ++i)
+    downs.push_back(o.weight(m.type, m.experts * m.d_model, m.d_ff));
+  const auto bias = [&](uint32_t cols) { return m.biased ? o.floats(uint64_t(m.experts) * cols) : View{}; };
+  const View gate_bias = bias(m.d_ff), up_bias = bias(m.d_ff), down_bias = bias(m.d_model);
   std::vector<Routing> routes;
-  for (uint32_t i = 0; i < w.sets; ++i) routes.emplace_back(o, m, rows);
-  const View x = o.floats(uint64_t(rows) * m.d_model), h = o.floats(m.slots(rows) * m.d_ff);
+  std::vector<View> logits;
+  for (uint32_t i = 0; i < w.sets; ++i) {
+    routes.emplace_back(o, m, rows);
+    logits.push_back(o.floats(uint64_t(rows) * m.experts, -4, 4));
+  }
+  const View x = o.floats(uint64_t(rows) * m.d_model), h = o.floats(m.slots(rows) * m.d_ff),
+             y = o.floats(uint64_t(rows) * m.d_model);
   w.op = [=](Recorder& r, uint32_t set) {
     const Routing& to = routes[set];
-    const Weight* of_set = &weights[set % (weights.size() / matrices) * matrices];
-    if (is_glu)
-      r.record(ExpertGlu{
-          x,
-          of_set[0],
-          of_set[1],
-          biases[0],
-          biases[1],
-          to.first,
-          to.row,
-          h,
-          {.in_cols = in, .out_cols = out, .act = m.act, .experts = m.experts, .chosen = m.chosen}});
-    else
-      r.record(ExpertLinear{h,
-                            of_set[0],
-                            biases[0],
-                            to.first,
-                            to.row,
-                            to.weight,
-                            x,
-                            {.in_cols = in, .out_cols = out, .experts = m.experts, .chosen = m.chosen}});
+    if (part == Part::kAll)
+      r.record(
+          Route{logits[set],
+                {},
+                to.first,
+                to.row,
+                to.weight,
+                {.experts = m.experts, .chosen = m.chosen, .kind = kRouteSoftmax, .share = 1, .scale = 1}});
+    if (glus) {
+      const Weight* gate_up = &gates[set % (gates.size() / 2) * 2];
+      r.record(ExpertGlu{x,
+                         gate_up[0],
+                         gate_up[1],
+                         gate_bias,
+                         up_bias,
+                         to.first,
+                         to.row,
+                         h,
+                         {.in_cols = m.d_model,
+                          .out_cols = m.d_ff,
+                          .act = m.act,
+                          .experts = m.experts,
+                          .chosen = m.chosen}});
+    }
+    if (linears)
+      r.record(
+          ExpertLinear{h,
+                       downs[set % downs.size()],
+                       down_bias,
+                       to.first,
+                       to.row,
+                       to.weight,
+                       y,
+                       {.in_cols = m.d_ff, .out_cols = m.d_model, .experts = m.experts, .chosen = m.chosen}});
   };
   return w;
 }
@@ -598,10 +617,12 @@ void mixture_cases(Bench& b, std::vector<Case>& cases) {
       const uint32_t rows = b.rows(wanted);
       const std::string of = std::string(wanted == 1 ? " 1 row, " : " 2048 rows, ") + m.name;
       cases.push_back({"route" + of, [m, rows](Operands& o) { return routes(o, m, rows); }});
-      cases.push_back(
-          {"expert_glu" + of, [&b, m, rows](Operands& o) { return expert_products(b, o, m, rows, true); }});
-      cases.push_back({"expert_linear" + of,
-                       [&b, m, rows](Operands& o) { return expert_products(b, o, m, rows, false); }});
+      for (const auto& [name, part] : {std::pair{"expert_glu", Part::kGlu},
+                                       {"expert_linear", Part::kLinear},
+                                       {"all of experts", Part::kAll}})
+        cases.push_back({name + of, [&b, m, rows, part = part](Operands& o) {
+                           return expert_products(b, o, m, rows, part);
+                         }});
     }
 }
 

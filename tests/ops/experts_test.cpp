@@ -30,6 +30,7 @@ class Experts : public OpTest {
     uint32_t act = kActSilu;
     bool biased = false;
     uint32_t max_rows = 0;  // 0: two more than rows
+    bool routed = false;    // the program also chooses the experts
   };
   void check_experts(const Shape&);
 };
@@ -177,7 +178,8 @@ void Experts::check_experts(const Shape& s) {
   for (size_t i = 0; i < logits.size(); ++i) logits[i] -= float(i % s.experts % 7);
   const RouteParams route{
       .experts = s.experts, .chosen = s.chosen, .kind = kRouteSoftmax, .share = 1, .scale = 1};
-  const Routed to = routed(logits, {}, s.rows, route);
+  const std::vector<float> preferred = random.floats(s.routed && s.biased ? s.experts : 0, -2, 2);
+  const Routed to = routed(logits, preferred, s.rows, route);
   std::vector<float> weights(to.weight.begin(), to.weight.end());
   const std::vector<float> x = random.floats(size_t(s.rows) * s.in_cols, -2, 2),
                            before = random.floats(size_t(s.rows) * s.in_cols, -2, 2);
@@ -188,8 +190,9 @@ void Experts::check_experts(const Shape& s) {
   const std::vector<float> gate_bias = bias(s.out_cols), up_bias = bias(s.out_cols),
                            down_bias = bias(s.in_cols);
   const auto of = [&](const std::vector<float>& b) { return b.empty() ? View{} : input(b); };
-  const View first = input(to.first), row = input(padded_rows(to.row, most_slots)),
-             weight_of_slot = input(padded_rows(weights, most_slots)),
+  const View first = s.routed ? output<uint32_t>(s.experts + 1) : input(to.first),
+             row = s.routed ? output<uint32_t>(most_slots) : input(padded_rows(to.row, most_slots)),
+             weight_of_slot = s.routed ? output<float>(most_slots) : input(padded_rows(weights, most_slots)),
              h = output<float>(size_t(most_slots) * s.out_cols),
              y = inout(padded_rows(before, size_t(max_rows) * s.in_cols));
   const ExpertGlu glu{
@@ -211,8 +214,25 @@ void Experts::check_experts(const Shape& s) {
       weight_of_slot,
       y,
       {.in_cols = s.out_cols, .out_cols = s.in_cols, .experts = s.experts, .chosen = s.chosen}};
-  run({.n_rows = s.rows}, max_rows, [&](Recorder& r) { r.record(glu); });
+  const Route choice{s.routed ? input(padded_rows(logits, size_t(max_rows) * s.experts)) : View{},
+                     of(preferred),
+                     first,
+                     row,
+                     weight_of_slot,
+                     route};
+  run({.n_rows = s.rows}, max_rows, [&](Recorder& r) {
+    if (s.routed) r.record(choice);
+    r.record(glu);
+  });
   const std::vector<float> hidden = get<float>(h);
+  if (s.routed) {
+    ASSERT_EQ(get<uint32_t>(first), to.first);
+    weights = get<float>(weight_of_slot);
+    for (uint32_t slot = 0; slot < slots; ++slot) {
+      ASSERT_EQ(get<uint32_t>(row)[slot], to.row[slot]);
+      ASSERT_NEAR(weights[slot], to.weight[slot], to.weight[slot] * (40 + s.experts) * 0x1p-23);  // see above
+    }
+  }
   run({.n_rows = s.rows}, max_rows, [&](Recorder& r) { r.record(linear); });
   const std::vector<float> got = get<float>(y);
 
@@ -286,6 +306,47 @@ TEST_P(Experts, ServeOneToken) {
                  .type = DType::kQ8_0,
                  .biased = true,
                  .max_rows = 1});
+}
+
+// Backends may choose a token's experts within the first product that needs them.
+TEST_P(Experts, AreChosenAndServeOneToken) {
+  for (const DType type : {DType::kF32, DType::kQ8_0, DType::kQ4_K, DType::kMXFP4})
+    for (const bool biased : {false, true}) {
+      check_experts({.experts = 128,
+                     .chosen = 8,
+                     .rows = 1,
+                     .in_cols = 256,
+                     .out_cols = 256,
+                     .type = type,
+                     .biased = biased,
+                     .max_rows = 1,
+                     .routed = true});
+      check_experts({.experts = 5,
+                     .chosen = 3,
+                     .rows = 1,
+                     .in_cols = 512,
+                     .out_cols = 768,
+                     .type = type,
+                     .biased = biased,
+                     .max_rows = 1,
+                     .routed = true});
+      if (HasFatalFailure()) return;
+    }
+  check_experts({.experts = 33,
+                 .chosen = 33,
+                 .rows = 1,
+                 .in_cols = 64,
+                 .out_cols = 64,
+                 .type = DType::kQ8_0,
+                 .max_rows = 1,
+                 .routed = true});
+  check_experts({.experts = 16,
+                 .chosen = 4,
+                 .rows = 5,
+                 .in_cols = 64,
+                 .out_cols = 96,
+                 .type = DType::kQ8_0,
+                 .routed = true});
 }
 
 TEST_P(Experts, ServeManyTokens) {

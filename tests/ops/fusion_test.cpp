@@ -228,6 +228,7 @@ Joins cuda(uint32_t max_rows) {
                        std::all_of(siblings.begin(), siblings.end(),
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
+          .routed_glu = max_rows == 1,
           .append = max_rows == 1,
           .vote = [](const Vote& vote, const TopK&) { return vote.p.scope == kVoteGroup; }};
 }
@@ -268,6 +269,9 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       add(glu->before);
       add(glu->norm);
       add(glu->glu);
+    } else if (const auto* routed = std::get_if<RoutedGlu>(&group)) {
+      add(routed->route);
+      add(routed->glu);
     } else if (const auto* append = std::get_if<AppendToken>(&group)) {
       add(append->q_norm);
       add(append->k_norm);
@@ -375,6 +379,35 @@ TEST(Fusion, ProductsWithBiases) {
             "rms_norm linear linear linear kv_append attention linear+rms_norm+glu "
             "linear+rms_norm+linear+linear+linear kv_append attention linear+rms_norm+glu "
             "linear copy rms_norm linear arg_max");
+}
+
+// Experts are chosen by the product that needs them first, if it needs what this route makes.
+TEST(Fusion, AGluMayChooseItsExperts) {
+  Operands at;
+  Route route{.logits = at["logits"],
+              .bias = {},
+              .first = at["first"],
+              .row = at["row"],
+              .weight = at["weight"],
+              .p = {}};
+  route.p.experts = 8, route.p.chosen = 2;
+  ExpertGlu glu{};
+  glu.x = at["norm"], glu.first = at["first"], glu.row = at["row"], glu.h = at["h"];
+  glu.p.experts = 8, glu.p.chosen = 2;
+  EXPECT_EQ(groups({route, glu}, cuda(1)), "route+expert_glu");
+  EXPECT_EQ(groups({route, glu}, cuda(32)), "route expert_glu");
+  EXPECT_EQ(groups({route, glu}, vulkan(1)), "route expert_glu");
+  EXPECT_EQ(groups({glu, route}, cuda(1)), "expert_glu route");
+  const auto apart = [&](const std::function<void(ExpertGlu&)>& change) {
+    ExpertGlu changed = glu;
+    change(changed);
+    return groups({route, changed}, cuda(1)) == "route expert_glu";
+  };
+  EXPECT_TRUE(apart([&](ExpertGlu& g) { g.first = at["other"]; })) << "another route's";
+  EXPECT_TRUE(apart([&](ExpertGlu& g) { g.row = at["other"]; })) << "another route's";
+  EXPECT_TRUE(apart([](ExpertGlu& g) { g.p.chosen = 3; })) << "another choice";
+  EXPECT_TRUE(apart([&](ExpertGlu& g) { g.h = at["logits"]; })) << "it writes what the router reads";
+  EXPECT_TRUE(apart([&](ExpertGlu& g) { g.x = at["weight"]; })) << "it reads what the router writes";
 }
 
 TEST(Fusion, AChunkJoinsProductsAlone) {

@@ -7,13 +7,21 @@
 
 namespace thimble::cuda {
 
-// Four values of a code, from `first` on, as signed bytes of a word.
+// Four values of a code, from `first` on, as signed bytes of a word, `times` as large.
 template <DType type>
-__device__ constexpr uint32_t four_values(uint32_t first) {
+__device__ constexpr uint32_t four_values(uint32_t first, int times = 1) {
   constexpr int8_t kIq4[] = {THIMBLE_IQ4_VALUES}, kFp4[] = {THIMBLE_FP4_VALUES};
   uint32_t word = 0;
   for (uint32_t i = 0; i < 4; ++i)
-    word |= uint32_t(uint8_t((type == DType::kMXFP4 ? kFp4 : kIq4)[first + i])) << 8 * i;
+    word |= uint32_t(uint8_t(times * (type == DType::kMXFP4 ? kFp4 : kIq4)[first + i])) << 8 * i;
+  return word;
+}
+
+// Bytes of a and b, as the low three bits of a selector's four nibbles name them; of one with the fourth bit
+// only its sign, in all bits. (__byte_perm() takes an instruction to clear the fourth bits.)
+__device__ inline uint32_t permuted(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(a), "r"(b), "r"(selector));
   return word;
 }
 
@@ -23,14 +31,26 @@ template <DType type>
 __device__ inline uint32_t four_codes(uint32_t low_three, uint32_t fourth) {
   constexpr uint32_t kValues[] = {four_values<type>(0), four_values<type>(4), four_values<type>(8),
                                   four_values<type>(12)};
-  return __byte_perm(__byte_perm(kValues[0], kValues[1], low_three),
-                     __byte_perm(kValues[2], kValues[3], low_three), fourth);
+  return permuted(permuted(kValues[0], kValues[1], low_three), permuted(kValues[2], kValues[3], low_three),
+                  fourth);
 }
 // What eight nibbles stand for, two bytes' to a word: a byte's low one, then its high one.
 template <DType type>
 __device__ inline uint2 pairs_of_codes(uint32_t nibbles) {
   const uint32_t low_three = nibbles & 0x77777777, fourth = (nibbles >> 1 & 0x44444444) | 0x32103210;
   return {four_codes<type>(low_three, fourth), four_codes<type>(low_three >> 16, fourth >> 16)};
+}
+// The same of mxfp4, as two addends, which take fewer instructions: its fourth bit is a sign. One addend is
+// twice the magnitude, or 0 where the sign is set; the other is minus the magnitude.
+struct PairsOfAddends {
+  uint2 twice, minus;
+};
+__device__ inline PairsOfAddends addends_of_fp4(uint32_t nibbles) {
+  constexpr uint32_t kTwice[] = {four_values<DType::kMXFP4>(0, 2), four_values<DType::kMXFP4>(4, 2)},
+                     kMinus[] = {four_values<DType::kMXFP4>(0, -1), four_values<DType::kMXFP4>(4, -1)};
+  const uint32_t magnitudes = nibbles & 0x77777777;
+  return {{permuted(kTwice[0], kTwice[1], nibbles), permuted(kTwice[0], kTwice[1], nibbles >> 16)},
+          {permuted(kMinus[0], kMinus[1], magnitudes), permuted(kMinus[0], kMinus[1], magnitudes >> 16)}};
 }
 // What the low nibbles of four bytes stand for, and what the high ones do.
 template <DType type>

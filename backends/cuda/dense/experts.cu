@@ -184,11 +184,14 @@ struct ExpertOperands {
 
 }  // namespace
 
-void expert_glu(const Launch& l, const ExpertGlu& op) {
+void expert_glu(const Launch& l, const ExpertGlu& op, const Route* router) {
   const ExpertGluParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
-  if (l.max_rows == 1 && op.gate.type == op.up.type) {
-    if (experts_multiply_vectors(op.gate, p.out_cols, p.chosen)) return multiply_vectors(l, op);
+  const bool one_type = op.gate.type == op.up.type;
+  if (l.max_rows == 1 && one_type && experts_multiply_vectors(op.gate, p.out_cols, p.chosen))
+    return multiply_vectors(l, op, router);
+  if (router) route(l, *router);
+  if (l.max_rows == 1 && one_type) {
     const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
                       .up = matrices_of(op.up, op.up_bias),
                       .x = data<float>(op.x),

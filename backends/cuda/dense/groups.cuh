@@ -50,4 +50,27 @@ __device__ inline uint32_t expert_of(const uint32_t* first, uint32_t experts, ui
   return before;
 }
 
+// Lane s's expert of slot s of the only row, which has one slot of each expert that was chosen, 32 at most.
+__device__ inline uint32_t experts_of_slots(const uint32_t* first, uint32_t experts) {
+  constexpr uint32_t kEach = 4;  // experts of a lane that are asked for at once
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t expert = 0;
+  for (uint32_t from = 0; from < experts; from += kEach * kWarp) {
+    uint32_t slot[kEach], behind[kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const uint32_t e = min(from + i * kWarp + lane, experts);
+      slot[i] = first[e];
+      behind[i] = first[min(e + 1, experts)];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i)
+      for (uint32_t chosen = __ballot_sync(~0u, slot[i] < behind[i]); chosen; chosen &= chosen - 1) {
+        const uint32_t owner = __ffs(chosen) - 1;
+        if (lane == __shfl_sync(~0u, slot[i], owner)) expert = from + i * kWarp + owner;
+      }
+  }
+  return expert;
+}
+
 }  // namespace thimble::cuda

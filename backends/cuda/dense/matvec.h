@@ -17,9 +17,9 @@ void multiply_vectors(const Launch&, std::span<const Linear> siblings,  // same 
 void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);
 
 // The experts' ops of one row, of matrices for which experts_multiply_vectors() holds; gate and up of the
-// same type.
+// same type. A route, if not null, is made by the same launch.
 bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen);
-void multiply_vectors(const Launch&, const ExpertGlu&);
+void multiply_vectors(const Launch&, const ExpertGlu&, const Route*);
 void multiply_vectors(const Launch&, const ExpertLinear&);
 
 }  // namespace thimble::cuda

@@ -42,8 +42,12 @@ bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chose
          row_bytes * out_cols % 16 == 0;
 }
 
-void multiply_vectors(const Launch& l, const ExpertGlu& op) {
+void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router) {
   Products p{};
+  if (router && router_words(op.p.experts) * sizeof(uint32_t) <= kWarpBytes)
+    p.router = router_of(*router);
+  else if (router)
+    route(l, *router);
   p.x = data<float>(op.x);
   p.cols = op.p.in_cols;
   p.glu = 1;

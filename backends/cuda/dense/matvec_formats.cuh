@@ -39,7 +39,7 @@ template <uint32_t kAlign>
 class Words {
  public:
   __device__ explicit Words(uint32_t address)
-      : words_(kAlign < 4 ? address & ~3u : address), shift_((address & (4 - kAlign) & 3) * 8) {}
+      : words_(kAlign < 4 ? address & ~3u : address), shift_(address * 8) {}
   __device__ uint32_t operator[](uint32_t i) const {
     const uint32_t word = load_word(words_ + 4 * i);
     return kAlign < 4 ? __funnelshift_r(word, load_word(words_ + 4 * i + 4), shift_) : word;
@@ -47,7 +47,7 @@ class Words {
 
  private:
   uint32_t words_;
-  uint32_t shift_;  // where in an aligned word they begin, in bits
+  uint32_t shift_;  // where in an aligned word they begin, in bits; a funnel shift takes it modulo 32
 };
 
 // Columns that a warp takes at once: of plain types fewer, as many as 256 bytes hold.
@@ -356,7 +356,7 @@ struct Codes {
   // for x = 0 the subnormal 2^-127. x = 255, NaN by the format, gives infinity.
   static __device__ float scale_at(uint32_t block) {
     if constexpr (kPowers)
-      return __uint_as_float(max(load_byte(block) << 23, 0x00400000u));
+      return fmaxf(__uint_as_float(load_byte(block) << 23), __uint_as_float(0x00400000));
     else
       return load_half(block);
   }
@@ -368,9 +368,15 @@ struct Codes {
       const Words<kHead> words(row + first * kBytes + kHead + 4 * lane.part);
 #pragma unroll
       for (uint32_t b = first; b < 8; b += kPeriod) {
-        const uint2 values = pairs_of_codes<kOf>(words[(b - first) * kBytes / 4]);
+        const uint32_t nibbles = words[(b - first) * kBytes / 4];
         int32_t c[4];
-        multiply_bytes<true>(c, values.x, values.y, x.words[b]);
+        if constexpr (kPowers) {
+          const auto [twice, minus] = addends_of_fp4(nibbles);
+          multiply_bytes<true>(c, twice.x, twice.y, minus.x, minus.y, x.words[b], x.words[b]);
+        } else {
+          const uint2 values = pairs_of_codes<kOf>(nibbles);
+          multiply_bytes<true>(c, values.x, values.y, x.words[b]);
+        }
         dot = fmaf(scale_at(row + b * kBytes), static_cast<float>(c[0] + c[3]), dot);  // at most 2^19
       }
     }

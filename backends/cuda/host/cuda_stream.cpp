@@ -56,6 +56,7 @@ Joins joins_of(const Launch& l) {
                        std::all_of(siblings.begin(), siblings.end(),
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
+          .routed_glu = token,
           .append = token,
           .normed_append = token,
           .vote = [&l](const Vote& vote, const TopK&) { return can_vote(l, vote.p); }};
@@ -69,6 +70,7 @@ class Launcher {
   void operator()(const Op* op) { std::visit(*this, *op); }
   void operator()(const Products& g) { linear(l_, g.siblings, g.norm); }
   void operator()(const GluOfNorm& g) { glu(l_, *g.glu, g.norm); }
+  void operator()(const RoutedGlu& g) { expert_glu(l_, *g.glu, g.route); }
   void operator()(const AppendToken& g) {
     if (g.q_norm)
       append_token(l_, *g.q_norm, *g.k_norm, *g.append);
@@ -87,7 +89,7 @@ class Launcher {
   void operator()(const Glu& op) { glu(l_, op, nullptr); }
   void operator()(const Scale& op) { scale(l_, op); }
   void operator()(const Route& op) { route(l_, op); }
-  void operator()(const ExpertGlu& op) { expert_glu(l_, op); }
+  void operator()(const ExpertGlu& op) { expert_glu(l_, op, nullptr); }
   void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {

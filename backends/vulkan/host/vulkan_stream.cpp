@@ -109,6 +109,10 @@ class VulkanRecorder : public Recorder {
     if (g.before) linear_before(recording_, *g.before, *g.norm);
     glu(recording_, *g.glu, g.norm);
   }
+  void launch(const RoutedGlu& g) {
+    launch(*g.route);
+    launch(*g.glu);
+  }
   void launch(const Select& s) { vote_top_k(recording_, s.score, *s.vote, *s.top_k); }
   void launch(const AppendToken& a) {
     if (norm_append(recording_, *a.q_norm, *a.k_norm, *a.append)) return;

@@ -1,0 +1,144 @@
+// Which experts a row's router chooses, by all threads of a block: route.cu's kernel, and those that begin
+// with the choice (matvec_experts.cu). Device side.
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+
+namespace thimble::cuda {
+
+// What one row's router says, and where the choice goes.
+struct Router {
+  RouteParams p;
+  const float *logits, *bias;  // [experts]; no bias: null
+  float* weight;               // [chosen], in the order of the experts
+  uint32_t* experts;           // [chosen], ascending; or null
+  uint32_t *first, *row;       // as Route gives them for the only row; or null, both
+};
+
+Router router_of(const Route&);  // for the only row
+
+// Of shared memory: a key an expert, then a bit.
+__host__ __device__ constexpr uint32_t router_words(uint32_t experts) {
+  const uint32_t words = (experts + 31) / 32;
+  return 32 * words + words;
+}
+
+// Ordered as numbers are, and never 0; NaN is -inf, and -0 is 0.
+__device__ inline uint32_t router_key(float x) {
+  const uint32_t bits = __float_as_uint(isnan(x) ? -kInfinity : x == 0 ? 0.0f : x);
+  return bits >> 31 ? ~bits : bits | 0x80000000;
+}
+
+// What an expert counts before the chosen ones are compared.
+class Shares {
+ public:
+  __device__ explicit Shares(const Router& r) : router_(r) {  // called by a warp
+    if (r.p.kind != kRouteSoftmax) return;
+    const uint32_t lane = threadIdx.x % kWarp;
+    for (uint32_t e = lane; e < r.p.experts; e += kWarp) peak_ = fmaxf(peak_, r.logits[e]);
+    peak_ = warp_max(peak_);
+    for (uint32_t e = lane; e < r.p.experts; e += kWarp) sum_ += expf(r.logits[e] - peak_);
+    sum_ = warp_sum(sum_);
+  }
+  __device__ float operator[](uint32_t expert) const {
+    const float logit = router_.logits[expert];
+    if (router_.p.kind == kRouteSoftmax) return expf(logit - peak_) / sum_;
+    return router_.p.kind == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
+  }
+
+ private:
+  const Router& router_;
+  float peak_ = -kInfinity, sum_ = 0;
+};
+
+// The chosen experts, a bit each, in `memory`: those before which fewer than `chosen` others come, which have
+// a larger key, or the same and a lower number. (One warp that looks for one after the other takes 2 us
+// longer for 8 of 128.)
+__device__ inline const uint32_t* choose_experts(const Router& r, uint32_t* memory) {
+  const uint32_t words = (r.p.experts + kWarp - 1) / kWarp, lane = threadIdx.x % kWarp;
+  uint32_t *const keys = memory, *const bits = memory + words * kWarp;
+  const auto take = [&](const auto& preference) {
+    for (uint32_t e = threadIdx.x; e < words * kWarp; e += blockDim.x)
+      keys[e] = e < r.p.experts ? router_key(preference(e)) : 0;
+  };
+  if (r.bias) {
+    const Shares shares(r);
+    take([&](uint32_t e) { return shares[e] + r.bias[e]; });
+  } else {
+    take([&](uint32_t e) { return r.logits[e]; });
+  }
+  __syncthreads();
+  for (uint32_t word = threadIdx.x / kWarp; word < words; word += blockDim.x / kWarp) {
+    const uint32_t key = keys[word * kWarp + lane];
+    uint32_t before = __popc(__match_any_sync(~0u, key) & ((1u << lane) - 1));
+    for (uint32_t other = 0; other < words; ++other) {
+      const uint32_t least = key + (other >= word);
+#pragma unroll
+      for (uint32_t i = 0; i < kWarp; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(keys + other * kWarp + i);
+        before += (four.x >= least) + (four.y >= least) + (four.z >= least) + (four.w >= least);
+      }
+    }
+    const uint32_t chosen = __ballot_sync(~0u, key != 0 && before < r.p.chosen);
+    if (lane == 0) bits[word] = chosen;
+  }
+  __syncthreads();
+  return bits;
+}
+
+// The expert of a slot: the one whose bit has so many before it. Whole warps call it.
+__device__ inline uint32_t expert_of_bit(const uint32_t* bits, uint32_t slot) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t word = 0;; ++word) {
+    const uint32_t own = bits[word], count = __popc(own);
+    if (slot < count) {
+      const bool is_it = own >> lane & 1 && __popc(own & ((1u << lane) - 1)) == slot;
+      return word * kWarp + __ffs(__ballot_sync(~0u, is_it)) - 1;
+    }
+    slot -= count;
+  }
+}
+
+// Calls see(expert, slot) for each chosen expert, a lane each. A warp calls it.
+template <typename See>
+__device__ inline void for_each_chosen(const Router& r, const uint32_t* bits, const See& see) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t word = 0, slot = 0; word * kWarp < r.p.experts; ++word) {
+    const uint32_t own = bits[word];
+    if (own >> lane & 1) see(word * kWarp + lane, slot + __popc(own & ((1u << lane) - 1)));
+    slot += __popc(own);
+  }
+}
+
+// Writes down what was chosen. A warp calls it.
+__device__ inline void store_choice(const Router& r, const uint32_t* bits) {
+  const Shares shares(r);
+  const bool of_chosen = r.p.kind == kRouteSoftmaxOfChosen;
+  float highest = -kInfinity, total = 0;
+  if (of_chosen) {
+    for_each_chosen(r, bits, [&](uint32_t expert, uint32_t) { highest = fmaxf(highest, shares[expert]); });
+    highest = warp_max(highest);
+  }
+  const auto weight_of = [&](uint32_t expert) {
+    return of_chosen ? expf(shares[expert] - highest) : shares[expert];
+  };
+  for_each_chosen(r, bits, [&](uint32_t expert, uint32_t) { total += weight_of(expert); });
+  total = warp_sum(total);
+  // The models' own code divides by no less than f16's smallest normal number.
+  const float by = r.p.share || of_chosen ? fmaxf(total, 6.103515625e-5f) : 1;
+  for_each_chosen(r, bits, [&](uint32_t expert, uint32_t slot) {
+    r.weight[slot] = weight_of(expert) / by * r.p.scale;
+    if (r.experts) r.experts[slot] = expert;
+    if (r.row) r.row[slot] = 0;
+  });
+  if (!r.first) return;
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t before = 0;
+  for (uint32_t from = 0; from <= r.p.experts; from += kWarp) {
+    const uint32_t own = from < r.p.experts ? bits[from / kWarp] : 0;
+    if (from + lane <= r.p.experts) r.first[from + lane] = before + __popc(own & ((1u << lane) - 1));
+    before += __popc(own);
+  }
+}
+
+}  // namespace thimble::cuda
