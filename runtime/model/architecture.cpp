@@ -108,12 +108,10 @@ struct Refused {
   const char* key;
   double harmless;
 };
-constexpr Refused kRefused[] = {
-    {"router_logit_softcapping", 0},         {"attention.clamp_kqv", 0},
-    {"attention.max_alibi_bias", 0},         {"attention.causal", 1},
-    {"rope.scaling.yarn_ext_factor", 1},     {"rope.scaling.yarn_attn_factor", 1},
-    {"rope.scaling.yarn_log_multiplier", 0},
-};
+constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
+                                {"attention.clamp_kqv", 0},
+                                {"attention.max_alibi_bias", 0},
+                                {"attention.causal", 1}};
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
 

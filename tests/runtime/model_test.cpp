@@ -531,6 +531,19 @@ TEST(Rope, BlendsFrequenciesUnderYarn) {
   expect_close(moved->rope.inverse_frequency[10], std::pow(10000.0, -10.0 / 32) * (6.0 / 11 + 5.0 / 11 / 4));
 }
 
+// Converters write what other families read of yarn, too; those here do not.
+TEST(Rope, PassesOverWhatItsFamilyDoesNotReadOfYarn) {
+  GgufWriter w = tiny_model("olmo2");
+  w.set("olmo2.rope.scaling.type", "yarn").set("olmo2.rope.scaling.factor", 8.0f);
+  const Lent plain(w);
+  w.set("olmo2.rope.scaling.yarn_attn_factor", 1.2079442f).set("olmo2.rope.scaling.yarn_ext_factor", 0.5f);
+  w.set("olmo2.rope.scaling.yarn_log_multiplier", 0.1f);
+  const Lent more(w);
+  ASSERT_TRUE(plain.ok() && more.ok()) << more.status().message();
+  EXPECT_EQ(more->rope.inverse_frequency, plain->rope.inverse_frequency);
+  EXPECT_EQ(more->rope.attention_factor, plain->rope.attention_factor);
+}
+
 TEST(Rope, DividesByLlama3Factors) {
   GgufWriter w = wide_heads("llama");
   std::vector<float> divisors(32);
