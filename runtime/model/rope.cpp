@@ -13,16 +13,17 @@ namespace {
 
 constexpr uint32_t kBlock = 64;  // positions that share a row of the table's second part
 
-// The share of its unscaled frequency that each channel pair keeps under yarn: all of it below the pair that
-// turns beta_fast times within the original context, none from the pair on that turns beta_slow times, a ramp
-// between.
-std::vector<double> yarn_shares(uint32_t n_rot, double original_context, double base, double beta_fast,
-                                double beta_slow) {
+// Under yarn, the pair that turns so often within the original context is the last to keep its frequency, and
+// the one that turns so often the first that is scaled whole.
+constexpr double kFastTurns = 32, kSlowTurns = 1;
+
+// The share of its unscaled frequency that each channel pair keeps under yarn, a ramp between the two pairs.
+std::vector<double> yarn_shares(uint32_t n_rot, double original_context, double base) {
   const auto pair = [&](double turns) {  // fractional index of the pair that turns so often
     return n_rot * std::log(original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
-  const double first = std::max(0.0, std::floor(pair(beta_fast)));
-  const double last = std::min(n_rot - 1.0, std::ceil(pair(beta_slow)));
+  const double first = std::max(0.0, std::floor(pair(kFastTurns)));
+  const double last = std::min(n_rot - 1.0, std::ceil(pair(kSlowTurns)));
   std::vector<double> shares(n_rot / 2);
   for (uint32_t i = 0; i < shares.size(); ++i)
     shares[i] = 1 - std::clamp((i - first) / std::max(0.001, last - first), 0.0, 1.0);
@@ -76,8 +77,13 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tens
     return error(Code::kUnsupported, "%s: key '%stype' is %s, which is not supported", gguf.name().c_str(),
                  scaling.c_str(), in_quotes(type).c_str());
   const bool legacy = !gguf.find(scaling + "factor") && gguf.find(keys + "scale_linear");
-  THIMBLE_LET(factor_key, read_positive(gguf, legacy ? keys + "scale_linear" : scaling + "factor", 1));
-  const double factor = type == "none" ? 1 : factor_key;
+  const std::string factor_key = legacy ? keys + "scale_linear" : scaling + "factor";
+  THIMBLE_LET(given_factor, with_default(gguf.get_float(factor_key), 0));  // where 0 is as good as none
+  double factor = 1;
+  if (type != "none" && given_factor != 0) {
+    THIMBLE_LET(positive, read_positive(gguf, factor_key, 1));
+    factor = positive;
+  }
   THIMBLE_TRY(read_count(gguf, scaling + "original_context_length", kMaxPositions, model.info.context_length,
                          rope.original_context));
   const double original = rope.original_context, context = model.info.context_length;
@@ -93,9 +99,7 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tens
 
   std::vector<double> shares(rope.n_rot / 2, 0.0);
   if (type == "yarn") {
-    THIMBLE_LET(beta_fast, read_positive(gguf, scaling + "yarn_beta_fast", 32));
-    THIMBLE_LET(beta_slow, read_positive(gguf, scaling + "yarn_beta_slow", 1));
-    shares = yarn_shares(rope.n_rot, original, base, beta_fast, beta_slow);
+    shares = yarn_shares(rope.n_rot, original, base);
     rope.attention_factor *= 1 + 0.1 * std::log(std::max(factor, 1.0));
   }
   const auto frequencies = [&](const std::vector<double>& divisors) {

@@ -109,8 +109,7 @@ def rope(g, arch, n_rot, context):
     if kind == "linear": freq = freq / scale
     if kind == "yarn":  # fast channels turn as trained, slow ones are interpolated, a ramp lies between
         channel = lambda turns: n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-        low = max(0, math.floor(channel(get("scaling.yarn_beta_fast", 32.0))))
-        high = min(n_rot - 1, math.ceil(channel(get("scaling.yarn_beta_slow", 1.0))))
+        low, high = max(0, math.floor(channel(32))), min(n_rot - 1, math.ceil(channel(1)))
         keep = 1 - np.clip((np.arange(n_rot // 2) - low) / max(0.001, high - low), 0, 1)
         freq, factor = freq * keep + freq / scale * (1 - keep), factor * (1 + 0.1 * math.log(scale))
     divide = g.tensor("rope_freqs.weight")
