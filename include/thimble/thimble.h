@@ -153,7 +153,7 @@ typedef struct thimble_model_options {
 
 THIMBLE_API void thimble_model_options_init(thimble_model_options* options, uint32_t struct_size);
 
-/* Open a GGUF v3 model; the file is mapped read-only and must not change while the model lives. A file that holds only a
+/* Open a GGUF model; the file is mapped read-only and must not change while the model lives. A file that holds only a
  * vocabulary opens too and can tokenise. Of a model in parts ("NAME-00001-of-00003.gguf") any part's path opens all, which
  * lie beside it. */
 THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_model_options* options,

@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little,
 namespace thimble {
 namespace {
 
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kFirstVersion = 2, kLastVersion = 3;  // the layouts of both are the same
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kSmallestAlignment = 8, kLargestAlignment = 1 << 20;
 // Mappings begin at a page, which is as much as anything that reads weights asks for.
@@ -78,10 +78,10 @@ Result<Header> read_header(Reader& reader, const std::string& file) {
   if (version != 0 && (version & 0xffff) == 0)
     return error(Code::kUnsupported, "%s is a big-endian GGUF file; convert the model to a little-endian one",
                  file.c_str());
-  if (version != kVersion)
+  if (version < kFirstVersion || version > kLastVersion)
     return error(Code::kUnsupported,
-                 "%s is of GGUF version %" PRIu32 ", and only version %" PRIu32 " can be read%s",
-                 file.c_str(), version, kVersion, version < kVersion ? "; convert the model again" : "");
+                 "%s is of GGUF version %" PRIu32 ", and only versions 2 and 3 can be read%s", file.c_str(),
+                 version, version < kFirstVersion ? "; convert the model again" : "");
   if (!reader.read(header.tensors) || !reader.read(header.keys)) return cut_short(file, "the header");
   if (header.keys > reader.left() / kSmallestKey)
     return error(Code::kFormat,

@@ -38,7 +38,7 @@ TEST(BadModel, IsRefusedWithTheReason) {
       {"all but the last byte", cut(good, good.size() - 1), THIMBLE_FORMAT, "damaged or incomplete"},
       {"the first 6 bytes", cut(good, 6), THIMBLE_FORMAT, ""},
       {"another magic", with_byte(good, 0, 'g'), THIMBLE_FORMAT, "GGUF"},
-      {"version 2", with_byte(good, 4, 2), THIMBLE_UNSUPPORTED, "version 2"},
+      {"version 1", with_byte(good, 4, 1), THIMBLE_UNSUPPORTED, "version 1"},
       {"another architecture", small_model().set("general.architecture", "mamba").bytes(),
        THIMBLE_UNSUPPORTED, "mamba"},
       {"a tensor short", small_model().erase_tensor("blk.1.ffn_up.weight").bytes(), THIMBLE_FORMAT, "ffn_up"},

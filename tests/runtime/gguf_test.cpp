@@ -171,14 +171,25 @@ TEST(Gguf, RefusesWhatIsNotGguf) {
 
 TEST(Gguf, RefusesOtherVersions) {
   GgufWriter w = small_file();
-  w.version = 2;
-  expect_message(refused(w.bytes()), Code::kUnsupported, "GGUF version 2, and only version 3");
+  w.version = 1;
+  expect_message(refused(w.bytes()), Code::kUnsupported,
+                 "GGUF version 1, and only versions 2 and 3 can be read; convert the model again");
   w.version = 4;
-  expect_message(refused(w.bytes()), Code::kUnsupported, "GGUF version 4, and only version 3");
+  expect_message(refused(w.bytes()), Code::kUnsupported, "GGUF version 4, and only versions 2 and 3");
   w.version = 0;
   expect_message(refused(w.bytes()), Code::kUnsupported, "GGUF version 0");
   w.version = 0x03000000;
   expect_message(refused(w.bytes()), Code::kUnsupported, "big-endian");
+}
+
+TEST(Gguf, ReadsVersion2AsVersion3) {
+  GgufWriter w = small_file();
+  w.version = 2;
+  const FileBytes bytes = w.bytes();
+  const Result<Gguf> g = parse(bytes);
+  ASSERT_TRUE(g.ok()) << g.status().message();
+  EXPECT_EQ(**g->get_uint("a.u64"), uint64_t{1} << 63);
+  EXPECT_EQ(g->tensors().size(), 2u);
 }
 
 // The files of a model in parts, in memory.
