@@ -11,6 +11,11 @@ namespace {
 
 enum class QkNorm { kNone, kEachHead, kAllHeads };
 enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // attention and feed-forward
+enum class Experts {
+  kNone,   // its step has none
+  kMay,    // where the file gives a number, as wide as the feed-forward of other layers
+  kAlways  // of a width of their own
+};
 enum class Windows {
   kRefused,  // unless the file says which layers have one
   kIgnored,  // attends to everything where the file asks for a window, as other runtimes do
@@ -35,7 +40,7 @@ struct Architecture {
   bool granite_scales = false;
   uint32_t unrotated_every = 0;  // each so-many-th layer has no positions
   bool sinks = false;            // of attention, and biases of output, router and experts
-  bool needs_experts = false;
+  Experts experts = Experts::kNone;
   uint32_t route = kRouteSoftmax;
 };
 constexpr Architecture kGptOss = {.name = "gpt-oss",
@@ -45,17 +50,17 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .windows = Windows::kPeriodic,
                                   .period = 2,
                                   .sinks = true,
-                                  .needs_experts = true,
+                                  .experts = Experts::kAlways,
                                   .route = kRouteSoftmaxOfChosen};
 constexpr Architecture named(Architecture a, const char* name) {
   a.name = name;
   return a;
 }
 constexpr Architecture kArchitectures[] = {
-    {.name = "llama", .pairing = kRopeAdjacent},
+    {.name = "llama", .pairing = kRopeAdjacent, .experts = Experts::kMay},
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
-    {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .needs_experts = true},
+    {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .experts = Experts::kAlways},
     {.name = "phi3", .pairing = kRopeHalves, .windows = Windows::kIgnored},
     {.name = "gemma2",
      .pairing = kRopeHalves,
@@ -191,14 +196,21 @@ Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) 
   const std::string prefix = std::string(a.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
   THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
-  if (!a.needs_experts && (!value || number == 0)) return {};
+  if (a.experts != Experts::kAlways && (!value || number == 0)) return {};
+  if (a.experts == Experts::kNone)
+    return error(
+        Code::kUnsupported,
+        "%s: key '%sexpert_count' is %g, and experts of models of this architecture are not supported",
+        gguf.name().c_str(), prefix.c_str(), number);
   ModelShape& shape = model.shape;
   THIMBLE_TRY(read_count(gguf, prefix + "expert_count", kMaxExperts, std::nullopt, shape.experts));
   THIMBLE_TRY(
       read_count(gguf, prefix + "expert_used_count", shape.experts, std::nullopt, shape.chosen_experts));
-  if (a.needs_experts)
-    THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth,
-                           std::max(shape.d_ff / shape.chosen_experts, 1u), shape.d_ff));
+  if (a.experts == Experts::kAlways) {
+    std::optional<uint64_t> share;
+    if (shape.d_ff) share = std::max(shape.d_ff / shape.chosen_experts, 1u);
+    THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, shape.d_ff));
+  }
   model.route = {.experts = shape.experts,
                  .chosen = shape.chosen_experts,
                  .kind = a.route,
@@ -207,7 +219,8 @@ Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) 
   return {};
 }
 
-Status load_shape(const Gguf& gguf, const std::string& prefix, Model& model) {
+Status load_shape(const Gguf& gguf, const Architecture& a, Model& model) {
+  const std::string prefix = a.name;
   ModelShape& shape = model.shape;
   const auto count = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback, uint32_t& to) {
     return read_count(gguf, prefix + "." + key, max, fallback, to);
@@ -215,7 +228,9 @@ Status load_shape(const Gguf& gguf, const std::string& prefix, Model& model) {
   THIMBLE_TRY(count("context_length", kMaxPositions, std::nullopt, model.info.context_length));
   THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, shape.layers));
   THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, shape.d_model));
-  THIMBLE_TRY(count("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
+  // Where all layers have experts, these may say how wide they are.
+  if (a.experts != Experts::kAlways || gguf.find(prefix + ".feed_forward_length"))
+    THIMBLE_TRY(count("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
   THIMBLE_TRY(count("attention.head_count", kMaxHeads, std::nullopt, shape.heads));
   THIMBLE_TRY(count("attention.head_count_kv", shape.heads, shape.heads, shape.kv_heads));
   if (shape.heads % shape.kv_heads != 0)
@@ -389,7 +404,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(architecture, find_architecture(gguf));
   THIMBLE_TRY(refuse_ollamas_gpt_oss(gguf, architecture));
   const std::string prefix = architecture.name;
-  THIMBLE_TRY(load_shape(gguf, prefix, model));
+  THIMBLE_TRY(load_shape(gguf, architecture, model));
   THIMBLE_TRY(load_expert_shape(gguf, architecture, model));
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));

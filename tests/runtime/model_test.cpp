@@ -158,6 +158,31 @@ TEST(Model, ReadsExperts) {
   EXPECT_FALSE(gpt->layers[0].post_attn_norm);  // its name means another norm there
 }
 
+// The step adds what experts give to the stream as it is, and reads it through a norm.
+TEST(Model, RefusesExpertsOfFamiliesWhoseStepHasNone) {
+  for (const char* architecture :
+       {"qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "olmo2"})
+    expect_refused(tiny_model(architecture, 3), Code::kUnsupported,
+                   "key '" + std::string(architecture) +
+                       ".expert_count' is 3, and experts of models of this architecture are not");
+  EXPECT_TRUE(Lent(tiny_model("granite").set("granite.expert_count", 0u)).ok());
+}
+
+TEST(Model, TakesTheWidthOfExpertsForThatOfAllWhereAFileGivesNoOther) {
+  for (const char* architecture : {"qwen3moe", "gpt-oss"}) {
+    const std::string a = architecture, width = a + ".expert_feed_forward_length";
+    GgufWriter w = tiny_model(a);
+    w.set(a + ".feed_forward_length", 24u).erase(width);
+    const Lent shared(w);  // among those that a token uses, which are two
+    ASSERT_TRUE(shared.ok()) << shared.status().message();
+    EXPECT_EQ(shared->shape.d_ff, 12u);
+    const Lent own(w.set(width, 12u).erase(a + ".feed_forward_length"));
+    ASSERT_TRUE(own.ok()) << own.status().message();
+    EXPECT_EQ(own->shape.d_ff, 12u);
+    expect_refused(w.erase(width), Code::kFormat, "lacks the key '" + width + "'");
+  }
+}
+
 TEST(Model, RefusesImpossibleExpertsAndWindows) {
   const std::string q = "qwen3moe.";
   expect_refused(tiny_model("qwen3moe").set(q + "expert_count", 0u), Code::kFormat,
