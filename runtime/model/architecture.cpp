@@ -31,9 +31,8 @@ struct Architecture {
   const char* ffn_norm = "ffn_norm";
   uint32_t act = kActSilu;
   Windows windows = Windows::kRefused;
-  uint32_t period = 0, window = 0;     // kPeriodic: where the file does not say; 0: it must, or has none
-  bool plain_rope_in_windows = false;  // their positions are not scaled
-  bool own_base_in_windows = false;
+  uint32_t period = 0, window = 0;  // kPeriodic: where the file does not say; 0: it must, or has none
+  WindowRope window_rope = {};
   bool gemma = false;                      // embeddings times sqrt(d_model), soft caps
   float attention_cap = 0, logit_cap = 0;  // of gemma, where the file does not say
   uint32_t layers_of_27b = 0;              // gemma's 27B scales by d_model / heads instead of head_dim
@@ -80,8 +79,7 @@ constexpr Architecture kArchitectures[] = {
      .act = kActGelu,
      .windows = Windows::kPeriodic,
      .period = 6,
-     .plain_rope_in_windows = true,
-     .own_base_in_windows = true,
+     .window_rope = {.scaled = false, .base = 10000},
      .gemma = true,
      .layers_of_27b = 62},
     kGptOss,
@@ -94,7 +92,7 @@ constexpr Architecture kArchitectures[] = {
      .norms = Norms::kBehind,
      .windows = Windows::kPeriodic,
      .period = 4,
-     .plain_rope_in_windows = true},
+     .window_rope = {.scaled = false, .reads_base = false}},
 };
 
 Result<Architecture> find_architecture(const Gguf& gguf) {
@@ -422,9 +420,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
 
   TensorSource tensors(gguf);
   model.rope.pairing = architecture.pairing;
-  THIMBLE_TRY(load_rope(gguf, prefix, tensors, model));
-  if (architecture.plain_rope_in_windows)
-    THIMBLE_TRY(load_window_rope(gguf, prefix, architecture.own_base_in_windows, model));
+  THIMBLE_TRY(load_rope(gguf, prefix, architecture.window_rope, tensors, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
   THIMBLE_LET(output_norm, tensors.vector("output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;

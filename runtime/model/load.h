@@ -65,10 +65,15 @@ Result<std::vector<float>> retainer_shares(const Gguf& gguf);
 // architecture.cpp: fills shape, rope, epsilon and the weights by role.
 Status load_weights(const Gguf& gguf, Model& model);
 
+// What an architecture's layers with a window have instead of the others' rotation.
+struct WindowRope {
+  bool scaled = true;      // as the others are
+  bool reads_base = true;  // the file may give a base, the key freq_base_swa
+  double base = 0;         // where it does not; 0: that of the others
+};
 // rope.cpp: `prefix` is the architecture's name, in front of every key. model.shape and model.info are filled
 // already.
-Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tensors, Model& model);
-// The rotation of layers with a window whose positions are not scaled, by the others' base or by their own.
-Status load_window_rope(const Gguf& gguf, const std::string& prefix, bool own_base, Model& model);
+Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& windows,
+                 TensorSource& tensors, Model& model);
 
 }  // namespace thimble

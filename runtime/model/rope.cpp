@@ -55,37 +55,72 @@ Result<std::vector<double>> read_divisors(const Gguf& gguf, TensorSource& tensor
   return divisors;
 }
 
+Result<double> read_base(const Gguf& gguf, const std::string& key, double fallback) {
+  THIMBLE_LET(base, read_positive(gguf, key, fallback));
+  if (base <= 1)
+    return error(Code::kFormat, "%s: key %s is %g, where more than 1 is needed", gguf.name().c_str(),
+                 in_quotes(key).c_str(), base);
+  return base;
+}
+
+// What becomes of a base's frequencies.
+struct Scaling {
+  double factor = 1;
+  bool yarn = false;
+  std::vector<double> divisors, short_divisors;  // of each channel pair; the latter of longrope alone
+};
+
+// The scheme with its frequencies.
+RopeScheme with_base(RopeScheme rope, const Scaling& scaling, double base) {
+  std::vector<double> shares(rope.n_rot / 2, 0.0);
+  if (scaling.yarn) shares = yarn_shares(rope.n_rot, rope.original_context, base);
+  const auto frequencies = [&](const std::vector<double>& divisors) {
+    std::vector<double> out;
+    for (uint32_t i = 0; i < divisors.size(); ++i) {
+      const double unscaled = std::pow(base, -2.0 * i / rope.n_rot) / divisors[i];
+      out.push_back(unscaled * (shares[i] + (1 - shares[i]) / scaling.factor));
+    }
+    return out;
+  };
+  rope.inverse_frequency = frequencies(scaling.divisors);
+  rope.inverse_frequency_short = frequencies(scaling.short_divisors);
+  return rope;
+}
+
 }  // namespace
 
-Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tensors, Model& model) {
+Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& windows,
+                 TensorSource& tensors, Model& model) {
   RopeScheme& rope = model.rope;
-  const std::string keys = prefix + ".rope.", scaling = keys + "scaling.";
+  const std::string keys = prefix + ".rope.", scaling_keys = keys + "scaling.";
   const uint32_t head_dim = model.shape.head_dim;
   THIMBLE_TRY(read_count(gguf, keys + "dimension_count", head_dim, head_dim, rope.n_rot));
   if (rope.n_rot % 2 != 0)
     return error(Code::kFormat, "%s: key '%sdimension_count' is %" PRIu32 ", which is odd",
                  gguf.name().c_str(), keys.c_str(), rope.n_rot);
-  THIMBLE_LET(base, read_positive(gguf, keys + "freq_base", 10000));
-  if (base <= 1)
-    return error(Code::kFormat, "%s: key '%sfreq_base' is %g, where more than 1 is needed",
-                 gguf.name().c_str(), keys.c_str(), base);
+  THIMBLE_LET(base, read_base(gguf, keys + "freq_base", 10000));
+  double window_base = windows.base != 0 ? windows.base : base;
+  if (windows.reads_base) {
+    THIMBLE_LET(given, read_base(gguf, keys + "freq_base_swa", window_base));
+    window_base = given;
+  }
 
   // As in llama.cpp: a factor without a type means linear, and the type says only whether yarn's ramp is
   // used; longrope is known by its tensors.
-  THIMBLE_LET(type, with_default(gguf.get_string(scaling + "type"), "linear"));
+  THIMBLE_LET(type, with_default(gguf.get_string(scaling_keys + "type"), "linear"));
   if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
     return error(Code::kUnsupported, "%s: key '%stype' is %s, which is not supported", gguf.name().c_str(),
-                 scaling.c_str(), in_quotes(type).c_str());
-  const bool legacy = !gguf.find(scaling + "factor") && gguf.find(keys + "scale_linear");
-  const std::string factor_key = legacy ? keys + "scale_linear" : scaling + "factor";
+                 scaling_keys.c_str(), in_quotes(type).c_str());
+  Scaling scaling;
+  const bool legacy = !gguf.find(scaling_keys + "factor") && gguf.find(keys + "scale_linear");
+  const std::string factor_key = legacy ? keys + "scale_linear" : scaling_keys + "factor";
   THIMBLE_LET(given_factor, with_default(gguf.get_float(factor_key), 0));  // where 0 is as good as none
-  double factor = 1;
   if (type != "none" && given_factor != 0) {
     THIMBLE_LET(positive, read_positive(gguf, factor_key, 1));
-    factor = positive;
+    scaling.factor = positive;
   }
-  THIMBLE_TRY(read_count(gguf, scaling + "original_context_length", kMaxPositions, model.info.context_length,
-                         rope.original_context));
+  THIMBLE_TRY(read_count(gguf, scaling_keys + "original_context_length", kMaxPositions,
+                         model.info.context_length, rope.original_context));
   const double original = rope.original_context, context = model.info.context_length;
   const bool longrope = tensors.has("rope_factors_long.weight") || tensors.has("rope_factors_short.weight");
   if (type == "longrope" && !longrope)
@@ -94,42 +129,27 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, TensorSource& tens
   const double longrope_factor = longrope && context > original && original > 1
                                      ? std::sqrt(1 + std::log(context / original) / std::log(original))
                                      : 1;
-  THIMBLE_LET(attention_factor, read_positive(gguf, scaling + "attn_factor", longrope_factor));
+  THIMBLE_LET(attention_factor, read_positive(gguf, scaling_keys + "attn_factor", longrope_factor));
   rope.attention_factor = attention_factor;
+  scaling.yarn = type == "yarn";
+  if (scaling.yarn) rope.attention_factor *= 1 + 0.1 * std::log(std::max(scaling.factor, 1.0));
 
-  std::vector<double> shares(rope.n_rot / 2, 0.0);
-  if (type == "yarn") {
-    shares = yarn_shares(rope.n_rot, original, base);
-    rope.attention_factor *= 1 + 0.1 * std::log(std::max(factor, 1.0));
-  }
-  const auto frequencies = [&](const std::vector<double>& divisors) {
-    std::vector<double> out(rope.n_rot / 2);
-    for (uint32_t i = 0; i < out.size(); ++i) {
-      const double unscaled = std::pow(base, -2.0 * i / rope.n_rot) / divisors[i];
-      out[i] = unscaled * (shares[i] + (1 - shares[i]) / factor);
-    }
-    return out;
-  };
-  std::vector<double> divisors(rope.n_rot / 2, 1.0);
+  const std::vector<double> ones(rope.n_rot / 2, 1.0);
+  scaling.divisors = ones;
   if (longrope) {
     THIMBLE_LET(long_divisors, read_divisors(gguf, tensors, "rope_factors_long.weight", rope.n_rot));
     THIMBLE_LET(short_divisors, read_divisors(gguf, tensors, "rope_factors_short.weight", rope.n_rot));
-    rope.inverse_frequency_short = frequencies(short_divisors);
-    divisors = long_divisors;
+    scaling.divisors = long_divisors, scaling.short_divisors = short_divisors;
   } else if (tensors.has("rope_freqs.weight")) {
     THIMBLE_LET(llama3_divisors, read_divisors(gguf, tensors, "rope_freqs.weight", rope.n_rot));
-    divisors = llama3_divisors;
+    scaling.divisors = llama3_divisors;
   }
-  rope.inverse_frequency = frequencies(divisors);
-  return {};
-}
-
-Status load_window_rope(const Gguf& gguf, const std::string& prefix, bool own_base, Model& model) {
-  const char* key = own_base ? ".rope.freq_base_swa" : ".rope.freq_base";
-  THIMBLE_LET(base, read_positive(gguf, prefix + key, 10000));
-  model.window_rope = {.pairing = model.rope.pairing, .n_rot = model.rope.n_rot};
-  for (uint32_t i = 0; i < model.rope.n_rot; i += 2)
-    model.window_rope.inverse_frequency.push_back(std::pow(base, -double(i) / model.rope.n_rot));
+  if (!windows.scaled)
+    model.window_rope =
+        with_base({.pairing = rope.pairing, .n_rot = rope.n_rot}, {.divisors = ones}, window_base);
+  else if (window_base != base)
+    model.window_rope = with_base(rope, scaling, window_base);
+  rope = with_base(rope, scaling, base);
   return {};
 }
 

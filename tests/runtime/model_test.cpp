@@ -568,6 +568,35 @@ TEST(Rope, PassesOverWhatItsFamilyDoesNotReadOfYarn) {
   EXPECT_EQ(more->rope.attention_factor, plain->rope.attention_factor);
 }
 
+// Layers with a window of gemma2 and gpt-oss have the scaling of the others, on a base of their own where the
+// file gives one; the ramp of yarn lies where that base puts it. Those of olmo2 have neither.
+TEST(Rope, OfLayersWithAWindowHasTheirBase) {
+  for (const char* architecture : {"gemma2", "gpt-oss", "olmo2"}) {
+    SCOPED_TRACE(architecture);
+    const std::string rope = std::string(architecture) + ".rope.";
+    GgufWriter w = tiny_model(architecture), other = w;
+    for (GgufWriter* file : {&w, &other})
+      file->set(rope + "scaling.type", "yarn")
+          .set(rope + "scaling.factor", 4.0f)
+          .set(rope + "scaling.attn_factor", 0.5f)
+          .set(rope + "scaling.original_context_length", 16u);
+    const Lent windowed(w.set(rope + "freq_base_swa", 100.0f)), full(other.set(rope + "freq_base", 100.0f)),
+        same(w.set(rope + "freq_base_swa", 10000.0f));
+    ASSERT_TRUE(windowed.ok() && full.ok() && same.ok()) << windowed.status().message();
+    if (architecture == std::string("olmo2")) {
+      EXPECT_EQ(windowed->window_rope.inverse_frequency, (std::vector<double>{1, 0.01}));
+      EXPECT_EQ(windowed->window_rope.attention_factor, 1);
+      continue;
+    }
+    EXPECT_EQ(windowed->window_rope.inverse_frequency, full->rope.inverse_frequency);
+    EXPECT_EQ(windowed->window_rope.attention_factor, full->rope.attention_factor);
+    EXPECT_EQ(windowed->rope.inverse_frequency, same->rope.inverse_frequency);
+    EXPECT_NE(windowed->rope.inverse_frequency, full->rope.inverse_frequency);
+    EXPECT_TRUE(same->window_rope.inverse_frequency.empty());
+    expect_refused(w.set(rope + "freq_base_swa", 1.0f), Code::kFormat, "freq_base_swa' is 1");
+  }
+}
+
 TEST(Rope, TakesAFactorOf0ForNone) {
   for (const char* key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
     const Lent m(tiny_model("llama").set(key, 0.0f));
