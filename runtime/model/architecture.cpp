@@ -16,11 +16,6 @@ enum class Experts {
   kMay,    // where the file gives a number, as wide as the feed-forward of other layers
   kAlways  // of a width of their own
 };
-enum class Windows {
-  kRefused,  // unless the file says which layers have one
-  kIgnored,  // attends to everything where the file asks for a window, as other runtimes do
-  kPeriodic  // all layers but each `period`-th have one, if the file gives one
-};
 
 // What the keys and tensors of an architecture mean (the facts are those of llama.cpp).
 struct Architecture {
@@ -30,8 +25,9 @@ struct Architecture {
   Norms norms = Norms::kBefore;
   const char* ffn_norm = "ffn_norm";
   uint32_t act = kActSilu;
-  Windows windows = Windows::kRefused;
-  uint32_t period = 0, window = 0;  // kPeriodic: where the file does not say; 0: it must, or has none
+  // All layers but each `period`-th have a window where the file does not say otherwise; 0: none has. And how
+  // long it is; 0: the file must say so, or has none.
+  uint32_t period = 0, window = 0;
   WindowRope window_rope = {};
   bool gemma = false;                      // embeddings times sqrt(d_model), soft caps
   float attention_cap = 0, logit_cap = 0;  // of gemma, where the file does not say
@@ -46,7 +42,6 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .pairing = kRopeHalves,
                                   .ffn_norm = "post_attention_norm",
                                   .act = kActClamped,
-                                  .windows = Windows::kPeriodic,
                                   .period = 2,
                                   .sinks = true,
                                   .experts = Experts::kAlways,
@@ -60,12 +55,11 @@ constexpr Architecture kArchitectures[] = {
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
     {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .experts = Experts::kAlways},
-    {.name = "phi3", .pairing = kRopeHalves, .windows = Windows::kIgnored},
+    {.name = "phi3", .pairing = kRopeHalves},
     {.name = "gemma2",
      .pairing = kRopeHalves,
      .norms = Norms::kBeforeAndBehind,
      .act = kActGelu,
-     .windows = Windows::kPeriodic,
      .period = 2,
      .window = 4096,
      .gemma = true,
@@ -77,7 +71,6 @@ constexpr Architecture kArchitectures[] = {
      .qk_norm = QkNorm::kEachHead,
      .norms = Norms::kBeforeAndBehind,
      .act = kActGelu,
-     .windows = Windows::kPeriodic,
      .period = 6,
      .window_rope = {.scaled = false, .base = 10000},
      .gemma = true,
@@ -90,7 +83,6 @@ constexpr Architecture kArchitectures[] = {
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kAllHeads,
      .norms = Norms::kBehind,
-     .windows = Windows::kPeriodic,
      .period = 4,
      .window_rope = {.scaled = false, .reads_base = false}},
 };
@@ -183,8 +175,15 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
     THIMBLE_LET(attention_cap, read_scale(gguf, prefix + "attn_logit_softcapping", double(a.attention_cap)));
     THIMBLE_LET(logit_cap, read_scale(gguf, prefix + "final_logit_softcapping", double(a.logit_cap)));
     if (a.attention_cap == 0 && attention_cap != 0)
-      return refused(gguf, prefix + "attn_logit_softcapping", double(attention_cap));
-    model.attention_cap = attention_cap, model.logit_cap = logit_cap;
+      model.warnings.push_back(
+          error(Code::kUnsupported,
+                "%s: key '%sattn_logit_softcapping' is %g, which models of this architecture do not have; it "
+                "is passed over",
+                gguf.name().c_str(), prefix.c_str(), double(attention_cap))
+              .message());
+    else
+      model.attention_cap = attention_cap;
+    model.logit_cap = logit_cap;
   }
   return {};
 }
@@ -223,14 +222,18 @@ Status load_shape(const Gguf& gguf, const Architecture& a, Model& model) {
   const auto count = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback, uint32_t& to) {
     return read_count(gguf, prefix + "." + key, max, fallback, to);
   };
+  const auto count_by_layer = [&](const char* key, uint64_t max, std::optional<uint64_t> fallback,
+                                  uint32_t& to) {
+    return read_count_by_layer(gguf, prefix + "." + key, shape.layers, max, fallback, to);
+  };
   THIMBLE_TRY(count("context_length", kMaxPositions, std::nullopt, model.info.context_length));
   THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, shape.layers));
   THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, shape.d_model));
   // Where all layers have experts, these may say how wide they are.
   if (a.experts != Experts::kAlways || gguf.find(prefix + ".feed_forward_length"))
-    THIMBLE_TRY(count("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
-  THIMBLE_TRY(count("attention.head_count", kMaxHeads, std::nullopt, shape.heads));
-  THIMBLE_TRY(count("attention.head_count_kv", shape.heads, shape.heads, shape.kv_heads));
+    THIMBLE_TRY(count_by_layer("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
+  THIMBLE_TRY(count_by_layer("attention.head_count", kMaxHeads, std::nullopt, shape.heads));
+  THIMBLE_TRY(count_by_layer("attention.head_count_kv", shape.heads, shape.heads, shape.kv_heads));
   if (shape.heads % shape.kv_heads != 0)
     return error(Code::kFormat, "%s: %u query heads cannot share %u key and value heads evenly",
                  gguf.name().c_str(), shape.heads, shape.kv_heads);
@@ -344,38 +347,57 @@ Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
   return layer;
 }
 
+// Layers with a window are as wide as the others.
+Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Model& model) {
+  const struct {
+    const char* key;
+    uint32_t usual;
+  } keys[] = {{"attention.key_length_swa", model.shape.head_dim},
+              {"attention.value_length_swa", model.shape.head_dim},
+              {"rope.dimension_count_swa", model.rope.n_rot}};
+  for (const auto& k : keys) {
+    const std::string key = prefix + k.key;
+    uint32_t count;
+    THIMBLE_TRY(read_count(gguf, key, kMaxHeadDim, k.usual, count));
+    if (count != k.usual)
+      return error(Code::kUnsupported,
+                   "%s: key %s is %u, and %u in layers without a window, which must be equal",
+                   gguf.name().c_str(), in_quotes(key).c_str(), count, k.usual);
+  }
+  return {};
+}
+
 // Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th, or where
 // that is 0 every one.
 Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string key = std::string(a.name) + ".attention.sliding_window", pattern = key + "_pattern";
+  const std::string prefix = std::string(a.name) + ".", key = prefix + "attention.sliding_window",
+                    pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
   if (!a.window && !gguf.find(key) && !a.sinks) return {};  // gemma3 and olmo2 may have none
   uint32_t window = 0, period = a.period;
   THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
   // Where there is a usual period, other runtimes pass over one that is spelled out layer by layer.
-  const GgufValue* spelled = gguf.find(pattern);
-  const bool by_layer = spelled && spelled->is_array;
-  THIMBLE_LET(number, with_default(by_layer ? std::optional<double>() : get_number(gguf, pattern), 1));
-  if (number == 0)
-    period = UINT32_MAX;
-  else if (!by_layer || !a.period)
-    THIMBLE_TRY(
-        read_count(gguf, pattern, spelled ? model.shape.layers : kMaxLayers, or_none(a.period), period));
-  if (window < model.info.context_length)
-    for (uint32_t i = 0; i < model.shape.layers; ++i)
-      if ((i + 1) % period != 0) model.layers[i].window = window;
-  return {};
+  const GgufValue* given = gguf.find(pattern);
+  if (given && given->is_array && a.period) {
+    THIMBLE_TRY(check_by_layer(gguf, pattern, model.shape.layers));
+  } else {
+    THIMBLE_LET(number, with_default(get_number(gguf, pattern), 1));
+    if (number == 0)
+      period = UINT32_MAX;
+    else
+      THIMBLE_TRY(
+          read_count(gguf, pattern, given ? model.shape.layers : kMaxLayers, or_none(a.period), period));
+  }
+  bool some = false;
+  for (uint32_t i = 0; i < model.shape.layers; ++i)
+    if ((i + 1) % period != 0) model.layers[i].window = window, some = true;
+  return some ? check_window_shape(gguf, prefix, model) : Status();
 }
 
-// A window where the architecture knows none.
-Status check_window(const Gguf& gguf, const Architecture& a, Model& model) {
-  const std::string key = std::string(a.name) + ".attention.sliding_window";
-  THIMBLE_LET(window, with_default(get_number(gguf, key), 0));
+// A window where the architecture has none.
+Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
+  THIMBLE_LET(window, with_default(get_number(gguf, std::string(a.name) + ".attention.sliding_window"), 0));
   if (window == 0 || window >= model.info.context_length) return {};
-  if (a.windows != Windows::kIgnored)
-    return error(Code::kUnsupported,
-                 "%s: key %s asks for a sliding window of %g tokens, which is not supported",
-                 gguf.name().c_str(), in_quotes(key).c_str(), window);
   model.warnings.push_back(
       error(Code::kUnsupported,
             "%s: the sliding window of %g tokens is not applied; every layer attends to the whole "
@@ -407,9 +429,9 @@ Status load_weights(const Gguf& gguf, Model& model) {
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
   THIMBLE_TRY(load_scales(gguf, architecture, model));
-  const bool windowed = architecture.windows == Windows::kPeriodic ||
-                        gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
-  if (!windowed) THIMBLE_TRY(check_window(gguf, architecture, model));
+  const bool windowed =
+      architecture.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
+  if (!windowed) THIMBLE_TRY(pass_over_window(gguf, architecture, model));
   THIMBLE_LET(epsilon, gguf.need_float(prefix + ".attention.layer_norm_rms_epsilon"));
   if (!(epsilon > 0 && epsilon < 1))
     return error(Code::kFormat,

@@ -6,32 +6,45 @@
 namespace thimble {
 namespace {
 
-Result<std::optional<uint64_t>> get_same_for_all_layers(const Gguf& gguf, const std::string& key) {
-  const GgufValue* value = gguf.find(key);
-  if (!value || !value->is_array) return gguf.get_uint(key);
-  THIMBLE_LET(found, gguf.get_ints(key));
-  const std::vector<int64_t>& values = *found;
-  if (values.empty() || values[0] < 0)
-    return error(Code::kFormat, "%s: key %s is an empty array or holds negative numbers", gguf.name().c_str(),
-                 in_quotes(key).c_str());
-  if (std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
-    return error(Code::kUnsupported, "%s: key %s differs from layer to layer, which is not supported",
-                 gguf.name().c_str(), in_quotes(key).c_str());
-  return std::optional(static_cast<uint64_t>(values[0]));
-}
-
-}  // namespace
-
-Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
-                  uint32_t& count) {
-  THIMBLE_LET(found, get_same_for_all_layers(gguf, key));
-  const std::optional<uint64_t> value = found ? found : fallback;
+Status set_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> value,
+                 uint32_t& count) {
   if (!value) return error(Code::kFormat, "%s lacks the key %s", gguf.name().c_str(), in_quotes(key).c_str());
   if (*value < 1 || *value > max)
     return error(Code::kFormat, "%s: key %s is %" PRIu64 ", where 1 to %" PRIu64 " is possible",
                  gguf.name().c_str(), in_quotes(key).c_str(), *value, max);
   count = static_cast<uint32_t>(*value);
   return {};
+}
+
+}  // namespace
+
+Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
+                  uint32_t& count) {
+  THIMBLE_LET(value, gguf.get_uint(key));
+  return set_count(gguf, key, max, value ? value : fallback, count);
+}
+
+Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers) {
+  const uint64_t count = gguf.find(key)->count;
+  if (count == layers) return {};
+  return error(Code::kFormat, "%s: key %s has %" PRIu64 " values for %" PRIu32 " layers", gguf.name().c_str(),
+               in_quotes(key).c_str(), count, layers);
+}
+
+Status read_count_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers, uint64_t max,
+                           std::optional<uint64_t> fallback, uint32_t& count) {
+  const GgufValue* value = gguf.find(key);
+  if (!value || !value->is_array) return read_count(gguf, key, max, fallback, count);
+  THIMBLE_TRY(check_by_layer(gguf, key, layers));
+  THIMBLE_LET(found, gguf.get_ints(key));
+  const std::vector<int64_t>& values = *found;
+  if (std::any_of(values.begin(), values.end(), [](int64_t v) { return v < 0; }))
+    return error(Code::kFormat, "%s: key %s holds negative numbers", gguf.name().c_str(),
+                 in_quotes(key).c_str());
+  if (std::any_of(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; }))
+    return error(Code::kUnsupported, "%s: key %s differs from layer to layer, which is not supported",
+                 gguf.name().c_str(), in_quotes(key).c_str());
+  return set_count(gguf, key, max, static_cast<uint64_t>(values[0]), count);
 }
 
 bool TensorSource::has_any(const std::string& begin) const {

@@ -25,10 +25,14 @@ Result<T> with_default(Result<std::optional<T>> value, std::type_identity_t<T> f
   return *value ? **value : fallback;
 }
 
-// Reads a count from 1 to max. Some files give one value for each layer; they are accepted where all are
-// equal. Without the key it is the fallback, or an error where that is absent too.
+// Reads a count from 1 to max. Without the key it is the fallback, or an error where that is absent too.
 Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
                   uint32_t& count);
+// The same of a key that may hold a value for each layer. They are accepted where all are equal.
+Status read_count_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers, uint64_t max,
+                           std::optional<uint64_t> fallback, uint32_t& count);
+// Refuses an array that has more or fewer values than there are layers.
+Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers);
 
 // Takes tensors out of a file by name, checks their types and shapes, and knows which were not asked for.
 class TensorSource {

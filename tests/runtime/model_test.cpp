@@ -270,9 +270,16 @@ TEST(Model, AcceptsAnArrayOfEqualValuesForEachLayer) {
   expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{1, 2}), Code::kUnsupported,
                  "key 'llama.attention.head_count_kv' differs from layer to layer");
   expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{}), Code::kFormat,
-                 "is an empty array");
+                 "has 0 values for 2 layers");
   expect_refused(w.set("llama.attention.head_count_kv", std::vector<int32_t>{-1, -1}), Code::kFormat,
                  "negative");
+  for (const char* key :
+       {"llama.attention.head_count", "llama.attention.head_count_kv", "llama.feed_forward_length"})
+    for (const size_t count : {1, 3})
+      expect_refused(tiny_model("llama").set(key, std::vector<uint32_t>(count, 1u)), Code::kFormat,
+                     "key '" + std::string(key) + "' has " + std::to_string(count) + " values for 2 layers");
+  expect_refused(tiny_model("llama").set("llama.block_count", std::vector<uint32_t>{2}), Code::kFormat,
+                 "'llama.block_count' is an array");
 }
 
 TEST(Model, AcceptsIntegersOfAnyWidth) {
@@ -372,29 +379,66 @@ TEST(Model, RefusesKeysThatWouldChangeTheResult) {
                  "'llama.attention.causal'");
 }
 
-TEST(Model, WarnsAboutASlidingWindowOfPhi3AndRefusesOthers) {
-  const Lent narrow(tiny_model("phi3").set("phi3.attention.sliding_window", 63u));
-  ASSERT_TRUE(narrow.ok()) << narrow.status().message();
-  ASSERT_EQ(narrow->warnings.size(), 1u);
-  EXPECT_NE(narrow->warnings[0].find("sliding window of 63 tokens is not applied"), std::string::npos);
-  for (const uint32_t window : {0u, 64u, 262144u}) {
-    const Lent wide(tiny_model("phi3").set("phi3.attention.sliding_window", window));
-    ASSERT_TRUE(wide.ok());
-    EXPECT_TRUE(wide->warnings.empty());
+TEST(Model, WarnsAboutASoftCapOfAttentionThatGemma3DoesNotHave) {
+  const Lent m(tiny_model("gemma3").set("gemma3.attn_logit_softcapping", 50.0f));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->attention_cap, 0);
+  ASSERT_EQ(m->warnings.size(), 1u);
+  EXPECT_NE(
+      m->warnings[0].find("key 'gemma3.attn_logit_softcapping' is 50, which models of this architecture do"),
+      std::string::npos)
+      << m->warnings[0];
+}
+
+TEST(Model, WarnsAboutASlidingWindowThatIsNotApplied) {
+  for (const char* architecture : {"phi3", "llama", "qwen2", "qwen3", "qwen3moe", "smollm3", "granite"}) {
+    SCOPED_TRACE(architecture);
+    const std::string key = std::string(architecture) + ".attention.sliding_window";
+    const Lent narrow(tiny_model(architecture).set(key, 63u));
+    ASSERT_TRUE(narrow.ok()) << narrow.status().message();
+    ASSERT_EQ(narrow->warnings.size(), 1u);
+    EXPECT_NE(narrow->warnings[0].find("sliding window of 63 tokens is not applied"), std::string::npos);
+    EXPECT_EQ(narrow->layers[0].window, 0u);
+    for (const uint32_t window : {0u, 64u, 262144u}) {
+      const Lent wide(tiny_model(architecture).set(key, window));
+      ASSERT_TRUE(wide.ok());
+      EXPECT_TRUE(wide->warnings.empty());
+    }
   }
-  expect_refused(tiny_model("llama").set("llama.attention.sliding_window", 32u), Code::kUnsupported,
-                 "key 'llama.attention.sliding_window' asks for a sliding window of 32 tokens");
-  // A pattern says which layers have it: all but each so-many-th.
-  const auto windows = [](uint32_t window, uint32_t pattern) {
-    const Lent m(tiny_model("llama")
-                     .set("llama.attention.sliding_window", window)
-                     .set("llama.attention.sliding_window_pattern", pattern));
+}
+
+TEST(Model, GivesTheWindowToTheLayersThatThePatternNames) {
+  const auto with = [](const char* architecture, uint32_t window, const auto& pattern) {
+    const std::string key = std::string(architecture) + ".attention.sliding_window";
+    return tiny_model(architecture).set(key, window).set(key + "_pattern", pattern);
+  };
+  const auto windows = [&](uint32_t window, uint32_t pattern) {
+    const Lent m(with("llama", window, pattern));
     return std::vector<uint32_t>{m->layers[0].window, m->layers[1].window};
   };
   EXPECT_EQ(windows(32, 2), (std::vector<uint32_t>{32, 0}));
   EXPECT_EQ(windows(32, 1), (std::vector<uint32_t>{0, 0}));
   EXPECT_EQ(windows(32, 0), (std::vector<uint32_t>{32, 32}));
-  EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{0, 0}));  // the whole context
+  EXPECT_EQ(windows(1u << 20, 2), (std::vector<uint32_t>{1u << 20, 0}));  // texts may be longer than trained
+  using Layers = std::vector<int32_t>;
+  for (const Layers& layers : {Layers{1}, Layers{1, 0, 1}})
+    expect_refused(with("gemma3", 16, layers), Code::kFormat,
+                   "key 'gemma3.attention.sliding_window_pattern' has " + std::to_string(layers.size()) +
+                       " values for 2 layers");
+  // Where no pattern is usual, nobody says what one of another form means.
+  expect_refused(with("llama", 16, Layers{1, 0}), Code::kFormat,
+                 "key 'llama.attention.sliding_window_pattern' is an array");
+}
+
+TEST(Model, RefusesLayersWithAWindowOfAnotherShape) {
+  for (const char* key :
+       {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"}) {
+    const std::string of_gemma3 = "gemma3." + std::string(key), of_llama = "llama." + std::string(key);
+    EXPECT_TRUE(Lent(tiny_model("gemma3").set(of_gemma3, 4u)).ok());
+    expect_refused(tiny_model("gemma3").set(of_gemma3, 2u), Code::kUnsupported,
+                   "key '" + of_gemma3 + "' is 2, and 4 in layers without a window");
+    EXPECT_TRUE(Lent(tiny_model("llama").set(of_llama, 2u)).ok());  // it has no such layers
+  }
 }
 
 TEST(Model, RefusesImpossibleShapes) {
