@@ -41,11 +41,11 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   const bool chunks_select = policies.selection->selects_chunks(o);
   uint32_t view_entries = 0;  // that a chunk attends to at most
   for (const LayerWeights& layer : model.layers) {
-    uint32_t entries = 0;
+    uint64_t entries = 0;
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
       const uint32_t keep = o.keeps.empty() ? o.pool : o.keeps[d.runs.size()];
       HeadRun run = layer.window ? windowed_run(o, layer.window) : full_run(o, *policies.retention, keep);
-      run.first = entries;
+      run.first = static_cast<uint32_t>(entries);
       entries += run.capacity;
       d.runs.push_back(run);
       d.capacity = std::max(d.capacity, run.capacity);
@@ -60,8 +60,8 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
       view_entries = std::max(view_entries, of_chunk);
       d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
     }
-    d.layer_entries.push_back(entries);
-    d.most_layer_entries = std::max(d.most_layer_entries, entries);
+    d.layer_entries.push_back(static_cast<uint32_t>(std::min<uint64_t>(entries, UINT32_MAX)));
+    d.most_layer_entries = std::max(d.most_layer_entries, d.layer_entries.back());
   }
   d.view_capacity = std::min(view_entries, kMaxViewEntries);
   d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));

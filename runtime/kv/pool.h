@@ -23,7 +23,7 @@ struct HeadRun {
 // Everything that follows from the model and the resolved options before a byte is counted.
 struct Dimensions {
   std::vector<HeadRun> runs;            // [layer][kv head]
-  std::vector<uint32_t> layer_entries;  // of all heads, by layer
+  std::vector<uint32_t> layer_entries;  // of all heads, by layer; UINT32_MAX: as many or more
   uint32_t most_layer_entries = 0;
   uint32_t capacity = 0;  // of the longest run
   uint32_t reach = 0;     // entries of the longest run and the chunk that a step can see
@@ -32,8 +32,8 @@ struct Dimensions {
   uint32_t rope_positions = 0;  // positions that the rope table serves
   uint32_t largest_list = 0;    // entries that a row attends to at most
   uint32_t qkv_cols = 0;        // (H + 2 Hkv) dh
-  bool evicts = false;       // some layer does
-  bool full_evict = false;   // those do that attend to everything
+  bool evicts = false;          // some layer does
+  bool full_evict = false;      // those do that attend to everything
 };
 Dimensions dimensions(const Model&, const SessionOptions& resolved, const Policies&);
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t kDefaultPool = 4096, kDefaultChunk = 1024, kDefaultMaxNew = 256;
 constexpr uint32_t kLargestCount = 1u << 28;  // keeps every index and byte count far from overflow
+constexpr uint32_t kMostLayerEntries = INT32_MAX;
 
 // The largest pool that these options can put to use.
 uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies& policies) {
@@ -56,6 +57,12 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
   plan.options = o;
   plan.dimensions = dimensions(model, o, policies);
   const Dimensions& d = plan.dimensions;
+  if (d.most_layer_entries > kMostLayerEntries)
+    return error(
+        Code::kUnsupported,
+        "the heads of a layer cannot hold more than %u entries together; choose a smaller pool, or a "
+        "model whose windows are shorter",
+        kMostLayerEntries);
   const Setting setting{model, plan.options, d};
   ModelShape shape = model.shape;
   if (o.retainer) shape.retainer = o.retainer->matrices();
@@ -98,8 +105,7 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
     SessionOptions tried = o;
     tried.pool = low + (high - low) / 2;
     THIMBLE_TRY(policies.retention->resolve(model, tried));
-    THIMBLE_LET(plan, count(model, device, tried));
-    if (plan.total <= o.budget) {
+    if (const auto plan = count(model, device, tried); plan.ok() && plan->total <= o.budget) {
       fits = tried.pool;
       low = tried.pool + 1;
     } else {

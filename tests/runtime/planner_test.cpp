@@ -437,6 +437,21 @@ TEST(Planner, LargeCountsDoNotOverflow) {
   EXPECT_GT(must(plan(o)).total, uint64_t{96} << 30);
 }
 
+// 2^27 entries of 32 heads are as many as 32 bits can count. Keys and values of an entry are 8 halves each.
+TEST(Planner, EntriesOfManyHeadsDoNotOverflow) {
+  const SeededModel many = seeded_model({.heads = 32, .kv_heads = 32, .context_length = 1u << 28});
+  const SessionOptions o{.budget = uint64_t{16} << 30, .chunk = 32, .max_new = 8};
+  const MemoryPlan p = must(make_plan(*many.model, *cpu(), o));
+  EXPECT_LT(p.options.pool, o.budget / (2 * 32 * 2 * 8 * sizeof(uint16_t)));
+  EXPECT_LE(p.total, o.budget);
+
+  const SeededModel wide = seeded_model({.window = 1u << 30});
+  const Status refused = make_plan(*wide.model, *cpu(), {.pool = 60}).status();
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_NE(refused.message().find("the heads of a layer cannot hold more than"), std::string::npos)
+      << refused.message();
+}
+
 TEST(Planner, AVocabularyAloneHasNoPlan) {
   GgufWriter w;
   w.set("general.architecture", "llama")
