@@ -263,6 +263,11 @@ Status load_qkv(TensorSource& tensors, const std::string& block, const ModelShap
     layer.q = qkv.row_range(0, q_rows);
     layer.k = qkv.row_range(q_rows, kv_rows);
     layer.v = qkv.row_range(q_rows + kv_rows, kv_rows);
+    THIMBLE_LET(bias, tensors.vector_if_any(block + "attn_qkv.bias", q_rows + 2 * kv_rows));
+    if (!bias) return {};
+    layer.q_bias = bias.part(0, q_rows);
+    layer.k_bias = bias.part(q_rows, kv_rows);
+    layer.v_bias = bias.part(q_rows + kv_rows, kv_rows);
     return {};
   }
   THIMBLE_LET(q, tensors.matrix(block + "attn_q.weight", q_rows, shape.d_model));

@@ -53,6 +53,10 @@ Tensor Tensor::row_range(uint32_t first, uint32_t count) const {
   return {data + dtype_bytes(type, uint64_t(first) * cols), type, count, cols};
 }
 
+Tensor Tensor::part(uint32_t first, uint32_t count) const {
+  return {data + first * sizeof(float), type, 1, count};
+}
+
 Result<std::shared_ptr<const Model>> Model::open(MappedFile file, std::string name) {
   std::vector<GgufFile> files;
   files.push_back({std::move(file), std::move(name)});

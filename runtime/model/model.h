@@ -24,6 +24,7 @@ struct Tensor {
   explicit operator bool() const { return data != nullptr; }
   uint64_t bytes() const { return dtype_bytes(type, uint64_t(rows) * cols); }
   Tensor row_range(uint32_t first, uint32_t count) const;  // rows of a fused matrix
+  Tensor part(uint32_t first, uint32_t count) const;       // elements of a vector, which is f32
 };
 
 // How keys and queries rotate: enough to build the table of backends/backend.h for any number of positions.

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <numeric>
+#include <tuple>
 
 #include "base/bits.h"
 #include "tests/support/data.h"
@@ -221,6 +223,24 @@ TEST(Model, CutsFusedMatricesIntoQKVAndGateThenUp) {
   EXPECT_EQ(value(layer.v, 0), qkv + (8 + 4) * 8);
   EXPECT_EQ(gate, qkv + 16 * 8);
   EXPECT_EQ(value(layer.up, 0), gate + 12 * 8);
+}
+
+TEST(Model, CutsTheBiasOfAFusedMatrixAsTheMatrix) {
+  std::vector<float> bias(16);
+  std::iota(bias.begin(), bias.end(), 0.0f);
+  GgufWriter w = tiny_model("phi3");
+  const Lent m(w.tensor("blk.1.attn_qkv.bias", {16}, bias));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_FALSE(m->layers[0].q_bias || m->layers[0].k_bias || m->layers[0].v_bias);
+  const LayerWeights& layer = m->layers[1];
+  for (const auto& [part, first, count] :
+       {std::tuple{layer.q_bias, 0, 8}, {layer.k_bias, 8, 4}, {layer.v_bias, 12, 4}}) {
+    ASSERT_EQ(part.rows, 1u);
+    ASSERT_EQ(part.cols, static_cast<uint32_t>(count));
+    for (int i = 0; i < count; ++i) EXPECT_EQ(value(part, static_cast<uint32_t>(i)), first + i);
+  }
+  expect_refused(w.tensor("blk.1.attn_qkv.bias", {12}, std::vector<float>(12)), Code::kFormat,
+                 "tensor 'blk.1.attn_qkv.bias' is 12, where 16 is expected");
 }
 
 TEST(Model, CutsRowsOfQuantizedMatrices) {
