@@ -28,7 +28,7 @@ struct Architecture {
   // All layers but each `period`-th have a window where the file does not say otherwise; 0: none has. And how
   // long it is; 0: the file must say so, or has none.
   uint32_t period = 0, window = 0;
-  WindowRope window_rope = {};
+  RopeRules rope = {};
   bool gemma = false;                      // embeddings times sqrt(d_model), soft caps
   float attention_cap = 0, logit_cap = 0;  // of gemma, where the file does not say
   uint32_t layers_of_27b = 0;              // gemma's 27B scales by d_model / heads instead of head_dim
@@ -46,12 +46,15 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .sinks = true,
                                   .experts = Experts::kAlways,
                                   .route = kRouteSoftmaxOfChosen};
+constexpr Architecture kGranite = {
+    .name = "granite", .pairing = kRopeAdjacent, .granite_scales = true, .experts = Experts::kMay};
 constexpr Architecture named(Architecture a, const char* name) {
   a.name = name;
   return a;
 }
 constexpr Architecture kArchitectures[] = {
     {.name = "llama", .pairing = kRopeAdjacent, .experts = Experts::kMay},
+    {.name = "mistral3", .pairing = kRopeAdjacent, .rope = {.reads_yarn = true}, .experts = Experts::kMay},
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
     {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .experts = Experts::kAlways},
@@ -72,19 +75,20 @@ constexpr Architecture kArchitectures[] = {
      .norms = Norms::kBeforeAndBehind,
      .act = kActGelu,
      .period = 6,
-     .window_rope = {.scaled = false, .base = 10000},
+     .rope = {.scales_windows = false, .window_base = 10000},
      .gemma = true,
      .layers_of_27b = 62},
     kGptOss,
     named(kGptOss, "gptoss"),
     {.name = "smollm3", .pairing = kRopeAdjacent, .unrotated_every = 4},
-    {.name = "granite", .pairing = kRopeAdjacent, .granite_scales = true},
+    kGranite,
+    named(kGranite, "granitemoe"),
     {.name = "olmo2",
      .pairing = kRopeHalves,
      .qk_norm = QkNorm::kAllHeads,
      .norms = Norms::kBehind,
      .period = 4,
-     .window_rope = {.scaled = false, .reads_base = false}},
+     .rope = {.scales_windows = false, .reads_window_base = false}},
 };
 
 Result<Architecture> find_architecture(const Gguf& gguf) {
@@ -106,7 +110,8 @@ struct Refused {
 constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
                                 {"attention.clamp_kqv", 0},
                                 {"attention.max_alibi_bias", 0},
-                                {"attention.causal", 1}};
+                                {"attention.causal", 1},
+                                {"attention.temperature_scale", 0}};
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
 
@@ -434,6 +439,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
   THIMBLE_TRY(load_scales(gguf, architecture, model));
+  if (shape.experts) model.route.scale = model.residual_scale;  // what they give goes to the stream at once
   const bool windowed =
       architecture.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, architecture, model));
@@ -447,7 +453,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
 
   TensorSource tensors(gguf);
   model.rope.pairing = architecture.pairing;
-  THIMBLE_TRY(load_rope(gguf, prefix, architecture.window_rope, tensors, model));
+  THIMBLE_TRY(load_rope(gguf, prefix, architecture.rope, tensors, model));
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
   THIMBLE_LET(output_norm, tensors.vector("output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;

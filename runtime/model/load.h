@@ -69,15 +69,16 @@ Result<std::vector<float>> retainer_shares(const Gguf& gguf);
 // architecture.cpp: fills shape, rope, epsilon and the weights by role.
 Status load_weights(const Gguf& gguf, Model& model);
 
-// What an architecture's layers with a window have instead of the others' rotation.
-struct WindowRope {
-  bool scaled = true;      // as the others are
-  bool reads_base = true;  // the file may give a base, the key freq_base_swa
-  double base = 0;         // where it does not; 0: that of the others
+// What architectures have in other ways of rotation.
+struct RopeRules {
+  bool reads_yarn = false;        // where its ramp lies and what becomes of its magnitude may be in the file
+  bool scales_windows = true;     // layers with a window have the scaling of the others
+  bool reads_window_base = true;  // the file may give these layers a base of their own, the key freq_base_swa
+  double window_base = 0;         // where it does not; 0: that of the others
 };
 // rope.cpp: `prefix` is the architecture's name, in front of every key. model.shape and model.info are filled
 // already.
-Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& windows,
-                 TensorSource& tensors, Model& model);
+Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& rules, TensorSource& tensors,
+                 Model& model);
 
 }  // namespace thimble

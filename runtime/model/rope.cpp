@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <optional>
 
 #include "base/bits.h"
 #include "runtime/model/load.h"
@@ -13,17 +14,19 @@ namespace {
 
 constexpr uint32_t kBlock = 64;  // positions that share a row of the table's second part
 
-// Under yarn, the pair that turns so often within the original context is the last to keep its frequency, and
-// the one that turns so often the first that is scaled whole.
-constexpr double kFastTurns = 32, kSlowTurns = 1;
+// Of yarn: the pair that turns so often within the original context is the last to keep its frequency, the
+// one that turns so often the first that is scaled whole; and how little the magnitude grows.
+struct Yarn {
+  double fast_turns = 32, slow_turns = 1, log_multiplier = 0;
+};
 
 // The share of its unscaled frequency that each channel pair keeps under yarn, a ramp between the two pairs.
-std::vector<double> yarn_shares(uint32_t n_rot, double original_context, double base) {
+std::vector<double> yarn_shares(const Yarn& yarn, uint32_t n_rot, double original_context, double base) {
   const auto pair = [&](double turns) {  // fractional index of the pair that turns so often
     return n_rot * std::log(original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
-  const double first = std::max(0.0, std::floor(pair(kFastTurns)));
-  const double last = std::min(n_rot - 1.0, std::ceil(pair(kSlowTurns)));
+  const double first = std::max(0.0, std::floor(pair(yarn.fast_turns)));
+  const double last = std::min(n_rot - 1.0, std::ceil(pair(yarn.slow_turns)));
   std::vector<double> shares(n_rot / 2);
   for (uint32_t i = 0; i < shares.size(); ++i)
     shares[i] = 1 - std::clamp((i - first) / std::max(0.001, last - first), 0.0, 1.0);
@@ -37,6 +40,12 @@ Result<double> read_positive(const Gguf& gguf, const std::string& key, double fa
     return error(Code::kFormat, "%s: key %s is %g instead of a positive number", gguf.name().c_str(),
                  in_quotes(key).c_str(), value);
   return value;
+}
+
+// The same where 0 is as good as no key.
+Result<double> read_positive_or_0(const Gguf& gguf, const std::string& key, double fallback) {
+  THIMBLE_LET(value, with_default(gguf.get_float(key), 0));
+  return value == 0 ? fallback : read_positive(gguf, key, fallback);
 }
 
 // The frequency divisors in a tensor, [n_rot / 2].
@@ -66,14 +75,14 @@ Result<double> read_base(const Gguf& gguf, const std::string& key, double fallba
 // What becomes of a base's frequencies.
 struct Scaling {
   double factor = 1;
-  bool yarn = false;
+  std::optional<Yarn> yarn;
   std::vector<double> divisors, short_divisors;  // of each channel pair; the latter of longrope alone
 };
 
 // The scheme with its frequencies.
 RopeScheme with_base(RopeScheme rope, const Scaling& scaling, double base) {
   std::vector<double> shares(rope.n_rot / 2, 0.0);
-  if (scaling.yarn) shares = yarn_shares(rope.n_rot, rope.original_context, base);
+  if (scaling.yarn) shares = yarn_shares(*scaling.yarn, rope.n_rot, rope.original_context, base);
   const auto frequencies = [&](const std::vector<double>& divisors) {
     std::vector<double> out;
     for (uint32_t i = 0; i < divisors.size(); ++i) {
@@ -89,8 +98,8 @@ RopeScheme with_base(RopeScheme rope, const Scaling& scaling, double base) {
 
 }  // namespace
 
-Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& windows,
-                 TensorSource& tensors, Model& model) {
+Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& rules, TensorSource& tensors,
+                 Model& model) {
   RopeScheme& rope = model.rope;
   const std::string keys = prefix + ".rope.", scaling_keys = keys + "scaling.";
   const uint32_t head_dim = model.shape.head_dim;
@@ -99,8 +108,8 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& 
     return error(Code::kFormat, "%s: key '%sdimension_count' is %" PRIu32 ", which is odd",
                  gguf.name().c_str(), keys.c_str(), rope.n_rot);
   THIMBLE_LET(base, read_base(gguf, keys + "freq_base", 10000));
-  double window_base = windows.base != 0 ? windows.base : base;
-  if (windows.reads_base) {
+  double window_base = rules.window_base != 0 ? rules.window_base : base;
+  if (rules.reads_window_base) {
     THIMBLE_LET(given, read_base(gguf, keys + "freq_base_swa", window_base));
     window_base = given;
   }
@@ -114,11 +123,8 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& 
   Scaling scaling;
   const bool legacy = !gguf.find(scaling_keys + "factor") && gguf.find(keys + "scale_linear");
   const std::string factor_key = legacy ? keys + "scale_linear" : scaling_keys + "factor";
-  THIMBLE_LET(given_factor, with_default(gguf.get_float(factor_key), 0));  // where 0 is as good as none
-  if (type != "none" && given_factor != 0) {
-    THIMBLE_LET(positive, read_positive(gguf, factor_key, 1));
-    scaling.factor = positive;
-  }
+  THIMBLE_LET(factor, read_positive_or_0(gguf, factor_key, 1));
+  if (type != "none") scaling.factor = factor;
   THIMBLE_TRY(read_count(gguf, scaling_keys + "original_context_length", kMaxPositions,
                          model.info.context_length, rope.original_context));
   const double original = rope.original_context, context = model.info.context_length;
@@ -131,8 +137,18 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& 
                                      : 1;
   THIMBLE_LET(attention_factor, read_positive(gguf, scaling_keys + "attn_factor", longrope_factor));
   rope.attention_factor = attention_factor;
-  scaling.yarn = type == "yarn";
-  if (scaling.yarn) rope.attention_factor *= 1 + 0.1 * std::log(std::max(scaling.factor, 1.0));
+  if (type == "yarn") {
+    Yarn yarn;
+    if (rules.reads_yarn) {
+      THIMBLE_LET(fast, read_positive(gguf, scaling_keys + "yarn_beta_fast", yarn.fast_turns));
+      THIMBLE_LET(slow, read_positive(gguf, scaling_keys + "yarn_beta_slow", yarn.slow_turns));
+      THIMBLE_LET(multiplier, read_positive_or_0(gguf, scaling_keys + "yarn_log_multiplier", 0));
+      yarn = {fast, slow, multiplier};
+    }
+    const double growth = 0.1 * std::log(std::max(scaling.factor, 1.0));
+    rope.attention_factor *= (1 + growth) / (1 + yarn.log_multiplier * growth);
+    scaling.yarn = yarn;
+  }
 
   const std::vector<double> ones(rope.n_rot / 2, 1.0);
   scaling.divisors = ones;
@@ -144,7 +160,7 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const WindowRope& 
     THIMBLE_LET(llama3_divisors, read_divisors(gguf, tensors, "rope_freqs.weight", rope.n_rot));
     scaling.divisors = llama3_divisors;
   }
-  if (!windows.scaled)
+  if (!rules.scales_windows)
     model.window_rope =
         with_base({.pairing = rope.pairing, .n_rot = rope.n_rot}, {.divisors = ones}, window_base);
   else if (window_base != base)

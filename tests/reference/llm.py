@@ -108,10 +108,11 @@ def rope(g, arch, n_rot, context):
     kind, scale = get("scaling.type", "none"), get("scaling.factor", 1.0)
     if kind == "linear": freq = freq / scale
     if kind == "yarn":  # fast channels turn as trained, slow ones are interpolated, a ramp lies between
+        own = (lambda key, default: get("scaling.yarn_" + key, default)) if arch == "mistral3" else lambda key, default: default
         channel = lambda turns: n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-        low, high = max(0, math.floor(channel(32))), min(n_rot - 1, math.ceil(channel(1)))
+        low, high = max(0, math.floor(channel(own("beta_fast", 32)))), min(n_rot - 1, math.ceil(channel(own("beta_slow", 1))))
         keep = 1 - np.clip((np.arange(n_rot // 2) - low) / max(0.001, high - low), 0, 1)
-        freq, factor = freq * keep + freq / scale * (1 - keep), factor * (1 + 0.1 * math.log(scale))
+        freq, factor = freq * keep + freq / scale * (1 - keep), factor * (1 + 0.1 * math.log(scale)) / (1 + 0.1 * own("log_multiplier", 0) * math.log(scale))
     divide = g.tensor("rope_freqs.weight")
     if "rope_factors_long.weight" in g.infos:
         divide = g.tensor("rope_factors_long.weight" if context > original else "rope_factors_short.weight")
@@ -119,6 +120,9 @@ def rope(g, arch, n_rot, context):
 
 
 # ---- the model ----
+
+def silu(a): return a / (1 + np.exp(-a))
+
 
 class Pool:
     """One layer: what every KV head holds, in the order of the text."""
@@ -148,7 +152,11 @@ class Model:
         self.eps = get("attention.layer_norm_rms_epsilon")
         self.n_rot = get("rope.dimension_count", self.dh)
         self.freq, self.factor = rope(g, arch, self.n_rot, context or get("context_length"))
-        self.adjacent = arch == "llama"
+        self.adjacent = arch in ("llama", "mistral3", "granite", "granitemoe")
+        scales = get if arch.startswith("granite") else lambda key: None  # 0 is as good as none
+        self.embedding_scale, self.residual_scale, self.logit_scale = (scales(n + "_scale") or 1 for n in ("embedding", "residual", "logit"))
+        self.attention_divisor = 1 / scales("attention.scale") if scales("attention.scale") else math.sqrt(self.dh)
+        self.chosen = get("expert_used_count", 0)
         w = lambda name: g.tensor(name, dtype)
         self.embedding, self.output_norm = w("token_embd.weight"), w("output_norm.weight")
         out = w("output.weight")
@@ -157,7 +165,8 @@ class Model:
         for i in range(self.L):
             t = lambda name: w(f"blk.{i}.{name}")
             b = {n: t(n + ".weight") for n in ("attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm",
-                                              "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down")}
+                                              "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps",
+                                              "ffn_down_exps")}
             b.update({n + "_bias": t(n + ".bias") for n in ("attn_q", "attn_k", "attn_v", "attn_output")})
             if (qkv := t("attn_qkv.weight")) is not None:  # phi3 fuses them
                 b["attn_q"], b["attn_k"], b["attn_v"] = np.split(qkv, [self.H * self.dh, (self.H + self.Hkv) * self.dh])
@@ -184,14 +193,24 @@ class Model:
         y[..., i], y[..., j] = x[..., i] * c - x[..., j] * s, x[..., i] * s + x[..., j] * c
         return y
 
+    def feed_forward(self, x, b):
+        swiglu = lambda x, gate, up, down: (silu(x @ gate.T) * (x @ up.T)) @ down.T
+        if b["ffn_gate_inp"] is None: return swiglu(x, b["ffn_gate"], b["ffn_up"], b["ffn_down"])
+        likes, y = x @ b["ffn_gate_inp"].T, np.zeros_like(x)
+        for row, like in enumerate(likes):  # the softmax of the chosen alone is that of all, divided by its sum over the chosen
+            best = np.argsort(-like, kind="stable")[:self.chosen]
+            share = np.exp(like[best] - like[best[0]])
+            for e, w in zip(best, share / share.sum()):
+                y[row] += w * swiglu(x[row], *(b[f"ffn_{n}_exps"][e] for n in ("gate", "up", "down")))
+        return y
+
     def run(self, ids, select=None):
         """Reads tokens as one chunk and appends them to the pool; the logits of every row. `select(layer, q)`, for one
         row, gives each KV head's ascending list of entries; without it all are attended."""
         c, g, dtype = len(ids), self.H // self.Hkv, self.dtype
         stored = (lambda a: a.astype(np.float16).astype(dtype)) if self.kv_f16 else (lambda a: a)
-        silu = lambda a: a / (1 + np.exp(-a))
         linear = lambda a, b, name: a @ b[name].T + (0 if b.get(name + "_bias") is None else b[name + "_bias"])
-        h = self.embedding[ids]
+        h = self.embedding[ids] * dtype(self.embedding_scale)
         for l, (b, p) in enumerate(zip(self.layers, self.pool)):
             x = self.norm(h, b["attn_norm"])
             q, k, v = (linear(x, b, "attn_" + n).reshape(c, -1, self.dh).transpose(1, 0, 2) for n in "qkv")
@@ -208,15 +227,14 @@ class Model:
             for j, list_ in enumerate(lists):
                 n = len(list_)
                 own = self.rotate(q[j * g:(j + 1) * g], n - c + np.arange(c))
-                s = own @ self.rotate(p.k[j, list_], np.arange(n)).T / dtype(math.sqrt(self.dh))
+                s = own @ self.rotate(p.k[j, list_], np.arange(n)).T / dtype(self.attention_divisor)
                 s[:, np.arange(n)[None, :] > n - c + np.arange(c)[:, None]] = -np.inf
                 s = np.exp(s - s.max(-1, keepdims=True))
                 out[j * g:(j + 1) * g] = s / s.sum(-1, keepdims=True) @ p.v[j, list_]
-            h = h + linear(out.transpose(1, 0, 2).reshape(c, -1), b, "attn_output")
-            x = self.norm(h, b["ffn_norm"])
-            h = h + (silu(x @ b["ffn_gate"].T) * (x @ b["ffn_up"].T)) @ b["ffn_down"].T
+            h = h + linear(out.transpose(1, 0, 2).reshape(c, -1), b, "attn_output") * dtype(self.residual_scale)
+            h = h + self.feed_forward(self.norm(h, b["ffn_norm"]), b) * dtype(self.residual_scale)
         self.position += c
-        return self.norm(h, self.output_norm) @ self.output.T
+        return self.norm(h, self.output_norm) @ self.output.T / dtype(self.logit_scale)
 
     # ---- Locret (algorithms 2.5) ----
 

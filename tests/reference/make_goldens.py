@@ -67,15 +67,16 @@ def write_model(path, arch, tensors, L, d, H, Hkv, dh, ff, **more):
         f.write(b"\0" * (-f.tell() % 32))
 
 
-def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, divide={}, **more):
-    """kinds: types of the matrices, taken in turn; one whose blocks do not fit becomes Q8_0. divide: tensors of rope factors."""
+def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, divide={}, experts=0, **more):
+    """kinds: types of the matrices, taken in turn; one whose blocks do not fit becomes Q8_0. divide: tensors of rope factors.
+    experts: in each layer, two of which a token uses."""
     rng, tensors, turn = np.random.default_rng(SEED), [], [0]
     vector = lambda n, size, around, std: tensors.append((n, F32, (size,), (around + std * rng.standard_normal(size)).astype(np.float32).tobytes()))
-    def matrix(n, rows, cols, gain=1.0):
+    def matrix(n, rows, cols, gain=1.0, count=()):
         kind = kinds[turn[0] % len(kinds)]
         turn[0] += 1
         if cols % llm.BLOCK[kind][0]: kind = Q8_0
-        tensors.append((n, kind, (rows, cols), packed(rng, kind, (rows, cols), gain / np.sqrt(cols))))
+        tensors.append((n, kind, (*count, rows, cols), packed(rng, kind, (*count, rows, cols), gain / np.sqrt(cols))))
     matrix("token_embd.weight", VOCAB, d, 1.5 if tied else 8.0)
     vector("output_norm.weight", d, 1, 0.1)
     if not tied: matrix("output.weight", VOCAB, d, 1.5)
@@ -90,9 +91,14 @@ def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm
         matrix(b + "attn_output.weight", d, H * dh)
         if "output" in biases: vector(b + "attn_output.bias", d, 0, 0.3)
         if qk_norm: vector(b + "attn_q_norm.weight", dh, 1.5, 0.3), vector(b + "attn_k_norm.weight", dh, 1.5, 0.3)
+        if experts:
+            tensors.append((b + "ffn_gate_inp.weight", F32, (experts, d), packed(rng, F32, (experts, d), 2 / np.sqrt(d))))
+            for part in ("gate", "up", "down"): matrix(b + f"ffn_{part}_exps.weight", *((d, ff) if part == "down" else (ff, d)), count=(experts,))
+            continue
         if arch == "phi3": matrix(b + "ffn_up.weight", 2 * ff, d)
         else: matrix(b + "ffn_gate.weight", ff, d), matrix(b + "ffn_up.weight", ff, d)
         matrix(b + "ffn_down.weight", d, ff)
+    if experts: more = {"expert_count": experts, "expert_used_count": 2, **more}
     write_model(os.path.join(HERE, name), arch, tensors, L, d, H, Hkv, dh, ff, **more)
 
 
@@ -142,8 +148,13 @@ def write_tiny_models():
     tiny("tiny-llama3.gguf", "llama", divide={"rope_freqs.weight": 1 + 7 * slow}, **small)
     tiny("tiny-longrope.gguf", "phi3", divide={"rope_factors_long.weight": 1 + 15 * slow, "rope_factors_short.weight": 1 + slow / 2},
          **small, **scaled("longrope", **{"rope.scaling.attn_factor": 1.19}))
-    plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3"]
-    far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope"]
+    # The ramp lies elsewhere than in other families, and the magnitude is another.
+    tiny("tiny-mistral3.gguf", "mistral3", 3, 32, 2, 1, 32, 64, [F16, Q8_0, Q4_0],
+         **scaled("yarn", **{"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5, "rope.scaling.yarn_log_multiplier": 0.5}))
+    tiny("tiny-granitemoe.gguf", "granitemoe", experts=4, **small,
+         **{"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.3, "logit_scale": 1.5})
+    plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3", "tiny-granitemoe"]
+    far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope", "tiny-mistral3"]
     return [(n + ".gguf", 40, 0) for n in plain] + [(n + ".gguf", 150, 0) for n in far] + [("tiny-longrope.gguf", 40, 64)]
 
 

@@ -81,8 +81,9 @@ TEST(Model, ReadsEveryArchitecture) {
     EXPECT_EQ(bool(layer.q_norm), has_qk_norms);
     EXPECT_EQ(bool(layer.k_norm), has_qk_norms);
     EXPECT_FALSE(layer.attn_output_bias);
-    EXPECT_EQ(m->rope.pairing,
-              a == "llama" || a == "smollm3" || a == "granite" ? kRopeAdjacent : kRopeHalves);
+    EXPECT_EQ(m->rope.pairing, a == "llama" || a == "mistral3" || a == "smollm3" || a.starts_with("granite")
+                                   ? kRopeAdjacent
+                                   : kRopeHalves);
   }
 }
 
@@ -134,6 +135,11 @@ TEST(Model, ReadsScalesOfGranite) {
   EXPECT_EQ(plain->residual_scale, 1);
   EXPECT_EQ(plain->attention_scale, 0.5f);
   EXPECT_TRUE(plain->layers[1].rotates);
+  for (const char* architecture : {"granite", "granitemoe"}) {  // what experts give is a branch, too
+    const Lent routed(tiny_model(architecture, 3));
+    ASSERT_TRUE(routed.ok()) << routed.status().message();
+    EXPECT_EQ(routed->route.scale, 0.25f);
+  }
   const Lent without(tiny_model("granite").set("granite.rope.scaling.finetuned", false));
   ASSERT_TRUE(without.ok());
   EXPECT_FALSE(without->layers[0].rotates || without->layers[1].rotates);
@@ -162,12 +168,11 @@ TEST(Model, ReadsExperts) {
 
 // The step adds what experts give to the stream as it is, and reads it through a norm.
 TEST(Model, RefusesExpertsOfFamiliesWhoseStepHasNone) {
-  for (const char* architecture :
-       {"qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "olmo2"})
+  for (const char* architecture : {"qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "olmo2"})
     expect_refused(tiny_model(architecture, 3), Code::kUnsupported,
                    "key '" + std::string(architecture) +
                        ".expert_count' is 3, and experts of models of this architecture are not");
-  EXPECT_TRUE(Lent(tiny_model("granite").set("granite.expert_count", 0u)).ok());
+  EXPECT_TRUE(Lent(tiny_model("gemma3").set("gemma3.expert_count", 0u)).ok());
 }
 
 TEST(Model, TakesTheWidthOfExpertsForThatOfAllWhereAFileGivesNoOther) {
@@ -371,8 +376,8 @@ TEST(Model, RefusesATensorThatItWouldNotUse) {
 TEST(Model, RefusesOtherArchitectures) {
   expect_refused(
       tiny_model("mamba"), Code::kUnsupported,
-      "the architecture 'mamba' is not supported (only llama, qwen2, qwen3, qwen3moe, phi3, gemma2, "
-      "gemma3, gpt-oss, gptoss, smollm3, granite, olmo2)");
+      "the architecture 'mamba' is not supported (only llama, mistral3, qwen2, qwen3, qwen3moe, phi3, "
+      "gemma2, gemma3, gpt-oss, gptoss, smollm3, granite, granitemoe, olmo2)");
 }
 
 TEST(Model, RefusesAnAdapterAsAModel) {
@@ -385,9 +390,13 @@ TEST(Model, RefusesKeysThatWouldChangeTheResult) {
   const struct {
     const char* key;
     float harmless, harmful;
-  } cases[] = {{"attn_logit_softcapping", 0, 50}, {"final_logit_softcapping", 0, 30},
-               {"logit_scale", 1, 0.5f},          {"residual_scale", 1, 0.2f},
-               {"embedding_scale", 1, 12},        {"attention.clamp_kqv", 0, 8},
+  } cases[] = {{"attn_logit_softcapping", 0, 50},
+               {"final_logit_softcapping", 0, 30},
+               {"logit_scale", 1, 0.5f},
+               {"residual_scale", 1, 0.2f},
+               {"embedding_scale", 1, 12},
+               {"attention.clamp_kqv", 0, 8},
+               {"attention.temperature_scale", 0, 0.1f},
                {"attention.scale", 0.5f, 0.25f}};  // 1 / sqrt(4)
   for (const auto& c : cases) {
     EXPECT_TRUE(Lent(tiny_model("llama").set(a + c.key, c.harmless)).ok()) << c.key;
@@ -617,6 +626,26 @@ TEST(Rope, BlendsFrequenciesUnderYarn) {
   const Lent same(w);
   ASSERT_TRUE(same.ok());
   EXPECT_EQ(same->rope.inverse_frequency, f);
+}
+
+TEST(Rope, ReadsTheRampAndTheMagnitudeOfMistral3) {
+  GgufWriter w = wide_heads("mistral3");
+  w.set("mistral3.rope.scaling.type", "yarn").set("mistral3.rope.scaling.factor", 4.0f);
+  w.set("mistral3.rope.scaling.original_context_length", 256u);
+  // Pair 5.66 turns 8 times and pair 15.29 half a time, so the ramp goes from pair 5 to pair 16.
+  w.set("mistral3.rope.scaling.yarn_beta_fast", 8.0f).set("mistral3.rope.scaling.yarn_beta_slow", 0.5f);
+  const Lent m(w);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  expect_close(m->rope.inverse_frequency[5], std::pow(10000.0, -5.0 / 32));
+  expect_close(m->rope.inverse_frequency[10], std::pow(10000.0, -10.0 / 32) * (6.0 / 11 + 5.0 / 11 / 4));
+  expect_close(m->rope.attention_factor, 1.1386294361119891);  // 1 + 0.1 ln 4
+  const Lent half(w.set("mistral3.rope.scaling.yarn_log_multiplier", 0.5f)),
+      whole(w.set("mistral3.rope.scaling.yarn_log_multiplier", 1.0f));
+  ASSERT_TRUE(half.ok() && whole.ok());
+  expect_close(half->rope.attention_factor, 1.1386294361119891 / 1.0693147180559945);
+  EXPECT_EQ(whole->rope.attention_factor, 1);
+  expect_refused(w.set("mistral3.rope.scaling.yarn_log_multiplier", -1.0f), Code::kFormat,
+                 "yarn_log_multiplier' is -1");
 }
 
 // Converters write what other families read of yarn, too; those here do not.

@@ -13,18 +13,18 @@
 namespace thimble {
 
 // Every architecture that models may have.
-inline constexpr const char* kArchitectureNames[] = {"llama",   "qwen2",   "qwen3",  "qwen3moe",
-                                                     "phi3",    "gemma2",  "gemma3", "gpt-oss",
-                                                     "smollm3", "granite", "olmo2"};
+inline constexpr const char* kArchitectureNames[] = {"llama",   "mistral3",   "qwen2",  "qwen3",   "qwen3moe",
+                                                     "phi3",    "gemma2",     "gemma3", "gpt-oss", "smollm3",
+                                                     "granite", "granitemoe", "olmo2"};
 
 // Two layers, width 8, two query heads on one KV head of 4 channels, 12 wide inside, 6 tokens; with so many
-// experts, of which two are used for a token (qwen3moe and gpt-oss have three at least). All weights f32,
-// numbered on from tensor to tensor so that parts can be told apart.
+// experts, of which two are used for a token (qwen3moe, gpt-oss and granitemoe have three at least). All
+// weights f32, numbered on from tensor to tensor so that parts can be told apart.
 inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts = 0) {
   const auto is = [&](std::initializer_list<const char*> names) {
     return std::find(names.begin(), names.end(), architecture) != names.end();
   };
-  if (is({"qwen3moe", "gpt-oss"})) experts = std::max(experts, 3u);
+  if (is({"qwen3moe", "gpt-oss", "granitemoe"})) experts = std::max(experts, 3u);
   GgufWriter w;
   float next = 0;
   const auto add = [&](const std::string& name, std::vector<uint64_t> shape) {
@@ -43,7 +43,7 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
   if (is({"qwen3moe", "gpt-oss"})) w.set(a + "expert_feed_forward_length", 12u);
   if (is({"gemma2", "gemma3", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window", 16u);
   if (is({"gemma3", "gemma2", "gpt-oss", "olmo2"})) w.set(a + "attention.sliding_window_pattern", 2u);
-  if (is({"granite"}))
+  if (is({"granite", "granitemoe"}))
     w.set(a + "embedding_scale", 12.0f)
         .set(a + "residual_scale", 0.25f)
         .set(a + "logit_scale", 8.0f)
