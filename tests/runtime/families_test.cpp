@@ -146,6 +146,25 @@ TEST_P(Families, GoOnWhereTheyWereInterrupted) {
   EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);
 }
 
+// Where all layers have a window, a base that only these have is everyone's, and yarn scales it alike.
+TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
+  THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+  for (const std::string family : {"gemma2", "gpt-oss"}) {
+    SCOPED_TRACE(family);
+    const auto logits = [&](const std::string& base) {
+      const SyntheticFile file("tiny-" + family +
+                                   " f16 FILE --seed 4 --sharp 3 --rope yarn"
+                                   " --set attention.sliding_window_pattern=0 --set rope." +
+                                   base,
+                               "base_of_" + family);
+      return read(*open_session(file.open(), dense()), seeded_tokens(kText, kVocab));
+    };
+    const std::vector<float> windows = logits("freq_base_swa=700.0");
+    EXPECT_EQ(windows, logits("freq_base=700.0"));
+    EXPECT_NE(windows, logits("freq_base=800.0"));
+  }
+}
+
 // Those whose feed-forward does not lie over what attention gave for a token, so that it can be read.
 class FamiliesThatShowAttention : public Families {};
 INSTANTIATE_TEST_SUITE_P(Of, FamiliesThatShowAttention,
