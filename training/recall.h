@@ -18,5 +18,8 @@ struct Recall {
 // all are kept.
 Result<Recall> ask_about(const TrainingText&, std::shared_ptr<const Model>, std::shared_ptr<Device>,
                          Retention, std::shared_ptr<const Retainer>, uint32_t pool, uint32_t most);
+// What that takes, with the model's weights: the text's session, and one beside it for a question at a time.
+Result<uint64_t> bytes_to_ask(const TrainingText&, const Model&, const Device&, Retention,
+                              std::shared_ptr<const Retainer>, uint32_t pool);
 
 }  // namespace thimble
