@@ -95,10 +95,14 @@ Status Trainer::begin() {
   THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory,
                                    trains() && o.target == Target::kLogKvzipPlus, o.threads));
   reader_ = std::move(reader);
-  if (trains()) {
-    THIMBLE_TRY(plan_learning());
-    THIMBLE_TRY(open_state());
+  // Of all readings that the check makes, those without a pool take most.
+  uint64_t checking = 0;
+  for (const TrainingText& text : asked_) {
+    THIMBLE_LET(bytes, bytes_to_ask(text, *model_, *device_, Retention::kNone, nullptr, 0));
+    checking = std::max(checking, bytes);
   }
+  THIMBLE_TRY(trains() ? plan_learning(checking) : refuse_beyond_budget(checking));
+  if (trains()) THIMBLE_TRY(open_state());
   uint64_t tokens = 0, read = 0;
   for (uint32_t i = 0; i < texts_.size() + counted_.size(); ++i) {
     const uint64_t of_text = text(i).all_tokens();
@@ -243,8 +247,16 @@ Status Trainer::make_texts() {
   return {};
 }
 
-// What is learnt from lies beside the reader, then beside the fit.
-Status Trainer::plan_learning() {
+Status Trainer::refuse_beyond_budget(uint64_t least) const {
+  if (!options_.memory || least <= options_.memory) return {};
+  const uint64_t missing = least - options_.memory;
+  return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
+               size_text(least).c_str(), size_text(missing).c_str())
+      .set_bytes_missing(missing);
+}
+
+// What is learnt from lies beside the reader, then beside the fit, and is gone when the check is made.
+Status Trainer::plan_learning(uint64_t checking) {
   const ModelShape& m = model_->shape;
   shape_ = {static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
   uint64_t beside, least;
@@ -257,12 +269,7 @@ Status Trainer::plan_learning() {
     beside = std::max(reader_->bytes(), of_fit);
     least = 16 * shape_.run_bytes();
   }
-  if (options_.memory && options_.memory < beside + least) {
-    const uint64_t missing = beside + least - options_.memory;
-    return error(Code::kBudget, "training takes at least %s, %s more than --mem-budget allows",
-                 size_text(beside + least).c_str(), size_text(missing).c_str())
-        .set_bytes_missing(missing);
-  }
+  THIMBLE_TRY(refuse_beyond_budget(std::max(beside + least, checking)));
   runs_of_text_.resize(texts_.size());
   if (!sums_up()) {
     choose_runs(beside);
@@ -687,6 +694,7 @@ Status Trainer::write_sidecar() {
   THIMBLE_LET(mapped, MappedFile::open(options_.output));
   THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
   retainer_ = retainer;
+  fit_.reset();
   samples_ = Samples();
   least_squares_.reset();
   unsaved_ = false;
@@ -722,10 +730,10 @@ Status Trainer::check_on() {
 
 std::string Trainer::verdict() const {
   if (phase_ != Phase::kDone) return "";
-  const std::string stopped = fit_ && fit_->diverged() ? "The loss was no longer a number after step " +
-                                                             std::to_string(fit_->steps_done()) +
-                                                             ", and the last good state was taken. "
-                                                       : "";
+  const std::string stopped = diverged_at_ ? "The loss was no longer a number after step " +
+                                                 std::to_string(*diverged_at_) +
+                                                 ", and the last good state was taken. "
+                                           : "";
   return stopped + judgement();
 }
 

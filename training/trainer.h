@@ -57,7 +57,8 @@ class Trainer : public Training {
   Status start_trial();
   Status make_texts();
   Status make_texts_to_learn(const TextMaker&);
-  Status plan_learning();
+  Status refuse_beyond_budget(uint64_t least) const;
+  Status plan_learning(uint64_t checking);
   void choose_runs(uint64_t beside);
   Status open_state();
   Status take_sums();
@@ -117,6 +118,7 @@ class Trainer : public Training {
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
   double loss_ = 0;
+  std::optional<uint32_t> diverged_at_;  // steps that were done when the loss was no longer a number
   StateFile state_;
   std::optional<SavedTwice> saved_;  // the fit, or the sums
   bool resumed_ = false;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "tests/support/spy_device.h"
 #include "tests/training/small_trainer.h"
 
 namespace thimble::test {
@@ -268,6 +269,46 @@ TEST_F(Training, ReadsAgainWhatWasNotKeptWhole) {
     }
     finish(*open(o));
     EXPECT_EQ(contents_of(o.output), whole);
+  }
+}
+
+// Layers with a window drop entries whatever the retention, and questions of the check are long.
+TEST_F(Training, ChecksAModelWithWindows) {
+  Seeded s = bytes_model(true);
+  s.window = 16;
+  const SeededModel windowed = seeded_model(s);
+  TrainingOptions o = options("windowed");
+  const auto made = must(Trainer::create(windowed.model, cpu(), o));
+  finish(*made);
+  EXPECT_EQ(made->dense().asked, made->checked()[0].window.asked);
+  TrainingOptions shared = options("windowed and shared");
+  shared.heads = o.output;
+  const auto divided = must(Trainer::create(windowed.model, cpu(), shared));
+  finish(*divided);
+  EXPECT_EQ(divided->dense().answered, made->dense().answered);
+}
+
+// With the least that is accepted, no phase allocates more on the device, and the check begins with all given
+// back: on a processor weights stay where they are.
+TEST_F(Training, AllocatesNoMoreThanItsBudget) {
+  for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kLinear}) {
+    const auto spy = std::make_shared<SpyDevice>(cpu());
+    TrainingOptions o = options("budget" + std::to_string(static_cast<int>(kind)));
+    o.kind = kind;
+    std::unique_ptr<Trainer> trainer;
+    for (o.memory = 1; !trainer;) {
+      auto tried = Trainer::create(small.model, spy, o);
+      if (tried.ok())
+        trainer = std::move(*tried);
+      else
+        o.memory += tried.status().bytes_missing();
+    }
+    uint64_t of_check = UINT64_MAX;
+    while (must(trainer->step())) {
+      EXPECT_LE(spy->peak_bytes, o.memory);
+      if (of_check == UINT64_MAX && trainer->progress().phase == Phase::kChecking) of_check = spy->live_bytes;
+    }
+    EXPECT_EQ(of_check, 0u);
   }
 }
 
