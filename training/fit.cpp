@@ -151,6 +151,10 @@ Status Fit::prepare() {
     });
     const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) /
                         (double(samples_.runs()) * kRunTokens * s.cols);
+    if (!std::isfinite(mean))
+      return error(Code::kNotFinite,
+                   "the model gives NaN as states, from which nothing can be learnt; train for another file "
+                   "of it");
     scales_.push_back(mean > 0 ? static_cast<float>(1 / std::sqrt(mean)) : 1);
   }
 
@@ -341,17 +345,26 @@ void Fit::update(const std::vector<float>& gradients) {
   });
 }
 
+// States are kept by steps whose loss was a number, and of a fit that diverged the last step's was none.
+uint32_t Fit::good_step() const { return done_ ? (done_ - 1) / kBetweenGood * kBetweenGood : 0; }
+
+bool Fit::diverge() {
+  diverged_ = true;
+  parameters_ = good_;
+  return false;
+}
+
 Result<bool> Fit::step() {
   if (done_ >= options_.steps || diverged_) return false;
   THIMBLE_TRY(gradients(done_, gradients_, loss_));
-  if (!std::isfinite(loss_)) {
-    diverged_ = true;
-    parameters_ = good_;
-    return false;
-  }
+  if (!std::isfinite(loss_)) return diverge();
   if (done_ % kBetweenGood == 0) good_ = parameters_;
   update(gradients_);
   ++done_;
+  // What the last step did no later loss tells.
+  if (done_ == options_.steps &&
+      !std::all_of(parameters_.begin(), parameters_.end(), [](float p) { return std::isfinite(p); }))
+    return diverge();
   return true;
 }
 

@@ -51,10 +51,12 @@ class Fit {
   static Result<uint64_t> bytes(const Device&, const SampleShape&, const FitOptions&);
   static Result<std::unique_ptr<Fit>> start(std::shared_ptr<Device>, const Samples&, const FitOptions&);
 
-  // One step of the optimizer. False where all are done, or the loss is no longer a
-  // number: the retainer is then the last good one.
+  // One step of the optimizer. False where all are done, or the loss or a parameter is no longer a number:
+  // the retainer is then the last good one.
   Result<bool> step();
   uint32_t steps_done() const { return done_; }
+  // Steps of the last good one; 0: there is none but what chance began with.
+  uint32_t good_step() const;
   uint32_t steps() const { return options_.steps; }
   double loss() const { return loss_; }
   bool diverged() const { return diverged_; }
@@ -94,6 +96,7 @@ class Fit {
   template <typename Each>
   void each_parameter(const Each& each);
   void update(const std::vector<float>& gradients);
+  bool diverge();
 
   // Where a layer's parameters lie: first, first_bias, second, second_bias.
   struct Places {
@@ -109,7 +112,7 @@ class Fit {
   // [hidden][tokens]: what a layer's hidden channels are, and their derivatives by what they are made of.
   std::vector<float> hidden_, slopes_;
   std::vector<float> parameters_, momentum_, variance_;
-  std::vector<float> good_;  // parameters of a step whose loss was a number
+  std::vector<float> good_;  // parameters whose loss was a number, those of good_step()
   std::vector<float> gradients_;
   std::vector<float> scales_;  // of each layer: what makes its inputs' root mean square 1
   float mean_ = 0;             // of all labels

@@ -561,7 +561,7 @@ Status Trainer::save() {
     unsaved_ = false;
     return saved_->save(state_, least_squares_->state());
   }
-  if (!fit_ || phase_ != Phase::kFitting) return {};
+  if (!fit_ || fit_->diverged()) return {};
   std::vector<std::byte> state = fit_->save();
   return saved_->save(state_, {state});
 }
@@ -595,11 +595,19 @@ Status Trainer::fit_on() {
   THIMBLE_LET(more, fit_->step());
   done_ = fit_->steps_done();
   loss_ = fit_->loss();
-  if (fit_->diverged() && done_ == 0)
-    return error(
-        Code::kNotFinite,
-        "the loss is no number from the first step on: the model gives NaN or infinite states; train "
-        "for another file of it");
+  if (fit_->diverged()) {
+    if (done_ == 0)
+      return error(
+          Code::kNotFinite,
+          "the loss is no number from the first step on: the model gives NaN or infinite states; train "
+          "for another file of it");
+    if (fit_->good_step() == 0)
+      return error(Code::kNotFinite,
+                   "the loss was no longer a number after step %u, before any good state was kept, so "
+                   "nothing is written; train with another --seed or other texts",
+                   fit_->steps_done());
+    diverged_ = {fit_->steps_done(), fit_->good_step()};
+  }
   return more ? Status() : write_sidecar();
 }
 
@@ -730,10 +738,10 @@ Status Trainer::check_on() {
 
 std::string Trainer::verdict() const {
   if (phase_ != Phase::kDone) return "";
-  const std::string stopped = diverged_at_ ? "The loss was no longer a number after step " +
-                                                 std::to_string(*diverged_at_) +
-                                                 ", and the last good state was taken. "
-                                           : "";
+  const std::string stopped = diverged_ ? "The loss was no longer a number after step " +
+                                              std::to_string(diverged_->at) + ", and the state of step " +
+                                              std::to_string(diverged_->good) + " was taken. "
+                                        : "";
   return stopped + judgement();
 }
 

@@ -118,7 +118,10 @@ class Trainer : public Training {
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
   double loss_ = 0;
-  std::optional<uint32_t> diverged_at_;  // steps that were done when the loss was no longer a number
+  struct Diverged {
+    uint32_t at, good;  // steps that were done when the loss was no longer a number, and of the state taken
+  };
+  std::optional<Diverged> diverged_;
   StateFile state_;
   std::optional<SavedTwice> saved_;  // the fit, or the sums
   bool resumed_ = false;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "tests/support/random.h"
@@ -256,7 +257,49 @@ TEST(Fit, StopsWithTheLastGoodStateWhereTheLossIsNoNumber) {
     EXPECT_EQ(parameters(*fit), parameters(*good));
     EXPECT_FALSE(must(fit->step()));
     EXPECT_EQ(fit->steps_done(), 53u);
+    EXPECT_EQ(fit->good_step(), 50u);
   }
+}
+
+TEST(Fit, HasNoGoodStateButTheFirstBeforeOneIsKept) {
+  for (const uint32_t steps : {0u, 1u, 50u, 51u}) {
+    Samples samples = some_samples(2, 16, false, 8);
+    FitOptions options = of_kind(Retainer::Kind::kMlp);
+    options.steps = 90;
+    auto fit = must(Fit::start(cpu(), samples, options));
+    for (uint32_t i = 0; i < steps; ++i) ASSERT_TRUE(must(fit->step()));
+    for (uint32_t run = 0; run < 2; ++run) samples.labels(run, 0)[3] = NAN;
+    EXPECT_FALSE(must(fit->step()));
+    EXPECT_EQ(fit->good_step(), steps == 51 ? 50u : 0u) << steps;
+  }
+}
+
+// No loss tells of what the last step made: a momentum that is no number, for the loss of that step still is.
+TEST(Fit, StopsWithTheLastGoodStateWhereTheLastStepGivesNoNumbers) {
+  const Samples samples = some_samples(2, 16, false, 8);
+  FitOptions options = of_kind(Retainer::Kind::kMlp);
+  options.steps = 60;
+  auto fit = must(Fit::start(cpu(), samples, options));
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(must(fit->step()));
+  const std::vector<float> good(fit->parameters().begin(), fit->parameters().end());
+  for (int i = 50; i < 59; ++i) ASSERT_TRUE(must(fit->step()));
+  std::vector<std::byte> state = fit->save();
+  const float no_number = NAN;  // behind the steps, the loss and the parameters
+  std::memcpy(&state[sizeof(uint32_t) + sizeof(double) + good.size() * sizeof(float)], &no_number,
+              sizeof no_number);
+  must(fit->load(state));
+  EXPECT_FALSE(must(fit->step()));
+  EXPECT_TRUE(std::isfinite(fit->loss()));
+  EXPECT_TRUE(fit->diverged());
+  EXPECT_EQ(std::vector<float>(fit->parameters().begin(), fit->parameters().end()), good);
+}
+
+TEST(Fit, RefusesStatesThatAreNoNumbers) {
+  Samples samples = some_samples(2, 16, false, 8);
+  samples.states(1, 1)[5] = f32_to_f16(NAN);
+  const auto refused = Fit::start(cpu(), samples, of_kind(Retainer::Kind::kMlp));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kNotFinite);
 }
 
 TEST(Fit, GoesOnFromASavedStateAsIfItHadNotStopped) {
