@@ -14,25 +14,11 @@ struct HeadsSettings {
   std::string input, kind, output;
 };
 
-// Beside the input, by its name without what follows the point.
-std::string default_output(std::string input) {
-  while (input.size() > 1 && input.back() == '/') input.pop_back();
-  const size_t name = input.rfind('/') == std::string::npos ? 0 : input.rfind('/') + 1;
-  for (const char* ending : {".pt", ".pth", ".bin", ".safetensors"}) {
-    const size_t point = input.rfind(ending);
-    if (point != std::string::npos && point > name && point + std::string(ending).size() == input.size()) {
-      input.erase(point);
-      break;
-    }
-  }
-  return input + ".retainer.gguf";
-}
-
 std::string text_of(const Json& info, const char* key) { return info.at(key).get<std::string>(); }
 
 int import(const HeadsSettings& s) {
   const Model model = open_model(s.common.model);
-  const std::string output = s.output.empty() ? default_output(s.input) : s.output;
+  const std::string output = s.output.empty() ? heads_path(s.common.model) : s.output;
   call(thimble_heads_import, model.get(), s.input.c_str(), s.kind.empty() ? nullptr : s.kind.c_str(),
        output.c_str());
   const Json info = Json::parse(heads_info(output, nullptr));
@@ -109,7 +95,7 @@ Command add_heads(CLI::App& root) {
   app->require_subcommand(1);
   app->footer(
       "Examples:\n  thimble heads import -m Qwen3-8B-Q4_K_M.gguf -i KVzap-mlp-Qwen3-8B\n"
-      "  thimble heads info KVzap-mlp-Qwen3-8B.retainer.gguf -m Qwen3-8B-Q4_K_M.gguf");
+      "  thimble heads info Qwen3-8B-Q4_K_M.heads.gguf");
 
   CLI::App* importing = app->add_subcommand("import", "Make a published retainer a file for --heads");
   add_model_flag(*importing, settings.common);
@@ -120,15 +106,16 @@ Command add_heads(CLI::App& root) {
       ->required()
       ->type_name("FILE");
   importing
-      ->add_option("-o,--output", settings.output,
-                   "The file to write (default: beside the input, with the ending .retainer.gguf)")
+      ->add_option(
+          "-o,--output", settings.output,
+          "The file to write (default: MODEL.heads.gguf beside MODEL.gguf, which is found without --heads)")
       ->type_name("FILE");
   importing->add_option("--kind", settings.kind, "What it holds (default: as the tensors' names say)")
       ->type_name("locret|linear|mlp|sink");
   add_json_flag(*importing, settings.common);
   importing->footer(
       "Examples:\n  thimble heads import -m llama-3.1-8b.gguf -i locret-llama-3.1-8b.bin\n"
-      "  thimble heads import -m qwen3-8b.gguf -i KVzap-mlp-Qwen3-8B -o qwen3-8b.retainer.gguf");
+      "  thimble heads import -m qwen3-8b.gguf -i KVzap-mlp-Qwen3-8B -o KVzap-mlp.heads.gguf");
 
   CLI::App* showing = app->add_subcommand("info", "Show what the file of a retainer holds");
   showing->add_option("FILE", settings.input, "The file, as --heads takes it")->required()->type_name("FILE");
@@ -136,8 +123,8 @@ Command add_heads(CLI::App& root) {
       ->type_name("FILE");
   add_json_flag(*showing, settings.common);
   showing->footer(
-      "Examples:\n  thimble heads info model.retainer.gguf\n"
-      "  thimble heads info model.retainer.gguf -m model.gguf --json | jq .shares");
+      "Examples:\n  thimble heads info model.heads.gguf\n"
+      "  thimble heads info model.heads.gguf -m model.gguf --json | jq .shares");
   const Command training = add_heads_train(*app), sharing = add_heads_budgets(*app);
   return {app, [importing, training, sharing] {
             if (training.app->parsed()) return training.run();

@@ -341,11 +341,16 @@ bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens) {
   return false;
 }
 
+constexpr const char* kHeadsEndings[] = {".heads.gguf", ".locret.gguf"};
+
+std::filesystem::path beside(const std::string& model_path, const char* ending) {
+  return native_path(model_path).replace_extension(ending);
+}
+
 // Heads that lie beside the model and belong to it, or none.
 Heads heads_beside(const std::string& model_path, const Model& model, std::string& name) {
-  for (const char* ending : {".heads.gguf", ".locret.gguf"}) {
-    std::filesystem::path path = native_path(model_path);
-    path.replace_extension(ending);
+  for (const char* ending : kHeadsEndings) {
+    const std::filesystem::path path = beside(model_path, ending);
     if (!std::filesystem::exists(path)) continue;
     try {
       name = utf8_path(path.filename());
@@ -358,6 +363,10 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
 }
 
 }  // namespace
+
+std::string heads_path(const std::string& model_path) {
+  return utf8_path(beside(model_path, kHeadsEndings[0]));
+}
 
 Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {
   if (!s.heads.empty()) {

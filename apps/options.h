@@ -62,6 +62,8 @@ struct Retention {
 // What --retention says, or auto chooses, which is then told on standard error. `tokens` is the longest
 // prompt, 0 where it is not known.
 Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);
+// Where auto looks for a model's heads first: MODEL.heads.gguf beside MODEL.gguf.
+std::string heads_path(const std::string& model_path);
 // The options of a session for these settings, which lend their strings.
 thimble_session_options session_options(const Settings& settings, const Model& model,
                                         const Retention& retention, uint64_t tokens);

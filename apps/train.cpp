@@ -311,8 +311,8 @@ Command add_heads_train(CLI::App& heads) {
       ->check(CLI::IsMember({"counted", "equal"}));
   app->footer(
       "Ctrl-C stops, and the same command goes on.\n\n"
-      "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.retainer.gguf\n"
-      "  thimble heads train -m model.gguf --data chats.jsonl --target auto -o model.retainer.gguf");
+      "Examples:\n  thimble heads train -m model.gguf --data book.txt -o model.heads.gguf\n"
+      "  thimble heads train -m model.gguf --data chats.jsonl --target auto -o model.heads.gguf");
   return {app, [] { return train(settings); }};
 }
 
@@ -323,8 +323,8 @@ Command add_heads_budgets(CLI::App& heads) {
   add_flags(*app, settings);
   app->add_option("--heads", settings.heads, "The file that gets them")->required()->type_name("FILE");
   app->footer(
-      "Examples:\n  thimble heads budgets -m model.gguf --heads model.retainer.gguf --data book.txt -o "
-      "divided.retainer.gguf");
+      "Examples:\n  thimble heads budgets -m model.gguf --heads published.heads.gguf --data book.txt -o "
+      "model.heads.gguf");
   return {app, [] { return train(settings); }};
 }
 

@@ -364,11 +364,11 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Command, HeadsImportWritesAFileBesideItsInput) {
+TEST(Command, HeadsImportWritesAFileBesideTheModel) {
   const TemporaryFile model, input;
   tiny_model("qwen2").write(model.path());
   std::filesystem::copy_file(project_file("tests/data/sink-zip.pt"), input.path() + ".pt");
-  const std::string output = input.path() + ".retainer.gguf";
+  const std::string output = std::filesystem::path(model.path()).replace_extension(".heads.gguf").string();
   const std::string arguments = "heads import -m " + model.path() + " -i " + input.path() + ".pt";
   const Outcome first = thimble(arguments);
   EXPECT_EQ(first.exit_code, 0) << first.error;
@@ -490,6 +490,10 @@ TEST(Plan, ChoosesARetentionWhereTheTextMayNotFit) {
   EXPECT_EQ(note("", stem + ".gguf"), "");
   beside(".heads.gguf", kModel);  // no heads: it is passed over
   EXPECT_EQ(note("--pool 64", stem + ".gguf"), locret);
+  std::filesystem::remove(stem + ".heads.gguf");
+  beside(".heads.gguf", kHeads);
+  EXPECT_EQ(note("--pool 64", stem + ".gguf"),
+            "retention by " + std::filesystem::path(stem).filename().string() + ".heads.gguf");
   for (const char* ending : {".gguf", ".locret.gguf", ".heads.gguf"}) std::filesystem::remove(stem + ending);
 }
 
