@@ -13,9 +13,8 @@
 namespace thimble {
 namespace {
 
-constexpr float kRate = 1e-3f, kBeta1 = 0.9f, kBeta2 = 0.95f, kDecay = 0.01f, kEpsilon = 1e-8f;
-constexpr float kLargestGradient = 0.5f;     // of one parameter
-constexpr float kRamp = 0.3f, kFall = 0.5f;  // parts of the steps in which the rate rises and falls
+constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kDecay = 0.01f, kEpsilon = 1e-8f;
+constexpr float kLargestGradient = 0.5f;  // of one parameter
 constexpr float kBestWeight = 16, kSmoothing = 0.0025f;
 constexpr uint32_t kBetweenGood = 50;  // steps from good state to good state
 
@@ -92,6 +91,11 @@ double loss_of_layer(const LossOptions& o, double weights, const float* scores,
       }
     }
   return error / weights + kSmoothing * roughness / pairs;
+}
+
+float rate_at(const Schedule& s, uint32_t number, uint32_t steps) {
+  const float step = static_cast<float>(number), all = static_cast<float>(steps);
+  return s.peak * std::min(1.0f, (step + 1) / (all * s.rise)) * std::min(1.0f, (all - step) / (all * s.fall));
 }
 
 Fit::Places Fit::places(uint32_t layer) const {
@@ -332,9 +336,7 @@ void Fit::each_parameter(const Each& each) {
 }
 
 void Fit::update(const std::vector<float>& gradients) {
-  const float step = static_cast<float>(done_), steps = static_cast<float>(options_.steps);
-  const float rate =
-      kRate * std::min(1.0f, (step + 1) / (steps * kRamp)) * std::min(1.0f, (steps - step) / (steps * kFall));
+  const float step = static_cast<float>(done_), rate = rate_at(Schedule(), done_, options_.steps);
   const float unbiased1 = 1 - std::pow(kBeta1, step + 1), unbiased2 = 1 - std::pow(kBeta2, step + 1);
   each_parameter([&](uint64_t i) {
     const float g = std::clamp(gradients[i], -kLargestGradient, kLargestGradient);

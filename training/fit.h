@@ -45,6 +45,13 @@ double loss_of_layer(const LossOptions&, double weights, const float* scores,
                      std::span<const float* const> labels, std::span<const uint8_t* const> best,
                      float* gradient);
 
+// Of the optimizer's rate: its peak, and in which parts of the steps it rises to that and falls from it.
+struct Schedule {
+  float peak = 1e-3f, rise = 0.3f, fall = 0.5f;
+};
+// That of step `number` of all, the first being 0: it rises in a line and falls in one, to 0 after the last.
+float rate_at(const Schedule&, uint32_t number, uint32_t steps);
+
 class Fit {
  public:
   // What it allocates beside the samples.

@@ -73,6 +73,26 @@ TEST(Loss, CountsTheBestSixteenTimesAndLabelsWithoutTheirMean) {
   EXPECT_NEAR(gradient[1], 16.0 / 17, 1e-7);
 }
 
+// Invariant 16: Locret's rates. While it rises ours is one step ahead, 5e-4 / 2000; the rest is rounding.
+TEST(Rate, IsThatOfTheGoldens) {
+  const Schedule locret{.peak = 5e-4f, .rise = 2.0f / 3, .fall = 1.0f / 3};
+  const double step = 5e-4 / 2000, rounding = 1e-9;
+  EXPECT_NEAR(rate_at(locret, 0, 3000), 0 + step, rounding);
+  EXPECT_NEAR(rate_at(locret, 1000, 3000), 2.5e-4 + step, rounding);
+  EXPECT_NEAR(rate_at(locret, 2000, 3000), 5e-4, rounding);
+  EXPECT_NEAR(rate_at(locret, 2500, 3000), 2.5e-4, rounding);
+}
+
+TEST(Rate, RisesThroughThreeTenthsAndFallsThroughTheLastHalf) {
+  const auto rate = [](uint32_t step) { return rate_at(Schedule(), step, 300); };
+  EXPECT_NEAR(rate(0), 1e-3 / 90, 1e-9);
+  EXPECT_NEAR(rate(44), 0.5e-3, 1e-9);
+  EXPECT_NEAR(rate(89), 1e-3, 1e-9);
+  EXPECT_NEAR(rate(150), 1e-3, 1e-9);
+  EXPECT_NEAR(rate(225), 0.5e-3, 1e-9);
+  EXPECT_NEAR(rate(299), 1e-3 / 150, 1e-9);
+}
+
 // Fast KVzip's gate, for labels that are shares of 1.
 TEST(Loss, OfSinksIsTheCrossEntropyOfTheirShares) {
   const SinkShape s{.heads = 2, .group = 3, .tokens = 5};
