@@ -736,29 +736,28 @@ Status Trainer::check_on() {
   return {};
 }
 
+std::string judgement_of(const Recall& dense, const Recall& retainer, const Recall& window) {
+  const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
+  if (dense.share() < 0.5)
+    return "The model answers " + percent(dense) +
+           " of these questions even when nothing is dropped, so they say little about the retainer.";
+  const double noise = std::sqrt(0.5 / dense.asked);  // of a difference of two shares, at most one deviation
+  if (retainer.share() < window.share() + noise)
+    return "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
+  if (retainer.share() < 0.9 * dense.share())
+    return "The retainer beats a window and loses " +
+           percent({dense.asked, dense.answered - std::min(dense.answered, retainer.answered)}) +
+           " of the questions at an eighth of the memory; more texts and steps may help.";
+  return "The retainer keeps what these questions need at an eighth of the memory.";
+}
+
 std::string Trainer::verdict() const {
   if (phase_ != Phase::kDone) return "";
   const std::string stopped = diverged_ ? "The loss was no longer a number after step " +
                                               std::to_string(diverged_->at) + ", and the state of step " +
                                               std::to_string(diverged_->good) + " was taken. "
                                         : "";
-  return stopped + judgement();
-}
-
-std::string Trainer::judgement() const {
-  const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
-  if (dense_.share() < 0.5)
-    return "The model answers " + percent(dense_) +
-           " of these questions even when nothing is dropped, so they say little about the retainer.";
-  const Checked& c = checked_.front();
-  const double noise = std::sqrt(0.5 / dense_.asked);  // of a difference of two shares, at most one deviation
-  if (c.retainer.share() < c.window.share() + noise)
-    return "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
-  if (c.retainer.share() < 0.9 * dense_.share())
-    return "The retainer beats a window and loses " +
-           percent({dense_.asked, dense_.answered - std::min(dense_.answered, c.retainer.answered)}) +
-           " of the questions at an eighth of the memory; more texts and steps may help.";
-  return "The retainer keeps what these questions need at an eighth of the memory.";
+  return stopped + judgement_of(dense_, checked_.front().retainer, checked_.front().window);
 }
 
 std::string Trainer::report() const {

@@ -19,6 +19,10 @@
 
 namespace thimble {
 
+// What is said of a retainer by what was answered: densely, and with an eighth of the memory with it and with
+// a window.
+std::string judgement_of(const Recall& dense, const Recall& retainer, const Recall& window);
+
 class Trainer : public Training {
  public:
   // Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.
@@ -72,7 +76,6 @@ class Trainer : public Training {
   void keep_labels(uint32_t layer, const std::vector<float>& labels);
   void count_best(const std::vector<float>& logits);
   Status check_on() override;
-  std::string judgement() const;  // of the retainer, by what was answered
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
 

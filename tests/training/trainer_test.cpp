@@ -156,6 +156,23 @@ TEST(Targets, AreChosenByWhatIsAnswered) {
   EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {}}}), Target::kLogProb);
 }
 
+// Of 48 questions two shares differ by chance by up to sqrt(0.5 / 48), 10.2 %, two times of three.
+TEST(Judgement, RefusesToCallGoodWhatIsNot) {
+  const auto expect = [](Recall dense, Recall retainer, Recall window, const char* words) {
+    const std::string said = judgement_of(dense, retainer, window);
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  };
+  expect({}, {}, {}, "answers 0 % of these questions even when nothing is dropped");
+  expect({48, 23}, {48, 23}, {48, 0}, "answers 48 % of these questions even");
+  expect({48, 24}, {48, 24}, {48, 0}, "keeps what these questions need");
+  expect({48, 48}, {48, 14}, {48, 10}, "no better than a window");
+  expect({48, 48}, {48, 48}, {48, 44}, "no better than a window");  // what a window keeps shows nothing
+  expect({48, 48}, {48, 0}, {48, 10}, "no better than a window");
+  expect({48, 48}, {48, 15}, {48, 10}, "beats a window and loses 69 %");
+  expect({48, 48}, {48, 43}, {48, 10}, "beats a window and loses 10 %");
+  expect({48, 48}, {48, 44}, {48, 10}, "keeps what these questions need");
+}
+
 // Prompts of other lengths than a text's, and a book beside them.
 TEST_F(Training, LearnsFromPromptsAndAnswers) {
   std::string lines;
