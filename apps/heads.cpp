@@ -35,6 +35,16 @@ int import(const HeadsSettings& s) {
   return 0;
 }
 
+// "16 texts, 98,304 tokens, 300 steps, seed 0; from book.txt", as far as the file says so.
+void print_trained(const Json& trained) {
+  std::string said;
+  for (const char* unit : {"texts", "tokens", "steps"})
+    if (trained.contains(unit)) said += format_count(trained.at(unit)) + " " + unit + ", ";
+  if (trained.contains("seed")) said += "seed " + trained.at("seed").dump() + ", ";
+  if (trained.contains("data")) said += "from " + text_of(trained, "data") + ", ";
+  std::printf("trained on    %s\n", said.substr(0, said.size() - 2).c_str());
+}
+
 // A row for each layer and a shade for each KV head.
 void print_shares(const Json& shares) {
   struct Shade {
@@ -75,6 +85,7 @@ int info(const HeadsSettings& s) {
               text_of(info, "architecture").c_str(), format_count(count("layers")).c_str(),
               format_count(count("heads")).c_str(), format_count(count("head_dim")).c_str(),
               format_count(count("kv_heads")).c_str());
+  if (info.contains("trained")) print_trained(info.at("trained"));
   std::printf("fingerprint   %s\n",
               fingerprint.empty() ? "none: its model can be told by its shape alone" : fingerprint.c_str());
   if (info.contains("fits"))

@@ -382,6 +382,14 @@ Status ControllerTrainer::write_sidecar() {
   file.set("adore.width", kWidth);
   file.set("adore.top_k", kBest);
   file.set("adore.pool", kPool);
+  uint64_t tokens = 0;
+  for (uint32_t i = 0; i < learnt_; ++i) tokens += texts_[i].tokens.size();
+  set_trained_on(file, Retainer::Kind::kAdore,
+                 {.texts = learnt_,
+                  .tokens = tokens,
+                  .steps = static_cast<uint32_t>(fit_.best_step),
+                  .seed = options_.seed,
+                  .data = options_.data});
   for (const ControllerTensor& t : tensors_of(shape_)) {
     const auto shape = t.rows == 1 ? std::vector<uint64_t>{t.cols} : std::vector<uint64_t>{t.cols, t.rows};
     file.add(std::string("adore.") + t.name, shape, DType::kF32, [this, t] {

@@ -683,6 +683,17 @@ Status Trainer::write_sidecar() {
       file.set("retainer.rank", kSinkRank);
       file.set("retainer.sinks", kSinkCount);
     }
+    const uint64_t of_texts =
+        std::accumulate(texts_.begin(), texts_.end(), uint64_t{0},
+                        [](uint64_t sum, const TrainingText& t) { return sum + t.tokens.size(); });
+    set_trained_on(file, fit.kind,
+                   {.texts = texts_.size(),
+                    .tokens = least_squares_ ? of_texts : uint64_t(samples_.runs()) * kRunTokens,
+                    .steps = least_squares_ ? 0
+                             : diverged_    ? diverged_->good
+                                            : fit_->steps_done(),
+                    .seed = options_.seed,
+                    .data = options_.data});
     set_shares();
     for (uint32_t i = 0; i < layers_.size(); ++i)
       add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain",

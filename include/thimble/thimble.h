@@ -247,9 +247,10 @@ THIMBLE_API thimble_status thimble_heads_import(const thimble_model* model, cons
                                                 const char* output, thimble_error* error);
 /* What a file of heads says about itself, as a JSON object: "name", "kind", "input", "target" (what the scores estimate),
  * "architecture", "layers", "heads", "kv_heads", "head_dim" and "fingerprint" of its model ("" where the file has none),
- * "parameters", "file_bytes", "metadata" (an object of all keys), and where the file has them "shares", the part of the pools
- * that each KV head gets, 1 on average, as an array for each layer, of null where the layer has a window. With a model, which may be NULL, also "fits", and where
- * that is false "misfit", the sentence that thimble_heads_open would refuse it with. Two-call. */
+ * "parameters", "file_bytes", "metadata" (an object of all keys), and where the file has them "trained", an object of what it was
+ * trained on ("texts", "tokens", "steps", "seed", "data"), and "shares", the part of the pools that each KV head gets, 1 on
+ * average, as an array for each layer, of null where the layer has a window. With a model, which may be NULL, also "fits", and
+ * where that is false "misfit", the sentence that thimble_heads_open would refuse it with. Two-call. */
 THIMBLE_API thimble_status thimble_heads_info(const char* path, const thimble_model* model, char* json,
                                               uint64_t capacity, uint64_t* length, thimble_error* error);
 

@@ -19,6 +19,7 @@ class JsonWriter {
     text_ += (text_.empty() ? "" : ", ") + json_quoted(name) + ": " + json;
   }
   std::string object() const { return "{" + text_ + "}"; }
+  bool empty() const { return text_.empty(); }
 
  private:
   std::string text_;
@@ -63,6 +64,18 @@ Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t l
   return "[" + rows + "]]";
 }
 
+// What the file says that it was trained on; empty where that is nothing.
+Result<std::string> trained_json(const Gguf& gguf, const std::string& trained) {
+  JsonWriter json;
+  for (const char* key : {"texts", "tokens", "steps", "seed"}) {
+    THIMBLE_LET(number, gguf.get_uint(trained + key));
+    if (number) json.number(key, *number);
+  }
+  THIMBLE_LET(data, gguf.get_string(trained + "data"));
+  if (data) json.text("data", *data);
+  return json.empty() ? std::string() : json.object();
+}
+
 std::string metadata_json(const Gguf& gguf) {
   JsonWriter keys;
   for (const auto& [key, value] : gguf.metadata()) {
@@ -93,6 +106,7 @@ Result<std::string> describe_heads(const std::string& path, const Model* model) 
   THIMBLE_LET(head_dim, gguf.need_uint(base + "key_length"));
   THIMBLE_LET(fingerprint, gguf.get_uint(base + "fingerprint"));
   THIMBLE_LET(shares, shares_json(gguf, model, layers, kv_heads));
+  THIMBLE_LET(trained, trained_json(gguf, prefix + "trained."));
   uint64_t parameters = 0;
   for (const GgufTensor& tensor : gguf.tensors()) parameters += tensor.elements;
 
@@ -117,6 +131,7 @@ Result<std::string> describe_heads(const std::string& path, const Model* model) 
     json.raw("fits", fit.ok() ? "true" : "false");
     if (!fit.ok()) json.text("misfit", fit.message());
   }
+  if (!trained.empty()) json.raw("trained", trained);
   if (!shares.empty()) json.raw("shares", shares);
   json.raw("metadata", metadata_json(gguf));
   return json.object();

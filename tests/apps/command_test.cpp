@@ -334,6 +334,9 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_EQ(trained.exit_code, 0) << trained.error;
   EXPECT_EQ(trained.out.rfind(output + " is written", 0), 0u) << trained.out;
   EXPECT_NE(trained.out.find("Seconds: "), std::string::npos) << trained.out;
+  const std::string made_of =
+      "\ntrained on    1 texts, 1,536 tokens, 3 steps, seed 0, from b\u00fccher.txt\nfingerprint";
+  EXPECT_TRUE(contains(thimble("heads info " + output).out, made_of)) << thimble("heads info " + output).out;
   const std::string csv = slurp(output + ".loss.csv"), svg = slurp(output + ".loss.svg");
   EXPECT_EQ(csv.rfind("step,loss\n1,", 0), 0u) << csv;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
@@ -361,6 +364,10 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_NE(adore.out.find("F1, the best scores"), std::string::npos) << adore.out;
   std::filesystem::remove(output);
   EXPECT_EQ(Json::parse(thimble(controller + " --json").out).at("kind"), "adore");
+  const Json on = Json::parse(thimble("heads info --json " + output).out).at("trained");
+  EXPECT_EQ(on.at("texts"), 1);
+  EXPECT_EQ(on.at("steps"), 3);
+  EXPECT_EQ(on.at("data"), "b\u00fccher.txt");
   std::filesystem::remove_all(folder);
 }
 

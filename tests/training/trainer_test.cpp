@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "runtime/heads/info.h"
 #include "tests/support/spy_device.h"
 #include "tests/training/small_trainer.h"
 
@@ -61,6 +62,10 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     EXPECT_EQ(made->kind, kind);
     EXPECT_EQ(made->input, kind == Retainer::Kind::kLocret ? Retainer::Input::kQkv : Retainer::Input::kX);
     EXPECT_EQ(made->shares.size(), 4u);
+    const std::string steps = kind == Retainer::Kind::kLinear ? "" : "\"steps\": 6, ";
+    const std::string trained =
+        R"("trained": {"texts": 2, "tokens": 2048, )" + steps + R"("seed": 0, "data": "book"})";
+    EXPECT_NE(must(describe_heads(o.output, nullptr)).find(trained), std::string::npos) << trained;
     EXPECT_GT(trainer->dense().asked, 0u);
     for (const Trainer::Checked& c : trainer->checked()) {
       EXPECT_EQ(c.retainer.asked, trainer->dense().asked);
