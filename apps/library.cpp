@@ -130,6 +130,12 @@ thimble_memory plan(const Model& model, const thimble_session_options& options) 
   return memory;
 }
 
+std::vector<uint32_t> plan_heads(const Model& model, const thimble_session_options& options) {
+  return two_calls<std::vector<uint32_t>>(1024, [&](auto& keeps, uint64_t* count, auto* error) {
+    return thimble_session_plan_heads(model.get(), &options, keeps.data(), keeps.size(), count, error);
+  });
+}
+
 thimble_memory memory(const Session& session) {
   auto memory = sized<thimble_memory>();
   call(thimble_session_memory, session.get(), &memory);

@@ -80,6 +80,8 @@ std::string training_report(const thimble_training* training);
 // For commands that read text: a Failure that names the way out where the model has no tokenizer.
 void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);
+// Entries that each KV head keeps, by layers; 0 where the layer has a window.
+std::vector<uint32_t> plan_heads(const Model& model, const thimble_session_options& options);
 thimble_memory memory(const Session& session);
 thimble_stats stats(const Session& session);
 thimble_device_rates measure_device(const std::string& device, uint32_t threads);

@@ -1,4 +1,5 @@
 // thimble plan: what a session would take, without taking it.
+#include <algorithm>
 #include <cstdio>
 
 #include "apps/generation.h"
@@ -8,6 +9,26 @@
 namespace app {
 
 namespace {
+
+// A row for each layer, of null where it has a window.
+Json by_layer(const std::vector<uint32_t>& keeps, uint32_t kv_heads) {
+  Json rows = Json::array();
+  for (size_t i = 0; i < keeps.size(); ++i) {
+    if (i % kv_heads == 0) rows.push_back(Json::array());
+    rows.back().push_back(keeps[i] ? Json(keeps[i]) : Json());
+  }
+  return rows;
+}
+
+// Where heads keep different numbers of entries: the least, the median and the most.
+void print_unequal(std::vector<uint32_t> keeps) {
+  keeps.erase(std::remove(keeps.begin(), keeps.end(), 0u), keeps.end());
+  std::sort(keeps.begin(), keeps.end());
+  if (keeps.empty() || keeps.front() == keeps.back()) return;
+  std::printf("heads     %s entries in the smallest, %s in the median one, %s in the largest\n",
+              format_count(keeps.front()).c_str(), format_count(keeps[(keeps.size() - 1) / 2]).c_str(),
+              format_count(keeps.back()).c_str());
+}
 
 int plan_command(const Settings& s, uint64_t tokens) {
   const Model model = open_model(s.model);
@@ -25,12 +46,15 @@ int plan_command(const Settings& s, uint64_t tokens) {
   uint32_t largest_pool = 0;
   if (options.budget_bytes) call(thimble_session_largest_pool, model.get(), &options, &largest_pool);
 
+  const std::vector<uint32_t> keeps = plan_heads(model, options);
+
   if (s.json) {
     Json out = {{"memory", memory_json(memory)},
                 {"total_bytes", memory.total},
                 {"budget_bytes", memory.budget},
                 {"pool", memory.pool},
                 {"capacity", memory.capacity},
+                {"keeps", by_layer(keeps, info.kv_heads)},
                 {"chunk", memory.chunk},
                 {"largest_position", bounded ? Json(memory.largest_position) : Json()},
                 {"trained_positions", info.context_length},
@@ -49,6 +73,7 @@ int plan_command(const Settings& s, uint64_t tokens) {
               format_count(memory.chunk).c_str());
   if (options.budget_bytes)
     std::printf("          the largest that fits the budget: %s\n", format_count(largest_pool).c_str());
+  print_unequal(keeps);
   std::printf("position  %s%s; the model was trained for %s%s\n", bounded ? "" : "grows with the text, to ",
               format_count(largest_position).c_str(), format_count(info.context_length).c_str(),
               largest_position > info.context_length ? ", so answers may be nonsense" : "");

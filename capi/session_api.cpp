@@ -121,6 +121,24 @@ thimble_status thimble_session_plan(const thimble_model* model, const thimble_se
   });
 }
 
+thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
+                                          uint32_t* keeps, uint64_t capacity, uint64_t* count,
+                                          thimble_error* out) {
+  return guard(out, [&]() -> Status {
+    THIMBLE_TRY(need(model, "model"));
+    THIMBLE_TRY(need_buffer(keeps, capacity, count, "keeps"));
+    THIMBLE_LET(request, read_request(*model, options));
+    THIMBLE_LET(plan, make_plan(*model->model, *request.device, request.options));
+    const std::vector<HeadRun>& runs = plan.dimensions.runs;
+    THIMBLE_TRY(need_room(runs.size(), capacity, count));
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const bool windowed = model->model->layers[i / model->model->shape.kv_heads].window != 0;
+      keeps[i] = windowed ? 0 : runs[i].keep;
+    }
+    return {};
+  });
+}
+
 thimble_status thimble_session_largest_pool(const thimble_model* model,
                                             const thimble_session_options* options, uint32_t* pool,
                                             thimble_error* out) {

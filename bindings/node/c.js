@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 6; // THIMBLE_ABI that this file was written for; a library with a larger one serves, too
+const ABI = 7; // THIMBLE_ABI that this file was written for; a library with a larger one serves, too
 
 export const constants = {
   THIMBLE_ABI: ABI,

@@ -67,7 +67,7 @@ extern "C" {
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
 /* Grows when a function or a field was added; programs built with a smaller number go on working. */
-#define THIMBLE_ABI 6
+#define THIMBLE_ABI 7
 
 /* "0.1.0" of the library that runs, maybe not of this header. */
 THIMBLE_API const char* thimble_version(void);
@@ -514,6 +514,12 @@ typedef struct thimble_memory {
  * many bytes are missing and what would fit. Allocates nothing that outlives the call. */
 THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, const thimble_session_options* options,
                                                 thimble_memory* memory, thimble_error* error);
+
+/* How many entries each KV head keeps in such a session, a number for each head of the first layer and so on. They differ where
+ * the heads' file divides the pools; 0 where the layer has a window. Two-call. */
+THIMBLE_API thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
+                                                      uint32_t* keeps, uint64_t capacity, uint64_t* count,
+                                                      thimble_error* error);
 
 /* The inverse question: the largest pool for options.budget_bytes, whatever options.pool says. */
 THIMBLE_API thimble_status thimble_session_largest_pool(const thimble_model* model,

@@ -444,6 +444,30 @@ TEST(Plan, AddsUpAndFillsTheBudgetWithThePool) {
   EXPECT_GT(plan["pool"], 0);
 }
 
+// Pools of 200, divided by 1/2 and 3/2.
+TEST(Plan, ShowsHowThePoolsAreDivided) {
+  const TemporaryFile model, equal, divided;
+  tiny_model("llama").set("llama.context_length", 4096u).write(model.path());
+  tiny_heads("llama").write(equal.path());
+  tiny_heads("llama").set("retainer.budget", std::vector<float>{0.5f, 1.5f}).write(divided.path());
+  const auto planned = [&](const TemporaryFile& heads, const std::string& flags) {
+    const Outcome outcome =
+        thimble("plan --pool 200 -m " + model.path() + " --heads " + heads.path() + " " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return outcome.out;
+  };
+  EXPECT_EQ(planned(equal, "").find("heads  "), std::string::npos);
+  EXPECT_EQ(Json::parse(planned(equal, "--json")).at("keeps"), Json::parse("[[200], [200]]"));
+  EXPECT_NE(planned(divided, "").find("heads     100 entries in the smallest"), std::string::npos)
+      << planned(divided, "");
+  EXPECT_EQ(Json::parse(planned(divided, "--json")).at("keeps"), Json::parse("[[100], [300]]"));
+  const TemporaryFile windowed;
+  tiny_model("gemma2").write(windowed.path());
+  const Json half =
+      Json::parse(thimble("plan --json --retention window --pool 200 -m " + windowed.path()).out);
+  EXPECT_EQ(half.at("keeps"), Json::parse("[[null], [200]]"));
+}
+
 TEST(Plan, SaysWhatDenseAttentionWouldNeed) {
   THIMBLE_NEEDS(kModel);
   const Json plan =

@@ -674,6 +674,14 @@ TEST(Session, GivesHeadsTheSharesOfTheirFile) {
   EXPECT_EQ(stats(session).entries, 448u + 8);
   EXPECT_EQ(stats(session).evicted, (900u - 72 + 900 - 456) / 2);
   EXPECT_GT(plan(small.model, options).capacity, 448u);
+  uint32_t keeps[2] = {};
+  uint64_t count = 0;
+  EXPECT_EQ(thimble_session_plan_heads(small.model.get(), &options, keeps, 1, &count, &e),
+            THIMBLE_INVALID_ARGUMENT);
+  EXPECT_EQ(count, 2u);
+  EXPECT_OK(thimble_session_plan_heads(small.model.get(), &options, keeps, 2, &count, &e), e);
+  EXPECT_EQ(keeps[0], 64u);
+  EXPECT_EQ(keeps[1], 448u);
   EXPECT_EQ(steps(session, 40).size(), 40u);
 }
 
