@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/support/data.h"
+#include "tests/support/model_of_bytes.h"
 #include "tests/support/tiny_model.h"
 
 namespace thimble {
@@ -278,43 +279,6 @@ TEST(Command, HeadsInfoDrawsTheSharesOfThePools) {
   heads.set("retainer.budget", std::vector<float>{0.1f, 0.3f, 0.6f, 3.0f}).write(file.path());
   const Outcome info = thimble("heads info " + file.path());
   EXPECT_TRUE(contains(info.out, "\n    0  ··░░\n    1  ▒▒██\n")) << info.out;
-}
-
-// One layer of 16 channels and a vocabulary of bytes: trained for in a second.
-GgufWriter model_of_bytes() {
-  GgufWriter w;
-  uint64_t state = 1;
-  const auto add = [&](const std::string& name, std::vector<uint64_t> shape, float mean) {
-    std::vector<float> values(shape[0] * (shape.size() > 1 ? shape[1] : 1));
-    for (float& v : values) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      v = mean + static_cast<float>(state >> 40) / float(1 << 23) - 1;
-    }
-    w.tensor(name, std::move(shape), values);
-  };
-  w.set("general.architecture", "llama").set("general.name", "bytes");
-  w.set("llama.context_length", 2400u).set("llama.block_count", 1u).set("llama.embedding_length", 16u);
-  w.set("llama.feed_forward_length", 16u).set("llama.attention.head_count", 2u);
-  w.set("llama.attention.head_count_kv", 1u).set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581"};
-  std::vector<int32_t> types = {2, 3, 3, 1};
-  for (int byte = 0; byte < 256; ++byte) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
-    tokens.push_back(text);
-    types.push_back(6);
-  }
-  w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
-  w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
-  w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", 2u);
-  add("token_embd.weight", {16, tokens.size()}, 0);
-  add("output_norm.weight", {16}, 1.5f);
-  add("blk.0.attn_norm.weight", {16}, 1.5f);
-  add("blk.0.ffn_norm.weight", {16}, 1.5f);
-  for (const char* name : {"attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
-    add(std::string("blk.0.") + name + ".weight", {16, 16}, 0);
-  for (const char* name : {"attn_k", "attn_v"}) add(std::string("blk.0.") + name + ".weight", {16, 8}, 0);
-  return w;
 }
 
 // Paths and text beyond ASCII, too.
