@@ -22,6 +22,7 @@ struct TrainSettings {
   std::string output, heads, kind = "locret", target = "log_prob", memory, budgets = "counted";
   uint32_t texts = 16, steps = 300, text_tokens = 0, threads = 0;
   uint64_t seed = 0;
+  bool synthetic = false;
 };
 
 using Training = std::unique_ptr<thimble_training, Free<thimble_training_free>>;
@@ -202,6 +203,9 @@ void print_seconds(const Json& report) {
 }
 
 int train(const TrainSettings& s) {
+  if (s.synthetic && s.target != "log_prob" && s.target != "max_logit")
+    throw UsageError("--synthetic asks about what it hides in books, and --target " + s.target +
+                     " repeats texts, or may; leave out one of them");
   const Model model = open_model(s.common.model);
   need_tokenizer(model);
   std::vector<const char*> data;
@@ -300,6 +304,9 @@ Command add_heads_train(CLI::App& heads) {
                   "What its scores estimate; auto: what answers most after a short training (default: "
                   "log_prob)")
       ->type_name("log_prob|max_logit|log_kvzip_plus|kvzip|auto");
+  app->add_flag(
+      "--synthetic", settings.synthetic,
+      "Hide facts in the books and ask every one of them (the default with log_prob and max_logit)");
   app->add_option("--texts", settings.texts, "Texts to learn from (default: 16)")->type_name("N");
   app->add_option(
          "--text-tokens", settings.text_tokens,

@@ -294,7 +294,7 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   std::ofstream(book, std::ios::binary) << text;
   const std::string arguments = "heads train -m " + model + " --data " + book + " -o " + output +
                                 " --texts 1 --steps 3 --budgets equal --device cpu";
-  const Outcome trained = thimble(arguments);
+  const Outcome trained = thimble(arguments + " --synthetic");
   EXPECT_EQ(trained.exit_code, 0) << trained.error;
   EXPECT_EQ(trained.out.rfind(output + " is written", 0), 0u) << trained.out;
   EXPECT_NE(trained.out.find("Seconds: "), std::string::npos) << trained.out;
@@ -320,6 +320,10 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
     EXPECT_GT(report.at("seconds").at(phase).get<double>(), 0) << phase;
   EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
   std::filesystem::remove(output);
+
+  const Outcome repeated = thimble(arguments + " --synthetic --target kvzip");
+  EXPECT_EQ(repeated.exit_code, 2);
+  expect_one_sentence(repeated);
 
   const std::string controller = "heads train -m " + model + " --data " + book + " -o " + output +
                                  " --kind adore --texts 2 --steps 3 --device cpu";
