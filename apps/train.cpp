@@ -52,9 +52,13 @@ class TrainingProgressLine {
     constexpr const char* kDoing[] = {"reading", "fitting", "checking", "done", "trying"};
     constexpr const char* kUnits[] = {"tokens", "steps", "readings", "", "targets"};
     if (p.phase == THIMBLE_TRAINING_DONE) return clear();
+    if (p.recall >= 0) recall_ = p.recall;
     if (!is_terminal(stderr)) {
       if (p.phase != phase_)
         std::fprintf(stderr, "%s: %s %s\n", kDoing[p.phase], format_count(p.total).c_str(), kUnits[p.phase]);
+      if (p.recall >= 0)
+        std::fprintf(stderr, "after %s steps: loss %.4f, %.0f %% of a held-out text's questions answered\n",
+                     format_count(p.done).c_str(), p.loss, 100 * p.recall);
       phase_ = p.phase;
       return;
     }
@@ -64,7 +68,10 @@ class TrainingProgressLine {
                  format_count(p.done).c_str(), format_count(p.total).c_str(), kUnits[p.phase],
                  p.per_second < 10 ? 1 : 0, p.per_second, static_cast<unsigned long long>(left / 60),
                  static_cast<unsigned long long>(left % 60));
-    if (p.phase == THIMBLE_TRAINING_FITTING) std::fprintf(stderr, "  loss %.4f", p.loss);
+    if (p.phase == THIMBLE_TRAINING_FITTING) {
+      std::fprintf(stderr, "  loss %.4f", p.loss);
+      if (recall_ >= 0) std::fprintf(stderr, "  recall %.0f %%", 100 * recall_);
+    }
     std::fflush(stderr);
   }
   void clear() {
@@ -73,9 +80,11 @@ class TrainingProgressLine {
 
  private:
   int32_t phase_ = -1;
+  double recall_ = -1;  // the last that was measured
 };
 
-// The loss of every step, for people and their plots: NAME.csv while it comes, and NAME.svg at the end.
+// The loss of every step and the recall of some, for people and their plots: NAME.csv while they come, and
+// NAME.svg at the end.
 class Curve {
  public:
   // `goes_on`: with what is there of the same training, up to where it is taken up again.
@@ -92,20 +101,26 @@ class Curve {
   void add(const thimble_training_progress& p) {
     if (p.phase != THIMBLE_TRAINING_FITTING || p.done == 0) return;
     if (!file_.is_open()) {
-      losses_.erase(losses_.lower_bound(p.done), losses_.end());
+      rows_.erase(rows_.lower_bound(p.done), rows_.end());
       file_.open(native_path(name_ + ".csv"), std::ios::trunc);
-      file_ << "step,loss\n";
-      for (const auto& [step, loss] : losses_) write(step, loss);
+      file_ << "step,loss,recall\n";
+      for (const auto& [step, row] : rows_) write(step, row);
     }
-    if (!losses_.insert({p.done, p.loss}).second) return;  // what begins or ends the phase is no step
-    write(p.done, p.loss);
+    const Row row{p.loss, p.recall};
+    if (!rows_.insert({p.done, row}).second) return;  // what begins or ends the phase is no step
+    write(p.done, row);
     file_.flush();
   }
 
  private:
-  void write(uint64_t step, double loss) {
-    char line[64];
-    std::snprintf(line, sizeof line, "%llu,%.6f\n", static_cast<unsigned long long>(step), loss);
+  struct Row {
+    double loss, recall;  // -1: was not measured
+  };
+  void write(uint64_t step, const Row& row) {
+    char line[64], recall[16] = "";
+    if (row.recall >= 0) std::snprintf(recall, sizeof recall, "%.4f", row.recall);
+    std::snprintf(line, sizeof line, "%llu,%.6f,%s\n", static_cast<unsigned long long>(step), row.loss,
+                  recall);
     file_ << line;
   }
   void read() {
@@ -113,27 +128,27 @@ class Curve {
     std::string line;
     for (std::getline(file, line); std::getline(file, line);) {
       unsigned long long step = 0;
-      double loss = 0;
-      if (std::sscanf(line.c_str(), "%llu,%lf", &step, &loss) == 2) losses_[step] = loss;
+      Row row{0, -1};
+      if (std::sscanf(line.c_str(), "%llu,%lf,%lf", &step, &row.loss, &row.recall) >= 2) rows_[step] = row;
     }
   }
 
   // Losses by steps; both axes begin at 0.
   void draw() const {
-    if (losses_.size() < 2) return;
+    if (rows_.size() < 2) return;
     constexpr int kWidth = 640, kHeight = 320, kLeft = 60, kBottom = 40, kTop = 20, kRight = 20;
     constexpr int kInnerWidth = kWidth - kLeft - kRight, kInnerHeight = kHeight - kTop - kBottom;
     double most = 0;
-    for (const auto& [step, loss] : losses_)
-      if (std::isfinite(loss)) most = std::max(most, loss);
+    for (const auto& [step, row] : rows_)
+      if (std::isfinite(row.loss)) most = std::max(most, row.loss);
     if (most == 0) most = 1;
-    const auto steps = static_cast<double>(losses_.rbegin()->first);
+    const auto steps = static_cast<double>(rows_.rbegin()->first);
     std::ostringstream points;
     points.precision(5);
-    for (const auto& [step, loss] : losses_)
-      if (std::isfinite(loss))
+    for (const auto& [step, row] : rows_)
+      if (std::isfinite(row.loss))
         points << kLeft + kInnerWidth * static_cast<double>(step) / steps << ','
-               << kTop + kInnerHeight * (1 - loss / most) << ' ';
+               << kTop + kInnerHeight * (1 - row.loss / most) << ' ';
     std::ofstream svg(native_path(name_ + ".svg"));
     svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << kWidth << ' ' << kHeight
         << "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
@@ -158,7 +173,7 @@ class Curve {
 
   const std::string name_;
   std::ofstream file_;
-  std::map<uint64_t, double> losses_;
+  std::map<uint64_t, Row> rows_;
 };
 
 void print_recall(const Json& report) {

@@ -100,7 +100,8 @@ thimble_status thimble_training_step(thimble_training* training, thimble_trainin
                                                        .done = p.done,
                                                        .total = p.total,
                                                        .per_second = p.per_second,
-                                                       .loss = p.loss});
+                                                       .loss = p.loss,
+                                                       .recall = p.recall});
     return {};
   });
 }

@@ -17,6 +17,7 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
+constexpr uint32_t kAskedParts = 4;  // after each quarter of the steps but the last a text is asked about
 constexpr uint32_t kSharesPart = 8;  // shares are those of pools that hold an eighth of a text
 constexpr uint32_t kParts[] = {8, 16};
 constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
@@ -169,6 +170,7 @@ Status Trainer::start_trial() {
   THIMBLE_TRY(remove_file(o.output));  // of one that was stopped in its check
   THIMBLE_LET(trial, create(model_, device_, o));
   trial_ = std::move(trial);
+  trial_->asks_ = false;
   return {};
 }
 
@@ -273,6 +275,8 @@ Status Trainer::plan_learning(uint64_t checking) {
   runs_of_text_.resize(texts_.size());
   if (!sums_up()) {
     choose_runs(beside);
+    // Not in the place of samples: those make the retainer, these only show it.
+    asks_ = !options_.memory || beside + samples_.runs() * shape_.run_bytes() + checking <= options_.memory;
     return {};
   }
   THIMBLE_LET(made, LeastSquares::make(device_, shape_, text_tokens_, options_.threads));
@@ -592,6 +596,7 @@ Status Trainer::fit_on() {
     loss_ = least_squares_->loss();
     return more ? Status() : write_sidecar();
   }
+  recall_ = -1;
   THIMBLE_LET(more, fit_->step());
   done_ = fit_->steps_done();
   loss_ = fit_->loss();
@@ -608,7 +613,31 @@ Status Trainer::fit_on() {
                    fit_->steps_done());
     diverged_ = {fit_->steps_done(), fit_->good_step()};
   }
-  return more ? Status() : write_sidecar();
+  if (!more) return write_sidecar();
+  for (uint64_t part = 1; part < kAskedParts; ++part)
+    if (asks_ && done_ == total_ * part / kAskedParts) return ask_meanwhile();
+  return {};
+}
+
+// Asks about a text that was held out with what is fitted so far. It changes nothing, and is left out where
+// the device has no room for it.
+Status Trainer::ask_meanwhile() {
+  const double begin = steady_seconds();
+  const std::string path = options_.output + ".asked";
+  const auto ask = [&]() -> Status {
+    THIMBLE_TRY(remove_file(path));  // of a process that was killed
+    THIMBLE_LET(retainer, write_retainer(path));
+    THIMBLE_LET(recall, ask_about(asked_.front(), model_, device_, Retention::kLocret, retainer,
+                                  text_tokens_ / kParts[0], kAskedQuestions));
+    recall_ = recall.share();
+    return {};
+  };
+  const Status asked = ask();
+  THIMBLE_TRY(remove_file(path));
+  const double seconds = steady_seconds() - begin;
+  seconds_.checking += seconds;
+  seconds_.fitting -= seconds;  // which the step counts, too
+  return asked.code() == Code::kOutOfMemory ? Status() : asked;
 }
 
 // ---- the result ----
@@ -663,7 +692,7 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
   }
 }
 
-Status Trainer::write_sidecar() {
+Result<std::shared_ptr<const Retainer>> Trainer::write_retainer(const std::string& path) const {
   NewGguf file;
   const auto set_shares = [&] {
     if (counted_.empty()) return;
@@ -707,12 +736,16 @@ Status Trainer::write_sidecar() {
       file.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
                [t] { return std::vector<std::byte>(t.data, t.data + t.bytes); });
   }
-  THIMBLE_TRY(file.write(options_.output));
+  THIMBLE_TRY(file.write(path));
+  THIMBLE_LET(mapped, MappedFile::open(path));
+  return model_->open_retainer(std::move(mapped), path);
+}
+
+Status Trainer::write_sidecar() {
+  THIMBLE_LET(retainer, write_retainer(options_.output));
+  retainer_ = retainer;
   if (trains()) THIMBLE_TRY(state_.remove());
   if (options_.tries_targets) THIMBLE_TRY(tries_.remove());
-  THIMBLE_LET(mapped, MappedFile::open(options_.output));
-  THIMBLE_LET(retainer, model_->open_retainer(std::move(mapped), options_.output));
-  retainer_ = retainer;
   fit_.reset();
   samples_ = Samples();
   least_squares_.reset();

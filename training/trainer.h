@@ -67,15 +67,18 @@ class Trainer : public Training {
   Status open_state();
   Status take_sums();
   double loss() const override { return loss_; }
+  double recall() const override { return recall_; }
   Status read_on() override;
   Status finish_text();
   Status start_fit();
   Status fit_on() override;
   double& clock() override;
+  Status ask_meanwhile();
   void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
   void keep_labels(uint32_t layer, const std::vector<float>& labels);
   void count_best(const std::vector<float>& logits);
   Status check_on() override;
+  Result<std::shared_ptr<const Retainer>> write_retainer(const std::string& path) const;
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
 
@@ -120,7 +123,8 @@ class Trainer : public Training {
   std::vector<int32_t> sample_of_;                   // which of samples_ each run of it is; -1: none
   bool reading_ = false;                             // it was begun
   std::unique_ptr<Fit> fit_;
-  double loss_ = 0;
+  double loss_ = 0, recall_ = -1;
+  bool asks_ = false;  // questions while it fits, for those who look
   struct Diverged {
     uint32_t at, good;  // steps that were done when the loss was no longer a number, and of the state taken
   };

@@ -41,6 +41,7 @@ TrainingProgress Training::progress() const {
   const double seconds = steady_seconds() - phase_start_;
   if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
   p.loss = loss();
+  p.recall = recall();
   return p;
 }
 

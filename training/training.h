@@ -38,6 +38,9 @@ struct TrainingProgress {
            total = 0;     // tokens of reading, steps of fitting, readings of checking, targets of trying
   double per_second = 0;  // of those
   double loss = 0;        // of the last step
+  // Of the step that was followed by questions about a held-out text, the share of them that was answered
+  // right; of the others -1.
+  double recall = -1;
 };
 
 // Where the time of this process went.
@@ -72,6 +75,7 @@ class Training {
   virtual Status check_on() = 0;
   virtual Status try_on() { return {}; }  // of those that try
   virtual double loss() const = 0;        // of the last step
+  virtual double recall() const { return -1; }
   // Where the time of the next step goes, but for what the step itself counts among the labels.
   virtual double& clock();
   void set_phase(Phase phase, uint64_t done, uint64_t total);

@@ -296,6 +296,8 @@ typedef struct thimble_training_progress {
   uint64_t done, total; /* of the phase, in its unit */
   double per_second;   /* since the phase began */
   double loss;         /* of the last step of fitting */
+  double recall;       /* after a few steps of fitting, the share of the questions about a held-out text that are answered
+                          with an eighth of the memory; of all others -1 */
 } thimble_training_progress;
 
 /* Begin, or go on with what `output`.partial holds of the same training. Texts, runs and sums are the same for a seed,

@@ -302,7 +302,10 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
       "\ntrained on    1 texts, 1,536 tokens, 3 steps, seed 0, from b\u00fccher.txt\nfingerprint";
   EXPECT_TRUE(contains(thimble("heads info " + output).out, made_of)) << thimble("heads info " + output).out;
   const std::string csv = slurp(output + ".loss.csv"), svg = slurp(output + ".loss.svg");
-  EXPECT_EQ(csv.rfind("step,loss\n1,", 0), 0u) << csv;
+  EXPECT_EQ(csv.rfind("step,loss,recall\n1,", 0), 0u) << csv;
+  EXPECT_NE(csv.find(",0.0000\n2,"), std::string::npos) << csv;  // random weights answer nothing
+  EXPECT_TRUE(csv.ends_with(",\n")) << csv;                      // and after the last step nothing is asked
+  EXPECT_TRUE(contains(trained.error, "\nafter 1 steps: loss ")) << trained.error;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n")) << svg;
   const size_t points = svg.find("points=\"");

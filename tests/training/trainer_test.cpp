@@ -334,6 +334,36 @@ TEST_F(Training, AllocatesNoMoreThanItsBudget) {
   }
 }
 
+// After each quarter of the steps but the last; not where --mem-budget has no room for it, which is all that
+// changes.
+TEST_F(Training, AsksWhileItFits) {
+  TrainingOptions o = options("asked");
+  const auto asked_after = [&](Trainer& trainer) {
+    std::vector<uint64_t> steps;
+    while (must(trainer.step())) {
+      const TrainingProgress p = trainer.progress();
+      if (p.recall == -1) continue;
+      EXPECT_EQ(p.phase, Phase::kFitting);
+      EXPECT_GE(p.recall, 0);
+      EXPECT_LE(p.recall, 1);
+      steps.push_back(p.done);
+    }
+    EXPECT_FALSE(std::filesystem::exists(o.output + ".asked"));
+    return steps;
+  };
+  folder.written("asked.asked", "left by a process that was killed");
+  EXPECT_EQ(asked_after(*open(o)), (std::vector<uint64_t>{1, 3, 4}));
+  const std::string whole = contents_of(o.output);
+  o.output = folder.file("unasked");
+  for (o.memory = 1;;) {
+    const auto tried = Trainer::create(small.model, cpu(), o);
+    if (tried.ok()) break;
+    o.memory += tried.status().bytes_missing();
+  }
+  EXPECT_EQ(asked_after(*open(o)), std::vector<uint64_t>());
+  EXPECT_EQ(contents_of(o.output), whole);
+}
+
 TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
   TrainingOptions o = options("small");
   o.memory = 1;
