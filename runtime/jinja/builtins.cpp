@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/jinja/machine.h"
+#include "runtime/jinja/text.h"
 
 namespace thimble::jinja {
 namespace {
@@ -59,6 +60,13 @@ Result<int64_t> Call::integer(size_t i, int64_t otherwise) const {
   if (const int64_t* integer = as_integer(arguments[i], room)) return *integer;
   return error(Code::kInvalidArgument, "an integer is expected as an argument, and %s was given",
                kind_name(arguments[i]));
+}
+
+Result<Text> escaped(Heap& heap, const Value& value) {
+  THIMBLE_LET(text, printed(heap, value));
+  if (is_markup(value)) return text;
+  THIMBLE_TRY(heap.spend_bytes(5 * text->size()));
+  return Text(std::make_shared<const std::string>(escaped(*text)), true);
 }
 
 Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,

@@ -25,6 +25,8 @@ struct Call {
   Result<Text> text(size_t i) const;
   bool flag(size_t i, bool otherwise = false) const;
   Result<int64_t> integer(size_t i, int64_t otherwise) const;
+  // A text that is marked as HTML where `self` is.
+  Result<Value> made(std::string text) const { return heap.text(std::move(text), is_markup(self)); }
   bool given(size_t i) const { return !is<Undefined>(arguments[i]); }
 };
 
@@ -41,14 +43,18 @@ const Builtin* find_filter(std::string_view name);
 const Builtin* find_test(std::string_view name);
 const Builtin* find_function(std::string_view name);
 const Builtin* find_method(const Value& self, std::string_view name);
-// Whether values of any kind have a method of this name.
-bool is_method(std::string_view name);
+// Whether Python has a method of this name that changes the value: no template may call it.
+bool changes(const Value& self, std::string_view name);
+
+// The text of a value, escaped for HTML where it is no markup.
+Result<Text> escaped(Heap& heap, const Value& value);
 
 // Calls it with arguments by position and by keyword, checked against the parameters.
 Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,
                            std::vector<Value> positional, std::vector<std::pair<Text, Value>> keywords);
 
 // The tables' parts that have files of their own.
+const Builtin* find_text_filter(std::string_view name);
 Result<Value> to_json(Call& call);
 Result<Value> from_json(Call& call);
 // Seconds since 1970 of the clock on the wall as strftime writes them, in English; the conversions that dates

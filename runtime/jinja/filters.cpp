@@ -1,17 +1,14 @@
-// Filters: x | NAME.
+// Filters of lists and dicts: x | NAME.
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 
+#include "runtime/jinja/letters.h"
 #include "runtime/jinja/machine.h"
 #include "runtime/jinja/table.h"
 #include "runtime/jinja/text.h"
 
 namespace thimble::jinja {
 namespace {
-
-// The subject as a text; an undefined one is empty.
-Result<Text> subject_text(Call& c) { return printed(c.heap, c.self); }
 
 Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s", what.c_str()); }
 
@@ -36,121 +33,6 @@ Result<Value> at_path(Call& c, const Value& item, const Value& path) {
   return value;
 }
 
-// ---- texts ----
-
-template <std::string_view (*first)(std::string_view, const std::string*),
-          std::string_view (*second)(std::string_view, const std::string*)>
-Result<Value> strip(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
-  const std::string* set = as_text(c.arguments[0]);
-  if (set) THIMBLE_TRY(c.heap.spend_steps(text->size() * set->size() / 64));
-  return c.heap.text(std::string(second(first(*text, set), set)));
-}
-
-template <std::string (*changed)(std::string_view)>
-Result<Value> change(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
-  THIMBLE_TRY(c.heap.spend_bytes(text->size()));
-  return c.heap.text(changed(*text));
-}
-
-std::string title(std::string_view text) {
-  std::string out;
-  bool starts = true;
-  for (const char letter : text) {
-    out += starts ? upper({&letter, 1}) : lower({&letter, 1});
-    starts = std::string_view(" \t\n\v\f\r-({[<").find(letter) != std::string_view::npos;
-  }
-  return out;
-}
-
-Result<Value> replace(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
-  THIMBLE_LET(old, printed(c.heap, c.arguments[0]));
-  THIMBLE_LET(with, printed(c.heap, c.arguments[1]));
-  return call_builtin(c.machine, *find_method(Value(text), "replace"), Value(text), {Value(old), Value(with)},
-                      {});
-}
-
-Result<Value> indent(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
-  std::string margin;
-  if (const std::string* given = as_text(c.arguments[0])) {
-    margin = *given;
-  } else {
-    THIMBLE_LET(width, c.integer(0, 4));
-    if (width > 1000) return bad("an indent is wider than 1000");
-    margin.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
-  }
-  const bool first = c.flag(1), blank = c.flag(2);
-  std::string out = first ? margin : "";
-  // As if a newline more were there, so that one at the end is kept.
-  const std::string whole = *text + "\n";
-  bool starts = true;
-  for (const std::string_view line : split_lines(whole)) {
-    THIMBLE_TRY(c.heap.spend_bytes(margin.size() + line.size()));
-    if (!starts) out += "\n" + (blank || !line.empty() ? margin : "");
-    out += line;
-    starts = false;
-  }
-  return c.heap.text(std::move(out));
-}
-
-Result<Value> as_string(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
-  return Value(text);
-}
-
-Result<Value> unchanged(Call& c) { return c.self; }
-
-// ---- numbers ----
-
-Result<Value> to_integer(Call& c) {
-  const Value otherwise = c.given(0) ? c.arguments[0] : Value(int64_t{0});
-  THIMBLE_LET(base, c.integer(1, 10));
-  if (base < 2 || base > 36) return bad("the base of a number is 2 to 36");
-  int64_t room = 0;
-  if (const int64_t* integer = as_integer(c.self, room)) return Value(*integer);
-  double number = 0;
-  if (const double* real = as<double>(c.self)) {
-    number = *real;
-  } else if (const std::string* text = as_text(c.self)) {
-    const std::string_view digits = strip_end(strip_start(*text, nullptr), nullptr);
-    const char *begin = digits.data(), *end = begin + digits.size();
-    if (digits.size() > 1 && *begin == '+') ++begin;
-    int64_t integer = 0;
-    const auto read = std::from_chars(begin, end, integer, static_cast<int>(base));
-    if (read.ptr == end && read.ec == std::errc() && begin != end) return Value(integer);
-    const auto real_read = std::from_chars(begin, end, number);
-    if (real_read.ptr != end || real_read.ec != std::errc()) return otherwise;
-  } else {
-    return otherwise;
-  }
-  if (!(std::abs(number) < 9e18)) return otherwise;
-  return Value(static_cast<int64_t>(number));
-}
-
-Result<Value> to_float(Call& c) {
-  int64_t room = 0;
-  if (const int64_t* integer = as_integer(c.self, room)) return Value(static_cast<double>(*integer));
-  if (is<double>(c.self)) return c.self;
-  const Value otherwise = c.given(0) ? c.arguments[0] : Value(0.0);
-  const std::string* text = as_text(c.self);
-  if (!text) return otherwise;
-  const std::string_view digits = strip_end(strip_start(*text, nullptr), nullptr);
-  double number = 0;
-  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  return read.ptr == digits.data() + digits.size() && read.ec == std::errc() ? Value(number) : otherwise;
-}
-
-Result<Value> absolute(Call& c) {
-  if (const double* real = as<double>(c.self)) return Value(std::abs(*real));
-  int64_t room = 0;
-  const int64_t* integer = as_integer(c.self, room);
-  if (!integer) return bad(std::string(kind_name(c.self)) + " has no absolute value");
-  return *integer < 0 ? arithmetic(c.heap, "-", Value(int64_t{0}), c.self) : Result<Value>(*integer);
-}
-
 // ---- lists and dicts ----
 
 Result<Value> length(Call& c) {
@@ -158,7 +40,9 @@ Result<Value> length(Call& c) {
     THIMBLE_TRY(c.heap.spend_steps(text->size() / 16));
     return Value(static_cast<int64_t>(character_count(*text)));
   }
-  if (List* const* list = as<List*>(c.self)) return Value(static_cast<int64_t>((*list)->items.size()));
+  if (List* const* list = as<List*>(c.self); list && (*list)->kind != List::Kind::kIterator)
+    return Value(static_cast<int64_t>((*list)->items.size()));
+  if (Loop* const* loop = as<Loop*>(c.self)) return Value(static_cast<int64_t>((*loop)->items->size()));
   if (Dict* const* dict = as<Dict*>(c.self)) return Value(static_cast<int64_t>((*dict)->items.size()));
   if (is<Undefined>(c.self)) return Value(int64_t{0});
   return bad(std::string(kind_name(c.self)) + " has no length");
@@ -185,14 +69,14 @@ Result<Value> join(Call& c) {
 }
 
 Result<Value> pair(Call& c, const Value& key, const Value& value) {
-  THIMBLE_LET(both, c.heap.list(true));
+  THIMBLE_LET(both, c.heap.list(List::Kind::kTuple));
   THIMBLE_TRY(c.heap.append(*both, key));
   THIMBLE_TRY(c.heap.append(*both, value));
   return Value(both);
 }
 
 Result<Value> items(Call& c) {
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   if (is<Undefined>(c.self)) return Value(all);
   Dict* const* dict = as<Dict*>(c.self);
   if (!dict) return bad(std::string(kind_name(c.self)) + " has no items; only a dict has");
@@ -211,23 +95,35 @@ Result<Value> to_list(Call& c) {
 }
 
 Result<Value> first(Call& c) {
+  if (List* const* list = as<List*>(c.self); list && (*list)->kind == List::Kind::kIterator) {
+    std::vector<Value>& items = (*list)->items;
+    if (items.empty()) return Value();
+    THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
+    const Value taken = items.front();
+    items.erase(items.begin());
+    return taken;
+  }
   THIMBLE_LET(all, elements(c.heap, c.self));
   return all->items.empty() ? Value() : all->items.front();
 }
 
 Result<Value> last(Call& c) {
+  if (List* const* list = as<List*>(c.self); list && (*list)->kind == List::Kind::kIterator)
+    return bad("an iterator has no last element; make a list of it first");
   THIMBLE_LET(all, elements(c.heap, c.self));
   return all->items.empty() ? Value() : all->items.back();
 }
 
 Result<Value> reverse(Call& c) {
+  List* const* list = as<List*>(c.self);
+  const bool taken = list && (*list)->kind == List::Kind::kIterator;
   THIMBLE_LET(from, elements(c.heap, c.self));
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(taken ? List::Kind::kList : List::Kind::kIterator));
   for (size_t i = from->items.size(); i-- > 0;) THIMBLE_TRY(c.heap.append(*all, from->items[i]));
   if (!is<Text>(c.self)) return Value(all);
   std::string text;
   for (const Value& character : all->items) text += *as_text(character);
-  return c.heap.text(std::move(text));
+  return c.made(std::move(text));
 }
 
 // What elements are ordered and compared by: texts without regard to case, unless asked for.
@@ -267,11 +163,24 @@ Status merge_sort(Heap& heap, std::vector<Keyed>& all, bool down) {
   return {};
 }
 
+// What sort() compares: a list of what the paths "a,b" lead to.
+Result<Value> sort_keys(Call& c, const Value& item, const Value& paths, bool with_case) {
+  THIMBLE_LET(keys, c.heap.list());
+  const std::string* text = as_text(paths);
+  std::string_view rest = text ? *text : std::string_view();
+  do {
+    const size_t end = std::min(rest.find(','), rest.size());
+    THIMBLE_LET(key, sort_key(c, item, text ? make_text(rest.substr(0, end)) : paths, with_case));
+    THIMBLE_TRY(c.heap.append(*keys, key));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  } while (!rest.empty());
+  return Value(keys);
+}
+
 Result<Value> sorted(Call& c, const std::vector<Value>& from, const Value& path, bool with_case, bool down) {
   std::vector<Keyed> keyed;
   for (const Value& item : from) {
-    THIMBLE_LET(key, sort_key(c, item, path, with_case));
-    THIMBLE_TRY(need_defined(key));
+    THIMBLE_LET(key, sort_keys(c, item, path, with_case));
     keyed.push_back({key, item});
   }
   THIMBLE_TRY(merge_sort(c.heap, keyed, down));
@@ -289,13 +198,14 @@ Result<Value> dictsort(Call& c) {
   if (!is<Dict*>(c.self)) return bad(std::string(kind_name(c.self)) + " is no dict that could be sorted");
   THIMBLE_LET(all, items(c));
   const std::string* by = as_text(c.arguments[1]);
+  THIMBLE_LET(pairs, elements(c.heap, all));
   if (by && *by != "key" && *by != "value") return bad("dictsort sorts by 'key' or 'value'");
-  return sorted(c, (*as<List*>(all))->items, Value(int64_t{by && *by == "value"}), c.flag(0), c.flag(2));
+  return sorted(c, pairs->items, Value(int64_t{by && *by == "value"}), c.flag(0), c.flag(2));
 }
 
 Result<Value> unique(Call& c) {
   THIMBLE_LET(from, elements(c.heap, c.self));
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   std::vector<Value> seen;
   for (const Value& item : from->items) {
     THIMBLE_LET(key, sort_key(c, item, c.arguments[1], c.flag(0)));
@@ -347,7 +257,7 @@ std::vector<Value> from(const std::vector<Value>& all, size_t i) {
 // attribute.
 template <bool by_attribute, bool wanted>
 Result<Value> select(Call& c) {
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   if (!truth(c.self)) return Value(all);
   THIMBLE_LET(elements_, elements(c.heap, c.self));
   if (by_attribute && c.rest.empty()) return bad("selectattr and rejectattr need the name of an attribute");
@@ -369,7 +279,7 @@ Result<Value> select(Call& c) {
 
 // map(attribute=path, default=value), or map(filter, ...).
 Result<Value> map(Call& c) {
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   if (!truth(c.self)) return Value(all);
   THIMBLE_LET(elements_, elements(c.heap, c.self));
   const std::vector<Value> items = elements_->items;
@@ -389,46 +299,125 @@ Result<Value> map(Call& c) {
   return Value(all);
 }
 
+// batch(count, fill): lists of so many elements, the last filled up.
+Result<Value> batch(Call& c) {
+  THIMBLE_LET(count, c.integer(0, 0));
+  THIMBLE_LET(from, elements(c.heap, c.self));
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
+  THIMBLE_LET(first, c.heap.list());
+  List* row = first;
+  for (const Value& item : from->items) {
+    if (static_cast<int64_t>(row->items.size()) == count) {
+      THIMBLE_TRY(c.heap.append(*all, row));
+      THIMBLE_LET(next, c.heap.list());
+      row = next;
+    }
+    THIMBLE_TRY(c.heap.append(*row, item));
+  }
+  if (row->items.empty()) return Value(all);
+  while (c.given(1) && !is<None>(c.arguments[1]) && static_cast<int64_t>(row->items.size()) < count)
+    THIMBLE_TRY(c.heap.append(*row, c.arguments[1]));
+  THIMBLE_TRY(c.heap.append(*all, row));
+  return Value(all);
+}
+
+// slice(count, fill): so many lists, as equal as can be.
+Result<Value> slice(Call& c) {
+  THIMBLE_LET(count, c.integer(0, 0));
+  THIMBLE_LET(from, elements(c.heap, c.self));
+  if (count == 0) return bad("a slice needs at least one column");
+  THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
+  const auto size = static_cast<int64_t>(from->items.size());
+  for (int64_t i = 0, at = 0; i < count; ++i) {
+    THIMBLE_LET(column, c.heap.list());
+    const int64_t most = size / count + (i < size % count);
+    for (int64_t n = 0; n < most; ++n)
+      THIMBLE_TRY(c.heap.append(*column, from->items[static_cast<size_t>(at++)]));
+    if (c.given(1) && !is<None>(c.arguments[1]) && i >= size % count)
+      THIMBLE_TRY(c.heap.append(*column, c.arguments[1]));
+    THIMBLE_TRY(c.heap.append(*all, column));
+  }
+  return Value(all);
+}
+
+// groupby(path, default): tuples of what the path leads to and the elements for which it does.
+Result<Value> groupby(Call& c) {
+  THIMBLE_LET(from, elements(c.heap, c.self));
+  const auto key_of = [&](const Value& item) -> Result<Value> {
+    THIMBLE_LET(key, at_path(c, item, c.arguments[0]));
+    return is<Undefined>(key) && c.given(1) ? c.arguments[1] : key;
+  };
+  std::vector<Keyed> keyed;
+  for (const Value& item : from->items) {
+    THIMBLE_LET(value, key_of(item));
+    THIMBLE_LET(key, sort_key(c, value, Value(), c.flag(2)));
+    keyed.push_back({key, item});
+  }
+  THIMBLE_TRY(merge_sort(c.heap, keyed, false));
+  THIMBLE_LET(all, c.heap.list());
+  List* group = nullptr;
+  for (size_t i = 0; i < keyed.size(); ++i) {
+    bool goes_on = group != nullptr;
+    if (group) {
+      THIMBLE_LET(same, equal(c.heap, keyed[i - 1].key, keyed[i].key));
+      goes_on = same;
+    }
+    if (!goes_on) {
+      THIMBLE_LET(members, c.heap.list());
+      THIMBLE_LET(key, key_of(keyed[i].item));
+      THIMBLE_LET(both, pair(c, key, members));
+      (*as<List*>(both))->group = true;
+      THIMBLE_TRY(c.heap.append(*all, both));
+      group = members;
+    }
+    THIMBLE_TRY(c.heap.append(*group, keyed[i].item));
+  }
+  return Value(all);
+}
+
+// x|attr("name"): an attribute and never an element.
+Result<Value> attr(Call& c) {
+  THIMBLE_LET(name, printed(c.heap, c.arguments[0]));
+  THIMBLE_TRY(need_defined(c.self));
+  if (is<Dict*>(c.self) && !find_method(c.self, *name)) return Value();
+  return c.machine.item(c.self, Value(name));
+}
+
 constexpr Builtin kFilters[] = {
-    {"abs", "", absolute},
-    {"capitalize", "", change<capitalized>},
+    {"attr", "name", attr},
+    {"batch", "linecount ?fill_with", batch},
     {"count", "", length},
     {"d", "?default_value ?boolean", default_value},
     {"default", "?default_value ?boolean", default_value},
     {"dictsort", "?case_sensitive ?by ?reverse", dictsort},
     {"first", "", first},
-    {"float", "?default", to_float},
     {"from_json", "", from_json},
-    {"indent", "?width ?first ?blank", indent},
-    {"int", "?default ?base", to_integer},
+    {"groupby", "attribute ?default ?case_sensitive", groupby},
     {"items", "", items},
     {"join", "?d ?attribute", join},
     {"last", "", last},
     {"length", "", length},
     {"list", "", to_list},
-    {"lower", "", change<lower>},
     {"map", "* ?attribute ?default", map},
     {"max", "?case_sensitive ?attribute", extreme<true>},
     {"min", "?case_sensitive ?attribute", extreme<false>},
     {"reject", "*", select<false, false>},
     {"rejectattr", "*", select<true, false>},
-    {"replace", "old new", replace},
     {"reverse", "", reverse},
-    {"safe", "", unchanged},
     {"select", "*", select<false, true>},
     {"selectattr", "*", select<true, true>},
+    {"slice", "slices ?fill_with", slice},
     {"sort", "?reverse ?case_sensitive ?attribute", sort},
-    {"string", "", as_string},
     {"sum", "?attribute ?start", sum},
-    {"title", "", change<title>},
     {"tojson", "?ensure_ascii ?indent ?separators ?sort_keys", to_json},
-    {"trim", "?chars", strip<strip_start, strip_end>},
     {"unique", "?case_sensitive ?attribute", unique},
-    {"upper", "", change<upper>},
 };
 
 }  // namespace
 
-const Builtin* find_filter(std::string_view name) { return find_in(kFilters, name); }
+const Builtin* find_filter(std::string_view name) {
+  const Builtin* found = find_in(kFilters, name);
+  return found ? found : find_text_filter(name);
+}
 
 }  // namespace thimble::jinja

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/jinja/format.h"
 #include "runtime/jinja/machine.h"
 #include "runtime/jinja/table.h"
 
@@ -38,7 +39,10 @@ Result<Value> run_range(Call& c) {
   const uint64_t count = empty ? 0 : (high - low - 1) / stride + 1;
   if (count > kLongest)
     return error(Code::kUnsupported, "a range is longer than %d", static_cast<int>(kLongest));
-  THIMBLE_LET(all, c.heap.list());
+  THIMBLE_LET(all, c.heap.list(List::Kind::kRange));
+  all->shown =
+      std::make_shared<const std::string>("range(" + std::to_string(first) + ", " + std::to_string(last) +
+                                          (step == 1 ? ")" : ", " + std::to_string(step) + ")"));
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t value = static_cast<uint64_t>(first) + i * static_cast<uint64_t>(step);
     THIMBLE_TRY(c.heap.append(*all, static_cast<int64_t>(value)));
@@ -57,8 +61,21 @@ Result<Value> run_strftime_now(Call& c) {
   return c.heap.text(text);
 }
 
+Result<Value> run_cycler(Call& c) {
+  if (c.rest.empty()) return error(Code::kInvalidArgument, "cycler has nothing to go through");
+  return c.heap.cycler(c.rest);
+}
+
+Result<Value> run_joiner(Call& c) {
+  THIMBLE_LET(between,
+              c.given(0) ? printed(c.heap, c.arguments[0]) : Text(std::make_shared<const std::string>(", ")));
+  return c.heap.joiner(between);
+}
+
 constexpr Builtin kFunctions[] = {
+    {"cycler", "*", run_cycler},
     {"dict", "?mapping **", run_dict},
+    {"joiner", "?sep", run_joiner},
     {"namespace", "?mapping **", run_namespace},
     {"raise_exception", "message", run_raise},
     {"range", "start ?stop ?step", run_range},
@@ -122,16 +139,18 @@ Result<Value> repeated(Heap& heap, const Value& what, int64_t count) {
   if (text) {
     std::string out;
     for (uint64_t i = 0; i < times && size; ++i) out += *text;
-    return heap.text(std::move(out));
+    return heap.text(std::move(out), is_markup(what));
   }
-  THIMBLE_LET(all, heap.list((*as<List*>(what))->tuple));
+  THIMBLE_LET(all, heap.list((*as<List*>(what))->kind));
   for (uint64_t i = 0; i < times && size; ++i)
     for (const Value& item : (*as<List*>(what))->items) THIMBLE_TRY(heap.append(*all, item));
   return Value(all);
 }
 
+bool is_repeatable(const Value& v) { return is<Text>(v) || (is<List*>(v) && (*as<List*>(v))->is_plain()); }
+
 Result<Value> joined(Heap& heap, const List& a, const List& b) {
-  THIMBLE_LET(all, heap.list(a.tuple));
+  THIMBLE_LET(all, heap.list(a.kind));
   for (const List* list : {&a, &b})
     for (const Value& item : list->items) THIMBLE_TRY(heap.append(*all, item));
   return Value(all);
@@ -141,6 +160,14 @@ double as_real(const Value& v) {
   int64_t room = 0;
   const int64_t* integer = as_integer(v, room);
   return integer ? static_cast<double>(*integer) : *as<double>(v);
+}
+
+// a + b of which one is marked as HTML.
+Result<Value> joined_markup(Heap& heap, const Value& a, const Value& b) {
+  THIMBLE_LET(left, escaped(heap, a));
+  THIMBLE_LET(right, escaped(heap, b));
+  THIMBLE_TRY(heap.spend_bytes(left->size() + right->size()));
+  return heap.text(*left + *right, true);
 }
 
 Result<Value> concatenated(Heap& heap, const Value& a, const Value& b) {
@@ -154,17 +181,20 @@ Result<Value> concatenated(Heap& heap, const Value& a, const Value& b) {
 
 Result<Value> arithmetic(Heap& heap, const std::string& op, const Value& a, const Value& b) {
   if (op == "~") return concatenated(heap, a, b);
+  if (op == "%" && is<Text>(a)) return percent_format(heap, *as<Text>(a), b);
   THIMBLE_TRY(need_defined(a));
   THIMBLE_TRY(need_defined(b));
   int64_t room_a = 0, room_b = 0;
   const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
   if (x && y) return integers(op, *x, *y);
   if ((x || is<double>(a)) && (y || is<double>(b))) return reals(op, as_real(a), as_real(b));
-  if (op == "+" && is<Text>(a) && is<Text>(b)) return concatenated(heap, a, b);
-  if (op == "+" && is<List*>(a) && is<List*>(b) && (*as<List*>(a))->tuple == (*as<List*>(b))->tuple)
+  if (op == "+" && is<Text>(a) && is<Text>(b))
+    return is_markup(a) || is_markup(b) ? joined_markup(heap, a, b) : concatenated(heap, a, b);
+  if (op == "+" && is<List*>(a) && is<List*>(b) && (*as<List*>(a))->is_plain() &&
+      (*as<List*>(a))->kind == (*as<List*>(b))->kind)
     return joined(heap, **as<List*>(a), **as<List*>(b));
-  if (op == "*" && y && (is<Text>(a) || is<List*>(a))) return repeated(heap, a, *y);
-  if (op == "*" && x && (is<Text>(b) || is<List*>(b))) return repeated(heap, b, *x);
+  if (op == "*" && y && is_repeatable(a)) return repeated(heap, a, *y);
+  if (op == "*" && x && is_repeatable(b)) return repeated(heap, b, *x);
   return no_operator(op, a, b);
 }
 

@@ -175,7 +175,7 @@ Status Writer::write(const Value& value, size_t depth) {
   if (depth > kDeepestValue)
     return error(Code::kUnsupported, "values are nested deeper than %u, or within themselves", kDeepestValue);
   THIMBLE_TRY(heap_.spend_bytes(between.size() + colon.size() + depth * margin.size()));
-  if (is<List*>(value)) return write_list(**as<List*>(value), depth);
+  if (is<List*>(value) && (*as<List*>(value))->is_plain()) return write_list(**as<List*>(value), depth);
   if (is<Dict*>(value)) return write_dict(**as<Dict*>(value), depth);
   return write_scalar(value);
 }

@@ -34,6 +34,10 @@ class Lexer {
  private:
   Status text_and_tag();
   Status comment();
+  // {% raw %}, from the tag's begin on, up to {% endraw %}: text as it is. Bytes of a tag of this name that
+  // stands at the place, else 0.
+  Status raw();
+  size_t raw_tag(size_t at, std::string_view name) const;
   Status tag(Kind end);
   Status expression_token();
   Status string();
@@ -98,6 +102,7 @@ Status Lexer::text_and_tag() {
   const char sign = after == '-' || (after == '+' && tag_kind != '{') ? after : '\0';
   add_text(rest_.substr(0, at), tag_kind, sign);
   if (tag_kind == '#') return comment();
+  if (tag_kind == '%' && raw_tag(0, "raw")) return raw();
   const bool prints = tag_kind == '{';
   add(prints ? Kind::kPrintBegin : Kind::kBlockBegin, "");
   pass(sign ? 3 : 2);
@@ -118,6 +123,36 @@ Status Lexer::comment() {
   const char sign = end > 2 ? rest_[end - 1] : '\0';
   end_tag(end + 2, sign == '-', sign != '+');
   return {};
+}
+
+size_t Lexer::raw_tag(size_t at, std::string_view name) const {
+  if (rest_.substr(at, 2) != "{%") return 0;
+  const size_t begin = at;
+  at += 2;
+  if (at < rest_.size() && (rest_[at] == '-' || rest_[at] == '+')) ++at;
+  while (const size_t space = space_at_start(rest_.substr(at))) at += space;
+  if (!rest_.substr(at).starts_with(name)) return 0;
+  at += name.size();
+  while (const size_t space = space_at_start(rest_.substr(at))) at += space;
+  const bool plus = name == "endraw" && rest_.substr(at).starts_with("+%}");
+  if (plus || rest_.substr(at).starts_with("-%}")) ++at;
+  return rest_.substr(at).starts_with("%}") ? at + 2 - begin : 0;
+}
+
+Status Lexer::raw() {
+  const uint32_t first = line_;
+  const size_t begin = raw_tag(0, "raw");
+  end_tag(begin, rest_[begin - 3] == '-', false);
+  for (size_t at = 0; (at = rest_.find("{%", at)) != std::string_view::npos; ++at) {
+    const size_t end = raw_tag(at, "endraw");
+    if (!end) continue;
+    const char before = rest_[at + 2], after = rest_[at + end - 3];
+    add_text(rest_.substr(0, at), '%', before);
+    end_tag(end, after == '-', after != '+');
+    return {};
+  }
+  line_ = first;
+  return fail("a statement that begins here has no {% endraw %}");
 }
 
 size_t Lexer::tag_end(std::string_view mark) const {
@@ -146,6 +181,22 @@ Status Lexer::tag(Kind end) {
 
 void Lexer::number() {
   size_t size = 0;
+  const std::string_view prefix = rest_.substr(0, 2);
+  for (const std::string_view known : {"0x", "0X", "0o", "0O", "0b", "0B"}) {
+    if (prefix != known) continue;
+    const std::string_view digits = known[1] == 'x' || known[1] == 'X'   ? "0123456789abcdefABCDEF_"
+                                    : known[1] == 'o' || known[1] == 'O' ? "01234567_"
+                                                                         : "01_";
+    size = std::min(rest_.find_first_not_of(digits, 2), rest_.size());
+    if (size == 2) break;
+    std::string text(rest_.substr(0, size));
+    std::erase(text, '_');
+    text[1] = static_cast<char>(text[1] | 0x20);  // as a small letter
+    add(Kind::kInteger, std::move(text));
+    pass(size);
+    return;
+  }
+  size = 0;
   const auto digits = [&] {
     while (size < rest_.size() && (is_digit(rest_[size]) || (rest_[size] == '_' && size > 0))) ++size;
   };

@@ -50,6 +50,21 @@ auto Machine::within(Scope* around, Body body) {
   return result;
 }
 
+template <typename Body>
+Result<Value> Machine::written(Body body) {
+  std::string text;
+  std::string* const before = std::exchange(out_, &text);
+  const Result<Flow> flow = body();
+  out_ = before;
+  THIMBLE_TRY(flow);
+  return heap_.text(std::move(text));
+}
+
+Status Machine::keep_scopes() {
+  for (Scope* scope = scope_; scope; scope = scope->around) scope->captured = true;
+  return heap_.spend_bytes(sizeof *scope_);
+}
+
 Result<std::string> Machine::render(const Block& block, const Dict& variables) {
   std::string out;
   out_ = &out;
@@ -111,14 +126,15 @@ Result<Machine::Flow> Machine::run(const Statement& s) {
         return write(value);
       }
       case Statement::Kind::kMacro: {
-        for (Scope* scope = scope_; scope; scope = scope->around) scope->captured = true;
-        THIMBLE_TRY(heap_.spend_bytes(sizeof *scope_));
+        THIMBLE_TRY(keep_scopes());
         THIMBLE_LET(closure, heap_.close(s.macro.get(), scope_));
         scope_->set(s.macro->name, closure);
         break;
       }
-      case Statement::Kind::kScope:
-        flow = within(scope_, [&] { return run(s.body); });
+      case Statement::Kind::kCall:
+        return run_call(s);
+      case Statement::Kind::kWith:
+        flow = run_with(s);
         break;
       case Statement::Kind::kBreak:
         flow = Flow::kBreak;
@@ -167,19 +183,23 @@ Status Machine::choose(const Statement& s, const List& from, std::vector<Value>&
 
 Result<Machine::Flow> Machine::run_for(const Statement& s) {
   THIMBLE_LET(value, evaluate(*s.value));
+  if (s.recursive) THIMBLE_TRY(keep_scopes());
+  return run_for(s, value, 1);
+}
+
+Result<Machine::Flow> Machine::run_for(const Statement& s, const Value& value, size_t depth) {
   THIMBLE_LET(all, elements(heap_, value));
   std::vector<Value> items;
   THIMBLE_TRY(choose(s, *all, items));
   if (items.empty()) return within(scope_, [&] { return run(s.otherwise); });
-  return run_turns(s, items);
+  return run_turns(s, items, depth);
 }
 
-Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<Value>& items) {
-  // A loop that something still points to after its end must not point to elements that are gone. Its depth
-  // is that of recursion, which is not known here.
+Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<Value>& items, size_t depth) {
+  // A loop that something still points to after its end must not point to elements that are gone.
   THIMBLE_LET(kept, heap_.list());
   kept->items = items;
-  THIMBLE_LET(loop, heap_.loop(&kept->items, 1));
+  THIMBLE_LET(loop, heap_.loop({&kept->items, 0, depth, s.recursive ? &s : nullptr, scope_}));
   for (; loop->index < kept->items.size(); ++loop->index) {
     const Result<Flow> flow = within(scope_, [&]() -> Result<Flow> {
       scope_->set("loop", loop);
@@ -190,6 +210,25 @@ Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<V
     if (*flow == Flow::kBreak) break;
   }
   return Flow::kNext;
+}
+
+Result<Machine::Flow> Machine::run_with(const Statement& s) {
+  std::vector<Value> values;
+  for (const auto& [target, value] : s.assignments) {
+    THIMBLE_LET(evaluated, evaluate(*value));
+    values.push_back(evaluated);
+  }
+  return within(scope_, [&]() -> Result<Flow> {
+    for (size_t i = 0; i < values.size(); ++i) THIMBLE_TRY(assign(s.assignments[i].first, values[i]));
+    return run(s.body);
+  });
+}
+
+Status Machine::run_call(const Statement& s) {
+  THIMBLE_TRY(keep_scopes());
+  THIMBLE_LET(caller, heap_.close(s.macro.get(), scope_));
+  THIMBLE_LET(value, call(*s.value, &caller));
+  return write(value);
 }
 
 Status Machine::write(const Value& value) {
@@ -207,34 +246,28 @@ Status Machine::write_text(std::string_view text) {
 
 Status Machine::assign(const Target& target, const Value& value) {
   if (!target.attribute.empty()) {
-    Value* holder = scope_->find(target.names[0]);
+    Value* holder = scope_->find(target.name);
     Namespace* const* space = holder ? as<Namespace*>(*holder) : nullptr;
-    if (!space) return bad("'" + target.names[0] + "' is no namespace, so its attributes cannot be set");
+    if (!space) return bad("'" + target.name + "' is no namespace, so its attributes cannot be set");
     return heap_.set((*space)->attributes, std::make_shared<const std::string>(target.attribute), value);
   }
   // A scope may be kept for a macro, so what it holds counts.
-  THIMBLE_TRY(heap_.spend_bytes(target.names.size() * sizeof scope_->variables[0]));
-  THIMBLE_TRY(heap_.spend_steps(scope_->variables.size() / 16));
-  if (!target.spread) {
-    scope_->set(target.names[0], value);
+  if (target.parts.empty()) {
+    THIMBLE_TRY(heap_.spend_bytes(sizeof scope_->variables[0]));
+    THIMBLE_TRY(heap_.spend_steps(scope_->variables.size() / 16));
+    scope_->set(target.name, value);
     return {};
   }
   THIMBLE_LET(all, elements(heap_, value));
-  if (all->items.size() != target.names.size())
+  if (all->items.size() != target.parts.size())
     return bad(std::to_string(all->items.size()) + " values cannot be spread over " +
-               std::to_string(target.names.size()) + " names");
-  const std::vector<Value> items = all->items;
-  for (size_t i = 0; i < items.size(); ++i) scope_->set(target.names[i], items[i]);
+               std::to_string(target.parts.size()) + " names");
+  for (size_t i = 0; i < target.parts.size(); ++i) THIMBLE_TRY(assign(target.parts[i], all->items[i]));
   return {};
 }
 
 Result<Value> Machine::captured(const Statement& s) {
-  std::string text;
-  std::string* const before = std::exchange(out_, &text);
-  const Result<Flow> flow = within(scope_, [&] { return run(s.body); });
-  out_ = before;
-  THIMBLE_TRY(flow);
-  THIMBLE_LET(value, heap_.text(std::move(text)));
+  THIMBLE_LET(value, written([&] { return within(scope_, [&] { return run(s.body); }); }));
   if (!s.filters) return std::move(value);
   return filtered(*s.filters, value);
 }
@@ -242,7 +275,7 @@ Result<Value> Machine::captured(const Statement& s) {
 Result<Value> Machine::filtered(const Expression& chain, const Value& subject) {
   if (chain.kind != Kind::kFilter) return subject;
   THIMBLE_LET(inner, filtered(*chain.parts[0], subject));
-  return call_builtin(chain, *chain.builtin, inner);
+  return apply(chain, inner);
 }
 
 // ---- expressions ----
@@ -302,7 +335,7 @@ Result<Value> Machine::evaluate_node(const Expression& e) {
     case Kind::kFilter:
     case Kind::kTest: {
       THIMBLE_LET(subject, evaluate(*e.parts[0]));
-      return call_builtin(e, *e.builtin, subject);
+      return apply(e, subject);
     }
   }
   return Value();
@@ -319,7 +352,7 @@ Result<Value> Machine::name(const Expression& e) {
 }
 
 Result<Value> Machine::list(const Expression& e) {
-  THIMBLE_LET(all, heap_.list(e.kind == Kind::kTuple));
+  THIMBLE_LET(all, heap_.list(e.kind == Kind::kTuple ? List::Kind::kTuple : List::Kind::kList));
   for (const ExpressionPtr& part : e.parts) {
     THIMBLE_LET(value, evaluate(*part));
     THIMBLE_TRY(heap_.append(*all, value));
@@ -365,6 +398,7 @@ Result<Value> loop_attribute(const Loop& loop, const std::string& name, bool& kn
 Result<Value> Machine::attribute(const Value& of, const std::string& name) {
   THIMBLE_TRY(need_defined(of));
   if (const Builtin* method = find_method(of, name)) return heap_.bind(method, of);
+  if (changes(of, name)) return Value(Undefined{&name});
   if (Dict* const* dict = as<Dict*>(of)) {
     if (const Value* value = (*dict)->find(name)) return *value;
   } else if (Namespace* const* space = as<Namespace*>(of)) {
@@ -373,6 +407,10 @@ Result<Value> Machine::attribute(const Value& of, const std::string& name) {
     bool known = false;
     auto value = loop_attribute(**loop, name, known);
     if (known) return value;
+  } else if (Cycler* const* cycler = as<Cycler*>(of)) {
+    if (name == "current") return (*cycler)->items[(*cycler)->at];
+  } else if (List* const* list = as<List*>(of); list && (*list)->group) {
+    if (name == "grouper" || name == "list") return (*list)->items[name == "list"];
   }
   return Value(Undefined{&name});
 }
@@ -387,13 +425,14 @@ Result<Value> Machine::item(const Value& of, const Value& key) {
   if (const int64_t* integer = as_integer(key, room)) {
     const std::string* text = as_text(of);
     List* const* list = as<List*>(of);
-    if (!text && !list) return Value();
+    if (!text && !(list && (*list)->has_places())) return Value();
     if (text) THIMBLE_TRY(heap_.spend_steps(text->size() / 16));
     const auto size = static_cast<int64_t>(text ? character_count(*text) : (*list)->items.size());
     const int64_t at = *integer < 0 ? *integer + size : *integer;
     if (at < 0 || at >= size) return Value();
     if (list) return (*list)->items[static_cast<size_t>(at)];
-    return heap_.text(std::string(characters(*text, static_cast<size_t>(at), static_cast<size_t>(at) + 1)));
+    return heap_.text(std::string(characters(*text, static_cast<size_t>(at), static_cast<size_t>(at) + 1)),
+                      is_markup(of));
   }
   const Text* name = as<Text>(key);
   if (!name) return Value();
@@ -420,7 +459,7 @@ Result<Value> Machine::slice(const Expression& e) {
   }
   const std::string* text = as_text(of);
   List* const* list = as<List*>(of);
-  if (!text && !list) return bad(std::string(kind_name(of)) + " has no slices");
+  if (!text && !(list && (*list)->has_places())) return bad(std::string(kind_name(of)) + " has no slices");
   const int64_t step = bounds[2];
   if (step == 0) return bad("the step of a slice is 0");
   if (text) THIMBLE_TRY(heap_.spend_steps(text->size() / 16));
@@ -432,22 +471,23 @@ Result<Value> Machine::slice(const Expression& e) {
   };
   const int64_t first = place(0, step > 0 ? low : high), last = place(1, step > 0 ? high : low);
   if (text && step == 1)
-    return heap_.text(std::string(
-        characters(*text, static_cast<size_t>(first), static_cast<size_t>(std::max(first, last)))));
+    return heap_.text(std::string(characters(*text, static_cast<size_t>(first),
+                                             static_cast<size_t>(std::max(first, last)))),
+                      is_markup(of));
   std::vector<std::string_view> split;
   if (text) {
     THIMBLE_TRY(heap_.spend_bytes(text->size() * sizeof(std::string_view)));
     split = split_characters(*text);
   }
   std::string joined;
-  THIMBLE_LET(all, heap_.list(list && (*list)->tuple));
+  THIMBLE_LET(all, heap_.list(list ? (*list)->kind : List::Kind::kList));
   for (int64_t i = first; step > 0 ? i < last : i > last; i += step) {
     if (text)
       joined += split[static_cast<size_t>(i)];
     else
       THIMBLE_TRY(heap_.append(*all, (*list)->items[static_cast<size_t>(i)]));
   }
-  return text ? heap_.text(std::move(joined)) : Result<Value>(all);
+  return text ? heap_.text(std::move(joined), is_markup(of)) : Result<Value>(all);
 }
 
 Result<Value> Machine::unary(const Expression& e) {
@@ -514,7 +554,8 @@ Result<bool> Machine::contains(const Value& in, const Value& what) {
   }
   if (is<Undefined>(in)) return false;
   if (!is<List*>(in)) return bad(std::string(kind_name(in)) + " holds nothing that 'in' could find");
-  for (const Value& item : (*as<List*>(in))->items) {
+  THIMBLE_LET(all, elements(heap_, in));
+  for (const Value& item : all->items) {
     THIMBLE_LET(same, equal(heap_, item, what));
     if (same) return true;
   }
@@ -532,66 +573,147 @@ Status Machine::arguments(const Expression& e, std::vector<Value>& positional, K
     THIMBLE_LET(value, evaluate(*argument));
     keywords.emplace_back(std::make_shared<const std::string>(text), value);
   }
+  if (e.more) {
+    THIMBLE_LET(value, evaluate(*e.more));
+    THIMBLE_TRY(need_defined(value));
+    THIMBLE_LET(all, elements(heap_, value));
+    THIMBLE_TRY(heap_.spend_bytes(all->items.size() * sizeof(Value)));
+    positional.insert(positional.end(), all->items.begin(), all->items.end());
+  }
+  if (e.more_keywords) {
+    THIMBLE_LET(value, evaluate(*e.more_keywords));
+    Dict* const* more = as<Dict*>(value);
+    if (!more) return bad(std::string("** spreads a dict, and this is ") + kind_name(value));
+    THIMBLE_TRY(heap_.spend_bytes((*more)->items.size() * sizeof(*more)->items[0]));
+    for (const auto& [key, given] : (*more)->items) {
+      const auto same = [&wanted = *key](const auto& keyword) { return *keyword.first == wanted; };
+      if (!is<Text>(key_value(key))) return bad("the keywords that ** spreads must be texts");
+      if (std::any_of(keywords.begin(), keywords.begin() + static_cast<std::ptrdiff_t>(e.keywords.size()),
+                      same))
+        return bad("the keyword '" + key->substr(0, 64) + "' is given twice");
+      keywords.emplace_back(key, given);
+    }
+  }
   line_ = e.line;
   return {};
 }
 
-Result<Value> Machine::call_builtin(const Expression& e, const Builtin& builtin, const Value& self) {
+// A filter or a test.
+Result<Value> Machine::apply(const Expression& e, const Value& subject) {
+  if (!e.builtin)
+    return error(Code::kUnsupported, "the %s '%s' is not known here",
+                 e.kind == Kind::kTest ? "test" : "filter", e.text.substr(0, 64).c_str());
   std::vector<Value> positional;
   Keywords keywords;
   THIMBLE_TRY(arguments(e, positional, keywords));
-  return jinja::call_builtin(*this, builtin, self, std::move(positional), std::move(keywords));
+  return jinja::call_builtin(*this, *e.builtin, subject, std::move(positional), std::move(keywords));
 }
 
-Result<Value> Machine::call(const Expression& e) {
+Result<Value> Machine::call(const Expression& e, const Value* caller) {
   const Expression& what = *e.parts[0];
+  const Builtin* builtin = nullptr;
+  Value self;
   Value callee;
   if (what.kind == Kind::kAttribute) {
-    THIMBLE_LET(self, evaluate(*what.parts[0]));
-    THIMBLE_TRY(need_defined(self));
-    // A method is called without making a value of it first.
-    if (const Builtin* method = find_method(self, what.text)) return call_builtin(e, *method, self);
-    THIMBLE_LET(found, attribute(self, what.text));
-    if (is<Undefined>(found)) return bad(std::string(kind_name(self)) + " has no method '" + what.text + "'");
-    callee = found;
+    THIMBLE_LET(of, evaluate(*what.parts[0]));
+    THIMBLE_TRY(need_defined(of));
+    self = of;
+    builtin = find_method(self, what.text);  // without making a value of it first
+    if (!builtin) {
+      if (changes(self, what.text))
+        return bad("'" + what.text + "' would change " + kind_name(self) + ", which a template must not");
+      THIMBLE_LET(found, attribute(self, what.text));
+      if (is<Undefined>(found))
+        return bad(std::string(kind_name(self)) + " has no method '" + what.text + "'");
+      callee = found;
+    }
   } else {
     THIMBLE_LET(found, evaluate(what));
     callee = found;
   }
-  THIMBLE_TRY(need_defined(callee));
-  if (const Builtin* const* function = as<const Builtin*>(callee))
-    return call_builtin(e, **function, Value());
-  if (Bound* const* bound = as<Bound*>(callee)) return call_builtin(e, *(*bound)->method, (*bound)->self);
-  Closure* const* closure = as<Closure*>(callee);
-  if (!closure) return bad(std::string(kind_name(callee)) + " cannot be called");
+  if (!builtin) THIMBLE_TRY(need_defined(callee));
+  if (const Builtin* const* function = as<const Builtin*>(callee)) builtin = *function;
+  if (Bound* const* bound = as<Bound*>(callee)) {
+    builtin = (*bound)->method;
+    self = (*bound)->self;
+  }
   std::vector<Value> positional;
   Keywords keywords;
   THIMBLE_TRY(arguments(e, positional, keywords));
-  return call_macro(**closure, std::move(positional), keywords);
+  if (caller) keywords.emplace_back(std::make_shared<const std::string>("caller"), *caller);
+  if (builtin) return call_builtin(*this, *builtin, self, std::move(positional), std::move(keywords));
+  if (Closure* const* closure = as<Closure*>(callee))
+    return call_macro(**closure, std::move(positional), std::move(keywords));
+  if (Loop* const* loop = as<Loop*>(callee)) return call_loop(**loop, positional);
+  if (Joiner* const* joiner = as<Joiner*>(callee))
+    return std::exchange((*joiner)->used, true) ? Value((*joiner)->between) : make_text("");
+  return bad(std::string(kind_name(callee)) + " cannot be called");
 }
 
-Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> positional,
-                                  const Keywords& keywords) {
+// loop(items): the body of a recursive loop once more.
+Result<Value> Machine::call_loop(const Loop& loop, const std::vector<Value>& positional) {
+  if (!loop.recursive) return bad("only {% for ... recursive %} makes a loop that can be called");
+  if (positional.size() != 1) return bad("a loop is called with what it goes through");
+  if (calls_ >= kDeepestCall) return error(Code::kUnsupported, "a loop is called within itself too deeply");
+  ++calls_;
+  Scope* const before = std::exchange(scope_, loop.scope);
+  auto text = written([&] { return run_for(*loop.recursive, positional[0], loop.depth + 1); });
+  scope_ = before;
+  --calls_;
+  return text;
+}
+
+Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> positional, Keywords keywords) {
   if (calls_ >= kDeepestCall)
     return error(Code::kUnsupported, "the macro '%s' is called within itself too deeply",
                  closure.macro->name.c_str());
   ++calls_;
-  std::string text;
-  std::string* const before = std::exchange(out_, &text);
-  const Result<Flow> flow = within(closure.scope, [&]() -> Result<Flow> {
-    THIMBLE_TRY(bind(*closure.macro, std::move(positional), keywords));
-    return run(closure.macro->body);
+  auto text = written([&] {
+    return within(closure.scope, [&]() -> Result<Flow> {
+      THIMBLE_TRY(bind(*closure.macro, std::move(positional), std::move(keywords)));
+      return run(closure.macro->body);
+    });
   });
-  out_ = before;
   --calls_;
-  THIMBLE_TRY(flow);
-  return heap_.text(std::move(text));
+  return text;
 }
 
-Status Machine::bind(const Macro& macro, std::vector<Value> positional, const Keywords& keywords) {
-  if (positional.size() > macro.parameters.size())
-    return bad("the macro '" + macro.name + "' takes not more than " +
-               std::to_string(macro.parameters.size()) + " arguments");
+// `varargs`, `kwargs` and `caller`, where the body of the macro names them.
+Status Machine::bind_rest(const Macro& macro, const std::vector<Value>& positional, Keywords& keywords) {
+  const size_t count = macro.parameters.size();
+  if (macro.takes_caller) {
+    const auto given = std::find_if(keywords.begin(), keywords.end(),
+                                    [](const auto& keyword) { return *keyword.first == "caller"; });
+    static const std::string kCaller = "caller";
+    scope_->set("caller", given == keywords.end() ? Value(Undefined{&kCaller}) : given->second);
+    if (given != keywords.end()) keywords.erase(given);
+  }
+  if (macro.takes_keywords) {
+    THIMBLE_LET(rest, heap_.dict());
+    // A parameter that has its value by place takes none by name.
+    const auto open =
+        macro.parameters.begin() + static_cast<std::ptrdiff_t>(std::min(count, positional.size()));
+    const auto known = [&](const auto& keyword) {
+      return std::any_of(open, macro.parameters.end(),
+                         [&](const auto& parameter) { return parameter.first == *keyword.first; });
+    };
+    for (const auto& keyword : keywords)
+      if (!known(keyword)) THIMBLE_TRY(heap_.set(*rest, keyword.first, keyword.second));
+    std::erase_if(keywords, [&](const auto& keyword) { return !known(keyword); });
+    scope_->set("kwargs", Value(rest));
+  }
+  if (macro.takes_more) {
+    THIMBLE_LET(rest, heap_.list(List::Kind::kTuple));
+    for (size_t i = count; i < positional.size(); ++i) THIMBLE_TRY(heap_.append(*rest, positional[i]));
+    scope_->set("varargs", Value(rest));
+  } else if (positional.size() > count) {
+    return bad("the macro '" + macro.name + "' takes not more than " + std::to_string(count) + " arguments");
+  }
+  return {};
+}
+
+Status Machine::bind(const Macro& macro, std::vector<Value> positional, Keywords keywords) {
+  THIMBLE_TRY(bind_rest(macro, positional, keywords));
   for (const auto& [key, value] : keywords) {
     const auto named = [&wanted = *key](const auto& parameter) { return parameter.first == wanted; };
     const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(), named);

@@ -36,6 +36,7 @@ class Machine {
   // x.name and x[key]; undefined where there is none.
   Result<Value> attribute(const Value& of, const std::string& name);
   Result<Value> item(const Value& of, const Value& key);
+  Result<bool> contains(const Value& in, const Value& what);
   Result<Value> call_filter(const std::string& name, const Value& subject, std::vector<Value> arguments);
   Result<bool> call_test(const std::string& name, const Value& subject, std::vector<Value> arguments);
   // What raise_exception does.
@@ -50,7 +51,11 @@ class Machine {
   Result<Flow> run(const Statement& s);
   Result<Flow> run_if(const Statement& s);
   Result<Flow> run_for(const Statement& s);
-  Result<Flow> run_turns(const Statement& s, const std::vector<Value>& items);
+  // `depth`: 1, and more where `loop` is called in it.
+  Result<Flow> run_for(const Statement& s, const Value& value, size_t depth);
+  Result<Flow> run_turns(const Statement& s, const std::vector<Value>& items, size_t depth);
+  Result<Flow> run_with(const Statement& s);
+  Status run_call(const Statement& s);
   Status choose(const Statement& s, const List& from, std::vector<Value>& items);
   Status write(const Value& value);
   Status write_text(std::string_view text);
@@ -61,6 +66,11 @@ class Machine {
   // Runs `body()` in a new scope.
   template <typename Body>
   auto within(Scope* around, Body body);
+  // The text that `body()` writes.
+  template <typename Body>
+  Result<Value> written(Body body);
+  // The scopes that are seen now stay: something that is called later sees them.
+  Status keep_scopes();
 
   // ---- expressions ----
   Result<Value> evaluate(const Expression& e);
@@ -73,11 +83,13 @@ class Machine {
   Result<Value> binary(const Expression& e);
   Result<Value> compare(const Expression& e);
   Result<bool> compare(const std::string& op, const Value& a, const Value& b);
-  Result<bool> contains(const Value& in, const Value& what);
-  Result<Value> call(const Expression& e);
-  Result<Value> call_builtin(const Expression& e, const Builtin& builtin, const Value& self);
-  Result<Value> call_macro(const Closure& closure, std::vector<Value> positional, const Keywords& keywords);
-  Status bind(const Macro& macro, std::vector<Value> positional, const Keywords& keywords);
+  // `caller`: what a call statement gives besides.
+  Result<Value> call(const Expression& e, const Value* caller = nullptr);
+  Result<Value> apply(const Expression& e, const Value& subject);
+  Result<Value> call_loop(const Loop& loop, const std::vector<Value>& positional);
+  Result<Value> call_macro(const Closure& closure, std::vector<Value> positional, Keywords keywords);
+  Status bind(const Macro& macro, std::vector<Value> positional, Keywords keywords);
+  Status bind_rest(const Macro& macro, const std::vector<Value>& positional, Keywords& keywords);
   Status arguments(const Expression& e, std::vector<Value>& positional, Keywords& keywords);
 
   Heap& heap_;

@@ -1,6 +1,8 @@
 // Methods of texts, lists and dicts, as Python has them.
 #include <algorithm>
 
+#include "runtime/jinja/format.h"
+#include "runtime/jinja/letters.h"
 #include "runtime/jinja/machine.h"
 #include "runtime/jinja/table.h"
 #include "runtime/jinja/text.h"
@@ -32,25 +34,58 @@ Result<Value> strip(Call& c) {
   }
   if (at_start) text = strip_start(text, set);
   if (at_end) text = strip_end(text, set);
-  return c.heap.text(std::string(text));
+  return c.made(std::string(text));
 }
 
 template <std::string (*changed)(std::string_view)>
 Result<Value> change(Call& c) {
-  return c.heap.text(changed(self_text(c)));
+  THIMBLE_TRY(c.heap.spend_bytes(self_text(c).size()));
+  return c.made(changed(self_text(c)));
+}
+
+// The part of the text that arguments `i` and `i` + 1 bound, in characters as a slice does, and its place in
+// bytes. None where the start lies behind the end of the text.
+struct Part {
+  std::string_view text;
+  size_t offset = 0, first = 0;
+  bool there = true;
+};
+Result<Part> bounded(Call& c, size_t i) {
+  Part part{self_text(c)};
+  if (!c.given(i) && !c.given(i + 1)) return part;
+  THIMBLE_TRY(c.heap.spend_steps(part.text.size() / 16));
+  const auto size = static_cast<int64_t>(character_count(part.text));
+  const auto bound = [&](size_t at, int64_t otherwise) -> Result<int64_t> {
+    if (!c.given(at) || is<None>(c.arguments[at])) return otherwise;
+    THIMBLE_LET(place, c.integer(at, 0));
+    return place < 0 ? std::max<int64_t>(place + size, 0) : place;
+  };
+  THIMBLE_LET(first, bound(i, 0));
+  THIMBLE_LET(last, bound(i + 1, size));
+  if (first > size || first > last) {
+    part.there = false;
+    return part;
+  }
+  part.first = static_cast<size_t>(first);
+  part.text = characters(self_text(c), part.first, static_cast<size_t>(std::min(last, size)));
+  part.offset = static_cast<size_t>(characters(self_text(c), 0, part.first).size());
+  return part;
 }
 
 // Whether it starts, or ends, with a text or one of a tuple.
 template <bool at_start>
 Result<Value> has_edge(Call& c) {
   THIMBLE_TRY(need_defined(c.arguments[0]));
+  THIMBLE_LET(part, bounded(c, 1));
   std::vector<Value> edges = {c.arguments[0]};
-  if (List* const* several = as<List*>(c.arguments[0])) edges = (*several)->items;
+  if (List* const* several = as<List*>(c.arguments[0]); several && (*several)->kind == List::Kind::kTuple)
+    edges = (*several)->items;
   for (const Value& edge : edges) {
     const std::string* text = as_text(edge);
-    if (!text) return bad("startswith and endswith compare with a text");
+    if (!text) return bad("startswith and endswith compare with a text, or a tuple of them");
     THIMBLE_TRY(c.heap.spend_steps(1 + text->size() / 64));
-    if (at_start ? self_text(c).starts_with(*text) : self_text(c).ends_with(*text)) return Value(true);
+    if (part.there && (at_start ? part.text.starts_with(*text) : part.text.ends_with(*text)))
+      return Value(true);
   }
   return Value(false);
 }
@@ -58,7 +93,7 @@ Result<Value> has_edge(Call& c) {
 Result<Value> append_pieces(Call& c, const std::vector<std::string_view>& pieces) {
   THIMBLE_LET(all, c.heap.list());
   for (const std::string_view piece : pieces) {
-    THIMBLE_LET(text, c.heap.text(std::string(piece)));
+    THIMBLE_LET(text, c.made(std::string(piece)));
     THIMBLE_TRY(c.heap.append(*all, text));
   }
   return Value(all);
@@ -98,12 +133,30 @@ Result<Value> split(Call& c) {
   return append_pieces(c, pieces);
 }
 
+// The same from the end on.
+std::vector<std::string_view> rsplit_at_space(std::string_view rest, int64_t most) {
+  std::vector<std::string_view> pieces;
+  for (rest = strip_end(rest, nullptr); !rest.empty(); rest = strip_end(rest, nullptr)) {
+    if (most >= 0 && static_cast<int64_t>(pieces.size()) == most) {
+      pieces.push_back(rest);
+      break;
+    }
+    size_t at = rest.size();
+    while (at > 0 && !space_at_end(rest.substr(0, at))) at -= last_character(rest.substr(0, at)).size();
+    pieces.push_back(rest.substr(at));
+    rest = rest.substr(0, at);
+  }
+  std::reverse(pieces.begin(), pieces.end());
+  return pieces;
+}
+
 Result<Value> rsplit(Call& c) {
   std::string_view rest = self_text(c);
-  THIMBLE_LET(between, c.text(0));
   THIMBLE_LET(most, c.integer(1, -1));
-  if (between->empty()) return bad("a text cannot be split at an empty one");
   THIMBLE_TRY(c.heap.spend_bytes(rest.size()));
+  if (!c.given(0) || is<None>(c.arguments[0])) return append_pieces(c, rsplit_at_space(rest, most));
+  THIMBLE_LET(between, c.text(0));
+  if (between->empty()) return bad("a text cannot be split at an empty one");
   THIMBLE_TRY(spend_search(c.heap, rest.size(), between->size()));
   std::vector<std::string_view> pieces;
   for (size_t at; (most < 0 || static_cast<int64_t>(pieces.size()) < most) &&
@@ -117,13 +170,22 @@ Result<Value> rsplit(Call& c) {
 }
 
 Result<Value> splitlines(Call& c) {
-  THIMBLE_TRY(c.heap.spend_bytes(self_text(c).size()));
-  return append_pieces(c, split_lines(self_text(c)));
+  const std::string& text = self_text(c);
+  THIMBLE_TRY(c.heap.spend_bytes(text.size()));
+  std::vector<std::string_view> lines = split_lines(text);
+  if (c.flag(0)) {  // each up to where the next begins
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const char* const end = i + 1 < lines.size() ? lines[i + 1].data() : text.data() + text.size();
+      lines[i] = {lines[i].data(), static_cast<size_t>(end - lines[i].data())};
+    }
+  }
+  return append_pieces(c, lines);
 }
 
 Result<Value> replace(Call& c) {
   THIMBLE_LET(old, c.text(0));
-  THIMBLE_LET(with, c.text(1));
+  THIMBLE_LET(given, c.text(1));
+  THIMBLE_LET(with, is_markup(c.self) ? escaped(c.heap, Value(given)) : Result<Text>(given));
   THIMBLE_LET(most, c.integer(2, -1));
   std::string_view rest = self_text(c);
   THIMBLE_TRY(spend_search(c.heap, rest.size(), old->size()));
@@ -139,25 +201,29 @@ Result<Value> replace(Call& c) {
     out += *with;
     rest.remove_prefix(at + old->size());
   }
-  return c.heap.text(out + std::string(rest));
+  return c.made(out + std::string(rest));
 }
 
-// The place of a part in characters, or -1; from the end where `last`.
-template <bool last>
+// The place of a part in characters, or -1; from the end where `last`. An error in its place where `needed`.
+template <bool last, bool needed = false>
 Result<Value> find(Call& c) {
-  THIMBLE_LET(part, c.text(0));
-  THIMBLE_TRY(spend_search(c.heap, self_text(c).size(), part->size()));
-  const size_t at = last ? self_text(c).rfind(*part) : self_text(c).find(*part);
+  THIMBLE_LET(what, c.text(0));
+  THIMBLE_LET(part, bounded(c, 1));
+  THIMBLE_TRY(spend_search(c.heap, part.text.size(), what->size()));
+  const size_t at = !part.there ? std::string::npos : last ? part.text.rfind(*what) : part.text.find(*what);
+  if (at == std::string::npos && needed) return bad("index looks for a text that is not there");
   if (at == std::string::npos) return Value(int64_t{-1});
-  return Value(static_cast<int64_t>(character_count(std::string_view(self_text(c)).substr(0, at))));
+  return Value(static_cast<int64_t>(part.first + character_count(part.text.substr(0, at))));
 }
 
 Result<Value> count(Call& c) {
-  THIMBLE_LET(part, c.text(0));
-  THIMBLE_TRY(spend_search(c.heap, self_text(c).size(), part->size()));
-  if (part->empty()) return Value(static_cast<int64_t>(character_count(self_text(c))) + 1);
+  THIMBLE_LET(what, c.text(0));
+  THIMBLE_LET(part, bounded(c, 1));
+  THIMBLE_TRY(spend_search(c.heap, part.text.size(), what->size()));
+  if (!part.there) return Value(int64_t{0});
+  if (what->empty()) return Value(static_cast<int64_t>(character_count(part.text)) + 1);
   int64_t found = 0;
-  for (size_t at = 0; (at = self_text(c).find(*part, at)) != std::string::npos; at += part->size()) ++found;
+  for (size_t at = 0; (at = part.text.find(*what, at)) != std::string_view::npos; at += what->size()) ++found;
   return Value(found);
 }
 
@@ -165,54 +231,16 @@ Result<Value> join(Call& c) {
   THIMBLE_LET(all, elements(c.heap, c.arguments[0]));
   std::string out;
   for (size_t i = 0; i < all->items.size(); ++i) {
-    const std::string* text = as_text(all->items[i]);
-    if (!text) return bad(std::string("only texts can be joined, and one is ") + kind_name(all->items[i]));
+    if (!is<Text>(all->items[i]))
+      return bad(std::string("only texts can be joined, and one is ") + kind_name(all->items[i]));
+    THIMBLE_LET(text, is_markup(c.self) ? escaped(c.heap, all->items[i]) : printed(c.heap, all->items[i]));
     THIMBLE_TRY(c.heap.spend_bytes(text->size() + self_text(c).size()));
     out += (i ? self_text(c) : "") + *text;
   }
-  return c.heap.text(std::move(out));
+  return c.made(std::move(out));
 }
 
-// The value that {}, {0} or {name} stands for.
-Result<Value> field(Call& c, std::string_view name, size_t& next) {
-  size_t index = next;
-  if (name.empty()) {
-    ++next;
-  } else if (std::all_of(name.begin(), name.end(), [](char d) { return d >= '0' && d <= '9'; }) &&
-             name.size() < 4) {
-    index = static_cast<size_t>(std::stoul(std::string(name)));
-  } else {
-    for (const auto& [key, value] : c.keywords)
-      if (*key == name) return value;
-    return bad("format does not know the field '" + std::string(name.substr(0, 64)) + "'");
-  }
-  if (index < c.rest.size()) return c.rest[index];
-  return bad("format has fewer arguments than fields");
-}
-
-Result<Value> format(Call& c) {
-  std::string out;
-  std::string_view rest = self_text(c);
-  for (size_t next = 0; !rest.empty();) {
-    const size_t at = std::min(rest.find_first_of("{}"), rest.size());
-    out += rest.substr(0, at);
-    rest.remove_prefix(at);
-    if (rest.empty()) break;
-    if (rest.substr(0, 2) == "{{" || rest.substr(0, 2) == "}}") {
-      out += rest[0];
-      rest.remove_prefix(2);
-      continue;
-    }
-    const size_t end = rest.find('}');
-    if (rest[0] == '}' || end == std::string_view::npos) return bad("a brace of format has no other");
-    THIMBLE_LET(value, field(c, rest.substr(1, end - 1), next));
-    THIMBLE_LET(text, printed(c.heap, value));
-    THIMBLE_TRY(c.heap.spend_bytes(text->size()));
-    out += *text;
-    rest.remove_prefix(end + 1);
-  }
-  return c.heap.text(std::move(out));
-}
+Result<Value> format(Call& c) { return brace_format(c, *as<Text>(c.self)); }
 
 template <bool at_start>
 Result<Value> remove_edge(Call& c) {
@@ -220,86 +248,151 @@ Result<Value> remove_edge(Call& c) {
   std::string_view text = self_text(c);
   if (at_start && text.starts_with(*edge)) text.remove_prefix(edge->size());
   if (!at_start && text.ends_with(*edge)) text.remove_suffix(edge->size());
-  return c.heap.text(std::string(text));
+  return c.made(std::string(text));
 }
 
-template <bool (*fits)(char)>
+template <bool (*holds)(std::string_view)>
 Result<Value> is_made_of(Call& c) {
-  const std::string& text = self_text(c);
-  THIMBLE_TRY(c.heap.spend_steps(text.size() / 64));
-  return Value(!text.empty() && std::all_of(text.begin(), text.end(), fits));
+  THIMBLE_TRY(c.heap.spend_bytes(self_text(c).size() * sizeof(uint32_t)));
+  return Value(holds(self_text(c)));
 }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; });
+}
+
+bool is_identifier(std::string_view text) {
+  if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return false;
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return c == '_' || static_cast<uint8_t>(c) >= 0x80 || is_letters_and_numbers({&c, 1});
+  });
+}
+
+// Spaces, or another character, up to a width: before the text, behind it, or on both sides.
+enum class Side { kBefore, kBehind, kBoth };
+template <Side side>
+Result<Value> pad(Call& c) {
+  const std::string& text = self_text(c);
+  THIMBLE_LET(width, c.integer(0, 0));
+  std::string fill = " ";
+  if (c.given(1)) {
+    THIMBLE_LET(given, c.text(1));
+    fill = *given;
+  }
+  if (character_count(fill) != 1) return bad("a text is filled up with one character");
+  THIMBLE_TRY(c.heap.spend_steps(text.size() / 16));
+  const auto size = static_cast<int64_t>(character_count(text));
+  if (width <= size) return c.self;
+  const auto room = static_cast<uint64_t>(width - size);
+  if (room > UINT64_MAX / fill.size()) return error(Code::kUnsupported, "a text is filled up too far");
+  THIMBLE_TRY(c.heap.spend_bytes(room * fill.size()));
+  const uint64_t before = side == Side::kBefore ? room
+                          : side == Side::kBoth ? room / 2 + (room & static_cast<uint64_t>(width) & 1)
+                                                : 0;
+  std::string out;
+  for (uint64_t i = 0; i < before; ++i) out += fill;
+  out += text;
+  for (uint64_t i = before; i < room; ++i) out += fill;
+  return c.made(std::move(out));
+}
+
+Result<Value> zfill(Call& c) {
+  THIMBLE_LET(width, c.integer(0, 0));
+  const std::string& text = self_text(c);
+  THIMBLE_TRY(c.heap.spend_steps(text.size() / 16));
+  const auto size = static_cast<int64_t>(character_count(text));
+  if (width <= size) return c.self;
+  THIMBLE_TRY(c.heap.spend_bytes(static_cast<uint64_t>(width - size)));
+  const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+');
+  return c.made(text.substr(0, sign) + std::string(static_cast<size_t>(width - size), '0') +
+                text.substr(sign));
+}
+
+Result<Value> expandtabs(Call& c) {
+  THIMBLE_LET(width, c.integer(0, 8));
+  std::string out;
+  int64_t column = 0;
+  for (const std::string_view character : split_characters(self_text(c))) {
+    const bool ends = character == "\n" || character == "\r";
+    if (character == "\t") {
+      const int64_t gap = width > 0 ? width - column % width : 0;
+      THIMBLE_TRY(c.heap.spend_bytes(static_cast<uint64_t>(gap)));
+      out.append(static_cast<size_t>(gap), ' ');
+      column += gap;
+      continue;
+    }
+    out += character;
+    column = ends ? 0 : column + 1;
+  }
+  return c.made(std::move(out));
+}
+
+// What stands before the first place of a text, it, and what stands behind; or the last place.
+template <bool last>
+Result<Value> partition(Call& c) {
+  THIMBLE_LET(between, c.text(0));
+  if (between->empty()) return bad("a text cannot be parted at an empty one");
+  const std::string& text = self_text(c);
+  THIMBLE_TRY(spend_search(c.heap, text.size(), between->size()));
+  const size_t at = last ? text.rfind(*between) : text.find(*between);
+  const bool found = at != std::string::npos;
+  std::vector<std::string> parts = {text, "", ""};
+  if (found) parts = {text.substr(0, at), *between, text.substr(at + between->size())};
+  if (!found && last) parts = {"", "", text};
+  THIMBLE_LET(all, c.heap.list(List::Kind::kTuple));
+  for (std::string& part : parts) {
+    THIMBLE_LET(value, c.made(std::move(part)));
+    THIMBLE_TRY(c.heap.append(*all, value));
+  }
+  return Value(all);
+}
 
 constexpr Builtin kTextMethods[] = {
     {"capitalize", "", change<capitalized>},
-    {"count", "sub", count},
-    {"endswith", "suffix", has_edge<false>},
-    {"find", "sub", find<false>},
+    {"casefold", "", change<folded>},
+    {"center", "width ?fillchar", pad<Side::kBoth>},
+    {"count", "sub ?start ?end", count},
+    {"endswith", "suffix ?start ?end", has_edge<false>},
+    {"expandtabs", "?tabsize", expandtabs},
+    {"find", "sub ?start ?end", find<false>},
     {"format", "* **", format},
-    {"isalpha", "", is_made_of<is_letter>},
-    {"isdigit", "", is_made_of<is_digit>},
+    {"index", "sub ?start ?end", find<false, true>},
+    {"isalnum", "", is_made_of<is_letters_and_numbers>},
+    {"isalpha", "", is_made_of<is_letters>},
+    {"isascii", "", is_made_of<is_ascii>},
+    {"isdecimal", "", is_made_of<is_decimals>},
+    {"isdigit", "", is_made_of<is_digits>},
+    {"isidentifier", "", is_made_of<is_identifier>},
+    {"islower", "", is_made_of<is_lower>},
+    {"isnumeric", "", is_made_of<is_numbers>},
+    {"isspace", "", is_made_of<is_spaces>},
+    {"istitle", "", is_made_of<is_titled>},
+    {"isupper", "", is_made_of<is_upper>},
     {"join", "iterable", join},
+    {"ljust", "width ?fillchar", pad<Side::kBehind>},
     {"lower", "", change<lower>},
     {"lstrip", "?chars", strip<true, false>},
+    {"partition", "sep", partition<false>},
     {"removeprefix", "prefix", remove_edge<true>},
     {"removesuffix", "suffix", remove_edge<false>},
     {"replace", "old new ?count", replace},
-    {"rfind", "sub", find<true>},
-    {"rsplit", "sep ?maxsplit", rsplit},
+    {"rfind", "sub ?start ?end", find<true>},
+    {"rindex", "sub ?start ?end", find<true, true>},
+    {"rjust", "width ?fillchar", pad<Side::kBefore>},
+    {"rpartition", "sep", partition<true>},
+    {"rsplit", "?sep ?maxsplit", rsplit},
     {"rstrip", "?chars", strip<false, true>},
     {"split", "?sep ?maxsplit", split},
-    {"splitlines", "", splitlines},
-    {"startswith", "prefix", has_edge<true>},
+    {"splitlines", "?keepends", splitlines},
+    {"startswith", "prefix ?start ?end", has_edge<true>},
     {"strip", "?chars", strip<true, true>},
+    {"swapcase", "", change<swapped>},
+    {"title", "", change<titled>},
     {"upper", "", change<upper>},
+    {"zfill", "width", zfill},
 };
 
 // ---- lists ----
-
-Status need_no_tuple(const Call& c) {
-  return self_list(c).tuple ? bad("a tuple cannot be changed") : Status();
-}
-
-Result<Value> append(Call& c) {
-  THIMBLE_TRY(need_no_tuple(c));
-  THIMBLE_TRY(c.heap.append(self_list(c), c.arguments[0]));
-  return Value(None());
-}
-
-Result<Value> extend(Call& c) {
-  THIMBLE_TRY(need_no_tuple(c));
-  THIMBLE_LET(more, elements(c.heap, c.arguments[0]));
-  const std::vector<Value> items = more->items;  // which may be the list itself
-  for (const Value& item : items) THIMBLE_TRY(c.heap.append(self_list(c), item));
-  return Value(None());
-}
-
-Result<Value> insert(Call& c) {
-  THIMBLE_TRY(need_no_tuple(c));
-  THIMBLE_LET(place, c.integer(0, 0));
-  std::vector<Value>& items = self_list(c).items;
-  const auto size = static_cast<int64_t>(items.size());
-  THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
-  THIMBLE_TRY(c.heap.spend_bytes(sizeof(Value)));
-  const int64_t at = std::clamp<int64_t>(place < 0 ? place + size : place, 0, size);
-  items.insert(items.begin() + at, c.arguments[1]);
-  return Value(None());
-}
-
-Result<Value> pop(Call& c) {
-  THIMBLE_TRY(need_no_tuple(c));
-  THIMBLE_LET(place, c.integer(0, -1));
-  std::vector<Value>& items = self_list(c).items;
-  const auto size = static_cast<int64_t>(items.size());
-  const int64_t at = place < 0 ? place + size : place;
-  if (at < 0 || at >= size) return bad("pop takes from a list what is not there");
-  THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
-  const Value taken = items[static_cast<size_t>(at)];
-  items.erase(items.begin() + at);
-  return taken;
-}
 
 Result<Value> index(Call& c) {
   const std::vector<Value>& items = self_list(c).items;
@@ -310,10 +403,19 @@ Result<Value> index(Call& c) {
   return bad("index looks for a value that is not in the list");
 }
 
-constexpr Builtin kListMethods[] = {
-    {"append", "object", append},       {"extend", "iterable", extend}, {"index", "value", index},
-    {"insert", "index object", insert}, {"pop", "?index", pop},
-};
+Result<Value> count_equal(Call& c) {
+  int64_t found = 0;
+  for (const Value& item : self_list(c).items) {
+    THIMBLE_LET(same, equal(c.heap, item, c.arguments[0]));
+    found += same;
+  }
+  return Value(found);
+}
+
+Result<Value> copy_list(Call& c) { return c.machine.call_filter("list", c.self, {}); }
+
+constexpr Builtin kPlaceMethods[] = {{"count", "value", count_equal}, {"index", "value", index}};
+constexpr Builtin kListMethods[] = {{"copy", "", copy_list}};
 
 // ---- dicts ----
 
@@ -328,34 +430,20 @@ Result<Value> get(Call& c) {
   return c.given(1) ? c.arguments[1] : Value(None());
 }
 
-Result<Value> items(Call& c) { return c.machine.call_filter("items", c.self, {}); }
-Result<Value> keys(Call& c) { return c.machine.call_filter("list", c.self, {}); }
-
-Result<Value> values(Call& c) {
-  THIMBLE_LET(all, c.heap.list());
-  for (const auto& [key, value] : self_dict(c).items) THIMBLE_TRY(c.heap.append(*all, value));
-  return Value(all);
-}
-
-Result<Value> pop_key(Call& c) {
-  const Value* value = find_key(c);
-  if (!value && !c.given(1)) return bad("pop takes from a dict a key that is not there");
-  if (!value) return c.arguments[1];
-  const Value taken = *value;
-  THIMBLE_TRY(c.heap.spend_steps(self_dict(c).items.size()));
-  self_dict(c).erase(*as_key(c.arguments[0]));
-  return taken;
-}
-
-Result<Value> update(Call& c) {
-  if (Dict* const* more = as<Dict*>(c.arguments[0])) {
-    const auto entries = (*more)->items;  // which may be the dict itself
-    for (const auto& [key, value] : entries) THIMBLE_TRY(c.heap.set(self_dict(c), key, value));
-  } else if (c.given(0)) {
-    return bad(std::string("update takes a dict, and ") + kind_name(c.arguments[0]) + " was given");
+template <List::Kind kind>
+Result<Value> view(Call& c) {
+  THIMBLE_LET(all, c.heap.list(kind));
+  for (const auto& [key, value] : self_dict(c).items) {
+    if (kind == List::Kind::kItems) {
+      THIMBLE_LET(both, c.heap.list(List::Kind::kTuple));
+      THIMBLE_TRY(c.heap.append(*both, key_value(key)));
+      THIMBLE_TRY(c.heap.append(*both, value));
+      THIMBLE_TRY(c.heap.append(*all, both));
+    } else {
+      THIMBLE_TRY(c.heap.append(*all, kind == List::Kind::kKeys ? key_value(key) : value));
+    }
   }
-  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(self_dict(c), key, value));
-  return Value(None());
+  return Value(all);
 }
 
 Result<Value> copy(Call& c) {
@@ -365,10 +453,14 @@ Result<Value> copy(Call& c) {
 }
 
 constexpr Builtin kDictMethods[] = {
-    {"copy", "", copy},     {"get", "key ?default", get},     {"items", "", items},
-    {"keys", "", keys},     {"pop", "key ?default", pop_key}, {"update", "?mapping **", update},
-    {"values", "", values},
+    {"copy", "", copy},
+    {"get", "key ?default", get},
+    {"items", "", view<List::Kind::kItems>},
+    {"keys", "", view<List::Kind::kKeys>},
+    {"values", "", view<List::Kind::kValues>},
 };
+
+// ---- loop, cycler ----
 
 // loop.cycle('odd', 'even')
 Result<Value> cycle(Call& c) {
@@ -376,20 +468,55 @@ Result<Value> cycle(Call& c) {
   return c.rest[(*as<Loop*>(c.self))->index % c.rest.size()];
 }
 
-constexpr Builtin kLoopMethods[] = {{"cycle", "*", cycle}};
+// Whether these values are others than those of the call before.
+Result<Value> changed(Call& c) {
+  Loop& loop = **as<Loop*>(c.self);
+  THIMBLE_LET(now, c.heap.list(List::Kind::kTuple));
+  for (const Value& value : c.rest) THIMBLE_TRY(c.heap.append(*now, value));
+  List* const before = std::exchange(loop.seen, now);
+  if (!before) return Value(true);
+  THIMBLE_LET(same, equal(c.heap, before, now));
+  return Value(!same);
+}
+
+constexpr Builtin kLoopMethods[] = {{"changed", "*", changed}, {"cycle", "*", cycle}};
+
+Result<Value> next(Call& c) {
+  Cycler& cycler = **as<Cycler*>(c.self);
+  const Value now = cycler.items[cycler.at];
+  cycler.at = (cycler.at + 1) % cycler.items.size();
+  return now;
+}
+
+Result<Value> reset(Call& c) {
+  (*as<Cycler*>(c.self))->at = 0;
+  return Value(None());
+}
+
+constexpr Builtin kCyclerMethods[] = {{"next", "", next}, {"reset", "", reset}};
 
 }  // namespace
 
 const Builtin* find_method(const Value& self, std::string_view name) {
   if (is<Text>(self)) return find_in(kTextMethods, name);
-  if (is<List*>(self)) return find_in(kListMethods, name);
+  if (List* const* list = as<List*>(self)) {
+    if ((*list)->has_places())
+      if (const Builtin* found = find_in(kPlaceMethods, name)) return found;
+    return (*list)->kind == List::Kind::kList ? find_in(kListMethods, name) : nullptr;
+  }
   if (is<Dict*>(self)) return find_in(kDictMethods, name);
+  if (is<Cycler*>(self)) return find_in(kCyclerMethods, name);
   return is<Loop*>(self) ? find_in(kLoopMethods, name) : nullptr;
 }
 
-bool is_method(std::string_view name) {
-  return find_in(kTextMethods, name) || find_in(kListMethods, name) || find_in(kDictMethods, name) ||
-         find_in(kLoopMethods, name);
+bool changes(const Value& self, std::string_view name) {
+  const auto among = [&](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (is<Dict*>(self)) return among({"clear", "pop", "popitem", "setdefault", "update"});
+  List* const* list = as<List*>(self);
+  return list && (*list)->kind == List::Kind::kList &&
+         among({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"});
 }
 
 }  // namespace thimble::jinja

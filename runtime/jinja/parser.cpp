@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "runtime/jinja/builtins.h"
 #include "runtime/jinja/lexer.h"
@@ -58,9 +60,14 @@ class Parser {
   Result<Statement> if_statement(Statement s);
   Result<Statement> for_statement(Statement s);
   Result<Statement> set_statement(Statement s);
+  Result<Statement> with_statement(Statement s);
   Result<Statement> macro_statement(Statement s);
+  Result<Statement> call_statement(Statement s);
+  Status parameters(Macro& macro);
+  Status macro_body(Macro& macro, std::string_view end);
   Result<Statement> filter_statement(Statement s);
   Result<Target> target();
+  Result<Target> one_target();
   Result<ExpressionPtr> filter_chain(ExpressionPtr subject);
 
   // ---- expressions ----
@@ -111,13 +118,23 @@ class Parser {
   Status unknown(const char* kind, const std::string& name, uint32_t line) const {
     return fail(line, std::string("the ") + kind + " '" + name.substr(0, 64) + "' is not known here");
   }
-  Status check_calls() const;
 
   std::vector<Token> tokens_;
   size_t at_ = 0;
   uint32_t depth_ = 0, loops_ = 0;
-  std::set<std::string> assigned_;                        // names that the template itself gives a value
-  std::vector<std::pair<std::string, uint32_t>> called_;  // with their lines
+  // Directly in a branch: an unknown filter or test is refused when the branch runs, as Jinja2 does.
+  bool in_branch_ = false;
+  std::optional<Status> unknown_;  // the first of them elsewhere, which is refused here
+  std::vector<Macro*> macros_;     // around what is read now
+};
+
+// Sets a member for as long as something is read.
+template <typename T>
+struct During {
+  During(T& place, T now) : place_(place), before_(std::exchange(place, now)) {}
+  ~During() { place_ = before_; }
+  T& place_;
+  const T before_;
 };
 
 // Counts how deep the parser is, and refuses beyond kDeepestSource.
@@ -168,6 +185,8 @@ Result<ExpressionPtr> Parser::check_depth(ExpressionPtr node) const {
   for (const ExpressionPtr& part : node->parts) count(part);
   for (const ExpressionPtr& argument : node->arguments) count(argument);
   for (const auto& [name, argument] : node->keywords) count(argument);
+  count(node->more);
+  count(node->more_keywords);
   if (node->depth > kDeepestTree) return fail(node->line, "an expression is too long");
   return node;
 }
@@ -205,8 +224,13 @@ Result<ExpressionPtr> Parser::tuple() {
 
 Result<ExpressionPtr> Parser::conditional() {
   THIMBLE_DEEPER();
+  const bool refused = unknown_.has_value();
   THIMBLE_LET(value, binary(kOr));
   ExpressionPtr left = std::move(value);
+  // All parts are branches, the one that was read already, too.
+  const bool branches = at(Token::Kind::kName, "if");
+  if (branches && !refused) unknown_.reset();
+  const During branch(in_branch_, in_branch_ || branches);
   while (take_name("if")) {
     THIMBLE_LET(condition, binary(kOr));
     ExpressionPtr otherwise;
@@ -303,12 +327,13 @@ Result<ExpressionPtr> Parser::primary() {
 
 Result<ExpressionPtr> Parser::name() {
   const std::string text = tokens_[at_].text;
-  // Words of the grammar are no names; "varargs", "kwargs" and "caller" mean something in macros of Jinja
-  // alone.
-  for (const char* word : {"and", "or", "not", "in", "is", "if", "else"})
+  for (const char* word : {"and", "or", "not", "in", "is", "if", "else"})  // of the grammar, no names
     if (text == word) return unexpected();
-  for (const char* word : {"varargs", "kwargs", "caller", "self"})
-    if (text == word) return unknown("name", text, peek().line);
+  for (Macro* macro : macros_) {
+    macro->takes_more |= text == "varargs";
+    macro->takes_keywords |= text == "kwargs";
+    macro->takes_caller |= text == "caller";
+  }
   THIMBLE_LET(node, make(Kind::kName, {}, text));
   ++at_;
   const std::pair<std::string_view, Value> constants[] = {
@@ -343,7 +368,10 @@ Result<ExpressionPtr> Parser::constant() {
 Result<ExpressionPtr> Parser::integer(const std::string& digits) {
   THIMBLE_LET(node, make(Kind::kConstant));
   int64_t number = 0;
-  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  const char kind = digits.size() > 2 && digits[0] == '0' ? digits[1] : '\0';
+  const int base = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 10;
+  const auto read =
+      std::from_chars(digits.data() + (base == 10 ? 0 : 2), digits.data() + digits.size(), number, base);
   if (read.ec != std::errc() || read.ptr != digits.data() + digits.size())
     return fail(peek().line, "the number " + digits.substr(0, 32) + " is too large");
   node->constant = number;
@@ -441,7 +469,7 @@ Result<ExpressionPtr> Parser::filter(ExpressionPtr subject) {
   const uint32_t line = peek().line;
   THIMBLE_LET(text, identifier());
   const Builtin* builtin = find_filter(text);
-  if (!builtin) return unknown("filter", text, line);
+  if (!builtin && !in_branch_ && !unknown_) unknown_ = unknown("filter", text, line);
   THIMBLE_LET(node, make(Kind::kFilter, list_of(std::move(subject)), text));
   node->builtin = builtin;
   if (take_operator("(")) THIMBLE_TRY(arguments(*node));
@@ -453,7 +481,7 @@ Result<ExpressionPtr> Parser::test(ExpressionPtr subject) {
   const uint32_t line = peek().line;
   THIMBLE_LET(text, identifier());
   const Builtin* builtin = find_test(text);
-  if (!builtin) return unknown("test", text, line);
+  if (!builtin && !in_branch_ && !unknown_) unknown_ = unknown("test", text, line);
   THIMBLE_LET(node, make(Kind::kTest, list_of(std::move(subject)), text));
   node->builtin = builtin;
   // An argument may stand without parentheses: x is divisibleby 3.
@@ -478,9 +506,6 @@ Result<ExpressionPtr> Parser::test(ExpressionPtr subject) {
 }
 
 Result<ExpressionPtr> Parser::call(ExpressionPtr callee) {
-  if (callee->kind == Kind::kName) called_.emplace_back(callee->text, callee->line);
-  if (callee->kind == Kind::kAttribute && !is_method(callee->text))
-    return unknown("method", callee->text, callee->line);
   THIMBLE_LET(node, make(Kind::kCall, list_of(std::move(callee))));
   THIMBLE_TRY(arguments(*node));
   return check_depth(std::move(node));
@@ -491,6 +516,15 @@ Status Parser::arguments(Expression& of) {
   for (bool first = true; !take_operator(")"); first = false) {
     if (!first) THIMBLE_TRY(expect_operator(","));
     if (take_operator(")")) break;
+    if (at_operator("*") || at_operator("**")) {
+      ExpressionPtr& more = at_operator("*") ? of.more : of.more_keywords;
+      if (more || of.more_keywords) return unexpected();
+      ++at_;
+      THIMBLE_LET(value, conditional());
+      more = std::move(value);
+      continue;
+    }
+    if (of.more_keywords) return unexpected();
     if (peek().kind == Token::Kind::kName && peek(1).kind == Token::Kind::kOperator && peek(1).text == "=") {
       const std::string text = peek().text;
       at_ += 2;
@@ -498,7 +532,7 @@ Status Parser::arguments(Expression& of) {
       of.keywords.emplace_back(text, std::move(value));
       continue;
     }
-    if (!of.keywords.empty()) return unexpected();
+    if (!of.keywords.empty() || of.more) return unexpected();
     THIMBLE_LET(value, conditional());
     of.arguments.push_back(std::move(value));
   }
@@ -509,14 +543,8 @@ Status Parser::arguments(Expression& of) {
 
 Result<Block> Parser::run() {
   THIMBLE_LET(whole, block({}));
-  THIMBLE_TRY(check_calls());
+  if (unknown_) return *unknown_;
   return std::move(whole);
-}
-
-Status Parser::check_calls() const {
-  for (const auto& [text, line] : called_)
-    if (!find_function(text) && !assigned_.count(text)) return unknown("function", text, line);
-  return {};
 }
 
 // Statements up to a tag of one of these names, which is taken as far as the name.
@@ -574,10 +602,26 @@ Result<Statement> Parser::statement() {
   if (word == "for") return for_statement(std::move(s));
   if (word == "set") return set_statement(std::move(s));
   if (word == "macro") return macro_statement(std::move(s));
+  if (word == "call") return call_statement(std::move(s));
   if (word == "filter") return filter_statement(std::move(s));
-  if (word == "generation") {
-    s.kind = Statement::Kind::kScope;
+  if (word == "with") return with_statement(std::move(s));
+  if (word == "print") {
+    s.kind = Statement::Kind::kPrint;
+    THIMBLE_LET(first, conditional());
+    s.value = std::move(first);
+    while (take_operator(",")) {
+      THIMBLE_LET(next, conditional());
+      THIMBLE_LET(both, make(Kind::kBinary, list_of(std::move(s.value), std::move(next))));
+      both->operators = {"~"};
+      s.value = std::move(both);
+    }
     THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
+    return s;
+  }
+  if (word == "generation") {
+    s.kind = Statement::Kind::kWith;
+    THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
+    const During branch(in_branch_, false);
     THIMBLE_LET(body, body_until("endgeneration"));
     s.body = std::move(body);
     return s;
@@ -588,11 +632,15 @@ Result<Statement> Parser::statement() {
     THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
     return s;
   }
+  for (const char* other : {"include", "import", "from", "extends", "block"})
+    if (word == other)
+      return fail(line, "{% " + word + " %} is not possible: there is no template but this one");
   return unknown("statement", word, line);
 }
 
 Result<Statement> Parser::if_statement(Statement s) {
   s.kind = Statement::Kind::kIf;
+  const During branch(in_branch_, true);
   for (;;) {
     THIMBLE_LET(condition, tuple());
     THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
@@ -609,22 +657,38 @@ Result<Statement> Parser::if_statement(Statement s) {
   }
 }
 
-Result<Target> Parser::target() {
-  Target t;
-  const bool parenthesised = take_operator("(");
-  do {
-    if (!t.names.empty() && at_operator(")")) break;
-    THIMBLE_LET(text, identifier());
-    t.names.push_back(text);
-    assigned_.insert(text);
-    if (at_operator(",")) t.spread = true;
-  } while (take_operator(","));
-  if (parenthesised) THIMBLE_TRY(expect_operator(")"));
-  if (!t.spread && take_operator(".")) {
-    THIMBLE_LET(attribute, identifier());
-    t.attribute = attribute;
+// A name, or in parentheses several.
+Result<Target> Parser::one_target() {
+  THIMBLE_DEEPER();
+  if (take_operator("(")) {
+    THIMBLE_LET(inner, target());
+    THIMBLE_TRY(expect_operator(")"));
+    return std::move(inner);
   }
+  Target t;
+  THIMBLE_LET(text, identifier());
+  t.name = text;
   return t;
+}
+
+Result<Target> Parser::target() {
+  THIMBLE_LET(first, one_target());
+  if (!at_operator(",")) {
+    if (!first.name.empty() && take_operator(".")) {
+      THIMBLE_LET(attribute, identifier());
+      first.attribute = attribute;
+    }
+    return std::move(first);
+  }
+  Target all;
+  all.parts.push_back(std::move(first));
+  while (take_operator(",")) {
+    if (peek().kind != Token::Kind::kName && !at_operator("(")) break;
+    if (at(Token::Kind::kName, "in")) break;
+    THIMBLE_LET(next, one_target());
+    all.parts.push_back(std::move(next));
+  }
+  return all;
 }
 
 Result<Statement> Parser::for_statement(Statement s) {
@@ -633,14 +697,25 @@ Result<Statement> Parser::for_statement(Statement s) {
   s.target = std::move(each);
   if (!s.target.attribute.empty() || !take_name("in")) return unexpected();
   // Without a condition of its own: "if" chooses among the elements.
-  THIMBLE_LET(value, binary(kOr));
-  s.value = std::move(value);
+  THIMBLE_LET(first, binary(kOr));
+  s.value = std::move(first);
+  if (at_operator(",")) {
+    Expressions parts = list_of(std::move(s.value));
+    while (take_operator(",")) {
+      if (peek().kind == Token::Kind::kBlockEnd) break;
+      THIMBLE_LET(next, binary(kOr));
+      parts.push_back(std::move(next));
+    }
+    THIMBLE_LET(all, make(Kind::kTuple, std::move(parts)));
+    s.value = std::move(all);
+  }
   if (take_name("if")) {
     THIMBLE_LET(condition, conditional());
     s.condition = std::move(condition);
   }
-  if (at(Token::Kind::kName, "recursive")) return fail(peek().line, "recursive loops are not known here");
+  s.recursive = take_name("recursive");
   THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
+  const During branch(in_branch_, false);
   ++loops_;
   THIMBLE_LET(body, block({"else", "endfor"}));
   --loops_;
@@ -665,13 +740,14 @@ Result<Statement> Parser::set_statement(Statement s) {
     return s;
   }
   s.kind = Statement::Kind::kSetBlock;
-  if (s.target.spread) return unexpected();
+  if (!s.target.parts.empty()) return unexpected();
   if (at_operator("|")) {
     THIMBLE_LET(subject, make(Kind::kConstant));
     THIMBLE_LET(filters, filter_chain(std::move(subject)));
     s.filters = std::move(filters);
   }
   THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
+  const During branch(in_branch_, false);
   THIMBLE_LET(body, body_until("endset"));
   s.body = std::move(body);
   return s;
@@ -688,6 +764,7 @@ Result<ExpressionPtr> Parser::filter_chain(ExpressionPtr subject) {
 
 Result<Statement> Parser::filter_statement(Statement s) {
   s.kind = Statement::Kind::kFilter;
+  const During branch(in_branch_, false);
   THIMBLE_LET(subject, make(Kind::kConstant));
   THIMBLE_LET(first, filter(std::move(subject)));
   THIMBLE_LET(filters, filter_chain(std::move(first)));
@@ -698,31 +775,72 @@ Result<Statement> Parser::filter_statement(Statement s) {
   return s;
 }
 
+// {% with a=1, b=2 %}: the values see what is around the statement.
+Result<Statement> Parser::with_statement(Statement s) {
+  s.kind = Statement::Kind::kWith;
+  const During branch(in_branch_, false);
+  while (peek().kind != Token::Kind::kBlockEnd) {
+    if (!s.assignments.empty()) THIMBLE_TRY(expect_operator(","));
+    THIMBLE_LET(to, one_target());
+    THIMBLE_TRY(expect_operator("="));
+    THIMBLE_LET(value, conditional());
+    s.assignments.emplace_back(std::move(to), std::move(value));
+  }
+  ++at_;
+  THIMBLE_LET(body, body_until("endwith"));
+  s.body = std::move(body);
+  return s;
+}
+
+// The parameters of a macro or a call statement, their parenthesis open already.
+Status Parser::parameters(Macro& macro) {
+  while (!take_operator(")")) {
+    if (!macro.parameters.empty()) THIMBLE_TRY(expect_operator(","));
+    THIMBLE_LET(parameter, identifier());
+    ExpressionPtr otherwise;
+    if (take_operator("=")) {
+      THIMBLE_LET(value, conditional());
+      otherwise = std::move(value);
+    } else if (!macro.parameters.empty() && macro.parameters.back().second) {
+      return fail(peek().line, "a parameter without a default follows one with a default");
+    }
+    macro.parameters.emplace_back(parameter, std::move(otherwise));
+  }
+  return {};
+}
+
+Status Parser::macro_body(Macro& macro, std::string_view end) {
+  THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
+  const During<uint32_t> loops(loops_, 0);
+  const During branch(in_branch_, false);
+  macros_.push_back(&macro);
+  THIMBLE_LET(body, body_until(end));
+  macros_.pop_back();
+  macro.body = std::move(body);
+  return {};
+}
+
 Result<Statement> Parser::macro_statement(Statement s) {
   s.kind = Statement::Kind::kMacro;
   s.macro = std::make_shared<Macro>();
   THIMBLE_LET(text, identifier());
   s.macro->name = text;
-  assigned_.insert(text);
   THIMBLE_TRY(expect_operator("("));
-  while (!take_operator(")")) {
-    if (!s.macro->parameters.empty()) THIMBLE_TRY(expect_operator(","));
-    THIMBLE_LET(parameter, identifier());
-    assigned_.insert(parameter);
-    ExpressionPtr otherwise;
-    if (take_operator("=")) {
-      THIMBLE_LET(value, conditional());
-      otherwise = std::move(value);
-    } else if (!s.macro->parameters.empty() && s.macro->parameters.back().second) {
-      return fail(peek().line, "a parameter without a default follows one with a default");
-    }
-    s.macro->parameters.emplace_back(parameter, std::move(otherwise));
-  }
-  THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
-  const uint32_t loops = std::exchange(loops_, 0);
-  THIMBLE_LET(body, body_until("endmacro"));
-  loops_ = loops;
-  s.macro->body = std::move(body);
+  THIMBLE_TRY(parameters(*s.macro));
+  THIMBLE_TRY(macro_body(*s.macro, "endmacro"));
+  return s;
+}
+
+// {% call(a, b) f(x) %}: the body is a macro that f knows as `caller`.
+Result<Statement> Parser::call_statement(Statement s) {
+  s.kind = Statement::Kind::kCall;
+  s.macro = std::make_shared<Macro>();
+  s.macro->name = "caller";
+  if (take_operator("(")) THIMBLE_TRY(parameters(*s.macro));
+  THIMBLE_LET(value, conditional());
+  if (value->kind != Kind::kCall) return fail(s.line, "{% call %} needs a call");
+  s.value = std::move(value);
+  THIMBLE_TRY(macro_body(*s.macro, "endcall"));
   return s;
 }
 

@@ -30,8 +30,8 @@ struct Expression {
     kAnd,        // parts[0] and parts[1]
     kOr,
     kIf,      // parts[1] if parts[0] else parts[2], which may be null
-    kFilter,  // parts[0] | builtin(arguments)
-    kTest,    // parts[0] is builtin(arguments)
+    kFilter,  // parts[0] | text(arguments), builtin null where it is not known
+    kTest,    // parts[0] is text(arguments), the same
     kCall     // parts[0](arguments)
   };
   Kind kind;
@@ -42,15 +42,15 @@ struct Expression {
   std::vector<std::string> operators;
   std::vector<ExpressionPtr> parts, arguments;
   std::vector<std::pair<std::string, ExpressionPtr>> keywords;
+  ExpressionPtr more, more_keywords;  // f(*more, **more_keywords), or null
   const Builtin* builtin = nullptr;
 };
 
-// What a set or a for statement assigns: one name, several that a value is spread over, or a namespace's
-// attribute.
+// What a set or a for statement assigns: one name, a namespace's attribute, or several that a value is spread
+// over.
 struct Target {
-  std::vector<std::string> names;
-  bool spread = false;
-  std::string attribute;  // of names[0]
+  std::string name, attribute;
+  std::vector<Target> parts;  // where it is spread; then there is no name
 };
 
 struct Statement;
@@ -63,14 +63,15 @@ struct Statement {
     kText,      // text
     kPrint,     // value
     kIf,        // branches
-    kFor,       // target, value, condition (may be null), body, otherwise
+    kFor,       // target, value, condition (may be null), body, otherwise, recursive
     kSet,       // target, value
     kSetBlock,  // target, body, filters (may be null)
+    kWith,      // assignments, body; without any it is a scope of its own: generation
     kMacro,     // macro
+    kCall,      // value, a call that is given `macro` as its caller
     kFilter,    // filters, body
     kBreak,
-    kContinue,
-    kScope  // body in a scope of its own: generation
+    kContinue
   };
   Kind kind = Kind::kText;
   uint32_t line = 0;
@@ -79,6 +80,8 @@ struct Statement {
   // `filters` is a chain of kFilter whose innermost subject, a constant, stands for the text of the body.
   ExpressionPtr value, condition, filters;
   Block body, otherwise;
+  bool recursive = false;
+  std::vector<std::pair<Target, ExpressionPtr>> assignments;
   std::vector<std::pair<ExpressionPtr, Block>> branches;  // the condition of the last is null for else
   std::shared_ptr<Macro> macro;
 };
@@ -86,6 +89,8 @@ struct Statement {
 struct Macro {
   std::string name;
   std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // with a default, or null
+  // Whether the body asks for what its parameters do not take, and for the body of a call statement.
+  bool takes_more = false, takes_keywords = false, takes_caller = false;
   Block body;
 };
 

@@ -1,7 +1,7 @@
 // Tests: x is NAME.
+#include "runtime/jinja/letters.h"
 #include "runtime/jinja/machine.h"
 #include "runtime/jinja/table.h"
-#include "runtime/jinja/text.h"
 
 namespace thimble::jinja {
 namespace {
@@ -17,6 +17,7 @@ Result<Value> is_flag(Call& c) {
   return Value(flag && *flag == expected);
 }
 
+Result<Value> is_escaped(Call& c) { return Value(is_markup(c.self)); }
 Result<Value> is_defined(Call& c) { return Value(!is<Undefined>(c.self)); }
 
 template <bool negated>
@@ -35,12 +36,8 @@ Result<Value> is_ordered(Call& c) {
 }
 
 Result<Value> is_in(Call& c) {
-  THIMBLE_LET(all, elements(c.heap, c.arguments[0]));
-  for (const Value& item : all->items) {
-    THIMBLE_LET(same, equal(c.heap, item, c.self));
-    if (same) return Value(true);
-  }
-  return Value(false);
+  THIMBLE_LET(there, c.machine.contains(c.arguments[0], c.self));
+  return Value(there);
 }
 
 Result<Value> is_divisible(Call& c) {
@@ -54,20 +51,50 @@ Result<Value> is_odd(Call& c) {
   return Value(truth(rest) == odd);
 }
 
-template <std::string (*changed)(std::string_view)>
+template <bool (*holds)(std::string_view)>
 Result<Value> is_written(Call& c) {
-  const std::string* text = as_text(c.self);
-  return Value(text && changed(*text) == *text && upper(*text) != lower(*text));
+  THIMBLE_LET(text, printed(c.heap, c.self));
+  THIMBLE_TRY(c.heap.spend_steps(text->size() / 16));
+  return Value(holds(*text));
+}
+
+// The same object, not just an equal one; small values have no other.
+Result<Value> is_same(Call& c) {
+  const Value& other = c.arguments[0];
+  if (c.self.index() != other.index()) return Value(false);
+  if (List* const* list = as<List*>(c.self)) return Value(*list == *as<List*>(other));
+  if (Dict* const* dict = as<Dict*>(c.self)) return Value(*dict == *as<Dict*>(other));
+  THIMBLE_LET(same, equal(c.heap, c.self, other));
+  return Value(same);
+}
+
+template <const Builtin* (*find)(std::string_view)>
+Result<Value> is_name_of(Call& c) {
+  const std::string* name = as_text(c.self);
+  return Value(name && find(*name));
+}
+
+Result<Value> is_sequence(Call& c) {
+  List* const* list = as<List*>(c.self);
+  return Value(list ? (*list)->has_places() : is<Text>(c.self) || is<Dict*>(c.self) || is<Undefined>(c.self));
 }
 
 constexpr Builtin kTests[] = {
+    {"!=", "other", is_equal<true>},
+    {"<", "other", is_ordered<false, true>},
+    {"<=", "other", is_ordered<true, false>},
+    {"==", "other", is_equal<false>},
+    {">", "other", is_ordered<true, true>},
+    {">=", "other", is_ordered<false, false>},
     {"boolean", "", is_any<bool>},
-    {"callable", "", is_any<Closure*, const Builtin*, Bound*>},
+    {"callable", "", is_any<Closure*, const Builtin*, Bound*, Loop*, Joiner*, Undefined>},
     {"defined", "", is_defined},
     {"divisibleby", "num", is_divisible},
     {"eq", "other", is_equal<false>},
     {"equalto", "other", is_equal<false>},
+    {"escaped", "", is_escaped},
     {"even", "", is_odd<false>},
+    {"filter", "", is_name_of<find_filter>},
     {"false", "", is_flag<false>},
     {"float", "", is_any<double>},
     {"ge", "other", is_ordered<false, false>},
@@ -78,18 +105,20 @@ constexpr Builtin kTests[] = {
     {"iterable", "", is_any<Text, List*, Dict*, Loop*, Undefined>},
     {"le", "other", is_ordered<true, false>},
     {"lessthan", "other", is_ordered<false, true>},
-    {"lower", "", is_written<lower>},
+    {"lower", "", is_written<is_lower>},
     {"lt", "other", is_ordered<false, true>},
     {"mapping", "", is_any<Dict*>},
     {"ne", "other", is_equal<true>},
     {"none", "", is_any<None>},
     {"number", "", is_any<bool, int64_t, double>},
     {"odd", "", is_odd<true>},
-    {"sequence", "", is_any<Text, List*, Dict*, Undefined>},
+    {"sameas", "other", is_same},
+    {"sequence", "", is_sequence},
     {"string", "", is_any<Text>},
+    {"test", "", is_name_of<find_test>},
     {"true", "", is_flag<true>},
     {"undefined", "", is_any<Undefined>},
-    {"upper", "", is_written<upper>},
+    {"upper", "", is_written<is_upper>},
 };
 
 }  // namespace

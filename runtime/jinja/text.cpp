@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "runtime/tokenizer/expression.h"
 #include "runtime/tokenizer/utf8.h"
 
 namespace thimble::jinja {
@@ -22,15 +23,6 @@ bool is_space(uint32_t code) {
          code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
-// The bytes of the last character.
-std::string_view last_character(std::string_view text) {
-  size_t size = 1;
-  while (size < 4 && size < text.size() && (static_cast<uint8_t>(text[text.size() - size]) & 0xc0) == 0x80)
-    ++size;
-  const std::string_view last = text.substr(text.size() - size);
-  return first_code_point(last).size == size ? last : text.substr(text.size() - 1);
-}
-
 bool contains_character(std::string_view set, std::string_view character) {
   for (; !set.empty(); set.remove_prefix(first_code_point(set).size))
     if (set.substr(0, first_code_point(set).size) == character) return true;
@@ -38,6 +30,15 @@ bool contains_character(std::string_view set, std::string_view character) {
 }
 
 }  // namespace
+
+std::string_view last_character(std::string_view text) {
+  if (text.empty()) return {};
+  size_t size = 1;
+  while (size < 4 && size < text.size() && (static_cast<uint8_t>(text[text.size() - size]) & 0xc0) == 0x80)
+    ++size;
+  const std::string_view last = text.substr(text.size() - size);
+  return first_code_point(last).size == size ? last : text.substr(text.size() - 1);
+}
 
 size_t character_count(std::string_view text) {
   if (is_ascii(text)) return text.size();
@@ -100,24 +101,6 @@ std::string_view strip_end(std::string_view text, const std::string* set) {
   return text;
 }
 
-std::string upper(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  return out;
-}
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
-
-std::string capitalized(std::string_view text) {
-  return upper(text.substr(0, 1)) + lower(text.substr(std::min<size_t>(1, text.size())));
-}
-
 std::vector<std::string_view> split_lines(std::string_view text) {
   std::vector<std::string_view> lines;
   while (!text.empty()) {
@@ -136,23 +119,47 @@ std::vector<std::string_view> split_lines(std::string_view text) {
   return lines;
 }
 
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    constexpr std::string_view kSpecial = "&<>\"'";
+    constexpr const char* kWritten[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
+    const size_t special = kSpecial.find(c);
+    if (special == std::string_view::npos)
+      out += c;
+    else
+      out += kWritten[special];
+  }
+  return out;
+}
+
 std::string quoted(std::string_view text) {
   const bool apostrophe = text.find('\'') != std::string_view::npos;
   const char quote = apostrophe && text.find('"') == std::string_view::npos ? '"' : '\'';
   std::string out(1, quote);
-  for (const char c : text) {
-    const auto byte = static_cast<uint8_t>(c);
-    if (c == quote || c == '\\') {
+  for (const Char& c : thimble::characters(text)) {
+    const std::string_view bytes = text.substr(0, c.size);
+    text.remove_prefix(c.size);
+    const uint32_t code = first_code_point(bytes).value;
+    const bool shows =
+        code >= kInvalidUtf8 || (code < 0x80 ? code >= 0x20 && code != 0x7f
+                                             : c.is != static_cast<uint32_t>(CharClass::kOther) &&
+                                                   c.is != static_cast<uint32_t>(CharClass::kSpace));
+    if (bytes[0] == quote || bytes[0] == '\\') {
       out += '\\';
-      out += c;
-    } else if (c == '\n' || c == '\r' || c == '\t') {
-      out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(byte));
-      out += code;
+      out += bytes;
+    } else if (code == '\n' || code == '\r' || code == '\t') {
+      out += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
+    } else if (!shows) {
+      char escape[12];
+      std::snprintf(escape, sizeof escape,
+                    code < 0x100     ? "\\x%02x"
+                    : code < 0x10000 ? "\\u%04x"
+                                     : "\\U%08x",
+                    static_cast<unsigned>(code));
+      out += escape;
     } else {
-      out += c;
+      out += bytes;
     }
   }
   return out + quote;

@@ -13,6 +13,7 @@ size_t character_count(std::string_view text);
 // The characters from `first` up to `last`, both at most character_count().
 std::string_view characters(std::string_view text, size_t first, size_t last);
 std::vector<std::string_view> split_characters(std::string_view text);
+std::string_view last_character(std::string_view text);
 
 // Bytes of the white space that `text` begins with, or ends with; 0 where it is none.
 size_t space_at_start(std::string_view text);
@@ -21,13 +22,9 @@ size_t space_at_end(std::string_view text);
 std::string_view strip_start(std::string_view text, const std::string* set);
 std::string_view strip_end(std::string_view text, const std::string* set);
 
-// Letters of ASCII only: no template's keywords have others.
-std::string upper(std::string_view text);
-std::string lower(std::string_view text);
-// The first letter large, the others small.
-std::string capitalized(std::string_view text);
-
 std::vector<std::string_view> split_lines(std::string_view text);
+// For HTML: &lt; for <.
+std::string escaped(std::string_view text);
 // 'it': the text in quotes as Python writes it in a list.
 std::string quoted(std::string_view text);
 // 0.1, 1e+16, 2.0: the shortest digits that read back as the same number, laid out as Python does.

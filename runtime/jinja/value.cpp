@@ -31,7 +31,8 @@ double number(const Value& v) {
 Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth);
 
 Result<bool> equal_lists(Heap& heap, const List& a, const List& b, uint32_t depth) {
-  if (a.items.size() != b.items.size() || a.tuple != b.tuple) return false;
+  if (a.items.size() != b.items.size() || a.kind != b.kind) return false;
+  if (a.kind == List::Kind::kIterator) return &a == &b;
   for (size_t i = 0; i < a.items.size(); ++i) {
     THIMBLE_LET(same, equal_at(heap, a.items[i], b.items[i], depth + 1));
     if (!same) return false;
@@ -70,6 +71,8 @@ Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth
   if (is<Namespace*>(a)) return *as<Namespace*>(a) == *as<Namespace*>(b);
   if (is<Loop*>(a)) return *as<Loop*>(a) == *as<Loop*>(b);
   if (is<Closure*>(a)) return *as<Closure*>(a) == *as<Closure*>(b);
+  if (is<Cycler*>(a)) return *as<Cycler*>(a) == *as<Cycler*>(b);
+  if (is<Joiner*>(a)) return *as<Joiner*>(a) == *as<Joiner*>(b);
   return *as<const Builtin*>(a) == *as<const Builtin*>(b);
 }
 
@@ -85,7 +88,8 @@ Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth)
     THIMBLE_TRY(heap.spend_steps(std::min(x->size(), y->size()) / 64));
     return *x < *y;  // bytes of UTF-8 are in the order of code points
   }
-  if (is<List*>(a) && is<List*>(b)) {
+  if (is<List*>(a) && is<List*>(b) && (*as<List*>(a))->is_plain() &&
+      (*as<List*>(a))->kind == (*as<List*>(b))->kind) {
     const auto &x = (*as<List*>(a))->items, &y = (*as<List*>(b))->items;
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
       THIMBLE_LET(same, equal_at(heap, x[i], y[i], depth + 1));
@@ -110,13 +114,24 @@ class Printer {
 };
 
 Status Printer::print_list(const List& list, uint32_t depth) {
-  out += list.tuple ? '(' : '[';
+  const bool tuple = list.kind == List::Kind::kTuple;
+  const char* view = list.kind == List::Kind::kKeys     ? "dict_keys"
+                     : list.kind == List::Kind::kValues ? "dict_values"
+                     : list.kind == List::Kind::kItems  ? "dict_items"
+                                                        : nullptr;
+  if (list.kind == List::Kind::kRange || list.kind == List::Kind::kIterator) {
+    out += list.shown ? *list.shown : "<an iterator>";
+    return {};
+  }
+  if (view) out.append(view).append("(");
+  out += tuple ? '(' : '[';
   for (size_t i = 0; i < list.items.size(); ++i) {
     if (i) out += ", ";
     THIMBLE_TRY(print(list.items[i], depth + 1));
   }
-  if (list.tuple && list.items.size() == 1) out += ',';
-  out += list.tuple ? ')' : ']';
+  if (tuple && list.items.size() == 1) out += ',';
+  out += tuple ? ')' : ']';
+  if (view) out += ')';
   return {};
 }
 
@@ -136,7 +151,7 @@ Status Printer::print(const Value& value, uint32_t depth) {
   if (depth > kDeepestValue) return too_deep();
   const size_t before = out.size();
   if (const std::string* text = as_text(value))
-    out += depth ? quoted(*text) : *text;
+    out += !depth ? *text : is_markup(value) ? "Markup(" + quoted(*text) + ")" : quoted(*text);
   else if (is<Undefined>(value))
     out += depth ? "Undefined" : "";
   else if (is<None>(value))
@@ -174,16 +189,6 @@ void Dict::set(const Text& key, Value value) {
   index.emplace(*items.back().first, items.size() - 1);
 }
 
-bool Dict::erase(std::string_view key) {
-  const auto found = index.find(key);
-  if (found == index.end()) return false;
-  const size_t at = found->second;
-  index.erase(found);
-  items.erase(items.begin() + static_cast<std::ptrdiff_t>(at));
-  for (auto& [name, place] : index) place -= place > at;
-  return true;
-}
-
 Status Heap::spend_steps(uint64_t count) { return spend(left_.steps, count, "takes too many steps"); }
 Status Heap::spend_bytes(uint64_t count) {
   THIMBLE_TRY(spend_steps(count / 64));
@@ -191,14 +196,14 @@ Status Heap::spend_bytes(uint64_t count) {
 }
 Status Heap::spend_output(uint64_t count) { return spend(left_.output, count, "writes too much"); }
 
-Result<Value> Heap::text(std::string text) {
+Result<Value> Heap::text(std::string text, bool markup) {
   THIMBLE_TRY(spend_bytes(text.size() + sizeof(std::string)));
-  return Value(std::make_shared<const std::string>(std::move(text)));
+  return Value(Text(std::make_shared<const std::string>(std::move(text)), markup));
 }
 
-Result<List*> Heap::list(bool tuple) {
+Result<List*> Heap::list(List::Kind kind) {
   THIMBLE_TRY(spend_bytes(sizeof(List)));
-  lists_.push_back({{}, tuple});
+  lists_.push_back({{}, kind, {}, false});
   return &lists_.back();
 }
 
@@ -212,10 +217,22 @@ Result<Namespace*> Heap::new_namespace() {
   return &namespaces_.emplace_back();
 }
 
-Result<Loop*> Heap::loop(const std::vector<Value>* items, size_t depth) {
+Result<Loop*> Heap::loop(const Loop& like) {
   THIMBLE_TRY(spend_bytes(sizeof(Loop)));
-  loops_.push_back({items, 0, depth});
+  loops_.push_back(like);
   return &loops_.back();
+}
+
+Result<Value> Heap::cycler(std::vector<Value> items) {
+  THIMBLE_TRY(spend_bytes(sizeof(Cycler) + items.size() * kItemBytes));
+  cyclers_.push_back({std::move(items), 0});
+  return Value(&cyclers_.back());
+}
+
+Result<Value> Heap::joiner(const Text& between) {
+  THIMBLE_TRY(spend_bytes(sizeof(Joiner)));
+  joiners_.push_back({between, false});
+  return Value(&joiners_.back());
 }
 
 Result<Value> Heap::bind(const Builtin* method, Value self) {
@@ -248,8 +265,8 @@ Text as_key(const Value& value) {
   if (const Text* text = as<Text>(value)) return *text;
   int64_t room = 0;
   const int64_t* integer = as_integer(value, room);
-  return integer ? std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer))
-                 : nullptr;
+  if (!integer) return nullptr;
+  return std::make_shared<const std::string>(std::string(kIntegerKey) + std::to_string(*integer));
 }
 
 Value key_value(const Text& key) {
@@ -272,13 +289,23 @@ const int64_t* as_integer(const Value& value, int64_t& room) {
   return as<int64_t>(value);
 }
 
+bool is_markup(const Value& value) {
+  const Text* text = as<Text>(value);
+  return text && text->markup;
+}
+
 Value make_text(std::string_view text) { return Value(std::make_shared<const std::string>(text)); }
 
 const char* kind_name(const Value& value) {
   constexpr const char* kNames[] = {
-      "an undefined value", "None",   "a boolean", "an integer", "a float", "a text", "a list", "a dict",
-      "a namespace",        "a loop", "a macro",   "a function", "a method"};
+      "an undefined value", "None",   "a boolean", "an integer", "a float",  "a text",   "a list",  "a dict",
+      "a namespace",        "a loop", "a macro",   "a function", "a method", "a cycler", "a joiner"};
   static_assert(std::size(kNames) == std::variant_size_v<Value>);
+  if (List* const* list = as<List*>(value)) {
+    constexpr const char* kLists[] = {"a list",          "a tuple",        "a range",    "a dict's keys",
+                                      "a dict's values", "a dict's items", "an iterator"};
+    return kLists[static_cast<size_t>((*list)->kind)];
+  }
   return kNames[value.index()];
 }
 
@@ -288,7 +315,8 @@ bool truth(const Value& value) {
   if (const int64_t* integer = as<int64_t>(value)) return *integer != 0;
   if (const double* real = as<double>(value)) return *real != 0;
   if (const std::string* text = as_text(value)) return !text->empty();
-  if (is<List*>(value)) return !(*as<List*>(value))->items.empty();
+  if (List* const* list = as<List*>(value))
+    return (*list)->kind == List::Kind::kIterator || !(*list)->items.empty();
   if (is<Dict*>(value)) return !(*as<Dict*>(value))->items.empty();
   return true;
 }
@@ -304,8 +332,13 @@ Result<Text> printed(Heap& heap, const Value& value) {
 }
 
 Result<List*> elements(Heap& heap, const Value& value) {
-  if (List* const* list = as<List*>(value)) return *list;
+  List* const* list = as<List*>(value);
+  if (list && (*list)->kind != List::Kind::kIterator) return *list;
   THIMBLE_LET(all, heap.list());
+  if (list) {
+    all->items.swap((*list)->items);
+    return all;
+  }
   if (Dict* const* dict = as<Dict*>(value)) {
     for (const auto& [key, unused] : (*dict)->items) THIMBLE_TRY(heap.append(*all, key_value(key)));
   } else if (const std::string* text = as_text(value)) {

@@ -1,9 +1,9 @@
 // Values of a running template, as Python has them: none, booleans, integers, floats, texts, lists, dicts in
 // the order of insertion, and things that can be called.
 //
-// Lists and dicts are shared by reference, so a template can build cycles. That is why a Heap owns them all
-// until the rendering ends, and a Value only points to them. Texts cannot hold anything and count their
-// references.
+// Nothing changes a list or a dict once a template can see it. Namespaces are shared by reference and may
+// hold themselves; that is why a Heap owns all these until the rendering ends, and a Value only points to
+// them. Texts cannot hold anything and count their references.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +23,46 @@ namespace thimble::jinja {
 struct Bound;
 struct Builtin;
 struct Closure;
+struct Cycler;
 struct Dict;
+struct Joiner;
 struct List;
 struct Loop;
 struct Macro;
 struct Namespace;
 struct Scope;
+struct Statement;
 
 // A missing variable, attribute or element; `name` says which, for messages, and belongs to the template.
 struct Undefined {
   const std::string* name = nullptr;
 };
 struct None {};
-using Text = std::shared_ptr<const std::string>;
+struct Text : std::shared_ptr<const std::string> {
+  using Base = std::shared_ptr<const std::string>;
+  using Base::Base;
+  Text(Base text, bool marked = false) : Base(std::move(text)), markup(marked) {}
+  // HTML whose special characters are escaped (|safe, |escape): others that join it by + or % are escaped,
+  // too.
+  bool markup = false;
+};
 
 using Value = std::variant<Undefined, None, bool, int64_t, double, Text, List*, Dict*, Namespace*, Loop*,
-                           Closure*, const Builtin*, Bound*>;
+                           Closure*, const Builtin*, Bound*, Cycler*, Joiner*>;
 
+// What has elements in order: lists, and what differs from them in how it prints, what it equals, and what
+// can be done with it.
 struct List {
+  // kKeys, kValues and kItems are what a dict's methods give. kIterator is what map() and its like give: its
+  // elements are there once, and it has neither a length nor an end that could be asked for.
+  enum class Kind : uint8_t { kList, kTuple, kRange, kKeys, kValues, kItems, kIterator };
   std::vector<Value> items;
-  bool tuple = false;  // differs in how it prints and in what it equals
+  Kind kind = Kind::kList;
+  Text shown;          // how a range prints
+  bool group = false;  // of groupby: a tuple whose elements have names
+
+  bool is_plain() const { return kind == Kind::kList || kind == Kind::kTuple; }
+  bool has_places() const { return is_plain() || kind == Kind::kRange; }
 };
 
 // Keys are texts; an integer is kept as one that no text is likely to be (as_key, key_value).
@@ -52,8 +72,6 @@ struct Dict {
 
   Value* find(std::string_view key);
   void set(const Text& key, Value value);
-  // Whether there was one.
-  bool erase(std::string_view key);
 };
 
 // namespace(): the one thing whose attributes a template may assign.
@@ -65,6 +83,19 @@ struct Namespace {
 struct Loop {
   const std::vector<Value>* items;
   size_t index = 0, depth = 0;
+  const Statement* recursive = nullptr;  // the statement that a call of `loop` runs again, in `scope`
+  Scope* scope = nullptr;
+  List* seen = nullptr;  // what loop.changed() was given before
+};
+
+// cycler('a', 'b') and joiner(', ').
+struct Cycler {
+  std::vector<Value> items;
+  size_t at = 0;
+};
+struct Joiner {
+  Text between;
+  bool used = false;
 };
 
 // A method and what it is called on: x.strip
@@ -98,11 +129,13 @@ class Heap {
   Status spend_bytes(uint64_t count);
   Status spend_output(uint64_t count);
 
-  Result<Value> text(std::string text);
-  Result<List*> list(bool tuple = false);
+  Result<Value> text(std::string text, bool markup = false);
+  Result<List*> list(List::Kind kind = List::Kind::kList);
   Result<Dict*> dict();
   Result<Namespace*> new_namespace();
-  Result<Loop*> loop(const std::vector<Value>* items, size_t depth);
+  Result<Loop*> loop(const Loop& like);
+  Result<Value> cycler(std::vector<Value> items);
+  Result<Value> joiner(const Text& between);
   Result<Value> bind(const Builtin* method, Value self);
   Result<Value> close(const Macro* macro, Scope* scope);
   Status append(List& to, Value value);
@@ -116,6 +149,8 @@ class Heap {
   std::deque<Loop> loops_;
   std::deque<Bound> bounds_;
   std::deque<Closure> closures_;
+  std::deque<Cycler> cyclers_;
+  std::deque<Joiner> joiners_;
 };
 
 inline constexpr uint32_t kDeepestValue = 64;  // lists within lists, where values are compared or written
@@ -128,6 +163,7 @@ template <typename T>
 bool is(const Value& value) {
   return std::holds_alternative<T>(value);
 }
+bool is_markup(const Value& value);
 // The text of a value that is one, else null.
 const std::string* as_text(const Value& value);
 // A value that counts as a whole number: a boolean is 0 or 1.
@@ -151,7 +187,8 @@ Result<bool> less(Heap& heap, const Value& a, const Value& b);
 // How a value prints: None, True, ['a', 1]. Texts as they are.
 Result<Text> printed(Heap& heap, const Value& value);
 
-// What a loop goes through: elements, keys, characters; nothing of an undefined value.
+// What a loop goes through: elements, keys, characters; nothing of an undefined value. Takes them from an
+// iterator.
 Result<List*> elements(Heap& heap, const Value& value);
 
 }  // namespace thimble::jinja

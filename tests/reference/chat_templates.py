@@ -7,8 +7,8 @@
 
 An array of templates: "name", "source" and "cases", each with "name", "variables" (JSON in a string) and "output", or "error" where Jinja2
 refuses. The environment is that of the
-programs that publish templates: blocks trimmed, loop controls, a generation tag that does nothing, JSON without escapes
-for HTML.
+programs that publish templates: nothing given can be changed, blocks trimmed, loop controls, a generation tag that does
+nothing, JSON without escapes for HTML.
 """
 
 import datetime
@@ -16,7 +16,6 @@ import glob
 import json
 import os
 import sys
-import types
 
 import jinja2
 import jinja2.ext
@@ -31,39 +30,43 @@ class Generation(jinja2.ext.Extension):
     def parse(self, parser):
         line = next(parser.stream).lineno
         body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+        return jinja2.nodes.CallBlock(self.call_method("written"), [], [], body, lineno=line)
+
+    def written(self, caller):
+        return caller()
 
 
 def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
-def as_list(value):
-    if isinstance(value, types.GeneratorType):  # what map gives; other machines have a list there
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys,
-                      default=as_list)
+def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def environment():
-    env = jinja2.sandbox.SandboxedEnvironment(
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = tojson
-    env.filters["from_json"] = json.loads
-    env.filters["safe"] = lambda value: value  # marks text for HTML elsewhere; here nothing is escaped
+    env.filters["from_json"] = json.loads  # of another runtime, which some templates know
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = NOW.strftime
     return env
 
 
+def compiled(source):
+    """The template, or what Jinja2 says against it."""
+    try:
+        return environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        return error
+
+
 def rendered(template, name, variables):
     case = {"name": name, "variables": json.dumps(variables, ensure_ascii=False)}
     try:
-        # A copy, since a template may change what it is given.
+        if isinstance(template, Exception):
+            raise template
         case["output"] = template.render(**json.loads(case["variables"]))
     except Exception as error:  # what Python raises for a wrong type, too
         case["error"] = f"{type(error).__name__}: {error}"
@@ -71,7 +74,7 @@ def rendered(template, name, variables):
 
 
 def group(name, source, cases):
-    template = environment().from_string(source)
+    template = compiled(source)
     return {"name": name, "source": source, "cases": [rendered(template, *c) for c in cases]}
 
 
@@ -122,7 +125,7 @@ def conversations():
         "calls": [user, called(asked), result, called({"city": "Bern"}), result],
         "pending": [user, called({"city": "Bern"})],
     }
-    plain = {"bos_token": "<s>", "eos_token": "</s>"}
+    plain = {"bos_token": "<s>", "eos_token": "</s>", "tools": None, "documents": None, "add_generation_prompt": False}
     more = [{"add_generation_prompt": True}, {}, {"add_generation_prompt": True, "enable_thinking": False},
             {"add_generation_prompt": True, "enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
             {"add_generation_prompt": True, "tools": [WEATHER, CLOCK]},
@@ -145,7 +148,11 @@ def main():
         json.dump(list(published(sys.argv[2])), sys.stdout)
     else:
         import chat_template_cases
-        json.dump([group(*g) for g in chat_template_cases.GROUPS], sys.stdout, indent=1, ensure_ascii=False)
+        import chat_template_styles
+        chats = dict(conversations())
+        styles = [(name, source, [(chat, chats[chat]) for chat in chat_template_styles.CHATS])
+                  for name, source in chat_template_styles.STYLES.items()]
+        json.dump([group(*g) for g in chat_template_cases.GROUPS + styles], sys.stdout, indent=1, ensure_ascii=False)
         print()
 
 

@@ -61,13 +61,20 @@ TEST(Jinja, WritesPublishedTemplatesAsJinja2Does) {
 
 TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
   const std::pair<const char*, const char*> refused[] = {
-      {"a\n{% include 'x' %}", "line 2: the statement 'include' is not known here"},
+      {"a\n{% include 'x' %}", "line 2: {% include %} is not possible: there is no template but this one"},
+      {"{% extends 'x' %}", "{% extends %} is not possible"},
+      {"{% import 'x' as y %}", "{% import %} is not possible"},
+      {"{% from 'x' import y %}", "{% from %} is not possible"},
+      {"{% block x %}{% endblock %}", "{% block %} is not possible"},
+      {"{% do x %}", "line 1: the statement 'do' is not known here"},
       {"a\n\n{{ x | nope }}", "line 3: the filter 'nope' is not known here"},
       {"{{ x is nope }}", "line 1: the test 'nope' is not known here"},
-      {"{{ nope(1) }}", "line 1: the function 'nope' is not known here"},
-      {"{{ x.nope(1) }}", "line 1: the method 'nope' is not known here"},
-      {"{{ caller() }}", "the name 'caller' is not known here"},
-      {"{% for x in y recursive %}{% endfor %}", "recursive loops"},
+      {"{% raw %}\n{% endra %}", "line 1: a statement that begins here has no {% endraw %}"},
+      {"{% call f %}{% endcall %}", "{% call %} needs a call"},
+      {"{{ f(**a, *b) }}", "'*' is not expected here"},
+      {"{{ f(*a, b) }}", "'b' is not expected here"},
+      {"{% with a %}{% endwith %}", "ends where more is expected"},
+      {"{% for x in y recursive if z %}{% endfor %}", "'if' is not expected here"},
       {"{{ x", "has no end; write }}"},
       {"{% if x", "has no end; write %}"},
       {"{# x", "a comment has no end"},
@@ -100,6 +107,15 @@ TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
 }
 
 TEST(Jinja, SaysWhatFailsAndInWhichLine) {
+  EXPECT_EQ(refusal("{% if true %}\n{{ 1|nope }}{% endif %}").message(),
+            "the chat template, line 2: the filter 'nope' is not known here");
+  EXPECT_EQ(refusal("{% if true %}{{ 1 is nope }}{% endif %}").message(),
+            "the chat template, line 1: the test 'nope' is not known here");
+  EXPECT_EQ(refusal("{{ nope(1) }}").message(), "the chat template, line 1: 'nope' is undefined");
+  EXPECT_EQ(refusal("{{ 'a'.encode() }}").message(),
+            "the chat template, line 1: a text has no method 'encode'");
+  EXPECT_EQ(refusal("{{ [1].append(2) }}").message(),
+            "the chat template, line 1: 'append' would change a list, which a template must not");
   const Status undefined = refusal("a\n{{ message.content }}");
   EXPECT_EQ(undefined.code(), Code::kInvalidArgument);
   EXPECT_EQ(undefined.message(), "the chat template, line 2: 'message' is undefined");
@@ -117,8 +133,25 @@ TEST(Jinja, StopsLoopsThatDoNotEnd) {
   EXPECT_NE(refusal("{% for i in range(10**9) %}{% endfor %}").message().find("range"), std::string::npos);
   for (const char* source :
        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set l = [1] %}{% for i in range(99999) %}{% for x in l %}{% set _ = l.append(x) %}{% endfor %}{% "
+        "{% for i in range(99999) %}{% for x in range(99999)|map('string') %}{% endfor %}{% endfor %}",
+        "{% for x in [1] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+        "{% for x in range(99) recursive %}{{ loop(range(99)) }}{% endfor %}",
+        "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}{% macro g() %}{% call f() %}{{ g() }}{% "
+        "endcall %}{% "
+        "endmacro %}{{ g() }}",
+        "{% macro f() %}{% call f() %}{{ caller() }}{% endcall %}{{ caller() }}{% endmacro %}{% call f() "
+        "%}a{% endcall %}",
+        "{% macro f() %}{{ f(*varargs, **kwargs) }}{% endmacro %}{{ f(1, a=2) }}",
+        "{% for i in range(99999) %}{{ [1, 2, 3]|batch(1)|list }}{{ range(9999)|slice(9)|list }}{% endfor %}",
+        "{% for i in range(99999) %}{{ range(9999)|map('string')|groupby(0)|length }}{% endfor %}",
+        "{% set a = 'aB' * 99999 %}{% for i in range(99999) %}{{ a.swapcase()|title|wordcount }}{% endfor %}",
+        "{% set a = 'a ' * 99999 %}{% for i in range(99999) %}{{ a.isupper() }}{{ a is lower }}{% endfor %}",
+        "{% set a = 'a' * 99999 %}{% for i in range(99999) %}{{ a.find('b', 5) }}{{ a.count('b', 1, 9) }}{% "
         "endfor %}",
+        "{% set a = '%%' * 99999 %}{% for i in range(99999) %}{% set b = a % () %}{% endfor %}",
+        "{% set a = '{{' * 99999 %}{% for i in range(99999) %}{% set b = a.format() %}{% endfor %}",
+        "{% set a = range(9999)|map('string') %}{% for i in range(99999) %}{{ "
+        "range(9999)|map('string')|first }}{% endfor %}",
         "{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
         "{% for i in range(99999) %}{{ 5 in range(99999)|reverse }}{% endfor %}",
         "{% macro f(n) %}{% for i in range(9999) %}{{ f(n) }}{% endfor %}{% endmacro %}{{ f(1) }}",
@@ -136,14 +169,52 @@ TEST(Jinja, StopsLoopsThatDoNotEnd) {
 
 TEST(Jinja, StopsWhatTakesTooMuchMemory) {
   for (const char* source :
-       {"{{ 'a' * 10**12 }}", "{{ 'a' * 2**62 }}", "{{ [0] * 10**9 }}", "{{ [[0] * 99999] * 99999 }}",
+       {"{{ 'a' * 10**12 }}",
+        "{{ 'a' * 2**62 }}",
+        "{{ [0] * 10**9 }}",
+        "{{ [[0] * 99999] * 99999 }}",
         "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
-        "{% set l = [1] %}{% for i in range(99) %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{{ 'x' * 10**9 }}",
+        "{{ '%99999999s' % 1 }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '%.999999999f' % 1 }}",
+        "{{ '%.999999999d' % 1 }}",
+        "{{ '%*s' % (999999999, 1) }}",
+        "{{ '%999999999c' % 65 }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:0999999999,}'.format(1) }}",
+        "{{ '{:.999999999f}'.format(1) }}",
+        "{{ '{:>{}}'.format('a', 999999999) }}",
+        "{{ '{:é^999999999}'.format('a') }}",
+        "{{ '%99999999s'|format(1) }}",
+        "{{ 'a'|center(10**9) }}",
+        "{{ 'a'.center(10**9) }}",
+        "{{ 'a'.ljust(10**9) }}",
+        "{{ 'a'.rjust(10**9, 'é') }}",
+        "{{ 'a'.zfill(10**9) }}",
+        "{{ 'a'.zfill(2**62) }}",
+        "{{ 'a'.center(2**62, 'é') }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ [1]|batch(10**9, 0)|list }}",
+        "{{ [1]|slice(10**9)|list }}",
+        "{{ 'a'|indent('x' * 99999999) }}",
+        "{{ ('a' * 9999)|replace('a', 'b' * 9999) }}",
+        "{{ ('a' * 9999)|replace('', 'b' * 9999) }}",
+        "{{ ('<' * 9999999)|e|e|e }}",
+        "{{ ('é' * 9999999)|urlencode }}",
+        "{{ 'a'.join(['x' * 999999] * 9999) }}",
+        "{% macro f() %}{% endmacro %}{{ f(*range(99999)|list * 99) }}",
+        "{{ ((('%s' * 999) % (('%s' * 999,) * 999)) % (('a' * 99,) * 998001)) }}",
+        "{% set ns = namespace(d={}) %}{% for i in range(99999) %}{% set ns.d = dict(ns.d, **{i|string: i}) "
+        "%}{% endfor %}",
         "{% for i in range(99999) %}{% set a = 'x' * 99999 %}{% endfor %}",
-        "{% set a = ['x' * 999999] * 9999 %}{{ a|join }}", "{% set a = ['x' * 999999] * 9999 %}{{ a }}",
-        "{% set a = ['x' * 999999] * 9999 %}{{ a|tojson }}", "{{ ('a' * 999999).replace('', 'b' * 999) }}",
-        "{{ ('\\n' * 999999)|indent(999) }}", "{{ [[[[1]]]]|tojson(indent='x' * 99999999) }}",
+        "{% set a = ['x' * 999999] * 9999 %}{{ a|join }}",
+        "{% set a = ['x' * 999999] * 9999 %}{{ a }}",
+        "{% set a = ['x' * 999999] * 9999 %}{{ a|tojson }}",
+        "{{ ('a' * 999999).replace('', 'b' * 999) }}",
+        "{{ ('\\n' * 999999)|indent(999) }}",
+        "{{ [[[[1]]]]|tojson(indent='x' * 99999999) }}",
         "{% for i in range(9999) %}{% macro f() %}{% endmacro %}{% set a = range(999)|list %}{% endfor %}",
         "{% set ns = namespace(t='x' * 9999999) %}{% for i in range(99) %}{{ ns.t }}{% endfor %}"}) {
     const Status status = refusal(source);
@@ -155,21 +226,43 @@ TEST(Jinja, StopsWhatIsNestedTooDeeply) {
   for (const std::string& source :
        {"{{ " + repeated("(", 100'000) + repeated(")", 100'000) + " }}",
         "{{ " + repeated("[", 100'000) + repeated("]", 100'000) + " }}",
-        "{{ " + repeated("not ", 100'000) + "x }}", "{{ " + repeated("-", 100'000) + "1 }}",
-        "{{ x" + repeated(".a", 100'000) + " }}", "{{ x" + repeated("|trim", 100'000) + " }}",
-        "{{ 1" + repeated(" + 1", 100'000) + " }}", "{{ x" + repeated("[0]", 100'000) + " }}",
-        "{{ 1" + repeated(" if x else 1", 100'000) + " }}", "{{ 1" + repeated(" if x", 100'000) + " }}",
+        "{{ " + repeated("not ", 100'000) + "x }}",
+        "{{ " + repeated("-", 100'000) + "1 }}",
+        "{{ x" + repeated(".a", 100'000) + " }}",
+        "{{ x" + repeated("|trim", 100'000) + " }}",
+        "{{ 1" + repeated(" + 1", 100'000) + " }}",
+        "{{ x" + repeated("[0]", 100'000) + " }}",
+        "{{ 1" + repeated(" if x else 1", 100'000) + " }}",
+        "{{ 1" + repeated(" if x", 100'000) + " }}",
         "{{ x" + repeated(" is defined", 100'000) + " }}",
+        "{{ " + repeated("f(", 100'000) + repeated(")", 100'000) + " }}",
+        "{{ " + repeated("f(*", 100'000) + "x" + repeated(")", 100'000) + " }}",
+        "{{ " + repeated("f(**", 100'000) + "x" + repeated(")", 100'000) + " }}",
+        "{{ f" + repeated("()", 100'000) + " }}",
+        "{% for " + repeated("(", 100'000) + "a in b %}{% endfor %}",
+        repeated("{% call f() %}", 30'000),
+        repeated("{% with %}", 30'000),
+        repeated("{% macro f() %}", 30'000),
+        "{% print 1" + repeated(", 1", 100'000) + " %}",
         repeated("{% if x %}", 50'000) + repeated("{% endif %}", 50'000),
-        repeated("{% for x in y %}", 30'000), repeated("{% set x %}", 50'000),
+        repeated("{% for x in y %}", 30'000),
+        repeated("{% set x %}", 50'000),
         "{{ " + repeated("{'a':", 100'000) + "1" + repeated("}", 100'000) + " }}"})
     EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source.substr(0, 60);
   for (const char* source :
-       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
-        "{% set l = [] %}{% set _ = l.append(l) %}{{ l|tojson }}",
-        "{% set l = [] %}{% set m = [] %}{% set _ = l.append(l) %}{% set _ = m.append(m) %}{{ l == m }}{{ l "
-        "< m }}",
-        "{% set d = {} %}{% set _ = d.update(a=d) %}{{ d }}",
+       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% macro f() %}{% call f() %}{% endcall %}{{ caller() }}{% endmacro %}{{ f() }}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ "
+        "ns.l|tojson }}",
+        "{% set ns = namespace(l=[], m=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% set ns.m = "
+        "[ns.m] %}"
+        "{% endfor %}{{ ns.l == ns.m }}",
+        "{% set ns = namespace(l=[], m=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% set ns.m = "
+        "[ns.m] %}"
+        "{% endfor %}{{ ns.l < ns.m }}",
+        "{% set ns = namespace(d={}) %}{% for i in range(999) %}{% set ns.d = {'a': ns.d} %}{% endfor %}{{ "
+        "ns.d }}",
         "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l "
         "}}"})
     EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source;

@@ -43,12 +43,10 @@ inline CaseCounts expect_as_jinja(const std::string& json) {
   for (const Value& group : (*jinja::as<jinja::List*>(*read))->items) {
     ++counts.templates;
     const auto compiled = jinja::Template::parse(*text(group, "source"));
-    EXPECT_TRUE(compiled.ok()) << *text(group, "name") << ": " << compiled.status().message();
-    if (!compiled.ok()) continue;
     const Value& cases = *(*jinja::as<jinja::Dict*>(group))->find("cases");
     for (const Value& one : (*jinja::as<jinja::List*>(cases))->items) {
       SCOPED_TRACE(*text(group, "name") + ": " + *text(one, "name"));
-      const auto ours = render(*compiled, *text(one, "variables"));
+      const auto ours = compiled.ok() ? render(*compiled, *text(one, "variables")) : compiled.status();
       if (const std::string* expected = text(one, "output")) {
         ++counts.rendered;
         EXPECT_TRUE(ours.ok()) << ours.status().message();
