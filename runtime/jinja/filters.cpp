@@ -209,6 +209,7 @@ Result<Value> unique(Call& c) {
   std::vector<Value> seen;
   for (const Value& item : from->items) {
     THIMBLE_LET(key, sort_key(c, item, c.arguments[1], c.flag(0)));
+    THIMBLE_TRY(need_hashable(key));
     bool known = false;
     for (size_t i = 0; i < seen.size() && !known; ++i) {
       THIMBLE_LET(same, equal(c.heap, seen[i], key));
@@ -377,7 +378,7 @@ Result<Value> groupby(Call& c) {
 
 // x|attr("name"): an attribute and never an element.
 Result<Value> attr(Call& c) {
-  THIMBLE_LET(name, printed(c.heap, c.arguments[0]));
+  THIMBLE_LET(name, c.text(0));
   THIMBLE_TRY(need_defined(c.self));
   if (is<Dict*>(c.self) && !find_method(c.self, *name)) return Value();
   return c.machine.item(c.self, Value(name));

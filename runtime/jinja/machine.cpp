@@ -23,6 +23,12 @@ Status need_defined(const Value& value) {
   return bad("'" + undefined->name->substr(0, 64) + "' is undefined");
 }
 
+Status need_hashable(const Value& value) {
+  List* const* list = as<List*>(value);
+  if (!is<Dict*>(value) && !(list && (*list)->kind == List::Kind::kList)) return {};
+  return bad(std::string(kind_name(value)) + " cannot be a key");
+}
+
 Value* Scope::find(std::string_view name) {
   for (Scope* s = this; s; s = s->around)
     for (auto& [known, value] : s->variables)
@@ -480,7 +486,7 @@ Result<Value> Machine::slice(const Expression& e) {
     split = split_characters(*text);
   }
   std::string joined;
-  THIMBLE_LET(all, heap_.list(list ? (*list)->kind : List::Kind::kList));
+  THIMBLE_LET(all, heap_.list(list && (*list)->is_plain() ? (*list)->kind : List::Kind::kList));
   for (int64_t i = first; step > 0 ? i < last : i > last; i += step) {
     if (text)
       joined += split[static_cast<size_t>(i)];
@@ -549,6 +555,7 @@ Result<bool> Machine::contains(const Value& in, const Value& what) {
     return text->find(*part) != std::string::npos;
   }
   if (Dict* const* dict = as<Dict*>(in)) {
+    THIMBLE_TRY(need_hashable(what));
     const Text key = as_key(what);
     return key && (*dict)->find(*key);
   }

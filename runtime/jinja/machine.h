@@ -107,4 +107,7 @@ Result<Value> arithmetic(Heap& heap, const std::string& op, const Value& a, cons
 // "'x' is undefined", where a value that is needed is missing.
 Status need_defined(const Value& value);
 
+// Lists and dicts are no keys of dicts, and not looked for among them.
+Status need_hashable(const Value& value);
+
 }  // namespace thimble::jinja

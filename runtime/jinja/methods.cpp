@@ -419,14 +419,10 @@ constexpr Builtin kListMethods[] = {{"copy", "", copy_list}};
 
 // ---- dicts ----
 
-// What the key stands for, or null.
-const Value* find_key(const Call& c) {
-  const Text key = as_key(c.arguments[0]);
-  return key ? self_dict(c).find(*key) : nullptr;
-}
-
 Result<Value> get(Call& c) {
-  if (const Value* value = find_key(c)) return *value;
+  THIMBLE_TRY(need_hashable(c.arguments[0]));
+  const Text key = as_key(c.arguments[0]);
+  if (const Value* value = key ? self_dict(c).find(*key) : nullptr) return *value;
   return c.given(1) ? c.arguments[1] : Value(None());
 }
 

@@ -42,13 +42,15 @@ Result<Value> is_in(Call& c) {
 
 Result<Value> is_divisible(Call& c) {
   THIMBLE_LET(rest, arithmetic(c.heap, "%", c.self, c.arguments[0]));
-  return Value(!truth(rest));
+  THIMBLE_LET(none, equal(c.heap, rest, Value(int64_t{0})));
+  return Value(none);
 }
 
 template <bool odd>
 Result<Value> is_odd(Call& c) {
   THIMBLE_LET(rest, arithmetic(c.heap, "%", c.self, Value(int64_t{2})));
-  return Value(truth(rest) == odd);
+  THIMBLE_LET(holds, equal(c.heap, rest, Value(int64_t{odd})));
+  return Value(holds);
 }
 
 template <bool (*holds)(std::string_view)>
@@ -70,6 +72,7 @@ Result<Value> is_same(Call& c) {
 
 template <const Builtin* (*find)(std::string_view)>
 Result<Value> is_name_of(Call& c) {
+  THIMBLE_TRY(need_hashable(c.self));
   const std::string* name = as_text(c.self);
   return Value(name && find(*name));
 }

@@ -25,8 +25,12 @@ template <std::string_view (*first)(std::string_view, const std::string*),
           std::string_view (*second)(std::string_view, const std::string*)>
 Result<Value> strip(Call& c) {
   THIMBLE_LET(text, subject_text(c));
-  const std::string* set = as_text(c.arguments[0]);
-  if (set) THIMBLE_TRY(c.heap.spend_steps(text->size() * set->size() / 64));
+  const std::string* set = nullptr;
+  if (c.given(0) && !is<None>(c.arguments[0])) {
+    THIMBLE_LET(given, c.text(0));
+    set = as_text(c.arguments[0]);
+    THIMBLE_TRY(c.heap.spend_steps(text->size() * given->size() / 64));
+  }
   return c.made(std::string(second(first(*text, set), set)));
 }
 
@@ -60,7 +64,8 @@ Result<Value> replace(Call& c) {
 }
 
 Result<Value> indent(Call& c) {
-  THIMBLE_LET(text, subject_text(c));
+  const Text* text = as<Text>(c.self);
+  if (!text) return bad(std::string(kind_name(c.self)) + " has no lines that could be indented");
   std::string margin;
   if (const std::string* given = as_text(c.arguments[0])) {
     margin = *given;
@@ -72,7 +77,7 @@ Result<Value> indent(Call& c) {
   const bool first = c.flag(1), blank = c.flag(2);
   std::string out = first ? margin : "";
   // As if a newline more were there, so that one at the end is kept.
-  const std::string whole = *text + "\n";
+  const std::string whole = **text + "\n";
   bool starts = true;
   for (const std::string_view line : split_lines(whole)) {
     THIMBLE_TRY(c.heap.spend_bytes(margin.size() + line.size()));
@@ -209,7 +214,8 @@ Result<Value> round(Call& c) {
   }
   if (*method != "ceil" && *method != "floor") return bad("round knows the methods common, ceil and floor");
   const double unit = std::pow(10.0, static_cast<double>(precision));
-  return Value((*method == "ceil" ? std::ceil(number * unit) : std::floor(number * unit)) / unit);
+  const double whole = *method == "ceil" ? std::ceil(number * unit) : std::floor(number * unit);
+  return Value((whole + 0.0) / unit);  // an integer there, so without a sign of its zero
 }
 
 Result<Value> center(Call& c) {
@@ -220,6 +226,8 @@ Result<Value> center(Call& c) {
 
 // truncate(length, killwords, end, leeway)
 Result<Value> truncate(Call& c) {
+  if (!is<Text>(c.self) && !is<Undefined>(c.self))
+    return bad(std::string(kind_name(c.self)) + " cannot be truncated");
   THIMBLE_LET(text, subject_text(c));
   THIMBLE_LET(length, c.integer(0, 255));
   const Value end_value = c.given(2) ? c.arguments[2] : make_text("...");

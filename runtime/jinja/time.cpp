@@ -26,6 +26,30 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
   const std::string day_name = kDays[std::chrono::weekday{day}.c_encoding()];
   const int hour = second / 3600, twelve = hour % 12 == 0 ? 12 : hour % 12;
 
+  const auto weekday = static_cast<int>(std::chrono::weekday{day}.c_encoding());
+  const auto of_year = static_cast<int>((day - sys_days{date.year() / January / 1}).count());
+  // Those that stand for several.
+  const auto longer = [](char c) -> std::string_view {
+    switch (c) {
+      case 'c':
+        return "%a %b %e %H:%M:%S %Y";
+      case 'D':
+      case 'x':
+        return "%m/%d/%y";
+      case 'F':
+        return "%Y-%m-%d";
+      case 'R':
+        return "%H:%M";
+      case 'r':
+        return "%I:%M:%S %p";
+      case 'T':
+      case 'X':
+        return "%H:%M:%S";
+      default:
+        return {};
+    }
+  };
+
   std::string out;
   const auto number = [&](int value, int width) {
     char text[16];
@@ -40,6 +64,11 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
     const bool unpadded = format[i + 1] == '-' && i + 2 < format.size();
     i += unpadded ? 2 : 1;
     const int two = unpadded ? 1 : 2;
+    if (const std::string_view several = longer(format[i]); !several.empty()) {
+      THIMBLE_LET(text, format_time(seconds, several));
+      out += text;
+      continue;
+    }
     switch (format[i]) {
       case 'Y':
         number(static_cast<int>(date.year()), 4);
@@ -69,6 +98,7 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
         out += month;
         break;
       case 'b':
+      case 'h':
         out += month.substr(0, 3);
         break;
       case 'A':
@@ -79,6 +109,37 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
         break;
       case 'p':
         out += hour < 12 ? "AM" : "PM";
+        break;
+      case 'e':
+        out += static_cast<unsigned>(date.day()) < 10 && !unpadded ? " " : "";
+        number(static_cast<int>(static_cast<unsigned>(date.day())), 1);
+        break;
+      case 'f':  // the clock counts seconds
+        out += "000000";
+        break;
+      case 'j':
+        number(of_year + 1, unpadded ? 1 : 3);
+        break;
+      case 'u':
+        number(weekday == 0 ? 7 : weekday, 1);
+        break;
+      case 'w':
+        number(weekday, 1);
+        break;
+      case 'U':
+        number((of_year + 7 - weekday) / 7, two);
+        break;
+      case 'W':
+        number((of_year + 7 - (weekday + 6) % 7) / 7, two);
+        break;
+      case 'Z':  // without a zone, as the time where templates are published
+      case 'z':
+        break;
+      case 'n':
+        out += '\n';
+        break;
+      case 't':
+        out += '\t';
         break;
       case '%':
         out += '%';

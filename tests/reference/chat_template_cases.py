@@ -108,10 +108,11 @@ numbers|sum, [0.1, 0.2]|sum, [[1], [2]]|sum(start=[]), people|map(attribute='age
 'a' ~ 'b' * 2, ('a', 1) == ('a', 1), [1] == (1,), {'a': 1} == {'a': 1.0}, 'é' > 'z', (1, 2) < (1, 3), [] < [1], 1 < 2.5, true + true, 5 // 2.0, -5 // 2.0, 5.5 % 2, -5.5 % 2, 2 ** 0.5, 2.0 ** 2, 1 / 3
 undefined_name is callable, undefined_name is sequence, undefined_name is iterable, undefined_name|list, undefined_name|upper, undefined_name|trim ~ 'x', undefined_name|replace('a', 'b'), undefined_name == undefined_name, undefined_name == none, undefined_name|first is undefined, undefined_name in [1]
 ''|first is undefined, []|last is undefined, []|min is undefined, []|sum, [none, 1]|first, none|string, none|list if false else 'x', none|default('d'), [[]]|first
-(messages[1].content|e), messages[1].content|escape|e ~ '<', messages[1].content|e|forceescape, '<a>'|safe + '<b>', '<b>' + '<a>'|safe, ('<a>'|safe) ~ '<b>', ['<'|safe, '<'|e], '<'|e is escaped, '<' is escaped, 5|e, undefined_name|e, none|safe
+2.5 is odd, -0.5|round(0, 'ceil'), numbers|select('in', {1: 2})|list, 3 is even, '' is divisibleby 3 if no, (messages[1].content|e), messages[1].content|escape|e ~ '<', messages[1].content|e|forceescape, '<a>'|safe + '<b>', '<b>' + '<a>'|safe, ('<a>'|safe) ~ '<b>', ['<'|safe, '<'|e], '<'|e is escaped, '<' is escaped, 5|e, undefined_name|e, none|safe
 ('<i>'|safe) * 2, ('%s <%s>'|safe) % ('<', '>'|safe), '%s'|safe|format('<&>'), ('{} {}'|safe).format('<', '<'|safe), ('<a>,<b>'|safe).split(',')|last + '<', ('<a>'|safe)|upper + '<', ('<a>'|safe)|trim + '<', ('<a>'|safe)[1:] + '<', (' <'|safe)|title + '<', ('a<'|safe)|replace('a', '>') + '<'
 ('<a>'|safe)|indent + '<', ['<'|safe, '<']|join + '<', (', '|safe).join(['<', '<'|safe]), ('ab'|safe).replace('a', '<'), ('<a b c d'|safe)|truncate(6, true, '>', 0), {'a': '"', 'b': none, 'c': 1}|xmlattr, {'a': '<'}|xmlattr(false), '<'|safe|tojson, '<'|safe == '<', {'<'|safe: 1}['<'], ('<'|safe)|string + '<', ('<'|safe)|reverse + '<'
 strftime_now('%Y-%m-%d %H:%M:%S'), strftime_now('%d %b %Y'), strftime_now('%B %d, %Y %A %a %y %I %p 100%%')
+strftime_now('%e|%-d|%-m|%-H|%-I|%-M|%-S|%j|%-j|%h|%F|%T|%R|%D|%x|%X|%c|%r|%u|%w|%U|%W|%f|%Z|%z|%n|%t|%%'), strftime_now('plain'), strftime_now('')
 namespace(a=1).a, namespace({'b': 2}).b
 """.strip().splitlines()
 
@@ -296,6 +297,15 @@ REFUSED = """
 {{ 'a'|round }}
 {{ 1.5|round(1, 'up') }}
 {{ 1|groupby('a') }}
+{{ [1] in {} }}
+{{ {}.get([1]) }}
+{{ messages|unique|list }}
+{{ 1|indent }}
+{{ 'a'|trim(1) }}
+{{ 'a'|attr(1) }}
+{{ [1] is filter }}
+{{ undefined_name|int }}
+{{ undefined_name|float }}
 {{ [1]|slice(0)|list }}
 {{ 1|nope }}
 {{ 1 is nope }}
