@@ -152,6 +152,12 @@ void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
   } while (!call_unless_interrupted(function, arguments...));
 }
 
+Session Scheduler::clone_for(Job& job, const Session& session) {
+  thimble_session* copy = nullptr;
+  call_for(job, thimble_session_clone, session.get(), &copy);
+  return Session(copy);
+}
+
 Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots)
     : settings_(settings),
       model_(model),
@@ -287,8 +293,14 @@ void Scheduler::cancel(const std::shared_ptr<Job>& job) {
     ++counts_.cancelled;
   }
   for (const auto& slot : slots_) {
-    if (slot->job == job) thimble_session_interrupt(slot->session.get());
+    if (slot->job == job) interrupt(*slot);
   }
+}
+
+// What the slot's job waits for: its session, or the one that it gets a clone of.
+void Scheduler::interrupt(const Slot& slot) {
+  const Slot& at_work = slot.source ? *slot.source : slot;
+  thimble_session_interrupt(at_work.session.get());
 }
 
 void Scheduler::stop() {
@@ -301,7 +313,7 @@ void Scheduler::stop() {
       if (!slot->job) continue;
       abandoned.push_back(slot->job);
       slot->job->cancelled = true;
-      thimble_session_interrupt(slot->session.get());
+      interrupt(*slot);
     }
   }
   changed_.notify_all();
@@ -371,12 +383,12 @@ void Scheduler::work(Slot& slot) {
     if (!slot.job) return;
     const std::shared_ptr<Job> job = slot.job;
     const Reuse reuse = slot.reuse;
-    if (Slot* source = std::exchange(slot.source, nullptr)) {
-      take_clone(slot, *source, lock);
+    if (slot.source) {
+      take_clone(slot, *job, lock);
       assign();
     }
     lock.unlock();
-    const std::function<void()> tell = run(slot, *job, reuse);
+    const std::function<void()> tell = slot.session ? run(slot, *job, reuse) : [] {};
     lock.lock();
     slot.job = nullptr;
     assign();
@@ -389,19 +401,29 @@ void Scheduler::work(Slot& slot) {
   }
 }
 
-// A clone takes the place of the slot's session, and of its bytes in the budget.
-void Scheduler::take_clone(Slot& slot, Slot& source, std::unique_lock<std::mutex>& lock) {
+// A clone of its source takes the place of the slot's session, and of its bytes in the budget. The source may
+// first have a chunk to finish: where the job is cancelled meanwhile, the slot is left without a session.
+void Scheduler::take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& lock) {
+  Slot& source = *slot.source;
   Session copy = std::move(slot.session);
   lock.unlock();
   copy.reset();
+  bool cancelled = false;
   try {
-    copy = clone(source.session);
+    copy = clone_for(job, source.session);
+  } catch (const Cancelled&) {
+    cancelled = true;
   } catch (const Failure&) {  // the system has no memory: the job gets what was to be cloned
   }
   lock.lock();
+  slot.source = nullptr;
+  source.reserved = false;
+  if (cancelled) {
+    ++counts_.cancelled;
+    return;
+  }
   slot.history = source.history;
   slot.evictions = source.evictions;
-  source.reserved = false;
   if (copy) {
     slot.session = std::move(copy);
     return;

@@ -105,7 +105,7 @@ class Scheduler {
 
  private:
   struct Slot {
-    Session session;  // none where a clone could not be made: the slot waits for another chance
+    Session session;  // none where a clone was not made: the slot waits for another chance
     History history{0, 0};
     uint64_t evictions = 0;
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
@@ -117,7 +117,7 @@ class Scheduler {
     // What it is to do; guarded by the mutex.
     std::shared_ptr<Job> job;
     Reuse reuse;
-    Slot* source = nullptr;  // to be cloned first; reserved until then
+    Slot* source = nullptr;  // to be cloned first; reserved until that is done
     bool reserved = false;
     std::thread thread;
     bool idle() const { return !job && !reserved; }
@@ -138,7 +138,9 @@ class Scheduler {
   void assign();
   bool choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse);
   Slot* empty_slot(const Slot* but);
-  void take_clone(Slot& slot, Slot& source, std::unique_lock<std::mutex>& lock);
+  static void interrupt(const Slot& slot);
+  void take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& lock);
+  static Session clone_for(Job& job, const Session& session);
   std::function<void()> run(Slot& slot, Job& job, const Reuse& reuse);
   std::vector<int32_t> rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage);
   bool rewind(Slot& slot, Job& job, uint64_t position);
@@ -149,7 +151,7 @@ class Scheduler {
   static void watch(Slot& slot);
   thimble_sampler_options sampler_options(const Task& task) const;
   template <typename Function, typename... Arguments>
-  void call_for(Job& job, Function function, Arguments... arguments);
+  static void call_for(Job& job, Function function, Arguments... arguments);
 
   const Settings& settings_;
   const Model& model_;

@@ -518,6 +518,31 @@ class OneSlot(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertLess(seconds, 5)
 
+    def test_whoever_leaves_before_the_clone_is_made_stops_that(self):
+        def idle(state):
+            return not any(slot["busy"] for slot in state["slots"])
+
+        for _ in range(4):  # where the chunk was just at its end, again
+            server = Server("--device", "cpu", "--retention", "none", "--pool", "16384", "--chunk", "4096")
+            ids = server.ask("POST", "/tokenize", {"content": BOOK[:60000]})[2]["tokens"]
+            with server.begin({"prompt": ids, "stream": True}, "/v1/completions") as connection:
+                read_until(connection, lambda got: re.search(rb": reading [1-9]", got))
+            server.wait_until(idle, 60)  # in the middle of a chunk, which a clone finishes first
+            held = server.state()["slots"]
+            beginning = {"prompt": ids[:4500], "max_tokens": 1}
+            with server.begin(beginning, "/v1/completions"):
+                server.wait_until(lambda state: state["slots"][1]["busy"])
+            server.wait_until(idle, 60)
+            stopped = server.state()["slots"] == held
+            if stopped:  # now it is made
+                body = server.ask("POST", "/v1/completions", beginning)[2]
+                self.assertEqual(body["usage"]["prompt_tokens_details"]["cached_tokens"], 4096)
+                self.assertEqual([slot["position"] for slot in server.state()["slots"]], [held[0]["position"], 4501])
+            self.assertEqual(server.stop()[0], 0)
+            if stopped:
+                return
+        self.fail("what is to be cloned was finished all the same")
+
     def test_only_who_has_the_key_is_served(self):
         server = Server(*POLICY, "--slots", "1", "--api-key", "secret")
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secre"}, 401), ({"Authorization": "Bearer secretsecret"}, 401),
