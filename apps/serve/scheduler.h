@@ -37,7 +37,7 @@ struct Job {
   Prompt prompt;
   std::shared_ptr<Listener> listener;
   std::atomic<bool> cancelled = false;
-  std::atomic<bool> streams = false;  // its client reads events
+  std::atomic<bool> streams = false;  // it was accepted, and its client reads events
   std::atomic<bool> reading = false;
   std::atomic<uint64_t> done = 0, total = 0;  // tokens of the stream while it is read
 };

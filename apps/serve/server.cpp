@@ -413,10 +413,10 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
       std::make_shared<Answering>(exchange, std::move(writer), asked.stream, refuse,
                                   [this](Response response) { return count(std::move(response)); });
   job->task = std::move(asked.task);
-  job->streams = asked.stream;
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
                            " requests wait; come again later");
+  job->streams = asked.stream;  // only now: where progress was shown, the status is 200
 }
 
 // ---- what is answered at once ----

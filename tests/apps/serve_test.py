@@ -503,8 +503,9 @@ class OneSlot(unittest.TestCase):
         for i in range(5):  # one is read, four wait
             waiting.append(server.begin(long_request()))
             server.wait_until(lambda state: state["slots"][0]["busy"] and state["queue"]["waiting"] == i)
-        status, headers, error = server.ask("POST", "/v1/chat/completions", {"messages": [user("a")]})
-        self.assertEqual((status, headers["Retry-After"], error["error"]["type"]), (429, "1", "rate_limit_error"))
+        for stream in (False, True):
+            status, headers, error = server.ask("POST", "/v1/chat/completions", {"messages": [user("a")], "stream": stream})
+            self.assertEqual((status, headers["Retry-After"], error["error"]["type"]), (429, "1", "rate_limit_error"))
         for connection in waiting[1:]:
             connection.close()
         server.wait_until(lambda state: state["queue"]["waiting"] == 0)
