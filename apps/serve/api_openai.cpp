@@ -1,6 +1,8 @@
 // OpenAI's wire format (see api_openai.h).
 #include "apps/serve/api_openai.h"
 
+#include <algorithm>
+
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 
@@ -113,6 +115,12 @@ Json bytes_json(const std::string& bytes) {
   Json numbers = Json::array();
   for (const char c : bytes) numbers.push_back(static_cast<unsigned char>(c));
   return numbers;
+}
+
+// Code points that begin in these bytes.
+size_t characters(const std::string& bytes) {
+  return static_cast<size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 Json logprob_json(const std::string& bytes, double logprob) {
@@ -267,7 +275,7 @@ class TextCompletion : public Completion {
       const Json values[] = {t.bytes, t.logprob, top, offset_};
       Json& to = stream_ ? logprobs : all_logprobs_;
       for (size_t i = 0; i < std::size(kLists); ++i) to[kLists[i]].push_back(values[i]);
-      offset_ += t.bytes.size();
+      offset_ += characters(t.bytes);
     }
     text_ += piece.text;
     if (!stream_ || (piece.text.empty() && piece.logprobs.empty())) return "";
@@ -295,7 +303,7 @@ class TextCompletion : public Completion {
 
   std::string text_;
   Json all_logprobs_ = empty_logprobs();
-  size_t offset_ = 0;
+  size_t offset_ = 0;  // in characters
 };
 
 }  // namespace

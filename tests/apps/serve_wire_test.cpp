@@ -258,8 +258,13 @@ TEST(ServeOpenAi, WritesProbabilities) {
   text->piece({"x", {{"x", -2, {}}}});
   EXPECT_NE(text->end(Ending::kEnd, "", {})
                 .find(R"("logprobs":{"tokens":["é","x"],"token_logprobs":[-0.5,-2.0],)"
-                      R"("top_logprobs":[{"é":-0.5,"e":-1.0},{}],"text_offset":[0,2]})"),
+                      R"("top_logprobs":[{"é":-0.5,"e":-1.0},{}],"text_offset":[0,1]})"),
             std::string::npos);
+  const auto cut = write_completion(kWho, a);  // a character in two tokens
+  cut->piece({"", {{"\xE2\x82", -1, {}}}});
+  cut->piece({"€", {{"\xAC", -1, {}}}});
+  cut->piece({"y", {{"y", -1, {}}}});
+  EXPECT_NE(cut->end(Ending::kEnd, "", {}).find(R"("text_offset":[0,1,1]})"), std::string::npos);
 }
 
 TEST(ServeOpenAi, WritesACompletion) {
