@@ -1,4 +1,7 @@
 // Entry points about text: tokens, chat formats.
+#include <algorithm>
+#include <vector>
+
 #include "base/system.h"
 #include "capi/handles.h"
 #include "runtime/chat/writer.h"
@@ -68,14 +71,21 @@ thimble_status thimble_tokenize(const thimble_model* model, const char* text, ui
     THIMBLE_TRY(need_flags(flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL));
     THIMBLE_TRY(need_buffer(ids, capacity, count, "ids"));
     THIMBLE_TRY(need_tokenizer(*model->model));
-    const std::vector<Token> tokens = model->model->tokenizer.tokenize(
-        {text, static_cast<size_t>(length)}, flags & THIMBLE_TOKENIZE_ADD_BOS,
-        flags & THIMBLE_TOKENIZE_PARSE_SPECIAL);
-    THIMBLE_TRY(need_room(tokens.size(), capacity, count));
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      ids[i] = tokens[i].id;
-      if (offsets) offsets[i] = tokens[i].offset;
-    }
+    // No more than fits, which is written once it is known that all does.
+    uint64_t needed = 0;
+    std::vector<int32_t> held_ids;
+    std::vector<uint64_t> held_offsets;
+    held_ids.reserve(static_cast<size_t>(std::min(capacity, length + 1)));
+    const auto hold = [&](Token token) {
+      if (needed++ >= capacity) return;
+      held_ids.push_back(token.id);
+      if (offsets) held_offsets.push_back(token.offset);
+    };
+    model->model->tokenizer.tokenize({text, static_cast<size_t>(length)}, flags & THIMBLE_TOKENIZE_ADD_BOS,
+                                     flags & THIMBLE_TOKENIZE_PARSE_SPECIAL, hold);
+    THIMBLE_TRY(need_room(needed, capacity, count));
+    std::copy(held_ids.begin(), held_ids.end(), ids);
+    std::copy(held_offsets.begin(), held_offsets.end(), offsets);
     return {};
   });
 }

@@ -48,7 +48,7 @@ class Bpe : public Encoder {
     }
   }
 
-  void encode(std::string_view text, uint64_t offset, bool, std::vector<Token>& out) const override {
+  void encode(std::string_view text, uint64_t offset, bool, const TokenSink& sink) const override {
     Merger merger;
     std::string spelled;
     const auto merge = [&](const Symbol& left, const Symbol& right) { return merges_.of(left.id, right.id); };
@@ -57,13 +57,13 @@ class Bpe : public Encoder {
       if ((flags_ & kWhole) && piece.size() <= vocabulary_.longest_text()) {
         spelled.clear();
         for (const char byte : piece) append_spelled(static_cast<uint8_t>(byte), spelled);
-        if (const int32_t id = vocabulary_.find_plain(spelled); id >= 0) return out.push_back({id, begin});
+        if (const int32_t id = vocabulary_.find_plain(spelled); id >= 0) return sink({id, begin});
       }
-      merger.clear();
+      merger.clear(piece.size());
       for (const char byte : piece) merger.add(1, byte_ids_[static_cast<uint8_t>(byte)]);
       merger.run(merge, [&](const Symbol& s) {
         // Some vocabularies lack bytes that no UTF-8 holds (starcoder: 0xFF); they are lost.
-        if (s.id >= 0) out.push_back({s.id, begin + s.at});
+        if (s.id >= 0) sink({s.id, begin + s.at});
       });
     });
   }

@@ -21,9 +21,9 @@ class Gguf;
 class Encoder {
  public:
   virtual ~Encoder() = default;
-  // Appends the tokens of text that holds no special token and is at most kLongestText bytes. `starts`: it is
+  // Gives the tokens of text that holds no special token and is at most kLongestText bytes. `starts`: it is
   // the first, or follows a special token. Offsets count from `offset`.
-  virtual void encode(std::string_view text, uint64_t offset, bool starts, std::vector<Token>& out) const = 0;
+  virtual void encode(std::string_view text, uint64_t offset, bool starts, const TokenSink& sink) const = 0;
   // Appends the bytes of a token that is not special.
   virtual void append_bytes(int32_t id, std::string& out) const = 0;
   // encode puts a space in front of text that starts.
@@ -71,11 +71,15 @@ class MergeTable {
 
 std::unique_ptr<Encoder> make_raw_bpe(const Vocabulary&, const PreTokenizer&, MergeTable);
 
-// Merges neighbours until none can be. A heap of candidates keeps that at n log n for any text.
-// Kept between texts for its memory.
+// Merges neighbours until none can be. A heap of candidates keeps that at n log n for any text, and at 40
+// bytes a symbol. Kept between texts for its memory.
 class Merger {
  public:
-  void clear() { symbols_.clear(); }
+  // For a text of at most so many symbols.
+  void clear(size_t most) {
+    symbols_.clear();
+    symbols_.reserve(most);
+  }
   // The next symbol of the text, adjacent to the one before.
   void add(uint32_t size, int32_t id) {
     const auto i = static_cast<uint32_t>(symbols_.size());
@@ -90,19 +94,20 @@ class Merger {
       if (left >= symbols_.size() || right >= symbols_.size()) return;
       const Merge m = merge(symbols_[left], symbols_[right]);
       if (m.id < 0) return;
+      if (heap_.size() == heap_.capacity()) drop_outdated();
       heap_.push_back({m.cost, left, symbols_[left].size + symbols_[right].size, m.id});
       std::push_heap(heap_.begin(), heap_.end(), later);
     };
+    // Room for a candidate between any two symbols, and a quarter more: so many are outdated when it is full.
+    heap_.reserve(symbols_.size() + symbols_.size() / 4 + 4);
     for (uint32_t i = 1; i < symbols_.size(); ++i) offer(i - 1, i);
     while (!heap_.empty()) {
       std::pop_heap(heap_.begin(), heap_.end(), later);
       const Candidate c = heap_.back();
       heap_.pop_back();
+      if (outdated(c)) continue;
       Symbol& left = symbols_[c.left];
-      if (left.size == 0 || left.next >= symbols_.size()) continue;
       Symbol& right = symbols_[left.next];
-      // Neighbours only grow, so the same size at the same place means the same pair.
-      if (left.size + right.size != c.size) continue;
       left.size = c.size;
       left.id = c.id;
       left.next = right.next;
@@ -120,6 +125,15 @@ class Merger {
     uint32_t cost, left, size;
     int32_t id;
   };
+  // Neighbours only grow, so the same size at the same place means the same pair.
+  bool outdated(const Candidate& c) const {
+    const Symbol& left = symbols_[c.left];
+    return left.size == 0 || left.next >= symbols_.size() || left.size + symbols_[left.next].size != c.size;
+  }
+  void drop_outdated() {
+    std::erase_if(heap_, [&](const Candidate& c) { return outdated(c); });
+    std::make_heap(heap_.begin(), heap_.end(), later);
+  }
   static bool later(const Candidate& a, const Candidate& b) {
     return a.cost != b.cost ? a.cost > b.cost : a.left > b.left;
   }

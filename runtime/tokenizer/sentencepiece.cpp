@@ -51,19 +51,19 @@ class SentencePiece : public Encoder {
     merges_ = std::move(merges);
   }
 
-  void encode(std::string_view text, uint64_t offset, bool starts, std::vector<Token>& out) const override {
+  void encode(std::string_view text, uint64_t offset, bool starts, const TokenSink& sink) const override {
     Scratch scratch;
     if (splitter_)
       return splitter_->split(text, [&](std::string_view piece) {
         const uint64_t begin = offset + static_cast<uint64_t>(piece.data() - text.data());
         const int32_t id = piece[0] == '\n' ? vocabulary_.find_plain(piece) : -1;
-        if (id >= 0) return out.push_back({id, begin});  // a run of newlines is taken whole
-        encode_word(piece, begin, false, scratch, out);
+        if (id >= 0) return sink({id, begin});  // a run of newlines is taken whole
+        encode_word(piece, begin, false, scratch, sink);
       });
     bool prefix = starts && adds_space_;
     for (size_t at = 0; at < text.size(); prefix = false) {
       const size_t end = words_are_independent_ ? word_end(text, at) : text.size();
-      encode_word(text.substr(at, end - at), offset + at, prefix, scratch, out);
+      encode_word(text.substr(at, end - at), offset + at, prefix, scratch, sink);
       at = end;
     }
   }
@@ -110,7 +110,7 @@ class SentencePiece : public Encoder {
   }
 
   void encode_word(std::string_view text, uint64_t offset, bool prefix, Scratch& scratch,
-                   std::vector<Token>& out) const {
+                   const TokenSink& sink) const {
     std::string& spelled = scratch.spelled;
     spelled.assign(prefix ? kSpace : "");
     for (const char c : text) {
@@ -121,7 +121,7 @@ class SentencePiece : public Encoder {
       }
     }
     const std::string_view all = spelled;
-    scratch.merger.clear();
+    scratch.merger.clear(all.size());
     for (size_t at = 0; at < all.size();) {
       const uint32_t size = first_code_point(all.substr(at)).size;
       scratch.merger.add(size, vocabulary_.find_plain(all.substr(at, size)));
@@ -140,12 +140,12 @@ class SentencePiece : public Encoder {
     scratch.merger.run(merge, [&](const Symbol& s) {
       const bool space = at < text.size() && text[at] == ' ';
       if (s.id >= 0) {
-        out.push_back({s.id, offset + at});
+        sink({s.id, offset + at});
       } else {
         for (uint32_t i = 0; i < s.size; ++i) {
           const int32_t id = byte_ids_[static_cast<uint8_t>(all[s.at + i])];
           // A vocabulary may lack a byte; what it has no token for is lost.
-          if (id >= 0) out.push_back({id, offset + at + (space || s.at < spelled_at ? 0 : i)});
+          if (id >= 0) sink({id, offset + at + (space || s.at < spelled_at ? 0 : i)});
         }
       }
       while (spelled_at < s.at + s.size)

@@ -120,16 +120,22 @@ int32_t Tokenizer::find(std::string_view text) const { return impl_ ? impl_->voc
 
 std::vector<Token> Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special) const {
   std::vector<Token> tokens;
-  if (!impl_) return tokens;
+  tokenize(text, add_bos, parse_special, [&](Token token) { tokens.push_back(token); });
+  return tokens;
+}
+
+void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special,
+                         const TokenSink& sink) const {
+  if (!impl_) return;
   const Vocabulary& vocabulary = impl_->vocabulary;
   const TokenTexts& special = parse_special ? vocabulary.special() : vocabulary.user_defined();
-  if (add_bos && impl_->adds_bos) tokens.push_back({vocabulary.bos(), 0});
+  if (add_bos && impl_->adds_bos) sink({vocabulary.bos(), 0});
 
   size_t begin = 0;  // of the text since the last special token
   const auto encode_until = [&](size_t end) {
     for (bool starts = true; begin < end; starts = false) {
       const size_t size = std::min(end - begin, kLongestText);
-      impl_->encoder->encode(text.substr(begin, size), begin, starts, tokens);
+      impl_->encoder->encode(text.substr(begin, size), begin, starts, sink);
       begin += size;
     }
   };
@@ -140,13 +146,12 @@ std::vector<Token> Tokenizer::tokenize(std::string_view text, bool add_bos, bool
       continue;
     }
     encode_until(at);
-    tokens.push_back({id, at});
+    sink({id, at});
     at += vocabulary.text(id).size();
     if (impl_->strips_after(id)) at = std::min(text.find_first_not_of(" \t\n\v\f\r", at), text.size());
     begin = at;
   }
   encode_until(text.size());
-  return tokens;
 }
 
 void Tokenizer::append_piece(int32_t id, bool special, std::string& out) const {

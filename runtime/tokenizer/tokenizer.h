@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@ struct Token {
   int32_t id;
   uint64_t offset;  // of its first byte in the text
 };
+
+// Gets tokens in the order of the text.
+using TokenSink = std::function<void(Token)>;
 
 // Texts of tokens are views into the file, which must outlive this.
 class Tokenizer {
@@ -43,6 +47,7 @@ class Tokenizer {
   // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and
   // unknown tokens into their ids, the longest first. User-defined tokens are part of any text, unless they
   // end a generation.
+  void tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink) const;
   std::vector<Token> tokenize(std::string_view text, bool add_bos, bool parse_special) const;
 
   // The bytes of a token, maybe part of a code point; control tokens give their text only when `special`,

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -16,6 +17,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "runtime/tokenizer/encoder.h"
 #include "runtime/tokenizer/pretokenizer.h"
 #include "runtime/tokenizer/utf8.h"
 #include "tests/support/data.h"
@@ -536,6 +538,47 @@ TEST(Tokenizer, MergesByRankAndByScore) {
   EXPECT_EQ(ids(t, "abc"), (std::vector<int32_t>{t.find("\u2581a"), t.find("bc")}));
   EXPECT_EQ(ids(t, "cabc"), (std::vector<int32_t>{t.find("\u2581"), t.find("c"), t.find("ab"), t.find("c")}));
   EXPECT_EQ(ids(t, "a\u00e9"), (std::vector<int32_t>{t.find("\u2581a"), t.find("<0xC3>"), t.find("<0xA9>")}));
+}
+
+// Any order of merges gives as many candidates that are outdated before their turn as there can be, and more
+// than there is room for.
+TEST(Tokenizer, MergesAsTakingTheFirstOfTheLowestCostDoes) {
+  std::minstd_rand random(7);
+  constexpr int32_t kIds = 200;
+  for (int round = 0; round < 50; ++round) {
+    std::map<std::pair<int32_t, int32_t>, Merge> merges;
+    for (uint32_t cost = 0; cost < 600; ++cost) {
+      const auto id = [&] { return static_cast<int32_t>(random() % (cost < 8 ? 2 : kIds)); };
+      merges.emplace(std::pair(id(), id()), Merge{static_cast<int32_t>(2 + random() % (kIds - 2)), cost});
+    }
+    const auto of = [&](int32_t left, int32_t right) {
+      const auto found = merges.find({left, right});
+      return found == merges.end() ? Merge{-1, 0} : found->second;
+    };
+    std::vector<int32_t> naive, got;
+    Merger merger;
+    merger.clear(300);
+    for (int i = 0; i < 300; ++i) {
+      naive.push_back(static_cast<int32_t>(round % 2 ? random() % 2 : i % 2));
+      merger.add(1, naive.back());
+    }
+    merger.run([&](const Symbol& left, const Symbol& right) { return of(left.id, right.id); },
+               [&](const Symbol& s) { got.push_back(s.id); });
+    for (;;) {
+      Merge best{-1, UINT32_MAX};
+      size_t at = 0;
+      for (size_t i = 1; i < naive.size(); ++i) {
+        const Merge m = of(naive[i - 1], naive[i]);
+        if (m.id < 0 || m.cost >= best.cost) continue;
+        best = m;
+        at = i;
+      }
+      if (best.id < 0) break;
+      naive[at - 1] = best.id;
+      naive.erase(naive.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    ASSERT_EQ(got, naive) << round;
+  }
 }
 
 TEST(Tokenizer, TakesAPieceWholeWhereLlama3Says) {
