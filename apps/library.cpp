@@ -167,6 +167,13 @@ Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
   return tokens;
 }
 
+std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32_t flags) {
+  return two_calls<std::vector<int32_t>>(text.size() / 3 + 16, [&](auto& ids, uint64_t* count, auto* error) {
+    return thimble_tokenize(model.get(), text.data(), text.size(), flags, ids.data(), nullptr, ids.size(),
+                            count, error);
+  });
+}
+
 std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags) {
   return two_calls<std::string>(ids.size() * 8 + 16, [&](auto& text, uint64_t* length, auto* error) {
     return thimble_detokenize(model.get(), ids.data(), ids.size(), flags, text.data(), text.size(), length,

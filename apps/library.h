@@ -91,6 +91,7 @@ struct Tokens {
   std::vector<uint64_t> offsets;  // where each starts in the text, in bytes
 };
 Tokens tokenize(const Model& model, std::string_view text, uint32_t flags);
+std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32_t flags);
 std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags);
 // How conversations are written, as the flags say; empty: as the model's file says.
 struct ChatStyle {

@@ -23,7 +23,7 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
   serve::Server server(s, flags, model);
   try {
     serve::HttpServer http(
-        flags.host, flags.port, {},
+        flags.host, flags.port, server.limits(),
         {[&](const auto& head) { return server.admit(head); },
          [&](auto request, auto exchange) { server.handle(std::move(request), std::move(exchange)); },
          [&](const auto& path, int status, const auto& message) {

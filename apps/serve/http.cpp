@@ -240,7 +240,8 @@ void Connection::count_body(size_t bytes) {
 
 void Connection::refuse_parse(error_code error) {
   if (error == http::error::body_limit)
-    return refuse(413, "the body is larger than " + std::to_string(limits_.body_bytes) + " bytes");
+    return refuse(413, "the body is larger than " + std::to_string(limits_.body_bytes) +
+                           " bytes, the most that the server has memory for");
   if (error == http::error::header_limit || error == http::error::buffer_overflow)
     return refuse(431, "the header is larger than " + std::to_string(limits_.header_bytes) + " bytes");
   if (error == beast::error::timeout ||

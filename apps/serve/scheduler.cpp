@@ -252,7 +252,7 @@ Prompt Scheduler::prepare(Task& task) const {
   Prompt prompt;
   if (!task.messages.is_array()) {
     const std::string text = std::move(task.prompt);
-    prompt.ids = task.ids.empty() ? tokenize(model_, text, kPromptFlags).ids : std::move(task.ids);
+    prompt.ids = task.ids.empty() ? token_ids(model_, text, kPromptFlags) : std::move(task.ids);
   } else {
     prompt.messages = std::move(task.messages);
     task.messages = nullptr;
@@ -265,7 +265,8 @@ Prompt Scheduler::prepare(Task& task) const {
     if (!variables.empty()) prompt.variables = write_json(variables);
     ChatStyle style = settings_.chat;
     style.variables = prompt.variables;
-    prompt.ids = tokenize(model_, chat_text(model_, style, write_json(prompt.messages), 0), kPromptFlags).ids;
+    const std::string text = chat_text(model_, style, write_json(prompt.messages), 0);
+    prompt.ids = token_ids(model_, text, kPromptFlags);
   }
   if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
   return prompt;
@@ -478,7 +479,7 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
       ChatStyle style = settings_.chat;
       style.variables = prompt.variables;
       const std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
-      rest = tokenize(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL).ids;
+      rest = token_ids(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL);
     } catch (const Failure&) {  // a template that writes earlier turns anew
       reuse = {};
     }
@@ -491,8 +492,10 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
   slot.history.rewind(reuse);
   const thimble_sampler_options sampler = sampler_options(job.task);
   call(thimble_session_set_sampler, slot.session.get(), &sampler);
-  if (!reuse.messages)
-    rest.assign(prompt.ids.begin() + static_cast<std::ptrdiff_t>(reuse.position), prompt.ids.end());
+  if (!reuse.messages) {
+    rest = std::move(job.prompt.ids);
+    rest.erase(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(reuse.position));
+  }
   usage.cached = reuse.position;
   if (reuse.cut && end_of_turn_ >= 0) {
     call_for(job, thimble_session_accept, slot.session.get(), end_of_turn_);

@@ -35,6 +35,7 @@ class Listener {
 struct Job {
   Task task;
   Prompt prompt;
+  std::shared_ptr<void> taken_in;  // counts its bytes
   std::shared_ptr<Listener> listener;
   std::atomic<bool> cancelled = false;
   std::atomic<bool> streams = false;  // it was accepted, and its client reads events

@@ -39,7 +39,29 @@ struct Server::Route {
 
 namespace {
 
-constexpr size_t kLargeBody = 64 << 10, kMostUnread = 24 << 20;
+constexpr size_t kLargeBody = 64 << 10;
+
+// Beside the budget there are 32 MiB, or a sixteenth of it where that is more: 8 MiB for what the process
+// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, and 2 to 3
+// times while it waits, is read, and is remembered: one of the former and four of the latter are 24 times.
+size_t largest_text(uint64_t budget) {
+  constexpr uint64_t kBeside = 32 << 20, kProcess = 8 << 20, kMost = 16 << 20;
+  return budget ? std::min((std::max(kBeside, budget / 16) - kProcess) / 24, kMost) : kMost;
+}
+constexpr size_t kTextsAtOnce = 4;
+// A stretch that no pre-tokenizer cuts takes 40 times its bytes besides.
+constexpr size_t kRunsInText = 8;
+
+// Bytes of the longest stretch of white space, or of anything else.
+size_t longest_run(std::string_view text) {
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  size_t longest = 0, begin = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (is_space(text[i]) != is_space(text[begin])) begin = i;
+    longest = std::max(longest, i + 1 - begin);
+  }
+  return longest;
+}
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
@@ -265,6 +287,7 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
       model_(model),
       model_name_(utf8_path(native_path(settings.model).stem())),
       started_(now()),
+      largest_text_(largest_text(settings.session.budget_bytes)),
       heads_retention_(settings.heads.empty()
                            ? THIMBLE_RETENTION_DEFAULT
                            : thimble_heads_retention(open_heads(model, settings.heads).get())),
@@ -276,6 +299,13 @@ void Server::stop() {
   small_.stop();
   large_.stop();
   scheduler_.stop();
+}
+
+HttpLimits Server::limits() const {
+  HttpLimits limits;
+  limits.body_bytes = largest_text_;
+  limits.bodies_bytes = largest_text_ + largest_text_ / 2;
+  return limits;
 }
 
 std::string Server::error_body(const std::string& path, int status, const std::string& message) const {
@@ -347,7 +377,8 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
   if (route.api) return complete(*route.api, std::move(request), exchange);
   const bool reads = std::string(route.method) == "POST";
   const size_t size = request.body.size();
-  const auto respond = [this, &route, request = std::move(request), exchange] {
+  const auto taken_in = reads ? take_in(size) : nullptr;
+  const auto respond = [this, &route, request = std::move(request), exchange, taken_in] {
     try {
       exchange->respond(count((this->*route.respond)(request)));
     } catch (const std::exception& error) {
@@ -362,16 +393,19 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
     respond();
 }
 
+// Counts a request's bytes for as long as what is given lives.
+std::shared_ptr<void> Server::take_in(size_t size) {
+  if (taken_in_ + size > kTextsAtOnce * largest_text_)
+    throw Refusal(503, "the requests that are not answered are too large for another; come again later");
+  taken_in_ += size;
+  return {nullptr, [this, size](void*) { taken_in_ -= size; }};
+}
+
 // One large request at a time, since what is made of a text takes many times its bytes; and none of them
 // keeps a small one waiting.
-void Server::read(size_t size, std::function<void()> task) {
-  if (unread_ + size > kMostUnread)
-    throw Refusal(503, "too many large requests wait to be read; come again later");
-  unread_ += size;
-  const std::shared_ptr<void> counted(nullptr, [this, size](void*) { unread_ -= size; });
-  const auto work = [task = std::move(task), counted] { task(); };
-  if (size < kLargeBody) return small_.post(work);
-  large_.post([work = std::function<void()>(work)]() mutable {
+void Server::read(size_t size, std::function<void()> work) {
+  if (size < kLargeBody) return small_.post(std::move(work));
+  large_.post([work = std::move(work)]() mutable {
     work();
     work = nullptr;
     give_back_memory();
@@ -385,6 +419,7 @@ void Server::complete(const Api& api, Request request, const std::shared_ptr<Exc
   exchange->on_leave([this, job] { scheduler_.cancel(job); });
   exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });
   const size_t size = request.body.size();
+  job->taken_in = take_in(size);
   const auto shared = std::make_shared<Request>(std::move(request));  // functions are copied
   read(size, [this, &api, job, shared, exchange] {
     if (job->cancelled) return;
@@ -396,11 +431,32 @@ void Server::complete(const Api& api, Request request, const std::shared_ptr<Exc
   });
 }
 
+void Server::check_run(std::string_view text) const {
+  const size_t most = largest_text_ / kRunsInText;
+  if (longest_run(text) > most)
+    throw Refusal(413, "there is no memory to make tokens of more than " + std::to_string(most) +
+                           " bytes without white space, or of white space alone; break the text into lines");
+}
+
+// Of all texts in it.
+void Server::check_runs(const Json& value) const {
+  if (value.is_string()) check_run(value.get_ref<const std::string&>());
+  if (!value.is_structured()) return;
+  for (const Json& part : value) check_runs(part);
+}
+
 void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
                    const std::shared_ptr<Exchange>& exchange) {
+  const size_t size = body.size();
   Asked asked = api.read(parse_object(body));
   body = {};
+  check_runs(asked.task.messages);
+  check_runs(asked.task.tools);
+  check_run(asked.task.prompt);
   job->prompt = scheduler_.prepare(asked.task);
+  // Text of more tokens than usual takes more room, up to twice as much where each byte is one.
+  job->taken_in.reset();
+  job->taken_in = take_in(std::max(size, 2 * job->prompt.ids.size()));
   char id[32];
   std::snprintf(id, sizeof id, "%016" PRIx64, next_id_++);
   auto writer = api.write({id, now(), model_name_}, asked);
@@ -439,11 +495,12 @@ Response Server::tokens(const Request& request) {
   const Json body = parse_object(request.body);
   const std::string* text = text_field(body, "content");
   if (!text) throw Refusal(400, "\"content\" is missing; it is the text");
+  check_run(*text);
   const bool bos = bool_field(body, "add_special").value_or(false),
              special = bool_field(body, "parse_special").value_or(true);
   const uint32_t flags =
       (bos ? THIMBLE_TOKENIZE_ADD_BOS : 0) | (special ? THIMBLE_TOKENIZE_PARSE_SPECIAL : 0);
-  return {200, "application/json", write_json({{"tokens", tokenize(model_, *text, flags).ids}})};
+  return {200, "application/json", write_json({{"tokens", token_ids(model_, *text, flags)}})};
 }
 
 Response Server::health(const Request&) { return {200, "application/json", R"({"status":"ok"})"}; }

@@ -35,6 +35,7 @@ class Server {
   Server(const Settings& settings, ServeFlags flags, const Model& model);
 
   // For the HTTP server.
+  HttpLimits limits() const;
   std::optional<Response> admit(const Request& head);
   void handle(Request request, std::shared_ptr<Exchange> exchange);
   std::string error_body(const std::string& path, int status, const std::string& message) const;
@@ -49,9 +50,12 @@ class Server {
 
   void dispatch(Request request, const std::shared_ptr<Exchange>& exchange);
   void complete(const Api& api, Request request, const std::shared_ptr<Exchange>& exchange);
+  std::shared_ptr<void> take_in(size_t size);
   void read(size_t size, std::function<void()> work);
   void start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
              const std::shared_ptr<Exchange>& exchange);
+  void check_run(std::string_view text) const;
+  void check_runs(const Json& value) const;
   Response refusal(const std::string& path, const Refusal& refusal);
   Response count(Response response);
   std::optional<Refusal> stranger(const Request& head) const;
@@ -71,12 +75,13 @@ class Server {
   const Model& model_;
   const std::string model_name_;
   const int64_t started_;
+  const size_t largest_text_;
   const int32_t heads_retention_;  // what the command's heads serve; THIMBLE_RETENTION_DEFAULT: it has none
   std::mutex responses_mutex_;
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
-  std::atomic<size_t> unread_ = 0;  // bytes of bodies that wait for these
+  std::atomic<size_t> taken_in_ = 0;  // bytes of requests that are not answered
   Worker small_, large_, looks_;
 };
 

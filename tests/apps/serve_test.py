@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from serve_client import BOOK, HEADS, MODEL, SOURCE, Server, drain, events, thim
 BUDGET = 64 << 20
 # Beside the budget the process holds its program's own data, requests that are being read, and 256 connections.
 BESIDE = 32 << 20
+LEAVERS = 10
 QUESTION = "Sylvia works in Bergen. In which city does Sylvia work?"
 POLICY = ["--device", "cpu", "--heads", HEADS, "--pool", "1024"]
 
@@ -169,11 +171,9 @@ class Answers(unittest.TestCase):
         self.assertEqual(together, alone)
 
     def test_whoever_leaves_stops_the_reading_within_a_tenth_of_a_second(self):
-        # The quickest counts: other programs can delay a thread, nothing makes it faster.
-        times = [1]
-        for i in range(20):
-            if min(times) < 0.1:
-                break
+        # The quickest counts: other programs can delay a thread, nothing makes it faster. docs/server.md has what is printed.
+        times = []
+        for i in range(LEAVERS):
             connection = self.server.begin(long_request(name=str(i)))
             read_until(connection, lambda got: b": reading " in got)
             self.assertEqual(self.server.busy(), 1)
@@ -182,6 +182,7 @@ class Answers(unittest.TestCase):
             self.assertEqual(self.server.busy(), 1)  # while it reads
             connection.close()
             times.append(self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"])))
+        print(f"{len(times)} readings stopped after {statistics.median(times):.3f} s (median), {max(times):.3f} s at worst")
         self.assertLess(min(times), 0.1, times)
 
     def test_a_stream_lives_while_a_text_is_read(self):
@@ -202,7 +203,7 @@ class Answers(unittest.TestCase):
                  ({**message, "max_tokens": 0}, 400), ({**message, "max_tokens": 1e400}, 400), ({**message, "stop": [1]}, 400),
                  ({**message, "logit_bias": {"1": 2}}, 400), ({**message, "top_logprobs": 2}, 400),
                  ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
-                 ('{"messages": [' + '{"a":0},' * 300000 + "0]}", 400)]
+                 ('{"messages": [' + "0," * 300000 + "0]}", 400)]
         for body, expected in wrong:
             data = body if isinstance(body, (str, bytes)) else json.dumps(body)
             status, _, error = self.server.ask("POST", "/v1/chat/completions", data)
@@ -475,6 +476,63 @@ class Settings(unittest.TestCase):
         self.assertEqual(server.state()["memory"]["pool"], 1024)
         self.assertEqual(self.answer(server, QUESTION), "In Bergen.")
         self.assertEqual(server.stop()[0], 0)
+
+
+class Large(unittest.TestCase):
+    """Texts as large as they may be: a body of 1 MiB with this budget."""
+
+    MOST = 1 << 20
+
+    def setUp(self):
+        self.server = Server(*POLICY, "--mem-budget", "64MiB")
+
+    def tearDown(self):
+        self.assertEqual(self.server.stop()[0], 0)
+
+    def most_memory_of(self, text, count):
+        """The most that the server takes until so many of this text are being read or wait, and there is no room for more."""
+        data = [json.dumps({"messages": [user(name + "\n" + text)], "stream": True}, ensure_ascii=False).encode()
+                for name in "abcd"[:count]]
+        data = [d[:1] + b" " * (self.MOST - len(d)) + d[1:] for d in data]
+        most, connections, ended = [], [], threading.Event()
+
+        def watch():
+            while not ended.wait(0.002):
+                most.append(self.server.anonymous_bytes())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            for d in data:  # in turn, since bodies on their way are bounded, too
+                connections.append(self.server.begin(d))
+                self.server.wait_until(lambda state: state["queue"]["waiting"] + sum(slot["busy"] for slot in state["slots"]) ==
+                                       len(connections), 60)
+            status, _, error = self.server.ask("POST", "/v1/completions", {"prompt": "a b " * (self.MOST // 16), "max_tokens": 1})
+            self.assertEqual((status, error["error"]["type"]), (503, "server_error"))
+            for connection in connections:
+                connection.close()
+            self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]), 60)
+        finally:
+            ended.set()
+            thread.join()
+        return max(most)
+
+    def test_the_largest_texts_stay_within_what_stands_beside_the_budget(self):
+        run = self.MOST // 8
+        book = (BOOK * 5)[:self.MOST - 30000]
+        stretches = "a" * run + " " + "b" * run + " " * run + book[:self.MOST // 2]
+        tokens = " ".join("#$" * 20 for _ in range(25000))  # as many as bytes
+        for text, count in ((book, 4), (stretches, 4), (tokens, 2)):
+            self.assertLess(self.most_memory_of(text, count), BUDGET + BESIDE, text[:80])
+        self.assertEqual(self.server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+
+    def test_a_larger_text_is_refused_with_a_sentence(self):
+        for body, words in ((b" " * (self.MOST + 1), "the body is larger than 1048576 bytes, the most that the server has memory for"),
+                            (json.dumps({"messages": [user("a" * (self.MOST // 8 + 1))]}), "131072 bytes without white space"),
+                            (json.dumps({"messages": [user(" " * (self.MOST // 8 + 1))]}), "131072 bytes without white space")):
+            status, _, error = self.server.ask("POST", "/v1/chat/completions", body)
+            self.assertEqual((status, error["error"]["type"]), (413, "invalid_request_error"))
+            self.assertIn(words, error["error"]["message"])
 
 
 class Slow(unittest.TestCase):
