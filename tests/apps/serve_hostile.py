@@ -1,7 +1,8 @@
 """Requests that nobody should send, thousands of them: serve_hostile.py COMMAND SOURCE_FOLDER COUNT
 
-The server must answer each as it deserves or close it, stay alive, answer a good one in between as it does alone, and
-stay within its budget and what stands beside it.
+The server must answer each as it deserves or close it, stay alive, and stay within its budget and what stands beside it.
+Meanwhile others hold 200 connections, some send their bodies a few bytes at a time, and honest clients, who come again where
+the queue is full, must get what they would get alone.
 """
 import json
 import random
@@ -11,11 +12,13 @@ import sys
 import threading
 import time
 
-from serve_client import HEADS, Server, drain
+from serve_client import BOOK, HEADS, Server, drain
 
 COUNT = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 SEED = 20261123
-CLIENTS = 8  # as many as may be answered or wait
+CLIENTS, SLOW, HONEST = 8, 4, 2
+HELD = 200  # connections; 256 are allowed
+LARGEST = 1 << 20  # bytes of a body, with this budget
 ALLOWED = (64 << 20) + (32 << 20)
 QUESTION = {"messages": [{"role": "user", "content": "Sylvia works in Bergen. In which city does Sylvia work?"}]}
 GOOD = "In Bergen."
@@ -79,7 +82,7 @@ def deep(r):
 
 
 def many_values(r):
-    return post(b'{"messages":[' + b"{}," * r.randrange(300000, 600000) + b"{}]}"), {b"400"}
+    return post(b'{"messages":[' + b"0," * r.randrange(300000, 500000) + b"0]}"), {b"400"}
 
 
 def large_announced(r):
@@ -107,12 +110,33 @@ def leaves(r):
     return post(body), None
 
 
+def large(r):
+    """A text as large as may be, which takes minutes to read: its client leaves."""
+    text = (BOOK * 5)[:r.randrange(LARGEST // 2, LARGEST - 20000)]  # new lines and quotes take two bytes
+    return post(json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()), None
+
+
+def large_tokens(r):
+    text = (BOOK * 5)[:r.randrange(LARGEST // 2, LARGEST - 20000)]
+    return post(json.dumps({"content": text}, ensure_ascii=False).encode(), b"/tokenize"), {b"200"}
+
+
+def too_large(r):
+    return post(b" " * r.randrange(LARGEST + 1, 2 * LARGEST)), {b"413"}
+
+
+def long_run(r):
+    text = r.choice(["a", " ", "\n", "ab", "\u4e00"]) * r.randrange(LARGEST // 8 + 1, LARGEST // 4)
+    return post(json.dumps({"content": text}, ensure_ascii=False).encode(), b"/tokenize"), {b"413"}
+
+
 def good(r):
     return post(chat(seed=r.randrange(100))), {b"200"}
 
 
-KINDS = [noise, broken_line, mutated, wrong_types, settings, deep, many_values, large_announced, long_header, stranger, half, leaves, good]
-WEIGHTS = [10, 10, 15, 20, 10, 5, 2, 5, 5, 5, 10, 6, 8]
+KINDS = [noise, broken_line, mutated, wrong_types, settings, deep, many_values, large_announced, long_header, stranger, half, leaves,
+         large, large_tokens, too_large, long_run, good]
+WEIGHTS = [10, 10, 15, 20, 10, 5, 2, 5, 5, 5, 10, 6, 1, 1, 2, 2, 8]
 
 
 def send(server, kind, r, problems):
@@ -123,7 +147,7 @@ def send(server, kind, r, problems):
         except ConnectionError:
             pass  # refused before all was sent
         if allowed is None:
-            time.sleep(r.random() * 0.02)
+            time.sleep(r.random() * (0.3 if kind is large else 0.02))
             if r.random() < 0.5:  # a reset instead of an end
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
@@ -131,10 +155,67 @@ def send(server, kind, r, problems):
             connection.shutdown(socket.SHUT_WR)
         got = drain(connection)
         status = got[9:12] if got.startswith(b"HTTP/1.") else b""
-        if status not in allowed and not (status == b"429" and b"200" in allowed):  # the queue may be full
+        # The queue may be full, or large texts take all the room.
+        busy = (status == b"429" and b"200" in allowed) or (status == b"503" and b"too large for another" in got)
+        if status not in allowed and not busy:
             problems.append(f"{kind.__name__}: {status} for {data[:120]}: {got[:300]}")
         if kind is good and status == b"200" and GOOD.encode() not in got:
             problems.append(f"a good request got {got[-300:]}")
+
+
+def honest(server, ended, waits, problems):
+    """Asks until it is answered, again and again; notes the seconds that each answer took."""
+    while not ended.is_set():
+        start = time.monotonic()
+        status = 429
+        while status in (429, 503) and time.monotonic() - start < 60:
+            status, _, body = server.ask("POST", "/v1/chat/completions", QUESTION)
+            if status in (429, 503):  # what Retry-After says is a second; this one is impatient
+                time.sleep(0.1)
+        if status != 200 or body["choices"][0]["message"]["content"] != GOOD:
+            problems.append(f"an honest client got {status}: {body}")
+            return
+        waits.append(time.monotonic() - start)
+
+
+def slow(server, ended, seed, waits, problems):
+    """Sends a good request a few bytes at a time."""
+    r = random.Random(seed)
+    while not ended.is_set():
+        data = post(chat(seed=1))
+        with server.connect(timeout=60) as connection:
+            for at in range(0, len(data), 16):
+                connection.sendall(data[at:at + 16])
+                time.sleep(r.random() * 0.2)
+            got = drain(connection)
+        if got[9:12] == b"200" and GOOD.encode() in got:
+            waits.append(len(data))
+        elif got[9:12] != b"429":
+            problems.append(f"a slow client got {got[:300]}")
+
+
+def hold(server, ended):
+    """Keeps so many connections, half of them with the beginning of a request."""
+    held = []
+    while not ended.is_set():
+        open_still = []
+        for connection in held:
+            try:
+                connection.recv(1000)
+                connection.close()  # the end, or an error
+            except BlockingIOError:
+                open_still.append(connection)
+            except ConnectionError:
+                connection.close()
+        held = open_still
+        while len(held) < HELD:
+            held.append(server.connect())
+            if len(held) % 2:
+                held[-1].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+            held[-1].setblocking(False)
+        time.sleep(0.2)
+    for connection in held:
+        connection.close()
 
 
 def main():
@@ -156,18 +237,27 @@ def main():
             if number % 20 == 0:
                 most.append(server.anonymous_bytes())
 
+    ended, waits, slow_ones = threading.Event(), [], []
+    others = [threading.Thread(target=hold, args=(server, ended))]
+    others += [threading.Thread(target=honest, args=(server, ended, waits, problems)) for _ in range(HONEST)]
+    others += [threading.Thread(target=slow, args=(server, ended, SEED - i, slow_ones, problems)) for i in range(SLOW)]
     start = time.monotonic()
     threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
-    for thread in threads:
+    for thread in [*others, *threads]:
         thread.start()
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - start
+    ended.set()
+    for thread in others:
+        thread.join()
     server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
     answer = server.chat(QUESTION["messages"])["choices"][0]["message"]["content"]
     print(f"{COUNT - len(left)} requests in {seconds:.1f} s; anonymous memory at most {max(most) / 2**20:.1f} MiB, "
           f"allowed {ALLOWED / 2**20:.0f} MiB, at the end {server.anonymous_bytes() / 2**20:.1f} MiB")
+    print(f"honest clients had {len(waits)} answers, the slowest after {max(waits):.1f} s; {len(slow_ones)} slow bodies were answered")
     print([line for line in server.get("/metrics").split("\n") if line.startswith("thimble_responses")])
+    problems += ["no slow body was answered"] if not slow_ones else []
     problems += [f"it now answers {answer!r}"] if answer != GOOD else []
     problems += [f"{max(most)} bytes of memory"] if max(most) > ALLOWED else []
     code, _ = server.stop()
