@@ -304,7 +304,7 @@ void Server::stop() {
 HttpLimits Server::limits() const {
   HttpLimits limits;
   limits.body_bytes = largest_text_;
-  limits.bodies_bytes = largest_text_ + largest_text_ / 2;
+  limits.bodies_bytes = 2 * largest_text_;
   return limits;
 }
 
