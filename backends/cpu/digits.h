@@ -48,8 +48,7 @@ struct DigitKernels {
   void (*dot)(DType, const std::byte* blocks, uint32_t n, const DigitBlock* x, size_t x_stride,
               uint32_t x_rows, float* out);
   // out[c] = row c of `streams` rows of W, w_stride bytes apart, times one row of x: the same bits as
-  // dot()'s. x is read once for all of them. It passes through the first-level cache, which a row of 4096
-  // numbers fills, so that wide rows gain.
+  // dot()'s. x is read once for all of them: a row of 4096 numbers fills a first-level cache.
   void (*dot_streams)(DType, const std::byte* blocks, size_t w_stride, uint32_t n, const DigitBlock* x,
                       float* out);
 };

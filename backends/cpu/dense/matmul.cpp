@@ -15,10 +15,6 @@ static void put(const Matmul& m, uint32_t row, uint32_t col, float sum) {
   y = m.accumulate ? y + sum : sum;
 }
 
-// Digits of so many numbers fill a first-level cache of 32 KiB. Narrower rows do not gain by streams: q8_0
-// [4096][4096] went at 25 GB/s instead of 30, q4_0 and q6_K as fast as before.
-constexpr uint32_t kNarrow = 4096;
-
 // One row of x: several parts of W go side by side, each from its first to its last byte, as the processor's
 // prefetcher likes it. Returns how many columns are done.
 static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
@@ -34,7 +30,7 @@ static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
 
 static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
   const size_t x_stride = digit_blocks(m.n);
-  const bool streams = digits && m.x_rows == 1 && m.n > kNarrow;
+  const bool streams = digits && m.x_rows == 1;
   for (uint32_t c = streams ? multiply_streams(m, row_bytes) : 0; c < m.cols; ++c)
     for (uint32_t first = 0; first < m.x_rows; first += kMaxDotRows) {
       const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);
