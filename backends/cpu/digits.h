@@ -3,10 +3,10 @@
 // which instructions multiply with the bytes of W.
 //
 // A number is off by at most half a unit. The largest of the 32 reaches 2^22 units, or more than half of
-// 127 * (1 + 255 + 255^2): half a unit is at most 1.02 * 2^-23 of it. Sums of four products are exact, and so
-// is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of digits at each
-// fourth: in rows of 1024 its errors are up to 1.5 times as large as those of floats, from 4096 on smaller
-// (digits_test). The bits of a row's result do not depend on the rows beside it.
+// 127 * (1 + 255 + 255^2): half a unit is at most 1.02 * 2^-23 of it. Sums of 4 to 16 products are exact, and
+// so is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of digits at
+// each fourth at most: in rows of 1024 its errors are up to 1.5 times as large as those of floats, from 4096
+// on smaller (digits_test). The bits of a row's result do not depend on the rows beside it.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,13 @@ struct alignas(64) DigitBlock {
   float units[8];  // of 32 numbers each; NaN where one of them is infinite or NaN
   float sums[8];   // of 32 numbers
   float units_of_16[16], sums_of_16[16];
-  // For each vector of bytes, highest digits first. How long a vector is, is the instruction set's.
+  // For each vector of bytes, highest digits first. How long vectors are, and which numbers are in which, is
+  // the instruction set's (isa/bytes.h). Sums are of a lane's integers, in all vectors that share its group.
   int8_t digits[3 * 256];
-  int32_t eightfold[64];   // 8 times sums of four integers
-  int32_t minus_high[64];  // -128 times sums of four's upper two digits
-  int32_t minus_low[64];   // and of their lowest
+  int32_t eightfold[32];        // 8 times sums in groups of 32
+  int32_t eightfold_of_16[64];  // and in groups of 16
+  int32_t minus_high[32];       // -128 times those of the upper two digits, in groups of 32
+  int32_t minus_low[32];        // and of the lowest
 };
 
 // Blocks of a row of n numbers.

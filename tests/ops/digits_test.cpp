@@ -76,9 +76,9 @@ Expected expected_of(DType type, const std::byte* blocks, const float* w, const 
     }
     e.bound += 1.02 * 0x1p-23 * largest * weights;  // half a unit of each number
   }
-  // Sums of four are rounded to floats in two steps and, times their scale, added one by one to at most 32
-  // sums that are added then; sums of 32 numbers for minima have as many roundings; W itself, as floats, is
-  // off by an ulp.
+  // Sums of four or more are rounded to floats in two steps and, times their scale, added one by one to at
+  // most 32 sums that are added then; sums of 32 numbers for minima have as many roundings; W itself, as
+  // floats, is off by an ulp.
   e.bound += (n / 4 + 2 + 32 + 32 + 2) * 0x1p-24 * magnitude;
   return e;
 }

@@ -20,89 +20,182 @@ namespace {
 
 constexpr int kVectorBytes = 4 * kLanes;
 typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
-typedef uint16_t BytePairs __attribute__((vector_size(kVectorBytes)));
 
 inline Bytes load_bytes(const void* p) {
   Bytes v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-// 32 bytes, twice where a vector holds 64; `half` says which 16 where it holds no more.
-inline Bytes load_32(const std::byte* p, int half = 0) {
+
+// ---- the order of elements ----
+
+// A vector has a run of each of kVectorGroups groups of 32 elements. Together kTogether vectors hold all of
+// these groups' elements, in the first one their first ones: a lane belongs to one group in all of them, so
+// that its products are added as integers. Longer sums are worth the shuffles of AVX-512 alone; for the
+// others a run is what lies side by side in memory.
 #if defined(__AVX512F__)
-  (void)half;
-  return reinterpret_cast<Bytes>(
-      _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+constexpr int kRun = 8;
 #else
-  return load_bytes(p + half * kVectorBytes);
+constexpr int kRun = 16;
 #endif
-}
+constexpr int kVectorGroups = kVectorBytes / kRun, kTogether = 32 / kRun;
+struct Together {
+  Bytes of[kTogether];
+};
+// The vector that element i of 256 is in, and its place there.
+constexpr int vector_of(int i) { return i / 32 / kVectorGroups * kTogether + i % 32 / kRun; }
+constexpr int place_of(int i) { return i / 32 % kVectorGroups * kRun + i % kRun; }
 
-// ---- bits ----
-
-// Every byte's bits moved up by `first` places, or by `second` in the upper half of a vector of 64; down
-// where these are negative. What comes in from a neighbour is left for the caller to mask.
-template <int first, int second>
-inline Bytes moved_bits(Bytes v) {
-  const BytePairs pairs = reinterpret_cast<BytePairs>(v);
-  constexpr bool kDown = first < 0 || second < 0;
-  static_assert(!kDown || (first <= 0 && second <= 0));
-  constexpr short kFirst = kDown ? -first : first;
-  if constexpr (first == second) return reinterpret_cast<Bytes>(kDown ? pairs >> kFirst : pairs << kFirst);
 #if defined(__AVX512F__)
-  constexpr short kSecond = kDown ? -second : second;
-  const __m512i places = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(_mm256_set1_epi16(kFirst)),
-                                                  _mm256_set1_epi16(kSecond), 1);
-  return reinterpret_cast<Bytes>(kDown ? _mm512_srlv_epi16(reinterpret_cast<__m512i>(v), places)
-                                       : _mm512_sllv_epi16(reinterpret_cast<__m512i>(v), places));
-#endif
+inline __m512i load_64(const std::byte* p) { return _mm512_loadu_si512(p); }
+typedef short WordIndices __attribute__((vector_size(64)));
+typedef int64_t QuadIndices __attribute__((vector_size(64)));
+inline __m512i words_of(__m512i a, __m512i b, WordIndices i) {
+  return _mm512_permutex2var_epi16(a, reinterpret_cast<__m512i>(i), b);
+}
+inline __m512i quads_of(__m512i a, __m512i b, QuadIndices i) {
+  return _mm512_permutex2var_epi64(a, reinterpret_cast<__m512i>(i), b);
 }
 
-// Vector `k` of elements that are `bits` at a place in each of 32 bytes, bits that lie `step` higher for each
-// 32 elements: moved to where `mask` is, the lowest place of it `to`.
-template <int k, int step, int to, int mask>
-inline Bytes bits_of_32(const std::byte* p) {
-  constexpr int kGroup = k * kVectorBytes / 32, kNext = kVectorBytes == 64 ? kGroup + 1 : kGroup;
-  return moved_bits<to - step * kGroup, to - step * kNext>(
-             load_32(p, k % (32 / (kVectorBytes < 32 ? kVectorBytes : 32)))) &
-         mask;
-}
-
-// Vector `k` of elements in runs: the low halves of `run` bytes, then their high halves, then those of the
-// next ones.
-template <int run, int k>
-inline Bytes nibbles_of(const std::byte* p) {
-  constexpr int kFirst = k * kVectorBytes, kIn = kFirst % (2 * run);
-  p += kFirst / (2 * run) * run;
-  if constexpr (kVectorBytes <= run) {
-    const Bytes v = load_bytes(p + kIn % run);
-    return kIn < run ? v & 15 : v >> 4;
+// The 16 bytes at kAt in each of four of eight blocks, from block kFirst on, kBytes long each.
+template <int kFirst, int kBytes, int kAt>
+inline __m512i quarters_of_blocks(const std::byte* b) {
+  constexpr int kBegin = kFirst * kBytes + kAt, kEnd = 8 * kBytes, kNext = kBegin + kBytes;
+  if constexpr (2 * kBytes + 16 <= 64) {
+    // Every other block from one of two loads of 64 bytes, which must not pass the eighth block.
+    constexpr int kSecond = kNext < kEnd - 64 ? kNext : kEnd - 64;
+    static_assert(kBegin + 64 <= kEnd && (kNext - kSecond) % 2 == 0);
+    WordIndices words;
+    for (int i = 0; i < 32; ++i) {
+      const int at = i / 16 * 2 * kBytes + (i / 8 % 2 ? kNext - kSecond + 64 : 0);
+      words[i] = static_cast<short>(at / 2 + i % 8);
+    }
+    return words_of(load_64(b + kBegin), load_64(b + kSecond), words);
   } else {
-    static_assert(kVectorBytes == 2 * run);
-#if defined(__AVX512F__)
-    return moved_bits<0, -4>(load_32(p)) & 15;
-#elif defined(__AVX2__)
-    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Bytes>(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4))) & 15;
-#endif
+    // Of q8_0: loads as wide, which overlap, are slower where they miss the caches (21 GB/s instead of 34).
+    const auto at = [&](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + kBegin + i * kBytes));
+    };
+    __m512i v = _mm512_maskz_broadcast_i64x2(0xff, at(0));
+    v = _mm512_mask_broadcast_i64x2(v, 0x0c, at(1));
+    v = _mm512_mask_broadcast_i64x2(v, 0x30, at(2));
+    return _mm512_mask_broadcast_i64x2(v, 0xc0, at(3));
   }
 }
-
-// Vector `k` of blocks of 32 whose halves of 16 bytes lie there; the second pointer is for the second block
-// of a vector of 64.
-template <int k>
-inline Bytes nibbles_of_blocks(const std::byte* first, const std::byte* second) {
-#if defined(__AVX512F__)
-  const auto at = [](const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
-  const __m512i twice =
-      _mm512_mask_broadcast_i64x2(_mm512_maskz_broadcast_i64x2(0x0f, at(first)), 0xf0, at(second));
-  return reinterpret_cast<Bytes>(
-             _mm512_maskz_srlv_epi64(0xff, twice, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4))) &
-         15;
 #else
-  (void)second;
-  return nibbles_of<16, k % (32 / kVectorBytes)>(first);
+// A vector's runs from p, p + kStep and so on.
+template <int kStep>
+inline Bytes load_runs(const std::byte* p) {
+#if defined(__AVX2__)
+  const auto at = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
+  if constexpr (kStep == 16) return load_bytes(p);
+  if constexpr (kStep == 0) return reinterpret_cast<Bytes>(_mm256_broadcastsi128_si256(at(0)));
+  return reinterpret_cast<Bytes>(_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(kStep), 1));
+#else
+  return load_bytes(p);
 #endif
+}
+#endif
+
+// Set kSet of kVectorGroups of eight blocks of 32, kBytes long each, as bytes from kAt on.
+template <int kSet, int kBytes, int kAt>
+inline Together bytes_of_blocks(const std::byte* b) {
+#if defined(__AVX512F__)
+  const __m512i begin = quarters_of_blocks<0, kBytes, kAt>(b),
+                begin_of_last = quarters_of_blocks<4, kBytes, kAt>(b),
+                end = quarters_of_blocks<0, kBytes, kAt + 16>(b),
+                end_of_last = quarters_of_blocks<4, kBytes, kAt + 16>(b);
+  const auto quads = [](__m512i a, __m512i last, int first) {
+    return reinterpret_cast<Bytes>(quads_of(a, last, QuadIndices{0, 2, 4, 6, 8, 10, 12, 14} + first));
+  };
+  return {quads(begin, begin_of_last, 0), quads(begin, begin_of_last, 1), quads(end, end_of_last, 0),
+          quads(end, end_of_last, 1)};
+#else
+  constexpr int kBegin = kSet * kVectorGroups * kBytes + kAt;
+  return {load_runs<kBytes>(b + kBegin), load_runs<kBytes>(b + kBegin + 16)};
+#endif
+}
+// As halves of bytes: the low ones are the first 16 elements.
+template <int kSet, int kBytes, int kAt>
+inline Together nibbles_of_blocks(const std::byte* b) {
+#if defined(__AVX512F__)
+  __m512i first, last;
+  if constexpr (kBytes == 16) {
+    first = load_64(b + kAt);
+    last = load_64(b + kAt + 64);
+  } else {
+    first = quarters_of_blocks<0, kBytes, kAt>(b);
+    last = quarters_of_blocks<4, kBytes, kAt>(b);
+  }
+  const QuadIndices even = {0, 2, 4, 6, 8, 10, 12, 14};
+  const Bytes v = reinterpret_cast<Bytes>(quads_of(first, last, even)),
+              w = reinterpret_cast<Bytes>(quads_of(first, last, even + 1));
+  return {v & 15, w & 15, v >> 4, w >> 4};
+#else
+  const Bytes v = load_runs<kBytes>(b + kSet * kVectorGroups * kBytes + kAt);
+  return {v & 15, v >> 4};
+#endif
+}
+
+// Vector `t` of set `set` of groups whose bits lie in 32 bytes, which several share: those of group g from
+// byte Places::at(g) on, Places::down(g) places too high, or too low where that is negative. The mask says
+// which bits these are.
+template <typename Places, int set, int t, uint8_t mask>
+inline Bytes bits_of(const std::byte* b) {
+#if defined(__AVX512F__)
+  QuadIndices from, down;
+  for (int i = 0; i < 8; ++i) {
+    from[i] = Places::at(i) / 8 + t;
+    down[i] = Places::down(i);
+  }
+  __m512i v;
+  if constexpr (Places::at(7) == 0) {
+    long long quad;
+    __builtin_memcpy(&quad, b + 8 * t, sizeof quad);
+    v = _mm512_set1_epi64(quad);
+  } else if constexpr (Places::at(7) < 64) {
+    v = _mm512_maskz_permutexvar_epi64(0xff, reinterpret_cast<__m512i>(from), load_64(b));
+  } else {
+    v = quads_of(load_64(b), load_64(b + 64), from);
+  }
+  // Rotated, since what comes in from elsewhere is masked.
+  return reinterpret_cast<Bytes>(_mm512_maskz_rorv_epi64(0xff, v, reinterpret_cast<__m512i>(down))) & mask;
+#elif defined(__AVX2__)
+  constexpr int g = set * kVectorGroups, kStep = Places::at(g + 1) - Places::at(g), kDown = Places::down(g),
+                kNext = Places::down(g + 1);
+  const Bytes runs = load_runs<kStep>(b + Places::at(g) + 16 * t);
+  const __m256i v = reinterpret_cast<__m256i>(runs);
+  if constexpr (kDown < 0 || kNext < 0) {
+    static_assert(kDown <= 0 && kNext <= 0);
+    return reinterpret_cast<Bytes>(_mm256_sllv_epi64(v, _mm256_setr_epi64x(-kDown, -kDown, -kNext, -kNext))) &
+           mask;
+  } else if constexpr (kDown > 0 || kNext > 0) {
+    return reinterpret_cast<Bytes>(_mm256_srlv_epi64(v, _mm256_setr_epi64x(kDown, kDown, kNext, kNext))) &
+           mask;
+  } else {
+    return runs & mask;
+  }
+#else
+  constexpr int g = set * kVectorGroups, kDown = Places::down(g);
+  const Bytes v = load_bytes(b + Places::at(g) + 16 * t);
+  if constexpr (kDown < 0)
+    return v << -kDown & mask;
+  else
+    return v >> kDown & mask;
+#endif
+}
+template <typename Places, int set, uint8_t mask, int... t>
+inline Together bits_of_vectors(const std::byte* b, std::integer_sequence<int, t...>) {
+  return {bits_of<Places, set, t, mask>(b)...};
+}
+template <typename Places, int set, uint8_t mask>
+inline Together bits_of_groups(const std::byte* b) {
+  return bits_of_vectors<Places, set, mask>(b, std::make_integer_sequence<int, kTogether>());
+}
+inline Together operator|(const Together& a, const Together& b) {
+  Together v;
+  for (int t = 0; t < kTogether; ++t) v.of[t] = a.of[t] | b.of[t];
+  return v;
 }
 
 // values[i] of each byte i < 16.
@@ -133,12 +226,12 @@ constexpr int kBase = 256;
 inline IntVec times_base(IntVec v) { return v << 8; }
 #endif
 
-// add_products: lane i is the sum of the products of bytes 4 i to 4 i + 3, plus lane i of `sum`.
+// add_products: lane i is the sum of the products of bytes 4 i to 4 i + 3 of n vectors, plus lane i of `sum`.
 // products_of_two: kBase times the products with `high`, plus those with `low`.
 #if defined(__AVX512F__)
 using Digits = __m512i;
 inline Digits load_digits(const int8_t* x) { return _mm512_loadu_si512(x); }
-inline IntVec add_products(IntVec sum, Bytes w, Digits x) {
+inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
   return reinterpret_cast<IntVec>(
       _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(w), x));
 }
@@ -149,25 +242,39 @@ inline Digits with_signs_of(Bytes w, Digits x) { return _mm256_sign_epi8(x, rein
 inline Bytes without_signs(Bytes w) {
   return reinterpret_cast<Bytes>(_mm256_abs_epi8(reinterpret_cast<__m256i>(w)));
 }
-// Two products make at most 2 * 128 * 127: 16 bits are enough.
-inline IntVec products(Bytes w, Digits x, short factor) {
-  return reinterpret_cast<IntVec>(
-      _mm256_madd_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(w), x), _mm256_set1_epi16(factor)));
+// In 16 bits: two products make at most 2 * 128 * 127. Of two vectors four are added, of bytes below 64.
+template <int n>
+inline IntVec products(const Bytes* w, const Digits (&x)[n], short factor) {
+  static_assert(n <= 2);
+  __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[0]), x[0]);
+  if constexpr (n == 2)
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[1]), x[1]));
+  return reinterpret_cast<IntVec>(_mm256_madd_epi16(sum, _mm256_set1_epi16(factor)));
 }
-inline IntVec add_products(IntVec sum, Bytes w, Digits x) { return sum + products(w, x, 1); }
-inline IntVec products_of_two(Bytes w, Digits high, Digits low) {
+template <int n>
+inline IntVec add_products(IntVec sum, const Bytes* w, const Digits (&x)[n]) {
+  return sum + products(w, x, 1);
+}
+template <int n>
+inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Digits (&low)[n]) {
   return products(w, high, kBase) + products(w, low, 1);
 }
 #else
 using Digits = int8x16_t;
 inline Digits load_digits(const int8_t* x) { return vld1q_s8(x); }
-inline IntVec add_products(IntVec sum, Bytes w, Digits x) {
+inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
   return reinterpret_cast<IntVec>(
       vdotq_s32(reinterpret_cast<int32x4_t>(sum), reinterpret_cast<int8x16_t>(w), x));
 }
 #endif
 #if !defined(__AVX2__) || defined(__AVX512F__)
-inline IntVec products_of_two(Bytes w, Digits high, Digits low) {
+template <int n>
+inline IntVec add_products(IntVec sum, const Bytes* w, const Digits (&x)[n]) {
+  for (int i = 0; i < n; ++i) sum = add_product(sum, w[i], x[i]);
+  return sum;
+}
+template <int n>
+inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Digits (&low)[n]) {
   return add_products(times_base(add_products(IntVec{}, w, high)), w, low);
 }
 #endif
@@ -216,31 +323,119 @@ inline Eight to_floats(EightHalves halves) {
   return v;
 #endif
 }
-// Eight bytes without sign, the lowest first.
-inline Eight bytes_to_floats(uint64_t bytes) {
-#if defined(__AVX2__)
-  return reinterpret_cast<Eight>(
-      _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))));
+// A half in all places.
+inline Eight eight_of_half(const std::byte* p) {
+  return to_floats(EightHalves{} + static_cast<uint16_t>(u16_at(p)));
+}
+
+// The halves at kAt in each of eight blocks.
+template <int kBytes, int kAt>
+inline EightHalves halves_of_blocks(const std::byte* b) {
+#if defined(__AVX512F__)
+  // From two loads of 64 bytes; where the last blocks are further, another two for four of them.
+  static_assert(kAt % 2 == 0 && kBytes % 2 == 0);
+  constexpr bool kFourEach = 7 * kBytes + kAt + 2 > 128;
+  constexpr int kFrom = 4 * kBytes < 128 ? 8 * kBytes - 128 : 4 * kBytes;
+  WordIndices first = {}, last = {};
+  for (int i = 0; i < 8; ++i) {
+    first[i] = static_cast<short>((i * kBytes + kAt) / 2);
+    last[i] = static_cast<short>((i * kBytes + kAt - kFrom) / 2);
+  }
+  typedef uint16_t Halves __attribute__((vector_size(64)));
+  Halves v = reinterpret_cast<Halves>(words_of(load_64(b), load_64(b + 64), first));
+  if constexpr (kFourEach)
+    v = reinterpret_cast<Halves>(_mm512_mask_mov_epi16(
+        reinterpret_cast<__m512i>(v), 0xf0, words_of(load_64(b + kFrom), load_64(b + kFrom + 64), last)));
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
 #else
-  typedef uint8_t EightBytes __attribute__((vector_size(8)));
-  return __builtin_convertvector(reinterpret_cast<EightBytes>(bytes), Eight);
+  const auto of = [&](int i) { return static_cast<uint16_t>(u16_at(b + i * kBytes + kAt)); };
+  return EightHalves{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
 #endif
 }
+// In the place of a float's exponent.
+template <int kBytes>
+inline EightInts first_bytes_of_blocks(const std::byte* b) {
+#if defined(__AVX512F__)
+  static_assert(kBytes % 2 == 1 && 7 * kBytes < 128);  // so every other byte is a word's high one
+  WordIndices words = {};
+  for (int i = 0; i < 16; ++i) words[i] = static_cast<short>(i / 2 * kBytes / 2);
+  const WordIndices twice = reinterpret_cast<WordIndices>(words_of(load_64(b), load_64(b + 64), words));
+  const EightInts v = reinterpret_cast<EightInts>(
+      __builtin_shufflevector(twice, twice, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  return v << EightInts{8, 0, 8, 0, 8, 0, 8, 0} >> 1 & 0x7f800000;
+#else
+  const auto of = [&](int i) { return static_cast<int32_t>(b[i * kBytes]) << 23; };
+  return EightInts{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
+#endif
+}
+
+// The scales and minima of the 8 groups of q4_K and q5_K, times d and m, packed as GroupScales says.
+struct PackedGroups {
+  Eight scales, minima;
+#if defined(__AVX512F__)
+  explicit PackedGroups(const std::byte* b) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    // A lane's two lowest bytes: what holds the scale or minimum, or its low half, and what its top bits.
+    const auto lane = [](int low, int top) { return low | (top < 0 ? 128 : top) << 8 | int(0x80800000); };
+    const IntVec places = {lane(4, -1), lane(5, -1), lane(6, -1),  lane(7, -1), lane(12, 4),  lane(13, 5),
+                           lane(14, 6), lane(15, 7), lane(8, -1),  lane(9, -1), lane(10, -1), lane(11, -1),
+                           lane(12, 8), lane(13, 9), lane(14, 10), lane(15, 11)};
+    const IntVec both = reinterpret_cast<IntVec>(
+        _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, bytes), reinterpret_cast<__m512i>(places)));
+    const IntVec down = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4},
+                 mask = {63, 63, 63, 63, 15, 15, 15, 15, 63, 63, 63, 63, 15, 15, 15, 15};
+    const Vec packed = to_float((both >> down & mask) | (both >> 10 & 48));
+    const EightHalves words = reinterpret_cast<EightHalves>(bytes);
+    const Vec factors = reinterpret_cast<Vec>(
+        _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(__builtin_shufflevector(
+                                          words, words, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1))));
+    const Vec all = packed * factors;
+    scales = __builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7);
+    minima = __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+#else
+  explicit PackedGroups(const std::byte* b) {
+    const uint32_t low = u32_at(b + 4), middle = u32_at(b + 8), high = u32_at(b + 12);
+    const auto both = [](uint32_t first, uint32_t last) { return first | static_cast<uint64_t>(last) << 32; };
+    scales =
+        scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030)));
+    minima = scale_at(b + 2) * bytes_to_floats(both(middle & 0x3f3f3f3f,
+                                                    (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)));
+  }
+
+ private:
+  // Eight bytes without sign, the lowest first.
+  static Eight bytes_to_floats(uint64_t bytes) {
+#if defined(__AVX2__)
+    return reinterpret_cast<Eight>(
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))));
+#else
+    typedef uint8_t EightBytes __attribute__((vector_size(8)));
+    return __builtin_convertvector(reinterpret_cast<EightBytes>(bytes), Eight);
+#endif
+  }
+#endif
+};
 
 // What the lanes of a vector are multiplied with.
 template <typename Floats>
 class LaneFactors {
  public:
-  static constexpr int kGroups = sizeof(Floats) / sizeof(float), kGroup = 256 / kGroups;
+  static constexpr int kGroups = sizeof(Floats) / sizeof(float);
+  // at<k>() is for set k, or for the first or last 16 elements of a set's groups; place<k>(run) is the factor
+  // for a run there.
+  template <int k>
+  static constexpr int place(int run) {
+    return kGroups == 8 ? k * kVectorGroups + run : 2 * (k / 2 * kVectorGroups + run) + k % 2;
+  }
 
 #if defined(__AVX512F__)
   void set(Eight v) { all_ = _mm512_castps256_ps512(reinterpret_cast<__m256>(v)); }
   void set(const Sixteen& v) { all_ = reinterpret_cast<__m512>(v.parts[0]); }
-  // Those of vector k of 256 elements.
   template <int k>
   Vec at() const {
     IntVec places;
-    for (int i = 0; i < kLanes; ++i) places[i] = (64 * k + 4 * i) / kGroup;
+    for (int i = 0; i < kLanes; ++i) places[i] = place<k>(4 * i / kRun);
     return reinterpret_cast<Vec>(
         _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(places), all_));
   }
@@ -254,14 +449,11 @@ class LaneFactors {
   }
   template <int k>
   Vec at() const {
-    constexpr int kFirst = k * kVectorBytes / kGroup;
 #if defined(__AVX2__)
-    const __m256 first = _mm256_broadcast_ss(all_ + kFirst);
-    if constexpr (kGroup == 32) return reinterpret_cast<Vec>(first);
-    return reinterpret_cast<Vec>(
-        _mm256_blend_ps(first, _mm256_broadcast_ss(all_ + (kFirst + 1) % kGroups), 0xf0));
+    return reinterpret_cast<Vec>(_mm256_blend_ps(_mm256_broadcast_ss(all_ + place<k>(0)),
+                                                 _mm256_broadcast_ss(all_ + place<k>(1)), 0xf0));
 #else
-    return broadcast(all_[kFirst]);
+    return broadcast(all_[place<k>(0)]);
 #endif
   }
 

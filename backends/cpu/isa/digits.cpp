@@ -11,13 +11,14 @@ namespace {
 
 // ---- block formats ----
 
-// What a format is made of here, for 256 elements at a time, which are one block or `count` <= 8 of them:
+// What a format is made of here, for 256 elements at a time, which are one block or eight of them:
 //   Floats     Eight or Sixteen: groups of 32 or 16 elements have a scale each
 //   groups()   the scales, and what is taken off each group
-//   numbers()  vector k of the elements
+//   numbers()  set s of vectors of the elements
 //   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should be
+//   kMost      their largest magnitude, without what they are too large
 //   kMinima    whether anything is taken off
-//   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64)
+//   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64), in [0, 32) for Eight
 template <typename F>
 struct Groups {
   F scales, minima;
@@ -36,58 +37,46 @@ struct Numbers {
 // What the blocks of 32 have in common.
 template <DType type>
 struct Block32 : BlockOf<type>, Numbers {
-  // Block `i`, or the first one where there are no more: it will be multiplied with zeros.
-  static const std::byte* block(const std::byte* b, uint32_t count, uint32_t i) {
-    return b + (i < count ? i * BlockOf<type>::kBytes : 0);
-  }
+  static constexpr int kBytes = BlockOf<type>::kBytes;
   // A half of each block.
-  static Eight halves(const std::byte* b, uint32_t count, size_t at) {
-    const auto of = [&](uint32_t i) { return static_cast<uint16_t>(u16_at(block(b, count, i) + at)); };
-    return to_floats(EightHalves{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)});
+  template <int kAt>
+  static Eight halves(const std::byte* b) {
+    return to_floats(halves_of_blocks<kBytes, kAt>(b));
   }
-  static Groups<Eight> groups(const std::byte* b, uint32_t count) { return {halves(b, count, 0), Eight{}}; }
-  template <int k>
-  static Bytes nibbles(const std::byte* b, uint32_t count, size_t at) {
-    constexpr uint32_t kFirst = k * kVectorBytes / 32;
-    return nibbles_of_blocks<k>(block(b, count, kFirst) + at, block(b, count, kFirst + 1) + at);
+  static Groups<Eight> groups(const std::byte* b) { return {halves<0>(b), Eight{}}; }
+  template <int s, int kAt>
+  static Together nibbles(const std::byte* b) {
+    return nibbles_of_blocks<s, kBytes, kAt>(b);
   }
 };
 
 struct Q8_0Digits : Block32<DType::kQ8_0> {
+  static constexpr int kMost = 128;
   static constexpr bool kSigned = true;
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t count) {
-    constexpr uint32_t kFirst = k * kVectorBytes / 32;
-    const std::byte* first = block(b, count, kFirst) + 2;
-#if defined(__AVX512F__)
-    const auto at = [](const std::byte* p) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    };
-    return reinterpret_cast<Bytes>(_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(at(first)),
-                                                            at(block(b, count, kFirst + 1) + 2), 1)) ^
-           kFlip;
-#else
-    return load_bytes(first + k * kVectorBytes % 32);
-#endif
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    Together w = bytes_of_blocks<s, kBytes, 2>(b);
+    for (Bytes& v : w.of) v ^= kFlip;
+    return w;
   }
 };
 
 struct Q4_0Digits : Block32<DType::kQ4_0> {
+  static constexpr int kMost = 8;
   static constexpr int kOffset = 3;
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t count) {
-    return nibbles<k>(b, count, 2);
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return nibbles<s, 2>(b);
   }
 };
 
 struct Q4_1Digits : Block32<DType::kQ4_1> {
+  static constexpr int kMost = 15;
   static constexpr bool kMinima = true;
-  static Groups<Eight> groups(const std::byte* b, uint32_t count) {
-    return {halves(b, count, 0), -halves(b, count, 2)};
-  }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t count) {
-    return nibbles<k>(b, count, 4);
+  static Groups<Eight> groups(const std::byte* b) { return {halves<0>(b), -halves<2>(b)}; }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return nibbles<s, 4>(b);
   }
 };
 
@@ -97,86 +86,108 @@ struct ByteBook {
   constexpr ByteBook(const int (&of)[16], int added) : values() {
     for (int i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(of[i] + added);
   }
+  Together operator[](Together i) const {
+    for (Bytes& v : i.of) v = lookup_bytes(values, v);
+    return i;
+  }
 };
 constexpr ByteBook kIq4Bytes({THIMBLE_IQ4_VALUES}, kFlip);
 
 struct IQ4_NLDigits : Block32<DType::kIQ4_NL> {
+  static constexpr int kMost = 127;
   static constexpr bool kSigned = true;
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t count) {
-    return lookup_bytes(kIq4Bytes.values, nibbles<k>(b, count, 2));
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return kIq4Bytes[nibbles<s, 2>(b)];
   }
 };
 
 struct MXFP4Digits : Block32<DType::kMXFP4> {
+  static constexpr int kMost = 12;
   static constexpr int kOffset = 4;
   static constexpr ByteBook kValues{{THIMBLE_FP4_VALUES}, 1 << kOffset};
-  static Groups<Eight> groups(const std::byte* b, uint32_t count) {
-    const auto of = [&](uint32_t i) { return static_cast<int32_t>(*block(b, count, i)); };
-    const EightInts x = {of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
-    const EightInts few = (EightInts{} + 0x00200000) << (x & 1);
-    return {reinterpret_cast<Eight>(x < 2 ? few : (x - 1) << 23), Eight{}};
+  static Groups<Eight> groups(const std::byte* b) {
+    // 2^(x - 128); the second is larger for an x of 0 and 1 alone, where it is subnormal.
+    const EightInts x = first_bytes_of_blocks<kBytes>(b), normal = x - 0x00800000,
+                    subnormal = (x >> 2) + 0x00200000;
+    return {reinterpret_cast<Eight>(normal > subnormal ? normal : subnormal), Eight{}};
   }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t count) {
-    return lookup_bytes(kValues.values, nibbles<k>(b, count, 1));
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return kValues[nibbles<s, 1>(b)];
   }
 };
 
 template <DType type>
 struct Block256 : BlockOf<type>, Numbers {};
-// Whose groups are 16, and each half of 128 elements has bytes of its own.
 template <DType type>
 struct Block256Of16 : Block256<type> {
   using Floats = Sixteen;
-  static constexpr int kHalf = 128 / kVectorBytes;  // vectors
 };
 
-// q4_K's and q5_K's, packed as GroupScales says.
-inline Groups<Eight> packed_groups(const std::byte* b) {
-  const uint32_t low = u32_at(b + 4), middle = u32_at(b + 8), high = u32_at(b + 12);
-  const auto both = [](uint32_t first, uint32_t last) { return first | static_cast<uint64_t>(last) << 32; };
-  return {
-      scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030))),
-      scale_at(b + 2) *
-          bytes_to_floats(both(middle & 0x3f3f3f3f, (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)))};
-}
+// Where the bits of group g lie, as bits_of_groups() asks: halves of bytes for two groups or, in each half of
+// 128 elements, for two groups apart; pairs of bits for the four groups of a half; bits for all eight.
+struct HalvesOfTwo {
+  static constexpr int at(int g) { return g / 2 * 32; }
+  static constexpr int down(int g) { return g % 2 * 4; }
+};
+struct HalvesApart {
+  static constexpr int at(int g) { return g / 4 * 64 + g % 2 * 32; }
+  static constexpr int down(int g) { return g % 4 / 2 * 4; }
+};
+template <int to>
+struct PairsOfBits {
+  static constexpr int at(int g) { return g / 4 * 32; }
+  static constexpr int down(int g) { return g % 4 * 2 - to; }
+};
+template <int to>
+struct SingleBits {
+  static constexpr int at(int) { return 0; }
+  static constexpr int down(int g) { return g - to; }
+};
 
 struct Q4_KDigits : Block256<DType::kQ4_K> {
+  static constexpr int kMost = 15;
   static constexpr bool kMinima = true;
-  static Groups<Eight> groups(const std::byte* b, uint32_t) { return packed_groups(b); }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    return nibbles_of<32, k>(b + 16);
+  static Groups<Eight> groups(const std::byte* b) {
+    const PackedGroups g(b);
+    return {g.scales, g.minima};
+  }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<HalvesOfTwo, s, 15>(b + 16);
   }
 };
 
 struct Q5_KDigits : Block256<DType::kQ5_K> {
+  static constexpr int kMost = 31;
   static constexpr bool kMinima = true;
-  static Groups<Eight> groups(const std::byte* b, uint32_t) { return packed_groups(b); }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    return nibbles_of<32, k>(b + 48) | bits_of_32<k, 1, 4, 16>(b + 16);
+  static Groups<Eight> groups(const std::byte* b) { return Q4_KDigits::groups(b); }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<HalvesOfTwo, s, 15>(b + 48) | bits_of_groups<SingleBits<4>, s, 16>(b + 16);
   }
 };
 
 struct Q6_KDigits : Block256Of16<DType::kQ6_K> {
+  static constexpr int kMost = 32;
   static constexpr int kOffset = 5;
-  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+  static Groups<Sixteen> groups(const std::byte* b) {
     Groups<Sixteen> g;
     for (int i = 0; i < 16; i += kLanes)
       g.scales.parts[i / kLanes] = scale_at(b + 208) * to_float(signed_at(b + 192 + i));
     return g;
   }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    return nibbles_of<64, k>(b) | bits_of_32<k % kHalf, 2, 4, 48>(b + 128 + k / kHalf * 32);
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<HalvesApart, s, 15>(b) | bits_of_groups<PairsOfBits<4>, s, 48>(b + 128);
   }
 };
 
 struct Q2_KDigits : Block256Of16<DType::kQ2_K> {
+  static constexpr int kMost = 3;
   static constexpr bool kMinima = true;
-  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+  static Groups<Sixteen> groups(const std::byte* b) {
     Groups<Sixteen> g;
     for (int i = 0; i < 16; i += kLanes) {
       const IntVec both = unsigned_at(b + i);
@@ -185,49 +196,50 @@ struct Q2_KDigits : Block256Of16<DType::kQ2_K> {
     }
     return g;
   }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    return bits_of_32<k % kHalf, 2, 0, 3>(b + 16 + k / kHalf * 32);
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<PairsOfBits<0>, s, 3>(b + 16);
   }
 };
 
 struct Q3_KDigits : Block256Of16<DType::kQ3_K> {
+  static constexpr int kMost = 4;
   static constexpr int kOffset = 2;
-  static Groups<Sixteen> groups(const std::byte* b, uint32_t) {
+  static Groups<Sixteen> groups(const std::byte* b) {
     const Scales6 scales(b + 96, scale_at(b + 108));
     Groups<Sixteen> g;
     load_floats(scales.of, g.scales);
     return g;
   }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    return bits_of_32<k % kHalf, 2, 0, 3>(b + 32 + k / kHalf * 32) | bits_of_32<k, 1, 2, 4>(b);
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<PairsOfBits<0>, s, 3>(b + 32) | bits_of_groups<SingleBits<2>, s, 4>(b);
   }
 };
 
 struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
+  static constexpr int kMost = 127;
   static constexpr bool kSigned = true;
-  static Groups<Eight> groups(const std::byte* b, uint32_t) {
+  static Groups<Eight> groups(const std::byte* b) {
     const EightInts low = EightInts{} + static_cast<int32_t>(u32_at(b + 4)),
-                    high = EightInts{} + static_cast<int32_t>(u16_at(b + 2));
+                    high = (EightInts{} + static_cast<int32_t>(u32_at(b + 2))) << 4;
     const EightInts of = ((low >> EightInts{0, 4, 8, 12, 16, 20, 24, 28}) & 15) |
-                         ((high >> EightInts{0, 2, 4, 6, 8, 10, 12, 14}) & 3) << 4;
-    return {scale_at(b) * __builtin_convertvector(of - 32, Eight), Eight{}};
+                         ((high >> EightInts{0, 2, 4, 6, 8, 10, 12, 14}) & 48);
+    return {eight_of_half(b) * __builtin_convertvector(of - 32, Eight), Eight{}};
   }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    const std::byte* first = b + 8 + k * kVectorBytes / 32 * 16;
-    return lookup_bytes(kIq4Bytes.values, nibbles_of_blocks<k>(first, first + 16));
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return kIq4Bytes[nibbles_of_blocks<s, 16, 8>(b)];
   }
 };
 
 struct TQ2_0Digits : Block256<DType::kTQ2_0> {
+  static constexpr int kMost = 2;
   static constexpr int kOffset = 0;
-  static Groups<Eight> groups(const std::byte* b, uint32_t) { return {Eight{} + scale_at(b + 64), Eight{}}; }
-  template <int k>
-  static Bytes numbers(const std::byte* b, uint32_t) {
-    constexpr int kHalf = 128 / kVectorBytes;
-    return bits_of_32<k % kHalf, 2, 0, 3>(b + k / kHalf * 32);
+  static Groups<Eight> groups(const std::byte* b) { return {eight_of_half(b + 64), Eight{}}; }
+  template <int s>
+  static Together numbers(const std::byte* b) {
+    return bits_of_groups<PairsOfBits<0>, s, 3>(b);
   }
 };
 
@@ -276,10 +288,14 @@ inline IntVec divide_by_base(IntVec v, IntVec& rest) {
   return quotient;
 }
 
-inline void put_digits(IntVec v, int8_t* to) {
+// Digits of elements from i on, to the vectors of these.
+inline void put_digits(IntVec v, int i, int8_t* to) {
   typedef int8_t Narrow __attribute__((vector_size(kLanes)));
   const Narrow narrow = __builtin_convertvector(v, Narrow);
-  __builtin_memcpy(to, &narrow, sizeof narrow);
+  constexpr int kPiece = kLanes < kRun ? kLanes : kRun;
+  for (int at = 0; at < kLanes; at += kPiece, i += kPiece)
+    __builtin_memcpy(to + 3 * kVectorBytes * vector_of(i) + place_of(i),
+                     reinterpret_cast<const int8_t*>(&narrow) + at, kPiece);
 }
 
 // What 32 numbers share: as small a power of two as lets the largest have digits.
@@ -320,10 +336,9 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
     IntVec v, low, middle;
     __builtin_memcpy(&v, integers + i, sizeof v);
     const IntVec two = divide_by_base(v, low), high = divide_by_base(two, middle);
-    int8_t* to = out.digits + i / kVectorBytes * 3 * kVectorBytes + i % kVectorBytes;
-    put_digits(high, to);
-    put_digits(middle, to + kVectorBytes);
-    put_digits(low, to + 2 * kVectorBytes);
+    put_digits(high, i, out.digits);
+    put_digits(middle, i, out.digits + kVectorBytes);
+    put_digits(low, i, out.digits + 2 * kVectorBytes);
     __builtin_memcpy(high_parts + i, &two, sizeof two);
     __builtin_memcpy(low_parts + i, &low, sizeof low);
   }
@@ -331,9 +346,12 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
   int32_t fours[64];
   for (int i = 0; i < 64; ++i) {
     fours[i] = four(integers + 4 * i);
-    out.eightfold[i] = 8 * fours[i];
-    out.minus_high[i] = -128 * four(high_parts + 4 * i);
-    out.minus_low[i] = -128 * four(low_parts + 4 * i);
+    const int vector = vector_of(4 * i), lane = place_of(4 * i) / 4;
+    const int of_set = vector / kTogether * kLanes + lane, of_16 = vector / (kTogether / 2) * kLanes + lane;
+    out.eightfold[of_set] += 8 * fours[i];
+    out.eightfold_of_16[of_16] += 8 * fours[i];
+    out.minus_high[of_set] -= 128 * four(high_parts + 4 * i);
+    out.minus_low[of_set] -= 128 * four(low_parts + 4 * i);
   }
   // Of the integers, not of x: minima meet the same numbers as what they are taken off.
   for (int i = 0; i < 16; ++i)
@@ -351,30 +369,30 @@ void take(const float* x, uint32_t n, DigitBlock* out) {
 
 // ---- products ----
 
-// call(k) for all vectors of 256 elements, k a constant.
-template <typename Call, int... k>
-inline __attribute__((always_inline)) void each_vector(const Call& call, std::integer_sequence<int, k...>) {
-  (call(std::integral_constant<int, k>()), ...);
+// call(s) for all sets of vectors of 256 elements, s a constant.
+template <typename Call, int... s>
+inline __attribute__((always_inline)) void each_set(const Call& call, std::integer_sequence<int, s...>) {
+  (call(std::integral_constant<int, s>()), ...);
 }
 
 template <typename Format, int w_rows, int x_rows>
 struct Sums {
   using Floats = typename Format::Floats;
+  static constexpr bool kOf32 = LaneFactors<Floats>::kGroups == 8;
   struct Sum {
     Vec products[2] = {};  // two hide the latency of the additions
     Floats taken = {};
   };
   Sum of[w_rows][x_rows];
 
-  // 256 elements of each row of W, w_stride bytes apart: one block, or `count` <= 8.
-  inline __attribute__((always_inline)) void add(const std::byte* b, size_t w_stride, uint32_t count,
-                                                 const DigitBlock* x, size_t x_stride) {
+  // 256 elements of each row of W, w_stride bytes apart.
+  inline __attribute__((always_inline)) void add(const std::byte* b, size_t w_stride, const DigitBlock* x,
+                                                 size_t x_stride) {
     LaneFactors<Floats> factors[w_rows][x_rows];
     for (int c = 0; c < w_rows; ++c) {
-      const Groups<Floats> groups = Format::groups(b + c * w_stride, count);
+      const Groups<Floats> groups = Format::groups(b + c * w_stride);
       for (int r = 0; r < x_rows; ++r) {
         const DigitBlock& block = x[r * x_stride];
-        constexpr bool kOf32 = LaneFactors<Floats>::kGroup == 32;
         Floats of_x;
         load_floats(kOf32 ? block.units : block.units_of_16, of_x);
         factors[c][r].set(groups.scales * of_x);
@@ -384,17 +402,26 @@ struct Sums {
         }
       }
     }
-    each_vector(
+    each_set(
         [&](auto constant) __attribute__((always_inline)) {
-          constexpr int k = decltype(constant)::value;
-          if (k * kVectorBytes >= static_cast<int>(32 * count)) return;
+          constexpr int s = decltype(constant)::value, kFirst = s * kTogether, kHalf = kTogether / 2;
           for (int c = 0; c < w_rows; ++c) {
-            const Bytes w = Format::template numbers<k>(b + c * w_stride, count);
-            for (int r = 0; r < x_rows; ++r)
-              of[c][r].products[k % 2] += product<k>(w, x[r * x_stride]) * factors[c][r].template at<k>();
+            const Together w = Format::template numbers<s>(b + c * w_stride);
+            for (int r = 0; r < x_rows; ++r) {
+              const DigitBlock& block = x[r * x_stride];
+              const LaneFactors<Floats>& f = factors[c][r];
+              Vec* const products = of[c][r].products;
+              if constexpr (kOf32) {
+                products[s % 2] += product<kFirst, kTogether>(w.of, block) * f.template at<s>();
+              } else {
+                products[0] += product<kFirst, kHalf>(w.of, block) * f.template at<2 * s>();
+                products[1] +=
+                    product<kFirst + kHalf, kHalf>(w.of + kHalf, block) * f.template at<2 * s + 1>();
+              }
+            }
           }
         },
-        std::make_integer_sequence<int, 256 / kVectorBytes>());
+        std::make_integer_sequence<int, 8 / kVectorGroups>());
   }
 
   float total(int c, int r) const {
@@ -408,33 +435,55 @@ struct Sums {
     __builtin_memcpy(&v, p, sizeof v);
     return v;
   }
-  template <int k>
-  static inline __attribute__((always_inline)) Vec product(Bytes w, const DigitBlock& x) {
-    const int8_t* digits = x.digits + 3 * kVectorBytes * k;
-    const Digits high = load_digits(digits), middle = load_digits(digits + kVectorBytes),
-                 low = load_digits(digits + 2 * kVectorBytes);
-    if constexpr (Format::kSigned) {
-      // Two parts, since both together pass 32 bits: at most 4 * 255 * 128 * 256 and 4 * 255 * 128.
+  // Of n vectors from vector k on.
+  template <int k, int n>
+  static inline __attribute__((always_inline)) Vec product(const Bytes* w, const DigitBlock& x) {
+    Digits high[n], middle[n], low[n];
+    for (int i = 0; i < n; ++i) {
+      const int8_t* digits = x.digits + 3 * kVectorBytes * (k + i);
+      high[i] = load_digits(digits);
+      middle[i] = load_digits(digits + kVectorBytes);
+      low[i] = load_digits(digits + 2 * kVectorBytes);
+    }
+    constexpr int kSums = k / n * kLanes;  // where these n vectors' sums are
+    static_assert(!Format::kSigned || Format::kOffset < 0);
+    // Two parts where both together pass 32 bits; each is at most 16 * 255 * 128 * 256.
+    if constexpr (4 * n * static_cast<int64_t>(Format::kMost) * kLargestInteger >= int64_t{1} << 31) {
+      IntVec upper = {}, lower = {};
 #if defined(__AVX512F__)  // the instruction takes numbers without signs: here 128 larger ones
-      const IntVec upper = products_of_two(w, high, middle) + load_ints(x.minus_high + k * kLanes),
-                   lower = add_products(load_ints(x.minus_low + k * kLanes), w, low);
-#elif defined(__AVX2__)
-      const Bytes bare = without_signs(w);
-      const IntVec upper = products_of_two(bare, with_signs_of(w, high), with_signs_of(w, middle)),
-                   lower = add_products(IntVec{}, bare, with_signs_of(w, low));
-#else
-      const IntVec upper = products_of_two(w, high, middle), lower = add_products(IntVec{}, w, low);
+      if constexpr (Format::kSigned) {
+        upper = load_ints(x.minus_high + kSums);
+        lower = load_ints(x.minus_low + kSums);
+      }
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      if constexpr (Format::kSigned) {
+        for (int i = 0; i < n; ++i) {
+          const Bytes bare = without_signs(w[i]);
+          const Digits of_bare[3][1] = {{with_signs_of(w[i], high[i])},
+                                        {with_signs_of(w[i], middle[i])},
+                                        {with_signs_of(w[i], low[i])}};
+          upper += products_of_two(&bare, of_bare[0], of_bare[1]);
+          lower = add_products(lower, &bare, of_bare[2]);
+        }
+        return to_float(upper) * kBase + to_float(lower);
+      }
+#endif
+      upper += products_of_two(w, high, middle);
+      lower = add_products(lower, w, low);
       return to_float(upper) * kBase + to_float(lower);
     } else {
-      // At most 4 * 63 * kLargestInteger < 2^31.
-      const IntVec sum = add_products(times_base(products_of_two(w, high, middle)), w, low);
+      // Modulo 2^32 before what they are too large is taken off.
+      typedef uint32_t Modular __attribute__((vector_size(sizeof(IntVec))));
+      const IntVec sum = times_base(products_of_two(w, high, middle)) + add_products(IntVec{}, w, low);
       if constexpr (Format::kOffset < 0) {
         return to_float(sum);
       } else {
         constexpr int kUp = Format::kOffset - 3, kDown = -kUp;
-        const IntVec of_x = load_ints(x.eightfold + k * kLanes);
-        return to_float(sum - (kUp > 0 ? of_x << (kUp > 0 ? kUp : 0) : of_x >> (kDown > 0 ? kDown : 0)));
+        const IntVec eightfold = load_ints((kOf32 ? x.eightfold : x.eightfold_of_16) + kSums);
+        const IntVec of_x = kUp > 0 ? eightfold << (kUp > 0 ? kUp : 0) : eightfold >> (kDown > 0 ? kDown : 0);
+        return to_float(
+            reinterpret_cast<IntVec>(reinterpret_cast<Modular>(sum) - reinterpret_cast<Modular>(of_x)));
       }
     }
   }
@@ -450,10 +499,14 @@ void dot_rows(const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock*
     for (int c = 0; c < w_rows; ++c)
       for (size_t line = 0; line < kStepBytes; line += 64)
         __builtin_prefetch(w + c * w_stride + kAhead + line);
-    sums.add(w, w_stride, 8, x, x_stride);
+    sums.add(w, w_stride, x, x_stride);
   }
   if constexpr (Format::kBlock == 32)
-    if (n > 0) sums.add(w, w_stride, n / 32, x, x_stride);
+    if (n > 0) {  // eight blocks, the last of zeros
+      std::byte rest[w_rows][kStepBytes] = {};
+      for (int c = 0; c < w_rows; ++c) __builtin_memcpy(rest[c], w + c * w_stride, n / 32 * Format::kBytes);
+      sums.add(rest[0], kStepBytes, x, x_stride);
+    }
   for (int c = 0; c < w_rows; ++c)
     for (int r = 0; r < x_rows; ++r) out[c * x_rows + r] = sums.total(c, r);
 }
