@@ -22,15 +22,16 @@ static uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot
 void expert_glu(const Context& c, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);
-  const uint32_t blocks = (p.out_cols + kBlockCols - 1) / kBlockCols;
   const DigitBlock* const digits =
       take_digits(c, c.threads.size() * expert_scratch(p.in_cols) * sizeof(float), {op.gate.type, op.up.type},
                   data<float>(op.x), p.in_cols, c.step.n_rows, p.in_cols);
   // Rows of digits are not gathered: an item is a slot then, and of the experts without any nothing is asked.
   const uint32_t most = digits ? 1 : kExpertRows, items = digits ? first[p.experts] : p.experts;
+  const uint32_t block_cols = expert_cols(uint64_t(items) * p.out_cols, c.threads.size(), digits);
+  const uint32_t blocks = (p.out_cols + block_cols - 1) / block_cols;
   c.threads.run(items * blocks, [&](uint32_t item, uint32_t worker) {
-    const uint32_t index = item / blocks, col = item % blocks * kBlockCols;
-    const uint32_t cols = std::min(kBlockCols, p.out_cols - col);
+    const uint32_t index = item / blocks, col = item % blocks * block_cols;
+    const uint32_t cols = std::min(block_cols, p.out_cols - col);
     const uint32_t expert = digits ? expert_of(first, p.experts, index) : index,
                    begin = digits ? index : first[index], end = digits ? index + 1 : first[index + 1];
     const ExpertScratch scratch(c, worker, p.in_cols);

@@ -6,12 +6,12 @@ namespace thimble::cpu {
 void expert_linear(const Context& c, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);
-  const uint32_t blocks = (p.out_cols + kBlockCols - 1) / kBlockCols;
   const DigitBlock* const digits =
       take_digits(c, c.threads.size() * expert_scratch(0) * sizeof(float), {op.w.type}, data<float>(op.h),
                   p.in_cols, first[p.experts], p.in_cols);
-  c.threads.run(blocks, [&](uint32_t block, uint32_t worker) {
-    const uint32_t col = block * kBlockCols, cols = std::min(kBlockCols, p.out_cols - col);
+  const uint32_t block_cols = expert_cols(p.out_cols, c.threads.size(), digits);
+  c.threads.run((p.out_cols + block_cols - 1) / block_cols, [&](uint32_t block, uint32_t worker) {
+    const uint32_t col = block * block_cols, cols = std::min(block_cols, p.out_cols - col);
     const ExpertScratch scratch(c, worker, 0);
     for (uint32_t expert = 0; expert < p.experts; ++expert)
       for (uint32_t slot = first[expert]; slot < first[expert + 1]; slot += kExpertRows) {

@@ -22,6 +22,14 @@ struct ExpertScratch {
         rows(block + kExpertRows * kBlockCols) {}
 };
 
+// How many columns a worker takes at a time of `all` there are. With digits a product is as fast as W is
+// read, and longer stretches of W lose less at their ends; four items a worker even out their speeds. There
+// are few rows then, so that results fit ExpertScratch's block.
+inline uint32_t expert_cols(uint64_t all, uint32_t workers, bool digits) {
+  return digits ? static_cast<uint32_t>(std::clamp<uint64_t>(all / (4 * workers), kBlockCols, 4 * kBlockCols))
+                : kBlockCols;
+}
+
 // y[r][i] = row first_col + i of expert `expert`'s matrix times x[r], for `cols` of its out_cols rows.
 struct ExpertProduct {
   const Weight& w;
