@@ -290,12 +290,30 @@ inline IntVec divide_by_base(IntVec v, IntVec& rest) {
 
 // Digits of elements from i on, to the vectors of these.
 inline void put_digits(IntVec v, int i, int8_t* to) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // gcc 12 narrows lane by lane
+  const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(v), reinterpret_cast<__m256i>(v)),
+                bytes = _mm256_packs_epi16(words, words);
+  const __m128i narrow =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+#else
   typedef int8_t Narrow __attribute__((vector_size(kLanes)));
   const Narrow narrow = __builtin_convertvector(v, Narrow);
+#endif
   constexpr int kPiece = kLanes < kRun ? kLanes : kRun;
   for (int at = 0; at < kLanes; at += kPiece, i += kPiece)
     __builtin_memcpy(to + 3 * kVectorBytes * vector_of(i) + place_of(i),
                      reinterpret_cast<const int8_t*>(&narrow) + at, kPiece);
+}
+
+template <int Step = kLanes / 2>
+inline uint32_t largest_lane(IntVec a) {
+  if constexpr (Step == 0) {
+    return static_cast<uint32_t>(a[0]);
+  } else {
+    const IntVec b = reinterpret_cast<IntVec>(
+        moved<Step>(reinterpret_cast<Vec>(a), std::make_integer_sequence<int, kLanes>()));
+    return largest_lane<Step / 2>(a > b ? a : b);
+  }
 }
 
 // What 32 numbers share: as small a power of two as lets the largest have digits.
@@ -308,9 +326,7 @@ inline Unit unit_of_32(const float* x) {
     const IntVec bits = reinterpret_cast<IntVec>(load(x + i)) & 0x7fffffff;
     most = bits > most ? bits : most;
   }
-  uint32_t largest = 0;
-  for (int i = 0; i < kLanes; ++i)
-    largest = static_cast<uint32_t>(most[i]) > largest ? static_cast<uint32_t>(most[i]) : largest;
+  const uint32_t largest = largest_lane(most);
   uint32_t exponent = largest >> 23;
   if (exponent == 255) return {__builtin_nanf(""), 0};
   if (exponent < 32) exponent = 32;  // numbers below 2^-95 lose some
@@ -319,6 +335,23 @@ inline Unit unit_of_32(const float* x) {
     ++exponent;
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
+
+// Sums of a lane's integers in n vectors: of their upper two digits, and of their lowest.
+struct DigitSums {
+  IntVec high, low;
+};
+template <int n>
+inline DigitSums sums_of(const int8_t* digits) {
+  Bytes ones[n];
+  Digits of[3][n];
+  for (int i = 0; i < n; ++i) {
+    ones[i] = Bytes{} + 1;
+    for (int level = 0; level < 3; ++level)
+      of[level][i] = load_digits(digits + (3 * i + level) * kVectorBytes);
+  }
+  return {products_of_two(ones, of[0], of[1]), add_products(IntVec{}, ones, of[2])};
+}
+inline void store_ints(int32_t* p, IntVec v) { __builtin_memcpy(p, &v, sizeof v); }
 
 void take_block(const float* x, uint32_t n, DigitBlock& out) {
   __builtin_memset(&out, 0, sizeof out);
@@ -331,7 +364,6 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
       __builtin_memcpy(integers + 32 * group + i, &whole, sizeof whole);
     }
   }
-  int32_t high_parts[256], low_parts[256];
   for (int i = 0; i < 256; i += kLanes) {
     IntVec v, low, middle;
     __builtin_memcpy(&v, integers + i, sizeof v);
@@ -339,23 +371,26 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
     put_digits(high, i, out.digits);
     put_digits(middle, i, out.digits + kVectorBytes);
     put_digits(low, i, out.digits + 2 * kVectorBytes);
-    __builtin_memcpy(high_parts + i, &two, sizeof two);
-    __builtin_memcpy(low_parts + i, &low, sizeof low);
   }
-  const auto four = [](const int32_t* v) { return (v[0] + v[1]) + (v[2] + v[3]); };
-  int32_t fours[64];
-  for (int i = 0; i < 64; ++i) {
-    fours[i] = four(integers + 4 * i);
-    const int vector = vector_of(4 * i), lane = place_of(4 * i) / 4;
-    const int of_set = vector / kTogether * kLanes + lane, of_16 = vector / (kTogether / 2) * kLanes + lane;
-    out.eightfold[of_set] += 8 * fours[i];
-    out.eightfold_of_16[of_16] += 8 * fours[i];
-    out.minus_high[of_set] -= 128 * four(high_parts + 4 * i);
-    out.minus_low[of_set] -= 128 * four(low_parts + 4 * i);
+  for (int s = 0; s < 8 / kVectorGroups; ++s) {
+    const int8_t* digits = out.digits + 3 * kVectorBytes * kTogether * s;
+    const DigitSums all = sums_of<kTogether>(digits);
+    store_ints(out.eightfold + s * kLanes, 8 * (times_base(all.high) + all.low));
+    store_ints(out.minus_high + s * kLanes, -128 * all.high);
+    store_ints(out.minus_low + s * kLanes, -128 * all.low);
+    for (int half = 0; half < 2; ++half) {
+      const DigitSums sums = sums_of<kTogether / 2>(digits + half * 3 * kVectorBytes * kTogether / 2);
+      const IntVec of_lanes = times_base(sums.high) + sums.low;
+      store_ints(out.eightfold_of_16 + (2 * s + half) * kLanes, 8 * of_lanes);
+      // Of the integers, not of x: minima meet the same numbers as what they are taken off.
+      for (int i = 0; i < kVectorGroups; ++i) {
+        int32_t sum = 0;
+        for (int lane = i * kRun / 4; lane < (i + 1) * kRun / 4; ++lane) sum += of_lanes[lane];
+        const int at = 2 * (s * kVectorGroups + i) + half;
+        out.sums_of_16[at] = static_cast<float>(sum) * out.units_of_16[at];
+      }
+    }
   }
-  // Of the integers, not of x: minima meet the same numbers as what they are taken off.
-  for (int i = 0; i < 16; ++i)
-    out.sums_of_16[i] = static_cast<float>(four(fours + 4 * i)) * out.units_of_16[i];
   for (int i = 0; i < 8; ++i) out.sums[i] = out.sums_of_16[2 * i] + out.sums_of_16[2 * i + 1];
 }
 
