@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -257,6 +258,28 @@ class Interrupts(unittest.TestCase):
         self.session.reset()
         self.session.feed(short)
         self.assertIsInstance(self.session.step(), int)
+
+    def test_ctrl_c_while_the_reading_starts_stops_it(self):
+        threads = []
+
+        class Unstarted(threading.Thread):
+            def start(self):
+                threads.append(self)
+                raise KeyboardInterrupt
+
+        class Started(threading.Thread):
+            def start(self):
+                super().start()
+                raise KeyboardInterrupt
+
+        with unittest.mock.patch("threading.Thread", Unstarted), self.assertRaises(KeyboardInterrupt):
+            self.session.feed(self.ids)
+        threads[0].run()  # as one that the system starts later
+        self.assertEqual(self.session.stats().position, 0)
+        with unittest.mock.patch("threading.Thread", Started), self.assertRaises(KeyboardInterrupt):
+            self.session.feed(self.ids)
+        read = self.session.stats()
+        self.assertLess(read.position - read.waiting, len(self.ids) / 2)
 
     def test_another_thread_stops_a_reading_and_the_same_call_goes_on(self):
         few = self.ids[:2000]

@@ -434,9 +434,12 @@ class Session(_Handle):
         if threading.current_thread() is not threading.main_thread():
             return self._call(name, *arguments)
         failure: List[BaseException] = []
+        begun = threading.Lock()  # taken by the thread that makes the call, or by an exception that comes before it
         done = threading.Event()
 
         def work() -> None:
+            if not begun.acquire(blocking=False):
+                return
             try:
                 self._call(name, *arguments)
             except BaseException as error:  # handed to the main thread
@@ -448,10 +451,12 @@ class Session(_Handle):
             while not done.wait(0.1):  # Windows delivers signals between waits only
                 pass
 
-        threading.Thread(target=work, daemon=True).start()
         try:
+            threading.Thread(target=work, daemon=True).start()  # which waits, too
             wait()
         except BaseException:
+            if begun.acquire(blocking=False):
+                raise
             self.interrupt()
             while not done.is_set():
                 try:
