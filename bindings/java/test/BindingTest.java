@@ -122,7 +122,7 @@ public final class BindingTest {
   // ---- the conformance script ----
 
   /** Numbers with a fraction may differ by a hundredth; all else is equal. */
-  private static boolean same(Object given, Object expected) {
+  static boolean same(Object given, Object expected) {
     if (expected instanceof Double) return given instanceof Double && Math.abs((Double) given - (Double) expected) <= 0.01;
     if (expected instanceof List<?> list) {
       if (!(given instanceof List<?> other) || other.size() != list.size()) return false;
