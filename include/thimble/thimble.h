@@ -623,8 +623,8 @@ THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32
  * Two-call: `capacity` is that of both, in positions.
  * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
  * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens
- * are read after that; a chunk in its middle is evicted from at once). A clone knows what its session knew, unless that was
- * made smaller; a restored session does not. */
+ * are read after that; a chunk in its middle is evicted from at once). With ADORE, where every token evicts, it is never known
+ * once the pool is full. A clone knows what its session knew, unless that was made smaller; a restored session does not. */
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);

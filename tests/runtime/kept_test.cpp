@@ -283,6 +283,19 @@ TEST(KeptByPosition, SaysWhenTheLastTokensAttentionIsNotKnown) {
   EXPECT_TRUE(known(*session));
 }
 
+TEST(KeptByPosition, IsNotKnownOfTokensThatEvictAsAdoresDo) {
+  const SessionOptions o{
+      .retainer = plain().controller, .retention = Retention::kAdore, .pool = 60, .chunk = 20, .watch = true};
+  const auto session = open_session(plain().model, o);
+  read(*session, seeded_tokens(50));
+  for (uint64_t position = 51; position <= 70; ++position) {
+    accept(*session, 3);
+    std::vector<float> attended(position);
+    ASSERT_EQ(session->kept_by_position(nullptr, attended.data()).ok(), position <= o.pool) << position;
+    EXPECT_EQ(ask(*session, false).kept.size(), position);
+  }
+}
+
 TEST(KeptByPosition, FinishesWhatWasInterrupted) {
   const SessionOptions o = cases(plain())[0].options;
   const std::vector<int32_t> text = seeded_tokens(100);
