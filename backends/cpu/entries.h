@@ -45,6 +45,13 @@ T* in_run(const View& v, const HeadState& head, uint64_t index, uint64_t width =
   return v ? data<T>(v) + (head.first + index) * width : nullptr;
 }
 
+// Asks for an f16 row ahead of its use: the processor's own prefetcher falls behind where rows are taken tile
+// by tile (docs/benchmarks.md).
+inline void prefetch_row(const uint16_t* row, uint32_t width) {
+  constexpr uint32_t kLine = 64 / sizeof(uint16_t);
+  for (uint32_t c = 0; c < width; c += kLine) __builtin_prefetch(row + c);
+}
+
 // The bounds of page `index` of a head's run, in [pages][2][head_dim] (op_params.h).
 template <typename T>
 T* page_of(const View& v, const HeadState& state, uint32_t head, uint32_t page, uint32_t index,

@@ -161,7 +161,10 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
       const uint64_t entry = uint64_t(list[key + i]) * p.head_dim;
       k[i] = own_k + entry;
       v[i] = own_v + entry;
+      prefetch_row(v[i], p.head_dim);
     }
+    for (uint32_t i = key + keys; i < std::min(end, key + 2 * kTileKeys); ++i)
+      prefetch_row(own_k + uint64_t(list[i]) * p.head_dim, p.head_dim);
     kernels.transpose_f16(k, keys, p.head_dim, t.keys);
     if (by_list) {
       kernels.rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);

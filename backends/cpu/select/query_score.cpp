@@ -71,12 +71,15 @@ struct HeadWork {
   void read_keys(uint32_t tile, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim, begin = tile * kTileKeys, n = std::min(kTileKeys, span.count - begin);
     const Rope rope(o.rope, o.p.rope);
+    const auto key = [&](uint32_t i) {
+      const uint32_t entry = list[entry_of(span, i)], pooled = state.n_entries;
+      return entry < pooled ? in_run<uint16_t>(o.k.values, state, entry, dh)
+                            : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh);
+    };
     const uint16_t* keys[kTileKeys];
-    for (uint32_t i = 0; i < n; ++i) {
-      const uint32_t entry = list[entry_of(span, begin + i)], pooled = state.n_entries;
-      keys[i] = entry < pooled ? in_run<uint16_t>(o.k.values, state, entry, dh)
-                               : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh);
-    }
+    for (uint32_t i = 0; i < n; ++i) keys[i] = key(begin + i);
+    for (uint32_t i = begin + n; i < std::min(span.count, begin + 2 * kTileKeys); ++i)
+      prefetch_row(key(i), dh);
     kv_kernels().transpose_f16(keys, n, dh, t.keys);
     if (by_place()) return kv_kernels().rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
     if (o.p.rope.mode != kRopeList) return;
