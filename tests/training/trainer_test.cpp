@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/heads/info.h"
 #include "tests/support/spy_device.h"
@@ -472,8 +473,15 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   TrainingOptions counted = options("counted");
   finish(*open(counted));
   EXPECT_EQ(shared->shares, retainer(counted.output)->shares);
+  // A quarter of the pools is divided equally, the rest by whole counts: of four heads in four texts of 1,024
+  // tokens an eighth, 512 a head on average. A share is below 4 and off by 2^-23 at most, so a count by 683
+  // times that.
   float sum = 0;
-  for (const float share : shared->shares) sum += share;
+  for (const float share : shared->shares) {
+    sum += share;
+    const double count = (share - 0.25) / 0.75 * 512;
+    EXPECT_NEAR(count, std::round(count), 1e-4) << share;
+  }
   EXPECT_NEAR(sum, 4, 1e-4);
   EXPECT_NE(shared->shares, std::vector<float>(4, 1));
   // And nothing else changed.
