@@ -46,6 +46,9 @@ struct KvKernels {
   void (*soften)(float* s, uint32_t m, const uint32_t* visible, float* peak, float* sum, float* o,
                  uint32_t cols);
 
+  // One tile of a softmax that needs no more than weights: s[i] = e^(s[i] - peak), peak being the largest of
+  // the first n; 0 for the others and NaN. Returns their sum.
+  float (*exponentials)(float* s, uint32_t n, float* peak);
   // log(sum(exp(s))) over n values; NaN counts as -inf. Sums of blocks of 64 in fixed order.
   float (*log_sum_exp)(const float* s, uint32_t n);
   // y[i] = log(sum over rows h in ascending order of exp(s[h][i] - lse[h])), NaN counting as -inf.

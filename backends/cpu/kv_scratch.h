@@ -6,6 +6,7 @@
 
 #include "backends/backend.h"
 #include "backends/cpu/kv_kernels.h"
+#include "backends/log_sum.h"
 #include "base/bits.h"
 
 namespace thimble::cpu {
@@ -112,13 +113,15 @@ struct PartScratch {
   }
 };
 
-// Shared by the workers of query_score.
-struct LogitScratch {
+// Shared by the workers of query_score; all but the first for a single row.
+struct PowerScratch {
   float* low;     // as above
-  float* logits;  // [kv heads at once][tiles][group][kTileKeys]
-  LogitScratch(ScratchLayout& l, uint64_t heads, uint32_t tiles, uint32_t group, uint32_t head_dim)
+  float* powers;  // [kv heads at once][tiles][group][kTileKeys]
+  LogSum* parts;  // [kv heads at once][tiles][group]
+  PowerScratch(ScratchLayout& l, uint64_t heads, uint32_t tiles, uint32_t group, uint32_t head_dim)
       : low(l.take<float>(uint64_t(head_dim) * kTileKeys)),
-        logits(l.take<float>(heads * tiles * group * kTileKeys)) {}
+        powers(l.take<float>(heads * tiles * group * kTileKeys)),
+        parts(l.take<LogSum>(heads * tiles * group)) {}
 };
 
 // Shared by the workers of token_score or page_score.

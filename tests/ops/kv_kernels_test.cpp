@@ -203,6 +203,34 @@ TEST_P(KvKernelSets, SoftenIsAnOnlineSoftmax) {
   }
 }
 
+TEST_P(KvKernelSets, ExponentialsSkipNan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  for (const uint32_t n : {1u, 15u, 33u, 64u}) {
+    auto s = random.floats(kTileKeys, -40, 40);
+    if (n > 20) s[20] = nan, s[7] = -infinity;
+    const std::vector<float> before = s;
+    float peak = 0, top = -infinity;
+    for (uint32_t i = 0; i < n; ++i) top = std::fmax(top, before[i]);
+    const float sum = kernels.exponentials(s.data(), n, &peak);
+    EXPECT_EQ(peak, top);
+    double expected = 0;
+    for (uint32_t i = 0; i < kTileKeys; ++i) {
+      const double e = i < n && !std::isnan(before[i]) ? std::exp(double(before[i]) - double(top)) : 0;
+      EXPECT_NEAR(s[i], e, 0x1p-17 * e) << i;  // differences of numbers below 64
+      expected += e;
+    }
+    EXPECT_NEAR(sum, expected, 0x1p-17 * expected);
+  }
+  for (const float nothing : {nan, -infinity, infinity}) {
+    std::vector<float> s(kTileKeys, nothing);
+    float peak = 0;
+    EXPECT_EQ(kernels.exponentials(s.data(), 3, &peak), 0);
+    EXPECT_EQ(peak, nothing == infinity ? infinity : -infinity);
+    EXPECT_EQ(s, std::vector<float>(kTileKeys, 0));
+  }
+}
+
 TEST_P(KvKernelSets, VotesAndLogSumsSkipNan) {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               infinity = std::numeric_limits<float>::infinity();

@@ -291,6 +291,20 @@ void soften(float* s, uint32_t m, const uint32_t* visible, float* peak, float* s
 
 inline Vec nan_is_lowest(Vec x) { return x == x ? x : broadcast(-kInfinity); }
 
+float exponentials(float* s, uint32_t n, float* peak) {
+  for (uint32_t i = n; i < kTileKeys; ++i) s[i] = -kInfinity;
+  Vec highest = broadcast(-kInfinity);
+  for (uint32_t i = 0; i < kTileKeys; i += kLanes) highest = max(nan_is_lowest(load(s + i)), highest);
+  *peak = max_lanes(highest);
+  Vec total{};
+  for (uint32_t i = 0; i < kTileKeys; i += kLanes) {
+    const Vec p = exp(nan_is_lowest(load(s + i) - *peak));  // -inf - -inf is NaN
+    store(s + i, p);
+    total += p;
+  }
+  return sum_lanes(total);
+}
+
 float log_sum_exp(const float* s, uint32_t n) {
   const auto at = [&](uint32_t i) {
     return nan_is_lowest(i + kLanes <= n ? load(s + i) : load_some<float>(s + i, n - i, -kInfinity));
@@ -343,6 +357,7 @@ const KvKernels THIMBLE_KV_KERNELS = {
     .add_rows_f16 = add_rows<uint16_t>,
     .add_rows_f32 = add_rows<float>,
     .soften = soften,
+    .exponentials = exponentials,
     .log_sum_exp = log_sum_exp,
     .vote = vote,
 };

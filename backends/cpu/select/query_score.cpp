@@ -1,6 +1,7 @@
 // query_score: how much weight queries give to entries. A worker turns the keys of a tile of entries once and
-// multiplies them with all queries of their KV head, for the sums of the softmax. The logits of a single row
-// stay for the weights; those of more would be many, so there keys are turned and multiplied again.
+// multiplies them with all queries of their KV head, for the sums of the softmax. What a single row's entries
+// count stays for the weights; of more rows that would be much, so there keys are turned and multiplied
+// again.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,8 +23,11 @@ struct HeadWork {
   const Context& ctx;
   const QueryScore& o;
   const uint32_t head;
-  const float* low;     // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
-  float* const logits;  // [tiles][group][kTileKeys] of the only row; null where there may be more
+  const float* low;  // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
+  // Of the only row, null where there may be more: e^(logit - peak) and the peak and sum of each tile and
+  // query, [tiles][group][kTileKeys] and [tiles][group].
+  float* const powers;
+  LogSum* const parts;
   const HeadState& state = ctx.heads[o.p.head_state + head];
   const EntryList list = entry_list(ctx, o.list, head, o.p.list_capacity, o.p.head_state);
   const QuerySpan span = query_span(ctx.step, state, o.p, list.count);
@@ -33,7 +37,8 @@ struct HeadWork {
   float* sums(uint32_t v) const {
     return data<float>(o.sums) + (uint64_t(head) * o.p.rows * o.p.group + v) * kQueryScoreSums;
   }
-  float* logits_of(uint32_t tile) const { return logits + uint64_t(tile) * o.p.group * kTileKeys; }
+  float* powers_of(uint32_t tile) const { return powers + uint64_t(tile) * o.p.group * kTileKeys; }
+  LogSum* parts_of(uint32_t tile) const { return parts + uint64_t(tile) * o.p.group; }
   float& score(uint32_t entry) const {
     return entry < state.n_entries
                ? *in_run<float>(o.cis, state, entry)
@@ -45,7 +50,7 @@ struct HeadWork {
   void for_vectors(uint32_t tile, std::byte* scratch, uint32_t worker, const Each& each) const {
     const uint32_t rows = attention_rows(o.p.group), width = padded_width(o.p.head_dim);
     TileScratch t = worker_scratch<TileScratch>(scratch, worker, rows * o.p.group, o.p.head_dim);
-    if (logits) t.scores = logits_of(tile);
+    if (powers) t.scores = powers_of(tile);
     read_keys(tile, t);
     for (uint32_t first = 0; first < span.rows; first += rows) {
       const uint32_t now = std::min(rows, span.rows - first), count = now * o.p.group;
@@ -127,15 +132,39 @@ void sum_tiles(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scrat
     });
 }
 
+// The same of the only row, tile by tile.
+void take_powers(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scratch, uint32_t worker) {
+  for (uint32_t tile = first; tile < end; ++tile)
+    w.for_vectors(tile, scratch, worker, [&](uint32_t, uint32_t count, const TileScratch& t) {
+      for (uint32_t v = 0; v < count; ++v) {
+        LogSum& part = w.parts_of(tile)[v];
+        part.sum = kv_kernels().exponentials(t.scores + v * kTileKeys, w.seen(tile, v), &part.peak);
+      }
+    });
+}
+
+// The logarithm of the sum of all tiles of the only row's vector v.
+float log_sum(const HeadWork& w, uint32_t v) {
+  const uint32_t tiles = query_tiles(w.span);
+  float peak = -kInfinity;
+  for (uint32_t tile = 0; tile < tiles; ++tile) peak = std::max(peak, w.parts_of(tile)[v].peak);
+  if (peak == -kInfinity) return peak;
+  double sum = 0;
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    const LogSum part = w.parts_of(tile)[v];
+    sum += part.sum * std::exp(part.peak - peak);
+  }
+  return peak + static_cast<float>(std::log(sum));
+}
+
 // One sum for each vector, of all tiles and the logit that carries no value.
 void merge_sums(const HeadWork& w) {
   if (w.span.count == 0) return;
   const uint32_t sums = units(query_tiles(w.span), tiles_of_sum(w.span));
-  for (uint32_t v = 0; v < w.vectors(); ++v) {
-    const float* sinks = w.o.sinks ? data<float>(w.o.sinks) + w.head * w.o.p.group : nullptr;
-    w.sums(v)[0] =
-        add_logs(kv_kernels().log_sum_exp(w.sums(v), sums), sinks ? sinks[v % w.o.p.group] : -kInfinity);
-  }
+  const float* sinks = w.o.sinks ? data<float>(w.o.sinks) + w.head * w.o.p.group : nullptr;
+  for (uint32_t v = 0; v < w.vectors(); ++v)
+    w.sums(v)[0] = add_logs(w.parts ? log_sum(w, v) : kv_kernels().log_sum_exp(w.sums(v), sums),
+                            sinks ? sinks[v % w.o.p.group] : -kInfinity);
 }
 
 // Of a tile's entries the largest logarithm of a weight.
@@ -154,10 +183,12 @@ void largest_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint3
 // The sums of the only row's weights; it sees all of the tile.
 void summed_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
   const uint32_t group = w.o.p.group, vectors = attention_rows(group) * group;
-  float* const sums = worker_scratch<TileScratch>(scratch, worker, vectors, w.o.p.head_dim).sum;
-  for (uint32_t v = 0; v < group; ++v) sums[v] = w.sums(v)[0];
-  kv_kernels().vote(w.logits_of(tile), kTileKeys, group, sums, kTileKeys, scores);
-  std::transform(scores, scores + kTileKeys, scores, [](float x) { return std::exp(x); });
+  float* const factors = worker_scratch<TileScratch>(scratch, worker, vectors, w.o.p.head_dim).sum;
+  for (uint32_t v = 0; v < group; ++v) {
+    const float log = w.parts_of(tile)[v].peak - w.sums(v)[0];
+    factors[v] = std::isnan(log) ? 0 : std::exp(log);
+  }
+  kv_kernels().multiply_tile(1, group, factors, group, w.powers_of(tile), scores);
 }
 
 // A KV head's scores of the entries in a tile.
@@ -188,7 +219,8 @@ void score_heads(const Head& head, uint32_t first, uint32_t count, uint32_t tile
   threads.run(count * kQueryScoreSums, [&](uint32_t item, uint32_t worker) {
     const HeadWork w = head(first + item / kQueryScoreSums);
     const uint32_t each = tiles_of_sum(w.span), begin = item % kQueryScoreSums * each;
-    sum_tiles(w, begin, std::min(begin + each, query_tiles(w.span)), scratch, worker);
+    const auto make = w.powers ? take_powers : sum_tiles;
+    make(w, begin, std::min(begin + each, query_tiles(w.span)), scratch, worker);
   });
   threads.run(count, [&](uint32_t i, uint32_t) { merge_sums(head(first + i)); });
   threads.run(count * tiles, [&](uint32_t item, uint32_t worker) {
@@ -204,19 +236,23 @@ void query_score(const Context& ctx, const QueryScore& o) {
   const bool one_row = o.p.kind != kQueryRows;
   uint32_t tiles = 0;  // of one head, at most
   for (uint32_t i = 0; i < o.p.heads; ++i)
-    tiles = std::max(tiles, query_tiles(HeadWork{ctx, o, o.p.first_head + i, nullptr, nullptr}.span));
-  // As many heads at once as there is room for the logits of: needs() counts on one.
+    tiles =
+        std::max(tiles, query_tiles(HeadWork{ctx, o, o.p.first_head + i, nullptr, nullptr, nullptr}.span));
+  // As many heads at once as there is room for the powers of: needs() counts on one.
   const uint64_t workers = ctx.threads.size() * scratch_bytes<TileScratch>(attention_rows(group) * group, dh);
   uint32_t at_once = one_row ? 1 : o.p.heads;
   while (at_once < o.p.heads &&
-         scratch_bytes<LogitScratch>(at_once + 1, tiles, group, dh) + workers <= ctx.scratch.size())
+         scratch_bytes<PowerScratch>(at_once + 1, tiles, group, dh) + workers <= ctx.scratch.size())
     ++at_once;
   ScratchLayout layout(ctx.scratch.data());
-  const LogitScratch shared(layout, one_row ? at_once : 0, tiles, group, dh);
+  const PowerScratch shared(layout, one_row ? at_once : 0, tiles, group, dh);
   if (o.p.rope.mode == kRopeList) transpose_low_half(o.rope, o.p.rope, shared.low);
   const auto head = [&](uint32_t i) {
-    float* const logits = shared.logits + uint64_t(i % at_once) * tiles * group * kTileKeys;
-    return HeadWork{ctx, o, o.p.first_head + i, shared.low, one_row ? logits : nullptr};
+    const uint32_t first_head = o.p.first_head;
+    if (!one_row) return HeadWork{ctx, o, first_head + i, shared.low, nullptr, nullptr};
+    const uint64_t parts = uint64_t(i % at_once) * tiles * group;
+    return HeadWork{
+        ctx, o, first_head + i, shared.low, shared.powers + parts * kTileKeys, shared.parts + parts};
   };
   for (uint32_t first = 0; first < o.p.heads; first += at_once)
     score_heads(head, first, std::min(at_once, o.p.heads - first), tiles,
