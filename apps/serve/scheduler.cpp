@@ -592,8 +592,8 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
 }
 
-// Adds what the token attended to that the next one follows from. It takes up to three times as long as a
-// step, so that only an answer's first tokens are watched.
+// Adds what the token attended to that the next one follows from. It takes up to one and a half times as
+// long as a step, so that only an answer's first tokens are watched.
 void Scheduler::watch(Slot& slot) {
   constexpr uint32_t kMostWatched = 32;
   if (slot.watched == kMostWatched) return;

@@ -617,10 +617,10 @@ THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32
  * positions of the text at a time: it reads all positions held, and hands 4 bytes for each of the text to the host.
  * attended[i]: the attention that the last token paid to position i, mean over all layers and heads, made to sum to 1 where
  * a model's attention sinks take a share. It is computed when it is asked for: from the keys that the last token attended
- * to, read twice more, and then added up likewise, which took 0.3 to 1.8 times the time of a whole step (CPU, CUDA, Vulkan:
- * docs/benchmarks.md). A token that was generated under a selection attended to what was listed alone. Either may be NULL. *count is the
- * number of positions read; tokens that wait are not among them. A chunk or token that was interrupted is finished first.
- * Two-call: `capacity` is that of both, in positions.
+ * to, read once more (CPU) or twice (CUDA, Vulkan), and then added up likewise, which took 0.2 to 1.5 times the time of a whole
+ * step (docs/benchmarks.md). A token that was generated under a selection attended to what was listed alone.
+ * Either may be NULL. *count is the number of positions read; tokens that wait are not among them. A chunk or token that was
+ * interrupted is finished first. Two-call: `capacity` is that of both, in positions.
  * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
  * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens
  * are read after that; a chunk in its middle is evicted from at once). With ADORE, where every token evicts, it is never known
