@@ -34,14 +34,14 @@ struct alignas(64) DigitBlock {
 // Blocks of a row of n numbers.
 inline uint64_t digit_blocks(uint64_t n) { return (n + 255) / 256; }
 
-constexpr uint32_t kMaxStreams = 4;
+constexpr uint32_t kMaxStreams = 4, kMaxStreamRows = 2;
 
 struct DigitKernels {
   const char* name;
   // Up to so many rows are multiplied faster than by expanding W.
   uint32_t few_rows;
-  // Rows of W that dot_streams() multiplies at once, at most kMaxStreams.
-  uint32_t streams;
+  // Rows of W that dot_streams() multiplies at once, at most kMaxStreams, and rows of x.
+  uint32_t streams, stream_rows;
   // Whether dot() takes this type; if none, there is nothing else either.
   bool (*knows)(DType);
   // A row of n numbers, a multiple of 32, to digit_blocks(n) blocks.
@@ -49,10 +49,11 @@ struct DigitKernels {
   // out[r] = one row of W times row r of x, for x_rows <= kMaxDotRows rows, x_stride blocks apart.
   void (*dot)(DType, const std::byte* blocks, uint32_t n, const DigitBlock* x, size_t x_stride,
               uint32_t x_rows, float* out);
-  // out[c] = row c of `streams` rows of W, w_stride bytes apart, times one row of x: the same bits as
-  // dot()'s. x is read once for all of them: a row of 4096 numbers fills a first-level cache.
+  // out[c * x_rows + r] = row c of `streams` rows of W, w_stride bytes apart, times row r of x, for x_rows <=
+  // stream_rows rows: the same bits as dot()'s. x is read once for all rows of W: a row of 4096 numbers fills
+  // a third of a first-level cache.
   void (*dot_streams)(DType, const std::byte* blocks, size_t w_stride, uint32_t n, const DigitBlock* x,
-                      float* out);
+                      size_t x_stride, uint32_t x_rows, float* out);
 };
 
 // The fastest set that this processor runs.

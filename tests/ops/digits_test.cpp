@@ -111,12 +111,18 @@ TEST(DigitDots, AreWithinTheirBound) {
             ASSERT_EQ(together[r], alone) << "row " << r << " of " << n << " depends on others";
           }
         }
-        float streams[kMaxStreams], alone;
         const size_t row_bytes = dtype_bytes(type, n);
-        set.dot_streams(type, w.bytes.data(), row_bytes, n, digits.blocks.data(), streams);
-        for (uint32_t c = 0; c < set.streams; ++c) {
-          set.dot(type, &w.bytes[c * row_bytes], n, digits.blocks.data(), digits.stride, 1, &alone);
-          ASSERT_EQ(streams[c], alone) << "row " << c << " of W, of " << n << ", depends on others";
+        for (uint32_t rows = 1; rows <= set.stream_rows; ++rows) {
+          float streams[kMaxStreams * kMaxStreamRows], alone;
+          set.dot_streams(type, w.bytes.data(), row_bytes, n, digits.blocks.data(), digits.stride, rows,
+                          streams);
+          for (uint32_t c = 0; c < set.streams; ++c)
+            for (uint32_t r = 0; r < rows; ++r) {
+              set.dot(type, &w.bytes[c * row_bytes], n, &digits.blocks[r * digits.stride], digits.stride, 1,
+                      &alone);
+              ASSERT_EQ(streams[c * rows + r], alone)
+                  << "row " << c << " of W, of " << n << ", times row " << r << " depends on others";
+            }
         }
       }
   });

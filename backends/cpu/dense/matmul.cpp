@@ -15,22 +15,28 @@ static void put(const Matmul& m, uint32_t row, uint32_t col, float sum) {
   y = m.accumulate ? y + sum : sum;
 }
 
-// One row of x: several parts of W go side by side, each from its first to its last byte, as the processor's
-// prefetcher likes it. Returns how many columns are done.
+// Several parts of W go side by side, each from its first to its last byte, as the processor's prefetcher
+// likes it. Returns how many columns are done.
 static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
   const DigitKernels& kernels = digit_kernels();
+  const size_t x_stride = digit_blocks(m.n);
   const uint32_t cols = m.cols / kernels.streams;
-  for (uint32_t c = 0; c < cols; ++c) {
-    float out[kMaxStreams];
-    kernels.dot_streams(m.type, m.w + c * row_bytes, cols * row_bytes, m.n, m.digits, out);
-    for (uint32_t i = 0; i < kernels.streams; ++i) put(m, 0, i * cols + c, out[i]);
-  }
+  for (uint32_t c = 0; c < cols; ++c)
+    for (uint32_t first = 0; first < m.x_rows; first += kernels.stream_rows) {
+      const uint32_t rows = std::min(kernels.stream_rows, m.x_rows - first);
+      float out[kMaxStreams * kMaxStreamRows];
+      kernels.dot_streams(m.type, m.w + c * row_bytes, cols * row_bytes, m.n, m.digits + first * x_stride,
+                          x_stride, rows, out);
+      for (uint32_t i = 0; i < kernels.streams; ++i)
+        for (uint32_t r = 0; r < rows; ++r) put(m, first + r, i * cols + c, out[i * rows + r]);
+    }
   return kernels.streams * cols;
 }
 
 static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
   const size_t x_stride = digit_blocks(m.n);
-  const bool streams = digits && m.x_rows == 1;
+  // More rows than streams take at once are better off with dot() if that takes more.
+  const bool streams = digits && (m.x_rows == 1 || digit_kernels().stream_rows > 1);
   for (uint32_t c = streams ? multiply_streams(m, row_bytes) : 0; c < m.cols; ++c)
     for (uint32_t first = 0; first < m.x_rows; first += kMaxDotRows) {
       const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);

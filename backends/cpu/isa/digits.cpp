@@ -560,13 +560,19 @@ void dot(DType type, const std::byte* w, uint32_t n, const DigitBlock* x, size_t
 // Rows of 14336 numbers, two threads, GB/s, with 1, 2 and 4 streams: q6_K 15, 20 and 22 with VNNI. AVX2, with
 // half the registers, gains nothing by more than two. Not measured on Arm.
 #if defined(__AVX512F__)
-constexpr uint32_t kStreams = 4;
+constexpr uint32_t kStreams = 4, kStreamRows = 2;
 #else
-constexpr uint32_t kStreams = 2;
+constexpr uint32_t kStreams = 2, kStreamRows = 1;
 #endif
 void dot_streams(DType type, const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock* x,
-                 float* out) {
-  with_digits(type, [=](auto format) { dot_rows<decltype(format), kStreams, 1>(w, w_stride, n, x, 0, out); });
+                 size_t x_stride, uint32_t x_rows, float* out) {
+  with_digits(type, [=](auto format) {
+    using F = decltype(format);
+    if (x_rows == 1)
+      dot_rows<F, kStreams, 1>(w, w_stride, n, x, x_stride, out);
+    else
+      dot_rows<F, kStreams, kStreamRows>(w, w_stride, n, x, x_stride, out);
+  });
 }
 
 #endif
@@ -578,15 +584,16 @@ extern const DigitKernels THIMBLE_DIGIT_KERNELS;
 const DigitKernels THIMBLE_DIGIT_KERNELS = {
 #if defined(__AVX512VNNI__)
     .name = "vnni",
-    .few_rows = 8,
+    .few_rows = 16,
 #elif defined(__AVX2__)
     .name = "avx2",
-    .few_rows = 4,
+    .few_rows = 8,
 #else
     .name = "dotprod",
     .few_rows = 8,
 #endif
     .streams = kStreams,
+    .stream_rows = kStreamRows,
     .knows = knows,
     .take = take,
     .dot = dot,
@@ -597,6 +604,7 @@ const DigitKernels THIMBLE_DIGIT_KERNELS = {
     .name = "none",
     .few_rows = 0,
     .streams = 0,
+    .stream_rows = 0,
     .knows = [](DType) { return false; },
     .take = nullptr,
     .dot = nullptr,
