@@ -42,6 +42,8 @@ struct DigitKernels {
   uint32_t few_rows;
   // Rows of W that dot_streams() multiplies at once, at most kMaxStreams, and rows of x.
   uint32_t streams, stream_rows;
+  // One row of so many numbers is multiplied faster by dot().
+  uint32_t narrow;
   // Whether dot() takes this type; if none, there is nothing else either.
   bool (*knows)(DType);
   // A row of n numbers, a multiple of 32, to digit_blocks(n) blocks.

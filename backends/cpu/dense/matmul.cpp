@@ -36,7 +36,8 @@ static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
 static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
   const size_t x_stride = digit_blocks(m.n);
   // More rows than streams take at once are better off with dot() if that takes more.
-  const bool streams = digits && (m.x_rows == 1 || digit_kernels().stream_rows > 1);
+  const bool streams =
+      digits && m.n > digit_kernels().narrow && (m.x_rows == 1 || digit_kernels().stream_rows > 1);
   for (uint32_t c = streams ? multiply_streams(m, row_bytes) : 0; c < m.cols; ++c)
     for (uint32_t first = 0; first < m.x_rows; first += kMaxDotRows) {
       const uint32_t rows = std::min(kMaxDotRows, m.x_rows - first);
