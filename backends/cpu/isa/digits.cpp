@@ -510,7 +510,12 @@ struct Sums {
     } else {
       // Modulo 2^32 before what they are too large is taken off.
       typedef uint32_t Modular __attribute__((vector_size(sizeof(IntVec))));
-      const IntVec sum = times_base(products_of_two(w, high, middle)) + add_products(IntVec{}, w, low);
+      IntVec upper;
+      if constexpr (n > 2)  // three sums that do not wait for one another: these are long
+        upper = times_base(add_products(IntVec{}, w, high)) + add_products(IntVec{}, w, middle);
+      else
+        upper = products_of_two(w, high, middle);
+      const IntVec sum = times_base(upper) + add_products(IntVec{}, w, low);
       if constexpr (Format::kOffset < 0) {
         return to_float(sum);
       } else {
