@@ -197,7 +197,6 @@ Result<Machine::Flow> Machine::run_for(const Statement& s, const Value& value, s
   THIMBLE_LET(all, elements(heap_, value));
   std::vector<Value> items;
   THIMBLE_TRY(choose(s, *all, items));
-  if (items.empty()) return within(scope_, [&] { return run(s.otherwise); });
   return run_turns(s, items, depth);
 }
 
@@ -206,6 +205,7 @@ Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<V
   THIMBLE_LET(kept, heap_.list());
   kept->items = items;
   THIMBLE_LET(loop, heap_.loop({&kept->items, 0, depth, s.recursive ? &s : nullptr, scope_}));
+  bool any = false;  // turn came to its end
   for (; loop->index < kept->items.size(); ++loop->index) {
     const Result<Flow> flow = within(scope_, [&]() -> Result<Flow> {
       scope_->set("loop", loop);
@@ -214,7 +214,9 @@ Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<V
     });
     THIMBLE_TRY(flow);
     if (*flow == Flow::kBreak) break;
+    any = any || *flow == Flow::kNext;
   }
+  if (!any) return within(scope_, [&] { return run(s.otherwise); });
   return Flow::kNext;
 }
 

@@ -127,7 +127,8 @@ STATEMENTS = {
                      "{% for c in 'añb' %}{{ c }}.{% endfor %}{% for x in undefined_name %}x{% endfor %}{% for (a, b) in [(1, 2)] %}{{ a + b }}{% endfor %}",
     "for if": "{% for x in numbers if x > 1 %}{{ loop.index }}:{{ x }}{{ ',' if not loop.last }}{% endfor %}",
     "for else": "{% for x in empty %}a{% else %}none{% endfor %}{% for x in numbers %}{{ x }}{% else %}none{% endfor %}"
-                "{% for x in numbers if x > 9 %}a{% else %}none{% endfor %}",
+                "{% for x in numbers if x > 9 %}a{% else %}none{% endfor %}"
+                "{% for x in numbers %}a{% continue %}{% else %}none{% endfor %}{% for x in numbers %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% else %}none{% endfor %}",
     "nested for": "{% for x in numbers %}{% for y in words %}{{ loop.depth }}{{ x }}{{ y }} {% endfor %}{{ loop.index }}\n{% endfor %}",
     "break": "{% for x in numbers %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}|"
              "{% for x in numbers %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% endfor %}",
