@@ -12,6 +12,7 @@ namespace {
 using jinja::Dict;
 using jinja::Heap;
 using jinja::List;
+using jinja::None;
 using jinja::Value;
 
 jinja::Text name_of(std::string_view text) { return std::make_shared<const std::string>(text); }
@@ -124,7 +125,10 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   THIMBLE_TRY(heap.set(*variables, name_of("messages"), messages));
   THIMBLE_TRY(heap.set(*variables, name_of("bos_token"), bos));
   THIMBLE_TRY(heap.set(*variables, name_of("eos_token"), eos));
-  if (add_assistant) THIMBLE_TRY(heap.set(*variables, name_of("add_generation_prompt"), true));
+  // There whether they are given or not, as where templates are published.
+  THIMBLE_TRY(heap.set(*variables, name_of("tools"), None()));
+  THIMBLE_TRY(heap.set(*variables, name_of("documents"), None()));
+  THIMBLE_TRY(heap.set(*variables, name_of("add_generation_prompt"), add_assistant));
   THIMBLE_TRY(add_variables(heap, c_, *variables));
   auto text = chat_.render(heap, *variables, c_.now);
   THIMBLE_TRY(text);

@@ -73,6 +73,20 @@ TEST(ChatWriter, RunsTheTemplateThatAFileBrings) {
             "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
 }
 
+// As transformers has it: a template may ask for these without asking first whether they are there.
+TEST(ChatWriter, DefinesWhatIsNotGiven) {
+  const Marks marks(false);
+  const ChatWriter writer = ChatWriter::choose(
+      "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ tools is not none and "
+      "tools|length }} {{ enable_thinking is defined }}");
+  Conversation c;
+  c.messages = {{"user", "Hi"}};
+  EXPECT_EQ(written(writer, c, marks.tokenizer), "True True False False False");
+  c.add_assistant = true;
+  c.variables_json = R"({"tools": [1, 2], "documents": [], "enable_thinking": false})";
+  EXPECT_EQ(written(writer, c, marks.tokenizer), "False False True 2 True");
+}
+
 TEST(ChatWriter, LeavesBosToATokenizerThatAddsIt) {
   const Marks marks(true);
   Conversation c;
@@ -85,7 +99,7 @@ TEST(ChatWriter, FallsBackToAKnownFormatAndElseSaysWhy) {
   const std::string strange = std::string("{% include 'x' %}") + kChatml;
   const ChatWriter known = ChatWriter::choose(strange);
   EXPECT_STREQ(known.format_name(), "chatml");
-  EXPECT_NE(known.problem().find("line 1: the statement 'include'"), std::string::npos);
+  EXPECT_NE(known.problem().find("line 1: {% include %} is not possible"), std::string::npos);
   Conversation c;
   c.messages = {{"user", "Hi"}};
   EXPECT_EQ(written(known, c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");
