@@ -20,6 +20,12 @@ std::pair<std::string, std::string> metadata(const Model& model, uint64_t index)
   return {key, value};
 }
 
+// "tool_use" of the key of a chat template of that name, else empty.
+std::string template_name(const std::string& key) {
+  constexpr std::string_view kNamed = "tokenizer.chat_template.";
+  return key.starts_with(kNamed) ? key.substr(kNamed.size()) : "";
+}
+
 // A metadata value on one line that a terminal shows whole.
 std::string shortened(const std::string& value) {
   constexpr size_t kLongest = 160;
@@ -57,10 +63,11 @@ int inspect(const Settings& s) {
   call(thimble_model_metadata_count, model.get(), &count);
 
   if (s.json) {
-    Json keys = Json::object(), by_type = Json::array();
+    Json keys = Json::object(), by_type = Json::array(), templates = Json::array();
     for (uint64_t i = 0; i < count; ++i) {
       const auto [key, value] = metadata(model, i);
       keys[key] = value;
+      if (const std::string name = template_name(key); !name.empty()) templates.push_back(name);
     }
     for (const auto& [name, type] : types) {
       by_type.push_back({{"type", name}, {"tensors", type.count}, {"bytes", type.bytes}});
@@ -89,6 +96,7 @@ int inspect(const Settings& s) {
                 {"has_weights", info.has_weights != 0},
                 {"has_tokenizer", info.has_tokenizer != 0},
                 {"chat_format", info.chat_format},
+                {"chat_templates", templates},
                 {"warnings", warnings},
                 {"chat_problem", info.chat_problem},
                 {"tensors", by_type},
@@ -122,6 +130,11 @@ int inspect(const Settings& s) {
               : format.empty()  ? "none; use --chat-template"
                                 : (format + ", recognised").c_str(),
               info.chat_problem[0] ? ": " : "", info.chat_problem);
+  std::string templates;
+  for (uint64_t i = 0; i < count; ++i)
+    if (const std::string name = template_name(metadata(model, i).first); !name.empty())
+      templates += (templates.empty() ? "" : ", ") + name;
+  if (!templates.empty()) std::printf("              by --chat-template: %s\n", templates.c_str());
   for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
   std::printf("\n");
   for (const auto& [name, type] : types) {

@@ -281,7 +281,8 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
 void add_chat_flags(CLI::App& app, Settings& s) {
   app.add_option("--system-prompt", s.system, "System prompt; also written -sys")->type_name("TEXT");
   const auto choose = [&s](const std::string& word) {
-    // A path has a dot or a slash; the names of formats, which the library knows, have neither.
+    // A path has a dot or a slash; the names of formats and of the model's templates, which the library
+    // knows, have neither.
     if (word.find_first_of("./\\") == std::string::npos)
       s.chat.format = word;
     else
@@ -289,8 +290,9 @@ void add_chat_flags(CLI::App& app, Settings& s) {
   };
   app.add_option_function<std::string>("--chat-template", choose,
                                        "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or "
-                                       "thimble; or a file of Jinja by its path, ./FILE or FILE.jinja "
-                                       "(default: the model's own template)")
+                                       "thimble; a further template of the model's file by its name, "
+                                       "tool_use for example; or a file of Jinja by its path, ./FILE or "
+                                       "FILE.jinja (default: the model's own template)")
       ->type_name("NAME|FILE");
   app.add_option("--chat-vars", s.chat.variables,
                  "What the template reads besides, a JSON object: '{\"enable_thinking\": false}', tools")

@@ -21,7 +21,7 @@ Result<ChatWriter> find_writer(const Model& model, const thimble_chat_options& o
     return error(Code::kInvalidArgument,
                  "options.format and options.source are two ways to write; leave one NULL");
   if (o.source) return ChatWriter::from_source({o.source, static_cast<size_t>(o.source_length)});
-  if (o.format) return ChatWriter::from_name(o.format);
+  if (o.format) return model.chat_named(o.format);
   return model.chat;
 }
 

@@ -358,8 +358,9 @@ typedef struct thimble_message {
 /* Messages as the model was taught to read them, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the
  * first). With `format` NULL the chat template of the model's file is run (Jinja, in a box: it sees the messages alone, and
  * its time, memory and output are bounded); where it cannot be, a known format that is recognised in it serves. `format`
- * "chatml", "llama3", "llama2", "phi3", "mistral", "zephyr" or "thimble" writes that one. THIMBLE_UNSUPPORTED when the
- * template can neither be run nor is known, THIMBLE_INVALID_ARGUMENT when it refuses the messages, in its own words. Two-call.
+ * "chatml", "llama3", "llama2", "phi3", "mistral", "zephyr" or "thimble" writes that one, and the name of a further template
+ * of the file, "tool_use" for example, runs it. THIMBLE_UNSUPPORTED when the template can neither be run nor is known,
+ * THIMBLE_INVALID_ARGUMENT when it refuses the messages, in its own words. Two-call.
  *
  * THIMBLE_CHAT_CONTINUE gives the text for a session that holds earlier messages, an answer and its end-of-turn token: what the
  * template writes after that answer, so that the session reads new text only. What it holds stays as it is, though many
@@ -372,7 +373,8 @@ THIMBLE_API thimble_status thimble_chat_text(const thimble_model* model, const c
 typedef struct thimble_chat_options {
   uint32_t struct_size;
   uint32_t flags;                  /* THIMBLE_CHAT_* */
-  const char* format;              /* NULL: as the model's file says; else a known format's name */
+  const char* format;              /* NULL: as the model's file says; else the name of a further template of the file, or of
+                                      a known format */
   const char* source;              /* a template in Jinja to run instead of the model's; NULL: none */
   uint64_t source_length;
   const thimble_message* messages;
@@ -381,8 +383,8 @@ typedef struct thimble_chat_options {
                                       template reads, "tool_calls" or "reasoning_content" for example; NULL: none */
   uint64_t messages_json_length;
   const char* variables;           /* a JSON object of what the template reads besides: "tools" (an array), "enable_thinking",
-                                      "documents"; these go before Thimble's own (bos_token, eos_token and, with
-                                      ADD_ASSISTANT, add_generation_prompt). NULL: none */
+                                      "documents"; these go before Thimble's own (bos_token, eos_token,
+                                      add_generation_prompt, and none as tools and documents). NULL: none */
   uint64_t variables_length;
   uint64_t held;                   /* so many messages, the last of them an answer with its end-of-turn token, the session
                                       holds already: as CONTINUE, but for messages that are given */

@@ -94,9 +94,34 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
                  "%s: the vocabulary has %u tokens, and tensor 'token_embd.weight' only %u rows",
                  gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
   THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
-  model->chat_template = chat_template;
+  THIMBLE_LET(default_template, text(gguf, "tokenizer.chat_template.default"));
+  model->chat_template = chat_template.empty() ? default_template : chat_template;
   model->chat = ChatWriter::choose(model->chat_template);
   return std::shared_ptr<const Model>(model);
+}
+
+namespace {
+constexpr std::string_view kNamedTemplate = "tokenizer.chat_template.";
+}
+
+std::vector<std::string_view> Model::chat_template_names() const {
+  std::vector<std::string_view> names;
+  for (const auto& [key, unused] : gguf_.metadata())
+    if (key.starts_with(kNamedTemplate)) names.push_back(key.substr(kNamedTemplate.size()));
+  return names;
+}
+
+Result<ChatWriter> Model::chat_named(std::string_view name) const {
+  THIMBLE_LET(source, gguf_.get_string(std::string(kNamedTemplate).append(name)));
+  if (source) return ChatWriter::from_source(*source);
+  auto known = ChatWriter::from_name(name);
+  if (known.ok()) return known;
+  std::string names;
+  for (const std::string_view own : chat_template_names())
+    names.append(names.empty() ? "" : ", ").append(own);
+  if (names.empty()) return known;
+  return error(known.status().code(), "%s, or of the file's own templates: %s",
+               known.status().message().c_str(), names.c_str());
 }
 
 std::vector<Tensor> Model::tensors() const {

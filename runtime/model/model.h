@@ -130,12 +130,16 @@ class Model {
   Tensor token_embedding, output_norm, output;  // output is token_embedding where they are tied
   std::vector<LayerWeights> layers;             // empty for a vocabulary-only file
   Tokenizer tokenizer;
-  std::string chat_template;                   // as in the file, or empty
-  ChatWriter chat;                             // how conversations are written, by that template
+  std::string chat_template;  // as in the file, the one without a name or "default", or empty
+  ChatWriter chat;            // how conversations are written, by that template
   std::string description_of_tokenizer_error;  // why `tokenizer` is empty, where it is
   std::vector<std::string> warnings;           // what the file asks for and does not get, a sentence each
 
   bool has_weights() const { return !layers.empty(); }
+  // The names of the file's further chat templates: "tool_use" for example.
+  std::vector<std::string_view> chat_template_names() const;
+  // The one of this name, else the known format; InvalidArgument, naming all, where there is neither.
+  Result<ChatWriter> chat_named(std::string_view name) const;
   const Gguf& gguf() const { return gguf_; }
   std::span<const GgufFile> files() const { return files_; }
   // Their bytes, and how many of these are in memory now.

@@ -710,6 +710,28 @@ TEST(Inspect, SaysWhatTheFileAsksForAndDoesNotGet) {
   EXPECT_TRUE(Json::parse(thimble("inspect --json -m " + model.path()).out).at("warnings").empty());
 }
 
+TEST(Inspect, ListsFurtherChatTemplatesWhichRunTakesByName) {
+  const TemporaryFile model;
+  small_model(true)
+      .set("tokenizer.chat_template", std::string("{{ messages[0].content }}"))
+      .set("tokenizer.chat_template.tool_use", std::string("{{ raise_exception('this one is for tools') }}"))
+      .set("tokenizer.chat_template.rag", std::string("{{ messages[0].content }}"))
+      .write(model.path());
+  const std::string m = " -m " + model.path();
+  const Outcome plain = thimble("inspect" + m);
+  EXPECT_EQ(plain.exit_code, 0) << plain.error;
+  EXPECT_TRUE(contains(plain.out, "by --chat-template: tool_use, rag")) << plain.out;
+  EXPECT_EQ(Json::parse(thimble("inspect --json" + m).out).at("chat_templates"), Json({"tool_use", "rag"}));
+  const Outcome refused = thimble("run -n 1 -p ab --chat-template tool_use" + m);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(contains(refused.error, "this one is for tools")) << refused.error;
+  const Outcome unknown = thimble("run -n 1 -p ab --chat-template tools" + m);
+  EXPECT_EQ(unknown.exit_code, 1);
+  expect_one_sentence(unknown);
+  EXPECT_TRUE(contains(unknown.error, "own templates: tool_use, rag")) << unknown.error;
+  EXPECT_EQ(thimble("run -n 1 -p ab --chat-template rag" + m).exit_code, 0);
+}
+
 TEST(Run, TurnsByTheSameRotaryFactorsUnderEveryRetention) {
   const TemporaryFile model;
   GgufWriter w = small_model(false);

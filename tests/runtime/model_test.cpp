@@ -526,6 +526,49 @@ TEST(Model, OpensAVocabularyOfAnyArchitectureWithoutWeights) {
   EXPECT_EQ(m->chat_template, "{{ messages }}");
 }
 
+// What a writer makes of one question.
+std::string asked(const Lent& model, const Result<ChatWriter>& writer) {
+  EXPECT_TRUE(writer.ok()) << writer.status().message();
+  if (!writer.ok()) return {};
+  Conversation c;
+  c.messages = {{"user", "Hi"}};
+  const auto text = writer->write(c, model->tokenizer);
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  return text.ok() ? *text : "";
+}
+
+TEST(Model, KnowsItsFurtherChatTemplatesByName) {
+  GgufWriter w;
+  w.set("general.architecture", "falcon").set("tokenizer.chat_template", "{{ messages[0].content }}");
+  w.set("tokenizer.chat_template.tool_use", "tools: {{ messages[0].content }}")
+      .set("tokenizer.chat_template.chatml", "own: {{ messages[0].content }}")
+      .set("tokenizer.chat_template.broken", "{{ 1|nope }}")
+      .set("tokenizer.chat_templates", std::vector<std::string>{"tool_use", "chatml", "broken"});
+  const Lent m(add_vocabulary(w, 6));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->chat_template_names(), (std::vector<std::string_view>{"tool_use", "chatml", "broken"}));
+  EXPECT_EQ(asked(m, m->chat), "Hi");
+  EXPECT_EQ(asked(m, m->chat_named("tool_use")), "tools: Hi");
+  EXPECT_EQ(asked(m, m->chat_named("chatml")), "own: Hi");  // before the known format of that name
+  EXPECT_NE(asked(m, m->chat_named("zephyr")).find("<|user|>"), std::string::npos);
+  EXPECT_NE(m->chat_named("broken").status().message().find("the filter 'nope'"), std::string::npos);
+  const Status unknown = m->chat_named("rag").status();
+  EXPECT_EQ(unknown.code(), Code::kInvalidArgument);
+  EXPECT_NE(unknown.message().find("no chat format 'rag'"), std::string::npos) << unknown.message();
+  EXPECT_NE(unknown.message().find("or of the file's own templates: tool_use, chatml, broken"),
+            std::string::npos)
+      << unknown.message();
+}
+
+TEST(Model, TakesTheChatTemplateNamedDefaultWhereNoneIsNameless) {
+  GgufWriter w;
+  w.set("general.architecture", "falcon")
+      .set("tokenizer.chat_template.default", "d: {{ messages[0].content }}");
+  const Lent m(add_vocabulary(w, 6));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(asked(m, m->chat), "d: Hi");
+}
+
 TEST(Model, RefusesMoreTokensThanEmbeddings) {
   GgufWriter w = tiny_model("llama");
   const Lent fits(add_vocabulary(w, 6));
