@@ -496,5 +496,23 @@ TEST_P(Experts, NormsMayBeAdded) {
   }
 }
 
+// Those types that the tests above leave out.
+TEST_P(Experts, HaveMatricesOfEveryOtherType) {
+  for (const DType type :
+       {DType::kBF16, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kIQ4_NL, DType::kQ2_K, DType::kQ3_K,
+        DType::kQ5_K, DType::kIQ4_XS, DType::kIQ3_S, DType::kIQ3_XXS, DType::kIQ2_S, DType::kIQ2_XS,
+        DType::kIQ2_XXS, DType::kIQ1_M, DType::kIQ1_S, DType::kTQ2_0, DType::kTQ1_0}) {
+    for (const uint32_t rows : {1u, 3u})
+      check_experts({.experts = 3,
+                     .chosen = 2,
+                     .rows = rows,
+                     .in_cols = 256,
+                     .out_cols = 256,
+                     .type = type,
+                     .max_rows = rows});
+    if (HasFatalFailure()) return;
+  }
+}
+
 }  // namespace
 }  // namespace thimble::test
