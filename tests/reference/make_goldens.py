@@ -148,14 +148,19 @@ def write_tiny_models():
     tiny("tiny-llama3.gguf", "llama", divide={"rope_freqs.weight": 1 + 7 * slow}, **small)
     tiny("tiny-longrope.gguf", "phi3", divide={"rope_factors_long.weight": 1 + 15 * slow, "rope_factors_short.weight": 1 + slow / 2},
          **small, **scaled("longrope", **{"rope.scaling.attn_factor": 1.19}))
+    # As Phi-4-mini: the last channels of a head are left as they are, each factor is one of n_rot / 2; a window that no layer has.
+    part = slow[:6]
+    tiny("tiny-phi4-mini.gguf", "phi3", divide={"rope_factors_long.weight": 1 + 15 * part, "rope_factors_short.weight": 1 + part}, tied=True,
+         **small, **scaled("longrope", **{"rope.scaling.attn_factor": 1.19, "rope.dimension_count": 12, "attention.sliding_window": 16}))
     # The ramp lies elsewhere than in other families, and the magnitude is another.
     tiny("tiny-mistral3.gguf", "mistral3", 3, 32, 2, 1, 32, 64, [F16, Q8_0, Q4_0],
          **scaled("yarn", **{"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5, "rope.scaling.yarn_log_multiplier": 0.5}))
     tiny("tiny-granitemoe.gguf", "granitemoe", experts=4, **small,
          **{"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.3, "logit_scale": 1.5})
     plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3", "tiny-granitemoe"]
-    far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope", "tiny-mistral3"]
-    return [(n + ".gguf", 40, 0) for n in plain] + [(n + ".gguf", 150, 0) for n in far] + [("tiny-longrope.gguf", 40, 64)]
+    far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope", "tiny-mistral3", "tiny-phi4-mini"]
+    near = ["tiny-longrope", "tiny-phi4-mini"]
+    return [(n + ".gguf", 40, 0) for n in plain] + [(n + ".gguf", 150, 0) for n in far] + [(n + ".gguf", 40, 64) for n in near]
 
 
 def models():
