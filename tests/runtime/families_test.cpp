@@ -36,7 +36,11 @@ class Families : public ::testing::TestWithParam<const char*> {
     for (const int32_t token : seeded_tokens(8, kVocab, 8)) logits = accept(*session, token);
     return logits;
   }
-  uint32_t window(uint32_t layer) const { return model_->layers[layer].window; }
+  bool sees_windows() const {
+    return std::any_of(model_->layers.begin(), model_->layers.end(),
+                       [](const LayerWeights& layer) { return layer.window; });
+  }
+  void evict_clone_and_go_back(const SessionOptions&) const;
 
   std::shared_ptr<const Model> model_;
 };
@@ -60,6 +64,23 @@ SessionOptions selecting(SessionOptions o, Selection selection, uint32_t k) {
 
 constexpr Retention kRetentions[] = {Retention::kWindow, Retention::kRandom, Retention::kKeyDiff,
                                      Retention::kTova, Retention::kReread};
+// By the scores of a retainer of this kind.
+constexpr const char* kRetainers[] = {"locret", "linear", "mlp", "sink"};
+
+SessionOptions scored(const Model& model, const char* kind, uint32_t pool) {
+  SessionOptions o = retaining(Retention::kLocret, pool);
+  o.retainer = seeded_retainer(model, kind);
+  return o;
+}
+
+SessionOptions adore(const Model& model, uint32_t pool) {
+  return {.retainer = seeded_retainer(model, "adore"),
+          .retention = Retention::kAdore,
+          .pool = pool,
+          .chunk = 64,
+          .rebuild = 2};
+}
+
 constexpr Selection kSelections[] = {Selection::kTokenSelect, Selection::kQuest};
 
 TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
@@ -81,6 +102,14 @@ TEST_P(Families, EqualDenseWhereTheBudgetCoversTheText) {
       expect_close(answer(selecting(retaining(retention, 300), selection, 400)), expected, kRounding);
     }
   }
+  for (const char* kind : kRetainers) {
+    SCOPED_TRACE(kind);
+    expect_close(answer(scored(*model_, kind, 300)), expected, kRounding);
+  }
+  for (const Selection selection : kSelections) {
+    SCOPED_TRACE(policy_name(selection));
+    expect_close(answer(selecting(scored(*model_, "mlp", 300), selection, 400)), expected, kRounding);
+  }
 }
 
 // What every head holds: ascending positions, the last tokens among them, and as many as its layer allows.
@@ -98,52 +127,131 @@ void expect_kept(const Session& session, const Model& model, uint32_t pool, uint
     }
 }
 
+// Under layer scope all heads of a layer keep the same.
+void expect_shared(const Session& session) {
+  for (const auto& layer : kept(session))
+    for (const std::vector<int32_t>& head : layer) ASSERT_EQ(head, layer[0]);
+}
+
+void Families::evict_clone_and_go_back(const SessionOptions& o) const {
+  const auto session = open(o);
+  const std::vector<float> behind = read(*session, seeded_tokens(kText, kVocab));
+  ASSERT_TRUE(std::all_of(behind.begin(), behind.end(), [](float l) { return std::isfinite(l); }));
+  expect_kept(*session, *model_, o.pool, o.local, kText);
+  if (o.retain_scope == RetainScope::kLayer) expect_shared(*session);
+  if (HasFatalFailure()) return;
+
+  const auto other = must(session->clone());
+  std::vector<std::vector<float>> answers;
+  for (const int32_t token : seeded_tokens(6, kVocab, 8)) answers.push_back(accept(*session, token));
+  must(session->rewind(kText));
+  expect_kept(*session, *model_, o.pool, o.local, kText);
+  size_t i = 0;
+  for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
+    const std::vector<float> again = accept(*session, token), cloned = accept(*other, token);
+    ASSERT_EQ(cloned, answers[i]);
+    ASSERT_EQ(again, answers[i++]);
+  }
+}
+
+constexpr uint32_t kPool = 60;
+
 TEST_P(Families, EvictSelectCloneAndGoBack) {
-  constexpr uint32_t kPool = 60, kLocal = 20;
   for (const Retention retention : kRetentions)
     for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
       SCOPED_TRACE(std::string(policy_name(retention)) + " and " + policy_name(selection));
       SessionOptions o = retaining(retention, kPool);
       if (selection != Selection::kDense) o = selecting(o, selection, 24);
-      const auto session = open(o);
-      const std::vector<float> behind = read(*session, seeded_tokens(kText, kVocab));
-      ASSERT_TRUE(std::all_of(behind.begin(), behind.end(), [](float l) { return std::isfinite(l); }));
-      expect_kept(*session, *model_, kPool, kLocal, kText);
+      evict_clone_and_go_back(o);
       if (HasFatalFailure()) return;
-
-      const auto other = must(session->clone());
-      std::vector<std::vector<float>> answers;
-      for (const int32_t token : seeded_tokens(6, kVocab, 8)) answers.push_back(accept(*session, token));
-      must(session->rewind(kText));
-      expect_kept(*session, *model_, kPool, kLocal, kText);
-      size_t i = 0;
-      for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
-        const std::vector<float> again = accept(*session, token), cloned = accept(*other, token);
-        ASSERT_EQ(cloned, answers[i]);
-        ASSERT_EQ(again, answers[i++]);
-      }
     }
+}
+
+TEST_P(Families, EvictByTheScoresOfARetainer) {
+  for (const char* kind : kRetainers) {
+    SCOPED_TRACE(kind);
+    evict_clone_and_go_back(scored(*model_, kind, kPool));
+    if (HasFatalFailure()) return;
+  }
+  for (const Selection selection : kSelections) {
+    SCOPED_TRACE(policy_name(selection));
+    evict_clone_and_go_back(selecting(scored(*model_, "sink", kPool), selection, 24));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(Families, EvictByTheLayerAndUnderOriginalPositions) {
+  for (SessionOptions o : {retaining(Retention::kRandom, kPool), scored(*model_, "locret", kPool)}) {
+    SCOPED_TRACE(policy_name(o.retention));
+    o.retain_scope = RetainScope::kLayer;
+    evict_clone_and_go_back(o);
+    if (HasFatalFailure()) return;
+  }
+  SessionOptions all[] = {scored(*model_, "mlp", kPool), retaining(Retention::kRandom, kPool),
+                          retaining(Retention::kKeyDiff, kPool), retaining(Retention::kTova, kPool),
+                          retaining(Retention::kReread, kPool)};
+  for (SessionOptions& o : all) {
+    SCOPED_TRACE(std::string(policy_name(o.retention)) + " under original positions");
+    o.positions = Positions::kOriginal;
+    evict_clone_and_go_back(o);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A controller chooses for all layers together, which those with a window cannot follow.
+TEST_P(Families, FollowAControllerUnlessTheySeeWindows) {
+  const SessionOptions o = adore(*model_, kPool);
+  if (sees_windows()) {
+    const Status refused = Session::create(model_, cpu(), o).status();
+    EXPECT_EQ(refused.code(), Code::kUnsupported);
+    EXPECT_EQ(refused.message(),
+              "adore keeps the same tokens in every layer, and this model has layers that see their last "
+              "tokens alone; choose another retention");
+    return;
+  }
+  expect_close(answer(adore(*model_, 300)), answer(dense()), kRounding);
+  const auto session = open(o);
+  read(*session, seeded_tokens(kText, kVocab));
+  const Kept sets = kept(*session);
+  ASSERT_EQ(sets[0][0].size(), kPool);
+  EXPECT_EQ(sets[0][0].back(), int32_t{kText} - 1);
+  for (const auto& layer : sets)
+    for (const std::vector<int32_t>& head : layer) ASSERT_EQ(head, sets[0][0]);
+  const auto other = must(session->clone());
+  for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
+    const std::vector<float> logits = accept(*session, token);
+    ASSERT_TRUE(std::all_of(logits.begin(), logits.end(), [](float l) { return std::isfinite(l); }));
+    ASSERT_EQ(accept(*other, token), logits);
+  }
 }
 
 // A reading that is interrupted whenever it tells its progress ends where one that is not does.
 TEST_P(Families, GoOnWhereTheyWereInterrupted) {
-  const SessionOptions o = selecting(retaining(Retention::kWindow, 60), Selection::kTokenSelect, 24);
-  const auto unbroken = open(o), broken = open(o);
-  const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
-  const std::vector<float> expected = read(*unbroken, text);
-  uint32_t interrupts = 0;
-  broken->set_progress([&](const Progress&) { broken->interrupt(); });
-  const auto until_done = [&](const auto& call) {
-    for (;; ++interrupts) {
-      const Status status = call();
-      if (status.ok() || status.code() != Code::kInterrupted) return must(status);
-    }
-  };
-  until_done([&] { return broken->feed(text); });
-  until_done([&] { return broken->flush(); });
-  EXPECT_GT(interrupts, 1u);
-  const std::span<const float> logits = must(broken->logits());
-  EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);
+  std::vector<SessionOptions> all = {
+      selecting(retaining(Retention::kWindow, kPool), Selection::kTokenSelect, 24),
+      selecting(scored(*model_, "locret", kPool), Selection::kQuest, 24), retaining(Retention::kTova, kPool),
+      retaining(Retention::kReread, kPool)};
+  if (!sees_windows()) all.push_back(adore(*model_, kPool));
+  for (const SessionOptions& o : all) {
+    SCOPED_TRACE(policy_name(o.retention));
+    const auto unbroken = open(o), broken = open(o);
+    const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
+    const std::vector<float> expected = read(*unbroken, text);
+    uint32_t interrupts = 0;
+    broken->set_progress([&](const Progress&) { broken->interrupt(); });
+    const auto until_done = [&](const auto& call) {
+      for (;; ++interrupts) {
+        const Status status = call();
+        if (status.ok() || status.code() != Code::kInterrupted) return must(status);
+      }
+    };
+    until_done([&] { return broken->feed(text); });
+    until_done([&] { return broken->flush(); });
+    EXPECT_GT(interrupts, 1u);
+    const std::span<const float> logits = must(broken->logits());
+    EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);
+    EXPECT_EQ(kept(*broken), kept(*unbroken));
+  }
 }
 
 // Where all layers have a window, a base that only these have is everyone's, and yarn scales it alike.
