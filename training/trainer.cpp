@@ -775,11 +775,14 @@ Status Trainer::check_on() {
                               : way % 2 == 1 ? Retention::kLocret
                                              : Retention::kWindow;
   const uint32_t pool = way == 0 ? 0 : text_tokens_ / checked_[(way - 1) / 2].part;
-  THIMBLE_LET(recall,
-              ask_about(t, model_, device_, retention, retention == Retention::kLocret ? retainer_ : nullptr,
-                        pool, kAskedQuestions));
-  of.asked += recall.asked;
-  of.answered += recall.answered;
+  const Result<Recall> recall =
+      ask_about(t, model_, device_, retention, retention == Retention::kLocret ? retainer_ : nullptr, pool,
+                kAskedQuestions);
+  if (!recall.ok())
+    return error(recall.status().code(), "%s is written, but could not be checked: %s",
+                 options_.output.c_str(), recall.status().message().c_str());
+  of.asked += recall->asked;
+  of.answered += recall->answered;
   done_ = ++check_;
   return {};
 }

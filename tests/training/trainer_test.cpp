@@ -365,6 +365,19 @@ TEST_F(Training, AsksWhileItFits) {
   EXPECT_EQ(contents_of(o.output), whole);
 }
 
+TEST_F(Training, SaysThatTheFileIsThereWhereTheCheckFails) {
+  const auto spy = std::make_shared<SpyDevice>(cpu());
+  const TrainingOptions o = options("unchecked");
+  const auto trainer = open(o, spy);
+  while (trainer->progress().phase != Phase::kChecking) ASSERT_TRUE(must(trainer->step()));
+  spy->fail_allocation = spy->allocations;
+  const Status failed = trainer->step().status();
+  EXPECT_EQ(failed.code(), Code::kOutOfMemory);
+  EXPECT_EQ(failed.message(),
+            o.output + " is written, but could not be checked: the test refuses this allocation");
+  EXPECT_EQ(retainer(o.output)->kind, Retainer::Kind::kLocret);
+}
+
 TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
   TrainingOptions o = options("small");
   o.memory = 1;
