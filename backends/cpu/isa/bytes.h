@@ -442,6 +442,20 @@ class LaneFactors {
 
  private:
   __m512 all_;
+#elif defined(__AVX2__)
+  void set(Eight v) { all_[0] = reinterpret_cast<__m256>(v); }
+  void set(const Sixteen& v) {
+    for (int i = 0; i < 2; ++i) all_[i] = reinterpret_cast<__m256>(v.parts[i]);
+  }
+  template <int k>
+  Vec at() const {
+    constexpr int kPart = place<k>(0) / 8, kFirst = place<k>(0) % 8, kLast = place<k>(1) % 8;
+    return reinterpret_cast<Vec>(_mm256_permutevar8x32_ps(
+        all_[kPart], _mm256_setr_epi32(kFirst, kFirst, kFirst, kFirst, kLast, kLast, kLast, kLast)));
+  }
+
+ private:
+  __m256 all_[kGroups / 8];
 #else
   void set(const Floats& v) {
     store_floats(all_, v);
@@ -449,12 +463,7 @@ class LaneFactors {
   }
   template <int k>
   Vec at() const {
-#if defined(__AVX2__)
-    return reinterpret_cast<Vec>(_mm256_blend_ps(_mm256_broadcast_ss(all_ + place<k>(0)),
-                                                 _mm256_broadcast_ss(all_ + place<k>(1)), 0xf0));
-#else
     return broadcast(all_[place<k>(0)]);
-#endif
   }
 
  private:
