@@ -420,6 +420,8 @@ void dense_cases(Bench& b, std::vector<Case>& cases) {
   add("linear 1 row, q6_K [4096][14336]", 1, {{k6, kModel, kFf}});
   add("linear 1 row, q6_K [128256][4096], logits", 1, {{k6, kVocab, kModel}}, false, kLogitRows);
   add("linear 1 row, q8_0 [4096][4096]", 1, {{DType::kQ8_0, kModel, kModel}});
+  add("linear 1 row, q8_0 [201088][2880], logits", 1, {{DType::kQ8_0, 201088, 2880}}, false, kLogitRows);
+  add("linear 1 row, f32 [128][2048], a router", 1, {{DType::kF32, 128, 2048}});
   for (const DType type : {DType::kQ4_0, DType::kQ5_K, DType::kIQ4_XS, DType::kMXFP4})
     add(std::string("linear 1 row, ") + dtype_info(type).name + " [4096][4096]", 1, {{type, kModel, kModel}});
   add("linear 1 row, f16 [4096][4096]", 1, {{DType::kF16, kModel, kModel}});

@@ -17,7 +17,7 @@ bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
 // Whether matvec.comp multiplies a type by products of bytes.
 bool in_digits(const Limits& l, DType type) {
   return l.byte_products &&
-         (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K || type == DType::kMXFP4);
+         (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K || type == DType::kQ8_0);
 }
 // Whether it does so in pieces of 32 columns (pieces.glsl), or four weights at a time.
 bool in_pieces(const Limits& l, DType type) {
@@ -31,8 +31,10 @@ bool in_pieces(const Limits& l, DType type) {
     case DType::kQ5_K:
     case DType::kQ6_K:
       return true;
+    case DType::kMXFP4:
+      return l.half_subnormals;
     default:
-      return in_digits(l, type);
+      return false;
   }
 }
 
@@ -88,9 +90,13 @@ Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(ma
   books = !pieces && dtype_info(w.type).block > 1;
   // More where there are enough to occupy a card.
   lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
-  // Gates and ups are so large that more code at once pays: 31 us of an H200 instead of 35. Of other products
-  // it does not: they are done sooner, but a layer's code must stay in the caches for instructions.
-  together = matrices == 2 && pieces && has_registers(l) ? 4 : 1;
+  // A gate's line and its up's at once. More, or more of other products, would be done sooner alone, but a
+  // layer's code must stay in the caches for instructions.
+  together = matrices == 2 && pieces && has_registers(l) ? 2 : 1;
+  // Few rows without pieces, a router's, are over as soon as they are there: each thread asks for little.
+  if (!pieces && w.rows <= 1024)
+    threads = std::clamp(std::bit_floor(w.cols / 4), std::max(l.subgroup_size, 8u),
+                         std::min(512u, std::bit_floor(l.max_group_threads)));
 }
 
 // 128 x 128 where the device has room and rows for it, else of 64 columns.

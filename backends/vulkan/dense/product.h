@@ -83,7 +83,7 @@ struct Matvec {
   bool digits;        // by products of bytes
   bool books;         // by the shader that knows all types
   uint32_t lines;     // rows of W that share what is read of x, of both matrices of a glu
-  uint32_t together;  // of them in a turn of the loop
+  uint32_t together;  // of them in a turn of the loop: 1, 2 or 4
   uint32_t threads;
   Matvec(const Limits&, const Weight&, uint32_t matrices);
 };

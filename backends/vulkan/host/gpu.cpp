@@ -158,6 +158,7 @@ void examine(const Api& vk, Gpu& gpu) {
                 .f16_storage = features11.storageBuffer16BitAccess == VK_TRUE,
                 .f16_arithmetic = features12.shaderFloat16 == VK_TRUE,
                 .byte_products = byte_products.shaderIntegerDotProduct == VK_TRUE};
+  gpu.limits.half_subnormals = driver.shaderDenormPreserveFloat16 || !driver.shaderDenormFlushToZeroFloat16;
   gpu.limits.cooperative_matrix = has_cooperative_shaders() && gpu.limits.f16_storage &&
                                   gpu.limits.f16_arithmetic && features12.vulkanMemoryModel &&
                                   features12.vulkanMemoryModelDeviceScope && matrices.cooperativeMatrix &&

@@ -21,7 +21,8 @@ struct Limits {
   uint64_t max_range = 0;          // bytes that one operand can show, at least 128 MiB
   bool f16_storage = false;        // 16-bit types in buffers
   bool f16_arithmetic = false;
-  bool byte_products = false;  // four products of bytes and their sum in one operation
+  bool half_subnormals = false;  // f16 below 2^-14 become f32 as they are
+  bool byte_products = false;    // four products of bytes and their sum in one operation
   // Subgroups multiply matrices of 16 x 16 in f16 and add them in f32 (the XC rows of shaders.h), and both of
   // the above are there.
   bool cooperative_matrix = false;

@@ -1,4 +1,4 @@
-// q4_K, q5_K, q6_K and mxfp4 by the digits of x (digits.glsl).
+// q4_K, q5_K, q6_K and q8_0 by the digits of x (digits.glsl).
 
 // The sums of a digit stay below 2^26: 2 * 16 columns of at most 2^7 * 15, 16 times as large, by scales of 6 bits.
 float super_product(uint piece, Columns x) {
@@ -57,24 +57,13 @@ float q6_K_product(uint block, uint part, Columns x) {
   return one_half(block + 208) / 4 * (x.digits.unit * sum);
 }
 
-// Four nibbles, the low halves of bytes, as twice the numbers of 4 bits that they stand for: signed bytes.
-int fp4_numbers(uint nibbles) {
-  const uint code = nibbles & 0x07070707, large = nibbles >> 2 & 0x01010101, sign = nibbles >> 3 & 0x01010101;
-  // 0, 1, 2, 3 are themselves, 4, 5, 6, 7 are 4, 6, 8, 12: what their last two bits add is 0, 1, 2, 5.
-  const uint both = code & code >> 1 & 0x01010101;
-  const uint size = code + ((code & 0x03030303) + 2 * both & 7 * large);
-  // 128 more or less is a byte without a sign, whose top bit is then turned.
-  return int((0x80808080 + size - 2 * (size & 0xff * sign)) ^ 0x80808080);
-}
-// An exponent, and 16 bytes whose low halves are columns 0 to 15 and whose high halves the others. At most 2^16 in 32 bits.
-float mxfp4_product(uint block, Columns x) {
-  const uint first = (block + 1) / 4, shift = (block + 1) % 4 * 8;
+// A scale and 32 signed bytes. At most 2^19 in 32 bits.
+float q8_0_product(uint block, Columns x) {
   int numbers[8];
   [[unroll]] for (uint i = 0; i < 4; ++i) {
-    // A word behind the last byte may be read, which is there.
-    const uint q = shift == 0 ? staged[first + i] : staged[first + i] >> shift | staged[first + i + 1] << 32 - shift;
-    numbers[i] = fp4_numbers(q & kLow);
-    numbers[4 + i] = fp4_numbers(q >> 4 & kLow);
+    const ivec2 two = ivec2(two_words(block + 2 + 8 * i));
+    numbers[2 * i] = two.x;
+    numbers[2 * i + 1] = two.y;
   }
   float sum = 0;
   [[unroll]] for (uint k = 0; k < kDigits; ++k) {
@@ -82,5 +71,5 @@ float mxfp4_product(uint block, Columns x) {
     [[unroll]] for (uint i = 0; i < 8; ++i) of_digit += dot_signed(x.digits.words[8 * k + i], numbers[i], kFourBytes);
     sum += float(1u << 8 * k) * float(of_digit);
   }
-  return fp4_scale(staged[block / 4] >> 8 * (block % 4) & 0xff) * (x.digits.unit * sum);
+  return one_half(block) * (x.digits.unit * sum);
 }

@@ -1,4 +1,4 @@
-// q4_K, q5_K, q6_K and mxfp4 as matvec multiplies them where a device sums the products of four bytes in one instruction: by integers,
+// q4_K, q5_K, q6_K and q8_0 as matvec multiplies them where a device sums the products of four bytes in one instruction: by integers,
 // exactly. The 32 numbers of x of a piece share a power of two; in it each is an integer of 23 bits, written as three signed
 // bytes, its digits (base 256). An H200 takes four instructions for a weight of q4_K so, and eight as floats.
 //

@@ -24,7 +24,7 @@ layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrice
 layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
 layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
-layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop
+layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop: 1, 2 or 4
 #ifdef EXPERTS
 layout(constant_id = 9) const uint kChosen = 0;  // y adds up so many slots; 0: they have rows of their own
 layout(constant_id = 10) const uint kTeams = 1;  // slots that are multiplied at once, by equally many threads each
@@ -109,28 +109,35 @@ void add_up(uint row, uint line, float product, bool first) {
   subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
 }
 
+// Line `l` of a turn, for the thread's piece. NVIDIA's compiler keeps what was fetched in memory if `l` is a loop's variable.
+void multiply_line(uint turn, uint l, uint first, Columns of_first_row) {
+  const uint line = turn * kTogether + l, pieces = push.p.in_cols / 32;
+  take_fetched(l);
+  const bool last = line + kTogether >= kLines;
+  const uint next = last ? first + kShare : first;
+  if (next < pieces) fetch(l, next, line + kTogether - (last ? kLines : 0));
+  [[unroll]] for (uint r = 0; r < kRows; ++r) {
+    if (r > 0 && r >= rows) break;
+    Columns columns = of_first_row;
+    if (r > 0) columns = columns_of(first_row + r, min(first + thread, pieces - 1));
+    const float product = piece_product(line, first, columns);
+    add_up(r, line, first + thread < pieces ? product : 0, first == 0);
+  }
+}
+
 // Blocks: pieces in turns, and for each all lines. The first of these are under way.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
   for (uint first = 0; first < pieces; first += kShare) {
-    const uint piece = min(first + thread, pieces - 1);
-    const bool mine = first + thread < pieces;
-    const Columns of_first_row = columns_of(first_row, piece);
-    [[dont_unroll]] for (uint turn = 0; turn < kLines / kTogether; ++turn)
-      [[unroll]] for (uint l = 0; l < kTogether; ++l) {
-        const uint line = turn * kTogether + l;
-        take_fetched(l % kAhead);
-        const bool last = line + kAhead >= kLines;
-        const uint next = last ? first + kShare : first;
-        if (next < pieces) fetch(l % kAhead, next, line + kAhead - (last ? kLines : 0));
-        [[unroll]] for (uint r = 0; r < kRows; ++r) {
-          if (r > 0 && r >= rows) break;
-          Columns columns = of_first_row;
-          if (r > 0) columns = columns_of(first_row + r, piece);
-          const float product = piece_product(line, first, columns);
-          add_up(r, line, mine ? product : 0, first == 0);
-        }
+    const Columns of_first_row = columns_of(first_row, min(first + thread, pieces - 1));
+    [[dont_unroll]] for (uint turn = 0; turn < kLines / kTogether; ++turn) {
+      multiply_line(turn, 0, first, of_first_row);
+      if (kTogether > 1) multiply_line(turn, 1, first, of_first_row);
+      if (kTogether > 2) {
+        multiply_line(turn, 2, first, of_first_row);
+        multiply_line(turn, 3, first, of_first_row);
       }
+    }
   }
 }
 
@@ -177,7 +184,7 @@ void leave_squares() {
 
 void multiply_slot(uint slot) {
   first_row = push.p.of_tokens != 0 ? 0 : slot;  // there is one token
-  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kTogether; ++l) fetch(l, 0, l);
   if (kInPieces)
     multiply_pieces();
   else
@@ -269,7 +276,7 @@ void main() {
 
   find_place();
 
-  if (kInPieces) [[unroll]] for (uint l = 0; l < kAhead; ++l) fetch(l, 0, l);
+  if (kInPieces) [[unroll]] for (uint l = 0; l < kTogether; ++l) fetch(l, 0, l);
   const float squares = push.p.scales != 0 ? own_squares() : 0;
   if (kInPieces)
     multiply_pieces();

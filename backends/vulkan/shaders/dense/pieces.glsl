@@ -7,14 +7,9 @@
 // Blocks of 16-byte words are read from memory, others pass through shared memory, of which each subgroup has its own part:
 // no thread waits for those of other subgroups.
 const bool kSuper = kType == kQ4_K || kType == kQ5_K;
-#ifdef DIGITS
 const bool kFp4 = kType == kMXFP4;
-#else
-const bool kFp4 = false;
-#endif
-const bool kStaged =
-    kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K || kFp4;
-const bool kInPieces = kSuper || kStaged;  // other types are multiplied four weights at a time
+const bool kStaged = kType == kQ8_0 || kType == kQ4_0 || kType == kQ4_1 || kType == kQ5_0 || kType == kQ5_1 || kType == kQ6_K;
+const bool kInPieces = kSuper || kFp4 || kStaged;  // other types are multiplied four weights at a time
 const bool kHasMinimum = kSuper || kType == kQ4_1 || kType == kQ5_1;
 
 // ---- x ----
@@ -56,7 +51,7 @@ Columns columns_of(uint row, uint piece) {
 #ifdef DIGITS
   c.digits = digits_of(c.quads, first + last);
 #endif
-  [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] *= vec4(1, 1.0 / 256, 1, 1.0 / 256);
+  if (!kFp4) [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] *= vec4(1, 1.0 / 256, 1, 1.0 / 256);
   return c;
 }
 
@@ -98,11 +93,15 @@ struct Words {
 };
 Words words;  // of the line that is multiplied
 // What is under way: these of the next lines, or the thread's part of their strips.
-const uint kAhead = kTogether < 2 ? 1 : 2;
-Words fetched[kAhead];
-uvec4 fetched_quads[kAhead * kSteps];
+Words fetched[kTogether];
+uvec4 fetched_quads[kTogether * kSteps];
 
 Words fetch_words(uint line, uint piece) {
+  if (kFp4) {  // 17 bytes from any byte on lie in five words
+    const uint first = (line_start(line) + piece * kBlockBytes) / 4, m = line % kMatrices;
+    return Words(uvec4(word_at(m, first + 4), 0, 0, 0),
+                 uvec4(word_at(m, first), word_at(m, first + 1), word_at(m, first + 2), word_at(m, first + 3)), uvec4(0));
+  }
   const uint block_quads = kType == kQ5_K ? 11 : 9, part = piece % 8, m = line % kMatrices;
   const uint block = line_start(line) / 16 + piece / 8 * block_quads;
   return Words(words_at(m, block), words_at(m, block + block_quads - 8 + part),
@@ -249,12 +248,37 @@ float block_product(uint block, Columns x) {
   return d * (low + high) + (kHasMinimum ? one_half(block + 2) * x.sum : 0.0);
 }
 
+// mxfp4: an exponent, and 16 bytes whose low halves are columns 0 to 15 and whose high halves the others. A number of 4 bits is
+// an f16 of which the sign, the last two bits of the exponent and the first of the mantissa are there: 2^-14 times as large, and
+// a subnormal f16 where it is a subnormal number itself. From the upper bytes of four of these:
+vec4 four_halves(uint bytes) {
+  const vec2 even = unpackHalf2x16(bytes << 8 & 0xff00ff00), odd = unpackHalf2x16(bytes & 0xff00ff00);
+  return vec4(even.x, odd.x, even.y, odd.y);
+}
+float fp4_product(uint byte, Columns x) {
+  const uint shift = 8 * (byte % 4);
+  const uint five[5] = {words.quants.x, words.quants.y, words.quants.z, words.quants.w, words.head.x};
+  vec4 sums = vec4(0);
+  // By 8 to 32 bits to the right, as the upper half of a product.
+  const uint factor = 1u << 24 - shift;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    uint upper, lower;
+    umulExtended(five[i], factor, upper, lower);
+    const uint q = five[i + 1] * factor + upper;
+    sums = fma(four_halves(q << 1 & 0x0e0e0e0e | q << 4 & 0x80808080), x.quads[i], sums);
+    sums = fma(four_halves(q >> 3 & 0x0e0e0e0e | q & 0x80808080), x.quads[4 + i], sums);
+  }
+  return fp4_scale(words.quants.x >> shift & 0xff) * (32768.0 * sum_of(sums));
+}
+
 // The product of the thread's piece of a line, which was taken.
 float piece_product(uint line, uint first_piece, Columns x) {
-  if (!kStaged) return super_product(min(first_piece + thread, push.p.in_cols / 32 - 1), x);
+  const uint piece = min(first_piece + thread, push.p.in_cols / 32 - 1);
+  if (kFp4) return fp4_product(line_start(line) + piece * kBlockBytes, x);
+  if (!kStaged) return super_product(piece, x);
   const uint strip = 4 * own_strip() + (line_start(line) + strip_start(first_piece)) % 16, own = thread % kTeam;
 #ifdef DIGITS
-  if (kFp4) return mxfp4_product(strip + own * kBlockBytes, x);
+  if (kType == kQ8_0) return q8_0_product(strip + own * kBlockBytes, x);
 #endif
   return kType == kQ6_K ? q6_K_product(strip + own / 8 * kBlockBytes, own % 8, x)
                         : block_product(strip + own * kBlockBytes, x);
