@@ -21,6 +21,9 @@ void linear_before(Recording&, const Linear&, const RmsNorm&);
 void scale(Recording&, const Scale&);
 void route(Recording&, const Route&);
 void expert_glu(Recording&, const ExpertGlu&);
+// Both, where the device can be shown all experts at once and gates and ups are of one type; else false, and
+// nothing.
+bool routed_expert_glu(Recording&, const Route&, const ExpertGlu&);
 void expert_linear(Recording&, const ExpertLinear&);
 // The same of an expert_linear, where the device can be shown all experts at once; else false, and nothing.
 bool expert_linear_before(Recording&, const ExpertLinear&, const RmsNorm&);

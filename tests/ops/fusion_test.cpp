@@ -236,6 +236,7 @@ Joins vulkan(uint32_t max_rows) {
   return {.norm = max_rows == 1 ? Joins::Norm::kBetweenProducts : Joins::Norm::kAlone,
           .sibling = [](const RmsNorm* norm, std::span<const Linear> siblings,
                         const Linear& next) { return norm || side_by_side(siblings.back(), next); },
+          .routed_glu = max_rows == 1,
           .append = false,
           .normed_append = max_rows == 1,
           .vote = [](const Vote&, const TopK&) { return true; }};
@@ -396,7 +397,7 @@ TEST(Fusion, AGluMayChooseItsExperts) {
   glu.p.experts = 8, glu.p.chosen = 2;
   EXPECT_EQ(groups({route, glu}, cuda(1)), "route+expert_glu");
   EXPECT_EQ(groups({route, glu}, cuda(32)), "route expert_glu");
-  EXPECT_EQ(groups({route, glu}, vulkan(1)), "route expert_glu");
+  EXPECT_EQ(groups({route, glu}, vulkan(1)), "route+expert_glu");
   EXPECT_EQ(groups({glu, route}, cuda(1)), "expert_glu route");
   const auto apart = [&](const std::function<void(ExpertGlu&)>& change) {
     ExpertGlu changed = glu;

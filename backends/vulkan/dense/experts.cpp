@@ -17,25 +17,38 @@ uint32_t most_threads(const Limits& l) {
   return std::min({l.max_group_threads, l.max_shared_bytes / 48, 512u});
 }
 
+// A line is waited for while others are multiplied, so of what is done in a few microseconds a workgroup
+// takes few; of MXFP4, which takes longer, some more. Lines of this type and of q4_K and q5_K wait in few
+// registers, so more of them are under way.
+Matvec matvec_of(const Limits& l, const Weight& w, uint32_t matrices) {
+  Matvec m(l, w, matrices);
+  const bool has_room = m.lines > 4;
+  m.lines = std::min(m.lines, 4 * matrices);
+  if (has_room && (w.type == DType::kQ4_K || w.type == DType::kQ5_K)) m.together = 2;
+  if (has_room && w.type == DType::kMXFP4) m.lines = 12, m.together = 4;
+  return m;
+}
+
 void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& part) {
   const uint32_t matrices = p.up ? 2 : 1;
-  const Matvec m(r.limits(), p.w, matrices);
-  // A line is waited for while others are multiplied, so of what is done in a few microseconds a workgroup
-  // takes few.
-  const uint32_t lines = std::min(m.lines, 4 * matrices), together = std::min(m.together, lines);
+  const Matvec m = matvec_of(r.limits(), p.w, matrices);
   const bool adds = bool(p.weight), prepares = bool(p.prepares.row);
-  const uint32_t teams = adds ? std::min(p.chosen, most_threads(r.limits()) / m.threads) : 1;
-  r.dispatch(
-      m.digits  ? Shader::kExpertMatvecDigits
-      : m.books ? Shader::kExpertMatvecBooks
-                : Shader::kExpertMatvec,
-      {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), lines, 1,
-       matrices, m.threads * teams, r.limits().subgroup_size, together, adds ? p.chosen : 0, teams, prepares},
-      {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),
-       prepares ? writes(p.prepares.squares) : reads(part.up), reads(p.first),
-       prepares ? writes(p.prepares.row) : reads({}),
-       reads(prepares ? p.norm_weight : vectors_of(p.up_bias, part)), reads(p.weight), reads(r.code_books())},
-      params_of(p, part), groups(part.cols, lines / matrices), adds ? 1 : part.slots);
+  const uint32_t teams = adds ? std::clamp(most_threads(r.limits()) / m.threads, 1u, p.chosen) : 1;
+  const bool routes = p.route;
+  const Route route = routes ? *p.route : Route{};
+  r.dispatch(m.digits  ? Shader::kExpertMatvecDigits
+             : m.books ? Shader::kExpertMatvecBooks
+                       : Shader::kExpertMatvec,
+             {static_cast<uint32_t>(p.w.type), p.activates, in_quads(part.x, p.in_cols, p.in_cols), m.lines,
+              1, matrices, m.threads * teams, r.limits().subgroup_size, m.together, adds ? p.chosen : 0,
+              teams, prepares, routes ? p.experts : 1, routes ? p.chosen : 0, route.bias ? 1u : 0u},
+             {reads(part.x), reads(part.w), reads(vectors_of(p.bias, part)), writes(part.y),
+              prepares ? writes(p.prepares.squares) : reads(part.up), Operand{p.first, routes},
+              prepares ? writes(p.prepares.row) : Operand{route.row, routes},
+              reads(prepares ? p.norm_weight : vectors_of(p.up_bias, part)),
+              routes ? writes(route.weight) : reads(p.weight), reads(route.logits), reads(route.bias),
+              reads(r.code_books())},
+             params_of(p, part), groups(part.cols, m.lines / matrices), adds ? 1 : part.slots);
 }
 
 // The slots of one row.
@@ -57,6 +70,12 @@ void multiply_vectors(Recording& r, const ExpertProduct& p) {
       part.y_stride = p.out_cols;
       dispatch_matvec(r, p, part);
     }
+}
+
+// Whether that is one dispatch.
+bool is_shown_at_once(const Recording& r, const ExpertProduct& p) {
+  const ExpertWindow window(r.limits(), p);
+  return window.experts == p.experts && window.rows == p.out_cols;
 }
 
 void multiply(Recording& r, const ExpertProduct& p) {
@@ -84,7 +103,10 @@ ExpertProductParams params_of(const ExpertProduct& p, const ExpertPart& part) {
           .of_tokens = p.of_tokens,
           .act = p.act,
           .has_bias = p.bias ? 1u : 0u,
-          .has_up_bias = p.up_bias ? 1u : 0u};
+          .has_up_bias = p.up_bias ? 1u : 0u,
+          .route_kind = p.route ? p.route->p.kind : 0,
+          .route_share = p.route ? p.route->p.share : 0,
+          .route_scale = p.route ? p.route->p.scale : 0};
 }
 
 Weight matrices_of(const ExpertProduct& p, const Weight& w, const ExpertPart& part) {
@@ -113,23 +135,27 @@ ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out
   if (most_rows < p.out_cols) rows = static_cast<uint32_t>(most_rows / kTile * kTile);
 }
 
-void expert_glu(Recording& r, const ExpertGlu& op) {
+static ExpertProduct product_of(const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
-  ExpertProduct product{.x = op.x,
-                        .w = op.gate,
-                        .up = {},
-                        .bias = op.gate_bias,
-                        .up_bias = {},
-                        .first = op.first,
-                        .row = op.row,
-                        .weight = {},
-                        .y = op.h,
-                        .in_cols = p.in_cols,
-                        .out_cols = p.out_cols,
-                        .experts = p.experts,
-                        .chosen = p.chosen,
-                        .of_tokens = true,
-                        .act = p.act};
+  return {.x = op.x,
+          .w = op.gate,
+          .up = {},
+          .bias = op.gate_bias,
+          .up_bias = {},
+          .first = op.first,
+          .row = op.row,
+          .weight = {},
+          .y = op.h,
+          .in_cols = p.in_cols,
+          .out_cols = p.out_cols,
+          .experts = p.experts,
+          .chosen = p.chosen,
+          .of_tokens = true,
+          .act = p.act};
+}
+
+void expert_glu(Recording& r, const ExpertGlu& op) {
+  ExpertProduct product = product_of(op);
   // One row is read once for both matrices, and matrix units take both at once. Else the gate goes where h
   // will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
@@ -142,6 +168,16 @@ void expert_glu(Recording& r, const ExpertGlu& op) {
   product.bias = op.up_bias;
   product.activates = true;
   multiply(r, product);
+}
+
+bool routed_expert_glu(Recording& r, const Route& route, const ExpertGlu& op) {
+  ExpertProduct product = product_of(op);
+  product.up = op.up;
+  product.up_bias = op.up_bias;
+  if (op.gate.type != op.up.type || !is_shown_at_once(r, product)) return false;
+  product.route = &route;
+  multiply_vectors(r, product);
+  return true;
 }
 
 static ExpertProduct product_of(const ExpertLinear& op) {
@@ -164,8 +200,7 @@ void expert_linear(Recording& r, const ExpertLinear& op) { multiply(r, product_o
 
 bool expert_linear_before(Recording& r, const ExpertLinear& op, const RmsNorm& norm) {
   ExpertProduct product = product_of(op);
-  const ExpertWindow window(r.limits(), product);
-  if (window.experts < product.experts || window.rows < product.out_cols) return false;
+  if (!is_shown_at_once(r, product)) return false;
   product.prepares = PreparedNorm::in(r.scratch(), norm.p.cols);
   product.norm_weight = norm.weight;
   multiply_vectors(r, product);

@@ -21,6 +21,8 @@ struct ExpertProduct {
   // Of one row: where y is prepared for the norm that reads it next, and what that wants; or empty.
   PreparedNorm prepares;
   View norm_weight;
+  // Of one row: what chooses the experts, or null where they are chosen.
+  const Route* route = nullptr;
 };
 
 // What a dispatch sees of one: columns [col, col + cols) of y in slots [first_slot, first_slot + slots).

@@ -52,6 +52,7 @@ class VulkanRecorder : public Recorder {
     // A token's norm is made by the product before it and those that read it: a dispatch of its own would
     // take 4.4 us of an H200.
     joins.norm = recording_.max_rows() == 1 ? Joins::Norm::kBetweenProducts : Joins::Norm::kAlone;
+    joins.routed_glu = recording_.max_rows() == 1;
     joins.normed_append = recording_.max_rows() == 1;
     joins.sibling = [](const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next) {
       return norm || side_by_side(siblings.back(), next);
@@ -110,6 +111,7 @@ class VulkanRecorder : public Recorder {
     glu(recording_, *g.glu, g.norm);
   }
   void launch(const RoutedGlu& g) {
+    if (routed_expert_glu(recording_, *g.route, *g.glu)) return;
     launch(*g.route);
     launch(*g.glu);
   }

@@ -69,6 +69,8 @@ struct ExpertProductParams {
   uint of_tokens;                   // 1: x has a row for each token; 0: for each slot
   uint act;
   uint has_bias, has_up_bias;
+  uint route_kind, route_share;  // matvec, where it chooses the experts by itself: of RouteParams
+  float route_scale;
 };
 // add_experts.
 struct AddExpertsParams {

@@ -15,7 +15,11 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
+#ifdef EXPERTS
+#define kOperands 12
+#else
 #define kOperands 10
+#endif
 #include "../operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
@@ -29,6 +33,9 @@ layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loo
 layout(constant_id = 9) const uint kChosen = 0;  // y adds up so many slots; 0: they have rows of their own
 layout(constant_id = 10) const uint kTeams = 1;  // slots that are multiplied at once, by equally many threads each
 layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, where y adds up slots
+layout(constant_id = 12) const uint kExperts = 1;       // of which a glu chooses by itself
+layout(constant_id = 13) const uint kRouted = 0;        // so many, or none: they are chosen
+layout(constant_id = 14) const bool kHasRouteBias = false;
 #else
 const uint kTeams = 1;
 #endif
@@ -43,6 +50,12 @@ layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) readonly buffer WeightOfSlot { float weight_of_slot[]; };
 const uint kSquares = 4, kPrepared = 6, kNormWeight = 7;  // of push.base
+// A glu may choose the experts by itself, and leave what route gives to those behind it.
+layout(set = 0, binding = 6, std430) writeonly buffer FirstMade { uint first_made[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer RowMade { uint row_made[]; };
+layout(set = 0, binding = 9, std430) writeonly buffer WeightMade { float weight_made[]; };
+layout(set = 0, binding = 10, std430) readonly buffer Logits { float logits[]; };
+layout(set = 0, binding = 11, std430) readonly buffer RouteBias { float route_biases[]; };
 #else
 const uint kSquares = 8, kPrepared = 6, kNormWeight = 7;
 layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
@@ -181,6 +194,30 @@ void leave_squares() {
 
 #ifdef EXPERTS
 #include "find_expert.glsl"
+#include "route.glsl"
+float logit(uint expert) { return logits[push.base[9] + expert]; }
+float route_bias(uint expert) { return route_biases[push.base[10] + expert]; }
+RouteParams route_params() {
+  return RouteParams(kExperts, kRouted, push.p.route_kind, push.p.route_share, push.p.route_scale);
+}
+
+// Chooses the experts; one subgroup leaves who they are.
+void choose_expert(uint slot) {
+  const bool leaves = gl_WorkGroupID.x == 0 && gl_WorkGroupID.y == 0 && gl_SubgroupID == 0;
+  route_row(leaves);
+  expert = chosen_expert(slot);
+  if (!leaves) return;
+  weigh_chosen();
+  uint place = chosen_before();
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    if (expert_of(i) < kExperts) first_made[push.base[5] + expert_of(i)] = place;
+    if (!chosen[i]) continue;
+    weight_made[push.base[8] + place] = shares[i];
+    row_made[push.base[6] + place] = 0;
+    ++place;
+  }
+  if (gl_SubgroupInvocationID == 0) first_made[push.base[5] + kExperts] = kRouted;
+}
 
 void multiply_slot(uint slot) {
   first_row = push.p.of_tokens != 0 ? 0 : slot;  // there is one token
@@ -194,7 +231,10 @@ void multiply_slot(uint slot) {
 
 // The columns of a slot.
 void make_slot(uint slot) {
-  find_expert(slot);
+  if (kRouted > 0)
+    choose_expert(slot);
+  else
+    find_expert(slot);
   if (!sees_expert()) return;
   multiply_slot(slot);
   [[dont_unroll]] for (uint col = place; col < min(kCols, push.p.out_cols - first_col); col += kThreads) {

@@ -1,0 +1,109 @@
+// How a subgroup chooses a row's experts. A lane has kEach neighbours, in registers: one row has nothing else to hide the time of
+// memory. The shader that includes this has kLanes, kExperts, kRouted (of them, for a row), kHasRouteBias and these functions.
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_ballot : require
+
+float logit(uint expert);
+float route_bias(uint expert);
+RouteParams route_params();
+
+const float kNoPeak = -3e38;  // below every logit; finite, as not every device computes with infinities
+const uint kMinusInfinity = 0xff800000;
+
+bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffff) > 0x7f800000; }
+// Ordered as numbers are; NaN is -inf, and -0 is 0.
+uint key_of(float x) {
+  const uint bits = is_nan(x) ? kMinusInfinity : x == 0 ? 0 : floatBitsToUint(x);
+  return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
+}
+
+const uint kEach = (kExperts + kLanes - 1) / kLanes;
+uint expert_of(uint i) { return gl_SubgroupInvocationID * kEach + i; }
+float shares[kEach];  // what an expert counts before the chosen ones are compared; its logit until weigh_experts()
+bool chosen[kEach];
+
+void load_logits() {
+  [[unroll]] for (uint i = 0; i < kEach; ++i) shares[i] = logit(min(expert_of(i), kExperts - 1));
+}
+void weigh_experts() {
+  const uint kind = route_params().kind;
+  float peak = kNoPeak, sum = 0;
+  if (kind == kRouteSoftmax) {
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (!is_nan(shares[i])) peak = max(peak, shares[i]);
+    peak = subgroupMax(peak);
+    [[unroll]] for (uint i = 0; i < kEach; ++i) sum += expert_of(i) < kExperts ? exp_ulp(shares[i] - peak) : 0;
+    sum = subgroupAdd(sum);
+  }
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    if (kind == kRouteSoftmax) shares[i] = exp_ulp(shares[i] - peak) / sum;
+    if (kind == kRouteSigmoid) shares[i] = 1 / (1 + exp_ulp(-shares[i]));
+  }
+}
+
+// The highest key that is left, of equal ones the lowest expert's. Logits have the order of shares.
+void choose() {
+  uint keys[kEach];  // 0: it is chosen, or not there
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    const float share = kHasRouteBias ? shares[i] + route_bias(min(expert_of(i), kExperts - 1)) : shares[i];
+    keys[i] = expert_of(i) < kExperts ? key_of(share) : 0;
+    chosen[i] = false;
+  }
+  [[dont_unroll]] for (uint c = 0; c < kRouted; ++c) {
+    uint best = 0;
+    [[unroll]] for (uint i = 0; i < kEach; ++i) best = max(best, keys[i]);
+    const bool highest = best == subgroupMax(best);
+    const uint first = subgroupBallotFindLSB(subgroupBallot(highest));
+    bool takes = first == gl_SubgroupInvocationID;
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (takes && keys[i] == best) {
+        keys[i] = 0;
+        chosen[i] = true;
+        takes = false;
+      }
+  }
+}
+// Loads, weighs and chooses; shares are there where they are `weighed`.
+void route_row(bool weighed) {
+  load_logits();
+  if (kHasRouteBias) weigh_experts();
+  choose();
+  if (!kHasRouteBias && weighed) weigh_experts();
+}
+
+// How many experts before the lane's are chosen.
+uint chosen_before() {
+  uint before = 0;
+  [[unroll]] for (uint i = 0; i < kEach; ++i) before += subgroupBallotExclusiveBitCount(subgroupBallot(chosen[i]));
+  return before;
+}
+// The chosen expert of a slot.
+uint chosen_expert(uint slot) {
+  uint place = chosen_before(), expert = 0;
+  [[unroll]] for (uint i = 0; i < kEach; ++i) {
+    if (!chosen[i]) continue;
+    if (place == slot) expert = expert_of(i);
+    ++place;
+  }
+  return subgroupMax(expert);
+}
+// Makes shares of chosen experts their weights.
+void weigh_chosen() {
+  const RouteParams p = route_params();
+  const bool of_chosen = p.kind == kRouteSoftmaxOfChosen;
+  if (of_chosen) {
+    float highest = kNoPeak;
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (chosen[i] && !is_nan(shares[i])) highest = max(highest, shares[i]);
+    highest = subgroupMax(highest);
+    [[unroll]] for (uint i = 0; i < kEach; ++i)
+      if (chosen[i]) shares[i] = exp_ulp(shares[i] - highest);
+  }
+  float total = 0;
+  [[unroll]] for (uint i = 0; i < kEach; ++i)
+    if (chosen[i]) total += shares[i];
+  total = subgroupAdd(total);
+  // The models' own code divides by no less than f16's smallest normal number.
+  const float by = p.share != 0 || of_chosen ? max(total, 6.103515625e-5) : 1;
+  [[unroll]] for (uint i = 0; i < kEach; ++i) shares[i] = shares[i] / by * p.scale;
+}
