@@ -412,10 +412,50 @@ Result<Value> count_equal(Call& c) {
   return Value(found);
 }
 
+// Some published templates gather in a list what they need later, so lists may grow and shrink by these,
+// which transformers refuses.
+Result<Value> append(Call& c) {
+  THIMBLE_TRY(c.heap.append(self_list(c), c.arguments[0]));
+  return Value(None());
+}
+
+Result<Value> extend(Call& c) {
+  THIMBLE_LET(more, elements(c.heap, c.arguments[0]));
+  const std::vector<Value> items = more->items;  // which may be the list itself
+  for (const Value& item : items) THIMBLE_TRY(c.heap.append(self_list(c), item));
+  return Value(None());
+}
+
+Result<Value> insert(Call& c) {
+  THIMBLE_LET(place, c.integer(0, 0));
+  std::vector<Value>& items = self_list(c).items;
+  const auto size = static_cast<int64_t>(items.size());
+  THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
+  THIMBLE_TRY(c.heap.spend_bytes(sizeof(Value)));
+  const int64_t at = std::clamp<int64_t>(place < 0 ? place + size : place, 0, size);
+  items.insert(items.begin() + at, c.arguments[1]);
+  return Value(None());
+}
+
+Result<Value> pop(Call& c) {
+  THIMBLE_LET(place, c.integer(0, -1));
+  std::vector<Value>& items = self_list(c).items;
+  const auto size = static_cast<int64_t>(items.size());
+  const int64_t at = place < 0 ? place + size : place;
+  if (at < 0 || at >= size) return bad("pop takes from a list what is not there");
+  THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
+  const Value taken = items[static_cast<size_t>(at)];
+  items.erase(items.begin() + at);
+  return taken;
+}
+
 Result<Value> copy_list(Call& c) { return c.machine.call_filter("list", c.self, {}); }
 
 constexpr Builtin kPlaceMethods[] = {{"count", "value", count_equal}, {"index", "value", index}};
-constexpr Builtin kListMethods[] = {{"copy", "", copy_list}};
+constexpr Builtin kListMethods[] = {
+    {"append", "object", append},       {"copy", "", copy_list}, {"extend", "iterable", extend},
+    {"insert", "index object", insert}, {"pop", "?index", pop},
+};
 
 // ---- dicts ----
 
@@ -511,8 +551,7 @@ bool changes(const Value& self, std::string_view name) {
   };
   if (is<Dict*>(self)) return among({"clear", "pop", "popitem", "setdefault", "update"});
   List* const* list = as<List*>(self);
-  return list && (*list)->kind == List::Kind::kList &&
-         among({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"});
+  return list && (*list)->kind == List::Kind::kList && among({"clear", "remove", "reverse", "sort"});
 }
 
 }  // namespace thimble::jinja

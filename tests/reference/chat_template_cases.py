@@ -151,8 +151,12 @@ STATEMENTS = {
     "filter block": "{% filter upper|trim %} a{{ long }} {% endfilter %}|{% filter indent(2) %}a\nb{% endfilter %}",
     "generation": "a{% generation %}{% set q = 1 %}b{{ q }}{% endgeneration %}c",
     "list methods": "{{ [1, 2, 1].index(2) }}{{ [1, 2, 1].count(1) }}{{ (1, 2).index(2) }}{{ range(5).count(3) }}{{ [1, 2].copy() }}",
-    "nothing is changed": "{{ numbers.append is defined }}{{ table.pop is defined }}{{ table['update'] is defined }}|{{ numbers.sort }}|"
-                          "{% if no %}{% set _ = numbers.append(1) %}{% endif %}{{ table.copy() }}",
+    "nothing is changed": "{{ numbers.reverse is defined }}{{ table.pop is defined }}{{ table['update'] is defined }}|{{ numbers.sort }}|"
+                          "{% if no %}{% set _ = numbers.reverse() %}{% endif %}{{ table.copy() }}",
+    "lists grow and shrink": "{% set seen = namespace(ids=[]) %}{% for x in words %}{% set _ = seen.ids.append(x) %}{% endfor %}{{ seen.ids }}"
+                             "{{ seen.ids.pop(0) }}{{ seen.ids.pop() }}{{ seen.ids|length }}{% set l = [1, 2, 3] %}{% set _ = l.insert(1, 9) %}"
+                             "{% set _ = l.insert(-1, 8) %}{% set _ = l.extend(l) %}{{ l }}{{ l.pop(-2) }}{{ l }}{{ l.append is defined }}"
+                             "{% set grown = [1, 2] %}{% for x in grown|list if grown.append(x) is none %}{{ x }}{% endfor %}{{ grown }}",
     "whole branches": "{% if no %}{{ x|nope }}{{ x is nope }}{{ nope(1) }}{{ x.nope() }}{{ lipsum() }}{{ cycler() }}{% else %}a{% endif %}"
                       "{{ (x|nope) if no else 'b' }}{{ 'c' if yes else x is nope }}{{ 'd' if yes or x is nope }}",
     "recursive": "{% for k in [{'n': 1, 'in': [{'n': 2, 'in': [{'n': 3}]}, {'n': 4}]}, {'n': 5}] recursive %}{{ loop.depth }}{{ loop.depth0 }}:{{ k.n }}"
@@ -230,10 +234,8 @@ REFUSED = """
 {{ ''.split('') if false else 'a'.split('') }}
 {{ [].pop() }}
 {{ {}.pop('a') }}
-{{ [1].append(2) }}
 {{ [1].sort() }}
-{{ [1].extend([2]) }}
-{{ [1].insert(0, 2) }}
+{{ [1].pop(3) }}
 {{ [1].remove(1) }}
 {{ [1].reverse() }}
 {{ {}.update(a=1) }}

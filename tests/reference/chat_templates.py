@@ -7,7 +7,7 @@
 
 An array of templates: "name", "source" and "cases", each with "name", "variables" (JSON in a string) and "output", or "error" where Jinja2
 refuses. The environment is that of the
-programs that publish templates: nothing given can be changed, blocks trimmed, loop controls, a generation tag that does
+programs that publish templates: nothing given can be changed but by a list's append, extend, insert and pop, blocks trimmed, loop controls, a generation tag that does
 nothing, JSON without escapes for HTML.
 """
 
@@ -22,6 +22,13 @@ import jinja2.ext
 import jinja2.sandbox
 
 NOW = datetime.datetime(2025, 3, 7, 9, 5, 2)  # 1741338302 seconds after 1970
+
+
+class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """transformers', but that lists may grow and shrink: templates that other programs publish count on it."""
+
+    def is_safe_attribute(self, obj, attr, value):
+        return (type(obj) is list and attr in ("append", "extend", "insert", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
 class Generation(jinja2.ext.Extension):
@@ -45,7 +52,7 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
 
 
 def environment():
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    env = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = tojson
     env.filters["from_json"] = json.loads  # of another runtime, which some templates know

@@ -114,8 +114,8 @@ TEST(Jinja, SaysWhatFailsAndInWhichLine) {
   EXPECT_EQ(refusal("{{ nope(1) }}").message(), "the chat template, line 1: 'nope' is undefined");
   EXPECT_EQ(refusal("{{ 'a'.encode() }}").message(),
             "the chat template, line 1: a text has no method 'encode'");
-  EXPECT_EQ(refusal("{{ [1].append(2) }}").message(),
-            "the chat template, line 1: 'append' would change a list, which a template must not");
+  EXPECT_EQ(refusal("{{ [1].clear() }}").message(),
+            "the chat template, line 1: 'clear' would change a list, which a template must not");
   const Status undefined = refusal("a\n{{ message.content }}");
   EXPECT_EQ(undefined.code(), Code::kInvalidArgument);
   EXPECT_EQ(undefined.message(), "the chat template, line 2: 'message' is undefined");
