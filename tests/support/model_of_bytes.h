@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/support/byte_vocabulary.h"
 #include "tests/support/gguf_writer.h"
 
 namespace thimble {
@@ -27,18 +27,9 @@ inline GgufWriter model_of_bytes() {
   w.set("llama.context_length", 2400u).set("llama.block_count", 1u).set("llama.embedding_length", 16u);
   w.set("llama.feed_forward_length", 16u).set("llama.attention.head_count", 2u);
   w.set("llama.attention.head_count_kv", 1u).set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581"};
-  std::vector<int32_t> types = {2, 3, 3, 1};
-  for (int byte = 0; byte < 256; ++byte) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
-    tokens.push_back(text);
-    types.push_back(6);
-  }
-  w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
-  w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
-  w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", 2u);
-  add("token_embd.weight", {16, tokens.size()}, 0);
+  const std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581"};
+  test::set_byte_vocabulary(w, tokens, {2, 3, 3, 1}, 2);
+  add("token_embd.weight", {16, tokens.size() + 256}, 0);
   add("output_norm.weight", {16}, 1.5f);
   add("blk.0.attn_norm.weight", {16}, 1.5f);
   add("blk.0.ffn_norm.weight", {16}, 1.5f);

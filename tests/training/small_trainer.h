@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "tests/support/byte_vocabulary.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 #include "training/trainer.h"
@@ -19,17 +20,8 @@ inline Seeded bytes_model(bool chat) {
   Seeded s;
   s.vocab = 262;
   s.more = [chat](GgufWriter& w) {
-    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\u2581"};
-    std::vector<int32_t> types = {2, 3, 3, 3, 3, 1};
-    for (int b = 0; b < 256; ++b) {
-      char text[8];
-      std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
-      tokens.push_back(text);
-      types.push_back(6);
-    }
-    w.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.tokens", tokens);
-    w.set("tokenizer.ggml.token_type", types).set("tokenizer.ggml.scores", std::vector<float>(tokens.size()));
-    w.set("tokenizer.ggml.bos_token_id", 1u).set("tokenizer.ggml.eos_token_id", chat ? 4u : 2u);
+    set_byte_vocabulary(w, {"<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\u2581"},
+                        {2, 3, 3, 3, 3, 1}, chat ? 4u : 2u);
     w.set("tokenizer.ggml.add_bos_token", true).set("tokenizer.ggml.add_space_prefix", false);
     if (chat)
       w.set("tokenizer.chat_template",
