@@ -193,18 +193,21 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
 TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
   struct Case {
     uint32_t n, rows, scope, window;
+    bool whole = false;  // nobody has lost an entry
   };
   for (const Case c :
-       {Case{20000, 33, kVoteGroup, 0}, Case{20000, 1, kVoteLayer, 5}, Case{20000, 1, kVoteGroup, 5},
-        Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
-    SCOPED_TRACE(::testing::Message()
-                 << c.n << " entries, " << c.rows << " rows, scope " << c.scope << ", window " << c.window);
+       {Case{20000, 33, kVoteGroup, 0}, Case{20000, 1, kVoteLayer, 0}, Case{20000, 1, kVoteLayer, 5},
+        Case{20000, 1, kVoteGroup, 5}, Case{20000, 1, kVoteLayer, 0, true},
+        Case{40000, 1, kVoteLayer, 0, true}, Case{60000, 1, kVoteLayer, 0, true},
+        Case{70000, 1, kVoteLayer, 0, true}, Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
+    SCOPED_TRACE(::testing::Message() << c.n << " entries, " << c.rows << " rows, scope " << c.scope
+                                      << ", window " << c.window << ", whole " << c.whole);
     clear();
     Random random{c.n};
     const uint32_t kv_heads = 2, group = 4, heads = kv_heads * group, dh = 64, capacity = c.n + 3,
                    n_init = 128, n_local = 512, k = 2048, end = c.n - n_local, stride = heads * dh,
-                   list_capacity = 1 + n_init + k + n_local, positions = c.n + c.n / 4,
-                   vote_capacity = c.scope == kVoteLayer ? positions + 7 : capacity;
+                   list_capacity = 1 + n_init + k + n_local, positions = c.whole ? c.n : c.n + c.n / 4,
+                   vote_capacity = c.scope == kVoteLayer && !c.whole ? positions + 7 : capacity;
     const Rotation rotation;
     const std::vector<HeadState> runs = equal_heads(kv_heads, capacity, c.n - c.rows);
     size_for(kv_heads, group, dh, session_of(runs, c.rows, 64, vote_capacity));

@@ -7,6 +7,7 @@
 #define kListDigits 3u         // of a key, each a bin
 #define kMostCountedGroup 64u  // query heads of a KV head whose votes are counted
 #define kVoteBins 512u         // of the histogram that vote makes for top_k
+#define kNotCounted 64u        // in place of the shift of a layer's bins: its votes are not in any
 
 #ifdef __cplusplus
 #include <algorithm>

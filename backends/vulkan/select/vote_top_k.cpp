@@ -20,11 +20,25 @@ struct CountedVotes {
   uint64_t all() const { return reach + sorted + bins; }
 };
 
+// A layer's votes are counted in so many entries at most, which a thread's registers hold, and where entries
+// may be positions.
+constexpr uint32_t kMostCountedLayer = 1 << 16;
+uint32_t counted_entries(const Vote& vote) {
+  const VoteParams& p = vote.p;
+  if (p.scope != kVoteLayer) return std::min(p.score_capacity, p.vote_capacity);
+  return p.heads * p.group <= kMostCountedGroup && p.score_capacity == p.vote_capacity &&
+                 p.score_capacity <= kMostCountedLayer
+             ? p.score_capacity
+             : 1;
+}
+
 }  // namespace
 
 bool lists_votes(const Limits& limits, const Vote& vote, const TopK& list) {
   return makes_votes(vote, list) && vote.p.page == 1 && vote.p.window <= 1 &&
-         vote.p.group <= kMostCountedGroup && takes_one_group(limits, candidates(list));
+         vote.p.group <= kMostCountedGroup &&
+         (takes_one_group(limits, candidates(list)) ||
+          (vote.p.scope == kVoteLayer && counted_entries(vote) >= candidates(list)));
 }
 
 void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const TopK& list) {
@@ -33,9 +47,7 @@ void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const T
   View parts;
   if (score) token_score(r, *score, in_parts);
   if (in_parts) parts = r.scratch().slice(0, score_parts_bytes(heads * vote.p.group));
-  // A layer's votes are not counted.
-  const CountedVotes counted(r.limits(), heads,
-                             of_layer ? 1 : std::min(vote.p.score_capacity, vote.p.vote_capacity));
+  const CountedVotes counted(r.limits(), of_layer ? 1 : heads, counted_entries(vote));
   const View own = r.scratch().slice(parts.bytes, counted.all());
   const View reach = own.slice(0, counted.reach), sorted = own.slice(counted.reach, counted.sorted),
              bins = own.slice(counted.reach + counted.sorted, counted.bins);
@@ -57,8 +69,10 @@ void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const T
 
 uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
   if (s.positions == 0) return 0;
-  const uint64_t most = std::min<uint64_t>(s.reach, most_of_one_group(l));
-  return token_score_scratch(m, s, l) + CountedVotes(l, m.kv_heads, most).all();
+  const uint64_t of_group = std::min<uint64_t>(s.reach, most_of_one_group(l)),
+                 of_layer = std::min<uint64_t>(s.reach, kMostCountedLayer);
+  return token_score_scratch(m, s, l) +
+         std::max(CountedVotes(l, m.kv_heads, of_group).all(), CountedVotes(l, 1, of_layer).all());
 }
 
 }  // namespace thimble::vulkan

@@ -1,5 +1,5 @@
-// top_k of votes that vote_count.comp has counted. Of a group's each of several workgroups finds the smallest that is picked
-// and writes its part of the list. A layer's, which were not counted, one workgroup a head lists alone.
+// top_k of votes that vote_count.comp has counted: each of several workgroups of a head finds the smallest that is picked and
+// writes its part of the list. A layer's that were not counted one workgroup a head lists alone.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
@@ -102,22 +102,24 @@ Counted find_counted(uint part, uint head, uint own_begin) {
 }
 
 void main() {
-  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
-  add_up_counts(head);
+  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y, voter = shares_threshold() ? 0 : head;
+  add_up_counts(voter);
+  const bool counted = bins_of[push.base[7] / 2 + voter].y != kNotCounted;
   set_head(head);
+  if (counted) candidates = middle;  // where a layer's are counted, entries are positions
   const uint to_do = task();
   if (to_do == kListEverything) list_everything(part * kThreads + thread_in_order(), kListParts * kThreads);
   if (to_do == kRenewLocal && part == 0) renew_local();
-  const uint parts = shares_threshold() ? 1 : kListParts;
+  const uint parts = counted ? kListParts : 1;
   if (to_do != kPick || part >= parts) return;
 
   const Range own = part_of(middle, part, parts);
   Span span;
   if (!picks_all_or_none()) {
-    if (shares_threshold()) {
+    if (!counted) {
       span = span_of_all();
     } else {
-      const Counted found = find_counted(part, head, own.begin);
+      const Counted found = find_counted(part, voter, own.begin);
       if (found.among_few) {
         write_own(own, found.lowest, found.before, part == parts - 1);
         return;

@@ -9,11 +9,19 @@ layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };
 
-// Adds what a KV head's query heads say about an entry or a page.
-void add_group(uint head, uint unit, inout LogSum vote) {
-  for (uint query = head * push.p.group; query < (head + 1) * push.p.group; ++query)
-    vote = added(vote, scores[push.base[0] + query * push.p.score_capacity + unit] - lse[push.base[1] + query]);
+// Adds what `count` query heads say about an entry or a page; eight are read at once.
+void add_queries(uint first, uint count, uint unit, inout LogSum vote) {
+  [[dont_unroll]] for (uint done = 0; done < count; done += 8) {
+    vec4 said[2];
+    [[unroll]] for (uint i = 0; i < 8; ++i) {
+      const uint query = first + min(done + i, count - 1);
+      said[i / 4][i % 4] = scores[push.base[0] + query * push.p.score_capacity + unit] - lse[push.base[1] + query];
+    }
+    [[unroll]] for (uint i = 0; i < 2; ++i)
+      if (done + 4 * i < count) vote = added(vote, said[i], count - done - 4 * i);
+  }
 }
+void add_group(uint head, uint unit, inout LogSum vote) { add_queries(head * push.p.group, push.p.group, unit, vote); }
 
 // So many KV heads at a time look for the entries that hold the tile's positions, each with its share of the threads.
 const uint kHeads = kTile > 256 ? 4 : 8, kSearchers = kTile / kHeads, kNobody = 0xffffffff;
@@ -54,9 +62,22 @@ void find_holders(uint head0, int first) {
   barrier();
 }
 
+// Whether all heads have every entry of the middle at its own position, as where nothing was evicted: positions ascend.
+bool are_entries_positions(uint end) {
+  bool all = true;
+  for (uint head = 0; head < push.p.heads; ++head) all = pos[push.base[2] + run_begin(head) + end - 1] == int(end - 1) && all;
+  return all;
+}
+
 // The bits of a layer's vote for the position `first` + gl_LocalInvocationIndex. All threads call it.
 uint layer_vote(uint first) {
   LogSum vote = kNoSum;
+  const uint end = middle_end(step, entries_of_layer());
+  if (are_entries_positions(end)) {
+    const uint entry = first + gl_LocalInvocationIndex;
+    if (entry >= step.n_init && entry < end) add_queries(0, push.p.heads * push.p.group, entry, vote);
+    return log_sum_bits(vote);
+  }
   for (uint head0 = 0; head0 < push.p.heads; head0 += kHeads) {
     find_holders(head0, int(first));
     for (uint h = 0; h < kHeads; ++h) {
