@@ -422,6 +422,8 @@ struct Recorder {  // ops run in the order recorded; the first error sticks unti
 struct Program {  // graph exec | command buffers | closures
   virtual ~Program() = default;
   uint32_t segments = 0;
+  // In how many parts a segment is run, one submit_part() for each, where it takes long for an interrupt.
+  virtual uint32_t parts(uint32_t /*segment*/) const { return 1; }
   // Of memory that recording it took: what it allocated, and what the driver then told to be in use more. A
   // driver that does not tell what a program takes (Vulkan's) is not counted here, but in Needs.
   uint64_t bytes = 0;
@@ -440,6 +442,12 @@ struct Stream {
   // `heads`: as many as the stream was opened for.
   virtual Status submit(Program&, uint32_t first, uint32_t last, const StepParams&,
                         std::span<const HeadState> heads) = 0;
+  // Runs one of Program::parts() of a segment; all of them, in their order, are the segment, with the same
+  // bits.
+  virtual Status submit_part(Program& program, uint32_t segment, uint32_t /*part*/, const StepParams& step,
+                             std::span<const HeadState> heads) {
+    return submit(program, segment, segment + 1, step, heads);
+  }
   virtual Status wait() = 0;
 };
 

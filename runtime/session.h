@@ -118,6 +118,7 @@ class Session {
     Work work = Work::kNone;
     Program* program = nullptr;
     uint32_t next = 0, last = 0;  // segments
+    uint32_t part = 0;            // of the next one
     StepParams step{};
     bool waiting = false;  // kChunk: its rows come from the waiting tokens
     bool logits = false;   // kChunk: the tail gives the logits of the last row

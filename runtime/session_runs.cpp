@@ -27,8 +27,10 @@ Status Session::finish_run() {
       seconds += steady_seconds() - start;
       return error(Code::kInterrupted, "interrupted; repeat the call to go on");
     }
-    THIMBLE_TRY(stream_->submit(*run_.program, run_.next, run_.next + 1, run_.step, heads_));
+    THIMBLE_TRY(stream_->submit_part(*run_.program, run_.next, run_.part, run_.step, heads_));
     THIMBLE_TRY(stream_->wait());
+    if (++run_.part < run_.program->parts(run_.next)) continue;
+    run_.part = 0;
     ++run_.next;
   }
   seconds += steady_seconds() - start;

@@ -11,6 +11,8 @@ namespace thimble::cpu {
 
 struct Kernels {
   const char* name;  // "x86-64-v4", ...
+  // What a core reaches in matrix products with these loops, about: for estimates.
+  double flop_per_second;
 
   // out[i] = element i of a row of blocks: the definition of each format, which every backend follows.
   // `n` is a multiple of the block.

@@ -9,6 +9,14 @@
 
 namespace thimble::cpu {
 
+// What is to be done of an op: of the items that its work consists of, those from index / of to (index + 1) /
+// of. All shares, one after the other, are the op; the bits are the same.
+struct Share {
+  uint32_t index = 0, of = 1;
+  uint32_t begin(uint32_t items) const { return static_cast<uint32_t>(uint64_t(items) * index / of); }
+  uint32_t end(uint32_t items) const { return static_cast<uint32_t>(uint64_t(items) * (index + 1) / of); }
+};
+
 // What an op gets beside its operands: the step's values, the workers, and scratch that is its own until it
 // returns.
 struct Context {
@@ -16,7 +24,15 @@ struct Context {
   std::span<const HeadState> heads;
   ThreadPool& threads;
   std::span<std::byte> scratch;  // as large as needs() said, 64-byte aligned
+  Share share = {};              // all but of ops that can take long (host/parts.cpp)
 };
+
+// Calls body(item, worker) for every item of the op's share.
+template <typename Body>
+void for_share(const Context& c, uint32_t items, const Body& body) {
+  const uint32_t begin = c.share.begin(items);
+  c.threads.run(c.share.end(items) - begin, [&](uint32_t i, uint32_t worker) { body(begin + i, worker); });
+}
 
 // The address of a view's first element.
 template <typename T>

@@ -606,8 +606,8 @@ THIMBLE_API thimble_status thimble_session_file_note(const char* path, void* not
 THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed, thimble_error* error);
 
 /* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
- * THIMBLE_INTERRUPTED: while reading within the time of one layer of a chunk, while generating within that of a token. The
- * call after that goes on, bit for bit as if nothing had happened. */
+ * THIMBLE_INTERRUPTED: on cards within the time of one layer of a chunk, or of a token; on the CPU within about 25 ms of an
+ * idle processor. The call after that goes on, bit for bit as if nothing had happened. */
 THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 
 /* The original positions that a KV head still holds, ascending; heads may hold different numbers of them. Two-call. */

@@ -144,6 +144,11 @@ TEST_F(CpuPrograms, RunRangesOfSegmentsWithTheStepsValues) {
   ASSERT_TRUE(stream->submit(**program, 2, 3, {.n_rows = 3}, {}).ok());
   EXPECT_EQ(values()[12 + 2], 1);
   EXPECT_FALSE(stream->submit(**program, 2, 4, {.n_rows = 3}, {}).ok());
+  EXPECT_EQ((*program)->parts(2), 1u);  // a copy takes no time
+  values()[12 + 2] = 0;
+  ASSERT_TRUE(stream->submit_part(**program, 2, 0, {.n_rows = 3}, {}).ok());
+  EXPECT_EQ(values()[12 + 2], 1);
+  EXPECT_FALSE(stream->submit_part(**program, 2, 1, {.n_rows = 3}, {}).ok());
   EXPECT_FALSE(stream->submit(**program, 0, 3, {.n_rows = 5}, {}).ok());
 }
 

@@ -196,7 +196,7 @@ class DenseOps : public OpTest {
                          : std::vector<uint32_t>{256, 768};
   }
 };
-THIMBLE_OP_TESTS(DenseOps);
+THIMBLE_SHARED_OP_TESTS(DenseOps);
 
 TEST_P(DenseOps, LinearMultipliesEveryTypeAndShape) {
   Random random;

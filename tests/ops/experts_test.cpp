@@ -34,7 +34,7 @@ class Experts : public OpTest {
   };
   void check_experts(const Shape&);
 };
-THIMBLE_OP_TESTS(Experts);
+THIMBLE_SHARED_OP_TESTS(Experts);
 
 // What route gives, in double.
 struct Routed {

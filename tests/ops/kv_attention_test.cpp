@@ -5,7 +5,7 @@ namespace thimble::test {
 namespace {
 
 class KvOps : public OpTest {};
-THIMBLE_OP_TESTS(KvOps);
+THIMBLE_SHARED_OP_TESTS(KvOps);
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -752,7 +752,7 @@ class KvAttention : public KvOps {
     }
   }
 };
-THIMBLE_OP_TESTS(KvAttention);
+THIMBLE_SHARED_OP_TESTS(KvAttention);
 
 TEST_P(KvAttention, OfTheViewIsSoftmaxOfScoresTimesValues) {
   for (const uint32_t rows : {1u, 31u, 33u}) check({2, 4, 64, 100, rows, {}});

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "backends/backend.h"
+#include "backends/cpu/host/cpu_device.h"
 #include "backends/registry.h"
 #include "base/bits.h"
 #include "tests/support/device_test_name.h"
@@ -102,6 +103,8 @@ inline SessionShape session_of(const std::vector<HeadState>& heads, uint32_t chu
 
 // Behind a device's name: only what every device of its kind can do (DeviceOptions::portable).
 inline constexpr const char* kPortable = " portable";
+// The CPU, with as many parts of segments as there can be.
+inline constexpr const char* kCpuInParts = "cpu in parts";
 
 class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -133,7 +136,8 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     const std::string& name = GetParam();
     DeviceOptions given = strictly(options);
     given.portable = name.ends_with(kPortable);
-    auto opened = open_device(name.substr(0, name.find(kPortable)), given);
+    auto opened = name == kCpuInParts ? open_cpu_device(given.threads, 1e-7)
+                                      : open_device(name.substr(0, name.find(kPortable)), given);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     device_ = *opened;
     view_element_bytes_ = device_->info().view_element_bytes;
@@ -350,4 +354,9 @@ inline std::vector<std::string> device_names() {
 // Runs the TEST_P of a fixture on every device.
 #define THIMBLE_OP_TESTS(fixture)                                                             \
   INSTANTIATE_TEST_SUITE_P(On, fixture, ::testing::ValuesIn(::thimble::test::device_names()), \
+                           ::thimble::test::device_test_name)
+// And in parts, where the CPU can share out its ops.
+#define THIMBLE_SHARED_OP_TESTS(fixture)                                                      \
+  THIMBLE_OP_TESTS(fixture);                                                                  \
+  INSTANTIATE_TEST_SUITE_P(InParts, fixture, ::testing::Values(::thimble::test::kCpuInParts), \
                            ::thimble::test::device_test_name)

@@ -182,7 +182,7 @@ class QueryScores : public OpTest {
     }
   }
 };
-THIMBLE_OP_TESTS(QueryScores);
+THIMBLE_SHARED_OP_TESTS(QueryScores);
 
 TEST_P(QueryScores, OfTheLastOneAreTheMeanWeightsOfAllHeads) {
   for (const uint32_t dh : {8u, 80u, 256u})

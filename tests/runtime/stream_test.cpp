@@ -8,6 +8,7 @@
 #include <limits>
 #include <thread>
 
+#include "backends/cpu/host/cpu_device.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
@@ -447,6 +448,26 @@ TEST(Interrupt, AtEverySubmitChangesNothing) {
       ASSERT_TRUE(life.same_as(expected)) << "interrupted at submit " << at;
       ASSERT_GE(life.interrupts, at + 1 < submits ? 1 : 0) << at;
     }
+  }
+}
+
+// Where a segment takes long it is run in parts, here wherever one takes half a microsecond by estimate.
+TEST(Interrupt, WithinSegmentsChangesNothing) {
+  const auto in_parts = std::make_shared<SpyDevice>(must(open_cpu_device(1, 5e-7)));
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto whole = std::make_shared<SpyDevice>(cpu());
+    const Life expected = live(*policy.open(whole));
+    const auto session = policy.open(in_parts);
+    in_parts->submits = 0;
+    in_parts->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+      session->interrupt();
+    };
+    const Life life = live(*session);
+    in_parts->before_submit = {};
+    EXPECT_TRUE(life.same_as(expected));
+    EXPECT_GT(in_parts->submits, 2 * whole->submits);
+    EXPECT_GT(life.interrupts, whole->submits);
   }
 }
 

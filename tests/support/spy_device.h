@@ -130,6 +130,12 @@ class SpyDevice : public Device {
       if (device_.before_submit) device_.before_submit(program, step, heads);
       return inner_->submit(program, first, last, step, heads);
     }
+    Status submit_part(Program& program, uint32_t segment, uint32_t part, const StepParams& step,
+                       std::span<const HeadState> heads) override {
+      ++device_.submits;
+      if (device_.before_submit) device_.before_submit(program, step, heads);
+      return inner_->submit_part(program, segment, part, step, heads);
+    }
     Status wait() override { return inner_->wait(); }
     SpyDevice& device_;
     std::unique_ptr<Stream> inner_;

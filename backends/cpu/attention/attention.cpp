@@ -242,7 +242,7 @@ void attention(const Context& ctx, const Attention& o) {
   if (p.source == kFromPool) return attend_pool(ctx, o);
   const uint32_t rows = attention_rows(p.group);
   const uint32_t blocks = static_cast<uint32_t>(ceil_div(ctx.step.n_rows, rows));
-  ctx.threads.run(p.heads * blocks, [&](uint32_t item, uint32_t worker) {
+  for_share(ctx, p.heads * blocks, [&](uint32_t item, uint32_t worker) {
     const uint32_t first_row = item / p.heads * rows;
     attend_view(ctx, o, p.first_head + item % p.heads, first_row, std::min(rows, ctx.step.n_rows - first_row),
                 worker_scratch<TileScratch>(ctx.scratch.data(), worker, rows * p.group, p.head_dim));

@@ -29,7 +29,7 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
   const uint32_t most = digits ? 1 : kExpertRows, items = digits ? first[p.experts] : p.experts;
   const uint32_t block_cols = expert_cols(uint64_t(items) * p.out_cols, c.threads.size(), digits);
   const uint32_t blocks = (p.out_cols + block_cols - 1) / block_cols;
-  c.threads.run(items * blocks, [&](uint32_t item, uint32_t worker) {
+  for_share(c, items * blocks, [&](uint32_t item, uint32_t worker) {
     const uint32_t index = item / blocks, col = item % blocks * block_cols;
     const uint32_t cols = std::min(block_cols, p.out_cols - col);
     const uint32_t expert = digits ? expert_of(first, p.experts, index) : index,

@@ -10,7 +10,7 @@ void expert_linear(const Context& c, const ExpertLinear& op) {
       take_digits(c, c.threads.size() * expert_scratch(0) * sizeof(float), {op.w.type}, data<float>(op.h),
                   p.in_cols, first[p.experts], p.in_cols);
   const uint32_t block_cols = expert_cols(p.out_cols, c.threads.size(), digits);
-  c.threads.run((p.out_cols + block_cols - 1) / block_cols, [&](uint32_t block, uint32_t worker) {
+  for_share(c, (p.out_cols + block_cols - 1) / block_cols, [&](uint32_t block, uint32_t worker) {
     const uint32_t col = block * block_cols, cols = std::min(block_cols, p.out_cols - col);
     const ExpertScratch scratch(c, worker, 0);
     for (uint32_t expert = 0; expert < p.experts; ++expert)

@@ -9,7 +9,7 @@ void glu(const Context& c, const Glu& op) {
       take_digits(c, c.threads.size() * kDenseScratch * sizeof(float), {op.gate.type, op.up.type},
                   data<float>(op.x), op.p.in_cols, rows, op.p.in_cols);
   const Blocks blocks(rows, op.p.out_cols, c.threads.size(), digits);
-  c.threads.run(blocks.count(), [&](uint32_t item, uint32_t worker) {
+  for_share(c, blocks.count(), [&](uint32_t item, uint32_t worker) {
     const Blocks::Block b = blocks[item];
     float* scratch = dense_scratch(c, worker);
     float* h = data<float>(op.h) + size_t(b.first_row) * op.p.out_cols + b.first_col;

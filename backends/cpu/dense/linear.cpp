@@ -10,7 +10,7 @@ void linear(const Context& c, const Linear& op) {
       take_digits(c, c.threads.size() * kDenseScratch * sizeof(float), {op.w.type}, data<float>(op.x),
                   op.p.x_stride, rows, op.p.in_cols);
   const Blocks blocks(rows, op.p.out_cols, c.threads.size(), digits);
-  c.threads.run(blocks.count(), [&](uint32_t item, uint32_t worker) {
+  for_share(c, blocks.count(), [&](uint32_t item, uint32_t worker) {
     const Blocks::Block b = blocks[item];
     float* y = data<float>(op.y) + size_t(b.first_row) * op.p.y_stride + b.first_col;
     if (op.bias) {

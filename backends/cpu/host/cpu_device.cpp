@@ -16,6 +16,7 @@
 #include "backends/checks.h"
 #include "backends/cpu/dense/experts.h"
 #include "backends/cpu/host/measure.h"
+#include "backends/cpu/host/parts.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/ops.h"
@@ -41,9 +42,17 @@ struct HostBuffer : Buffer {  // shows the mapped model, which nothing writes
   }
 };
 
+struct Segment {
+  std::vector<Op> ops;
+  std::vector<Part> parts;
+};
+
 struct CpuProgram : Program {
-  std::vector<std::vector<Op>> ops;  // of each segment
+  std::vector<Segment> list;
   ProgramBounds bounds;
+  uint32_t parts(uint32_t segment) const override {
+    return static_cast<uint32_t>(list[segment].parts.size());
+  }
 };
 
 struct Run {
@@ -114,31 +123,37 @@ uint64_t fit(std::vector<T>& list) {
 
 class CpuRecorder : public Recorder {
  public:
-  explicit CpuRecorder(uint32_t max_rows) : program_(std::make_unique<CpuProgram>()) {
+  // `part_seconds`: how long one core takes at most for a part of a segment, by estimate.
+  CpuRecorder(uint32_t max_rows, double part_seconds)
+      : program_(std::make_unique<CpuProgram>()), part_seconds_(part_seconds) {
     program_->bounds.max_rows = max_rows;
   }
 
-  void segment() override { program_->ops.emplace_back(); }
+  void segment() override { program_->list.emplace_back(); }
   void record(const Op& op) override {
     if (!status_.ok()) return;
     status_ = check_op(op, device_, program_->bounds);
     if (status_.ok() && !is_supported(op))
       status_ = error(Code::kUnsupported, "the cpu has no %s for keys and values of this type", op_name(op));
-    if (program_->ops.empty()) segment();
-    program_->ops.back().push_back(op);
+    if (program_->list.empty()) segment();
+    program_->list.back().ops.push_back(op);
   }
 
   Result<std::unique_ptr<Program>> finish() {
     THIMBLE_TRY(status_);
-    program_->segments = static_cast<uint32_t>(program_->ops.size());
-    program_->bytes = sizeof(CpuProgram) + fit(program_->ops) + fit(program_->bounds.heads);
-    for (std::vector<Op>& segment : program_->ops) program_->bytes += fit(segment);
+    program_->segments = static_cast<uint32_t>(program_->list.size());
+    program_->bytes = sizeof(CpuProgram) + fit(program_->list) + fit(program_->bounds.heads);
+    for (Segment& segment : program_->list) {
+      segment.parts = parts_of(segment.ops, program_->bounds.max_rows, part_seconds_);
+      program_->bytes += fit(segment.ops) + fit(segment.parts);
+    }
     return std::unique_ptr<Program>(std::move(program_));
   }
 
  private:
   const DeviceInfo device_ = cpu_device_info();
   std::unique_ptr<CpuProgram> program_;
+  double part_seconds_;
   Status status_;
 };
 
@@ -151,11 +166,12 @@ struct Workers {
 
 class CpuStream : public Stream {
  public:
-  CpuStream(std::shared_ptr<Workers> workers, std::span<std::byte> scratch, uint32_t heads)
-      : workers_(std::move(workers)), scratch_(scratch), heads_(heads) {}
+  CpuStream(std::shared_ptr<Workers> workers, std::span<std::byte> scratch, uint32_t heads,
+            double part_seconds)
+      : workers_(std::move(workers)), scratch_(scratch), heads_(heads), part_seconds_(part_seconds) {}
 
   std::unique_ptr<Recorder> record(uint32_t max_rows) override {
-    return std::make_unique<CpuRecorder>(max_rows);
+    return std::make_unique<CpuRecorder>(max_rows, part_seconds_ * workers_->pool.size());
   }
 
   Result<std::unique_ptr<Program>> finish(std::unique_ptr<Recorder> recorder) override {
@@ -164,23 +180,45 @@ class CpuStream : public Stream {
 
   Status submit(Program& program, uint32_t first, uint32_t last, const StepParams& step,
                 std::span<const HeadState> heads) override {
-    const CpuProgram& p = static_cast<CpuProgram&>(program);
-    if (heads.size() != heads_)
-      return error(Code::kInternal, "a step with %zu heads, on a stream for %u", heads.size(), heads_);
-    THIMBLE_TRY(check_submit(program, p.bounds, first, last, step, heads));
+    const auto& p = static_cast<CpuProgram&>(program);
+    THIMBLE_TRY(check(p, first, last, step, heads));
     const std::lock_guard lock(workers_->queue);
-    const Context context{step, heads, workers_->pool, scratch_};
     for (uint32_t s = first; s < last; ++s)
-      for (const Op& op : p.ops[s]) std::visit(Run{context}, op);
+      for (const Part& part : p.list[s].parts) run(p.list[s], part, step, heads);
+    return {};
+  }
+
+  Status submit_part(Program& program, uint32_t segment, uint32_t part, const StepParams& step,
+                     std::span<const HeadState> heads) override {
+    const auto& p = static_cast<CpuProgram&>(program);
+    THIMBLE_TRY(check(p, segment, segment + 1, step, heads));
+    if (part >= p.parts(segment))
+      return error(Code::kInternal, "part %u of a segment that has %u", part, p.parts(segment));
+    const std::lock_guard lock(workers_->queue);
+    run(p.list[segment], p.list[segment].parts[part], step, heads);
     return {};
   }
 
   Status wait() override { return {}; }
 
  private:
+  Status check(const CpuProgram& program, uint32_t first, uint32_t last, const StepParams& step,
+               std::span<const HeadState> heads) const {
+    if (heads.size() != heads_)
+      return error(Code::kInternal, "a step with %zu heads, on a stream for %u", heads.size(), heads_);
+    return check_submit(program, program.bounds, first, last, step, heads);
+  }
+
+  void run(const Segment& segment, const Part& part, const StepParams& step,
+           std::span<const HeadState> heads) {
+    const Context context{step, heads, workers_->pool, scratch_, part.share};
+    for (uint32_t i = part.first; i < part.last; ++i) std::visit(Run{context}, segment.ops[i]);
+  }
+
   std::shared_ptr<Workers> workers_;
   std::span<std::byte> scratch_;
   uint32_t heads_;
+  double part_seconds_;
 };
 
 // What each worker's stack may come to: the ops need a tenth of it. Planned rather than measured, so that a
@@ -189,7 +227,7 @@ constexpr uint64_t kStackBytes = 64 << 10;
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(uint32_t threads) {
+  CpuDevice(uint32_t threads, double part_seconds) : part_seconds_(part_seconds) {
     workers_ = std::make_shared<Workers>(threads);
     ThreadPool& pool = workers_->pool;
     fixed_ = pool.size() * (kStackBytes + matmul_thread_bytes());
@@ -265,8 +303,8 @@ class CpuDevice : public Device {
 
   Result<std::unique_ptr<Stream>> open_stream(View workspace, uint32_t heads) override {
     THIMBLE_LET(scratch, address(workspace));
-    return std::unique_ptr<Stream>(
-        std::make_unique<CpuStream>(workers_, std::span<std::byte>(scratch, workspace.bytes), heads));
+    return std::unique_ptr<Stream>(std::make_unique<CpuStream>(
+        workers_, std::span<std::byte>(scratch, workspace.bytes), heads, part_seconds_));
   }
 
   bool supports(const Op& op) const override { return is_supported(op); }
@@ -284,6 +322,7 @@ class CpuDevice : public Device {
 
   std::shared_ptr<Workers> workers_;  // streams may outlive the device
   uint64_t fixed_ = 0;
+  double part_seconds_;
 };
 
 }  // namespace
@@ -300,13 +339,13 @@ DeviceInfo cpu_device_info() {
           .view_element_bytes = 4};
 }
 
-Result<std::shared_ptr<Device>> open_cpu_device(uint32_t threads) {
+Result<std::shared_ptr<Device>> open_cpu_device(uint32_t threads, double part_seconds) {
   const uint32_t wanted = threads ? threads : core_count();
   constexpr uint32_t kMostThreads = 1024;
   if (wanted > kMostThreads)
     return error(Code::kInvalidArgument, "%u threads; the cpu takes 1 to %u, or 0 for one a core", wanted,
                  kMostThreads);
-  auto device = std::make_shared<cpu::CpuDevice>(wanted);
+  auto device = std::make_shared<cpu::CpuDevice>(wanted, part_seconds);
   if (device->threads() < wanted)
     return error(Code::kOutOfMemory, "the system gives only %u of %u threads; ask for fewer",
                  device->threads(), wanted);

@@ -283,10 +283,13 @@ extern const Kernels THIMBLE_KERNELS;
 const Kernels THIMBLE_KERNELS = {
 #if defined(__AVX512F__)
     .name = "x86-64-v4",
+    .flop_per_second = 170e9,
 #elif defined(__AVX2__)
     .name = "x86-64-v3",
+    .flop_per_second = 87e9,
 #else
     .name = "baseline",
+    .flop_per_second = 20e9,
 #endif
     .dequantize = dequantize,
     .dot = dot,

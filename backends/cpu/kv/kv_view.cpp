@@ -13,8 +13,8 @@ void kv_view(const Context& ctx, const KvView& o) {
   const KvViewParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
-  ctx.threads.run(
-      static_cast<uint32_t>(ceil_div(p.view_capacity, kBlock)), [&](uint32_t block, uint32_t worker) {
+  for_share(
+      ctx, static_cast<uint32_t>(ceil_div(p.view_capacity, kBlock)), [&](uint32_t block, uint32_t worker) {
         const RowScratch scratch = worker_scratch<RowScratch>(ctx.scratch.data(), worker, p.head_dim);
         const uint32_t end = std::min((block + 1) * kBlock, p.view_capacity);
         for (uint32_t row = block * kBlock; row < end; ++row) {

@@ -254,9 +254,10 @@ void query_score(const Context& ctx, const QueryScore& o) {
     return HeadWork{
         ctx, o, first_head + i, shared.low, shared.powers + parts * kTileKeys, shared.parts + parts};
   };
-  for (uint32_t first = 0; first < o.p.heads; first += at_once)
-    score_heads(head, first, std::min(at_once, o.p.heads - first), tiles,
-                ctx.scratch.subspan(layout.used()).data(), ctx.threads);
+  const uint32_t end = ctx.share.end(o.p.heads);
+  for (uint32_t first = ctx.share.begin(o.p.heads); first < end; first += at_once)
+    score_heads(head, first, std::min(at_once, end - first), tiles, ctx.scratch.subspan(layout.used()).data(),
+                ctx.threads);
   if (o.p.kind != kQueryLast) return;
   const uint32_t count = head(0).span.count;
   ctx.threads.run(tiles, [&](uint32_t tile, uint32_t) {

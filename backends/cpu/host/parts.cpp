@@ -1,0 +1,86 @@
+#include "backends/cpu/host/parts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/kernels.h"
+
+namespace thimble::cpu {
+namespace {
+
+// What a core reads in a second, or less: an estimate that is too low makes parts shorter.
+constexpr double kBytesPerSecond = 10e9;
+
+// How long one core takes for an op of so many rows, at most; 0 where that is short, or where the op does
+// not keep to its share.
+struct Seconds {
+  double rows;
+
+  double products(const Weight& w, double vectors, double matrices) const {
+    const double size = double(w.rows) * w.cols, all = double(dtype_bytes(w.type, w.cols)) * w.rows;
+    return std::max(2 * vectors * size / kernels().flop_per_second, matrices * all / kBytesPerSecond);
+  }
+  // A token's experts are so many of the matrices that lie side by side in W.
+  double experts(const Weight& w, double all, double chosen) const {
+    return products(w, rows * chosen / all, std::min(1.0, rows * chosen / all));
+  }
+  // So many heads' queries times so many keys, or weights times values; it runs at half the rate of products.
+  double attending(double heads, double group, double head_dim, double entries) const {
+    return 4 * rows * heads * group * head_dim * entries / kernels().flop_per_second;
+  }
+
+  template <typename T>
+  double operator()(const T&) const {
+    return 0;
+  }
+  double operator()(const Linear& o) const {
+    return products(o.w, o.p.rows == kLogitRows ? std::min<double>(rows, kMostLogitRows) : rows, 1);
+  }
+  double operator()(const Glu& o) const { return products(o.gate, rows, 1) + products(o.up, rows, 1); }
+  double operator()(const ExpertGlu& o) const {
+    return experts(o.gate, o.p.experts, o.p.chosen) + experts(o.up, o.p.experts, o.p.chosen);
+  }
+  double operator()(const ExpertLinear& o) const { return experts(o.w, o.p.experts, o.p.chosen); }
+  double operator()(const KvView& o) const {
+    const double elements = 2.0 * o.p.heads * o.p.view_capacity * o.p.head_dim;
+    return elements * (sizeof(uint16_t) + sizeof(float)) / kBytesPerSecond;
+  }
+  double operator()(const Attention& o) const {
+    if (o.p.source != kFromView) return 0;
+    const double seen =
+        o.p.window ? std::min<double>(o.p.window + rows, o.p.view_capacity) : o.p.view_capacity;
+    return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, seen);
+  }
+  double operator()(const QueryScore& o) const {  // each product once for the sums, once for the weights
+    if (o.p.kind != kQueryRows) return 0;
+    return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, o.p.sinks + 2 * rows);
+  }
+};
+
+}  // namespace
+
+std::vector<Part> parts_of(const std::vector<Op>& ops, uint32_t rows, double seconds) {
+  std::vector<Part> parts;
+  uint32_t first = 0;
+  double sum = 0;
+  const auto end_part = [&](uint32_t last) {
+    if (first < last) parts.push_back({first, last, {}});
+    first = last;
+    sum = 0;
+  };
+  for (uint32_t i = 0; i < ops.size(); ++i) {
+    const double cost = std::visit(Seconds{double(rows)}, ops[i]);
+    if (sum + cost > seconds) end_part(i);
+    sum += cost;
+    if (cost <= seconds) continue;
+    const auto shares = static_cast<uint32_t>(std::ceil(cost / seconds));
+    for (uint32_t share = 0; share < shares; ++share) parts.push_back({i, i + 1, {share, shares}});
+    first = i + 1;
+    sum = 0;
+  }
+  end_part(static_cast<uint32_t>(ops.size()));
+  if (parts.empty()) parts.emplace_back();
+  return parts;
+}
+
+}  // namespace thimble::cpu
