@@ -1,9 +1,9 @@
 // Products with quantised weights in integers. A number of x is an integer times a unit, a power of two that
-// it shares with its 31 neighbours, and the integer has three digits of base 255 or 256, each a signed byte,
-// which instructions multiply with the bytes of W.
+// it shares with its 31 neighbours, and the integer has three digits of base 256, each a signed byte, which
+// instructions multiply with the bytes of W.
 //
 // A number is off by at most half a unit. The largest of the 32 reaches 2^22 units, or more than half of
-// 127 * (1 + 255 + 255^2): half a unit is at most 1.02 * 2^-23 of it. Sums of 4 to 16 products are exact, and
+// 127 * (1 + 256 + 256^2): half a unit is at most 1.01 * 2^-23 of it. Sums of 4 to 16 products are exact, and
 // so is a product of whole numbers. A dot of floats rounds at each of n products and sums, one of digits at
 // each fourth at most: in rows of 1024 its errors are up to 1.5 times as large as those of floats, from 4096
 // on smaller (digits_test). The bits of a row's result do not depend on the rows beside it.
@@ -25,6 +25,7 @@ struct alignas(64) DigitBlock {
   // For each vector of bytes, highest digits first. How long vectors are, and which numbers are in which, is
   // the instruction set's (isa/bytes.h). Sums are of a lane's integers, in all vectors that share its group.
   int8_t digits[3 * 256];
+  int16_t words[2 * 256];       // two digits of base 4096, for signed bytes with AVX2 alone
   int32_t eightfold[32];        // 8 times sums in groups of 32
   int32_t eightfold_of_16[64];  // and in groups of 16
   int32_t minus_high[32];       // -128 times those of the upper two digits, in groups of 32

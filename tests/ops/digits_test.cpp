@@ -35,7 +35,8 @@ void for_all(const Body& body) {
     for (DType type : kTypes)
       if (sets[i]->knows(type)) {
         SCOPED_TRACE(::testing::Message() << dtype_info(type).name << ", " << sets[i]->name);
-        body(*sets[i], type, *of_floats[std::min(i, n_floats - 1)]);
+        const bool short_vectors = std::strcmp(sets[i]->name, "avxvnni") == 0;
+        body(*sets[i], type, *of_floats[std::min(i, short_vectors ? 1 : n_floats - 1)]);
         if (::testing::Test::HasFatalFailure()) return;
       }
 }
@@ -74,7 +75,7 @@ Expected expected_of(DType type, const std::byte* blocks, const float* w, const 
       // What is multiplied as integers is an element and its minimum, which is multiplied apart.
       magnitude += (std::fabs(double{w[i]}) + 2 * minimum) * std::fabs(double{x[i]});
     }
-    e.bound += 1.02 * 0x1p-23 * largest * weights;  // half a unit of each number
+    e.bound += 1.01 * 0x1p-23 * largest * weights;  // half a unit of each number
   }
   // Sums of four or more are rounded to floats in two steps and, times their scale, added one by one to at
   // most 32 sums that are added then; sums of 32 numbers for minima have as many roundings; W itself, as
@@ -133,7 +134,7 @@ TEST(DigitDots, DoNotOverflow) {
   constexpr uint32_t n = 512;
   for_all([](const DigitKernels& set, DType type, const Kernels&) {
     for (int fill : {0x00, 0x07, 0x70, 0x77, 0x7f, 0x80, 0x88, 0xf0, 0x0f, 0xff})
-      for (float largest : {127.0f * (1 + 256 + 65536), 127.0f * (1 + 255 + 65025), 0x1p22f}) {
+      for (float largest : {127.0f * (1 + 256 + 65536), 0x1p22f}) {
         Matrix w{std::vector<std::byte>(dtype_bytes(type, n), static_cast<std::byte>(fill)),
                  std::vector<float>(n)};
         for (size_t at = 0; at < w.bytes.size(); at += dtype_info(type).block_bytes) {

@@ -13,6 +13,10 @@
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__ARM_FEATURE_DOTPROD)
 #define THIMBLE_BYTE_PRODUCTS
 #endif
+// AVX2 alone has no instruction that adds products of bytes to integers.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+#define THIMBLE_PAIRS_OF_PRODUCTS
+#endif
 
 #ifdef THIMBLE_BYTE_PRODUCTS
 namespace thimble::cpu {
@@ -29,22 +33,23 @@ inline Bytes load_bytes(const void* p) {
 
 // ---- the order of elements ----
 
-// A vector has a run of each of kVectorGroups groups of 32 elements. Together kTogether vectors hold all of
-// these groups' elements, in the first one their first ones: a lane belongs to one group in all of them, so
-// that its products are added as integers. Longer sums are worth the shuffles of AVX-512 alone; for the
-// others a run is what lies side by side in memory.
-#if defined(__AVX512F__)
+// A vector has a run of each of kVectorGroups groups of 32 elements, which kSets sets of vectors take in
+// turns. Together the kTogether vectors of a set hold all of these groups' elements, in the first one their
+// first ones: a lane belongs to one group in all of them, so that its products are added as integers. Longer
+// sums are worth the shuffles of x86 alone; on Arm a run is what lies side by side in memory.
+#if defined(__AVX2__)
 constexpr int kRun = 8;
 #else
 constexpr int kRun = 16;
 #endif
-constexpr int kVectorGroups = kVectorBytes / kRun, kTogether = 32 / kRun;
+constexpr int kVectorGroups = kVectorBytes / kRun, kTogether = 32 / kRun, kSets = 8 / kVectorGroups;
 struct Together {
   Bytes of[kTogether];
 };
+constexpr int group_of(int set, int run) { return set + kSets * run; }
 // The vector that element i of 256 is in, and its place there.
-constexpr int vector_of(int i) { return i / 32 / kVectorGroups * kTogether + i % 32 / kRun; }
-constexpr int place_of(int i) { return i / 32 % kVectorGroups * kRun + i % kRun; }
+constexpr int vector_of(int i) { return i / 32 % kSets * kTogether + i % 32 / kRun; }
+constexpr int place_of(int i) { return i / 32 / kSets * kRun + i % kRun; }
 
 #if defined(__AVX512F__)
 inline __m512i load_64(const std::byte* p) { return _mm512_loadu_si512(p); }
@@ -82,18 +87,30 @@ inline __m512i quarters_of_blocks(const std::byte* b) {
     return _mm512_mask_broadcast_i64x2(v, 0xc0, at(3));
   }
 }
-#else
-// A vector's runs from p, p + kStep and so on.
+#elif defined(__AVX2__)
+inline Bytes first_runs(Bytes a, Bytes b) {
+  return reinterpret_cast<Bytes>(
+      _mm256_unpacklo_epi64(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+inline Bytes last_runs(Bytes a, Bytes b) {
+  return reinterpret_cast<Bytes>(
+      _mm256_unpackhi_epi64(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+// A set in runs of 16, as they lie in memory: the first 16 elements of its first and third group, of its
+// second and fourth, and the last 16 of these.
+struct LongRuns {
+  Bytes of[4];
+  operator Together() const {
+    return {first_runs(of[0], of[1]), last_runs(of[0], of[1]), first_runs(of[2], of[3]),
+            last_runs(of[2], of[3])};
+  }
+};
+// Runs of 16 from p and p + kStep.
 template <int kStep>
-inline Bytes load_runs(const std::byte* p) {
-#if defined(__AVX2__)
+inline Bytes load_long_runs(const std::byte* p) {
   const auto at = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
-  if constexpr (kStep == 16) return load_bytes(p);
   if constexpr (kStep == 0) return reinterpret_cast<Bytes>(_mm256_broadcastsi128_si256(at(0)));
   return reinterpret_cast<Bytes>(_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(kStep), 1));
-#else
-  return load_bytes(p);
-#endif
 }
 #endif
 
@@ -110,9 +127,12 @@ inline Together bytes_of_blocks(const std::byte* b) {
   };
   return {quads(begin, begin_of_last, 0), quads(begin, begin_of_last, 1), quads(end, end_of_last, 0),
           quads(end, end_of_last, 1)};
+#elif defined(__AVX2__)
+  const auto runs = [&](int group, int at) { return load_long_runs<4 * kBytes>(b + group * kBytes + at); };
+  return LongRuns{runs(kSet, kAt), runs(kSet + 2, kAt), runs(kSet, kAt + 16), runs(kSet + 2, kAt + 16)};
 #else
-  constexpr int kBegin = kSet * kVectorGroups * kBytes + kAt;
-  return {load_runs<kBytes>(b + kBegin), load_runs<kBytes>(b + kBegin + 16)};
+  constexpr int kBegin = kSet * kBytes + kAt;
+  return {load_bytes(b + kBegin), load_bytes(b + kBegin + 16)};
 #endif
 }
 // As halves of bytes: the low ones are the first 16 elements.
@@ -131,15 +151,46 @@ inline Together nibbles_of_blocks(const std::byte* b) {
   const Bytes v = reinterpret_cast<Bytes>(quads_of(first, last, even)),
               w = reinterpret_cast<Bytes>(quads_of(first, last, even + 1));
   return {v & 15, w & 15, v >> 4, w >> 4};
+#elif defined(__AVX2__)
+  const auto runs = [&](int group) { return load_long_runs<4 * kBytes>(b + group * kBytes + kAt); };
+  const Bytes v = first_runs(runs(kSet), runs(kSet + 2)), w = last_runs(runs(kSet), runs(kSet + 2));
+  return {v & 15, w & 15, v >> 4, w >> 4};
 #else
-  const Bytes v = load_runs<kBytes>(b + kSet * kVectorGroups * kBytes + kAt);
+  const Bytes v = load_bytes(b + kSet * kBytes + kAt);
   return {v & 15, v >> 4};
 #endif
 }
 
-// Vector `t` of set `set` of groups whose bits lie in 32 bytes, which several share: those of group g from
-// byte Places::at(g) on, Places::down(g) places too high, or too low where that is negative. The mask says
-// which bits these are.
+// Of groups whose bits lie in 32 bytes, which several share: those of group g from byte Places::at(g) on,
+// Places::down(g) places too high, or too low where that is negative. The mask says which bits these are.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int kDown>
+inline Bytes down_by(Bytes v) {
+  if constexpr (kDown < 0)
+    return reinterpret_cast<Bytes>(_mm256_slli_epi64(reinterpret_cast<__m256i>(v), -kDown));
+  else
+    return reinterpret_cast<Bytes>(_mm256_srli_epi64(reinterpret_cast<__m256i>(v), kDown));
+}
+// Of groups g and g + 4.
+template <typename Places, int g, uint8_t mask>
+inline Bytes bits_of_two(const std::byte* b) {
+  constexpr int kApart = Places::down(g + 4) - Places::down(g);
+  Bytes v = load_long_runs<Places::at(g + 4) - Places::at(g)>(b + Places::at(g));
+  if constexpr (kApart > 0)  // the same for all g
+    v = reinterpret_cast<Bytes>(
+        _mm256_srlv_epi64(reinterpret_cast<__m256i>(v), _mm256_setr_epi64x(0, 0, kApart, kApart)));
+  return down_by<Places::down(g)>(v) & mask;
+}
+template <typename Places, int set, uint8_t mask>
+inline LongRuns bits_of_groups(const std::byte* b) {
+  return {bits_of_two<Places, set, mask>(b), bits_of_two<Places, set + 2, mask>(b),
+          bits_of_two<Places, set, mask>(b + 16), bits_of_two<Places, set + 2, mask>(b + 16)};
+}
+inline LongRuns operator|(const LongRuns& a, const LongRuns& b) {
+  return {a.of[0] | b.of[0], a.of[1] | b.of[1], a.of[2] | b.of[2], a.of[3] | b.of[3]};
+}
+#else
+// Vector `t` of set `set`.
 template <typename Places, int set, int t, uint8_t mask>
 inline Bytes bits_of(const std::byte* b) {
 #if defined(__AVX512F__)
@@ -160,24 +211,9 @@ inline Bytes bits_of(const std::byte* b) {
   }
   // Rotated, since what comes in from elsewhere is masked.
   return reinterpret_cast<Bytes>(_mm512_maskz_rorv_epi64(0xff, v, reinterpret_cast<__m512i>(down))) & mask;
-#elif defined(__AVX2__)
-  constexpr int g = set * kVectorGroups, kStep = Places::at(g + 1) - Places::at(g), kDown = Places::down(g),
-                kNext = Places::down(g + 1);
-  const Bytes runs = load_runs<kStep>(b + Places::at(g) + 16 * t);
-  const __m256i v = reinterpret_cast<__m256i>(runs);
-  if constexpr (kDown < 0 || kNext < 0) {
-    static_assert(kDown <= 0 && kNext <= 0);
-    return reinterpret_cast<Bytes>(_mm256_sllv_epi64(v, _mm256_setr_epi64x(-kDown, -kDown, -kNext, -kNext))) &
-           mask;
-  } else if constexpr (kDown > 0 || kNext > 0) {
-    return reinterpret_cast<Bytes>(_mm256_srlv_epi64(v, _mm256_setr_epi64x(kDown, kDown, kNext, kNext))) &
-           mask;
-  } else {
-    return runs & mask;
-  }
 #else
-  constexpr int g = set * kVectorGroups, kDown = Places::down(g);
-  const Bytes v = load_bytes(b + Places::at(g) + 16 * t);
+  constexpr int kDown = Places::down(set);
+  const Bytes v = load_bytes(b + Places::at(set) + 16 * t);
   if constexpr (kDown < 0)
     return v << -kDown & mask;
   else
@@ -197,6 +233,7 @@ inline Together operator|(const Together& a, const Together& b) {
   for (int t = 0; t < kTogether; ++t) v.of[t] = a.of[t] | b.of[t];
   return v;
 }
+#endif
 
 // values[i] of each byte i < 16.
 typedef uint8_t ByteValues[16];
@@ -216,18 +253,10 @@ inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 
 // ---- products ----
 
-// Digits are of this base. AVX2 multiplies signed numbers by giving their signs to the digits, and -128 has
-// no opposite among bytes: there digits are -127 to 127.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kBase = 255;
-inline IntVec times_base(IntVec v) { return (v << 8) - v; }
-#else
-constexpr int kBase = 256;
-inline IntVec times_base(IntVec v) { return v << 8; }
-#endif
+inline IntVec times_256(IntVec v) { return v << 8; }
 
 // add_products: lane i is the sum of the products of bytes 4 i to 4 i + 3 of n vectors, plus lane i of `sum`.
-// products_of_two: kBase times the products with `high`, plus those with `low`.
+// products_of_two: 256 times the products with `high`, plus those with `low`.
 #if defined(__AVX512F__)
 using Digits = __m512i;
 inline Digits load_digits(const int8_t* x) { return _mm512_loadu_si512(x); }
@@ -238,17 +267,14 @@ inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
 #elif defined(__AVX2__)
 using Digits = __m256i;
 inline Digits load_digits(const int8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
-inline Digits with_signs_of(Bytes w, Digits x) { return _mm256_sign_epi8(x, reinterpret_cast<__m256i>(w)); }
-inline Bytes without_signs(Bytes w) {
-  return reinterpret_cast<Bytes>(_mm256_abs_epi8(reinterpret_cast<__m256i>(w)));
-}
-// In 16 bits: two products make at most 2 * 128 * 127. Of two vectors four are added, of bytes below 64.
+#ifdef THIMBLE_PAIRS_OF_PRODUCTS
+// In 16 bits: two products in each of two vectors of bytes below 64, or of four below 32, make at most
+// 2 * 2 * 63 * 128.
 template <int n>
 inline IntVec products(const Bytes* w, const Digits (&x)[n], short factor) {
-  static_assert(n <= 2);
   __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[0]), x[0]);
-  if constexpr (n == 2)
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[1]), x[1]));
+  for (int i = 1; i < n; ++i)
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[i]), x[i]));
   return reinterpret_cast<IntVec>(_mm256_madd_epi16(sum, _mm256_set1_epi16(factor)));
 }
 template <int n>
@@ -257,8 +283,46 @@ inline IntVec add_products(IntVec sum, const Bytes* w, const Digits (&x)[n]) {
 }
 template <int n>
 inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Digits (&low)[n]) {
-  return products(w, high, kBase) + products(w, low, 1);
+  return products(w, high, 256) + products(w, low, 1);
 }
+// Signed bytes times digits of 16 bits (DigitBlock::words), in n vectors. A byte is the upper half of a word:
+// 4 * 4 products of 2^15 and 2^11.
+template <int n>
+inline Vec products_of_words(const Bytes* w, const int16_t* x) {
+  IntVec high = {}, low = {};
+  const auto of_digit = [&](__m256i words, int i) {
+    return reinterpret_cast<IntVec>(
+        _mm256_madd_epi16(words, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 16 * i))));
+  };
+  for (int i = 0; i < n; ++i) {
+    const __m256i even = _mm256_slli_epi16(reinterpret_cast<__m256i>(w[i]), 8),
+                  odd = _mm256_and_si256(reinterpret_cast<__m256i>(w[i]), _mm256_set1_epi16(-256));
+    high += of_digit(even, 4 * i) + of_digit(odd, 4 * i + 2);
+    low += of_digit(even, 4 * i + 1) + of_digit(odd, 4 * i + 3);
+  }
+  return __builtin_convertvector(high, Vec) * (4096.0f / 256) +
+         __builtin_convertvector(low, Vec) * (1.0f / 256);
+}
+// The digits of elements from i on, eight of them.
+inline void put_words(IntVec v, int i, int16_t* to) {
+  const IntVec high = (v + 2048) >> 12, low = v - (high << 12);
+  const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(high), reinterpret_cast<__m256i>(low)),
+                pairs =
+                    _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                                   0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15))),
+                quads = _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
+  // High digits of even elements, low ones, and the same of odd elements.
+  int64_t parts[4];
+  __builtin_memcpy(parts, &quads, sizeof parts);
+  to += 64 * vector_of(i) + place_of(i) / 2;
+  for (int part = 0; part < 4; ++part) __builtin_memcpy(to + 16 * part, &parts[part], 8);
+}
+#else
+inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
+  return reinterpret_cast<IntVec>(
+      _mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(w), x));
+}
+#endif
 #else
 using Digits = int8x16_t;
 inline Digits load_digits(const int8_t* x) { return vld1q_s8(x); }
@@ -267,7 +331,7 @@ inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
       vdotq_s32(reinterpret_cast<int32x4_t>(sum), reinterpret_cast<int8x16_t>(w), x));
 }
 #endif
-#if !defined(__AVX2__) || defined(__AVX512F__)
+#ifndef THIMBLE_PAIRS_OF_PRODUCTS
 template <int n>
 inline IntVec add_products(IntVec sum, const Bytes* w, const Digits (&x)[n]) {
   for (int i = 0; i < n; ++i) sum = add_product(sum, w[i], x[i]);
@@ -275,7 +339,7 @@ inline IntVec add_products(IntVec sum, const Bytes* w, const Digits (&x)[n]) {
 }
 template <int n>
 inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Digits (&low)[n]) {
-  return add_products(times_base(add_products(IntVec{}, w, high)), w, low);
+  return add_products(times_256(add_products(IntVec{}, w, high)), w, low);
 }
 #endif
 
@@ -347,6 +411,14 @@ inline EightHalves halves_of_blocks(const std::byte* b) {
     v = reinterpret_cast<Halves>(_mm512_mask_mov_epi16(
         reinterpret_cast<__m512i>(v), 0xf0, words_of(load_64(b + kFrom), load_64(b + kFrom + 64), last)));
   return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+#elif defined(__AVX2__)
+  const auto four = [&](int i) {
+    uint64_t v = 0;
+    for (int k = 0; k < 4; ++k) v |= static_cast<uint64_t>(u16_at(b + (i + k) * kBytes + kAt)) << 16 * k;
+    return static_cast<long long>(v);
+  };
+  // Not _mm_set_epi64x(): gcc 12 would then shift and join both halves in vectors.
+  return reinterpret_cast<EightHalves>(_mm_insert_epi64(_mm_cvtsi64_si128(four(0)), four(4), 1));
 #else
   const auto of = [&](int i) { return static_cast<uint16_t>(u16_at(b + i * kBytes + kAt)); };
   return EightHalves{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
@@ -363,6 +435,11 @@ inline EightInts first_bytes_of_blocks(const std::byte* b) {
   const EightInts v = reinterpret_cast<EightInts>(
       __builtin_shufflevector(twice, twice, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   return v << EightInts{8, 0, 8, 0, 8, 0, 8, 0} >> 1 & 0x7f800000;
+#elif defined(__AVX2__)
+  uint64_t v = 0;
+  for (int i = 0; i < 8; ++i) v |= static_cast<uint64_t>(b[i * kBytes]) << 8 * i;
+  return reinterpret_cast<EightInts>(
+      _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(v))), 23));
 #else
   const auto of = [&](int i) { return static_cast<int32_t>(b[i * kBytes]) << 23; };
   return EightInts{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
@@ -397,10 +474,17 @@ struct PackedGroups {
   explicit PackedGroups(const std::byte* b) {
     const uint32_t low = u32_at(b + 4), middle = u32_at(b + 8), high = u32_at(b + 12);
     const auto both = [](uint32_t first, uint32_t last) { return first | static_cast<uint64_t>(last) << 32; };
-    scales =
-        scale_at(b) * bytes_to_floats(both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030)));
-    minima = scale_at(b + 2) * bytes_to_floats(both(middle & 0x3f3f3f3f,
-                                                    (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030)));
+    const uint64_t bytes[] = {
+        both(low & 0x3f3f3f3f, (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030)),
+        both(middle & 0x3f3f3f3f, (high >> 4 & 0x0f0f0f0f) | (middle >> 2 & 0x30303030))};
+#if defined(__AVX2__)
+    const __m256 factors = _mm256_cvtph_ps(_mm_set1_epi32(static_cast<int>(u32_at(b))));
+    scales = reinterpret_cast<Eight>(_mm256_moveldup_ps(factors)) * bytes_to_floats(bytes[0]);
+    minima = reinterpret_cast<Eight>(_mm256_movehdup_ps(factors)) * bytes_to_floats(bytes[1]);
+#else
+    scales = scale_at(b) * bytes_to_floats(bytes[0]);
+    minima = scale_at(b + 2) * bytes_to_floats(bytes[1]);
+#endif
   }
 
  private:
@@ -426,7 +510,7 @@ class LaneFactors {
   // for a run there.
   template <int k>
   static constexpr int place(int run) {
-    return kGroups == 8 ? k * kVectorGroups + run : 2 * (k / 2 * kVectorGroups + run) + k % 2;
+    return kGroups == 8 ? group_of(k, run) : 2 * group_of(k / 2, run) + k % 2;
   }
 
 #if defined(__AVX512F__)
@@ -443,15 +527,19 @@ class LaneFactors {
  private:
   __m512 all_;
 #elif defined(__AVX2__)
+  // Of sixteen those of every other two runs, so that within halves of vectors the four are in order.
   void set(Eight v) { all_[0] = reinterpret_cast<__m256>(v); }
   void set(const Sixteen& v) {
-    for (int i = 0; i < 2; ++i) all_[i] = reinterpret_cast<__m256>(v.parts[i]);
+    const __m256 first = reinterpret_cast<__m256>(v.parts[0]), last = reinterpret_cast<__m256>(v.parts[1]);
+    all_[0] = _mm256_permute2f128_ps(first, last, 0x20);
+    all_[1] = _mm256_permute2f128_ps(first, last, 0x31);
   }
   template <int k>
   Vec at() const {
-    constexpr int kPart = place<k>(0) / 8, kFirst = place<k>(0) % 8, kLast = place<k>(1) % 8;
-    return reinterpret_cast<Vec>(_mm256_permutevar8x32_ps(
-        all_[kPart], _mm256_setr_epi32(kFirst, kFirst, kFirst, kFirst, kLast, kLast, kLast, kLast)));
+    if constexpr (kGroups == 16)
+      return reinterpret_cast<Vec>(_mm256_shuffle_ps(all_[0], all_[1], k * 0x55));
+    else
+      return reinterpret_cast<Vec>(k == 0 ? _mm256_moveldup_ps(all_[0]) : _mm256_movehdup_ps(all_[0]));
   }
 
  private:

@@ -23,7 +23,7 @@ template <typename F>
 struct Groups {
   F scales, minima;
 };
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
 constexpr uint8_t kFlip = 128;
 #else
 constexpr uint8_t kFlip = 0;
@@ -275,16 +275,12 @@ bool knows(DType type) {
 
 // ---- digits of x ----
 
-constexpr int32_t kLargestInteger = 127 * (1 + kBase + kBase * kBase);
+constexpr int32_t kLargestInteger = 127 * (1 + 256 + 256 * 256);
 
-// v = kBase * (result) + rest, where the rest is a digit.
-inline IntVec divide_by_base(IntVec v, IntVec& rest) {
-  IntVec quotient = to_nearest(to_float(v) * (1.0f / kBase));
-  rest = v - times_base(quotient);
-  // It may be one too large, where the product above was rounded.
-  const IntVec above = rest > 127, below = rest < 128 - kBase;
-  rest += (below & kBase) - (above & kBase);
-  quotient += below - above;
+// v = 256 * (result) + rest, where the rest is a digit.
+inline IntVec divide_by_256(IntVec v, IntVec& rest) {
+  const IntVec quotient = (v + 128) >> 8;
+  rest = v - times_256(quotient);
   return quotient;
 }
 
@@ -367,26 +363,29 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
   for (int i = 0; i < 256; i += kLanes) {
     IntVec v, low, middle;
     __builtin_memcpy(&v, integers + i, sizeof v);
-    const IntVec two = divide_by_base(v, low), high = divide_by_base(two, middle);
+    const IntVec two = divide_by_256(v, low), high = divide_by_256(two, middle);
     put_digits(high, i, out.digits);
     put_digits(middle, i, out.digits + kVectorBytes);
     put_digits(low, i, out.digits + 2 * kVectorBytes);
+#ifdef THIMBLE_PAIRS_OF_PRODUCTS
+    put_words(v, i, out.words);
+#endif
   }
-  for (int s = 0; s < 8 / kVectorGroups; ++s) {
+  for (int s = 0; s < kSets; ++s) {
     const int8_t* digits = out.digits + 3 * kVectorBytes * kTogether * s;
     const DigitSums all = sums_of<kTogether>(digits);
-    store_ints(out.eightfold + s * kLanes, 8 * (times_base(all.high) + all.low));
+    store_ints(out.eightfold + s * kLanes, 8 * (times_256(all.high) + all.low));
     store_ints(out.minus_high + s * kLanes, -128 * all.high);
     store_ints(out.minus_low + s * kLanes, -128 * all.low);
     for (int half = 0; half < 2; ++half) {
       const DigitSums sums = sums_of<kTogether / 2>(digits + half * 3 * kVectorBytes * kTogether / 2);
-      const IntVec of_lanes = times_base(sums.high) + sums.low;
+      const IntVec of_lanes = times_256(sums.high) + sums.low;
       store_ints(out.eightfold_of_16 + (2 * s + half) * kLanes, 8 * of_lanes);
       // Of the integers, not of x: minima meet the same numbers as what they are taken off.
       for (int i = 0; i < kVectorGroups; ++i) {
         int32_t sum = 0;
         for (int lane = i * kRun / 4; lane < (i + 1) * kRun / 4; ++lane) sum += of_lanes[lane];
-        const int at = 2 * (s * kVectorGroups + i) + half;
+        const int at = 2 * group_of(s, i) + half;
         out.sums_of_16[at] = static_cast<float>(sum) * out.units_of_16[at];
       }
     }
@@ -414,8 +413,9 @@ template <typename Format, int w_rows, int x_rows>
 struct Sums {
   using Floats = typename Format::Floats;
   static constexpr bool kOf32 = LaneFactors<Floats>::kGroups == 8;
+  static constexpr int kChains = kSets == 2 ? 1 : 2;  // two hide the latency of the additions
   struct Sum {
-    Vec products[2] = {};  // two hide the latency of the additions
+    Vec products[kChains] = {};
     Floats taken = {};
   };
   Sum of[w_rows][x_rows];
@@ -447,20 +447,21 @@ struct Sums {
               const LaneFactors<Floats>& f = factors[c][r];
               Vec* const products = of[c][r].products;
               if constexpr (kOf32) {
-                products[s % 2] += product<kFirst, kTogether>(w.of, block) * f.template at<s>();
+                products[s % kChains] += product<kFirst, kTogether>(w.of, block) * f.template at<s>();
               } else {
                 products[0] += product<kFirst, kHalf>(w.of, block) * f.template at<2 * s>();
-                products[1] +=
+                products[kChains - 1] +=
                     product<kFirst + kHalf, kHalf>(w.of + kHalf, block) * f.template at<2 * s + 1>();
               }
             }
           }
         },
-        std::make_integer_sequence<int, 8 / kVectorGroups>());
+        std::make_integer_sequence<int, kSets>());
   }
 
   float total(int c, int r) const {
-    const float sum = sum_lanes(of[c][r].products[0] + of[c][r].products[1]);
+    const float sum = sum_lanes(kChains == 1 ? of[c][r].products[0]
+                                             : of[c][r].products[0] + of[c][r].products[kChains - 1]);
     return Format::kMinima ? sum - sum_floats(of[c][r].taken) : sum;
   }
 
@@ -473,6 +474,9 @@ struct Sums {
   // Of n vectors from vector k on.
   template <int k, int n>
   static inline __attribute__((always_inline)) Vec product(const Bytes* w, const DigitBlock& x) {
+#ifdef THIMBLE_PAIRS_OF_PRODUCTS
+    if constexpr (Format::kSigned) return products_of_words<n>(w, x.words + 64 * k);
+#endif
     Digits high[n], middle[n], low[n];
     for (int i = 0; i < n; ++i) {
       const int8_t* digits = x.digits + 3 * kVectorBytes * (k + i);
@@ -485,45 +489,37 @@ struct Sums {
     // Two parts where both together pass 32 bits; each is at most 16 * 255 * 128 * 256.
     if constexpr (4 * n * static_cast<int64_t>(Format::kMost) * kLargestInteger >= int64_t{1} << 31) {
       IntVec upper = {}, lower = {};
-#if defined(__AVX512F__)  // the instruction takes numbers without signs: here 128 larger ones
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+      // The instruction takes numbers without signs: here 128 larger ones.
       if constexpr (Format::kSigned) {
         upper = load_ints(x.minus_high + kSums);
         lower = load_ints(x.minus_low + kSums);
       }
 #endif
-#if defined(__AVX2__) && !defined(__AVX512F__)
-      if constexpr (Format::kSigned) {
-        for (int i = 0; i < n; ++i) {
-          const Bytes bare = without_signs(w[i]);
-          const Digits of_bare[3][1] = {{with_signs_of(w[i], high[i])},
-                                        {with_signs_of(w[i], middle[i])},
-                                        {with_signs_of(w[i], low[i])}};
-          upper += products_of_two(&bare, of_bare[0], of_bare[1]);
-          lower = add_products(lower, &bare, of_bare[2]);
-        }
-        return to_float(upper) * kBase + to_float(lower);
-      }
-#endif
       upper += products_of_two(w, high, middle);
       lower = add_products(lower, w, low);
-      return to_float(upper) * kBase + to_float(lower);
+      return to_float(upper) * 256 + to_float(lower);
     } else {
-      // Modulo 2^32 before what they are too large is taken off.
-      typedef uint32_t Modular __attribute__((vector_size(sizeof(IntVec))));
       IntVec upper;
+#ifdef THIMBLE_PAIRS_OF_PRODUCTS
+      upper = products_of_two(w, high, middle);
+#else
       if constexpr (n > 2)  // three sums that do not wait for one another: these are long
-        upper = times_base(add_products(IntVec{}, w, high)) + add_products(IntVec{}, w, middle);
+        upper = times_256(add_products(IntVec{}, w, high)) + add_products(IntVec{}, w, middle);
       else
         upper = products_of_two(w, high, middle);
-      const IntVec sum = times_base(upper) + add_products(IntVec{}, w, low);
+#endif
+      const IntVec lower = add_products(IntVec{}, w, low);
       if constexpr (Format::kOffset < 0) {
-        return to_float(sum);
+        return to_float(times_256(upper) + lower);
       } else {
-        constexpr int kUp = Format::kOffset - 3, kDown = -kUp;
+        // Modulo 2^32 before what they are too large is taken off: 1 << kUp times eightfold.
+        typedef uint32_t Modular __attribute__((vector_size(sizeof(IntVec))));
         const IntVec eightfold = load_ints((kOf32 ? x.eightfold : x.eightfold_of_16) + kSums);
-        const IntVec of_x = kUp > 0 ? eightfold << (kUp > 0 ? kUp : 0) : eightfold >> (kDown > 0 ? kDown : 0);
-        return to_float(
-            reinterpret_cast<IntVec>(reinterpret_cast<Modular>(sum) - reinterpret_cast<Modular>(of_x)));
+        constexpr int kUp = Format::kOffset > 3 ? Format::kOffset - 3 : 0, kDown = 3 + kUp - Format::kOffset;
+        const Modular rest =
+            (reinterpret_cast<Modular>(upper) << (8 - kUp)) - reinterpret_cast<Modular>(eightfold >> kDown);
+        return to_float(reinterpret_cast<IntVec>((rest << kUp) + reinterpret_cast<Modular>(lower)));
       }
     }
   }
@@ -562,11 +558,14 @@ void dot(DType type, const std::byte* w, uint32_t n, const DigitBlock* x, size_t
   });
 }
 
-// Rows of 14336 numbers, two threads, GB/s, with 1, 2 and 4 streams: q6_K 15, 20 and 22 with VNNI. AVX2, with
-// half the registers, gains nothing by more than two, and loses 4 to 10 % by two where x leaves room in the
-// first-level cache. Not measured on Arm.
+// Rows of 14336 numbers, two threads, GB/s, with 1, 2 and 4 streams: q6_K 15, 20 and 22 with VNNI. Of 256
+// bits one thread 18, 21 and 21, q8_0 21, 23 and 32. AVX2 alone gains by more than two with q8_0 and loses
+// with q6_K. With half the registers, both lose 4 to 20 % by two where x leaves room in the first-level
+// cache. Not measured on Arm.
 #if defined(__AVX512F__)
 constexpr uint32_t kStreams = 4, kStreamRows = 2, kNarrow = 0;
+#elif defined(__AVXVNNI__)
+constexpr uint32_t kStreams = 4, kStreamRows = 1, kNarrow = 4096;
 #else
 constexpr uint32_t kStreams = 2, kStreamRows = 1, kNarrow = 4096;
 #endif
@@ -591,6 +590,9 @@ const DigitKernels THIMBLE_DIGIT_KERNELS = {
 #if defined(__AVX512VNNI__)
     .name = "vnni",
     .few_rows = 16,
+#elif defined(__AVXVNNI__)
+    .name = "avxvnni",
+    .few_rows = 8,
 #elif defined(__AVX2__)
     .name = "avx2",
     .few_rows = 8,
