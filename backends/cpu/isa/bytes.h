@@ -46,10 +46,16 @@ constexpr int kVectorGroups = kVectorBytes / kRun, kTogether = 32 / kRun, kSets 
 struct Together {
   Bytes of[kTogether];
 };
+#if defined(__AVX512F__)  // as two vectors with a run of 16 of four groups each are shuffled together
+constexpr int group_of(int, int run) { return run / 2 + run % 2 * 4; }
+constexpr int run_of(int group) { return group % 4 * 2 + group / 4; }
+#else
 constexpr int group_of(int set, int run) { return set + kSets * run; }
+constexpr int run_of(int group) { return group / kSets; }
+#endif
 // The vector that element i of 256 is in, and its place there.
 constexpr int vector_of(int i) { return i / 32 % kSets * kTogether + i % 32 / kRun; }
-constexpr int place_of(int i) { return i / 32 / kSets * kRun + i % kRun; }
+constexpr int place_of(int i) { return run_of(i / 32) * kRun + i % kRun; }
 
 #if defined(__AVX512F__)
 inline __m512i load_64(const std::byte* p) { return _mm512_loadu_si512(p); }
@@ -60,6 +66,13 @@ inline __m512i words_of(__m512i a, __m512i b, WordIndices i) {
 }
 inline __m512i quads_of(__m512i a, __m512i b, QuadIndices i) {
   return _mm512_permutex2var_epi64(a, reinterpret_cast<__m512i>(i), b);
+}
+// The first or last 8 bytes of each 16 of a, beside those of b.
+inline Bytes first_runs(__m512i a, __m512i b) {
+  return reinterpret_cast<Bytes>(_mm512_maskz_unpacklo_epi64(0xff, a, b));
+}
+inline Bytes last_runs(__m512i a, __m512i b) {
+  return reinterpret_cast<Bytes>(_mm512_maskz_unpackhi_epi64(0xff, a, b));
 }
 
 // The 16 bytes at kAt in each of four of eight blocks, from block kFirst on, kBytes long each.
@@ -122,11 +135,8 @@ inline Together bytes_of_blocks(const std::byte* b) {
                 begin_of_last = quarters_of_blocks<4, kBytes, kAt>(b),
                 end = quarters_of_blocks<0, kBytes, kAt + 16>(b),
                 end_of_last = quarters_of_blocks<4, kBytes, kAt + 16>(b);
-  const auto quads = [](__m512i a, __m512i last, int first) {
-    return reinterpret_cast<Bytes>(quads_of(a, last, QuadIndices{0, 2, 4, 6, 8, 10, 12, 14} + first));
-  };
-  return {quads(begin, begin_of_last, 0), quads(begin, begin_of_last, 1), quads(end, end_of_last, 0),
-          quads(end, end_of_last, 1)};
+  return {first_runs(begin, begin_of_last), last_runs(begin, begin_of_last), first_runs(end, end_of_last),
+          last_runs(end, end_of_last)};
 #elif defined(__AVX2__)
   const auto runs = [&](int group, int at) { return load_long_runs<4 * kBytes>(b + group * kBytes + at); };
   return LongRuns{runs(kSet, kAt), runs(kSet + 2, kAt), runs(kSet, kAt + 16), runs(kSet + 2, kAt + 16)};
@@ -147,9 +157,7 @@ inline Together nibbles_of_blocks(const std::byte* b) {
     first = quarters_of_blocks<0, kBytes, kAt>(b);
     last = quarters_of_blocks<4, kBytes, kAt>(b);
   }
-  const QuadIndices even = {0, 2, 4, 6, 8, 10, 12, 14};
-  const Bytes v = reinterpret_cast<Bytes>(quads_of(first, last, even)),
-              w = reinterpret_cast<Bytes>(quads_of(first, last, even + 1));
+  const Bytes v = first_runs(first, last), w = last_runs(first, last);
   return {v & 15, w & 15, v >> 4, w >> 4};
 #elif defined(__AVX2__)
   const auto runs = [&](int group) { return load_long_runs<4 * kBytes>(b + group * kBytes + kAt); };
@@ -196,8 +204,8 @@ inline Bytes bits_of(const std::byte* b) {
 #if defined(__AVX512F__)
   QuadIndices from, down;
   for (int i = 0; i < 8; ++i) {
-    from[i] = Places::at(i) / 8 + t;
-    down[i] = Places::down(i);
+    from[i] = Places::at(group_of(set, i)) / 8 + t;
+    down[i] = Places::down(group_of(set, i));
   }
   __m512i v;
   if constexpr (Places::at(7) == 0) {
@@ -396,22 +404,16 @@ inline Eight eight_of_half(const std::byte* p) {
 template <int kBytes, int kAt>
 inline EightHalves halves_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
-  // From two loads of 64 bytes; where the last blocks are further, another two for four of them.
   static_assert(kAt % 2 == 0 && kBytes % 2 == 0);
-  constexpr bool kFourEach = 7 * kBytes + kAt + 2 > 128;
-  constexpr int kFrom = 4 * kBytes < 128 ? 8 * kBytes - 128 : 4 * kBytes;
-  WordIndices first = {}, last = {};
-  for (int i = 0; i < 8; ++i) {
-    first[i] = static_cast<short>((i * kBytes + kAt) / 2);
-    last[i] = static_cast<short>((i * kBytes + kAt - kFrom) / 2);
+  if constexpr (7 * kBytes + kAt + 2 <= 128) {
+    WordIndices words = {};
+    for (int i = 0; i < 8; ++i) words[i] = static_cast<short>((i * kBytes + kAt) / 2);
+    typedef uint16_t Halves __attribute__((vector_size(64)));
+    const Halves v = reinterpret_cast<Halves>(words_of(load_64(b), load_64(b + 64), words));
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
   }
-  typedef uint16_t Halves __attribute__((vector_size(64)));
-  Halves v = reinterpret_cast<Halves>(words_of(load_64(b), load_64(b + 64), first));
-  if constexpr (kFourEach)
-    v = reinterpret_cast<Halves>(_mm512_mask_mov_epi16(
-        reinterpret_cast<__m512i>(v), 0xf0, words_of(load_64(b + kFrom), load_64(b + kFrom + 64), last)));
-  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-#elif defined(__AVX2__)
+#endif
+#if defined(__AVX2__)
   const auto four = [&](int i) {
     uint64_t v = 0;
     for (int k = 0; k < 4; ++k) v |= static_cast<uint64_t>(u16_at(b + (i + k) * kBytes + kAt)) << 16 * k;

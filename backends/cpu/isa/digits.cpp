@@ -107,10 +107,10 @@ struct MXFP4Digits : Block32<DType::kMXFP4> {
   static constexpr int kOffset = 4;
   static constexpr ByteBook kValues{{THIMBLE_FP4_VALUES}, 1 << kOffset};
   static Groups<Eight> groups(const std::byte* b) {
-    // 2^(x - 128); the second is larger for an x of 0 and 1 alone, where it is subnormal.
-    const EightInts x = first_bytes_of_blocks<kBytes>(b), normal = x - 0x00800000,
-                    subnormal = (x >> 2) + 0x00200000;
-    return {reinterpret_cast<Eight>(normal > subnormal ? normal : subnormal), Eight{}};
+    // 2^(x - 128): half of 2^(x - 127), which is subnormal for an x of 0 and infinite for one of 255: that
+    // stands for NaN.
+    const EightInts x = first_bytes_of_blocks<kBytes>(b), least = EightInts{} + 0x00400000;
+    return {0.5f * reinterpret_cast<Eight>(x > least ? x : least), Eight{}};
   }
   template <int s>
   static Together numbers(const std::byte* b) {
@@ -221,10 +221,17 @@ struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
   static constexpr int kMost = 127;
   static constexpr bool kSigned = true;
   static Groups<Eight> groups(const std::byte* b) {
+#if defined(__AVX512F__)
+    const uint64_t bytes =
+        _pdep_u64(u32_at(b + 4), 0x0f0f0f0f0f0f0f0f) | _pdep_u64(u16_at(b + 2), 0x3030303030303030);
+    const EightInts of =
+        reinterpret_cast<EightInts>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
+#else
     const EightInts low = EightInts{} + static_cast<int32_t>(u32_at(b + 4)),
                     high = (EightInts{} + static_cast<int32_t>(u32_at(b + 2))) << 4;
     const EightInts of = ((low >> EightInts{0, 4, 8, 12, 16, 20, 24, 28}) & 15) |
                          ((high >> EightInts{0, 2, 4, 6, 8, 10, 12, 14}) & 48);
+#endif
     return {eight_of_half(b) * __builtin_convertvector(of - 32, Eight), Eight{}};
   }
   template <int s>
@@ -526,8 +533,8 @@ struct Sums {
 };
 
 template <typename Format, int w_rows, int x_rows>
-void dot_rows(const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock* x, size_t x_stride,
-              float* out) {
+__attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock* x,
+                                       size_t x_stride, float* out) {
   // Rows follow one another in memory, and the processor's own prefetcher falls behind.
   constexpr size_t kAhead = w_rows > 1 ? 2048 : 4096, kStepBytes = 256 / Format::kBlock * Format::kBytes;
   Sums<Format, w_rows, x_rows> sums;
