@@ -375,15 +375,20 @@ inline Sixteen operator*(const Sixteen& a, const Sixteen& b) {
   for (int i = 0; i < 16 / kLanes; ++i) c.parts[i] = a.parts[i] * b.parts[i];
   return c;
 }
-inline void add_product(Eight& sum, Eight a, Eight b) { sum += a * b; }
-inline void add_product(Sixteen& sum, const Sixteen& a, const Sixteen& b) {
-  for (int i = 0; i < 16 / kLanes; ++i) sum.parts[i] += a.parts[i] * b.parts[i];
+// Products of these, off any lanes of a sum.
+inline void take_off(Vec& sum, Eight a, Eight b) {
+  const Eight products = a * b;
+#if defined(__AVX512F__)
+  sum -= __builtin_shufflevector(products, Eight{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX2__)
+  sum -= products;
+#else
+  sum -= __builtin_shufflevector(products, products, 0, 1, 2, 3);
+  sum -= __builtin_shufflevector(products, products, 4, 5, 6, 7);
+#endif
 }
-inline float sum_floats(Eight v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
-inline float sum_floats(const Sixteen& v) {
-  Vec sum = v.parts[0];
-  for (int i = 1; i < 16 / kLanes; ++i) sum += v.parts[i];
-  return sum_lanes(sum);
+inline void take_off(Vec& sum, const Sixteen& a, const Sixteen& b) {
+  for (int i = 0; i < 16 / kLanes; ++i) sum -= a.parts[i] * b.parts[i];
 }
 
 inline Eight to_floats(EightHalves halves) {

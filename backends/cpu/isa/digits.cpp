@@ -420,10 +420,9 @@ template <typename Format, int w_rows, int x_rows>
 struct Sums {
   using Floats = typename Format::Floats;
   static constexpr bool kOf32 = LaneFactors<Floats>::kGroups == 8;
-  static constexpr int kChains = kSets == 2 ? 1 : 2;  // two hide the latency of the additions
+  static constexpr int kChains = kSets > 2 ? 2 : 1;  // two hide the latency of the additions
   struct Sum {
     Vec products[kChains] = {};
-    Floats taken = {};
   };
   Sum of[w_rows][x_rows];
 
@@ -440,7 +439,7 @@ struct Sums {
         factors[c][r].set(groups.scales * of_x);
         if constexpr (Format::kMinima) {
           load_floats(kOf32 ? block.sums : block.sums_of_16, of_x);
-          add_product(of[c][r].taken, groups.minima, of_x);
+          take_off(of[c][r].products[kChains - 1], groups.minima, of_x);
         }
       }
     }
@@ -467,9 +466,8 @@ struct Sums {
   }
 
   float total(int c, int r) const {
-    const float sum = sum_lanes(kChains == 1 ? of[c][r].products[0]
-                                             : of[c][r].products[0] + of[c][r].products[kChains - 1]);
-    return Format::kMinima ? sum - sum_floats(of[c][r].taken) : sum;
+    return sum_lanes(kChains == 1 ? of[c][r].products[0]
+                                  : of[c][r].products[0] + of[c][r].products[1 % kChains]);
   }
 
  private:
