@@ -23,10 +23,10 @@ struct ExpertScratch {
 };
 
 // How many columns a worker takes at a time of `all` there are. With digits a product is as fast as W is
-// read, and longer stretches of W lose less at their ends; four items a worker even out their speeds. There
+// read, and longer stretches of W lose less at their ends; two items a worker even out their speeds. There
 // are few rows then, so that results fit ExpertScratch's block.
 inline uint32_t expert_cols(uint64_t all, uint32_t workers, bool digits) {
-  return digits ? static_cast<uint32_t>(std::clamp<uint64_t>(all / (4 * workers), kBlockCols, 4 * kBlockCols))
+  return digits ? static_cast<uint32_t>(std::clamp<uint64_t>(all / (2 * workers), kBlockCols, 4 * kBlockCols))
                 : kBlockCols;
 }
 

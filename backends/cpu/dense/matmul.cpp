@@ -21,12 +21,16 @@ static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
   const DigitKernels& kernels = digit_kernels();
   const size_t x_stride = digit_blocks(m.n);
   const uint32_t cols = m.cols / kernels.streams;
+  // dot_streams() asks for what is 2 KiB ahead; the 2 KiB before that would come line by line.
+  const size_t part = cols * row_bytes, begin = std::min<size_t>(part, 2048);
+  for (size_t line = 0; line < begin; line += 64)
+    for (uint32_t i = 0; i < kernels.streams; ++i) __builtin_prefetch(m.w + i * part + line);
   for (uint32_t c = 0; c < cols; ++c)
     for (uint32_t first = 0; first < m.x_rows; first += kernels.stream_rows) {
       const uint32_t rows = std::min(kernels.stream_rows, m.x_rows - first);
       float out[kMaxStreams * kMaxStreamRows];
-      kernels.dot_streams(m.type, m.w + c * row_bytes, cols * row_bytes, m.n, m.digits + first * x_stride,
-                          x_stride, rows, out);
+      kernels.dot_streams(m.type, m.w + c * row_bytes, part, m.n, m.digits + first * x_stride, x_stride, rows,
+                          out);
       for (uint32_t i = 0; i < kernels.streams; ++i)
         for (uint32_t r = 0; r < rows; ++r) put(m, first + r, i * cols + c, out[i * rows + r]);
     }

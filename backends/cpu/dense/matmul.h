@@ -72,8 +72,10 @@ class Blocks {
   Blocks(uint32_t rows, uint32_t cols, uint32_t workers, bool digits) : rows_(rows), cols_(cols) {
     if (rows == 0 || cols == 0) return;
     if (rows <= kMaxDotRows || digits) {
-      // Four items a worker even out their speeds; fewer than 16 rows of W are not worth an item.
-      block_cols_ = std::clamp((cols + 4 * workers - 1) / (4 * workers), 16u, 4 * kBlockCols);
+      // Four items a worker even out their speeds, but with fewer than 64 rows of W their beginnings cost
+      // more than that gains. Fewer than 16 are not worth another worker.
+      const uint32_t share = (cols + workers - 1) / workers;
+      block_cols_ = std::clamp(std::max((share + 3) / 4, std::min(share, 64u)), 16u, 4 * kBlockCols);
     } else {
       const uint32_t across = (cols + kBlockCols - 1) / kBlockCols;
       row_splits_ = (rows + kBlockRows - 1) / kBlockRows;
