@@ -377,12 +377,14 @@ inline Sixteen operator*(const Sixteen& a, const Sixteen& b) {
 }
 // Products of these, off any lanes of a sum.
 inline void take_off(Vec& sum, Eight a, Eight b) {
-  const Eight products = a * b;
 #if defined(__AVX512F__)
-  sum -= __builtin_shufflevector(products, Eight{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto lanes = [](Eight v) { return _mm512_castps256_ps512(reinterpret_cast<__m256>(v)); };
+  sum = reinterpret_cast<Vec>(
+      _mm512_mask3_fnmadd_ps(lanes(a), lanes(b), reinterpret_cast<__m512>(sum), 0x00ff));
 #elif defined(__AVX2__)
-  sum -= products;
+  sum -= a * b;
 #else
+  const Eight products = a * b;
   sum -= __builtin_shufflevector(products, products, 0, 1, 2, 3);
   sum -= __builtin_shufflevector(products, products, 4, 5, 6, 7);
 #endif
