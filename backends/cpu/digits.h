@@ -36,6 +36,8 @@ struct alignas(64) DigitBlock {
 inline uint64_t digit_blocks(uint64_t n) { return (n + 255) / 256; }
 
 constexpr uint32_t kMaxStreams = 4, kMaxStreamRows = 2;
+// So many bytes ahead dot_streams() asks for each row of W.
+constexpr size_t kStreamsAhead = 2560;
 
 struct DigitKernels {
   const char* name;

@@ -21,8 +21,8 @@ static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
   const DigitKernels& kernels = digit_kernels();
   const size_t x_stride = digit_blocks(m.n);
   const uint32_t cols = m.cols / kernels.streams;
-  // dot_streams() asks for what is 2 KiB ahead; the 2 KiB before that would come line by line.
-  const size_t part = cols * row_bytes, begin = std::min<size_t>(part, 2048);
+  // What dot_streams() does not ask for ahead would come line by line.
+  const size_t part = cols * row_bytes, begin = std::min(part, kStreamsAhead);
   for (size_t line = 0; line < begin; line += 64)
     for (uint32_t i = 0; i < kernels.streams; ++i) __builtin_prefetch(m.w + i * part + line);
   for (uint32_t c = 0; c < cols; ++c)

@@ -534,7 +534,8 @@ template <typename Format, int w_rows, int x_rows>
 __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock* x,
                                        size_t x_stride, float* out) {
   // Rows follow one another in memory, and the processor's own prefetcher falls behind.
-  constexpr size_t kAhead = w_rows > 1 ? 2048 : 4096, kStepBytes = 256 / Format::kBlock * Format::kBytes;
+  constexpr size_t kAhead = w_rows > 1 ? kStreamsAhead : 4096,
+                   kStepBytes = 256 / Format::kBlock * Format::kBytes;
   Sums<Format, w_rows, x_rows> sums;
   for (; n >= 256; n -= 256, w += kStepBytes, ++x) {
     for (int c = 0; c < w_rows; ++c)
