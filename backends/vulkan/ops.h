@@ -40,10 +40,13 @@ void attention(Recording&, const Attention&);
 void kv_compact(Recording&, const KvCompact&);
 void kv_merge(Recording&, const KvMerge&);
 void query_gate(Recording&, const QueryGate&);
-// `leaves_parts`: of the log-sum-exps, to the vote, which follows.
-void token_score(Recording&, const TokenScore&, bool leaves_parts = false);
-// What it leaves at the beginning of scratch: [query heads][kMostScoreParts]{maximum, sum}.
+// `leaves_parts`: of the log-sum-exps, to the vote, which follows. `clears`: what becomes zeros on the way,
+// where a step selects.
+void token_score(Recording&, const TokenScore&, bool leaves_parts = false, const View& clears = {});
+// What it leaves at the beginning of scratch: [query heads][kMostScoreParts]{maximum, sum}; and what it needs
+// there.
 uint64_t score_parts_bytes(uint32_t query_heads);
+uint64_t score_bytes(const Recording&, const TokenScoreParams&);
 void page_bounds(Recording&, const PageBounds&);
 void key_diff(Recording&, const KeyDiff&);
 void query_score(Recording&, const QueryScore&);

@@ -309,7 +309,8 @@ struct Attending {  // heads of a model
   uint32_t width() const { return heads() * dh; }
   uint64_t entry_bytes() const { return uint64_t(kv_heads) * dh * 2; }  // of K or of V, f16
 };
-constexpr Attending kLlama{8, 4, 128}, kPhi{32, 1, 96}, kQwen{4, 7, 128};
+constexpr Attending kLlama{8, 4, 128}, kPhi{32, 1, 96}, kQwen{4, 7, 128}, kQwen3Heads{4, 8, 128},
+    kGptOssHeads{8, 8, 64};
 constexpr uint32_t kModel = 4096, kFf = 14336, kVocab = 128256, kKv = 1024;
 
 ModelShape model_shape(const Attending& a = kLlama) {
@@ -963,10 +964,11 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
   // A case over a chain of one row against heads of so many entries; `make` gives it the op and what it
   // counts.
   const auto add_heads = [&](const std::string& name, const std::vector<uint32_t>& entries, uint32_t scope,
-                             float theta, const std::function<void(Work&, const Chain&)>& make) {
-    cases.push_back({name, [&b, s, entries, scope, theta, make](Operands& o) {
-                       const Chain chain(b, o, kLlama, entries, 1, scope, s);
-                       Work w{.model = model_shape(),
+                             float theta, const std::function<void(Work&, const Chain&)>& make,
+                             const Attending& a = kLlama) {
+    cases.push_back({name, [&b, s, a, entries, scope, theta, make](Operands& o) {
+                       const Chain chain(b, o, a, entries, 1, scope, s);
+                       Work w{.model = model_shape(a),
                               .session = session_shape(chain.heads, 1, chain.n, chain.n),
                               .step = {.n_rows = 1,
                                        .position = static_cast<int32_t>(chain.n) - 1,
@@ -1059,6 +1061,31 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
       w.step.position = 0;
     });
   }
+  // A layer's selection as such models make it: the ops one after the other, and without those behind them.
+  const auto add_model = [&](const std::string& model, const Attending& a) {
+    const uint32_t n = b.entries(32768);
+    const auto add_ops = [&](const std::string& ops, uint32_t last) {
+      add_heads(
+          "select 32768 " + model + ", " + ops, std::vector<uint32_t>(a.kv_heads, n), kVoteLayer, 1,
+          [last, count](Work& w, const Chain& c) {
+            w.op = [c, last](Recorder& r, uint32_t set) {
+              c.token_score(r, set, {});
+              if (last > 0) c.vote(r, set, {});
+              if (last > 0) c.top_k(r, set, {});
+              if (last > 1) c.attention(r, set, true);
+            };
+            w.bytes = c.score_bytes();
+            if (last > 0) w.bytes += c.vote_bytes() + c.top_k_bytes();
+            if (last > 1) w.bytes += c.attention_bytes(count);
+          },
+          a);
+    };
+    add_ops("token_score", 0);
+    add_ops("token_score to top_k", 1);
+    add_ops("token_score to attention", 2);
+  };
+  add_model("qwen3", kQwen3Heads);
+  add_model("gpt-oss", kGptOssHeads);
   add("query_gate", 16740, kVoteGroup, 1, [](Work& w, const Chain& c) {
     w.op = [c](Recorder& r, uint32_t set) { c.query_gate(r, set); };
     w.bytes = 12.0 * c.a.width();  // q and the cached query read, the cached query written

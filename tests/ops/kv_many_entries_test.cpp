@@ -194,14 +194,17 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
   struct Case {
     uint32_t n, rows, scope, window;
     bool whole = false;  // nobody has lost an entry
+    uint32_t keys = 0;   // of a head, again and again; 0: as many as entries
   };
   for (const Case c :
        {Case{20000, 33, kVoteGroup, 0}, Case{20000, 1, kVoteLayer, 0}, Case{20000, 1, kVoteLayer, 5},
         Case{20000, 1, kVoteGroup, 5}, Case{20000, 1, kVoteLayer, 0, true},
         Case{40000, 1, kVoteLayer, 0, true}, Case{60000, 1, kVoteLayer, 0, true},
-        Case{70000, 1, kVoteLayer, 0, true}, Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
-    SCOPED_TRACE(::testing::Message() << c.n << " entries, " << c.rows << " rows, scope " << c.scope
-                                      << ", window " << c.window << ", whole " << c.whole);
+        Case{20000, 1, kVoteLayer, 0, true, 7}, Case{70000, 1, kVoteLayer, 0, true},
+        Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << c.n << " entries, " << c.rows << " rows, scope " << c.scope << ", window " << c.window
+                 << ", whole " << c.whole << ", keys " << c.keys);
     clear();
     Random random{c.n};
     const uint32_t kv_heads = 2, group = 4, heads = kv_heads * group, dh = 64, capacity = c.n + 3,
@@ -212,7 +215,9 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
     const std::vector<HeadState> runs = equal_heads(kv_heads, capacity, c.n - c.rows);
     size_for(kv_heads, group, dh, session_of(runs, c.rows, 64, vote_capacity));
     const auto q = random.floats(size_t(c.rows) * stride);
-    const auto k_bits = halves(random.floats(size_t(kv_heads) * capacity * dh));
+    auto k_bits = halves(random.floats(size_t(kv_heads) * capacity * dh));
+    for (size_t i = 0; c.keys && i < k_bits.size(); ++i)
+      if (i / dh % capacity >= c.keys) k_bits[i] = k_bits[i - size_t(c.keys) * dh];
     std::vector<int32_t> pos;  // each head has lost others
     for (uint32_t head = 0; head < kv_heads; ++head) {
       Entries held = some_entries(random, positions, c.n, n_local);

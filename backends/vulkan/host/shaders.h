@@ -60,10 +60,12 @@ namespace thimble::vulkan {
   X(PageScore, "select/token_score", "PAGES") \
   X(Vote, "select/vote", "") \
   X(VoteCount, "select/vote_count", "") \
+  X(VoteOfLayer, "select/vote_layer", "") \
   X(VotePack, "select/vote_pack", "") \
   X(VoteWindow, "select/vote_window", "") \
   X(TopK, "select/top_k", "") \
   X(TopKVotes, "select/top_k_votes", "") \
+  X(TopKOfLayer, "select/top_k_layer", "") \
   X(TopKCount, "select/top_k_count", "") \
   X(TopKList, "select/top_k_list", "") \
   X(LabelGather, "select/label_gather", "") \

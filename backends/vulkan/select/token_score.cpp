@@ -15,6 +15,11 @@ uint32_t score_parts(uint64_t entries) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(entries, kLeastTile), 1, kMostScoreParts));
 }
 
+// The only row is rotated where it scores; several are added up first, in so many slices.
+uint32_t row_slices(const Recording& r) {
+  return r.most_rows() == 1 ? 0 : std::min<uint32_t>(kMostSlices, ceil_div(r.most_rows(), kSliceRows));
+}
+
 // Of the passes over all KV heads.
 View counters_of(const Recording& r, const HeadPasses& passes, uint32_t heads) {
   return r.counters().slice(0, uint64_t(passes.count) * heads * sizeof(uint32_t));
@@ -25,20 +30,22 @@ View counters_of(const Recording& r, const HeadPasses& passes, uint32_t heads) {
 uint64_t score_parts_bytes(uint32_t query_heads) {
   return uint64_t(query_heads) * kMostScoreParts * 2 * sizeof(float);
 }
+uint64_t score_bytes(const Recording& r, const TokenScoreParams& p) {
+  const uint32_t queries = p.heads * p.group;
+  return score_parts_bytes(queries) + uint64_t(row_slices(r)) * queries * p.head_dim * sizeof(float);
+}
 
-void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
+void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const View& clears) {
   const TokenScoreParams& p = op.p;
   constexpr uint32_t kThreads = 128;
   const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim, has_gate = op.gate ? 1 : 0;
   const HeadPasses passes(p.group);
   const View parts = r.scratch().slice(0, score_parts_bytes(queries));
 
-  // The only row is rotated where it scores; several are added up first.
-  const uint32_t slices =
-      r.most_rows() == 1 ? 0 : std::min<uint32_t>(kMostSlices, ceil_div(r.most_rows(), kSliceRows));
+  const uint32_t slices = row_slices(r);
   View sums;
   if (slices) {
-    sums = r.scratch().slice(parts.bytes, uint64_t(slices) * channels * sizeof(float));
+    sums = r.scratch().slice(parts.bytes, score_bytes(r, p) - parts.bytes);
     const struct {
       TokenScoreParams p;
       uint32_t slices;
@@ -58,9 +65,11 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts) {
     } push{p, window, slices};
     r.dispatch(Shader::kTokenScore,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
-                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts, p.equal_heads},
+                p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts, p.equal_heads,
+                static_cast<uint32_t>(clears.bytes / sizeof(uint32_t))},
                {reads(op.q), reads(sums), reads(window.of(k, entry_bytes)), reads(op.rope), reads(op.gate),
-                writes(op.scores), writes(parts), writes(counters_of(r, passes, p.heads)), writes(op.lse)},
+                writes(op.scores), writes(parts), writes(counters_of(r, passes, p.heads)), writes(op.lse),
+                writes(clears)},
                push, passes.count, score_parts(mean_entries(op.k, p.head_dim, p.first_head + p.heads)),
                p.heads);
   });
@@ -78,10 +87,10 @@ void page_score(Recording& r, const PageScore& op) {
   } push{p, {}, 0};
   r.dispatch(Shader::kPageScore,
              {p.head_dim, passes.heads, 0, 0, aligned ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
-              r.limits().subgroup_size, 0, 0},
+              r.limits().subgroup_size, 0, 0, 0},
              {reads(op.q), reads({}), reads(op.bounds), reads(op.rope), reads({}), writes(op.scores),
               writes(r.scratch().slice(0, score_parts_bytes(p.heads * p.group))),
-              writes(counters_of(r, passes, p.heads)), writes(op.lse)},
+              writes(counters_of(r, passes, p.heads)), writes(op.lse), writes({})},
              push, passes.count, score_parts(op.bounds.bytes / page_bytes / (p.first_head + p.heads)),
              p.heads);
 }

@@ -6,8 +6,17 @@
 #define kListBins 2048u        // of a histogram of keys
 #define kListDigits 3u         // of a key, each a bin
 #define kMostCountedGroup 64u  // query heads of a KV head whose votes are counted
-#define kVoteBins 512u         // of the histogram that vote makes for top_k
-#define kNotCounted 64u        // in place of the shift of a layer's bins: its votes are not in any
+#define kVoteBins 512u         // of the histogram that vote makes for top_k of a group's votes
+
+// And of a layer's: bin b has the keys from kLayerLow + (b << kLayerShift) on, the first one all below it
+// too, the last one all above. They are those of the numbers from -2^11 to -2^-5, 512 bins from a power of
+// two to the next. Of the exponentials of all votes, whose sum is at most the number of query heads, the k-th
+// largest is at most a k-th: only where fewer entries are picked than there are query heads can the last bin
+// be the one that is looked for.
+#define kLayerBins 8192u
+#define kLayerShift 14u
+#define kLayerLow 0x3b000000u
+#define kMostLayerQueries 256u  // query heads of a layer whose votes are counted
 
 #ifdef __cplusplus
 #include <algorithm>

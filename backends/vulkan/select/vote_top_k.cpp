@@ -7,6 +7,13 @@
 namespace thimble::vulkan {
 namespace {
 
+struct ListPush {
+  TopKParams p;
+  uint32_t parts, digit;
+};
+
+// ---- of groups ----
+
 // What one dispatch leaves for the other, as vote_count.comp says.
 struct CountedVotes {
   uint32_t threads, each;        // of a workgroup that votes; votes of a thread, at most
@@ -20,59 +27,85 @@ struct CountedVotes {
   uint64_t all() const { return reach + sorted + bins; }
 };
 
-// A layer's votes are counted in so many entries at most, which a thread's registers hold, and where entries
-// may be positions.
+void list_groups(Recording& r, const TokenScore* score, const Vote& vote, const TopK& list) {
+  const uint32_t heads = vote.p.heads, has_gate = vote.gate ? 1 : 0;
+  View parts;
+  if (score) {
+    token_score(r, *score, true);
+    parts = r.scratch().slice(0, score_parts_bytes(heads * vote.p.group));
+  }
+  const CountedVotes counted(r.limits(), heads, std::min(vote.p.score_capacity, vote.p.vote_capacity));
+  const View own = r.scratch().slice(parts.bytes, counted.all());
+  const View reach = own.slice(0, counted.reach), sorted = own.slice(counted.reach, counted.sorted),
+             bins = own.slice(counted.reach + counted.sorted, counted.bins);
+  r.dispatch(Shader::kVoteCount,
+             {counted.threads, has_gate, counted.each, score ? 1u : 0u, r.limits().subgroup_size},
+             {reads(vote.scores), writes(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
+              writes(reach), writes(sorted), writes(bins), reads(parts)},
+             vote.p, kListParts, heads);
+  r.dispatch(Shader::kTopKVotes, {counted.threads, has_gate, 0, 1, counted.each * counted.threads},
+             {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list),
+              reads(reach), reads(sorted), reads(bins)},
+             ListPush{list.p, kListParts, 0}, kListParts, heads);
+}
+
+// ---- of a layer ----
+
+// Votes that workgroups look through for those of one bin, at most. One workgroup a head does so alone where
+// entries have moved.
 constexpr uint32_t kMostCountedLayer = 1 << 16;
-uint32_t counted_entries(const Vote& vote) {
+constexpr uint64_t kLayerCountBytes = (kLayerBins + 1) * sizeof(uint32_t);
+
+bool counts_layer(const VoteParams& p) {
+  return p.heads * p.group <= kMostLayerQueries && p.score_capacity == p.vote_capacity &&
+         p.score_capacity <= kMostCountedLayer;
+}
+
+void list_layer(Recording& r, const TokenScore& score, const Vote& vote, const TopK& list) {
   const VoteParams& p = vote.p;
-  if (p.scope != kVoteLayer) return std::min(p.score_capacity, p.vote_capacity);
-  return p.heads * p.group <= kMostCountedGroup && p.score_capacity == p.vote_capacity &&
-                 p.score_capacity <= kMostCountedLayer
-             ? p.score_capacity
-             : 1;
+  const uint32_t has_gate = vote.gate ? 1 : 0;
+  const View counts = r.scratch().slice(score_bytes(r, score.p), kLayerCountBytes);
+  token_score(r, score, false, counts);
+  // A thread reads 16 scores of an entry at once; those that share one are in one workgroup.
+  constexpr uint32_t kThreads = 256, kAtOnce = 16, kMostSlices = 4;
+  const uint32_t threads = std::min(kThreads, std::bit_floor(r.limits().max_group_threads)),
+                 slices = std::clamp(std::bit_ceil(p.heads * p.group) / kAtOnce, 1u, kMostSlices);
+  r.dispatch(Shader::kVoteOfLayer, {threads, has_gate, slices},
+             {reads(vote.scores), reads(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
+              writes(counts)},
+             p,
+             static_cast<uint32_t>(
+                 std::min<uint64_t>(ceil_div(p.vote_capacity, threads / slices), r.limits().max_groups)));
+  r.dispatch(
+      Shader::kTopKOfLayer, {list_threads(r.limits()), has_gate, 0, 1},
+      {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list), reads(counts)},
+      ListPush{list.p, kListParts, 0}, kListParts, p.heads);
 }
 
 }  // namespace
 
 bool lists_votes(const Limits& limits, const Vote& vote, const TopK& list) {
-  return makes_votes(vote, list) && vote.p.page == 1 && vote.p.window <= 1 &&
-         vote.p.group <= kMostCountedGroup &&
-         (takes_one_group(limits, candidates(list)) ||
-          (vote.p.scope == kVoteLayer && counted_entries(vote) >= candidates(list)));
+  if (!makes_votes(vote, list) || vote.p.page != 1 || vote.p.window > 1) return false;
+  if (vote.p.scope == kVoteLayer) return counts_layer(vote.p);
+  return vote.p.group <= kMostCountedGroup && takes_one_group(limits, candidates(list));
 }
 
-void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote, const TopK& list) {
-  const uint32_t heads = vote.p.heads, has_gate = vote.gate ? 1 : 0, of_layer = vote.p.scope == kVoteLayer;
-  const bool in_parts = score && !of_layer;  // a layer's log-sum-exps are needed whole
-  View parts;
-  if (score) token_score(r, *score, in_parts);
-  if (in_parts) parts = r.scratch().slice(0, score_parts_bytes(heads * vote.p.group));
-  const CountedVotes counted(r.limits(), of_layer ? 1 : heads, counted_entries(vote));
-  const View own = r.scratch().slice(parts.bytes, counted.all());
-  const View reach = own.slice(0, counted.reach), sorted = own.slice(counted.reach, counted.sorted),
-             bins = own.slice(counted.reach + counted.sorted, counted.bins);
-  r.dispatch(
-      Shader::kVoteCount,
-      {counted.threads, has_gate, counted.each, in_parts ? 1u : 0u, r.limits().subgroup_size, of_layer},
-      {reads(vote.scores), writes(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),
-       writes(reach), writes(sorted), writes(bins), reads(parts)},
-      vote.p, kListParts, heads);
-  const struct {
-    TopKParams p;
-    uint32_t parts, digit;
-  } push{list.p, kListParts, 0};
-  r.dispatch(Shader::kTopKVotes, {counted.threads, has_gate, 0, 1, counted.each * counted.threads},
-             {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list),
-              reads(reach), reads(sorted), reads(bins)},
-             push, kListParts, heads);
+void vote_top_k(Recording& r, const TokenScore* score, const Vote& vote_op, const TopK& list) {
+  if (vote_op.p.scope != kVoteLayer) {
+    list_groups(r, score, vote_op, list);
+  } else if (score) {
+    list_layer(r, *score, vote_op, list);
+  } else {
+    vote(r, vote_op);
+    top_k(r, list);
+  }
 }
 
 uint64_t vote_top_k_scratch(const ModelShape& m, const SessionShape& s, const Limits& l) {
   if (s.positions == 0) return 0;
-  const uint64_t of_group = std::min<uint64_t>(s.reach, most_of_one_group(l)),
-                 of_layer = std::min<uint64_t>(s.reach, kMostCountedLayer);
+  const uint64_t of_group = std::min<uint64_t>(s.reach, most_of_one_group(l));
   return token_score_scratch(m, s, l) +
-         std::max(CountedVotes(l, m.kv_heads, of_group).all(), CountedVotes(l, 1, of_layer).all());
+         std::max(CountedVotes(l, m.kv_heads, of_group).all(), kLayerCountBytes);
 }
 
 }  // namespace thimble::vulkan

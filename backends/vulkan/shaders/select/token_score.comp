@@ -24,6 +24,7 @@ layout(constant_id = 7) const uint kRotating = 128;
 layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
 layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_count.comp
 layout(constant_id = 10) const bool kEqualHeads = false;  // TokenScoreParams
+layout(constant_id = 11) const uint kClears = 0;  // words, which vote_layer.comp counts in
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
@@ -36,6 +37,7 @@ layout(set = 0, binding = 6, std430) writeonly buffer Scores { float all_scores[
 layout(set = 0, binding = 7, std430) coherent buffer Parts { vec2 part_sums[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
+layout(set = 0, binding = 10, std430) writeonly buffer Cleared { uint cleared[]; };
 layout(push_constant) uniform Push {
 #ifdef PAGES
   PageScoreParams p;
@@ -44,7 +46,7 @@ layout(push_constant) uniform Push {
 #endif
   RunWindow window;
   uint slices;
-  uint base[9];
+  uint base[10];
 } push;
 
 #define ROPE RopeParams(kMode, kPairing, kRotating)
@@ -180,6 +182,8 @@ void main() {
     keys[k_at] = unit < kUnits ? k_unit(start, unit) : uvec4(0);
   }
   if (hits) return;
+  if (local_head == 0 && gl_WorkGroupID.x == 0)
+    for (uint i = part * 128 + thread; i < kClears; i += busy * 128) cleared[push.base[9] + i] = 0;
   rotate_queries(first_query, heads);
   barrier();
   vec4 queries[kHeads * kUnitsEach * 2];

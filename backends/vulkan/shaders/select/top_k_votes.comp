@@ -1,5 +1,5 @@
-// top_k of votes that vote_count.comp has counted: each of several workgroups of a head finds the smallest that is picked and
-// writes its part of the list. A layer's that were not counted one workgroup a head lists alone.
+// top_k of a group's votes, which vote_count.comp has counted: each of several workgroups of a head finds the smallest that is
+// picked and writes its part of the list.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
@@ -102,33 +102,25 @@ Counted find_counted(uint part, uint head, uint own_begin) {
 }
 
 void main() {
-  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y, voter = shares_threshold() ? 0 : head;
-  add_up_counts(voter);
-  const bool counted = bins_of[push.base[7] / 2 + voter].y != kNotCounted;
+  const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
+  add_up_counts(head);
   set_head(head);
-  if (counted) candidates = middle;  // where a layer's are counted, entries are positions
   const uint to_do = task();
   if (to_do == kListEverything) list_everything(part * kThreads + thread_in_order(), kListParts * kThreads);
   if (to_do == kRenewLocal && part == 0) renew_local();
-  const uint parts = counted ? kListParts : 1;
-  if (to_do != kPick || part >= parts) return;
+  if (to_do != kPick) return;
 
-  const Range own = part_of(middle, part, parts);
-  Span span;
+  const Range own = part_of(middle, part, kListParts);
+  Lowest lowest = lowest_of_all_or_none();
   if (!picks_all_or_none()) {
-    if (!counted) {
-      span = span_of_all();
-    } else {
-      const Counted found = find_counted(part, voter, own.begin);
-      if (found.among_few) {
-        write_own(own, found.lowest, found.before, part == parts - 1);
-        return;
-      }
-      span = found.span;
+    const Counted found = find_counted(part, head, own.begin);
+    if (found.among_few) {
+      write_own(own, found.lowest, found.before, part == kListParts - 1);
+      return;
     }
+    lowest = find_lowest(found.span);
   }
-  const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(span);
   uint before = 0;
   if (part > 0) before = count_picked(Range(middle.begin, own.begin), lowest).y;
-  write_part(own, lowest, before, part == parts - 1);
+  write_part(own, lowest, before, part == kListParts - 1);
 }

@@ -2,6 +2,7 @@
 // includes this defines kTile, the number of its threads, what is pushed, VoteParams p and the bases, and has declared
 // `float lse[]`, binding 2.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
 #include "../log_sum.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { float scores[]; };
@@ -63,10 +64,14 @@ void find_holders(uint head0, int first) {
 }
 
 // Whether all heads have every entry of the middle at its own position, as where nothing was evicted: positions ascend.
+// One head a lane, so that all are asked for at once; whole subgroups call it.
 bool are_entries_positions(uint end) {
-  bool all = true;
-  for (uint head = 0; head < push.p.heads; ++head) all = pos[push.base[2] + run_begin(head) + end - 1] == int(end - 1) && all;
-  return all;
+  uint moved = 0;
+  for (uint first = 0; first < push.p.heads; first += gl_SubgroupSize) {
+    const uint head = min(first + gl_SubgroupInvocationID, push.p.heads - 1);
+    if (pos[push.base[2] + run_begin(head) + end - 1] != int(end - 1)) moved = 1;
+  }
+  return subgroupMax(moved) == 0;
 }
 
 // The bits of a layer's vote for the position `first` + gl_LocalInvocationIndex. All threads call it.

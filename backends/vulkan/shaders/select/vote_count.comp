@@ -1,6 +1,5 @@
-// vote, where top_k lists its votes next: the workgroups of a head also count the keys of a group's votes and sort them by
-// bins, so that those that list find the smallest that is picked among those of one bin. A layer whose entries are positions
-// votes as one head of all queries.
+// vote of groups, where top_k lists its votes next: the workgroups of a head also count the keys of its votes and sort them by
+// bins, so that those that list find the smallest that is picked among those of one bin.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -16,7 +15,6 @@ layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const uint kVotes = 4;          // that a thread makes, at most
 layout(constant_id = 3) const bool kHasParts = false;  // of log-sum-exps, as token_score.comp leaves them
 layout(constant_id = 4) const uint kLanes = 32;        // of a subgroup
-layout(constant_id = 5) const bool kLayer = false;     // VoteParams::scope
 
 // For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
 // their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
@@ -34,17 +32,6 @@ const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
 #include "../scan.glsl"
 layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 #include "vote.glsl"
-
-void uncounted_votes() {
-  if (gl_WorkGroupID.x == 0 && gl_WorkGroupID.y == 0 && gl_LocalInvocationIndex == 0)
-    bins_of[push.base[7] / 2] = uvec2(0, kNotCounted);
-  const uint positions = uint(step.position) + step.n_rows, thread = gl_LocalInvocationIndex;
-  const uint group = gl_WorkGroupID.y * kListParts + gl_WorkGroupID.x, groups = gl_NumWorkGroups.y * kListParts;
-  for (uint first = group * kTile; first < positions; first += groups * kTile) {
-    const uint bits = layer_vote(first);
-    if (first + thread < positions) votes[push.base[4] + first + thread] = bits;
-  }
-}
 
 // Bins of a thread, which descend with threads, and the first of them.
 const uint kBinsEach = kVoteBins / kThreads;
@@ -91,14 +78,11 @@ uint bin_of(uint key, Bins bins) {
   return key < bins.low ? 0 : min((key - bins.low) >> bins.shift, kVoteBins - 1);
 }
 
-// Query heads that vote together.
-uint group_size() { return kLayer ? push.p.heads * push.p.group : push.p.group; }
-
 // The log-sum-exps of the head's queries.
 shared float lses[kMostCountedGroup];
 void find_lses(uint head) {
-  [[dont_unroll]] for (uint query = gl_SubgroupID; query < group_size(); query += gl_NumSubgroups) {
-    const uint at = head * group_size() + query;
+  [[dont_unroll]] for (uint query = gl_SubgroupID; query < push.p.group; query += gl_NumSubgroups) {
+    const uint at = head * push.p.group + query;
     float found;
     if (kHasParts) {
       LogSum all = kNoSum;
@@ -142,18 +126,18 @@ void group_votes(uint head, uint n) {
   entries[kVotes] = min(begin + run + thread % kRun, end - 1);
   LogSum sums[kEntries];
   [[unroll]] for (uint i = 0; i < kEntries; ++i) sums[i] = kNoSum;
-  [[dont_unroll]] for (uint done = 0; done < group_size(); done += kQueries) {
+  [[dont_unroll]] for (uint done = 0; done < push.p.group; done += kQueries) {
     float said[kQueries * kEntries];
     [[unroll]] for (uint j = 0; j < kQueries; ++j) {
-      const uint query = min(done + j, group_size() - 1);
-      const uint at = push.base[0] + (head * group_size() + query) * push.p.score_capacity;
+      const uint query = min(done + j, push.p.group - 1);
+      const uint at = push.base[0] + (head * push.p.group + query) * push.p.score_capacity;
       [[unroll]] for (uint i = 0; i < kEntries; ++i)
         said[j * kEntries + i] = scores[at + entries[i]] - lses[query];
     }
     [[unroll]] for (uint i = 0; i < kEntries; ++i) {
       vec4 of_queries;
       [[unroll]] for (uint j = 0; j < kQueries; ++j) of_queries[j] = said[j * kEntries + i];
-      sums[i] = added(sums[i], of_queries, group_size() - done);
+      sums[i] = added(sums[i], of_queries, push.p.group - done);
     }
   }
 
@@ -189,19 +173,9 @@ void group_votes(uint head, uint n) {
   }
 }
 
-// Whether the votes of a layer are counted: all its entries are positions, and have room.
-bool counts_layer(uint n) {
-  return group_size() <= kMostCountedGroup && n <= kListParts * kPartVotes && are_entries_positions(middle_end(step, n));
-}
-
 void main() {
   const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
   const uint head = gl_WorkGroupID.y, n = step_entries(step, head_states[push.p.head_state + head]);
   if (!selects(step, n) || hit) return;
-  if (!kLayer)
-    group_votes(head, n);
-  else if (!counts_layer(n))
-    uncounted_votes();
-  else if (head == 0)
-    group_votes(0, n);
+  group_votes(head, n);
 }
