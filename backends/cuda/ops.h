@@ -36,14 +36,15 @@ void kv_compact(const Launch&, const KvCompact&);
 void kv_merge(const Launch&, const KvMerge&);
 void query_gate(const Launch&, const QueryGate&);
 // `keys_stay`: the program writes no keys before it but the step's own, behind all others. `makes_lse`: else
-// they are left to a top_k.
+// they are left to the vote.
 void token_score(const Launch&, const TokenScore&, bool keys_stay, bool makes_lse);
 void page_bounds(const Launch&, const PageBounds&);
 void key_diff(const Launch&, const KeyDiff&);
 void query_score(const Launch&, const QueryScore&);
 void scatter_add(const Launch&, const ScatterAdd&);
 void page_score(const Launch&, const PageScore&);
-void vote(const Launch&, const Vote&);
+// `scored`: null, or what makes the scores of a layer's vote and has left it the log-sum-exps.
+void vote(const Launch&, const Vote&, const TokenScore* scored = nullptr);
 // `vote`: null, or what makes its scores and was not launched before (can_vote()); `scored`: null, or what
 // makes that vote's scores and has left it the log-sum-exps.
 void top_k(const Launch&, const TopK&, const Vote* vote, const TokenScore* scored);

@@ -59,7 +59,8 @@ Joins joins_of(const Launch& l) {
           .routed_glu = token,
           .append = token,
           .normed_append = token,
-          .vote = [&l](const Vote& vote, const TopK&) { return can_vote(l, vote.p); }};
+          .vote = [&l](const Vote& vote,
+                       const TopK&) { return vote.p.scope == kVoteLayer || can_vote(l, vote.p); }};
 }
 
 // Launches the ops of a program, one overload for each op and each group of ops.
@@ -80,7 +81,9 @@ class Launcher {
   }
   void operator()(const Select& g) {
     if (g.score) token_score(l_, *g.score, keys_stay(*g.score), false);
-    top_k(l_, *g.top_k, g.vote, g.score);
+    if (g.vote->p.scope == kVoteGroup) return top_k(l_, *g.top_k, g.vote, g.score);
+    vote(l_, *g.vote, g.score);
+    top_k(l_, *g.top_k, nullptr, nullptr);
   }
 
   void operator()(const Embed& op) { embed(l_, op); }

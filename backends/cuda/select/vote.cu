@@ -1,7 +1,9 @@
 // vote: combines the heads' scores into one vote an entry (group) or a position (layer), in the log domain.
 #include <algorithm>
+#include <bit>
 
 #include "backends/cuda/ops.h"
+#include "backends/cuda/select/score_parts.cuh"
 #include "backends/cuda/select/vote.cuh"
 #include "backends/cuda/select/vote_pool.h"
 
@@ -47,17 +49,93 @@ static __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks take pieces of 256 positions of the layer in turn, and a warp of one takes one of 8 KV heads at a
-// time: it finds the entries that hold them. All heads have equally many entries.
+// The log-sum-exps of a layer's query heads, from their parts where there are any; called by a block. All
+// heads have equally many entries, and so as many parts. Block 0 keeps the sums of parts.
+__device__ static void find_lses(const ScoreParts& sums, uint32_t queries, float* lse, float* own) {
+  constexpr uint32_t kAtOnce = 4;  // of a warp
+  const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  if (!sums.sums)
+    for (uint32_t query = threadIdx.x; query < queries; query += kThreads) own[query] = lse[query];
+  else
+#pragma unroll 1
+    for (uint32_t first = warp; first < queries; first += kAtOnce * kWarps) {
+      LogSum parts[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        parts[i] = first_part(sums.sums + min(first + i * kWarps, queries - 1) * sums.each, sums.each);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t query = min(first + i * kWarps, queries - 1);
+        const float sum = log_sum_exp(sums.sums + query * sums.each, sums.each, parts[i]);
+        if (lane == 0) own[query] = sum;
+        if (lane == 0 && blockIdx.x == 0) lse[query] = sum;
+      }
+    }
+  __syncthreads();
+}
+
+// Whether entry i of the middle holds position i in every head, as where nothing was evicted: positions
+// ascend. Called by a warp.
+__device__ static bool are_positions(const HeadState* heads, uint32_t count, const int32_t* pos,
+                                     uint32_t end) {
+  bool moved = false;
+  for (uint32_t head = threadIdx.x % kWarp; head < count; head += kWarp)
+    moved = moved || static_cast<uint32_t>(pos[heads[head].first + end - 1]) != end - 1;
+  return !__any_sync(~0u, moved);
+}
+
+// The votes of a block whose entries are positions: an entry's query heads are shared by `slices` threads.
+__device__ static void vote_by_entry(const VoteParams& p, uint32_t slices, uint32_t begin, uint32_t end,
+                                     uint32_t positions, const float* scores, const float* lse,
+                                     float* votes) {
+  constexpr uint32_t kAtOnce = 16;  // scores of a thread
+  __shared__ LogSum of_slices[kThreads];
+  const uint32_t entries = kThreads / slices, slice = threadIdx.x / entries, queries = p.heads * p.group,
+                 each = (queries + slices - 1) / slices, end_query = min((slice + 1) * each, queries);
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x * entries; first < positions; first += gridDim.x * entries) {
+    const uint32_t entry = first + threadIdx.x % entries;
+    LogSum vote = kNoSum;
+    if (entry >= begin && entry < end)
+#pragma unroll 1
+      for (uint32_t query = slice * each; query < end_query; query += kAtOnce) {
+        float x[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          x[i] = query + i < end_query ? scores[uint64_t(query + i) * p.score_capacity + entry] : -kInfinity;
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          if (query + i < end_query) x[i] -= lse[query + i];
+        add(vote, log_sum(x));
+      }
+    of_slices[threadIdx.x] = vote;
+    __syncthreads();
+    if (slice == 0 && entry < positions) {
+      for (uint32_t i = 1; i < slices; ++i) add(vote, of_slices[threadIdx.x + i * entries]);
+      votes[entry] = log_of(vote);
+    }
+    __syncthreads();
+  }
+}
+
+// Where entries have moved, blocks take pieces of 256 positions of the layer in turn, and a warp of one takes
+// one of 8 KV heads at a time: it finds the entries that hold them. All heads have equally many entries.
 static __global__ void __launch_bounds__(kThreads)
-    vote_layer_kernel(const StepParams* step, const HeadState* heads, VoteParams p, const float* scores,
-                      const float* lse, const int32_t* pos, const GateState* gate, float* votes) {
+    vote_layer_kernel(const StepParams* step, const HeadState* heads, VoteParams p, uint32_t slices,
+                      const float* scores, ScoreParts sums, float* lse, const int32_t* pos,
+                      const GateState* gate, float* votes) {
   release_successor();
   const StepParams s = *step;
   const uint32_t n = step_entries(s, heads[0]);
   await_predecessor();
   const bool cached = selection_cached(gate);
   if (!selects(s, n) || cached) return;
+  extern __shared__ float lses[];  // of all query heads
+  const bool by_entry = are_positions(heads, p.heads, pos, middle_end(s, n));
+  find_lses(sums, p.heads * p.group, lse, lses);
+  if (by_entry)
+    return vote_by_entry(p, slices, s.n_init, middle_end(s, n), static_cast<uint32_t>(s.position) + s.n_rows,
+                         scores, lses, votes);
   constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;  // query heads at once, of each of the 8
   __shared__ uint32_t holders[kWarps][kThreads];
   alignas(16) __shared__ float own_lse[kWarps][kGroup];
@@ -84,8 +162,9 @@ static __global__ void __launch_bounds__(kThreads)
       }
       for (uint32_t in_group = 0; in_group < p.group; in_group += kGroup) {
         if (lane < kGroup)  // infinity leaves nothing of the score of a query head that there is not
-          own_lse[warp][lane] =
-              head < p.heads && in_group + lane < p.group ? lse[head * p.group + in_group + lane] : kInfinity;
+          own_lse[warp][lane] = head < p.heads && in_group + lane < p.group
+                                    ? lses[head * p.group + in_group + lane]
+                                    : kInfinity;
         uint64_t query[kGroup];
 #pragma unroll
         for (uint32_t h = 0; h < kGroup; ++h)
@@ -110,20 +189,23 @@ static __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void vote(const Launch& l, const Vote& op) {
+void vote(const Launch& l, const Vote& op, const TokenScore* scored) {
   const VoteParams& p = op.p;
   const GateState* gate = data<GateState>(op.gate);
   const HeadState* const heads = l.heads + p.head_state;
-  const float *const scores = data<float>(op.scores), *const lse = data<float>(op.lse);
+  const float* const scores = data<float>(op.scores);
+  float* const lse = data<float>(op.lse);
   float* const votes = data<float>(op.votes);
   constexpr uint32_t kBlocksEach = 4;  // on a multiprocessor: as many as their registers allow
   const uint32_t pieces = static_cast<uint32_t>(ceil_div(p.vote_capacity, kThreads)),
-                 most = l.card.multiprocessors * kBlocksEach;
+                 most = l.card.multiprocessors * kBlocksEach,
+                 slices = std::clamp(std::bit_ceil(p.heads * p.group) / 16, 1u, 4u);
   if (p.scope == kVoteGroup)
     launch(l, vote_group_kernel, dim3(std::clamp(most / p.heads, 1u, pieces), p.heads), kThreads, 0, l.step,
            heads, p, scores, lse, gate, votes);
   else
-    launch(l, vote_layer_kernel, std::min(pieces, most), kThreads, 0, l.step, heads, p, scores, lse,
+    launch(l, vote_layer_kernel, std::min(pieces * slices, most), kThreads, p.heads * p.group * sizeof(float),
+           l.step, heads, p, slices, scores, scored ? score_parts(l, scored->p) : ScoreParts{}, lse,
            data<int32_t>(op.pos), gate, votes);
   if (p.window > 1) pool_votes(l, op);
 }
