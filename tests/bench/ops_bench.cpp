@@ -1061,28 +1061,29 @@ void writing_cases(Bench& b, std::vector<Case>& cases) {
       w.step.position = 0;
     });
   }
-  // A layer's selection as such models make it: the ops one after the other, and without those behind them.
+  // A layer's selection as such models make it: the ops one after the other, and some of them.
   const auto add_model = [&](const std::string& model, const Attending& a) {
     const uint32_t n = b.entries(32768);
-    const auto add_ops = [&](const std::string& ops, uint32_t last) {
+    const auto add_ops = [&](const std::string& ops, bool scores, bool lists, bool attends) {
       add_heads(
           "select 32768 " + model + ", " + ops, std::vector<uint32_t>(a.kv_heads, n), kVoteLayer, 1,
-          [last, count](Work& w, const Chain& c) {
-            w.op = [c, last](Recorder& r, uint32_t set) {
-              c.token_score(r, set, {});
-              if (last > 0) c.vote(r, set, {});
-              if (last > 0) c.top_k(r, set, {});
-              if (last > 1) c.attention(r, set, true);
+          [=](Work& w, const Chain& c) {
+            w.op = [=](Recorder& r, uint32_t set) {
+              if (scores) c.token_score(r, set, {});
+              if (lists) c.vote(r, set, {});
+              if (lists) c.top_k(r, set, {});
+              if (attends) c.attention(r, set, true);
             };
-            w.bytes = c.score_bytes();
-            if (last > 0) w.bytes += c.vote_bytes() + c.top_k_bytes();
-            if (last > 1) w.bytes += c.attention_bytes(count);
+            if (scores) w.bytes += c.score_bytes();
+            if (lists) w.bytes += c.vote_bytes() + c.top_k_bytes();
+            if (attends) w.bytes += c.attention_bytes(count);
           },
           a);
     };
-    add_ops("token_score", 0);
-    add_ops("token_score to top_k", 1);
-    add_ops("token_score to attention", 2);
+    add_ops("token_score", true, false, false);
+    add_ops("token_score to top_k", true, true, false);
+    add_ops("token_score to attention", true, true, true);
+    add_ops("attention", false, false, true);
   };
   add_model("qwen3", kQwen3Heads);
   add_model("gpt-oss", kGptOssHeads);
