@@ -10,9 +10,9 @@
 
 // And of a layer's: bin b has the keys from kLayerLow + (b << kLayerShift) on, the first one all below it
 // too, the last one all above. They are those of the numbers from -2^11 to -2^-5, 512 bins from a power of
-// two to the next. Of the exponentials of all votes, whose sum is at most the number of query heads, the k-th
-// largest is at most a k-th: only where fewer entries are picked than there are query heads can the last bin
-// be the one that is looked for.
+// two to the next. The exponentials of all votes add up to the number of query heads, so the k-th largest is
+// at most a k-th of that: the last bin can be the one that is looked for only where hardly more entries are
+// picked than there are query heads.
 #define kLayerBins 8192u
 #define kLayerShift 14u
 #define kLayerLow 0x3b000000u
