@@ -500,7 +500,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
     for (const Rows rows : {Rows{1, 1}, Rows{1, 3}, Rows{3, 5}, Rows{37, 39}, Rows{1, 64}, Rows{33, 300}})
       for (uint32_t cols : {1u, 33u, 300u})
         for (bool whole : {false, true}) {
-          if ((rows.most == 3 || rows.most == 39 || rows.most == 64) && !has_own_products(type)) continue;
+          if (rows.most != 1 && rows.most != 300 && !has_own_products(type)) continue;
           const uint32_t act = variant % 2 ? kActGelu : kActSilu, n = dtype_info(type).block == 1 ? 225 : 256;
           ++variant;
           SCOPED_TRACE(::testing::Message()
