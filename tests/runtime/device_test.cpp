@@ -140,7 +140,7 @@ class OnDevice : public ::testing::TestWithParam<std::string> {
   uint32_t smaller(uint32_t n, uint32_t on_software) const { return software_ ? on_software : n; }
   uint32_t pool() const { return smaller(2048, 192); }
   uint32_t chunk() const { return smaller(1024, 64); }
-  uint32_t most() const { return smaller(kRead, 450); }  // tokens to read
+  uint32_t most() const { return smaller(kRead, 330); }  // tokens to read
   uint32_t answer() const { return smaller(200, 8); }
 
   SessionOptions locret() const {
