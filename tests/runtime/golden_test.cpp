@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -94,7 +95,19 @@ TEST(LlamaCppGoldens, AreAllTested) {
 // runtime's logits differ with another of its kernels (`native`). Ours also rounds keys and values to f16,
 // which moved these logits by up to 0.0026. GPUs round activations to f16, too: up to 0.0032 on an H200, and
 // 0.0111 where a router that likes two experts as well then takes the other one.
-class ArchitectureGoldens : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {};
+class ArchitectureGoldens : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {
+ protected:
+  // One for all models, so that a shader that several ask for is compiled once.
+  static std::shared_ptr<Device> opened(const std::string& name) {
+    std::shared_ptr<Device>& device = devices_[name];
+    if (!device) device = must(open_device(name, strictly({.threads = 2})));
+    return device;
+  }
+  static void TearDownTestSuite() { devices_.clear(); }
+
+ private:
+  static inline std::map<std::string, std::shared_ptr<Device>> devices_;
+};
 
 TEST_P(ArchitectureGoldens, AreReproduced) {
   const std::string goldens = shared_file("data/golden/architectures.json");
@@ -108,7 +121,7 @@ TEST_P(ArchitectureGoldens, AreReproduced) {
                       name.find("gpt-oss") != std::string::npos;
   const float native = golden.at("native"), exchange = device != "cpu" && routed ? 0.015f : 0;
   expect_golden(golden, number, {.pool = 512, .chunk = 64, .max_new = 64}, native + 0.005f + exchange,
-                native + exchange, must(open_device(device, strictly({.threads = 2}))));
+                native + exchange, opened(device));
 }
 
 std::vector<std::tuple<std::string, size_t>> architectures() {
