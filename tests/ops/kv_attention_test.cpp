@@ -937,14 +937,19 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
                              {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
                              {1, 4, 64, 20000, 0, {}},
                              {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}}};
-  const uint32_t lengths[] = {1, 31, 33, 1000};
-  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
+  // Every head size with every group, each by turns in one mode or the other: a driver compiles each case.
+  uint32_t turn = 0;
+  for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {
     for (const uint32_t group : {1u, 4u, 7u, 8u}) {
-      const uint32_t variant = static_cast<uint32_t>(cases.size());
-      const uint32_t n = lengths[variant % 4], pairing = variant % 2 ? kRopeHalves : kRopeAdjacent;
-      cases.push_back({2, group, dh, n, n > 31 && variant % 3 ? n / 2 : 0, {kRopeList, pairing, dh}});
-      cases.push_back({2, group, dh, 130 + group, 0, {kRopeOriginal, pairing, dh}});
+      const uint32_t pairing = turn / 2 % 2 ? kRopeHalves : kRopeAdjacent;
+      if (turn % 2)
+        cases.push_back({2, group, dh, 1000, turn % 3 ? 500u : 0u, {kRopeList, pairing, dh}});
+      else
+        cases.push_back({2, group, dh, 130 + group, 0, {kRopeOriginal, pairing, dh}});
+      ++turn;
     }
+    ++turn;
+  }
   for (const Case& c : cases) {
     check({c.kv_heads, c.group, c.dh, c.n - 1, 1, c.rotation, c.listed}, kFromPool);
     if (HasFatalFailure()) return;
@@ -955,43 +960,41 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
 
 TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
   const std::vector<uint32_t> few = {0, 1, 63, 64, 65, 200}, many = {64, 4000, 0, 65};
+  uint32_t turn = 0;  // every second case has lists, or the other mode
   for (const uint32_t dh : {64u, 80u, 128u, 256u})
-    for (const uint32_t rows : {1u, 33u, 130u})
-      for (const uint32_t listed : {0u, 150u}) {
-        check({.kv_heads = 6,
-               .group = 2,
-               .dh = dh,
-               .rows = rows,
-               .rotation = {.n_rot = dh},
-               .listed = listed,
-               .unequal = few});
-        if (HasFatalFailure()) return;
-      }
-  for (const uint32_t mode : {kRopeList, kRopeOriginal})
-    for (const uint32_t listed : {0u, 1000u})
-      for (const uint32_t capacity : {0u, 65u, 1500u}) {  // later passes have nothing of the short heads
-        check({.kv_heads = 4,
-               .group = 4,
-               .dh = 64,
-               .rows = 33,
-               .rotation = {mode},
-               .listed = listed,
-               .capacity = capacity,
-               .unequal = many});
-        if (HasFatalFailure()) return;
-      }
-  for (const uint32_t dh : {40u, 128u})
-    for (const uint32_t group : {1u, 7u})
-      for (const uint32_t capacity : {0u, 1000u}) {
-        check({.kv_heads = 5,
-               .group = group,
-               .dh = dh,
-               .rows = 33,
-               .rotation = {.n_rot = dh},
-               .capacity = capacity,
-               .unequal = {64, 2500, 0, 65, 900}});
-        if (HasFatalFailure()) return;
-      }
+    for (const uint32_t rows : {1u, 33u, 130u}) {
+      check({.kv_heads = 6,
+             .group = 2,
+             .dh = dh,
+             .rows = rows,
+             .rotation = {.n_rot = dh},
+             .listed = turn++ % 2 ? 150u : 0u,
+             .unequal = few});
+      if (HasFatalFailure()) return;
+    }
+  for (const uint32_t listed : {0u, 1000u})
+    for (const uint32_t capacity : {0u, 65u, 1500u}) {  // later passes have nothing of the short heads
+      check({.kv_heads = 4,
+             .group = 4,
+             .dh = 64,
+             .rows = 33,
+             .rotation = {turn++ % 2 ? kRopeOriginal : kRopeList},
+             .listed = listed,
+             .capacity = capacity,
+             .unequal = many});
+      if (HasFatalFailure()) return;
+    }
+  for (const auto& [dh, group, capacity] :
+       {std::tuple{40u, 1u, 0u}, {40u, 7u, 1000u}, {128u, 1u, 1000u}, {128u, 7u, 0u}}) {
+    check({.kv_heads = 5,
+           .group = group,
+           .dh = dh,
+           .rows = 33,
+           .rotation = {.n_rot = dh},
+           .capacity = capacity,
+           .unequal = {64, 2500, 0, 65, 900}});
+    if (HasFatalFailure()) return;
+  }
   // More rows and heads than a device will have workgroups for, each with a part of the longest head.
   check_mean({.kv_heads = 12,
               .group = 7,
@@ -1047,19 +1050,19 @@ TEST_P(KvAttention, OfTheViewGivesTheSameBitsForTheSameHeads) {
 
 TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
   const std::vector<uint32_t> some = {0, 1, 62, 63, 64, 999, 4000};
+  uint32_t turn = 0;  // every second case has lists
   for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u})
-    for (const uint32_t group : {1u, 4u, 7u})
-      for (const uint32_t listed : {0u, 70u}) {
-        check({.kv_heads = 7,
-               .group = group,
-               .dh = dh,
-               .rows = 1,
-               .rotation = {group == 4 ? kRopeOriginal : kRopeList, kRopeHalves, dh},
-               .listed = listed,
-               .unequal = some},
-              kFromPool);
-        if (HasFatalFailure()) return;
-      }
+    for (const uint32_t group : {1u, 4u, 7u}) {
+      check({.kv_heads = 7,
+             .group = group,
+             .dh = dh,
+             .rows = 1,
+             .rotation = {group == 4 ? kRopeOriginal : kRopeList, kRopeHalves, dh},
+             .listed = turn++ % 2 ? 70u : 0u,
+             .unequal = some},
+            kFromPool);
+      if (HasFatalFailure()) return;
+    }
   for (const uint32_t longest : {0u, 3u, 7u}) {
     std::vector<uint32_t> one_long(8, 63);
     one_long[longest] = 40000;
@@ -1086,22 +1089,22 @@ std::vector<uint32_t> indices_of(Indices kind, Random& random, uint32_t n, uint3
 
 TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndex) {
   Random random{7};
+  constexpr uint32_t kGroups[] = {1, 4, 7};
   uint32_t turn = 0;
   for (const uint32_t dh : {8u, 64u, 80u, 128u, 256u})
-    for (const uint32_t group : {1u, 4u, 7u})
-      for (const uint32_t rows : {1u, 2u, 9u, 33u, 64u}) {
-        const uint32_t entries = 40 + random.below(200);
-        check({.kv_heads = 2,
-               .group = group,
-               .dh = dh,
-               .entries = entries,
-               .rows = rows,
-               .rotation = {.pairing = turn % 3 ? kRopeHalves : kRopeAdjacent, .n_rot = dh},
-               .max_rows = turn % 2 ? rows : 66,
-               .indices = indices_of(static_cast<Indices>(turn % 4), random, entries + rows, rows)});
-        if (HasFatalFailure()) return;
-        ++turn;
-      }
+    for (const uint32_t rows : {1u, 2u, 9u, 33u, 64u}) {
+      const uint32_t entries = 40 + random.below(200);
+      check({.kv_heads = 2,
+             .group = kGroups[turn % 3],
+             .dh = dh,
+             .entries = entries,
+             .rows = rows,
+             .rotation = {.pairing = turn / 2 % 2 ? kRopeHalves : kRopeAdjacent, .n_rot = dh},
+             .max_rows = turn % 2 ? rows : 66,
+             .indices = indices_of(static_cast<Indices>(turn % 4), random, entries + rows, rows)});
+      if (HasFatalFailure()) return;
+      ++turn;
+    }
 }
 
 // Passes end before, between and behind the indices; some have none of them.
@@ -1149,39 +1152,40 @@ TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInEachHeadsOwnEntries) {
 }
 
 TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
-  for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u})
+  uint32_t turn = 0;
+  for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u}) {
+    for (const uint32_t rows : {1u, 33u, 200u}) {
+      const uint32_t one = turn++ % 2 ? 300u : 0u, other = 300 - one;  // every second case has lists
+      check({.kv_heads = 2,
+             .group = 4,
+             .dh = 64,
+             .entries = 500,
+             .rows = rows,
+             .rotation = {},
+             .listed = one,
+             .window = window});
+      check({.kv_heads = 2,
+             .group = 7,
+             .dh = 128,
+             .entries = 333,
+             .rows = rows,
+             .rotation = {kRopeOriginal, kRopeHalves, 128},
+             .listed = other,
+             .window = window});
+      // Passes that lie wholly before some windows, or before all.
+      check({.kv_heads = 2,
+             .group = 1,
+             .dh = 80,
+             .entries = 500,
+             .rows = rows,
+             .rotation = {kRopeList, kRopeHalves, 80},
+             .listed = one,
+             .capacity = 96,
+             .window = window});
+      if (HasFatalFailure()) return;
+    }
+    check({.kv_heads = 2, .group = 4, .dh = 64, .entries = 0, .rows = 150, .rotation = {}, .window = window});
     for (const uint32_t listed : {0u, 300u}) {
-      for (const uint32_t rows : {1u, 33u, 200u}) {
-        check({.kv_heads = 2,
-               .group = 4,
-               .dh = 64,
-               .entries = 500,
-               .rows = rows,
-               .rotation = {},
-               .listed = listed,
-               .window = window});
-        check({.kv_heads = 2,
-               .group = 7,
-               .dh = 128,
-               .entries = 333,
-               .rows = rows,
-               .rotation = {kRopeOriginal, kRopeHalves, 128},
-               .listed = listed,
-               .window = window});
-        // Passes that lie wholly before some windows, or before all.
-        check({.kv_heads = 2,
-               .group = 1,
-               .dh = 80,
-               .entries = 500,
-               .rows = rows,
-               .rotation = {kRopeList, kRopeHalves, 80},
-               .listed = listed,
-               .capacity = 96,
-               .window = window});
-        if (HasFatalFailure()) return;
-      }
-      check(
-          {.kv_heads = 2, .group = 4, .dh = 64, .entries = 0, .rows = 150, .rotation = {}, .window = window});
       check({.kv_heads = 5,
              .group = 2,
              .dh = 96,
@@ -1201,6 +1205,7 @@ TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
              .window = window});
       if (HasFatalFailure()) return;
     }
+  }
   for (const uint32_t window : {1u, 100u, 1024u, 4096u}) {
     check_mean({.kv_heads = 2,
                 .group = 4,
