@@ -16,7 +16,7 @@ from serve_client import BOOK, HEADS, MODEL, SOURCE, Server, drain, events, thim
 BUDGET = 64 << 20
 # Beside the budget the process holds its program's own data, requests that are being read, and 256 connections.
 BESIDE = 32 << 20
-LEAVERS = 10
+LEAVERS = 3
 QUESTION = "Sylvia works in Bergen. In which city does Sylvia work?"
 POLICY = ["--device", "cpu", "--heads", HEADS, "--pool", "1024"]
 
