@@ -125,11 +125,11 @@ State state(Session& session) {
   return s;
 }
 
-// Repeats a call while it is interrupted; each time it must come further, and no call here has a thousand
-// segments.
+// Repeats a call while it is interrupted; each time it must come further, and no call here has a hundred
+// thousand parts of segments, of which slow processors have the most.
 template <typename Call>
 void finish(const Call& call, uint64_t* interrupts = nullptr) {
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 100000; ++i) {
     const auto result = call();
     const Status status = to_status(result);
     if (status.code() != Code::kInterrupted) return must(status);
