@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "backends/cpu/host/cpu_device.h"
+#include "backends/cpu/kernels.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
@@ -125,11 +126,11 @@ State state(Session& session) {
   return s;
 }
 
-// Repeats a call while it is interrupted; each time it must come further, and no call here has a hundred
-// thousand parts of segments, of which slow processors have the most.
+// Repeats a call while it is interrupted; each time it must come further, and no call here has a thousand
+// segments or parts of them.
 template <typename Call>
 void finish(const Call& call, uint64_t* interrupts = nullptr) {
-  for (int i = 0; i < 100000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     const auto result = call();
     const Status status = to_status(result);
     if (status.code() != Code::kInterrupted) return must(status);
@@ -451,9 +452,11 @@ TEST(Interrupt, AtEverySubmitChangesNothing) {
   }
 }
 
-// Where a segment takes long it is run in parts, here wherever one takes half a microsecond by estimate.
+// Where a segment takes long it is run in parts, here wherever one has 85,000 operations: half a microsecond
+// of a fast processor by estimate, and on a slow one as many parts.
 TEST(Interrupt, WithinSegmentsChangesNothing) {
-  const auto in_parts = std::make_shared<SpyDevice>(must(open_cpu_device(1, 5e-7)));
+  const double part_seconds = 85e3 / cpu::kernels().flop_per_second;
+  const auto in_parts = std::make_shared<SpyDevice>(must(open_cpu_device(1, part_seconds)));
   for (const Policy& policy : policies()) {
     SCOPED_TRACE(policy.name);
     const auto whole = std::make_shared<SpyDevice>(cpu());
