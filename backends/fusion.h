@@ -73,6 +73,12 @@ inline bool makes_slots(const Route& r, const ExpertGlu& g) {
          !overlap(r.weight, g.h) && !overlap(r.weight, g.x);
 }
 
+// Whether a linear's slots are those that a route makes, which reads nothing that the linear writes.
+inline bool makes_slots(const Route& r, const ExpertLinear& l) {
+  return same(r.first, l.first) && same(r.weight, l.weight) && r.p.experts == l.p.experts &&
+         r.p.chosen == l.p.chosen && !overlap(r.logits, l.y) && !overlap(r.bias, l.y);
+}
+
 // Whether a norm of heads' vectors, where they lie, makes what a kv_append takes from a column on, or the
 // queries before.
 inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
@@ -113,6 +119,7 @@ struct Joins {
   // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
   bool routed_glu = false;     // experts are chosen by the product that is the first to need them
+  bool routed_linear = false;  // and once more by the one behind it
   bool append = false;         // a token's rows are appended, copied and compared at once
   bool normed_append = false;  // a token's queries and keys are normed as it is appended
   // Whether a top_k can make the votes that it picks by; makes_votes() holds.
@@ -134,6 +141,7 @@ struct GluOfNorm {
 struct RoutedGlu {
   const Route* route = nullptr;
   const ExpertGlu* glu = nullptr;
+  const ExpertLinear* linear = nullptr;  // or null
 };
 struct AppendToken {
   const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // or null, both
@@ -209,8 +217,10 @@ inline Group take_routed_glu(std::span<const Op>& ops, const Joins& joins) {
   const ExpertGlu* glu =
       take<ExpertGlu>(rest, [&](const ExpertGlu& g) { return route && makes_slots(*route, g); });
   if (!glu) return &ops.front();
+  const ExpertLinear* linear = take<ExpertLinear>(
+      rest, [&](const ExpertLinear& l) { return joins.routed_linear && makes_slots(*route, l); });
   ops = rest;
-  return RoutedGlu{route, glu};
+  return RoutedGlu{route, glu, linear};
 }
 
 inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {

@@ -23,8 +23,9 @@ __device__ inline void release_successor() {
 #endif
 }
 // Waits until all kernels before this one have finished. Before it, a kernel may only read what no kernel of
-// the program writes: weights, the step and the table of heads. Call it even to return at once: who waits for
-// this kernel counts on those before it.
+// the program writes: weights, the step and the table of heads; and past the first-level cache what those
+// before the last one wrote, where that releases its successor behind its own wait (expert_glu does). Call it
+// even to return at once: who waits for this kernel counts on those before it.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -42,6 +43,9 @@ __device__ inline StepParams begin_kernel(const StepParams* step) {
   await_predecessor();
   return s;
 }
+
+// Asks for what lies at p ahead of time, in the first-level cache.
+__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
 __device__ inline uint32_t row_count(const StepParams& s, uint32_t rows) {
   return rows == kLogitRows ? s.n_logit_rows : s.n_rows;

@@ -20,8 +20,10 @@ void linear(const Launch&, std::span<const Linear> siblings,  // same x, x_strid
 void glu(const Launch&, const Glu&, const RmsNorm* norm);
 void scale(const Launch&, const Scale&);
 void route(const Launch&, const Route&);
-void expert_glu(const Launch&, const ExpertGlu&, const Route*);  // after the route, or null: it was made
+void expert_glu(const Launch&, const ExpertGlu&);
 void expert_linear(const Launch&, const ExpertLinear&);
+// A token's three, or two: the linear may be null.
+void routed_experts(const Launch&, const Route&, const ExpertGlu&, const ExpertLinear*);
 void activation(const Launch&, const Activation&);
 void kv_append(const Launch&, const KvAppend&);
 // kv_append of one row, and with it what is given of the others, of which none needs what another writes.

@@ -229,6 +229,7 @@ Joins cuda(uint32_t max_rows) {
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
           .routed_glu = max_rows == 1,
+          .routed_linear = max_rows == 1,
           .append = max_rows == 1,
           .vote = [](const Vote& vote, const TopK&) { return vote.p.scope == kVoteGroup; }};
 }
@@ -273,6 +274,7 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
     } else if (const auto* routed = std::get_if<RoutedGlu>(&group)) {
       add(routed->route);
       add(routed->glu);
+      add(routed->linear);
     } else if (const auto* append = std::get_if<AppendToken>(&group)) {
       add(append->q_norm);
       add(append->k_norm);
@@ -382,8 +384,9 @@ TEST(Fusion, ProductsWithBiases) {
             "linear copy rms_norm linear arg_max");
 }
 
-// Experts are chosen by the product that needs them first, if it needs what this route makes.
-TEST(Fusion, AGluMayChooseItsExperts) {
+// Experts are chosen by the product that needs them first, and by the one behind it, if they need what this
+// route makes.
+TEST(Fusion, ExpertsMayBeChosenByTheirProducts) {
   Operands at;
   Route route{.logits = at["logits"],
               .bias = {},
@@ -409,6 +412,23 @@ TEST(Fusion, AGluMayChooseItsExperts) {
   EXPECT_TRUE(apart([](ExpertGlu& g) { g.p.chosen = 3; })) << "another choice";
   EXPECT_TRUE(apart([&](ExpertGlu& g) { g.h = at["logits"]; })) << "it writes what the router reads";
   EXPECT_TRUE(apart([&](ExpertGlu& g) { g.x = at["weight"]; })) << "it reads what the router writes";
+
+  ExpertLinear linear{};
+  linear.h = at["h"], linear.first = at["first"], linear.weight = at["weight"], linear.y = at["x"];
+  linear.p.experts = 8, linear.p.chosen = 2;
+  EXPECT_EQ(groups({route, glu, linear}, cuda(1)), "route+expert_glu+expert_linear");
+  EXPECT_EQ(groups({route, glu, linear}, cuda(32)), "route expert_glu expert_linear");
+  EXPECT_EQ(groups({route, glu, linear}, vulkan(1)), "route+expert_glu expert_linear");
+  const auto linear_apart = [&](const std::function<void(ExpertLinear&)>& change) {
+    ExpertLinear changed = linear;
+    change(changed);
+    return groups({route, glu, changed}, cuda(1)) == "route+expert_glu expert_linear";
+  };
+  EXPECT_TRUE(linear_apart([&](ExpertLinear& l) { l.first = at["other"]; })) << "another route's";
+  EXPECT_TRUE(linear_apart([&](ExpertLinear& l) { l.weight = at["other"]; })) << "another route's";
+  EXPECT_TRUE(linear_apart([](ExpertLinear& l) { l.p.chosen = 3; })) << "another choice";
+  EXPECT_TRUE(linear_apart([&](ExpertLinear& l) { l.y = at["logits"]; }))
+      << "it writes what the router reads";
 }
 
 TEST(Fusion, AChunkJoinsProductsAlone) {

@@ -182,16 +182,35 @@ struct ExpertOperands {
   uint64_t bytes() const { return o.x_bytes() + o.w_bytes(); }
 };
 
+bool multiplies_vectors(const Launch& l, const ExpertGlu& op) {
+  return l.max_rows == 1 && op.gate.type == op.up.type &&
+         experts_multiply_vectors(op.gate, op.p.out_cols, op.p.chosen);
+}
+bool multiplies_vectors(const Launch& l, const ExpertLinear& op) {
+  return l.max_rows == 1 && experts_multiply_vectors(op.w, op.p.out_cols, op.p.chosen);
+}
+
 }  // namespace
 
-void expert_glu(const Launch& l, const ExpertGlu& op, const Route* router) {
+void routed_experts(const Launch& l, const Route& router, const ExpertGlu& glu, const ExpertLinear* linear) {
+  const bool vectors = multiplies_vectors(l, glu) && chooses_experts(router);
+  if (vectors) {
+    multiply_vectors(l, glu, &router);
+  } else {
+    route(l, router);
+    expert_glu(l, glu);
+  }
+  if (linear && vectors && multiplies_vectors(l, *linear))
+    multiply_vectors(l, *linear, &router);
+  else if (linear)
+    expert_linear(l, *linear);
+}
+
+void expert_glu(const Launch& l, const ExpertGlu& op) {
   const ExpertGluParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
-  const bool one_type = op.gate.type == op.up.type;
-  if (l.max_rows == 1 && one_type && experts_multiply_vectors(op.gate, p.out_cols, p.chosen))
-    return multiply_vectors(l, op, router);
-  if (router) route(l, *router);
-  if (l.max_rows == 1 && one_type) {
+  if (multiplies_vectors(l, op)) return multiply_vectors(l, op, nullptr);
+  if (l.max_rows == 1 && op.gate.type == op.up.type) {
     const VectorGlu v{.gate = matrices_of(op.gate, op.gate_bias),
                       .up = matrices_of(op.up, op.up_bias),
                       .x = data<float>(op.x),
@@ -235,8 +254,8 @@ void expert_glu(const Launch& l, const ExpertGlu& op, const Route* router) {
 void expert_linear(const Launch& l, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* const first = data<uint32_t>(op.first);
+  if (multiplies_vectors(l, op)) return multiply_vectors(l, op, nullptr);
   if (l.max_rows == 1) {
-    if (experts_multiply_vectors(op.w, p.out_cols, p.chosen)) return multiply_vectors(l, op);
     const VectorLinear v{.w = matrices_of(op.w, op.bias),
                          .h = data<float>(op.h),
                          .first = first,

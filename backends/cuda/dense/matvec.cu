@@ -140,6 +140,8 @@ void multiply_one_by_one(const Launch& l, const Glu& op, const RmsNorm* norm) {
 }  // namespace
 
 void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
+  if (siblings.size() == 1 && multiplies_by_rows(l, siblings[0]))
+    return multiply_by_rows(l, siblings[0], norm);
   if (!std::all_of(siblings.begin(), siblings.end(), [](const Linear& op) { return has_format(op.w); }))
     return multiply_one_by_one(l, siblings, norm);
   const LinearParams& first = siblings[0].p;

@@ -8,14 +8,22 @@ using namespace matvec;
 
 // Pairs of gate and up to the slots of the only row, or their sum.
 template <typename Format, Of kOf>
-__global__ void __launch_bounds__(kMostWarps* kWarp, kBlocksOfAMultiprocessor)
+__global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp, kBlocksOfAMultiprocessor)
     multiply_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
-  release_successor();
+  if constexpr (kOf == Of::kSlotsSum) release_successor();  // a glu does so when its router has run
   multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0], 0);
 }
 
 template <typename... Formats>
 struct KernelsOf {
+  static uint32_t most_warps(DType type, Of of) {
+    uint32_t most = 0;
+    ((type == Formats::kType ? void(most = of == Of::kSlots ? kMostExpertWarps<Formats, Of::kSlots>
+                                                            : kMostExpertWarps<Formats, Of::kSlotsSum>)
+                             : void()),
+     ...);
+    return most;
+  }
   static auto of(DType type, Of of) {
     void (*kernel)(const StepParams*, Products) = nullptr;
     ((type == Formats::kType
@@ -30,11 +38,16 @@ using Kernels = KernelsOf<Bytes, BlocksOf32<DType::kQ4_0>, GroupsOf32<DType::kQ4
                           GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
 
 void launch_products(const Launch& l, Products& p, Of of) {
-  const Shape shape = share_out(l, p, 1, of);
-  launch(l, Kernels::of(p.matrix[0].type[0], of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
+  const DType type = p.matrix[0].type[0];
+  const Shape shape = share_out(l, p, 1, of, Kernels::most_warps(type, of));
+  launch(l, Kernels::of(type, of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
 }
 
 }  // namespace
+
+bool chooses_experts(const Route& router) {
+  return router_words(router.p.experts) * sizeof(uint32_t) <= kWarpBytes;
+}
 
 bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
@@ -44,10 +57,7 @@ bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chose
 
 void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router) {
   Products p{};
-  if (router && router_words(op.p.experts) * sizeof(uint32_t) <= kWarpBytes)
-    p.router = router_of(*router);
-  else if (router)
-    route(l, *router);
+  if (router) p.router = router_of(*router);
   p.x = data<float>(op.x);
   p.cols = op.p.in_cols;
   p.glu = 1;
@@ -67,8 +77,9 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router)
   launch_products(l, p, Of::kSlots);
 }
 
-void multiply_vectors(const Launch& l, const ExpertLinear& op) {
+void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* router) {
   Products p{};
+  if (router) p.router = router_of(*router);
   p.x = data<float>(op.h);
   p.x_stride = p.cols = op.p.in_cols;
   p.first = data<uint32_t>(op.first);

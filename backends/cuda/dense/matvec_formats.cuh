@@ -352,11 +352,11 @@ struct Codes {
   static constexpr float kFactor = kPowers ? 0.5f : 1;
   static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
 
-  // A block's scale, over kFactor. Of mxfp4 it is 2^(x - 128), so this is the number with the exponent x, and
-  // for x = 0 the subnormal 2^-127. x = 255, NaN by the format, gives infinity.
+  // A block's scale, over kFactor. Of mxfp4 it is 2^(x - 128), so this is the number with the exponent x; for
+  // x = 0, where it would be subnormal, it is 0. x = 255, NaN by the format, gives infinity.
   static __device__ float scale_at(uint32_t block) {
     if constexpr (kPowers)
-      return fmaxf(__uint_as_float(load_byte(block) << 23), __uint_as_float(0x00400000));
+      return __uint_as_float(load_byte(block) << 23);
     else
       return load_half(block);
   }

@@ -10,8 +10,9 @@
 // a launch that starts while others end would put two where there is room and leave multiprocessors without:
 // decode of an 8B model took 2.78 ms a token of an H200, and takes 2.29.
 //
-// Of experts it is known only when the kernels before have run which matrices are multiplied, so nothing is
-// fetched ahead.
+// Of experts it is known only behind the router which matrices are multiplied. The glu's blocks choose them
+// and let the next kernel start only then, so that the linear's blocks, which begin beside them, choose for
+// themselves and fill their rings while they wait for the glu: of 8 of 128 experts all of the matrices.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +61,8 @@ struct Products {  // of a launch
   const uint32_t* first;
   const float* weight;
   uint32_t experts, chosen;
-  Router router;  // logits: null, or they are there
+  uint32_t slots_at_once;  // of kSlotsSum: that a block's warps share
+  Router router;           // whose choice is yet to be made; logits: null, or they are there
   Matrix matrix[kMostSiblings];
 };
 
@@ -70,6 +72,14 @@ enum class Of {
   kSlots,    // row s of y is x times the matrix of slot s's expert
   kSlotsSum  // y is the sum of all slots' vectors, each times its expert's matrix and its weight
 };
+
+// Warps of a block of experts' products. Fewer leave more registers, of which codes take more than 64, and
+// sums of slots, too.
+template <typename Format, Of kOf>
+constexpr uint32_t kMostExpertWarps = kOf == Of::kSlotsSum || requires {
+  Format::kPairs;
+}
+? 12 : kMostWarps;
 
 // The tiles of a matrix that one of its blocks takes.
 struct Share {
@@ -81,11 +91,16 @@ __device__ inline Share share_of(const Matrix& m, uint32_t block) {
   return {block * least + min(block, rest), least + (block < rest)};
 }
 
+// A strip of columns of a row of W; of kSlotsSum of one slot's, else slot is 0.
+struct StripAt {
+  uint32_t slot, in_row;
+};
+
 // Asks for the lane's part of a strip ahead of time; otherwise it would wait for it behind all the weights
 // that are under way.
 __device__ inline void prefetch_strip(const float* row, uint32_t column, uint32_t cols) {
   column += 8 * (threadIdx.x % kWarp);
-  if (column < cols) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + column));
+  if (column < cols) prefetch(row + column);
 }
 
 // What rms_norm scales this row with, from the sum of the squares that the thread has. `sums`: four bytes a
@@ -113,17 +128,31 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t tiles = share.count << kPair;
   const uint32_t row_bytes = p.cols / Format::kBlock * Format::kBytes;
   const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // of a row of W
-  const uint32_t all_strips = kOf == Of::kSlotsSum ? p.chosen * strips : strips;
-  const auto strip_in_row = [&](uint32_t strip) { return kOf == Of::kSlotsSum ? strip % strips : strip; };
+  // A warp's strips: of some columns, and those of the slots that are its own one behind the other, so that
+  // of narrow rows it has the same columns of each.
+  const bool several = kOf == Of::kSlotsSum ? p.chosen * strips > warps : strips > warps;
+  const StripAt first_strip{kOf == Of::kSlotsSum ? warp / strips : 0,
+                            kOf == Of::kSlotsSum ? warp % strips : warp};
+  const auto advance = [&](StripAt& at) {  // false: to the first one again
+    at.in_row += warps;
+    if (at.in_row < strips) return true;
+    at.in_row = first_strip.in_row;
+    if constexpr (kOf == Of::kSlotsSum) {
+      at.slot += p.slots_at_once;
+      if (at.slot < p.chosen) return true;
+    }
+    at.slot = first_strip.slot;
+    return false;
+  };
   // Shared memory: stages, sums, rings, the norm's scale.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
   const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
   const auto scale_at = [&] { return stages + warps * kWarpBytes; };  // a register fewer than its value
 
-  // A warp takes strips warp, warp + warps and so on, each for all tiles of a group before the next. What it
-  // fetches next:
-  uint32_t ahead = warp < all_strips ? 0 : tiles, ahead_strip = warp;
+  // A warp takes a strip for all tiles of a group before the next. What it fetches next:
+  uint32_t ahead = first_strip.in_row < strips ? 0 : tiles;
+  StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
   const std::byte* from =
       m.w[which] + uint64_t(first_row) * row_bytes;  // for pairs the gate's tile, the up's is to_up away
@@ -140,16 +169,18 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t piece = kept(16 * thread);
   const auto aim = [&] {
     sizes = 0;
-    if constexpr (kOf == Of::kSlotsSum) to_expert = m.expert_bytes * expert_of_slot(ahead_strip / strips);
 #pragma unroll
     for (uint32_t k = 0; k < Ring::kCopies; ++k) {
       const uint32_t i = kWarp * k + thread, row = i / Ring::kRowPieces, in_row = i % Ring::kRowPieces;
-      const uint32_t first = row * row_bytes + strip_in_row(ahead_strip) * Ring::kBytes,
+      const uint32_t first = row * row_bytes + ahead_strip.in_row * Ring::kBytes,
                      at = first / 16 * 16 + 16 * in_row;
       offsets[k] = in_row < Ring::kPieces && row < kTileRows ? at : 0u - 16;
       const uint32_t end = min(first + Ring::kBytes, (row + 1) * row_bytes);
       sizes |= min(end - min(end, at), 16u) << 5 * k;
     }
+  };
+  const auto aim_at_expert = [&] {
+    if constexpr (kOf == Of::kSlotsSum) to_expert = m.expert_bytes * expert_of_slot(ahead_strip.slot);
   };
   const auto fetch_next = [&](uint32_t slot) {
     if (ahead < tiles) {
@@ -167,13 +198,13 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
       }
       if (!kPair || ahead % 2) from += tile_bytes, left -= tile_bytes;
       if (++ahead % kGroup == 0 || ahead == tiles)
-        if (const uint32_t strip = ahead_strip; warps < all_strips) {
-          ahead_strip = strip + warps < all_strips ? strip + warps : warp;
-          if (ahead_strip > strip) {  // once more the same tiles
+        if (const uint32_t in_row = ahead_strip.in_row; several) {
+          if (advance(ahead_strip)) {  // once more the same tiles
             const uint32_t count = (ahead - 1) % kGroup + 1, bytes = (count >> kPair) * tile_bytes;
             ahead -= count, from -= bytes, left += bytes;
           }
-          aim();
+          if (ahead_strip.in_row != in_row) aim();
+          aim_at_expert();
         }
     }
     commit_copies();
@@ -190,23 +221,17 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const auto load_strip = [&](const float* row, uint32_t column) {
     return Strip::load(row + column, columns_from(column));
   };
-  const auto load_x = [&](uint32_t column) {
-    if constexpr (kOf == Of::kSlotsSum) {
-      const uint32_t strip = column / Format::kColumns, slot = strip / strips;
-      return load_strip(p.x + uint64_t(slot) * p.x_stride, strip % strips * Format::kColumns)
-          .scaled(__shfl_sync(~0u, slot_weight, slot));
-    }
-    return load_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column);
+  // Its first column, or behind the last one.
+  const auto column_of = [&](StripAt at) { return min(at.in_row * Format::kColumns, p.cols); };
+  const auto x_of = [&](StripAt at) {
+    return p.x + uint64_t(kOf == Of::kSlotsSum ? at.slot : blockIdx.y) * p.x_stride;
   };
-  const auto prefetch_x = [&](uint32_t column) {
-    if constexpr (kOf == Of::kSlotsSum) {
-      const uint32_t strip = column / Format::kColumns, slot = strip / strips;
-      if (slot < p.chosen)
-        prefetch_strip(p.x + uint64_t(slot) * p.x_stride, strip % strips * Format::kColumns, p.cols);
-    } else {
-      prefetch_strip(p.x + uint64_t(blockIdx.y) * p.x_stride, column, p.cols);
-    }
+  const auto load_x = [&](StripAt at) {
+    const Strip x = load_strip(x_of(at), column_of(at));
+    if constexpr (kOf == Of::kSlotsSum) return x.scaled(__shfl_sync(~0u, slot_weight, at.slot));
+    return x;
   };
+  const auto prefetch_x = [&](StripAt at) { prefetch_strip(x_of(at), column_of(at), p.cols); };
   const auto norm = [&](const Strip& x, float scale, const Strip& weight, uint32_t column) {
     const Strip y = x.scaled(scale, weight);
     // The last block, which has least to do, keeps it for those that read it later.
@@ -215,14 +240,12 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     return y;
   };
 
-  const uint32_t own_column =
-      kOf == Of::kSlotsSum ? warp * Format::kColumns : min(warp * Format::kColumns, p.cols);
-  const uint32_t next_columns = warps * Format::kColumns;
-  if constexpr (kOf != Of::kModel) {
-    await_predecessor();
-    prefetch_x(own_column);
-  }
+  const uint32_t own_column = column_of(first_strip);
+  uint32_t early = kEarlySlots;
   if constexpr (kOf == Of::kSlots) {
+    await_predecessor();
+    release_successor();
+    prefetch_x(first_strip);
     if (p.router.logits) {
       const uint32_t* const chosen = choose_experts(p.router, reinterpret_cast<uint32_t*>(shared));
       expert = expert_of_bit(chosen, blockIdx.y);
@@ -235,28 +258,37 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     from += expert * m.expert_bytes;
   }
   if constexpr (kOf == Of::kSlotsSum) {
-    slot_weight = thread < p.chosen ? p.weight[thread] : 0;
-    expert = experts_of_slots(p.first, p.experts);
+    if (p.router.logits) {
+      const uint32_t* const chosen = choose_experts(p.router, reinterpret_cast<uint32_t*>(shared));
+      for (uint32_t slot = 0; slot < p.chosen; ++slot)
+        if (const uint32_t of_slot = expert_of_bit(chosen, slot); thread == slot) expert = of_slot;
+      __syncthreads();  // likewise
+      early = Ring::kSlots;
+    } else {
+      await_predecessor();
+      prefetch_x(first_strip);
+      expert = experts_of_slots(p.first, p.experts);
+    }
+    aim_at_expert();
   }
   aim();
   Strip weight;
   if (p.norm_weight) weight = load_strip(p.norm_weight, own_column);
-  fetch_slots(0, kEarlySlots);
+  fetch_slots(0, early);
   if (p.norm_weight) weight.put(stage);
-  if constexpr (kOf == Of::kModel) {
-    await_predecessor();
+  if constexpr (kOf != Of::kSlots) await_predecessor();
+  if constexpr (kOf == Of::kModel)
     if (blockIdx.y >= rows) return wait_copies<0>();
-  }
+  if constexpr (kOf == Of::kSlotsSum) slot_weight = thread < p.chosen ? p.weight[thread] : 0;
   // The warp's first strip of x, or of its norm, waits in the stage: in registers it would leave the loop
   // fewer.
-  Strip x = load_x(own_column);
+  Strip x = load_x(first_strip);
   if (p.norm_weight) {
     float sum = x.sum_of_squares();
 #pragma unroll 1
-    for (uint32_t column = own_column + next_columns; column < p.cols; column += next_columns)
-      sum += load_x(column).sum_of_squares();
+    for (StripAt at = first_strip; advance(at);) sum += load_x(at).sum_of_squares();
     const float scale = norm_scale(p, sum, sums + warps * kWarp * 4);  // in the second group's sums
-    if (all_strips > warps) {
+    if (several) {
       if (threadIdx.x == 0) store_float(scale_at(), scale);
       __syncthreads();
     }
@@ -289,21 +321,22 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     store_float(buffer + 4 * (warp * kWarp + thread), sum);
 
     const uint32_t count = min(kGroup, tiles - first);
-    for (uint32_t strip = warp; strip < all_strips; strip += warps) {
-      if (first == 0 || all_strips > warps) {
-        const bool is_first = first == 0 && strip == warp;
-        const uint32_t column = strip * Format::kColumns;
+    StripAt at = first_strip;
+    for (bool more = at.in_row < strips; more; more = advance(at)) {
+      if (first == 0 || several) {
+        const bool is_first = first == 0 && at.in_row == first_strip.in_row && at.slot == first_strip.slot;
+        const uint32_t column = column_of(at);
         Strip x;
         if (is_first) {
           x = Strip::get(stage);
         } else {
-          x = load_x(column);
+          x = load_x(at);
           if (p.norm_weight) x = norm(x, load_float(scale_at()), load_strip(p.norm_weight, column), column);
         }
         columns.template take<Format>(x, stage, lane);
-        if (is_first) fetch_slots(kEarlySlots, Ring::kSlots);
-        prefetch_x(column + next_columns);
-        weights = lane.row * Ring::kStride + (lane.row * row_bytes + strip_in_row(strip) * Ring::kBytes) % 16;
+        if (is_first) fetch_slots(early, Ring::kSlots);
+        if (StripAt next = at; advance(next)) prefetch_x(next);
+        weights = lane.row * Ring::kStride + (lane.row * row_bytes + at.in_row * Ring::kBytes) % 16;
       }
       uint32_t sum_at = buffer + 4 * (warp * kWarp + lane.row);
       for (const uint32_t end = sum_at + 4 * kTileRows * count; sum_at < end; sum_at += 4 * kTileRows) {
@@ -336,7 +369,8 @@ struct Shape {
   uint32_t threads, shared_bytes;
 };
 // Shares out the blocks among the matrices.
-inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of::kModel) {
+inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of::kModel,
+                       uint32_t most_warps = kMostWarps) {
   uint32_t tiles[kMostSiblings], strips = 0;
   uint64_t row_bytes[kMostSiblings];
   for (uint32_t i = 0; i < count; ++i) {
@@ -350,20 +384,25 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
                         static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
     }
   }
-  if (of == Of::kSlotsSum) strips *= p.chosen;
   const uint32_t vectors = of == Of::kSlots ? p.chosen : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
   // As many warps as have the same number of strips, and as many blocks as run at once; each of these goes
   // where a block has most bytes to read.
   constexpr uint32_t kSystem = 1 << 10;  // of shared memory, beside every block's
-  const uint32_t most_warps = std::min(kMostWarps, (l.card.shared_bytes - kScaleBytes) / kWarpBytes);
-  const uint32_t warps = static_cast<uint32_t>(ceil_div(strips, ceil_div(strips, most_warps)));
+  most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes) / kWarpBytes);
+  const auto evenly = [](uint32_t n, uint32_t most) {
+    return static_cast<uint32_t>(ceil_div(n, ceil_div(n, std::max(most, 1u))));
+  };
+  p.slots_at_once = of == Of::kSlotsSum ? evenly(p.chosen, most_warps / strips) : 1;
+  const uint32_t warps = evenly(strips, most_warps) * p.slots_at_once;
   const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes;
   const uint32_t fit =
       (l.card.shared_bytes + kSystem) / static_cast<uint32_t>(round_up(shared_bytes, kSystem) + kSystem);
   // A glu's blocks each choose their experts and take x apart: of these two are better than four of fewer
-  // warps (427 tokens/s of qwen3-30b-a3b's shape on an H100, 418).
-  const uint32_t run =
-      of == Of::kSlots ? kBlocksOfAMultiprocessor : kBlocksOfAMultiprocessor * kMostWarps / warps;
+  // warps (427 tokens/s of qwen3-30b-a3b's shape on an H100, 418). A linear's blocks take all slots' x apart,
+  // and one finds room beside the glu's.
+  const uint32_t run = of == Of::kSlotsSum ? 1
+                       : of == Of::kSlots  ? kBlocksOfAMultiprocessor
+                                           : kBlocksOfAMultiprocessor * kMostWarps / warps;
   const uint32_t at_once = l.card.multiprocessors * std::min(fit, run) / (of == Of::kSlots ? p.chosen : 1);
   for (uint32_t blocks = count; blocks < at_once; ++blocks) {
     uint32_t longest = kMostSiblings;

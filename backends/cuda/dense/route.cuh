@@ -13,6 +13,10 @@ struct Router {
   float* weight;               // [chosen], in the order of the experts
   uint32_t* experts;           // [chosen], ascending; or null
   uint32_t *first, *row;       // as Route gives them for the only row; or null, both
+
+  // From the second-level cache: a kernel that has not waited for the one before it may find what the layer
+  // before left in the first.
+  __device__ float logit(uint32_t expert) const { return __ldcg(logits + expert); }
 };
 
 Router router_of(const Route&);  // for the only row
@@ -35,13 +39,13 @@ class Shares {
   __device__ explicit Shares(const Router& r) : router_(r) {  // called by a warp
     if (r.p.kind != kRouteSoftmax) return;
     const uint32_t lane = threadIdx.x % kWarp;
-    for (uint32_t e = lane; e < r.p.experts; e += kWarp) peak_ = fmaxf(peak_, r.logits[e]);
+    for (uint32_t e = lane; e < r.p.experts; e += kWarp) peak_ = fmaxf(peak_, r.logit(e));
     peak_ = warp_max(peak_);
-    for (uint32_t e = lane; e < r.p.experts; e += kWarp) sum_ += expf(r.logits[e] - peak_);
+    for (uint32_t e = lane; e < r.p.experts; e += kWarp) sum_ += expf(r.logit(e) - peak_);
     sum_ = warp_sum(sum_);
   }
   __device__ float operator[](uint32_t expert) const {
-    const float logit = router_.logits[expert];
+    const float logit = router_.logit(expert);
     if (router_.p.kind == kRouteSoftmax) return expf(logit - peak_) / sum_;
     return router_.p.kind == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
   }
@@ -65,7 +69,7 @@ __device__ inline const uint32_t* choose_experts(const Router& r, uint32_t* memo
     const Shares shares(r);
     take([&](uint32_t e) { return shares[e] + r.bias[e]; });
   } else {
-    take([&](uint32_t e) { return r.logits[e]; });
+    take([&](uint32_t e) { return r.logit(e); });
   }
   __syncthreads();
   for (uint32_t word = threadIdx.x / kWarp; word < words; word += blockDim.x / kWarp) {

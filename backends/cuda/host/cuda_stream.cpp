@@ -57,6 +57,7 @@ Joins joins_of(const Launch& l) {
                                    [&](const Linear& s) { return share_rows(s, next); });
               },
           .routed_glu = token,
+          .routed_linear = token,
           .append = token,
           .normed_append = token,
           .vote = [&l](const Vote& vote,
@@ -71,7 +72,7 @@ class Launcher {
   void operator()(const Op* op) { std::visit(*this, *op); }
   void operator()(const Products& g) { linear(l_, g.siblings, g.norm); }
   void operator()(const GluOfNorm& g) { glu(l_, *g.glu, g.norm); }
-  void operator()(const RoutedGlu& g) { expert_glu(l_, *g.glu, g.route); }
+  void operator()(const RoutedGlu& g) { routed_experts(l_, *g.route, *g.glu, g.linear); }
   void operator()(const AppendToken& g) {
     if (g.q_norm)
       append_token(l_, *g.q_norm, *g.k_norm, *g.append);
@@ -92,7 +93,7 @@ class Launcher {
   void operator()(const Glu& op) { glu(l_, op, nullptr); }
   void operator()(const Scale& op) { scale(l_, op); }
   void operator()(const Route& op) { route(l_, op); }
-  void operator()(const ExpertGlu& op) { expert_glu(l_, op, nullptr); }
+  void operator()(const ExpertGlu& op) { expert_glu(l_, op); }
   void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
   void operator()(const Activation& op) { activation(l_, op); }
   void operator()(const KvAppend& op) {

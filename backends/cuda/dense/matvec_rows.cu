@@ -1,0 +1,91 @@
+// A matrix of few rows of floats times a vector, which a router is: matvec.cu's tiles of eight rows would
+// leave most multiprocessors without one. A block takes a row. The norm of x before it costs no barrier of
+// its own, since its scale is a factor of the whole sum.
+#include "backends/cuda/dense/matvec.h"
+#include "backends/cuda/dense/matvec_formats.cuh"
+
+namespace thimble::cuda {
+namespace {
+
+constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
+constexpr uint32_t kQuads = 4;  // of a thread that are under way at once: 4,096 columns of a block
+
+struct RowProducts {
+  const float *w, *x;
+  uint32_t cols, rows;         // rows of x: kStepRows, kLogitRows
+  const float *bias, *weight;  // of the product and of the norm; or null
+  float *norm_y, *y;
+  float norm_eps;
+  bool add;
+};
+
+__device__ float4 product(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+__device__ float sum_of(float4 a) { return (a.x + a.y) + (a.z + a.w); }
+
+__global__ void __launch_bounds__(kThreads) multiply_rows_kernel(const StepParams* step, RowProducts p) {
+  release_successor();
+  __shared__ float2 of_warps[kWarps];
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, row = blockIdx.x;
+  const float* const w = p.w + uint64_t(row) * p.cols;
+  const bool exists = row_count(*step, p.rows) > 0;
+  float4 weights[kQuads];  // of W, times the norm's
+  const auto column = [&](uint32_t first, uint32_t i) { return first + 4 * (i * kThreads + threadIdx.x); };
+  const auto fetch = [&](uint32_t first) {
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) weights[i] = matvec::quad_of(w, column(first, i), p.cols);
+    if (!p.weight) return;
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i)
+      weights[i] = product(weights[i], matvec::quad_of(p.weight, column(first, i), p.cols));
+  };
+  fetch(0);
+  const float bias = p.bias ? p.bias[row] : 0;
+  await_predecessor();
+  if (!exists) return;
+  const float before = p.add ? p.y[row] : 0;
+  float sum = 0, squares = 0;
+  for (uint32_t first = 0; first < p.cols; first += 4 * kQuads * kThreads) {
+    if (first > 0) fetch(first);
+    float4 x[kQuads];
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) x[i] = matvec::quad_of(p.x, column(first, i), p.cols);
+#pragma unroll
+    for (uint32_t i = 0; i < kQuads; ++i) {
+      sum += sum_of(product(x[i], weights[i]));
+      squares += sum_of(product(x[i], x[i]));
+    }
+  }
+  sum = warp_sum(sum);
+  squares = warp_sum(squares);
+  if (lane == 0) of_warps[warp] = {sum, squares};
+  __syncthreads();
+  const float2 own = lane < kWarps ? of_warps[lane] : float2{};
+  const float scale = p.weight ? 1.0f / sqrtf(warp_sum(own.y) / static_cast<float>(p.cols) + p.norm_eps) : 1;
+  sum = warp_sum(own.x) * scale + bias + before;
+  if (threadIdx.x == 0) p.y[row] = sum;
+  if (!p.weight || row != gridDim.x - 1) return;
+  // The last block keeps the norm for those that read it later.
+  for (uint32_t c = threadIdx.x; c < p.cols; c += kThreads) p.norm_y[c] = p.x[c] * scale * p.weight[c];
+}
+
+}  // namespace
+
+bool multiplies_by_rows(const Launch& l, const Linear& op) {
+  return op.w.type == DType::kF32 && l.max_rows == 1 && op.p.out_cols <= 2 * l.card.multiprocessors;
+}
+
+void multiply_by_rows(const Launch& l, const Linear& op, const RmsNorm* norm) {
+  launch(l, multiply_rows_kernel, op.p.out_cols, kThreads, 0, l.step,
+         RowProducts{.w = data<float>(op.w),
+                     .x = data<float>(norm ? norm->x : op.x),
+                     .cols = op.p.in_cols,
+                     .rows = op.p.rows,
+                     .bias = data<float>(op.bias),
+                     .weight = norm ? data<float>(norm->weight) : nullptr,
+                     .norm_y = norm ? data<float>(norm->y) : nullptr,
+                     .y = data<float>(op.y),
+                     .norm_eps = norm ? norm->p.eps : 0,
+                     .add = op.p.add != 0});
+}
+
+}  // namespace thimble::cuda
