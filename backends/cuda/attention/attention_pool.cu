@@ -425,6 +425,8 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
       blocks_of_head(blockIdx.x / p.group, each, p.heads, Attended(*step, table, p, has_list));
   const uint32_t head_dim = p.head_dim, splits = own_blocks.count,
                  own_parts = Parts::first(own_blocks, p.group, blockIdx.x % p.group);
+  // A sink is a part that carries no value. It comes from memory, 2 us away, and is there before.
+  float peak = sinks ? sinks[blockIdx.x] * kLog2E : -kInfinity, sum = sinks ? 1 : 0, total = 0;
   await_predecessor();
   // A card of 132 multiprocessors has 16 parts for each of 8 equal KV heads, and up to 125 for one that holds
   // nearly all entries: its next ones are under way while some are added.
@@ -441,8 +443,6 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
     for (uint32_t i = 0; i < kAtOnce; ++i) next[i] = first + i < splits ? out[i * head_dim] : 0;
   };
   ask(0);
-  // A sink is a part that carries no value.
-  float peak = sinks ? sinks[blockIdx.x] * kLog2E : -kInfinity, sum = sinks ? 1 : 0, total = 0;
   for (uint32_t first = 0; first < splits; first += kAtOnce) {
     const float2 own = next_own;
     float x[kAtOnce];

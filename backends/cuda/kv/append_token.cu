@@ -10,7 +10,7 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kNormThreads = 128;
+constexpr uint32_t kNormThreads = 128, kMostHeadDim = 256;
 
 // What norms a row's keys and queries where they lie.
 struct HeadNorms {
@@ -20,26 +20,36 @@ struct HeadNorms {
   float eps;
 };
 
-// A warp norms a key and appends it with its value, or norms a query.
+// A warp norms a key and appends it with its value, or norms a query. What memory has is asked for before the
+// kernel waits, and what the kernels before made at once: one after the other they took 4.4 us of an H100.
 __global__ void __launch_bounds__(kNormThreads)
     norm_append_kernel(const StepParams* step, HeadNorms n, KvAppendTask append) {
   release_successor();
+  __shared__ float keys[kNormThreads / kWarp][kMostHeadDim];
   const StepParams s = *step;
   append.prepare(s, blockIdx.x);
-  await_predecessor();
-  const uint32_t lane = threadIdx.x % kWarp, head = (blockIdx.x * kNormThreads + threadIdx.x) / kWarp;
-  if (head >= n.k_heads + n.q_heads || s.n_rows == 0) return;
-  const bool is_key = head < n.k_heads;
-  float* const x = (is_key ? n.k + head * n.head_dim : n.q + (head - n.k_heads) * n.head_dim);
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp,
+                 head = blockIdx.x * (kNormThreads / kWarp) + warp;
+  const bool is_key = head < n.k_heads, is_head = head < n.k_heads + n.q_heads;
+  float* const own = is_key ? n.k + head * n.head_dim : n.q + (head - n.k_heads) * n.head_dim;
   const float* const weight = is_key ? n.k_weight : n.q_weight;
-  float sum = 0;
-#pragma unroll 4
-  for (uint32_t c = lane; c < n.head_dim; c += kWarp) sum += x[c] * x[c];
+  float weights[kMostHeadDim / kWarp], x[kMostHeadDim / kWarp], sum = 0;
+  const auto for_each_channel = [&](const auto& see) {
+#pragma unroll
+    for (uint32_t i = 0; i < kMostHeadDim / kWarp; ++i)
+      if (i * kWarp + lane < n.head_dim) see(i, i * kWarp + lane);
+  };
+  for_each_channel([&](uint32_t i, uint32_t c) { weights[i] = weight[c]; });
+  await_predecessor();
+  if (!is_head || s.n_rows == 0) return;
+  for_each_channel([&](uint32_t i, uint32_t c) { x[i] = own[c]; });
+  const float* const value = append.qkv + append.p.v_column + head * n.head_dim;  // of a key
+  for (uint32_t c = 4 * lane; is_key && c < n.head_dim; c += 4 * kWarp) prefetch(value + c);
+  for_each_channel([&](uint32_t i, uint32_t) { sum += x[i] * x[i]; });
   const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(n.head_dim) + n.eps);
-#pragma unroll 4
-  for (uint32_t c = lane; c < n.head_dim; c += kWarp) x[c] = x[c] * scale * weight[c];
+  for_each_channel([&](uint32_t i, uint32_t c) { own[c] = keys[warp][c] = x[i] * scale * weights[i]; });
   __syncwarp();
-  append(s, blockIdx.x);  // of a query it does nothing
+  if (is_key) append.put(0, keys[warp], value, s.position);
 }
 
 }  // namespace

@@ -66,28 +66,27 @@ struct KvAppendTask {
 
   __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, nullptr); }
 
- protected:
-  // `positions`: of the rows, or null: they follow each other.
-  __device__ void append(const StepParams& s, uint32_t block, const int32_t* positions) const {
+  // A row's key and value, of the head that prepare() was told.
+  __device__ void put(uint32_t row, const float* key, const float* value, int32_t position) const {
+    constexpr uint32_t kAtOnce = 4;  // channels of a lane
     const uint32_t lane = threadIdx.x % kWarp;
-    const auto [row, head] = place(block);
-    if (row >= s.n_rows) return;
-    const int32_t position = positions ? positions[row] : s.position + static_cast<int32_t>(row);
     const uint64_t entry = first_entry + row;
+    __half *const k_to = k + entry * p.head_dim, *const v_to = v + entry * p.head_dim;
     uint32_t beyond = 0;
-    const float* from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
-    const float *k_from = from + p.k_column, *v_from = from + p.v_column;
-    __half *k_to = k + entry * p.head_dim, *v_to = v + entry * p.head_dim;
-    if (p.rope.mode == kRopeOriginal) {
-      for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
-        k_to[c] = narrowed(rotated(k_from, c, static_cast<uint32_t>(position)), beyond);
-        v_to[c] = narrowed(v_from[c], beyond);
+    for (uint32_t first = lane; first < p.head_dim; first += kAtOnce * kWarp) {
+      float x[kAtOnce], y[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t c = min(first + i * kWarp, p.head_dim - 1);
+        x[i] = p.rope.mode == kRopeOriginal ? rotated(key, c, static_cast<uint32_t>(position)) : key[c];
+        y[i] = value[c];
       }
-    } else {
-#pragma unroll 4
-      for (uint32_t c = lane; c < p.head_dim; c += kWarp) {
-        k_to[c] = narrowed(k_from[c], beyond);
-        v_to[c] = narrowed(v_from[c], beyond);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t c = first + i * kWarp;
+        if (c >= p.head_dim) break;
+        k_to[c] = narrowed(x[i], beyond);
+        v_to[c] = narrowed(y[i], beyond);
       }
     }
     if (__any_sync(~0u, beyond)) {
@@ -95,6 +94,16 @@ struct KvAppendTask {
       if (lane == 0) atomicAdd(saturated, beyond);
     }
     if (lane == 0) pos[entry] = position;
+  }
+
+ protected:
+  // `positions`: of the rows, or null: they follow each other.
+  __device__ void append(const StepParams& s, uint32_t block, const int32_t* positions) const {
+    const auto [row, head] = place(block);
+    if (row >= s.n_rows) return;
+    const float* const from = qkv + uint64_t(row) * p.row_stride + head * p.head_dim;
+    put(row, from + p.k_column, from + p.v_column,
+        positions ? positions[row] : s.position + static_cast<int32_t>(row));
   }
 };
 
