@@ -7,7 +7,7 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kParts = kWarp;  // blocks a row: one lane each when they are merged
+constexpr uint32_t kParts = 4 * kWarp;  // blocks a row: about as many as multiprocessors
 
 // The best element of a part of a row: its order_bits, then the complement of its column. 0: the part is
 // empty. An element that is not finite is better than
@@ -50,7 +50,11 @@ __global__ void __launch_bounds__(kWarp)
   begin_kernel();
   const uint32_t row = blockIdx.x;
   if (row >= step->n_logit_rows) return;
-  const Best best = warp_best(bests[row * kParts + threadIdx.x]);
+  Best best = 0;
+#pragma unroll
+  for (uint32_t part = threadIdx.x; part < kParts; part += kWarp)
+    best = max(best, bests[row * kParts + part]);
+  best = warp_best(best);
   if (threadIdx.x == 0) index[row] = static_cast<int32_t>(~static_cast<uint32_t>(best));
 }
 

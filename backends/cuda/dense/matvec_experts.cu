@@ -8,7 +8,8 @@ using namespace matvec;
 
 // Pairs of gate and up to the slots of the only row, or their sum.
 template <typename Format, Of kOf>
-__global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp, kBlocksOfAMultiprocessor)
+__global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp,
+                                  kMostExpertWarps<Format, kOf> <= kMostWarps ? kBlocksOfAMultiprocessor : 1)
     multiply_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
   if constexpr (kOf == Of::kSlotsSum) release_successor();  // a glu does so when its router has run
   multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0], 0);

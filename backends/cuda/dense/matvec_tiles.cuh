@@ -74,12 +74,13 @@ enum class Of {
 };
 
 // Warps of a block of experts' products. Fewer leave more registers, of which codes take more than 64, and
-// sums of slots, too.
+// sums of slots, too. Those of codes are held back by instructions: more warps, which find no room beside the
+// glu.
 template <typename Format, Of kOf>
-constexpr uint32_t kMostExpertWarps = kOf == Of::kSlotsSum || requires {
-  Format::kPairs;
-}
-? 12 : kMostWarps;
+constexpr uint32_t kMostExpertWarps = [] {
+  constexpr bool kCodes = requires { Format::kPairs; };
+  return kOf == Of::kSlots ? (kCodes ? 12 : kMostWarps) : (kCodes ? 24 : 12);
+}();
 
 // The tiles of a matrix that one of its blocks takes.
 struct Share {
@@ -166,9 +167,11 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   // Where the lane's pieces of a tile lie, from there on: the same in all tiles, since they begin at
   // multiples of 16 bytes.
   uint32_t offsets[Ring::kCopies], sizes = 0;
+  bool whole = true;  // whether the strip has all its columns
   const uint32_t piece = kept(16 * thread);
   const auto aim = [&] {
     sizes = 0;
+    whole = (ahead_strip.in_row + 1) * Format::kColumns <= p.cols;
 #pragma unroll
     for (uint32_t k = 0; k < Ring::kCopies; ++k) {
       const uint32_t i = kWarp * k + thread, row = i / Ring::kRowPieces, in_row = i % Ring::kRowPieces;
@@ -188,9 +191,9 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
       const uint32_t to = slot + piece;
 #pragma unroll
       for (uint32_t k = 0; k < Ring::kCopies; ++k) {
-        if constexpr (Format::kBlock == 256) {
+        if (Format::kBlock == 256 || whole) {
           if (offsets[k] < left) copy_async_once(to + 512 * k, tile + offsets[k]);
-        } else {  // a strip may end before its last column: zeros follow
+        } else {  // zeros follow its last column
           if (kWarp * (k + 1) <= kTileRows * Ring::kRowPieces ||
               kWarp * k + thread < kTileRows * Ring::kRowPieces)
             copy_async_once(to + 512 * k, tile + offsets[k], offsets[k] < left ? sizes >> 5 * k & 31 : 0);
