@@ -47,7 +47,7 @@ void launch_products(const Launch& l, Products& p, Of of) {
 }  // namespace
 
 bool chooses_experts(const Route& router) {
-  return router_words(router.p.experts) * sizeof(uint32_t) <= kWarpBytes;
+  return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;
 }
 
 bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen) {

@@ -10,9 +10,9 @@
 // a launch that starts while others end would put two where there is room and leave multiprocessors without:
 // decode of an 8B model took 2.78 ms a token of an H200, and takes 2.29.
 //
-// Of experts it is known only behind the router which matrices are multiplied. The glu's blocks choose them
-// and let the next kernel start only then, so that the linear's blocks, which begin beside them, choose for
-// themselves and fill their rings while they wait for the glu: of 8 of 128 experts all of the matrices.
+// Of experts it is known only behind the router which matrices are multiplied. The glu's blocks choose them,
+// ask for their first weights and only then let the next kernel start. So the linear's blocks begin behind
+// the router, too, choose for themselves and fill their rings while they wait for the glu.
 #pragma once
 
 #include <algorithm>
@@ -31,13 +31,12 @@ constexpr uint32_t kTileRows = 8;
 constexpr uint32_t kGroup = 4;  // tiles; a warp's lanes have a row each when they add up the warps' sums
 constexpr uint32_t kMostWarps = 16, kBlocksOfAMultiprocessor = 2;  // leave 64 registers for a thread
 
-constexpr uint32_t kEarlySlots = 3;  // of a ring: 441 tokens/s of an 8B model, 430 with all of them
-
 // A warp's part of shared memory. An H200's multiprocessor has 228 KiB, room for two blocks of 16 warps.
 constexpr uint32_t kStageBytes = 4 * kStripColumns;          // where x passes through
 constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // of a group, and of the one before
 constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
 constexpr uint32_t kScaleBytes = 16;  // of a block: the norm's scale, where a warp takes several strips
+constexpr uint32_t kMostRouterBytes = 4 << 10;  // of a block that chooses experts, of about 500 at most
 
 // A matrix and where its product goes; for glu the gate's and the up's, in this order.
 struct Matrix {
@@ -73,19 +72,35 @@ enum class Of {
   kSlotsSum  // y is the sum of all slots' vectors, each times its expert's matrix and its weight
 };
 
+template <typename Format>
+constexpr bool kIsCodes = requires {
+  Format::kPairs;
+};
+
 // Warps of a block of experts' products. Fewer leave more registers, of which codes take more than 64, and
 // sums of slots, too. Those of codes are held back by instructions: more warps, which find no room beside the
 // glu.
 template <typename Format, Of kOf>
-constexpr uint32_t kMostExpertWarps = [] {
-  constexpr bool kCodes = requires { Format::kPairs; };
-  return kOf == Of::kSlots ? (kCodes ? 12 : kMostWarps) : (kCodes ? 24 : 12);
-}();
+constexpr uint32_t kMostExpertWarps = kOf == Of::kSlots ? (kIsCodes<Format> ? 12 : kMostWarps)
+                                                        : (kIsCodes<Format> ? 24 : 12);
+
+// Slots of a ring that are asked for before x: 441 tokens/s of an 8B model, 430 with all of them. A sum's x
+// is made while they come: all, or where more warps ask 2.
+template <typename Format, Of kOf>
+constexpr uint32_t kEarlySlots = kOf != Of::kSlotsSum ? 3
+                                 : kIsCodes<Format>   ? 2
+                                                      : RingOf<Format>::kSlots;
 
 // The tiles of a matrix that one of its blocks takes.
 struct Share {
   uint32_t first, count;
 };
+// Of slots two blocks come to a multiprocessor whose numbers are half of all apart. Where shares are unequal
+// the longer ones come first, so the second half counts from the other end.
+template <Of kOf>
+__device__ inline uint32_t own_block() {
+  return kOf == Of::kSlots && 2 * blockIdx.y >= gridDim.y ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+}
 __device__ inline Share share_of(const Matrix& m, uint32_t block) {
   const uint32_t tiles = (m.rows + kTileRows - 1) / kTileRows, least = tiles / m.blocks,
                  rest = tiles % m.blocks;
@@ -125,7 +140,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t rows = row_count(*step, p.rows);  // asked for ahead of the weights, too
   const uint32_t thread = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const Lane lane{thread / 4, thread % 4};
-  const Share share = share_of(m, blockIdx.x - m.first_block);
+  const Share share = share_of(m, own_block<kOf>() - m.first_block);
   const uint32_t tiles = share.count << kPair;
   const uint32_t row_bytes = p.cols / Format::kBlock * Format::kBytes;
   const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // of a row of W
@@ -145,11 +160,14 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     at.slot = first_strip.slot;
     return false;
   };
-  // Shared memory: stages, sums, rings, the norm's scale.
+  // Shared memory: stages, sums, rings, the norm's scale, the router's.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
   const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
   const auto scale_at = [&] { return stages + warps * kWarpBytes; };  // a register fewer than its value
+  const auto router_memory = [&] {
+    return reinterpret_cast<uint32_t*>(shared + warps * kWarpBytes + kScaleBytes);
+  };
 
   // A warp takes a strip for all tiles of a group before the next. What it fetches next:
   uint32_t ahead = first_strip.in_row < strips ? 0 : tiles;
@@ -244,17 +262,13 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   };
 
   const uint32_t own_column = column_of(first_strip);
-  uint32_t early = kEarlySlots;
+  Choice choice{};
   if constexpr (kOf == Of::kSlots) {
     await_predecessor();
-    release_successor();
     prefetch_x(first_strip);
     if (p.router.logits) {
-      const uint32_t* const chosen = choose_experts(p.router, reinterpret_cast<uint32_t*>(shared));
-      expert = expert_of_bit(chosen, blockIdx.y);
-      if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1 && warp == 0)
-        store_choice(p.router, chosen);
-      __syncthreads();  // the stages lie where the choice did
+      choice = choose_experts(p.router, router_memory());
+      expert = expert_of_bit(choice.bits, blockIdx.y);
     } else {
       expert = expert_of(p.first, p.experts, blockIdx.y);
     }
@@ -262,11 +276,9 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   }
   if constexpr (kOf == Of::kSlotsSum) {
     if (p.router.logits) {
-      const uint32_t* const chosen = choose_experts(p.router, reinterpret_cast<uint32_t*>(shared));
+      choice = choose_experts(p.router, router_memory());
       for (uint32_t slot = 0; slot < p.chosen; ++slot)
-        if (const uint32_t of_slot = expert_of_bit(chosen, slot); thread == slot) expert = of_slot;
-      __syncthreads();  // likewise
-      early = Ring::kSlots;
+        if (const uint32_t of_slot = expert_of_bit(choice.bits, slot); thread == slot) expert = of_slot;
     } else {
       await_predecessor();
       prefetch_x(first_strip);
@@ -277,9 +289,17 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   aim();
   Strip weight;
   if (p.norm_weight) weight = load_strip(p.norm_weight, own_column);
-  fetch_slots(0, early);
+  constexpr uint32_t kEarly = kEarlySlots<Format, kOf>;
+  fetch_slots(0, kEarly);
   if (p.norm_weight) weight.put(stage);
-  if constexpr (kOf != Of::kSlots) await_predecessor();
+  if constexpr (kOf == Of::kSlots) {
+    // The linear would ask for its weights ahead of these.
+    release_successor();
+    if (choice.bits && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1 && warp == 0)
+      store_choice(p.router, choice);
+  } else {
+    await_predecessor();
+  }
   if constexpr (kOf == Of::kModel)
     if (blockIdx.y >= rows) return wait_copies<0>();
   if constexpr (kOf == Of::kSlotsSum) slot_weight = thread < p.chosen ? p.weight[thread] : 0;
@@ -337,7 +357,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
           if (p.norm_weight) x = norm(x, load_float(scale_at()), load_strip(p.norm_weight, column), column);
         }
         columns.template take<Format>(x, stage, lane);
-        if (is_first) fetch_slots(early, Ring::kSlots);
+        if (is_first) fetch_slots(kEarly, Ring::kSlots);
         if (StripAt next = at; advance(next)) prefetch_x(next);
         weights = lane.row * Ring::kStride + (lane.row * row_bytes + at.in_row * Ring::kBytes) % 16;
       }
@@ -391,13 +411,14 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   // As many warps as have the same number of strips, and as many blocks as run at once; each of these goes
   // where a block has most bytes to read.
   constexpr uint32_t kSystem = 1 << 10;  // of shared memory, beside every block's
-  most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes) / kWarpBytes);
+  const uint32_t router_bytes = p.router.logits ? router_words(p.experts) * 4 : 0;
+  most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes - router_bytes) / kWarpBytes);
   const auto evenly = [](uint32_t n, uint32_t most) {
     return static_cast<uint32_t>(ceil_div(n, ceil_div(n, std::max(most, 1u))));
   };
   p.slots_at_once = of == Of::kSlotsSum ? evenly(p.chosen, most_warps / strips) : 1;
   const uint32_t warps = evenly(strips, most_warps) * p.slots_at_once;
-  const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes;
+  const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes + router_bytes;
   const uint32_t fit =
       (l.card.shared_bytes + kSystem) / static_cast<uint32_t>(round_up(shared_bytes, kSystem) + kSystem);
   // A glu's blocks each choose their experts and take x apart: of these two are better than four of fewer

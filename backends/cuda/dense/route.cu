@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kChooseThreads) route_kernel(const StepParams*
   own.logits += uint64_t(row) * all.p.experts;
   own.weight += uint64_t(row) * all.p.chosen;
   if (all.experts) own.experts += uint64_t(row) * all.p.chosen;
-  const uint32_t* const chosen = choose_experts(own, reinterpret_cast<uint32_t*>(shared));
-  if (threadIdx.x < kWarp) store_choice(own, chosen);
+  const Choice choice = choose_experts(own, reinterpret_cast<uint32_t*>(shared));
+  if (threadIdx.x < kWarp) store_choice(own, choice);
 }
 
 // [rows][chosen], the experts of a row ascending, and their weights.

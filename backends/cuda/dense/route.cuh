@@ -13,19 +13,20 @@ struct Router {
   float* weight;               // [chosen], in the order of the experts
   uint32_t* experts;           // [chosen], ascending; or null
   uint32_t *first, *row;       // as Route gives them for the only row; or null, both
-
-  // From the second-level cache: a kernel that has not waited for the one before it may find what the layer
-  // before left in the first.
-  __device__ float logit(uint32_t expert) const { return __ldcg(logits + expert); }
 };
 
 Router router_of(const Route&);  // for the only row
 
-// Of shared memory: a key an expert, then a bit.
+// Of shared memory: a key and a logit an expert, then a bit. A multiple of 16 bytes.
 __host__ __device__ constexpr uint32_t router_words(uint32_t experts) {
   const uint32_t words = (experts + 31) / 32;
-  return 32 * words + words;
+  return 2 * 32 * words + (words + 3) / 4 * 4;
 }
+// What choose_experts() leaves there.
+struct Choice {
+  const float* logits;   // [experts]
+  const uint32_t* bits;  // of the chosen ones
+};
 
 // Ordered as numbers are, and never 0; NaN is -inf, and -0 is 0.
 __device__ inline uint32_t router_key(float x) {
@@ -36,42 +37,48 @@ __device__ inline uint32_t router_key(float x) {
 // What an expert counts before the chosen ones are compared.
 class Shares {
  public:
-  __device__ explicit Shares(const Router& r) : router_(r) {  // called by a warp
-    if (r.p.kind != kRouteSoftmax) return;
+  __device__ Shares(const RouteParams& p, const float* logits)
+      : kind_(p.kind), logits_(logits) {  // by a warp
+    if (kind_ != kRouteSoftmax) return;
     const uint32_t lane = threadIdx.x % kWarp;
-    for (uint32_t e = lane; e < r.p.experts; e += kWarp) peak_ = fmaxf(peak_, r.logit(e));
+    for (uint32_t e = lane; e < p.experts; e += kWarp) peak_ = fmaxf(peak_, logits[e]);
     peak_ = warp_max(peak_);
-    for (uint32_t e = lane; e < r.p.experts; e += kWarp) sum_ += expf(r.logit(e) - peak_);
+    for (uint32_t e = lane; e < p.experts; e += kWarp) sum_ += expf(logits[e] - peak_);
     sum_ = warp_sum(sum_);
   }
   __device__ float operator[](uint32_t expert) const {
-    const float logit = router_.logit(expert);
-    if (router_.p.kind == kRouteSoftmax) return expf(logit - peak_) / sum_;
-    return router_.p.kind == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
+    const float logit = logits_[expert];
+    if (kind_ == kRouteSoftmax) return expf(logit - peak_) / sum_;
+    return kind_ == kRouteSigmoid ? 1 / (1 + expf(-logit)) : logit;
   }
 
  private:
-  const Router& router_;
+  const uint32_t kind_;
+  const float* const logits_;
   float peak_ = -kInfinity, sum_ = 0;
 };
 
-// The chosen experts, a bit each, in `memory`: those before which fewer than `chosen` others come, which have
-// a larger key, or the same and a lower number. (One warp that looks for one after the other takes 2 us
-// longer for 8 of 128.)
-__device__ inline const uint32_t* choose_experts(const Router& r, uint32_t* memory) {
+// The chosen experts: those before which fewer than `chosen` others come, which have a larger key, or the
+// same and a lower number. (One warp that looks for one after the other takes 2 us longer for 8 of 128.)
+// `memory`: router_words(). Logits come from the second-level cache, since a kernel that has not waited for
+// the one before it may find what the layer before left in the first; and once, since what is asked for while
+// weights are under way takes 2 to 5 us.
+__device__ inline Choice choose_experts(const Router& r, uint32_t* memory) {
   const uint32_t words = (r.p.experts + kWarp - 1) / kWarp, lane = threadIdx.x % kWarp;
-  uint32_t *const keys = memory, *const bits = memory + words * kWarp;
-  const auto take = [&](const auto& preference) {
-    for (uint32_t e = threadIdx.x; e < words * kWarp; e += blockDim.x)
-      keys[e] = e < r.p.experts ? router_key(preference(e)) : 0;
-  };
-  if (r.bias) {
-    const Shares shares(r);
-    take([&](uint32_t e) { return shares[e] + r.bias[e]; });
-  } else {
-    take([&](uint32_t e) { return r.logit(e); });
+  uint32_t *const keys = memory, *const bits = memory + 2 * words * kWarp;
+  float* const logits = reinterpret_cast<float*>(keys + words * kWarp);
+  for (uint32_t e = threadIdx.x; e < words * kWarp; e += blockDim.x) {
+    const float logit = e < r.p.experts ? __ldcg(r.logits + e) : 0;
+    logits[e] = logit;
+    keys[e] = e < r.p.experts ? router_key(logit) : 0;
   }
   __syncthreads();
+  if (r.bias) {
+    const Shares shares(r.p, logits);
+    for (uint32_t e = threadIdx.x; e < r.p.experts; e += blockDim.x)
+      keys[e] = router_key(shares[e] + r.bias[e]);
+    __syncthreads();
+  }
   for (uint32_t word = threadIdx.x / kWarp; word < words; word += blockDim.x / kWarp) {
     const uint32_t key = keys[word * kWarp + lane];
     uint32_t before = __popc(__match_any_sync(~0u, key) & ((1u << lane) - 1));
@@ -87,7 +94,7 @@ __device__ inline const uint32_t* choose_experts(const Router& r, uint32_t* memo
     if (lane == 0) bits[word] = chosen;
   }
   __syncthreads();
-  return bits;
+  return {logits, bits};
 }
 
 // The expert of a slot: the one whose bit has so many before it. Whole warps call it.
@@ -115,8 +122,9 @@ __device__ inline void for_each_chosen(const Router& r, const uint32_t* bits, co
 }
 
 // Writes down what was chosen. A warp calls it.
-__device__ inline void store_choice(const Router& r, const uint32_t* bits) {
-  const Shares shares(r);
+__device__ inline void store_choice(const Router& r, const Choice& choice) {
+  const uint32_t* const bits = choice.bits;
+  const Shares shares(r.p, choice.logits);
   const bool of_chosen = r.p.kind == kRouteSoftmaxOfChosen;
   float highest = -kInfinity, total = 0;
   if (of_chosen) {
