@@ -75,6 +75,7 @@ struct MatrixShape {
 struct ModelShape {
   uint32_t layers = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, d_ff = 0, vocab = 0;
   uint32_t experts = 0, chosen_experts = 0;  // of a layer, and for a token; then d_ff is that of one expert
+  uint32_t d_ff_shared = 0;                  // of the expert beside those that every token passes; 0: none
   std::array<MatrixShape, 2> retainer = {};  // its matrices in a layer; 0 x 0 where there is none
 };
 struct SessionShape {

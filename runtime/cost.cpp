@@ -19,7 +19,9 @@ uint32_t full_layers(const Model& model, uint32_t skipped) {
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
     : key_(key_cost(model.shape)), full_(full_layers(model)) {
   for (const LayerWeights& l : model.layers) {
-    for (const Tensor& t : {l.q, l.k, l.v, l.attn_output, l.router}) layers_ += product_cost(t);
+    for (const Tensor& t :
+         {l.q, l.k, l.v, l.attn_output, l.router, l.shared_gate, l.shared_up, l.shared_down})
+      layers_ += product_cost(t);
     for (const Tensor& t : {l.gate, l.up, l.down}) feed_forward_ += product_cost(t);
     if (l.window) windows_.push_back(l.window);
   }

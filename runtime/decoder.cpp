@@ -272,15 +272,25 @@ void Decoder::add_by_position(const LayerStep& l, const View& weights, const Sel
 }
 
 void Decoder::feed_forward(const LayerStep& l) const {
+  Recorder& r = l.recorder;
   const LayerWeights& w = weights_of(l);
-  if (w.ffn_norm) norm(l.recorder, at_.x, w.ffn_norm, at_.norm);
-  if (w.router) return experts(l.recorder, w);
-  l.recorder.record(Glu{.x = w.ffn_norm ? at_.norm : at_.x,
-                        .gate = weights_.of(w.gate),
-                        .up = weights_.of(w.up),
-                        .h = at_.ffn,
-                        .p = {.in_cols = shape_.d_model, .out_cols = shape_.d_ff, .act = model_.act}});
-  add_branch(l.recorder, at_.ffn, w.down, {}, w.post_ffn_norm);
+  if (w.ffn_norm) norm(r, at_.x, w.ffn_norm, at_.norm);
+  if (!w.router) {
+    glu(r, w.ffn_norm ? at_.norm : at_.x, w.gate, w.up);
+    return add_branch(r, at_.ffn, w.down, {}, w.post_ffn_norm);
+  }
+  experts(r, w);
+  if (!w.shared_gate) return;
+  glu(r, at_.norm, w.shared_gate, w.shared_up);
+  add_branch(r, at_.ffn, w.shared_down, {}, {});  // last, as it may write over what all of them read
+}
+
+void Decoder::glu(Recorder& r, const View& x, const Tensor& gate, const Tensor& up) const {
+  r.record(Glu{.x = x,
+               .gate = weights_.of(gate),
+               .up = weights_.of(up),
+               .h = at_.ffn,
+               .p = {.in_cols = gate.cols, .out_cols = gate.rows, .act = model_.act}});
 }
 
 void Decoder::experts(Recorder& r, const LayerWeights& w) const {

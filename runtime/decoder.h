@@ -62,6 +62,7 @@ class Decoder {
   void watch(const LayerStep&, const SelectionPolicy::List&) const;
   void add_by_position(const LayerStep&, const View& weights, const SelectionPolicy::List&, bool first) const;
   void feed_forward(const LayerStep&) const;
+  void glu(Recorder&, const View& x, const Tensor& gate, const Tensor& up) const;
   void experts(Recorder&, const LayerWeights&) const;
   void tail_block(Recorder&) const;
 

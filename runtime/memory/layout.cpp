@@ -51,7 +51,8 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   policies.retention->place(setting, pool, workspace);
   policies.selection->place(setting, pool, workspace);
   workspace.release(before_attention);
-  l.ffn = workspace.place(rows * std::max(s.chosen_experts, 1u) * s.d_ff * f32);
+  l.ffn = workspace.place(
+      rows * std::max(std::max(s.chosen_experts, 1u) * uint64_t(s.d_ff), uint64_t(s.d_ff_shared)) * f32);
   if (s.experts) {
     l.router_logits = workspace.place(rows * s.experts * f32);
     l.expert_first = workspace.place((uint64_t(s.experts) + 1) * i32);

@@ -42,7 +42,8 @@ struct Layout {
   std::vector<LayerPool> layers;
   // What a step's rows pass through; f32 [chunk][...] unless said otherwise.
   View x, norm, qkv, attention;
-  View ffn;  // [chunk][d_ff], or where there are experts [chunk][chosen][d_ff]
+  // [chunk][d_ff], or where there are experts [chunk][chosen][d_ff] and then [chunk][d_ff_shared].
+  View ffn;
   // Experts: logits [chunk][experts], uint [experts + 1], uint and f32 [chunk][chosen]; see route.
   View router_logits, expert_first, expert_row, expert_weight;
   View ml;                   // [chunk][H][2]

@@ -37,6 +37,7 @@ struct Architecture {
   bool sinks = false;            // of attention, and biases of output, router and experts
   Experts experts = Experts::kNone;
   uint32_t route = kRouteSoftmax;
+  bool shared_expert = false;  // one beside them that every token passes, where the file says how wide it is
 };
 constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .pairing = kRopeHalves,
@@ -46,8 +47,11 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .sinks = true,
                                   .experts = Experts::kAlways,
                                   .route = kRouteSoftmaxOfChosen};
-constexpr Architecture kGranite = {
-    .name = "granite", .pairing = kRopeAdjacent, .granite_scales = true, .experts = Experts::kMay};
+constexpr Architecture kGranite = {.name = "granite",
+                                   .pairing = kRopeAdjacent,
+                                   .granite_scales = true,
+                                   .experts = Experts::kMay,
+                                   .shared_expert = true};
 constexpr Architecture named(Architecture a, const char* name) {
   a.name = name;
   return a;
@@ -213,6 +217,11 @@ Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) 
     if (shape.d_ff) share = std::max(shape.d_ff / shape.chosen_experts, 1u);
     THIMBLE_TRY(read_count(gguf, prefix + "expert_feed_forward_length", kMaxWidth, share, shape.d_ff));
   }
+  if (a.shared_expert) {
+    const std::string key = prefix + "expert_shared_feed_forward_length";
+    THIMBLE_LET(width, with_default(get_number(gguf, key), 0));
+    if (width != 0) THIMBLE_TRY(read_count(gguf, key, kMaxWidth, std::nullopt, shape.d_ff_shared));
+  }
   model.route = {.experts = shape.experts,
                  .chosen = shape.chosen_experts,
                  .kind = a.route,
@@ -309,6 +318,12 @@ Status load_experts(TensorSource& tensors, const std::string& block, const Archi
   THIMBLE_LET(up, tensors.matrices(block + "ffn_up_exps.weight", s.experts, s.d_ff, s.d_model));
   THIMBLE_LET(down, tensors.matrices(block + "ffn_down_exps.weight", s.experts, s.d_model, s.d_ff));
   layer.router = router, layer.gate = gate, layer.up = up, layer.down = down;
+  if (s.d_ff_shared) {
+    THIMBLE_LET(shared_gate, tensors.matrix(block + "ffn_gate_shexp.weight", s.d_ff_shared, s.d_model));
+    THIMBLE_LET(shared_up, tensors.matrix(block + "ffn_up_shexp.weight", s.d_ff_shared, s.d_model));
+    THIMBLE_LET(shared_down, tensors.matrix(block + "ffn_down_shexp.weight", s.d_model, s.d_ff_shared));
+    layer.shared_gate = shared_gate, layer.shared_up = shared_up, layer.shared_down = shared_down;
+  }
   if (!a.sinks) return {};
   THIMBLE_LET(router_bias, tensors.vector(block + "ffn_gate_inp.bias", s.experts));
   THIMBLE_LET(gate_bias, tensors.floats(block + "ffn_gate_exps.bias", s.experts, s.d_ff));

@@ -128,10 +128,11 @@ std::vector<Tensor> Model::tensors() const {
   std::vector<Tensor> all{output_norm, output};
   for (const LayerWeights& l : layers)
     all.insert(all.end(),
-               {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,        l.k,
-                l.v,         l.q_bias,      l.k_bias,           l.v_bias,        l.q_norm,   l.k_norm,
-                l.sinks,     l.attn_output, l.attn_output_bias, l.gate,          l.up,       l.down,
-                l.router,    l.router_bias, l.gate_bias,        l.up_bias,       l.down_bias});
+               {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,         l.k,
+                l.v,         l.q_bias,      l.k_bias,           l.v_bias,        l.q_norm,    l.k_norm,
+                l.sinks,     l.attn_output, l.attn_output_bias, l.gate,          l.up,        l.down,
+                l.router,    l.router_bias, l.gate_bias,        l.up_bias,       l.down_bias, l.shared_gate,
+                l.shared_up, l.shared_down});
   std::erase_if(all, [](const Tensor& t) { return !t; });
   return all;
 }

@@ -55,9 +55,10 @@ struct LayerWeights {
   Tensor q_norm, k_norm;          // f32, of each head's channels (qwen3) or of all (olmo2)
   Tensor sinks;                   // f32 [heads]: logits that carry no value (gpt-oss)
   Tensor attn_output, attn_output_bias;
-  Tensor gate, up, down;                 // of all experts one below the other where there are experts
-  Tensor router, router_bias;            // [experts][d_model], f32 [experts]
-  Tensor gate_bias, up_bias, down_bias;  // f32, of experts (gpt-oss)
+  Tensor gate, up, down;                       // of all experts one below the other where there are experts
+  Tensor router, router_bias;                  // [experts][d_model], f32 [experts]
+  Tensor gate_bias, up_bias, down_bias;        // f32, of experts (gpt-oss)
+  Tensor shared_gate, shared_up, shared_down;  // of the expert that every token passes (granite)
 };
 
 // What gives each token its retention scores: small trained networks, one a layer, from a sidecar file; or

@@ -441,6 +441,54 @@ TEST_P(Experts, TheirSumsAreNormed) {
   }
 }
 
+// Its products are the widest of the model, and get the bits that they have in scratch for wider ones.
+TEST_P(Experts, AndOneThatAllTokensShareHaveScratch) {
+  constexpr uint32_t kModel = 256, kShared = 4096;
+  const ModelShape wide = model;
+  const SessionShape long_chunk = session;
+  const auto products = [&](DType type, uint32_t rows) {
+    clear();
+    Random random{rows};
+    const auto matrix = [&](uint32_t m, uint32_t n) {
+      return weight(type, m, n, random_matrix(random, type, m, n).bytes);
+    };
+    const Weight gate = matrix(kShared, kModel), up = matrix(kShared, kModel), down = matrix(kModel, kShared);
+    const View x = input(random.floats(rows * kModel, -1, 1)), h = output<float>(rows * kShared),
+               y = output<float>(rows * kModel);
+    run({.n_rows = rows}, rows, [&](Recorder& r) {
+      r.record(Glu{x, gate, up, h, {.in_cols = kModel, .out_cols = kShared, .act = kActSilu}});
+      r.record(Linear{h,
+                      down,
+                      {},
+                      y,
+                      {.in_cols = kShared,
+                       .out_cols = kModel,
+                       .x_stride = kShared,
+                       .y_stride = kModel,
+                       .add = 0,
+                       .rows = kStepRows}});
+    });
+    return get<float>(y);
+  };
+  for (const DType type : {DType::kQ8_0, DType::kIQ4_XS})
+    for (const uint32_t rows : {1u, 3u, 130u}) {
+      size_for(wide, long_chunk);
+      const std::vector<float> expected = products(type, rows);
+      size_for({.layers = 1,
+                .d_model = kModel,
+                .heads = 1,
+                .kv_heads = 1,
+                .head_dim = 64,
+                .d_ff = 32,
+                .vocab = 64,
+                .experts = 4,
+                .chosen_experts = 2,
+                .d_ff_shared = kShared},
+               session_of(equal_heads(1, 8, 0), rows));
+      EXPECT_EQ(products(type, rows), expected) << dtype_info(type).name << ", " << rows << " rows";
+    }
+}
+
 TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
   for (const uint32_t cols : {1u, 33u, 256u, 1000u})
     for (const float cap : {0.0f, 5.0f})

@@ -166,7 +166,7 @@ class Model:
             t = lambda name: w(f"blk.{i}.{name}")
             b = {n: t(n + ".weight") for n in ("attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm",
                                               "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps",
-                                              "ffn_down_exps")}
+                                              "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")}
             b.update({n + "_bias": t(n + ".bias") for n in ("attn_q", "attn_k", "attn_v", "attn_output")})
             if (qkv := t("attn_qkv.weight")) is not None:  # phi3 fuses them
                 b["attn_q"], b["attn_k"], b["attn_v"] = np.split(qkv, [self.H * self.dh, (self.H + self.Hkv) * self.dh])
@@ -202,6 +202,7 @@ class Model:
             share = np.exp(like[best] - like[best[0]])
             for e, w in zip(best, share / share.sum()):
                 y[row] += w * swiglu(x[row], *(b[f"ffn_{n}_exps"][e] for n in ("gate", "up", "down")))
+        if b["ffn_gate_shexp"] is not None: y += swiglu(x, *(b[f"ffn_{n}_shexp"] for n in ("gate", "up", "down")))
         return y
 
     def run(self, ids, select=None):

@@ -67,9 +67,9 @@ def write_model(path, arch, tensors, L, d, H, Hkv, dh, ff, **more):
         f.write(b"\0" * (-f.tell() % 32))
 
 
-def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, divide={}, experts=0, **more):
+def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm=False, divide={}, experts=0, shared=0, **more):
     """kinds: types of the matrices, taken in turn; one whose blocks do not fit becomes Q8_0. divide: tensors of rope factors.
-    experts: in each layer, two of which a token uses."""
+    experts: in each layer, two of which a token uses; shared: how wide one is that all tokens use."""
     rng, tensors, turn = np.random.default_rng(SEED), [], [0]
     vector = lambda n, size, around, std: tensors.append((n, F32, (size,), (around + std * rng.standard_normal(size)).astype(np.float32).tobytes()))
     def matrix(n, rows, cols, gain=1.0, count=()):
@@ -94,11 +94,13 @@ def tiny(name, arch, L, d, H, Hkv, dh, ff, kinds, tied=False, biases=(), qk_norm
         if experts:
             tensors.append((b + "ffn_gate_inp.weight", F32, (experts, d), packed(rng, F32, (experts, d), 2 / np.sqrt(d))))
             for part in ("gate", "up", "down"): matrix(b + f"ffn_{part}_exps.weight", *((d, ff) if part == "down" else (ff, d)), count=(experts,))
+            for part in ("gate", "up", "down") if shared else (): matrix(b + f"ffn_{part}_shexp.weight", *((d, shared) if part == "down" else (shared, d)))
             continue
         if arch == "phi3": matrix(b + "ffn_up.weight", 2 * ff, d)
         else: matrix(b + "ffn_gate.weight", ff, d), matrix(b + "ffn_up.weight", ff, d)
         matrix(b + "ffn_down.weight", d, ff)
     if experts: more = {"expert_count": experts, "expert_used_count": 2, **more}
+    if shared: more = {"expert_shared_feed_forward_length": shared, **more}
     write_model(os.path.join(HERE, name), arch, tensors, L, d, H, Hkv, dh, ff, **more)
 
 
@@ -155,9 +157,11 @@ def write_tiny_models():
     # The ramp lies elsewhere than in other families, and the magnitude is another.
     tiny("tiny-mistral3.gguf", "mistral3", 3, 32, 2, 1, 32, 64, [F16, Q8_0, Q4_0],
          **scaled("yarn", **{"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5, "rope.scaling.yarn_log_multiplier": 0.5}))
-    tiny("tiny-granitemoe.gguf", "granitemoe", experts=4, **small,
-         **{"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.3, "logit_scale": 1.5})
-    plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3", "tiny-granitemoe"]
+    scales = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.3, "logit_scale": 1.5}
+    tiny("tiny-granitemoe.gguf", "granitemoe", experts=4, **small, **scales)
+    # The expert that all tokens share is wider than two others.
+    tiny("tiny-granitemoe-shared.gguf", "granitemoe", experts=4, shared=160, **small, **scales)
+    plain = ["tiny-quants", "tiny-k-quants", "tiny-qwen3", "tiny-biases", "tiny-llama", "tiny-qwen2", "tiny-qwen2-k-quants", "tiny-phi3", "tiny-granitemoe", "tiny-granitemoe-shared"]
     far = ["tiny-linear", "tiny-yarn", "tiny-qwen2-yarn", "tiny-llama3", "tiny-longrope", "tiny-mistral3", "tiny-phi4-mini"]
     near = ["tiny-longrope", "tiny-phi4-mini"]
     return [(n + ".gguf", 40, 0) for n in plain] + [(n + ".gguf", 150, 0) for n in far] + [(n + ".gguf", 40, 64) for n in near]
@@ -175,6 +179,10 @@ def models():
         if (unscaled.freq != (usual := 1e4 ** (-np.arange(0, unscaled.n_rot, 2) / unscaled.n_rot))).any() and name.startswith("tiny"):
             unscaled.freq, unscaled.factor = usual, 1.0
             assert np.abs(unscaled.run(prompt)[-1] - rows[0]).max() > 20 * allowed, "scaled positions hardly matter: sharper attention"
+        without = llm.Model(path, context=context)
+        if without.layers[0]["ffn_gate_shexp"] is not None:
+            for layer in without.layers: layer["ffn_gate_shexp"] = None
+            assert np.abs(without.run(prompt)[-1] - rows[0]).max() > 20 * allowed, "the shared expert hardly matters"
         cases.append({"model": name, "prompt": prompt, "context": context, "tolerance": allowed, "greedy": tokens,
                       "top": best(rows[0], digits), "last_top": best(rows[-1], digits)})
     for name, length, context in write_tiny_models():

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/policy/policy.h"
+#include "tests/support/data.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 
@@ -62,6 +63,24 @@ TEST(Cost, OfPagesIsTheBoundsThatAreScored) {
   // Of one of the two layers: as much as two keys for each of 10 pages.
   EXPECT_EQ(policies.selection->cost(model(), options, 80).bytes, 10 * 2 * kKeys / 2 * 2);
   EXPECT_EQ(policies.selection->cost(model(), options, 32).bytes, 0);
+}
+
+// Beside two of four experts: its matrices are read once, and every row passes them.
+TEST(Cost, OfAnExpertThatAllTokensShareIsThatOfAnyMatrix) {
+  const std::string path = project_file("tests/reference/tiny-granitemoe-shared.gguf");
+  const auto shared = must(Model::open(must(MappedFile::open(path)), path));
+  Cost of_all = product_cost(shared->output), of_experts;
+  for (const LayerWeights& l : shared->layers) {
+    for (const Tensor& t :
+         {l.q, l.k, l.v, l.attn_output, l.router, l.shared_gate, l.shared_up, l.shared_down})
+      of_all += product_cost(t);
+    for (const Tensor& t : {l.gate, l.up, l.down}) of_experts += product_cost(t);
+  }
+  const SessionOptions o{.pool = 100};
+  const Cost one = CostModel(*shared, o, Policies(o)).run(1, 9, true, true);
+  const double keys = 3 * 16, queries = 3 * 2 * 16;  // channels in all layers
+  EXPECT_DOUBLE_EQ(one.bytes, of_all.bytes + of_experts.bytes / 2 + (10 + 1) * 2 * keys * 2);
+  EXPECT_DOUBLE_EQ(one.flop, of_all.flop + of_experts.flop / 2 + 10 * 2 * queries * 2);
 }
 
 TEST(Cost, OfAWindowedLayerEndsAtItsWindow) {

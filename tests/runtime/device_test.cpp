@@ -394,13 +394,12 @@ std::string family_test_name(
 // positions.
 class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, const char*>> {
  protected:
-  static constexpr uint32_t kVocab = 512, kText = 150, kTokens = 8;
+  static constexpr uint32_t kText = 150, kTokens = 8;
 
   void SetUp() override {
-    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
-    std::string shape = std::string("tiny-") + std::get<1>(GetParam());
-    std::replace(shape.begin(), shape.end(), '_', '-');
-    model_ = SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", "device_" + shape).open();
+    const std::string family = std::get<1>(GetParam());
+    if (!is_project_family(family)) THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    model_ = family_model(family, "device");
     device_ = must(open_device(std::get<0>(GetParam()), strictly({.threads = 1})));
   }
 
@@ -440,13 +439,14 @@ class FamilyOnDevice : public ::testing::TestWithParam<std::tuple<std::string, c
   }
   void compare(const SessionOptions& options) {
     Watched here(model_, options), there(model_, options, device_);
-    const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
+    const uint32_t vocab = model_->shape.vocab;
+    const std::vector<int32_t> text = seeded_tokens(kText, vocab);
     const std::vector<float> read_there = read(*there, text), read_here = read(*here, text);
     if (!same_entries(kept(*there), kept(*here))) return;
     expect_close(read_there, read_here);
     const uint32_t page = options.selection == Selection::kQuest ? options.select_page : 1;
     uint32_t compared = 0;
-    for (const int32_t token : seeded_tokens(kTokens, kVocab, 8)) {
+    for (const int32_t token : seeded_tokens(kTokens, vocab, 8)) {
       const std::vector<float> got = accept(*there, token), expected = accept(*here, token);
       if (HasFailure()) return;
       if (!same_lists(here, there, page)) continue;
@@ -468,7 +468,7 @@ INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
                          ::testing::Combine(::testing::ValuesIn(device_names()),
                                             ::testing::Values("gemma3", "gemma2", "qwen3moe", "mixtral",
                                                               "gpt_oss", "smollm3", "granite", "olmo2",
-                                                              "olmo3")),
+                                                              "olmo3", "granitemoe_shared")),
                          family_test_name);
 
 // Policies over layers that see a window, have experts or soft caps, or count no positions.

@@ -14,8 +14,8 @@ namespace thimble::test {
 namespace {
 
 constexpr const char* kFamilies[] = {"gemma3",  "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
-                                     "smollm3", "granite", "olmo2",    "olmo3"};
-constexpr uint32_t kVocab = 512, kText = 200;
+                                     "smollm3", "granite", "olmo2",    "olmo3",   "granitemoe_shared"};
+constexpr uint32_t kText = 200;
 // Of the logits, against dense attention: expect_close()'s, and 4 times as much because a step of rounding
 // may exchange an expert for another that the router likes as well.
 constexpr float kRounding = 0x1p-7f;
@@ -23,19 +23,18 @@ constexpr float kRounding = 0x1p-7f;
 class Families : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
-    std::string shape = std::string("tiny-") + GetParam();
-    std::replace(shape.begin(), shape.end(), '_', '-');
-    model_ =
-        SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", std::string("family_") + GetParam()).open();
+    if (!is_project_family(GetParam())) THIMBLE_NEEDS(shared_file("tools/synth_gguf.py"));
+    model_ = family_model(GetParam(), "family");
   }
 
+  std::vector<int32_t> text() const { return seeded_tokens(kText, model_->shape.vocab); }
+  std::vector<int32_t> behind(size_t count) const { return seeded_tokens(count, model_->shape.vocab, 8); }
   std::unique_ptr<Session> open(const SessionOptions& o) const { return open_session(model_, o); }
   // The logits after a text, and after some more tokens.
   std::vector<float> answer(const SessionOptions& o) const {
     const auto session = open(o);
-    std::vector<float> logits = read(*session, seeded_tokens(kText, kVocab));
-    for (const int32_t token : seeded_tokens(8, kVocab, 8)) logits = accept(*session, token);
+    std::vector<float> logits = read(*session, text());
+    for (const int32_t token : behind(8)) logits = accept(*session, token);
     return logits;
   }
   bool sees_windows() const {
@@ -137,19 +136,19 @@ void expect_shared(const Session& session) {
 
 void Families::evict_clone_and_go_back(const SessionOptions& o) const {
   const auto session = open(o);
-  const std::vector<float> behind = read(*session, seeded_tokens(kText, kVocab));
-  ASSERT_TRUE(std::all_of(behind.begin(), behind.end(), [](float l) { return std::isfinite(l); }));
+  const std::vector<float> logits = read(*session, text());
+  ASSERT_TRUE(std::all_of(logits.begin(), logits.end(), [](float l) { return std::isfinite(l); }));
   expect_kept(*session, *model_, o.pool, o.local, kText);
   if (o.retain_scope == RetainScope::kLayer) expect_shared(*session);
   if (HasFatalFailure()) return;
 
   const auto other = must(session->clone());
   std::vector<std::vector<float>> answers;
-  for (const int32_t token : seeded_tokens(6, kVocab, 8)) answers.push_back(accept(*session, token));
+  for (const int32_t token : behind(6)) answers.push_back(accept(*session, token));
   must(session->rewind(kText));
   expect_kept(*session, *model_, o.pool, o.local, kText);
   size_t i = 0;
-  for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
+  for (const int32_t token : behind(6)) {
     const std::vector<float> again = accept(*session, token), cloned = accept(*other, token);
     ASSERT_EQ(cloned, answers[i]);
     ASSERT_EQ(again, answers[i++]);
@@ -216,14 +215,14 @@ TEST_P(Families, FollowAControllerUnlessTheySeeWindows) {
   }
   expect_close(answer(adore(*model_, 300)), answer(dense()), kRounding);
   const auto session = open(o);
-  read(*session, seeded_tokens(kText, kVocab));
+  read(*session, text());
   const Kept sets = kept(*session);
   ASSERT_EQ(sets[0][0].size(), kPool);
   EXPECT_EQ(sets[0][0].back(), int32_t{kText} - 1);
   for (const auto& layer : sets)
     for (const std::vector<int32_t>& head : layer) ASSERT_EQ(head, sets[0][0]);
   const auto other = must(session->clone());
-  for (const int32_t token : seeded_tokens(6, kVocab, 8)) {
+  for (const int32_t token : behind(6)) {
     const std::vector<float> logits = accept(*session, token);
     ASSERT_TRUE(std::all_of(logits.begin(), logits.end(), [](float l) { return std::isfinite(l); }));
     ASSERT_EQ(accept(*other, token), logits);
@@ -240,7 +239,7 @@ TEST_P(Families, GoOnWhereTheyWereInterrupted) {
   for (const SessionOptions& o : all) {
     SCOPED_TRACE(policy_name(o.retention));
     const auto unbroken = open(o), broken = open(o);
-    const std::vector<int32_t> text = seeded_tokens(kText, kVocab);
+    const std::vector<int32_t> text = this->text();
     const std::vector<float> expected = read(*unbroken, text);
     uint32_t interrupts = 0;
     broken->set_progress([&](const Progress&) { broken->interrupt(); });
@@ -270,7 +269,7 @@ TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
                                    " --set attention.sliding_window_pattern=0 --set rope." +
                                    base,
                                "base_of_" + family);
-      return read(*open_session(file.open(), dense()), seeded_tokens(kText, kVocab));
+      return read(*open_session(file.open(), dense()), seeded_tokens(kText, 512));
     };
     const std::vector<float> windows = logits("freq_base_swa=700.0");
     EXPECT_EQ(windows, logits("freq_base=700.0"));
@@ -296,7 +295,7 @@ TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
     SessionOptions o = selection == Selection::kDense ? dense() : selecting(dense(), selection, 24);
     o.watch = true;
     Watched w(model_, o);
-    read(*w, seeded_tokens(kText, kVocab));
+    read(*w, text());
     std::vector<float> attended(kText + 1);
     accept(*w, 5);
     const QueryScore& watch = w.device->watches.back();

@@ -147,6 +147,42 @@ TEST(Model, ReadsScalesOfGranite) {
                  "key 'granite.logit_scale' is -1 instead of a positive number");
 }
 
+// Ungated, of a width of its own.
+TEST(Model, ReadsTheExpertThatAllTokensOfGraniteShare) {
+  const std::string width = "granitemoe.expert_shared_feed_forward_length";
+  const auto add = [](GgufWriter w) {
+    for (const std::string block : {"blk.0.", "blk.1."}) {
+      w.tensor(block + "ffn_gate_shexp.weight", {8, 20}, std::vector<float>(160, 1));
+      w.tensor(block + "ffn_up_shexp.weight", {8, 20}, std::vector<float>(160, 2));
+      w.tensor(block + "ffn_down_shexp.weight", {20, 8}, std::vector<float>(160, 3));
+    }
+    return w;
+  };
+  const GgufWriter alone = tiny_model("granitemoe"), both = add(alone);
+  const auto with = [&](GgufWriter w, uint32_t n) { return w.set(width, n); };
+  const Lent m(with(both, 20)), without(with(alone, 0));
+  ASSERT_TRUE(m.ok() && without.ok()) << m.status().message();
+  EXPECT_EQ(m->shape.d_ff_shared, 20u);
+  EXPECT_EQ(m->shape.d_ff, 12u);
+  EXPECT_EQ(value(m->layers[1].shared_gate, 0), 1);
+  EXPECT_EQ(value(m->layers[1].shared_up, 0), 2);
+  EXPECT_EQ(value(m->layers[1].shared_down, 0), 3);
+  EXPECT_EQ(m->tensors().size(), without->tensors().size() + 2 * 3);
+  EXPECT_FALSE(without->layers[0].shared_gate);
+  expect_refused(with(alone, 20), Code::kFormat, "lacks the tensor 'blk.0.ffn_gate_shexp.weight'");
+  expect_refused(with(both, 16), Code::kFormat,
+                 "tensor 'blk.0.ffn_gate_shexp.weight' is 8 x 20, where 8 x 16 is expected");
+  for (const GgufWriter& w : {both, with(both, 0)})
+    expect_refused(w, Code::kUnsupported,
+                   "tensor 'blk.0.ffn_gate_shexp.weight' has no place in this architecture");
+  // Others have none, and models without experts do not either.
+  expect_refused(add(tiny_model("qwen3moe")).set("qwen3moe.expert_shared_feed_forward_length", 20u),
+                 Code::kUnsupported, "tensor 'blk.0.ffn_gate_shexp.weight' has no place");
+  EXPECT_EQ(
+      Lent(tiny_model("granite").set("granite.expert_shared_feed_forward_length", 20u))->shape.d_ff_shared,
+      0u);
+}
+
 TEST(Model, ReadsExperts) {
   const Lent mixtral(tiny_model("llama", 3)), qwen(tiny_model("qwen3moe")), gpt(tiny_model("gpt-oss"));
   ASSERT_TRUE(mixtral.ok()) << mixtral.status().message();

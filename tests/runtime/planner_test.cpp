@@ -11,6 +11,7 @@
 #include <new>
 #include <tuple>
 
+#include "tests/support/data.h"
 #include "tests/support/seeded_model.h"
 #include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
@@ -118,6 +119,24 @@ TEST(Planner, CountsWhatTheDeviceAllocates) {
     EXPECT_EQ(device->live_bytes + planned.fixed + host_bytes(*model().model, planned), planned.total);
     EXPECT_EQ(device->peak_bytes, device->live_bytes);
   }
+}
+
+// The feed-forward's buffer is as wide as the expert that all tokens share where two others are not.
+TEST(Planner, CountsAnExpertThatAllTokensShare) {
+  const auto open = [](const char* name) {
+    const std::string path = project_file(std::string("tests/reference/") + name);
+    return must(Model::open(must(MappedFile::open(path)), path));
+  };
+  const auto routed = open("tiny-granitemoe.gguf"), shared = open("tiny-granitemoe-shared.gguf");
+  constexpr uint32_t kChunk = 64;
+  const SessionOptions o{.pool = 100, .chunk = kChunk, .max_new = 10};
+  const auto device = std::make_shared<SpyDevice>(cpu());
+  const MemoryPlan planned = must(make_plan(*shared, *device, o)),
+                   without = must(make_plan(*routed, *device, o));
+  const auto session = open_session(shared, o, device);
+  EXPECT_EQ(device->live_bytes + planned.fixed + host_bytes(*shared, planned), planned.total);
+  EXPECT_EQ(planned.workspace - planned.backend_scratch,
+            without.workspace - without.backend_scratch + kChunk * (160 - 2 * 64) * sizeof(float));
 }
 
 // Under the address sanitizer the system also sees an eighth of all memory as its shadow.

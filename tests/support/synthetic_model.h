@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -35,5 +36,21 @@ class SyntheticFile {
  private:
   std::string path_;
 };
+
+// A small model of a family: "tiny-FAMILY" of tests/reference, where it has one, or of the script. `test`:
+// names its file.
+inline std::string project_family(std::string family) {
+  std::replace(family.begin(), family.end(), '_', '-');
+  return project_file("tests/reference/tiny-" + family + ".gguf");
+}
+inline bool is_project_family(const std::string& family) {
+  return std::filesystem::exists(project_family(family));
+}
+inline std::shared_ptr<const Model> family_model(const std::string& family, const std::string& test) {
+  const std::string path = project_family(family);
+  if (is_project_family(family)) return must(Model::open(must(MappedFile::open(path)), path));
+  const std::string shape = std::filesystem::path(path).stem();
+  return SyntheticFile(shape + " f16 FILE --seed 4 --sharp 3", test + "_" + family).open();
+}
 
 }  // namespace thimble::test

@@ -246,7 +246,7 @@ class CpuDevice : public Device {
 
   Result<Needs> needs(const ModelShape& model, const SessionShape& session) const override {
     uint64_t widest = std::max({uint64_t(model.d_model), uint64_t(model.heads) * model.head_dim,
-                                uint64_t(model.experts ? 0 : model.d_ff)});
+                                uint64_t(model.experts ? model.d_ff_shared : model.d_ff)});
     for (const MatrixShape& m : model.retainer)
       widest = std::max({widest, uint64_t(m.rows), uint64_t(m.cols)});
     const uint64_t few_rows = digit_kernels().few_rows;

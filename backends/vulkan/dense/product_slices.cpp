@@ -174,10 +174,12 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {m.d_model, 2 * kv_cols},
                   {q_cols, m.d_model},
                   {m.d_ff, m.d_model},
+                  {m.d_ff_shared, m.d_model},
                   {m.d_model, m.experts},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows},
-                  {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u}};
+                  {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u},
+                  {m.d_model, m.d_ff_shared, has_matrices(l) ? 2u : 1u}};
   uint64_t between = 0, slots_bytes = 0;  // what lies between the slots
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
