@@ -155,10 +155,12 @@ struct Glu {        // h = act(Wg x) * (Wu x)
   Out h;            // [rows][out_cols]
   GluParams p;
 };
-struct Scale {  // y = cap(scale x), or y += that; y may be x
-  In x;         // [rows][cols]
-  Out y;        // [rows][cols]
+struct Scale {  // y = cap(s x), or y += that; y may be x. s is `scale`, or where there is a growth that times
+                // 1 + growth log(1 + floor(position / period)), by the row's position in the text
+  In x;         // [rows][row_stride]
+  Out y;        // [rows][row_stride]
   ScaleParams p;
+  In positions = {};  // as kv_append's; or empty: they follow each other
 };
 // Mixture of experts. A row's token goes to the `chosen` experts that its router likes best; ties go to the
 // lower expert. Where a row is served by an expert is a slot; slots are ordered by expert and then by row, so

@@ -44,8 +44,12 @@ class Checker {
   }
 
   void operator()(const Scale& o) {
-    need("x", o.x, rows(o.p.rows) * o.p.cols * kWord);
-    need("y", o.y, rows(o.p.rows) * o.p.cols * kWord);
+    const uint64_t bytes = strided(rows(o.p.rows), o.p.row_stride, o.p.cols);
+    need("x", o.x, bytes);
+    need("y", o.y, bytes);
+    if (o.p.growth == 0) return;
+    if (o.p.rows != kStepRows || o.p.period == 0) refuse("was recorded to grow without positions");
+    if (o.positions) need("positions", o.positions, rows() * kWord);
   }
 
   void operator()(const Route& o) {

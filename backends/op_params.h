@@ -102,9 +102,12 @@ struct RmsNormParams {
 
 struct ScaleParams {
   uint cols;
+  uint row_stride;  // elements from row to row, in x and in y
   float scale;
-  float cap;  // the scaled x becomes cap * tanh(x / cap); 0: it stays
-  uint add;   // 1: y += that; 0: y = that
+  float growth;  // of the scale with a row's position, kStepRows; 0: none
+  uint period;   // positions with the same scale
+  float cap;     // the scaled x becomes cap * tanh(x / cap); 0: it stays
+  uint add;      // 1: y += that; 0: y = that
   uint rows;
 };
 

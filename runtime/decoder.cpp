@@ -496,6 +496,7 @@ void Decoder::norm(Recorder& r, View x, const Tensor& weight, View y, uint32_t r
 
 void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
   if (!p.cols) p.cols = shape_.d_model;
+  p.row_stride = p.cols;
   r.record(Scale{.x = x, .y = y, .p = p});
 }
 

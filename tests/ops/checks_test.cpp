@@ -98,7 +98,10 @@ const Case kCases[] = {
      }},
     {"scale", kRows,
      [](Operands& o) -> Op {
-       return Scale{o(kRows * 32), o(kRows * 32), {.cols = 32, .scale = 1, .rows = kStepRows}};
+       return Scale{o((kRows - 1) * 40 + 32),
+                    o((kRows - 1) * 40 + 32),
+                    {.cols = 32, .row_stride = 40, .scale = 1, .growth = 1, .period = 2, .rows = kStepRows},
+                    o(kRows)};
      }},
     {"route", kRows,
      [](Operands& o) -> Op {
@@ -722,6 +725,21 @@ TEST_P(Checks, RowsAmongOlderEntriesAreThoseOfAListAndItsView) {
   refuses("attention to the pool", [](AttentionParams&) {});
   refuses("attention to the view", [](AttentionParams& p) { p.rope.mode = kRopeOriginal; });
   refuses("attention to the view", [](AttentionParams& p) { p.window = 5; });
+}
+
+TEST_P(Checks, AScaleGrowsWithPositionsAlone) {
+  const auto scale = [&](uint32_t rows, uint32_t period) {
+    const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
+                                  [](const Case& one) { return std::string(one.name) == "scale"; });
+    Operands whole = operands();
+    Scale op = std::get<Scale>(c.make(whole));
+    op.p.rows = rows;
+    op.p.period = period;
+    return op;
+  };
+  EXPECT_TRUE(check(scale(kStepRows, 1), kRows, step_of(kRows), filled(kRows)).ok());
+  expect_refused(scale(kStepRows, 0), kRows, step_of(kRows), filled(kRows));
+  expect_refused(scale(kLogitRows, 1), kRows, step_of(kRows), filled(kRows));  // which have no positions
 }
 
 TEST_P(Checks, NoMoreRowsAreMergedThanThereMayBe) {

@@ -503,7 +503,10 @@ TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
           const std::vector<float>& old = in_place ? x : before;
           const View y = inout(padded_rows(old, kMaxRows * cols)),
                      from = in_place ? y : input(padded_rows(x, kMaxRows * cols));
-          const Scale op{from, y, {.cols = cols, .scale = scale, .cap = cap, .add = add, .rows = kStepRows}};
+          const Scale op{
+              from,
+              y,
+              {.cols = cols, .row_stride = cols, .scale = scale, .cap = cap, .add = add, .rows = kStepRows}};
           run({.n_rows = kRows}, kMaxRows, [&](Recorder& r) { r.record(op); });
           const std::vector<float> got = get<float>(y);
           for (uint32_t i = 0; i < kRows * cols; ++i) {
@@ -514,6 +517,53 @@ TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
             ASSERT_NEAR(got[i], want, std::fabs(want) * 0x1p-23 + 20 * 0x1p-23 + double{cap} * 0x1p-22) << i;
           }
         }
+}
+
+// Of columns that are not all of a row, at positions that follow each other or not.
+TEST_P(Experts, ScaleGrowsWithThePosition) {
+  constexpr uint32_t kRows = 6, kMaxRows = 8, kStride = 300, kPeriod = 7;
+  const float scale = 0.7f, growth = 0.25f;
+  const std::vector<int32_t> apart = {3, 6, 7, 20, 1000000, 2000000011};
+  for (const uint32_t cols : {1u, 33u, 256u, 299u})
+    for (const bool follow : {false, true})
+      for (const bool in_place : {false, true}) {
+        clear();
+        Random random{cols};
+        const std::vector<float> x = random.floats(kRows * kStride, -20, 20),
+                                 before = random.floats(kRows * kStride, -2, 2);
+        const std::vector<float>& old = in_place ? x : before;
+        const View y = inout(padded_rows(old, kMaxRows * kStride)),
+                   from = in_place ? y : input(padded_rows(x, kMaxRows * kStride));
+        Scale op{from,
+                 y,
+                 {.cols = cols,
+                  .row_stride = kStride,
+                  .scale = scale,
+                  .growth = growth,
+                  .period = kPeriod,
+                  .cap = 0,
+                  .add = 0,
+                  .rows = kStepRows}};
+        if (!follow) op.positions = input(padded_rows(apart, kMaxRows));
+        const int32_t first = 11;
+        run({.n_rows = kRows, .position = first}, kMaxRows, [&](Recorder& r) { r.record(op); });
+        const std::vector<float> got = get<float>(y);
+        for (uint32_t row = 0; row < kRows; ++row) {
+          const int32_t position = follow ? first + static_cast<int32_t>(row) : apart[row];
+          const double grown =
+              double{scale} * (1 + double{growth} * std::log(1 + position / int32_t{kPeriod}));
+          for (uint32_t i = 0; i < kStride; ++i) {
+            const uint32_t at = row * kStride + i;
+            if (i >= cols) {
+              ASSERT_EQ(got[at], old[at]) << i;
+              continue;
+            }
+            // A logarithm is off by 2^-21 near 1 and else by three units of its last place, 2^-21 of it; a
+            // quarter of that counts, and the number below it and two sums and products are rounded by 2^-24.
+            ASSERT_NEAR(got[at], double{x[at]} * grown, std::fabs(double{x[at]}) * grown * 0x1p-20) << i;
+          }
+        }
+      }
 }
 
 TEST_P(Experts, NormsMayBeAdded) {

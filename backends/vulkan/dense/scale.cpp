@@ -4,7 +4,7 @@ namespace thimble::vulkan {
 
 void scale(Recording& r, const Scale& op) {
   constexpr uint32_t kThreads = 64;
-  r.dispatch(Shader::kScale, {}, {reads(op.x), writes(op.y)}, op.p,
+  r.dispatch(Shader::kScale, {op.positions ? 1u : 0u}, {reads(op.x), writes(op.y), reads(op.positions)}, op.p,
              static_cast<uint32_t>(ceil_div(op.p.cols, kThreads)), r.most_rows(op.p.rows));
 }
 
