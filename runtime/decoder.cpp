@@ -48,17 +48,21 @@ void Decoder::attention_block(const LayerStep& l, Step step) const {
   project_qkv(l);
   if (step == Step::kAgain) {
     append(l, at_.retain_list);  // what is beyond f16's range was counted before: the list has a place for it
+    grow_queries(l);
     retention(l).record_upkeep(l);
     attend(l, {});
   } else if (step == Step::kRebuild) {
     const RetentionPolicy::Rebuilt rebuilt = retention(l).rebuilt();
     append(l, at_.saturated, rebuilt.positions);
+    grow_queries(l, rebuilt.positions);
     if (options_.watch) keep_query(l);
     attend(l, {rebuilt.list, rebuilt.list_capacity}, rebuilt.index);
   } else {
     append(l, at_.saturated);
-    if (options_.watch) keep_query(l);
     retention(l).record(l);
+    grow_queries(l);
+    retention(l).record_queries(l);
+    if (options_.watch) keep_query(l);
     attend(l, select(l));
   }
   if (step == Step::kChunk || step == Step::kRebuild ||
@@ -98,6 +102,31 @@ void Decoder::append(const LayerStep& l, const View& saturated, const View& posi
                                    .into = l.chunk ? kIntoChunk : kIntoPool,
                                    .rope = l.rope()},
                              .positions = positions});
+}
+
+// Whether a text may be so long that its queries grow.
+bool Decoder::grows_queries() const {
+  const uint64_t again = policies_.retention->reads_again() ? options_.chunk : 0,
+                 context = options_.context ? options_.context : uint64_t(INT32_MAX),
+                 positions = dimensions_.evicts ? context + again : dimensions_.capacity;
+  return model_.query_growth != 0 && positions > model_.rope.original_context;
+}
+
+// What a model makes of queries by their position in the text, whatever they are rotated by. Retainers have
+// read them before, so that a token's score does not depend on where it stands.
+void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
+  if (!grows_queries()) return;
+  l.recorder.record(Scale{.x = at_.qkv,
+                          .y = at_.qkv,
+                          .p = {.cols = shape_.heads * shape_.head_dim,
+                                .row_stride = dimensions_.qkv_cols,
+                                .scale = 1,
+                                .growth = model_.query_growth,
+                                .period = model_.rope.original_context,
+                                .cap = 0,
+                                .add = 0,
+                                .rows = kStepRows},
+                          .positions = positions});
 }
 
 // The list of entries to attend to. A layer that sees its last tokens alone has no choice.

@@ -54,6 +54,8 @@ class Decoder {
   void attention_block(const LayerStep&, Step) const;
   void project_qkv(const LayerStep&) const;
   void append(const LayerStep&, const View& saturated, const View& positions = {}) const;
+  bool grows_queries() const;
+  void grow_queries(const LayerStep&, const View& positions = {}) const;
   SelectionPolicy::List select(const LayerStep&) const;
   void attend(const LayerStep&, const SelectionPolicy::List&, const View& row_index = {}) const;
   void retain(const LayerStep&) const;

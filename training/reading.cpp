@@ -52,6 +52,10 @@ class Observer : public RetentionPolicy {
       const uint64_t before = uint64_t(qkv - of_values) * sizeof(float);
       copy(l.recorder, l.at.qkv.slice(before, l.at.qkv.bytes - before), qkv, values, of_values);
     }
+  }
+
+  void record_queries(const LayerStep& l) const override {
+    if (!l.chunk) return;
     l.recorder.record(Label{.q = l.at.qkv,
                             .marked = marked,
                             .k = l.pool().k,
@@ -67,7 +71,7 @@ class Observer : public RetentionPolicy {
                             .p = {.heads = l.shape().kv_heads,
                                   .group = l.shape().heads / l.shape().kv_heads,
                                   .head_dim = l.shape().head_dim,
-                                  .row_stride = qkv,
+                                  .row_stride = l.setting.dimensions.qkv_cols,
                                   .chunk_capacity = l.setting.options.chunk,
                                   .head_state = l.head_state(),
                                   .label_capacity = positions_,

@@ -38,6 +38,7 @@ struct Architecture {
   Experts experts = Experts::kNone;
   uint32_t route = kRouteSoftmax;
   bool shared_expert = false;  // one beside them that every token passes, where the file says how wide it is
+  bool grows_queries = false;  // by their position, where the file says how fast
 };
 constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .pairing = kRopeHalves,
@@ -58,7 +59,11 @@ constexpr Architecture named(Architecture a, const char* name) {
 }
 constexpr Architecture kArchitectures[] = {
     {.name = "llama", .pairing = kRopeAdjacent, .experts = Experts::kMay},
-    {.name = "mistral3", .pairing = kRopeAdjacent, .rope = {.reads_yarn = true}, .experts = Experts::kMay},
+    {.name = "mistral3",
+     .pairing = kRopeAdjacent,
+     .rope = {.reads_yarn = true},
+     .experts = Experts::kMay,
+     .grows_queries = true},
     {.name = "qwen2", .pairing = kRopeHalves},
     {.name = "qwen3", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead},
     {.name = "qwen3moe", .pairing = kRopeHalves, .qk_norm = QkNorm::kEachHead, .experts = Experts::kAlways},
@@ -114,9 +119,9 @@ struct Refused {
 constexpr Refused kRefused[] = {{"router_logit_softcapping", 0},
                                 {"attention.clamp_kqv", 0},
                                 {"attention.max_alibi_bias", 0},
-                                {"attention.causal", 1},
-                                {"attention.temperature_scale", 0}};
+                                {"attention.causal", 1}};
 constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}};
+constexpr Refused kGrowths[] = {{"attention.temperature_scale", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
 
 // A number of any type; bools are 0 and 1.
@@ -150,6 +155,7 @@ Status refuse_what_would_change_the_result(const Gguf& gguf, const Architecture&
   THIMBLE_TRY(refuse(kRefused));
   if (!a.gemma) THIMBLE_TRY(refuse(kCaps));
   if (!a.granite_scales) THIMBLE_TRY(refuse(kScales));
+  if (!a.grows_queries) THIMBLE_TRY(refuse(kGrowths));
   return {};
 }
 
@@ -178,6 +184,10 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
     THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
     THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
     model.embedding_scale = embedding, model.residual_scale = residual, model.logit_scale = 1 / logits;
+  }
+  if (a.grows_queries) {
+    THIMBLE_LET(growth, read_scale(gguf, prefix + "attention.temperature_scale", 0));
+    model.query_growth = growth;
   }
   if (a.gemma) {
     model.embedding_scale = std::sqrt(float(s.d_model));

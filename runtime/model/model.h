@@ -125,6 +125,7 @@ class Model {
   float residual_scale = 1;              // of what layers add to the stream
   float attention_scale = 1;             // of the products of queries and keys, usually 1 / sqrt(head_dim)
   float attention_cap = 0;               // these become cap * tanh(x / cap); 0: they stay
+  float query_growth = 0;                // of queries with each rope.original_context positions; see scale
   float logit_scale = 1, logit_cap = 0;  // of the output
   RopeScheme rope;
   RopeScheme window_rope;                       // of layers with a window; without frequencies: as the others

@@ -83,6 +83,9 @@ class RetentionPolicy {
   virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
   // Scores the step's rows into the chunk's or the pool's `cis`.
   virtual void record(const LayerStep&) const {}
+  // Reads the step's queries as attention does: behind record() a model may make them larger by their
+  // position.
+  virtual void record_queries(const LayerStep&) const {}
   // Scores anew what the pool and a chunk hold, right before they are compacted.
   virtual void record_eviction(const LayerStep&) const {}
   // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded

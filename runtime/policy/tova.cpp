@@ -29,7 +29,7 @@ class Tova : public RetentionPolicy {
     sums_ = workspace.place(s.model.shape.heads * kQueryScoreSums * sizeof(float));
   }
 
-  void record(const LayerStep& l) const override {
+  void record_queries(const LayerStep& l) const override {
     l.recorder.record(Copy{.src = l.at.qkv,
                            .dst = queries_[l.layer],
                            .p = {.cols = query_cols(l.setting),

@@ -157,6 +157,8 @@ class Model:
         self.embedding_scale, self.residual_scale, self.logit_scale = (scales(n + "_scale") or 1 for n in ("embedding", "residual", "logit"))
         self.attention_divisor = 1 / scales("attention.scale") if scales("attention.scale") else math.sqrt(self.dh)
         self.chosen = get("expert_used_count", 0)
+        self.growth = get("attention.temperature_scale", 0) if arch == "mistral3" else 0
+        self.period = get("rope.scaling.original_context_length", get("context_length"))
         w = lambda name: g.tensor(name, dtype)
         self.embedding, self.output_norm = w("token_embd.weight"), w("output_norm.weight")
         out = w("output.weight")
@@ -220,6 +222,7 @@ class Model:
                 flat = np.concatenate([a.transpose(1, 0, 2).reshape(c, -1) for a in (q, k, v)], 1)
                 cis = (silu(flat @ self.fc[l][0].T) @ self.fc[l][1].T).T
             else: cis = np.zeros((self.Hkv, c), dtype)
+            q = q * (1 + self.growth * np.log(1 + (self.position + np.arange(c)) // self.period))[:, None].astype(dtype)
             p.k, p.v = np.concatenate([p.k, stored(k)], 1), np.concatenate([p.v, stored(v)], 1)
             p.pos = np.concatenate([p.pos, np.tile(self.position + np.arange(c), (self.Hkv, 1))], 1)
             p.cis = np.concatenate([p.cis, cis], 1)

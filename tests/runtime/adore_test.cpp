@@ -113,8 +113,13 @@ TEST(Adore, EqualsDenseAttentionWhereThePoolCoversTheText) {
 // From the first token on, every step has all tokens before it in the pool or rebuilds them, so what is
 // rebuilt is what it was (invariant 34), and nothing is lost.
 TEST(Adore, EqualsDenseAttentionWherePoolAndRebuiltTokensCoverTheText) {
-  for (const uint32_t kv_heads : {1u, 2u, 4u}) {
-    const SeededModel m = seeded_model({.layers = 3, .kv_heads = kv_heads});
+  const Seeded models[] = {{.layers = 3, .kv_heads = 1},
+                           {.layers = 3, .kv_heads = 2},
+                           {.layers = 3, .kv_heads = 4},
+                           growing({.layers = 3})};
+  for (const Seeded& shape : models) {
+    SCOPED_TRACE(::testing::Message() << shape.architecture << ", " << shape.kv_heads << " KV heads");
+    const SeededModel m = seeded_model(shape);
     const auto ours = open_session(m.model, adore(m, 52, 32)), all = open_session(m.model, dense());
     const std::vector<int32_t> tokens = seeded_tokens(84);
     read(*ours, std::span(tokens).first(1));

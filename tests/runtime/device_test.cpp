@@ -350,11 +350,14 @@ TEST_P(OnDevice, SeesWindowsAsTheCpuDoes) {
 
 // Scores are made on the host of the same embeddings: the same bits, so the same tokens.
 TEST_P(OnDevice, ReleasesAndRebuildsAsTheCpuDoes) {
-  for (const uint32_t kv_heads : {2u, 8u}) {
-    const SeededModel m = seeded_model(
-        {.d_model = 256, .heads = 8, .kv_heads = kv_heads, .head_dim = 64, .d_ff = 512, .vocab = 256});
+  const Seeded few{.d_model = 256, .heads = 8, .kv_heads = 2, .head_dim = 64, .d_ff = 512, .vocab = 256};
+  Seeded many = few;
+  many.kv_heads = 8;
+  for (const Seeded& shape : {few, many, growing(few)}) {
+    const SeededModel m = seeded_model(shape);
     for (const uint32_t rebuild : {0u, 9u, 40u}) {
-      SCOPED_TRACE(::testing::Message() << kv_heads << " KV heads, " << rebuild << " rebuilt");
+      SCOPED_TRACE(::testing::Message()
+                   << shape.architecture << ", " << shape.kv_heads << " KV heads, " << rebuild << " rebuilt");
       const SessionOptions options{.retainer = m.controller,
                                    .retention = Retention::kAdore,
                                    .pool = 100,
@@ -468,7 +471,7 @@ INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
                          ::testing::Combine(::testing::ValuesIn(device_names()),
                                             ::testing::Values("gemma3", "gemma2", "qwen3moe", "mixtral",
                                                               "gpt_oss", "smollm3", "granite", "olmo2",
-                                                              "olmo3", "granitemoe_shared")),
+                                                              "olmo3", "ministral3", "granitemoe_shared")),
                          family_test_name);
 
 // Policies over layers that see a window, have experts or soft caps, or count no positions.
@@ -505,7 +508,8 @@ TEST_P(PoliciesOfFamilyOnDevice, EvictAndSelectAsOnTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(On, PoliciesOfFamilyOnDevice,
                          ::testing::Combine(::testing::ValuesIn(device_names()),
-                                            ::testing::Values("gpt_oss", "smollm3", "gemma2", "qwen3moe")),
+                                            ::testing::Values("gpt_oss", "smollm3", "gemma2", "qwen3moe",
+                                                              "ministral3")),
                          family_test_name);
 
 }  // namespace

@@ -13,8 +13,9 @@
 namespace thimble::test {
 namespace {
 
-constexpr const char* kFamilies[] = {"gemma3",  "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
-                                     "smollm3", "granite", "olmo2",    "olmo3",   "granitemoe_shared"};
+constexpr const char* kFamilies[] = {"gemma3",    "gemma2",  "qwen3moe", "mixtral", "gpt_oss",
+                                     "smollm3",   "granite", "olmo2",    "olmo3",   "granitemoe_shared",
+                                     "ministral3"};
 constexpr uint32_t kText = 200;
 // Of the logits, against dense attention: expect_close()'s, and 4 times as much because a step of rounding
 // may exchange an expert for another that the router likes as well.
@@ -281,7 +282,7 @@ TEST(FamiliesWithAWindow, MayRotateOnABaseOfTheirOwn) {
 class FamiliesThatShowAttention : public Families {};
 INSTANTIATE_TEST_SUITE_P(Of, FamiliesThatShowAttention,
                          ::testing::Values("gemma3", "gemma2", "gpt_oss", "smollm3", "granite", "olmo2",
-                                           "olmo3"),
+                                           "olmo3", "ministral3"),
                          [](const auto& family) { return std::string(family.param); });
 
 // The weights that a session tells of its last layer are those that attention summed values by: caps and

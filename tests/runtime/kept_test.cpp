@@ -24,6 +24,14 @@ const SeededModel& windowed() {  // layers 0 and 2
   return m;
 }
 
+const SeededModel& grown() {
+  static const SeededModel m = seeded_model(growing());
+  return m;
+}
+std::string in_words(const SeededModel* m) {
+  return m == &windowed() ? ", windows" : m == &grown() ? ", growing queries" : "";
+}
+
 struct Case {
   std::string name;
   SessionOptions options;
@@ -108,9 +116,9 @@ void expect_held(Followed& f) {
 }
 
 TEST(KeptByPosition, IsWhatTheReferenceSays) {
-  for (const SeededModel* m : {&plain(), &windowed()})
+  for (const SeededModel* m : {&plain(), &windowed(), &grown()})
     for (const auto& [name, options] : cases(*m)) {
-      SCOPED_TRACE(name + (m == &plain() ? "" : ", windows"));
+      SCOPED_TRACE(name + in_words(m));
       Followed f(m->model, options);
       f.read(seeded_tokens(150));
       expect_held(f);
@@ -130,11 +138,11 @@ class KeptOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
   const auto device = must(open_device(GetParam(), {.threads = 1}));
-  for (const SeededModel* m : {&plain(), &windowed()})
+  for (const SeededModel* m : {&plain(), &windowed(), &grown()})
     for (const auto& [name, options] : cases(*m)) {
       // Each kind of list, with what evicts and without, heads of different sizes, and positions both ways.
       if (options.retention != Retention::kWindow && options.retention != Retention::kNone) continue;
-      SCOPED_TRACE(name + (m == &plain() ? "" : ", windows"));
+      SCOPED_TRACE(name + in_words(m));
       SessionOptions o = options;
       o.local = 0;
       o.select_prefill = 0;

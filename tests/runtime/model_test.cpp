@@ -147,6 +147,21 @@ TEST(Model, ReadsScalesOfGranite) {
                  "key 'granite.logit_scale' is -1 instead of a positive number");
 }
 
+TEST(Model, ReadsHowQueriesOfMistral3Grow) {
+  const std::string growth = "mistral3.attention.temperature_scale",
+                    period = "mistral3.rope.scaling.original_context_length";
+  GgufWriter w = tiny_model("mistral3");
+  EXPECT_EQ(Lent(w)->query_growth, 0);
+  const Lent m(w.set(growth, 0.1f));
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  EXPECT_EQ(m->query_growth, 0.1f);
+  EXPECT_EQ(m->rope.original_context, 64u);  // the context, where the file does not say
+  EXPECT_EQ(Lent(w.set(period, 16u))->rope.original_context, 16u);
+  expect_refused(w.set(period, 0u), Code::kFormat, "key '" + period + "' is 0, where 1 to");
+  expect_refused(w.set(period, 16u).set(growth, -0.5f), Code::kFormat,
+                 "key '" + growth + "' is -0.5 instead of a positive number");
+}
+
 // Ungated, of a width of its own.
 TEST(Model, ReadsTheExpertThatAllTokensOfGraniteShare) {
   const std::string width = "granitemoe.expert_shared_feed_forward_length";
@@ -432,8 +447,8 @@ TEST(Model, RefusesKeysThatWouldChangeTheResult) {
                {"residual_scale", 1, 0.2f},
                {"embedding_scale", 1, 12},
                {"attention.clamp_kqv", 0, 8},
-               {"attention.temperature_scale", 0, 0.1f},
-               {"attention.scale", 0.5f, 0.25f}};  // 1 / sqrt(4)
+               {"attention.temperature_scale", 0, 0.1f},  // which mistral3 alone has
+               {"attention.scale", 0.5f, 0.25f}};         // 1 / sqrt(4)
   for (const auto& c : cases) {
     EXPECT_TRUE(Lent(tiny_model("llama").set(a + c.key, c.harmless)).ok()) << c.key;
     expect_refused(tiny_model("llama").set(a + c.key, c.harmful), Code::kUnsupported,

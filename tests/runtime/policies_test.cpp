@@ -112,6 +112,36 @@ TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
   expect_close(run(original), expected);
 }
 
+// Where no text can pass the positions with which queries do not grow, none are made larger.
+TEST(Policies, GrowQueriesOfLongTextsAlone) {
+  const SeededModel m = seeded_model(growing());  // by 32 positions
+  const auto growths = [&](const SessionOptions& o) {
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    open_session(m.model, o, device);
+    return device->growths.size();
+  };
+  SessionOptions window{
+      .retention = Retention::kWindow, .pool = 16, .chunk = 8, .stabilizers = 4, .local = 2, .max_new = 4};
+  const size_t of_all = growths(window);
+  EXPECT_GE(of_all, 2 * 2u);  // in each of two layers of the programs for a chunk and for a token
+  window.context = 32;
+  EXPECT_EQ(growths(window), 0u);
+  window.context = 33;
+  EXPECT_EQ(growths(window), of_all);
+  EXPECT_EQ(growths({.pool = 24, .chunk = 8, .local = 0, .max_new = 8}), 0u);
+  EXPECT_EQ(growths({.pool = 25, .chunk = 8, .local = 0, .max_new = 8}), of_all);
+  SessionOptions reread{.retention = Retention::kReread,
+                        .pool = 16,
+                        .chunk = 8,
+                        .stabilizers = 4,
+                        .local = 2,
+                        .max_new = 4,
+                        .context = 24};
+  EXPECT_EQ(growths(reread), 0u);
+  reread.context = 25;  // a chunk that is read again stands behind the text
+  EXPECT_GT(growths(reread), of_all);
+}
+
 // A file with two sets of rotary factors: which are used is a matter of the context alone, so that policies
 // can be compared.
 TEST(Policies, UseTheRotaryFactorsOfTheContext) {

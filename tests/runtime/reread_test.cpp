@@ -69,7 +69,7 @@ class JudgedBySecondReading : public Judged {
     const uint32_t head = h / (s.heads / s.kv_heads);
     const size_t held = seen.size(), chunk = held - step.n_rows;
     for (int32_t p = step.position; p <= position; ++p) seen.push_back(p);
-    const double* q = f.reference.projections(layer).data() + uint64_t(h) * s.head_dim;
+    const double* q = f.reference.queries(layer).data() + uint64_t(h) * s.head_dim;
     const std::vector<double> logits = f.reference.logits(layer, head, q, seen);
     double sum = 0;
     std::vector<int32_t> counted;
@@ -100,20 +100,20 @@ class JudgedBySecondReading : public Judged {
 };
 
 TEST(Reread, KeepsWhatTheSecondReadingAttendsTo) {
-  const SeededModel m = seeded_model();
-  for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
-    SCOPED_TRACE(positions == Positions::kList ? "list" : "original");
-    JudgedBySecondReading s(m, reread(positions));
-    const std::vector<int32_t> text = seeded_tokens(301);
-    s.feed(std::span(text).first(61));
-    for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
-    s.read(seeded_tokens(25, 64, 8));
-    for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // these are read again, too, when some must go
-    s.read(seeded_tokens(70, 64, 9));
-    EXPECT_GE(s.judged, 10u);
-    EXPECT_GE(std::count(s.rows.begin(), s.rows.end(), 40u), 7);
-    if (::testing::Test::HasFailure()) return;
-  }
+  for (const SeededModel& m : {seeded_model(), seeded_model(growing())})
+    for (const Positions positions : {Positions::kList, Positions::kOriginal}) {
+      SCOPED_TRACE(m.model->info.architecture + (positions == Positions::kList ? ", list" : ", original"));
+      JudgedBySecondReading s(m, reread(positions));
+      const std::vector<int32_t> text = seeded_tokens(301);
+      s.feed(std::span(text).first(61));
+      for (size_t at = 61; at < 301; at += 40) s.feed(std::span(text).subspan(at, 40));
+      s.read(seeded_tokens(25, 64, 8));
+      for (int32_t i = 0; i < 120; ++i) s.accept(i % 64);  // these are read again, too, when some must go
+      s.read(seeded_tokens(70, 64, 9));
+      EXPECT_GE(s.judged, 10u);
+      EXPECT_GE(std::count(s.rows.begin(), s.rows.end(), 40u), 7);
+      if (::testing::Test::HasFailure()) return;
+    }
 }
 
 // Chunks of 40 rows twice, and what an eviction leaves: the plan has room for no more.

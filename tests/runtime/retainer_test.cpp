@@ -191,6 +191,7 @@ const Seeded kRetainers[] = {{},
                              {.kind = "mlp", .act = "gelu_erf"},
                              {.kind = "mlp", .act = "gelu", .d_retain = 37},
                              {.kind = "mlp", .input = "qkv", .act = "silu"},
+                             growing({.kind = "mlp", .input = "qkv"}),
                              {.kind = "sink"},
                              {.kind = "sink", .rank = 6, .sinks = 35}};
 

@@ -32,7 +32,7 @@ inline void expect_close(const std::vector<float>& got, const std::vector<float>
   EXPECT_LE(distance, scale * share);
 }
 
-// Computes a model of f32 weights whose rotary pairs are adjacent (llama), without rope scaling.
+// Computes a model of f32 weights whose rotary pairs are adjacent (llama, mistral3), without rope scaling.
 class ReferenceModel {
  public:
   using Vector = std::vector<double>;
@@ -45,6 +45,7 @@ class ReferenceModel {
         positions_(positions),
         in_(s_.layers),
         qkv_(s_.layers),
+        grown_(s_.layers),
         q_(s_.layers),
         k_(s_.layers),
         v_(s_.layers) {}
@@ -56,16 +57,16 @@ class ReferenceModel {
     moved_ = 0;
     for (uint32_t layer = 0; layer < s_.layers; ++layer) {
       const LayerWeights& w = m_.layers[layer];
-      const Vector in = norm(x, w.attn_norm), q = product(w.q, in);
+      const Vector in = norm(x, w.attn_norm), of_token = product(w.q, in), q = grown(of_token, position);
       k_[layer].resize(position);
       v_[layer].resize(position);
       const Vector k = product(w.k, in), v = product(w.v, in);
       k_[layer].push_back(halves(k, position));
       v_[layer].push_back(halves(v, 0));
       in_[layer] = in;
-      qkv_[layer] = q;
+      qkv_[layer] = of_token;
       for (const Vector& part : {k, v}) qkv_[layer].insert(qkv_[layer].end(), part.begin(), part.end());
-      q_[layer] = q;
+      grown_[layer] = q_[layer] = q;
       for (uint32_t head = 0; head < s_.heads; ++head) rotate(&q_[layer][head * s_.head_dim], position);
       Vector y(q.size());
       for (uint32_t head = 0; head < s_.heads; ++head) {
@@ -92,10 +93,12 @@ class ReferenceModel {
   std::span<const double> key(uint32_t layer, uint32_t kv_head, int32_t position) const {
     return std::span(k_[layer][static_cast<size_t>(position)]).subspan(kv_head * s_.head_dim, s_.head_dim);
   }
-  // Of the last token: what its query, key and value are made of, and all three before they are rotated.
+  // Of the last token: what its query, key and value are made of, and all three before they are rotated and
+  // the query grows.
   const Vector& input(uint32_t layer) const { return in_[layer]; }
   const Vector& projections(uint32_t layer) const { return qkv_[layer]; }
-  // The last token's query, rotated to its position.
+  // The last token's queries as attention has them, but not rotated; and one, rotated to its position.
+  const Vector& queries(uint32_t layer) const { return grown_[layer]; }
   std::span<const double> query(uint32_t layer, uint32_t head) const {
     return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
   }
@@ -166,6 +169,11 @@ class ReferenceModel {
       head[i + 1] = a * std::sin(angle) + b * std::cos(angle);
     }
   }
+  Vector grown(Vector q, size_t position) const {
+    const double periods = std::floor(static_cast<double>(position) / m_.rope.original_context);
+    for (double& value : q) value *= 1 + double{m_.query_growth} * std::log(1 + periods);
+    return q;
+  }
   // As the pool stores it.
   Vector halves(Vector x, size_t position) {
     if (positions_ == Positions::kOriginal)
@@ -196,7 +204,7 @@ class ReferenceModel {
   Vector attended_;  // [position]
   double moved_ = 0;
   std::vector<Vector> in_, qkv_;            // [layer][...]
-  std::vector<Vector> q_;                   // [layer][head * head_dim]
+  std::vector<Vector> grown_, q_;           // [layer][head * head_dim]
   std::vector<std::vector<Vector>> k_, v_;  // [layer][position][kv head * head_dim]
 };
 

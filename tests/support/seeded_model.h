@@ -35,6 +35,16 @@ struct Seeded {
   std::function<void(GgufWriter& model)> more = {};  // may add keys and tensors
 };
 
+// Its queries grow at each 32nd position, as those of Ministral 3 do further apart and by less.
+inline Seeded growing(Seeded s = {}) {
+  s.architecture = "mistral3";
+  s.more = [](GgufWriter& w) {
+    w.set("mistral3.attention.temperature_scale", 0.5f);
+    w.set("mistral3.rope.scaling.original_context_length", 32u);
+  };
+  return s;
+}
+
 struct SeededModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<const Retainer> retainer;

@@ -41,8 +41,9 @@ class SpyDevice : public Device {
   std::vector<TopK> selections;
   std::vector<CisStore> scores;
   std::vector<PageBounds> pages;
-  // Attention, and what tells of it, in the order recorded.
+  // Attention, what queries grow by, and what tells of attention, in the order recorded.
   std::vector<Attention> attention;
+  std::vector<Scale> growths;
   std::vector<QueryScore> watches;
 
   DeviceInfo info() const override {
@@ -102,6 +103,8 @@ class SpyDevice : public Device {
       if (const auto* score = std::get_if<CisStore>(&op)) device_.scores.push_back(*score);
       if (const auto* bounds = std::get_if<PageBounds>(&op)) device_.pages.push_back(*bounds);
       if (const auto* seen = std::get_if<Attention>(&op)) device_.attention.push_back(*seen);
+      if (const auto* scale = std::get_if<Scale>(&op); scale && scale->p.growth != 0)
+        device_.growths.push_back(*scale);
       if (const auto* watch = std::get_if<QueryScore>(&op); watch && watch->p.kind == kQueryHeads)
         device_.watches.push_back(*watch);
       if (const auto* list = std::get_if<TopK>(&op); list && list->p.keep == kKeepOfStep)

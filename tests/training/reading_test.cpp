@@ -38,8 +38,11 @@ TrainingText text_of(uint32_t tokens, uint32_t tail) {
 
 // The text is longer than a chunk, and its end is none of the borders that a whole chunk would have.
 TEST(Reading, GivesStatesAndLabelsOfTheModelItself) {
-  for (const Retainer::Input input : {Retainer::Input::kQkv, Retainer::Input::kX}) {
-    const SeededModel small = seeded_model();
+  using Case = std::pair<Retainer::Input, Seeded>;
+  for (const auto& [input, seeded] : {Case{Retainer::Input::kQkv, {}}, Case{Retainer::Input::kX, {}},
+                                      Case{Retainer::Input::kQkv, growing()}}) {
+    SCOPED_TRACE(seeded.architecture);
+    const SeededModel small = seeded_model(seeded);
     const ModelShape& shape = small.model->shape;
     const TrainingText text = text_of(600, 40);
     const Tail& tail = text.tails[0];
