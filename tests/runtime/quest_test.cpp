@@ -147,9 +147,11 @@ TEST(Quest, EqualsDenseAttentionWhereThePagesCoverTheText) {
 }
 
 TEST(Quest, PicksThePagesThatPromiseMost) {
-  for (const SessionOptions& o : {quest(), over_window(quest()), over_heads(quest())}) {
-    SCOPED_TRACE(policy_name(o.retention));
-    Followed f(model().model, o);
+  using Case = std::pair<SeededModel, SessionOptions>;
+  for (const auto& [m, o] : {Case{model(), quest()}, Case{model(), over_window(quest())},
+                             Case{model(), over_heads(quest())}, Case{seeded_model(growing()), quest()}}) {
+    SCOPED_TRACE(m.model->info.architecture + ", " + policy_name(o.retention));
+    Followed f(m.model, o);
     f.read(seeded_tokens(20));
     for (const size_t n : {0u, 150u}) {
       if (n) f.read(seeded_tokens(n, 64, 8));
