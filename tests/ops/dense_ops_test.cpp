@@ -496,19 +496,25 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
   };
   Random random;
   uint32_t variant = 0;
-  for (DType type : kTypes)
+  DType other = DType::kQ6_K;  // of the up, where it is not the gate's: the type before
+  for (DType type : kTypes) {
     for (const Rows rows : {Rows{1, 1}, Rows{1, 3}, Rows{3, 5}, Rows{37, 39}, Rows{1, 64}, Rows{33, 300}})
       for (uint32_t cols : {1u, 33u, 300u})
-        for (bool whole : {false, true}) {
+        for (const uint32_t kind : {0u, 1u, 2u}) {
+          const bool whole = kind == 1, mixed = kind == 2;
           if (rows.most != 1 && rows.most != 300 && !has_own_products(type)) continue;
-          const uint32_t act = variant % 2 ? kActGelu : kActSilu, n = dtype_info(type).block == 1 ? 225 : 256;
+          if (mixed && ((rows.most != 1 && rows.most != 39) || cols != 33)) continue;
+          const DType up_type = mixed ? other : type;
+          const uint32_t act = variant % 2 ? kActGelu : kActSilu,
+                         n = dtype_info(type).block == 1 && !mixed ? 225 : 256;
           ++variant;
           SCOPED_TRACE(::testing::Message()
-                       << dtype_info(type).name << ", act " << act << ", " << rows.n << " of " << rows.most
-                       << " rows, " << cols << " columns" << (whole ? ", whole numbers" : ""));
+                       << dtype_info(type).name << " and " << dtype_info(up_type).name << ", act " << act
+                       << ", " << rows.n << " of " << rows.most << " rows, " << cols << " columns"
+                       << (whole ? ", whole numbers" : ""));
           clear();
           const auto make = whole ? whole_matrix : random_matrix;
-          const Matrix gate = make(random, type, cols, n), up = make(random, type, cols, n);
+          const Matrix gate = make(random, type, cols, n), up = make(random, up_type, cols, n);
           std::vector<float> x =
               random.floats(size_t(rows.n) * n, whole ? -8.0f : -1.0f, whole ? 8.0f : 1.0f);
           if (whole)  // products are multiples of 2^-10: exact, and where the activation bends
@@ -516,7 +522,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
           const View h = output<float>(size_t(rows.most) * cols);
           const Glu op{input(padded_rows(x, size_t(rows.most) * n)),
                        weight(type, cols, n, gate.bytes),
-                       weight(type, cols, n, up.bytes),
+                       weight(up_type, cols, n, up.bytes),
                        h,
                        {.in_cols = n, .out_cols = cols, .act = act}};
           run({.n_rows = rows.n}, rows.most, [&](Recorder& r) { r.record(op); });
@@ -543,6 +549,8 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
             ASSERT_TRUE(is_poison(got, size_t(rows.n) * cols, size_t(rows.most - rows.n) * cols));
           }
         }
+    other = type;
+  }
 }
 
 // A device may make a norm and the products that read it in one launch, or leave half of the norm to the
@@ -626,6 +634,53 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
                             0x1p-100)
                 << row << ", " << c;
           }
+        }
+      }
+}
+
+// A matrix of few rows of floats, the only one that reads the norm. The tolerance has room for the three
+// roundings that a product has more where the norm's scale comes last.
+TEST_P(DenseOps, ARouterMultipliesTheNormBeforeIt) {
+  Random random;
+  for (const uint32_t n : {33u, 200u, 2100u, 4500u})
+    for (const uint32_t experts : {5u, 32u, 128u})
+      for (const bool has_bias : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << experts << " of " << n << (has_bias ? ", bias" : ""));
+        clear();
+        const std::vector<float> x = random.floats(n, -50, 50), w = random.floats(n),
+                                 bias = random.floats(experts);
+        const Matrix router = random_matrix(random, DType::kF32, experts, n);
+        const View norm = output<float>(n), y = output<float>(experts);
+        const RmsNorm make{input(x),
+                           input(w),
+                           norm,
+                           {.cols = n, .groups = 1, .row_stride = n, .eps = 1e-6f, .rows = kStepRows}};
+        const Linear linear{norm,
+                            weight(DType::kF32, experts, n, router.bytes),
+                            has_bias ? input(bias) : View(),
+                            y,
+                            {.in_cols = n,
+                             .out_cols = experts,
+                             .x_stride = n,
+                             .y_stride = experts,
+                             .add = 0,
+                             .rows = kStepRows}};
+        run({.n_rows = 1}, 1, [&](Recorder& r) {
+          r.record(make);
+          r.record(linear);
+        });
+        const std::vector<float> of_norm = get<float>(norm), of_y = get<float>(y);
+        double squares = 0;
+        for (const float i : x) squares += double{i} * double{i};
+        const double scale = 1 / std::sqrt(squares / n + 1e-6);
+        for (uint32_t i = 0; i < n; ++i) {  // tolerance: RmsNormScalesGroupsOfStridedRows
+          const double exact = double{x[i]} * scale * double{w[i]};
+          ASSERT_NEAR(of_norm[i], exact, std::fabs(exact) * (n / 2.0 + 7) * 0x1p-24) << i;
+        }
+        for (uint32_t e = 0; e < experts; ++e) {
+          const Product exact =
+              product(router, e, of_norm.data(), n, has_bias ? double{bias[e]} : 0, 0, false);
+          ASSERT_NEAR(of_y[e], exact.sum, exact.tolerance) << e;
         }
       }
 }

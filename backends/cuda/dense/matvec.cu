@@ -28,29 +28,16 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, kBlocksOfAMultiprocessor)
   if (!begin(step, p)) return;
   const Matrix& m = p.matrix[kPair ? 0 : matrix_of(p)];
   if constexpr (sizeof...(Formats) == 1)
-    (multiply_tiles<Formats, kPair>(step, p, m, 0), ...);
+    (multiply_tiles<Formats, kPair>(step, p, m), ...);
   else
-    ((m.type[0] == Formats::kType ? multiply_tiles<Formats, kPair>(step, p, m, 0) : void()), ...);
+    ((m.type == Formats::kType ? multiply_tiles<Formats, kPair>(step, p, m) : void()), ...);
 }
-// A pair of matrices of different formats.
-template <typename... Formats>
-__global__ void __launch_bounds__(kMostWarps* kWarp, kBlocksOfAMultiprocessor)
-    multiply_both_kernel(const StepParams* step, const __grid_constant__ Products p) {
-  if (!begin(step, p)) return;
-  const Matrix& m = p.matrix[0];
-  for (uint32_t which = 0; which < 2; ++which) {
-    if (which) __syncthreads();  // the gate's products are in y, and nobody reads their sums any more
-    ((m.type[which] == Formats::kType ? multiply_tiles<Formats, 0>(step, p, m, which) : void()), ...);
-  }
-}
-
 using Kernel = void (*)(const StepParams*, Products);
 
 template <typename... Formats>
 struct KernelsOf {
   static bool know(DType type) { return ((type == Formats::kType) || ...); }
   static Kernel for_all() { return multiply_vectors_kernel<0, Formats...>; }
-  static Kernel for_both() { return multiply_both_kernel<Formats...>; }
   static Kernel for_one(DType type, bool pair) {
     Kernel kernel = nullptr;
     ((type == Formats::kType
@@ -74,15 +61,13 @@ bool has_format(const Weight& w) { return AllFormats::know(w.type) && dtype_byte
 // Launches the products of p's first `count` matrices, whose blocks are still to be shared out.
 void launch_products(const Launch& l, Products& p, uint32_t count) {
   bool same = true, k_formats = true;
-  for (uint32_t i = 0; i < count; ++i)
-    for (uint32_t j = 0; j <= p.glu; ++j) {
-      const DType type = p.matrix[i].type[j];
-      same &= type == p.matrix[0].type[0];
-      k_formats &= KFormats::know(type);
-    }
+  for (uint32_t i = 0; i < count; ++i) {
+    const DType type = p.matrix[i].type;
+    same &= type == p.matrix[0].type;
+    k_formats &= KFormats::know(type);
+  }
   const Shape shape = share_out(l, p, count);
-  const Kernel kernel = same        ? AllFormats::for_one(p.matrix[0].type[0], p.glu)
-                        : p.glu     ? AllFormats::for_both()
+  const Kernel kernel = same        ? AllFormats::for_one(p.matrix[0].type, p.glu)
                         : k_formats ? KFormats::for_all()
                                     : AllFormats::for_all();
   launch(l, kernel, shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
@@ -150,7 +135,7 @@ void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const R
   for (const Linear& op : siblings) {
     Matrix& m = p.matrix[count++];
     m.w[0] = data<std::byte>(op.w);
-    m.type[0] = op.w.type;
+    m.type = op.w.type;
     m.bias[0] = data<float>(op.bias);
     m.y = data<float>(op.y);
     m.rows = op.p.out_cols;
@@ -163,15 +148,20 @@ void multiply_vectors(const Launch& l, std::span<const Linear> siblings, const R
 void multiply_vectors(const Launch& l, const Glu& op, const RmsNorm* norm) {
   if (!has_format(op.gate) || !has_format(op.up)) return multiply_one_by_one(l, op, norm);
   Products p = products_of(op.x, op.p.in_cols, op.p.in_cols, kStepRows, norm);
-  p.glu = 1;
   p.act = op.p.act;
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.gate);
   m.w[1] = data<std::byte>(op.up);
-  m.type[0] = op.gate.type;
-  m.type[1] = op.up.type;
+  m.type = op.gate.type;
   m.y = data<float>(op.h);
   m.rows = m.y_stride = op.p.out_cols;
+  p.glu = op.gate.type == op.up.type;
+  launch_products(l, p, 1);
+  if (p.glu) return;
+  // One kernel for two types would hold all of them, with 1 KiB of a thread's memory.
+  m.w[0] = m.w[1];
+  m.type = op.up.type;
+  m.activates = 1;
   launch_products(l, p, 1);
 }
 

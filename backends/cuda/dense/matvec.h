@@ -10,8 +10,8 @@ namespace thimble::cuda {
 
 // The ops for up to most_rows() rows of x, each of which reads all weights; their types may differ. Weights
 // lie at multiples of 16 bytes; up to 15 bytes beside them are read. No scratch; one launch, but several
-// where a type has no format in matvec_formats.cuh. Where x is the result of `norm`, this makes it: of one
-// vector a row, with the same stride and rows, whose x nobody writes.
+// where a type has no format in matvec_formats.cuh or a gate's is not its up's. Where x is the result of
+// `norm`, this makes it: of one vector a row, with the same stride and rows, whose x nobody writes.
 void multiply_vectors(const Launch&, std::span<const Linear> siblings,  // same x, x_stride, in_cols and rows
                       const RmsNorm* norm);
 void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp,
                                   kMostExpertWarps<Format, kOf> <= kMostWarps ? kBlocksOfAMultiprocessor : 1)
     multiply_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
   if constexpr (kOf == Of::kSlotsSum) release_successor();  // a glu does so when its router has run
-  multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0], 0);
+  multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0]);
 }
 
 template <typename... Formats>
@@ -39,7 +39,7 @@ using Kernels = KernelsOf<Bytes, BlocksOf32<DType::kQ4_0>, GroupsOf32<DType::kQ4
                           GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
 
 void launch_products(const Launch& l, Products& p, Of of) {
-  const DType type = p.matrix[0].type[0];
+  const DType type = p.matrix[0].type;
   const Shape shape = share_out(l, p, 1, of, Kernels::most_warps(type, of));
   launch(l, Kernels::of(type, of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
 }
@@ -69,7 +69,7 @@ void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router)
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.gate);
   m.w[1] = data<std::byte>(op.up);
-  m.type[0] = m.type[1] = op.gate.type;
+  m.type = op.gate.type;
   m.expert_bytes = op.p.out_cols * dtype_bytes(op.gate.type, op.p.in_cols);
   m.bias[0] = data<float>(op.gate_bias);
   m.bias[1] = data<float>(op.up_bias);
@@ -89,7 +89,7 @@ void multiply_vectors(const Launch& l, const ExpertLinear& op, const Route* rout
   p.chosen = op.p.chosen;
   Matrix& m = p.matrix[0];
   m.w[0] = data<std::byte>(op.w);
-  m.type[0] = op.w.type;
+  m.type = op.w.type;
   m.expert_bytes = op.p.out_cols * dtype_bytes(op.w.type, op.p.in_cols);
   m.bias[0] = data<float>(op.bias);
   m.y = data<float>(op.y);

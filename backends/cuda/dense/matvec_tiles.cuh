@@ -38,15 +38,16 @@ constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
 constexpr uint32_t kScaleBytes = 16;  // of a block: the norm's scale, where a warp takes several strips
 constexpr uint32_t kMostRouterBytes = 4 << 10;  // of a block that chooses experts, of about 500 at most
 
-// A matrix and where its product goes; for glu the gate's and the up's, in this order.
+// A matrix and where its product goes; for glu the gate's and the up's, in this order and of one type.
 struct Matrix {
   const std::byte* w[2];
-  DType type[2];
+  DType type;
   uint64_t expert_bytes;  // of experts: of one's matrix; the next one's follows
   const float* bias[2];
   float* y;
   uint32_t rows, y_stride;
   uint32_t add;                  // 1: y += W x + bias
+  uint32_t activates;            // 1: y = act(y) * (W x), of an up whose gate is in y
   uint32_t first_block, blocks;  // of the launch
 };
 struct Products {  // of a launch
@@ -130,11 +131,10 @@ __device__ inline float norm_scale(const Products& p, float sum, uint32_t sums) 
   return 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps);
 }
 
-// The block's products with m.w[which]; with kPair = 1 those with both, in turns: a tile of the gate, then
-// the up's. The up's products without a pair find the gate's in y. The first call also waits for the kernels
-// before this one.
+// The block's products with m.w[0]; with kPair = 1 those with both, in turns: a tile of the gate, then the
+// up's. Waits for the kernels before this one.
 template <typename Format, uint32_t kPair, Of kOf = Of::kModel>
-__device__ void multiply_tiles(const StepParams* step, const Products& p, const Matrix& m, uint32_t which) {
+__device__ void multiply_tiles(const StepParams* step, const Products& p, const Matrix& m) {
   using Ring = RingOf<Format>;
   using Strip = typename Format::Columns::Strip;
   const uint32_t rows = row_count(*step, p.rows);  // asked for ahead of the weights, too
@@ -174,7 +174,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
   const std::byte* from =
-      m.w[which] + uint64_t(first_row) * row_bytes;  // for pairs the gate's tile, the up's is to_up away
+      m.w[0] + uint64_t(first_row) * row_bytes;  // for pairs the gate's tile, the up's is to_up away
   const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
   uint32_t expert = 0;    // of kSlots; of kSlotsSum lane s has slot s's
   float slot_weight = 0;  // of kSlotsSum, likewise
@@ -380,7 +380,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
 #pragma unroll 4
       for (uint32_t k = 0; k < warps; ++k) sum += load_float(buffer + 4 * (k * kWarp + thread));
       if constexpr (kPair) sum = glu_of(sum, __shfl_down_sync(~0u, sum, kTileRows), p.act);
-      if (stores) *y = !kPair && which ? activated(*y, p.act) * sum : sum;
+      if (stores) *y = !kPair && m.activates ? activated(*y, p.act) * sum : sum;
     }
     turn = turn + 1 == warps ? 0 : turn + 1;
   }
@@ -400,12 +400,10 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
     Matrix& m = p.matrix[i];
     m.blocks = 1;
     tiles[i] = static_cast<uint32_t>(ceil_div(m.rows, kTileRows));
-    row_bytes[i] = dtype_bytes(m.type[0], p.cols);
-    for (uint32_t j = 0; j <= p.glu; ++j) {
-      const DTypeInfo& type = dtype_info(m.type[j]);
-      strips = std::max(strips,
-                        static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
-    }
+    row_bytes[i] = dtype_bytes(m.type, p.cols);
+    const DTypeInfo& type = dtype_info(m.type);
+    strips = std::max(strips,
+                      static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
   }
   const uint32_t vectors = of == Of::kSlots ? p.chosen : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
   // As many warps as have the same number of strips, and as many blocks as run at once; each of these goes
