@@ -5,91 +5,20 @@
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_shuffle : require
-#include "../../pool_parts.h"
-#include "../half.glsl"
-#include "../log_sum.glsl"
-#include "../step.glsl"
+#include "token_score.glsl"
 
-layout(local_size_x = 128) in;
-layout(constant_id = 0) const uint kHeadDim = 128;
-layout(constant_id = 1) const uint kHeads = 4;         // query heads of a pass, at most kMostHeads
-layout(constant_id = 2) const bool kHasGate = false;
-layout(constant_id = 3) const bool kSummed = false;    // sum_queries.comp has added up the rows
-layout(constant_id = 4) const bool kAligned = false;   // rows of k are whole uvec4
-layout(constant_id = 5) const uint kMode = kRopeList;  // RopeParams
-layout(constant_id = 6) const uint kPairing = kRopeHalves;
-layout(constant_id = 7) const uint kRotating = 128;
-layout(constant_id = 8) const uint kLanes = 32;  // of a subgroup
-layout(constant_id = 9) const bool kLeavesParts = false;  // a group's, to vote_count.comp
-layout(constant_id = 10) const bool kEqualHeads = false;  // TokenScoreParams
-layout(constant_id = 11) const uint kClears = 0;  // words, which vote_layer.comp counts in
-
-layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
-layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };         // the window's runs; or all bounds
-layout(set = 0, binding = 3, std430) readonly buffer K4 { uvec4 k4[]; };
-layout(set = 0, binding = 4, std430) readonly buffer Rope { float rope_table[]; };
-layout(set = 0, binding = 5, std430) readonly buffer Gate { uint gate[]; };
-layout(set = 0, binding = 6, std430) writeonly buffer Scores { float all_scores[]; };
-// [query heads][kMostScoreParts]{peak, sum}, and one counter for each pass over a KV head's group.
-layout(set = 0, binding = 7, std430) coherent buffer Parts { vec2 part_sums[]; };
-layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
-layout(set = 0, binding = 9, std430) writeonly buffer Lse { uint lse[]; };
-layout(set = 0, binding = 10, std430) writeonly buffer Cleared { uint cleared[]; };
-layout(push_constant) uniform Push {
-#ifdef PAGES
-  PageScoreParams p;
-#else
-  TokenScoreParams p;
-#endif
-  RunWindow window;
-  uint slices;
-  uint base[10];
-} push;
-
-#define ROPE RopeParams(kMode, kPairing, kRotating)
-#define ROPE_BASE push.base[3]
-#include "../rope.glsl"
-#include "../last_group.glsl"
-
-#ifdef PAGES
-const uint kRowsOfUnit = 2;  // the smallest and the largest
-// Bounds of rotated keys meet the query rotated to its own position.
-bool rotates_query() { return kMode == kRopeOriginal; }
-uint score_position() { return uint(step.position); }
-uint first_row(HeadState own, uint head) { return own.first / push.p.page + head; }
-uint units_of(HeadState own) { return units(step_entries(step, own), push.p.page); }
-#else
-#include "score_query.glsl"
-const uint kRowsOfUnit = 1;
-bool rotates_query() { return true; }
-uint first_row(HeadState own, uint head) { return run_start(own, push.window); }
-uint units_of(HeadState own) { return step_entries(step, own); }
-#endif
-
-// A unit is 8 channels. Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the
-// queries fits its registers. A tile has two keys for each thread.
-const uint kUnits = (kHeadDim + 7) / 8, kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
+// Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the queries fits its
+// registers. A tile has two keys for each thread.
+const uint kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
 const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
 const uint kLoads = kUnitsEach * kRowsOfUnit;  // units of a key that a thread reads
 const uint kScoresEach = (kHeads * kTile + 127) / 128;
 // Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
 const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
 shared vec4 room[kHeads * kTile * kPlace];
-shared float of_threads[128];
-// At the end, so many threads share a head.
-const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
 
-uint tiles_of(uint local_head) {
-  const uint n = units_of(head_states[push.p.head_state + push.p.first_head + local_head]);
-  return selects(step, n) ? (middle_end(step, n) - step.n_init + kTile - 1) / kTile : 0;
-}
-const uint kMostShare = kMostScoreParts;
-#include "../shares.glsl"
-
-uint thread;  // lanes of a subgroup are neighbours
+uint tile_units() { return kTile; }
+void put_query(uint head, uint channel, float x) { room[head * kUnits * 2 + channel / 4][channel % 4] = x; }
 
 // A unit of the row that begins at word or, where rows are aligned, uvec4 `row`.
 uvec4 k_unit(uint row, uint unit) {
@@ -101,90 +30,24 @@ uvec4 k_unit(uint row, uint unit) {
   return read;
 }
 
-// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the same pair of channels of
-// several heads, so that one angle turns them all, and asks for all it reads at once; heads that there are not get what nobody
-// reads.
-void rotate_queries(uint first_query, uint heads) {
-  const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
-  const uint pair = thread % kPairs, first_head = thread / kPairs;
-  const uvec2 channels = channels_of(pair);
-  vec2 angle = vec2(push.p.scale, 0);
-  if (kSummed)
-    angle.x /= float(step.n_rows);
-  else if (pair < rope_pairs() && rotates_query())
-    angle = rope_angle(score_position(), pair) * push.p.scale;
-  vec2 x[kQueriesEach];
-  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
-    const uint query = first_query + min(first_head + kAtOnce * j, heads - 1);
-    x[j] = vec2(0);
-    if (pair >= kHeadDim / 2) continue;
-    if (kSummed) {
-      const uint at = push.base[1] + query * kHeadDim, stride = push.p.heads * push.p.group * kHeadDim;
-      for (uint slice = 0; slice < push.slices; ++slice)
-        x[j] += vec2(sums[at + slice * stride + channels.x], sums[at + slice * stride + channels.y]);
-    } else {
-      const uint at = push.base[0] + (push.p.first_head * push.p.group + query) * kHeadDim;
-      x[j] = vec2(q[at + channels.x], q[at + channels.y]);
-    }
-  }
-  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
-    const uint h = first_head + kAtOnce * j;
-    if (h >= kHeads) continue;
-    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = x[j].x * angle.x - x[j].y * angle.y;
-    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = x[j].x * angle.y + x[j].y * angle.x;
-  }
-}
-
-// x of the thread whose number differs by `apart`, a power of two.
-float from_thread(float x, uint apart) {
-  if (apart < kLanes) return subgroupShuffleXor(x, apart);
-  barrier();
-  of_threads[thread] = x;
-  barrier();
-  return of_threads[thread ^ apart];
-}
-// The largest and the sum of `sharers` neighbouring threads, a power of two.
-float max_of_threads(float x, uint sharers) {
-  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x = max(x, from_thread(x, apart));
-  return x;
-}
-float sum_of_threads(float x, uint sharers) {
-  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x += from_thread(x, apart);
-  return x;
-}
-
 void main() {
   // The gate is asked for with the step, and the first keys before it is looked at: one after the other they would take 0.7 us
   // each of an H200.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
-  const Share share = find_share(gl_WorkGroupID.y, gl_WorkGroupID.z, gl_NumWorkGroups.y, gl_NumWorkGroups.z);
-  if (share.local_head >= push.p.heads) return;
-  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
-  const uint parts = share.parts, part = share.part, local_head = share.local_head, first_head = gl_WorkGroupID.x * kHeads;
-  const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
-  const HeadState own = head_states[push.p.head_state + push.p.first_head + local_head];
-  const uint n = units_of(own);
-  if (!selects(step, n) || !is_in(own, push.window)) return;
-  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end(step, n);
-  if (first >= end) return;
-
-  const uint key = thread / kSides, side = thread % kSides, busy = min((end - step.n_init + kTile - 1) / kTile, parts);
-  const uint part_start = push.base[6] / 2 + first_query * kMostScoreParts;
-  if (kLeavesParts && part == 0)  // whoever reads all parts finds nothing in those that there are not
-    for (uint i = thread; i < heads * kMostScoreParts; i += 128)
-      if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
+  Part part;
+  if (!find_part(part)) return;
+  const uint key = thread / kSides, side = thread % kSides;
   const uint half_size = kAligned ? kUnits : kHeadDim / 2, row_size = kRowsOfUnit * half_size;
-  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(own, push.p.first_head + local_head) * row_size;
+  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(part.own, part.head) * row_size;
   uvec4 keys[kRounds * kLoads];  // of the next tile
   [[unroll]] for (uint k_at = 0; k_at < kRounds * kLoads; ++k_at) {
-    const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = first + k_at / kLoads * kKeys + key;
-    const uint start = row + min(entry, end - 1) * row_size + k_at % kRowsOfUnit * half_size;
+    const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = part.first + k_at / kLoads * kKeys + key;
+    const uint start = row + min(entry, part.end - 1) * row_size + k_at % kRowsOfUnit * half_size;
     keys[k_at] = unit < kUnits ? k_unit(start, unit) : uvec4(0);
   }
   if (hits) return;
-  if (local_head == 0 && gl_WorkGroupID.x == 0)
-    for (uint i = part * 128 + thread; i < kClears; i += busy * 128) cleared[push.base[9] + i] = 0;
-  rotate_queries(first_query, heads);
+  prepare_parts(part);
+  rotate_queries(part.first_query, part.heads);
   barrier();
   vec4 queries[kHeads * kUnitsEach * 2];
   [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
@@ -194,12 +57,12 @@ void main() {
 
   LogSum total[kScoresEach];
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
-  [[dont_unroll]] for (uint tile = first; tile < end; tile += stride) {
+  [[dont_unroll]] for (uint tile = part.first; tile < part.end; tile += part.stride) {
     barrier();  // the scores before are read
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
       [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
-      const uint next = min(tile + stride + r * kKeys + key, end - 1);
+      const uint next = min(tile + part.stride + r * kKeys + key, part.end - 1);
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
         const uint unit = side + kSides * u;
         vec4 low, high;  // the unit's channels
@@ -228,11 +91,11 @@ void main() {
     barrier();
     [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
       const uint i = thread + 128 * j, h = i / kTile, entry = tile + i % kTile;
-      if (h >= heads || entry >= end) continue;
+      if (h >= part.heads || entry >= part.end) continue;
       vec4 sums_of_sides = vec4(0);
       [[unroll]] for (uint s = 0; s < kSideQuads; ++s) sums_of_sides += room[i * kPlace + s];
       const float score = (sums_of_sides.x + sums_of_sides.y) + (sums_of_sides.z + sums_of_sides.w);
-      all_scores[push.base[5] + (push.p.first_head * push.p.group + first_query + h) * push.p.score_capacity + entry] = score;
+      all_scores[push.base[5] + (push.p.first_head * push.p.group + part.first_query + h) * push.p.score_capacity + entry] = score;
       total[j] = added(total[j], score);
     }
   }
@@ -241,23 +104,7 @@ void main() {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
     const float sum = sum_of_threads(total[j].sum * exp(total[j].peak - peak), kTile);
-    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * kMostScoreParts + part] = vec2(peak, sum);
+    if (thread % kTile == 0 && h < part.heads) leave_sum(part, h, LogSum(peak, sum));
   }
-
-  if (kLeavesParts) return;
-  if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
-  const uint own_head = thread / kSharers, sharer = thread % kSharers;
-  vec2 of_parts[kPartsEach];
-  float peak = kNoPeak, sum = 0;
-  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
-    const uint own_part = sharer + kSharers * i;
-    of_parts[i] = vec2(kNoPeak, 0);
-    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * kMostScoreParts + own_part];
-    peak = max(peak, of_parts[i].x);
-  }
-  peak = max_of_threads(peak, kSharers);
-  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp(of_parts[i].x - peak);
-  sum = sum_of_threads(sum, kSharers);
-  if (sharer == 0 && own_head < heads)
-    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(LogSum(peak, sum));
+  add_up_parts(part);
 }
