@@ -306,8 +306,8 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
         auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
         if (c.rotation.mode == kRopeList) key = plain.rotated(key, c.position - double(n_local));
         // A sum of dh products of numbers below 1.2; queries are rotated, averaged over `rows` and scaled
-        // before.
-        ASSERT_NEAR(got[at], dot(query, key), 1.44 * c.dh * (c.dh + 8 + c.rows) * 0x1p-24)
+        // before, and may be sums of two f16 vectors, which are off by 2^-20 of a channel.
+        ASSERT_NEAR(got[at], dot(query, key), 1.44 * c.dh * (c.dh + 24 + c.rows) * 0x1p-24)
             << "head " << h << " entry " << i;
         sum += std::exp(static_cast<double>(got[at]));
       }

@@ -57,6 +57,7 @@ namespace thimble::vulkan {
   X(QueryGate, "select/query_gate", "") \
   X(SumQueries, "select/sum_queries", "") \
   X(TokenScore, "select/token_score", "") \
+  XC(TokenScoreCooperative, "select/token_score_cooperative", "") \
   X(PageScore, "select/token_score", "PAGES") \
   X(Vote, "select/vote", "") \
   X(VoteCount, "select/vote_count", "") \

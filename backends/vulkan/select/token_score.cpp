@@ -9,10 +9,24 @@ namespace {
 
 // A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
+constexpr uint32_t kThreads = 128;  // of a workgroup
 
 // Parts of each of equal heads.
 uint32_t score_parts(uint64_t entries) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(entries, kLeastTile), 1, kMostScoreParts));
+}
+
+// Whether token_score_cooperative.comp scores. Its products have two columns for each of kMostHeads query
+// heads: for half as many half of the work would be for nothing, and token_score.comp is faster.
+bool scores_by_matrices(const Limits& limits, uint32_t heads, uint32_t head_dim, bool aligned) {
+  const uint32_t lanes = limits.subgroup_size;
+  if (!limits.cooperative_matrix || heads <= kMostHeads / 2 || !aligned || head_dim % 16 || lanes < 16 ||
+      lanes > 64)
+    return false;
+  // Units of 16 bytes of shared memory: rows of keys and, where the queries were, their products.
+  const uint64_t keys = kThreads / lanes * 16, row = head_dim / 8 + 1, product = 5, few = 80;
+  const uint64_t units = keys * row + std::max<uint64_t>(keys * product, kMostHeads * head_dim / 4) + few;
+  return units * 16 <= limits.max_shared_bytes;
 }
 
 // The only row is rotated where it scores; several are added up first, in so many slices.
@@ -37,7 +51,6 @@ uint64_t score_bytes(const Recording& r, const TokenScoreParams& p) {
 
 void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const View& clears) {
   const TokenScoreParams& p = op.p;
-  constexpr uint32_t kThreads = 128;
   const uint32_t queries = p.heads * p.group, channels = queries * p.head_dim, has_gate = op.gate ? 1 : 0;
   const HeadPasses passes(p.group);
   const View parts = r.scratch().slice(0, score_parts_bytes(queries));
@@ -57,13 +70,16 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const Vi
   const View& k = op.k.values;
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
   const bool aligned = p.head_dim % 8 == 0 && k.offset % 16 == 0;
+  const Shader shader = scores_by_matrices(r.limits(), passes.heads, p.head_dim, aligned)
+                            ? Shader::kTokenScoreCooperative
+                            : Shader::kTokenScore;
   for_run_windows(r.limits(), k, entry_bytes, [&](const RunWindow& window) {
     const struct {
       TokenScoreParams p;
       RunWindow window;
       uint32_t slices;
     } push{p, window, slices};
-    r.dispatch(Shader::kTokenScore,
+    r.dispatch(shader,
                {p.head_dim, passes.heads, has_gate, slices ? 1u : 0u, aligned ? 1u : 0u, p.rope.mode,
                 p.rope.pairing, p.rope.n_rot, r.limits().subgroup_size, leaves_parts, p.equal_heads,
                 static_cast<uint32_t>(clears.bytes / sizeof(uint32_t))},
