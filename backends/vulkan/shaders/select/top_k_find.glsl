@@ -34,14 +34,18 @@ Span narrowed(Span span) {
   return Span(span.low + below, min((1u << shift) - 1, span.width - below), found.wanted, found.count);
 }
 
-// The `few` candidates of a span, and which of them is the smallest that is picked: each counts those above it.
-const uint kFew = 256;
+// The `few` candidates of a span, and which of them is the smallest that is picked: a subgroup counts those above one, and so on.
+const uint kFew = 512;
 shared uint few, few_keys[kFew], few_indices[kFew];
 shared Lowest found_lowest;
 uint few_above(uint own) {
+  const uint key = few_keys[own], index = few_indices[own];
   uint above = 0;
-  for (uint i = 0; i < few; ++i)
-    if (few_keys[i] > few_keys[own] || (few_keys[i] == few_keys[own] && few_indices[i] > few_indices[own])) ++above;
+  for (uint first = 0; first < few; first += gl_SubgroupSize) {
+    const uint i = first + gl_SubgroupInvocationID, at = min(i, kFew - 1), other = few_keys[at];
+    const bool larger = other > key || (other == key && few_indices[at] > index);
+    above += subgroupBallotBitCount(subgroupBallot(i < few && larger));
+  }
   return above;
 }
 Lowest find_among_few(Span span) {
@@ -59,7 +63,7 @@ Lowest find_among_few(Span span) {
       }
   }
   barrier();
-  for (uint own = thread_in_order(); own < few; own += kThreads)
+  for (uint own = gl_SubgroupID; own < few; own += gl_NumSubgroups)
     if (few_above(own) == span.wanted - 1) found_lowest = Lowest(few_keys[own], few_indices[own]);
   barrier();
   return found_lowest;

@@ -57,10 +57,10 @@ Lowest find_among_few(Span span, uint own_begin, out uint before) {
   above = subgroupAdd(above);
   if (subgroupElect()) atomicAdd(picked_before, above);
   barrier();
-  for (uint i = thread_in_order(); i < few; i += kThreads) {
+  for (uint i = gl_SubgroupID; i < few; i += gl_NumSubgroups) {
     const uint larger = few_above(i);
     if (larger == span.wanted - 1) found_lowest = Lowest(few_keys[i], few_indices[i]);
-    if (larger < span.wanted && few_indices[i] < own_begin) atomicAdd(picked_before, 1);
+    if (larger < span.wanted && few_indices[i] < own_begin && subgroupElect()) atomicAdd(picked_before, 1);
   }
   barrier();
   before = picked_before;

@@ -90,10 +90,10 @@ Counted find_counted(uint part, uint head, uint own_begin) {
     few_indices[i] = vote.y;
   }
   barrier();
-  for (uint i = thread; i < count; i += kThreads) {
+  for (uint i = gl_SubgroupID; i < count; i += gl_NumSubgroups) {
     const uint larger = few_above(i);
     if (larger == wanted - above - 1) found_lowest = Lowest(few_keys[i], few_indices[i]);
-    if (larger < wanted - above && few_indices[i] < own_begin) atomicAdd(picked_before, 1);
+    if (larger < wanted - above && few_indices[i] < own_begin && subgroupElect()) atomicAdd(picked_before, 1);
   }
   barrier();
   uint before = picked_before;
