@@ -76,8 +76,9 @@ void list_layer(Recording& r, const TokenScore& score, const Vote& vote, const T
              p,
              static_cast<uint32_t>(
                  std::min<uint64_t>(ceil_div(p.vote_capacity, threads / slices), r.limits().max_groups)));
+  const uint32_t part = static_cast<uint32_t>(ceil_div(p.score_capacity, kListParts));
   r.dispatch(
-      Shader::kTopKOfLayer, {list_threads(r.limits()), has_gate, 0, 1},
+      Shader::kTopKOfLayer, {list_threads(r.limits()), has_gate, 0, 1, part},
       {reads(list.scores), reads({}), reads(list.pos), reads(list.gate), writes(list.list), reads(counts)},
       ListPush{list.p, kListParts, 0}, kListParts, p.heads);
 }

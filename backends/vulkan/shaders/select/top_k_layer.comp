@@ -1,8 +1,10 @@
-// top_k of a layer's votes that vote_layer.comp has counted: each of several workgroups of a head finds the smallest that is
-// picked, among those of one bin, and writes its part of the list. Votes that were not counted one workgroup a head lists alone.
+// top_k of a layer's votes that vote_layer.comp has counted: each of several workgroups finds the smallest that is picked, among
+// those of one bin, and writes its part of the heads' lists, which are alike. Where one bin has too many, each head's workgroups
+// look further; votes that were not counted one workgroup a head lists alone.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
+#include "top_k_own.glsl"
 
 layout(set = 0, binding = 6, std430) readonly buffer Counts { uint counts[]; };  // as vote_layer.comp has left them
 
@@ -41,11 +43,12 @@ Lowest find_among_few(Span span, uint own_begin, out uint before) {
   if (thread_in_order() == 0) few = picked_before = 0;
   barrier();
   uint above = 0;
-  for (uint first = candidates.begin; first < candidates.end; first += kLoads * kThreads) {
+  const uint kAtOnce = 2 * kLoads;
+  for (uint first = candidates.begin; first < candidates.end; first += kAtOnce * kThreads) {
     const uint i = first + thread_in_order();
-    uint keys[kLoads];
-    load_keys(candidates, i, kThreads, keys);
-    [[unroll]] for (uint j = 0; j < kLoads; ++j) {
+    uint keys[kAtOnce];
+    [[unroll]] for (uint j = 0; j < kAtOnce; ++j) keys[j] = key_at(min(i + j * kThreads, candidates.end - 1));
+    [[unroll]] for (uint j = 0; j < kAtOnce; ++j) {
       if (i + j * kThreads < own_begin && keys[j] > span.low + span.width) ++above;
       if (i + j * kThreads < candidates.end && keys[j] - span.low <= span.width) {
         const uint at = atomicAdd(few, 1);
@@ -88,9 +91,10 @@ void main() {
     else
       span = span_of_all();
     if (counted && span.count <= kFew) {
+      if (head > 0) return;
       uint before;
       lowest = find_among_few(span, own.begin, before);
-      write_part(own, lowest, before, part == parts - 1);
+      write_own(own, lowest, before, part == parts - 1, push.p.heads);
       return;
     }
     lowest = find_lowest(span);

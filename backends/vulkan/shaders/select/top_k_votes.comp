@@ -3,9 +3,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
-
-layout(constant_id = 4) const uint kPartVotes = 2048;  // of a workgroup, at most
-const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
+#include "top_k_own.glsl"
 
 layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };     // as vote_count.comp has left them
 layout(set = 0, binding = 7, std430) readonly buffer Sorted { uvec2 sorted[]; };
@@ -26,27 +24,6 @@ uint sorted_at(uint head, uint i) {
   uint part = 0;
   for (; part + 1 < kListParts && i >= reach_bin[part] - above_bin[part]; ++part) i -= reach_bin[part] - above_bin[part];
   return push.base[6] / 2 + (head * kListParts + part) * kPartVotes + above_bin[part] + i;
-}
-
-// Writes the part of the list whose entries are `own`.
-void write_own(Range own, Lowest lowest, uint before, bool ends) {
-  const uint each = (own.end - own.begin + gl_NumSubgroups - 1) / gl_NumSubgroups;
-  const uint begin = own.begin + gl_SubgroupID * each, end = min(begin + each, own.end);
-  uvec4 picked[kEach];
-  uint count = 0;
-  [[unroll]] for (uint j = 0; j < kEach; ++j) {
-    const uint i = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
-    picked[j] = subgroupBallot(i < end && reaches(key_at(min(i, own.end - 1)), i, lowest));
-    count += subgroupBallotBitCount(picked[j]);
-  }
-  const uvec2 sums = scan_subgroups(count);
-  uint to = own_list + 1 + middle.begin + before + sums.x;
-  [[unroll]] for (uint j = 0; j < kEach; ++j) {
-    if (subgroupInverseBallot(picked[j]))
-      list[to + subgroupBallotExclusiveBitCount(picked[j])] = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
-    to += subgroupBallotBitCount(picked[j]);
-  }
-  if (ends) list_ends(before + sums.y);
 }
 
 // What the counts tell: the smallest vote that is picked, if there are few in its bin; if not, the bin's span.
@@ -115,7 +92,7 @@ void main() {
   if (!picks_all_or_none()) {
     const Counted found = find_counted(part, head, own.begin);
     if (found.among_few) {
-      write_own(own, found.lowest, found.before, part == kListParts - 1);
+      write_own(own, found.lowest, found.before, part == kListParts - 1, 1);
       return;
     }
     lowest = find_lowest(found.span);

@@ -1,0 +1,27 @@
+// How a workgroup that knows the smallest vote that is picked writes its part of a list. Votes are of entries: where they are of
+// positions, entries must be those.
+layout(constant_id = 4) const uint kPartVotes = 2048;  // of a workgroup, at most
+const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
+
+// Writes the part whose entries are `own` of the lists of so many heads, which are alike.
+void write_own(Range own, Lowest lowest, uint before, bool ends, uint heads) {
+  const uint each = (own.end - own.begin + gl_NumSubgroups - 1) / gl_NumSubgroups;
+  const uint begin = own.begin + gl_SubgroupID * each, end = min(begin + each, own.end);
+  uvec4 picked[kEach];
+  uint count = 0;
+  [[unroll]] for (uint j = 0; j < kEach; ++j) {
+    const uint i = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
+    picked[j] = subgroupBallot(i < end && reaches(key_at(min(i, own.end - 1)), i, lowest));
+    count += subgroupBallotBitCount(picked[j]);
+  }
+  const uvec2 sums = scan_subgroups(count);
+  [[dont_unroll]] for (uint h = 0; h < heads; ++h, own_list += push.p.list_capacity) {
+    uint to = own_list + 1 + middle.begin + before + sums.x;
+    [[unroll]] for (uint j = 0; j < kEach; ++j) {
+      if (subgroupInverseBallot(picked[j]))
+        list[to + subgroupBallotExclusiveBitCount(picked[j])] = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
+      to += subgroupBallotBitCount(picked[j]);
+    }
+    if (ends) list_ends(before + sums.y);
+  }
+}
