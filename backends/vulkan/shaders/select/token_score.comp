@@ -16,9 +16,7 @@ const uint kScoresEach = (kHeads * kTile + 127) / 128;
 // Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
 const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
 shared vec4 room[kHeads * kTile * kPlace];
-
-uint tile_units() { return kTile; }
-void put_query(uint head, uint channel, float x) { room[head * kUnits * 2 + channel / 4][channel % 4] = x; }
+#include "token_score_queries.glsl"
 
 // A unit of the row that begins at word or, where rows are aligned, uvec4 `row`.
 uvec4 k_unit(uint row, uint unit) {
@@ -34,20 +32,34 @@ void main() {
   // The gate is asked for with the step, and the first keys before it is looked at: one after the other they would take 0.7 us
   // each of an H200.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
-  Part part;
-  if (!find_part(part)) return;
-  const uint key = thread / kSides, side = thread % kSides;
+  const Share share = find_share(gl_WorkGroupID.y, gl_WorkGroupID.z, gl_NumWorkGroups.y, gl_NumWorkGroups.z);
+  if (share.local_head >= push.p.heads) return;
+  thread = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
+  const uint parts = share.parts, part = share.part, local_head = share.local_head, first_head = gl_WorkGroupID.x * kHeads;
+  const uint heads = min(kHeads, push.p.group - first_head), first_query = local_head * push.p.group + first_head;
+  const HeadState own = head_states[push.p.head_state + push.p.first_head + local_head];
+  const uint n = units_of(own);
+  if (!selects(step, n) || !is_in(own, push.window)) return;
+  const uint first = step.n_init + part * kTile, stride = parts * kTile, end = middle_end(step, n);
+  if (first >= end) return;
+
+  const uint key = thread / kSides, side = thread % kSides, busy = min((end - step.n_init + kTile - 1) / kTile, parts);
+  const uint part_start = push.base[6] / 2 + first_query * kMostScoreParts;
+  if (kLeavesParts && part == 0)  // whoever reads all parts finds nothing in those that there are not
+    for (uint i = thread; i < heads * kMostScoreParts; i += 128)
+      if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
   const uint half_size = kAligned ? kUnits : kHeadDim / 2, row_size = kRowsOfUnit * half_size;
-  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(part.own, part.head) * row_size;
+  const uint row = (kAligned ? push.base[2] / 4 : push.base[2]) + first_row(own, push.p.first_head + local_head) * row_size;
   uvec4 keys[kRounds * kLoads];  // of the next tile
   [[unroll]] for (uint k_at = 0; k_at < kRounds * kLoads; ++k_at) {
-    const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = part.first + k_at / kLoads * kKeys + key;
-    const uint start = row + min(entry, part.end - 1) * row_size + k_at % kRowsOfUnit * half_size;
+    const uint unit = side + kSides * (k_at / kRowsOfUnit % kUnitsEach), entry = first + k_at / kLoads * kKeys + key;
+    const uint start = row + min(entry, end - 1) * row_size + k_at % kRowsOfUnit * half_size;
     keys[k_at] = unit < kUnits ? k_unit(start, unit) : uvec4(0);
   }
   if (hits) return;
-  prepare_parts(part);
-  rotate_queries(part.first_query, part.heads);
+  if (local_head == 0 && gl_WorkGroupID.x == 0)
+    for (uint i = part * 128 + thread; i < kClears; i += busy * 128) cleared[push.base[9] + i] = 0;
+  rotate_queries(first_query, heads);
   barrier();
   vec4 queries[kHeads * kUnitsEach * 2];
   [[unroll]] for (uint i = 0; i < kHeads * kUnitsEach * 2; ++i) {
@@ -57,12 +69,12 @@ void main() {
 
   LogSum total[kScoresEach];
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
-  [[dont_unroll]] for (uint tile = part.first; tile < part.end; tile += part.stride) {
+  [[dont_unroll]] for (uint tile = first; tile < end; tile += stride) {
     barrier();  // the scores before are read
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
       [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;
-      const uint next = min(tile + part.stride + r * kKeys + key, part.end - 1);
+      const uint next = min(tile + stride + r * kKeys + key, end - 1);
       [[unroll]] for (uint u = 0; u < kUnitsEach; ++u) {
         const uint unit = side + kSides * u;
         vec4 low, high;  // the unit's channels
@@ -91,11 +103,11 @@ void main() {
     barrier();
     [[unroll]] for (uint j = 0; j < kScoresEach; ++j) {
       const uint i = thread + 128 * j, h = i / kTile, entry = tile + i % kTile;
-      if (h >= part.heads || entry >= part.end) continue;
+      if (h >= heads || entry >= end) continue;
       vec4 sums_of_sides = vec4(0);
       [[unroll]] for (uint s = 0; s < kSideQuads; ++s) sums_of_sides += room[i * kPlace + s];
       const float score = (sums_of_sides.x + sums_of_sides.y) + (sums_of_sides.z + sums_of_sides.w);
-      all_scores[push.base[5] + (push.p.first_head * push.p.group + part.first_query + h) * push.p.score_capacity + entry] = score;
+      all_scores[push.base[5] + (push.p.first_head * push.p.group + first_query + h) * push.p.score_capacity + entry] = score;
       total[j] = added(total[j], score);
     }
   }
@@ -104,7 +116,23 @@ void main() {
     const uint h = (thread + 128 * j) / kTile;
     const float peak = max_of_threads(total[j].peak, kTile);
     const float sum = sum_of_threads(total[j].sum * exp(total[j].peak - peak), kTile);
-    if (thread % kTile == 0 && h < part.heads) leave_sum(part, h, LogSum(peak, sum));
+    if (thread % kTile == 0 && h < heads) part_sums[part_start + h * kMostScoreParts + part] = vec2(peak, sum);
   }
-  add_up_parts(part);
+
+  if (kLeavesParts) return;
+  if (!finishes_last(push.base[7] + local_head * gl_NumWorkGroups.x + gl_WorkGroupID.x, busy)) return;
+  const uint own_head = thread / kSharers, sharer = thread % kSharers;
+  vec2 of_parts[kPartsEach];
+  float peak = kNoPeak, sum = 0;
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) {
+    const uint own_part = sharer + kSharers * i;
+    of_parts[i] = vec2(kNoPeak, 0);
+    if (own_part < busy && own_head < heads) of_parts[i] = part_sums[part_start + own_head * kMostScoreParts + own_part];
+    peak = max(peak, of_parts[i].x);
+  }
+  peak = max_of_threads(peak, kSharers);
+  [[unroll]] for (uint i = 0; i < kPartsEach; ++i) sum += of_parts[i].y * exp(of_parts[i].x - peak);
+  sum = sum_of_threads(sum, kSharers);
+  if (sharer == 0 && own_head < heads)
+    lse[push.base[8] + push.p.first_head * push.p.group + first_query + own_head] = log_sum_bits(LogSum(peak, sum));
 }

@@ -1,0 +1,66 @@
+// The queries of a part, and sums over threads. Before it is included: kTile, the units that a workgroup scores at a time, and
+// vec4 room[], shared memory for the queries at least: [heads][quads of channels].
+shared float of_threads[128];
+// At the end, so many threads share a head.
+const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
+
+uint tiles_of(uint local_head) {
+  const uint n = units_of(head_states[push.p.head_state + push.p.first_head + local_head]);
+  return selects(step, n) ? (middle_end(step, n) - step.n_init + kTile - 1) / kTile : 0;
+}
+const uint kMostShare = kMostScoreParts;
+#include "../shares.glsl"
+
+uint thread;  // lanes of a subgroup are neighbours
+
+// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the same pair of channels of
+// several heads, so that one angle turns them all, and asks for all it reads at once; heads that there are not get what nobody
+// reads.
+void rotate_queries(uint first_query, uint heads) {
+  const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
+  const uint pair = thread % kPairs, first_head = thread / kPairs;
+  const uvec2 channels = channels_of(pair);
+  vec2 angle = vec2(push.p.scale, 0);
+  if (kSummed)
+    angle.x /= float(step.n_rows);
+  else if (pair < rope_pairs() && rotates_query())
+    angle = rope_angle(score_position(), pair) * push.p.scale;
+  vec2 x[kQueriesEach];
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint query = first_query + min(first_head + kAtOnce * j, heads - 1);
+    x[j] = vec2(0);
+    if (pair >= kHeadDim / 2) continue;
+    if (kSummed) {
+      const uint at = push.base[1] + query * kHeadDim, stride = push.p.heads * push.p.group * kHeadDim;
+      for (uint slice = 0; slice < push.slices; ++slice)
+        x[j] += vec2(sums[at + slice * stride + channels.x], sums[at + slice * stride + channels.y]);
+    } else {
+      const uint at = push.base[0] + (push.p.first_head * push.p.group + query) * kHeadDim;
+      x[j] = vec2(q[at + channels.x], q[at + channels.y]);
+    }
+  }
+  [[unroll]] for (uint j = 0; j < kQueriesEach; ++j) {
+    const uint h = first_head + kAtOnce * j;
+    if (h >= kHeads) continue;
+    room[h * kUnits * 2 + channels.x / 4][channels.x % 4] = x[j].x * angle.x - x[j].y * angle.y;
+    room[h * kUnits * 2 + channels.y / 4][channels.y % 4] = x[j].x * angle.y + x[j].y * angle.x;
+  }
+}
+
+// x of the thread whose number differs by `apart`, a power of two.
+float from_thread(float x, uint apart) {
+  if (apart < kLanes) return subgroupShuffleXor(x, apart);
+  barrier();
+  of_threads[thread] = x;
+  barrier();
+  return of_threads[thread ^ apart];
+}
+// The largest and the sum of `sharers` neighbouring threads, a power of two.
+float max_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x = max(x, from_thread(x, apart));
+  return x;
+}
+float sum_of_threads(float x, uint sharers) {
+  [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x += from_thread(x, apart);
+  return x;
+}
