@@ -138,7 +138,7 @@ struct GluOfNorm {
   const RmsNorm* norm = nullptr;
   const Glu* glu = nullptr;
 };
-struct RoutedGlu {
+struct RoutedExperts {
   const Route* route = nullptr;
   const ExpertGlu* glu = nullptr;
   const ExpertLinear* linear = nullptr;  // or null
@@ -154,7 +154,7 @@ struct Select {
   const Vote* vote = nullptr;
   const TopK* top_k = nullptr;
 };
-using Group = std::variant<const Op*, Products, GluOfNorm, RoutedGlu, AppendToken, Select>;
+using Group = std::variant<const Op*, Products, GluOfNorm, RoutedExperts, AppendToken, Select>;
 
 namespace fusion {
 
@@ -211,7 +211,7 @@ inline Group take_products(std::span<const Op>& ops, const Joins& joins) {
   return Products{.siblings = std::move(siblings)};
 }
 
-inline Group take_routed_glu(std::span<const Op>& ops, const Joins& joins) {
+inline Group take_routed_experts(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
   const Route* route = take<Route>(rest, [&](const Route&) { return joins.routed_glu; });
   const ExpertGlu* glu =
@@ -220,7 +220,7 @@ inline Group take_routed_glu(std::span<const Op>& ops, const Joins& joins) {
   const ExpertLinear* linear = take<ExpertLinear>(
       rest, [&](const ExpertLinear& l) { return joins.routed_linear && makes_slots(*route, l); });
   ops = rest;
-  return RoutedGlu{route, glu, linear};
+  return RoutedExperts{route, glu, linear};
 }
 
 inline Group take_normed_append(std::span<const Op>& ops, const Joins& joins) {
@@ -272,7 +272,7 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
 // Takes the group that the list starts with; an op that joins no other is one by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
-  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_glu,
+  constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_experts,
                              take_normed_append,    take_append,   take_select};
   for (const Take take : kTakes) {
     Group group = take(ops, joins);

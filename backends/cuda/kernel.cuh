@@ -78,4 +78,9 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+// What an RMS norm scales n numbers with, from the sum of their squares.
+__device__ inline float rms_scale(float squares, uint32_t n, float eps) {
+  return 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
+}
+
 }  // namespace thimble::cuda

@@ -10,6 +10,8 @@ namespace thimble::cuda {
 
 // Most matrices that multiply the same rows in one launch: q, k and v of a layer.
 inline constexpr uint32_t kMostSiblings = 3;
+// The widest heads that there are kernels for.
+inline constexpr uint32_t kMostHeadDim = 256;
 
 void embed(const Launch&, const Embed&);
 void rms_norm(const Launch&, const RmsNorm&);

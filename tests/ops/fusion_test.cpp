@@ -271,7 +271,7 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
       add(glu->before);
       add(glu->norm);
       add(glu->glu);
-    } else if (const auto* routed = std::get_if<RoutedGlu>(&group)) {
+    } else if (const auto* routed = std::get_if<RoutedExperts>(&group)) {
       add(routed->route);
       add(routed->glu);
       add(routed->linear);

@@ -182,14 +182,6 @@ struct ExpertOperands {
   uint64_t bytes() const { return o.x_bytes() + o.w_bytes(); }
 };
 
-bool multiplies_vectors(const Launch& l, const ExpertGlu& op) {
-  return l.max_rows == 1 && op.gate.type == op.up.type &&
-         experts_multiply_vectors(op.gate, op.p.out_cols, op.p.chosen);
-}
-bool multiplies_vectors(const Launch& l, const ExpertLinear& op) {
-  return l.max_rows == 1 && experts_multiply_vectors(op.w, op.p.out_cols, op.p.chosen);
-}
-
 }  // namespace
 
 void routed_experts(const Launch& l, const Route& router, const ExpertGlu& glu, const ExpertLinear* linear) {

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, kBlocksOfAMultiprocessor)
   else
     ((m.type == Formats::kType ? multiply_tiles<Formats, kPair>(step, p, m) : void()), ...);
 }
+
 using Kernel = void (*)(const StepParams*, Products);
 
 template <typename... Formats>

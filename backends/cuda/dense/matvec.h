@@ -20,10 +20,11 @@ void multiply_vectors(const Launch&, const Glu&, const RmsNorm* norm);
 bool multiplies_by_rows(const Launch&, const Linear&);
 void multiply_by_rows(const Launch&, const Linear&, const RmsNorm* norm);
 
-// The experts' ops of one row, of matrices for which experts_multiply_vectors() holds; gate and up of the
-// same type. A route, if not null, is one for which chooses_experts() holds. The glu's launch makes it; the
-// linear, the next launch behind that, makes it once more for itself.
-bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen);
+// The experts' ops of one row, where multiplies_vectors() holds. A route, if not null, is one for which
+// chooses_experts() holds. The glu's launch makes it; the linear, the next launch behind that, makes it once
+// more for itself.
+bool multiplies_vectors(const Launch&, const ExpertGlu&);
+bool multiplies_vectors(const Launch&, const ExpertLinear&);
 bool chooses_experts(const Route&);
 void multiply_vectors(const Launch&, const ExpertGlu&, const Route*);
 void multiply_vectors(const Launch&, const ExpertLinear&, const Route*);

@@ -44,16 +44,22 @@ void launch_products(const Launch& l, Products& p, Of of) {
   launch(l, Kernels::of(type, of), shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
 }
 
-}  // namespace
-
-bool chooses_experts(const Route& router) {
-  return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;
-}
-
-bool experts_multiply_vectors(const Weight& w, uint32_t out_cols, uint32_t chosen) {
+bool has_format(const Weight& w, uint32_t out_cols, uint32_t chosen) {
   const uint64_t row_bytes = dtype_bytes(w.type, w.cols);
   return chosen <= kWarp && Kernels::of(w.type, Of::kSlots) && row_bytes % 2 == 0 &&
          row_bytes * out_cols % 16 == 0;
+}
+
+}  // namespace
+
+bool multiplies_vectors(const Launch& l, const ExpertGlu& op) {
+  return l.max_rows == 1 && op.gate.type == op.up.type && has_format(op.gate, op.p.out_cols, op.p.chosen);
+}
+bool multiplies_vectors(const Launch& l, const ExpertLinear& op) {
+  return l.max_rows == 1 && has_format(op.w, op.p.out_cols, op.p.chosen);
+}
+bool chooses_experts(const Route& router) {
+  return router_words(router.p.experts) * sizeof(uint32_t) <= kMostRouterBytes;
 }
 
 void multiply_vectors(const Launch& l, const ExpertGlu& op, const Route* router) {

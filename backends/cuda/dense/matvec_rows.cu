@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows_kernel(const StepParam
   if (lane == 0) of_warps[warp] = {sum, squares};
   __syncthreads();
   const float2 own = lane < kWarps ? of_warps[lane] : float2{};
-  const float scale = p.weight ? 1.0f / sqrtf(warp_sum(own.y) / static_cast<float>(p.cols) + p.norm_eps) : 1;
+  const float scale = p.weight ? rms_scale(warp_sum(own.y), p.cols, p.norm_eps) : 1;
   sum = warp_sum(own.x) * scale + bias + before;
   if (threadIdx.x == 0) p.y[row] = sum;
   if (!p.weight || row != gridDim.x - 1) return;

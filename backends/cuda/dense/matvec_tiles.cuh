@@ -128,7 +128,7 @@ __device__ inline float norm_scale(const Products& p, float sum, uint32_t sums) 
   if (lane == 0) store_float(sums + threadIdx.x / kWarp * 4, sum);
   __syncthreads();
   sum = warp_sum(lane < warps ? load_float(sums + lane * 4) : 0);
-  return 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps);
+  return rms_scale(sum, p.cols, p.norm_eps);
 }
 
 // The block's products with m.w[0]; with kPair = 1 those with both, in turns: a tile of the gate, then the

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kMostThreads)
   for (uint32_t j = 0; j < kHeld; ++j)
     if (threadIdx.x + j * blockDim.x < cols) sum += squares(held[j]);
   for (uint32_t c = threadIdx.x + kHeld * blockDim.x; c < cols; c += blockDim.x) sum += squares(x[at + c]);
-  const float scale = 1.0f / sqrtf(row_sum(sum) / static_cast<float>(p.cols) + p.eps);
+  const float scale = rms_scale(row_sum(sum), p.cols, p.eps);
 #pragma unroll
   for (uint32_t j = 0; j < kHeld; ++j)
     if (const uint32_t c = threadIdx.x + j * blockDim.x; c < cols) {

@@ -90,7 +90,6 @@ uint64_t free_bytes(int index, uint64_t total) {
 }
 
 // Rows of the pool are read in pieces of 16 bytes.
-constexpr uint32_t kMostHeadDim = 256;
 bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
 
 // Whether there is a kernel for an op.

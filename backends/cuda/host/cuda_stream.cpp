@@ -72,7 +72,7 @@ class Launcher {
   void operator()(const Op* op) { std::visit(*this, *op); }
   void operator()(const Products& g) { linear(l_, g.siblings, g.norm); }
   void operator()(const GluOfNorm& g) { glu(l_, *g.glu, g.norm); }
-  void operator()(const RoutedGlu& g) { routed_experts(l_, *g.route, *g.glu, g.linear); }
+  void operator()(const RoutedExperts& g) { routed_experts(l_, *g.route, *g.glu, g.linear); }
   void operator()(const AppendToken& g) {
     if (g.q_norm)
       append_token(l_, *g.q_norm, *g.k_norm, *g.append);

@@ -10,7 +10,7 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kNormThreads = 128, kMostHeadDim = 256;
+constexpr uint32_t kNormThreads = 128;
 
 // What norms a row's keys and queries where they lie.
 struct HeadNorms {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const float* const value = append.qkv + append.p.v_column + head * n.head_dim;  // of a key
   for (uint32_t c = 4 * lane; is_key && c < n.head_dim; c += 4 * kWarp) prefetch(value + c);
   for_each_channel([&](uint32_t i, uint32_t) { sum += x[i] * x[i]; });
-  const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(n.head_dim) + n.eps);
+  const float scale = rms_scale(warp_sum(sum), n.head_dim, n.eps);
   for_each_channel([&](uint32_t i, uint32_t c) { own[c] = keys[warp][c] = x[i] * scale * weights[i]; });
   __syncwarp();
   if (is_key) append.put(0, keys[warp], value, s.position);

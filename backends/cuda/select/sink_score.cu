@@ -12,7 +12,7 @@ constexpr uint32_t kWarps = 8;  // of a block
 __device__ float norm_scale(const float* x, const SinkScoreParams& p) {
   float squares = 0;
   for (uint32_t c = threadIdx.x; c < p.width; c += kWarp) squares += x[c] * x[c];
-  return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(p.width) + p.eps);
+  return rms_scale(warp_sum(squares), p.width, p.eps);
 }
 
 __global__ void __launch_bounds__(kWarp* kWarps)

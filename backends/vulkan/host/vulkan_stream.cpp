@@ -110,7 +110,7 @@ class VulkanRecorder : public Recorder {
     if (g.before) linear_before(recording_, *g.before, *g.norm);
     glu(recording_, *g.glu, g.norm);
   }
-  void launch(const RoutedGlu& g) {
+  void launch(const RoutedExperts& g) {
     if (routed_expert_glu(recording_, *g.route, *g.glu)) return;
     launch(*g.route);
     launch(*g.glu);
