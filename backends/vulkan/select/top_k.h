@@ -8,14 +8,12 @@
 #define kMostCountedGroup 64u  // query heads of a KV head whose votes are counted
 #define kVoteBins 512u         // of the histogram that vote makes for top_k of a group's votes
 
-// And of a layer's: bin b has the keys from kLayerLow + (b << kLayerShift) on, the first one all below it
-// too, the last one all above. They are those of the numbers from -2^11 to -2^-5, 512 bins from a power of
-// two to the next. The exponentials of all votes add up to the number of query heads, so the k-th largest is
-// at most a k-th of that: the last bin can be the one that is looked for only where hardly more entries are
-// picked than there are query heads.
+// And of a layer's. The exponentials of all votes add up to the number of query heads, so the k-th largest
+// vote is at most log(query heads / k). Votes are counted by how far they lie below that: from 2^-6 to 2^10,
+// 512 bins from a power of two to the next, so that they are narrow where many votes are.
 #define kLayerBins 8192u
-#define kLayerShift 14u
-#define kLayerLow 0x3b000000u
+#define kLayerShift 14         // from the bits of a distance to its bin
+#define kLayerNearest 0xf200   // (bits of 2^-6) >> kLayerShift: the last bin, and all nearer votes
 #define kMostLayerQueries 256u  // query heads of a layer whose votes are counted
 
 #ifdef __cplusplus

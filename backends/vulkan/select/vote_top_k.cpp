@@ -54,7 +54,7 @@ void list_groups(Recording& r, const TokenScore* score, const Vote& vote, const 
 // Votes that workgroups look through for those of one bin, at most. One workgroup a head does so alone where
 // entries have moved.
 constexpr uint32_t kMostCountedLayer = 1 << 16;
-constexpr uint64_t kLayerCountBytes = (kLayerBins + 1) * sizeof(uint32_t);
+constexpr uint64_t kLayerCountBytes = (kLayerBins + 2) * sizeof(uint32_t);
 
 bool counts_layer(const VoteParams& p) {
   return p.heads * p.group <= kMostLayerQueries && p.score_capacity == p.vote_capacity &&

@@ -4,6 +4,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
+#include "layer_bins.glsl"
 #include "top_k_own.glsl"
 
 layout(set = 0, binding = 6, std430) readonly buffer Counts { uint counts[]; };  // as vote_layer.comp has left them
@@ -13,16 +14,16 @@ const uint kBinsEach = kLayerBins / kThreads;
 uint top_bin() { return kLayerBins - 1 - thread_in_order() * kBinsEach; }
 uint count_own_bins() {
   uint own = 0;
-  for (uint i = 0; i < kBinsEach; ++i) own += counts[push.base[5] + top_bin() - i];
+  for (uint i = 0; i < kBinsEach; ++i) own += counts[push.base[5] + count_at(top_bin() - i)];
   return own;
 }
 
 // The bin of the smallest vote that is picked; `own`: what the thread's bins have.
-Span counted_span(uint own) {
+Bin counted_bin(uint own) {
   uint above = scan_threads(own).x;
   if (above < wanted && wanted <= above + own)
     for (uint i = 0; i < kBinsEach; ++i) {
-      const uint count = counts[push.base[5] + top_bin() - i];
+      const uint count = counts[push.base[5] + count_at(top_bin() - i)];
       if (wanted <= above + count) {
         found_bin = Bin(top_bin() - i, wanted - above, count);
         break;
@@ -30,41 +31,48 @@ Span counted_span(uint own) {
       above += count;
     }
   barrier();
-  const Bin found = found_bin;
-  const uint low = found.bin == 0 ? 0 : kLayerLow + (found.bin << kLayerShift);
-  const uint high = found.bin == kLayerBins - 1 ? 0xffffffff : kLayerLow + ((found.bin + 1) << kLayerShift) - 1;
-  return Span(low, high - low, found.wanted, found.count);
+  return found_bin;
 }
 
 shared uint picked_before;
 
-// The smallest vote that is picked, of few in the span; and how many of those before `own_begin` are picked.
-Lowest find_among_few(Span span, uint own_begin, out uint before) {
+// The smallest vote that is picked, of few in a bin; and how many of those before `own_begin` are picked. The few are counted once
+// more, in finer bins, and only those of one are compared each with each: of 500 that took 20 us.
+Lowest find_among_few(Bin bin, uint own_begin, out uint before) {
+  const float most = uintBitsToFloat(counts[push.base[5] + kLayerBins + 1]);
+  const int own_step = step_of_bin(bin.bin);
   if (thread_in_order() == 0) few = picked_before = 0;
-  barrier();
+  clear_histogram();
   uint above = 0;
   const uint kAtOnce = 2 * kLoads;
   for (uint first = candidates.begin; first < candidates.end; first += kAtOnce * kThreads) {
     const uint i = first + thread_in_order();
-    uint keys[kAtOnce];
-    [[unroll]] for (uint j = 0; j < kAtOnce; ++j) keys[j] = key_at(min(i + j * kThreads, candidates.end - 1));
+    uint votes[kAtOnce], in_bin = 0;
+    [[unroll]] for (uint j = 0; j < kAtOnce; ++j) votes[j] = scores[own_scores + min(i + j * kThreads, candidates.end - 1)];
     [[unroll]] for (uint j = 0; j < kAtOnce; ++j) {
-      if (i + j * kThreads < own_begin && keys[j] > span.low + span.width) ++above;
-      if (i + j * kThreads < candidates.end && keys[j] - span.low <= span.width) {
-        const uint at = atomicAdd(few, 1);
-        few_keys[at] = keys[j];
-        few_indices[at] = i + j * kThreads;
-      }
+      const int step = step_of(bits_below(most, votes[j]));
+      if (i + j * kThreads < own_begin && step < own_step) ++above;
+      if (i + j * kThreads < candidates.end && step == own_step) in_bin |= 1u << j;
     }
+    [[dont_unroll]] for (; in_bin != 0; in_bin &= in_bin - 1) {  // little code, which runs for few
+      const uint own = i + findLSB(in_bin) * kThreads, vote = scores[own_scores + own], at = atomicAdd(few, 1);
+      const uint finer = finer_bin(bits_below(most, vote));
+      few_keys[at] = order_bits(vote);
+      few_indices[at] = finer << 16 | own;
+      atomicAdd(histogram[finer], 1);
+    }
+  }
+  barrier();
+  const Bin finer = find_bin(bin.wanted);
+  for (uint i = gl_SubgroupID; i < few; i += gl_NumSubgroups) {
+    const uint own_bin = few_indices[i] >> 16, index = few_indices[i] & 0xffff;
+    if (own_bin < finer.bin) continue;
+    const uint larger = own_bin > finer.bin ? 0 : few_above(i);
+    if (larger == bin.wanted - 1 && own_bin == finer.bin) found_lowest = Lowest(few_keys[i], index);
+    if (larger < bin.wanted && index < own_begin && subgroupElect()) ++above;
   }
   above = subgroupAdd(above);
   if (subgroupElect()) atomicAdd(picked_before, above);
-  barrier();
-  for (uint i = gl_SubgroupID; i < few; i += gl_NumSubgroups) {
-    const uint larger = few_above(i);
-    if (larger == span.wanted - 1) found_lowest = Lowest(few_keys[i], few_indices[i]);
-    if (larger < span.wanted && few_indices[i] < own_begin && subgroupElect()) atomicAdd(picked_before, 1);
-  }
   barrier();
   before = picked_before;
   return found_lowest;
@@ -85,19 +93,18 @@ void main() {
   const Range own = part_of(middle, part, parts);
   Lowest lowest = lowest_of_all_or_none();
   if (!picks_all_or_none()) {
-    Span span;
-    if (counted)
-      span = counted_span(own_count);
-    else
-      span = span_of_all();
-    if (counted && span.count <= kFew) {
-      if (head > 0) return;
-      uint before;
-      lowest = find_among_few(span, own.begin, before);
-      write_own(own, lowest, before, part == parts - 1, push.p.heads);
-      return;
+    if (counted) {
+      const Bin bin = counted_bin(own_count);
+      if (bin.count <= kFew && bin.bin > 0 && bin.bin < kLayerBins - 1) {
+        if (part == parts - 1) list_ends(wanted);
+        if (head > 0) return;
+        uint before;
+        lowest = find_among_few(bin, own.begin, before);
+        write_own(own, lowest, before, push.p.heads);
+        return;
+      }
     }
-    lowest = find_lowest(span);
+    lowest = find_lowest(span_of_all());
   }
   uint before = 0;
   if (part > 0) before = count_picked(Range(middle.begin, own.begin), lowest).y;

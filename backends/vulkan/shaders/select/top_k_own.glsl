@@ -4,7 +4,7 @@ layout(constant_id = 4) const uint kPartVotes = 2048;  // of a workgroup, at mos
 const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
 
 // Writes the part whose entries are `own` of the lists of so many heads, which are alike.
-void write_own(Range own, Lowest lowest, uint before, bool ends, uint heads) {
+void write_own(Range own, Lowest lowest, uint before, uint heads) {
   const uint each = (own.end - own.begin + gl_NumSubgroups - 1) / gl_NumSubgroups;
   const uint begin = own.begin + gl_SubgroupID * each, end = min(begin + each, own.end);
   uvec4 picked[kEach];
@@ -14,14 +14,13 @@ void write_own(Range own, Lowest lowest, uint before, bool ends, uint heads) {
     picked[j] = subgroupBallot(i < end && reaches(key_at(min(i, own.end - 1)), i, lowest));
     count += subgroupBallotBitCount(picked[j]);
   }
-  const uvec2 sums = scan_subgroups(count);
-  [[dont_unroll]] for (uint h = 0; h < heads; ++h, own_list += push.p.list_capacity) {
-    uint to = own_list + 1 + middle.begin + before + sums.x;
+  const uint first = own_list + 1 + middle.begin + before + scan_subgroups(count).x;
+  [[dont_unroll]] for (uint h = 0; h < heads; ++h) {
+    uint to = first + h * push.p.list_capacity;
     [[unroll]] for (uint j = 0; j < kEach; ++j) {
       if (subgroupInverseBallot(picked[j]))
         list[to + subgroupBallotExclusiveBitCount(picked[j])] = begin + j * gl_SubgroupSize + gl_SubgroupInvocationID;
       to += subgroupBallotBitCount(picked[j]);
     }
-    if (ends) list_ends(before + sums.y);
   }
 }

@@ -92,7 +92,8 @@ void main() {
   if (!picks_all_or_none()) {
     const Counted found = find_counted(part, head, own.begin);
     if (found.among_few) {
-      write_own(own, found.lowest, found.before, part == kListParts - 1, 1);
+      write_own(own, found.lowest, found.before, 1);
+      if (part == kListParts - 1) list_ends(wanted);
       return;
     }
     lowest = find_lowest(found.span);
