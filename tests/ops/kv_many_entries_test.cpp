@@ -193,18 +193,20 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
 TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
   struct Case {
     uint32_t n, rows, scope, window;
-    bool whole = false;  // nobody has lost an entry
-    uint32_t keys = 0;   // of a head, again and again; 0: as many as entries
+    bool whole = false;   // nobody has lost an entry
+    uint32_t keys = 0;    // of a head, again and again; 0: as many as entries
+    float sharpness = 1;  // queries are so many times as long
   };
   for (const Case c :
        {Case{20000, 33, kVoteGroup, 0}, Case{20000, 1, kVoteLayer, 0}, Case{20000, 1, kVoteLayer, 5},
         Case{20000, 1, kVoteGroup, 5}, Case{20000, 1, kVoteLayer, 0, true},
         Case{40000, 1, kVoteLayer, 0, true}, Case{60000, 1, kVoteLayer, 0, true},
-        Case{20000, 1, kVoteLayer, 0, true, 7}, Case{70000, 1, kVoteLayer, 0, true},
-        Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
+        Case{20000, 1, kVoteLayer, 0, true, 7}, Case{20000, 1, kVoteLayer, 0, true, 0, 3},
+        Case{20000, 1, kVoteLayer, 0, true, 0, 1 / 16.0f}, Case{20000, 1, kVoteLayer, 0, true, 0, 1 / 512.0f},
+        Case{70000, 1, kVoteLayer, 0, true}, Case{70000, 1, kVoteLayer, 0}, Case{70000, 1, kVoteGroup, 0}}) {
     SCOPED_TRACE(::testing::Message()
                  << c.n << " entries, " << c.rows << " rows, scope " << c.scope << ", window " << c.window
-                 << ", whole " << c.whole << ", keys " << c.keys);
+                 << ", whole " << c.whole << ", keys " << c.keys << ", sharpness " << c.sharpness);
     clear();
     Random random{c.n};
     const uint32_t kv_heads = 2, group = 4, heads = kv_heads * group, dh = 64, capacity = c.n + 3,
@@ -214,7 +216,7 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
     const Rotation rotation;
     const std::vector<HeadState> runs = equal_heads(kv_heads, capacity, c.n - c.rows);
     size_for(kv_heads, group, dh, session_of(runs, c.rows, 64, vote_capacity));
-    const auto q = random.floats(size_t(c.rows) * stride);
+    const auto q = random.floats(size_t(c.rows) * stride, -c.sharpness, c.sharpness);
     auto k_bits = halves(random.floats(size_t(kv_heads) * capacity * dh));
     for (size_t i = 0; c.keys && i < k_bits.size(); ++i)
       if (i / dh % capacity >= c.keys) k_bits[i] = k_bits[i - size_t(c.keys) * dh];
@@ -270,8 +272,8 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
       for (uint32_t i = n_init; i < end; ++i) {
         double score = 0;
         for (uint32_t e = 0; e < dh; ++e) score += query[e] * double{f16_to_f32(own[size_t(i) * dh + e])};
-        // As in kv_selection_test, with numbers below 1.
-        ASSERT_NEAR(got[size_t(h) * capacity + i], score, 2 * dh * (dh + 24 + c.rows) * 0x1p-24)
+        // As in kv_selection_test, with keys below 1.
+        ASSERT_NEAR(got[size_t(h) * capacity + i], score, 2 * c.sharpness * dh * (dh + 24 + c.rows) * 0x1p-24)
             << "head " << h << " entry " << i;
         sum += std::exp(double{got[size_t(h) * capacity + i]});
       }

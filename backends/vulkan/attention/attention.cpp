@@ -129,10 +129,10 @@ struct PoolWork {
     return 16 * (std::max(scoring, adding) + weights + entries + few);
   }
 };
-// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Tiles of
-// 512 threads pay where all of them run at once and smaller ones do not (4 heads of 128, a list of 2,688: 12.0
-// instead of 14.6 us on an H200, which has 132 multiprocessors). Where a part's next tiles are fetched ahead,
-// registers are short, and small workgroups leave fewer of them unused.
+// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Tiles
+// of 512 threads pay where all of them run at once and smaller ones do not (4 heads of 128, a list of
+// 2,688: 12.0 instead of 14.6 us on an H200, which has 132 multiprocessors). Where a part's next tiles are
+// fetched ahead, registers are short, and small workgroups leave fewer of them unused.
 PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entries) {
   constexpr uint32_t kGroupsAtOnce = 128;
   for (const uint32_t threads : {512u, 256u}) {
@@ -151,7 +151,8 @@ PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entr
 }
 
 void attend_pool(Recording& r, const Attention& op) {
-  const AttentionParams& p = op.p;
+  AttentionParams p = op.p;
+  if (!op.list) p.list_capacity = 0;
   const Limits& limits = r.limits();
   const View &k = op.k.values, &v = op.v.values;
   uint32_t entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);
@@ -171,9 +172,8 @@ void attend_pool(Recording& r, const Attention& op) {
     } push{p, window};
     r.dispatch(
         op.sinks ? Shader::kAttendPoolSinks : Shader::kAttendPool,
-        {p.head_dim, work.passes.heads, op.list ? 1u : 0u, p.rope.mode, p.rope.pairing, p.rope.n_rot,
-         aligned ? 1u : 0u, work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads,
-         p.cap != 0},
+        {p.head_dim, work.passes.heads, p.rope.mode, p.rope.pairing, p.rope.n_rot, aligned ? 1u : 0u,
+         work.once ? 1u : 0u, work.threads, limits.subgroup_size, p.equal_heads, p.cap != 0},
         {reads(op.q), reads(window.of(k, entry_bytes)), reads(window.of(v, entry_bytes)), reads(op.list),
          reads(op.rope), writes(outs), writes(stats), writes(counters), writes(op.y), reads(op.sinks)},
         push, work.parts, p.heads, work.passes.count);

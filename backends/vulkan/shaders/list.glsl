@@ -1,5 +1,5 @@
-// Which entries a KV head attends to. The shader that includes this has declared `uint list[]` and the constant kHasList, and
-// defines LIST_BASE, the first list's first element, and LIST_CAPACITY.
+// Which entries a KV head attends to. The shader that includes this has declared `uint list[]` and defines kHasList, LIST_BASE,
+// the first list's first element, and LIST_CAPACITY.
 
 // Without a list, everything: `entries`.
 uint list_count(uint head, uint entries) { return kHasList ? list[LIST_BASE + head * LIST_CAPACITY] : entries; }
