@@ -84,56 +84,34 @@ __device__ static bool are_positions(const HeadState* heads, uint32_t count, con
   return !__any_sync(~0u, moved);
 }
 
-// How a block votes where entries are positions: an entry's query heads are shared by `slices` threads.
-struct EntrySlice {
-  static constexpr uint32_t kAtOnce = 16;  // scores of a thread
-  uint32_t entries, slice, begin, end;     // of a block; the thread's, and its query heads
-  float x[kAtOnce];
-
-  __device__ EntrySlice(const VoteParams& p, uint32_t slices)
-      : entries(kThreads / slices), slice(threadIdx.x / entries) {
-    const uint32_t queries = p.heads * p.group, each = (queries + slices - 1) / slices;
-    begin = slice * each;
-    end = min(begin + each, queries);
-  }
-  // What query heads from `first` on say about an entry.
-  __device__ void ask(const VoteParams& p, const float* scores, uint32_t first, uint32_t entry) {
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i)
-      x[i] = first + i < end ? scores[uint64_t(first + i) * p.score_capacity + entry] : -kInfinity;
-  }
-  // The slice's vote; its first query heads were asked.
-  __device__ LogSum vote(const VoteParams& p, const float* scores, const float* lse, uint32_t entry) {
-    LogSum sum = kNoSum;
-#pragma unroll 1
-    for (uint32_t first = begin; first < end; first += kAtOnce) {
-      if (first > begin) ask(p, scores, first, entry);
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (first + i < end) x[i] -= lse[first + i];
-      add(sum, log_sum(x));
-    }
-    return sum;
-  }
-};
-
-// The block's votes; `own` has asked about its first entry.
-__device__ static void vote_by_entry(const VoteParams& p, EntrySlice& own, uint32_t slices, uint32_t begin,
-                                     uint32_t end, uint32_t positions, const float* scores, const float* lse,
+// The votes of a block whose entries are positions: an entry's query heads are shared by `slices` threads.
+__device__ static void vote_by_entry(const VoteParams& p, uint32_t slices, uint32_t begin, uint32_t end,
+                                     uint32_t positions, const float* scores, const float* lse,
                                      float* votes) {
+  constexpr uint32_t kAtOnce = 16;  // scores of a thread
   __shared__ LogSum of_slices[kThreads];
+  const uint32_t entries = kThreads / slices, slice = threadIdx.x / entries, queries = p.heads * p.group,
+                 each = (queries + slices - 1) / slices, end_query = min((slice + 1) * each, queries);
 #pragma unroll 1
-  for (uint32_t first = blockIdx.x * own.entries; first < positions; first += gridDim.x * own.entries) {
-    const uint32_t entry = first + threadIdx.x % own.entries;
+  for (uint32_t first = blockIdx.x * entries; first < positions; first += gridDim.x * entries) {
+    const uint32_t entry = first + threadIdx.x % entries;
     LogSum vote = kNoSum;
-    if (entry >= begin && entry < end) {
-      if (first > blockIdx.x * own.entries) own.ask(p, scores, own.begin, entry);
-      vote = own.vote(p, scores, lse, entry);
-    }
+    if (entry >= begin && entry < end)
+#pragma unroll 1
+      for (uint32_t query = slice * each; query < end_query; query += kAtOnce) {
+        float x[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          x[i] = query + i < end_query ? scores[uint64_t(query + i) * p.score_capacity + entry] : -kInfinity;
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i)
+          if (query + i < end_query) x[i] -= lse[query + i];
+        add(vote, log_sum(x));
+      }
     of_slices[threadIdx.x] = vote;
     __syncthreads();
-    if (own.slice == 0 && entry < positions) {
-      for (uint32_t i = 1; i < slices; ++i) add(vote, of_slices[threadIdx.x + i * own.entries]);
+    if (slice == 0 && entry < positions) {
+      for (uint32_t i = 1; i < slices; ++i) add(vote, of_slices[threadIdx.x + i * entries]);
       votes[entry] = log_of(vote);
     }
     __syncthreads();
@@ -153,15 +131,11 @@ static __global__ void __launch_bounds__(kThreads)
   const bool cached = selection_cached(gate);
   if (!selects(s, n) || cached) return;
   extern __shared__ float lses[];  // of all query heads
-  // While it is not known yet whether entries are positions, and what the log-sum-exps are.
-  EntrySlice own(p, slices);
-  own.ask(p, scores, own.begin,
-          min(blockIdx.x * own.entries + threadIdx.x % own.entries, p.score_capacity - 1));
   const bool by_entry = are_positions(heads, p.heads, pos, middle_end(s, n));
   find_lses(sums, p.heads * p.group, lse, lses);
   if (by_entry)
-    return vote_by_entry(p, own, slices, s.n_init, middle_end(s, n),
-                         static_cast<uint32_t>(s.position) + s.n_rows, scores, lses, votes);
+    return vote_by_entry(p, slices, s.n_init, middle_end(s, n), static_cast<uint32_t>(s.position) + s.n_rows,
+                         scores, lses, votes);
   constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;  // query heads at once, of each of the 8
   __shared__ uint32_t holders[kWarps][kThreads];
   alignas(16) __shared__ float own_lse[kWarps][kGroup];
