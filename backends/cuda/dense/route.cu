@@ -6,7 +6,7 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kChooseThreads = 128, kSlotThreads = 128;
+constexpr uint32_t kChooseThreads = 128, kSlotThreads = 1024;
 
 __global__ void __launch_bounds__(kChooseThreads) route_kernel(const StepParams* step, Router all) {
   extern __shared__ uint4 shared[];
@@ -27,43 +27,40 @@ struct Choices {
   float* weights;
 };
 
-// The sum of the threads before this one, and that of all.
-__device__ uint2 scan(uint32_t x, uint32_t* of_warps) {
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  uint32_t sum = x;
-#pragma unroll
-  for (uint32_t offset = 1; offset < kWarp; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  __syncthreads();  // all have read what was there
-  if (lane == kWarp - 1) of_warps[warp] = sum;
-  __syncthreads();
-  uint2 result{sum - x, 0};
-  for (uint32_t w = 0; w < kSlotThreads / kWarp; ++w) {
-    if (w < warp) result.x += of_warps[w];
-    result.y += of_warps[w];
-  }
-  return result;
-}
-
-__global__ void route_slots_kernel(const StepParams* step, RouteParams p, Choices choices, uint32_t* first,
-                                   uint32_t* row_of_slot, float* weight_of_slot) {
-  __shared__ uint32_t of_warps[kSlotThreads / kWarp];
+// A warp takes neighbouring choices, 32 at a time.
+__global__ void __launch_bounds__(kSlotThreads)
+    route_slots_kernel(const StepParams* step, RouteParams p, Choices choices, uint32_t* first,
+                       uint32_t* row_of_slot, float* weight_of_slot) {
+  constexpr uint32_t kWarps = kSlotThreads / kWarp;
+  static_assert(kWarps <= kWarp);
+  __shared__ uint2 of_warps[kWarps];  // choices of experts before this one, and of it
   begin_kernel();
-  const uint32_t own = blockIdx.x, n = step->n_rows * p.chosen, each = (n + kSlotThreads - 1) / kSlotThreads;
-  const uint32_t begin = min(threadIdx.x * each, n), end = min(begin + each, n);
-  uint32_t lower = 0, mine = 0;  // choices of experts before this one, and of it
-  for (uint32_t i = begin; i < end; ++i) {
-    lower += choices.experts[i] < own;
-    mine += choices.experts[i] == own;
+  const uint32_t own = blockIdx.x, n = step->n_rows * p.chosen, warp = threadIdx.x / kWarp,
+                 lane = threadIdx.x % kWarp, each = (n + kSlotThreads - 1) / kSlotThreads * kWarp;
+  const uint32_t begin = min(warp * each, n), end = min(begin + each, n);
+  uint32_t lower = 0, mine = 0;
+#pragma unroll 4
+  for (uint32_t i = begin + lane; i < end; i += kWarp) {
+    const uint32_t expert = choices.experts[i];
+    lower += expert < own;
+    mine += expert == own;
   }
-  const uint32_t own_first = scan(lower, of_warps).y;
-  uint32_t slot = own_first + scan(mine, of_warps).x;
-  for (uint32_t i = begin; i < end; ++i) {
-    if (choices.experts[i] != own) continue;
-    row_of_slot[slot] = i / p.chosen;
-    weight_of_slot[slot++] = choices.weights[i];
+  lower = __reduce_add_sync(~0u, lower);
+  mine = __reduce_add_sync(~0u, mine);
+  if (lane == 0) of_warps[warp] = {lower, mine};
+  __syncthreads();
+  const uint2 counts = of_warps[min(lane, kWarps - 1)];
+  const uint32_t own_first = __reduce_add_sync(~0u, lane < kWarps ? counts.x : 0);
+  uint32_t slot = own_first + __reduce_add_sync(~0u, lane < warp ? counts.y : 0);
+  for (uint32_t i = begin + lane; i - lane < end; i += kWarp) {
+    const bool serves = i < end && choices.experts[i] == own;
+    const uint32_t those = __ballot_sync(~0u, serves);
+    if (serves) {
+      const uint32_t at = slot + __popc(those & ((1u << lane) - 1));
+      row_of_slot[at] = i / p.chosen;
+      weight_of_slot[at] = choices.weights[i];
+    }
+    slot += __popc(those);
   }
   if (threadIdx.x > 0) return;
   first[own] = own_first;

@@ -1,10 +1,11 @@
-// route, its second part: a workgroup finds the slots of one expert, in the order of the rows that they serve.
+// route, its second part: a workgroup finds the slots of one expert, in the order of the rows that they serve. A subgroup takes
+// neighbouring choices, as many at a time as it has lanes.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-layout(local_size_x = 128) in;
-const uint kThreads = 128;
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint kThreads = 128;
 #include "../scan.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Experts { uint experts[]; };  // [rows][chosen], as the next
@@ -18,21 +19,27 @@ layout(push_constant) uniform Push {
 } push;
 
 void main() {
-  const uint own = gl_WorkGroupID.x, n = step.n_rows * push.p.chosen, each = (n + kThreads - 1) / kThreads;
-  const uint begin = min(thread_in_order() * each, n), end = min(begin + each, n);
+  const uint own = gl_WorkGroupID.x, n = step.n_rows * push.p.chosen;
+  const uint each = (n + kThreads - 1) / kThreads * gl_SubgroupSize;
+  const uint begin = min(gl_SubgroupID * each, n), end = min(begin + each, n);
   uint lower = 0, mine = 0;  // choices of experts before this one, and of it
-  for (uint i = begin; i < end; ++i) {
+  for (uint i = begin + gl_SubgroupInvocationID; i < end; i += gl_SubgroupSize) {
     const uint expert = experts[push.base[0] + i];
     lower += expert < own ? 1 : 0;
     mine += expert == own ? 1 : 0;
   }
-  const uint own_first = scan_threads(lower).y;
-  uint slot = own_first + scan_threads(mine).x;
-  for (uint i = begin; i < end; ++i) {
-    if (experts[push.base[0] + i] != own) continue;
-    row_of_slot[push.base[3] + slot] = i / push.p.chosen;
-    weight_of_slot[push.base[4] + slot] = weights[push.base[1] + i];
-    ++slot;
+  const uint own_first = scan_subgroups(subgroupAdd(lower)).y;
+  uint slot = own_first + scan_subgroups(subgroupAdd(mine)).x;
+  for (uint tile = begin; tile < end; tile += gl_SubgroupSize) {
+    const uint i = tile + gl_SubgroupInvocationID;
+    const bool serves = i < end && experts[push.base[0] + i] == own;
+    const uvec4 those = subgroupBallot(serves);
+    if (serves) {
+      const uint at = slot + subgroupBallotExclusiveBitCount(those);
+      row_of_slot[push.base[3] + at] = i / push.p.chosen;
+      weight_of_slot[push.base[4] + at] = weights[push.base[1] + i];
+    }
+    slot += subgroupBallotBitCount(those);
   }
   if (gl_LocalInvocationIndex > 0) return;
   first[push.base[2] + own] = own_first;
