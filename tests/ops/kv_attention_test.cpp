@@ -933,17 +933,20 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
     uint32_t kv_heads, group, dh, n, listed;
     Rotation rotation;
   };
-  std::vector<Case> cases = {{2, 4, 64, 1, 0, {}},
-                             {2, 4, 64, 1000, 0, {}},
-                             {2, 4, 64, 1000, 333, {}},
-                             {2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
-                             {1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
-                             {2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
-                             {1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
-                             {8, 4, 128, 700, 0, {kRopeList, kRopeHalves, 128}},
-                             {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
-                             {1, 4, 64, 20000, 0, {}},
-                             {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}}};
+  std::vector<Case> cases = {
+      {2, 4, 64, 1, 0, {}},
+      {2, 4, 64, 1000, 0, {}},
+      {2, 4, 64, 1000, 333, {}},
+      {2, 4, 64, 700, 300, {kRopeOriginal, kRopeHalves, 64, 1.19}},
+      {1, 1, 80, 257, 0, {kRopeList, kRopeHalves, 80, 1.19}},
+      {2, 7, 96, 65, 31, {kRopeList, kRopeAdjacent, 40, 1.19}},
+      {1, 7, 128, 3000, 0, {kRopeList, kRopeAdjacent, 128}},
+      {8, 4, 128, 700, 0, {kRopeList, kRopeHalves, 128}},
+      {3, 2, 40, 64, 0, {kRopeList, kRopeHalves, 40}},
+      {1, 4, 64, 20000, 0, {}},
+      {1, 4, 128, 20000, 2688, {kRopeList, kRopeHalves, 128}},
+      {4, 2, 64, 2500, 0, {}},
+      {4, 8, 128, 3000, 2688, {kRopeList, kRopeHalves, 128}}};
   // Every head size with every group, each by turns in one mode or the other: a driver compiles each case.
   uint32_t turn = 0;
   for (const uint32_t dh : {64u, 80u, 96u, 128u, 256u}) {

@@ -129,20 +129,14 @@ struct PoolWork {
     return 16 * (std::max(scoring, adding) + weights + entries + few);
   }
 };
-// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Tiles
-// of 512 threads pay where all of them run at once and smaller ones do not (4 heads of 128, a list of
-// 2,688: 12.0 instead of 14.6 us on an H200, which has 132 multiprocessors). Where a part's next tiles are
-// fetched ahead, registers are short, and small workgroups leave fewer of them unused.
+// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Where a
+// part's next tiles are fetched ahead, registers are short, and small workgroups leave fewer of them unused.
+// A tile has at most the 64 entries that keys rotate by.
 PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entries) {
-  constexpr uint32_t kGroupsAtOnce = 128;
-  for (const uint32_t threads : {512u, 256u}) {
-    const PoolWork large(entries, HeadPasses(p.group), threads);
-    const uint32_t groups = large.parts * p.heads * large.passes.count;
-    if (threads == 512 && (groups > kGroupsAtOnce || groups <= kGroupsAtOnce / 2)) continue;
-    if (large.once && limits.max_group_threads >= threads &&
-        large.shared_bytes(p.head_dim) <= limits.max_shared_bytes)
-      return large;
-  }
+  const PoolWork large(entries, HeadPasses(p.group), 256);
+  if (large.once && limits.max_group_threads >= 256 &&
+      large.shared_bytes(p.head_dim) <= limits.max_shared_bytes)
+    return large;
   for (uint32_t heads = kMostHeads; heads > 1; heads /= 2) {
     const PoolWork work(entries, HeadPasses(p.group, heads), 128);
     if (work.shared_bytes(p.head_dim) <= limits.max_shared_bytes) return work;
