@@ -12,8 +12,8 @@
 // vote is at most log(query heads / k). Votes are counted by how far they lie below that: from 2^-6 to 2^10,
 // 512 bins from a power of two to the next, so that they are narrow where many votes are.
 #define kLayerBins 8192u
-#define kLayerShift 14         // from the bits of a distance to its bin
-#define kLayerNearest 0xf200   // (bits of 2^-6) >> kLayerShift: the last bin, and all nearer votes
+#define kLayerShift 14          // from the bits of a distance to its bin
+#define kLayerNearest 0xf200    // (bits of 2^-6) >> kLayerShift: the last bin, and all nearer votes
 #define kMostLayerQueries 256u  // query heads of a layer whose votes are counted
 
 #ifdef __cplusplus
