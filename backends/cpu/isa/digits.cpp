@@ -18,6 +18,7 @@ namespace {
 //   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should be
 //   kMost      their largest magnitude, without what they are too large
 //   kMinima    whether anything is taken off
+//   kBook      numbers() are looked up
 //   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64), in [0, 32) for Eight
 template <typename F>
 struct Groups {
@@ -31,7 +32,7 @@ constexpr uint8_t kFlip = 0;
 struct Numbers {
   using Floats = Eight;
   static constexpr int kOffset = -1;
-  static constexpr bool kMinima = false, kSigned = false;
+  static constexpr bool kMinima = false, kSigned = false, kBook = false;
 };
 
 // What the blocks of 32 have in common.
@@ -95,7 +96,7 @@ constexpr ByteBook kIq4Bytes({THIMBLE_IQ4_VALUES}, kFlip);
 
 struct IQ4_NLDigits : Block32<DType::kIQ4_NL> {
   static constexpr int kMost = 127;
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kBook = true;
   template <int s>
   static Together numbers(const std::byte* b) {
     return kIq4Bytes[nibbles<s, 2>(b)];
@@ -105,6 +106,7 @@ struct IQ4_NLDigits : Block32<DType::kIQ4_NL> {
 struct MXFP4Digits : Block32<DType::kMXFP4> {
   static constexpr int kMost = 12;
   static constexpr int kOffset = 4;
+  static constexpr bool kBook = true;
   static constexpr ByteBook kValues{{THIMBLE_FP4_VALUES}, 1 << kOffset};
   static Groups<Eight> groups(const std::byte* b) {
     // 2^(x - 128): half of 2^(x - 127), which is subnormal for an x of 0 and infinite for one of 255: that
@@ -219,7 +221,7 @@ struct Q3_KDigits : Block256Of16<DType::kQ3_K> {
 
 struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
   static constexpr int kMost = 127;
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kBook = true;
   static Groups<Eight> groups(const std::byte* b) {
 #if defined(__AVX512F__)
     const uint64_t bytes =
@@ -227,10 +229,11 @@ struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
     const EightInts of =
         reinterpret_cast<EightInts>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
 #else
+    // The upper two bits of each are behind a half and belong above the lower four.
     const EightInts low = EightInts{} + static_cast<int32_t>(u32_at(b + 4)),
-                    high = (EightInts{} + static_cast<int32_t>(u32_at(b + 2))) << 4;
+                    high = EightInts{} + static_cast<int32_t>(u32_at(b));
     const EightInts of = ((low >> EightInts{0, 4, 8, 12, 16, 20, 24, 28}) & 15) |
-                         ((high >> EightInts{0, 2, 4, 6, 8, 10, 12, 14}) & 48);
+                         ((high >> EightInts{12, 14, 16, 18, 20, 22, 24, 26}) & 48);
 #endif
     return {eight_of_half(b) * __builtin_convertvector(of - 32, Eight), Eight{}};
   }
@@ -426,9 +429,28 @@ struct Sums {
   };
   Sum of[w_rows][x_rows];
 
-  // 256 elements of each row of W, w_stride bytes apart.
-  inline __attribute__((always_inline)) void add(const std::byte* b, size_t w_stride, const DigitBlock* x,
-                                                 size_t x_stride) {
+  // Without an instruction that adds products to integers, a set takes more instructions than the processor
+  // looks ahead: the next set's numbers are made before this one's are multiplied. Two rows of W, which do
+  // not wait for one another, gain only where numbers take long.
+#ifdef THIMBLE_PAIRS_OF_PRODUCTS
+  static constexpr bool kLongSets = true;
+#else
+  static constexpr bool kLongSets = false;
+#endif
+  static constexpr bool kNumbersAhead = kLongSets && (w_rows == 1 || Format::kBook);
+  struct Ahead {
+    Together rows[w_rows];
+  };
+  // For the first add().
+  static inline __attribute__((always_inline)) Ahead begin(const std::byte* b, size_t w_stride) {
+    Ahead ahead = {};
+    if constexpr (kNumbersAhead)
+      for (int c = 0; c < w_rows; ++c) ahead.rows[c] = Format::template numbers<0>(b + c * w_stride);
+    return ahead;
+  }
+  // 256 elements of each row of W, w_stride bytes apart. `next` are those of the next add(), or any.
+  inline __attribute__((always_inline)) void add(const std::byte* b, const std::byte* next, Ahead& ahead,
+                                                 size_t w_stride, const DigitBlock* x, size_t x_stride) {
     LaneFactors<Floats> factors[w_rows][x_rows];
     for (int c = 0; c < w_rows; ++c) {
       const Groups<Floats> groups = Format::groups(b + c * w_stride);
@@ -447,7 +469,14 @@ struct Sums {
         [&](auto constant) __attribute__((always_inline)) {
           constexpr int s = decltype(constant)::value, kFirst = s * kTogether, kHalf = kTogether / 2;
           for (int c = 0; c < w_rows; ++c) {
-            const Together w = Format::template numbers<s>(b + c * w_stride);
+            Together w;
+            if constexpr (kNumbersAhead) {
+              const std::byte* const of_next = s + 1 < kSets ? b : next;
+              w = ahead.rows[c];
+              ahead.rows[c] = Format::template numbers<(s + 1) % kSets>(of_next + c * w_stride);
+            } else {
+              w = Format::template numbers<s>(b + c * w_stride);
+            }
             for (int r = 0; r < x_rows; ++r) {
               const DigitBlock& block = x[r * x_stride];
               const LaneFactors<Floats>& f = factors[c][r];
@@ -536,18 +565,21 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
   // Rows follow one another in memory, and the processor's own prefetcher falls behind.
   constexpr size_t kAhead = w_rows > 1 ? kStreamsAhead : 4096,
                    kStepBytes = 256 / Format::kBlock * Format::kBytes;
-  Sums<Format, w_rows, x_rows> sums;
+  using S = Sums<Format, w_rows, x_rows>;
+  S sums;
+  typename S::Ahead ahead = n >= 256 ? S::begin(w, w_stride) : typename S::Ahead();
   for (; n >= 256; n -= 256, w += kStepBytes, ++x) {
     for (int c = 0; c < w_rows; ++c)
       for (size_t line = 0; line < kStepBytes; line += 64)
         __builtin_prefetch(w + c * w_stride + kAhead + line);
-    sums.add(w, w_stride, x, x_stride);
+    sums.add(w, n >= 512 ? w + kStepBytes : w, ahead, w_stride, x, x_stride);
   }
   if constexpr (Format::kBlock == 32)
     if (n > 0) {  // eight blocks, the last of zeros
       std::byte rest[w_rows][kStepBytes] = {};
       for (int c = 0; c < w_rows; ++c) __builtin_memcpy(rest[c], w + c * w_stride, n / 32 * Format::kBytes);
-      sums.add(rest[0], kStepBytes, x, x_stride);
+      ahead = S::begin(rest[0], kStepBytes);
+      sums.add(rest[0], rest[0], ahead, kStepBytes, x, x_stride);
     }
   for (int c = 0; c < w_rows; ++c)
     for (int r = 0; r < x_rows; ++r) out[c * x_rows + r] = sums.total(c, r);
