@@ -17,7 +17,8 @@
 
 namespace thimble::cpu {
 
-// 256 numbers of x; zeros where a row ends before.
+// 256 numbers of x. Where a row's are no multiple of 256, its last block holds the last of them, after zeros
+// for those that the block before holds; a row of fewer than 256 begins its block.
 struct alignas(64) DigitBlock {
   float units[8];  // of 32 numbers each; NaN where one of them is infinite or NaN
   float sums[8];   // of 32 numbers

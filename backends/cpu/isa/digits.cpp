@@ -359,10 +359,11 @@ inline DigitSums sums_of(const int8_t* digits) {
 }
 inline void store_ints(int32_t* p, IntVec v) { __builtin_memcpy(p, &v, sizeof v); }
 
-void take_block(const float* x, uint32_t n, DigitBlock& out) {
+// Of groups of 32 from `first` on, up to `end`; zeros for others.
+void take_block(const float* x, uint32_t first, uint32_t end, DigitBlock& out) {
   __builtin_memset(&out, 0, sizeof out);
   int32_t integers[256] = {};
-  for (uint32_t group = 0; group < n / 32; ++group, x += 32) {
+  for (uint32_t group = first; group < end; ++group, x += 32) {
     const Unit unit = unit_of_32(x);
     out.units[group] = out.units_of_16[2 * group] = out.units_of_16[2 * group + 1] = unit.unit;
     for (int i = 0; i < 32; i += kLanes) {
@@ -404,11 +405,9 @@ void take_block(const float* x, uint32_t n, DigitBlock& out) {
 }
 
 void take(const float* x, uint32_t n, DigitBlock* out) {
-  for (; n > 0; x += 256, ++out) {
-    const uint32_t piece = n < 256 ? n : 256;
-    take_block(x, piece, *out);
-    n -= piece;
-  }
+  const bool many = n >= 256;
+  for (; n >= 256; n -= 256, x += 256, ++out) take_block(x, 0, 8, *out);
+  if (n > 0) take_block(x, many ? 8 - n / 32 : 0, many ? 8 : n / 32, *out);
 }
 
 // ---- products ----
@@ -565,9 +564,10 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
   // Rows follow one another in memory, and the processor's own prefetcher falls behind.
   constexpr size_t kAhead = w_rows > 1 ? kStreamsAhead : 4096,
                    kStepBytes = 256 / Format::kBlock * Format::kBytes;
+  const bool many = n >= 256;
   using S = Sums<Format, w_rows, x_rows>;
   S sums;
-  typename S::Ahead ahead = n >= 256 ? S::begin(w, w_stride) : typename S::Ahead();
+  typename S::Ahead ahead = many ? S::begin(w, w_stride) : typename S::Ahead();
   for (; n >= 256; n -= 256, w += kStepBytes, ++x) {
     for (int c = 0; c < w_rows; ++c)
       for (size_t line = 0; line < kStepBytes; line += 64)
@@ -575,11 +575,17 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
     sums.add(w, n >= 512 ? w + kStepBytes : w, ahead, w_stride, x, x_stride);
   }
   if constexpr (Format::kBlock == 32)
-    if (n > 0) {  // eight blocks, the last of zeros
-      std::byte rest[w_rows][kStepBytes] = {};
-      for (int c = 0; c < w_rows; ++c) __builtin_memcpy(rest[c], w + c * w_stride, n / 32 * Format::kBytes);
-      ahead = S::begin(rest[0], kStepBytes);
-      sums.add(rest[0], rest[0], ahead, kStepBytes, x, x_stride);
+    if (n > 0) {  // the last eight blocks, x being zero for those already multiplied; or zeros after fewer
+      const size_t bytes = n / 32 * Format::kBytes;
+      std::byte few[w_rows][kStepBytes];
+      if (!many) {
+        __builtin_memset(few, 0, sizeof few);
+        for (int c = 0; c < w_rows; ++c) __builtin_memcpy(few[c], w + c * w_stride, bytes);
+      }
+      const std::byte* const last = many ? w + bytes - kStepBytes : few[0];
+      const size_t stride = many ? w_stride : kStepBytes;
+      ahead = S::begin(last, stride);
+      sums.add(last, last, ahead, stride, x, x_stride);
     }
   for (int c = 0; c < w_rows; ++c)
     for (int r = 0; r < x_rows; ++r) out[c * x_rows + r] = sums.total(c, r);
