@@ -411,6 +411,9 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
   if (gguf.tensors_.empty()) return gguf;
   if (!reader.skip(round_up(reader.position(), alignment) - reader.position()))
     return cut_short(shown, "the padding before the tensor data");
+  // Tensors follow each other without gaps: one elsewhere means that the type or the shape of the one before
+  // is not what was written. How long one of an unknown type is, is not known.
+  std::optional<uint64_t> next = 0;
   for (size_t i = 0; i < offsets.size(); ++i) {
     GgufTensor& tensor = gguf.tensors_[i];
     if (offsets[i] % alignment != 0)
@@ -420,6 +423,13 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
     if (offsets[i] > reader.left() || tensor.bytes > reader.left() - offsets[i])
       return error(Code::kFormat, "%s is damaged or incomplete: tensor %s lies beyond the end of the file",
                    shown.c_str(), in_quotes(tensor.name).c_str());
+    if (next && offsets[i] != *next)
+      return error(Code::kFormat,
+                   "%s is damaged: tensor %s begins at offset %" PRIu64
+                   ", and by the types and shapes before it, it would at %" PRIu64,
+                   shown.c_str(), in_quotes(tensor.name).c_str(), offsets[i], *next);
+    next.reset();
+    if (find_dtype(tensor.type)) next = round_up(offsets[i] + tensor.bytes, alignment);
     tensor.data = reader.at() + offsets[i];
   }
   return gguf;

@@ -386,6 +386,20 @@ TEST(Gguf, RefusesAMisalignedOffset) {
                  "tensor 'q8_0' begins at offset 8, no multiple of the alignment 32");
 }
 
+TEST(Gguf, RefusesATensorThatDoesNotFollowTheOneBefore) {
+  GgufWriter overlapping = small_file();
+  overlapping.offsets["q8_0"] = 0;
+  expect_message(refused(overlapping.bytes()), Code::kFormat,
+                 "tensor 'q8_0' begins at offset 0, and by the types and shapes before it, it would at 32");
+  GgufWriter of_fewer_bits = small_file();
+  of_fewer_bits.tensor("f32", {64, 4}, 8, FileBytes(4 * 68)).tensor("last", {4}, std::vector<float>(4));
+  ASSERT_TRUE(parse(of_fewer_bits.bytes()).ok());
+  of_fewer_bits.tensors[1].type = 2;
+  expect_message(
+      refused(of_fewer_bits.bytes()), Code::kFormat,
+      "tensor 'last' begins at offset 352, and by the types and shapes before it, it would at 224");
+}
+
 TEST(Gguf, RefusesABadAlignment) {
   for (const uint32_t alignment : {0u, 1u, 4u, 24u, 1u << 21, 0x80000000u})
     expect_message(refused(small_file().set("general.alignment", alignment).bytes()), Code::kFormat,
