@@ -35,6 +35,7 @@ struct Architecture {
   bool granite_scales = false;
   uint32_t unrotated_every = 0;  // each so-many-th layer has no positions
   bool sinks = false;            // of attention, and biases of output, router and experts
+  bool own_output = false;       // a matrix of its own, never that of the embedding
   Experts experts = Experts::kNone;
   uint32_t route = kRouteSoftmax;
   bool shared_expert = false;  // one beside them that every token passes, where the file says how wide it is
@@ -46,6 +47,7 @@ constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .act = kActClamped,
                                   .period = 2,
                                   .sinks = true,
+                                  .own_output = true,
                                   .experts = Experts::kAlways,
                                   .route = kRouteSoftmaxOfChosen};
 constexpr Architecture kGranite = {.name = "granite",
@@ -97,7 +99,8 @@ constexpr Architecture kArchitectures[] = {
      .qk_norm = QkNorm::kAllHeads,
      .norms = Norms::kBehind,
      .period = 4,
-     .rope = {.scales_windows = false, .reads_window_base = false}},
+     .rope = {.scales_windows = false, .reads_window_base = false},
+     .own_output = true},
 };
 
 Result<Architecture> find_architecture(const Gguf& gguf) {
@@ -124,17 +127,25 @@ constexpr Refused kCaps[] = {{"attn_logit_softcapping", 0}, {"final_logit_softca
 constexpr Refused kGrowths[] = {{"attention.temperature_scale", 0}};
 constexpr Refused kScales[] = {{"logit_scale", 1}, {"residual_scale", 1}, {"embedding_scale", 1}};
 
-// A number of any type; bools are 0 and 1.
+template <typename T>
+std::optional<double> as_double(const std::optional<T>& value) {
+  return value ? std::optional<double>(*value) : std::nullopt;
+}
+
+// A number of any type.
 Result<std::optional<double>> get_number(const Gguf& gguf, const std::string& key) {
   const GgufValue* value = gguf.find(key);
-  const auto as_double = [](const auto& v) { return v ? std::optional<double>(*v) : std::nullopt; };
-  if (value && value->type == GgufType::kBool) {
-    THIMBLE_LET(flag, gguf.get_bool(key));
-    return as_double(flag);
-  }
   if (value && (value->type == GgufType::kF32 || value->type == GgufType::kF64)) return gguf.get_float(key);
   THIMBLE_LET(integer, gguf.get_uint(key));
   return as_double(integer);
+}
+
+// The same, where bools are 0 and 1.
+Result<std::optional<double>> get_number_or_bool(const Gguf& gguf, const std::string& key) {
+  const GgufValue* value = gguf.find(key);
+  if (!value || value->type != GgufType::kBool) return get_number(gguf, key);
+  THIMBLE_LET(flag, gguf.get_bool(key));
+  return as_double(flag);
 }
 
 Status refused(const Gguf& gguf, const std::string& key, double value) {
@@ -147,7 +158,7 @@ Status refuse_what_would_change_the_result(const Gguf& gguf, const Architecture&
   const auto refuse = [&](std::span<const Refused> keys) -> Status {
     for (const Refused& r : keys) {
       const std::string key = std::string(a.name) + "." + r.key;
-      THIMBLE_LET(value, with_default(get_number(gguf, key), r.harmless));
+      THIMBLE_LET(value, with_default(get_number_or_bool(gguf, key), r.harmless));
       if (value != r.harmless) return refused(gguf, key, value);
     }
     return {};
@@ -180,6 +191,8 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
     return refused(gguf, prefix + "attention.scale", double(attention));
   model.attention_scale = a.granite_scales ? attention : static_cast<float>(usual);
   if (a.granite_scales) {
+    if (const std::string key = prefix + "logit_scale"; !gguf.find(key))
+      return error(Code::kFormat, "%s lacks the key %s", gguf.name().c_str(), in_quotes(key).c_str());
     THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", 1));
     THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
     THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));
@@ -212,7 +225,12 @@ Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) 
   const std::string prefix = std::string(a.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
   THIMBLE_LET(number, with_default(get_number(gguf, prefix + "expert_count"), 0));
-  if (a.experts != Experts::kAlways && (!value || number == 0)) return {};
+  if (a.experts != Experts::kAlways && (!value || number == 0)) {
+    if (a.experts == Experts::kMay && gguf.tensor("blk.0.ffn_gate_inp.weight"))
+      return error(Code::kFormat, "%s has tensors of experts, and key '%sexpert_count' is %s",
+                   gguf.name().c_str(), prefix.c_str(), value ? "0" : "absent");
+    return {};
+  }
   if (a.experts == Experts::kNone)
     return error(
         Code::kUnsupported,
@@ -375,7 +393,9 @@ Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
   }
   THIMBLE_LET(output,
               tensors.matrix(block + "attn_output.weight", shape.d_model, shape.heads * shape.head_dim));
-  THIMBLE_LET(output_bias, tensors.vector_if_any(block + "attn_output.bias", shape.d_model));
+  const std::string bias = block + "attn_output.bias";
+  THIMBLE_LET(output_bias,
+              a.sinks ? tensors.vector(bias, shape.d_model) : tensors.vector_if_any(bias, shape.d_model));
   layer.attn_output = output, layer.attn_output_bias = output_bias;
   THIMBLE_TRY(shape.experts ? load_experts(tensors, block, a, shape, layer)
                             : load_ffn(tensors, block, shape, layer));
@@ -482,7 +502,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   THIMBLE_LET(embedding, tensors.matrix("token_embd.weight", shape.vocab, shape.d_model));
   THIMBLE_LET(output_norm, tensors.vector("output_norm.weight", shape.d_model));
   model.token_embedding = embedding, model.output_norm = output_norm, model.output = embedding;
-  if (tensors.has("output.weight")) {
+  if (architecture.own_output || tensors.has("output.weight")) {
     THIMBLE_LET(output, tensors.matrix("output.weight", shape.vocab, shape.d_model));
     model.output = output;
   }

@@ -83,6 +83,7 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
     }
     if (is({"gpt-oss"})) {
       add(block + "attn_sinks.weight", {2});
+      add(block + "attn_output.bias", {8});
       add(block + "ffn_gate_inp.bias", {experts});
       add(block + "ffn_gate_exps.bias", {12, experts});
       add(block + "ffn_up_exps.bias", {12, experts});
