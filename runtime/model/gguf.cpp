@@ -350,6 +350,13 @@ Result<Gguf> Gguf::parse(std::span<const GgufFile> files) {
 }
 
 Status Gguf::append(const Gguf& part) {
+  // Further parts need not repeat what the first says; one that does says the same, but for its number.
+  for (const auto& [key, value] : part.metadata_) {
+    const GgufValue* ours = key == "split.no" ? nullptr : find(key);
+    if (ours && !std::equal(ours->bytes.begin(), ours->bytes.end(), value.bytes.begin(), value.bytes.end()))
+      return error(Code::kFormat, "%s and %s differ in the key %s: one is of another model", name_.c_str(),
+                   part.name_.c_str(), in_quotes(key).c_str());
+  }
   for (const GgufTensor& tensor : part.tensors_) {
     if (!tensor_index_.emplace(tensor.name, tensors_.size()).second)
       return error(Code::kFormat, "tensor %s is in %s and in another part: one is of another model",

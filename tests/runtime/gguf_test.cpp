@@ -264,6 +264,11 @@ TEST(Gguf, RefusesPartsThatAreNotAllOfOneModel) {
   bad = two;
   bad[1].tensor("g", {2}, {1, 2});
   expect_message(refused(bad), Code::kFormat, "part-1 announces 6 tensors, and its 2 parts hold 7");
+  bad = two;
+  bad[1].set("general.architecture", "llama");
+  EXPECT_TRUE(Parts(bad).parse().ok()) << refused(bad).message();
+  bad[1].set("general.architecture", "qwen2");
+  expect_message(refused(bad), Code::kFormat, "part-1 and part-2 differ in the key 'general.architecture'");
 }
 
 TEST(Gguf, OpensAllPartsBesideTheOneThatIsNamed) {
