@@ -460,10 +460,11 @@ constexpr Builtin kListMethods[] = {
 // ---- dicts ----
 
 Result<Value> get(Call& c) {
+  if (c.rest.size() > 1) return bad("get has too many arguments");
   THIMBLE_TRY(need_hashable(c.arguments[0]));
   const Text key = as_key(c.arguments[0]);
   if (const Value* value = key ? self_dict(c).find(*key) : nullptr) return *value;
-  return c.given(1) ? c.arguments[1] : Value(None());
+  return c.rest.empty() ? Value(None()) : c.rest[0];  // which may be undefined
 }
 
 template <List::Kind kind>
@@ -490,7 +491,7 @@ Result<Value> copy(Call& c) {
 
 constexpr Builtin kDictMethods[] = {
     {"copy", "", copy},
-    {"get", "key ?default", get},
+    {"get", "key *", get},
     {"items", "", view<List::Kind::kItems>},
     {"keys", "", view<List::Kind::kKeys>},
     {"values", "", view<List::Kind::kValues>},

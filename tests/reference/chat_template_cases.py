@@ -67,7 +67,7 @@ long.rsplit(',', 1), 'a\\nb\\r\\nc\\n'.splitlines(), 'aXbX'.split('X')[-1], 'a--
 'abc'.upper(), 'ABC'.lower(), 'aBC'.capitalize(), 'cabac'.find('a'), 'cabac'.rfind('a'), 'x'.find('y'), 'banana'.count('an')
 '-'.join(words), ''.join([]), 'abc'.removeprefix('a'), 'abc'.removesuffix('c'), '12'.isdigit(), 'a1'.isalpha(), 'ab'.isalpha()
 '{} and {}'.format(1, 'b'), '{0}{1}{0}'.format('a', 'b'), '{x}{{}}'.format(x=none)
-table.get('a'), table.get('z'), table.get('z', 5), table.keys()|list, table.values()|list, table.items()|list
+table.get('a'), table.get('z'), table.get('z', 5), table.get('z', undefined_name), table.keys()|list, table.values()|list, table.items()|list
 dict(a=1, b=2), dict({'a': 1}, b=3), range(3)|list, range(1, 4)|list, range(5, 0, -2)|list, range(0)|list
 people|selectattr('name', '==', 'Bob')|list, people|selectattr('name', 'eq', 'Bob')|list, people|rejectattr('name', '!=', 'Bob')|list, people|selectattr('name', 'ne', 'Bob')|list
 numbers|select('<', 3)|list, numbers|select('lt', 3)|list, numbers|select('lessthan', 3)|list, numbers|select('<=', 2)|list, numbers|select('le', 2)|list
