@@ -99,7 +99,7 @@ Status Lexer::text_and_tag() {
   }
   const char tag_kind = rest_[at + 1];
   const char after = at + 2 < rest_.size() ? rest_[at + 2] : '\0';
-  const char sign = after == '-' || (after == '+' && tag_kind != '{') ? after : '\0';
+  const char sign = after == '-' || after == '+' ? after : '\0';
   add_text(rest_.substr(0, at), tag_kind, sign);
   if (tag_kind == '#') return comment();
   if (tag_kind == '%' && raw_tag(0, "raw")) return raw();

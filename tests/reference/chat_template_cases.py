@@ -190,7 +190,7 @@ STATEMENTS = {
               "{% for k, items in people|groupby('age', default=0) %}{{ k }}:{{ items|length }} {% endfor %}{{ [{'k': 1}]|groupby('k') }}",
     "white space": "a  \n  {%- if yes -%}  \n b \n {%- endif -%} \n c\n  {% if yes %}\n  d\n  {% endif %}\n e {{- 'f' -}} \n g",
     "lines": "{% if yes %}\n\nx\n  {% endif %}  y\n\t{# note #}\nz\n  {# note #} w\n",
-    "plus": "  {%+ if yes %}a{% endif +%}\nb\n  {%+ set q = 1 +%}\nc",
+    "plus": "  {%+ if yes %}a{% endif +%}\nb\n  {%+ set q = 1 +%}\nc  {{+ 'd' }}{{+yes}}{#+ e #}\nf",
     "comments": "a{# {{ x }} {% if %} #}b {#- c -#} d\n{# e #}\nf",
     "several lines": "{{ 'a'\n  'b' }}{{ {\n 'a': 1,\n} }}{% set x = [\n1,\n2,\n] %}{{ x }}{%- if yes\n and yes -%}\n c {% endif %}",
     "carriage returns": "a\r\nb{% if yes %}\r\nc{% endif %}\rd\r\n",
