@@ -779,6 +779,14 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
       {"a mark that only the file knows", {"<|fine|>", "<|end"}, "<|fine|>", {"<|fine|>"}},
       {"one of several for one purpose", {"[PAD]", "<fim_pad>", "<PAD>"}, nullptr, {"<fim_pad>"}},
       {"return without call", {"<|return|>", "<|end|>"}, nullptr, {"<|return|>", "<|end|>"}},
+      {"call without return", {"<|call|>", "<|end|>"}, nullptr, {"<|call|>", "<|end|>"}},
+      {"return and calls", {"<|return|>", "<|calls|>", "<|end|>"}, nullptr, {"<|return|>", "<|calls|>"}},
+      {"flush and call", {"<|flush|>", "<|call|>", "<|end|>"}, nullptr, {"<|flush|>", "<|call|>"}},
+      {"an end between parts that the file calls eos",
+       {"<|return|>", "<|call|>", "<|end|>"},
+       "<|end|>",
+       {"<|return|>", "<|call|>"}},
+      {"</s> where nothing asks for tools", {"<turn|>", "</s>"}, nullptr, {"<turn|>", "</s>"}},
   };
   for (const Family& f : families) {
     SCOPED_TRACE(f.name);
@@ -796,6 +804,61 @@ TEST(Tokenizer, KnowsWhatEndsAGeneration) {
       if (!ends) continue;
       EXPECT_EQ(back(t, {id}), "") << t.text(id);
       EXPECT_TRUE(ids(t, t.text(id)).empty() || ids(t, t.text(id))[0] != id) << t.text(id);
+    }
+  }
+}
+
+TEST(Tokenizer, KnowsEveryTextThatEndsAGeneration) {
+  for (const char* text : {"<|eot_id|>",
+                           "<|im_end|>",
+                           "<|end|>",
+                           "<|return|>",
+                           "<|call|>",
+                           "<|flush|>",
+                           "<|calls|>",
+                           "<end_of_turn>",
+                           "<|endoftext|>",
+                           "</s>",
+                           "<|eom_id|>",
+                           "<EOT>",
+                           "_<EOT>",
+                           "[EOT]",
+                           "[EOS]",
+                           "<|end_of_text|>",
+                           "<end_of_utterance>",
+                           "<eos>",
+                           "<turn|>",
+                           "<|tool_response>",
+                           "<｜end▁of▁sentence｜>",
+                           "[e~[",
+                           "<|fim_pad|>",
+                           "<fim-pad>",
+                           "<fim_pad>",
+                           "<PAD>",
+                           "[PAD]",
+                           "<|fim_repo|>",
+                           "<|repo_name|>",
+                           "<fim-repo>",
+                           "<REPO>",
+                           "<reponame>",
+                           "<|file_sep|>"}) {
+    const Loaded loaded(vocabulary_of({text}));
+    EXPECT_TRUE(loaded.tokenizer.ends_generation(1)) << text;
+    EXPECT_FALSE(loaded.tokenizer.ends_generation(0)) << text;
+  }
+}
+
+TEST(Tokenizer, TakesTheEndsOfAKeyInsteadOfThoseByTheirText) {
+  const std::vector<std::string> texts = {"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+                                          "pad",         "repo",          "sep"};
+  const char* keys[] = {"fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"};
+  for (int32_t i = 0; i < 3; ++i) {
+    GgufWriter w = vocabulary_of(texts);
+    const std::string key = std::string("tokenizer.ggml.") + keys[i];
+    const Loaded named(w.set(key, 4 + i)), out_of_range(w.set(key, 1000));
+    for (int32_t id = 1; id <= 6; ++id) {
+      EXPECT_EQ(named.tokenizer.ends_generation(id), id == 4 + i || (id <= 3 && id != 1 + i)) << key << id;
+      EXPECT_EQ(out_of_range.tokenizer.ends_generation(id), id <= 3) << key << id;
     }
   }
 }
