@@ -363,6 +363,7 @@ Status Gguf::append(const Gguf& part) {
                    in_quotes(tensor.name).c_str(), part.name_.c_str());
     tensors_.push_back(tensor);
   }
+  if (layout_.ok()) layout_ = part.layout_;
   return {};
 }
 
@@ -418,9 +419,8 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
   if (gguf.tensors_.empty()) return gguf;
   if (!reader.skip(round_up(reader.position(), alignment) - reader.position()))
     return cut_short(shown, "the padding before the tensor data");
-  // Tensors follow each other without gaps: one elsewhere means that the type or the shape of the one before
-  // is not what was written. How long one of an unknown type is, is not known.
-  std::optional<uint64_t> next = 0;
+  uint64_t next = 0;  // where the data of the next tensor begins, if the types before it are known
+  bool known = true;
   for (size_t i = 0; i < offsets.size(); ++i) {
     GgufTensor& tensor = gguf.tensors_[i];
     if (offsets[i] % alignment != 0)
@@ -430,13 +430,13 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
     if (offsets[i] > reader.left() || tensor.bytes > reader.left() - offsets[i])
       return error(Code::kFormat, "%s is damaged or incomplete: tensor %s lies beyond the end of the file",
                    shown.c_str(), in_quotes(tensor.name).c_str());
-    if (next && offsets[i] != *next)
-      return error(Code::kFormat,
-                   "%s is damaged: tensor %s begins at offset %" PRIu64
-                   ", and by the types and shapes before it, it would at %" PRIu64,
-                   shown.c_str(), in_quotes(tensor.name).c_str(), offsets[i], *next);
-    next.reset();
-    if (find_dtype(tensor.type)) next = round_up(offsets[i] + tensor.bytes, alignment);
+    if (known && gguf.layout_.ok() && offsets[i] != next)
+      gguf.layout_ = error(Code::kFormat,
+                           "%s is damaged: tensor %s begins at offset %" PRIu64
+                           ", and by the types and shapes before it, it would at %" PRIu64,
+                           shown.c_str(), in_quotes(tensor.name).c_str(), offsets[i], next);
+    known = find_dtype(tensor.type) != nullptr;
+    next = round_up(offsets[i] + tensor.bytes, alignment);
     tensor.data = reader.at() + offsets[i];
   }
   return gguf;

@@ -81,6 +81,9 @@ class Gguf {
   const std::string& name() const { return name_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* tensor(std::string_view name) const;
+  // Whether each tensor begins where the one before ends, as all writers have it: elsewhere the type or the
+  // shape of that one is not what was written. For who misses no tensor.
+  const Status& layout() const { return layout_; }
   const GgufValue* find(std::string_view key) const;
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }
 
@@ -112,6 +115,7 @@ class Gguf {
   std::string name_;
   std::vector<std::pair<std::string_view, GgufValue>> metadata_;
   std::vector<GgufTensor> tensors_;
+  Status layout_;
   std::unordered_map<std::string_view, size_t> metadata_index_, tensor_index_;
 };
 

@@ -101,7 +101,7 @@ Result<Tensor> TensorSource::vector_if_any(const std::string& name, uint64_t col
 
 Status TensorSource::all_taken() const {
   const auto left = std::find(taken_.begin(), taken_.end(), false);
-  if (left == taken_.end()) return {};
+  if (left == taken_.end()) return gguf_.layout();
   const GgufTensor& tensor = gguf_.tensors()[static_cast<size_t>(left - taken_.begin())];
   return error(Code::kUnsupported,
                "%s: tensor %s has no place in this architecture; without it the model would be wrong",

@@ -50,7 +50,8 @@ class TensorSource {
   Result<Tensor> vector(const std::string& name, uint64_t cols);
   // The same, or no tensor where the file has none.
   Result<Tensor> vector_if_any(const std::string& name, uint64_t cols);
-  // A tensor that nobody asked for would have changed the result: Unsupported, naming it.
+  // A tensor that nobody asked for would have changed the result: Unsupported, naming it. Format where their
+  // data do not follow each other.
   Status all_taken() const;
 
  private:

@@ -420,6 +420,16 @@ TEST(Model, NamesTensorAndTypeOfWhatItCannotRead) {
                  "tensor 'blk.0.attn_q.weight' is of type nvfp4 (40), which cannot be read");
 }
 
+TEST(Model, RefusesATensorThatIsLongerOrShorterThanItsDataAndNamesFirstOneThatIsMissing) {
+  GgufWriter w = tiny_model("llama");
+  const auto q = std::find_if(w.tensors.begin(), w.tensors.end(),
+                              [](const GgufWriter::Tensor& t) { return t.name == "blk.0.attn_q.weight"; });
+  q->type = 1;  // f16, of which as much would take half the room
+  expect_refused(w, Code::kFormat, "tensor 'blk.0.attn_k.weight' begins at offset ");
+  expect_refused(w.erase_tensor("blk.1.ffn_norm.weight"), Code::kFormat,
+                 "lacks the tensor 'blk.1.ffn_norm.weight'");
+}
+
 TEST(Model, WantsNormsAndBiasesInF32) {
   for (const char* name : {"blk.1.ffn_norm.weight", "blk.1.attn_q.bias"}) {
     GgufWriter w = tiny_model("qwen2");
