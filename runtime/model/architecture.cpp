@@ -191,8 +191,7 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
     return refused(gguf, prefix + "attention.scale", double(attention));
   model.attention_scale = a.granite_scales ? attention : static_cast<float>(usual);
   if (a.granite_scales) {
-    if (const std::string key = prefix + "logit_scale"; !gguf.find(key))
-      return error(Code::kFormat, "%s lacks the key %s", gguf.name().c_str(), in_quotes(key).c_str());
+    if (!gguf.find(prefix + "logit_scale")) return gguf.lacks(prefix + "logit_scale");
     THIMBLE_LET(embedding, read_scale(gguf, prefix + "embedding_scale", 1));
     THIMBLE_LET(residual, read_scale(gguf, prefix + "residual_scale", 1));
     THIMBLE_LET(logits, read_scale(gguf, prefix + "logit_scale", 1));

@@ -209,10 +209,6 @@ Status wrong_type(const std::string& file, std::string_view key, const GgufValue
                type_info(value.type).name, expected);
 }
 
-Status missing(const std::string& file, std::string_view key) {
-  return error(Code::kFormat, "%s lacks the key %s", file.c_str(), in_quotes(key).c_str());
-}
-
 // Length of the UTF-8 sequence that text begins with, if it is well-formed and printable; else 0.
 size_t printable_prefix(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
@@ -347,6 +343,10 @@ Result<Gguf> Gguf::parse(std::span<const GgufFile> files) {
                  "%s announces %" PRIu64 " tensors, and its %zu parts hold %zu: one is of another model",
                  whole.name_.c_str(), *tensors, parts.size(), whole.tensors_.size());
   return std::move(whole);
+}
+
+Status Gguf::lacks(std::string_view key) const {
+  return error(Code::kFormat, "%s lacks the key %s", name_.c_str(), in_quotes(key).c_str());
 }
 
 Status Gguf::append(const Gguf& part) {
@@ -530,19 +530,19 @@ Result<std::optional<std::vector<float>>> Gguf::get_floats(std::string_view key)
 
 Result<uint64_t> Gguf::need_uint(std::string_view key) const {
   THIMBLE_LET(value, get_uint(key));
-  if (!value) return missing(name_, key);
+  if (!value) return lacks(key);
   return *value;
 }
 
 Result<double> Gguf::need_float(std::string_view key) const {
   THIMBLE_LET(value, get_float(key));
-  if (!value) return missing(name_, key);
+  if (!value) return lacks(key);
   return *value;
 }
 
 Result<std::string_view> Gguf::need_string(std::string_view key) const {
   THIMBLE_LET(value, get_string(key));
-  if (!value) return missing(name_, key);
+  if (!value) return lacks(key);
   return *value;
 }
 

@@ -82,9 +82,11 @@ class Gguf {
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* tensor(std::string_view name) const;
   // Whether each tensor begins where the one before ends, as all writers have it: elsewhere the type or the
-  // shape of that one is not what was written. For who misses no tensor.
+  // shape of that one is not what was written. No reason to refuse the file yet, since a tensor that is
+  // missing leaves a gap, too, and is to be named then.
   const Status& layout() const { return layout_; }
   const GgufValue* find(std::string_view key) const;
+  Status lacks(std::string_view key) const;  // the error of who needs a key that is not there
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }
 
   // Typed reads. Integers of any width and sign are accepted where they fit. Absent keys give nullopt (or the

@@ -8,7 +8,7 @@ namespace {
 
 Status set_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> value,
                  uint32_t& count) {
-  if (!value) return error(Code::kFormat, "%s lacks the key %s", gguf.name().c_str(), in_quotes(key).c_str());
+  if (!value) return gguf.lacks(key);
   if (*value < 1 || *value > max)
     return error(Code::kFormat, "%s: key %s is %" PRIu64 ", where 1 to %" PRIu64 " is possible",
                  gguf.name().c_str(), in_quotes(key).c_str(), *value, max);
