@@ -407,7 +407,8 @@ void take_block(const float* x, uint32_t first, uint32_t end, DigitBlock& out) {
 void take(const float* x, uint32_t n, DigitBlock* out) {
   const bool many = n >= 256;
   for (; n >= 256; n -= 256, x += 256, ++out) take_block(x, 0, 8, *out);
-  if (n > 0) take_block(x, many ? 8 - n / 32 : 0, many ? 8 : n / 32, *out);
+  const uint32_t rest = n / 32, first = many ? 8 - rest : 0;
+  if (rest > 0) take_block(x, first, first + rest, *out);
 }
 
 // ---- products ----
