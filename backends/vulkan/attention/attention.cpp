@@ -146,7 +146,7 @@ PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entr
 
 void attend_pool(Recording& r, const Attention& op) {
   AttentionParams p = op.p;
-  if (!op.list) p.list_capacity = 0;
+  if (!op.list) p.list_capacity = 0;  // so the shader knows
   const Limits& limits = r.limits();
   const View &k = op.k.values, &v = op.v.values;
   uint32_t entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 
 #include "backends/vulkan/ops.h"
 
@@ -13,8 +12,7 @@ uint64_t best_bytes(uint32_t rows) { return uint64_t(rows) * kMostParts * sizeof
 }  // namespace
 
 void arg_max(Recording& r, const ArgMax& op) {
-  const uint32_t threads = std::min(std::bit_floor(r.limits().max_group_threads), 256u),
-                 rows = r.most_rows(kLogitRows);
+  const uint32_t threads = r.limits().threads(256), rows = r.most_rows(kLogitRows);
   const uint32_t parts = static_cast<uint32_t>(std::min<uint64_t>(ceil_div(op.p.cols, threads), kMostParts));
   r.dispatch(Shader::kArgMax, {threads},
              {reads(op.x), writes(op.index), writes(r.scratch().slice(0, best_bytes(rows))),

@@ -43,7 +43,7 @@ bool in_pieces(const Limits& l, DType type) {
 // layer's must stay in the caches for instructions (an H200's Llama 3.1 8B 199.9 tokens/s instead of 193.6).
 uint32_t matvec_threads(const Limits& l, uint32_t cols) {
   const uint32_t pieces = groups(cols, 32), least = std::max(l.subgroup_size, 8u);
-  const uint32_t most = std::min(std::bit_floor(l.max_group_threads), 128u);
+  const uint32_t most = l.threads(128);
   return std::min(most, groups(groups(pieces, groups(pieces, most)), least) * least);
 }
 
@@ -95,8 +95,7 @@ Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(ma
   together = matrices == 2 && pieces && has_registers(l) ? 2 : 1;
   // Few rows without pieces, a router's, are over as soon as they are there: each thread asks for little.
   if (!pieces && w.rows <= 1024)
-    threads = std::clamp(std::bit_floor(w.cols / 4), std::max(l.subgroup_size, 8u),
-                         std::min(512u, std::bit_floor(l.max_group_threads)));
+    threads = std::clamp(std::bit_floor(w.cols / 4), std::max(l.subgroup_size, 8u), l.threads(512));
 }
 
 // 128 x 128 where the device has room and rows for it, else of 64 columns.

@@ -8,8 +8,7 @@ namespace thimble::vulkan {
 void rms_norm(Recording& r, const RmsNorm& op) {
   constexpr uint32_t kQuad = 4;
   const uint32_t quads = static_cast<uint32_t>(ceil_div(op.p.cols, kQuad));
-  const uint32_t threads =
-      std::clamp(std::bit_ceil(quads), 32u, std::min(std::bit_floor(r.limits().max_group_threads), 1024u));
+  const uint32_t threads = std::clamp(std::bit_ceil(quads), 32u, r.limits().threads(1024));
   const bool in_quads =
       ((op.x.offset | op.weight.offset | op.y.offset) / sizeof(float) | op.p.row_stride | op.p.cols) %
           kQuad ==

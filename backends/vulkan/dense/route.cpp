@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <bit>
-
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
@@ -19,8 +16,7 @@ void route(Recording& r, const Route& op) {
               one_row ? writes(op.row) : reads({})},
              p, r.max_rows());
   if (one_row) return;
-  const uint32_t threads = std::min(1024u, std::bit_floor(r.limits().max_group_threads));
-  r.dispatch(Shader::kRouteSlots, {threads},
+  r.dispatch(Shader::kRouteSlots, {r.limits().threads(1024)},
              {reads(experts), reads(weights), writes(op.first), writes(op.row), writes(op.weight)}, p,
              p.experts);
 }

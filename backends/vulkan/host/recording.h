@@ -1,6 +1,8 @@
 // A program being recorded: what an op gets, and how it puts a shader into the program.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -28,6 +30,9 @@ struct Limits {
   bool cooperative_matrix = false;
   // What slow devices of its kind do in a second; nothing is measured.
   double operations_per_second = 0, bytes_per_second = 0;
+
+  // A workgroup of so many threads or, where the device has no room for them, of fewer: a power of two.
+  uint32_t threads(uint32_t most) const { return std::min(most, std::bit_floor(max_group_threads)); }
 };
 
 // A submit takes about so long and no longer, so that a desktop on the same card stays alive.

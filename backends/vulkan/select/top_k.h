@@ -12,20 +12,20 @@
 // vote is at most log(query heads / k). Votes are counted by how far they lie below that: from 2^-6 to 2^10,
 // 512 bins from a power of two to the next, so that they are narrow where many votes are.
 #define kLayerBins 8192u
+#define kLayerCounted kLayerBins     // behind the counts: whether there are any
+#define kLayerMost (kLayerBins + 1)  // and that bound's bits
+#define kLayerCounts (kLayerBins + 2)
 #define kLayerShift 14          // from the bits of a distance to its bin
 #define kLayerNearest 0xf200    // (bits of 2^-6) >> kLayerShift: the last bin, and all nearer votes
 #define kMostLayerQueries 256u  // query heads of a layer whose votes are counted
 
 #ifdef __cplusplus
-#include <algorithm>
-#include <bit>
-
 #include "backends/vulkan/host/recording.h"
 #include "base/bits.h"
 
 namespace thimble::vulkan {
 
-inline uint32_t list_threads(const Limits& l) { return std::min(1024u, std::bit_floor(l.max_group_threads)); }
+inline uint32_t list_threads(const Limits& l) { return l.threads(1024); }
 
 // The scores that compete for a head's list, at most; of runs, on average.
 inline uint64_t candidates(const TopK& op) {

@@ -1,5 +1,8 @@
 // vote and the top_k of its votes, in two dispatches: the workgroups that vote count the keys of what they
 // write, so that those that list know about where the threshold is.
+#include <algorithm>
+#include <bit>
+
 #include "backends/fusion.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/select/top_k.h"
@@ -19,7 +22,7 @@ struct CountedVotes {
   uint32_t threads, each;        // of a workgroup that votes; votes of a thread, at most
   uint64_t reach, sorted, bins;  // bytes
   CountedVotes(const Limits& l, uint32_t heads, uint64_t entries)
-      : threads(std::min(kVoteBins, std::bit_floor(l.max_group_threads))),
+      : threads(l.threads(kVoteBins)),
         each(static_cast<uint32_t>(ceil_div(entries, kListParts * threads))),
         reach(uint64_t(heads) * kListParts * kVoteBins * sizeof(uint32_t)),
         sorted(uint64_t(heads) * kListParts * each * threads * sizeof(uint32_t[2])),
@@ -54,7 +57,7 @@ void list_groups(Recording& r, const TokenScore* score, const Vote& vote, const 
 // Votes that workgroups look through for those of one bin, at most. One workgroup a head does so alone where
 // entries have moved.
 constexpr uint32_t kMostCountedLayer = 1 << 16;
-constexpr uint64_t kLayerCountBytes = (kLayerBins + 2) * sizeof(uint32_t);
+constexpr uint64_t kLayerCountBytes = kLayerCounts * sizeof(uint32_t);
 
 bool counts_layer(const VoteParams& p) {
   return p.heads * p.group <= kMostLayerQueries && p.score_capacity == p.vote_capacity &&
@@ -68,7 +71,7 @@ void list_layer(Recording& r, const TokenScore& score, const Vote& vote, const T
   token_score(r, score, false, counts);
   // A thread reads 16 scores of an entry at once; those that share one are in one workgroup.
   constexpr uint32_t kThreads = 256, kAtOnce = 16, kMostSlices = 4;
-  const uint32_t threads = std::min(kThreads, std::bit_floor(r.limits().max_group_threads)),
+  const uint32_t threads = r.limits().threads(kThreads),
                  slices = std::clamp(std::bit_ceil(p.heads * p.group) / kAtOnce, 1u, kMostSlices);
   r.dispatch(Shader::kVoteOfLayer, {threads, has_gate, slices},
              {reads(vote.scores), reads(vote.lse), reads(vote.pos), reads(vote.gate), writes(vote.votes),

@@ -39,7 +39,7 @@ shared uint picked_before;
 // The smallest vote that is picked, of few in a bin; and how many of those before `own_begin` are picked. The few are counted once
 // more, in finer bins, and only those of one are compared each with each: of 500 that took 14 us longer.
 Lowest find_among_few(Bin bin, uint own_begin, out uint before) {
-  const float most = uintBitsToFloat(counts[push.base[5] + kLayerBins + 1]);
+  const float most = uintBitsToFloat(counts[push.base[5] + kLayerMost]);
   const int own_step = step_of_bin(bin.bin);
   if (thread_in_order() == 0) few = picked_before = 0;
   clear_histogram();
@@ -82,7 +82,7 @@ void main() {
   const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
   // Before anything is known of the step, which is on its way meanwhile.
   const uint own_count = count_own_bins();
-  const bool counted = counts[push.base[5] + kLayerBins] != 0;
+  const bool counted = counts[push.base[5] + kLayerCounted] != 0;
   set_head(head);
   if (counted) candidates = middle;  // entries are positions
   const uint to_do = task(), parts = counted ? kListParts : 1;

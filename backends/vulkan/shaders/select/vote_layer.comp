@@ -66,8 +66,8 @@ void main() {
 
   const float most = most_of_kth(queries, step.select_k);
   if (gl_WorkGroupID.x == 0 && thread == 0) {
-    counts[push.base[5] + kLayerBins] = 1;
-    counts[push.base[5] + kLayerBins + 1] = floatBitsToUint(most);
+    counts[push.base[5] + kLayerCounted] = 1;
+    counts[push.base[5] + kLayerMost] = floatBitsToUint(most);
   }
   for (uint first = gl_WorkGroupID.x * kEntries; first < positions; first += gl_NumWorkGroups.x * kEntries) {
     const uint entry = first + thread % kEntries;
