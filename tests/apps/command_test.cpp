@@ -54,12 +54,15 @@ class TemporaryFile {
   std::string path_;
 };
 
+// The command is in the same folder as this program.
+const std::string kCommand = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "thimble").string();
+
 // Runs the command in a shell with these arguments and this standard input, on the CPU, whose budgets and
 // figures the tests know.
 Outcome thimble(const std::string& arguments, const std::string& input = "") {
   const TemporaryFile in(input), out, error;
   const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") +
-                           THIMBLE_COMMAND + "' " + arguments + " <" + in.path() + " >" + out.path() + " 2>" +
+                           kCommand + "' " + arguments + " <" + in.path() + " >" + out.path() + " 2>" +
                            error.path();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};
@@ -228,7 +231,7 @@ TEST(Command, JsonErrorsAreValidUtf8WhateverTheArguments) {
 
 TEST(Command, OutputThatCannotBeWrittenIsAnError) {
   THIMBLE_NEEDS("/dev/full");
-  const std::string line = std::string("'") + THIMBLE_COMMAND + "' --help >/dev/full 2>/dev/null";
+  const std::string line = std::string("'") + kCommand + "' --help >/dev/full 2>/dev/null";
   const int status = std::system(line.c_str());
   EXPECT_EQ(WEXITSTATUS(status), 1);
 }
@@ -605,7 +608,7 @@ TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile out;
   // The prompt makes this model go on for far longer than a second.
-  const std::string line = std::string("timeout --preserve-status -k 10 -s INT 3 '") + THIMBLE_COMMAND +
+  const std::string line = std::string("timeout --preserve-status -k 10 -s INT 3 '") + kCommand +
                            "' run --raw --json --temp 1 -n -1 --retention window --pool 256 -p 'Chapter 1'" +
                            kM + ">" + out.path();
   const int status = std::system(("while :; do " + line + "; s=$?; [ $s = 0 ] || exit $s; done").c_str());
@@ -1158,7 +1161,7 @@ TEST(SavedSession, GoesOnAfterCtrlC) {
   const std::string run = "run --json -f " + reading.text.path() + reading.flags + "-p 'What did it do?'";
   const Json alone = Json::parse(thimble(run).out);
   const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere exec '") +
-                           THIMBLE_COMMAND + "' " + run + " --session " + reading.session.path() + " >" +
+                           kCommand + "' " + run + " --session " + reading.session.path() + " >" +
                            out.path() + " 2>" + error.path();
   const pid_t child = fork();
   ASSERT_GE(child, 0);

@@ -71,7 +71,7 @@ GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view byte
   std::vector<float> scores = {0, 0, 0, 0};
   for (int b = 0; (sentencepiece || is_raw(pre)) && b < 256; b += 3) {
     char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
+    std::snprintf(text, sizeof text, "<0x%02hhX>", static_cast<unsigned char>(b));
     tokens.push_back(text);
     types.push_back(6);
     scores.push_back(0);

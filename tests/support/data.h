@@ -10,13 +10,9 @@
 namespace thimble {
 
 // A file of the project.
-inline std::string project_file(const std::string& path) { return std::string(THIMBLE_SOURCE_DIR) + "/" + path; }
-
+std::string project_file(const std::string& path);
 // A file of the shared test data, which does not travel with the project.
-inline std::string shared_file(const std::string& path) {
-  const char* root = std::getenv("THIMBLE_SHARED");
-  return (root ? std::string(root) : project_file("../shared")) + "/" + path;
-}
+std::string shared_file(const std::string& path);
 
 }  // namespace thimble
 
