@@ -35,6 +35,7 @@ function(thimble_target name)
                                            # Where the sanitizers are, g++ sees paths that do not exist.
                                            $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
                                            $<$<AND:$<CXX_COMPILER_ID:GNU>,$<COMPILE_LANGUAGE:CXX>>:-Wno-mismatched-new-delete>)
+    target_compile_definitions(${name} PRIVATE $<$<CXX_COMPILER_ID:Clang>:__SANITIZE_ADDRESS__>) # which g++ defines by itself
     target_link_options(${name} PUBLIC -fsanitize=address,undefined)
   endif()
 endfunction()
