@@ -13,8 +13,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -101,6 +103,12 @@ inline SessionShape session_of(const std::vector<HeadState>& heads, uint32_t chu
   return s;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // Behind a device's name: only what every device of its kind can do (DeviceOptions::portable).
 inline constexpr const char* kPortable = " portable";
 // The CPU, with as many parts of segments as there can be.
@@ -126,9 +134,17 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                        .positions = 16384,
                        .heads = 32};
 
-  void SetUp() override { open({}); }
+  void SetUp() override {
+    std::shared_ptr<Device>& device = devices_[GetParam()];
+    if (!device) {
+      open({});
+      device = device_;
+    }
+    use(device);
+  }
+  static void TearDownTestSuite() { devices_.clear(); }
 
-  // Opens the device again, with nothing on it.
+  // Opens a device of the test's own instead of the one that all tests of a suite share.
   void open(const DeviceOptions& options) {
     stream_.reset();
     workspace_.reset();
@@ -139,11 +155,26 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     auto opened = name == kCpuInParts ? open_cpu_device(given.threads, 1e-7)
                                       : open_device(name.substr(0, name.find(kPortable)), given);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
-    device_ = *opened;
-    view_element_bytes_ = device_->info().view_element_bytes;
+    use(*opened);
   }
 
   Device& device() { return *device_; }
+
+  // A software driver compiles each pipeline for up to a second and computes a thousand times as slowly as a
+  // card, and the sanitizers slow the CPU down tenfold. There tests take the smallest cases that reach each
+  // path. Cards, and the CPU without the sanitizers, take all cases.
+  bool is_slow() const { return kSanitized || device_->info().software; }
+  // Whether this is the software driver as a lesser device, or with other subgroups than it has by itself:
+  // what depends on neither, such as what a block of weights means, need not be shown again.
+  bool is_variation() const {
+    return device_->info().software &&
+           (GetParam().ends_with(kPortable) || std::getenv("LP_NATIVE_VECTOR_WIDTH"));
+  }
+  uint32_t smaller(uint32_t size, uint32_t if_slow) const { return is_slow() ? if_slow : size; }
+  std::vector<uint32_t> fewer(std::vector<uint32_t> all, std::vector<uint32_t> if_slow,
+                              std::vector<uint32_t> if_variation) const {
+    return is_variation() ? if_variation : is_slow() ? if_slow : all;
+  }
 
   // What the next runs are sized for. The device's scratch is made anew, poisoned and no larger than it asks
   // for.
@@ -280,6 +311,12 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     bool may_change;
   };
 
+  void use(const std::shared_ptr<Device>& device) {
+    if (!device) return;  // opening it has failed
+    device_ = device;
+    view_element_bytes_ = device->info().view_element_bytes;
+  }
+
   View place(const void* values, uint64_t bytes, bool may_change) {
     std::vector<std::byte> all(bytes + 2 * kGuardBytes, kGuard);
     if (bytes) std::memcpy(all.data() + kGuardBytes, values, bytes);
@@ -328,6 +365,9 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(device_->read(behind.data(), {workspace_.get(), scratch_bytes_, 64}).ok());
     for (std::byte b : behind) ASSERT_EQ(b, kPoison) << "scratch was written behind its end";
   }
+
+  // By their names; what one test has compiled for a device, those after it need not compile again.
+  static inline std::map<std::string, std::shared_ptr<Device>> devices_;
 
   std::shared_ptr<Device> device_;
   uint32_t view_element_bytes_ = 0;

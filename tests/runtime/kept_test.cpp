@@ -138,10 +138,13 @@ class KeptOnDevice : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KeptOnDevice, IsWhatTheReferenceSays) {
   const auto device = must(open_device(GetParam(), {.threads = 1}));
+  uint32_t turn = 0;
   for (const SeededModel* m : {&plain(), &windowed(), &grown()})
     for (const auto& [name, options] : cases(*m)) {
-      // Each kind of list, with what evicts and without, heads of different sizes, and positions both ways.
+      // Each kind of list, with what evicts and without, heads of different sizes, and positions both ways. A
+      // software driver has each of the eight on one of the models.
       if (options.retention != Retention::kWindow && options.retention != Retention::kNone) continue;
+      if (turn++ % 3 != 1 && device->info().software) continue;
       SCOPED_TRACE(name + in_words(m));
       SessionOptions o = options;
       o.local = 0;
