@@ -813,7 +813,8 @@ TEST_P(KvAttention, InPassesEqualsOnePass) {
 }
 
 TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfWhatItSees) {
-  for (const uint32_t dh : fewer(kHeadSizes, {64, 256}, {80})) {
+  if (is_variation()) return;
+  for (const uint32_t dh : fewer(kHeadSizes, {64, 256})) {
     check_mean({.kv_heads = 2, .group = 4, .dh = dh, .entries = 1000, .rows = 150, .max_rows = 200},
                kFromView);
     check_mean({.kv_heads = 2, .group = 4, .dh = dh, .entries = 2999, .rows = 1}, kFromPool);
@@ -866,6 +867,7 @@ TEST_P(KvAttention, CapsItsLogits) {
 
 // In one pass and in several, from parts of a pool, behind windows and lists, in heads with unequal entries.
 TEST_P(KvAttention, CountsEachHeadsSinkOnce) {
+  if (is_variation()) return;
   for (const uint32_t capacity : {0u, 40u, 101u})
     check({.kv_heads = 2,
            .group = 4,
@@ -971,9 +973,10 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
 // ---- heads whose runs differ ----
 
 TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
+  if (is_variation()) return;
   const std::vector<uint32_t> few = {0, 1, 63, 64, 65, 200}, many = {64, 4000, 0, 65};
   uint32_t turn = 0;  // every second case has lists, or the other mode
-  for (const uint32_t dh : fewer({64, 80, 128, 256}, {80}, {128}))
+  for (const uint32_t dh : fewer({64, 80, 128, 256}, {80}))
     for (const uint32_t rows : {1u, 33u, 130u}) {
       check({.kv_heads = 6,
              .group = 2,
@@ -998,7 +1001,6 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
     }
   for (const auto& [dh, group, capacity] :
        {std::tuple{40u, 1u, 0u}, {40u, 7u, 1000u}, {128u, 1u, 1000u}, {128u, 7u, 0u}}) {
-    if (is_variation()) continue;
     check({.kv_heads = 5,
            .group = group,
            .dh = dh,
@@ -1065,10 +1067,11 @@ TEST_P(KvAttention, OfTheViewGivesTheSameBitsForTheSameHeads) {
 }
 
 TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
+  if (is_variation()) return;
   const std::vector<uint32_t> some = {0, 1, 62, 63, 64, 999, 4000};
   uint32_t turn = 0;  // every second case has lists
-  for (const uint32_t dh : fewer(kHeadSizes, {64}, {80}))
-    for (const uint32_t group : fewer({1, 4, 7}, {1, 7}, {4})) {
+  for (const uint32_t dh : fewer(kHeadSizes, {64}))
+    for (const uint32_t group : fewer({1, 4, 7}, {1, 7})) {
       check({.kv_heads = 7,
              .group = group,
              .dh = dh,
@@ -1104,10 +1107,11 @@ std::vector<uint32_t> indices_of(Indices kind, Random& random, uint32_t n, uint3
 }
 
 TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndex) {
+  if (is_variation()) return;
   Random random{7};
   constexpr uint32_t kGroups[] = {1, 4, 7};
   uint32_t turn = 0;
-  for (const uint32_t dh : fewer({8, 64, 80, 128, 256}, {8, 128}, {64}))
+  for (const uint32_t dh : fewer({8, 64, 80, 128, 256}, {8, 128}))
     for (const uint32_t rows : {1u, 2u, 9u, 33u, 64u}) {
       const uint32_t entries = 40 + random.below(200);
       check({.kv_heads = 2,
@@ -1151,9 +1155,10 @@ TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInPasses) {
 }
 
 TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInEachHeadsOwnEntries) {
+  if (is_variation()) return;
   Random random{9};
   for (const Indices kind : {Indices::kMiddle, Indices::kLast, Indices::kFirst, Indices::kFront})
-    for (const uint32_t dh : fewer({64, 80, 256}, {64}, {80}))
+    for (const uint32_t dh : fewer({64, 80, 256}, {64}))
       for (const uint32_t capacity : {0u, 1000u}) {
         check({.kv_heads = 4,
                .group = 4,
@@ -1168,8 +1173,9 @@ TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInEachHeadsOwnEntries) {
 }
 
 TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
+  if (is_variation()) return;
   uint32_t turn = 0;
-  for (const uint32_t window : fewer({1, 5, 64, 100, 5000}, {5, 100, 5000}, {64})) {
+  for (const uint32_t window : fewer({1, 5, 64, 100, 5000}, {5, 100, 5000})) {
     for (const uint32_t rows : {1u, 33u, 200u}) {
       const uint32_t one = turn++ % 2 ? 300u : 0u, other = 300 - one;  // every second case has lists
       check({.kv_heads = 2,
@@ -1222,7 +1228,7 @@ TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
       if (HasFatalFailure()) return;
     }
   }
-  for (const uint32_t window : fewer({1, 100, 1024, 4096}, {1, 1024}, {100})) {
+  for (const uint32_t window : fewer({1, 100, 1024, 4096}, {1, 1024})) {
     check_mean({.kv_heads = 2,
                 .group = 4,
                 .dh = 128,
@@ -1239,9 +1245,10 @@ TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
 }
 
 TEST_P(KvAttention, OfThePoolSeesNoFurtherBackThanItsWindow) {
-  for (const uint32_t window : fewer({1, 5, 64, 100, 5000}, {1, 5, 64, 100, 5000}, {5, 64}))
+  if (is_variation()) return;
+  for (const uint32_t window : {1u, 5u, 64u, 100u, 5000u})
     for (const uint32_t listed : {0u, 300u})
-      for (const uint32_t dh : fewer({64, 128, 256}, {64}, {128})) {
+      for (const uint32_t dh : fewer({64, 128, 256}, {64})) {
         check({.kv_heads = 2,
                .group = 4,
                .dh = dh,

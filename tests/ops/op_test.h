@@ -171,9 +171,12 @@ class OpTest : public ::testing::TestWithParam<std::string> {
            (GetParam().ends_with(kPortable) || std::getenv("LP_NATIVE_VECTOR_WIDTH"));
   }
   uint32_t smaller(uint32_t size, uint32_t if_slow) const { return is_slow() ? if_slow : size; }
+  std::vector<uint32_t> fewer(std::vector<uint32_t> all, std::vector<uint32_t> if_slow) const {
+    return is_slow() ? if_slow : all;
+  }
   std::vector<uint32_t> fewer(std::vector<uint32_t> all, std::vector<uint32_t> if_slow,
                               std::vector<uint32_t> if_variation) const {
-    return is_variation() ? if_variation : is_slow() ? if_slow : all;
+    return is_variation() ? if_variation : fewer(all, if_slow);
   }
 
   // What the next runs are sized for. The device's scratch is made anew, poisoned and no larger than it asks
