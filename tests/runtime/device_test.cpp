@@ -481,7 +481,8 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FamilyOnDevice);
 
 TEST_P(FamilyOnDevice, AnswersAsOnTheCpu) { compare({.pool = 200, .chunk = 64, .max_new = 32}); }
 
-// Each device beside the CPU with each family: the software driver with the first of them, a card with all.
+// Pairs of a device other than the CPU and a family. The software driver gets only the families in `first`; a
+// card gets all of them.
 std::vector<std::tuple<std::string, const char*>> families_of_devices(
     const std::vector<const char*>& first, const std::vector<const char*>& others) {
   std::vector<std::tuple<std::string, const char*>> all;
