@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +26,7 @@
 #include "base/bits.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/random.h"
+#include "tests/support/shared_devices.h"
 #include "tests/support/vulkan_messages.h"
 
 namespace thimble::test {
@@ -135,16 +135,13 @@ class OpTest : public ::testing::TestWithParam<std::string> {
                        .heads = 32};
 
   void SetUp() override {
-    std::shared_ptr<Device>& device = devices_[GetParam()];
-    if (!device) {
+    use(shared_device(GetParam(), [&] {
       open({});
-      device = device_;
-    }
-    use(device);
+      return device_;
+    }));
   }
-  static void TearDownTestSuite() { devices_.clear(); }
 
-  // Opens a device of the test's own instead of the one that all tests of a suite share.
+  // Opens a device of the test's own instead of the one that all tests share.
   void open(const DeviceOptions& options) {
     stream_.reset();
     workspace_.reset();
@@ -368,9 +365,6 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(device_->read(behind.data(), {workspace_.get(), scratch_bytes_, 64}).ok());
     for (std::byte b : behind) ASSERT_EQ(b, kPoison) << "scratch was written behind its end";
   }
-
-  // By their names; what one test has compiled for a device, those after it need not compile again.
-  static inline std::map<std::string, std::shared_ptr<Device>> devices_;
 
   std::shared_ptr<Device> device_;
   uint32_t view_element_bytes_ = 0;

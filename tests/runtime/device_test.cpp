@@ -16,6 +16,7 @@
 #include "tests/support/device_test_name.h"
 #include "tests/support/saved_sessions.h"
 #include "tests/support/seeded_model.h"
+#include "tests/support/shared_devices.h"
 #include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
 #include "tests/support/watched.h"
@@ -130,17 +131,9 @@ void expect_same_answer(Watched& cpu, Watched& other, uint32_t tokens) {
 
 constexpr uint32_t kRead = 4 << 10;  // tokens
 
-// A device by its name, one for all tests, so that what one test has compiled those after it need not.
-std::map<std::string, std::shared_ptr<Device>> devices;
-const std::shared_ptr<Device>& opened(const std::string& name) {
-  std::shared_ptr<Device>& device = devices[name];
-  if (!device) device = must(open_device(name, strictly({.threads = 1})));
-  return device;
+std::shared_ptr<Device> opened(const std::string& name) {
+  return shared_device(name, [&] { return must(open_device(name, strictly({.threads = 1}))); });
 }
-class Devices : public ::testing::Environment {
-  void TearDown() override { devices.clear(); }
-};
-[[maybe_unused]] const auto* const kDevices = ::testing::AddGlobalTestEnvironment(new Devices);
 
 // Beside the CPU: on a machine without other devices there is nothing to compare.
 class OnDevice : public ::testing::TestWithParam<std::string> {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,6 +14,7 @@
 #include "tests/support/data.h"
 #include "tests/support/device_test_name.h"
 #include "tests/support/sessions.h"
+#include "tests/support/shared_devices.h"
 #include "tests/support/synthetic_model.h"
 #include "tests/support/vulkan_messages.h"
 
@@ -97,16 +97,9 @@ TEST(LlamaCppGoldens, AreAllTested) {
 // 0.0111 where a router that likes two experts as well then takes the other one.
 class ArchitectureGoldens : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {
  protected:
-  // One for all models, so that a shader that several ask for is compiled once.
   static std::shared_ptr<Device> opened(const std::string& name) {
-    std::shared_ptr<Device>& device = devices_[name];
-    if (!device) device = must(open_device(name, strictly({.threads = 2})));
-    return device;
+    return shared_device(name, [&] { return must(open_device(name, strictly({.threads = 2}))); });
   }
-  static void TearDownTestSuite() { devices_.clear(); }
-
- private:
-  static inline std::map<std::string, std::shared_ptr<Device>> devices_;
 };
 
 TEST_P(ArchitectureGoldens, AreReproduced) {

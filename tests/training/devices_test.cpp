@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
-#include <utility>
 
 #include "tests/support/device_test_name.h"
 #include "tests/support/random.h"
+#include "tests/support/shared_devices.h"
 #include "tests/support/vulkan_messages.h"
 #include "tests/training/small_trainer.h"
 #include "training/fit.h"
@@ -28,22 +27,16 @@ std::vector<std::string> usable_devices() {
 
 class TrainingOn : public ::testing::TestWithParam<std::string> {
  protected:
-  // One for all tests, so that what one of them has compiled those after it need not.
   std::shared_ptr<Device> open(uint32_t threads = 2) const {
-    std::shared_ptr<Device>& device = devices_[{GetParam(), threads}];
-    if (!device) device = must(open_device(GetParam(), strictly({.threads = threads})));
-    return device;
+    return shared_device(GetParam() + " with threads " + std::to_string(threads),
+                         [&] { return must(open_device(GetParam(), strictly({.threads = threads}))); });
   }
-  static void TearDownTestSuite() { devices_.clear(); }
   // What a result may be off by, as a part of the largest. Without tensor cores all is f32, and a few hundred
   // of its roundings; but keys and values are cached as halves, which may fall to the other side (2^-11).
   // Tensor cores round operands of products to 11 bits; through two layers that is a few times as much.
   double tolerance(const std::shared_ptr<Device>& device) const {
     return device->info().view_element_bytes == 2 ? 0x1p-6 : 0x1p-8;
   }
-
- private:
-  static inline std::map<std::pair<std::string, uint32_t>, std::shared_ptr<Device>> devices_;
 };
 INSTANTIATE_TEST_SUITE_P(Each, TrainingOn, ::testing::ValuesIn(usable_devices()), device_test_name);
 
