@@ -607,8 +607,9 @@ TEST(Run, TheSameSeedSamplesTheSame) {
 TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile out;
-  // The prompt makes this model go on for far longer than a second.
-  const std::string line = std::string("timeout --preserve-status -k 10 -s INT 3 '") + kCommand +
+  // The prompt makes this model go on for far longer than a second. Without --foreground timeout sends the signal
+  // twice, to the command and to its group, and a second Ctrl-C ends the command at once.
+  const std::string line = std::string("timeout --foreground --preserve-status -k 10 -s INT 3 '") + kCommand +
                            "' run --raw --json --temp 1 -n -1 --retention window --pool 256 -p 'Chapter 1'" +
                            kM + ">" + out.path();
   const int status = std::system(("while :; do " + line + "; s=$?; [ $s = 0 ] || exit $s; done").c_str());
