@@ -132,7 +132,7 @@ class Session {
     Call call = Call::kNone;
     uint64_t count = 0;          // tokens of the call
     uint64_t taken = 0;          // of which already taken
-    uint64_t hash = 0;           // of those taken, to recognise the call
+    uint64_t hash = 0;           // of all of them, to recognise the call
     int32_t token = 0;           // kStep: the token that was sampled
     bool sampled = false;        // kStep
     uint64_t random = 0;         // kStep: the sampler's, before it was
@@ -157,7 +157,6 @@ class Session {
   Status clear();
 
   Status begin(Call, std::span<const int32_t> tokens);
-  void take(std::span<const int32_t> tokens);
   Status set_tokens(std::span<const int32_t> tokens);
   Status note_tokens(std::span<const int32_t> tokens);
   Status go_on();

@@ -8,9 +8,9 @@ namespace thimble {
 
 namespace {
 
-// FNV-1a over token ids: recognises the tokens of a call that is repeated after an interrupt.
-constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
-uint64_t hash_tokens(uint64_t hash, std::span<const int32_t> tokens) {
+// FNV-1a over token ids: recognises a call that is repeated after an interrupt.
+uint64_t hash_tokens(std::span<const int32_t> tokens) {
+  uint64_t hash = 0xcbf29ce484222325u;
   for (const int32_t token : tokens) hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
   return hash;
 }
@@ -18,11 +18,14 @@ uint64_t hash_tokens(uint64_t hash, std::span<const int32_t> tokens) {
 }  // namespace
 
 // Begins a public call: goes on with the interrupted one if it is the same again, else finishes the run that
-// was interrupted and leaves it at that.
+// was interrupted and leaves it at that. Ids are checked each time: those of a repeated call that are still to
+// be taken need not be the ones that were checked. A call with an id that there is not changes nothing.
 Status Session::begin(Call call, std::span<const int32_t> tokens) {
+  THIMBLE_TRY(check_tokens(tokens));
   const Unfinished& u = unfinished_;
-  const bool same = call != Call::kNone && u.call == call && u.count == tokens.size() &&
-                    u.hash == hash_tokens(kHashSeed, tokens.first(u.taken));
+  const uint64_t hash = hash_tokens(tokens);
+  const bool same =
+      call != Call::kNone && u.call == call && u.count == tokens.size() && u.hash == hash;
   if (!same) {
     if (u.sampled && !u.started) sampler_.set_random(u.random);  // the token goes nowhere
     unfinished_ = {};
@@ -31,18 +34,11 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
   call_start_read_ = read_;
   THIMBLE_TRY(go_on());
   if (same) return {};
-  THIMBLE_TRY(check_tokens(tokens));
   THIMBLE_TRY(check_room(tokens.size()));
   unfinished_.call = call;
   unfinished_.count = tokens.size();
-  unfinished_.hash = kHashSeed;
+  unfinished_.hash = hash;
   return {};
-}
-
-// Counts the next tokens of the running call as taken.
-void Session::take(std::span<const int32_t> tokens) {
-  unfinished_.taken += tokens.size();
-  unfinished_.hash = hash_tokens(unfinished_.hash, tokens);
 }
 
 // Gives a step its tokens, which are read for the first time.
@@ -78,7 +74,7 @@ Status Session::feed(std::span<const int32_t> tokens) {
     if (left.empty()) break;
     const auto next = left.first(std::min<uint64_t>(left.size(), enough - waiting_.size()));
     waiting_.insert(waiting_.end(), next.begin(), next.end());
-    take(next);
+    unfinished_.taken += next.size();
     has_logits_ = false;
   }
   unfinished_ = {};
@@ -129,7 +125,6 @@ Result<int32_t> Session::step() {
 Status Session::accept(int32_t token) {
   const std::span<const int32_t> tokens(&token, 1);
   THIMBLE_TRY(begin(Call::kAccept, tokens));
-  if (!unfinished_.taken) take(tokens);
   THIMBLE_TRY(flush_waiting());
   THIMBLE_TRY(append_token(token, true));
   unfinished_ = {};
@@ -191,7 +186,7 @@ Status Session::score_by_steps(std::span<const int32_t> tokens, std::span<float>
     if (!u.stepping) {
       THIMBLE_TRY(check_logits());
       THIMBLE_TRY(target_log_probs(tokens.subspan(u.taken, 1), &log_probs[u.taken]));
-      take(tokens.subspan(u.taken, 1));
+      ++u.taken;
       u.has_log_probs = false;
       u.stepping = true;
     }
@@ -209,7 +204,7 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   const uint32_t rows =
       static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), plan_.options.chunk, room()}));
   THIMBLE_TRY(set_tokens(tokens.first(rows)));
-  take(tokens.first(rows));
+  unfinished_.taken += rows;
   unfinished_.slice = rows;
   unfinished_.row = 0;
   unfinished_.has_log_probs = false;  // the first token's are read

@@ -541,8 +541,9 @@ THIMBLE_API void thimble_session_free(thimble_session* session);
 
 /* Append tokens to the prompt and read as many chunks as are surely complete: where chunks end depends on the text alone,
  * not on how calls cut it. After THIMBLE_INTERRUPTED a part was queued or read: repeat the call with the same tokens and
- * it goes on where it stopped; any other call abandons the rest. After THIMBLE_CONTEXT_FULL nothing of this call was
- * queued. */
+ * it goes on where it stopped; any other call abandons the rest, and one with other tokens, even if only in what was not read
+ * yet, is another call. After THIMBLE_CONTEXT_FULL, or THIMBLE_INVALID_ARGUMENT for an id that is not in the vocabulary, nothing
+ * of this call was queued. */
 THIMBLE_API thimble_status thimble_session_feed(thimble_session* session, const int32_t* tokens, uint64_t count,
                                                 thimble_error* error);
 /* End the prompt: read all that waits. The logits of the next token are there afterwards. With a retention that evicts, a

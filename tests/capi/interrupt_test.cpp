@@ -156,6 +156,63 @@ TEST(InterruptedFeed, IsAbandonedByAnyOtherCall) {
   EXPECT_EQ(stats(session).position, taken + kPrompt.size());
 }
 
+// What may be called with tokens that an interrupt stops; the first argument of each is where they begin.
+using Call = std::function<thimble_status(thimble_session*, const Tokens&, thimble_error*)>;
+const std::vector<std::pair<const char*, Call>> kCallsWithTokens = {
+    {"feed", [](thimble_session* s, const Tokens& t,
+                thimble_error* e) { return thimble_session_feed(s, t.data(), t.size(), e); }},
+    {"score",
+     [](thimble_session* s, const Tokens& t, thimble_error* e) {
+       std::vector<float> log_probs(t.size());
+       return thimble_session_score(s, t.data(), t.size(), log_probs.data(), e);
+     }},
+    {"accept",
+     [](thimble_session* s, const Tokens& t, thimble_error* e) { return thimble_session_accept(s, t[0], e); }},
+};
+
+TEST(RepeatedCall, MayNotBringAnIdThatThereIsNot) {
+  const SmallModel small;
+  for (const auto& [name, call] : kCallsWithTokens)
+    for (const int32_t wrong : {-1, int32_t(kSmallVocab), 2000000000})
+      for (const size_t at : {size_t(0), kPrompt.size() - 1}) {
+        SCOPED_TRACE(std::string(name) + ", " + std::to_string(wrong) + " at " + std::to_string(at));
+        const SessionHandle session = create(small.model, window_options()),
+                            check = create(small.model, window_options());
+        Error e;
+        for (const SessionHandle& s : {std::cref(session), std::cref(check)}) {
+          feed(s, {1, 2, 3});
+          EXPECT_OK(thimble_session_flush(s.get(), &e), e);
+        }
+        thimble_session_interrupt(session.get());
+        ASSERT_EQ(call(session.get(), kPrompt, &e), THIMBLE_INTERRUPTED);
+        Tokens tokens = kPrompt;
+        if (std::string(name) == "accept") tokens.resize(1);
+        tokens[std::min(at, tokens.size() - 1)] = wrong;
+        EXPECT_EQ(call(session.get(), tokens, &e), THIMBLE_INVALID_ARGUMENT);
+        expect_sentence(e);
+        // It was refused, so the interrupted call may still be repeated.
+        EXPECT_OK(call(session.get(), kPrompt, &e), e);
+        EXPECT_OK(call(check.get(), kPrompt, &e), e);
+        EXPECT_EQ(stats(session).position, stats(check).position);
+        EXPECT_EQ(kept(session, 0, 0), kept(check, 0, 0));
+      }
+}
+
+// A call that differs in a token which was not taken yet is another call, too.
+TEST(RepeatedCall, IsAnotherOneIfAnyTokenDiffers) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options());
+  Error e;
+  thimble_session_interrupt(session.get());
+  EXPECT_EQ(thimble_session_feed(session.get(), kPrompt.data(), kPrompt.size(), &e), THIMBLE_INTERRUPTED);
+  const uint64_t taken = stats(session).position;
+  ASSERT_LT(taken, kPrompt.size());
+  Tokens other = kPrompt;
+  other.back() ^= 1;
+  feed(session, other);
+  EXPECT_EQ(stats(session).position, taken + other.size());
+}
+
 TEST(InterruptSignal, MayComeFromAHandler) {
   const SmallModel small;
   const SessionHandle session = create(small.model, window_options());
