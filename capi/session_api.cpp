@@ -197,6 +197,7 @@ thimble_status thimble_session_logits(thimble_session* session, const float** lo
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need(logits, "logits"));
     THIMBLE_TRY(need(count, "count"));
+    THIMBLE_TRY(s.session->settle());
     THIMBLE_LET(values, s.session->logits());
     *logits = values.data();
     *count = static_cast<uint32_t>(values.size());
@@ -337,6 +338,7 @@ thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, ui
                                     thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_buffer(positions, capacity, count, "positions"));
+    THIMBLE_TRY(s.session->settle());
     THIMBLE_LET(held, s.session->kept_count(layer, kv_head));
     THIMBLE_TRY(need_room(held, capacity, count));
     return s.session->kept(layer, kv_head, {positions, held});

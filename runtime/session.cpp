@@ -219,7 +219,10 @@ Result<SessionStats> Session::stats() const {
   SessionStats stats = stats_;
   stats.entries = most_entries();
   stats.waiting = waiting_.size();
-  stats.position = read_ + waiting_.size();
+  // Tokens of an interrupted run are in the stream, too.
+  if (run_.work == Work::kDecode) ++stats.waiting;
+  if (run_.work == Work::kChunk && !run_.waiting) stats.waiting += run_.step.n_rows;
+  stats.position = read_ + stats.waiting;
   stats.evicted = evicted_ / entries_.size();
   uint32_t saturated;
   THIMBLE_TRY(device_->read(&saturated, layout_.saturated));

@@ -58,6 +58,9 @@ class Session {
   // Natural-log probabilities of `tokens` after all before, which are then part of the stream. Interrupted:
   // call again with the same arguments.
   Status score(std::span<const int32_t> tokens, std::span<float> log_probs);
+  // Finishes what an interrupt left of a chunk or token, which logits and kept otherwise show half done. The
+  // interrupted call may still be repeated.
+  Status settle() { return go_on(); }
   // Logits of the next token, [vocab].
   Result<std::span<const float>> logits() const;
   Status rewind(uint64_t position);
@@ -82,7 +85,7 @@ class Session {
   Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
   // Their positions, ascending: the first positions.size() of them.
   Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
-  // Positions that were read; finishes what an interrupt left of a chunk or token.
+  // Positions that were read; settles first.
   Result<uint64_t> positions_read();
   // Of each of these, the share of heads that hold it, in layers without a window; and the attention that the
   // last one paid to it, mean over layers and heads, sum 1. Either may be null.

@@ -7,7 +7,7 @@
 namespace thimble {
 
 Result<uint64_t> Session::positions_read() {
-  THIMBLE_TRY(go_on());
+  THIMBLE_TRY(settle());
   return read_;
 }
 

@@ -556,7 +556,8 @@ THIMBLE_API thimble_status thimble_session_flush(thimble_session* session, thimb
 THIMBLE_API thimble_status thimble_session_step(thimble_session* session, int32_t* token, thimble_error* error);
 /* The same with a token that the caller chose. */
 THIMBLE_API thimble_status thimble_session_accept(thimble_session* session, int32_t token, thimble_error* error);
-/* The logits of the next token, `vocab` floats, owned by the session and valid until its next call. */
+/* The logits of the next token, `vocab` floats, owned by the session and valid until its next call. A token that was interrupted
+ * is finished first; its call may still be repeated. */
 THIMBLE_API thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
                                                   thimble_error* error);
 /* Flush, then append these tokens and give the natural logarithm of each one's probability after all before it:
@@ -608,10 +609,12 @@ THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint
 
 /* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
  * THIMBLE_INTERRUPTED: on cards within the time of one layer of a chunk, or of a token; on the CPU within about 25 ms of an
- * idle processor. The call after that goes on, bit for bit as if nothing had happened. */
+ * idle processor. The call after that goes on, bit for bit as if nothing had happened. Looking does not abandon
+ * the interrupted call: it may be repeated after logits, kept, kept_by_position, stats, memory, and text. */
 THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 
-/* The original positions that a KV head still holds, ascending; heads may hold different numbers of them. Two-call. */
+/* The original positions that a KV head still holds, ascending; heads may hold different numbers of them. A chunk or token that
+ * was interrupted is finished first; its call may still be repeated. Two-call. */
 THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
                                                 int32_t* positions, uint64_t capacity, uint64_t* count,
                                                 thimble_error* error);
@@ -656,7 +659,7 @@ typedef struct thimble_stats {
   uint32_t struct_size;
   uint32_t entries;         /* in the pool of the head that holds most */
   uint64_t position;        /* tokens of the stream so far, read or waiting */
-  uint64_t waiting;         /* of which not read yet */
+  uint64_t waiting;         /* of which not read yet, or not wholly where an interrupt stopped it */
   uint64_t evicted;         /* entries that a head has dropped, mean over layers and heads */
   uint64_t evictions;       /* times that any were */
   uint64_t generated;       /* tokens from step and accept */

@@ -227,6 +227,37 @@ TEST(InterruptSignal, MayComeFromAHandler) {
   EXPECT_OK(thimble_session_feed(session.get(), kPrompt.data(), kPrompt.size(), &e), e);
 }
 
+// A token whose step was interrupted is in the stream: whoever looks sees it whole.
+TEST(InterruptedStep, IsFinishedForWhoeverLooks) {
+  const SmallModel small;
+  const SessionHandle session = create(small.model, window_options()),
+                      check = create(small.model, window_options());
+  Error e;
+  for (const SessionHandle& s : {std::cref(session), std::cref(check)}) {
+    feed(s, kPrompt);
+    EXPECT_OK(thimble_session_flush(s.get(), &e), e);
+  }
+  const int32_t next = step(check);
+  const auto interrupt_step = [&] {
+    int32_t token = -1;
+    thimble_session_interrupt(session.get());
+    EXPECT_EQ(thimble_session_step(session.get(), &token, &e), THIMBLE_INTERRUPTED);
+    EXPECT_EQ(token, -1);
+  };
+  interrupt_step();
+  EXPECT_EQ(stats(session).position, stats(check).position);
+  EXPECT_EQ(stats(session).waiting, 1u);
+  EXPECT_EQ(kept(session, 0, 0), kept(check, 0, 0));
+  EXPECT_EQ(stats(session).waiting, 0u);
+  EXPECT_EQ(step(session), next);
+
+  const int32_t second = step(check);
+  interrupt_step();
+  EXPECT_EQ(logits(session), logits(check));
+  EXPECT_EQ(step(session), second);
+  EXPECT_EQ(stats(session).position, stats(check).position);
+}
+
 TEST(Progress, CountsUpToAllTokens) {
   const SmallModel small;
   std::vector<thimble_progress> seen;
