@@ -18,14 +18,13 @@ uint64_t hash_tokens(std::span<const int32_t> tokens) {
 }  // namespace
 
 // Begins a public call: goes on with the interrupted one if it is the same again, else finishes the run that
-// was interrupted and leaves it at that. Ids are checked each time: those of a repeated call that are still to
-// be taken need not be the ones that were checked. A call with an id that there is not changes nothing.
+// was interrupted and leaves it at that. Ids are checked each time: those of a repeated call that are still
+// to be taken need not be the ones that were checked. A call with an id that there is not changes nothing.
 Status Session::begin(Call call, std::span<const int32_t> tokens) {
   THIMBLE_TRY(check_tokens(tokens));
   const Unfinished& u = unfinished_;
   const uint64_t hash = hash_tokens(tokens);
-  const bool same =
-      call != Call::kNone && u.call == call && u.count == tokens.size() && u.hash == hash;
+  const bool same = call != Call::kNone && u.call == call && u.count == tokens.size() && u.hash == hash;
   if (!same) {
     if (u.sampled && !u.started) sampler_.set_random(u.random);  // the token goes nowhere
     unfinished_ = {};
@@ -197,12 +196,15 @@ Status Session::score_by_steps(std::span<const int32_t> tokens, std::span<float>
   return {};
 }
 
-// Appends as many of these tokens as one chunk and the pool have room for; they stay.
+// Appends as many of these tokens as one chunk and the pool have room for; they stay. Where rows are read
+// again they are in the batches in which generated tokens are, however calls cut the text: an entry's score
+// is a weight among its batch.
 Status Session::append_slice(std::span<const int32_t> tokens) {
-  THIMBLE_TRY(upkeep());
+  const bool again = policies_.retention->reads_again();
+  const uint32_t batch = again ? policies_.retention->upkeep_rows(plan_.options) : plan_.options.chunk;
+  if (!again || unscored_ == batch) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
-  const uint32_t rows =
-      static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), plan_.options.chunk, room()}));
+  const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>({tokens.size(), batch - unscored_, room()}));
   THIMBLE_TRY(set_tokens(tokens.first(rows)));
   unfinished_.taken += rows;
   unfinished_.slice = rows;

@@ -166,8 +166,8 @@ const std::vector<std::pair<const char*, Call>> kCallsWithTokens = {
        std::vector<float> log_probs(t.size());
        return thimble_session_score(s, t.data(), t.size(), log_probs.data(), e);
      }},
-    {"accept",
-     [](thimble_session* s, const Tokens& t, thimble_error* e) { return thimble_session_accept(s, t[0], e); }},
+    {"accept", [](thimble_session* s, const Tokens& t,
+                  thimble_error* e) { return thimble_session_accept(s, t[0], e); }},
 };
 
 TEST(RepeatedCall, MayNotBringAnIdThatThereIsNot) {

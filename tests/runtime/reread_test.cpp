@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tests/support/judged.h"
+#include "tests/support/watched.h"
 
 namespace thimble::test {
 namespace {
@@ -139,6 +140,40 @@ TEST(Reread, CountsWhatItReadsTwice) {
   EXPECT_EQ(a.evicted, b.evicted);
   EXPECT_GT(a.prefill.flop, 1.9 * b.prefill.flop);
   EXPECT_LT(a.prefill.flop, 2.5 * b.prefill.flop);
+}
+
+// Which tokens are read again together depends on the text alone: neither on how calls cut what is scored nor
+// on whether it is scored or generated.
+TEST(Reread, ReadsTheSameBatchesHoweverATextIsScored) {
+  const SeededModel m = seeded_model();
+  const std::vector<int32_t> prompt = seeded_tokens(150), scored = seeded_tokens(237, 64, 8);
+  using Batch = std::pair<int32_t, uint32_t>;  // its position, and rows
+  const auto batches = [&](size_t cut) {       // 0: the tokens are given one by one, as generating does
+    Watched s(m.model, reread(Positions::kList));
+    must(s->feed(prompt));
+    must(s->flush());
+    std::vector<Batch> seen;
+    s.device->before_submit = [&](const Program& program, const StepParams& step, const auto&) {
+      // The embedding and all layers: no other program has so many segments.
+      if (program.segments != 1 + m.model->shape.layers) return;
+      const Batch batch{step.position, step.n_rows};
+      if (seen.empty() || seen.back() != batch) seen.push_back(batch);
+    };
+    std::vector<float> log_probs(scored.size());
+    for (size_t at = 0; cut && at < scored.size(); at += cut) {
+      const size_t count = std::min(cut, scored.size() - at);
+      must(s->score(std::span(scored).subspan(at, count), std::span(log_probs).subspan(at, count)));
+    }
+    for (const int32_t token : scored)
+      if (!cut) must(s->accept(token));
+    return seen;
+  };
+  const std::vector<Batch> generating = batches(0);
+  ASSERT_GE(generating.size(), 5u);
+  for (const size_t cut : {size_t(1), size_t(7), size_t(40), size_t(41), scored.size()}) {
+    SCOPED_TRACE(cut);
+    EXPECT_EQ(batches(cut), generating);
+  }
 }
 
 TEST(Reread, IsForEachHeadAlone) {
