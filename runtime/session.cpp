@@ -45,7 +45,8 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
   return make(std::move(model), std::move(device), std::move(plan), std::move(ledger), true);
 }
 
-// `first`: the weights and the device's fixed part are counted once for a session and its clones.
+// `first`: the weights and the device's fixed part are counted once, in the ledger that a session and its
+// clones have in common, until the last of them goes.
 Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Model> model,
                                                std::shared_ptr<Device> device, MemoryPlan plan,
                                                std::shared_ptr<Ledger> ledger, bool first) {
@@ -57,18 +58,18 @@ Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Model> mode
 
 Status Session::allocate(bool first) {
   const SessionOptions& o = plan_.options;
-  const uint64_t bytes =
-      plan_.total - (first ? 0 : plan_.fixed - plan_.programs + plan_.weights - plan_.shared);
-  THIMBLE_TRY(ledger_->take(bytes));
+  const uint64_t device_fixed = plan_.fixed - plan_.programs;  // measured when the device was opened
+  const uint64_t common = device_fixed + plan_.weights - plan_.shared, own = plan_.total - common;
+  THIMBLE_TRY(ledger_->take(first ? common + own : own));
   reservation_.ledger = ledger_;
-  reservation_.reserved = bytes;
+  reservation_.reserved = own;
 
-  uint64_t allocated = first ? plan_.fixed - plan_.programs : 0;  // the device measured it when it was opened
+  uint64_t common_allocated = first ? device_fixed : 0, allocated = 0;
   const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
                          std::shared_ptr<const PlacedTensors>& into) -> Status {
     const bool shared = owner.placements.has(*device_);
     THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_));
-    if (!shared) allocated += placed->bytes();
+    if (!shared) common_allocated += placed->bytes();
     into = std::move(placed);
     return {};
   };
@@ -116,7 +117,7 @@ Status Session::allocate(bool first) {
       (waiting_.capacity() + unscored_tokens_.capacity() + held_.capacity() + embeddings_.size()) * 4 +
       heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
   reservation_.allocated = allocated;
-  ledger_->allocated += allocated;
+  ledger_->allocated += common_allocated + allocated;
   return {};
 }
 

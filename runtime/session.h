@@ -104,7 +104,7 @@ class Session {
     std::atomic<uint64_t> reserved = 0, allocated = 0;
     Status take(uint64_t bytes);
   };
-  // One session's share in the ledger; gives it back when the session goes.
+  // What one session alone takes of it; gives it back when the session goes.
   struct Reservation {
     std::shared_ptr<Ledger> ledger;
     uint64_t reserved = 0, allocated = 0;

@@ -111,6 +111,30 @@ TEST(Placement, IsPlannedToTheByteAndSharedBySessions) {
   EXPECT_EQ(device->live_bytes, alone);
 }
 
+// Weights and the device's own part count until the last of a session and its clones goes, whichever that is.
+TEST(Placement, IsCountedUntilTheLastCloneGoes) {
+  const SeededModel m = seeded_model();
+  const auto device = discrete();
+  const MemoryPlan plan = must(make_plan(*m.model, *device, locret(m)));
+  const uint64_t common = plan.weights + plan.fixed - plan.programs, own = plan.total - common;
+  for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 2}, {1, 0, 2}, {2, 1, 0}}) {
+    SessionOptions options = locret(m);
+    options.budget = common + 3 * own;
+    std::vector<std::unique_ptr<Session>> sessions;
+    sessions.push_back(open_session(m.model, options, device));
+    const uint64_t alone = sessions[0]->allocated(),
+                   each = alone - plan.weights - (plan.fixed - plan.programs);
+    for (int i = 0; i < 2; ++i) sessions.push_back(must(sessions[0]->clone()));
+    for (size_t gone = 0; gone < 2; ++gone) {
+      Session& last = *sessions[order.back()];
+      EXPECT_EQ(last.allocated(), common + (3 - gone) * each);
+      EXPECT_EQ(last.clone().ok(), gone > 0) << gone;  // the budget has room for three
+      sessions[order[gone]].reset();
+    }
+    EXPECT_EQ(sessions[order.back()]->allocated(), common + each);
+  }
+}
+
 TEST(Placement, GoesWithTheLastSession) {
   const SeededModel m = seeded_model();
   const auto device = discrete();
