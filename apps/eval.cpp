@@ -1,4 +1,5 @@
-// thimble eval: needle tests, exact-match recall and how much of each needle is still held.
+// thimble eval: questions about long texts, how well they are answered and how much of each needle is still
+// held.
 //
 // With a selection, and with adore, the question is fed token by token, as generated tokens are: the text is
 // what a program reads ahead, and what each word of the question attends to is the policy's choice.
@@ -8,36 +9,70 @@
 #include <map>
 #include <optional>
 #include <sstream>
+#include <tuple>
 
 #include "apps/generation.h"
 #include "apps/held.h"
 #include "apps/options.h"
+#include "apps/score.h"
+#include "apps/sizes.h"
 
 namespace app {
 
 namespace {
 
+enum class Scoring { kByLine, kExact, kContains };  // kByLine: contains where a line has "answers"
+
 struct EvalFlags {
   std::string file;
+  Scoring scoring = Scoring::kByLine;
   std::vector<std::string> tasks;
   uint64_t length = 0, limit = 0;
   bool baseline = false;
 };
 
 struct Sample {
-  std::string id, task, answer, asked;
+  std::string id, task, asked;
+  std::vector<std::string> expected;
+  bool exact = true;    // the answer is the one that is expected; else it holds all that are
   uint64_t length = 0;  // as the file gives it
   std::vector<int32_t> prompt;
   std::ptrdiff_t question = 0;  // index of the first token of the question
-  std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt
+  std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt; none without a needle
 };
+
+// What a line expects of its answer: the texts, and whether one is compared as a whole.
+std::pair<std::vector<std::string>, bool> expectation(const EvalFlags& flags, const Json& json,
+                                                      const std::string& where) {
+  const bool many = json.contains("answers");
+  const bool exact = flags.scoring == Scoring::kByLine ? !many : flags.scoring == Scoring::kExact;
+  if (exact || !many) {
+    if (!json.contains("answer") || !json["answer"].is_string())
+      throw Failure(THIMBLE_FORMAT, where + " has no text \"answer\"");
+    std::string answer = json["answer"].get<std::string>();
+    if (!exact && comparable(answer).empty())
+      throw Failure(THIMBLE_FORMAT, where + ": \"answer\" is empty, so every answer would hold it");
+    return {{std::move(answer)}, exact};
+  }
+  std::vector<std::string> expected;
+  if (json["answers"].is_array()) {
+    for (const Json& text : json["answers"])
+      expected.push_back(text.is_string() ? text.get<std::string>() : std::string());
+  }
+  if (expected.empty() || std::any_of(expected.begin(), expected.end(), [](const std::string& text) {
+        return comparable(text).empty();
+      }))
+    throw Failure(THIMBLE_FORMAT, where + ": \"answers\" must be an array of texts that are not empty");
+  return {std::move(expected), false};
+}
 
 // One line of the file, tokenised; nothing where a filter leaves it out.
 std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, const Model& model,
                                   const std::string& line, const std::string& where,
                                   std::map<std::pair<std::string, uint64_t>, uint64_t>& taken) {
   const Json json = Json::parse(line, nullptr, false);
-  if (json.is_discarded() || !json.is_object()) throw Failure(THIMBLE_FORMAT, where + " is no JSON object");
+  if (json.is_discarded() || !json.is_object())
+    throw Failure(THIMBLE_FORMAT, where + " is not a JSON object");
   auto text_of = [&](const char* key) -> const std::string& {
     if (!json.contains(key) || !json[key].is_string()) {
       throw Failure(THIMBLE_FORMAT, where + " has no text \"" + key + "\"");
@@ -47,16 +82,15 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   if (!json.contains("tokens") || !json["tokens"].is_number_unsigned()) {
     throw Failure(THIMBLE_FORMAT, where + " has no number \"tokens\"");
   }
-  Sample sample{text_of("id"),
-                text_of("task"),
-                text_of("answer"),
-                text_of("question"),
-                json["tokens"].get<uint64_t>(),
-                {},
-                0,
-                {}};
-  const std::string &text = text_of("text"), &question = sample.asked, &needle = text_of("needle");
-  if (needle.empty() || text.find(needle) == std::string::npos) {
+  Sample sample;
+  sample.id = text_of("id");
+  sample.task = text_of("task");
+  sample.asked = text_of("question");
+  std::tie(sample.expected, sample.exact) = expectation(flags, json, where);
+  sample.length = json["tokens"].get<uint64_t>();
+  const std::string &text = text_of("text"), &question = sample.asked,
+                    needle = json.contains("needle") ? text_of("needle") : "";
+  if (text.find(needle) == std::string::npos) {
     throw Failure(THIMBLE_FORMAT, where + ": \"needle\" does not occur in \"text\"");
   }
   const bool of_task = flags.tasks.empty() || std::count(flags.tasks.begin(), flags.tasks.end(), sample.task);
@@ -72,7 +106,7 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   sample.question =
       std::lower_bound(tokens.offsets.begin(), tokens.offsets.end(), asked_at) - tokens.offsets.begin();
   const size_t begin = prompt.find(needle), end = begin + needle.size();
-  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+  for (size_t i = 0; !needle.empty() && i < tokens.ids.size(); ++i) {
     const uint64_t next = i + 1 < tokens.ids.size() ? tokens.offsets[i + 1] : prompt.size();
     if (tokens.offsets[i] < end && next > begin) sample.needle.push_back(static_cast<int32_t>(i));
   }
@@ -105,12 +139,14 @@ double needle_retention(const std::vector<std::vector<int32_t>>& heads, const st
 
 struct Outcome {
   std::string answer;
-  bool correct = false;
-  Json subject;       // what the server would find that the question asks about; null: nothing
-  bool gone = false;  // and say that it is no longer held
-  double retention = 0, seconds = 0;
+  double score = 0;                 // 0 to 1
+  Json subject;                     // what the server would find that the question asks about; null: nothing
+  bool gone = false;                // and say that it is no longer held
+  std::optional<double> retention;  // of the needle, where there is one
+  double seconds = 0;
   uint64_t read = 0;  // tokens of the prompt that were read ahead, not stepped
   uint64_t saturated = 0;
+  bool correct() const { return score == 1; }
 };
 
 // What the question asks about, as thimble serve finds it, and whether that is still held.
@@ -178,12 +214,13 @@ class Asked {
       if (!call_unless_interrupted(thimble_session_accept, session.get(), question[i])) return std::nullopt;
     Outcome outcome;
     const std::vector<std::vector<int32_t>> heads = kept_by_head(model_, session);
-    outcome.retention = needle_retention(heads, sample.needle);
+    if (!sample.needle.empty()) outcome.retention = needle_retention(heads, sample.needle);
     note_subject(model_, sample, heads, outcome);
     const Answer answer = generate(model_, session, settings_.predict, [](std::string_view) {});
     if (answer.finish == Finish::kInterrupted) return std::nullopt;
     outcome.answer = strip(answer.text);
-    outcome.correct = outcome.answer == strip(sample.answer);
+    const bool same = outcome.answer == strip(sample.expected.front());
+    outcome.score = sample.exact ? (same ? 1 : 0) : share_found(outcome.answer, sample.expected);
     const thimble_stats seen = stats(session);
     outcome.read = seen.prefill_tokens;
     outcome.saturated = seen.saturated;
@@ -199,45 +236,67 @@ class Asked {
 
 // A row of the table: samples of one task and length, or all.
 struct Row {
-  uint64_t samples = 0, correct = 0, baseline_correct = 0;
-  double retention = 0;
+  Mean score, baseline, retention;
+  uint64_t correct = 0, baseline_correct = 0;
   uint64_t saturated = 0;
   uint64_t gone = 0, gone_wrong = 0;  // said to be no longer held; of these answered wrongly
-  void add(const Outcome& outcome, const Outcome* baseline) {
-    ++samples;
-    correct += outcome.correct;
-    retention += outcome.retention;
+  void add(const Outcome& outcome, const Outcome* dense) {
+    score.add(outcome.score);
+    correct += outcome.correct();
+    if (outcome.retention) retention.add(*outcome.retention);
     saturated += outcome.saturated;
     gone += outcome.gone;
-    gone_wrong += outcome.gone && !outcome.correct;
-    if (baseline) baseline_correct += baseline->correct;
+    gone_wrong += outcome.gone && !outcome.correct();
+    if (!dense) return;
+    baseline.add(dense->score);
+    baseline_correct += dense->correct();
   }
 };
 
-Json row_json(const Row& row, bool baseline) {
-  const double n = static_cast<double>(std::max<uint64_t>(row.samples, 1));
-  Json json = {{"samples", row.samples},
+Json row_json(const Row& row) {
+  const double n = static_cast<double>(std::max<uint64_t>(row.score.count(), 1));
+  Json json = {{"samples", row.score.count()},
                {"correct", row.correct},
                {"recall", static_cast<double>(row.correct) / n},
-               {"retention", row.retention / n},
+               {"score", row.score.mean()},
+               {"standard_error", row.score.standard_error()},
+               {"retention", row.retention.count() ? Json(row.retention.mean()) : Json()},
                {"gone", row.gone},
                {"gone_wrong", row.gone_wrong}};
-  if (baseline) {
+  if (row.baseline.count()) {
     json["baseline_correct"] = row.baseline_correct;
     json["baseline_recall"] = static_cast<double>(row.baseline_correct) / n;
+    json["baseline_score"] = row.baseline.mean();
+    json["baseline_standard_error"] = row.baseline.standard_error();
   }
   return json;
 }
 
-void print_row(const std::string& task, const std::string& length, const Row& row, bool baseline) {
-  if (row.samples == 0) return;
-  std::printf("%-12s %8s %5llu/%-5llu", task.c_str(), length.c_str(),
-              static_cast<unsigned long long>(row.correct), static_cast<unsigned long long>(row.samples));
-  if (baseline) {
-    std::printf(" %5llu/%-5llu", static_cast<unsigned long long>(row.baseline_correct),
-                static_cast<unsigned long long>(row.samples));
-  }
-  std::printf(" %13.1f %%\n", 100 * row.retention / static_cast<double>(row.samples));
+std::string percent(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
+  return text;
+}
+
+// "3/4", or "62.5 %" where answers may be right in part.
+std::string cell(const Mean& score, uint64_t correct, bool in_part) {
+  if (in_part) return percent(score.mean());
+  return std::to_string(correct) + "/" + std::to_string(score.count());
+}
+
+void print_row(const std::string& task, const std::string& length, const Row& row, bool in_part) {
+  if (row.score.count() == 0) return;
+  std::printf("%-12s %8s %11s", task.c_str(), length.c_str(), cell(row.score, row.correct, in_part).c_str());
+  if (row.baseline.count())
+    std::printf(" %11s", cell(row.baseline, row.baseline_correct, in_part).c_str());
+  std::printf(" %15s", row.retention.count() ? percent(row.retention.mean()).c_str() : "");
+  if (length.empty()) std::printf("   standard error %s", percent(row.score.standard_error()).c_str());
+  std::printf("\n");
+}
+
+// "right", "wrong", or "62.5 %".
+std::string verdict(const Outcome& outcome) {
+  return outcome.correct() ? "right" : outcome.score == 0 ? "wrong" : percent(outcome.score);
 }
 
 int eval(Settings& s, const EvalFlags& flags) {
@@ -277,7 +336,12 @@ int eval(Settings& s, const EvalFlags& flags) {
 
   std::map<std::pair<std::string, uint64_t>, Row> rows;
   Row all;
+  const bool in_part = std::any_of(samples.begin(), samples.end(),
+                                   [](const Sample& sample) { return sample.expected.size() > 1; });
   bool interrupted = false;
+  uint64_t tokens_left = 0, tokens_done = 0;  // of prompts
+  for (const Sample& sample : samples) tokens_left += sample.prompt.size();
+  const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < samples.size(); ++i) {
     const Sample& sample = samples[i];
     const bool last = i + 1 == samples.size() || !same_text(sample, samples[i + 1]);
@@ -287,23 +351,30 @@ int eval(Settings& s, const EvalFlags& flags) {
     if (interrupted) break;
     rows[{sample.task, sample.length}].add(*outcome, baseline ? &*baseline : nullptr);
     all.add(*outcome, baseline ? &*baseline : nullptr);
-    std::fprintf(stderr, "[%llu/%zu] %s: %s, %.1f s\n", static_cast<unsigned long long>(all.samples),
-                 samples.size(), sample.id.c_str(), outcome->correct ? "right" : "wrong", outcome->seconds);
+    tokens_done += sample.prompt.size();
+    tokens_left -= sample.prompt.size();
+    const double so_far = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::fprintf(stderr, "[%zu/%zu] %s: %s, %.1f s, %s left\n", i + 1, samples.size(), sample.id.c_str(),
+                 verdict(*outcome).c_str(), outcome->seconds,
+                 format_duration(so_far * static_cast<double>(tokens_left) / static_cast<double>(tokens_done))
+                     .c_str());
     if (!s.json) continue;
     Json line = {{"id", sample.id},
                  {"task", sample.task},
                  {"tokens", sample.length},
                  {"prompt_tokens", sample.prompt.size()},
                  {"read_tokens", outcome->read},
-                 {"correct", outcome->correct},
+                 {"correct", outcome->correct()},
+                 {"score", outcome->score},
                  {"answer", outcome->answer},
-                 {"expected", sample.answer},
-                 {"retention", outcome->retention},
+                 {"expected", sample.expected.size() == 1 ? Json(sample.expected[0]) : Json(sample.expected)},
+                 {"retention", outcome->retention ? Json(*outcome->retention) : Json()},
                  {"subject", outcome->subject},
                  {"gone", outcome->gone},
                  {"seconds", outcome->seconds}};
     if (baseline) {
-      line["baseline_correct"] = baseline->correct;
+      line["baseline_correct"] = baseline->correct();
+      line["baseline_score"] = baseline->score;
       line["baseline_answer"] = baseline->answer;
     }
     print_json(line);
@@ -312,8 +383,9 @@ int eval(Settings& s, const EvalFlags& flags) {
   const thimble_memory held = memory(asked.session());
   warn_of_saturated(all.saturated);
   if (s.json) {
-    Json summary = row_json(all, flags.baseline);
+    Json summary = row_json(all);
     summary["pool"] = held.pool;
+    summary["pool_bytes"] = held.pool_bytes;
     summary["saturated"] = all.saturated;
     summary["budget_bytes"] = held.budget;
     summary["allocated_bytes"] = held.allocated;
@@ -321,15 +393,15 @@ int eval(Settings& s, const EvalFlags& flags) {
     summary["rows"] = Json::array();
     for (const auto& [key, row] : rows) {
       Json json = {{"task", key.first}, {"tokens", key.second}};
-      json.update(row_json(row, flags.baseline));
+      json.update(row_json(row));
       summary["rows"].push_back(json);
     }
     print_json({{"summary", summary}});
   } else {
-    std::printf("%-12s %8s %11s%s %15s\n", "task", "tokens", "recall", flags.baseline ? "       dense" : "",
-                "needle held");
-    for (const auto& [key, row] : rows) print_row(key.first, std::to_string(key.second), row, flags.baseline);
-    print_row("all", "", all, flags.baseline);
+    std::printf("%-12s %8s %11s%s %15s\n", "task", "tokens", in_part ? "score" : "recall",
+                flags.baseline ? "       dense" : "", "needle held");
+    for (const auto& [key, row] : rows) print_row(key.first, std::to_string(key.second), row, in_part);
+    print_row("all", "", all, in_part);
   }
   return interrupted ? kExitInterrupted : 0;
 }
@@ -340,10 +412,11 @@ Command add_eval(CLI::App& root) {
   static Settings settings;
   static EvalFlags flags;
   settings.predict = 64;
-  CLI::App* app = root.add_subcommand("eval", "Needle tests: recall, and what is still held of each needle");
+  CLI::App* app = root.add_subcommand("eval", "Ask about long texts: recall, and what is still held of each needle");
   app->add_option(
          "FILE", flags.file,
-         "JSON lines: id, task, tokens, text, question, answer, needle (the sentence that holds the answer)")
+         "JSON lines: id, task, tokens, text, question; answer, or answers, which must all be found; needle "
+         "(the sentence that holds the answer), where there is one")
       ->required();
   add_model_flag(*app, settings);
   app->add_flag("--baseline", flags.baseline, "Run every sample with dense attention too, without budget");
@@ -354,16 +427,27 @@ Command add_eval(CLI::App& root) {
       ->allow_extra_args(false)
       ->type_name("NAMES");
   app->add_option("--length", flags.length, "Only samples of so many tokens")->type_name("N");
+  const auto score = [](const std::string& word) {
+    flags.scoring = word == "exact" ? Scoring::kExact : Scoring::kContains;
+  };
+  app->add_option_function<std::string>(
+         "--score", score,
+         "An answer is right where it is exactly the expected one, or as far as it contains what is expected "
+         "(default: contains for lines with answers, else exact)")
+      ->check(CLI::IsMember({"exact", "contains"}).description(""))
+      ->type_name("exact|contains");
   add_predict_flag(*app, settings);
   add_chat_flags(*app, settings);
   add_json_flag(*app, settings);
   add_session_flags(*app, settings);
   app->footer(
-      "An answer is right when it is exactly the expected one, but for white space around it. With a\n"
-      "selection or adore the question is read token by token, as an answer is written. A text that\n"
-      "lines behind each other share is read once where there is room for a clone.\n"
-      "Decoding is greedy. With --json one object a sample, then one with \"summary\"; \"gone\" is\n"
-      "where thimble serve would say that what the question asks about is no longer held.\n\n"
+      "Exact: an answer is the expected one, but for white space around it. Contains: its score is the\n"
+      "share of the expected texts that occur in it, in upper or lower case; white space and marks that\n"
+      "group digits (1,234) do not count. With a selection or adore the question is read token by token,\n"
+      "as an answer is written. A text that consecutive lines share is read once where there is room for\n"
+      "a clone. Decoding is greedy. With --json one object a sample, then one with \"summary\", scores and\n"
+      "their standard errors from 0 to 1; \"gone\" is where thimble serve would say that what the question\n"
+      "asks about is no longer held.\n\n"
       "Examples:\n"
       "  thimble eval needles.jsonl -m model.gguf --heads heads.gguf --pool 1024 --baseline\n"
       "  thimble eval needles.jsonl -m model.gguf --retention window --pool 1024 --tasks passkey,kv --limit "

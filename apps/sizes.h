@@ -1,4 +1,4 @@
-// Byte sizes as people write them ("64MiB", "1.5GB"), in and out.
+// Byte sizes as people write them ("64MiB", "1.5GB"), in and out; counts and durations, out.
 #pragma once
 
 #include <cctype>
@@ -54,6 +54,14 @@ inline std::string format_count(uint64_t count) {
   std::string text = std::to_string(count);
   for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3)
     text.insert(static_cast<size_t>(i), ",");
+  return text;
+}
+
+// "5:03", minutes and seconds.
+inline std::string format_duration(double seconds) {
+  const auto whole = static_cast<unsigned long long>(seconds);
+  char text[32];
+  std::snprintf(text, sizeof text, "%llu:%02llu", whole / 60, whole % 60);
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -916,6 +917,59 @@ TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
   EXPECT_TRUE(contains(thimble("eval --tasks a,b --limit 1 " + file.path() + kM).out, "1/2"));
 }
 
+// Lines as a benchmark's generator writes them: several texts expected, and no needle, or an empty one.
+TEST(Eval, ScoresTheShareOfTheExpectedTexts) {
+  THIMBLE_NEEDS(kModel);
+  const auto line = [](const std::string& id, const Json& fields) {
+    Json json = Json::parse(sample(id, "a", "550178"));
+    json["needle"] = "";
+    json.update(fields);
+    return json.dump() + "\n";
+  };
+  const Json only = Json::parse(R"({"answers": ["550,178"]})");
+  Json without = Json::parse(line("none", only));
+  without.erase("needle");
+  without.erase("answer");
+  const TemporaryFile file(line("half", {{"answers", {"550178", "41"}}}) +
+                           line("whole", {{"answers", {"550 178", "0178"}}}) + without.dump() + "\n" +
+                           sample("one", "b", "550178"));
+  const Outcome outcome = thimble("eval " + file.path() + kM + "--json --baseline");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  std::istringstream lines(outcome.out);
+  std::vector<Json> objects;
+  for (std::string text; std::getline(lines, text);) objects.push_back(Json::parse(text));
+  ASSERT_EQ(objects.size(), 5u);
+  EXPECT_EQ(objects[0]["score"], 0.5);
+  EXPECT_EQ(objects[0]["correct"], false);
+  EXPECT_EQ(objects[0]["expected"], Json({"550178", "41"}));
+  EXPECT_EQ(objects[0]["retention"], nullptr);
+  EXPECT_EQ(objects[1]["score"], 1.0);
+  EXPECT_EQ(objects[2]["score"], 1.0);
+  EXPECT_EQ(objects[3]["score"], 1.0);
+  EXPECT_EQ(objects[3]["retention"], 1.0);
+  const Json summary = objects[4]["summary"];
+  EXPECT_EQ(summary["score"], 3.5 / 4);
+  EXPECT_EQ(summary["baseline_score"], 3.5 / 4);
+  EXPECT_EQ(summary["correct"], 3);
+  EXPECT_EQ(summary["retention"], 1.0) << "of the one line that has a needle";
+  // Scores of 0.5, 1, 1, 1, and 0 and 1 besides: mean 0.75, mean of squares 4.25 / 6.
+  EXPECT_NEAR(summary["standard_error"], std::sqrt((4.25 / 6 - 0.75 * 0.75) / 6), 1e-9);
+  EXPECT_EQ(summary["rows"][0]["retention"], nullptr);
+  EXPECT_GT(summary["pool_bytes"], 0);
+
+  const Outcome table = thimble("eval " + file.path() + kM);
+  EXPECT_TRUE(contains(table.out, "87.5 %")) << table.out;
+  EXPECT_TRUE(contains(table.out, "standard error 15.6 %")) << table.out;
+  EXPECT_TRUE(contains(table.error, "[1/4] half: 50.0 %, ")) << table.error;
+  EXPECT_TRUE(contains(table.error, "0:00 left")) << table.error;
+  const TemporaryFile wordy(sample("part", "a", "550178"));
+  const std::string call = "eval " + wordy.path() + kM;
+  EXPECT_TRUE(contains(thimble(call + "--score contains").out, "1/1"));
+  const Outcome wrong = thimble("eval --score near " + wordy.path() + kM);
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_EQ(thimble("eval --score exact " + file.path() + kM).exit_code, 1) << "a line has no \"answer\"";
+}
+
 TEST(Eval, LeavesTheQuestionToTheSelection) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile file(sample("a-0", "a", "550178"));
@@ -1014,7 +1068,10 @@ TEST(Eval, NamesTheLineThatIsMalformed) {
   for (const std::string& bad :
        {std::string("{"), std::string("[]"), std::string("{\"id\": \"x\"}"),
         std::string(
-            R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answer":"a","needle":"n"})")}) {
+            R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answer":"a","needle":"n"})"),
+        std::string(R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answers":[]})"),
+        std::string(R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answers":["a"," "]})"),
+        std::string(R"({"id":"x","task":"a","tokens":1,"text":"t","question":"q","answers":"a"})")}) {
     const TemporaryFile file(sample("a-0", "a", "550178") + bad + "\n");
     const Outcome outcome = thimble("eval " + file.path() + kM);
     EXPECT_EQ(outcome.exit_code, 1) << bad;
