@@ -59,9 +59,8 @@ std::pair<std::vector<std::string>, bool> expectation(const EvalFlags& flags, co
     for (const Json& text : json["answers"])
       expected.push_back(text.is_string() ? text.get<std::string>() : std::string());
   }
-  if (expected.empty() || std::any_of(expected.begin(), expected.end(), [](const std::string& text) {
-        return comparable(text).empty();
-      }))
+  if (expected.empty() || std::any_of(expected.begin(), expected.end(),
+                                      [](const std::string& text) { return comparable(text).empty(); }))
     throw Failure(THIMBLE_FORMAT, where + ": \"answers\" must be an array of texts that are not empty");
   return {std::move(expected), false};
 }
@@ -287,8 +286,7 @@ std::string cell(const Mean& score, uint64_t correct, bool in_part) {
 void print_row(const std::string& task, const std::string& length, const Row& row, bool in_part) {
   if (row.score.count() == 0) return;
   std::printf("%-12s %8s %11s", task.c_str(), length.c_str(), cell(row.score, row.correct, in_part).c_str());
-  if (row.baseline.count())
-    std::printf(" %11s", cell(row.baseline, row.baseline_correct, in_part).c_str());
+  if (row.baseline.count()) std::printf(" %11s", cell(row.baseline, row.baseline_correct, in_part).c_str());
   std::printf(" %15s", row.retention.count() ? percent(row.retention.mean()).c_str() : "");
   if (length.empty()) std::printf("   standard error %s", percent(row.score.standard_error()).c_str());
   std::printf("\n");
@@ -412,7 +410,8 @@ Command add_eval(CLI::App& root) {
   static Settings settings;
   static EvalFlags flags;
   settings.predict = 64;
-  CLI::App* app = root.add_subcommand("eval", "Ask about long texts: recall, and what is still held of each needle");
+  CLI::App* app =
+      root.add_subcommand("eval", "Ask about long texts: recall, and what is still held of each needle");
   app->add_option(
          "FILE", flags.file,
          "JSON lines: id, task, tokens, text, question; answer, or answers, which must all be found; needle "

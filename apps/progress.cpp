@@ -26,9 +26,10 @@ void Progress::show(const thimble_progress& p) {
   for (int i = 0; i < kWidth; ++i) bar[i] = i < static_cast<int>(share * kWidth) ? '#' : '.';
   const double rate = p.tokens_per_second;
   const double left = rate > 0 ? static_cast<double>(p.total - p.done) / rate : 0;
-  std::fprintf(stderr, "\r\033[K[%s] %3.0f%%  %s of %s tokens  %.0f/s  %s left  pool %s of %s", bar, share * 100,
-               format_count(p.done).c_str(), format_count(p.total).c_str(), rate, format_duration(left).c_str(),
-               format_count(p.pool_entries).c_str(), format_count(p.pool_capacity).c_str());
+  std::fprintf(stderr, "\r\033[K[%s] %3.0f%%  %s of %s tokens  %.0f/s  %s left  pool %s of %s", bar,
+               share * 100, format_count(p.done).c_str(), format_count(p.total).c_str(), rate,
+               format_duration(left).c_str(), format_count(p.pool_entries).c_str(),
+               format_count(p.pool_capacity).c_str());
   std::fflush(stderr);
   shown_ = true;
 }

@@ -12,12 +12,14 @@
 namespace app {
 
 // The text as answers are compared: ASCII letters in lower case, without white space, and without the marks
-// that group digits ("1,234,567", "1'234'567", "1_234_567", with thin spaces) where they stand between digits.
+// that group digits ("1,234,567", "1'234'567", "1_234_567", with thin spaces) where they stand between
+// digits.
 inline std::string comparable(std::string_view text) {
   // No-break, thin and narrow no-break space; the typographic apostrophe.
   constexpr std::array<std::string_view, 3> kSpaces = {"\u00A0", "\u2009", "\u202F"};
   constexpr std::array<std::string_view, 4> kMarks = {",", "'", "_", "\u2019"};
-  const auto starts = [&](size_t at, const auto& words) -> size_t {  // the length of the one that starts there
+  const auto starts = [&](size_t at,
+                          const auto& words) -> size_t {  // the length of the one that starts there
     for (std::string_view word : words)
       if (text.compare(at, word.size(), word) == 0) return word.size();
     return 0;
