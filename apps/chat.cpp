@@ -31,6 +31,10 @@ class Chat {
         model_(open_model(settings.model)),
         retention_(choose_retention(settings_, model_, 0)) {
     need_tokenizer(model_);
+    if (continues_text(settings_, model_))
+      throw Failure(THIMBLE_UNSUPPORTED,
+                    "the model's file has no chat template, as base models have none: 'thimble run -p TEXT' "
+                    "continues text with it, and --chat-template NAME converses in a format that you name");
     settle_seed(settings_);
     end_of_turn_ = end_of_turn(model_, settings_.chat);
     create();

@@ -300,6 +300,7 @@ std::string verdict(const Outcome& outcome) {
 int eval(Settings& s, const EvalFlags& flags) {
   const Model model = open_model(s.model);
   need_tokenizer(model);
+  note_continued_text(s, model);
   settle_seed(s);
   const std::vector<Sample> samples = read_samples(s, flags, model);
   uint64_t longest = 0, question = 0;

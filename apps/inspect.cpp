@@ -10,16 +10,6 @@ namespace app {
 
 namespace {
 
-std::pair<std::string, std::string> metadata(const Model& model, uint64_t index) {
-  uint64_t key_length = 0, value_length = 0;
-  // Asks for both lengths; it fails for want of room, as two-call functions do.
-  thimble_model_metadata_get(model.get(), index, nullptr, 0, &key_length, nullptr, 0, &value_length, nullptr);
-  std::string key(key_length, '\0'), value(value_length, '\0');
-  call(thimble_model_metadata_get, model.get(), index, key.data(), key_length, &key_length, value.data(),
-       value_length, &value_length);
-  return {key, value};
-}
-
 // "tool_use" of the key of a chat template of that name, else empty.
 std::string template_name(const std::string& key) {
   constexpr std::string_view kNamed = "tokenizer.chat_template.";
@@ -65,7 +55,7 @@ int inspect(const Settings& s) {
   if (s.json) {
     Json keys = Json::object(), by_type = Json::array(), templates = Json::array();
     for (uint64_t i = 0; i < count; ++i) {
-      const auto [key, value] = metadata(model, i);
+      const auto [key, value] = model_metadata(model, i);
       keys[key] = value;
       if (const std::string name = template_name(key); !name.empty()) templates.push_back(name);
     }
@@ -132,7 +122,7 @@ int inspect(const Settings& s) {
               info.chat_problem[0] ? ": " : "", info.chat_problem);
   std::string templates;
   for (uint64_t i = 0; i < count; ++i)
-    if (const std::string name = template_name(metadata(model, i).first); !name.empty())
+    if (const std::string name = template_name(model_metadata(model, i).first); !name.empty())
       templates += (templates.empty() ? "" : ", ") + name;
   if (!templates.empty()) std::printf("              by --chat-template: %s\n", templates.c_str());
   for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
@@ -143,7 +133,7 @@ int inspect(const Settings& s) {
   }
   std::printf("\n");
   for (uint64_t i = 0; i < count; ++i) {
-    const auto [key, value] = metadata(model, i);
+    const auto [key, value] = model_metadata(model, i);
     std::printf("%s = %s\n", key.c_str(), shortened(value).c_str());
   }
   return 0;

@@ -118,6 +118,24 @@ std::string training_report(const thimble_training* training) {
   });
 }
 
+std::pair<std::string, std::string> model_metadata(const Model& model, uint64_t index) {
+  uint64_t key_length = 0, value_length = 0;
+  // Asks for both lengths; it fails for want of room, as two-call functions do.
+  thimble_model_metadata_get(model.get(), index, nullptr, 0, &key_length, nullptr, 0, &value_length, nullptr);
+  std::string key(key_length, '\0'), value(value_length, '\0');
+  call(thimble_model_metadata_get, model.get(), index, key.data(), key_length, &key_length, value.data(),
+       value_length, &value_length);
+  return {key, value};
+}
+
+bool has_chat_template(const Model& model) {
+  uint64_t count = 0;
+  call(thimble_model_metadata_count, model.get(), &count);
+  for (uint64_t i = 0; i < count; ++i)
+    if (model_metadata(model, i).first.starts_with("tokenizer.chat_template")) return true;
+  return false;
+}
+
 void need_tokenizer(const Model& model) {
   if (model_info(model).has_tokenizer) return;
   throw Failure(THIMBLE_UNSUPPORTED,

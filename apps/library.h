@@ -77,6 +77,10 @@ thimble_model_info model_info(const Model& model);
 std::string heads_info(const std::string& path, const Model& model);
 // What thimble_training_report says.
 std::string training_report(const thimble_training* training);
+// Key and value of the file's metadata; lists are shortened.
+std::pair<std::string, std::string> model_metadata(const Model& model, uint64_t index);
+// Whether the file brings a chat template, one that can be run or not: base models have none.
+bool has_chat_template(const Model& model);
 // For commands that read text: a Failure that names the way out where the model has no tokenizer.
 void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);

@@ -431,7 +431,25 @@ void settle_seed(Settings& s) {
   s.sampler.seed = static_cast<uint64_t>(s.seed);
 }
 
+bool continues_text(const Settings& s, const Model& model) {
+  return s.chat.format.empty() && s.chat.source.empty() && !has_chat_template(model);
+}
+
+void note_continued_text(const Settings& s, const Model& model) {
+  if (!continues_text(s, model)) return;
+  std::fprintf(stderr,
+               "thimble: the model's file has no chat template, so the text is continued as it is; "
+               "--chat-template NAME writes it as a question\n");
+}
+
 std::string prompt_text(const Settings& s, const Model& model, std::string_view content) {
+  if (continues_text(s, model)) {
+    if (!s.system.empty() || !s.chat.variables.empty())
+      throw UsageError(
+          "the model's file has no chat template that could take --system-prompt and --chat-vars; name a "
+          "format with --chat-template NAME");
+    return std::string(content);
+  }
   std::vector<thimble_message> messages;
   if (!s.system.empty()) messages.push_back(message("system", s.system));
   messages.push_back(message("user", content));

@@ -77,8 +77,12 @@ int32_t end_of_turn(const Model& model, const ChatStyle& style);
 // -1 becomes a random seed, which --json then shows.
 void settle_seed(Settings& settings);
 
-// One user message (and the system prompt) up to where the answer begins; ADD_BOS and PARSE_SPECIAL belong to
-// it.
+// Whether text is continued as it is: the model's file has no chat template, and no flag names a format.
+bool continues_text(const Settings& settings, const Model& model);
+// Says so on standard error, in one line.
+void note_continued_text(const Settings& settings, const Model& model);
+// One user message (and the system prompt) up to where the answer begins, or the text to continue; ADD_BOS and
+// PARSE_SPECIAL belong to it.
 std::string prompt_text(const Settings& settings, const Model& model, std::string_view content);
 // Text and question as one message: "text\n\nquestion", or the one that there is.
 std::string join_question(std::string_view text, std::string_view question);

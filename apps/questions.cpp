@@ -59,6 +59,7 @@ const char* verdict(const Json& correct) {
 int ask_questions(const Settings& s, const Model& model, const std::string& book,
                   const std::string& questions_path) {
   need_tokenizer(model);
+  note_continued_text(s, model);
   std::vector<Question> questions = read_questions(questions_path);
   // All prompts are tokenised whole and what they have in common is read once, so that a question reads
   // exactly what it would alone, wherever the tokenizer draws its borders.

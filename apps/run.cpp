@@ -23,6 +23,7 @@ struct RunFlags {
 std::vector<int32_t> prompt_tokens(const Settings& s, const RunFlags& flags, const Model& model) {
   if (!flags.tokens.empty()) return parse_ids(flags.tokens);
   need_tokenizer(model);
+  if (!flags.raw) note_continued_text(s, model);
   const std::string text = flags.file.empty() ? "" : read_file(flags.file);
   const std::string prompt =
       flags.raw ? text + flags.prompt : prompt_text(s, model, join_question(text, flags.prompt));
@@ -234,7 +235,7 @@ Command add_run(CLI::App& root) {
   app->footer(
       "The answer goes to standard output as it comes, progress to standard error where that is a\n"
       "terminal. Ctrl-C stops and keeps what is there (exit code 130); with --session the same command\n"
-      "goes on from there.\n\n"
+      "goes on from there. A model whose file has no chat template continues the text, as with --raw.\n\n"
       "Examples:\n"
       "  thimble run -m model.gguf --heads heads.gguf --mem-budget 64MiB -f book.txt -p \"Who sold the "
       "house?\"\n"

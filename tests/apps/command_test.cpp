@@ -894,6 +894,30 @@ TEST(Command, LogitsThatAreNotFiniteAreAnErrorEverywhere) {
   expect_one_sentence(chat);
 }
 
+// Base models bring no chat template: they continue text.
+TEST(Run, ContinuesTextWhereTheFileHasNoChatTemplate) {
+  const TemporaryFile model;
+  small_model(true).write(model.path());
+  const std::string m = " -m " + model.path(), call = "run --json -n 4 -p 'It rained.'" + m;
+  const Outcome outcome = thimble(call);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_one_sentence(outcome);
+  EXPECT_TRUE(contains(outcome.error, "no chat template")) << outcome.error;
+  const Outcome raw = thimble(call + " --raw");
+  EXPECT_EQ(raw.error, "");
+  EXPECT_EQ(Json::parse(outcome.out)["text"], Json::parse(raw.out)["text"]);
+  EXPECT_EQ(Json::parse(outcome.out)["prompt_tokens"], Json::parse(raw.out)["prompt_tokens"]);
+  const Json asked = Json::parse(thimble(call + " --chat-template chatml").out);
+  EXPECT_GT(asked["prompt_tokens"], Json::parse(raw.out)["prompt_tokens"]);
+  EXPECT_EQ(thimble(call + " -sys Briefly.").exit_code, 2);
+
+  const Outcome chat = thimble("chat" + m, "Why?\n");
+  EXPECT_EQ(chat.exit_code, 1);
+  expect_one_sentence(chat);
+  EXPECT_TRUE(contains(chat.error, "thimble run -p")) << chat.error;
+  EXPECT_TRUE(contains(chat.error, "--chat-template NAME")) << chat.error;
+}
+
 TEST(Eval, ReportsRecallRetentionAndTheDenseRow) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile file(sample("a-0", "a", "550178") + "\n" + sample("a-1", "a", "550178") +
