@@ -27,19 +27,20 @@ constexpr auto kAscii = [] {
 
 constexpr uint32_t bit_of(CharClass c) { return 1u << static_cast<uint32_t>(c); }
 
-CharClass class_named(char name) {
-  switch (name) {
-    case 'L':
-      return CharClass::kLetter;
-    case 'M':
-      return CharClass::kMark;
-    case 'N':
-      return CharClass::kNumber;
-    case 'P':
-      return CharClass::kPunctuation;
-    default:
-      return CharClass::kSymbol;
-  }
+// A bit for each class that \p{name} stands for.
+uint32_t classes_named(std::string_view name) {
+  const uint32_t upper = bit_of(CharClass::kUpper), title = bit_of(CharClass::kTitle),
+                 lower = bit_of(CharClass::kLower), modifier = bit_of(CharClass::kModifier),
+                 letter = bit_of(CharClass::kLetter);
+  if (name == "L") return upper | title | lower | modifier | letter;
+  if (name == "Lu") return upper;
+  if (name == "Lt") return title;
+  if (name == "Ll") return lower;
+  if (name == "Lm") return modifier;
+  if (name == "Lo") return letter;
+  if (name == "M") return bit_of(CharClass::kMark);
+  if (name == "N") return bit_of(CharClass::kNumber);
+  return bit_of(name == "P" ? CharClass::kPunctuation : CharClass::kSymbol);
 }
 
 }  // namespace
@@ -50,8 +51,7 @@ std::vector<Char> characters(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = first_code_point(text.substr(at));
     const CharClass is = c.value < 128 ? kAscii[c.value] : search_class(c.value);
-    const bool hidden = is == CharClass::kSpace && c.value >= 128;
-    out.push_back({hidden ? '\v' : c.value & 0x1FFFFF, static_cast<uint32_t>(is) & 0xF, c.size & 7});
+    out.push_back({c.value & 0x1FFFFF, static_cast<uint32_t>(is) & 0xF, c.size & 7});
     at += c.size;
   }
   return out;
@@ -148,8 +148,9 @@ class ExpressionParser {
     if (take("\\s")) {
       set.classes |= bit_of(CharClass::kSpace);
     } else if (take("\\p{")) {
-      set.classes |= bit_of(class_named(rest_[0]));
-      rest_.remove_prefix(2);
+      const size_t end = rest_.find('}');
+      set.classes |= classes_named(rest_.substr(0, end));
+      rest_.remove_prefix(end + 1);
     } else {
       const uint32_t first = literal();
       const bool range = rest_.size() > 1 && rest_[0] == '-' && rest_[1] != ']' && rest_[1] != '-';

@@ -11,8 +11,7 @@
 
 namespace thimble {
 
-// White space beyond ASCII has the value of '\v', so that no range of characters holds it. Bytes that are no
-// UTF-8 are characters of class kOther and a value beyond Unicode.
+// Bytes that are not UTF-8 are characters of class kOther and a value beyond Unicode.
 struct Char {
   uint32_t value : 21;
   uint32_t is : 4;    // CharClass
@@ -22,10 +21,10 @@ static_assert(sizeof(Char) == 4);
 
 std::vector<Char> characters(std::string_view text);
 
-// Knows | ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L M N P S}, and [X--[Y]] for what of X is not
-// in Y. Differs from others in two ways: a group is not entered again once it has matched, and \p{S} lacks
-// '~'. Matching goes back from the end of a run, one run at a time: for the expressions of pretokenizer.cpp
-// that takes time linear in the text, whatever the text.
+// Knows | ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for
+// what of X is not in Y. Differs from others in one way: a group is not entered again once it has matched.
+// Matching goes back from the end of a run, one run at a time: for the expressions of pretokenizer.cpp that
+// takes time linear in the text, whatever the text.
 class Expression {
  public:
   // The pattern is well-formed: those of pretokenizer.cpp are, and no file brings its own.

@@ -9,39 +9,40 @@
 namespace thimble {
 namespace {
 
-// Parts that expressions share. Letters beyond ASCII count as upper and as lower case at once, and case
-// folding is ASCII: so do the programs that GGUF files are written for, whatever the models were trained
-// with.
-#define CONTRACTION R"((?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]))"
+// Parts that expressions share. They follow what was published with the models, which is what these learnt;
+// llama.cpp cuts some text otherwise: it takes letters beyond ASCII for both cases, drops \p{M} in places,
+// and does not count ~ as a symbol. A long s (U+017F) is an s without regard to case.
+#define CONTRACTION "(?:'[sS\u017f]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 #define WORD R"([^\r\n\p{L}\p{N}]?\p{L}+)"
 #define SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n]*)"
 #define CODE_SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n/]*)"
 #define SPACES R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
 #define LLAMA3(digits) CONTRACTION "|" WORD R"(|\p{N})" digits "|" SIGNS "|" SPACES
-// A capital and what follows, or capitals alone: "camelCase", "HTTPServer".
-#define CASED_WORDS(upper, lower, tail) \
-  R"([^\r\n\p{L}\p{N}]?)" upper "*" lower "+" tail R"(|[^\r\n\p{L}\p{N}]?)" upper "+" lower "*" tail
-#define UPPER R"([\p{L}--[a-z]])"
-#define LOWER R"([\p{L}--[A-Z]])"
-#define UPPER_OR_MARK R"([\p{L}\p{M}--[a-z]])"
-#define LOWER_OR_MARK R"([\p{L}\p{M}--[A-Z]])"
+// Capitals and small letters after them, or capitals alone: "camel|Case", "HTTPServer". Letters without case
+// and marks are both. `but` takes characters out.
+#define CASED_WORDS(but, tail)                                                                            \
+  R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M})" but R"(]*[\p{Ll}\p{Lm}\p{Lo}\p{M})" but "]+" tail \
+  R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M})" but R"(]+[\p{Ll}\p{Lm}\p{Lo}\p{M})" but "]*" tail
+#define O200K(digits) CASED_WORDS("", CONTRACTION "?") R"(|\p{N})" digits "|" CODE_SIGNS "|" SPACES
 #define CJK "\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff"
-#define HAN "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ebef\U0002f800-\U0002fa1f"
+// \p{Han} of Unicode 15.0.
+#define HAN                                                                                    \
+  "\u2e80-\u2e99\u2e9b-\u2ef3\u2f00-\u2fd5\u3005\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf" \
+  "\u4e00-\u9fff\uf900-\ufa6d\ufa70-\ufad9\U00016fe2-\U00016fe3\U00016ff0-\U00016ff1"          \
+  "\U00020000-\U0002a6df\U0002a700-\U0002b739\U0002b740-\U0002b81d\U0002b820-\U0002cea1"       \
+  "\U0002ceb0-\U0002ebe0\U0002f800-\U0002fa1d\U00030000-\U0003134a\U00031350-\U000323af"
 
 constexpr Pass kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr Pass kLlama3 = LLAMA3("{1,3}");
 constexpr Pass kQwen2 = LLAMA3("");
 constexpr Pass kQwen35 =
     CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)" SPACES;
-constexpr Pass kGpt4o = CASED_WORDS(UPPER, LOWER, CONTRACTION "?") R"(|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
-constexpr Pass kGranite97m =
-    CASED_WORDS(UPPER_OR_MARK, LOWER_OR_MARK, CONTRACTION "?") R"(|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
-constexpr Pass kTekken = CASED_WORDS(UPPER, LOWER, "") R"(|\p{N}|)" CODE_SIGNS "|" SPACES;
-constexpr Pass kTinyAya =
-    R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+)" CONTRACTION R"(?|\p{N}{1,3}|)" CODE_SIGNS "|" SPACES;
-constexpr Pass kYoutu = R"([^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+)" CONTRACTION R"(?|\p{N}|)" CODE_SIGNS "|" SPACES;
+constexpr Pass kUfakzeka = WORD R"(|\p{N}|)" SIGNS "|" SPACES;
+constexpr Pass kO200k = O200K("{1,3}");
+constexpr Pass kYoutu = O200K("");
+constexpr Pass kTekken = CASED_WORDS("", "") R"(|\p{N}|)" CODE_SIGNS "|" SPACES;
 constexpr Pass kKimi =
-    "[" HAN R"(]+|[^\r\n\p{L}\p{N}]?[\p{L}--[)" HAN "]]+" CONTRACTION R"(?|\p{N}{1,3}|)" SIGNS "|" SPACES;
+    "[" HAN "]+|" CASED_WORDS("--[" HAN "]", CONTRACTION "?") R"(|\p{N}{1,3}|)" SIGNS "|" SPACES;
 constexpr Pass kSeedCoder = CONTRACTION "|" WORD R"(|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|)" SPACES;
 constexpr Pass kExaoneMoe = CONTRACTION
     R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|)" SPACES;
@@ -119,12 +120,13 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"stablelm2", {kQwen2}},
     {"megrez", {kQwen2}},
     {"qwen35", {kQwen35}},
-    {"gpt-4o", {kGpt4o}},
-    {"llama4", {kGpt4o}},
-    {"kanana2", {kGpt4o}},
-    {"talkie", {kGpt4o}},
-    {"minimax-m2", {kGpt4o}},
-    {"granite-embed-multi-97m", {kGranite97m}, kWhole},
+    {"ufakzeka", {kUfakzeka}},
+    {"gpt-4o", {kO200k}},
+    {"llama4", {kO200k}},
+    {"kanana2", {kO200k}},
+    {"talkie", {kO200k}},
+    {"minimax-m2", {kO200k}},
+    {"granite-embed-multi-97m", {kO200k}, kWhole},
     {"tekken", {kTekken}, kWhole | kBos},
     {"gemma4", {kLines}, kRaw},
     {"granite-embed-multi-311m", {kLines}, kRaw},
@@ -160,8 +162,8 @@ constexpr PreTokenizer kPreTokenizers[] = {
       "\ufe30-\ufe4f]+|[\u3105-\u312f]+|[" CJK "]+",
       kYoutu},
      kWhole},
-    {"tiny_aya", {kNumbers, kThreesFromRight, kTinyAya}},
-    {"cohere2moe", {kNumbers, kThreesFromRight, kTinyAya}},
+    {"tiny_aya", {kNumbers, kThreesFromRight, kO200k}},
+    {"cohere2moe", {kNumbers, kThreesFromRight, kO200k}},
     {"afmoe",
      {kNumbers, kThreesFromRight,
       "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-"
@@ -187,10 +189,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
 #undef SPACES
 #undef LLAMA3
 #undef CASED_WORDS
-#undef UPPER
-#undef LOWER
-#undef UPPER_OR_MARK
-#undef LOWER_OR_MARK
+#undef O200K
 #undef CJK
 #undef HAN
 

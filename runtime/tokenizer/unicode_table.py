@@ -8,12 +8,13 @@ import sys
 SPACES = {*range(0x9, 0xE), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
 
 
+# A class of its own for each kind of letter; the others by their first character.
+NAMES = {"Lu": "kUpper", "Lt": "kTitle", "Ll": "kLower", "Lm": "kModifier", "Lo": "kLetter", "M": "kMark", "N": "kNumber",
+         "P": "kPunctuation", "S": "kSymbol"}
+
+
 def char_class(code_point, category):
-    if code_point in SPACES:
-        return "S"
-    if code_point == ord("~"):
-        return None  # as where GGUF files are at home, which counts it as no symbol
-    return category[0] if category[0] in "LMNP" else "Y" if category[0] == "S" else None
+    return "kSpace" if code_point in SPACES else NAMES.get(category, NAMES.get(category[0]))
 
 
 def code_points(path):
@@ -42,14 +43,13 @@ def main():
             ranges.append([value, value, c])
     print(f"// Character classes of Unicode {version}: made by unicode_table.py, do not edit.\n// Ascending; what is in no range is kOther.")
     print("#pragma once\n\n#include <cstdint>\n\nnamespace thimble {\n")
-    print("enum class CharClass : uint8_t { kOther, kLetter, kMark, kNumber, kPunctuation, kSymbol, kSpace };\n")
+    print("enum class CharClass : uint8_t {\n" + "".join(f"  {name},\n" for name in ["kOther", *NAMES.values(), "kSpace"]) + "};\n")
     print("struct CharRange {\n  uint32_t first, last;\n  CharClass is;\n};\n")
     print("// clang-format off\ninline constexpr CharRange kCharRanges[] = {")
-    names = {"L": "kLetter", "M": "kMark", "N": "kNumber", "P": "kPunctuation", "Y": "kSymbol", "S": "kSpace"}
     row = ""
     print("#define R(first, last, is) {0x##first, 0x##last, CharClass::is},")
     for first, last, c in ranges:
-        item = f"R({first:X}, {last:X}, {names[c]}) "
+        item = f"R({first:X}, {last:X}, {c}) "
         if len(row) + len(item) > 118:
             print(row.rstrip())
             row = ""

@@ -48,7 +48,8 @@ constexpr const char* kPre[] = {"default",
                                 "superbpe",
                                 "poro-chat",
                                 "chameleon",
-                                "granite-embed-multi-97m"};
+                                "granite-embed-multi-97m",
+                                "ufakzeka"};
 
 bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe"; }
 

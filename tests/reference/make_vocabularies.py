@@ -6,8 +6,7 @@
 Byte-level BPE is computed here, slowly and from its definition: the published regular expressions cut the text, then the
 pair of lowest rank merges wherever it stands, until none is left. One vocabulary serves every pre-tokenizer. It is trained
 on text that nothing cuts, so its merges reach across places at which one of them cuts, and ids depend on where it does.
-The expressions are as the programs apply them that GGUF files are written for, which differs from what was published in
-that letters beyond ASCII are both upper and lower case, that no range holds white space beyond ASCII, and that ~ is no \p{S}.
+The expressions are as published with the models.
 SentencePiece vocabularies are trained and applied by that library.
 """
 import codecs, collections, io, json, os
@@ -61,6 +60,15 @@ CUT_TEXTS = [
     "a(b)c|d.e,f!g?h…i。j，k、l।m\u06d4n\u060co p (q |r ;s", "“a”…—：；，！！ \u303f\ufe30\ufe4f‘b’ ！c",
     "\u3000x\u3000\u3000y a\u2028b \u00a0c\u00a0 d\u2003\u2003!", "one\n \ntwo\n\n  three \n  \nfour  \r\n five\r\r six\n\t\n", "`a` `` ^b^ |c| {d} <e> =f= `$`",
     "a  1   2\t\t3 \n 4   five",
+    # Marks and letters with and without case, in many scripts.
+    "हिन्दी में लिखी हुई छोटी कहानियाँ, नदी के किनारे।", "เรือลำเล็กที่ท่าน้ำ ผู้คนรู้จักกันดี",
+    "الْقَارِبُ الصَّغِيرُ عِنْدَ الْمِينَاءِ، وَلَا أَحَدَ", "הַסִּירָה הַקְּטַנָּה בַּנָּמָל",
+    "Το Μικρό ΚΑΡΑΒΙ φεύγει ΤώραΠρωί ἀρχῇ Ὅμηρος", "Маленькая ЛОДКА уходитСейчас ЁлкаЁЖ нЕТ",
+    "İstanbul'da IŞIK ve ılık ÇAYlar, güzelÇiçek'in, Ali'nin", "Vie\u0302\u0323t Nam ra\u0302\u0301t đẹp, TIÊ\u0301NG",
+    "თბილისი ᲗᲑᲘᲚᲘᲡᲘ ქალაქიᲐბა", "ǅungla ǈubav NǅAaǅa ǅǅ", "한국어 문장과 \u1112\u1161\u11ab\u1100\u1173\u11af 자모",
+    "তরী ছোট। தமிழ் மொழி တံငါသည် ទូកតូច བོད་ཡིག", "ÉCOLE École éCOLE ÀBÇdéF naïveÉté HÉLLO'S CAFÉ'll it'ſ DON'ſ",
+    "e\u0301 E\u0301COLE e\u0301Cole \u0301x !\u0301 ʰaʰAʰ ªº ʻOkina", "👩\u200d🚀\ufe0fab ❤\ufe0fA 1\ufe0f\u20e3x", "Ა̀ა Ԛԛ ꙮ ℵ ⅷ Ⅷ ⓐⒶ",
+    "時々〇月〻の佐々木さん ⼀⺀ abc々A", "\u3000漢\u3000字\u2028\u3000！\u3000\u3001 x\u3000", "~é +~+ ~~~ a~b €~\n ~日",
 ]
 # Not UTF-8: bytes that begin nothing, overlong forms, a surrogate, sequences that break off before a letter, a digit, the end.
 BROKEN = [b"\xff", b"a\xff\xfe b", b"\x80\x80\x80x", b"the\xc3 the\xe2\x82 12", b"\xe2\x96harbour", b"\xf0\x9f\x9aferry \xf0\x9f",
@@ -82,13 +90,13 @@ def deepseek_letters():
 
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CJK = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 PORO = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}--~]]?[\p{L}\p{M}]+"
-               r"| ?[\p{P}[\p{S}--~]]+[\r\n]*|" + SPACES)
+DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+               r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES)
 CJK_AND_KANA_ONLY = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
@@ -96,18 +104,14 @@ def llama3(digits, signs=r"[^\s\p{L}\p{N}]+[\r\n]*", tail=SPACES):
     return CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digits + "| ?" + signs + "|" + tail
 
 
-def cased(digits, contraction, marks=""):
-    """Both kinds of word: a letter that is not in lower case, then letters that are not in upper case, or the other way."""
-    upper, lower = rf"(?:(?=[\p{{L}}{marks}])[^a-z])", rf"(?:(?=[\p{{L}}{marks}])[^A-Z])"
+def cased(digits, contraction, but="", signs=r" ?[^\s\p{L}\p{N}]+[\r\n/]*"):
+    """Both kinds of word, as o200k_base has them: capitals, then small letters; letters without case and marks are both."""
+    upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
-    return (f"{lead}{upper}*{lower}+{contraction}|{lead}{upper}+{lower}*{contraction}|" + r"\p{N}" + digits +
-            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES)
+    return (f"{lead}{upper}*{lower}+{contraction}|{lead}{upper}+{lower}*{contraction}|" + r"\p{N}" + digits + "|" + signs + "|" + SPACES)
 
 
-def aya(digits):
-    """Upper and lower case are one class, so both kinds of word are the same."""
-    word = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]*[\p{L}\p{M}]+" + CONTRACTION + "?"
-    return word + "|" + word + r"|\p{N}" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+O200K = cased("{1,3}", CONTRACTION + "?")
 
 
 # Names in tokenizer.ggml.pre, expressions that apply one after the other, whether a piece that is a token is taken whole; the
@@ -127,8 +131,8 @@ WITH_IDS = len(SCHEMES)
 SAME = [("qwen2", "bailingmoe")]  # written in other words
 SCHEMES += [
     (["qwen35"], [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES], False),
-    (["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], [cased("{1,3}", CONTRACTION + "?")], False),
-    (["granite-embed-multi-97m"], [cased("{1,3}", CONTRACTION + "?", r"\p{M}")], True),
+    (["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], [O200K], False),
+    (["granite-embed-multi-97m"], [O200K], True),
     (["tekken"], [cased("", "")], True),
     (["gemma4", "granite-embed-multi-311m", "sarvam-moe"], [r"[^\n]+|[\n]+"], False),
     (["falcon"], [r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]"], False),
@@ -144,8 +148,8 @@ SCHEMES += [
     (["jais-2"], [llama3("{1,3}", tail=r"\s*[\r\n]+|" + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4)) +
                          r"\s{1,2}(?!\S)|\s{1}")], False),
     (["youtu"], [r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
-                 r"|[\u3105-\u312f]+|" + CJK, aya("")], True),
-    (["tiny_aya", "cohere2moe"], [THREES, aya("{1,3}")], False),
+                 r"|[\u3105-\u312f]+|" + CJK, cased("", CONTRACTION + "?")], True),
+    (["tiny_aya", "cohere2moe"], [THREES, O200K], False),
     (["afmoe"], [THREES, r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
                  r"\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+", DEEPSEEK_V3], False),
     (["superbpe"], [r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"], False),
@@ -153,8 +157,8 @@ SCHEMES += [
     (["viking"], [PORO, r"\p{N}"], False),
     (["chameleon"], [r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
                      r"[\p{P}!-/:-@\[-`{-~]", GPT2], False),
-    (["kimi-k2"], [r"HAN+|[^\r\n\p{L}\p{N}]?[\p{L}--HAN]+".replace("HAN", r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ebef"
-                   r"\U0002f800-\U0002fa1f]") + CONTRACTION + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES], False),
+    (["kimi-k2"], [r"[\p{Han}]+|" + cased("{1,3}", CONTRACTION + "?", r"&&[^\p{Han}]", r" ?[^\s\p{L}\p{N}]+[\r\n]*")], False),
+    (["ufakzeka"], [llama3("").removeprefix(CONTRACTION + "|")], False),
 ]
 
 # ---- byte-level BPE ----
@@ -204,8 +208,7 @@ def characters(raw):
     codecs.register_error("broken_part", handler)
     text = raw.decode("utf-8", "broken_part")
     broken = iter(parts)
-    hidden = lambda c: "\v" if c.isspace() and not c.isascii() else c
-    return [(hidden(c), next(broken) if c == BROKEN_PART else c.encode()) for c in text]
+    return [(c, next(broken) if c == BROKEN_PART else c.encode()) for c in text]
 
 
 def cut(chars, expressions):

@@ -316,11 +316,33 @@ class SharedIds : public testing::Test {
   static nlohmann::json load() { return nlohmann::json::parse(read(goldens())); }
 
   static void expect(const nlohmann::json& texts, const nlohmann::json& ids_of_name,
-                     const Tokenizer& tokenizer) {
+                     const Tokenizer& tokenizer, const std::string& pre = "gpt-2") {
     const auto expected = ids_of_name.get<Ids>();
     ASSERT_EQ(texts.size(), expected.size());
-    for (size_t i = 0; i < texts.size(); ++i)
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (departs(pre, texts[i].get<std::string>())) continue;
       EXPECT_EQ(ids(tokenizer, texts[i].get<std::string>()), expected[i]) << i << ": " << texts[i];
+    }
+  }
+
+  // Whether that runtime departs from the expressions published with the model for this text. This library
+  // follows the published ones, and CutsWhereThePublishedExpressionsDo tests these texts' like.
+  static bool departs(const std::string& pre, std::string_view text) {
+    std::string patterns;
+    for (const Pass& pass : find_pre_tokenizer(pre)->passes) patterns += pass.pattern ? pass.pattern : "";
+    const auto has = [&](const char* part) { return patterns.find(part) != std::string::npos; };
+    const std::set<std::string> without_case = {"kimi-k2", "tiny_aya", "cohere2moe", "youtu"};
+    const std::vector<Char> chars = characters(text);
+    return std::any_of(chars.begin(), chars.end(), [&](const Char c) {
+      const auto is = static_cast<CharClass>(c.is);
+      const bool capital = is == CharClass::kUpper || is == CharClass::kTitle, ascii = c.value < 128;
+      // Marks are no part of words there, letters beyond ASCII have both cases, and in some all letters.
+      if (has("\\p{Lu}") && (is == CharClass::kMark || (capital && (!ascii || without_case.count(pre))) ||
+                             (is == CharClass::kLower && !ascii)))
+        return true;
+      // '~' is no symbol there, and no range holds white space beyond ASCII.
+      return (has("\\p{S}") && c.value == '~') || (has("[\u4e00-") && is == CharClass::kSpace && !ascii);
+    });
   }
 
   // The vocabulary in `path` with each name of `part` in the place of its pre-tokenizer.
@@ -334,7 +356,7 @@ class SharedIds : public testing::Test {
       const Loaded loaded(w.set("tokenizer.ggml.pre", name));
       EXPECT_TRUE(loaded.tokenizer.warnings().empty());
       expect(texts, ids_or_name.is_string() ? part.at(ids_or_name.get<std::string>()) : ids_or_name,
-             loaded.tokenizer);
+             loaded.tokenizer, name);
       ++names;
     }
     EXPECT_EQ(names, 83u);
@@ -487,6 +509,36 @@ TEST(PreTokenizer, CutsAsDeepseekDoes) {
 
 TEST(PreTokenizer, CutsAsTheDefaultDoes) {
   EXPECT_EQ(pieces("default", "a$+<b 12345, \u2014x`"), "a|$+<|b| |123|45|,| |\u2014|x|`");
+}
+
+TEST(PreTokenizer, CutsWordsOfManyScriptsAsTheModelsLearntThem) {
+  // What Python's module `regex` makes of the expressions published with o200k_base and tekken.
+  struct Cuts {
+    const char *text, *o200k, *tekken;
+  };
+  const Cuts all[] = {
+      {"हिन्दी की छोटी कहानियाँ", "हिन्दी| की| छोटी| कहानियाँ", "हिन्दी| की| छोटी| कहानियाँ"},
+      {"เรือลำเล็กที่ท่าน้ำ", "เรือลำเล็กที่ท่าน้ำ", "เรือลำเล็กที่ท่าน้ำ"},
+      {"الْقَارِبُ الصَّغِيرُ، ٣٤٥٦", "الْقَارِبُ| الصَّغِيرُ|،| |٣٤٥|٦", "الْقَارِبُ| الصَّغِيرُ|،| |٣|٤|٥|٦"},
+      {"Το ΚΑΡΑΒΙ φεύγειΤώρα", "Το| ΚΑΡΑΒΙ| φεύγει|Τώρα", "Το| ΚΑΡΑΒΙ| φεύγει|Τώρα"},
+      {"уходитСейчас ЁЖ нЕТ", "уходит|Сейчас| ЁЖ| н|ЕТ", "уходит|Сейчас| ЁЖ| н|ЕТ"},
+      {"IŞIK güzelÇiçek İyi'nin", "IŞIK| güzel|Çiçek| İyi|'nin", "IŞIK| güzel|Çiçek| İyi|'nin"},
+      {"Vie\u0302\u0323t TIE\u0302\u0301NG", "Vie\u0302\u0323t| TIE\u0302\u0301|NG",
+       "Vie\u0302\u0323t| TIE\u0302\u0301|NG"},
+      {"ქალაქიᲐბა", "ქალაქი|Აბა", "ქალაქი|Აბა"},
+      {"ǅungla NǅAaǅa", "ǅungla| NǅAa|ǅa", "ǅungla| NǅAa|ǅa"},
+      {"한국어 \u1112\u1161\u11ab글", "한국어| \u1112\u1161\u11ab글", "한국어| \u1112\u1161\u11ab글"},
+      {"👩\u200d🚀\ufe0fab 1\ufe0f\u20e3", "👩\u200d🚀\ufe0f|ab| |1|\ufe0f\u20e3",
+       "👩\u200d🚀\ufe0f|ab| |1|\ufe0f\u20e3"},
+      {"ÉcoLE's caféÀ it'\u017f 1234", "Éco|LE's| café|À| it'\u017f| |123|4",
+       "Éco|LE|'s| café|À| it|'\u017f| |1|2|3|4"},
+  };
+  for (const Cuts& cuts : all) {
+    for (const char* name :
+         {"gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "granite-embed-multi-97m"})
+      EXPECT_EQ(pieces(name, cuts.text), cuts.o200k) << name;
+    EXPECT_EQ(pieces("tekken", cuts.text), cuts.tekken);
+  }
 }
 
 TEST(PreTokenizer, CutsWhereThePublishedExpressionsDo) {
