@@ -52,13 +52,23 @@ class TrainingProgressLine {
     constexpr const char* kDoing[] = {"reading", "fitting", "checking", "done", "trying"};
     constexpr const char* kUnits[] = {"tokens", "steps", "readings", "", "targets"};
     if (p.phase == THIMBLE_TRAINING_DONE) return clear();
+    if (p.dense >= 0 && dense_ < 0) {
+      clear();
+      std::fprintf(stderr, "with nothing dropped %.0f %% of the questions about held-out texts are answered\n",
+                   100 * p.dense);
+      if (p.dense < 0.5)
+        std::fprintf(stderr,
+                     "that is too little, so the check compares how likely the right answers are\n");
+    }
+    dense_ = p.dense;
     if (p.recall >= 0) recall_ = p.recall;
     if (!is_terminal(stderr)) {
       if (p.phase != phase_)
         std::fprintf(stderr, "%s: %s %s\n", kDoing[p.phase], format_count(p.total).c_str(), kUnits[p.phase]);
       if (p.recall >= 0)
-        std::fprintf(stderr, "after %s steps: loss %.4f, %.0f %% of a held-out text's questions answered\n",
-                     format_count(p.done).c_str(), p.loss, 100 * p.recall);
+        std::fprintf(stderr, "after %s steps: loss %.4f, %.0f %% of a held-out text's %s\n",
+                     format_count(p.done).c_str(), p.loss, 100 * p.recall,
+                     p.dense < 0.5 ? "right answers' probability kept" : "questions answered");
       phase_ = p.phase;
       return;
     }
@@ -81,7 +91,14 @@ class TrainingProgressLine {
  private:
   int32_t phase_ = -1;
   double recall_ = -1;  // the last that was measured
+  double dense_ = -1;
 };
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
 
 // The loss of every step and the recall of some, for people and their plots: NAME.csv while they come, and
 // NAME.svg at the end.
@@ -156,29 +173,25 @@ class Curve {
     for (int i = 0; i <= 4; ++i) {
       const int y = kTop + kInnerHeight * (4 - i) / 4, x = kLeft + kInnerWidth * i / 4;
       svg << "<path d=\"M" << kLeft << ' ' << y << 'h' << kInnerWidth << "\" stroke=\"#ddd\"/>\n<text x=\""
-          << kLeft - 8 << "\" y=\"" << y + 4 << "\" text-anchor=\"end\">" << label(most * i / 4)
+          << kLeft - 8 << "\" y=\"" << y + 4 << "\" text-anchor=\"end\">" << number(most * i / 4)
           << "</text>\n<text x=\"" << x << "\" y=\"" << kHeight - kBottom + 18 << "\" text-anchor=\"middle\">"
-          << label(steps * i / 4) << "</text>\n";
+          << number(steps * i / 4) << "</text>\n";
     }
     svg << "<text x=\"" << kLeft + kInnerWidth / 2 << "\" y=\"" << kHeight - 6
         << "\" text-anchor=\"middle\">loss by steps</text>\n<polyline fill=\"none\" stroke=\"#1f5fa8\" "
            "stroke-width=\"1.5\" points=\""
         << points.str() << "\"/>\n</svg>\n";
   }
-  static std::string label(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", value);
-    return text;
-  }
-
   const std::string name_;
   std::ofstream file_;
   std::map<uint64_t, Row> rows_;
 };
 
 void print_recall(const Json& report) {
+  const bool by_answers = report.at("measure") == "answers";
   if (report.contains("tried")) {
-    std::printf("\nQuestions that were answered after a short training for each target:\n");
+    std::printf("\n%s after a short training for each target:\n",
+                by_answers ? "Questions that were answered" : "Right answers' probability that was kept");
     for (const Json& row : report.at("tried")) {
       const std::string target = row.at("target").get<std::string>();
       if (row.at("recall").is_null())
@@ -188,13 +201,37 @@ void print_recall(const Json& report) {
                     report.at("target") == target ? "  taken" : "");
     }
   }
-  std::printf("\nQuestions about held-out texts that are answered (%d asked):\n",
-              report.at("questions").get<int>());
-  std::printf("  memory      these heads   window\n");
+  const int questions = report.at("questions").get<int>();
+  const double dense = 100 * report.at("dense").get<double>();
+  if (by_answers)
+    std::printf("\nQuestions about held-out texts that are answered (%d asked):\n", questions);
+  else
+    std::printf("\nOf %d questions about held-out texts %.0f %% are answered with everything kept.\n"
+                "What is kept of a right answer's probability, for each token (and its perplexity):\n",
+                questions, dense);
+  const auto in_brackets = [](const Json& perplexity) {
+    return " (" + (perplexity.is_null() ? "inf" : number(perplexity.get<double>())) + ")";
+  };
+  const auto cell = [&](const Json& row, const std::string& name) {
+    if (!row.contains(name)) return std::string();
+    char text[64];
+    std::snprintf(text, sizeof text, "%.0f %%", 100 * row.at(name).get<double>());
+    if (by_answers) return std::string(text);
+    return text + in_brackets(row.at(name + "_perplexity"));
+  };
+  const bool counted = report.at("recall").at(0).contains("counted");
+  const auto line = [](const std::string& memory, const std::string& heads, const std::string& window,
+                       const std::string& shared) {
+    std::printf("  %-10s  %16s  %16s  %16s\n", memory.c_str(), heads.c_str(), window.c_str(), shared.c_str());
+  };
+  line("memory", "equal pools", "window", counted ? "counted shares" : "");
   for (const Json& row : report.at("recall"))
-    std::printf("  1/%-2d        %5.0f %%       %5.0f %%\n", row.at("part").get<int>(),
-                100 * row.at("heads").get<double>(), 100 * row.at("window").get<double>());
-  std::printf("  everything  %5.0f %%\n", 100 * report.at("dense").get<double>());
+    line("1/" + std::to_string(row.at("part").get<int>()), cell(row, counted ? "equal" : "heads"),
+         cell(row, "window"), cell(row, "counted"));
+  if (by_answers)
+    std::printf("  everything  %14.0f %%\n", dense);
+  else
+    std::printf("  everything  %16s\n", ("100 %" + in_brackets(report.at("dense_perplexity"))).c_str());
 }
 
 void print_quality(const Json& report) {
@@ -328,7 +365,9 @@ Command add_heads_train(CLI::App& heads) {
          "Tokens of a text, 1024 at least (default: 6144); what is asked behind it takes half as many")
       ->type_name("N");
   app->add_option("--steps", settings.steps, "Steps of the optimizer (default: 300)")->type_name("N");
-  app->add_option("--budgets", settings.budgets, "How pools are divided among KV heads (default: counted)")
+  app->add_option("--budgets", settings.budgets,
+                  "How pools are divided among KV heads: by counts where the check finds that better, or "
+                  "equally (default: counted)")
       ->type_name("counted|equal")
       ->check(CLI::IsMember({"counted", "equal"}));
   app->footer(

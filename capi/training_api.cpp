@@ -101,7 +101,8 @@ thimble_status thimble_training_step(thimble_training* training, thimble_trainin
                                                        .total = p.total,
                                                        .per_second = p.per_second,
                                                        .loss = p.loss,
-                                                       .recall = p.recall});
+                                                       .recall = p.recall,
+                                                       .dense = p.dense});
     return {};
   });
 }

@@ -92,61 +92,77 @@ Fact keeping(Random& r) {
   const uint32_t verb = r.below(5);
   const Text question = verb == 0 ? "Where does " + who + " keep the " + what + "?"
                                   : "Where did " + who + " " + kVerbs[verb].asked + " the " + what + "?";
-  return {"keeping " + who + what, who + " " + kVerbs[verb].past + " the " + what + " in the " + where + ".",
-          question, "In the " + where + "."};
+  return {"keeping " + who + what,
+          {who + " " + kVerbs[verb].past + " the " + what + " in the " + where + "."},
+          question,
+          "In the " + where + ".",
+          {where}};
 }
 Fact code(Random& r) {
   constexpr const char* kCodes[] = {"access code", "door code", "safe combination", "telephone number"};
   constexpr const char* kHouses[] = {"office", "warehouse", "hotel", "bank", "embassy"};
   const Text what = Text(r.of(kCodes)) + " of the " + city(r) + " " + r.of(kHouses);
   const Text number = digits(r, r.between(4, 6));
-  return {"code " + what, "The " + what + " is " + number + ".", "What is the " + what + "?", number};
+  return {"code " + what,
+          {"The " + what + " is " + number + "."},
+          "What is the " + what + "?",
+          number,
+          {number}};
 }
 Fact liking(Random& r) {
   const Liking& l = r.of(kLikings);
   const Text who = person(r), value = r.of(l.values), what = who + "'s favourite " + l.thing;
-  return {"liking " + what, what + " is " + value + ".", "What is " + what + "?", capital(value) + "."};
+  return {"liking " + what,
+          {what + " is " + value + "."},
+          "What is " + what + "?",
+          capital(value) + ".",
+          {value}};
 }
 Fact event(Random& r) {
   const Text what = Text(r.of(kEvents)) + " in " + city(r);
-  const Text when =
-      "on " + Text(r.of(kDays)) + ", " + std::to_string(r.between(1, 28)) + " " + r.of(kMonths) + ".";
-  return {"event " + what, "The " + what + " is " + when, "When is the " + what + "?", capital(when)};
+  const Text weekday = r.of(kDays), day = std::to_string(r.between(1, 28)) + " " + r.of(kMonths);
+  const Text when = "on " + weekday + ", " + day + ".";
+  return {"event " + what,
+          {"The " + what + " is " + when},
+          "When is the " + what + "?",
+          capital(when),
+          {day}};
 }
 Fact password(Random& r) {
   const Text of = name_of_thing(r), word = Text(r.of(kPlaces)) + "-" + r.of(kCargo) + "-" + digits(r, 3);
-  return {"password " + of, "The password for " + of + " is " + word + ".",
-          "What is the password for " + of + "?", word};
+  return {"password " + of, {"The password for " + of + " is " + word + "."},
+          "What is the password for " + of + "?", word, {word}};
 }
 Fact debt(Random& r) {
-  const Text who = person(r), whom = person(r), coins = std::to_string(r.between(2, 9999)) + " coins.";
-  return {"debt " + who + whom, who + " owes " + whom + " " + coins,
-          "How many coins does " + who + " owe " + whom + "?", coins};
+  const Text who = person(r), whom = person(r), number = std::to_string(r.between(2, 9999)),
+             coins = number + " coins.";
+  return {"debt " + who + whom, {who + " owes " + whom + " " + coins},
+          "How many coins does " + who + " owe " + whom + "?", coins, {number}};
 }
 Fact ship(Random& r) {
   const Text name = "the ship " + made_up(r, 3), cargo = r.of(kCargo), port = city(r);
   const bool what = r.chance(0.5);
-  return {name, capital(name) + " carries " + cargo + " to " + port + ".",
+  return {name, {capital(name) + " carries " + cargo + " to " + port + "."},
           what ? "What does " + name + " carry?" : "Where does " + name + " go?",
-          what ? capital(cargo) + "." : "To " + port + "."};
+          what ? capital(cargo) + "." : "To " + port + ".", {what ? cargo : port}};
 }
-Fact magic(Random& r) {
+Fact ticket(Random& r) {
   const Text of = name_of_thing(r), number = digits(r, 7);
-  return {"magic " + of, "One of the special magic numbers for " + of + " is: " + number + ".",
-          "What is the special magic number for " + of + " mentioned in the text?", number};
+  return {"ticket " + of, {"Whoever comes for the " + of + " must show ticket " + number + "."},
+          "Which ticket must be shown for the " + of + "?", number, {number}};
 }
 Fact job(Random& r) {
   const Text who = person(r), where = city(r), trade = r.of(kTrades);
   const bool what = r.chance(0.5);
-  return {"job " + who, who + " works as a " + trade + " in " + where + ".",
+  return {"job " + who, {who + " works as a " + trade + " in " + where + "."},
           what ? "What does " + who + " do for a living?" : "In which city does " + who + " work?",
-          what ? who + " is a " + trade + "." : "In " + where + "."};
+          what ? who + " is a " + trade + "." : "In " + where + ".", {what ? trade : where}};
 }
 
 }  // namespace
 
 Fact make_fact(Random& r) {
-  constexpr Fact (*kMakers[])(Random&) = {keeping, code, liking, event, password, debt, ship, magic, job};
+  constexpr Fact (*kMakers[])(Random&) = {keeping, code, liking, event, password, debt, ship, ticket, job};
   return r.of(kMakers)(r);
 }
 
@@ -154,15 +170,15 @@ Fact make_key(Random& r, bool sequence) {
   const Text what = sequence ? "The sequence of digits" : "The pass key";
   const Text number = digits(r, sequence ? 10 : 5),
              is = sequence ? " is the sequence of digits." : " is the pass key.";
-  return {what, what + " is " + number + ". Remember it. " + number + is,
-          sequence ? "What is the sequence of digits?" : "What is the pass key?", number};
+  return {what, {what + " is " + number + ". Remember it. " + number + is},
+          sequence ? "What is the sequence of digits?" : "What is the pass key?", number, {number}};
 }
 
 Fact make_pair(Random& r, bool hex) {
   const Text key = hex ? hexadecimal(r, 8) : name_of_thing(r) + "-" + digits(r, 2);
   const Text value = hex ? hexadecimal(r, 8) : digits(r, 5);
-  return {"pair " + key, "\"" + key + "\": \"" + value + "\",", "What is the value of \"" + key + "\"?",
-          value};
+  return {"pair " + key, {"\"" + key + "\": \"" + value + "\","}, "What is the value of \"" + key + "\"?",
+          value, {value}, true};
 }
 
 std::string make_introduction(Random& r) {

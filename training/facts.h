@@ -9,8 +9,13 @@
 namespace thimble {
 
 struct Fact {
-  std::string subject;  // tells facts of one text apart: no two may share it
-  std::string sentence, question, answer;
+  std::string subject;                 // tells facts of one text apart: no two may share it
+  std::vector<std::string> sentences;  // in this order, each somewhere else
+  std::string question, answer;
+  // What a right answer must contain, however it is put. Empty: many models cannot answer it with all of the
+  // text before them, so that a check does not ask it.
+  std::vector<std::string> expected;
+  bool listed = false;  // its kind may also stand in one place, one behind the other
 };
 
 // A fact about a person, place or thing.

@@ -14,7 +14,6 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kLeastTokens = 1024;  // of the books: less is no long text
-constexpr const char* kQuote = "quote";
 
 std::string_view contents(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size())};
@@ -308,7 +307,7 @@ std::vector<Fact> TextMaker::quotes_of(Random& r, const std::vector<int32_t>& pa
     const std::string end = words(at + quoted, wanted);
     std::replace(begin.begin(), begin.end(), '\n', ' ');
     if (begin.size() < kLeastBytes || end.empty() || end.find('\n') != std::string::npos) continue;
-    quotes.push_back({kQuote, "", "Continue the quote: \"" + begin + "\"", end});
+    quotes.push_back({"", {}, "Continue the quote: \"" + begin + "\"", end, {}});
   }
   return quotes;
 }
@@ -353,8 +352,8 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
   // The facts that fit into the text, and their questions behind it. Quotes come later and take what is left.
   struct Hidden {
     std::vector<int32_t> tokens;
-    uint32_t at;  // token of the book before which it stands
-    bool pair;
+    uint32_t at;   // token of the book before which it stands
+    uint32_t fact;  // of `facts`, in whose order they stand
   };
   std::vector<Hidden> hidden;
   std::vector<Fact> asked;
@@ -369,18 +368,31 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
     asked.push_back(fact);
     return true;
   };
-  for (const Fact& fact : facts_for(r, room)) {
-    Hidden h{tokenize((r.chance(0.7) ? " " : "\n") + fact.sentence), 0, fact.subject.starts_with("pair")};
-    if (h.tokens.size() + tokens_ / 4 > room || !take_question(fact)) break;
-    room -= static_cast<uint32_t>(h.tokens.size());
-    hidden.push_back(std::move(h));
+  const std::vector<Fact> facts = facts_for(r, room);
+  for (uint32_t i = 0; i < facts.size(); ++i) {
+    std::vector<Hidden> sentences;
+    size_t tokens = 0;
+    for (const std::string& sentence : facts[i].sentences) {
+      const bool own_line = sentence.find('\n') != std::string::npos || !r.chance(0.7);
+      sentences.push_back({tokenize((own_line ? "\n" : " ") + sentence), 0, i});
+      tokens += sentences.back().tokens.size();
+    }
+    if (tokens + tokens_ / 4 > room || !take_question(facts[i])) continue;
+    room -= static_cast<uint32_t>(tokens);
+    hidden.insert(hidden.end(), sentences.begin(), sentences.end());
   }
 
   const std::vector<int32_t> part = part_of_book(r, room, held_out);
   const auto anywhere = [&] { return end_of_sentence(part, r.below(room + 1)); };
-  const bool as_list = r.chance(0.6);  // all pairs in one place
+  const bool as_list = r.chance(0.6);  // all that may be listed in one place
   const uint32_t place_of_list = anywhere();
-  for (Hidden& h : hidden) h.at = h.pair && as_list ? place_of_list : anywhere();
+  for (size_t first = 0, end; first < hidden.size(); first = end) {
+    std::vector<uint32_t> places;
+    for (end = first; end < hidden.size() && hidden[end].fact == hidden[first].fact; ++end)
+      places.push_back(facts[hidden[end].fact].listed && as_list ? place_of_list : anywhere());
+    std::sort(places.begin(), places.end());
+    for (size_t i = first; i < end; ++i) hidden[i].at = places[i - first];
+  }
   std::stable_sort(hidden.begin(), hidden.end(),
                    [](const Hidden& a, const Hidden& b) { return a.at < b.at; });
   auto next = part.begin();
@@ -403,7 +415,7 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
     tail.marked.back() = 1;  // it fetches the answer's first token
     tail.add(answer, 1);
     tail.add(after_answer_, 0);
-    text.questions.push_back({prompt_of(fact.question, true), answer, fact.subject == kQuote});
+    text.questions.push_back({prompt_of(fact.question, true), answer, fact.expected});
   }
   text.tails.push_back(std::move(tail));
   return text;

@@ -17,7 +17,7 @@ namespace thimble {
 
 struct Question {
   std::vector<int32_t> prompt, answer;  // as it stands behind the text, up to the answer; the answer's tokens
-  bool quotes;                          // it asks what words of the book go on with
+  std::vector<std::string> expected;    // what a right answer must contain; empty: a check does not ask it
 };
 
 // What follows a text, and then is forgotten: questions with their answers, or the text itself once more.

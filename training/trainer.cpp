@@ -109,8 +109,8 @@ Status Trainer::begin() {
   THIMBLE_TRY(trains() ? plan_learning(checking) : refuse_beyond_budget(checking));
   if (trains()) THIMBLE_TRY(open_state());
   uint64_t tokens = 0, read = 0;
-  for (uint32_t i = 0; i < texts_.size() + counted_.size(); ++i) {
-    const uint64_t of_text = text(i).all_tokens();
+  for (uint32_t i = 0; i < all_texts(); ++i) {
+    const uint64_t of_text = i < texts_read_for_labels() ? text(i).all_tokens() : text(i).tokens.size();
     tokens += of_text;
     if (i < text_) read += of_text;
   }
@@ -146,11 +146,11 @@ Status Trainer::open_tries() {
     return error(Code::kMismatch,
                  "%s was left by another training; remove it, or train with the same model, texts and flags",
                  path.c_str());
-  Recall recall;
-  for (uint64_t at = sizeof signature; at + sizeof recall <= tries_.size(); at += sizeof recall) {
+  Recall found_of[2];  // with it and densely
+  for (uint64_t at = sizeof signature; at + sizeof found_of <= tries_.size(); at += sizeof found_of) {
     if (tried_.size() == to_try_.size()) break;
-    THIMBLE_TRY(tries_.read(at, &recall, sizeof recall));
-    tried_.push_back({to_try_[tried_.size()], recall});
+    THIMBLE_TRY(tries_.read(at, found_of, sizeof found_of));
+    tried_.push_back({to_try_[tried_.size()], found_of[0], found_of[1]});
   }
   set_phase(Phase::kTrying, tried_.size(), to_try_.size());
   return {};
@@ -181,7 +181,7 @@ Status Trainer::start_trial() {
 // A step of a trial; at the end of all of them the best target is taken.
 Status Trainer::try_on() {
   if (tried_.size() < to_try_.size()) {
-    Recall recall;
+    Recall found[2];  // with it and densely
     if (!trial_) {
       const Status started = start_trial();
       if (started.code() == Code::kUnsupported || started.code() == Code::kInvalidArgument ||
@@ -192,16 +192,14 @@ Status Trainer::try_on() {
     } else {
       THIMBLE_LET(more, trial_->step());
       if (more) return {};
-      for (const Checked& c : trial_->checked()) {
-        recall.asked += c.retainer.asked;
-        recall.answered += c.retainer.answered;
-      }
+      for (const Checked& c : trial_->checked()) found[0].add(trial_->retainer(c));
+      found[1] = trial_->dense();
       trial_.reset();
       THIMBLE_TRY(remove_file(options_.output + ".trying"));
     }
-    THIMBLE_TRY(tries_.write(sizeof(uint64_t) + tried_.size() * sizeof recall, &recall, sizeof recall));
+    THIMBLE_TRY(tries_.write(sizeof(uint64_t) + tried_.size() * sizeof found, found, sizeof found));
     THIMBLE_TRY(tries_.flush());
-    tried_.push_back({to_try_[tried_.size()], recall});
+    tried_.push_back({to_try_[tried_.size()], found[0], found[1]});
     done_ = tried_.size();
     return {};
   }
@@ -214,7 +212,7 @@ Status Trainer::try_on() {
 const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
   return *std::max_element(tried.begin(), tried.end(), [](const Tried& a, const Tried& b) {
     if (!a.recall.asked || !b.recall.asked) return a.recall.asked < b.recall.asked;
-    return a.recall.share() < b.recall.share();
+    return a.recall.reported(a.dense) < b.recall.reported(b.dense);
   });
 }
 
@@ -250,6 +248,7 @@ Status Trainer::make_texts() {
     for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
   for (uint32_t i = 0; i < kAskedTexts; ++i) asked_.push_back(maker.make(kCountedTexts + i, true));
+  dense_.resize(asked_.size());
   return {};
 }
 
@@ -261,21 +260,22 @@ Status Trainer::refuse_beyond_budget(uint64_t least) const {
       .set_bytes_missing(missing);
 }
 
-// What is learnt from lies beside the reader, then beside the fit, and is gone when the check is made.
+// What is learnt from lies beside the reader, then beside what asks densely, then beside the fit, and is gone
+// when the check is made.
 Status Trainer::plan_learning(uint64_t checking) {
   const ModelShape& m = model_->shape;
   shape_ = {static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
   uint64_t beside, least;
   if (sums_up()) {
     THIMBLE_LET(bytes, LeastSquares::bytes(*device_, shape_, text_tokens_));
-    beside = reader_->bytes();
+    beside = std::max(reader_->bytes(), checking);
     least = bytes;
   } else {
     THIMBLE_LET(of_fit, Fit::bytes(*device_, shape_, fit_options()));
-    beside = std::max(reader_->bytes(), of_fit);
+    beside = std::max({reader_->bytes(), checking, of_fit});
     least = 16 * shape_.run_bytes();
   }
-  THIMBLE_TRY(refuse_beyond_budget(std::max(beside + least, checking)));
+  THIMBLE_TRY(refuse_beyond_budget(beside + least));
   runs_of_text_.resize(texts_.size());
   if (!sums_up()) {
     choose_runs(beside);
@@ -341,10 +341,13 @@ FitOptions Trainer::fit_options() const {
 }
 
 const TrainingText& Trainer::text(uint32_t number) const {
-  return number < texts_.size() ? texts_[number] : counted_[number - texts_.size()];
+  if (number < texts_.size()) return texts_[number];
+  if (number < texts_read_for_labels()) return counted_[number - texts_.size()];
+  return asked_[number - texts_read_for_labels()];
 }
 
 double& Trainer::clock() {
+  if (phase_ == Phase::kReading && text_ >= texts_read_for_labels()) return seconds_.checking;
   const bool in_labels =
       phase_ == Phase::kReading && reading_ && reader_->tokens_read() >= text(text_).tokens.size();
   return in_labels ? seconds_.labels : Training::clock();
@@ -353,10 +356,8 @@ double& Trainer::clock() {
 // ---- reading ----
 
 Status Trainer::read_on() {
-  if (text_ == texts_.size() + counted_.size()) {
-    reader_.reset();
-    return trains() ? start_fit() : write_sidecar();
-  }
+  if (text_ == all_texts()) return trains() ? start_fit() : write_sidecar();
+  if (text_ >= texts_read_for_labels()) return ask_densely();
   const TrainingText& t = text(text_);
   if (!reading_) {
     reader_->begin(t);
@@ -380,6 +381,29 @@ Status Trainer::read_on() {
   THIMBLE_LET(more, reader_->step(keep));
   done_ += reader_->tokens_read() - before;
   return more ? Status() : finish_text();
+}
+
+// Before anything is fitted it is known what the check can measure.
+Status Trainer::ask_densely() {
+  reader_.reset();
+  const TrainingText& t = text(text_);
+  THIMBLE_LET(recall, ask_about(t, model_, device_, Retention::kNone, nullptr,
+                                {.pool = 0, .most = kAskedQuestions, .answers = true, .probability = true}));
+  dense_[text_ - texts_read_for_labels()] = recall;
+  if (trains()) THIMBLE_TRY(save_record(text_));
+  ++text_;
+  done_ += t.tokens.size();
+  return {};
+}
+
+Recall Trainer::dense() const {
+  Recall all;
+  for (const Recall& of_text : dense_) all.add(of_text);
+  return all;
+}
+
+double Trainer::answered_densely() const {
+  return asked_.empty() || text_ < all_texts() ? -1 : dense().share();
 }
 
 // Keeps rows of the text: of a linear retainer all, else as far as their runs are chosen.
@@ -458,7 +482,6 @@ void Trainer::count_best(const std::vector<float>& logits) {
   counts_[text_ - texts_.size()] = std::move(counts);
 }
 
-// How much of the pools each head is worth, 1 on average; those of layers with a window do not matter.
 std::vector<float> Trainer::shares() const {
   const uint32_t kv_heads = model_->shape.kv_heads;
   std::vector<float> shares(uint64_t(model_->shape.layers) * kv_heads, 1);
@@ -477,6 +500,7 @@ std::vector<float> Trainer::shares() const {
 // Each text that was read has a record, and what is saved of the fit lies behind them. Of texts to be summed
 // up there are none: what lies behind the others are the sums.
 uint64_t Trainer::record_bytes(uint32_t text) const {
+  if (text >= texts_read_for_labels()) return sizeof(Recall);
   if (text >= texts_.size()) return layers_.size() * model_->shape.kv_heads * sizeof(double);
   return runs_of_text_[text].size() * shape_.run_bytes();
 }
@@ -489,6 +513,8 @@ uint64_t Trainer::record_at(uint32_t text) const {
 // Calls each(data, bytes) for what the record of a text is made of.
 template <typename Each>
 Status Trainer::each_part(uint32_t text, const Each& each) {
+  if (text >= texts_read_for_labels())
+    return each(&dense_[text - texts_read_for_labels()], record_bytes(text));
   if (text >= texts_.size()) return each(counts_[text - texts_.size()].data(), record_bytes(text));
   const SampleShape& s = shape_;
   for (uint32_t i = 0; i < runs_of_text_[text].size(); ++i) {
@@ -541,7 +567,7 @@ Status Trainer::open_state() {
   state_ = std::move(state);
   if (least_squares_) THIMBLE_TRY(take_sums());
   if (least_squares_ && text_ < texts_.size()) return {};
-  for (; text_ < texts_.size() + counted_.size(); ++text_) {
+  for (; text_ < all_texts(); ++text_) {
     THIMBLE_LET(taken, take_record(text_));
     if (!taken) break;
   }
@@ -553,7 +579,7 @@ Status Trainer::take_sums() {
   const std::vector<std::span<std::byte>> sums = least_squares_->state();
   uint64_t bytes = 0;
   for (const std::span<std::byte> part : sums) bytes += part.size();
-  saved_.emplace(record_at(static_cast<uint32_t>(texts_.size() + counted_.size())), bytes);
+  saved_.emplace(record_at(all_texts()), bytes);
   THIMBLE_LET(found, saved_->load(state_, sums));
   if (!found) least_squares_->clear();
   text_ = static_cast<uint32_t>(least_squares_->texts());
@@ -583,9 +609,8 @@ Status Trainer::start_fit() {
   }
   THIMBLE_LET(fit, Fit::start(device_, samples_, fit_options()));
   fit_ = std::move(fit);
-  const auto texts = static_cast<uint32_t>(texts_.size() + counted_.size());
   std::vector<std::byte> latest(fit_->state_bytes());
-  saved_.emplace(record_at(texts), latest.size());
+  saved_.emplace(record_at(all_texts()), latest.size());
   THIMBLE_LET(found, saved_->load(state_, {latest}));
   if (found) THIMBLE_TRY(fit_->load(latest));
   loss_ = fit_->loss();
@@ -627,21 +652,15 @@ Status Trainer::fit_on() {
 // the device has no room for it.
 Status Trainer::ask_meanwhile() {
   const double begin = steady_seconds();
-  const std::string path = options_.output + ".asked";
-  const auto ask = [&]() -> Status {
-    THIMBLE_TRY(remove_file(path));  // of a process that was killed
-    THIMBLE_LET(retainer, write_retainer(path));
-    THIMBLE_LET(recall, ask_about(asked_.front(), model_, device_, Retention::kLocret, retainer,
-                                  text_tokens_ / kParts[0], kAskedQuestions));
-    recall_ = recall.share();
-    return {};
-  };
-  const Status asked = ask();
-  THIMBLE_TRY(remove_file(path));
+  const auto asked = [&]() -> Result<Recall> {
+    THIMBLE_LET(file, made());
+    return ask_with(file, asked_.front(), kParts[0]);
+  }();
+  if (asked.ok()) recall_ = asked->reported(dense_.front());
   const double seconds = steady_seconds() - begin;
   seconds_.checking += seconds;
   seconds_.fitting -= seconds;  // which the step counts, too
-  return asked.code() == Code::kOutOfMemory ? Status() : asked;
+  return asked.ok() || asked.status().code() == Code::kOutOfMemory ? Status() : asked.status();
 }
 
 // ---- the result ----
@@ -696,57 +715,63 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
   }
 }
 
-Result<std::shared_ptr<const Retainer>> Trainer::write_retainer(const std::string& path) const {
+// A file of heads without what a check put into it. The values of its tensors are read here and now.
+static Result<NewGguf> copy_of(const MappedFile& file, const std::string& name) {
+  THIMBLE_LET(old, Gguf::parse(file, name));
+  NewGguf copy;
+  for (const auto& [key, value] : old.metadata())
+    if (key != "retainer.budget" && !key.starts_with("retainer.checked.")) copy.set(key, value);
+  for (const GgufTensor& t : old.tensors())
+    copy.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
+             [values = std::vector<std::byte>(t.data, t.data + t.bytes)] { return values; });
+  return copy;
+}
+
+static void set_array(NewGguf& file, const char* key, GgufType type, const auto& values) {
+  file.set(key, GgufValue{type, true, values.size(), std::as_bytes(std::span(values))});
+}
+
+// What was fitted, or was given, with equal pools.
+Result<NewGguf> Trainer::made() const {
+  if (!trains()) return copy_of(retainer_->file, options_.heads);
   NewGguf file;
-  const auto set_shares = [&] {
-    if (counted_.empty()) return;
-    const std::vector<float> of_heads = shares();
-    file.set("retainer.budget",
-             GgufValue{GgufType::kF32, true, of_heads.size(), std::as_bytes(std::span(of_heads))});
-  };
-  if (trains()) {
-    const FitOptions fit = fit_options();
-    begin_sidecar(file, *model_, model_->info.name + " retainer", fit.kind);
-    file.set("retainer.input", input() == Retainer::Input::kQkv ? "qkv" : "x");
-    file.set("retainer.target", name_of(options_.target));
-    if (fit.kind == Retainer::Kind::kLocret || fit.kind == Retainer::Kind::kMlp) {
-      file.set("retainer.act", name_of_act(fit.act));
-      file.set("retainer.hidden", fit.hidden);
-    } else if (fit.kind == Retainer::Kind::kSink) {
-      file.set("retainer.rank", kSinkRank);
-      file.set("retainer.sinks", kSinkCount);
-    }
-    const uint64_t of_texts =
-        std::accumulate(texts_.begin(), texts_.end(), uint64_t{0},
-                        [](uint64_t sum, const TrainingText& t) { return sum + t.tokens.size(); });
-    set_trained_on(file, fit.kind,
-                   {.texts = texts_.size(),
-                    .tokens = least_squares_ ? of_texts : uint64_t(samples_.runs()) * kRunTokens,
-                    .steps = least_squares_ ? 0
-                             : diverged_    ? diverged_->good
-                                            : fit_->steps_done(),
-                    .seed = options_.seed,
-                    .data = options_.data});
-    set_shares();
-    for (uint32_t i = 0; i < layers_.size(); ++i)
-      add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain",
-                least_squares_ ? least_squares_->layer(i) : fit_->layer(i));
-  } else {
-    THIMBLE_LET(old, Gguf::parse(retainer_->file, options_.heads));
-    for (const auto& [key, value] : old.metadata())
-      if (key != "retainer.budget") file.set(key, value);
-    set_shares();
-    for (const GgufTensor& t : old.tensors())
-      file.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
-               [t] { return std::vector<std::byte>(t.data, t.data + t.bytes); });
+  const FitOptions fit = fit_options();
+  begin_sidecar(file, *model_, model_->info.name + " retainer", fit.kind);
+  file.set("retainer.input", input() == Retainer::Input::kQkv ? "qkv" : "x");
+  file.set("retainer.target", name_of(options_.target));
+  if (fit.kind == Retainer::Kind::kLocret || fit.kind == Retainer::Kind::kMlp) {
+    file.set("retainer.act", name_of_act(fit.act));
+    file.set("retainer.hidden", fit.hidden);
+  } else if (fit.kind == Retainer::Kind::kSink) {
+    file.set("retainer.rank", kSinkRank);
+    file.set("retainer.sinks", kSinkCount);
   }
-  THIMBLE_TRY(file.write(path));
+  const uint64_t of_texts =
+      std::accumulate(texts_.begin(), texts_.end(), uint64_t{0},
+                      [](uint64_t sum, const TrainingText& t) { return sum + t.tokens.size(); });
+  set_trained_on(file, fit.kind,
+                 {.texts = texts_.size(),
+                  .tokens = least_squares_ ? of_texts : uint64_t(samples_.runs()) * kRunTokens,
+                  .steps = least_squares_ ? 0
+                           : diverged_    ? diverged_->good
+                                          : fit_->steps_done(),
+                  .seed = options_.seed,
+                  .data = options_.data});
+  for (uint32_t i = 0; i < layers_.size(); ++i)
+    add_layer(file, "blk." + std::to_string(layers_[i]) + ".retain",
+              least_squares_ ? least_squares_->layer(i) : fit_->layer(i));
+  return file;
+}
+
+Result<std::shared_ptr<const Retainer>> Trainer::open_retainer(const std::string& path) const {
   THIMBLE_LET(mapped, MappedFile::open(path));
   return model_->open_retainer(std::move(mapped), path);
 }
 
 Status Trainer::write_sidecar() {
-  THIMBLE_LET(retainer, write_retainer(options_.output));
+  THIMBLE_LET(file, made());
+  THIMBLE_TRY(file.write(options_.output));
+  THIMBLE_LET(retainer, open_retainer(options_.output));
   retainer_ = retainer;
   if (trains()) THIMBLE_TRY(state_.remove());
   if (options_.tries_targets) THIMBLE_TRY(tries_.remove());
@@ -754,52 +779,114 @@ Status Trainer::write_sidecar() {
   samples_ = Samples();
   least_squares_.reset();
   unsaved_ = false;
-  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}});
-  set_phase(Phase::kChecking, 0, kAskedTexts * (1 + 2 * std::size(kParts)));
+  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}, {}});
+  set_phase(Phase::kChecking, 0, kAskedTexts * std::size(kParts) * (counted_.empty() ? 2 : 3));
   return {};
 }
 
-// One reading of one text.
+Result<Recall> Trainer::ask(const TrainingText& text, Retention retention,
+                            std::shared_ptr<const Retainer> retainer, uint32_t part) const {
+  const Measure measure = dense().measure();
+  return ask_about(text, model_, device_, retention, std::move(retainer),
+                   {.pool = text_tokens_ / part,
+                    .most = kAskedQuestions,
+                    .answers = measure == Measure::kAnswers,
+                    .probability = measure == Measure::kProbability});
+}
+
+// Asks with a file that is not the output, and is removed again.
+Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, uint32_t part) const {
+  const std::string path = options_.output + ".asked";
+  THIMBLE_TRY(remove_file(path));  // of a process that was killed
+  const auto recall = [&]() -> Result<Recall> {
+    THIMBLE_TRY(file.write(path));
+    THIMBLE_LET(retainer, open_retainer(path));
+    return ask(text, Retention::kLocret, retainer, part);
+  }();
+  THIMBLE_TRY(remove_file(path));
+  return recall;
+}
+
+// One reading of one text: each text with each part of the memory, in two or three ways.
 Status Trainer::check_on() {
-  if (check_ == total_) {
-    set_phase(Phase::kDone, total_, total_);
-    return {};
-  }
-  const uint32_t ways = 1 + 2 * static_cast<uint32_t>(std::size(kParts));
-  const TrainingText& t = asked_[check_ / ways];
-  const uint32_t way = check_ % ways;
-  Recall& of = way == 0       ? dense_
-               : way % 2 == 1 ? checked_[(way - 1) / 2].retainer
-                              : checked_[(way - 1) / 2].window;
-  const Retention retention = way == 0       ? Retention::kNone
-                              : way % 2 == 1 ? Retention::kLocret
-                                             : Retention::kWindow;
-  const uint32_t pool = way == 0 ? 0 : text_tokens_ / checked_[(way - 1) / 2].part;
-  const Result<Recall> recall =
-      ask_about(t, model_, device_, retention, retention == Retention::kLocret ? retainer_ : nullptr, pool,
-                kAskedQuestions);
-  if (!recall.ok())
-    return error(recall.status().code(), "%s is written, but could not be checked: %s",
-                 options_.output.c_str(), recall.status().message().c_str());
-  of.asked += recall->asked;
-  of.answered += recall->answered;
+  const auto parts = static_cast<uint32_t>(checked_.size()), ways = counted_.empty() ? 2u : 3u;
+  const TrainingText& t = asked_[check_ / ways / parts];
+  Checked& checked = checked_[check_ / ways % parts];
+  Recall* const of[] = {&checked.equal, &checked.window, &checked.counted};
+  const auto asked = [&]() -> Result<Recall> {
+    if (check_ % ways == 0) return ask(t, Retention::kLocret, retainer_, checked.part);
+    if (check_ % ways == 1) return ask(t, Retention::kWindow, nullptr, checked.part);
+    THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
+    set_array(file, "retainer.budget", GgufType::kF32, shares());
+    return ask_with(file, t, checked.part);
+  }();
+  if (!asked.ok())
+    return error(asked.status().code(), "%s is written, but could not be checked: %s",
+                 options_.output.c_str(), asked.status().message().c_str());
+  of[check_ % ways]->add(*asked);
   done_ = ++check_;
+  return check_ == total_ ? finish_check() : Status();
+}
+
+// Takes the shares where more comes of them than of equal pools, and writes the file again with what was
+// found.
+Status Trainer::finish_check() {
+  const Recall dense = this->dense();
+  Recall equal, counted;
+  for (const Checked& c : checked_) {
+    equal.add(c.equal);
+    counted.add(c.counted);
+  }
+  shares_help_ = counted.reported(dense) > equal.reported(dense);
+
+  THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
+  std::vector<uint32_t> parts;
+  std::vector<float> heads, window;
+  for (const Checked& c : checked_) {
+    parts.push_back(c.part);
+    heads.push_back(static_cast<float>(retainer(c).reported(dense)));
+    window.push_back(static_cast<float>(c.window.reported(dense)));
+  }
+  const std::vector<float> densely = {static_cast<float>(dense.share()),
+                                      static_cast<float>(dense.perplexity())};
+  file.set("retainer.checked.measure", name_of(dense.measure()));
+  file.set("retainer.checked.questions", dense.asked);
+  file.set("retainer.checked.tokens", text_tokens_);
+  set_array(file, "retainer.checked.dense", GgufType::kF32, densely);
+  set_array(file, "retainer.checked.parts", GgufType::kU32, parts);
+  set_array(file, "retainer.checked.heads", GgufType::kF32, heads);
+  set_array(file, "retainer.checked.window", GgufType::kF32, window);
+  if (shares_help_) set_array(file, "retainer.budget", GgufType::kF32, shares());
+  retainer_.reset();  // a file that is mapped may not be replaced everywhere
+  THIMBLE_TRY(file.replace(options_.output));
+  set_phase(Phase::kDone, total_, total_);
   return {};
 }
+
+static std::string percent(double share) { return std::to_string(std::lround(100 * share)) + " %"; }
 
 std::string judgement_of(const Recall& dense, const Recall& retainer, const Recall& window) {
-  const auto percent = [](const Recall& r) { return std::to_string(std::lround(100 * r.share())) + " %"; };
-  if (dense.share() < 0.5)
-    return "The model answers " + percent(dense) +
-           " of these questions even when nothing is dropped, so they say little about the retainer.";
-  const double noise = std::sqrt(0.5 / dense.asked);  // of a difference of two shares, at most one deviation
-  if (retainer.share() < window.share() + noise)
-    return "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
-  if (retainer.share() < 0.9 * dense.share())
-    return "The retainer beats a window and loses " +
-           percent({dense.asked, dense.answered - std::min(dense.answered, retainer.answered)}) +
-           " of the questions at an eighth of the memory; more texts and steps may help.";
-  return "The retainer keeps what these questions need at an eighth of the memory.";
+  const bool answers = dense.measure() == Measure::kAnswers;
+  const double kept = retainer.reported(dense), by_window = window.reported(dense);
+  const double all = answers ? dense.share() : 1;
+  std::string said;
+  if (!answers)
+    said = "The model answers " + percent(dense.share()) +
+           " of these questions even when nothing is dropped, so the probability of the right answers is "
+           "compared instead: of what a token of theirs has then, the retainer keeps " +
+           percent(kept) + " at an eighth of the memory, a window " + percent(by_window) + ". ";
+  // Of a difference of two shares, at most one deviation. Probabilities are compared of the same tokens.
+  const double noise = answers ? std::sqrt(0.5 / static_cast<double>(dense.asked)) : 0;
+  if (answers ? kept < by_window + noise : kept <= by_window)
+    return said +
+           "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
+  if (kept < 0.9 * all) {
+    const std::string lost = answers ? percent(std::max(0.0, all - kept)) + " of the questions"
+                                     : percent(1 - kept) + " of that probability";
+    return said + "The retainer beats a window and loses " + lost +
+           " at an eighth of the memory; more texts and steps may help.";
+  }
+  return said + "The retainer keeps what these questions need at an eighth of the memory.";
 }
 
 std::string Trainer::verdict() const {
@@ -808,23 +895,41 @@ std::string Trainer::verdict() const {
                                               std::to_string(diverged_->at) + ", and the state of step " +
                                               std::to_string(diverged_->good) + " was taken. "
                                         : "";
-  return stopped + judgement_of(dense_, checked_.front().retainer, checked_.front().window);
+  const std::string shares =
+      counted_.empty() ? ""
+      : shares_help_   ? " Counted shares of the pools did better than equal ones, and are written."
+                       : " Counted shares of the pools did no better than equal ones, so none are written.";
+  return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares;
 }
 
 std::string Trainer::report() const {
+  const Recall dense = this->dense();
   std::string parts, tried;
-  for (const Checked& c : checked_)
-    parts += (parts.empty() ? "{" : ", {") + std::string("\"part\": ") + std::to_string(c.part) +
-             ", \"heads\": " + json_number(c.retainer.share()) +
-             ", \"window\": " + json_number(c.window.share()) + "}";
+  for (const Checked& c : checked_) {
+    std::string row = "\"part\": " + std::to_string(c.part);
+    const auto add = [&](const std::string& name, const Recall& recall) {
+      row += ", \"" + name + "\": " + json_number(recall.reported(dense));
+      if (dense.measure() == Measure::kProbability)
+        row += ", \"" + name + "_perplexity\": " + json_number(recall.perplexity());
+    };
+    add("heads", retainer(c));
+    add("window", c.window);
+    if (!counted_.empty()) {
+      add("equal", c.equal);
+      add("counted", c.counted);
+    }
+    parts += (parts.empty() ? "{" : ", {") + row + "}";
+  }
   for (const Tried& t : tried_)
     tried += (tried.empty() ? "{" : ", {") + std::string("\"target\": ") + json_quoted(name_of(t.target)) +
-             ", \"recall\": " + (t.recall.asked ? json_number(t.recall.share()) : "null") + "}";
+             ", \"recall\": " + (t.recall.asked ? json_number(t.recall.reported(t.dense)) : "null") + "}";
   return "{\"target\": " + json_quoted(name_of(options_.target)) +
          (tried.empty() ? "" : ", \"tried\": [" + tried + "]") +
-         ", \"questions\": " + std::to_string(dense_.asked) + ", \"dense\": " + json_number(dense_.share()) +
-         ", \"recall\": [" + parts + "], \"seconds\": " + json_of(seconds_) +
-         ", \"verdict\": " + json_quoted(verdict()) + "}";
+         ", \"questions\": " + std::to_string(dense.asked) + ", \"dense\": " + json_number(dense.share()) +
+         ", \"dense_perplexity\": " + json_number(dense.perplexity()) +
+         ", \"measure\": " + json_quoted(name_of(dense.measure())) + ", \"recall\": [" + parts +
+         "], \"shares\": " + json_quoted(shares_help_ ? "counted" : "equal") +
+         ", \"seconds\": " + json_of(seconds_) + ", \"verdict\": " + json_quoted(verdict()) + "}";
 }
 
 }  // namespace thimble

@@ -19,8 +19,8 @@
 
 namespace thimble {
 
-// What is said of a retainer by what was answered: densely, and with an eighth of the memory with it and with
-// a window.
+// What is said of a retainer by what was answered, or where the model itself answers too little, by how
+// likely the right answers are: densely, and with an eighth of the memory with it and with a window.
 std::string judgement_of(const Recall& dense, const Recall& retainer, const Recall& window);
 
 class Trainer : public Training {
@@ -35,15 +35,22 @@ class Trainer : public Training {
 
   struct Checked {
     uint32_t part;  // of the memory: 8 is an eighth
-    Recall retainer, window;
+    Recall equal, counted, window;  // the retainer with equal pools and, where there are any, counted shares
   };
   const std::vector<Checked>& checked() const { return checked_; }
-  const Recall& dense() const { return dense_; }
-  // The target that is trained for, and with tries_targets what came of each: the share of the questions that
-  // were answered at the parts of the memory that checked() has.
+  // Of the file that is written, which has the shares where they helped.
+  const Recall& retainer(const Checked& of) const { return shares_help_ ? of.counted : of.equal; }
+  bool shares_help() const { return shares_help_; }
+  // As they were counted: how much of the pools each head is worth, [layer][KV head], 1 on average over those
+  // that divide them; those of layers with a window do not matter.
+  std::vector<float> shares() const;
+  // With nothing dropped, of all texts that the check asks about.
+  Recall dense() const;
+  // The target that is trained for, and with tries_targets what came of each: at the parts of the memory that
+  // checked() has together, and with nothing dropped.
   struct Tried {
     Target target;
-    Recall recall;
+    Recall recall, dense;
   };
   static const Tried& best_of(const std::vector<Tried>&);  // of equals the first; what was refused comes last
   Target target() const { return options_.target; }
@@ -68,7 +75,9 @@ class Trainer : public Training {
   Status take_sums();
   double loss() const override { return loss_; }
   double recall() const override { return recall_; }
+  double answered_densely() const override;
   Status read_on() override;
+  Status ask_densely();
   Status finish_text();
   Status start_fit();
   Status fit_on() override;
@@ -77,8 +86,12 @@ class Trainer : public Training {
   void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
   void keep_labels(uint32_t layer, const std::vector<float>& labels);
   void count_best(const std::vector<float>& logits);
+  Result<Recall> ask(const TrainingText&, Retention, std::shared_ptr<const Retainer>, uint32_t part) const;
+  Result<Recall> ask_with(const NewGguf&, const TrainingText&, uint32_t part) const;
   Status check_on() override;
-  Result<std::shared_ptr<const Retainer>> write_retainer(const std::string& path) const;
+  Status finish_check();
+  Result<NewGguf> made() const;
+  Result<std::shared_ptr<const Retainer>> open_retainer(const std::string& path) const;
   Status write_sidecar();
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
 
@@ -91,8 +104,10 @@ class Trainer : public Training {
   Retainer::Input input() const;
   uint32_t hidden() const;
   FitOptions fit_options() const;
+  // Those to learn from, those that are counted, and those that are asked about, as they are read.
   const TrainingText& text(uint32_t number) const;
-  std::vector<float> shares() const;
+  uint32_t texts_read_for_labels() const { return static_cast<uint32_t>(texts_.size() + counted_.size()); }
+  uint32_t all_texts() const { return texts_read_for_labels() + static_cast<uint32_t>(asked_.size()); }
   // Where a text's record lies in OUTPUT.partial, and how large it is.
   uint64_t record_at(uint32_t text) const;
   uint64_t record_bytes(uint32_t text) const;
@@ -141,8 +156,9 @@ class Trainer : public Training {
 
   std::shared_ptr<const Retainer> retainer_;
   uint32_t check_ = 0;
-  Recall dense_;
+  std::vector<Recall> dense_;  // of each text that is asked about
   std::vector<Checked> checked_;
+  bool shares_help_ = false;
 };
 
 }  // namespace thimble

@@ -1,5 +1,6 @@
 #include "training/training.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include "base/system.h"
@@ -42,6 +43,7 @@ TrainingProgress Training::progress() const {
   if (seconds > 0) p.per_second = static_cast<double>(done_ - phase_first_) / seconds;
   p.loss = loss();
   p.recall = recall();
+  p.dense = answered_densely();
   return p;
 }
 
@@ -99,7 +101,7 @@ Result<std::unique_ptr<Training>> open_training(std::shared_ptr<const Model> mod
 std::string json_number(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4f", x);
-  return text;
+  return std::isfinite(x) ? text : "null";
 }
 
 std::string json_of(const TrainingSeconds& s) {

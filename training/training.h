@@ -39,8 +39,11 @@ struct TrainingProgress {
   double per_second = 0;  // of those
   double loss = 0;        // of the last step
   // Of the step that was followed by questions about a held-out text, the share of them that was answered
-  // right; of the others -1.
+  // right, or where `dense` is below a half, of the right answers' probability that is kept; of the others
+  // -1.
   double recall = -1;
+  // The share of the questions about held-out texts that is answered with nothing dropped; -1: not known yet.
+  double dense = -1;
 };
 
 // Where the time of this process went.
@@ -76,6 +79,7 @@ class Training {
   virtual Status try_on() { return {}; }  // of those that try
   virtual double loss() const = 0;        // of the last step
   virtual double recall() const { return -1; }
+  virtual double answered_densely() const { return -1; }
   // Where the time of the next step goes, but for what the step itself counts among the labels.
   virtual double& clock();
   void set_phase(Phase phase, uint64_t done, uint64_t total);

@@ -267,9 +267,10 @@ typedef struct thimble_training_options {
   uint32_t data_count;
   uint32_t texts;           /* that are read to learn from; 0: 16 */
   uint32_t steps;           /* of the optimizer; 0: 300 */
-  uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others */
+  uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others; 0: shares are counted, and written
+                             * where the check finds them better than equal pools */
   const char* output;       /* the file of heads to write; must not exist */
-  const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares of the pools counted */
+  const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares where they help */
   const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink"; "adore": a controller, without target and shares */
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
                              * which of them answers most after a short training */
@@ -297,7 +298,10 @@ typedef struct thimble_training_progress {
   double per_second;   /* since the phase began */
   double loss;         /* of the last step of fitting */
   double recall;       /* after a few steps of fitting, the share of the questions about a held-out text that are answered
-                          with an eighth of the memory; of all others -1 */
+                          with an eighth of the memory, or where `dense` is below a half, the part of the right answers'
+                          probability that is kept; of all others -1 */
+  double dense;        /* the share of the questions about held-out texts that is answered with nothing dropped, known before
+                          anything is fitted; below a half the check compares probabilities of right answers; -1: not known yet */
 } thimble_training_progress;
 
 /* Begin, or go on with what `output`.partial holds of the same training. Texts, runs and sums are the same for a seed,
@@ -311,8 +315,11 @@ THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thi
 /* Keep the fit in `output`.partial now. */
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
 /* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall", null where it
- * could not be tried), "questions", "dense" (the share answered where all is kept), "recall" (an array of "part": 8 for an
- * eighth of the memory, "heads" and "window"), "seconds" (where the time of this process went: "trying", "reading", "labels",
+ * could not be tried), "questions", "dense" (the share answered where all is kept), "dense_perplexity" (of the right answers there),
+ * "measure" ("answers", or where "dense" is below a half "probability"), "recall" (an array of "part": 8 for an eighth of the
+ * memory, and of "heads", "window" and, where shares were counted, "equal" and "counted" the share that is answered, or the part
+ * of a right token's probability that is kept, and then also "heads_perplexity" and so on, null where it is infinite), "shares"
+ * ("counted" where they were better than "equal" ones and are written), "seconds" (where the time of this process went: "trying", "reading", "labels",
  * "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state that was taken), "queries"
  * (of held-out texts), and of these and the tokens before them "base_rate" (that are among those attended to most), "accuracy",
  * "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as many recent tokens), and

@@ -62,6 +62,16 @@ void NewGguf::add(std::string name, std::vector<uint64_t> shape, DType type, Val
 }
 
 Status NewGguf::write(const std::string& path) const {
+  THIMBLE_LET(file, NewFile::create(path));
+  return write_to(std::move(file));
+}
+
+Status NewGguf::replace(const std::string& path) const {
+  THIMBLE_LET(file, NewFile::replace(path));
+  return write_to(std::move(file));
+}
+
+Status NewGguf::write_to(NewFile file) const {
   std::string head = "GGUF";
   put(head, kVersion);
   put(head, static_cast<uint64_t>(tensors_.size()));
@@ -78,7 +88,6 @@ Status NewGguf::write(const std::string& path) const {
   }
   head.resize(round_up(head.size(), kAlignment));
 
-  THIMBLE_LET(file, NewFile::create(path));
   THIMBLE_TRY(file.write(head.data(), head.size()));
   for (const Tensor& tensor : tensors_) {
     std::vector<std::byte> values = tensor.values();

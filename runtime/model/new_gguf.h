@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/new_file.h"
 #include "base/status.h"
 #include "runtime/model/gguf.h"
 
@@ -28,6 +29,8 @@ class NewGguf {
 
   // Writes the file, holding the values of one tensor at a time. Refuses a path where something is already.
   Status write(const std::string& path) const;
+  // The same in the place of a file that may be there.
+  Status replace(const std::string& path) const;
 
  private:
   struct Tensor {
@@ -38,6 +41,7 @@ class NewGguf {
     uint64_t bytes() const;
   };
   void set(std::string_view key, GgufType type, std::string_view value);
+  Status write_to(NewFile) const;
 
   uint64_t keys_ = 0;
   std::string metadata_;  // as in the file

@@ -201,7 +201,7 @@ OFFSET(thimble_training_options, seed, 72);
 OFFSET(thimble_training_options, memory_bytes, 80);
 OFFSET(thimble_training_options, text_tokens, 88);
 
-static_assert(sizeof(thimble_training_progress) == 48);
+static_assert(sizeof(thimble_training_progress) == 56);
 OFFSET(thimble_training_progress, struct_size, 0);
 OFFSET(thimble_training_progress, phase, 4);
 OFFSET(thimble_training_progress, done, 8);
@@ -209,6 +209,7 @@ OFFSET(thimble_training_progress, total, 16);
 OFFSET(thimble_training_progress, per_second, 24);
 OFFSET(thimble_training_progress, loss, 32);
 OFFSET(thimble_training_progress, recall, 40);
+OFFSET(thimble_training_progress, dense, 48);
 
 namespace {
 

@@ -3,55 +3,115 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/seeded_model.h"
-#include "tests/support/sessions.h"
 #include "tests/support/spy_device.h"
+#include "tests/training/small_trainer.h"
 
 namespace thimble::test {
 namespace {
 
-// What the model answers to a question that is the only one.
-std::vector<int32_t> answer_alone(const SeededModel& small, const TrainingText& text, const Question& q,
-                                  Retention retention, uint32_t pool) {
+TEST(Answers, AreFoundInWhatIsSaid) {
+  const auto share = [](const char* said, std::vector<std::string> expected) {
+    return share_said(said, expected);
+  };
+  EXPECT_EQ(share("The door code of the Oslo bank is 48213.", {"48213"}), 1);
+  EXPECT_EQ(share("It is 48,213.", {"48213"}), 1);
+  EXPECT_EQ(share("4 8 2\n1 3", {"48213"}), 1);
+  EXPECT_EQ(share("48'213", {"48_213"}), 1);
+  EXPECT_EQ(share("48, 213", {"48213"}), 0) << "two numbers";
+  EXPECT_EQ(share("48.213", {"48213"}), 0) << "a point is no separator";
+  EXPECT_EQ(share("IN THE  GREENHOUSE", {"greenhouse"}), 1);
+  EXPECT_EQ(share("She keeps it in the green house.", {"Greenhouse"}), 1);
+  EXPECT_EQ(share("Apricot and plum.", {"plum", "fig", "apricot", "pear"}), 0.5);
+  EXPECT_EQ(share("4821", {"48213"}), 0);
+  EXPECT_EQ(share("", {"48213"}), 0);
+  EXPECT_EQ(share("anything", {}), 0);
+}
+
+TEST(Recalls, AreComparedByWhatTheModelItselfCan) {
+  const Recall answers{48, 24, 100, -20}, silent{48, 23.5, 100, -20};
+  EXPECT_EQ(answers.measure(), Measure::kAnswers);
+  EXPECT_EQ(silent.measure(), Measure::kProbability);
+  EXPECT_EQ(Recall().measure(), Measure::kProbability);
+  const Recall fewer{48, 12, 100, -120};
+  EXPECT_EQ(fewer.reported(answers), 0.25);
+  // exp(-1.2) of exp(-0.2).
+  EXPECT_NEAR(fewer.reported(silent), std::exp(-1.0), 1e-15);
+  EXPECT_NEAR(silent.perplexity(), std::exp(0.2), 1e-15);
+  EXPECT_EQ(Recall().reported(Recall()), 0);
+}
+
+constexpr uint32_t kAround = 24;  // tokens that an answer may have beside the right one's
+
+SessionOptions options_of(const SeededModel& small, const TrainingText& text, Retention retention,
+                          uint32_t pool) {
   SessionOptions o;
   o.retention = retention;
   if (retention == Retention::kLocret) o.retainer = small.retainer;
   o.chunk = 512;
   o.max_new = 200;
   o.pool = pool ? pool : static_cast<uint32_t>(text.tokens.size());
-  const auto session = open_session(small.model, o);
+  return o;
+}
+
+// A session that was asked the question as the only one.
+std::unique_ptr<Session> asked_alone(const SeededModel& small, const TrainingText& text, const Question& q,
+                                     Retention retention, uint32_t pool) {
+  auto session = open_session(small.model, options_of(small, text, retention, pool));
   must(session->feed(text.tokens));
   must(session->flush());
   must(session->feed(q.prompt));
-  std::vector<int32_t> answer;
-  for (int i = 0; i < 4; ++i) answer.push_back(must(session->step()));
-  return answer;
+  return session;
 }
 
 // Every question finds what the text left, whatever was asked before it: those of more than 100 tokens evict,
-// and with layers that have a window all do. Each second answer that is asked for is not the model's.
+// and with layers that have a window all do. Of every second question that is asked, half of what is expected
+// is not in what the model says.
 TEST(Recall, AsksEachQuestionAsTheFirstOne) {
   for (const uint32_t window : {0u, 16u}) {
-    const SeededModel small = seeded_model({.window = window});
+    Seeded seeded = bytes_model(true);
+    seeded.window = window;
+    const SeededModel small = seeded_model(seeded);
     for (const Retention retention : {Retention::kNone, Retention::kWindow, Retention::kLocret}) {
       SCOPED_TRACE(::testing::Message() << "window " << window << ", retention " << int(retention));
       const uint32_t pool = retention == Retention::kNone ? 0 : 300;
       TrainingText text;
       text.tokens = seeded_tokens(1024);
+      double log_prob = 0;
       for (uint64_t i = 0; i < 6; ++i) {
-        Question q{seeded_tokens(i % 3 ? 150 : 20, 64, 10 + i), {}, false};
-        q.answer = answer_alone(small, text, q, retention, pool);
-        if (i % 2) q.answer.back() ^= 1;
+        Question q{seeded_tokens(i % 3 ? 150 : 20, 64, 10 + i), seeded_tokens(3, 64, 20 + i), {}};
+        const auto session = asked_alone(small, text, q, retention, pool);
+        std::string said;
+        for (uint32_t t = 0; t < q.answer.size() + kAround; ++t) {
+          const int32_t token = must(session->step());
+          if (small.model->tokenizer.ends_generation(token)) break;
+          small.model->tokenizer.append_piece(token, false, said);
+        }
+        q.expected = {said};
+        if (i % 2) q.expected.push_back(said + "!");
         text.questions.push_back(q);
+        if (i == 5) break;  // is not asked
+        std::vector<float> of_answer(q.answer.size());
+        must(asked_alone(small, text, q, retention, pool)->score(q.answer, of_answer));
+        for (const float one : of_answer) log_prob += one;
       }
       text.questions.insert(text.questions.begin() + 2,
-                            Question{seeded_tokens(5), {1}, true});  // is passed over
+                            Question{seeded_tokens(5), {1}, {}});  // is passed over
       const auto spy = std::make_shared<SpyDevice>(cpu());
       const std::shared_ptr<const Retainer> retainer =
           retention == Retention::kLocret ? small.retainer : nullptr;
-      const Recall recall = must(ask_about(text, small.model, spy, retention, retainer, pool, 5));
-      EXPECT_EQ(recall.asked, 5u);
-      EXPECT_EQ(recall.answered, 3u);
+      const auto ask = [&](bool answers, bool probability) {
+        return must(ask_about(text, small.model, spy, retention, retainer,
+                              {.pool = pool, .most = 5, .answers = answers, .probability = probability}));
+      };
+      const Recall both = ask(true, true), answered = ask(true, false), scored = ask(false, true);
+      EXPECT_EQ(both.asked, 5u);
+      EXPECT_EQ(both.answered, 4);
+      EXPECT_EQ(both.tokens, 15u);
+      EXPECT_DOUBLE_EQ(both.log_prob, log_prob);
+      EXPECT_EQ(answered.answered, 4);
+      EXPECT_EQ(answered.tokens, 0u);
+      EXPECT_EQ(scored.answered, 0);
+      EXPECT_DOUBLE_EQ(scored.log_prob, log_prob);
       EXPECT_LE(spy->peak_bytes, must(bytes_to_ask(text, *small.model, *spy, retention, retainer, pool)));
     }
   }

@@ -62,7 +62,7 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
       const size_t space = answer.rfind(' ');
       const std::string end = space == std::string::npos ? answer : answer.substr(space + 1);
       EXPECT_NE(std::search(all.begin(), all.end(), end.begin(), end.end(), same), all.end()) << answer;
-      capitals += !q.quotes;
+      capitals += !q.expected.empty();
     }
     EXPECT_GT(capitals, 0u);
     // Every pair is a line of its own, and is asked for.
