@@ -323,14 +323,12 @@ std::vector<int32_t> TextMaker::instruction(std::span<const int32_t> starting_wi
   return tokens;
 }
 
-TrainingText TextMaker::repeated(uint64_t number, uint32_t part_tokens) const {
+TrainingText TextMaker::repeated(uint64_t number, bool held_out, uint32_t part_tokens) const {
   constexpr uint32_t kSinks = 4, kStart = 8;  // tokens that are seen beside a part, and that tell which it is
-  Random r = random_of(seed_, 2 * number);
-  TrainingText text;
-  text.tokens = tokenize(opening_, true, true);
-  const auto opening = static_cast<uint32_t>(std::min<size_t>(tokens_, text.tokens.size()));
-  const std::vector<int32_t> book = part_of_book(r, tokens_ - opening, false);
-  text.tokens.insert(text.tokens.end(), book.begin(), book.end());
+  TrainingText text = make(number, held_out);
+  text.questions.clear();
+  text.tails.clear();
+  const auto opening = static_cast<uint32_t>(std::min<size_t>(tokens_, tokenize(opening_, true, true).size()));
   for (uint32_t first = 0; first < tokens_; first += part_tokens ? part_tokens : tokens_) {
     const uint32_t end = part_tokens ? std::min(first + part_tokens, tokens_) : tokens_;
     const std::span<const int32_t> all(text.tokens);

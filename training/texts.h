@@ -76,9 +76,9 @@ class TextMaker {
   // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
   // held out come from the last fifth of the books, in which the others have no part.
   TrainingText make(uint64_t number, bool held_out) const;
-  // The number-th part of a book, with nothing hidden, that is then repeated: as a whole (0), or in parts of
-  // so many tokens, each by itself.
-  TrainingText repeated(uint64_t number, uint32_t part_tokens) const;
+  // The number-th text, with what is hidden in it, that is then repeated instead of asked about: as a whole
+  // (0), or in parts of so many tokens, each by itself.
+  TrainingText repeated(uint64_t number, bool held_out, uint32_t part_tokens) const;
 
   uint32_t tokens() const { return tokens_; }
   uint64_t book_hash() const { return hash_; }  // of all books' bytes

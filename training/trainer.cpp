@@ -18,11 +18,10 @@ namespace {
 
 constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
 constexpr uint32_t kAskedParts = 4;  // after each quarter of the steps but the last a text is asked about
-constexpr uint32_t kSharesPart = 8;  // shares are those of pools that hold an eighth of a text
-// What of the pools is divided equally, so that heads with few counts hold what their scores are sure of,
-// too: of 2,400 questions at an eighth, a sixteenth and a thirty-second of the memory 2,342 were answered
-// rightly, by counts alone 2,316 (docs/evaluation.md).
-constexpr double kEvenPart = 0.25;
+constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a quarter of a text
+// What of the pools is divided equally. Attention to a repetition is so unequal that by counts alone half of
+// the heads of a real model would keep next to nothing (docs/evaluation.md).
+constexpr double kEvenPart = 0.5;
 constexpr uint32_t kParts[] = {8, 16};
 constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
@@ -90,7 +89,7 @@ Status Trainer::prepare() {
 
 Status Trainer::begin() {
   const TrainingOptions& o = options_;
-  THIMBLE_LET(length, length_of_texts(*model_, o.text_tokens, repeats()));
+  THIMBLE_LET(length, length_of_texts(*model_, o.text_tokens, repeats() || !o.equal_shares));
   text_tokens_ = length;
   tail_tokens_ = length / 2;
   THIMBLE_TRY(make_texts());
@@ -224,7 +223,7 @@ Status Trainer::make_texts_to_learn(const TextMaker& maker) {
   constexpr uint32_t kPart = 2048;  // of KVzip
   if (repeats()) {
     for (uint32_t i = 0; i < options_.texts; ++i)
-      texts_.push_back(maker.repeated(i, options_.target == Target::kKvzip ? kPart : 0));
+      texts_.push_back(maker.repeated(i, false, options_.target == Target::kKvzip ? kPart : 0));
     return {};
   }
   texts_ = maker.answered(maker.has_books() ? options_.texts / 2 : options_.texts);
@@ -245,7 +244,7 @@ Status Trainer::make_texts() {
   book_hash_ = maker.book_hash();
   if (trains()) THIMBLE_TRY(make_texts_to_learn(maker));
   if (!options_.equal_shares)
-    for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.make(i, true));
+    for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.repeated(i, true, 0));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
   for (uint32_t i = 0; i < kAskedTexts; ++i) asked_.push_back(maker.make(kCountedTexts + i, true));
   dense_.resize(asked_.size());
@@ -426,19 +425,19 @@ void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const f
 Status Trainer::finish_text() {
   const bool learns = text_ < texts_.size();
   const auto tokens = static_cast<uint32_t>(text(text_).tokens.size());
-  unsaved_ &= !learns;        // sums of some layers are none of a text
-  std::vector<float> logits;  // of a text that is counted, by layer and head
+  unsaved_ &= !learns;              // sums of some layers are none of a text
+  std::vector<float> to_count;  // labels of a text that is counted, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));
     const std::vector<float>& of = options_.target == Target::kMaxLogit ? labels.max_logit : labels.log_prob;
     if (!learns)
-      logits.insert(logits.end(), labels.max_logit.begin(), labels.max_logit.end());
+      to_count.insert(to_count.end(), labels.log_prob.begin(), labels.log_prob.end());
     else if (least_squares_)
       THIMBLE_TRY(least_squares_->add(l, tokens, of.data()));
     else
       keep_labels(l, of);
   }
-  if (!learns) count_best(logits);
+  if (!learns) count_best(to_count);
   if (learns && least_squares_) {
     least_squares_->end_text(tokens);
     unsaved_ = true;
@@ -469,15 +468,15 @@ void Trainer::keep_labels(uint32_t layer, const std::vector<float>& labels) {
 }
 
 // Of all heads' labels the best, as many as the pools hold together.
-void Trainer::count_best(const std::vector<float>& logits) {
+void Trainer::count_best(const std::vector<float>& labels) {
   const size_t tokens = text(text_).tokens.size();
-  std::vector<float> sorted = logits;
-  const auto least = sorted.begin() + static_cast<ptrdiff_t>(logits.size() / kSharesPart) - 1;
+  std::vector<float> sorted = labels;
+  const auto least = sorted.begin() + static_cast<ptrdiff_t>(labels.size() / kSharesPart) - 1;
   std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
   std::vector<double> counts;
-  for (size_t at = 0; at < logits.size(); at += tokens)
-    counts.push_back(static_cast<double>(std::count_if(logits.begin() + static_cast<ptrdiff_t>(at),
-                                                       logits.begin() + static_cast<ptrdiff_t>(at + tokens),
+  for (size_t at = 0; at < labels.size(); at += tokens)
+    counts.push_back(static_cast<double>(std::count_if(labels.begin() + static_cast<ptrdiff_t>(at),
+                                                       labels.begin() + static_cast<ptrdiff_t>(at + tokens),
                                                        [&](float x) { return x >= *least; })));
   counts_[text_ - texts_.size()] = std::move(counts);
 }

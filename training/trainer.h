@@ -85,7 +85,7 @@ class Trainer : public Training {
   Status ask_meanwhile();
   void keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states);
   void keep_labels(uint32_t layer, const std::vector<float>& labels);
-  void count_best(const std::vector<float>& logits);
+  void count_best(const std::vector<float>& labels);
   Result<Recall> ask(const TrainingText&, Retention, std::shared_ptr<const Retainer>, uint32_t part) const;
   Result<Recall> ask_with(const NewGguf&, const TrainingText&, uint32_t part) const;
   Status check_on() override;

@@ -118,10 +118,11 @@ TEST(Texts, AreRepeated) {
   for (const bool chat : {true, false}) {
     const SeededModel small = seeded_model(bytes_model(chat));
     const TextMaker maker = maker_of(small, folder.written("book", some_book()));
-    const TrainingText whole = maker.repeated(3, 0), parts = maker.repeated(3, 600);
+    const TrainingText whole = maker.repeated(3, false, 0), parts = maker.repeated(3, false, 600);
     EXPECT_EQ(whole.tokens.size(), 2048u);
     EXPECT_EQ(whole.tokens, parts.tokens);
-    EXPECT_NE(whole.tokens, maker.repeated(4, 0).tokens);
+    EXPECT_EQ(whole.tokens, maker.make(3, false).tokens);  // with what is hidden, such as digits
+    EXPECT_NE(whole.tokens, maker.repeated(4, false, 0).tokens);
     const std::string opening = chat ? "<|im_start|>user\n" : "";
     std::string text = written(*small.model, whole.tokens);
     text.erase(0, text.find(opening) + opening.size());

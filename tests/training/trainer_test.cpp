@@ -540,14 +540,14 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   const auto counting = open(options("counted"));
   finish(*counting);
   EXPECT_EQ(shares, counting->shares());
-  // A quarter of the pools is divided equally, the rest by whole counts: of four heads in four texts of 1,024
-  // tokens an eighth, 512 a head on average. A share is below 4 and off by 2^-23 at most, so a count by 683
-  // times that.
+  // Half of the pools is divided equally, the rest by whole counts: of four heads in four texts of 1,024
+  // tokens a quarter, 1,024 a head on average. A share is below 4 and off by 2^-23 at most, so a count by
+  // 2,048 times that.
   float sum = 0;
   for (const float share : shares) {
     sum += share;
-    const double count = (share - 0.25) / 0.75 * 512;
-    EXPECT_NEAR(count, std::round(count), 1e-4) << share;
+    const double count = (share - 0.5) / 0.5 * 1024;
+    EXPECT_NEAR(count, std::round(count), 2.5e-4) << share;
   }
   EXPECT_NEAR(sum, 4, 1e-4);
   EXPECT_NE(shares, std::vector<float>(4, 1));
