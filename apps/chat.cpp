@@ -184,11 +184,7 @@ void Chat::say(const std::string& line) {
     return;
   }
   message_is_over(join_question(place_.opened, line));
-  auto write = [](std::string_view piece) {
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
-  };
-  Answer answer = generate(model_, session_, settings_.predict, write);
+  Answer answer = generate(model_, session_, settings_.predict, write_answer);
   // The token that Ctrl-C stopped is sampled and will be in the conversation, so it is shown too.
   int32_t token = -1;
   const bool stopped = answer.finish == Finish::kInterrupted;
@@ -197,7 +193,7 @@ void Chat::say(const std::string& line) {
     if (thimble_token_ends(model_.get(), token))
       answer.finish = Finish::kStop;
     else
-      write((answer.text += token_text(session_, token)).substr(shown));
+      write_answer((answer.text += token_text(session_, token)).substr(shown));
   }
   place_.messages.push_back({{"role", "assistant"}, {"content", answer.text}});
   std::printf("\n");
@@ -330,9 +326,9 @@ void Chat::loop() {
       progress_.clear();
       if (failure.status == THIMBLE_NOT_FINITE) throw;
       std::fprintf(stderr, failure.status == THIMBLE_INTERRUPTED ? "(stopped)\n" : "thimble: %s\n",
-                   failure.what());
+                   visible(failure.what()).c_str());
     } catch (const UsageError& error) {
-      std::fprintf(stderr, "thimble: %s\n", error.what());
+      std::fprintf(stderr, "thimble: %s\n", visible(error.what()).c_str());
     } catch (const CLI::ParseError& error) {
       std::fprintf(stderr, "thimble: %s; the names are those of the flags in 'thimble chat --help'\n",
                    error.what());

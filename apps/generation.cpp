@@ -79,7 +79,8 @@ Json memory_json(const thimble_memory& m) {
 }
 
 void print_json(const Json& json) {
-  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  // Escapes of visible() are those of JSON, so the value stays the same.
+  const std::string text = visible(json.dump(-1, ' ', false, Json::error_handler_t::replace)) + "\n";
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }

@@ -14,7 +14,7 @@ struct HeadsSettings {
   std::string input, kind, output;
 };
 
-std::string text_of(const Json& info, const char* key) { return info.at(key).get<std::string>(); }
+std::string text_of(const Json& info, const char* key) { return visible(info.at(key).get<std::string>()); }
 
 int import(const HeadsSettings& s) {
   const Model model = open_model(s.common.model);
@@ -92,7 +92,7 @@ int info(const HeadsSettings& s) {
     std::printf("fits          %s\n", info.at("fits") ? "yes" : ("no: " + text_of(info, "misfit")).c_str());
   std::printf("\n");
   for (const auto& [key, value] : info.at("metadata").items())
-    std::printf("%s = %s\n", key.c_str(), value.get<std::string>().c_str());
+    std::printf("%s = %s\n", visible(key).c_str(), visible(value.get<std::string>()).c_str());
   if (info.contains("shares")) print_shares(info.at("shares"));
   return 0;
 }

@@ -21,15 +21,11 @@ std::string shortened(const std::string& value) {
   constexpr size_t kLongest = 160;
   std::string line;
   for (char c : value) {
-    if (line.size() > kLongest && (static_cast<unsigned char>(c) & 0xC0) != 0x80) return line + "...";
-    if (c == '\n')
-      line += "\\n";
-    else if (static_cast<unsigned char>(c) < 32 || c == 127)
-      line += '?';
-    else
-      line += c;
+    if (line.size() > kLongest && (static_cast<unsigned char>(c) & 0xC0) != 0x80)
+      return visible(line) + "...";
+    line += c == '\n' ? "\\n" : std::string(1, c);
   }
-  return line;
+  return visible(line);
 }
 
 int inspect(const Settings& s) {
@@ -124,7 +120,7 @@ int inspect(const Settings& s) {
   for (uint64_t i = 0; i < count; ++i)
     if (const std::string name = template_name(model_metadata(model, i).first); !name.empty())
       templates += (templates.empty() ? "" : ", ") + name;
-  if (!templates.empty()) std::printf("              by --chat-template: %s\n", templates.c_str());
+  if (!templates.empty()) std::printf("              by --chat-template: %s\n", visible(templates).c_str());
   for (const std::string& warning : warnings) std::printf("warning       %s\n", warning.c_str());
   std::printf("\n");
   for (const auto& [name, type] : types) {
@@ -134,7 +130,7 @@ int inspect(const Settings& s) {
   std::printf("\n");
   for (uint64_t i = 0; i < count; ++i) {
     const auto [key, value] = model_metadata(model, i);
-    std::printf("%s = %s\n", key.c_str(), shortened(value).c_str());
+    std::printf("%s = %s\n", visible(key).c_str(), shortened(value).c_str());
   }
   return 0;
 }
@@ -157,7 +153,7 @@ int inspect_session(const std::string& path, bool json) {
               format_count(number("entries_of_all_heads")).c_str());
   std::printf("note          %s\n\n", format_size(number("note_bytes")).c_str());
   for (const auto& [name, value] : info["settings"].items())
-    std::printf("%s = %s\n", name.c_str(), value.get<std::string>().c_str());
+    std::printf("%s = %s\n", visible(name).c_str(), visible(value.get<std::string>()).c_str());
   return 0;
 }
 

@@ -20,7 +20,7 @@ int report(bool json, const std::string& code, const std::string& message, int e
     if (bytes_missing) error["bytes_missing"] = bytes_missing;
     print_json({{"error", error}});
   }
-  std::fprintf(stderr, "thimble: %s\n", message.c_str());
+  std::fprintf(stderr, "thimble: %s\n", visible(message).c_str());
   return exit_code;
 }
 

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "apps/sizes.h"
+#include "apps/terminal.h"
 
 namespace app {
 
@@ -358,7 +359,8 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
       name = utf8_path(path.filename());
       return open_heads(model, utf8_path(path));
     } catch (const Failure& failure) {
-      std::fprintf(stderr, "thimble: warning: %s is passed over: %s\n", name.c_str(), failure.what());
+      std::fprintf(stderr, "thimble: warning: %s is passed over: %s\n", visible(name).c_str(),
+                   failure.what());
     }
   }
   return {};

@@ -40,11 +40,12 @@ std::vector<Question> read_questions(const std::string& path) {
   return questions;
 }
 
-// One row's cell: no line breaks, padded to `width` columns of code points.
+// One row's cell: no line breaks or other control characters, padded to `width` columns of code points.
 std::string cell(std::string text, size_t width) {
   for (char& c : text) {
     if (c == '\n' || c == '\r' || c == '\t') c = ' ';
   }
+  text = visible(text);
   size_t columns = 0;
   for (char c : text) columns += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   return columns < width ? text + std::string(width - columns, ' ') : text;

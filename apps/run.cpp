@@ -136,9 +136,7 @@ int run(Settings& s, const RunFlags& flags) {
     }
     if (generates) {
       answer = generate(model, session, s.predict, [&](std::string_view text) {
-        if (s.json || writes_ids) return;
-        std::fwrite(text.data(), 1, text.size(), stdout);
-        std::fflush(stdout);
+        if (!s.json && !writes_ids) write_answer(text);
       });
     }
   }

@@ -65,6 +65,42 @@ void write_utf8() {
 }
 #endif
 
+std::string visible(std::string_view text, std::string_view kept) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : uint32_t{0};
+    };
+    uint32_t code = 0, size = 0;  // of a control character
+    if (byte(i) < 0x20 || byte(i) == 0x7f) {
+      if (kept.find(text[i]) == kept.npos) code = byte(i), size = 1;
+    } else if (byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0) {  // C1
+      code = byte(i + 1), size = 2;
+    } else if (byte(i) == 0xe2 && (byte(i + 1) == 0x80 || byte(i + 1) == 0x81)) {
+      // Separators of lines, and what turns the direction of text.
+      code = 0x2000 | (byte(i + 1) & 1) << 6 | (byte(i + 2) & 0x3f);
+      const bool obeyed = (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+      size = obeyed && byte(i + 2) >= 0x80 ? 3 : 0;
+    }
+    if (!size) {
+      shown += text[i];
+      continue;
+    }
+    char escape[8];
+    std::snprintf(escape, sizeof escape, "\\u%04x", code);
+    shown += escape;
+    i += size - 1;
+  }
+  return shown;
+}
+
+void write_answer(std::string_view text) {
+  static const bool person = is_terminal(stdout);
+  const std::string shown = person ? visible(text, "\n\t") : std::string(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+}
+
 Interruptible::Interruptible(const Session& session) {
   presses = 0;
   running = session.get();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "apps/library.h"
 
@@ -15,6 +16,12 @@ bool is_terminal(FILE* stream);
 // What is printed is UTF-8, and bytes stay as they are: no carriage returns are put in.
 void write_utf8();
 #endif
+
+// Text that came from a file or a model as a terminal may be given it: control characters are shown as
+// "\u001b" and not obeyed, but for those in `kept`.
+std::string visible(std::string_view text, std::string_view kept = "");
+// Writes generated text to standard output: as it is, and to a terminal without control characters.
+void write_answer(std::string_view text);
 
 // While one lives, Ctrl-C interrupts its session instead of ending the process; a second one ends it at once.
 class Interruptible {

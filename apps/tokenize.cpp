@@ -21,7 +21,7 @@ int tokenize_command(const Settings& s, const TokenizeFlags& flags) {
     if (s.json) {
       print_json({{"text", text}});
     } else {
-      std::fwrite(text.data(), 1, text.size(), stdout);
+      write_answer(text);
       std::printf("\n");
     }
     return 0;

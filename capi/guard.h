@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <string_view>
@@ -24,13 +25,19 @@ inline std::string_view cut_text(std::string_view text, size_t limit) {
   return text.substr(0, limit);
 }
 
-// Writes `text` as a C string: cut at a whole code point, '?' for what is not UTF-8, and for NUL.
+// Writes `text` as a C string that is safe to print, since much of it comes from files: cut at a whole code
+// point, '?' for what is not UTF-8, and control characters as "\u001b".
 inline void copy_text(char* out, size_t capacity, std::string_view text) {
   size_t at = 0;
   while (!text.empty()) {
     const CodePoint point = first_code_point(text);
-    const std::string_view shown =
-        point.value == 0 || point.value >= kInvalidUtf8 ? std::string_view("?") : text.substr(0, point.size);
+    char escape[8];
+    std::string_view shown = text.substr(0, point.size);
+    if (point.value >= kInvalidUtf8) {
+      shown = "?";
+    } else if (is_control(point.value)) {
+      shown = {escape, static_cast<size_t>(std::snprintf(escape, sizeof escape, "\\u%04x", point.value))};
+    }
     if (at + shown.size() >= capacity) break;
     std::copy(shown.begin(), shown.end(), out + at);
     at += shown.size();

@@ -18,7 +18,10 @@ struct thimble_model {
   void* log_user = nullptr;
 
   void warn(const std::string& sentence) const {
-    if (log && !sentence.empty()) log(log_user, sentence.c_str());
+    if (!log || sentence.empty()) return;
+    std::string shown(6 * sentence.size() + 1, '\0');  // a control character becomes six
+    thimble::capi::copy_text(shown.data(), shown.size(), sentence);
+    log(log_user, shown.c_str());
   }
 
   // The device of this name, shared by all sessions of the model that ask for the same.

@@ -25,7 +25,8 @@
  * RULES THAT HOLD FOR EVERY FUNCTION
  *  - A function that can fail returns a thimble_status. THIMBLE_OK is 0. Output parameters are written only on success,
  *    except counts of the two-call functions (below). `error` is lent by the caller and may be NULL; on failure it holds
- *    the code and one sentence that says what is wrong and what to do.
+ *    the code and one sentence that says what is wrong and what to do. Sentences, also those of the log, and names are safe
+ *    to print: control characters of a file are shown as "\\u001b".
  *  - Nothing throws, aborts, exits, or prints. Nothing is sent anywhere.
  *  - Option structs start with their size: call the *_init function, then change fields. A program built with an older
  *    header runs with a newer library, and fields it does not know keep their defaults. NULL options mean defaults.

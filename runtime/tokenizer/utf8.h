@@ -20,4 +20,11 @@ struct CodePoint {
 // The first code point of `text`, which is not empty.
 CodePoint first_code_point(std::string_view text);
 
+// Whether a terminal obeys this instead of showing it: C0, DEL, C1, separators of lines, and what turns the
+// direction of text.
+inline bool is_control(uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
 }  // namespace thimble

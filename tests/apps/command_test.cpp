@@ -1,4 +1,5 @@
 // The thimble command as a user runs it: flags, errors, exit codes, JSON.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -892,6 +893,71 @@ TEST(Command, LogitsThatAreNotFiniteAreAnErrorEverywhere) {
   const Outcome chat = thimble("chat" + chatml, "Why?\nWhy not?\n");
   EXPECT_EQ(chat.exit_code, 1) << chat.error;
   expect_one_sentence(chat);
+}
+
+// What a terminal would obey and not show.
+bool has_controls(const std::string& text) {
+  return std::any_of(text.begin(), text.end(), [](char c) { return (c < 32 && c != '\n' && c >= 0) || c == 127; }) ||
+         contains(text, "\u009b") || contains(text, "\u202e");
+}
+
+TEST(Command, ShowsControlCharactersOfFilesAndObeysNone) {
+  const std::string evil = "\x1b]0;owned\x07\u009b31m\u202e\x7f";
+  const TemporaryFile model, needles(Json({{"id", evil},
+                                           {"task", evil},
+                                           {"tokens", 8},
+                                           {"text", "It rained."},
+                                           {"question", "Why?"},
+                                           {"answer", "a"}})
+                                         .dump()),
+      questions(Json::array({{{"question", evil}, {"answer", evil}}}).dump()), book("It rained.");
+  GgufWriter writer = small_model(true);
+  writer.set("general.name", evil).set("tokenizer.chat_template." + evil, std::string("x"));
+  writer.set("tokenizer.chat_template", "{{ raise_exception('" + evil + "') }}");
+  writer.set("general.description", evil).set("tokenizer.ggml.pre", evil).write(model.path());
+  const std::string m = " -m " + model.path(), chatml = " -n 1 --chat-template chatml" + m;
+  for (const std::string& call :
+       {"run -p Why" + m, "run --json -p Why" + m, "inspect" + m, "inspect --json" + m,
+        "eval " + needles.path() + chatml, "bench -p 4 -n 1" + m,
+        "run -f " + book.path() + " --questions " + questions.path() + chatml, "heads info " + model.path()}) {
+    const Outcome outcome = thimble(call);
+    EXPECT_FALSE(has_controls(outcome.out)) << call << ": " << outcome.out;
+    EXPECT_FALSE(has_controls(outcome.error)) << call << ": " << outcome.error;
+  }
+  const Outcome refused = thimble("run --json -p Why" + m);
+  EXPECT_TRUE(contains(refused.error, "\\u001b]0;owned\\u0007\\u009b31m\\u202e\\u007f")) << refused.error;
+  // Not the command alone: the library's sentences are safe to print.
+  const Json message = Json::parse(refused.out)["error"]["message"];
+  EXPECT_TRUE(contains(message, "\\u001b]0;owned")) << message;
+  EXPECT_EQ(Json::parse(thimble("inspect --json" + m).out)["metadata"]["general.description"], evil);
+}
+
+TEST(Command, GivesATerminalNoGeneratedControlCharacters) {
+  const TemporaryFile model;
+  model_of_bytes().write(model.path());
+  const std::string text = "a\tb\x1b[31m\u009b1m\r\n";
+  std::string ids;
+  const std::string words = "tokenize --json --no-bos -f - -m " + model.path();
+  const Json tokens = Json::parse(thimble(words, text).out);
+  for (const Json& id : tokens["ids"]) ids += " " + id.dump();
+  const std::string decode = "tokenize --decode '" + ids + "' -m " + model.path();
+  EXPECT_TRUE(contains(thimble(decode).out, text)) << "piped output stays as it is";
+
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  ASSERT_EQ(grantpt(terminal), 0);
+  ASSERT_EQ(unlockpt(terminal), 0);
+  const int side = open(ptsname(terminal), O_RDWR | O_NOCTTY);  // keeps what is written until it is read
+  ASSERT_GE(side, 0);
+  ASSERT_EQ(std::system(("'" + kCommand + "' " + decode + " >" + ptsname(terminal)).c_str()), 0);
+  char shown[256];
+  const ssize_t count = read(terminal, shown, sizeof shown);
+  close(side);
+  close(terminal);
+  ASSERT_GT(count, 0);
+  // The terminal itself writes "\r\n" for a line's end.
+  EXPECT_TRUE(contains({shown, static_cast<size_t>(count)}, "a\tb\\u001b[31m\\u009b1m\\u000d\r\n"))
+      << std::string(shown, static_cast<size_t>(count));
 }
 
 // Base models bring no chat template: they continue text.
