@@ -112,7 +112,10 @@ bool all_letters(std::string_view text, Holds holds) {
   return !all.empty() && std::all_of(all.begin(), all.end(), holds);
 }
 
-bool is_letter(const Char& c) { return c.is == static_cast<uint32_t>(CharClass::kLetter); }
+bool is_letter(const Char& c) {
+  return c.is >= static_cast<uint32_t>(CharClass::kUpper) &&
+         c.is <= static_cast<uint32_t>(CharClass::kLetter);
+}
 bool is_number(const Char& c) { return c.is == static_cast<uint32_t>(CharClass::kNumber); }
 
 bool is_digit(uint32_t code) {

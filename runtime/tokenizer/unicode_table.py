@@ -8,7 +8,7 @@ import sys
 SPACES = {*range(0x9, 0xE), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
 
 
-# A class of its own for each kind of letter; the others by their first character.
+# A class of its own for each kind of letter, one after the other; the others by their first character.
 NAMES = {"Lu": "kUpper", "Lt": "kTitle", "Ll": "kLower", "Lm": "kModifier", "Lo": "kLetter", "M": "kMark", "N": "kNumber",
          "P": "kPunctuation", "S": "kSymbol"}
 
