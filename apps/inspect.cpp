@@ -81,6 +81,7 @@ int inspect(const Settings& s) {
                 {"eos", info.eos},
                 {"has_weights", info.has_weights != 0},
                 {"has_tokenizer", info.has_tokenizer != 0},
+                {"tokenizer_problem", tokenizer_problem(model)},
                 {"chat_format", info.chat_format},
                 {"chat_templates", templates},
                 {"warnings", warnings},
@@ -107,8 +108,9 @@ int inspect(const Settings& s) {
     std::printf("size          %s, a vocabulary without weights\n", format_size(info.file_bytes).c_str());
   }
   if (info.files > 1) std::printf("parts         %u files\n", info.files);
-  std::printf("vocabulary    %u tokens%s\n", info.vocab,
-              info.has_tokenizer ? "" : ", no tokenizer: token ids only");
+  std::printf("vocabulary    %u tokens%s\n", info.vocab, info.has_tokenizer ? "" : ", as ids only");
+  if (const std::string problem = tokenizer_problem(model); !problem.empty())
+    std::printf("tokenizer     none: %s\n", problem.c_str());
 
   const std::string format = info.chat_format;
   std::printf("chat format   %s%s%s\n",

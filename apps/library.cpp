@@ -136,10 +136,19 @@ bool has_chat_template(const Model& model) {
   return false;
 }
 
+std::string tokenizer_problem(const Model& model) {
+  if (model_info(model).has_tokenizer) return "";
+  try {
+    tokenize(model, "", 0);  // the library knows what is wrong with the file
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
 void need_tokenizer(const Model& model) {
-  if (model_info(model).has_tokenizer) return;
-  throw Failure(THIMBLE_UNSUPPORTED,
-                "the model has no tokenizer, so it cannot read text; 'thimble run --tokens' takes ids");
+  const std::string problem = tokenizer_problem(model);
+  if (!problem.empty()) throw Failure(THIMBLE_UNSUPPORTED, problem + "; 'thimble run --tokens' takes ids");
 }
 
 thimble_memory plan(const Model& model, const thimble_session_options& options) {

@@ -81,7 +81,9 @@ std::string training_report(const thimble_training* training);
 std::pair<std::string, std::string> model_metadata(const Model& model, uint64_t index);
 // Whether the file brings a chat template, one that can be run or not: base models have none.
 bool has_chat_template(const Model& model);
-// For commands that read text: a Failure that names the way out where the model has no tokenizer.
+// Why the model cannot turn text into tokens, or "" where it can.
+std::string tokenizer_problem(const Model& model);
+// For commands that read text: a Failure that says why there is no tokenizer, and the way out.
 void need_tokenizer(const Model& model);
 thimble_memory plan(const Model& model, const thimble_session_options& options);
 // Entries that each KV head keeps, by layers; 0 where the layer has a window.

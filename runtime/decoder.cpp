@@ -366,11 +366,15 @@ void Decoder::tail_block(Recorder& r) const {
                       .to_ring_row = 0,
                       .rows = kLogitRows}});
   norm(r, at_.logit_x, model_.output_norm, at_.logit_x, kLogitRows);
-  linear(r, at_.logit_x, shape_.d_model, model_.output, {}, at_.logits, shape_.vocab, false, kLogitRows);
+  linear(r, at_.logit_x, shape_.d_model, model_.output, {}, at_.logits, model_.output.rows, false,
+         kLogitRows);
   if (model_.logit_scale != 1 || model_.logit_cap != 0)
     scale(r, at_.logits, at_.logits,
-          {.cols = shape_.vocab, .scale = model_.logit_scale, .cap = model_.logit_cap, .rows = kLogitRows});
-  r.record(ArgMax{.x = at_.logits, .index = at_.arg_max, .p = {.cols = shape_.vocab}});
+          {.cols = model_.output.rows,
+           .scale = model_.logit_scale,
+           .cap = model_.logit_cap,
+           .rows = kLogitRows});
+  r.record(ArgMax{.x = at_.logits, .index = at_.arg_max, .p = {.cols = model_.output.rows}});
 }
 
 // ---- the programs ----
@@ -460,7 +464,8 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     }));
   THIMBLE_TRY(make(kLogitRowsAtOnce, programs.log_prob, [&](Recorder& r) {
     r.segment();
-    r.record(LogProb{.x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = shape_.vocab}});
+    r.record(LogProb{
+        .x = at_.logits, .target = at_.targets, .y = at_.log_prob, .p = {.cols = model_.output.rows}});
   }));
   if (full_layers(model_))
     THIMBLE_TRY(make(1, programs.kept, [&](Recorder& r) {

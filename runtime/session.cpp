@@ -29,7 +29,7 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<Device> dev
       plan_(std::move(plan)),
       ledger_(std::move(ledger)),
       policies_(plan_.options),
-      sampler_(model_->shape.vocab, plan_.dimensions.reach),
+      sampler_(model_->output.rows, plan_.dimensions.reach),
       entries_(plan_.dimensions.runs.size()),
       heads_(plan_.dimensions.runs.size()) {}
 

@@ -61,7 +61,7 @@ class Session {
   // Finishes what an interrupt left of a chunk or token, which logits and kept otherwise show half done. The
   // interrupted call may still be repeated.
   Status settle() { return go_on(); }
-  // Logits of the next token, [vocab].
+  // Logits of the next token: of those that the vocabulary has, which may be fewer than shape.vocab.
   Result<std::span<const float>> logits() const;
   Status rewind(uint64_t position);
   Result<std::unique_ptr<Session>> clone();
@@ -192,6 +192,8 @@ class Session {
   Status slice_logits(uint32_t first, uint32_t rows);
   Status target_log_probs(std::span<const int32_t> targets, float* log_probs);
   Status check_tokens(std::span<const int32_t> tokens) const;
+  // Whether a token has a logit, or is only a row of the embedding.
+  bool may_follow(int32_t token) const { return static_cast<uint32_t>(token) < model_->output.rows; }
   Status check_room(uint64_t tokens) const;
   Status check_logits() const;
   Status check_finite() const;

@@ -106,7 +106,8 @@ std::vector<Session::Piece> Session::pieces(const Held& held, bool logits) const
     add(pool.pos, sizeof(int32_t), Piece::kPositions);
     add(pool.cis, sizeof(float), Piece::kPlain);
   }
-  if (logits) all.push_back({layout_.logits.slice(0, uint64_t(s.vocab) * sizeof(float)), Piece::kLogits});
+  if (logits)
+    all.push_back({layout_.logits.slice(0, uint64_t(model_->output.rows) * sizeof(float)), Piece::kLogits});
   std::vector<View> carried;
   policies_.retention->carry(held, carried);
   for (const View& view : carried) all.push_back({view, Piece::kOfRetention});
@@ -236,7 +237,7 @@ Status Session::check_stream(const SessionFile& file) const {
       return file.damaged("its heads hold what they cannot");
   }
   if (s.has_logits > 1 || s.arg_max < -1 ||
-      (s.arg_max >= 0 && static_cast<uint32_t>(s.arg_max) >= model_->shape.vocab) ||
+      (s.arg_max >= 0 && static_cast<uint32_t>(s.arg_max) >= model_->output.rows) ||
       (s.has_logits && (s.read == 0 || !file.waiting.empty())))
     return file.damaged("its logits cannot be");
   for (const double value : {s.prefill_seconds, s.decode_seconds, s.prefill.bytes, s.prefill.flop,

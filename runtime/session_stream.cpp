@@ -1,5 +1,6 @@
 // A session: the stream of tokens that is fed, generated and scored.
 #include <algorithm>
+#include <cmath>
 
 #include "base/system.h"
 #include "runtime/session.h"
@@ -249,14 +250,16 @@ Status Session::target_log_probs(std::span<const int32_t> targets, float* log_pr
   if (targets.empty()) return {};
   if (!unfinished_.has_log_probs) {
     unfinished_.has_log_probs = true;
-    std::copy(targets.begin(), targets.end(), on_host<int32_t>(layout_.targets));
+    std::transform(targets.begin(), targets.end(), on_host<int32_t>(layout_.targets),
+                   [&](int32_t target) { return may_follow(target) ? target : 0; });
     StepParams step = step_params(0);
     step.n_logit_rows = static_cast<uint32_t>(targets.size());
     fill_heads(0, false, false);
     THIMBLE_TRY(start(
         {.work = Work::kLogProb, .program = programs_.log_prob.get(), .next = 0, .last = 1, .step = step}));
   }
-  std::copy_n(on_host<float>(layout_.log_prob), targets.size(), log_probs);
+  const float* read = on_host<float>(layout_.log_prob);
+  for (size_t i = 0; i < targets.size(); ++i) log_probs[i] = may_follow(targets[i]) ? read[i] : -INFINITY;
   return {};
 }
 
@@ -265,7 +268,7 @@ Result<std::span<const float>> Session::logits() const {
   const View& readable = layout_.host_logits ? layout_.host_logits : layout_.logits;
   float* logits = on_host<float>(readable);
   if (layout_.host_logits) THIMBLE_TRY(device_->read(logits, layout_.logits.slice(0, readable.bytes)));
-  return std::span<const float>(logits, model_->shape.vocab);
+  return std::span<const float>(logits, model_->output.rows);
 }
 
 Status Session::check_logits() const {

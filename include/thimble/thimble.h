@@ -564,8 +564,10 @@ THIMBLE_API thimble_status thimble_session_flush(thimble_session* session, thimb
 THIMBLE_API thimble_status thimble_session_step(thimble_session* session, int32_t* token, thimble_error* error);
 /* The same with a token that the caller chose. */
 THIMBLE_API thimble_status thimble_session_accept(thimble_session* session, int32_t token, thimble_error* error);
-/* The logits of the next token, `vocab` floats, owned by the session and valid until its next call. A token that was interrupted
- * is finished first; its call may still be repeated. */
+/* The logits of the next token, `count` floats, owned by the session and valid until its next call: one for each token of the
+ * vocabulary. That is fewer than the model's `vocab` where the file's matrices have rows that no token has; such ids are never
+ * generated, and their log-probability is minus infinity. A token that was interrupted is finished first; its call may still be
+ * repeated. */
 THIMBLE_API thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
                                                   thimble_error* error);
 /* Flush, then append these tokens and give the natural logarithm of each one's probability after all before it:

@@ -41,7 +41,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.chunk_cis = workspace.place(chunk_entries * f32);
     l.retain_list = workspace.place(s.kv_heads * (1 + uint64_t(d.reach)) * i32);
   }
-  l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * s.vocab * f32);
+  l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * model.output.rows * f32);
   l.position_sums = workspace.place(kPositionsAtOnce * f32);
   // Attention's buffers and the feed-forward's are never alive together.
   const uint64_t before_attention = workspace.mark();
@@ -71,7 +71,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   l.arg_max = io.place(kLogitRowsAtOnce * i32);
   l.log_prob = io.place(kLogitRowsAtOnce * f32);
   if (!device.unified) {
-    l.host_logits = io.place(s.vocab * f32);
+    l.host_logits = io.place(model.output.rows * f32);
     if (model.output.data != model.token_embedding.data)
       l.embedding_rows = io.place(rows * dtype_bytes(model.token_embedding.type, s.d_model));
   }

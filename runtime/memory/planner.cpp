@@ -155,7 +155,7 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   // And up to 4 KiB where the session watches.
   const uint64_t program_bytes_per_layer =
       (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
-  return Sampler::bytes(model.shape.vocab, plan.dimensions.reach) +
+  return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
          (uint64_t(o.chunk) + o.local + 1) * sizeof(int32_t) +
          (policies.retention->reads_again() ? uint64_t(o.chunk) * sizeof(int32_t) : 0) +
          (policies.retention->scores_on_host()

@@ -85,6 +85,8 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
     model->tokenizer = std::move(*tokenizer);
   else
     model->description_of_tokenizer_error = tokenizer.status().message();
+  if (!model->tokenizer.ok() && gguf.find("tokenizer.ggml.model"))
+    model->warnings.push_back(model->description_of_tokenizer_error);
   for (const std::string& warning : model->tokenizer.warnings()) model->warnings.push_back(warning);
   if (!model->has_weights() && !model->tokenizer.ok())
     return error(Code::kFormat, "%s holds no weights, and no vocabulary either: %s", gguf.name().c_str(),
@@ -93,6 +95,9 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
     return error(Code::kFormat,
                  "%s: the vocabulary has %u tokens, and tensor 'token_embd.weight' only %u rows",
                  gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
+  // Rows that no token has only fill the matrix up: nothing was learnt for them.
+  if (model->has_weights() && model->tokenizer.ok())
+    model->output = model->output.row_range(0, model->tokenizer.size());
   THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
   THIMBLE_LET(default_template, text(gguf, "tokenizer.chat_template.default"));
   model->chat_template = chat_template.empty() ? default_template : chat_template;
@@ -125,7 +130,8 @@ Result<ChatWriter> Model::chat_named(std::string_view name) const {
 }
 
 std::vector<Tensor> Model::tensors() const {
-  std::vector<Tensor> all{output_norm, output};
+  const bool tied = output.data == token_embedding.data;  // and the embedding may have more rows
+  std::vector<Tensor> all{output_norm, tied ? token_embedding : output};
   for (const LayerWeights& l : layers)
     all.insert(all.end(),
                {l.attn_norm, l.ffn_norm,    l.post_attn_norm,   l.post_ffn_norm, l.q,         l.k,

@@ -128,9 +128,11 @@ class Model {
   float query_growth = 0;                // of queries with each rope.original_context positions; see scale
   float logit_scale = 1, logit_cap = 0;  // of the output
   RopeScheme rope;
-  RopeScheme window_rope;                       // of layers with a window; without frequencies: as the others
-  Tensor token_embedding, output_norm, output;  // output is token_embedding where they are tied
-  std::vector<LayerWeights> layers;             // empty for a vocabulary-only file
+  RopeScheme window_rope;  // of layers with a window; without frequencies: as the others
+  // output is of token_embedding where they are tied. It has a row for each token that may follow: fewer than
+  // shape.vocab where the vocabulary has fewer tokens than the embedding has rows.
+  Tensor token_embedding, output_norm, output;
+  std::vector<LayerWeights> layers;  // empty for a vocabulary-only file
   Tokenizer tokenizer;
   std::string chat_template;  // as in the file, the one without a name or "default", or empty
   ChatWriter chat;            // how conversations are written, by that template

@@ -100,8 +100,8 @@ class Bpe : public Encoder {
 Result<MergeTable> MergeTable::load(const Gguf& file, const Vocabulary& vocabulary) {
   THIMBLE_LET(merges, file.get_strings("tokenizer.ggml.merges"));
   if (!merges || merges->size() > INT32_MAX)
-    return error(Code::kFormat, "%s: tokenizer.ggml.merges is missing or too long; convert the model again",
-                 file.name().c_str());
+    return error(Code::kFormat, "%s: tokenizer.ggml.merges is %s; convert the model again",
+                 file.name().c_str(), merges ? "too long" : "missing");
   MergeTable table;
   table.pairs_.reserve(merges->size());
   table.by_pair_.reserve(merges->size());

@@ -173,10 +173,13 @@ std::unique_ptr<Encoder> make_raw_bpe(const Vocabulary& vocabulary, const PreTok
 
 Result<std::unique_ptr<Encoder>> make_sentencepiece(const Gguf& file, const Vocabulary& vocabulary) {
   THIMBLE_LET(scores, file.get_floats("tokenizer.ggml.scores"));
-  if (!scores || scores->size() != vocabulary.size())
+  if (!scores)
+    return error(Code::kFormat, "%s: tokenizer.ggml.scores is missing; convert the model again",
+                 file.name().c_str());
+  if (scores->size() != vocabulary.size())
     return error(Code::kFormat,
                  "%s: tokenizer.ggml.scores has %zu entries for %u tokens; convert the model again",
-                 file.name().c_str(), scores ? scores->size() : size_t{0}, vocabulary.size());
+                 file.name().c_str(), scores->size(), vocabulary.size());
   THIMBLE_LET(adds_space, file.get_bool("tokenizer.ggml.add_space_prefix"));
   return std::unique_ptr<Encoder>(
       std::make_unique<SentencePiece>(vocabulary, std::move(*scores), adds_space.value_or(true)));

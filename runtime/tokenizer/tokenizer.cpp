@@ -74,7 +74,7 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
   THIMBLE_LET(model, file.get_string("tokenizer.ggml.model"));
   if (!model)
     return error(Code::kUnsupported,
-                 "%s has no tokenizer (tokenizer.ggml.model); give token ids, or convert it again",
+                 "%s has no tokenizer (key tokenizer.ggml.model); give token ids, or convert it again",
                  file.name().c_str());
   if (*model != "gpt2" && *model != "llama" && *model != "gemma4")
     return error(Code::kUnsupported,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cinttypes>
 
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/utf8.h"
@@ -99,9 +98,11 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
   Vocabulary v;
   THIMBLE_LET(texts, file.get_strings("tokenizer.ggml.tokens"));
   if (!texts || texts->empty() || texts->size() > INT32_MAX)
-    return error(Code::kFormat,
-                 "%s: tokenizer.ggml.tokens is missing, empty or too long; convert the model again",
-                 file.name().c_str());
+    return error(Code::kFormat, "%s: tokenizer.ggml.tokens is %s; convert the model again",
+                 file.name().c_str(),
+                 !texts           ? "missing"
+                 : texts->empty() ? "empty"
+                                  : "too long");
   v.texts_ = std::move(*texts);
   const size_t size = v.texts_.size();
 
@@ -138,18 +139,19 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
 Status Vocabulary::load_ids(const Gguf& file) {
   // Old files of SentencePiece models leave these to the reader.
   THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", find("<s>")));
-  THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", find("</s>")));
+  THIMBLE_LET(listed, get_ids(file, "tokenizer.ggml.eos_token_ids"));
+  THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", listed.empty() ? find("</s>") : listed[0]));
   THIMBLE_LET(unknown, get_id(file, "tokenizer.ggml.unknown_token_id", find("<unk>")));
   bos_ = bos;
   eos_ = eos;
   unknown_ = unknown;
 
-  THIMBLE_TRY(load_ends(file));
+  THIMBLE_TRY(load_ends(file, listed));
   if (bos_ >= 0) make_control(bos_);
   return {};
 }
 
-Status Vocabulary::load_ends(const Gguf& file) {
+Status Vocabulary::load_ends(const Gguf& file, const std::vector<int32_t>& listed) {
   THIMBLE_LET(turn, get_id(file, "tokenizer.ggml.eot_token_id", -1));
   THIMBLE_LET(message, get_id(file, "tokenizer.ggml.eom_token_id", -1));
   // A model that completes code ends with these, where the file does not say which.
@@ -160,6 +162,7 @@ Status Vocabulary::load_ends(const Gguf& file) {
                      first_of({"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"})));
   THIMBLE_LET(separator, get_id(file, "tokenizer.ggml.fim_sep_token_id", first_of({"<|file_sep|>"})));
   ends_ = {eos_, turn, message, pad, repository, separator};
+  ends_.insert(ends_.end(), listed.begin(), listed.end());
   for (const std::string_view text : kEndTexts) ends_.push_back(find(text));
   std::erase_if(ends_, [](int32_t id) { return id < 0; });
   for (const int32_t id : ends_) make_control(id);
@@ -180,11 +183,29 @@ Result<int32_t> Vocabulary::get_id(const Gguf& file, const char* key, int32_t ab
   if (!id) return absent;
   if (*id == UINT32_MAX) return -1;  // some writers' -1
   if (*id < size()) return static_cast<int32_t>(*id);
-  warnings_.push_back(error(Code::kFormat,
-                            "%s: %s is %" PRIu64 ", but the vocabulary has %u tokens; the key is passed over",
-                            file.name().c_str(), key, *id, size())
-                          .message());
+  pass_over(file, key, std::to_string(*id));
   return absent;
+}
+
+// The ids of a list, which may be missing.
+Result<std::vector<int32_t>> Vocabulary::get_ids(const Gguf& file, const char* key) {
+  std::vector<int32_t> ids;
+  THIMBLE_LET(listed, file.get_ints(key));
+  if (!listed) return ids;
+  for (const int64_t id : *listed) {
+    if (id >= 0 && id < static_cast<int64_t>(size()))
+      ids.push_back(static_cast<int32_t>(id));
+    else if (id != -1)
+      pass_over(file, key, std::to_string(id));
+  }
+  return ids;
+}
+
+void Vocabulary::pass_over(const Gguf& file, const char* key, const std::string& id) {
+  warnings_.push_back(error(Code::kFormat,
+                            "%s: %s is %s, but the vocabulary has %u tokens; the id is passed over",
+                            file.name().c_str(), key, id.c_str(), size())
+                          .message());
 }
 
 // Whatever the file calls it: text that was not written as a prompt must not start or end anything. Where it

@@ -94,8 +94,11 @@ class Vocabulary {
 
  private:
   Status load_ids(const Gguf&);
-  Status load_ends(const Gguf&);
+  // `listed`: ids that the file lists as ends.
+  Status load_ends(const Gguf&, const std::vector<int32_t>& listed);
   Result<int32_t> get_id(const Gguf&, const char* key, int32_t absent);
+  Result<std::vector<int32_t>> get_ids(const Gguf&, const char* key);
+  void pass_over(const Gguf&, const char* key, const std::string& id);  // warns of it
   int32_t first_of(std::initializer_list<std::string_view> texts) const;
   void make_control(int32_t id);
   // Takes `text` from the ends again, which becomes `type`.

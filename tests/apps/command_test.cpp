@@ -757,6 +757,20 @@ TEST(Run, TurnsByTheSameRotaryFactorsUnderEveryRetention) {
   EXPECT_EQ(logits(" --retention window --pool 64 -c 64"), logits(" --retention none -c 64"));
 }
 
+TEST(Command, SaysWhichKeyOfATokenizerIsDefective) {
+  const TemporaryFile model;
+  small_model(true).erase("tokenizer.ggml.merges").write(model.path());
+  for (const char* command : {"run --prompt hello", "chat", "serve --port 0"}) {
+    const Outcome outcome = thimble(command + std::string(" -m ") + model.path());
+    EXPECT_NE(outcome.exit_code, 0) << command;
+    EXPECT_TRUE(contains(outcome.error, "tokenizer.ggml.merges is missing")) << outcome.error;
+    EXPECT_TRUE(contains(outcome.error, "'thimble run --tokens' takes ids")) << outcome.error;
+  }
+  const Outcome outcome = thimble("inspect --json -m " + model.path());
+  EXPECT_TRUE(contains(Json::parse(outcome.out)["tokenizer_problem"].get<std::string>(),
+                       "tokenizer.ggml.merges is missing"));
+}
+
 TEST(Run, WarnsOfNumbersBeyondTheRangeOfThePool) {
   const TemporaryFile model;
   scaled(small_model(false), "blk.0.attn_v.weight", 1e7f).write(model.path());

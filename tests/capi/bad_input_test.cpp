@@ -120,6 +120,49 @@ TEST(ModelWithoutATokenizer, StillRuns) {
   EXPECT_EQ(thimble_session_text(session.get(), id, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
 }
 
+TEST(ModelWithADefectiveTokenizer, SaysWhichKeyIsToBlameAndWhy) {
+  struct Defect {
+    const char* what;
+    GgufWriter file;
+    const char *key, *why;
+  };
+  const std::vector<std::string> none;
+  const Defect defects[] = {
+      {"a number", small_model().set("tokenizer.ggml.model", 1u), "tokenizer.ggml.model", "string"},
+      {"a kind", small_model().set("tokenizer.ggml.model", "bert"), "bert", "not supported"},
+      {"no texts", small_model().erase("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens", "missing"},
+      {"empty texts", small_model().set("tokenizer.ggml.tokens", none), "tokenizer.ggml.tokens", "empty"},
+      {"no merges", small_model().erase("tokenizer.ggml.merges"), "tokenizer.ggml.merges", "missing"},
+      {"a type short", small_model().set("tokenizer.ggml.token_type", std::vector<int32_t>(257, 1)),
+       "tokenizer.ggml.token_type", "257 entries"},
+      {"no scores", small_model().set("tokenizer.ggml.model", "llama"), "tokenizer.ggml.scores", "missing"},
+      {"an end's text", small_model().set("tokenizer.ggml.eos_token_id", "x"), "tokenizer.ggml.eos_token_id",
+       "integer"},
+      {"ends' texts", small_model().set("tokenizer.ggml.eos_token_ids", std::vector<std::string>{"x"}),
+       "tokenizer.ggml.eos_token_ids", "integers"},
+  };
+  for (const Defect& defect : defects) {
+    SCOPED_TRACE(defect.what);
+    const FileBytes bytes = defect.file.bytes();
+    std::string log;
+    thimble_model_options options;
+    thimble_model_options_init(&options, sizeof options);
+    options.log_user = &log;
+    options.log = [](void* user, const char* message) { *static_cast<std::string*>(user) += message; };
+    Error e;
+    thimble_model* raw = nullptr;
+    EXPECT_OK(thimble_model_open_buffer(bytes.data(), bytes.size(), &options, &raw, &e), e);
+    const ModelHandle model(raw);
+    uint64_t count = 0;
+    EXPECT_EQ(thimble_tokenize(raw, "a", 1, 0, nullptr, nullptr, 0, &count, &e), THIMBLE_UNSUPPORTED);
+    expect_sentence(e);
+    for (const std::string& said : {std::string(e.message), log}) {
+      EXPECT_NE(said.find(defect.key), said.npos) << said;
+      EXPECT_NE(said.find(defect.why), said.npos) << said;
+    }
+  }
+}
+
 TEST(ModelWithoutWeights, TokenisesButMakesNoSession) {
   GgufWriter w = small_model();
   w.tensors.clear();

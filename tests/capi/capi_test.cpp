@@ -115,6 +115,79 @@ TEST(OpenedModel, TellsWhatItIs) {
   EXPECT_GT(std::strlen(info.name), 0u);
 }
 
+// Of which the last 8 rows of the matrices belong to no token, and have the largest logits.
+GgufWriter padded_model() {
+  GgufWriter w = small_model();
+  for (const GgufWriter::Tensor& t : std::vector<GgufWriter::Tensor>(w.tensors)) {
+    if (t.shape.back() != kSmallVocab) continue;
+    std::vector<float> values(t.data.size() / sizeof(float));
+    std::memcpy(values.data(), t.data.data(), t.data.size());
+    if (t.name == "output.weight")
+      for (size_t i = 0; i < 4 * t.shape[0]; ++i) {  // whatever the sign, one of each pair is the largest
+        const size_t pair = (kSmallVocab - 8) * t.shape[0] + i;
+        values[pair] *= 100;
+        values[pair + 4 * t.shape[0]] = -values[pair];
+      }
+    w.tensor(t.name, t.shape, values);
+  }
+  const auto shortened = [](auto list) {
+    list.resize(kSmallVocab - 8);
+    return list;
+  };
+  std::vector<std::string> tokens;
+  for (uint32_t id = 0; id < kSmallVocab - 8; ++id) tokens.push_back("t" + std::to_string(id));
+  w.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.merges", std::vector<std::string>{});
+  w.set("tokenizer.ggml.token_type", shortened(std::vector<int32_t>(kSmallVocab, 1)));
+  return w.set("tokenizer.ggml.eos_token_id", 0u);
+}
+
+TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
+  constexpr uint32_t kTokens = kSmallVocab - 8;
+  for (const bool tied : {false, true}) {
+    GgufWriter w = padded_model();
+    if (tied) {  // what the output has is the embedding, too
+      const auto output = std::find_if(w.tensors.begin(), w.tensors.end(),
+                                       [](const auto& t) { return t.name == "output.weight"; });
+      GgufWriter::Tensor both = *output;
+      w.erase_tensor("output.weight");
+      const auto embedding = std::find_if(w.tensors.begin(), w.tensors.end(),
+                                          [](const auto& t) { return t.name == "token_embd.weight"; });
+      embedding->data = both.data;
+    }
+    const FileBytes bytes = w.bytes();
+    ModelHandle model;
+    Error e;
+    ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+    for (const float temperature : {0.0f, 1.0f, 100.0f}) {
+      const SessionHandle session = create(model, window_options());
+      thimble_sampler_options sampler;
+      thimble_sampler_options_init(&sampler, sizeof sampler);
+      sampler.temperature = temperature;
+      EXPECT_OK(thimble_session_set_sampler(session.get(), &sampler, &e), e);
+      feed(session, {1, 2, int32_t(kSmallVocab) - 1});  // they may be read
+      for (int i = 0; i < 20; ++i) {
+        EXPECT_LT(step(session), int32_t(kTokens)) << temperature;
+        const float* logits = nullptr;
+        uint32_t count = 0;
+        EXPECT_OK(thimble_session_logits(session.get(), &logits, &count, &e), e);
+        ASSERT_EQ(count, kTokens);
+      }
+      // Log-probabilities are of what may follow, and add up to 1.
+      double sum = 0;
+      for (int32_t id = 0; id < int32_t(kSmallVocab); ++id) {
+        float logprob = 0;
+        thimble_session* copy = nullptr;
+        EXPECT_OK(thimble_session_clone(session.get(), &copy, &e), e);
+        const SessionHandle twin(copy);
+        EXPECT_OK(thimble_session_score(copy, &id, 1, &logprob, &e), e);
+        EXPECT_EQ(std::isinf(logprob), id >= int32_t(kTokens)) << id;
+        sum += std::exp(double(logprob));
+      }
+      EXPECT_NEAR(sum, 1, 1e-3);
+    }
+  }
+}
+
 TEST(OpenedModel, PrintsItsMetadata) {
   GgufWriter w = small_model();
   std::string long_text = "a";  // so that byte 4096 is inside a code point

@@ -927,6 +927,19 @@ TEST(Tokenizer, TakesTheEndsThatKeysName) {
   EXPECT_EQ(back(t, {'z'}), "z");
 }
 
+TEST(Tokenizer, TakesTheEndsThatAListNames) {
+  GgufWriter w = small_bpe();
+  w.set("tokenizer.ggml.eos_token_ids", std::vector<int32_t>{256, 261, -1, 999});
+  const Loaded listed(w);
+  EXPECT_EQ(listed.tokenizer.eos(), 256);  // where the file names none by itself, the first
+  ASSERT_EQ(listed.tokenizer.warnings().size(), 1u);
+  EXPECT_NE(listed.tokenizer.warnings()[0].find("eos_token_ids is 999"), std::string::npos);
+  const Loaded both(w.set("tokenizer.ggml.eos_token_id", 257u));
+  EXPECT_EQ(both.tokenizer.eos(), 257);
+  for (int32_t id : {256, 257, 259, 261}) EXPECT_TRUE(both.tokenizer.ends_generation(id)) << id;
+  for (int32_t id : {260, 262, -1, 999}) EXPECT_FALSE(both.tokenizer.ends_generation(id)) << id;
+}
+
 TEST(Tokenizer, ShowsWhatTellsTheAnswersPartsApartAndNeverMakesItOfPlainText) {
   const Loaded loaded(
       vocabulary_of({"<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|message|>", "<|start|>"}));
