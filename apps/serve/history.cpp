@@ -69,6 +69,7 @@ Reuse History::find(const Prompt& prompt) const {
 
 void History::rewind(const Reuse& reuse) {
   ids_.resize(reuse.position);
+  answer_ = SIZE_MAX;
   first_prompt_ = std::min(first_prompt_, reuse.position);
   while (!turns_.empty() && turns_.back().messages > reuse.messages) turns_.pop_back();
   if (reuse.position == 0) floor_ = 0;
@@ -79,12 +80,18 @@ void History::add_prompt(const int32_t* ids, size_t count) {
   ids_.insert(ids_.end(), ids, ids + count);
 }
 
+bool History::in_answer(uint64_t position) const {
+  return position >= answer_ || std::any_of(turns_.begin(), turns_.end(), [=](const Turn& turn) {
+           return position >= turn.answer && position < turn.position;
+         });
+}
+
 void History::add_turn(const Prompt& prompt, Json answer, bool cut) {
   if (!prompt.messages.is_array()) return;
   conversation_ = prompt.messages;
   conversation_.push_back(std::move(answer));
   variables_ = prompt.variables;
-  turns_.push_back({conversation_.size(), ids_.size(), cut});
+  turns_.push_back({conversation_.size(), answer_, ids_.size(), cut});
 }
 
 }  // namespace app::serve

@@ -42,6 +42,8 @@ class History {
   // Tokens that the session took: of a prompt, of an answer.
   void add_prompt(const int32_t* ids, size_t count);
   void add_generated(int32_t id) { ids_.push_back(id); }
+  // What is generated from now on answers.
+  void begin_answer() { answer_ = ids_.size(); }
   // The stream now ends with the answer to these messages.
   void add_turn(const Prompt& prompt, Json answer, bool cut);
   // Entries were evicted at this position or before it: nothing before it can be gone back to.
@@ -54,12 +56,16 @@ class History {
   }
 
   const std::vector<int32_t>& ids() const { return ids_; }
+  // Where in the stream the last answer begins; SIZE_MAX: the last prompt has none yet.
+  uint64_t answer() const { return answer_; }
+  // Whether a position is in an answer that the stream holds.
+  bool in_answer(uint64_t position) const;
   bool empty() const { return ids_.empty(); }
 
  private:
   struct Turn {
     size_t messages;    // so many of conversation_, the last of them the answer
-    uint64_t position;  // where in the stream the answer ends
+    uint64_t answer, position;  // where in the stream the answer begins and ends
     bool cut;
   };
   uint64_t last_border(uint64_t prompt) const;
@@ -68,6 +74,7 @@ class History {
   std::vector<int32_t> ids_;
   uint64_t first_prompt_ = 0;  // tokens of the stream that are the first prompt's
   uint64_t floor_ = 0;
+  uint64_t answer_ = SIZE_MAX;
   Json conversation_ = Json::array();
   std::string variables_;
   std::vector<Turn> turns_;

@@ -443,7 +443,6 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   slot.attended.clear();
   slot.watched = 0;
   slot.question = question_of(job.prompt);
-  slot.prompt = job.prompt.ids.size();
   try {
     const auto start = std::chrono::steady_clock::now();
     read(slot, job, rest_of(slot, job, reuse, usage));
@@ -563,6 +562,7 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
     listener.piece(piece);
   };
   Ending ending = Ending::kLength;
+  slot.history.begin_answer();
   listener.begun(usage);
   for (int64_t n = 0; (limit < 0 || n < limit) && !filter.met(); ++n) {
     std::vector<float> before;
@@ -653,7 +653,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   const Lent lent{*this, {&slot}};
   for (;;) {
     try {
-      return look({slot.session, slot.history.ids(), slot.attended, slot.question, slot.prompt});
+      return look({slot.session, slot.history, slot.attended, slot.question});
     } catch (const Failure& failure) {  // an interrupt that was meant for the job before
       if (failure.status != THIMBLE_INTERRUPTED) throw;
     }

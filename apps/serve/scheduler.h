@@ -79,10 +79,9 @@ class Scheduler {
   // What an idle slot lends to whoever looks at it.
   struct View {
     const Session& session;
-    const std::vector<int32_t>& ids;     // of its stream
+    const History& history;
     const std::vector<float>& attended;  // by its last answer, by position; empty: it was not watched
     const std::string& question;         // that this answers; "": the prompt was no conversation
-    size_t prompt;                       // tokens of the stream up to the last answer
   };
   // Lends a slot to `look`, which is called again after an interrupt; meanwhile the slot gets no job. A slot
   // at work is a Refusal.
@@ -112,7 +111,6 @@ class Scheduler {
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;
     std::string question;  // the last one
-    size_t prompt = 0;     // tokens up to its answer
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
     // What it is to do; guarded by the mutex.

@@ -118,9 +118,10 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
     return all;
   };
   // A token that waits was not read; one that an interrupted step sampled is in no answer.
-  const size_t count = std::min(shares.size(), view.ids.size());
-  const std::vector<Sentence> sentences =
-      cut_sentences(count, [&](uint64_t i) { return token_bytes(model, view.ids[i]); });
+  const std::vector<int32_t>& ids = view.history.ids();
+  const size_t count = std::min(shares.size(), ids.size());
+  std::vector<Sentence> sentences =
+      cut_sentences(count, [&](uint64_t i) { return token_bytes(model, ids[i]); });
   Json segments = Json::array(), asked;
   for (const Sentence& s : sentences)
     segments.push_back({{"text", s.text},
@@ -128,8 +129,14 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
                         {"count", s.count},
                         {"kept", sum(shares, s) / static_cast<double>(s.count)},
                         {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
-  const auto answer = std::find_if(sentences.begin(), sentences.end(),
-                                   [&](const Sentence& s) { return s.first >= view.prompt; });
+  const auto answer = std::find_if(sentences.begin(), sentences.end(), [&](const Sentence& s) {
+    return s.first >= view.history.answer();
+  });
+  // Nor is an earlier answer what a question asks about: it has the question's words, and is held, where the
+  // text's own sentence is gone.
+  for (Sentence& s : sentences) {
+    if (view.history.in_answer(s.first)) s.text.clear();
+  }
   if (const auto subject =
           find_subject({sentences.begin(), answer}, view.question, kept_by_head(model, view.session)))
     asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
@@ -624,7 +631,7 @@ Response Server::kept(const Request& request) {
     throw Refusal(400, "say which slot, /thimble/kept?slot=0, and of a part of its stream &first=0&count=10");
   Json out;
   scheduler_.look(*slot, [&](const Scheduler::View& view) {
-    const uint64_t position = view.ids.size();
+    const uint64_t position = view.history.ids().size();
     if (!first) {
       const thimble_model_info info = model_info(model_);
       out = {{"slot", *slot}, {"position", position}, {"layers", info.layers}, {"kv_heads", info.kv_heads}};

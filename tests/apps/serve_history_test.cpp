@@ -115,5 +115,29 @@ TEST(ServeHistory, ReadingThatWasStoppedIsTakenUpAtItsLastChunk) {
   EXPECT_TRUE(history.empty());
 }
 
+// Where a later question must not look for what it asks about.
+TEST(ServeHistory, KnowsWhereItsAnswersAre) {
+  History history(kChunk, kLocal);
+  const Prompt first = prompt_of({message("user", "a")}, 5);
+  history.add_prompt(first.ids.data(), first.ids.size());
+  EXPECT_EQ(history.answer(), SIZE_MAX);
+  history.begin_answer();
+  history.add_generated(1);
+  history.add_turn(first, message("assistant", "b"), false);
+  const Prompt second =
+      prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 9);
+  history.rewind(history.find(second));
+  history.add_prompt(second.ids.data(), 2);
+  EXPECT_EQ(history.answer(), SIZE_MAX);
+  history.begin_answer();
+  history.add_generated(2);
+  EXPECT_EQ(history.answer(), 8u);
+  std::vector<bool> in;
+  for (uint64_t i = 0; i < 9; ++i) in.push_back(history.in_answer(i));
+  EXPECT_EQ(in, (std::vector<bool>{false, false, false, false, false, true, false, false, true}));
+  history.rewind({});
+  EXPECT_FALSE(history.in_answer(5));
+}
+
 }  // namespace
 }  // namespace app::serve

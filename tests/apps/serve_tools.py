@@ -213,6 +213,15 @@ class Tools(unittest.TestCase):
         [ending] = [event["delta"]["stop_reason"] for event in data if event["type"] == "message_delta"]
         self.assertEqual(ending, "tool_use")
 
+    def test_an_earlier_answer_is_not_what_a_question_asks_about(self):
+        self.assertEqual(self.server.set(retention="window", pool=512, chunk=128)[0], 200)
+        messages = [{"role": "user", "content": "It is 3.\n" + "Rain fell.\n" * 100}, {"role": "tool", "content": "x"}]
+        messages.append(self.server.chat(messages)["choices"][0]["message"])
+        self.assertEqual(messages[-1]["content"], "It is 3.")
+        self.server.chat([*messages, {"role": "user", "content": "Is it 3?"}])
+        held = self.server.get("/thimble/kept?slot=0")
+        self.assertEqual((held["asked"]["segment"], held["asked"]["gone"]), (0, True), held)
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
