@@ -401,7 +401,9 @@ typedef struct thimble_chat_options {
 
 THIMBLE_API void thimble_chat_options_init(thimble_chat_options* options, uint32_t struct_size);
 
-/* thimble_chat_text with all that a template can read. Known formats take roles and contents alone, and no variables. */
+/* thimble_chat_text with all that a template can read. Known formats take roles and contents alone (thoughts of earlier answers
+ * are left out), and no variables. Of messages that a template does not take, some are written otherwise: system messages, the
+ * ids and arguments of calls, thoughts next to calls (docs/chat-templates.md). */
 THIMBLE_API thimble_status thimble_chat_render(const thimble_model* model, const thimble_chat_options* options,
                                                char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
 

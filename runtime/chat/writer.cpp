@@ -1,8 +1,10 @@
 #include "runtime/chat/writer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "runtime/chat/adapt.h"
 #include "runtime/jinja/json.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -79,11 +81,16 @@ class Run {
   Run(const jinja::Template& chat, const Conversation& c, const Tokenizer& tokenizer)
       : chat_(chat), c_(c), tokenizer_(tokenizer) {}
 
-  Result<std::string> whole() const { return render({}, 0, c_.add_assistant); }
-  // What follows the last answer that is in the context.
-  Result<std::string> continuation() const;
+  // With the messages adapted to the template where it does not take them as they are.
+  Result<std::string> write();
 
  private:
+  Result<std::string> once() const {
+    return c_.continues || c_.held ? continuation() : render({}, 0, c_.add_assistant);
+  }
+  // What follows the last answer that is in the context.
+  Result<std::string> continuation() const;
+  bool drops_system() const;
   // The text of the first `count` messages (0: of all), the last answer that is in the context replaced by
   // `mark`.
   Result<std::string> render(std::string_view mark, uint64_t count, bool add_assistant) const;
@@ -95,7 +102,37 @@ class Run {
   const jinja::Template& chat_;
   const Conversation& c_;
   const Tokenizer& tokenizer_;
+  bool fold_system_ = false, shorten_ids_ = false, join_thoughts_ = false, write_arguments_ = false;
 };
+
+// Whether a template refuses system messages or leaves them out, as a small conversation tells.
+bool Run::drops_system() const {
+  constexpr std::string_view kMark = "the system";
+  const auto small = [&](std::vector<ChatMessage> messages) {
+    Conversation c;
+    c.messages = std::move(messages);
+    c.add_assistant = true;
+    c.now = c_.now;
+    return Run(chat_, c, tokenizer_).render({}, 0, true);
+  };
+  const auto with = small({{"system", kMark}, {"user", "?"}});
+  if (with.ok() && with->find(kMark) != std::string::npos) return false;
+  return small({{"user", "?"}}).ok();  // else it wants variables, and nothing is known
+}
+
+Result<std::string> Run::write() {
+  const auto gives = [&](std::string_view name) { return c_.messages_json.find(name) != std::string_view::npos; };
+  const bool system = gives("\"system\"") || std::any_of(c_.messages.begin(), c_.messages.end(),
+                                                         [](const ChatMessage& m) { return m.role == "system"; });
+  fold_system_ = system && drops_system();
+  auto text = once();
+  for (bool Run::*adapts : {&Run::shorten_ids_, &Run::join_thoughts_, &Run::write_arguments_}) {
+    if (text.ok() || text.status().code() != Code::kInvalidArgument || !gives("\"tool_call")) break;
+    this->*adapts = true;
+    if (auto again = once(); again.ok()) return again;
+  }
+  return text;
+}
 
 Status Run::replace_answer(Heap& heap, List& messages, std::string_view mark) const {
   if (c_.continues) {  // an exchange that stands for those that are not given
@@ -110,6 +147,8 @@ Status Run::replace_answer(Heap& heap, List& messages, std::string_view mark) co
   const Value* role = answer.find("role");
   if (!role || !jinja::as_text(*role) || *jinja::as_text(*role) != "assistant")
     return error(Code::kInvalidArgument, "the last message that is in the context must be the assistant's");
+  for (const char* name : {"reasoning_content", "reasoning", "thinking"})  // which stand before it
+    if (Value* thoughts = answer.find(name)) *thoughts = jinja::make_text("");
   THIMBLE_LET(content, heap.text(std::string(mark)));
   return heap.set(answer, name_of("content"), content);
 }
@@ -120,6 +159,10 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   THIMBLE_LET(messages, message_list(heap, c_));
   if (!mark.empty()) THIMBLE_TRY(replace_answer(heap, *messages, mark));
   if (count) messages->items.resize(count);
+  if (fold_system_) THIMBLE_TRY(thimble::fold_system(heap, *messages));
+  if (shorten_ids_) THIMBLE_TRY(thimble::shorten_ids(heap, *messages));
+  if (join_thoughts_) THIMBLE_TRY(thimble::join_thoughts(heap, *messages));
+  if (write_arguments_) THIMBLE_TRY(thimble::write_arguments(heap, *messages));
   const Value bos = jinja::make_text(token_text(tokenizer_, tokenizer_.bos()));
   const Value eos = jinja::make_text(token_text(tokenizer_, tokenizer_.eos()));
   THIMBLE_TRY(heap.set(*variables, name_of("messages"), messages));
@@ -169,7 +212,8 @@ Result<std::string> Run::continuation() const {
   return after.substr(end_of_turn(closing.substr(0, shared)));
 }
 
-// For known formats: roles and contents of messages in JSON. What they point to is the heap's.
+// For known formats: roles and contents of messages in JSON; thoughts are left out. What they point to is the
+// heap's.
 Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& c) {
   if (c.messages_json.empty()) return c.messages;
   THIMBLE_LET(all, message_list(heap, c));
@@ -177,7 +221,12 @@ Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& 
   for (const Value& item : all->items) {
     Dict& message = **jinja::as<Dict*>(item);
     const Value *role = message.find("role"), *content = message.find("content");
-    if (message.items.size() != 2 || !role || !content || !jinja::as_text(*role) || !jinja::as_text(*content))
+    const auto known = static_cast<size_t>(
+        std::count_if(message.items.begin(), message.items.end(), [](const auto& field) {
+          constexpr std::string_view kKnown[] = {"role", "content", "reasoning_content", "reasoning", "thinking"};
+          return std::find(std::begin(kKnown), std::end(kKnown), *field.first) != std::end(kKnown);
+        }));
+    if (message.items.size() != known || !role || !content || !jinja::as_text(*role) || !jinja::as_text(*content))
       return error(
           Code::kInvalidArgument,
           "a known chat format takes messages of \"role\" and \"content\" alone, both of them texts");
@@ -244,8 +293,7 @@ Result<std::string> ChatWriter::write(const Conversation& c, const Tokenizer& to
     return error(Code::kInvalidArgument,
                  "either messages that are not given are in the context, or the first of those that are");
   if (template_) {
-    const Run run(*template_, c, tokenizer);
-    return c.continues || c.held ? run.continuation() : run.whole();
+    return Run(*template_, c, tokenizer).write();
   }
   if (format_) return write_format(*format_, c);
   std::string names;

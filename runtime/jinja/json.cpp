@@ -209,6 +209,12 @@ Result<Value> read_json(Heap& heap, std::string_view text, const std::string& wh
   return std::move(value);
 }
 
+Result<std::string> write_json(Heap& heap, const Value& value) {
+  Writer writer(heap, false, false);
+  THIMBLE_TRY(writer.write(value, 0));
+  return std::move(writer.out);
+}
+
 Result<Value> to_json(Call& c) {
   Writer writer(c.heap, c.flag(0), c.flag(3));
   THIMBLE_TRY(read_layout(c, writer));

@@ -168,6 +168,95 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
   EXPECT_EQ(count, 65u);
 }
 
+// A template without system messages, whether it refuses them or leaves them out, reads them with the user's.
+TEST(ChatWriter, PutsSystemMessagesWhereATemplateReadsThem) {
+  const Marks marks(false);
+  const std::string kUsers = "{% for m in messages %}{% if m.role == 'user' %}Q:{{ m.content }}\n{% elif m.role == "
+                             "'assistant' %}A:{{ m.content }}</s>{% endif %}{% endfor %}",
+                    kRefuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}";
+  for (const std::string& source : {kUsers, kRefuses + kUsers}) {
+    const ChatWriter writer = ChatWriter::choose(source);
+    Conversation c;
+    c.messages = {{"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Yes."}, {"user", "Why?"}};
+    EXPECT_EQ(written(writer, c, marks.tokenizer), "Q:Be brief.\n\nHi\nA:Yes.</s>Q:Why?\n");
+    c.held = 3;
+    EXPECT_EQ(written(writer, c, marks.tokenizer), "Q:Why?\n");
+  }
+  Conversation c;  // nothing to put it in front of
+  c.messages = {{"system", "Be brief."}};
+  EXPECT_EQ(ChatWriter::choose(kRefuses).write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
+}
+
+TEST(ChatWriter, GivesIdsThatATemplateTakes) {
+  const Marks marks(false);
+  const std::string kWrites = "{% for m in messages %}{% for c in m.tool_calls or [] %}<{{ c.id }}>{% endfor %}"
+                              "{% if m.role == 'tool' %}={{ m.tool_call_id }}{% endif %}{% endfor %}";
+  const std::string kNine = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}"
+                            "{{ raise_exception('nine') }}{% endif %}{% endfor %}{% endfor %}";
+  const auto ids = [&](const std::string& source, const std::string& id, const std::string& result) {
+    Conversation c;
+    const std::string json = R"([{"role": "assistant", "tool_calls": [{"id": ")" + id +
+                             R"("}]}, {"role": "tool", "tool_call_id": ")" + result + "\"}]";
+    c.messages_json = json;
+    return written(ChatWriter::choose(source), c, marks.tokenizer);
+  };
+  EXPECT_EQ(ids(kWrites, "call_1", "call_1"), "<call_1>=call_1");
+  EXPECT_EQ(ids(kNine + kWrites, "abcDEF123", "abcDEF123"), "<abcDEF123>=abcDEF123");
+  const std::string one = ids(kNine + kWrites, "call_1", "call_1"), two = ids(kNine + kWrites, "call_2", "call_1");
+  EXPECT_EQ(one.size(), std::string("<123456789>=123456789").size());
+  EXPECT_EQ(one.substr(1, 9), one.substr(12));
+  EXPECT_EQ(two.substr(12), one.substr(12));
+  EXPECT_NE(two.substr(1, 9), two.substr(12));
+}
+
+TEST(ChatWriter, WritesThoughtsAndArgumentsAsATemplateTakesThem) {
+  const Marks marks(false);
+  Conversation c;
+  c.messages_json = R"([{"role": "assistant", "content": "I look.", "thinking": "T", "tool_calls": [
+    {"id": "c", "function": {"name": "look", "arguments": {"a": 1}}}]}])";
+  const std::string kOne = "{% set m = messages[0] %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+                           "{% endif %}{{ m.thinking or m.content }}",
+                    kText = "{{ '>' + messages[0].tool_calls[0].function.arguments }}";
+  EXPECT_EQ(written(ChatWriter::choose(kOne), c, marks.tokenizer), "T\n\nI look.");
+  EXPECT_EQ(written(ChatWriter::choose(kText), c, marks.tokenizer), ">{\"a\": 1}");
+}
+
+// What a server gives back to any published template: a system message, thoughts, words and a call in one
+// answer, an id of its own, and the call's result.
+TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
+  const std::string folder = shared_file("data/templates");
+  THIMBLE_NEEDS(folder);
+  const Marks marks(true);
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jinja") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    std::ifstream file(entry.path(), std::ios::binary);
+    const auto writer = ChatWriter::from_source(
+        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    Conversation c;
+    c.messages_json = R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "I look.", "reasoning_content": "T", "reasoning": "T", "thinking": "T",
+       "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}]},
+      {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}])";
+    c.variables_json = R"({"functions": "", "datetime": "now", "tools": [{"type": "function", "function":
+      {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "integer",
+      "description": "d"}}}}}]})";
+    c.add_assistant = true;
+    const std::string name = entry.path().stem().string();
+    if (name == "google-gemma-2-2b-it" || name == "llama-cpp-deepseek-r1") {
+      // One has no messages of tools; one writes tools in a way that Python refuses, too.
+      EXPECT_FALSE(writer->write(c, marks.tokenizer).ok());
+      continue;
+    }
+    const std::string all = written(*writer, c, marks.tokenizer);
+    const bool last_only = name == "mistralai-Mistral-Nemo-Instruct-2407";  // where the user's message is last
+    EXPECT_EQ(all.find("Be brief.") == std::string::npos, last_only) << all;
+    const bool no_tools = name == "llama-cpp-rwkv-world" || name == "microsoft-Phi-3.5-mini-instruct";
+    EXPECT_EQ(all.find("sunny") == std::string::npos, no_tools) << all;
+  }
+}
+
 TEST(ChatWriter, RefusesToGoOnWhereNothingCouldFollow) {
   const Marks marks(false);
   Conversation c;
@@ -207,6 +296,8 @@ TEST(ChatWriter, ReadsMessagesAndVariablesInJson) {
   c = {};
   c.messages_json = R"([{"role": "user", "content": "Hi"}])";
   EXPECT_EQ(written(*chatml, c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");
+  c.messages_json = R"([{"role": "assistant", "content": "Hi", "thinking": "T", "reasoning_content": "T"}])";
+  EXPECT_EQ(written(*chatml, c, marks.tokenizer), "<|im_start|>assistant\nHi<|im_end|>\n");
   c.messages_json = R"([{"role": "user", "content": "Hi", "tool_calls": []}])";
   EXPECT_EQ(chatml->write(c, marks.tokenizer).status().code(), Code::kInvalidArgument);
   c.messages_json = "[]";
