@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""scripts/perplexity with the demo model, whose texts begin with BOS. The library is the one that THIMBLE_LIBRARY names."""
+import json
+import math
+import os
+import subprocess
+import sys
+import unittest
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
+import thimble
+
+MODEL, TEXT = os.path.join(ROOT, "models", "thimble-demo-28m-q8_0.gguf"), os.path.join(ROOT, "models", "demo-book.txt")
+BEHIND, TOKENS = 64, 16
+
+
+def run_script(*words):
+    return subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "perplexity"), TEXT, "-m", MODEL, "--behind", str(BEHIND),
+                           "--tokens", str(TOKENS), "device=cpu", *words], check=True, capture_output=True, text=True).stdout
+
+
+class Perplexity(unittest.TestCase):
+    def test_puts_bos_in_front_of_each_part(self):
+        with thimble.Model(MODEL) as model, open(TEXT, encoding="utf-8") as file:
+            bos, tokens = [model.info().bos], model.tokenize(file.read())
+            expected = []
+            for first in (0, len(tokens) - BEHIND - TOKENS):
+                part = bos + tokens[first:first + BEHIND + TOKENS]
+                with model.session(thimble.Options(device="cpu", context=len(part))) as session:
+                    session.feed(part[:-TOKENS])
+                    expected.append(math.exp(-sum(session.score(part[-TOKENS:])) / TOKENS))
+        printed = json.loads(run_script("--parts", "2"))
+        self.assertEqual(len(printed["of_parts"]), len(expected))
+        for got, want in zip(printed["of_parts"], expected):
+            self.assertAlmostEqual(got, want, delta=0.001)  # the script rounds to three places
+
+
+if __name__ == "__main__":
+    unittest.main()
