@@ -34,6 +34,18 @@ class Perplexity(unittest.TestCase):
         self.assertEqual(len(printed["of_parts"]), len(expected))
         for got, want in zip(printed["of_parts"], expected):
             self.assertAlmostEqual(got, want, delta=0.001)  # the script rounds to three places
+        self.assertGreater(printed["pool_bytes"], 0)
+
+    def test_prints_a_row_for_each_policy(self):
+        head, _, *rows = run_script("--policies", "--parts", "1", "pool=32").splitlines()
+        self.assertEqual(head, "| after | policy | entries | pool, MiB | perplexity | of dense |")
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        self.assertEqual([row[1] for row in cells],
+                         ["dense", "keydiff", "tova", "reread", "window", "random", "tokenselect", "quest"])
+        self.assertEqual([row[2] for row in cells], ["all"] + 7 * ["32"])
+        dense = float(cells[0][4])
+        for row in cells:
+            self.assertAlmostEqual(float(row[5].rstrip(" %")), 100 * float(row[4]) / dense, delta=0.2)  # both are rounded
 
 
 if __name__ == "__main__":
