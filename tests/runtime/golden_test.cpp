@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -13,6 +11,7 @@
 
 #include "tests/support/data.h"
 #include "tests/support/device_test_name.h"
+#include "tests/support/goldens.h"
 #include "tests/support/sessions.h"
 #include "tests/support/shared_devices.h"
 #include "tests/support/synthetic_model.h"
@@ -20,17 +19,6 @@
 
 namespace thimble::test {
 namespace {
-
-using Top = std::vector<std::pair<int32_t, float>>;  // tokens and their logits
-
-nlohmann::json load_json(const std::string& path) {
-  std::ifstream file(path);
-  return nlohmann::json::parse(file);
-}
-
-std::shared_ptr<const Model> open_model(const std::string& path) {
-  return must(Model::open(must(MappedFile::open(path)), path));
-}
 
 // Distance between the two largest.
 float lead(std::vector<float> logits) {
