@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -57,9 +60,70 @@ uint32_t core_count() {
   // A set of a fixed size holds 1024 cores; the call fails on a larger machine, and the count below stands
   // in.
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
-#endif
+  uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    cores = static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+  static const uint32_t quota = cgroup_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  return quota ? std::min(cores, quota) : cores;
+#else
   return std::max(1u, std::thread::hardware_concurrency());
+#endif
+}
+
+namespace {
+
+// The first line of a file, or nothing.
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The least quota, in cores, of a group and of those around it; `quota_of` gives that of a folder, or 0.
+template <typename QuotaOf>
+double least_quota(const std::string& mount, std::string group, const QuotaOf& quota_of) {
+  double least = 0;
+  for (;;) {
+    const double quota = quota_of(mount + group);
+    if (quota > 0 && (least == 0 || quota < least)) least = quota;
+    if (group.empty()) return least;
+    group.erase(group.rfind('/'));
+  }
+}
+
+}  // namespace
+
+uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
+  const auto version2 = [](const std::string& folder) {  // "200000 100000" or "max 100000", in microseconds
+    std::istringstream line(first_line(folder + "/cpu.max"));
+    double quota = 0, period = 0;
+    return line >> quota >> period && period > 0 ? quota / period : 0;
+  };
+  const auto version1 = [](const std::string& folder) {  // a quota of -1 is none
+    const double quota = std::atof(first_line(folder + "/cpu.cfs_quota_us").c_str()),
+                 period = std::atof(first_line(folder + "/cpu.cfs_period_us").c_str());
+    return quota > 0 && period > 0 ? quota / period : 0;
+  };
+  double least = 0;
+  std::ifstream groups(membership);
+  for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/user.slice", "0::/user.slice"
+    const size_t names = line.find(':'), path = line.find(":/");
+    if (names == line.npos || path == line.npos || path < names) continue;
+    const std::string controllers = "," + line.substr(names + 1, std::max(path, names + 1) - names - 1) + ",";
+    std::string group = line.substr(path + 1);
+    if (group == "/") group.clear();
+    double quota = 0;
+    if (controllers == ",,") {
+      quota = least_quota(mount, group, version2);
+    } else if (controllers.find(",cpu,") != controllers.npos) {
+      // A container may see its own group as the root of what is mounted, so groups that are not there are
+      // passed over.
+      quota = least_quota(mount + "/cpu", group, version1);
+    }
+    if (quota > 0 && (least == 0 || quota < least)) least = quota;
+  }
+  return static_cast<uint32_t>(std::ceil(least));
 }
 
 #ifdef __linux__

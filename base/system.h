@@ -9,8 +9,12 @@
 
 namespace thimble {
 
-// Cores that this process may run on, at least 1.
+// Cores that this process may keep busy, at least 1: those that it may run on, or fewer where a cgroup gives
+// it less time.
 uint32_t core_count();
+// The cores' worth of time that the cgroups of a process leave it, rounded up; 0: no quota, or not told. The
+// arguments are /proc/self/cgroup and /sys/fs/cgroup, of version 1 or 2 or both, or a test's files like them.
+uint32_t cgroup_cores(const std::string& membership, const std::string& mount);
 // The processor's name for people, "unknown processor" where the system does not tell.
 std::string processor_name();
 

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -44,6 +46,52 @@ bool has_huge_pages() {
 #else
   return false;
 #endif
+}
+
+// Files as the system shows them of control groups.
+class CgroupFiles {
+ public:
+  CgroupFiles() {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  ~CgroupFiles() { std::filesystem::remove_all(folder_); }
+  CgroupFiles& set(const std::string& name, const std::string& line) {
+    std::filesystem::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name) << line << "\n";
+    return *this;
+  }
+  uint32_t cores() const { return cgroup_cores(folder_ / "membership", folder_); }
+
+ private:
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("thimble-cgroup-" + std::to_string(getpid()));
+};
+
+TEST(Cgroup, LimitsCoresByTheLeastQuotaAroundInVersion2) {
+  CgroupFiles files;
+  EXPECT_EQ(files.cores(), 0u) << "nothing is told";
+  files.set("membership", "0::/a.slice/b");
+  EXPECT_EQ(files.cores(), 0u);
+  files.set("a.slice/b/cpu.max", "max 100000").set("a.slice/cpu.max", "250000 100000");
+  EXPECT_EQ(files.cores(), 3u) << "two and a half cores' worth";
+  files.set("a.slice/b/cpu.max", "50000 100000");
+  EXPECT_EQ(files.cores(), 1u);
+  files.set("membership", "0::/").set("cpu.max", "400000 100000");
+  EXPECT_EQ(files.cores(), 4u) << "a container sees its group as the root";
+  files.set("cpu.max", "nonsense");
+  EXPECT_EQ(files.cores(), 0u);
+}
+
+TEST(Cgroup, LimitsCoresByTheQuotaOfVersion1) {
+  CgroupFiles files;
+  files.set("membership", "5:memory:/x\n4:cpu,cpuacct:/docker/1\n0::/");
+  files.set("cpu/cpu.cfs_quota_us", "-1").set("cpu/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(files.cores(), 0u) << "a quota of -1 is none";
+  files.set("cpu/cpu.cfs_quota_us", "150000");
+  EXPECT_EQ(files.cores(), 2u) << "the group itself is not mounted here, the root is";
+  files.set("cpu/docker/1/cpu.cfs_quota_us", "100000").set("cpu/docker/1/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(files.cores(), 1u);
 }
 
 constexpr uint64_t kHuge = 2 << 20, kPage = 4096;
