@@ -99,7 +99,7 @@ std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, con
   ++count;
 
   const std::string prompt = prompt_text(s, model, join_question(text, question));
-  const Tokens tokens = tokenize(model, prompt, kPromptFlags);
+  const Tokens tokens = tokenize(model, prompt, prompt_flags(s, model));
   sample.prompt = tokens.ids;
   const uint64_t asked_at = prompt.rfind(question);
   sample.question =
@@ -285,7 +285,8 @@ std::string cell(const Mean& score, uint64_t correct, bool in_part) {
 
 void print_row(const std::string& task, const std::string& length, const Row& row, bool in_part) {
   if (row.score.count() == 0) return;
-  std::printf("%-12s %8s %11s", visible(task).c_str(), length.c_str(), cell(row.score, row.correct, in_part).c_str());
+  std::printf("%-12s %8s %11s", visible(task).c_str(), length.c_str(),
+              cell(row.score, row.correct, in_part).c_str());
   if (row.baseline.count()) std::printf(" %11s", cell(row.baseline, row.baseline_correct, in_part).c_str());
   std::printf(" %15s", row.retention.count() ? percent(row.retention.mean()).c_str() : "");
   if (length.empty()) std::printf("   standard error %s", percent(row.score.standard_error()).c_str());
@@ -353,8 +354,8 @@ int eval(Settings& s, const EvalFlags& flags) {
     tokens_done += sample.prompt.size();
     tokens_left -= sample.prompt.size();
     const double so_far = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::fprintf(stderr, "[%zu/%zu] %s: %s, %.1f s, %s left\n", i + 1, samples.size(), visible(sample.id).c_str(),
-                 verdict(*outcome).c_str(), outcome->seconds,
+    std::fprintf(stderr, "[%zu/%zu] %s: %s, %.1f s, %s left\n", i + 1, samples.size(),
+                 visible(sample.id).c_str(), verdict(*outcome).c_str(), outcome->seconds,
                  format_duration(so_far * static_cast<double>(tokens_left) / static_cast<double>(tokens_done))
                      .c_str());
     if (!s.json) continue;

@@ -218,6 +218,7 @@ thimble_chat_options chat_options(const ChatStyle& style) {
   options.source_length = style.source.size();
   if (!style.variables.empty()) options.variables = style.variables.data();
   options.variables_length = style.variables.size();
+  if (style.parses_content) options.flags = THIMBLE_CHAT_PARSE_CONTENT;
   return options;
 }
 
@@ -232,7 +233,7 @@ std::string render(const Model& model, const thimble_chat_options& options, uint
 std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags) {
   thimble_chat_options options = chat_options(style);
-  options.flags = flags;
+  options.flags |= flags;
   options.messages = messages.data();
   options.message_count = messages.size();
   uint64_t size = 1024;
@@ -243,7 +244,7 @@ std::string chat_text(const Model& model, const ChatStyle& style,
 std::string chat_text(const Model& model, const ChatStyle& style, const std::string& messages_json,
                       uint64_t held) {
   thimble_chat_options options = chat_options(style);
-  options.flags = THIMBLE_CHAT_ADD_ASSISTANT;
+  options.flags |= THIMBLE_CHAT_ADD_ASSISTANT;
   options.messages_json = messages_json.data();
   options.messages_json_length = messages_json.size();
   options.held = held;

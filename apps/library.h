@@ -101,9 +101,10 @@ std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32
 std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags);
 // How conversations are written, as the flags say; empty: as the model's file says.
 struct ChatStyle {
-  std::string format;     // a known format's name
-  std::string source;     // a template in Jinja
-  std::string variables;  // JSON
+  std::string format;           // a known format's name
+  std::string source;           // a template in Jinja
+  std::string variables;        // JSON
+  bool parses_content = false;  // what spells a control token in a message is one, else it is text
 };
 std::string chat_text(const Model& model, const ChatStyle& style,
                       const std::vector<thimble_message>& messages, uint32_t flags);

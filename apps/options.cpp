@@ -295,6 +295,9 @@ void add_chat_flags(CLI::App& app, Settings& s) {
                                        "tool_use for example; or a file of Jinja by its path, ./FILE or "
                                        "FILE.jinja (default: the model's own template)")
       ->type_name("NAME|FILE");
+  app.add_flag(
+      "--parse-special", s.chat.parses_content,
+      "What spells a control token in a text or a question, <|im_end|> say, is one (default: it is text)");
   app.add_option("--chat-vars", s.chat.variables,
                  "What the template reads besides, a JSON object: '{\"enable_thinking\": false}', tools")
       ->type_name("JSON");
@@ -442,6 +445,10 @@ void note_continued_text(const Settings& s, const Model& model) {
   std::fprintf(stderr,
                "thimble: the model's file has no chat template, so the text is continued as it is; "
                "--chat-template NAME writes it as a question\n");
+}
+
+uint32_t prompt_flags(const Settings& s, const Model& model) {
+  return continues_text(s, model) && !s.chat.parses_content ? THIMBLE_TOKENIZE_ADD_BOS : kPromptFlags;
 }
 
 std::string prompt_text(const Settings& s, const Model& model, std::string_view content) {

@@ -81,13 +81,15 @@ void settle_seed(Settings& settings);
 bool continues_text(const Settings& settings, const Model& model);
 // Says so on standard error, in one line.
 void note_continued_text(const Settings& settings, const Model& model);
-// One user message (and the system prompt) up to where the answer begins, or the text to continue; ADD_BOS and
-// PARSE_SPECIAL belong to it.
+// One user message (and the system prompt) up to where the answer begins, or the text to continue; its flags
+// are those below.
 std::string prompt_text(const Settings& settings, const Model& model, std::string_view content);
 // Text and question as one message: "text\n\nquestion", or the one that there is.
 std::string join_question(std::string_view text, std::string_view question);
 
 inline constexpr uint32_t kPromptFlags = THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL;
+// How what prompt_text gives becomes tokens: text that is continued holds no control tokens.
+uint32_t prompt_flags(const Settings& settings, const Model& model);
 
 // Help as two columns, 100 wide.
 class HelpFormatter : public CLI::Formatter {

@@ -66,7 +66,8 @@ int ask_questions(const Settings& s, const Model& model, const std::string& book
   // exactly what it would alone, wherever the tokenizer draws its borders.
   size_t longest = 0, common = SIZE_MAX;
   for (Question& q : questions) {
-    q.tokens = tokenize(model, prompt_text(s, model, join_question(book, q.text)), kPromptFlags).ids;
+    q.tokens =
+        tokenize(model, prompt_text(s, model, join_question(book, q.text)), prompt_flags(s, model)).ids;
     longest = std::max(longest, q.tokens.size());
     const auto& first = questions.front().tokens;
     const auto end = std::mismatch(first.begin(), first.end(), q.tokens.begin(), q.tokens.end()).first;

@@ -25,9 +25,11 @@ std::vector<int32_t> prompt_tokens(const Settings& s, const RunFlags& flags, con
   need_tokenizer(model);
   if (!flags.raw) note_continued_text(s, model);
   const std::string text = flags.file.empty() ? "" : read_file(flags.file);
-  const std::string prompt =
-      flags.raw ? text + flags.prompt : prompt_text(s, model, join_question(text, flags.prompt));
-  return tokenize(model, prompt, kPromptFlags).ids;
+  if (!flags.raw)
+    return token_ids(model, prompt_text(s, model, join_question(text, flags.prompt)), prompt_flags(s, model));
+  // A document is text; a raw prompt alone is written with control tokens.
+  const bool parses = s.chat.parses_content || flags.file.empty();
+  return token_ids(model, text + flags.prompt, parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS);
 }
 
 // The `count` largest logits, largest first; the lower id first among equals.
@@ -206,8 +208,12 @@ Command add_run(CLI::App& root) {
           ->type_name("FILE")
           ->needs(file)
           ->excludes(prompt);
-  auto* raw = app->add_flag("--raw", flags.raw, "Continue text and prompt as they are, without a chat format")
-                  ->excludes(questions);
+  auto* raw =
+      app->add_flag(
+             "--raw", flags.raw,
+             "Continue text and prompt as they are, without a chat format; control tokens are parsed where "
+             "there is no -f, or with --parse-special")
+          ->excludes(questions);
   auto* ids = app->add_option("--tokens", flags.tokens, "Read these token ids instead of a text: \"1,2,3\"")
                   ->type_name("IDS")
                   ->excludes(file)

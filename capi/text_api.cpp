@@ -26,7 +26,8 @@ Result<ChatWriter> find_writer(const Model& model, const thimble_chat_options& o
 }
 
 Result<Conversation> read_conversation(const thimble_chat_options& o) {
-  THIMBLE_TRY(need_flags(o.flags, THIMBLE_CHAT_ADD_ASSISTANT | THIMBLE_CHAT_CONTINUE));
+  THIMBLE_TRY(
+      need_flags(o.flags, THIMBLE_CHAT_ADD_ASSISTANT | THIMBLE_CHAT_CONTINUE | THIMBLE_CHAT_PARSE_CONTENT));
   THIMBLE_TRY(need_array(o.messages, o.message_count, "messages"));
   THIMBLE_TRY(need_array(o.source, o.source_length, "options.source"));
   THIMBLE_TRY(need_array(o.messages_json, o.messages_json_length, "options.messages_json"));
@@ -45,6 +46,7 @@ Result<Conversation> read_conversation(const thimble_chat_options& o) {
   if (o.variables) c.variables_json = {o.variables, static_cast<size_t>(o.variables_length)};
   c.add_assistant = o.flags & THIMBLE_CHAT_ADD_ASSISTANT;
   c.continues = o.flags & THIMBLE_CHAT_CONTINUE;
+  c.parses_content = o.flags & THIMBLE_CHAT_PARSE_CONTENT;
   c.held = o.held;
   c.now = o.time ? o.time : wall_clock_seconds();
   return c;

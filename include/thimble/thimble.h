@@ -26,7 +26,7 @@
  *  - A function that can fail returns a thimble_status. THIMBLE_OK is 0. Output parameters are written only on success,
  *    except counts of the two-call functions (below). `error` is lent by the caller and may be NULL; on failure it holds
  *    the code and one sentence that says what is wrong and what to do. Sentences, also those of the log, and names are safe
- *    to print: control characters of a file are shown as "\\u001b".
+ *    to print: control characters of a file are shown as "\u001b".
  *  - Nothing throws, aborts, exits, or prints. Nothing is sent anywhere.
  *  - Option structs start with their size: call the *_init function, then change fields. A program built with an older
  *    header runs with a newer library, and fields it does not know keep their defaults. NULL options mean defaults.
@@ -332,7 +332,8 @@ THIMBLE_API void thimble_training_free(thimble_training* training);
 /* ---- text ---- */
 
 #define THIMBLE_TOKENIZE_ADD_BOS 1u       /* put BOS in front where the model asks for one */
-#define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* the text of control tokens becomes their ids: for prompts you wrote */
+#define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* the text of control tokens becomes their ids: for prompts that you or
+                                             thimble_chat_render wrote, and not for documents */
 
 /* Text to token ids; any bytes are accepted. `offsets`, when not NULL, gets where each token starts in the text, in bytes.
  * Two-call: `capacity` is that of ids and of offsets. */
@@ -362,6 +363,9 @@ typedef struct thimble_message {
 
 #define THIMBLE_CHAT_ADD_ASSISTANT 1u /* end where the assistant's answer begins */
 #define THIMBLE_CHAT_CONTINUE 2u      /* the messages go on after an answer that the session already holds */
+#define THIMBLE_CHAT_PARSE_CONTENT 4u /* what spells a control token in a message, <|im_end|> say, is one: for messages you
+                                         wrote. Without it, it stays text: thimble_tokenize does not parse what has U+FDD0, a
+                                         noncharacter, in front of it, and leaves that out */
 
 /* Messages as the model was taught to read them, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the
  * first). With `format` NULL the chat template of the model's file is run (Jinja, in a box: it sees the messages alone, and

@@ -1,6 +1,7 @@
 #include "runtime/chat/writer.h"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <utility>
 
@@ -57,6 +58,39 @@ Status add_variables(Heap& heap, const Conversation& c, Dict& to) {
     return error(Code::kInvalidArgument,
                  "the variables' JSON is no object; write {\"enable_thinking\": false} for example");
   for (const auto& [key, value] : (*variables)->items) THIMBLE_TRY(heap.set(to, key, value));
+  return {};
+}
+
+// Guards what spells a control token in all texts of a value, but in those named "role", which templates
+// write control tokens with.
+Status guard_texts(Heap& heap, const Tokenizer& tokenizer, bool but_marks, Value& value) {
+  if (const std::string* text = jinja::as_text(value)) {
+    if (auto guarded = tokenizer.guard(*text, but_marks)) {
+      THIMBLE_LET(made, heap.text(std::move(*guarded)));
+      value = made;
+    }
+  } else if (List* const* list = jinja::as<List*>(value)) {
+    for (Value& item : (*list)->items) THIMBLE_TRY(guard_texts(heap, tokenizer, but_marks, item));
+  } else if (Dict* const* dict = jinja::as<Dict*>(value)) {
+    for (auto& [key, item] : (*dict)->items)
+      if (*key != "role") THIMBLE_TRY(guard_texts(heap, tokenizer, but_marks, item));
+  }
+  return {};
+}
+
+bool is_answer(std::string_view role) { return role == "assistant"; }
+
+// What is not the template's in what it reads: messages, and tools and documents, which may be of others,
+// too.
+Status guard_content(Heap& heap, const Tokenizer& tokenizer, List& messages, Dict& variables) {
+  for (Value& message : messages.items) {
+    const Value* role = (*jinja::as<Dict*>(message))->find("role");
+    const std::string* name = role ? jinja::as_text(*role) : nullptr;
+    // The marks between an answer's parts are in its text, and are to become what they were.
+    THIMBLE_TRY(guard_texts(heap, tokenizer, name && is_answer(*name), message));
+  }
+  for (const char* key : {"tools", "documents"})
+    if (Value* value = variables.find(key)) THIMBLE_TRY(guard_texts(heap, tokenizer, false, *value));
   return {};
 }
 
@@ -173,6 +207,7 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   THIMBLE_TRY(heap.set(*variables, name_of("documents"), None()));
   THIMBLE_TRY(heap.set(*variables, name_of("add_generation_prompt"), add_assistant));
   THIMBLE_TRY(add_variables(heap, c_, *variables));
+  if (!c_.parses_content) THIMBLE_TRY(guard_content(heap, tokenizer_, *messages, *variables));
   auto text = chat_.render(heap, *variables, c_.now);
   THIMBLE_TRY(text);
   const std::string& beginning = *jinja::as_text(bos);
@@ -235,7 +270,7 @@ Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& 
   return messages;
 }
 
-Result<std::string> write_format(ChatFormat format, const Conversation& c) {
+Result<std::string> write_format(ChatFormat format, const Conversation& c, const Tokenizer& tokenizer) {
   if (!c.variables_json.empty())
     return error(Code::kInvalidArgument,
                  "the chat format %s has no variables; only a template that is run has",
@@ -246,6 +281,12 @@ Result<std::string> write_format(ChatFormat format, const Conversation& c) {
     return error(Code::kInvalidArgument, "there are %zu messages, fewer than are said to be in the context",
                  messages.size());
   messages.erase(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(c.held));
+  std::deque<std::string> guarded;
+  for (ChatMessage& m : messages) {
+    if (c.parses_content) break;
+    if (auto text = tokenizer.guard(m.content, is_answer(m.role)))
+      m.content = guarded.emplace_back(std::move(*text));
+  }
   return format_chat(format, messages, c.add_assistant, !c.continues && c.held == 0);
 }
 
@@ -295,7 +336,7 @@ Result<std::string> ChatWriter::write(const Conversation& c, const Tokenizer& to
   if (template_) {
     return Run(*template_, c, tokenizer).write();
   }
-  if (format_) return write_format(*format_, c);
+  if (format_) return write_format(*format_, c, tokenizer);
   std::string names;
   for (const char* name : chat_format_names()) names += (names.empty() ? "" : ", ") + std::string(name);
   return error(Code::kUnsupported, "%s; name a format (%s) or a file of Jinja with --chat-template",

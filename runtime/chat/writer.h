@@ -20,6 +20,7 @@ struct Conversation {
   std::vector<ChatMessage> messages;
   std::string_view messages_json;   // an array of objects that stands for `messages`, where it is not empty
   std::string_view variables_json;  // an object of further variables of a template, or empty
+  bool parses_content = false;      // what spells a control token in a message is one, else it is text
   bool add_assistant = false;       // ends where the answer begins
   uint64_t held = 0;                // that many messages, the last an answer, are in the context already
   bool continues = false;           // messages that are not given are, the last an answer
@@ -41,8 +42,8 @@ class ChatWriter {
   // Why the template is not run, one sentence; empty where it is.
   const std::string& problem() const { return problem_; }
 
-  // The text, to be tokenised with special tokens parsed. BOS is left to a tokenizer that puts it in front
-  // itself.
+  // The text, to be tokenised with special tokens parsed; those that messages spell are guarded (kGuard). BOS
+  // is left to a tokenizer that puts it in front itself.
   Result<std::string> write(const Conversation&, const Tokenizer&) const;
 
   uint64_t host_bytes() const { return problem_.capacity() + (template_ ? template_->host_bytes() : 0); }

@@ -103,6 +103,8 @@ void Writer::write_text(std::string_view text) {
     };
     if (special != std::string_view::npos) {
       out.append({'\\', kWritten[special]});
+    } else if (point.value == kGuardCode) {
+      out += bytes;  // guards what follows, and is no part of the text
     } else if (point.value < 0x20 || (ascii_ && point.value >= 0x7f && point.value < 0x10000)) {
       unit(point.value);
     } else if (ascii_ && point.value >= 0x10000) {

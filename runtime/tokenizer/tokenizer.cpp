@@ -5,6 +5,7 @@
 
 #include "runtime/model/gguf.h"
 #include "runtime/tokenizer/encoder.h"
+#include "runtime/tokenizer/utf8.h"
 #include "runtime/tokenizer/vocabulary.h"
 
 namespace thimble {
@@ -131,16 +132,38 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
   const TokenTexts& special = parse_special ? vocabulary.special() : vocabulary.user_defined();
   if (add_bos && impl_->adds_bos) sink({vocabulary.bos(), 0});
 
-  size_t begin = 0;  // of the text since the last special token
+  size_t begin = 0;            // of the text since the last special token
+  std::vector<size_t> guards;  // in it, which are left out
+  std::string plain;
   const auto encode_until = [&](size_t end) {
-    for (bool starts = true; begin < end; starts = false) {
-      const size_t size = std::min(end - begin, kLongestText);
-      impl_->encoder->encode(text.substr(begin, size), begin, starts, sink);
-      begin += size;
+    std::string_view stretch = text.substr(begin, end - begin);
+    TokenSink placed;
+    if (!guards.empty()) {
+      plain.clear();
+      for (size_t i = 0, from = begin; i <= guards.size(); ++i) {
+        const size_t to = i < guards.size() ? guards[i] : end;
+        plain += text.substr(from, to - from);
+        from = to + kGuard.size();
+      }
+      stretch = plain;
+      placed = [&](Token token) {  // offsets count from `begin` in what is left
+        for (const size_t guard : guards) token.offset += guard <= token.offset ? kGuard.size() : 0;
+        sink(token);
+      };
     }
+    for (size_t at = 0; at < stretch.size(); at += kLongestText)
+      impl_->encoder->encode(stretch.substr(at, kLongestText), begin + at, at == 0, placed ? placed : sink);
+    guards.clear();
   };
   for (size_t at = 0; at < text.size();) {
-    const int32_t id = special.longest_at_start(text.substr(at));
+    const std::string_view rest = text.substr(at);
+    if (parse_special && rest.starts_with(kGuard) &&
+        special.longest_at_start(rest.substr(kGuard.size())) >= 0) {
+      guards.push_back(at);
+      at += kGuard.size() + 1;
+      continue;
+    }
+    const int32_t id = special.longest_at_start(rest);
     if (id < 0) {
       ++at;
       continue;
@@ -152,6 +175,26 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
     begin = at;
   }
   encode_until(text.size());
+}
+
+std::optional<std::string> Tokenizer::guard(std::string_view text, bool but_marks) const {
+  if (!impl_) return std::nullopt;
+  std::string guarded;
+  size_t from = 0;  // what is not in `guarded` yet
+  const Vocabulary& vocabulary = impl_->vocabulary;
+  for (size_t at = 0; at < text.size();) {
+    const int32_t id = vocabulary.special().longest_at_start(text.substr(at));
+    const TokenType type = vocabulary.type(id);
+    const bool whole =
+        id >= 0 && (type == TokenType::kUserDefined || (but_marks && type == TokenType::kMark));
+    if (id >= 0 && !whole) {
+      guarded.append(text.substr(from, at - from)).append(kGuard);
+      from = at;
+    }
+    at += whole ? vocabulary.text(id).size() : 1;  // another may begin within one that stays text
+  }
+  if (guarded.empty()) return std::nullopt;
+  return guarded.append(text.substr(from));
 }
 
 void Tokenizer::append_piece(int32_t id, bool special, std::string& out) const {

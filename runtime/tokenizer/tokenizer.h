@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,10 +46,15 @@ class Tokenizer {
 
   // Any bytes are accepted: what is not UTF-8 is encoded byte by byte (and lost where the vocabulary lacks a
   // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and
-  // unknown tokens into their ids, the longest first. User-defined tokens are part of any text, unless they
-  // end a generation.
+  // unknown tokens into their ids, the longest first, but where guard() marked it: that stays text, without
+  // the mark. User-defined tokens are part of any text, unless they end a generation.
   void tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink) const;
   std::vector<Token> tokenize(std::string_view text, bool add_bos, bool parse_special) const;
+
+  // The text with a kGuard in front of all that `parse_special` would turn into control and unknown tokens,
+  // but with `but_marks` not of those that tell an answer's parts apart; nothing where there is none. So what
+  // others wrote may stand in a prompt.
+  std::optional<std::string> guard(std::string_view text, bool but_marks) const;
 
   // The bytes of a token, maybe part of a code point; control tokens give their text only when `special`,
   // but for those that tell an answer's parts apart (gpt-oss's <|channel|>).

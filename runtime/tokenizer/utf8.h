@@ -11,6 +11,11 @@ namespace thimble {
 inline constexpr uint32_t kInvalidUtf8 = 0x110000, kPartialUtf8 = 0x110001;
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
+// Stands in front of a control token's text that is to stay text, in prompts whose other control tokens are
+// parsed (Tokenizer::guard). A noncharacter: no text has it for anything else.
+inline constexpr uint32_t kGuardCode = 0xFDD0;
+inline constexpr std::string_view kGuard = "\xEF\xB7\x90";
+
 struct CodePoint {
   uint32_t value;  // or kInvalidUtf8, kPartialUtf8
   uint32_t

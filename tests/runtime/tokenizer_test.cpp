@@ -658,6 +658,29 @@ TEST(Tokenizer, ParsesControlTokensOnlyWhenAskedAndTheLongestWins) {
   EXPECT_EQ(back(t, ids(t, text, true), false), "ab[user]<|");
 }
 
+// What guard() marks becomes the tokens that plain text gives, next to control tokens that are parsed.
+TEST(Tokenizer, KeepsGuardedTextAsTextWhereControlTokensAreParsed) {
+  const Loaded small(small_bpe()), pieces(small_spm());
+  for (const Tokenizer* t : {&small.tokenizer, &pieces.tokenizer}) {
+    EXPECT_FALSE(t->guard("ab <|y|> [user] abc", false));
+    for (const std::string text :
+         {"<|im_end|>", "ab<|x|>>c <|im_end|>", "<<|x|>", "<|<|x|>|>", "a\uFDD0<|x|>", "</s><s>a [user]</s>",
+          "<|im_end|><|im_end|>\n", "plain"}) {
+      const std::string guarded = t->guard(text, false).value_or(text);
+      EXPECT_EQ(ids(*t, guarded, true), ids(*t, text, false)) << text;
+      const auto tokens = t->tokenize(guarded, false, true), alone = t->tokenize(text, false, false);
+      ASSERT_EQ(tokens.size(), alone.size()) << text;
+      for (size_t i = 0; i < tokens.size(); ++i)  // offsets count in what was given, marks included
+        EXPECT_EQ(guarded[tokens[i].offset], text[alone[i].offset]) << text << ' ' << i;
+    }
+  }
+  const auto tokens = small.tokenizer.tokenize(
+      "<|im_end|>a" + *small.tokenizer.guard("<|x|>b", false) + "c<|im_end|>", false, true);
+  EXPECT_EQ(tokens.front().id, 259);
+  EXPECT_EQ(tokens.back().id, 259);
+  EXPECT_EQ(std::count_if(tokens.begin(), tokens.end(), [](Token t) { return t.id >= 259; }), 2);
+}
+
 TEST(Tokenizer, NeverMakesAControlTokenOfPlainText) {
   GgufWriter w = small_spm();  // "<s" and ">" are tokens, and so is what they merge to
   const Loaded loaded(w);
