@@ -20,6 +20,7 @@
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/ops.h"
+#include "base/fair_mutex.h"
 #include "base/system.h"
 #include "base/thread_pool.h"
 
@@ -157,10 +158,10 @@ class CpuRecorder : public Recorder {
   Status status_;
 };
 
-// The workers, which sessions take turns to use.
+// The workers, which sessions take turns to use, a part of a segment each.
 struct Workers {
   explicit Workers(uint32_t threads) : pool(threads) {}
-  std::mutex queue;
+  FairMutex queue;
   ThreadPool pool;
 };
 
@@ -182,7 +183,6 @@ class CpuStream : public Stream {
                 std::span<const HeadState> heads) override {
     const auto& p = static_cast<CpuProgram&>(program);
     THIMBLE_TRY(check(p, first, last, step, heads));
-    const std::lock_guard lock(workers_->queue);
     for (uint32_t s = first; s < last; ++s)
       for (const Part& part : p.list[s].parts) run(p.list[s], part, step, heads);
     return {};
@@ -194,7 +194,6 @@ class CpuStream : public Stream {
     THIMBLE_TRY(check(p, segment, segment + 1, step, heads));
     if (part >= p.parts(segment))
       return error(Code::kInternal, "part %u of a segment that has %u", part, p.parts(segment));
-    const std::lock_guard lock(workers_->queue);
     run(p.list[segment], p.list[segment].parts[part], step, heads);
     return {};
   }
@@ -209,8 +208,10 @@ class CpuStream : public Stream {
     return check_submit(program, program.bounds, first, last, step, heads);
   }
 
+  // A turn: whoever waits for the workers gets them after it.
   void run(const Segment& segment, const Part& part, const StepParams& step,
            std::span<const HeadState> heads) {
+    const std::lock_guard turn(workers_->queue);
     const Context context{step, heads, workers_->pool, scratch_, part.share};
     for (uint32_t i = part.first; i < part.last; ++i) std::visit(Run{context}, segment.ops[i]);
   }
