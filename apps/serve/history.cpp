@@ -80,10 +80,12 @@ void History::add_prompt(const int32_t* ids, size_t count) {
   ids_.insert(ids_.end(), ids, ids + count);
 }
 
-bool History::in_answer(uint64_t position) const {
-  return position >= answer_ || std::any_of(turns_.begin(), turns_.end(), [=](const Turn& turn) {
-           return position >= turn.answer && position < turn.position;
-         });
+std::vector<std::pair<uint64_t, uint64_t>> History::answers() const {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for (const Turn& turn : turns_) all.emplace_back(turn.answer, turn.position);
+  if (answer_ <= ids_.size() && (all.empty() || all.back().first != answer_))
+    all.emplace_back(answer_, ids_.size());
+  return all;
 }
 
 void History::add_turn(const Prompt& prompt, Json answer, bool cut) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/serve/task.h"
@@ -56,10 +57,8 @@ class History {
   }
 
   const std::vector<int32_t>& ids() const { return ids_; }
-  // Where in the stream the last answer begins; SIZE_MAX: the last prompt has none yet.
-  uint64_t answer() const { return answer_; }
-  // Whether a position is in an answer that the stream holds.
-  bool in_answer(uint64_t position) const;
+  // The answers that the stream holds: where each begins and ends.
+  std::vector<std::pair<uint64_t, uint64_t>> answers() const;
   bool empty() const { return ids_.empty(); }
 
  private:
@@ -74,7 +73,7 @@ class History {
   std::vector<int32_t> ids_;
   uint64_t first_prompt_ = 0;  // tokens of the stream that are the first prompt's
   uint64_t floor_ = 0;
-  uint64_t answer_ = SIZE_MAX;
+  uint64_t answer_ = SIZE_MAX;  // where the last answer begins; SIZE_MAX: there is none to the last prompt
   Json conversation_ = Json::array();
   std::string variables_;
   std::vector<Turn> turns_;

@@ -119,9 +119,25 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
   };
   // A token that waits was not read; one that an interrupted step sampled is in no answer.
   const std::vector<int32_t>& ids = view.history.ids();
-  const size_t count = std::min(shares.size(), ids.size());
-  std::vector<Sentence> sentences =
-      cut_sentences(count, [&](uint64_t i) { return token_bytes(model, ids[i]); });
+  const uint64_t count = std::min(shares.size(), ids.size());
+  std::vector<Sentence> sentences, prompts;
+  // A template need not put answers on lines of their own. What a question asks about is looked for outside
+  // of them: an answer has the question's words, and is still held where the text's own sentence is gone.
+  const auto cut_to = [&](uint64_t end, bool answer) {
+    const uint64_t first = sentences.empty() ? 0 : sentences.back().first + sentences.back().count;
+    if (first >= end) return;
+    for (Sentence& s : cut_sentences(end - first, [&](uint64_t i) { return token_bytes(model, ids[first + i]); })) {
+      s.first += first;
+      sentences.push_back(s);
+      if (answer) s.text.clear();
+      prompts.push_back(std::move(s));
+    }
+  };
+  for (const auto& [begin, end] : view.history.answers()) {
+    cut_to(std::min(begin, count), false);
+    cut_to(std::min(end, count), true);
+  }
+  cut_to(count, false);
   Json segments = Json::array(), asked;
   for (const Sentence& s : sentences)
     segments.push_back({{"text", s.text},
@@ -129,16 +145,7 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
                         {"count", s.count},
                         {"kept", sum(shares, s) / static_cast<double>(s.count)},
                         {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
-  const auto answer = std::find_if(sentences.begin(), sentences.end(), [&](const Sentence& s) {
-    return s.first >= view.history.answer();
-  });
-  // Nor is an earlier answer what a question asks about: it has the question's words, and is held, where the
-  // text's own sentence is gone.
-  for (Sentence& s : sentences) {
-    if (view.history.in_answer(s.first)) s.text.clear();
-  }
-  if (const auto subject =
-          find_subject({sentences.begin(), answer}, view.question, kept_by_head(model, view.session)))
+  if (const auto subject = find_subject(prompts, view.question, kept_by_head(model, view.session)))
     asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
   return {{"segments", segments}, {"asked", asked}};
 }

@@ -120,23 +120,22 @@ TEST(ServeHistory, KnowsWhereItsAnswersAre) {
   History history(kChunk, kLocal);
   const Prompt first = prompt_of({message("user", "a")}, 5);
   history.add_prompt(first.ids.data(), first.ids.size());
-  EXPECT_EQ(history.answer(), SIZE_MAX);
+  EXPECT_TRUE(history.answers().empty());
   history.begin_answer();
   history.add_generated(1);
   history.add_turn(first, message("assistant", "b"), false);
+  using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;
+  EXPECT_EQ(history.answers(), (Ranges{{5, 6}}));
   const Prompt second =
       prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 9);
   history.rewind(history.find(second));
   history.add_prompt(second.ids.data(), 2);
-  EXPECT_EQ(history.answer(), SIZE_MAX);
+  EXPECT_EQ(history.answers(), (Ranges{{5, 6}}));
   history.begin_answer();
   history.add_generated(2);
-  EXPECT_EQ(history.answer(), 8u);
-  std::vector<bool> in;
-  for (uint64_t i = 0; i < 9; ++i) in.push_back(history.in_answer(i));
-  EXPECT_EQ(in, (std::vector<bool>{false, false, false, false, false, true, false, false, true}));
+  EXPECT_EQ(history.answers(), (Ranges{{5, 6}, {8, 9}}));
   history.rewind({});
-  EXPECT_FALSE(history.in_answer(5));
+  EXPECT_TRUE(history.answers().empty());
 }
 
 }  // namespace

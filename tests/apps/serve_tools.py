@@ -218,8 +218,9 @@ class Tools(unittest.TestCase):
         messages = [{"role": "user", "content": "It is 3.\n" + "Rain fell.\n" * 100}, {"role": "tool", "content": "x"}]
         messages.append(self.server.chat(messages)["choices"][0]["message"])
         self.assertEqual(messages[-1]["content"], "It is 3.")
-        self.server.chat([*messages, {"role": "user", "content": "Is it 3?"}])
+        self.server.chat([*messages, {"role": "user", "content": "\nIs it 3?"}])
         held = self.server.get("/thimble/kept?slot=0")
+        self.assertIn("It is 3.<|end|>", [segment["text"] for segment in held["segments"]])
         self.assertEqual((held["asked"]["segment"], held["asked"]["gone"]), (0, True), held)
 
 
