@@ -49,15 +49,55 @@ std::string response_head(int status, unsigned version, bool keep_alive, const s
          (keep_alive ? "Connection: keep-alive\r\n" : "Connection: close\r\n") + "\r\n";
 }
 
-std::string whole_response(const Response& response, unsigned version, bool keep_alive, bool head_only) {
+std::string whole_fields(const Response& response) {
   std::string fields = "Content-Type: " + response.type +
                        "\r\nContent-Length: " + std::to_string(response.body.size()) +
                        "\r\nX-Content-Type-Options: nosniff\r\n";
   for (const auto& [name, value] : response.headers) fields += name + ": " + value + "\r\n";
-  return response_head(response.status, version, keep_alive, fields) + (head_only ? "" : response.body);
+  return fields;
 }
 
 std::string text_of(boost::beast::string_view view) { return {view.data(), view.size()}; }
+
+// Bytes of a header up to its empty line, this included; 0: there is more to come. What a proxy in front may
+// read otherwise is a problem, since it would then see other requests than this server: a line that does not
+// end with CR LF, and a field that goes on in a second line.
+struct Head {
+  size_t bytes = 0;
+  const char* problem = nullptr;
+};
+
+Head find_head(std::string_view text) {
+  for (size_t line = 0;;) {
+    const size_t end = text.find_first_of("\r\n", line);
+    if (end == text.npos) return {};
+    if (text[end] == '\n') return {0, "a line of the header ends without CR"};
+    if (end + 1 == text.size()) return {};
+    if (text[end + 1] != '\n') return {0, "a line of the header has a CR in the middle"};
+    if (end == line) return {end + 2};
+    if (line && (text[line] == ' ' || text[line] == '\t'))
+      return {0, "a field of the header goes on in a second line"};
+    line = end + 2;
+  }
+}
+
+// Why the end of a request, or whom it is for, could be read in two ways (RFC 9112, part 11.2): a status and
+// a sentence.
+std::optional<Response> ambiguity(const http::request_header<>& head) {
+  const auto refuse = [](int status, const char* message) { return Response{status, "", message}; };
+  const size_t hosts = head.count(http::field::host), lengths = head.count(http::field::content_length),
+               codings = head.count(http::field::transfer_encoding);
+  if (hosts > 1) return refuse(400, "there are several Host fields");
+  if (!hosts && head.version() > 10) return refuse(400, "the Host field is missing");
+  if (lengths > 1) return refuse(400, "there are several Content-Length fields");
+  if (lengths && head[http::field::content_length].find_first_not_of("0123456789") != std::string::npos)
+    return refuse(400, "Content-Length must be one number");
+  if (codings && lengths) return refuse(400, "there are both Content-Length and Transfer-Encoding");
+  if (codings && head.version() == 10) return refuse(400, "HTTP/1.0 has no Transfer-Encoding");
+  if (codings > 1 || (codings && !beast::iequals(head[http::field::transfer_encoding], "chunked")))
+    return refuse(501, "of Transfer-Encoding the server knows \"chunked\" alone");
+  return std::nullopt;
+}
 
 // A client's connection: reads a request, hands it over, writes the answer, and again.
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -92,14 +132,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   using Parser = http::request_parser<http::string_body>;
 
-  void on_header(error_code error);
+  void read_head();
+  void on_head();
   void read_body();
   void on_body(error_code error);
   void refuse(int status, const std::string& message);
   void refuse_parse(error_code error);
   void hand_over();
   void watch();
+  void probe();
   void leave();
+  std::string head(int status, const std::string& fields);
   void tick();
   void begin();
   void send(const std::string& bytes);
@@ -127,6 +170,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool answering_ = false;  // the request was handed over and its answer has not ended
   bool events_ = false;     // which comes in pieces
   bool ending_ = false;     // all of it is in out_ or on its way
+  bool begun_ = false;      // the beginning of its first line is
   bool writing_ = false, watching_ = false, closed_ = false;
   std::string out_, sending_;
   std::function<void()> left_;
@@ -181,28 +225,58 @@ void Connection::read_header(int timeout_seconds) {
   parser_->header_limit(static_cast<std::uint32_t>(limits_.header_bytes));
   parser_->body_limit(limits_.body_bytes);
   stream_.expires_after(seconds(timeout_seconds));
-  http::async_read_header(stream_, buffer_, *parser_,
-                          [self = shared_from_this()](error_code error, size_t) { self->on_header(error); });
+  request_ = {};
+  head_only_ = false;
+  read_head();
 }
 
-void Connection::on_header(error_code error) {
+// Looks at the bytes of a whole header before anything is made of them.
+void Connection::read_head() {
+  const auto text = [this] {
+    return std::string_view(static_cast<const char*>(buffer_.data().data()), buffer_.size());
+  };
+  while (text().starts_with("\r\n")) buffer_.consume(2);  // some clients end a body with it
+  const Head found = find_head(text());
+  if (found.problem) return refuse(400, found.problem);
+  if (std::max(found.bytes, found.bytes ? 0 : buffer_.size()) > limits_.header_bytes)
+    return refuse_parse(http::error::header_limit);
+  if (found.bytes) return on_head();
+  stream_.async_read_some(buffer_.prepare(std::min<size_t>(4096, buffer_.max_size() - buffer_.size())),
+                          [self = shared_from_this()](error_code error, size_t got) {
+                            if (error) return self->close();
+                            self->buffer_.commit(got);
+                            self->read_head();
+                          });
+}
+
+void Connection::on_head() {
+  error_code error;
+  buffer_.consume(parser_->put(buffer_.data(), error));
   if (error) return refuse_parse(error);
   const auto& head = parser_->get();
   version_ = head.version();
   keep_alive_ = head.keep_alive();
   head_only_ = head.method() == http::verb::head;
-  request_ = {};
   request_.method = head_only_ ? "GET" : text_of(head.method_string());
-  const std::string target = text_of(head.target());
+  std::string target = text_of(head.target());
+  request_.host = text_of(head[http::field::host]);
+  // A target in absolute form, as for a proxy, names the host, whatever the field says.
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!beast::iequals(target.substr(0, scheme.size()), scheme)) continue;
+    const size_t path = std::min(target.find_first_of("/?", scheme.size()), target.size());
+    request_.host = target.substr(scheme.size(), path - scheme.size());
+    target = (target[path] == '/' ? "" : "/") + target.substr(path);
+    break;
+  }
   const size_t question = std::min(target.find('?'), target.size());
   request_.path = target.substr(0, question);
   request_.query = target.substr(std::min(question + 1, target.size()));
-  request_.host = text_of(head[http::field::host]);
   request_.origin = text_of(head[http::field::origin]);
   request_.authorization = text_of(head[http::field::authorization]);
   request_.api_key = text_of(head["x-api-key"]);
   request_.content_type = text_of(head[http::field::content_type]);
   error_code ignored;
+  if (const auto ambiguous = ambiguity(head)) return refuse(ambiguous->status, ambiguous->body);
   request_.address = stream_.socket().local_endpoint(ignored).address().to_string();
   if (const auto refused = server_.handlers.admit(request_)) {
     keep_alive_ = keep_alive_ && parser_->is_done();
@@ -248,7 +322,7 @@ void Connection::refuse_parse(error_code error) {
       error.category() != http::make_error_code(http::error::bad_method).category() ||
       error == http::error::end_of_stream || error == http::error::partial_message)
     return close();
-  refuse(400, "the request is no HTTP/1.1: " + error.message());
+  refuse(400, "the request is not HTTP/1.1: " + error.message());
 }
 
 // An error of the transport; the connection ends with it, since what follows in it cannot be told.
@@ -286,9 +360,25 @@ void Connection::watch() {
         room ? self->stream_.socket().read_some(self->buffer_.prepare(std::min<size_t>(room, 4096)), error)
              : 0;
     self->buffer_.commit(got);
+    if (error == asio::error::eof) return self->probe();
     if (!room || (error && error != asio::error::would_block)) return self->leave();
     self->watch();
   });
+}
+
+// A client that sends no more may wait for its answer, or be gone. Something sent to it tells: the system of
+// a client that is gone resets the connection. Of an answer that was not begun this is the beginning of its
+// first line.
+void Connection::probe() {
+  if (ending_) return;  // then the answer itself does
+  watching_ = true;
+  stream_.socket().async_wait(tcp::socket::wait_error, [self = shared_from_this()](error_code error) {
+    self->watching_ = false;
+    if (!error) self->leave();
+  });
+  if (events_) return write(turn_, ":\n\n");
+  out_ += head(0, "");
+  send_more();
 }
 
 void Connection::leave() {
@@ -313,9 +403,18 @@ void Connection::tick() {
   });
 }
 
+// A response's header, or what is left of it where its beginning was sent; of status 0 that beginning.
+std::string Connection::head(int status, const std::string& fields) {
+  const std::string text = response_head(status, version_, keep_alive_, fields);
+  const size_t begun = text.find(' ') + 1;
+  if (!status) return std::exchange(begun_, true) ? "" : text.substr(0, begun);
+  return std::exchange(begun_, false) ? text.substr(begun) : text;
+}
+
 void Connection::respond(uint64_t turn, const Response& response) {
   if (!is_turn(turn) || events_ || ending_) return;
-  out_ += whole_response(response, version_, keep_alive_, head_only_);
+  out_ += head(response.status, whole_fields(response));
+  if (!head_only_) out_ += response.body;
   finish();
 }
 
@@ -326,7 +425,7 @@ void Connection::begin_events(uint64_t turn) {
   std::string fields =
       "Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
   if (version_ == 11) fields += "Transfer-Encoding: chunked\r\n";
-  out_ += response_head(200, version_, keep_alive_, fields);
+  out_ += head(200, fields);
   send_more();
 }
 
@@ -459,10 +558,9 @@ void HttpServer::Impl::accept() {
 void HttpServer::Impl::turn_away(tcp::socket socket) {
   error_code ignored;
   socket.non_blocking(true, ignored);
-  const std::string bytes =
-      whole_response({503, "application/json",
-                      handlers.error_body("", 503, "there are too many connections; come again later")},
-                     11, false, false);
+  const Response response{503, "application/json",
+                          handlers.error_body("", 503, "there are too many connections; come again later")};
+  const std::string bytes = response_head(503, 11, false, whole_fields(response)) + response.body;
   socket.write_some(asio::buffer(bytes), ignored);
 }
 

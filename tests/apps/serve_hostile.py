@@ -45,7 +45,7 @@ def broken_line(r):
                      b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 7",
                      b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip",
                      b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])
-    return line + b"\r\n\r\n", {b"400", b"403", b"413", b"200", b""}
+    return line + b"\r\n\r\n", {b"400", b"403", b"413", b"501", b"200", b""}
 
 
 def mutated(r):

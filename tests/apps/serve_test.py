@@ -257,6 +257,71 @@ class Answers(unittest.TestCase):
             connection.sendall(request * 2 + last)
             self.assertEqual(drain(connection).count(b"200 OK"), 3)
 
+    def statuses(self, request, half=False):
+        """Of all answers that these bytes get; what looks like a second request in a body must get none."""
+        with self.server.connect(timeout=5) as connection:
+            try:
+                connection.sendall(request)
+                if half:
+                    connection.shutdown(socket.SHUT_WR)
+            except ConnectionError:
+                pass
+            return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", drain(connection))]
+
+    def test_requests_that_others_may_read_otherwise_are_refused(self):
+        hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        length = b"Content-Length: %d\r\n" % len(hidden)
+        for fields, expected in (
+                (b"Transfer-Encoding: gzip\r\n", 501), (b"Transfer-Encoding: gzip, chunked\r\n", 501),
+                (b"Transfer-Encoding: identity\r\n", 501), (b"Transfer-Encoding: chunked, chunked\r\n", 501),
+                (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400),
+                (b"Transfer-Encoding: xchunked\r\n", 501), (b"Transfer-Encoding: \x0bchunked\r\n", 400),
+                (length + b"Transfer-Encoding: chunked\r\n", 400), (b"Transfer-Encoding: chunked\r\n" + length, 400),
+                (length + b"Content-Length: 0\r\n", 400), (length * 2, 400), (b"Content-Length: 0, 0\r\n", 400),
+                (b"Content-Length: +5\r\n", 400), (b"Content-Length: -1\r\n", 400), (b"Content-Length: 0x5\r\n", 400),
+                (b"Content-Length: 5 5\r\n", 400), (b"Content-Length:\r\n", 400), (b"Content-Length : 5\r\n", 400),
+                (b"Content-Length: 99999999999999999999999\r\n", 400), (b"Content-Length: 0\r\n " + length, 400),
+                (b"Host: localhost\r\n", 400), (b"X: a\r\n b\r\n", 400), (b"X: a\r\n\tb\r\n", 400), (b" X: a\r\n", 400),
+                (b"X: a\nY: b\r\n", 400), (b"X: a\rY: b\r\n", 400), (b"X: a\0b\r\n", 400), (b"X\r\n", 400), (b": a\r\n", 400)):
+            request = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + fields + b"\r\n" + hidden
+            self.assertEqual(self.statuses(request), [expected], fields)
+        for request, expected in (
+                (b"GET /health HTTP/1.1\r\n\r\n", 400), (b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
+                (b"GET /health HTTP/1.1\nHost: localhost\n\n", 400), (b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+                (b"POST /tokenize HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 400)):
+            self.assertEqual(self.statuses(request + hidden), [expected], request)
+        chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for chunks in (b"zz\r\n", b"-1\r\n", b"2\n{}\r\n0\r\n\r\n", b"2\r\n{}0\r\n\r\n", b"2 2\r\n{}\r\n0\r\n\r\n",
+                       b"fffffffffffffffff\r\n{}\r\n0\r\n\r\n", b"2;a\nb\r\n{}\r\n0\r\n\r\n"):
+            self.assertIn(self.statuses(chunked + chunks + hidden), ([400], [413]), chunks)
+
+    def test_what_is_allowed_is_read_as_it_is_meant(self):
+        last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n"
+        for request in (chunked + b'd;name="v"\r\n{"content": "\r\n3\r\na"}\r\n0\r\nX: a\r\n\r\n', b"\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                        b"GET http://localhost:1/health?a HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"GET HTTP://localhost HTTP/1.1\r\nHost: a\r\n\r\n"):
+            self.assertEqual(self.statuses(request + last), [200, 200], request)
+        self.assertEqual(self.statuses(b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n" + last), [403, 200])
+
+    def test_whoever_ended_its_sending_gets_its_answers(self):
+        data = json.dumps({"messages": [user(QUESTION)]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        request = head % len(data) + data
+        self.assertEqual(self.statuses(request, half=True), [200])
+        self.assertEqual(self.statuses(request * 2, half=True), [200, 200])
+        stream = json.dumps({"messages": [user(QUESTION)], "stream": True}).encode()
+        with self.server.connect() as connection:
+            connection.sendall(head % len(stream) + stream)
+            connection.shutdown(socket.SHUT_WR)
+            got = drain(connection)
+        self.assertTrue(got.startswith(b"HTTP/1.1 200 OK\r\n"), got)
+        self.assertIn(b"data: [DONE]\n\n", got)
+
+    def test_whoever_is_gone_without_a_word_stops_a_whole_answer_too(self):
+        with self.server.begin(long_request(stream=False)):
+            self.server.wait_until(lambda state: any(slot["busy"] for slot in state["slots"]))
+        self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]), 5)
+
     def test_an_older_client_gets_a_stream_without_chunks(self):
         data = json.dumps({"messages": [user(QUESTION)], "stream": True}).encode()
         with self.server.connect(timeout=600) as connection:  # the end is that of the connection
