@@ -1,7 +1,7 @@
 // Anthropic's wire format (see api_anthropic.h).
 #include "apps/serve/api_anthropic.h"
 
-#include "apps/serve/filters.h"
+#include "apps/serve/answer.h"
 #include "apps/serve/json.h"
 
 namespace app::serve {
@@ -14,7 +14,8 @@ const std::string& needed_text(const Json& object, const char* name) {
   return *text;
 }
 
-// A block of a message: text joins the message's, a call joins its calls, a result becomes a message.
+// A block of a message: texts and thoughts join the message's, a call joins its calls, a result becomes a
+// message.
 void add_block(const Json& block, Json& message, Json& messages) {
   if (!block.is_object()) throw Refusal(400, "a block of \"content\" must be an object");
   const std::string& type = needed_text(block, "type");
@@ -31,9 +32,13 @@ void add_block(const Json& block, Json& message, Json& messages) {
     messages.push_back({{"role", "tool"},
                         {"content", content ? content_text(*content) : ""},
                         {"tool_call_id", needed_text(block, "tool_use_id")}});
-  } else {
+  } else if (type == "thinking") {
+    const std::string* before = text_field(message, "reasoning_content");
+    set_thoughts(message, (before ? *before + "\n\n" : "") + needed_text(block, "thinking"));
+  } else if (type != "redacted_thinking") {  // which only its writer can read
     throw Refusal(400,
-                  "a block of \"content\" must be a text, a tool_use or a tool_result; nothing else is read");
+                  "a block of \"content\" must be a text, a thinking, a tool_use or a tool_result; nothing else "
+                  "is read");
   }
 }
 
@@ -79,28 +84,47 @@ void read_message_tools(const Json& body, Task& task) {
   for (const Json& tool : *tools) task.tools.push_back(function_tool(tool));
 }
 
+// How much the model is to think, as chat templates know it.
+Json message_variables(const Json& body) {
+  Json variables = Json::object();
+  if (const Json* thinking = object_field(body, "thinking")) {
+    const std::string& type = needed_text(*thinking, "type");
+    if (type != "enabled" && type != "disabled" && type != "adaptive")
+      throw Refusal(400, "\"thinking\" must be of type \"enabled\", \"adaptive\" or \"disabled\"");
+    variables["enable_thinking"] = type != "disabled";
+  }
+  if (const Json* config = object_field(body, "output_config")) {
+    if (const std::string* effort = text_field(*config, "effort")) variables["reasoning_effort"] = *effort;
+  }
+  return variables.empty() ? Json() : variables;
+}
+
 class Message : public AnswerWriter {
  public:
   Message(const Identity& who, const Asked& asked)
-      : stream_(asked.stream), finds_calls_(!asked.task.tools.is_null()), id_(who.id), model_(who.model) {}
+      : stream_(asked.stream), who_(who), filter_(asked.task.opening, !asked.task.tools.is_null()) {}
 
   std::string begin(const Usage& usage) override {
     if (!stream_) return "";
-    return event("message_start", {{"message", whole(Json::array(), nullptr, nullptr, usage)}});
+    return event("message_start", {{"message", whole(nullptr, nullptr, usage)}});
   }
 
-  std::string piece(const Piece& piece) override {
-    return add(finds_calls_ ? calls_.push(piece.text) : std::vector<Part>{{piece.text, "", ""}});
-  }
+  std::string piece(const Piece& piece) override { return add(filter_.push(piece.text)); }
 
   std::string end(Ending ending, const std::string& stop, const Usage& usage) override {
-    std::string out = add(calls_.finish()) + close_block();
-    const char* reason = called_                       ? "tool_use"
+    std::string out = add(filter_.finish()) + close_block();
+    const char* reason = calls_                        ? "tool_use"
                          : ending == Ending::kStopText ? "stop_sequence"
                          : ending == Ending::kLength   ? "max_tokens"
                                                        : "end_turn";
     const Json stopped = ending == Ending::kStopText ? Json(stop) : Json();
-    if (!stream_) return write_json(whole(blocks_, reason, stopped, usage));
+    if (!stream_) {
+      // Arguments go in as they were written, since numbers in them may be larger than a Json holds.
+      const std::string kNone = "\"content\":[]";
+      std::string message = write_json(whole(reason, stopped, usage)), content = "\"content\":[";
+      for (const std::string& block : blocks_) content += (content.back() == '[' ? "" : ",") + block;
+      return message.replace(message.find(kNone), kNone.size(), content + "]");
+    }
     out += event("message_delta", {{"delta", {{"stop_reason", reason}, {"stop_sequence", stopped}}},
                                    {"usage", {{"output_tokens", usage.generated}}}});
     return out + event("message_stop", Json::object());
@@ -117,12 +141,13 @@ class Message : public AnswerWriter {
     return "event: " + std::string(type) + "\ndata: " + write_json(data) + "\n\n";
   }
 
-  Json whole(const Json& content, const Json& reason, const Json& stop, const Usage& usage) const {
-    return {{"id", "msg_" + id_},
+  // Without its content.
+  Json whole(const Json& reason, const Json& stop, const Usage& usage) const {
+    return {{"id", "msg_" + who_.id},
             {"type", "message"},
             {"role", "assistant"},
-            {"model", model_},
-            {"content", content},
+            {"model", who_.model},
+            {"content", Json::array()},
             {"stop_reason", reason},
             {"stop_sequence", stop},
             {"usage",
@@ -134,16 +159,18 @@ class Message : public AnswerWriter {
 
   // `block` as it is shown when it begins.
   std::string open_block(const Json& block) {
-    open_ = true;
-    return stream_ ? event("content_block_start", {{"index", blocks_.size() - 1}, {"content_block", block}})
-                   : "";
+    open_ = block;
+    return stream_ ? event("content_block_start", {{"index", blocks_.size()}, {"content_block", block}}) : "";
   }
   std::string close_block() {
-    const bool was_open = std::exchange(open_, false);
-    return stream_ && was_open ? event("content_block_stop", {{"index", blocks_.size() - 1}}) : "";
+    if (open_.is_null()) return "";
+    const std::string end = stream_ ? event("content_block_stop", {{"index", blocks_.size()}}) : "";
+    blocks_.push_back(write_json(open_));
+    open_ = nullptr;
+    return end;
   }
   std::string delta(const Json& delta) const {
-    return stream_ ? event("content_block_delta", {{"index", blocks_.size() - 1}, {"delta", delta}}) : "";
+    return stream_ ? event("content_block_delta", {{"index", blocks_.size()}, {"delta", delta}}) : "";
   }
 
   std::string add(const std::vector<Part>& parts) {
@@ -151,40 +178,44 @@ class Message : public AnswerWriter {
     for (const Part& part : parts) {
       if (part.is_call())
         out += add_call(part);
-      else if (!part.text.empty())
-        out += add_text(part.text);
+      else if (part.kind == Part::Kind::kThought)
+        out += add_words(part.text, "thinking", {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}});
+      else
+        out += add_words(part.text, "text", {{"type", "text"}, {"text", ""}});
     }
     return out;
   }
 
-  std::string add_text(const std::string& text) {
+  // Words of a block of this type, which begins as `empty`.
+  std::string add_words(const std::string& words, const char* type, const Json& empty) {
     std::string out;
-    if (!open_) {
-      blocks_.push_back({{"type", "text"}, {"text", ""}});
-      out = open_block(blocks_.back());
+    if (open_.is_null() || open_["type"] != type) {
+      out = close_block();
+      out += open_block(empty);
     }
-    blocks_.back()["text"].get_ref<std::string&>() += text;
-    return out + delta({{"type", "text_delta"}, {"text", text}});
+    open_[type].get_ref<std::string&>() += words;
+    return out + delta({{"type", type + std::string("_delta")}, {type, words}});
   }
 
   std::string add_call(const Part& part) {
-    called_ = true;
     std::string out = close_block();
-    Json block = {{"type", "tool_use"},
-                  {"id", "toolu_" + id_ + "_" + std::to_string(blocks_.size())},
-                  {"name", part.name},
-                  {"input", Json::object()}};
-    blocks_.push_back(block);
-    blocks_.back()["input"] = Json::parse(part.arguments);
-    out += open_block(block) + delta({{"type", "input_json_delta"}, {"partial_json", part.arguments}});
-    return out + close_block();
+    out += open_block({{"type", "tool_use"},
+                       {"id", call_id(who_, calls_++)},
+                       {"name", part.name},
+                       {"input", Json::object()}});
+    out += delta({{"type", "input_json_delta"}, {"partial_json", part.arguments}});
+    out += close_block();
+    std::string& block = blocks_.back();
+    block.replace(block.size() - 3, 2, part.arguments);  // for the {} of {..., "input": {}}
+    return out;
   }
 
-  const bool stream_, finds_calls_;
-  const std::string id_, model_;
-  ToolCallFilter calls_;
-  Json blocks_ = Json::array();
-  bool open_ = false, called_ = false;
+  const bool stream_;
+  const Identity who_;
+  AnswerFilter filter_;
+  std::vector<std::string> blocks_;  // those that are complete
+  Json open_;                        // the one that is not; null: there is none
+  size_t calls_ = 0;
 };
 
 }  // namespace
@@ -197,9 +228,11 @@ Asked read_message(const Json& body) {
   if (const Json* system = find_field(body, "system"))
     task.messages.push_back({{"role", "system"}, {"content", content_text(*system)}});
   for (const Json& message : messages) add_message(message, task.messages);
+  if (task.messages.back()["role"] == "assistant") go_on_with_last(task);
+  read_message_tools(body, task);
+  task.variables = message_variables(body);
   task.max_tokens = integer_field(body, "max_tokens", 1, int64_t{1} << 30);
   if (!task.max_tokens) throw Refusal(400, "\"max_tokens\" is missing");
-  read_message_tools(body, task);
   task.temperature = number_field(body, "temperature", 0, 1);
   task.top_p = number_field(body, "top_p", 0, 1);
   if (const auto top_k = integer_field(body, "top_k", 0, INT32_MAX))

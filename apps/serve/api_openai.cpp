@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "apps/serve/filters.h"
+#include "apps/serve/answer.h"
 #include "apps/serve/json.h"
 
 namespace app::serve {
@@ -11,13 +11,6 @@ namespace app::serve {
 namespace {
 
 constexpr int64_t kMostTokens = int64_t{1} << 30, kMostTop = 20;
-
-// A field that Thimble does not have: what would change the answer is refused, not ignored.
-void refuse_unless_neutral(const Json& body, const char* name, const Json& neutral) {
-  const Json* field = find_field(body, name);
-  if (!field || *field == neutral || (field->is_structured() && field->empty())) return;
-  throw Refusal(400, "\"" + std::string(name) + "\" is not supported; leave it out");
-}
 
 void read_sampling(const Json& body, Task& task) {
   task.temperature = number_field(body, "temperature", 0, 2);
@@ -31,6 +24,22 @@ void read_sampling(const Json& body, Task& task) {
   refuse_unless_neutral(body, "frequency_penalty", 0);
   refuse_unless_neutral(body, "presence_penalty", 0);
   refuse_unless_neutral(body, "logit_bias", Json::object());
+}
+
+// What the chat template reads besides the messages: how much the model is to think, and what else it knows.
+Json template_variables(const Json& body) {
+  Json variables = Json::object();
+  if (const std::string* effort = text_field(body, "reasoning_effort"))
+    variables = {{"reasoning_effort", *effort}, {"enable_thinking", *effort != "none"}};
+  if (const auto thinks = bool_field(body, "enable_thinking")) variables["enable_thinking"] = *thinks;
+  if (const Json* given = object_field(body, "chat_template_kwargs")) {
+    for (const char* name : {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}) {
+      if (given->contains(name))
+        throw Refusal(400, "\"chat_template_kwargs\" cannot set \"" + std::string(name) + "\"");
+    }
+    variables.update(*given);
+  }
+  return variables.empty() ? Json() : variables;
 }
 
 void read_streaming(const Json& body, Asked& asked) {
@@ -48,9 +57,12 @@ Json template_call(const Json& call) {
   if (const Json* given = find_field(*function, "arguments")) {
     arguments = *given;
     if (given->is_string()) try {
-        arguments = parse_bounded(given->get_ref<const std::string&>());
+        const std::string& text = given->get_ref<const std::string&>();
+        const bool none = text.find_first_not_of(" \t\r\n") == std::string::npos;
+        arguments = none ? Json() : parse_bounded(text);
       } catch (const Refusal&) {  // then templates get the text
       }
+    if (arguments.is_null()) arguments = Json::object();
   }
   Json out = {{"type", "function"}, {"function", {{"name", *name}, {"arguments", arguments}}}};
   if (const std::string* id = text_field(call, "id")) out["id"] = *id;
@@ -64,8 +76,11 @@ Json template_message(const Json& message) {
   const Json* content = find_field(message, "content");
   Json out = {{"role", *role == "developer" ? "system" : *role},
               {"content", content ? content_text(*content) : ""}};
-  for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+  for (const char* name : {"name", "tool_call_id"}) {
     if (const std::string* text = text_field(message, name)) out[name] = *text;
+  }
+  for (const char* name : {"thinking", "reasoning", "reasoning_content"}) {
+    if (const std::string* text = text_field(message, name)) set_thoughts(out, *text);
   }
   const Json* calls = array_field(message, "tool_calls");
   if (calls && !calls->empty()) {
@@ -177,87 +192,82 @@ class ChatCompletion : public Completion {
  public:
   ChatCompletion(const Identity& who, const Asked& asked)
       : Completion(who, asked, "chatcmpl-", asked.stream ? "chat.completion.chunk" : "chat.completion"),
-        call_prefix_("call_" + who.id + "_"),
-        finds_calls_(!asked.task.tools.is_null()) {}
+        who_(who),
+        filter_(asked.task.opening, !asked.task.tools.is_null()) {}
 
   std::string begin(const Usage&) override {
-    return stream_ ? sse(whole(Json::array({delta({{"role", "assistant"}, {"content", ""}}, {})}))) : "";
+    return stream_ ? sse(whole(Json::array({delta({{"role", "assistant"}, {"content", ""}})}))) : "";
   }
 
   std::string piece(const Piece& piece) override {
-    Json logprobs = logprobs_ ? Json::array() : Json();
     for (const TokenLogprob& t : piece.logprobs) {
       Json token = logprob_json(t.bytes, t.logprob);
       token["top_logprobs"] = Json::array();
       for (const auto& [bytes, logprob] : t.top)
         token["top_logprobs"].push_back(logprob_json(bytes, logprob));
-      logprobs.push_back(token);
+      tokens_.push_back(token);
     }
-    return add(finds_calls_ ? calls_filter_.push(piece.text) : std::vector<Part>{{piece.text, "", ""}},
-               logprobs);
+    return add(filter_.push(piece.text));
   }
 
   std::string end(Ending ending, const std::string&, const Usage& usage) override {
-    std::string out;
-    if (finds_calls_) out = add(calls_filter_.finish(), logprobs_ ? Json::array() : Json());
+    std::string out = add(filter_.finish());
     const char* reason = !calls_.empty() ? "tool_calls" : ending == Ending::kLength ? "length" : "stop";
     if (stream_) {
-      Json last = delta(Json::object(), {});
+      Json last = delta(Json::object());
       last["finish_reason"] = reason;
       return out + stream_end(last, usage);
     }
     Json message = {{"role", "assistant"}, {"content", text_}};
+    if (!thoughts_.empty()) message["reasoning_content"] = thoughts_;
     if (!calls_.empty()) {
       message["tool_calls"] = calls_;
       if (text_.empty()) message["content"] = nullptr;
     }
     return body({{"index", 0},
                  {"message", message},
-                 {"logprobs", logprobs_json(all_logprobs_)},
+                 {"logprobs", logprobs_ ? Json{{"content", tokens_}} : Json()},
                  {"finish_reason", reason}},
                 usage);
   }
 
  private:
-  Json logprobs_json(const Json& tokens) const { return logprobs_ ? Json{{"content", tokens}} : Json(); }
-
-  Json delta(const Json& delta, const Json& logprobs) const {
+  // With the tokens that came since the last one.
+  Json delta(const Json& delta) {
+    const Json tokens = std::exchange(tokens_, Json::array());
     return {{"index", 0},
             {"delta", delta},
-            {"logprobs", logprobs.is_array() && !logprobs.empty() ? logprobs_json(logprobs) : Json()},
+            {"logprobs", tokens.empty() ? Json() : Json{{"content", tokens}}},
             {"finish_reason", nullptr}};
   }
 
-  // Parts of the answer, and the tokens that came with them.
-  std::string add(const std::vector<Part>& parts, Json logprobs) {
+  std::string add(const std::vector<Part>& parts) {
     std::string out;
-    if (!stream_) all_logprobs_.insert(all_logprobs_.end(), logprobs.begin(), logprobs.end());
     for (const Part& part : parts) {
-      if (!part.is_call()) {
-        text_ += part.text;
-        if (!stream_ || (part.text.empty() && logprobs.empty())) continue;
-        out += sse(whole(Json::array({delta({{"content", part.text}}, logprobs)})));
-        logprobs = Json::array();
-        continue;
+      Json fields;
+      if (part.is_call()) {
+        Json call = {{"id", call_id(who_, calls_.size())},
+                     {"type", "function"},
+                     {"function", {{"name", part.name}, {"arguments", part.arguments}}}};
+        Json indexed = {{"index", calls_.size()}};
+        indexed.update(call);
+        calls_.push_back(std::move(call));
+        fields = {{"tool_calls", Json::array({indexed})}};
+      } else {
+        const bool thought = part.kind == Part::Kind::kThought;
+        (thought ? thoughts_ : text_) += part.text;
+        fields = {{thought ? "reasoning_content" : "content", part.text}};
       }
-      Json call = {{"id", call_prefix_ + std::to_string(calls_.size())},
-                   {"type", "function"},
-                   {"function", {{"name", part.name}, {"arguments", part.arguments}}}};
-      Json indexed = {{"index", calls_.size()}};
-      indexed.update(call);
-      calls_.push_back(std::move(call));
-      if (stream_)
-        out += sse(whole(Json::array({delta({{"tool_calls", Json::array({indexed})}}, logprobs)})));
-      logprobs = Json::array();
+      if (stream_) out += sse(whole(Json::array({delta(fields)})));
     }
     return out;
   }
 
-  const std::string call_prefix_;
-  const bool finds_calls_;
-  ToolCallFilter calls_filter_;
-  std::string text_;
-  Json calls_ = Json::array(), all_logprobs_ = Json::array();
+  const Identity who_;
+  AnswerFilter filter_;
+  std::string text_, thoughts_;
+  Json calls_ = Json::array();
+  Json tokens_ = Json::array();  // with their probabilities: all, or of a stream those that are not sent
 };
 
 class TextCompletion : public Completion {
@@ -321,7 +331,12 @@ Asked read_chat_completion(const Json& body) {
   task.top_logprobs = static_cast<uint32_t>(integer_field(body, "top_logprobs", 0, kMostTop).value_or(0));
   if (task.top_logprobs && !task.logprobs) throw Refusal(400, "\"top_logprobs\" needs \"logprobs\": true");
   task.watch = bool_field(body, "watch").value_or(false);
+  task.variables = template_variables(body);
   refuse_unless_neutral(body, "response_format", {{"type", "text"}});
+  const bool goes_on = bool_field(body, "continue_final_message").value_or(false);
+  if (bool_field(body, "add_generation_prompt").value_or(!goes_on) == goes_on)
+    throw Refusal(400, "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
+  if (goes_on) go_on_with_last(task);
   read_streaming(body, asked);
   return asked;
 }

@@ -144,6 +144,12 @@ const Json* object_field(const Json& object, const char* name) {
   return typed_field(object, name, Json::value_t::object, "an object");
 }
 
+void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral) {
+  const Json* field = find_field(object, name);
+  if (!field || *field == neutral || (field->is_structured() && field->empty())) return;
+  throw Refusal(400, "\"" + std::string(name) + "\" is not supported with this value; leave it out");
+}
+
 const Json& messages_field(const Json& object) {
   const Json* messages = array_field(object, "messages");
   if (!messages || messages->empty())

@@ -27,6 +27,9 @@ const std::string* text_field(const Json& object, const char* name);
 const Json* array_field(const Json& object, const char* name);
 const Json* object_field(const Json& object, const char* name);
 
+// Refuses a field that would change the answer, unless it asks for what is done anyway or for nothing.
+void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral);
+
 // The messages of a conversation: at least one.
 const Json& messages_field(const Json& object);
 // Up to 16 texts of a kilobyte, or one text alone.

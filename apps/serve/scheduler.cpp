@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "apps/serve/answer.h"
 #include "apps/serve/filters.h"
 #include "apps/serve/json.h"
 #include "apps/sizes.h"
@@ -58,18 +59,16 @@ TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, in
 
 // An answer as the conversation's next message, as the wire formats' readers make one of it.
 Json answer_message(const Task& task, const std::string& text) {
-  Json message = {{"role", "assistant"}, {"content", text}};
-  if (task.tools.is_null()) return message;
-  ToolCallFilter filter;
+  Json message = {{"role", "assistant"}, {"content", task.begun.is_null() ? Json("") : task.begun["content"]}};
+  AnswerFilter filter(task.opening, !task.tools.is_null());
   std::vector<Part> parts = filter.push(text), rest = filter.finish();
   parts.insert(parts.end(), rest.begin(), rest.end());
-  message["content"] = "";
   for (const Part& part : parts) {
     if (part.is_call())
       message["tool_calls"].push_back(
           {{"type", "function"},
            {"function", {{"name", part.name}, {"arguments", Json::parse(part.arguments)}}}});
-    else
+    else if (part.kind == Part::Kind::kText)
       message["content"].get_ref<std::string&>() += part.text;
   }
   return message;
@@ -261,11 +260,15 @@ Prompt Scheduler::prepare(Task& task) const {
       prompt.messages.insert(prompt.messages.begin(), system);
     Json variables =
         settings_.chat.variables.empty() ? Json::object() : Json::parse(settings_.chat.variables);
+    if (!task.variables.is_null()) variables.update(task.variables);
     if (!task.tools.is_null()) variables["tools"] = task.tools;
     if (!variables.empty()) prompt.variables = write_json(variables);
     ChatStyle style = settings_.chat;
     style.variables = prompt.variables;
-    const std::string text = chat_text(model_, style, write_json(prompt.messages), 0);
+    std::string text = chat_text(model_, style, write_json(prompt.messages), 0);
+    task.opening = opening_of(text);
+    task.opening.goes_on = !task.begun.is_null();
+    if (task.opening.goes_on) text += begun_answer(task.opening, task.begun);
     prompt.ids = token_ids(model_, text, kPromptFlags);
   }
   if (prompt.ids.empty()) throw Refusal(400, "the prompt has no tokens");
@@ -477,7 +480,8 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
     try {
       ChatStyle style = settings_.chat;
       style.variables = prompt.variables;
-      const std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
+      std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
+      if (job.task.opening.goes_on) text += begun_answer(job.task.opening, job.task.begun);
       rest = token_ids(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL);
     } catch (const Failure&) {  // a template that writes earlier turns anew
       reuse = {};
@@ -577,7 +581,11 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
       ending = Ending::kEnd;
       break;
     }
-    Piece piece{filter.push(token_text(slot.session, token)), {}};
+    std::string said = token_text(slot.session, token);
+    if (said.empty() && job.prompt.messages.is_array()) {
+      if (std::string mark = token_bytes(model_, token); is_mark(mark)) said = std::move(mark);
+    }
+    Piece piece{filter.push(said), {}};
     if (task.logprobs && !filter.met())
       piece.logprobs.push_back(logprob_of(model_, before, token, task.top_logprobs));
     show(piece);

@@ -459,14 +459,17 @@ void Server::check_runs(const Json& value) const {
   for (const Json& part : value) check_runs(part);
 }
 
+void Server::check_task(const Task& task) const {
+  for (const Json* part : {&task.messages, &task.tools, &task.variables, &task.begun}) check_runs(*part);
+  check_run(task.prompt);
+}
+
 void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
                    const std::shared_ptr<Exchange>& exchange) {
   const size_t size = body.size();
   Asked asked = api.read(parse_object(body));
   body = {};
-  check_runs(asked.task.messages);
-  check_runs(asked.task.tools);
-  check_run(asked.task.prompt);
+  check_task(asked.task);
   job->prompt = scheduler_.prepare(asked.task);
   // Text of more tokens than usual takes more room, up to twice as much where each byte is one.
   job->taken_in.reset();

@@ -56,6 +56,7 @@ class Server {
              const std::shared_ptr<Exchange>& exchange);
   void check_run(std::string_view text) const;
   void check_runs(const Json& value) const;
+  void check_task(const Task& task) const;
   Response refusal(const std::string& path, const Refusal& refusal);
   Response count(Response response);
   std::optional<Refusal> stranger(const Request& head) const;

@@ -22,12 +22,27 @@ struct Refusal : std::runtime_error {
   std::string code;  // OpenAI's name for it, "context_length_exceeded"; may be empty
 };
 
+// How an answer begins, by the end of its prompt.
+struct Opening {
+  enum class Kind {
+    kPlain,
+    kThought,  // in a thought, up to `thought_end`
+    kHarmony   // in the header of a message of gpt-oss' format
+  };
+  Kind kind = Kind::kPlain;
+  std::string thought_end;
+  bool goes_on = false;  // in the middle of the text that the conversation's last message begins
+};
+
 // What is not said is the command's flags to decide.
 struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
   // null: a prompt that is read as it stands, as text or as token ids.
   Json messages;
-  Json tools;  // an array as OpenAI writes it, which the chat template gets; null: none
+  Json tools;      // an array as OpenAI writes it, which the chat template gets; null: none
+  Json variables;  // of the chat template, an object; null: none
+  Json begun;      // a message of the assistant that the answer goes on with; null: none
+  Opening opening; // known once the prompt is
   std::string prompt;
   std::vector<int32_t> ids;
 

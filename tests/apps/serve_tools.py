@@ -1,9 +1,10 @@
-"""Calls of tools from a request to the model and back: serve_tools.py COMMAND SOURCE_FOLDER
+"""Calls of tools and thoughts from a request to the model and back: serve_tools.py COMMAND SOURCE_FOLDER
 
-The model is made here. Its layer adds nothing, and its output knows one successor of each token: behind <|assistant|> it calls
-add(1, 2), behind <|result|> it says "It is 3.", and everything else it ends. Each byte of a prompt is a token."""
+The models are made here. A model's layer adds nothing, and its output knows one successor of each token: after <|assistant|> the
+first calls add(1, 2), after <|result|> it says "It is 3.", and everything else it ends. Each byte of a prompt is a token."""
 import json
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -30,23 +31,22 @@ def spelled(text):
     return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in text)
 
 
-def vocabulary():
+def vocabulary(special, chains):
     """Texts, and types: 1 is a text, 3 a control token."""
-    texts = [spelled([byte]) for byte in range(256)] + SPECIAL
-    types = [1] * 256 + [3] * len(SPECIAL)
-    for text in (*CALL, "It is 3."):
+    texts = [spelled([byte]) for byte in range(256)] + special
+    types = [1] * 256 + [3] * len(special)
+    for text in dict.fromkeys(text for chain in chains for text in chain if text not in special and len(text) > 1):
         texts.append(spelled(text.encode()))
         types.append(1)
     unused = WIDTH - len(texts)
     return texts + [f"<unused{i}>" for i in range(unused)], types + [1] * unused
 
 
-def weights():
+def weights(texts, special, chains):
     """Name, shape (columns first) and floats of each tensor."""
-    texts, _ = vocabulary()
-    after = {text: "<|end|>" for text in texts}
-    for chain in CHAINS:
-        names = [text if text in SPECIAL else spelled(text.encode()) for text in chain]
+    after = {text: chains[0][-1] for text in texts}
+    for chain in chains:
+        names = [text if text in special else spelled(text.encode()) for text in chain]
         after.update(zip(names, names[1:]))
     output = [0.0] * WIDTH * WIDTH
     for column, text in enumerate(texts):
@@ -81,20 +81,22 @@ def metadata(key, value):
     return text_value(key) + data
 
 
-def write_model(path):
-    texts, types = vocabulary()
+def write_model(path, template=TEMPLATE, special=SPECIAL, chains=CHAINS):
+    """Each chain ends with the token that ends an answer."""
+    texts, types = vocabulary(special, chains)
     keys = {"general.architecture": "llama", "general.name": "a chain", "llama.context_length": 8192, "llama.block_count": 1,
             "llama.embedding_length": WIDTH, "llama.feed_forward_length": 32, "llama.attention.head_count": 1,
             "llama.attention.head_count_kv": 1, "llama.attention.key_length": 32, "llama.attention.value_length": 32,
             "llama.rope.dimension_count": 32, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": WIDTH,
             "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": texts,
             "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": ["t h"],
-            "tokenizer.ggml.eos_token_id": texts.index("<|end|>"), "tokenizer.chat_template": TEMPLATE}
+            "tokenizer.ggml.eos_token_id": texts.index(chains[0][-1]), "tokenizer.chat_template": template}
     infos, data = b"", b""
-    for name, shape, values in weights():
+    tensors = list(weights(texts, special, chains))
+    for name, shape, values in tensors:
         infos += text_value(name + ".weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
         data += struct.pack(f"<{len(values)}f", *values)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(list(weights())), len(keys))
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
     head += b"".join(metadata(*item) for item in keys.items()) + infos
     with open(path, "wb") as file:
         file.write(head + bytes(-len(head) % 32) + data)
@@ -118,14 +120,15 @@ def tokens(text):
     return len(text.encode())
 
 
-class Tools(unittest.TestCase):
+class Chain(unittest.TestCase):
     """A server of one slot for each test, whose text is then what that test's requests made."""
+    model_of = ()  # template, special tokens, chains
 
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.model = os.path.join(cls.folder.name, "chain.gguf")
-        write_model(cls.model)
+        write_model(cls.model, *cls.model_of)
 
     @classmethod
     def tearDownClass(cls):
@@ -141,6 +144,8 @@ class Tools(unittest.TestCase):
         """The text that the slot holds."""
         return "".join(segment["text"] for segment in self.server.get("/thimble/kept?slot=0")["segments"])
 
+
+class Tools(Chain):
     def test_a_call_goes_out_and_its_result_comes_back(self):
         body = self.server.chat([QUESTION], tools=TOOLS)
         choice = body["choices"][0]
@@ -222,6 +227,123 @@ class Tools(unittest.TestCase):
         held = self.server.get("/thimble/kept?slot=0")
         self.assertIn("It is 3.<|end|>", [segment["text"] for segment in held["segments"]])
         self.assertEqual((held["asked"]["segment"], held["asked"]["gone"]), (0, True), held)
+
+    def test_a_begun_answer_goes_on(self):
+        """The message that the client began is no turn of its own: the model goes on with it."""
+        question = {"role": "user", "content": "Hi"}
+        for path, fields in (("/v1/messages", {"max_tokens": 5}), ("/v1/chat/completions", {"continue_final_message": True})):
+            self.server.chat([question, {"role": "assistant", "content": "It is"}], path, **fields)
+            self.assertEqual(self.read(), "<|user|>Hi<|end|><|assistant|>It is<|end|>")
+        # What it becomes is one message, after which the conversation goes on.
+        body = self.server.chat([question, {"role": "assistant", "content": "It is"}, question], "/v1/messages", max_tokens=5)
+        self.assertGreater(body["usage"]["cache_read_input_tokens"], 0)
+
+
+# As gpt-oss' template: an answer is a message of thoughts and a final one; only the last is given back.
+HARMONY = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' and '<|channel|>' in message.content %}{{ raise_exception('channels in the content') }}{% endif %}
+{%- if message.tool_calls and message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}
+{%- if message.tool_calls %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking or message.content }}<|end|>
+{%- for call in message.tool_calls %}<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>
+{{- call.function.arguments | tojson }}<|call|>{% endfor %}
+{%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+
+
+class Harmony(Chain):
+    # One token has one successor, so all that is said after <|start|>assistant is one token.
+    model_of = (HARMONY, CHANNELS, [["t", "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
+                                     "<|channel|>final<|message|>Four.", "<|return|>"]])
+
+    def test_thoughts_and_answer_are_apart_and_come_back(self):
+        question = {"role": "user", "content": "2+2?"}
+        message = self.server.chat([question])["choices"][0]["message"]
+        self.assertEqual(message, {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."})
+        second = self.server.chat([question, message, question])["choices"][0]["message"]
+        self.assertEqual(second, message)
+
+        lines = self.server.stream({"messages": [question]})
+        deltas = [event["choices"][0]["delta"] for event in events(lines) if event != "[DONE]"]
+        for name, text in (("content", "Four."), ("reasoning_content", "Two and two.")):
+            self.assertEqual("".join(delta.get(name) or "" for delta in deltas), text)
+
+        content = self.server.chat([question], "/v1/messages", max_tokens=50)["content"]
+        self.assertEqual(content, [{"type": "thinking", "thinking": "Two and two.", "signature": ""},
+                                   {"type": "text", "text": "Four."}])
+        messages = [question, {"role": "assistant", "content": content}, question]
+        self.assertEqual(self.server.chat(messages, "/v1/messages", max_tokens=50)["content"], content)
+
+    def test_thoughts_before_a_call_come_back(self):
+        call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        messages = [{"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "I look.", "reasoning_content": "I should.", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "x"}]
+        self.server.chat(messages)
+        self.assertIn("<|channel|>analysis<|message|>I should.\n\nI look.<|end|>", self.read())
+        self.server.chat([messages[0], {**messages[1], "content": None}, messages[2]])
+        self.assertIn("<|channel|>analysis<|message|>I should.<|end|>", self.read())
+
+    def test_a_begun_answer_is_in_its_channel(self):
+        self.server.chat([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "Fo"}], "/v1/messages", max_tokens=1)
+        self.assertTrue(self.read().endswith("<|start|>assistant<|channel|>final<|message|>Fo<|return|>"), self.read())
+
+
+# A template that opens the thought itself, unless it is told not to, and has neither system messages nor long ids.
+THINKER = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for call in message.tool_calls or [] %}{% if call.id|length != 9 %}{{ raise_exception('ids') }}{% endif %}[{{ call.id }}]{% endfor %}
+{%- if message.role == 'tool' %}{% if message.tool_call_id|length != 9 %}{{ raise_exception('ids') }}{% endif %}[{{ message.tool_call_id }}]{% endif %}
+{%- if message.reasoning_content and loop.last %}({{ message.reasoning_content }}){% endif %}
+{{- '<|' + message.role + '|>' + message.content }}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|><think>
+{%- if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}"""
+MARKS = ["<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<think>", "</think>"]
+
+
+class Thoughts(Chain):
+    # Marks of thoughts that are control tokens, which have no text, are found all the same.
+    model_of = (THINKER, MARKS, [["<think>", 'Maybe <tool_call>{"name": "rm", "arguments": {}}</tool_call>? No.', "</think>",
+                                  '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "<|end|>"]])
+
+    def test_a_call_in_a_thought_is_not_made(self):
+        choice = self.server.chat([QUESTION], tools=TOOLS)["choices"][0]
+        self.assertEqual([call["function"]["name"] for call in choice["message"]["tool_calls"]], ["add"])
+        self.assertIn("rm", choice["message"]["reasoning_content"])
+        self.assertIsNone(choice["message"]["content"])
+
+    def test_thinking_can_be_switched_off(self):
+        for fields in ({"enable_thinking": False}, {"reasoning_effort": "none"},
+                       {"chat_template_kwargs": {"enable_thinking": False}}):
+            message = self.server.chat([QUESTION], tools=TOOLS, **fields)["choices"][0]["message"]
+            self.assertNotIn("reasoning_content", message)
+            self.assertEqual([call["function"]["name"] for call in message["tool_calls"]], ["add"])
+        body = self.server.chat([QUESTION], "/v1/messages", max_tokens=50, thinking={"type": "disabled"}, tools=ANTHROPIC_TOOLS)
+        self.assertEqual([block["type"] for block in body["content"]], ["tool_use"])
+        body = self.server.chat([QUESTION], "/v1/messages", max_tokens=50, tools=ANTHROPIC_TOOLS)
+        self.assertEqual([block["type"] for block in body["content"]], ["thinking", "tool_use"])
+
+    def test_any_id_of_a_call_comes_back(self):
+        message = self.server.chat([QUESTION], tools=TOOLS)["choices"][0]["message"]
+        call = message["tool_calls"][0]
+        for other in (call["id"], "call_of_another_server"):
+            asked = {"role": "user", "content": "What is 1 + 2, " + other}  # which no slot holds
+            messages = [asked, {**message, "tool_calls": [{**call, "id": other}]},
+                        {"role": "tool", "tool_call_id": other, "content": "3"}]
+            self.server.chat(messages, tools=TOOLS)
+            first, second = re.findall(r"\[(\w{9})\]", self.read())
+            self.assertEqual(first, second)
+            self.assertEqual(first == other, other == call["id"])
+
+    def test_a_system_message_is_read_without_a_place_for_one(self):
+        self.server.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+        self.assertTrue(self.read().startswith("<|user|>Be brief.\n\nHi<|assistant|>"), self.read())
+        self.server.chat([{"role": "user", "content": "Hi"}], "/v1/messages", system="Be brief.", max_tokens=9)
+        self.assertTrue(self.read().startswith("<|user|>Be brief.\n\nHi<|assistant|>"), self.read())
 
 
 if __name__ == "__main__":

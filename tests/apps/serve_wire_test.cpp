@@ -1,6 +1,9 @@
 // The wire formats of thimble serve: what requests mean, and answers to the byte.
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "apps/serve/answer.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/filters.h"
@@ -51,7 +54,7 @@ TEST(ServeJson, IsBoundedInTextsThatAreJson) {
   const Json message = {{"role", "assistant"}, {"tool_calls", Json::array({call})}};
   const Asked asked = read_chat_completion(parse_object(write_json({{"messages", Json::array({message})}})));
   EXPECT_TRUE(asked.task.messages[0]["tool_calls"][0]["function"]["arguments"].is_string());
-  ToolCallFilter filter;
+  AnswerFilter filter({}, true);
   const std::string text = "<tool_call>{\"name\": \"f\", \"arguments\": " + deep + "</tool_call>";
   std::vector<Part> parts = filter.push(text);
   for (const Part& part : parts) EXPECT_FALSE(part.is_call());
@@ -88,30 +91,46 @@ TEST(ServeStops, GiveWhatWasHeldBackAtTheEnd) {
   EXPECT_EQ(filter.met(), nullptr);
 }
 
-// All parts of a text that comes in pieces of so many bytes: texts in brackets, calls as NAME(ARGUMENTS).
-std::string parts_of(const std::string& text, size_t size) {
-  ToolCallFilter filter;
+// All parts of an answer that comes in pieces of so many bytes: texts in brackets, thoughts in braces, calls
+// as NAME(ARGUMENTS).
+std::string parts_of(const std::string& text, size_t size, const Opening& opening, bool finds_calls) {
+  AnswerFilter filter(opening, finds_calls);
   std::string out, words;
+  auto kind = Part::Kind::kText;
+  const auto close = [&] {
+    if (!words.empty()) out += (kind == Part::Kind::kText ? "[" + words + "]" : "{" + words + "}");
+    words.clear();
+  };
   const auto add = [&](const std::vector<Part>& parts) {
     for (const Part& part : parts) {
-      if (!part.is_call()) {
-        words += part.text;
-        continue;
-      }
-      if (!words.empty()) out += "[" + std::exchange(words, {}) + "]";
-      out += part.name + "(" + part.arguments + ")";
+      if (part.kind != kind) close();
+      kind = part.kind;
+      words += part.text;
+      if (part.is_call()) out += part.name + "(" + part.arguments + ")";
     }
   };
   for (size_t at = 0; at < text.size(); at += size) add(filter.push(text.substr(at, size)));
   add(filter.finish());
-  return words.empty() ? out : out + "[" + words + "]";
+  close();
+  return out;
 }
 
+struct Answer {
+  std::string text, parts;
+};
+
+// However an answer is cut, its parts are these.
+void expect_parts(const std::vector<Answer>& answers, const Opening& opening = {}, bool finds_calls = true) {
+  for (const Answer& answer : answers) {
+    for (size_t size = 1; size <= answer.text.size(); size += 3)
+      EXPECT_EQ(parts_of(answer.text, size, opening, finds_calls), answer.parts) << size << ": " << answer.text;
+  }
+}
+
+const std::string kCall = R"(<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>)";
+
 TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
-  const std::string kCall = R"(<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>)";
-  const struct {
-    std::string text, parts;
-  } kCases[] = {
+  expect_parts({
       {"plain <b> text\n", "[plain <b> text\n]"},
       {"Let me see.\n" + kCall, R"([Let me see.]add({"a":1}))"},
       {kCall + "\n" + kCall + "\n", R"(add({"a":1})add({"a":1}))"},
@@ -121,11 +140,95 @@ TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
       {R"(<tool_call>{"name": "add", "arguments": 1}</tool_call>)",
        R"([<tool_call>{"name": "add", "arguments": 1}</tool_call>])"},
       {"a <tool_ca", "[a <tool_ca]"},
-  };
-  for (const auto& c : kCases) {
-    for (size_t size = 1; size <= c.text.size(); size += 3)
-      EXPECT_EQ(parts_of(c.text, size), c.parts) << size;
-  }
+      {"a <tool_call>", "[a <tool_call>]"},
+      {"I write <tool_call> first.\n" + kCall, R"([I write <tool_call> first.]add({"a":1}))"},
+      {"<tool_call>{'a': 1}</tool_call> " + kCall, R"([<tool_call>{'a': 1}</tool_call>]add({"a":1}))"},
+      {R"(<tool_call>{"name": "say", "arguments": {"t": "</tool_call>"}}</tool_call>)",
+       R"(say({"t":"</tool_call>"}))"},
+  });
+  expect_parts({{kCall + " ", "[" + kCall + " ]"}}, {}, false);
+}
+
+TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
+  const auto call = [](const std::string& json) { return "<tool_call>" + json + "</tool_call>"; };
+  expect_parts({
+      {call(R"({"name": "add", "parameters": {"a": 1}})"), R"(add({"a":1}))"},
+      {call(R"({"type": "function", "function": {"name": "add", "arguments": {"a": 1}}})"), R"(add({"a":1}))"},
+      {call(R"({"arguments": "{\"a\": 1}", "name": "add"})"), R"(add({"a":1}))"},
+      {call(R"({"name": "add", "arguments": ""})"), "add({})"},
+      {call(R"({"name": "add", "arguments": null})"), "add({})"},
+      {call(R"({"name": "add", "arguments": {"a": 12345678901234567890123, "b": 1.10, "c": 1e2}})"),
+       R"(add({"a":12345678901234567890123,"b":1.10,"c":1e2}))"},
+      {call("{\"name\": \"say\", \"arguments\": {\"t\": \"a\nb  c\"}}"), R"(say({"t":"a\u000ab  c"}))"},
+  });
+  // A call of a function without its arguments would do something else.
+  for (const char* other : {R"({"name": "rm", "args": {"p": "/tmp/x"}})", R"({"name": "rm", "p": "/tmp/x"})",
+                            R"({"name": "rm", "argu\u006dents": {"p": "/tmp/x"}})", R"({"name": "rm", "arguments": []})"})
+    expect_parts({{call(other), "[" + call(other) + "]"}});
+}
+
+// ---- thoughts ----
+
+TEST(ServeThoughts, AreApartFromTheAnswer) {
+  expect_parts({
+      {"<think>\nTwo and\n\ntwo.\n</think>\n\nFour.\n", "{Two and\n\ntwo.}[Four.\n]"},
+      {"<think>\n\n</think>\n\nFour.", "[Four.]"},
+      {" [THINK]a[/THINK]b", "{a}[b]"},
+      {"<|channel>thought\na\n<channel|>b", "{a}[b]"},
+      {"<think>cut", "{cut}"},
+      {"Say <think> and </think>.", "[Say <think> and </think>.]"},
+      {"<thin", "[<thin]"},
+  });
+  Opening opened = opening_of("<|im_start|>assistant\n<think>\n");
+  expect_parts({{"Two.\n</think>\n\nFour.", "{Two.}[Four.]"}, {"cut", "{cut}"}}, opened);
+  opened.goes_on = true;
+  expect_parts({{"<think> is a mark.", "[<think> is a mark.]"}}, opened);
+}
+
+TEST(ServeThoughts, HoldNoCalls) {
+  const std::string draft = "<think>\nMaybe <tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>?\n</think>\n\n";
+  expect_parts({
+      {draft + kCall, R"({Maybe <tool_call>{"name": "rm", "arguments": {}}</tool_call>?}add({"a":1}))"},
+      {"<think>I write <tool_call> now</think>" + kCall, R"({I write <tool_call> now}add({"a":1}))"},
+  });
+}
+
+TEST(ServeThoughts, ChannelsOfHarmony) {
+  const Opening harmony = opening_of("<|start|>user<|message|>2+2?<|end|><|start|>assistant");
+  const std::string analysis = "<|channel|>analysis<|message|>Two and two.<|end|>";
+  expect_parts(
+      {
+          {analysis + "<|start|>assistant<|channel|>final<|message|>Four.", "{Two and two.}[Four.]"},
+          {analysis + "<|start|>assistant<|channel|>final<|message|>Four.<|return|>", "{Two and two.}[Four.]"},
+          {analysis + "<|start|>assistant<|channel|>analysis<|message|>So.<|end|>", "{Two and two.\n\nSo.}"},
+          {analysis + "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+                      "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+           R"({Two and two.}[I look.]look({"a":1}))"},
+          {analysis + "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>",
+           "{Two and two.}now({})"},
+          {"<|channel|>commentary to=functions.look<|message|>no JSON<|call|>", "[no JSON]"},
+          {analysis + "<|start|>assistant<|chan", "{Two and two.}"},
+          {"No channels.", "[No channels.]"},
+          {"<|start|><|start|>" + std::string(600, 'x'), "[" + std::string(600, 'x') + "]"},
+      },
+      harmony);
+  expect_parts({{"<|channel|>commentary to=functions.look<|message|>{}<|call|>", "[{}]"}}, harmony, false);
+  Opening going_on = harmony;
+  going_on.goes_on = true;
+  expect_parts({{"ur.<|return|>", "[ur.]"}}, going_on);
+}
+
+TEST(ServeThoughts, AnAnswerIsBegunInItsFormat) {
+  Json message = {{"role", "assistant"}, {"content", "Fo"}};
+  const Opening plain, thought = opening_of("<think>\n"), harmony = opening_of("<|start|>assistant");
+  EXPECT_EQ(begun_answer(plain, message), "Fo");
+  EXPECT_EQ(begun_answer(thought, message), "\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(harmony, message), "<|channel|>final<|message|>Fo");
+  set_thoughts(message, "T");
+  EXPECT_EQ(begun_answer(plain, message), "<think>\nT\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(thought, message), "T\n</think>\n\nFo");
+  EXPECT_EQ(begun_answer(harmony, message),
+            "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>Fo");
 }
 
 // ---- OpenAI ----
@@ -165,9 +268,51 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
   for (const char* wrong :
        {R"("n":2})", R"("frequency_penalty":1})", R"("logit_bias":{"1":1}})", R"("tool_choice":"required"})",
         R"("response_format":{"type":"json_object"}})", R"("stop":[""]})", R"("temperature":3})",
-        R"("max_tokens":1.5})", R"("stream":"yes"})", R"("top_logprobs":1})", R"("tools":{}})"})
+        R"("max_tokens":1.5})", R"("stream":"yes"})", R"("top_logprobs":1})", R"("tools":{}})",
+        R"("chat_template_kwargs":{"messages":[]}})",
+        R"("continue_final_message":true})", R"("add_generation_prompt":false})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + wrong), 400) << wrong;
   EXPECT_EQ(status_of(read_completion, R"({"prompt":"a","echo":true})"), 400);
+}
+
+// What a template is told about thinking; what is said to the template itself wins.
+TEST(ServeOpenAi, ReadsHowMuchToThink) {
+  const auto variables = [](const std::string& fields) {
+    return write_json(
+        read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}])" + fields + "}")).task.variables);
+  };
+  EXPECT_EQ(variables(""), "null");
+  EXPECT_EQ(variables(R"(,"enable_thinking":false)"), R"({"enable_thinking":false})");
+  EXPECT_EQ(variables(R"(,"reasoning_effort":"none")"), R"({"reasoning_effort":"none","enable_thinking":false})");
+  EXPECT_EQ(variables(R"(,"reasoning_effort":"high","chat_template_kwargs":{"enable_thinking":false,"x":1})"),
+            R"({"reasoning_effort":"high","enable_thinking":false,"x":1})");
+}
+
+TEST(ServeOpenAi, ReadsThoughtsAndArgumentsOfEarlierTurns) {
+  const auto read = [](const std::string& fields) {
+    return read_chat_completion(parse_object(R"({"messages":[{"role":"assistant","content":"a",)" + fields + "}]}"))
+        .task.messages[0];
+  };
+  for (const char* name : {"reasoning_content", "reasoning", "thinking"})
+    EXPECT_EQ(write_json(read("\"" + std::string(name) + "\":\"T\"")),
+              R"({"role":"assistant","content":"a","reasoning_content":"T","reasoning":"T","thinking":"T"})");
+  for (const char* none : {R"(,"arguments":"")", R"(,"arguments":" ")", R"(,"arguments":null)",
+                           R"(,"arguments":"null")", R"(,"arguments":"{}")", ""})
+    EXPECT_EQ(write_json(read(R"("tool_calls":[{"function":{"name":"f")" + std::string(none) + "}}]")["tool_calls"]),
+              R"([{"type":"function","function":{"name":"f","arguments":{}}}])")
+        << none;
+}
+
+TEST(ServeOpenAi, GoesOnWithTheLastMessageWhereItIsToldTo) {
+  const std::string kMessages =
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
+  EXPECT_TRUE(read_chat_completion(parse_object(kMessages + "}")).task.begun.is_null());
+  for (const char* fields : {R"(,"continue_final_message":true})",
+                             R"(,"continue_final_message":true,"add_generation_prompt":false})"}) {
+    const Asked a = read_chat_completion(parse_object(kMessages + fields));
+    EXPECT_EQ(a.task.messages.size(), 1u);
+    EXPECT_EQ(write_json(a.task.begun), R"({"role":"assistant","content":"b"})");
+  }
 }
 
 TEST(ServeOpenAi, APromptIsOneTextOrTokenIds) {
@@ -221,24 +366,51 @@ TEST(ServeOpenAi, StreamsAChatCompletion) {
 TEST(ServeOpenAi, WritesCallsOfTools) {
   Asked a = asked(false);
   a.task.tools = Json::array();
-  const std::string kCall = R"(<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>)";
   const auto writer = write_chat_completion(kWho, a);
   writer->piece({kCall, {}});
   EXPECT_NE(
       writer->end(Ending::kEnd, "", {})
           .find(
-              R"({"role":"assistant","content":null,"tool_calls":[{"id":"call_7_0","type":"function",)"
+              R"({"role":"assistant","content":null,"tool_calls":[{"id":"000000700","type":"function",)"
               R"("function":{"name":"add","arguments":"{\"a\":1}"}}]},"logprobs":null,"finish_reason":"tool_calls"})"),
       std::string::npos);
   a.stream = true;
   const auto streamed = write_chat_completion(kWho, a);
   EXPECT_NE(streamed->piece({kCall, {}})
-                .find(R"("delta":{"tool_calls":[{"index":0,"id":"call_7_0","type":"function",)"
+                .find(R"("delta":{"tool_calls":[{"index":0,"id":"000000700","type":"function",)"
                       R"("function":{"name":"add","arguments":"{\"a\":1}"}}]})"),
             std::string::npos);
   const auto plain = write_chat_completion(kWho, asked(false));  // nobody gave it tools
   plain->piece({"<tool_call>", {}});
   EXPECT_NE(plain->end(Ending::kEnd, "", {}).find(R"("content":"<tool_call>")"), std::string::npos);
+}
+
+TEST(ServeOpenAi, WritesThoughts) {
+  const auto writer = write_chat_completion(kWho, asked(false));
+  writer->piece({"<think>Two.</think>Four.", {}});
+  EXPECT_NE(writer->end(Ending::kEnd, "", {})
+                .find(R"("message":{"role":"assistant","content":"Four.","reasoning_content":"Two."})"),
+            std::string::npos);
+  Asked a = asked(true);
+  a.task.logprobs = true;
+  const auto streamed = write_chat_completion(kWho, a);
+  EXPECT_EQ(streamed->piece({"<think>", {{"<think>", -1, {}}}}), "");
+  const std::string thought = streamed->piece({"Two.", {{"Two.", -2, {}}}});
+  EXPECT_NE(thought.find(R"("delta":{"reasoning_content":"Two."},"logprobs":{"content":[{"token":"<think>",)"),
+            std::string::npos)
+      << thought;
+  EXPECT_NE(thought.find(R"({"token":"Two.",)"), std::string::npos) << thought;
+}
+
+TEST(ServeOpenAi, NamesEachCallWithNineLettersAndDigits) {
+  std::set<std::string> ids;
+  for (const char* id : {"7", "8", "00000001234567890"})
+    for (size_t i = 0; i < 40; ++i) {
+      ids.insert(call_id({id, 0, ""}, i));
+      EXPECT_EQ(ids.rbegin()->size(), 9u);
+      EXPECT_EQ(ids.rbegin()->find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz"), std::string::npos);
+    }
+  EXPECT_EQ(ids.size(), 120u);
 }
 
 TEST(ServeOpenAi, WritesProbabilities) {
@@ -321,6 +493,62 @@ TEST(ServeAnthropic, ReadsBlocksAsMessagesForTheTemplate) {
     EXPECT_EQ(status_of(read_message, wrong), 400) << wrong;
 }
 
+TEST(ServeAnthropic, ReadsThinking) {
+  const Asked a = read_message(parse_object(R"({
+    "max_tokens": 5, "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+    "messages": [
+      {"role": "user", "content": "1+1?"},
+      {"role": "assistant", "content": [{"type": "thinking", "thinking": "T", "signature": ""},
+                                        {"type": "redacted_thinking", "data": "x"},
+                                        {"type": "tool_use", "id": "t1", "name": "add", "input": {}}]},
+      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "no"}]}]})"));
+  EXPECT_EQ(write_json(a.task.messages[1]),
+            R"({"role":"assistant","content":"","reasoning_content":"T","reasoning":"T","thinking":"T",)"
+            R"("tool_calls":[{"type":"function","function":{"name":"add","arguments":{}},"id":"t1"}]})");
+  EXPECT_EQ(write_json(a.task.messages[2]), R"({"role":"tool","content":"no","tool_call_id":"t1"})");
+  EXPECT_EQ(write_json(a.task.variables), R"({"enable_thinking":false,"reasoning_effort":"low"})");
+}
+
+TEST(ServeAnthropic, GoesOnWithALastMessageOfTheAssistant) {
+  const Asked a = read_message(parse_object(
+      R"({"max_tokens":5,"messages":[{"role":"user","content":"1+1?"},{"role":"assistant","content":"It is"}]})"));
+  EXPECT_EQ(write_json(a.task.messages), R"([{"role":"user","content":"1+1?"}])");
+  EXPECT_EQ(write_json(a.task.begun), R"({"role":"assistant","content":"It is"})");
+  const std::string kUse = R"([{"type":"tool_use","id":"t","name":"f"}])";
+  for (const std::string& messages :
+       {std::string(R"([{"role":"assistant","content":"It is"}])"),
+        R"([{"role":"user","content":"a"},{"role":"assistant","content":)" + kUse + "}]"})
+    EXPECT_EQ(status_of(read_message, R"({"max_tokens":5,"messages":)" + messages + "}"), 400) << messages;
+}
+
+TEST(ServeAnthropic, WritesThoughtsAndArgumentsAsTheyWere) {
+  Asked a = asked(false);
+  a.task.tools = Json::array();
+  const std::string answer =
+      R"(<think>T</think>Well.<tool_call>{"name":"f","arguments":{"n":12345678901234567890123}}</tool_call>)";
+  const auto writer = write_message(kWho, a);
+  writer->piece({answer, {}});
+  const std::string whole = writer->end(Ending::kEnd, "", {});
+  EXPECT_NE(whole.find(R"("content":[{"type":"thinking","thinking":"T","signature":""},{"type":"text","text":"Well."},)"
+                       R"({"type":"tool_use","id":"000000700","name":"f","input":{"n":12345678901234567890123}}],)"),
+            std::string::npos)
+      << whole;
+  a.stream = true;
+  const std::string streamed = write_message(kWho, a)->piece({"<think>T</think>Well. ", {}});
+  EXPECT_EQ(streamed,
+            "event: content_block_start\n"
+            R"(data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}})"
+            "\n\nevent: content_block_delta\n"
+            R"(data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"T"}})"
+            "\n\nevent: content_block_stop\n"
+            R"(data: {"type":"content_block_stop","index":0})"
+            "\n\nevent: content_block_start\n"
+            R"(data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}})"
+            "\n\nevent: content_block_delta\n"
+            R"(data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"Well."}})"
+            "\n\n");
+}
+
 TEST(ServeAnthropic, WritesAMessage) {
   const auto writer = write_message(kWho, asked(false));
   writer->begin({10, 4, 0});
@@ -353,7 +581,7 @@ TEST(ServeAnthropic, StreamsTextAndCalls) {
       R"(data: {"type":"content_block_stop","index":0})"
       "\n\nevent: content_block_start\n"
       R"(data: {"type":"content_block_start","index":1,"content_block":)"
-      R"({"type":"tool_use","id":"toolu_7_1","name":"f","input":{}}})"
+      R"({"type":"tool_use","id":"000000700","name":"f","input":{}}})"
       "\n\nevent: content_block_delta\n"
       R"(data: {"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{}"}})"
       "\n\nevent: content_block_stop\n"

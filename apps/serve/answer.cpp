@@ -1,0 +1,430 @@
+// What a model's answer is made of (see answer.h).
+#include "apps/serve/answer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/serve/filters.h"
+#include "apps/serve/json.h"
+
+namespace app::serve {
+
+namespace {
+
+constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
+constexpr const char* kSpaces = " \n\r\t";
+constexpr size_t npos = std::string_view::npos;
+
+struct ThoughtMarks {
+  const char *open, *close;
+};
+constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
+                                      {"[THINK]", "[/THINK]"},
+                                      {"<seed:think>", "</seed:think>"},
+                                      {"<mm:think>", "</mm:think>"},
+                                      {"<|START_THINKING|>", "<|END_THINKING|>"},
+                                      {"<|channel>thought", "<channel|>"}};
+
+// Harmony: <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>, with " to=RECIPIENT" in front of or after
+// the channel. The prompt ends with <|start|>assistant.
+constexpr std::string_view kStartMark = "<|start|>", kChannelMark = "<|channel|>",
+                           kMessageMark = "<|message|>", kFunctions = "functions.";
+constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>"};
+constexpr size_t kLongestHeader = 512;
+
+std::string_view stripped(std::string_view text) {
+  const size_t first = text.find_first_not_of(kSpaces);
+  return first == npos ? "" : text.substr(first, text.find_last_not_of(kSpaces) + 1 - first);
+}
+
+// JSON without the white space between its tokens; control characters in texts, which JSON does not allow but
+// models write, as escapes.
+std::string compact(std::string_view json) {
+  std::string out;
+  bool in_text = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_text && c == '\\' && i + 1 < json.size()) {
+      out.append({c, json[++i]});
+    } else if (in_text && static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else if (in_text || std::string_view(kSpaces).find(c) == npos) {
+      in_text ^= c == '"';
+      out += c;
+    }
+  }
+  return out;
+}
+
+// Where a value of such JSON ends that begins at `at`.
+size_t value_end(std::string_view json, size_t at) {
+  size_t depth = 0;
+  bool in_text = false;
+  for (; at < json.size(); ++at) {
+    const char c = json[at];
+    if (in_text) {
+      if (c == '\\')
+        ++at;
+      else
+        in_text = c != '"';
+    } else if (c == '"') {
+      in_text = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if (depth == 0 && (c == ',' || c == ':' || c == '}' || c == ']')) {
+      break;
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return std::min(at, json.size());
+}
+
+// The text of a member of such an object, so that its numbers stay as they were written.
+std::string_view member(std::string_view object, const std::string& name) {
+  std::string_view found;
+  for (size_t at = 1; at < object.size() && object[at] == '"';) {
+    const size_t colon = value_end(object, at), end = value_end(object, colon + 1);
+    if (object.substr(at, colon - at) == "\"" + name + "\"") found = object.substr(colon + 1, end - colon - 1);
+    at = end + 1;
+  }
+  return found;
+}
+
+// Where the closing mark of a call is that begins with a brace: not within one of its texts.
+size_t find_close(std::string_view body) {
+  bool in_text = false;
+  for (size_t i = 0; i < body.size(); ++i) {
+    if (in_text && body[i] == '\\')
+      ++i;
+    else if (body[i] == '"')
+      in_text = !in_text;
+    else if (!in_text && body[i] == '<' && body.substr(i, kClose.size()) == kClose)
+      return i;
+  }
+  return npos;
+}
+
+Json parse_or_null(const std::string& text) {
+  try {
+    return parse_bounded(text);
+  } catch (const Refusal&) {
+    return nullptr;
+  }
+}
+
+// Arguments are an object, or an object as a text; none are an empty one. "" where they are neither.
+std::string arguments_text(std::string_view written) {
+  if (written.empty() || written == "null") return "{}";
+  const Json value = parse_or_null(std::string(written));
+  if (value.is_object()) return std::string(written);
+  if (!value.is_string()) return "";
+  const std::string inner = compact(value.get_ref<const std::string&>());
+  if (inner.empty()) return "{}";
+  return parse_or_null(inner).is_object() ? inner : "";
+}
+
+// {"name": ..., "arguments": {...}}; "parameters" is what Llama calls arguments, and the whole may be the
+// "function" of another object. An object whose arguments have yet another name is no call, since a call
+// without them would do something else.
+bool read_call(std::string_view written, Part& call) {
+  const std::string text = compact(written);
+  const Json whole = parse_or_null(text);
+  if (!whole.is_object()) return false;
+  const Json* function = find_field(whole, "function");
+  const bool wrapped = function && function->is_object();
+  const Json& fields = wrapped ? *function : whole;
+  const std::string_view object = wrapped ? member(text, "function") : std::string_view(text);
+  const Json* name = find_field(fields, "name");
+  if (!name || !name->is_string() || name->get_ref<const std::string&>().empty()) return false;
+  const bool arguments = fields.contains("arguments"), parameters = fields.contains("parameters");
+  for (const auto& [key, value] : fields.items())
+    if (!arguments && !parameters && key != "name" && key != "id" && key != "type") return false;
+  const std::string_view given = member(object, arguments ? "arguments" : "parameters");
+  if (given.empty() && (arguments || parameters)) return false;  // its name is written with escapes
+  call.kind = Part::Kind::kCall;
+  call.name = *name;
+  call.arguments = arguments_text(given);
+  return !call.arguments.empty();
+}
+
+}  // namespace
+
+Opening opening_of(std::string_view prompt) {
+  Opening opening;
+  prompt = stripped(prompt);
+  if (prompt.ends_with("<|start|>assistant")) opening.kind = Opening::Kind::kHarmony;
+  for (const ThoughtMarks& marks : kThoughts) {
+    if (!prompt.ends_with(marks.open)) continue;
+    opening.kind = Opening::Kind::kThought;
+    opening.thought_end = marks.close;
+  }
+  return opening;
+}
+
+std::string begun_answer(const Opening& opening, const Json& message) {
+  const std::string* given = text_field(message, "reasoning_content");
+  const std::string thoughts = given ? *given : "", &content = *text_field(message, "content");
+  if (opening.kind == Opening::Kind::kHarmony)
+    return (thoughts.empty() ? "" : "<|channel|>analysis<|message|>" + thoughts + "<|end|><|start|>assistant") +
+           "<|channel|>final<|message|>" + content;
+  const bool opened = opening.kind == Opening::Kind::kThought;
+  if (!opened && thoughts.empty()) return content;
+  return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") + "\n\n" +
+         content;
+}
+
+void set_thoughts(Json& message, const std::string& thoughts) {
+  if (thoughts.empty()) return;
+  for (const char* name : {"reasoning_content", "reasoning", "thinking"}) message[name] = thoughts;
+}
+
+void go_on_with_last(Task& task) {
+  Json last = task.messages.back();
+  if (last["role"] != "assistant") throw Refusal(400, "only a last message of the assistant can be gone on with");
+  if (last.contains("tool_calls"))
+    throw Refusal(400, "a last message that calls tools cannot be gone on with; send their results");
+  task.messages.erase(task.messages.size() - 1);
+  if (task.messages.empty()) throw Refusal(400, "a message must come before the answer that is gone on with");
+  const bool says = last.contains("reasoning_content") || !last["content"].get_ref<const std::string&>().empty();
+  if (says) task.begun = std::move(last);
+}
+
+std::string call_id(const Identity& who, size_t index) {
+  constexpr char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+  constexpr size_t kAnswer = 7;
+  std::string id = std::string(kAnswer, '0') + who.id;
+  return id.substr(id.size() - kAnswer) + kDigits[index / 36 % 36] + kDigits[index % 36];
+}
+
+bool is_mark(std::string_view token) {
+  const auto is = [&](std::string_view mark) { return token == mark; };
+  return is(kOpen) || is(kClose) || is("<|channel>") ||
+         std::any_of(std::begin(kThoughts), std::end(kThoughts),
+                     [&](const ThoughtMarks& marks) { return is(marks.open) || is(marks.close); });
+}
+
+AnswerFilter::AnswerFilter(const Opening& opening, bool finds_calls)
+    : finds_calls_(finds_calls), state_(State::kStart), thought_end_(opening.thought_end) {
+  const bool harmony = opening.kind == Opening::Kind::kHarmony;
+  if (opening.goes_on)
+    state_ = harmony ? State::kMessage : State::kText;
+  else if (harmony)
+    state_ = State::kHeader;
+  else if (opening.kind == Opening::Kind::kThought)
+    state_ = State::kThought;
+}
+
+std::vector<Part> AnswerFilter::push(std::string_view text) {
+  held_ += text;
+  while (step(false)) {
+  }
+  return std::exchange(parts_, {});
+}
+
+std::vector<Part> AnswerFilter::finish() {
+  while ((!held_.empty() || state_ == State::kCall) && step(true)) {
+  }
+  if (state_ == State::kMessage) message(true);  // a call without arguments may have no text
+  if (!beside_ && !space_.empty()) parts_.push_back({Part::Kind::kText, std::exchange(space_, {}), "", ""});
+  return std::exchange(parts_, {});
+}
+
+bool AnswerFilter::step(bool last) {
+  switch (state_) {
+    case State::kStart:
+      return start(last);
+    case State::kThought:
+      return thought(last);
+    case State::kText:
+      return text(last);
+    case State::kCall:
+      return call(last);
+    case State::kHeader:
+      return header(last);
+    case State::kMessage:
+      return message(last);
+  }
+  return false;
+}
+
+std::string AnswerFilter::take(size_t count) {
+  std::string taken = held_.substr(0, count);
+  held_.erase(0, count);
+  return taken;
+}
+
+bool AnswerFilter::start(bool last) {
+  const size_t first = held_.find_first_not_of(kSpaces);
+  if (first == npos && !last) return false;
+  const std::string_view words = first == npos ? "" : std::string_view(held_).substr(first);
+  for (const ThoughtMarks& marks : kThoughts) {
+    const std::string_view open = marks.open;
+    if (words.starts_with(open)) {
+      held_.erase(0, first + open.size());
+      thought_end_ = marks.close;
+      state_ = State::kThought;
+      return true;
+    }
+    if (!last && open.starts_with(words)) return false;
+  }
+  state_ = State::kText;
+  return true;
+}
+
+bool AnswerFilter::thought(bool last) {
+  const size_t end = held_.find(thought_end_);
+  if (end == npos) {
+    add_thought(take(held_.size() - (last ? 0 : begun(held_, thought_end_))));
+    return false;
+  }
+  add_thought(take(end));
+  held_.erase(0, thought_end_.size());
+  separate();
+  beside_ = true;
+  state_ = State::kStart;
+  return true;
+}
+
+bool AnswerFilter::text(bool last) {
+  const size_t open = finds_calls_ ? held_.find(kOpen) : npos;
+  if (open == npos) {
+    add_text(take(held_.size() - (last || !finds_calls_ ? 0 : begun(held_, kOpen))));
+    return false;
+  }
+  add_text(take(open));
+  held_.erase(0, kOpen.size());
+  state_ = State::kCall;
+  return true;
+}
+
+bool AnswerFilter::call(bool last) {
+  const size_t first = held_.find_first_not_of(kSpaces);
+  if (first == npos && !last) return false;
+  const bool object = first != npos && held_[first] == '{';
+  size_t end = object ? find_close(held_) : npos;
+  if (object && end == npos && !last) return false;
+  if (end == npos) end = held_.size();  // a model may end its turn instead of closing the call
+  state_ = State::kText;
+  if (object && add_call(held_.substr(0, end)))
+    held_.erase(0, end + std::min(kClose.size(), held_.size() - end));
+  else
+    add_text(kOpen);  // a mention: what follows it may be text, and hold a call
+  return true;
+}
+
+bool AnswerFilter::header(bool last) {
+  const size_t end = held_.find(kMessageMark);
+  const bool plain = !held_.empty() && held_[0] != '<' && held_[0] != ' ';
+  if (end == npos || end > kLongestHeader) {
+    if (!plain && !last && held_.size() <= kLongestHeader) return false;
+    if (last && held_.starts_with("<|")) held_.clear();  // a header that was cut
+    if (held_.starts_with(kStartMark)) held_.erase(0, kStartMark.size());
+    state_ = State::kMessage;                            // an answer without channels
+    recipient_.clear();
+    analysis_ = false;
+    return true;
+  }
+  const std::string head = take(end);
+  held_.erase(0, kMessageMark.size());
+  const size_t channel = head.find(kChannelMark), to = head.find("to=");
+  analysis_ = channel != npos && head.compare(channel + kChannelMark.size(), 8, "analysis") == 0;
+  recipient_ = to == npos ? "" : head.substr(to + 3, head.find_first_of(" <", to + 3) - to - 3);
+  if (!finds_calls_ || recipient_.compare(0, kFunctions.size(), kFunctions) != 0) recipient_.clear();
+  if (recipient_.empty() && (analysis_ ? thought_before_ : spoke_)) {
+    parts_.push_back({analysis_ ? Part::Kind::kThought : Part::Kind::kText, "\n\n", "", ""});
+    if (!analysis_) space_.clear();
+  }
+  state_ = State::kMessage;
+  return true;
+}
+
+bool AnswerFilter::message(bool last) {
+  size_t end = npos, held_back = 0;
+  for (const std::string_view mark : kMessageEnds) {
+    end = std::min(end, held_.find(mark));
+    held_back = std::max(held_back, begun(held_, mark));
+  }
+  const bool ended = end != npos || last;
+  if (recipient_.empty()) {
+    const std::string words = take(end != npos ? end : held_.size() - (last ? 0 : held_back));
+    (analysis_ ? thought_before_ : spoke_) |= !stripped(words).empty();
+    if (analysis_)
+      add_thought(words);
+    else
+      add_text(words);
+  } else if (ended) {
+    const std::string body = take(end);
+    const std::string name = recipient_.substr(kFunctions.size());
+    const std::string arguments = arguments_text(compact(body));
+    if (!name.empty() && !arguments.empty()) {
+      space_.clear();
+      parts_.push_back({Part::Kind::kCall, "", name, arguments});
+      beside_ = true;
+    } else {
+      add_text(body);
+    }
+  }
+  if (!ended) return false;
+  if (analysis_) separate();
+  for (const std::string_view mark : kMessageEnds) {
+    if (held_.starts_with(mark) && mark != kStartMark) held_.erase(0, mark.size());
+  }
+  recipient_.clear();
+  state_ = State::kHeader;
+  return true;
+}
+
+// The end of a thought.
+void AnswerFilter::separate() {
+  thought_space_.clear();
+  thinks_ = false;
+}
+
+void AnswerFilter::add_thought(std::string_view text) {
+  const size_t first = text.find_first_not_of(kSpaces);
+  if (first == npos) {
+    if (thinks_) thought_space_ += text;
+    return;
+  }
+  const size_t end = text.find_last_not_of(kSpaces) + 1;
+  std::string shown;
+  if (thinks_) shown.append(std::exchange(thought_space_, {})).append(text.substr(0, first));
+  shown.append(text.substr(first, end - first));
+  parts_.push_back({Part::Kind::kThought, shown, "", ""});
+  thought_space_ = text.substr(end);
+  thinks_ = true;
+}
+
+void AnswerFilter::add_text(std::string_view text) {
+  if (!finds_calls_ && !beside_) {  // no white space is held back for a call
+    if (const std::string shown = std::exchange(space_, {}).append(text); !shown.empty())
+      parts_.push_back({Part::Kind::kText, shown, "", ""});
+    return;
+  }
+  const size_t first = text.find_first_not_of(kSpaces);
+  if (first == npos) {
+    space_ += text;
+    return;
+  }
+  const size_t end = text.find_last_not_of(kSpaces) + 1;
+  std::string shown;
+  if (!beside_) shown.append(space_).append(text.substr(0, first));
+  shown.append(text.substr(first, end - first));
+  parts_.push_back({Part::Kind::kText, shown, "", ""});
+  space_ = text.substr(end);
+  beside_ = false;
+}
+
+bool AnswerFilter::add_call(const std::string& body) {
+  Part call;
+  if (!read_call(body, call)) return false;
+  space_.clear();
+  beside_ = true;
+  parts_.push_back(std::move(call));
+  return true;
+}
+
+}  // namespace app::serve
