@@ -14,6 +14,14 @@ const std::string& needed_text(const Json& object, const char* name) {
   return *text;
 }
 
+constexpr const char* kMessageRead[] = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k",
+                                 "stop_sequences", "stream", "tools", "tool_choice", "thinking",
+                                 "output_config", "context_management"};
+constexpr const char* kMessageHarmless[] = {"metadata", "service_tier", "inference_geo"};
+constexpr const char* kConfigRead[] = {"effort", "format"};
+constexpr const char* kThinkingRead[] = {"type", "budget_tokens", "display"};
+constexpr const char* kChoiceRead[] = {"type", "disable_parallel_tool_use"};
+
 // A block of a message: texts and thoughts join the message's, a call joins its calls, a result becomes a
 // message.
 void add_block(const Json& block, Json& message, Json& messages) {
@@ -64,6 +72,9 @@ void add_message(const Json& given, Json& messages) {
 
 Json function_tool(const Json& tool) {
   if (!tool.is_object()) throw Refusal(400, "each of \"tools\" must be an object");
+  const std::string* type = text_field(tool, "type");
+  if (type && *type != "custom")
+    throw Refusal(400, "a tool of type \"" + *type + "\" is not supported; each must have an \"input_schema\"");
   Json function = {{"name", needed_text(tool, "name")}};
   if (const std::string* description = text_field(tool, "description"))
     function["description"] = *description;
@@ -78,6 +89,10 @@ void read_message_tools(const Json& body, Task& task) {
   if (kind != "auto" && kind != "none")
     throw Refusal(
         400, "\"tool_choice\" must be of type \"auto\" or \"none\"; nothing can make the model call a tool");
+  if (choice) {
+    refuse_unknown(*choice, {kChoiceRead});
+    task.one_call = bool_field(*choice, "disable_parallel_tool_use").value_or(false);
+  }
   const Json* tools = array_field(body, "tools");
   if (!tools || tools->empty() || kind == "none") return;
   task.tools = Json::array();
@@ -88,21 +103,38 @@ void read_message_tools(const Json& body, Task& task) {
 Json message_variables(const Json& body) {
   Json variables = Json::object();
   if (const Json* thinking = object_field(body, "thinking")) {
+    refuse_unknown(*thinking, {kThinkingRead});
     const std::string& type = needed_text(*thinking, "type");
     if (type != "enabled" && type != "disabled" && type != "adaptive")
       throw Refusal(400, "\"thinking\" must be of type \"enabled\", \"adaptive\" or \"disabled\"");
     variables["enable_thinking"] = type != "disabled";
   }
   if (const Json* config = object_field(body, "output_config")) {
+    refuse_unknown(*config, {kConfigRead});
+    refuse_unless_neutral(*config, "format", nullptr);
     if (const std::string* effort = text_field(*config, "effort")) variables["reasoning_effort"] = *effort;
   }
   return variables.empty() ? Json() : variables;
 }
 
+// Thoughts of earlier turns are the chat template's to drop. Nothing else of a conversation is dropped.
+void check_context_management(const Json& body) {
+  const Json* management = object_field(body, "context_management");
+  const Json* edits = management ? array_field(*management, "edits") : nullptr;
+  for (const Json& edit : edits ? *edits : Json::array()) {
+    const std::string* type = edit.is_object() ? text_field(edit, "type") : nullptr;
+    if (!type || type->rfind("clear_thinking", 0) != 0)
+      throw Refusal(400, "an edit of \"context_management\" is not supported unless it clears thinking");
+  }
+}
+
 class Message : public AnswerWriter {
  public:
   Message(const Identity& who, const Asked& asked)
-      : stream_(asked.stream), who_(who), filter_(asked.task.opening, !asked.task.tools.is_null()) {}
+      : stream_(asked.stream),
+        who_(who),
+        one_call_(asked.task.one_call),
+        filter_(asked.task.opening, !asked.task.tools.is_null()) {}
 
   std::string begin(const Usage& usage) override {
     if (!stream_) return "";
@@ -198,6 +230,7 @@ class Message : public AnswerWriter {
   }
 
   std::string add_call(const Part& part) {
+    if (one_call_ && calls_) return "";
     std::string out = close_block();
     out += open_block({{"type", "tool_use"},
                        {"id", call_id(who_, calls_++)},
@@ -212,6 +245,7 @@ class Message : public AnswerWriter {
 
   const bool stream_;
   const Identity who_;
+  const bool one_call_;
   AnswerFilter filter_;
   std::vector<std::string> blocks_;  // those that are complete
   Json open_;                        // the one that is not; null: there is none
@@ -221,6 +255,7 @@ class Message : public AnswerWriter {
 }  // namespace
 
 Asked read_message(const Json& body) {
+  refuse_unknown(body, {kMessageRead, kMessageHarmless});
   Asked asked;
   Task& task = asked.task;
   const Json& messages = messages_field(body);
@@ -231,6 +266,7 @@ Asked read_message(const Json& body) {
   if (task.messages.back()["role"] == "assistant") go_on_with_last(task);
   read_message_tools(body, task);
   task.variables = message_variables(body);
+  check_context_management(body);
   task.max_tokens = integer_field(body, "max_tokens", 1, int64_t{1} << 30);
   if (!task.max_tokens) throw Refusal(400, "\"max_tokens\" is missing");
   task.temperature = number_field(body, "temperature", 0, 1);

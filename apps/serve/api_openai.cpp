@@ -11,10 +11,32 @@ namespace app::serve {
 namespace {
 
 constexpr int64_t kMostTokens = int64_t{1} << 30, kMostTop = 20;
+constexpr int64_t kMostPenalised = 4096;  // thimble.h: repeat_last
+constexpr double kLeastPenalty = 0.01, kMostPenalty = 100;
+
+// Fields that are read, and those that change nothing about an answer. All others are refused.
+constexpr const char* kRead[] = {"model", "temperature", "top_p", "top_k", "min_p", "repeat_penalty",
+                                 "repeat_last_n", "seed", "stop", "n", "max_tokens", "logprobs", "stream",
+                                 "stream_options", "frequency_penalty", "presence_penalty", "logit_bias",
+                                 "ignore_eos", "stop_token_ids"};
+constexpr const char* kChatRead[] = {"messages", "tools", "tool_choice", "parallel_tool_calls",
+                                     "max_completion_tokens", "top_logprobs", "response_format", "watch",
+                                     "reasoning_effort", "enable_thinking", "chat_template_kwargs",
+                                     "continue_final_message", "add_generation_prompt", "modalities",
+                                     "verbosity"};
+constexpr const char* kTextRead[] = {"prompt", "echo", "best_of", "suffix"};
+constexpr const char* kHarmless[] = {"user", "safety_identifier", "metadata", "store", "service_tier",
+                                     "prompt_cache_key", "prompt_cache_retention", "cache_prompt", "prediction"};
 
 void read_sampling(const Json& body, Task& task) {
   task.temperature = number_field(body, "temperature", 0, 2);
   task.top_p = number_field(body, "top_p", 0, 1);
+  task.min_p = number_field(body, "min_p", 0, 1);
+  task.repeat_penalty = number_field(body, "repeat_penalty", kLeastPenalty, kMostPenalty);
+  if (const auto top_k = integer_field(body, "top_k", -1, INT32_MAX))  // -1 and 0: all
+    task.top_k = static_cast<uint32_t>(std::max<int64_t>(*top_k, 0));
+  if (const auto last = integer_field(body, "repeat_last_n", 0, kMostPenalised))
+    task.repeat_last = static_cast<uint32_t>(*last);
   // The bits of a negative seed are a seed, too.
   if (const auto seed = integer_field(body, "seed", INT64_MIN, INT64_MAX))
     task.seed = static_cast<uint64_t>(*seed);
@@ -24,6 +46,8 @@ void read_sampling(const Json& body, Task& task) {
   refuse_unless_neutral(body, "frequency_penalty", 0);
   refuse_unless_neutral(body, "presence_penalty", 0);
   refuse_unless_neutral(body, "logit_bias", Json::object());
+  refuse_unless_neutral(body, "ignore_eos", false);
+  refuse_unless_neutral(body, "stop_token_ids", Json::array());
 }
 
 // What the chat template reads besides the messages: how much the model is to think, and what else it knows.
@@ -96,8 +120,15 @@ void read_tools(const Json& body, Task& task) {
   if (choice && !none && *choice != "auto")
     throw Refusal(400,
                   "\"tool_choice\" must be \"auto\" or \"none\"; nothing can make the model call a tool");
+  task.one_call = !bool_field(body, "parallel_tool_calls").value_or(true);
   const Json* tools = array_field(body, "tools");
-  if (tools && !tools->empty() && !none) task.tools = *tools;
+  if (!tools || tools->empty()) return;
+  for (const Json& tool : *tools) {
+    const Json* function = tool.is_object() ? object_field(tool, "function") : nullptr;
+    if (!function || !text_field(*function, "name"))
+      throw Refusal(400, "each of \"tools\" must be {\"type\": \"function\", \"function\": {\"name\": ...}}");
+  }
+  if (!none) task.tools = *tools;
 }
 
 // A prompt is a text or token ids, alone or as an array's only element.
@@ -193,6 +224,7 @@ class ChatCompletion : public Completion {
   ChatCompletion(const Identity& who, const Asked& asked)
       : Completion(who, asked, "chatcmpl-", asked.stream ? "chat.completion.chunk" : "chat.completion"),
         who_(who),
+        one_call_(asked.task.one_call),
         filter_(asked.task.opening, !asked.task.tools.is_null()) {}
 
   std::string begin(const Usage&) override {
@@ -246,6 +278,7 @@ class ChatCompletion : public Completion {
     for (const Part& part : parts) {
       Json fields;
       if (part.is_call()) {
+        if (one_call_ && !calls_.empty()) continue;
         Json call = {{"id", call_id(who_, calls_.size())},
                      {"type", "function"},
                      {"function", {{"name", part.name}, {"arguments", part.arguments}}}};
@@ -264,6 +297,7 @@ class ChatCompletion : public Completion {
   }
 
   const Identity who_;
+  const bool one_call_;
   AnswerFilter filter_;
   std::string text_, thoughts_;
   Json calls_ = Json::array();
@@ -319,6 +353,7 @@ class TextCompletion : public Completion {
 }  // namespace
 
 Asked read_chat_completion(const Json& body) {
+  refuse_unknown(body, {kRead, kChatRead, kHarmless});
   Asked asked;
   Task& task = asked.task;
   task.messages = Json::array();
@@ -333,6 +368,8 @@ Asked read_chat_completion(const Json& body) {
   task.watch = bool_field(body, "watch").value_or(false);
   task.variables = template_variables(body);
   refuse_unless_neutral(body, "response_format", {{"type", "text"}});
+  refuse_unless_neutral(body, "modalities", Json::array({"text"}));
+  refuse_unless_neutral(body, "verbosity", "medium");
   const bool goes_on = bool_field(body, "continue_final_message").value_or(false);
   if (bool_field(body, "add_generation_prompt").value_or(!goes_on) == goes_on)
     throw Refusal(400, "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
@@ -342,6 +379,7 @@ Asked read_chat_completion(const Json& body) {
 }
 
 Asked read_completion(const Json& body) {
+  refuse_unknown(body, {kRead, kTextRead, kHarmless});
   Asked asked;
   Task& task = asked.task;
   const Json* prompt = find_field(body, "prompt");

@@ -1,6 +1,8 @@
 // JSON from strangers (see json.h).
 #include "apps/serve/json.h"
 
+#include <algorithm>
+
 namespace app::serve {
 
 namespace {
@@ -142,6 +144,16 @@ const Json* array_field(const Json& object, const char* name) {
 
 const Json* object_field(const Json& object, const char* name) {
   return typed_field(object, name, Json::value_t::object, "an object");
+}
+
+void refuse_unknown(const Json& object, std::initializer_list<FieldNames> known) {
+  for (const auto& [key, value] : object.items()) {
+    const auto is_key = [&key = key](const char* name) { return key == name; };
+    if (!value.is_null() && std::none_of(known.begin(), known.end(), [&](FieldNames names) {
+          return std::any_of(names.begin(), names.end(), is_key);
+        }))
+      throw Refusal(400, "\"" + key.substr(0, 100) + "\" is not supported; leave it out");
+  }
 }
 
 void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral) {

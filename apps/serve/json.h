@@ -1,7 +1,9 @@
 // JSON from strangers: bounded, and each field checked with one sentence on what is wrong.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +29,9 @@ const std::string* text_field(const Json& object, const char* name);
 const Json* array_field(const Json& object, const char* name);
 const Json* object_field(const Json& object, const char* name);
 
+// Refuses the first field that has a value and none of these names, since nobody would read it.
+using FieldNames = std::span<const char* const>;
+void refuse_unknown(const Json& object, std::initializer_list<FieldNames> known);
 // Refuses a field that would change the answer, unless it asks for what is done anyway or for nothing.
 void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral);
 

@@ -626,6 +626,9 @@ thimble_sampler_options Scheduler::sampler_options(const Task& task) const {
   thimble_sampler_options options = settings_.sampler;
   if (task.temperature) options.temperature = static_cast<float>(*task.temperature);
   if (task.top_p) options.top_p = static_cast<float>(*task.top_p);
+  if (task.min_p) options.min_p = static_cast<float>(*task.min_p);
+  if (task.repeat_penalty) options.repeat_penalty = static_cast<float>(*task.repeat_penalty);
+  if (task.repeat_last) options.repeat_last = *task.repeat_last;
   if (task.top_k) options.top_k = *task.top_k;
   if (task.seed) options.seed = *task.seed;
   return options;

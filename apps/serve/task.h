@@ -43,11 +43,12 @@ struct Task {
   Json variables;  // of the chat template, an object; null: none
   Json begun;      // a message of the assistant that the answer goes on with; null: none
   Opening opening; // known once the prompt is
+  bool one_call = false;  // of a tool at most: what the model calls after it is left out
   std::string prompt;
   std::vector<int32_t> ids;
 
-  std::optional<double> temperature, top_p;
-  std::optional<uint32_t> top_k;
+  std::optional<double> temperature, top_p, min_p, repeat_penalty;
+  std::optional<uint32_t> top_k, repeat_last;
   std::optional<uint64_t> seed;
   std::optional<int64_t> max_tokens;
   std::vector<std::string> stops;  // texts that end the answer and are no part of it

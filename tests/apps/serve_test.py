@@ -122,6 +122,19 @@ class Answers(unittest.TestCase):
         self.assertEqual(sample(1), sample(1))
         self.assertNotEqual(len({sample(seed) for seed in range(4)}), 1)
 
+    def test_sampling_is_what_a_request_says(self):
+        def text(**fields):
+            body = {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 1.5, "top_p": 1, "top_k": 0, "min_p": 0, **fields}
+            return self.server.ask("POST", "/v1/completions", body)[2]["choices"][0]["text"]
+
+        greedy = text(temperature=0)
+        self.assertNotEqual(text(seed=1), greedy)
+        for only in ({"top_k": 1}, {"min_p": 1}):
+            self.assertEqual(text(seed=1, **only), greedy)
+        self.assertIn("had been very kind to him, and had been", greedy)
+        self.assertNotIn("had been very", text(temperature=0, repeat_penalty=1.5))
+        self.assertEqual(text(temperature=0, repeat_penalty=1.5, repeat_last_n=0), greedy)
+
     def test_completions_are_those_of_the_command_with_probabilities(self):
         expected = thimble("run", "-m", MODEL, *POLICY, "--raw", "-p", "The house", "-n", "5")
         body = {"prompt": "The house", "max_tokens": 5, "logprobs": 2}

@@ -263,16 +263,40 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
   const std::string kBegin = R"({"messages":[{"role":"user","content":"a"}],)";
   for (const char* fine :
        {R"("n":1})", R"("frequency_penalty":0.0})", R"("logit_bias":{}})", R"("tool_choice":"none"})",
-        R"("response_format":{"type":"text"}})", R"("stop":null})", R"("user":"me"})"})
+        R"("response_format":{"type":"text"}})", R"("stop":null})", R"("user":"me"})", R"("grammar":null})",
+        R"("modalities":["text"]})", R"("ignore_eos":false})", R"("parallel_tool_calls":false})",
+        R"("store":false,"metadata":{"a":"b"},"service_tier":"auto","prompt_cache_key":"k"})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + fine), 0) << fine;
   for (const char* wrong :
        {R"("n":2})", R"("frequency_penalty":1})", R"("logit_bias":{"1":1}})", R"("tool_choice":"required"})",
         R"("response_format":{"type":"json_object"}})", R"("stop":[""]})", R"("temperature":3})",
         R"("max_tokens":1.5})", R"("stream":"yes"})", R"("top_logprobs":1})", R"("tools":{}})",
-        R"("chat_template_kwargs":{"messages":[]}})",
+        R"("tools":[{"type":"custom","custom":{"name":"f"}}]})", R"("ignore_eos":true})", R"("stop_token_ids":[1]})", R"("modalities":["text","audio"]})",
+        R"("min_p":2})", R"("repeat_penalty":0})", R"("chat_template_kwargs":{"messages":[]}})",
         R"("continue_final_message":true})", R"("add_generation_prompt":false})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + wrong), 400) << wrong;
+  for (const std::string name : {"grammar", "json_schema", "guided_json", "functions", "typical_p", "top_K"}) {
+    try {
+      read_chat_completion(parse_object(kBegin + "\"" + name + "\":{\"a\":1}}"));
+      ADD_FAILURE() << name;
+    } catch (const Refusal& refusal) {
+      EXPECT_EQ(refusal.status, 400);
+      EXPECT_NE(std::string(refusal.what()).find("\"" + name + "\""), std::string::npos) << refusal.what();
+    }
+  }
+  EXPECT_EQ(status_of(read_completion, R"({"prompt":"a","messages":[]})"), 400);
   EXPECT_EQ(status_of(read_completion, R"({"prompt":"a","echo":true})"), 400);
+}
+
+TEST(ServeOpenAi, ReadsHowToSample) {
+  const std::string kSampling = R"("top_k":-1,"min_p":0.1,"repeat_penalty":1.1,"repeat_last_n":8})";
+  for (const Asked& a : {read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}],)" + kSampling)),
+                         read_completion(parse_object(R"({"prompt":"a",)" + kSampling))}) {
+    EXPECT_EQ(a.task.top_k, 0u);
+    EXPECT_EQ(a.task.min_p, 0.1);
+    EXPECT_EQ(a.task.repeat_penalty, 1.1);
+    EXPECT_EQ(a.task.repeat_last, 8u);
+  }
 }
 
 // What a template is told about thinking; what is said to the template itself wins.
@@ -385,6 +409,26 @@ TEST(ServeOpenAi, WritesCallsOfTools) {
   EXPECT_NE(plain->end(Ending::kEnd, "", {}).find(R"("content":"<tool_call>")"), std::string::npos);
 }
 
+TEST(ServeTools, OneCallIsMadeWhereNoMoreIsWanted) {
+  const std::string kTools = R"("tools":[{"type":"function","function":{"name":"add"}}])";
+  const std::string kUse = R"({"max_tokens":9,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"add"}])";
+  const auto calls = [](AnswerWriter& writer) {
+    writer.piece({kCall + kCall, {}});
+    const std::string whole = writer.end(Ending::kEnd, "", {});
+    size_t count = 0;
+    for (size_t at = 0; (at = whole.find(R"("name":"add")", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  for (const bool many : {true, false}) {
+    const std::string openai = R"({"messages":[{"role":"user","content":"a"}],"parallel_tool_calls":)" +
+                               std::string(many ? "true," : "false,") + kTools + "}";
+    EXPECT_EQ(calls(*write_chat_completion(kWho, read_chat_completion(parse_object(openai)))), many ? 2u : 1u);
+    const std::string anthropic = kUse + R"(,"tool_choice":{"type":"auto","disable_parallel_tool_use":)" +
+                                  (many ? "false}}" : "true}}");
+    EXPECT_EQ(calls(*write_message(kWho, read_message(parse_object(anthropic)))), many ? 2u : 1u);
+  }
+}
+
 TEST(ServeOpenAi, WritesThoughts) {
   const auto writer = write_chat_completion(kWho, asked(false));
   writer->piece({"<think>Two.</think>Four.", {}});
@@ -491,6 +535,23 @@ TEST(ServeAnthropic, ReadsBlocksAsMessagesForTheTemplate) {
         R"({"max_tokens":1,"messages":[{"role":"user","content":[{"type":"image"}]}]})",
         R"({"max_tokens":1,"messages":[{"role":"user","content":[1]}]})"})
     EXPECT_EQ(status_of(read_message, wrong), 400) << wrong;
+}
+
+TEST(ServeAnthropic, RefusesWhatItWouldIgnore) {
+  const std::string kBegin = R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],)";
+  for (const char* fine :
+       {R"("metadata":{"user_id":"me"}})", R"("service_tier":"auto"})", R"("output_config":{"effort":"low"}})",
+        R"("thinking":{"type":"enabled","budget_tokens":1024}})",
+        R"("context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}})",
+        R"("tools":[{"type":"custom","name":"f","input_schema":{}}]})"})
+    EXPECT_EQ(status_of(read_message, kBegin + fine), 0) << fine;
+  for (const char* wrong :
+       {R"("output_config":{"format":{"type":"json_schema","schema":{}}}})", R"("mcp_servers":[{}]})",
+        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})", R"("min_p":0.1})",
+        R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}})",
+        R"("tools":[{"type":"web_search_20250305","name":"web_search"}]})",
+        R"("tool_choice":{"type":"auto","name":"f"}})"})
+    EXPECT_EQ(status_of(read_message, kBegin + wrong), 400) << wrong;
 }
 
 TEST(ServeAnthropic, ReadsThinking) {
