@@ -37,9 +37,11 @@ void add_block(const Json& block, Json& message, Json& messages) {
          {"id", needed_text(block, "id")}});
   } else if (type == "tool_result") {
     const Json* content = find_field(block, "content");
-    messages.push_back({{"role", "tool"},
-                        {"content", content ? content_text(*content) : ""},
-                        {"tool_call_id", needed_text(block, "tool_use_id")}});
+    std::string text = content ? content_text(*content) : "";
+    // Chat templates have no other place for it.
+    if (bool_field(block, "is_error").value_or(false)) text = text.empty() ? "Error" : "Error: " + text;
+    messages.push_back(
+        {{"role", "tool"}, {"content", text}, {"tool_call_id", needed_text(block, "tool_use_id")}});
   } else if (type == "thinking") {
     const std::string* before = text_field(message, "reasoning_content");
     set_thoughts(message, (before ? *before + "\n\n" : "") + needed_text(block, "thinking"));
@@ -254,7 +256,7 @@ class Message : public AnswerWriter {
 
 }  // namespace
 
-Asked read_message(const Json& body) {
+Asked read_message_to_count(const Json& body) {
   refuse_unknown(body, {kMessageRead, kMessageHarmless});
   Asked asked;
   Task& task = asked.task;
@@ -267,6 +269,12 @@ Asked read_message(const Json& body) {
   read_message_tools(body, task);
   task.variables = message_variables(body);
   check_context_management(body);
+  return asked;
+}
+
+Asked read_message(const Json& body) {
+  Asked asked = read_message_to_count(body);
+  Task& task = asked.task;
   task.max_tokens = integer_field(body, "max_tokens", 1, int64_t{1} << 30);
   if (!task.max_tokens) throw Refusal(400, "\"max_tokens\" is missing");
   task.temperature = number_field(body, "temperature", 0, 1);

@@ -86,6 +86,8 @@ int64_t now() {
   return static_cast<int64_t>(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()));
 }
 
+const std::string kOneModel = "/v1/models/";
+
 bool is_anthropic(const std::string& path) { return path.rfind("/v1/messages", 0) == 0; }
 
 // Hands freed memory back to the system; the C library would keep it for the next large text.
@@ -280,7 +282,9 @@ const Server::Route* Server::find_route(const std::string& path) {
       {"POST", "/v1/chat/completions", false, nullptr, &kChat},
       {"POST", "/v1/completions", false, nullptr, &kText},
       {"POST", "/v1/messages", false, nullptr, &kMessage},
+      {"POST", "/v1/messages/count_tokens", false, &Server::count_tokens, nullptr},
       {"GET", "/v1/models", false, &Server::models, nullptr},
+      {"GET", "/v1/models/ID", false, &Server::models, nullptr},
       {"POST", "/tokenize", false, &Server::tokens, nullptr},
       {"GET", "/health", true, &Server::health, nullptr},
       {"GET", "/metrics", false, &Server::metrics, nullptr},
@@ -289,8 +293,9 @@ const Server::Route* Server::find_route(const std::string& path) {
       {"POST", "/thimble/settings", false, &Server::change, nullptr, true},
       {"GET", "/", true, &Server::page, nullptr},
   };
+  const bool one_model = path.rfind(kOneModel, 0) == 0;
   for (const Route& route : kRoutes) {
-    if (path == route.path) return &route;
+    if ((one_model ? "/v1/models/ID" : path) == route.path) return &route;
   }
   return nullptr;
 }
@@ -494,7 +499,7 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
 
 // ---- what is answered at once ----
 
-Response Server::models(const Request&) {
+Response Server::models(const Request& request) {
   const thimble_model_info info = model_info(model_);
   const Json model = {{"id", model_name_},
                       {"object", "model"},
@@ -505,7 +510,11 @@ Response Server::models(const Request&) {
                         {"parameters", info.parameters},
                         {"vocab", info.vocab},
                         {"trained_context", info.context_length}}}};
-  return {200, "application/json", write_json({{"object", "list"}, {"data", Json::array({model})}})};
+  if (request.path.rfind(kOneModel, 0) != 0)
+    return {200, "application/json", write_json({{"object", "list"}, {"data", Json::array({model})}})};
+  if (request.path.substr(kOneModel.size()) != model_name_)
+    throw Refusal(404, "there is no such model here; GET /v1/models names the one that is", "model_not_found");
+  return {200, "application/json", write_json(model)};
 }
 
 Response Server::tokens(const Request& request) {
@@ -518,6 +527,13 @@ Response Server::tokens(const Request& request) {
   const uint32_t flags =
       (bos ? THIMBLE_TOKENIZE_ADD_BOS : 0) | (special ? THIMBLE_TOKENIZE_PARSE_SPECIAL : 0);
   return {200, "application/json", write_json({{"tokens", token_ids(model_, *text, flags)}})};
+}
+
+Response Server::count_tokens(const Request& request) {
+  Asked asked = read_message_to_count(parse_object(request.body));
+  check_task(asked.task);
+  return {200, "application/json",
+          write_json({{"input_tokens", scheduler_.prepare(asked.task).ids.size()}})};
 }
 
 Response Server::health(const Request&) { return {200, "application/json", R"({"status":"ok"})"}; }

@@ -64,6 +64,7 @@ class Server {
 
   Response models(const Request& request);
   Response tokens(const Request& request);
+  Response count_tokens(const Request& request);
   Response health(const Request& request);
   Response metrics(const Request& request);
   Response state(const Request& request);

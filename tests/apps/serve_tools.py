@@ -238,6 +238,14 @@ class Tools(Chain):
         body = self.server.chat([question, {"role": "assistant", "content": "It is"}, question], "/v1/messages", max_tokens=5)
         self.assertGreater(body["usage"]["cache_read_input_tokens"], 0)
 
+    def test_prompts_are_counted_and_the_model_is_named(self):
+        counted = self.server.chat([QUESTION], "/v1/messages/count_tokens", tools=ANTHROPIC_TOOLS)
+        self.assertEqual(counted, {"input_tokens": tokens(PROMPT)})
+        self.assertEqual(self.server.get("/v1/models/chain"), self.server.get("/v1/models")["data"][0])
+        status, _, error = self.server.ask("GET", "/v1/models/other")
+        self.assertEqual((status, error["error"]["code"]), (404, "model_not_found"))
+        self.assertEqual(self.server.ask("POST", "/v1/models/chain", {})[0], 405)
+
 
 # As gpt-oss' template: an answer is a message of thoughts and a final one; only the last is given back.
 HARMONY = """\

@@ -554,7 +554,7 @@ TEST(ServeAnthropic, RefusesWhatItWouldIgnore) {
     EXPECT_EQ(status_of(read_message, kBegin + wrong), 400) << wrong;
 }
 
-TEST(ServeAnthropic, ReadsThinking) {
+TEST(ServeAnthropic, ReadsThinkingAndErrorsOfTools) {
   const Asked a = read_message(parse_object(R"({
     "max_tokens": 5, "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
     "messages": [
@@ -562,11 +562,11 @@ TEST(ServeAnthropic, ReadsThinking) {
       {"role": "assistant", "content": [{"type": "thinking", "thinking": "T", "signature": ""},
                                         {"type": "redacted_thinking", "data": "x"},
                                         {"type": "tool_use", "id": "t1", "name": "add", "input": {}}]},
-      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "no"}]}]})"));
+      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": true, "content": "no"}]}]})"));
   EXPECT_EQ(write_json(a.task.messages[1]),
             R"({"role":"assistant","content":"","reasoning_content":"T","reasoning":"T","thinking":"T",)"
             R"("tool_calls":[{"type":"function","function":{"name":"add","arguments":{}},"id":"t1"}]})");
-  EXPECT_EQ(write_json(a.task.messages[2]), R"({"role":"tool","content":"no","tool_call_id":"t1"})");
+  EXPECT_EQ(write_json(a.task.messages[2]), R"({"role":"tool","content":"Error: no","tool_call_id":"t1"})");
   EXPECT_EQ(write_json(a.task.variables), R"({"enable_thinking":false,"reasoning_effort":"low"})");
 }
 
@@ -580,6 +580,11 @@ TEST(ServeAnthropic, GoesOnWithALastMessageOfTheAssistant) {
        {std::string(R"([{"role":"assistant","content":"It is"}])"),
         R"([{"role":"user","content":"a"},{"role":"assistant","content":)" + kUse + "}]"})
     EXPECT_EQ(status_of(read_message, R"({"max_tokens":5,"messages":)" + messages + "}"), 400) << messages;
+}
+
+TEST(ServeAnthropic, CountsWithoutALimit) {
+  EXPECT_EQ(status_of(read_message_to_count, R"({"model":"m","messages":[{"role":"user","content":"a"}]})"), 0);
+  EXPECT_EQ(status_of(read_message_to_count, R"({"messages":[]})"), 400);
 }
 
 TEST(ServeAnthropic, WritesThoughtsAndArgumentsAsTheyWere) {
