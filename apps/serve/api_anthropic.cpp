@@ -17,7 +17,8 @@ const std::string& needed_text(const Json& object, const char* name) {
 constexpr const char* kMessageRead[] = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k",
                                  "stop_sequences", "stream", "tools", "tool_choice", "thinking",
                                  "output_config", "context_management"};
-constexpr const char* kMessageHarmless[] = {"metadata", "service_tier", "inference_geo"};
+constexpr const char* kMessageHarmless[] = {"metadata",    "service_tier", "inference_geo", "cache_control",
+                                            "diagnostics", "speed",        "user_profile_id"};
 constexpr const char* kConfigRead[] = {"effort", "format"};
 constexpr const char* kThinkingRead[] = {"type", "budget_tokens", "display"};
 constexpr const char* kChoiceRead[] = {"type", "disable_parallel_tool_use"};
@@ -106,6 +107,7 @@ Json message_variables(const Json& body) {
   Json variables = Json::object();
   if (const Json* thinking = object_field(body, "thinking")) {
     refuse_unknown(*thinking, {kThinkingRead});
+    refuse_unless_neutral(*thinking, "display", "summarized");
     const std::string& type = needed_text(*thinking, "type");
     if (type != "enabled" && type != "disabled" && type != "adaptive")
       throw Refusal(400, "\"thinking\" must be of type \"enabled\", \"adaptive\" or \"disabled\"");

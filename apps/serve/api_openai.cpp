@@ -26,7 +26,8 @@ constexpr const char* kChatRead[] = {"messages", "tools", "tool_choice", "parall
                                      "verbosity"};
 constexpr const char* kTextRead[] = {"prompt", "echo", "best_of", "suffix"};
 constexpr const char* kHarmless[] = {"user", "safety_identifier", "metadata", "store", "service_tier",
-                                     "prompt_cache_key", "prompt_cache_retention", "cache_prompt", "prediction"};
+                                     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_prompt",
+                                     "prediction"};
 
 void read_sampling(const Json& body, Task& task) {
   task.temperature = number_field(body, "temperature", 0, 2);

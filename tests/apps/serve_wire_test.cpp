@@ -540,14 +540,14 @@ TEST(ServeAnthropic, ReadsBlocksAsMessagesForTheTemplate) {
 TEST(ServeAnthropic, RefusesWhatItWouldIgnore) {
   const std::string kBegin = R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],)";
   for (const char* fine :
-       {R"("metadata":{"user_id":"me"}})", R"("service_tier":"auto"})", R"("output_config":{"effort":"low"}})",
+       {R"("metadata":{"user_id":"me"},"cache_control":{"type":"ephemeral"}})", R"("service_tier":"auto"})", R"("output_config":{"effort":"low"}})",
         R"("thinking":{"type":"enabled","budget_tokens":1024}})",
         R"("context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}})",
         R"("tools":[{"type":"custom","name":"f","input_schema":{}}]})"})
     EXPECT_EQ(status_of(read_message, kBegin + fine), 0) << fine;
   for (const char* wrong :
        {R"("output_config":{"format":{"type":"json_schema","schema":{}}}})", R"("mcp_servers":[{}]})",
-        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})", R"("min_p":0.1})",
+        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})", R"("thinking":{"type":"adaptive","display":"omitted"}})", R"("min_p":0.1})",
         R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}})",
         R"("tools":[{"type":"web_search_20250305","name":"web_search"}]})",
         R"("tool_choice":{"type":"auto","name":"f"}})"})
