@@ -12,7 +12,9 @@ namespace app::serve {
 namespace {
 
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
+constexpr std::string_view kBareCall = "{\"name\":";  // apart from white space
 constexpr const char* kSpaces = " \n\r\t";
+constexpr size_t kLongestBeginning = 64;
 constexpr size_t npos = std::string_view::npos;
 
 struct ThoughtMarks {
@@ -58,7 +60,7 @@ std::string compact(std::string_view json) {
   return out;
 }
 
-// Where a value of such JSON ends that begins at `at`.
+// Where a value of JSON ends that begins at `at`.
 size_t value_end(std::string_view json, size_t at) {
   size_t depth = 0;
   bool in_text = false;
@@ -76,7 +78,7 @@ size_t value_end(std::string_view json, size_t at) {
     } else if (depth == 0 && (c == ',' || c == ':' || c == '}' || c == ']')) {
       break;
     } else if (c == '}' || c == ']') {
-      --depth;
+      if (--depth == 0) return at + 1;
     }
   }
   return std::min(at, json.size());
@@ -128,8 +130,8 @@ std::string arguments_text(std::string_view written) {
 
 // {"name": ..., "arguments": {...}}; "parameters" is what Llama calls arguments, and the whole may be the
 // "function" of another object. An object whose arguments have yet another name is no call, since a call
-// without them would do something else.
-bool read_call(std::string_view written, Part& call) {
+// without them would do something else. `bare`: without the marks of a call, arguments tell that it is one.
+bool read_call(std::string_view written, bool bare, Part& call) {
   const std::string text = compact(written);
   const Json whole = parse_or_null(text);
   if (!whole.is_object()) return false;
@@ -140,6 +142,7 @@ bool read_call(std::string_view written, Part& call) {
   const Json* name = find_field(fields, "name");
   if (!name || !name->is_string() || name->get_ref<const std::string&>().empty()) return false;
   const bool arguments = fields.contains("arguments"), parameters = fields.contains("parameters");
+  if (bare && !arguments && !parameters) return false;
   for (const auto& [key, value] : fields.items())
     if (!arguments && !parameters && key != "name" && key != "id" && key != "type") return false;
   const std::string_view given = member(object, arguments ? "arguments" : "parameters");
@@ -240,6 +243,8 @@ bool AnswerFilter::step(bool last) {
       return thought(last);
     case State::kText:
       return text(last);
+    case State::kBare:
+      return bare(last);
     case State::kCall:
       return call(last);
     case State::kHeader:
@@ -270,6 +275,25 @@ bool AnswerFilter::start(bool last) {
     }
     if (!last && open.starts_with(words)) return false;
   }
+  if (finds_calls_ && words.starts_with('{')) {
+    const std::string beginning = compact(words.substr(0, kLongestBeginning));
+    if (!last && words.size() < kLongestBeginning && kBareCall.starts_with(beginning)) return false;
+    state_ = beginning.starts_with(kBareCall) ? State::kBare : State::kText;
+    if (state_ == State::kBare) held_.erase(0, first);
+    return true;
+  }
+  state_ = State::kText;
+  return true;
+}
+
+bool AnswerFilter::bare(bool last) {
+  const size_t end = value_end(held_, 0);
+  if (held_[end - 1] == '}' && add_call(held_.substr(0, end), true)) {
+    held_.erase(0, end);
+    state_ = State::kStart;  // for another
+    return true;
+  }
+  if (end == held_.size() && !last) return false;
   state_ = State::kText;
   return true;
 }
@@ -308,7 +332,7 @@ bool AnswerFilter::call(bool last) {
   if (object && end == npos && !last) return false;
   if (end == npos) end = held_.size();  // a model may end its turn instead of closing the call
   state_ = State::kText;
-  if (object && add_call(held_.substr(0, end)))
+  if (object && add_call(held_.substr(0, end), false))
     held_.erase(0, end + std::min(kClose.size(), held_.size() - end));
   else
     add_text(kOpen);  // a mention: what follows it may be text, and hold a call
@@ -418,9 +442,9 @@ void AnswerFilter::add_text(std::string_view text) {
   beside_ = false;
 }
 
-bool AnswerFilter::add_call(const std::string& body) {
+bool AnswerFilter::add_call(const std::string& body, bool bare) {
   Part call;
-  if (!read_call(body, call)) return false;
+  if (!read_call(body, bare, call)) return false;
   space_.clear();
   beside_ = true;
   parts_.push_back(std::move(call));

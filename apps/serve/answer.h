@@ -34,9 +34,9 @@ struct Part {
 
 // Takes an answer apart as it comes. Thoughts are what stands at its beginning between marks such as <think>
 // and </think>, and the analysis channel of gpt-oss' format (harmony). Calls are what many models were taught
-// to write, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, and harmony's messages to functions; a
-// call in a thought is a thought. What does not parse stays text. White space next to thoughts and calls
-// goes.
+// to write, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, the same objects alone at an answer's
+// beginning (Llama, small Qwens), and harmony's messages to functions; a call in a thought is a thought. What
+// does not parse stays text. White space next to thoughts and calls goes.
 class AnswerFilter {
  public:
   // `finds_calls`: there are tools, else calls are text.
@@ -49,6 +49,7 @@ class AnswerFilter {
     kStart,    // nothing but white space and thoughts so far
     kThought,  // up to thought_end_
     kText,
+    kBare,  // in an object that may be a call without its marks
     kCall,    // after <tool_call>
     kHeader,  // of a message in harmony, up to <|message|>
     kMessage  // up to the mark that ends it
@@ -58,6 +59,7 @@ class AnswerFilter {
   bool start(bool last);
   bool thought(bool last);
   bool text(bool last);
+  bool bare(bool last);
   bool call(bool last);
   bool header(bool last);
   bool message(bool last);
@@ -65,7 +67,7 @@ class AnswerFilter {
   std::string take(size_t count);
   void add_thought(std::string_view text);
   void add_text(std::string_view text);
-  bool add_call(const std::string& body);
+  bool add_call(const std::string& body, bool bare);
   void separate();
 
   const bool finds_calls_;

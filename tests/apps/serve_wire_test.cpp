@@ -149,6 +149,24 @@ TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
   expect_parts({{kCall + " ", "[" + kCall + " ]"}}, {}, false);
 }
 
+TEST(ServeTools, CallsAreFoundWithoutTheirMarksAtTheBeginning) {
+  const std::string bare = R"({"name": "add", "arguments": {"t": "}"}})", json = R"({"name": "Ann", "age": 3})";
+  expect_parts({
+      {bare, R"(add({"t":"}"}))"},
+      {" " + bare + "\n" + bare + "\ndone", R"(add({"t":"}"})add({"t":"}"})[done])"},
+      {R"({ "name" : "add", "parameters": {"a": 1} })", R"(add({"a":1}))"},
+      {"<think>\na\n</think>\n\n" + bare, R"({a}add({"t":"}"}))"},
+      {"As JSON: " + bare, "[As JSON: " + bare + "]"},
+      {json, "[" + json + "]"},
+      {R"({"name": "Ann"})", R"([{"name": "Ann"}])"},
+      {R"({"a": 1} )", R"([{"a": 1} ])"},
+      {R"({"name": "ad)", R"([{"name": "ad])"},
+      {"{", "[{]"},
+      {"{" + std::string(100, ' ') + "\"name\": 1}", "[{" + std::string(100, ' ') + "\"name\": 1}]"},
+  });
+  expect_parts({{bare, "[" + bare + "]"}}, {}, false);
+}
+
 TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
   const auto call = [](const std::string& json) { return "<tool_call>" + json + "</tool_call>"; };
   expect_parts({
