@@ -129,7 +129,7 @@ thimble_status thimble_session_plan_heads(const thimble_model* model, const thim
     THIMBLE_TRY(need_buffer(keeps, capacity, count, "keeps"));
     THIMBLE_LET(request, read_request(*model, options));
     THIMBLE_LET(plan, make_plan(*model->model, *request.device, request.options));
-    const std::vector<HeadRun>& runs = plan.dimensions.runs;
+    const std::vector<HeadRun>& runs = plan.dimensions.last_runs();
     THIMBLE_TRY(need_room(runs.size(), capacity, count));
     for (size_t i = 0; i < runs.size(); ++i) {
       const bool windowed = model->model->layers[i / model->model->shape.kv_heads].window != 0;

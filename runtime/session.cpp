@@ -106,16 +106,14 @@ Status Session::allocate(bool first) {
     embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
   }
   cost_ = CostModel(*model_, o, policies_);
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    heads_[i].first = plan_.dimensions.runs[i].first;
-    heads_[i].capacity = plan_.dimensions.runs[i].capacity;
-  }
+  place_heads();
 
   allocated -= plan_.released;  // pages of a clone that nothing touches
   allocated +=
       stream_->bytes + programs_.bytes() + sampler_.bytes() +
       (waiting_.capacity() + unscored_tokens_.capacity() + held_.capacity() + embeddings_.size()) * 4 +
-      heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t));
+      heads_.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
+      plan_.dimensions.divisions.size() * heads_.size() * sizeof(HeadRun);
   reservation_.allocated = allocated;
   ledger_->allocated += common_allocated + allocated;
   return {};
@@ -188,6 +186,8 @@ Status Session::reset() {
   waiting_.clear();
   read_ = last_eviction_ = evicted_ = 0;
   std::fill(entries_.begin(), entries_.end(), 0);
+  plan_.dimensions.use(0);
+  place_heads();
   unscored_ = generation_ = 0;
   unscored_tokens_.clear();
   attended_ = Attended::kUnknown;
@@ -210,9 +210,9 @@ Result<uint32_t> Session::kept_count(uint32_t layer, uint32_t kv_head) const {
 
 Status Session::kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const {
   THIMBLE_LET(count, kept_count(layer, kv_head));
-  const HeadRun& run = plan_.dimensions.runs[uint64_t(layer) * model_->shape.kv_heads + kv_head];
+  const HeadState& head = heads_[uint64_t(layer) * model_->shape.kv_heads + kv_head];
   return device_->read(positions.data(), layout_.layers[layer].pos.slice(
-                                             uint64_t(run.first) * sizeof(int32_t),
+                                             uint64_t(head.first) * sizeof(int32_t),
                                              std::min<uint64_t>(positions.size(), count) * sizeof(int32_t)));
 }
 

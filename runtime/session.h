@@ -183,6 +183,10 @@ class Session {
   Status read_waiting(uint32_t rows, bool evicts, bool last);
   Status flush_waiting();
   Status make_room(uint32_t rows, bool evicts);
+  void place_heads();
+  Result<bool> move_runs();
+  Status move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to,
+                      uint64_t entries) const;
   bool fits(uint32_t rows, bool evicts) const;
   uint32_t room() const;
   Status upkeep();
@@ -203,8 +207,9 @@ class Session {
   Status copy_pool(Session& twin) const;
   Result<MemoryPlan> smaller_plan(uint32_t pool) const;
   Status evict_to(const MemoryPlan& smaller);
-  Status check_settings(const SessionFile&) const;
-  Status check_stream(const SessionFile&) const;
+  uint32_t saved_division(const SessionFile&) const;
+  Status check_settings(const SessionFile&, std::span<const HeadRun> runs) const;
+  Status check_stream(const SessionFile&, std::span<const HeadRun> runs) const;
   Status check_body(const SessionFile&, const Held&, std::span<const Piece>) const;
   void report_progress();
 

@@ -15,6 +15,10 @@ Status Session::go_on() {
     commit(done);
     run_ = run_after(done);
     if (done.waiting) report_progress();
+    if (done.work != Work::kEvict) continue;
+    THIMBLE_LET(moved, move_runs());
+    // What a selection makes of entries is made anew where they are now.
+    if (moved && policies_.selection->selects(plan_.options)) run_ = eviction_run(false);
   }
   return {};
 }
@@ -225,11 +229,65 @@ bool Session::fits(uint32_t rows, bool evicts) const {
   return true;
 }
 
-// Evicts where that many more rows would not fit.
+// Evicts where that many more rows would not fit, or where they outgrow how the pool is divided: then down to
+// what the heads keep in the next division, which their runs move to afterwards.
 Status Session::make_room(uint32_t rows, bool evicts) {
-  if (fits(rows, evicts)) return {};
+  const bool fit = fits(rows, evicts);
+  if (fit && !evicts) return {};
+  if (!plan_.dimensions.outgrown(read_ + rows) && fit) return {};
   if (!plan_.dimensions.evicts) return check_room(rows);
   return start(unscored_ ? upkeep_run(true, false) : eviction_run(false));
+}
+
+void Session::place_heads() {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    heads_[i].first = plan_.dimensions.runs[i].first;
+    heads_[i].capacity = plan_.dimensions.runs[i].capacity;
+  }
+}
+
+// Moves what heads hold to where their runs are in the division that is in use; whether any moved. Runs are in
+// the same order in every division, so none is written over before it has moved: those that move down go
+// first, from the first one on, then those that move up, from the last one on.
+Result<bool> Session::move_runs() {
+  const uint32_t kv_heads = model_->shape.kv_heads, count = static_cast<uint32_t>(heads_.size());
+  const auto move_head = [&](uint32_t i) -> Status {
+    const LayerPool& pool = layout_.layers[i / kv_heads];
+    const HeadRun& to = plan_.dimensions.runs[i];
+    for (const View& array : {pool.k.values, pool.v.values, pool.pos, pool.cis})
+      if (array)
+        THIMBLE_TRY(
+            move_entries(array, array.bytes / plan_.dimensions.layer_entries[i / kv_heads], heads_[i].first, to.first, entries_[i]));
+    return {};
+  };
+  bool moved = false;
+  for (uint32_t i = 0; i < count; ++i)
+    if (plan_.dimensions.runs[i].first < heads_[i].first) {
+      THIMBLE_TRY(move_head(i));
+      moved = true;
+    }
+  for (uint32_t i = count; i-- > 0;)
+    if (plan_.dimensions.runs[i].first > heads_[i].first) {
+      THIMBLE_TRY(move_head(i));
+      moved = true;
+    }
+  place_heads();
+  return moved;
+}
+
+// Moves entries of one array of a layer, by the view that chunks attend to, which is free between two steps.
+Status Session::move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to, uint64_t entries) const {
+  const View& scratch = layout_.view_k.values;
+  const uint64_t at_once = std::max<uint64_t>(scratch.bytes / entry_bytes, 1);
+  for (uint64_t done = 0; done < entries;) {
+    const uint64_t now = std::min(at_once, entries - done),
+                   at = to < from ? done : entries - done - now;  // the end that is not written over first
+    const View piece = scratch.slice(0, now * entry_bytes);
+    THIMBLE_TRY(device_->copy(piece, array.slice((from + at) * entry_bytes, piece.bytes)));
+    THIMBLE_TRY(device_->copy(array.slice((to + at) * entry_bytes, piece.bytes), piece));
+    done += now;
+  }
+  return {};
 }
 
 // Reads the first rows of the waiting tokens. `evicts`: the pool is compacted to its size afterwards, `last`

@@ -97,7 +97,7 @@ std::vector<Session::Piece> Session::pieces(const Held& held, bool logits) const
   std::vector<Piece> all;
   for (uint32_t i = 0; i < held.entries.size(); ++i) {
     const LayerPool& pool = layout_.layers[i / s.kv_heads];
-    const uint64_t first = plan_.dimensions.runs[i].first, entries = held.entries[i];
+    const uint64_t first = held.runs[i].first, entries = held.entries[i];
     const auto add = [&](const View& array, uint64_t entry_bytes, Piece::Kind kind) {
       if (array && entries) all.push_back({array.slice(first * entry_bytes, entries * entry_bytes), kind});
     };
@@ -155,7 +155,7 @@ SavedSession Session::saved() const {
 Status Session::save(const WriteBytes& write, std::span<const std::byte> note, std::string_view held_text) {
   THIMBLE_TRY(begin(Call::kNone, {}));
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const std::vector<Piece> all = pieces({setting, entries_, read_, unscored_, generation_}, has_logits_);
+  const std::vector<Piece> all = pieces({setting, plan_.dimensions.runs, entries_, read_, unscored_, generation_}, has_logits_);
   SavedSession state = saved();
   uint32_t saturated;
   THIMBLE_TRY(device_->read(&saturated, layout_.saturated));
@@ -179,8 +179,19 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
   return write_session_file(state, note, bytes, write_body, write);
 }
 
+// Which division a file was saved in: that of which it has the runs; else the one in use, and then
+// check_settings says what differs.
+uint32_t Session::saved_division(const SessionFile& file) const {
+  const std::vector<Division>& divisions = plan_.dimensions.divisions;
+  for (uint32_t i = 0; i < divisions.size(); ++i)
+    if (std::equal(file.runs.begin(), file.runs.end(), divisions[i].runs.begin(), divisions[i].runs.end(),
+                   [](const SavedRun& a, const HeadRun& b) { return a.keep == b.keep && a.capacity == b.capacity; }))
+      return i;
+  return plan_.dimensions.division;
+}
+
 // Whether a file was saved by a session like this one.
-Status Session::check_settings(const SessionFile& file) const {
+Status Session::check_settings(const SessionFile& file, std::span<const HeadRun> runs) const {
   const auto refuse = [&](const std::string& what, const std::string& theirs, const std::string& ours) {
     return error(Code::kMismatch,
                  "%s was saved with %s %s, this session has %s; make the session as the saved one was",
@@ -197,7 +208,7 @@ Status Session::check_settings(const SessionFile& file) const {
     return file.damaged("it has settings that this library does not know");
   if (file.runs.size() != entries_.size()) return file.damaged("it has another number of heads");
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const HeadRun& run = plan_.dimensions.runs[i];
+    const HeadRun& run = runs[i];
     const SavedRun& theirs = file.runs[i];
     const size_t kv_heads = model_->shape.kv_heads;
     const std::string name =
@@ -210,7 +221,7 @@ Status Session::check_settings(const SessionFile& file) const {
 }
 
 // Whether what a file's head says of the stream can be.
-Status Session::check_stream(const SessionFile& file) const {
+Status Session::check_stream(const SessionFile& file, std::span<const HeadRun> runs) const {
   const SessionOptions& o = plan_.options;
   const SavedStream& s = file.stream;
   const uint64_t bound = o.context ? o.context : INT32_MAX;
@@ -226,11 +237,11 @@ Status Session::check_stream(const SessionFile& file) const {
   const uint64_t unbroken = s.read - s.last_eviction;  // entries that a rewind may drop
   for (size_t i = 0; i < file.runs.size(); ++i) {
     const uint32_t entries = file.runs[i].entries;
-    const HeadRun& run = plan_.dimensions.runs[i];
+    const HeadRun& run = runs[i];
     const size_t layer_head = i - i % model_->shape.kv_heads;
     const bool windowed = model_->layers[i / model_->shape.kv_heads].window;
-    const HeadRun& other = plan_.dimensions.runs[layer_head];
-    const bool alike = run.keep == other.keep && run.capacity == other.capacity;
+    const HeadRun& other = runs[layer_head];
+    const bool alike = (windowed || !plan_.dimensions.moves) && run.keep == other.keep && run.capacity == other.capacity;
     if (entries > run.capacity || entries > s.read || entries < unbroken ||
         (!run.evicts && (entries != s.read || entries + file.waiting.size() > run.capacity)) ||
         (!windowed && entries < s.unscored) || (alike && entries != file.runs[layer_head].entries))
@@ -278,13 +289,17 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
                                .repeat_penalty = s.repeat_penalty,
                                .repeat_last = s.repeat_last,
                                .seed = s.seed};
-  THIMBLE_TRY(check_settings(file));
-  THIMBLE_TRY(check_stream(file));
+  const uint32_t division = saved_division(file);
+  const std::vector<HeadRun>& runs = plan_.dimensions.divisions.empty()
+                                         ? plan_.dimensions.runs
+                                         : plan_.dimensions.divisions[division].runs;
+  THIMBLE_TRY(check_settings(file, runs));
+  THIMBLE_TRY(check_stream(file, runs));
   if (!Sampler::check(sampler).ok()) return file.damaged("its sampler cannot be");
   std::vector<uint32_t> entries;
   for (const SavedRun& run : file.runs) entries.push_back(run.entries);
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const Held held{setting, entries, s.read, s.unscored, s.generation};
+  const Held held{setting, runs, entries, s.read, s.unscored, s.generation};
   const std::vector<Piece> all = pieces(held, s.has_logits);
   uint64_t bytes = 0;
   for (const Piece& piece : all) bytes += piece.view.bytes;
@@ -294,6 +309,8 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
 
   // From here on nothing can fail but the device, after which the session holds nothing.
   THIMBLE_TRY(reset());
+  plan_.dimensions.use(division);
+  place_heads();
   const std::byte* from = file.body.data();
   for (const Piece& piece : all) {
     THIMBLE_TRY(device_->write(piece.view, from));
@@ -335,7 +352,7 @@ Status Session::copy_pool(Session& twin) const {
   // it.
   THIMBLE_TRY(device_->release({twin.pool_.get(), 0, twin.pool_->size}));
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const Held held{setting, entries_, read_, unscored_, generation_};
+  const Held held{setting, plan_.dimensions.runs, entries_, read_, unscored_, generation_};
   const std::vector<Piece> from = pieces(held, false), to = twin.pieces(held, false);
   for (size_t i = 0; i < from.size(); ++i) THIMBLE_TRY(device_->copy(to[i].view, from[i].view));
   return device_->copy(twin.layout_.saturated, layout_.saturated);
@@ -354,6 +371,15 @@ Result<MemoryPlan> Session::smaller_plan(uint32_t pool) const {
         "the session was given a pool for each head, which cannot shrink together; make a smaller one");
   options.pool = pool;
   THIMBLE_LET(smaller, make_plan(*model_, *device_, options));
+  const Dimensions& now = plan_.dimensions;
+  if (now.moves) {  // runs stay where they are from here on, and divided as for the text so far
+    smaller.dimensions.runs = runs_for(*model_, smaller.options, policies_, now.text);
+    for (size_t i = 0; i < entries_.size(); ++i) {  // a rounded share may be one entry more
+      HeadRun& run = smaller.dimensions.runs[i];
+      run.keep = std::min(run.keep, now.runs[i].keep);
+      run.capacity = std::min(run.capacity, now.runs[i].capacity);
+    }
+  }
   for (size_t i = 0; i < entries_.size(); ++i) {
     const HeadRun& run = smaller.dimensions.runs[i];
     if (run.capacity > plan_.dimensions.runs[i].capacity || run.keep > plan_.dimensions.runs[i].keep)
@@ -363,7 +389,7 @@ Result<MemoryPlan> Session::smaller_plan(uint32_t pool) const {
           "session",
           pool);
     const size_t layer_head = i - i % model_->shape.kv_heads;
-    if (plan_.dimensions.runs[i].keep == plan_.dimensions.runs[layer_head].keep &&
+    if (!plan_.dimensions.moves && plan_.dimensions.runs[i].keep == plan_.dimensions.runs[layer_head].keep &&
         run.keep != smaller.dimensions.runs[layer_head].keep)  // programs were recorded for equal ones
       return error(Code::kUnsupported,
                    "a pool of %u does not divide evenly among heads that keep equally many; choose another",
@@ -414,6 +440,7 @@ Result<uint64_t> Session::shrink(uint32_t pool) {
     }
     heads_[i].capacity = run.capacity = smaller.dimensions.runs[i].capacity;
   }
+  plan_.dimensions.divisions.clear();
   plan_.asked = smaller.asked;
   plan_.options = smaller.options;
   plan_.capacity = plan_.dimensions.capacity = smaller.capacity;

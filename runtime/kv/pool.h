@@ -20,10 +20,27 @@ struct HeadRun {
   bool evicts = false;
 };
 
+// What each head is given while a text is no longer than `text` tokens; the last one serves longer texts, too.
+struct Division {
+  uint64_t text = 0;
+  std::vector<HeadRun> runs;  // [layer][kv head]
+};
+
 // Everything that follows from the model and the resolved options before a byte is counted.
 struct Dimensions {
-  std::vector<HeadRun> runs;            // [layer][kv head]
-  std::vector<uint32_t> layer_entries;  // of all heads, by layer; UINT32_MAX: as many or more
+  std::vector<HeadRun> runs;  // [layer][kv head]; where there are divisions, of the one that is in use
+  // Where heads share the pool unequally: first equal parts, so that a pool as large as the text evicts
+  // nothing; then, each time that the text has doubled, what the shares say, as far as it can be used. None
+  // where runs stay as they are.
+  std::vector<Division> divisions;
+  uint32_t division = 0;  // in use
+  uint64_t text = 0;      // that it is for
+  // Whether runs move when another division is used. Then the heads of a layer may hold unequally many
+  // entries even where they keep as many, and the parts of `pool_entries` that layers are given overlap.
+  bool moves = false;
+  uint64_t pool_entries = 0;            // of all layers, where runs move
+  std::vector<uint32_t> layer_first;    // where a layer's part begins in these
+  std::vector<uint32_t> layer_entries;  // of a layer's arrays; UINT32_MAX: as many or more
   uint32_t most_layer_entries = 0;
   uint32_t capacity = 0;  // of the longest run
   uint32_t reach = 0;     // entries of the longest run and the chunk that a step can see
@@ -34,8 +51,16 @@ struct Dimensions {
   uint32_t qkv_cols = 0;        // (H + 2 Hkv) dh
   bool evicts = false;          // some layer does
   bool full_evict = false;      // those do that attend to everything
+
+  void use(uint32_t division);
+  // Whether a text of so many tokens has outgrown the division in use; then the one for it is used.
+  bool outgrown(uint64_t longer);
+  // The runs of the longest texts.
+  const std::vector<HeadRun>& last_runs() const { return divisions.empty() ? runs : divisions.back().runs; }
 };
 Dimensions dimensions(const Model&, const SessionOptions& resolved, const Policies&);
+// What each head is given for a text of at most so many tokens, were its pool made for that alone.
+std::vector<HeadRun> runs_for(const Model&, const SessionOptions& resolved, const Policies&, uint64_t text);
 
 // One layer's arrays: [entries of all its heads], each head's in its run.
 struct LayerPool {

@@ -162,6 +162,7 @@ uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
               ? plan.capacity * sizeof(int32_t) + uint64_t(kNotedAtOnce) * model.shape.d_model * sizeof(float)
               : 0) +
          plan.dimensions.runs.size() * (sizeof(HeadState) + sizeof(HeadRun) + sizeof(uint32_t)) +
+         plan.dimensions.divisions.size() * plan.dimensions.runs.size() * sizeof(HeadRun) +
          (uint64_t(model.shape.layers) + 1) * program_bytes_per_layer;
 }
 

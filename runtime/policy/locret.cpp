@@ -15,7 +15,7 @@ constexpr float kSinkEpsilon = 1e-6f;  // of its norms, in every published file
 
 class Locret : public RetentionPolicy {
  public:
-  Status resolve(const Model& model, SessionOptions& o) const override {
+  Status resolve(const Model&, SessionOptions& o) const override {
     const Retainer* retainer = o.retainer.get();
     if (!retainer || retainer->kind == Retainer::Kind::kAdore)
       return error(Code::kInvalidArgument,
@@ -26,9 +26,7 @@ class Locret : public RetentionPolicy {
     if (!o.pool && !o.budget) o.pool = retainer->budget;
     if (o.protect_init == kDefault) o.protect_init = retainer->protect_init;
     if (o.pool && o.stabilizers == kDefault) o.stabilizers = stabilizers(*retainer, o);
-    THIMBLE_TRY(resolve_eviction(o, 0));
-    if (o.pool && !retainer->shares.empty()) divide_pool(model, retainer->shares, o);
-    return {};
+    return resolve_eviction(o, 0);
   }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
@@ -91,35 +89,6 @@ class Locret : public RetentionPolicy {
       wanted = std::min(r.stabilizers, o.pool / 2);
     const uint64_t unavailable = std::min<uint64_t>(o.pool, uint64_t(o.protect_init) + 1);
     return static_cast<uint32_t>(std::min(wanted, o.pool - unavailable));
-  }
-
-  // Gives every head its share of what equal pools would take together: as many as the stabilizers and
-  // protected entries leave room to choose, and no more than the model has positions for; what a head cannot
-  // take goes to those with smaller shares.
-  static void divide_pool(const Model& model, const std::vector<float>& shares, SessionOptions& o) {
-    constexpr uint32_t kLeast = 64;
-    constexpr double kRounding = 1e-6;  // of an entry: far more than doubles are wrong by
-    const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
-    const uint32_t most =
-        o.positions == Positions::kList ? std::max(o.pool, trained_entries(model, o)) : UINT32_MAX;
-    const double floor = static_cast<double>(least) / o.pool;
-    o.keeps.assign(shares.size(), o.pool);
-    std::vector<uint32_t> heads;  // of layers without a window, the largest share first, then by their order
-    for (uint32_t i = 0; i < shares.size(); ++i)
-      if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
-    std::sort(heads.begin(), heads.end(),
-              [&](uint32_t a, uint32_t b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
-    std::vector<double> above(heads.size() + 1,
-                              0.0);  // shares beyond the least, of a head and those behind it
-    for (size_t n = heads.size(); n-- > 0;) above[n] = above[n + 1] + std::max(0.0, shares[heads[n]] - floor);
-    uint64_t left = uint64_t(o.pool - least) * heads.size();
-    for (size_t n = 0; n < heads.size(); ++n) {
-      const double part =
-          above[n] > 0 ? (above[n] - above[n + 1]) / above[n] : 1 / static_cast<double>(heads.size() - n);
-      const double more = std::ceil(static_cast<double>(left) * part - kRounding);
-      o.keeps[heads[n]] = least + static_cast<uint32_t>(std::min<double>(more, most - least));
-      left -= o.keeps[heads[n]] - least;
-    }
   }
 
   static uint32_t input_cols(const Setting& s) {

@@ -50,7 +50,7 @@ struct LayerStep {
   // Whether all heads of the layer hold equally many entries, always.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
-    return std::all_of(run, run + shape().kv_heads,
+    return (model_layer().window || !setting.dimensions.moves) && std::all_of(run, run + shape().kv_heads,
                        [&](const HeadRun& r) { return r.capacity == run->capacity && r.keep == run->keep; });
   }
 };
@@ -58,6 +58,7 @@ struct LayerStep {
 // What a session holds between two steps.
 struct Held {
   const Setting& setting;
+  std::span<const HeadRun> runs;
   std::span<const uint32_t> entries;  // of each head, [layer][kv head]
   uint64_t position = 0;              // tokens read
   uint32_t unscored = 0;              // last tokens whose retention scores are still to come

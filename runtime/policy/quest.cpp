@@ -138,7 +138,7 @@ class Quest : public SelectionPolicy {
     const uint64_t page_bytes = 2 * kv_bytes(DType::kF16, m.head_dim);
     for (uint32_t i = 0; i < held.entries.size(); ++i) {
       const View& bounds = bounds_[i / m.kv_heads];
-      const uint64_t first = held.setting.dimensions.runs[i].first / page + i % m.kv_heads;
+      const uint64_t first = held.runs[i].first / page + i % m.kv_heads;
       if (bounds && held.entries[i])
         views.push_back(bounds.slice(first * page_bytes, ceil_div(held.entries[i], page) * page_bytes));
     }

@@ -242,5 +242,25 @@ TEST(Quest, RefusesWhatContradictsIt) {
   });
 }
 
+// Where heads share a pool their runs move as a text grows, also while tokens are generated.
+TEST(Quest, BoundsArePlacedAnewWhereRunsMove) {
+  const SeededModel m = seeded_model({.shares = {0.25f, 0.25f, 2.9f, 0.6f}});
+  SessionOptions o = over_heads(quest(0));
+  o.retainer = m.retainer;
+  o.keeps.clear();
+  o.pool = 150;
+  Watched w(m.model, o);
+  read(*w, seeded_tokens(155));
+  uint32_t moved = 0;
+  for (int32_t i = 0; i < 900 && moved < 2; ++i) {
+    const uint32_t before = w->plan().dimensions.division;
+    accept(*w, i % 64);
+    if (w->plan().dimensions.division == before) continue;
+    ++moved;
+    expect_bounds(w);
+  }
+  EXPECT_EQ(moved, 2u);
+}
+
 }  // namespace
 }  // namespace thimble::test

@@ -263,7 +263,7 @@ TEST(Retainer, DividesThePoolsOfLayersWithoutAWindow) {
   SessionOptions o = options_of(m);
   o.pool = 400;
   const auto session = open_session(m.model, o);
-  const std::vector<HeadRun>& runs = session->plan().dimensions.runs;
+  const std::vector<HeadRun>& runs = session->plan().dimensions.last_runs();
   EXPECT_EQ(runs[0].keep, 20u);
   EXPECT_EQ(runs[2].keep + runs[3].keep, 800u);
   // 64 each, and of the other 672 as the shares beyond 64 / 400 are: 2/3 - 0.16 to 4/3 - 0.16.

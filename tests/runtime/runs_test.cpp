@@ -270,7 +270,10 @@ TEST(UnequalRuns, FollowTheSharesOfTheRetainersFile) {
     const SeededModel m = seeded_model({.shares = std::move(shares)});
     SessionOptions o{.retainer = m.retainer, .retention = Retention::kLocret, .pool = pool};
     o.positions = positions;
-    return must(make_plan(*m.model, *cpu(), o)).options.keeps;
+    const MemoryPlan plan = must(make_plan(*m.model, *cpu(), o));
+    std::vector<uint32_t> all;
+    for (const HeadRun& run : plan.dimensions.last_runs()) all.push_back(run.keep);
+    return all;
   };
   // 64 each, and of what is left of 4 * 300 to each by what its share is above 64 / 300.
   EXPECT_EQ(keeps({1, 1, 1, 1}, 300), (std::vector<uint32_t>{300, 300, 300, 300}));

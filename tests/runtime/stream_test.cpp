@@ -40,7 +40,7 @@ struct Policy {
   }
 };
 
-// Every policy in a pool that must evict, where it does; pools are 60, texts are longer.
+// Every policy in a pool that must evict, where it does; pools are 60 or 100, texts are longer.
 std::vector<Policy> policies(const Seeded& seeded = {}) {
   const SeededModel m = seeded_model(seeded);
   Seeded with_windows = seeded;
@@ -88,6 +88,19 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   }
   SessionOptions unequal = both;
   unequal.keeps = {20, 40, 150, 30};
+  // Runs that move while a text is read; in a model that is the same but for its retainer's file.
+  Seeded with_shares = seeded;
+  with_shares.shares = {0.3f, 2.4f, 0.9f, 0.4f};
+  const SeededModel sharing = seeded_model(with_shares);
+  SessionOptions shares = locret, shares_and_both = both, shares_and_quest = locret;
+  for (SessionOptions* o : {&shares, &shares_and_both, &shares_and_quest}) {
+    o->retainer = sharing.retainer;
+    o->pool = 100;  // of which a head has at least 64
+  }
+  shares_and_quest.selection = Selection::kQuest;
+  shares_and_quest.select_k = 32;
+  shares_and_quest.select_page = 8;
+  shares_and_quest.dense_layers = 0;
   SessionOptions windows_and_both = both;
   windows_and_both.retainer = windowed.retainer;
   return {{"dense", none, m.model},
@@ -99,6 +112,9 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"quest", quest, m.model},
           {"quest over a window", quest_over_window, m.model},
           {"unequal runs and tokenselect", unequal, m.model},
+          {"shares", shares, sharing.model},
+          {"shares and tokenselect", shares_and_both, sharing.model},
+          {"shares and quest", shares_and_quest, sharing.model},
           {"random", random, m.model},
           {"keydiff", keydiff, m.model},
           {"tova", tova, m.model},

@@ -1,0 +1,191 @@
+// Heads that share the pool as the retainer's file says: the pool is used up before anything is evicted, and
+// runs move as a text grows. What they answer is compared with dense attention, and with a reference in double
+// precision.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/support/reference_model.h"
+#include "tests/support/saved_sessions.h"
+
+namespace thimble::test {
+namespace {
+
+const std::vector<float> kShares = {0.25f, 0.25f, 2.9f, 0.6f};  // [layer][kv head]
+
+const SeededModel& model() {
+  static const SeededModel m = seeded_model({.shares = kShares});
+  return m;
+}
+// Pools in which heads get more and less than each other: a head has at least 64 entries.
+constexpr uint32_t kPool = 150;
+SessionOptions sharing(const SeededModel& m, uint32_t pool = kPool) {
+  SessionOptions o = retaining(m, Retention::kLocret);
+  o.pool = pool;
+  return o;
+}
+uint64_t held(const Session& session) {
+  uint64_t sum = 0;
+  for (const auto& layer : kept(session))
+    for (const auto& head : layer) sum += head.size();
+  return sum;
+}
+uint64_t keep_together(const std::vector<HeadRun>& runs) {
+  return std::accumulate(runs.begin(), runs.end(), uint64_t{0},
+                         [](uint64_t sum, const HeadRun& run) { return sum + run.keep; });
+}
+
+// ---- a pool as large as the text ----
+
+// A text, and tokens until the pool is full: the bits of all logits.
+std::vector<std::vector<float>> answers(Session& session, std::span<const int32_t> text, uint32_t tokens) {
+  std::vector<std::vector<float>> all = {read(session, text)};
+  for (uint32_t i = 0; i < tokens; ++i) all.push_back(accept(session, static_cast<int32_t>(i * 7 % 64)));
+  return all;
+}
+
+TEST(Shares, EqualDenseAttentionInAPoolAsLargeAsTheText) {
+  constexpr uint32_t kTokens = 25;
+  for (const char* kind : {"", "linear", "mlp", "sink"}) {
+    const SeededModel m = seeded_model({.kind = kind, .shares = kShares});
+    for_policies(m, [&](SessionOptions o) {
+      // What a selection chooses is for other tests; and kinds differ in locret's retention alone.
+      if (o.selection != Selection::kDense || (*kind && o.retention != Retention::kLocret)) return;
+      SCOPED_TRACE(kind);
+      for (const uint32_t length : {30u, 64u, 200u}) {
+        const std::vector<int32_t> text = seeded_tokens(length);
+        o.pool = length + kTokens;
+        const auto session = open_session(m.model, o);
+        const auto dense = open_session(m.model, {.pool = o.pool, .chunk = o.chunk});
+        ASSERT_EQ(answers(*session, text, kTokens), answers(*dense, text, kTokens)) << length;
+        EXPECT_EQ(must(session->stats()).evicted, 0u);
+      }
+    });
+  }
+}
+
+TEST(Shares, EvictNothingBeforeThePoolIsFull) {
+  const auto session = open_session(model().model, sharing(model()));
+  const std::vector<int32_t> text = seeded_tokens(700);
+  uint64_t most = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    must(session->feed(std::span(text).subspan(at, 1)));
+    const SessionStats stats = must(session->stats());
+    const uint64_t read = stats.position - stats.waiting;
+    most = std::max(most, held(*session));
+    if (read <= kPool) {
+      ASSERT_EQ(held(*session), 4 * read);
+    }
+    ASSERT_LE(held(*session), 4u * kPool);
+  }
+  EXPECT_EQ(most, 4u * kPool);
+  EXPECT_EQ(held(*session), 4u * kPool);
+}
+
+// ---- how it is divided ----
+
+TEST(Shares, AreGivenAsFarAsATextCanUseThem) {
+  const auto plan = [](SessionOptions o) { return must(make_plan(*model().model, *cpu(), o)).dimensions; };
+  const Dimensions d = plan(sharing(model(), 300));
+  ASSERT_EQ(d.divisions.size(), 3u);  // of 300, 600 and 1,200 tokens: 2.9 times 300 entries are 870
+  for (const Division& division : d.divisions) {
+    EXPECT_EQ(keep_together(division.runs), 4u * 300);
+    for (const HeadRun& run : division.runs) EXPECT_LE(run.keep, division.text);
+  }
+  EXPECT_EQ(d.divisions[1].runs[2].keep, 600u);
+  EXPECT_GT(d.divisions[1].runs[3].keep, d.divisions[2].runs[3].keep);
+
+  SessionOptions o = sharing(model(), 300);
+  o.context = 500;  // what a head cannot use of it goes to the others
+  const Dimensions bounded = plan(o);
+  EXPECT_EQ(bounded.last_runs()[2].keep, 500u);
+  EXPECT_EQ(keep_together(bounded.last_runs()), 4u * 300);
+  o.context = 250;  // then no head is short of anything
+  EXPECT_FALSE(plan(o).moves);
+  for (const HeadRun& run : plan(o).runs) EXPECT_EQ(run.keep, 300u);
+}
+
+// ---- runs that move ----
+
+TEST(Shares, AnswerAsTheReferenceDoesWhileRunsMove) {
+  const SeededModel two_large = seeded_model({.shares = {1.7f, 2, 0.2f, 0.1f}}),
+                    windowed = seeded_model(
+                        {.layers = 4, .shares = {1, 1, 0.3f, 0.4f, 1, 1, 2.6f, 0.7f}, .window = 24});
+  for (const SeededModel& m : {model(), two_large, windowed}) {
+    for (const auto& [selection, while_reading] :
+         {std::pair(Selection::kDense, false), std::pair(Selection::kTokenSelect, false),
+          std::pair(Selection::kTokenSelect, true),
+          std::pair(Selection::kQuest, false)}) {
+      SCOPED_TRACE(policy_name(selection));
+      SessionOptions o = selecting(sharing(m, 200), selection, while_reading);
+      if (while_reading) o.select_k = 8, o.select_local = 16;  // a view shorter than what a head holds
+      o.watch = true;  // then layers share no list
+      Followed f(m.model, o);
+      f.read(seeded_tokens(120));
+      for (uint32_t turn = 0; turn < 4; ++turn) {
+        f.read(seeded_tokens(130, 64, 10 + turn));
+        for (int32_t i = 0; i < 4; ++i) f.accept(i);
+        f.rewind(must(f->stats()).position - 3);
+      }
+      EXPECT_EQ(f->plan().dimensions.division + 1, f->plan().dimensions.divisions.size());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// No chunk comes between, which would make anew what a selection knows of the entries.
+TEST(Shares, MoveWhileTokensAreGenerated) {
+  for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+    SCOPED_TRACE(policy_name(selection));
+    Followed f(model().model, selecting(sharing(model()), selection, false));
+    f.read(seeded_tokens(155));  // 150 and local ones
+    EXPECT_EQ(f->plan().dimensions.division, 0u);
+    for (int32_t i = 0; i < 220; ++i) f.accept(i % 64);
+    EXPECT_EQ(f->plan().dimensions.division, 2u);
+  }
+}
+
+// In every division: what is saved and restored, cloned, or read after a reset goes on the same way.
+TEST(Shares, AreSavedAndClonedWhereverATextStands) {
+  for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
+    SCOPED_TRACE(policy_name(selection));
+    SessionOptions o = selecting(sharing(model()), selection, false);
+    const auto session = open_session(model().model, o), other = open_session(model().model, o);
+    must(session->set_sampler(kWarm));
+    for (const uint32_t length : {120u, 250u, 400u, 700u}) {
+      must(session->reset());
+      must(session->feed(seeded_tokens(length)));
+      must(session->step());
+      must(session->feed(seeded_tokens(5, 64, 7)));  // which wait
+      const auto twin = must(session->clone());
+      restore(*other, save(*session));
+      EXPECT_EQ(other->plan().dimensions.division, session->plan().dimensions.division);
+      const Outcome expected = go_on(*session);
+      ASSERT_EQ(go_on(*twin), expected) << length;
+      ASSERT_EQ(go_on(*other), expected) << length;
+    }
+  }
+}
+
+// A smaller pool is divided as the text so far allows, and stays so.
+TEST(Shares, ShrinkWhereverATextStands) {
+  for (const uint32_t length : {120u, 250u, 700u}) {
+    const auto session = open_session(model().model, sharing(model()));
+    must(session->feed(seeded_tokens(length)));
+    const std::vector<HeadRun> before = session->plan().dimensions.runs;
+    must(session->shrink(100));
+    const std::vector<HeadRun> after = session->plan().dimensions.runs;
+    EXPECT_LE(keep_together(after), 4u * 100);
+    EXPECT_GE(keep_together(after) + 4, 4u * 100);  // shares are rounded
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_LE(after[i].keep, before[i].keep);
+      EXPECT_LE(kept(*session)[i / 2][i % 2].size(), after[i].keep);
+    }
+    read(*session, seeded_tokens(200, 64, 8));
+    const auto twin = must(session->clone());
+    EXPECT_EQ(go_on(*twin), go_on(*session));
+  }
+}
+
+}  // namespace
+}  // namespace thimble::test
