@@ -29,11 +29,26 @@ Status read_text(JsonReader& json, std::string& to) {
   return {};
 }
 
+// A text, or parts of which some have one; what is neither, as null of a call of a tool, is empty.
+Status read_content(JsonReader& json, std::string& to) {
+  if (json.peek() == '"') return read_text(json, to);
+  if (json.peek() != '[') return json.skip();
+  return json.array([&] {
+    return json.object([&](const std::string& name) -> Status {
+      if (name != "text") return json.skip();
+      THIMBLE_LET(text, json.string());
+      to += text;
+      return {};
+    });
+  });
+}
+
 Status read_turn(JsonReader& json, std::vector<Turn>& turns) {
   Turn turn;
   THIMBLE_TRY(json.object([&](const std::string& name) -> Status {
-    if (name == "from") return read_text(json, turn.from);
+    if (one_of(name, {"from", "role"})) return read_text(json, turn.from);
     if (name == "value") return read_text(json, turn.value);
+    if (name == "content") return read_content(json, turn.value);
     return json.skip();
   }));
   turns.push_back(std::move(turn));
@@ -44,20 +59,22 @@ Status read_member(JsonReader& json, const std::string& name, Members& m) {
   const auto read_answer = [&] { return read_text(json, m.answers.emplace_back()); };
   m.has_prompt |= one_of(name, {"prompt", "instruction"});
   m.has_answer |= one_of(name, {"answer", "answers", "output"});
-  m.has_turns |= name == "conversations";
+  const bool turns = one_of(name, {"conversations", "messages"});
+  m.has_turns |= turns;
   if (name == "prompt") return read_text(json, m.prompt);
   if (name == "instruction") return read_text(json, m.instruction);
   if (name == "input") return read_text(json, m.input);
   if (one_of(name, {"answer", "output"})) return read_answer();
   if (name == "answers") return json.array(read_answer);
-  if (name == "conversations") return json.array([&] { return read_turn(json, m.turns); });
+  if (turns) return json.array([&] { return read_turn(json, m.turns); });
   return json.skip();
 }
 
-// From the first human turn on; turns of one side that follow each other are one.
+// From the first human turn on, without empty ones; turns of one side that follow each other are one.
 AnsweredPrompt of_turns(const std::vector<Turn>& turns) {
   std::vector<std::string> said;  // human, model, human, ...
   for (const Turn& turn : turns) {
+    if (turn.value.empty()) continue;
     const bool human = one_of(turn.from, {"human", "user"});
     if (!human &&
         (said.empty() || !one_of(turn.from, {"gpt", "assistant", "model", "chatgpt", "bing", "bard"})))
@@ -108,8 +125,7 @@ Result<AnsweredPrompt> read_conversation(std::string_view line, const std::strin
   if (!members.has_turns && !(members.has_prompt && members.has_answer))
     return error(Code::kFormat,
                  "%s has no prompt and answer: give 'prompt' and 'answer' or 'answers', 'instruction' and "
-                 "'output', or "
-                 "'conversations'",
+                 "'output', 'conversations' or 'messages'",
                  where.c_str());
   AnsweredPrompt c = of_members(members);
   if (c.prompt.empty() || c.replies.empty()) return AnsweredPrompt();

@@ -1,5 +1,7 @@
 #include "training/facts.h"
 
+#include <algorithm>
+
 namespace thimble {
 namespace {
 
@@ -80,6 +82,23 @@ Text digits(Random& r, uint32_t count, const char* of = "0123456789", uint32_t b
   return number;
 }
 Text hexadecimal(Random& r, uint32_t count) { return digits(r, count, "0123456789abcdef", 16); }
+// "a", "a and b", "a, b and c".
+Text all_of(const std::vector<Text>& items) {
+  Text text;
+  for (size_t i = 0; i < items.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == items.size() ? " and " : ", ") + items[i];
+  return text;
+}
+// So many that differ, each made by `make`.
+template <typename Make>
+std::vector<Text> several(uint32_t count, const Make& make) {
+  std::vector<Text> items;
+  while (items.size() < count) {
+    Text item = make();
+    if (std::find(items.begin(), items.end(), item) == items.end()) items.push_back(std::move(item));
+  }
+  return items;
+}
 Text name_of_thing(Random& r) { return Text(r.of(kAdjectives)) + "-" + r.of(kObjects); }
 
 Fact keeping(Random& r) {
@@ -179,6 +198,108 @@ Fact make_pair(Random& r, bool hex) {
   const Text value = hex ? hexadecimal(r, 8) : digits(r, 5);
   return {"pair " + key, {"\"" + key + "\": \"" + value + "\","}, "What is the value of \"" + key + "\"?",
           value, {value}, true};
+}
+
+Fact make_values(Random& r) {
+  const uint32_t count = r.between(2, 4);
+  Fact fact;
+  if (r.chance(0.5)) {
+    const Text of = "the " + city(r) + " " + r.of(kEvents);
+    fact = {"guests " + of, {}, "Who was seen at " + of + "?", "", several(count, [&] { return person(r); })};
+    for (const Text& who : fact.expected) fact.sentences.push_back(who + " was seen at " + of + ".");
+  } else {
+    const Text of = city(r) + " to " + city(r);
+    fact = {"trains " + of, {}, "Which trains run from " + of + "?", "",
+            several(count, [&] { return digits(r, 4, "123456789", 9); })};
+    for (const Text& number : fact.expected)
+      fact.sentences.push_back("Train " + number + " runs from " + of + ".");
+  }
+  fact.answer = all_of(fact.expected) + ".";
+  return fact;
+}
+
+Fact make_chain(Random& r) {
+  struct Form {
+    const char *before, *between, *after;
+    bool upper;
+  };
+  constexpr Form kForms[] = {{"let ", " = ", ";", false},
+                             {"Then ", " is given the value of ", ".", true},
+                             {"", " := ", "", false}};
+  const Form& form = r.of(kForms);
+  const Text value = digits(r, 5, "123456789", 9);
+  const std::vector<Text> names = several(r.between(3, 5), [&] {
+    Text name = made_up(r, 3);
+    for (char& c : name)
+      if (form.upper ? c >= 'a' && c <= 'z' : c >= 'A' && c <= 'Z') c ^= 'a' ^ 'A';
+    return name;
+  });
+  Fact fact{"chain " + value, {}, "Which variables hold the value " + value + "?", all_of(names) + ".", {}};
+  for (size_t i = 0; i < names.size(); ++i)
+    fact.sentences.push_back(form.before + names[i] + form.between + (i ? names[i - 1] : value) + form.after);
+  return fact;
+}
+
+// Of the words that are asked for each occurs more often than the next, and the last of them at least three
+// times as often as any other.
+Fact make_count(Random& r, uint32_t words) {
+  constexpr uint32_t kRare = 8, kTimes = 3;
+  const Liking& liking = r.of(kLikings);
+  std::vector<Text> others(std::begin(kCargo), std::end(kCargo));
+  r.shuffle(others);
+  others.resize(kRare);
+  const std::vector<Text> asked =
+      several(r.between(1, 3), [&]() -> Text { return r.of(liking.values); });
+  std::erase_if(others, [&](const Text& word) {
+    return std::find(asked.begin(), asked.end(), word) != asked.end();
+  });
+  // All of a round are 3 for each word that is asked for and 1 for each other.
+  const auto of_round = static_cast<uint32_t>(kTimes * asked.size() + others.size());
+  const uint32_t rounds = std::max(1u, words / of_round);
+  std::vector<Text> list;
+  for (uint32_t i = 0; i < asked.size(); ++i)
+    list.insert(list.end(), kTimes * rounds + static_cast<uint32_t>(asked.size()) - 1 - i, asked[i]);
+  for (const Text& word : others) list.insert(list.end(), rounds, word);
+  r.shuffle(list);
+  const Text of = "the counter of " + city(r);
+  Text sentence = "Called out at " + of + ":";
+  for (size_t i = 0; i < list.size(); ++i) sentence += (i ? ", " : " ") + list[i];
+  const Text number = asked.size() == 1   ? "word was"
+                      : asked.size() == 2 ? "two words were"
+                                          : "three words were";
+  return {"count " + of, {sentence + "."}, "Which " + number + " called out most often at " + of + "?",
+          capital(all_of(asked)) + ".", {}};
+}
+
+Fact make_code(Random& r, uint32_t language) {
+  constexpr const char* kVerbs[] = {"load", "parse",  "flush",  "merge", "reset", "render",
+                                    "queue", "verify", "mount", "trim",  "sort",  "fetch"};
+  const bool word = r.chance(0.4), constant = r.chance(0.3);
+  const Text verb = r.of(kVerbs), object = r.of(kObjects);
+  const Text value = word ? Text(r.of(kPlaces)) + "_" + r.of(kCargo)
+                          : digits(r, r.between(3, 5), "123456789", 9);
+  const Text quoted = word ? "\"" + value + "\"" : value, type = word ? "const char*" : "int";
+  Text name = verb + (language == 2 ? capital(object) : "_" + object), line;
+  if (constant) {
+    name = verb + "_" + object;
+    for (char& c : name)
+      if (c >= 'a' && c <= 'z') c ^= 'a' ^ 'A';
+    const Text is = name + " = " + quoted;
+    const Text forms[kLanguages] = {is, "static " + type + " " + is + ";", "const " + is + ";"};
+    line = forms[language];
+  } else {
+    const Text forms[kLanguages] = {"def " + name + "():\n    return " + quoted,
+                                    type + " " + name + "(void) {\n  return " + quoted + ";\n}",
+                                    "function " + name + "() {\n  return " + quoted + ";\n}"};
+    line = forms[language];
+  }
+  return {"code " + name,
+          {line + "\n"},
+          constant ? "What is the constant " + name + " set to?"
+                   : "What does the function " + name + " return?",
+          value,
+          {value},
+          true};
 }
 
 std::string make_introduction(Random& r) {

@@ -24,6 +24,15 @@ Fact make_fact(Random&);
 Fact make_key(Random&, bool sequence);
 // A line of a list of pairs. `hex`: eight hexadecimal digits each; else words and a number.
 Fact make_pair(Random&, bool hex);
+// A name that gets several values, each in a place of its own, all of which are asked for.
+Fact make_values(Random&);
+// Variables that get their value from one another, each in a place of its own; who has it is asked.
+Fact make_chain(Random&);
+// A list of so many words at least, of which the most frequent are asked for.
+Fact make_count(Random&, uint32_t words);
+// A function or a constant of a program, and what it gives.
+constexpr uint32_t kLanguages = 3;
+Fact make_code(Random&, uint32_t language);
 // What a text begins with, a sentence or nothing.
 std::string make_introduction(Random&);
 

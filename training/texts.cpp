@@ -115,8 +115,8 @@ void TextMaker::add_book(std::string_view text) {
   has_books_ = true;
 }
 
-// The prompts of the last fifth of the lines are held out. Of the prompts' text no more is kept than a long
-// book has.
+// The last fifth of the lines is held out. As a book serve the prompts, and all that is said in chats, and no
+// more of it is kept than a long book has.
 Status TextMaker::add_lines(MappedFile file, const std::string& path) {
   constexpr size_t kMostTokens = 1 << 20;
   constexpr size_t kLeastLines = 5;
@@ -133,8 +133,11 @@ Status TextMaker::add_lines(MappedFile file, const std::string& path) {
     if (i < cut) lines_.push_back(lines[i].text);
     std::vector<int32_t>& tokens = i < cut ? read_ : held_out_;
     if (tokens.size() >= kMostTokens) continue;
-    const std::vector<int32_t> prompt = tokenize(conversation.prompt + "\n");
-    tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+    std::string text = conversation.prompt + "\n";
+    if (const auto& turns = conversation.replies.front(); turns.size() > 1)
+      for (const std::string& turn : turns) text += turn + "\n";
+    const std::vector<int32_t> read = tokenize(text);
+    tokens.insert(tokens.end(), read.begin(), read.end());
   }
   files_.push_back(std::move(file));
   return {};
@@ -172,14 +175,28 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
     // It was read before, so it can be.
     const AnsweredPrompt conversation = *read_conversation(lines_[order[next]], "");
     TrainingText text;
-    text.tokens = tokenize(opening_, true, true);
-    const std::vector<int32_t> prompt = tokenize(conversation.prompt);
-    text.tokens.insert(text.tokens.end(), prompt.begin(), prompt.end());
+    const auto add = [&text](const std::vector<int32_t>& more) {
+      text.tokens.insert(text.tokens.end(), more.begin(), more.end());
+    };
+    add(tokenize(opening_, true, true));
+    add(tokenize(conversation.prompt));
+    std::vector<std::vector<std::string>> replies = conversation.replies;
+    std::vector<std::string>& turns = replies.front();
+    size_t read = 0;  // of a chat's turns, as many as a text needs: what is said early is needed later
+    while (text.tokens.size() < kLeastPrompt && replies.size() == 1 && read + 2 < turns.size()) {
+      add(tokenize(closing_, false, true));
+      add(answer_of(turns[read]));
+      add(after_answer_);
+      add(tokenize(next_opening_, false, true));
+      add(tokenize(turns[read + 1]));
+      read += 2;
+    }
+    turns.erase(turns.begin(), turns.begin() + static_cast<ptrdiff_t>(read));
     if (text.tokens.size() > tokens_)
       text.tokens.erase(text.tokens.begin() + tokens_ / 2, text.tokens.end() - (tokens_ - tokens_ / 2));
     if (text.tokens.size() < kLeastPrompt) continue;
-    for (size_t i = 0; i < std::min(conversation.replies.size(), kMostReplies); ++i)
-      text.tails.push_back(reply_to(conversation.replies[i], static_cast<uint32_t>(text.tokens.size())));
+    for (size_t i = 0; i < std::min(replies.size(), kMostReplies); ++i)
+      text.tails.push_back(reply_to(replies[i], static_cast<uint32_t>(text.tokens.size())));
     texts.push_back(std::move(text));
   }
   return texts;
@@ -193,6 +210,7 @@ Status TextMaker::find_format() {
                             turns = write_chat({{"user", "?"}, {"assistant", mark}}, true);
   if (!turn.ok() || !next.ok() || !turns.ok()) {  // no chat model, or a template that wants more than this
     opening_ = "";
+    next_opening_ = "\n\nQuestion: ";
     closing_ = "\nAnswer:";
     after_answer_ = tokenize("\n");
     return {};
@@ -206,7 +224,8 @@ Status TextMaker::find_format() {
     return true;
   };
   std::string unused, ending;
-  if (!around(*turn, opening_, closing_) || !around(*turns, unused, ending))
+  if (!around(*turn, opening_, closing_) || !around(*next, next_opening_, unused) ||
+      !around(*turns, unused, ending))
     return error(Code::kUnsupported,
                  "the model's chat template loses what is written in it; train with another file");
   // Of what follows an answer, the token that ends it; the next turn brings the rest.
@@ -255,6 +274,15 @@ std::vector<Fact> TextMaker::facts_for(Random& r, uint32_t room) const {
   for (uint32_t n = r.between(std::min(4u, most), std::min(40u, most)); n; --n) add(make_fact(r));
   if (r.chance(0.6)) add(make_key(r, false));
   if (r.chance(0.6)) add(make_key(r, true));
+  if (r.chance(0.5)) add(make_values(r));
+  if (r.chance(0.5))
+    for (uint32_t n = r.between(2, 3); n; --n) add(make_chain(r));
+  if (r.chance(0.4)) add(make_count(r, r.between(20, std::max(20u, room / kTokensOfFact / 2))));
+  if (r.chance(0.5)) {
+    const uint32_t language = r.below(kLanguages);
+    for (uint32_t n = r.between(2, std::clamp(room / 8 / kTokensOfPair, 2u, 12u)); n; --n)
+      add(make_code(r, language));
+  }
   const double most_pairs = std::min(60.0, static_cast<double>(room) / 4 / kTokensOfPair);
   if (most_pairs >= 2 && r.chance(0.8)) {
     const bool hex = r.chance(0.5);
@@ -265,7 +293,7 @@ std::vector<Fact> TextMaker::facts_for(Random& r, uint32_t room) const {
 }
 
 std::vector<int32_t> TextMaker::prompt_of(const std::string& question, bool first) const {
-  if (!chats_) return tokenize("\n\nQuestion: " + question + closing_);
+  if (!chats_) return tokenize(next_opening_ + question + closing_);
   if (first) {
     std::vector<int32_t> prompt = tokenize("\n\n" + question);
     const std::vector<int32_t> closing = tokenize(closing_, false, true);

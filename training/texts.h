@@ -69,8 +69,8 @@ class TextMaker {
 
   bool has_books() const { return has_books_; }
   // Prompts, as many as there are of at least a run of tokens and at most `count`, chosen by the seed, each
-  // with its answers behind it. A longer prompt than a text loses its middle: what is asked stands at either
-  // end.
+  // with its answers behind it. Of a chat that begins with a shorter one, its turns up to that many tokens are
+  // the prompt. A longer prompt than a text loses its middle: what is asked stands at either end.
   std::vector<TrainingText> answered(uint32_t count) const;
 
   // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
@@ -107,14 +107,15 @@ class TextMaker {
   std::shared_ptr<const Model> model_;
   uint32_t tokens_, tail_tokens_;
   uint64_t seed_, hash_ = 0;
-  std::vector<int32_t> read_, held_out_;  // tokens of books, and of prompts
+  std::vector<int32_t> read_, held_out_;  // tokens of books, of prompts, and of chats
   bool has_books_ = false;
   std::vector<MappedFile> files_;        // of JSON lines
   std::vector<std::string_view> lines_;  // of these, with prompts and answers, and not held out
   std::vector<bool> ends_;               // of each token of the vocabulary
-  // How the chat format opens a user's turn, closes it up to the answer, and ends an answer.
+  // How the chat format opens the first turn of a user and a later one, closes it up to the answer, and ends
+  // an answer.
   bool chats_ = false;  // the model has a chat template or format; else questions are plain text
-  std::string opening_, closing_;
+  std::string opening_, next_opening_, closing_;
   std::vector<int32_t> end_of_answer_, after_answer_;
 };
 

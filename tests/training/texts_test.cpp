@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "tests/training/small_trainer.h"
+#include "training/facts.h"
+#include "training/recall.h"
 
 namespace thimble::test {
 namespace {
@@ -71,6 +74,65 @@ TEST(Texts, HideWhatTheyAskAndAskWhatTheyHide) {
     for (const Question& q : text.questions)
       asked += written(*small.model, q.prompt).find("What is the value of") != std::string::npos;
     EXPECT_EQ(pairs, asked);
+  }
+}
+
+// In small letters.
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  bool inside = false;
+  for (const char c : text) {
+    const bool letter = std::isalpha(static_cast<unsigned char>(c)) != 0;
+    if (letter && !inside) words.emplace_back();
+    if (letter) words.back() += static_cast<char>(std::tolower(c));
+    inside = letter;
+  }
+  return words;
+}
+
+// What is asked of every kind: a check knows what it may ask, and what it asks stands in the text; chains are
+// in order, and lists have what is asked for most often.
+TEST(Facts, AreAnsweredByTheirSentences) {
+  Random r = random_of(5, 0);
+  const auto all = [](const Fact& fact) {
+    std::string text;
+    for (const std::string& sentence : fact.sentences) text += sentence + " ";
+    return text;
+  };
+  for (uint32_t i = 0; i < 300; ++i) {
+    const uint32_t language = i % kLanguages;
+    for (const Fact& fact : {make_fact(r), make_key(r, i % 2), make_pair(r, i % 2), make_values(r),
+                             make_code(r, language)}) {
+      EXPECT_FALSE(fact.expected.empty()) << fact.question;
+      EXPECT_EQ(share_said(all(fact), fact.expected), 1) << all(fact);
+      EXPECT_EQ(share_said(fact.answer, fact.expected), 1) << fact.answer;
+    }
+    const Fact values = make_values(r);
+    EXPECT_GE(values.sentences.size(), 2u);
+    EXPECT_EQ(values.sentences.size(), values.expected.size());
+
+    const Fact chain = make_chain(r);
+    EXPECT_TRUE(chain.expected.empty());
+    ASSERT_GE(chain.sentences.size(), 3u);
+    const std::string value = chain.question.substr(chain.question.size() - 6, 5);
+    EXPECT_NE(chain.sentences[0].find(value), std::string::npos) << chain.sentences[0];
+    for (size_t link = 1; link < chain.sentences.size(); ++link)
+      EXPECT_EQ(chain.sentences[link].find(value), std::string::npos) << chain.sentences[link];
+
+    const Fact count = make_count(r, 20 + i);
+    EXPECT_TRUE(count.expected.empty());
+    std::map<std::string, uint32_t> times;
+    for (const std::string& word : words_of(count.sentences[0].substr(count.sentences[0].find(": "))))
+      ++times[word];
+    uint32_t least = UINT32_MAX, most = 0;
+    for (const std::string& word : words_of(count.answer)) {
+      if (word == "and") continue;
+      EXPECT_LT(times[word], least) << "the first is named most often";
+      least = times[word];
+      times.erase(word);
+    }
+    for (const auto& [word, n] : times) most = std::max(most, n);
+    EXPECT_GE(least, 3 * most) << count.sentences[0] << count.answer;
   }
 }
 
@@ -199,6 +261,33 @@ TEST(Texts, OfJsonLinesArePromptsWithTheirAnswers) {
   const std::string held_out = written(*small.model, maker.make(0, true).tokens);
   EXPECT_NE(held_out.find("What?"), std::string::npos);
   EXPECT_EQ(held_out.find("P1 "), std::string::npos);
+}
+
+// Of turns of 100 bytes each, the first user's, and three pairs of an answer and a question, are the text.
+TEST(Texts, OfChatsAreTheirFirstTurns) {
+  const Folder folder;
+  const SeededModel small = seeded_model(bytes_model(true));
+  std::string lines;
+  for (uint32_t i = 0; i < 10; ++i) {
+    lines += "{\"messages\": [";
+    for (uint32_t turn = 0; turn < 10; ++turn)
+      lines += std::string(turn ? ", " : "") + "{\"role\": \"" + (turn % 2 ? "assistant" : "user") +
+               "\", \"content\": \"T" + std::to_string(turn) + std::string(98, 'x') + "\"}";
+    lines += "]}\n";
+  }
+  const TextMaker maker = maker_of(small, folder.written("chats", lines));
+  const std::vector<TrainingText> texts = maker.answered(16);
+  ASSERT_EQ(texts.size(), 8u);
+  for (const TrainingText& text : texts) {
+    const std::string read = written(*small.model, text.tokens);
+    ASSERT_EQ(text.tails.size(), 1u);
+    const std::string said = written(*small.model, text.tails[0].tokens);
+    EXPECT_NE(read.find("assistant\nT1xx"), std::string::npos);
+    EXPECT_TRUE(read.ends_with("<|im_end|>\n<|im_start|>user\nT2" + std::string(98, 'x'))) << read;
+    EXPECT_TRUE(said.starts_with("<|im_end|>\n<|im_start|>assistant\nT3xx")) << said;
+    EXPECT_NE(said.find("user\nT8xx"), std::string::npos);
+    EXPECT_GE(text.tokens.size(), 256u);
+  }
 }
 
 TEST(Texts, LoseTheMiddleOfAPromptThatIsTooLong) {
