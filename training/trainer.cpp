@@ -16,7 +16,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kCountedTexts = 4, kAskedTexts = 4, kAskedQuestions = 12;
+constexpr uint32_t kCountedTexts = 4, kAskedTexts = 2, kAskedQuestions = 24;  // of a text
 constexpr uint32_t kAskedParts = 4;  // after each quarter of the steps but the last a text is asked about
 constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a quarter of a text
 // What of the pools is divided equally. Attention to a repetition is so unequal that by counts alone half of
