@@ -308,9 +308,16 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_TRUE(contains(thimble("heads info " + output).out, made_of)) << thimble("heads info " + output).out;
   const std::string csv = slurp(output + ".loss.csv"), svg = slurp(output + ".loss.svg");
   EXPECT_EQ(csv.rfind("step,loss,recall\n1,", 0), 0u) << csv;
-  EXPECT_NE(csv.find(",0.0000\n2,"), std::string::npos) << csv;  // random weights answer nothing
-  EXPECT_TRUE(csv.ends_with(",\n")) << csv;                      // and after the last step nothing is asked
-  EXPECT_TRUE(contains(trained.error, "\nafter 1 steps: loss ")) << trained.error;
+  EXPECT_TRUE(csv.ends_with(",\n")) << csv;  // after the last step nothing is asked
+  // Random weights answer nothing, which is said before the fit, and probabilities are compared.
+  const size_t said = trained.error.find("0 % of the questions about held-out texts are answered\n"),
+               asked = trained.error.find("\nafter 1 steps: loss ");
+  ASSERT_NE(said, std::string::npos) << trained.error;
+  EXPECT_NE(asked, std::string::npos) << trained.error;
+  EXPECT_LT(said, asked) << trained.error;
+  EXPECT_TRUE(contains(trained.error, "how likely the right answers are")) << trained.error;
+  EXPECT_TRUE(contains(trained.error, "right answers' probability kept")) << trained.error;
+  EXPECT_TRUE(contains(trained.out, "What is kept of a right answer's probability")) << trained.out;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4) << csv;
   EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n")) << svg;
   const size_t points = svg.find("points=\"");
@@ -322,8 +329,16 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   std::filesystem::remove(output);
 
   const Json report = Json::parse(thimble(arguments + " --kind sink --target auto --json").out);
-  EXPECT_EQ(report.at("target"), "log_prob");
   EXPECT_EQ(report.at("tried").size(), 3u);
+  EXPECT_EQ(report.at("measure"), "probability");
+  EXPECT_EQ(report.at("dense"), 0);
+  EXPECT_GT(report.at("dense_perplexity").get<double>(), 1);
+  EXPECT_EQ(report.at("shares"), "equal");
+  for (const Json& row : report.at("recall")) {
+    // What is kept is one perplexity over the other, each written with four digits behind the point.
+    const double kept = report.at("dense_perplexity").get<double>() / row.at("heads_perplexity").get<double>();
+    EXPECT_NEAR(row.at("heads").get<double>(), kept, 1e-4);
+  }
   for (const char* phase : {"trying", "reading", "labels", "fitting", "checking"})
     EXPECT_GT(report.at("seconds").at(phase).get<double>(), 0) << phase;
   EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
