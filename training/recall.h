@@ -17,10 +17,10 @@ enum class Measure { kAnswers, kProbability };
 const char* name_of(Measure);
 
 struct Recall {
-  uint64_t asked = 0;    // questions
-  double answered = 0;   // of these; of one with several answers the share of them that was given
-  uint64_t tokens = 0;   // of right answers
-  double log_prob = 0;   // natural, of all of these together
+  uint64_t asked = 0;   // questions
+  double answered = 0;  // of these; of one with several answers the share of them that was given
+  uint64_t tokens = 0;  // of right answers
+  double log_prob = 0;  // natural, of all of these together
 
   void add(const Recall& more) {
     asked += more.asked;
@@ -32,13 +32,13 @@ struct Recall {
   // Of a token of a right answer, the geometric mean; and 1 over it, 0 where nothing was scored.
   double probability() const { return tokens ? std::exp(log_prob / static_cast<double>(tokens)) : 0; }
   double perplexity() const { return tokens ? std::exp(-log_prob / static_cast<double>(tokens)) : 0; }
-  double of(Measure measure) const { return measure == Measure::kAnswers ? share() : probability(); }
   // What tells about retainers where this is what dense attention gives.
   Measure measure() const { return share() < 0.5 ? Measure::kProbability : Measure::kAnswers; }
   // What a check reports, of [0, 1] where nothing is gained: the share of the questions that was answered, or
   // of dense attention's probability that is kept.
-  double reported(const Recall& dense) const {
-    if (dense.measure() == Measure::kAnswers) return share();
+  double reported(const Recall& dense) const { return reported(dense, dense.measure()); }
+  double reported(const Recall& dense, Measure measure) const {
+    if (measure == Measure::kAnswers) return share();
     return dense.probability() > 0 ? probability() / dense.probability() : 0;
   }
 };

@@ -24,6 +24,7 @@ constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a qu
 constexpr double kEvenPart = 0.5;
 constexpr uint32_t kParts[] = {8, 16};
 constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
+constexpr uint64_t kWorkVersion = 2;  // of what OUTPUT.partial and OUTPUT.tried hold, and of the texts
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
 
 std::vector<std::byte> halves_of(const std::vector<float>& values) {
@@ -127,8 +128,13 @@ Status Trainer::open_tries() {
   const std::string path = options_.output + ".tried";
   THIMBLE_LET(state, StateFile::open(path));
   tries_ = std::move(state);
-  const uint64_t facts[] = {model_->fingerprint(), options_.seed,  static_cast<uint64_t>(options_.kind),
-                            options_.texts,        options_.steps, options_.text_tokens};
+  const uint64_t facts[] = {kWorkVersion,
+                            model_->fingerprint(),
+                            options_.seed,
+                            static_cast<uint64_t>(options_.kind),
+                            options_.texts,
+                            options_.steps,
+                            options_.text_tokens};
   uint64_t signature = hash_of(facts, sizeof facts), found = 0;
   for (const std::string& file : options_.data) {
     THIMBLE_LET(mapped, MappedFile::open(file));
@@ -552,7 +558,8 @@ Result<bool> Trainer::take_record(uint32_t text) {
 }
 
 Status Trainer::open_state() {
-  const uint64_t facts[] = {model_->fingerprint(),
+  const uint64_t facts[] = {kWorkVersion,
+                            model_->fingerprint(),
                             book_hash_,
                             options_.seed,
                             static_cast<uint64_t>(options_.kind),
@@ -655,7 +662,7 @@ Status Trainer::ask_meanwhile() {
     THIMBLE_LET(file, made());
     return ask_with(file, asked_.front(), kParts[0]);
   }();
-  if (asked.ok()) recall_ = asked->reported(dense_.front());
+  if (asked.ok()) recall_ = asked->reported(dense_.front(), dense().measure());
   const double seconds = steady_seconds() - begin;
   seconds_.checking += seconds;
   seconds_.fitting -= seconds;  // which the step counts, too
