@@ -206,8 +206,10 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     if (trained && s.heads.empty()) {
       throw UsageError("--retention " + std::string(thimble_retention_name(asked)) + " needs --heads FILE");
     }
-    if (asked != THIMBLE_RETENTION_DEFAULT && !trained && heads_flag->count()) {
-      throw UsageError("--heads is for --retention locret and adore alone; leave one of the two out");
+    const bool shares = asked == THIMBLE_RETENTION_KEYDIFF;
+    if (asked != THIMBLE_RETENTION_DEFAULT && !trained && !shares && heads_flag->count()) {
+      throw UsageError(
+          "--heads is for --retention locret and adore, and keydiff takes its shares; leave one of the two out");
     }
     for (const Belongs& flag : selecting) {
       const bool fits = flag.selection == kChoosing ? s.session.selection != THIMBLE_SELECTION_DENSE

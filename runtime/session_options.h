@@ -23,6 +23,9 @@ struct SessionOptions {
   Retention retention = Retention::kNone;
   RetainScope retain_scope = RetainScope::kPerHead;
   uint32_t pool = 0;  // b: entries that a head keeps, on average
+  // How heads share the pool, [layer][kv head], 1 on average; null: equally. The policy takes them from the
+  // retainer's file.
+  std::shared_ptr<const std::vector<float>> shares;
   // Entries that each head keeps, [layer][kv head]; empty: `pool` each. What it says of layers with a
   // window is not used.
   std::vector<uint32_t> keeps;

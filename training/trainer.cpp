@@ -16,7 +16,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kCountedTexts = 4, kAskedTexts = 2, kAskedQuestions = 24;  // of a text
+constexpr uint32_t kCountedTexts = 2, kAskedTexts = 2, kAskedQuestions = 24;  // of a text
 constexpr uint32_t kAskedParts = 4;  // after each quarter of the steps but the last a text is asked about
 constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a quarter of a text
 // What of the pools is divided equally. Attention to a repetition is so unequal that by counts alone half of
@@ -660,7 +660,7 @@ Status Trainer::ask_meanwhile() {
   const double begin = steady_seconds();
   const auto asked = [&]() -> Result<Recall> {
     THIMBLE_LET(file, made());
-    return ask_with(file, asked_.front(), kParts[0]);
+    return ask_with(file, asked_.front(), Retention::kLocret, kParts[0]);
   }();
   if (asked.ok()) recall_ = asked->reported(dense_.front(), dense().measure());
   const double seconds = steady_seconds() - begin;
@@ -726,7 +726,8 @@ static Result<NewGguf> copy_of(const MappedFile& file, const std::string& name) 
   THIMBLE_LET(old, Gguf::parse(file, name));
   NewGguf copy;
   for (const auto& [key, value] : old.metadata())
-    if (key != "retainer.budget" && !key.starts_with("retainer.checked.")) copy.set(key, value);
+    if (key != "retainer.budget" && key != "retainer.retention" && !key.starts_with("retainer.checked."))
+      copy.set(key, value);
   for (const GgufTensor& t : old.tensors())
     copy.add(std::string(t.name), {t.shape, t.shape + t.dims}, static_cast<DType>(t.type),
              [values = std::vector<std::byte>(t.data, t.data + t.bytes)] { return values; });
@@ -785,8 +786,8 @@ Status Trainer::write_sidecar() {
   samples_ = Samples();
   least_squares_.reset();
   unsaved_ = false;
-  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}, {}});
-  set_phase(Phase::kChecking, 0, kAskedTexts * std::size(kParts) * (counted_.empty() ? 2 : 3));
+  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}, {}, {}});
+  set_phase(Phase::kChecking, 0, kAskedTexts * std::size(kParts) * (counted_.empty() ? 3 : 4));
   return {};
 }
 
@@ -801,30 +802,32 @@ Result<Recall> Trainer::ask(const TrainingText& text, Retention retention,
 }
 
 // Asks with a file that is not the output, and is removed again.
-Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, uint32_t part) const {
+Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, Retention retention,
+                                 uint32_t part) const {
   const std::string path = options_.output + ".asked";
   THIMBLE_TRY(remove_file(path));  // of a process that was killed
   const auto recall = [&]() -> Result<Recall> {
     THIMBLE_TRY(file.write(path));
     THIMBLE_LET(retainer, open_retainer(path));
-    return ask(text, Retention::kLocret, retainer, part);
+    return ask(text, retention, retainer, part);
   }();
   THIMBLE_TRY(remove_file(path));
   return recall;
 }
 
-// One reading of one text: each text with each part of the memory, in two or three ways.
+// One reading of one text: each text with each part of the memory, in three or four ways. KeyDiff needs no
+// training, so it has the counted shares where there are any.
 Status Trainer::check_on() {
-  const auto parts = static_cast<uint32_t>(checked_.size()), ways = counted_.empty() ? 2u : 3u;
+  const auto parts = static_cast<uint32_t>(checked_.size()), ways = counted_.empty() ? 3u : 4u;
   const TrainingText& t = asked_[check_ / ways / parts];
   Checked& checked = checked_[check_ / ways % parts];
-  Recall* const of[] = {&checked.equal, &checked.window, &checked.counted};
+  Recall* const of[] = {&checked.equal, &checked.window, &checked.keydiff, &checked.counted};
   const auto asked = [&]() -> Result<Recall> {
     if (check_ % ways == 0) return ask(t, Retention::kLocret, retainer_, checked.part);
     if (check_ % ways == 1) return ask(t, Retention::kWindow, nullptr, checked.part);
     THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
-    set_array(file, "retainer.budget", GgufType::kF32, shares());
-    return ask_with(file, t, checked.part);
+    if (!counted_.empty()) set_array(file, "retainer.budget", GgufType::kF32, shares());
+    return ask_with(file, t, check_ % ways == 2 ? Retention::kKeyDiff : Retention::kLocret, checked.part);
   }();
   if (!asked.ok())
     return error(asked.status().code(), "%s is written, but could not be checked: %s",
@@ -834,24 +837,28 @@ Status Trainer::check_on() {
   return check_ == total_ ? finish_check() : Status();
 }
 
-// Takes the shares where more comes of them than of equal pools, and writes the file again with what was
-// found.
+// Takes the shares where more comes of them than of equal pools, and KeyDiff in the place of the scores where
+// more comes of that, and writes the file again with what was found.
 Status Trainer::finish_check() {
   const Recall dense = this->dense();
-  Recall equal, counted;
+  Recall equal, counted, keydiff;
   for (const Checked& c : checked_) {
     equal.add(c.equal);
     counted.add(c.counted);
+    keydiff.add(c.keydiff);
   }
   shares_help_ = counted.reported(dense) > equal.reported(dense);
+  keydiff_wins_ =
+      keydiff.reported(dense) > std::max(equal.reported(dense), counted.reported(dense));
 
   THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
   std::vector<uint32_t> parts;
-  std::vector<float> heads, window;
+  std::vector<float> heads, window, by_keydiff;
   for (const Checked& c : checked_) {
     parts.push_back(c.part);
     heads.push_back(static_cast<float>(retainer(c).reported(dense)));
     window.push_back(static_cast<float>(c.window.reported(dense)));
+    by_keydiff.push_back(static_cast<float>(c.keydiff.reported(dense)));
   }
   const std::vector<float> densely = {static_cast<float>(dense.share()),
                                       static_cast<float>(dense.perplexity())};
@@ -862,7 +869,9 @@ Status Trainer::finish_check() {
   set_array(file, "retainer.checked.parts", GgufType::kU32, parts);
   set_array(file, "retainer.checked.heads", GgufType::kF32, heads);
   set_array(file, "retainer.checked.window", GgufType::kF32, window);
-  if (shares_help_) set_array(file, "retainer.budget", GgufType::kF32, shares());
+  set_array(file, "retainer.checked.keydiff", GgufType::kF32, by_keydiff);
+  if (keydiff_wins_) file.set("retainer.retention", "keydiff");
+  if (!counted_.empty() && (shares_help_ || keydiff_wins_)) set_array(file, "retainer.budget", GgufType::kF32, shares());
   retainer_.reset();  // a file that is mapped may not be replaced everywhere
   THIMBLE_TRY(file.replace(options_.output));
   set_phase(Phase::kDone, total_, total_);
@@ -904,8 +913,12 @@ std::string Trainer::verdict() const {
   const std::string shares =
       counted_.empty() ? ""
       : shares_help_   ? " Counted shares of the pools did better than equal ones, and are written."
-                       : " Counted shares of the pools did no better than equal ones, so none are written.";
-  return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares;
+                       : " Counted shares of the pools did no better than equal ones.";
+  const std::string keydiff =
+      keydiff_wins_ ? " KeyDiff did better than the scores, so it is what the file is for"
+                          + std::string(counted_.empty() ? "." : ", with the counted shares.")
+                    : "";
+  return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares + keydiff;
 }
 
 std::string Trainer::report() const {
@@ -920,6 +933,7 @@ std::string Trainer::report() const {
     };
     add("heads", retainer(c));
     add("window", c.window);
+    add("keydiff", c.keydiff);
     if (!counted_.empty()) {
       add("equal", c.equal);
       add("counted", c.counted);
@@ -935,6 +949,7 @@ std::string Trainer::report() const {
          ", \"dense_perplexity\": " + json_number(dense.perplexity()) +
          ", \"measure\": " + json_quoted(name_of(dense.measure())) + ", \"recall\": [" + parts +
          "], \"shares\": " + json_quoted(shares_help_ ? "counted" : "equal") +
+         ", \"retention\": " + json_quoted(keydiff_wins_ ? "keydiff" : "locret") +
          ", \"seconds\": " + json_of(seconds_) + ", \"verdict\": " + json_quoted(verdict()) + "}";
 }
 

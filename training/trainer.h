@@ -35,12 +35,14 @@ class Trainer : public Training {
 
   struct Checked {
     uint32_t part;  // of the memory: 8 is an eighth
-    Recall equal, counted, window;  // the retainer with equal pools and, where there are any, counted shares
+    // The retainer with equal pools and, where there are any, counted shares; a window, and KeyDiff.
+    Recall equal, counted, window, keydiff;
   };
   const std::vector<Checked>& checked() const { return checked_; }
   // Of the file that is written, which has the shares where they helped.
   const Recall& retainer(const Checked& of) const { return shares_help_ ? of.counted : of.equal; }
   bool shares_help() const { return shares_help_; }
+  bool keydiff_wins() const { return keydiff_wins_; }
   // As they were counted: how much of the pools each head is worth, [layer][KV head], 1 on average over those
   // that divide them; those of layers with a window do not matter.
   std::vector<float> shares() const;
@@ -87,7 +89,7 @@ class Trainer : public Training {
   void keep_labels(uint32_t layer, const std::vector<float>& labels);
   void count_best(const std::vector<float>& labels);
   Result<Recall> ask(const TrainingText&, Retention, std::shared_ptr<const Retainer>, uint32_t part) const;
-  Result<Recall> ask_with(const NewGguf&, const TrainingText&, uint32_t part) const;
+  Result<Recall> ask_with(const NewGguf&, const TrainingText&, Retention, uint32_t part) const;
   Status check_on() override;
   Status finish_check();
   Result<NewGguf> made() const;
@@ -158,7 +160,7 @@ class Trainer : public Training {
   uint32_t check_ = 0;
   std::vector<Recall> dense_;  // of each text that is asked about
   std::vector<Checked> checked_;
-  bool shares_help_ = false;
+  bool shares_help_ = false, keydiff_wins_ = false;
 };
 
 }  // namespace thimble

@@ -237,7 +237,8 @@ THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int
 THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
                                                      thimble_heads** heads, thimble_error* error);
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
-/* The retention that they serve: THIMBLE_RETENTION_LOCRET, or ADORE for its controller. */
+/* The retention that they serve: THIMBLE_RETENTION_LOCRET; KEYDIFF where their training found that better than their scores (the key
+ * retainer.retention says so); or ADORE for its controller. */
 THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
 /* Write a published retainer as a file of heads for this model. `input` is a checkpoint of torch.save (Locret, Fast KVzip),
@@ -318,9 +319,10 @@ THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thi
 /* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall", null where it
  * could not be tried), "questions", "dense" (the share answered where all is kept), "dense_perplexity" (of the right answers there),
  * "measure" ("answers", or where "dense" is below a half "probability"), "recall" (an array of "part": 8 for an eighth of the
- * memory, and of "heads", "window" and, where shares were counted, "equal" and "counted" the share that is answered, or the part
+ * memory, and of "heads", "window", "keydiff" and, where shares were counted, "equal" and "counted" the share that is answered, or the part
  * of a right token's probability that is kept, and then also "heads_perplexity" and so on, null where it is infinite), "shares"
- * ("counted" where they were better than "equal" ones and are written), "seconds" (where the time of this process went: "trying", "reading", "labels",
+ * ("counted" where they were better than "equal" ones and are written), "retention" ("keydiff" where that was better than the
+ * scores, else "locret"), "seconds" (where the time of this process went: "trying", "reading", "labels",
  * "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state that was taken), "queries"
  * (of held-out texts), and of these and the tokens before them "base_rate" (that are among those attended to most), "accuracy",
  * "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as many recent tokens), and
@@ -421,7 +423,8 @@ enum { /* retention: which entries stay when a pool is over its size */
   THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
   THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
   THIMBLE_RETENTION_LOCRET = 3, /* those that options.heads, a retainer of any kind, scores highest */
-  THIMBLE_RETENTION_KEYDIFF = 4, /* those whose keys are least like the mean of all; needs no training */
+  THIMBLE_RETENTION_KEYDIFF = 4, /* those whose keys are least like the mean of all; needs no training, and takes of options.heads
+                                    how they share the pool */
   THIMBLE_RETENTION_TOVA = 5, /* those that the last token read attends to most, the same in all heads of a layer; no training */
   THIMBLE_RETENTION_REREAD = 6, /* those that their own text attends to most when each chunk is read twice; no training, twice the
                                    time */
@@ -457,7 +460,7 @@ typedef struct thimble_session_options {
   uint32_t struct_size;
   uint32_t threads;             /* cpu: worker threads; 0: one a core */
   const char* device;           /* "auto" (NULL), "cpu", ... */
-  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET and ADORE */
+  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET and ADORE; KEYDIFF takes how they share the pool */
   uint64_t budget_bytes;        /* all that this session and its clones may allocate; 0: no limit */
   int32_t retention;            /* THIMBLE_RETENTION_* */
   int32_t retain_scope;         /* THIMBLE_RETAIN_* */

@@ -38,8 +38,7 @@ constexpr uint32_t kLayerAlignment = 64;
 
 // How heads share the pool, [layer][kv head]; empty: equally, or as the options say.
 std::span<const float> shares_of(const SessionOptions& o) {
-  return o.keeps.empty() && o.retainer ? std::span<const float>(o.retainer->shares)
-                                       : std::span<const float>();
+  return o.keeps.empty() && o.shares ? std::span<const float>(*o.shares) : std::span<const float>();
 }
 
 // The most entries that a head can use, however long the text is.

@@ -26,6 +26,7 @@ class Locret : public RetentionPolicy {
     if (!o.pool && !o.budget) o.pool = retainer->budget;
     if (o.protect_init == kDefault) o.protect_init = retainer->protect_init;
     if (o.pool && o.stabilizers == kDefault) o.stabilizers = stabilizers(*retainer, o);
+    take_shares(o);
     return resolve_eviction(o, 0);
   }
 

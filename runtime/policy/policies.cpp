@@ -72,6 +72,10 @@ Status resolve_eviction(SessionOptions& o, uint32_t sinks) {
   return {};
 }
 
+void take_shares(SessionOptions& o) {
+  if (o.retainer && !o.retainer->shares.empty()) o.shares = {o.retainer, &o.retainer->shares};
+}
+
 uint32_t trained_entries(const Model& model, const SessionOptions& o) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
   const uint32_t beside =

@@ -197,6 +197,8 @@ struct Policies {
 // What retentions that evict share: defaults of local, protect_init (`sinks`) and max_new; and, once the pool
 // is known, whether the stabilizers leave anything to choose.
 Status resolve_eviction(SessionOptions&, uint32_t sinks);
+// Divides the pool as the retainer's file says, if it does.
+void take_shares(SessionOptions&);
 // Entries of a head with which no step passes the positions that the model was trained for, where those count
 // what is attended to: behind the entries stand a chunk, or a prompt's last tokens and the answer.
 uint32_t trained_entries(const Model&, const SessionOptions&);

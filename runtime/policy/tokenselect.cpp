@@ -32,7 +32,7 @@ class TokenSelect : public SelectionPolicy {
     // head votes for itself (methods 6.1).
     if (o.vote == VoteScope::kAuto) o.vote = evicts ? VoteScope::kGroup : VoteScope::kLayer;
     if (o.vote == VoteScope::kLayer && evicts && !o.context) o.context = kDefaultContext;
-    const bool unequal = !o.keeps.empty() || (o.retainer && !o.retainer->shares.empty());
+    const bool unequal = !o.keeps.empty() || o.shares;
     if (o.vote == VoteScope::kLayer && unequal)
       return error(
           Code::kInvalidArgument,

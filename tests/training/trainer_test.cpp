@@ -62,7 +62,8 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     const auto made = retainer(o.output);
     EXPECT_EQ(made->kind, kind);
     EXPECT_EQ(made->input, kind == Retainer::Kind::kLocret ? Retainer::Input::kQkv : Retainer::Input::kX);
-    EXPECT_EQ(made->shares.size(), trainer->shares_help() ? 4u : 0u);
+    EXPECT_EQ(made->shares.size(), trainer->shares_help() || trainer->keydiff_wins() ? 4u : 0u);
+    EXPECT_EQ(made->by_keydiff, trainer->keydiff_wins());
     const std::string steps = kind == Retainer::Kind::kLinear ? "" : "\"steps\": 6, ";
     const std::string trained =
         R"("trained": {"texts": 2, "tokens": 2048, )" + steps + R"("seed": 0, "data": "book"})";
@@ -72,14 +73,19 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
       EXPECT_EQ(c.equal.asked, trainer->dense().asked);
       EXPECT_EQ(c.counted.asked, trainer->dense().asked);
       EXPECT_EQ(c.window.asked, trainer->dense().asked);
+      EXPECT_EQ(c.keydiff.asked, trainer->dense().asked);
     }
     // Shares are written where more comes of them than of equal pools, and what was found is in the file.
-    Recall equal, counted;
+    // Likewise KeyDiff, where more comes of it than of the scores.
+    Recall equal, counted, keydiff;
     for (const Trainer::Checked& c : trainer->checked()) {
       equal.add(c.equal);
       counted.add(c.counted);
+      keydiff.add(c.keydiff);
     }
     EXPECT_EQ(trainer->shares_help(), counted.probability() > equal.probability());
+    EXPECT_EQ(trainer->keydiff_wins(),
+              keydiff.probability() > std::max(equal.probability(), counted.probability()));
     const auto kept = [&](const Recall& recall) {
       return static_cast<float>(recall.probability() / trainer->dense().probability());
     };
@@ -90,13 +96,15 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     EXPECT_EQ(*must(file.get_floats("retainer.checked.dense")),
               (std::vector<float>{static_cast<float>(trainer->dense().share()),
                                   static_cast<float>(trainer->dense().perplexity())}));
-    std::vector<float> heads, window;
+    std::vector<float> heads, window, by_keydiff;
     for (const Trainer::Checked& c : trainer->checked()) {
       heads.push_back(kept(trainer->retainer(c)));
       window.push_back(kept(c.window));
+      by_keydiff.push_back(kept(c.keydiff));
     }
     EXPECT_EQ(*must(file.get_floats("retainer.checked.heads")), heads);
     EXPECT_EQ(*must(file.get_floats("retainer.checked.window")), window);
+    EXPECT_EQ(*must(file.get_floats("retainer.checked.keydiff")), by_keydiff);
     // A model of random weights answers nothing, and that is what is said.
     EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
         << trainer->verdict();
@@ -535,19 +543,20 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   finish(*sharing);
   const std::vector<float> shares = sharing->shares();
   const auto shared = retainer(o.output);
-  EXPECT_EQ(shared->shares, sharing->shares_help() ? shares : std::vector<float>());
+  EXPECT_EQ(shared->shares,
+            sharing->shares_help() || sharing->keydiff_wins() ? shares : std::vector<float>());
   // They are those that training itself counts, of the same texts.
   const auto counting = open(options("counted"));
   finish(*counting);
   EXPECT_EQ(shares, counting->shares());
-  // Half of the pools is divided equally, the rest by whole counts: of four heads in four texts of 1,024
-  // tokens a quarter, 1,024 a head on average. A share is below 4 and off by 2^-23 at most, so a count by
-  // 2,048 times that.
+  // Half of the pools is divided equally, the rest by whole counts: of four heads in two texts of 1,024
+  // tokens a quarter, 512 a head on average. A share is below 4 and off by 2^-23 at most, so a count by 1,024
+  // times that.
   float sum = 0;
   for (const float share : shares) {
     sum += share;
-    const double count = (share - 0.5) / 0.5 * 1024;
-    EXPECT_NEAR(count, std::round(count), 2.5e-4) << share;
+    const double count = (share - 0.5) / 0.5 * 512;
+    EXPECT_NEAR(count, std::round(count), 1.3e-4) << share;
   }
   EXPECT_NEAR(sum, 4, 1e-4);
   EXPECT_NE(shares, std::vector<float>(4, 1));
