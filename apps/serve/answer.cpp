@@ -342,11 +342,11 @@ bool AnswerFilter::call(bool last) {
 bool AnswerFilter::header(bool last) {
   const size_t end = held_.find(kMessageMark);
   const bool plain = !held_.empty() && held_[0] != '<' && held_[0] != ' ';
-  if (end == npos || end > kLongestHeader) {
-    if (!plain && !last && held_.size() <= kLongestHeader) return false;
+  if (plain || end == npos || end > kLongestHeader) {
+    if (!plain && !last && held_.size() < kLongestHeader + kMessageMark.size()) return false;
     if (last && held_.starts_with("<|")) held_.clear();  // a header that was cut
     if (held_.starts_with(kStartMark)) held_.erase(0, kStartMark.size());
-    state_ = State::kMessage;                            // an answer without channels
+    state_ = State::kMessage;  // an answer without channels
     recipient_.clear();
     analysis_ = false;
     return true;
@@ -394,7 +394,9 @@ bool AnswerFilter::message(bool last) {
   if (!ended) return false;
   if (analysis_) separate();
   for (const std::string_view mark : kMessageEnds) {
-    if (held_.starts_with(mark) && mark != kStartMark) held_.erase(0, mark.size());
+    if (mark == kStartMark || !held_.starts_with(mark)) continue;
+    held_.erase(0, mark.size());
+    break;
   }
   recipient_.clear();
   state_ = State::kHeader;

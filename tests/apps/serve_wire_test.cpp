@@ -227,6 +227,7 @@ TEST(ServeThoughts, ChannelsOfHarmony) {
           {"<|channel|>commentary to=functions.look<|message|>no JSON<|call|>", "[no JSON]"},
           {analysis + "<|start|>assistant<|chan", "{Two and two.}"},
           {"No channels.", "[No channels.]"},
+          {"No <|message|>.", "[No <|message|>.]"},
           {"<|start|><|start|>" + std::string(600, 'x'), "[" + std::string(600, 'x') + "]"},
       },
       harmony);

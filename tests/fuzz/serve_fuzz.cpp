@@ -1,5 +1,6 @@
-// Bodies of requests, and answers with calls of tools: read or refused, whatever they hold, and written as
-// JSON.
+// Bodies of requests, and answers with thoughts and calls of tools: read or refused, whatever they hold, and
+// written as JSON.
+#include "apps/serve/answer.h"
 #include "apps/serve/api_anthropic.h"
 #include "apps/serve/api_openai.h"
 #include "apps/serve/json.h"
@@ -15,13 +16,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       openai_error(refusal);
     }
   }
-  Asked asked;
-  asked.task.tools = app::Json::array();
-  for (const auto write : {write_chat_completion, write_message}) {
-    const auto writer = write({"1", 0, "m"}, asked);
-    writer->piece({text.substr(0, size / 2), {}});
-    writer->piece({text.substr(size / 2), {}});
-    writer->end(Ending::kEnd, "", {});
+  for (const char* prompt : {"", "<think>", "<|start|>assistant"}) {
+    Asked asked;
+    asked.task.tools = app::Json::array();
+    asked.task.opening = opening_of(prompt);
+    for (const auto write : {write_chat_completion, write_message}) {
+      const auto writer = write({"1", 0, "m"}, asked);
+      writer->piece({text.substr(0, size / 2), {}});
+      writer->piece({text.substr(size / 2), {}});
+      if (!app::Json::accept(writer->end(Ending::kEnd, "", {}))) __builtin_trap();
+    }
   }
   return 0;
 }
