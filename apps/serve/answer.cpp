@@ -89,7 +89,8 @@ std::string_view member(std::string_view object, const std::string& name) {
   std::string_view found;
   for (size_t at = 1; at < object.size() && object[at] == '"';) {
     const size_t colon = value_end(object, at), end = value_end(object, colon + 1);
-    if (object.substr(at, colon - at) == "\"" + name + "\"") found = object.substr(colon + 1, end - colon - 1);
+    if (object.substr(at, colon - at) == "\"" + name + "\"")
+      found = object.substr(colon + 1, end - colon - 1);
     at = end + 1;
   }
   return found;
@@ -171,12 +172,13 @@ std::string begun_answer(const Opening& opening, const Json& message) {
   const std::string* given = text_field(message, "reasoning_content");
   const std::string thoughts = given ? *given : "", &content = *text_field(message, "content");
   if (opening.kind == Opening::Kind::kHarmony)
-    return (thoughts.empty() ? "" : "<|channel|>analysis<|message|>" + thoughts + "<|end|><|start|>assistant") +
+    return (thoughts.empty() ? ""
+                             : "<|channel|>analysis<|message|>" + thoughts + "<|end|><|start|>assistant") +
            "<|channel|>final<|message|>" + content;
   const bool opened = opening.kind == Opening::Kind::kThought;
   if (!opened && thoughts.empty()) return content;
-  return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") + "\n\n" +
-         content;
+  return (opened ? "" : "<think>\n") + thoughts + "\n" + (opened ? opening.thought_end : "</think>") +
+         "\n\n" + content;
 }
 
 void set_thoughts(Json& message, const std::string& thoughts) {
@@ -186,12 +188,14 @@ void set_thoughts(Json& message, const std::string& thoughts) {
 
 void go_on_with_last(Task& task) {
   Json last = task.messages.back();
-  if (last["role"] != "assistant") throw Refusal(400, "only a last message of the assistant can be gone on with");
+  if (last["role"] != "assistant")
+    throw Refusal(400, "only a last message of the assistant can be gone on with");
   if (last.contains("tool_calls"))
     throw Refusal(400, "a last message that calls tools cannot be gone on with; send their results");
   task.messages.erase(task.messages.size() - 1);
   if (task.messages.empty()) throw Refusal(400, "a message must come before the answer that is gone on with");
-  const bool says = last.contains("reasoning_content") || !last["content"].get_ref<const std::string&>().empty();
+  const bool says =
+      last.contains("reasoning_content") || !last["content"].get_ref<const std::string&>().empty();
   if (says) task.begun = std::move(last);
 }
 

@@ -49,7 +49,7 @@ class AnswerFilter {
     kStart,    // nothing but white space and thoughts so far
     kThought,  // up to thought_end_
     kText,
-    kBare,  // in an object that may be a call without its marks
+    kBare,    // in an object that may be a call without its marks
     kCall,    // after <tool_call>
     kHeader,  // of a message in harmony, up to <|message|>
     kMessage  // up to the mark that ends it
@@ -79,10 +79,10 @@ class AnswerFilter {
   bool beside_ = false;        // a call or a thought came last
   bool thinks_ = false;        // this thought has words
   // Of harmony.
-  std::string recipient_;      // whom the message is to; "": the reader
-  bool analysis_ = false;      // the message is a thought
+  std::string recipient_;                        // whom the message is to; "": the reader
+  bool analysis_ = false;                        // the message is a thought
   bool spoke_ = false, thought_before_ = false;  // an earlier message was text, or a thought
-  std::vector<Part> parts_;    // since the last push
+  std::vector<Part> parts_;                      // since the last push
 };
 
 }  // namespace app::serve

@@ -14,10 +14,11 @@ const std::string& needed_text(const Json& object, const char* name) {
   return *text;
 }
 
-constexpr const char* kMessageRead[] = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k",
-                                 "stop_sequences", "stream", "tools", "tool_choice", "thinking",
-                                 "output_config", "context_management"};
-constexpr const char* kMessageHarmless[] = {"metadata",    "service_tier", "inference_geo", "cache_control",
+constexpr const char* kMessageRead[] = {
+    "model",         "messages",          "max_tokens", "system", "temperature", "top_p",
+    "top_k",         "stop_sequences",    "stream",     "tools",  "tool_choice", "thinking",
+    "output_config", "context_management"};
+constexpr const char* kMessageHarmless[] = {"metadata",    "service_tier", "inference_geo",  "cache_control",
                                             "diagnostics", "speed",        "user_profile_id"};
 constexpr const char* kConfigRead[] = {"effort", "format"};
 constexpr const char* kThinkingRead[] = {"type", "budget_tokens", "display"};
@@ -47,9 +48,10 @@ void add_block(const Json& block, Json& message, Json& messages) {
     const std::string* before = text_field(message, "reasoning_content");
     set_thoughts(message, (before ? *before + "\n\n" : "") + needed_text(block, "thinking"));
   } else if (type != "redacted_thinking") {  // which only its writer can read
-    throw Refusal(400,
-                  "a block of \"content\" must be a text, a thinking, a tool_use or a tool_result; nothing else "
-                  "is read");
+    throw Refusal(
+        400,
+        "a block of \"content\" must be a text, a thinking, a tool_use or a tool_result; nothing else "
+        "is read");
   }
 }
 
@@ -77,7 +79,8 @@ Json function_tool(const Json& tool) {
   if (!tool.is_object()) throw Refusal(400, "each of \"tools\" must be an object");
   const std::string* type = text_field(tool, "type");
   if (type && *type != "custom")
-    throw Refusal(400, "a tool of type \"" + *type + "\" is not supported; each must have an \"input_schema\"");
+    throw Refusal(400,
+                  "a tool of type \"" + *type + "\" is not supported; each must have an \"input_schema\"");
   Json function = {{"name", needed_text(tool, "name")}};
   if (const std::string* description = text_field(tool, "description"))
     function["description"] = *description;

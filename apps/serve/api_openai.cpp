@@ -15,18 +15,50 @@ constexpr int64_t kMostPenalised = 4096;  // thimble.h: repeat_last
 constexpr double kLeastPenalty = 0.01, kMostPenalty = 100;
 
 // Fields that are read, and those that change nothing about an answer. All others are refused.
-constexpr const char* kRead[] = {"model", "temperature", "top_p", "top_k", "min_p", "repeat_penalty",
-                                 "repeat_last_n", "seed", "stop", "n", "max_tokens", "logprobs", "stream",
-                                 "stream_options", "frequency_penalty", "presence_penalty", "logit_bias",
-                                 "ignore_eos", "stop_token_ids"};
-constexpr const char* kChatRead[] = {"messages", "tools", "tool_choice", "parallel_tool_calls",
-                                     "max_completion_tokens", "top_logprobs", "response_format", "watch",
-                                     "reasoning_effort", "enable_thinking", "chat_template_kwargs",
-                                     "continue_final_message", "add_generation_prompt", "modalities",
+constexpr const char* kRead[] = {"model",
+                                 "temperature",
+                                 "top_p",
+                                 "top_k",
+                                 "min_p",
+                                 "repeat_penalty",
+                                 "repeat_last_n",
+                                 "seed",
+                                 "stop",
+                                 "n",
+                                 "max_tokens",
+                                 "logprobs",
+                                 "stream",
+                                 "stream_options",
+                                 "frequency_penalty",
+                                 "presence_penalty",
+                                 "logit_bias",
+                                 "ignore_eos",
+                                 "stop_token_ids"};
+constexpr const char* kChatRead[] = {"messages",
+                                     "tools",
+                                     "tool_choice",
+                                     "parallel_tool_calls",
+                                     "max_completion_tokens",
+                                     "top_logprobs",
+                                     "response_format",
+                                     "watch",
+                                     "reasoning_effort",
+                                     "enable_thinking",
+                                     "chat_template_kwargs",
+                                     "continue_final_message",
+                                     "add_generation_prompt",
+                                     "modalities",
                                      "verbosity"};
 constexpr const char* kTextRead[] = {"prompt", "echo", "best_of", "suffix"};
-constexpr const char* kHarmless[] = {"user", "safety_identifier", "metadata", "store", "service_tier",
-                                     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_prompt",
+constexpr const char* kHarmless[] = {"user",
+                                     "safety_identifier",
+                                     "metadata",
+                                     "store",
+                                     "service_tier",
+                                     "prompt_cache_key",
+                                     "prompt_cache_options",
+                                     "prompt_cache_retention",
+                                     "cache_prompt",
                                      "prediction"};
 
 void read_sampling(const Json& body, Task& task) {
@@ -373,7 +405,8 @@ Asked read_chat_completion(const Json& body) {
   refuse_unless_neutral(body, "verbosity", "medium");
   const bool goes_on = bool_field(body, "continue_final_message").value_or(false);
   if (bool_field(body, "add_generation_prompt").value_or(!goes_on) == goes_on)
-    throw Refusal(400, "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
+    throw Refusal(400,
+                  "either \"add_generation_prompt\" or \"continue_final_message\" must be true, not both");
   if (goes_on) go_on_with_last(task);
   read_streaming(body, asked);
   return asked;

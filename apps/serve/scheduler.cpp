@@ -59,7 +59,8 @@ TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, in
 
 // An answer as the conversation's next message, as the wire formats' readers make one of it.
 Json answer_message(const Task& task, const std::string& text) {
-  Json message = {{"role", "assistant"}, {"content", task.begun.is_null() ? Json("") : task.begun["content"]}};
+  Json message = {{"role", "assistant"},
+                  {"content", task.begun.is_null() ? Json("") : task.begun["content"]}};
   AnswerFilter filter(task.opening, !task.tools.is_null());
   std::vector<Part> parts = filter.push(text), rest = filter.finish();
   parts.insert(parts.end(), rest.begin(), rest.end());

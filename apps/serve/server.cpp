@@ -513,7 +513,8 @@ Response Server::models(const Request& request) {
   if (request.path.rfind(kOneModel, 0) != 0)
     return {200, "application/json", write_json({{"object", "list"}, {"data", Json::array({model})}})};
   if (request.path.substr(kOneModel.size()) != model_name_)
-    throw Refusal(404, "there is no such model here; GET /v1/models names the one that is", "model_not_found");
+    throw Refusal(404, "there is no such model here; GET /v1/models names the one that is",
+                  "model_not_found");
   return {200, "application/json", write_json(model)};
 }
 
@@ -532,8 +533,7 @@ Response Server::tokens(const Request& request) {
 Response Server::count_tokens(const Request& request) {
   Asked asked = read_message_to_count(parse_object(request.body));
   check_task(asked.task);
-  return {200, "application/json",
-          write_json({{"input_tokens", scheduler_.prepare(asked.task).ids.size()}})};
+  return {200, "application/json", write_json({{"input_tokens", scheduler_.prepare(asked.task).ids.size()}})};
 }
 
 Response Server::health(const Request&) { return {200, "application/json", R"({"status":"ok"})"}; }

@@ -39,10 +39,10 @@ struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
   // null: a prompt that is read as it stands, as text or as token ids.
   Json messages;
-  Json tools;      // an array as OpenAI writes it, which the chat template gets; null: none
-  Json variables;  // of the chat template, an object; null: none
-  Json begun;      // a message of the assistant that the answer goes on with; null: none
-  Opening opening; // known once the prompt is
+  Json tools;             // an array as OpenAI writes it, which the chat template gets; null: none
+  Json variables;         // of the chat template, an object; null: none
+  Json begun;             // a message of the assistant that the answer goes on with; null: none
+  Opening opening;        // known once the prompt is
   bool one_call = false;  // of a tool at most: what the model calls after it is left out
   std::string prompt;
   std::vector<int32_t> ids;

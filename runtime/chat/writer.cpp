@@ -155,9 +155,12 @@ bool Run::drops_system() const {
 }
 
 Result<std::string> Run::write() {
-  const auto gives = [&](std::string_view name) { return c_.messages_json.find(name) != std::string_view::npos; };
-  const bool system = gives("\"system\"") || std::any_of(c_.messages.begin(), c_.messages.end(),
-                                                         [](const ChatMessage& m) { return m.role == "system"; });
+  const auto gives = [&](std::string_view name) {
+    return c_.messages_json.find(name) != std::string_view::npos;
+  };
+  const bool system =
+      gives("\"system\"") || std::any_of(c_.messages.begin(), c_.messages.end(),
+                                         [](const ChatMessage& m) { return m.role == "system"; });
   fold_system_ = system && drops_system();
   auto text = once();
   for (bool Run::*adapts : {&Run::shorten_ids_, &Run::join_thoughts_, &Run::write_arguments_}) {
@@ -256,12 +259,13 @@ Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& 
   for (const Value& item : all->items) {
     Dict& message = **jinja::as<Dict*>(item);
     const Value *role = message.find("role"), *content = message.find("content");
-    const auto known = static_cast<size_t>(
-        std::count_if(message.items.begin(), message.items.end(), [](const auto& field) {
-          constexpr std::string_view kKnown[] = {"role", "content", "reasoning_content", "reasoning", "thinking"};
-          return std::find(std::begin(kKnown), std::end(kKnown), *field.first) != std::end(kKnown);
-        }));
-    if (message.items.size() != known || !role || !content || !jinja::as_text(*role) || !jinja::as_text(*content))
+    const auto known = static_cast<
+        size_t>(std::count_if(message.items.begin(), message.items.end(), [](const auto& field) {
+      constexpr std::string_view kKnown[] = {"role", "content", "reasoning_content", "reasoning", "thinking"};
+      return std::find(std::begin(kKnown), std::end(kKnown), *field.first) != std::end(kKnown);
+    }));
+    if (message.items.size() != known || !role || !content || !jinja::as_text(*role) ||
+        !jinja::as_text(*content))
       return error(
           Code::kInvalidArgument,
           "a known chat format takes messages of \"role\" and \"content\" alone, both of them texts");

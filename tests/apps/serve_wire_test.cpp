@@ -123,7 +123,8 @@ struct Answer {
 void expect_parts(const std::vector<Answer>& answers, const Opening& opening = {}, bool finds_calls = true) {
   for (const Answer& answer : answers) {
     for (size_t size = 1; size <= answer.text.size(); size += 3)
-      EXPECT_EQ(parts_of(answer.text, size, opening, finds_calls), answer.parts) << size << ": " << answer.text;
+      EXPECT_EQ(parts_of(answer.text, size, opening, finds_calls), answer.parts)
+          << size << ": " << answer.text;
   }
 }
 
@@ -150,7 +151,8 @@ TEST(ServeTools, CallsAreFoundHoweverTheTextIsCut) {
 }
 
 TEST(ServeTools, CallsAreFoundWithoutTheirMarksAtTheBeginning) {
-  const std::string bare = R"({"name": "add", "arguments": {"t": "}"}})", json = R"({"name": "Ann", "age": 3})";
+  const std::string bare = R"({"name": "add", "arguments": {"t": "}"}})",
+                    json = R"({"name": "Ann", "age": 3})";
   expect_parts({
       {bare, R"(add({"t":"}"}))"},
       {" " + bare + "\n" + bare + "\ndone", R"(add({"t":"}"})add({"t":"}"})[done])"},
@@ -171,7 +173,8 @@ TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
   const auto call = [](const std::string& json) { return "<tool_call>" + json + "</tool_call>"; };
   expect_parts({
       {call(R"({"name": "add", "parameters": {"a": 1}})"), R"(add({"a":1}))"},
-      {call(R"({"type": "function", "function": {"name": "add", "arguments": {"a": 1}}})"), R"(add({"a":1}))"},
+      {call(R"({"type": "function", "function": {"name": "add", "arguments": {"a": 1}}})"),
+       R"(add({"a":1}))"},
       {call(R"({"arguments": "{\"a\": 1}", "name": "add"})"), R"(add({"a":1}))"},
       {call(R"({"name": "add", "arguments": ""})"), "add({})"},
       {call(R"({"name": "add", "arguments": null})"), "add({})"},
@@ -180,8 +183,9 @@ TEST(ServeTools, ArgumentsAreThoseThatWereWritten) {
       {call("{\"name\": \"say\", \"arguments\": {\"t\": \"a\nb  c\"}}"), R"(say({"t":"a\u000ab  c"}))"},
   });
   // A call of a function without its arguments would do something else.
-  for (const char* other : {R"({"name": "rm", "args": {"p": "/tmp/x"}})", R"({"name": "rm", "p": "/tmp/x"})",
-                            R"({"name": "rm", "argu\u006dents": {"p": "/tmp/x"}})", R"({"name": "rm", "arguments": []})"})
+  for (const char* other :
+       {R"({"name": "rm", "args": {"p": "/tmp/x"}})", R"({"name": "rm", "p": "/tmp/x"})",
+        R"({"name": "rm", "argu\u006dents": {"p": "/tmp/x"}})", R"({"name": "rm", "arguments": []})"})
     expect_parts({{call(other), "[" + call(other) + "]"}});
 }
 
@@ -204,7 +208,8 @@ TEST(ServeThoughts, AreApartFromTheAnswer) {
 }
 
 TEST(ServeThoughts, HoldNoCalls) {
-  const std::string draft = "<think>\nMaybe <tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>?\n</think>\n\n";
+  const std::string draft =
+      "<think>\nMaybe <tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>?\n</think>\n\n";
   expect_parts({
       {draft + kCall, R"({Maybe <tool_call>{"name": "rm", "arguments": {}}</tool_call>?}add({"a":1}))"},
       {"<think>I write <tool_call> now</think>" + kCall, R"({I write <tool_call> now}add({"a":1}))"},
@@ -217,10 +222,12 @@ TEST(ServeThoughts, ChannelsOfHarmony) {
   expect_parts(
       {
           {analysis + "<|start|>assistant<|channel|>final<|message|>Four.", "{Two and two.}[Four.]"},
-          {analysis + "<|start|>assistant<|channel|>final<|message|>Four.<|return|>", "{Two and two.}[Four.]"},
+          {analysis + "<|start|>assistant<|channel|>final<|message|>Four.<|return|>",
+           "{Two and two.}[Four.]"},
           {analysis + "<|start|>assistant<|channel|>analysis<|message|>So.<|end|>", "{Two and two.\n\nSo.}"},
-          {analysis + "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
-                      "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+          {analysis +
+               "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+               "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"a\": 1}<|call|>",
            R"({Two and two.}[I look.]look({"a":1}))"},
           {analysis + "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>",
            "{Two and two.}now({})"},
@@ -286,15 +293,29 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
         R"("modalities":["text"]})", R"("ignore_eos":false})", R"("parallel_tool_calls":false})",
         R"("store":false,"metadata":{"a":"b"},"service_tier":"auto","prompt_cache_key":"k"})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + fine), 0) << fine;
-  for (const char* wrong :
-       {R"("n":2})", R"("frequency_penalty":1})", R"("logit_bias":{"1":1}})", R"("tool_choice":"required"})",
-        R"("response_format":{"type":"json_object"}})", R"("stop":[""]})", R"("temperature":3})",
-        R"("max_tokens":1.5})", R"("stream":"yes"})", R"("top_logprobs":1})", R"("tools":{}})",
-        R"("tools":[{"type":"custom","custom":{"name":"f"}}]})", R"("ignore_eos":true})", R"("stop_token_ids":[1]})", R"("modalities":["text","audio"]})",
-        R"("min_p":2})", R"("repeat_penalty":0})", R"("chat_template_kwargs":{"messages":[]}})",
-        R"("continue_final_message":true})", R"("add_generation_prompt":false})"})
+  for (const char* wrong : {R"("n":2})",
+                            R"("frequency_penalty":1})",
+                            R"("logit_bias":{"1":1}})",
+                            R"("tool_choice":"required"})",
+                            R"("response_format":{"type":"json_object"}})",
+                            R"("stop":[""]})",
+                            R"("temperature":3})",
+                            R"("max_tokens":1.5})",
+                            R"("stream":"yes"})",
+                            R"("top_logprobs":1})",
+                            R"("tools":{}})",
+                            R"("tools":[{"type":"custom","custom":{"name":"f"}}]})",
+                            R"("ignore_eos":true})",
+                            R"("stop_token_ids":[1]})",
+                            R"("modalities":["text","audio"]})",
+                            R"("min_p":2})",
+                            R"("repeat_penalty":0})",
+                            R"("chat_template_kwargs":{"messages":[]}})",
+                            R"("continue_final_message":true})",
+                            R"("add_generation_prompt":false})"})
     EXPECT_EQ(status_of(read_chat_completion, kBegin + wrong), 400) << wrong;
-  for (const std::string name : {"grammar", "json_schema", "guided_json", "functions", "typical_p", "top_K"}) {
+  for (const std::string name :
+       {"grammar", "json_schema", "guided_json", "functions", "typical_p", "top_K"}) {
     try {
       read_chat_completion(parse_object(kBegin + "\"" + name + "\":{\"a\":1}}"));
       ADD_FAILURE() << name;
@@ -309,8 +330,9 @@ TEST(ServeOpenAi, RefusesWhatItWouldIgnore) {
 
 TEST(ServeOpenAi, ReadsHowToSample) {
   const std::string kSampling = R"("top_k":-1,"min_p":0.1,"repeat_penalty":1.1,"repeat_last_n":8})";
-  for (const Asked& a : {read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}],)" + kSampling)),
-                         read_completion(parse_object(R"({"prompt":"a",)" + kSampling))}) {
+  for (const Asked& a :
+       {read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}],)" + kSampling)),
+        read_completion(parse_object(R"({"prompt":"a",)" + kSampling))}) {
     EXPECT_EQ(a.task.top_k, 0u);
     EXPECT_EQ(a.task.min_p, 0.1);
     EXPECT_EQ(a.task.repeat_penalty, 1.1);
@@ -322,18 +344,21 @@ TEST(ServeOpenAi, ReadsHowToSample) {
 TEST(ServeOpenAi, ReadsHowMuchToThink) {
   const auto variables = [](const std::string& fields) {
     return write_json(
-        read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}])" + fields + "}")).task.variables);
+        read_chat_completion(parse_object(R"({"messages":[{"role":"user","content":"a"}])" + fields + "}"))
+            .task.variables);
   };
   EXPECT_EQ(variables(""), "null");
   EXPECT_EQ(variables(R"(,"enable_thinking":false)"), R"({"enable_thinking":false})");
-  EXPECT_EQ(variables(R"(,"reasoning_effort":"none")"), R"({"reasoning_effort":"none","enable_thinking":false})");
+  EXPECT_EQ(variables(R"(,"reasoning_effort":"none")"),
+            R"({"reasoning_effort":"none","enable_thinking":false})");
   EXPECT_EQ(variables(R"(,"reasoning_effort":"high","chat_template_kwargs":{"enable_thinking":false,"x":1})"),
             R"({"reasoning_effort":"high","enable_thinking":false,"x":1})");
 }
 
 TEST(ServeOpenAi, ReadsThoughtsAndArgumentsOfEarlierTurns) {
   const auto read = [](const std::string& fields) {
-    return read_chat_completion(parse_object(R"({"messages":[{"role":"assistant","content":"a",)" + fields + "}]}"))
+    return read_chat_completion(
+               parse_object(R"({"messages":[{"role":"assistant","content":"a",)" + fields + "}]}"))
         .task.messages[0];
   };
   for (const char* name : {"reasoning_content", "reasoning", "thinking"})
@@ -341,7 +366,8 @@ TEST(ServeOpenAi, ReadsThoughtsAndArgumentsOfEarlierTurns) {
               R"({"role":"assistant","content":"a","reasoning_content":"T","reasoning":"T","thinking":"T"})");
   for (const char* none : {R"(,"arguments":"")", R"(,"arguments":" ")", R"(,"arguments":null)",
                            R"(,"arguments":"null")", R"(,"arguments":"{}")", ""})
-    EXPECT_EQ(write_json(read(R"("tool_calls":[{"function":{"name":"f")" + std::string(none) + "}}]")["tool_calls"]),
+    EXPECT_EQ(write_json(
+                  read(R"("tool_calls":[{"function":{"name":"f")" + std::string(none) + "}}]")["tool_calls"]),
               R"([{"type":"function","function":{"name":"f","arguments":{}}}])")
         << none;
 }
@@ -430,7 +456,8 @@ TEST(ServeOpenAi, WritesCallsOfTools) {
 
 TEST(ServeTools, OneCallIsMadeWhereNoMoreIsWanted) {
   const std::string kTools = R"("tools":[{"type":"function","function":{"name":"add"}}])";
-  const std::string kUse = R"({"max_tokens":9,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"add"}])";
+  const std::string kUse =
+      R"({"max_tokens":9,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"add"}])";
   const auto calls = [](AnswerWriter& writer) {
     writer.piece({kCall + kCall, {}});
     const std::string whole = writer.end(Ending::kEnd, "", {});
@@ -441,7 +468,8 @@ TEST(ServeTools, OneCallIsMadeWhereNoMoreIsWanted) {
   for (const bool many : {true, false}) {
     const std::string openai = R"({"messages":[{"role":"user","content":"a"}],"parallel_tool_calls":)" +
                                std::string(many ? "true," : "false,") + kTools + "}";
-    EXPECT_EQ(calls(*write_chat_completion(kWho, read_chat_completion(parse_object(openai)))), many ? 2u : 1u);
+    EXPECT_EQ(calls(*write_chat_completion(kWho, read_chat_completion(parse_object(openai)))),
+              many ? 2u : 1u);
     const std::string anthropic = kUse + R"(,"tool_choice":{"type":"auto","disable_parallel_tool_use":)" +
                                   (many ? "false}}" : "true}}");
     EXPECT_EQ(calls(*write_message(kWho, read_message(parse_object(anthropic)))), many ? 2u : 1u);
@@ -459,8 +487,9 @@ TEST(ServeOpenAi, WritesThoughts) {
   const auto streamed = write_chat_completion(kWho, a);
   EXPECT_EQ(streamed->piece({"<think>", {{"<think>", -1, {}}}}), "");
   const std::string thought = streamed->piece({"Two.", {{"Two.", -2, {}}}});
-  EXPECT_NE(thought.find(R"("delta":{"reasoning_content":"Two."},"logprobs":{"content":[{"token":"<think>",)"),
-            std::string::npos)
+  EXPECT_NE(
+      thought.find(R"("delta":{"reasoning_content":"Two."},"logprobs":{"content":[{"token":"<think>",)"),
+      std::string::npos)
       << thought;
   EXPECT_NE(thought.find(R"({"token":"Two.",)"), std::string::npos) << thought;
 }
@@ -559,14 +588,15 @@ TEST(ServeAnthropic, ReadsBlocksAsMessagesForTheTemplate) {
 TEST(ServeAnthropic, RefusesWhatItWouldIgnore) {
   const std::string kBegin = R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],)";
   for (const char* fine :
-       {R"("metadata":{"user_id":"me"},"cache_control":{"type":"ephemeral"}})", R"("service_tier":"auto"})", R"("output_config":{"effort":"low"}})",
-        R"("thinking":{"type":"enabled","budget_tokens":1024}})",
+       {R"("metadata":{"user_id":"me"},"cache_control":{"type":"ephemeral"}})", R"("service_tier":"auto"})",
+        R"("output_config":{"effort":"low"}})", R"("thinking":{"type":"enabled","budget_tokens":1024}})",
         R"("context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}})",
         R"("tools":[{"type":"custom","name":"f","input_schema":{}}]})"})
     EXPECT_EQ(status_of(read_message, kBegin + fine), 0) << fine;
   for (const char* wrong :
        {R"("output_config":{"format":{"type":"json_schema","schema":{}}}})", R"("mcp_servers":[{}]})",
-        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})", R"("thinking":{"type":"adaptive","display":"omitted"}})", R"("min_p":0.1})",
+        R"("output_format":{"type":"json_schema"}})", R"("thinking":{"type":"much"}})",
+        R"("thinking":{"type":"adaptive","display":"omitted"}})", R"("min_p":0.1})",
         R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}})",
         R"("tools":[{"type":"web_search_20250305","name":"web_search"}]})",
         R"("tool_choice":{"type":"auto","name":"f"}})"})
@@ -602,7 +632,8 @@ TEST(ServeAnthropic, GoesOnWithALastMessageOfTheAssistant) {
 }
 
 TEST(ServeAnthropic, CountsWithoutALimit) {
-  EXPECT_EQ(status_of(read_message_to_count, R"({"model":"m","messages":[{"role":"user","content":"a"}]})"), 0);
+  EXPECT_EQ(status_of(read_message_to_count, R"({"model":"m","messages":[{"role":"user","content":"a"}]})"),
+            0);
   EXPECT_EQ(status_of(read_message_to_count, R"({"messages":[]})"), 400);
 }
 
@@ -614,24 +645,27 @@ TEST(ServeAnthropic, WritesThoughtsAndArgumentsAsTheyWere) {
   const auto writer = write_message(kWho, a);
   writer->piece({answer, {}});
   const std::string whole = writer->end(Ending::kEnd, "", {});
-  EXPECT_NE(whole.find(R"("content":[{"type":"thinking","thinking":"T","signature":""},{"type":"text","text":"Well."},)"
-                       R"({"type":"tool_use","id":"000000700","name":"f","input":{"n":12345678901234567890123}}],)"),
-            std::string::npos)
+  EXPECT_NE(
+      whole.find(
+          R"("content":[{"type":"thinking","thinking":"T","signature":""},{"type":"text","text":"Well."},)"
+          R"({"type":"tool_use","id":"000000700","name":"f","input":{"n":12345678901234567890123}}],)"),
+      std::string::npos)
       << whole;
   a.stream = true;
   const std::string streamed = write_message(kWho, a)->piece({"<think>T</think>Well. ", {}});
-  EXPECT_EQ(streamed,
-            "event: content_block_start\n"
-            R"(data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}})"
-            "\n\nevent: content_block_delta\n"
-            R"(data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"T"}})"
-            "\n\nevent: content_block_stop\n"
-            R"(data: {"type":"content_block_stop","index":0})"
-            "\n\nevent: content_block_start\n"
-            R"(data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}})"
-            "\n\nevent: content_block_delta\n"
-            R"(data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"Well."}})"
-            "\n\n");
+  EXPECT_EQ(
+      streamed,
+      "event: content_block_start\n"
+      R"(data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}})"
+      "\n\nevent: content_block_delta\n"
+      R"(data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"T"}})"
+      "\n\nevent: content_block_stop\n"
+      R"(data: {"type":"content_block_stop","index":0})"
+      "\n\nevent: content_block_start\n"
+      R"(data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}})"
+      "\n\nevent: content_block_delta\n"
+      R"(data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"Well."}})"
+      "\n\n");
 }
 
 TEST(ServeAnthropic, WritesAMessage) {

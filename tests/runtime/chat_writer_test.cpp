@@ -201,9 +201,11 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
 // A template without system messages, whether it refuses them or leaves them out, reads them with the user's.
 TEST(ChatWriter, PutsSystemMessagesWhereATemplateReadsThem) {
   const Marks marks(false);
-  const std::string kUsers = "{% for m in messages %}{% if m.role == 'user' %}Q:{{ m.content }}\n{% elif m.role == "
-                             "'assistant' %}A:{{ m.content }}</s>{% endif %}{% endfor %}",
-                    kRefuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}";
+  const std::string
+      kUsers =
+          "{% for m in messages %}{% if m.role == 'user' %}Q:{{ m.content }}\n{% elif m.role == "
+          "'assistant' %}A:{{ m.content }}</s>{% endif %}{% endfor %}",
+      kRefuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}";
   for (const std::string& source : {kUsers, kRefuses + kUsers}) {
     const ChatWriter writer = ChatWriter::choose(source);
     Conversation c;
@@ -219,10 +221,12 @@ TEST(ChatWriter, PutsSystemMessagesWhereATemplateReadsThem) {
 
 TEST(ChatWriter, GivesIdsThatATemplateTakes) {
   const Marks marks(false);
-  const std::string kWrites = "{% for m in messages %}{% for c in m.tool_calls or [] %}<{{ c.id }}>{% endfor %}"
-                              "{% if m.role == 'tool' %}={{ m.tool_call_id }}{% endif %}{% endfor %}";
-  const std::string kNine = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}"
-                            "{{ raise_exception('nine') }}{% endif %}{% endfor %}{% endfor %}";
+  const std::string kWrites =
+      "{% for m in messages %}{% for c in m.tool_calls or [] %}<{{ c.id }}>{% endfor %}"
+      "{% if m.role == 'tool' %}={{ m.tool_call_id }}{% endif %}{% endfor %}";
+  const std::string kNine =
+      "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}"
+      "{{ raise_exception('nine') }}{% endif %}{% endfor %}{% endfor %}";
   const auto ids = [&](const std::string& source, const std::string& id, const std::string& result) {
     Conversation c;
     const std::string json = R"([{"role": "assistant", "tool_calls": [{"id": ")" + id +
@@ -232,7 +236,8 @@ TEST(ChatWriter, GivesIdsThatATemplateTakes) {
   };
   EXPECT_EQ(ids(kWrites, "call_1", "call_1"), "<call_1>=call_1");
   EXPECT_EQ(ids(kNine + kWrites, "abcDEF123", "abcDEF123"), "<abcDEF123>=abcDEF123");
-  const std::string one = ids(kNine + kWrites, "call_1", "call_1"), two = ids(kNine + kWrites, "call_2", "call_1");
+  const std::string one = ids(kNine + kWrites, "call_1", "call_1"),
+                    two = ids(kNine + kWrites, "call_2", "call_1");
   EXPECT_EQ(one.size(), std::string("<123456789>=123456789").size());
   EXPECT_EQ(one.substr(1, 9), one.substr(12));
   EXPECT_EQ(two.substr(12), one.substr(12));
@@ -244,9 +249,11 @@ TEST(ChatWriter, WritesThoughtsAndArgumentsAsATemplateTakesThem) {
   Conversation c;
   c.messages_json = R"([{"role": "assistant", "content": "I look.", "thinking": "T", "tool_calls": [
     {"id": "c", "function": {"name": "look", "arguments": {"a": 1}}}]}])";
-  const std::string kOne = "{% set m = messages[0] %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
-                           "{% endif %}{{ m.thinking or m.content }}",
-                    kText = "{{ '>' + messages[0].tool_calls[0].function.arguments }}";
+  const std::string
+      kOne =
+          "{% set m = messages[0] %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+          "{% endif %}{{ m.thinking or m.content }}",
+      kText = "{{ '>' + messages[0].tool_calls[0].function.arguments }}";
   EXPECT_EQ(written(ChatWriter::choose(kOne), c, marks.tokenizer), "T\n\nI look.");
   EXPECT_EQ(written(ChatWriter::choose(kText), c, marks.tokenizer), ">{\"a\": 1}");
 }
@@ -280,7 +287,8 @@ TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
       continue;
     }
     const std::string all = written(*writer, c, marks.tokenizer);
-    const bool last_only = name == "mistralai-Mistral-Nemo-Instruct-2407";  // where the user's message is last
+    const bool last_only =
+        name == "mistralai-Mistral-Nemo-Instruct-2407";  // where the user's message is last
     EXPECT_EQ(all.find("Be brief.") == std::string::npos, last_only) << all;
     const bool no_tools = name == "llama-cpp-rwkv-world" || name == "microsoft-Phi-3.5-mini-instruct";
     EXPECT_EQ(all.find("sunny") == std::string::npos, no_tools) << all;
