@@ -26,6 +26,8 @@ namespace {
 struct View {
   const void* data = nullptr;
   uint64_t size = 0;
+  int descriptor = -1;  // as MappedFile's
+  uint64_t file_end = 0;
 };
 
 // A part of a file.
@@ -119,6 +121,10 @@ Result<View> map_descriptor(int descriptor, Range range, const std::string& name
 
 uint64_t MappedFile::resident_bytes() const { return 0; }
 
+Status MappedFile::check_whole(std::string_view) const { return {}; }
+
+static void close_descriptor(int) {}
+
 #else
 
 namespace {
@@ -147,7 +153,12 @@ Result<View> map_descriptor(int descriptor, Range range, const std::string& name
   if (data == MAP_FAILED)
     return error(Code::kIo, "%s cannot be mapped into memory: %s", name.c_str(), std::strerror(errno));
   view.data = static_cast<const std::byte*>(data) + below;
-  return view;
+  view.file_end = range.offset + range.size;
+  view.descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (view.descriptor >= 0) return view;
+  const int reason = errno;
+  unmap(view.data, view.size);
+  return error(Code::kIo, "%s cannot be kept open: %s", name.c_str(), std::strerror(reason));
 }
 
 Result<View> map_path(const std::string& path) {
@@ -160,6 +171,16 @@ Result<View> map_path(const std::string& path) {
 }
 
 }  // namespace
+
+static void close_descriptor(int descriptor) { close(descriptor); }
+
+Status MappedFile::check_whole(std::string_view name) const {
+  struct stat info;
+  if (!mapped_ || fstat(descriptor_, &info) != 0 || static_cast<uint64_t>(info.st_size) >= file_end_)
+    return {};
+  return error(Code::kIo, "%s became shorter while it was in use; put the whole file there and open it again",
+               std::string(name).c_str());
+}
 
 uint64_t MappedFile::resident_bytes() const {
   if (!mapped_) return 0;
@@ -188,11 +209,16 @@ uint64_t MappedFile::resident_bytes() const {
 
 #endif
 
+MappedFile::MappedFile(const void* data, uint64_t size, int descriptor, uint64_t file_end)
+    : data_(static_cast<const std::byte*>(data)),
+      size_(size),
+      mapped_(data != nullptr),
+      descriptor_(descriptor),
+      file_end_(file_end) {}
+
 Result<MappedFile> MappedFile::open(const std::string& path) {
   THIMBLE_LET(view, map_path(path));
-  MappedFile file = lend(view.data, static_cast<size_t>(view.size));
-  file.mapped_ = view.data != nullptr;
-  return file;
+  return MappedFile(view.data, view.size, view.descriptor, view.file_end);
 }
 
 Result<MappedFile> MappedFile::from_descriptor(int descriptor) {
@@ -202,9 +228,7 @@ Result<MappedFile> MappedFile::from_descriptor(int descriptor) {
 Result<MappedFile> MappedFile::from_descriptor(int descriptor, uint64_t offset, uint64_t size) {
   THIMBLE_LET(view,
               map_descriptor(descriptor, {offset, size}, "file descriptor " + std::to_string(descriptor)));
-  MappedFile file = lend(view.data, static_cast<size_t>(view.size));
-  file.mapped_ = view.data != nullptr;
-  return file;
+  return MappedFile(view.data, view.size, view.descriptor, view.file_end);
 }
 
 MappedFile MappedFile::lend(const void* data, size_t size) {
@@ -220,11 +244,15 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(file_end_, other.file_end_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (mapped_) unmap(data_, size_);
+  if (!mapped_) return;
+  unmap(data_, size_);
+  close_descriptor(descriptor_);
 }
 
 }  // namespace thimble

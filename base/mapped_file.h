@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
@@ -29,13 +30,22 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
   std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(size_)}; }
+  // Whether the file still has all bytes that are mapped: reading one that is gone ends the process (SIGBUS).
+  // `name` is how the error calls the file. On Windows a mapped file cannot be made shorter.
+  Status check_whole(std::string_view name) const;
   // Bytes of the mapping that are in memory now; 0 where the system does not tell, or for lent memory.
   uint64_t resident_bytes() const;
 
  private:
+  MappedFile(const void* data, uint64_t size, int descriptor, uint64_t file_end);
+
   const std::byte* data_ = nullptr;
   uint64_t size_ = 0;
   bool mapped_ = false;
+  // Of a mapping on POSIX systems: a descriptor of its own, to ask for the file's size, and the size it
+  // needs.
+  int descriptor_ = -1;
+  uint64_t file_end_ = 0;
 };
 
 }  // namespace thimble

@@ -89,6 +89,7 @@ Status open_heads(const thimble_model* model, Result<MappedFile> file, std::stri
   THIMBLE_TRY(need(model, "model"));
   THIMBLE_TRY(need(out, "heads"));
   THIMBLE_TRY(file);
+  THIMBLE_TRY(model->model->check_files());
   auto handle = std::make_unique<thimble_heads>();
   THIMBLE_LET(retainer, model->model->open_retainer(std::move(*file), std::move(name)));
   handle->retainer = retainer;
@@ -210,6 +211,7 @@ thimble_status thimble_model_metadata_get(const thimble_model* model, uint64_t i
       return error(Code::kInvalidArgument, "entry %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, metadata.size());
     const auto& [name, stored] = metadata[static_cast<size_t>(index)];
+    THIMBLE_TRY(model->model->check_files());  // the value lies there
     THIMBLE_LET(text, value_text(model->model->gguf(), name, stored));
     const Status key_fits = need_room(name.size(), key_capacity, key_length);
     THIMBLE_TRY(need_room(text.size(), value_capacity, value_length));
@@ -238,6 +240,7 @@ thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t ind
     if (index >= tensors.size())
       return error(Code::kInvalidArgument, "tensor %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, tensors.size());
+    THIMBLE_TRY(model->model->check_files());  // the name lies there
     const GgufTensor& tensor = tensors[static_cast<size_t>(index)];
     thimble_tensor_info value = {};
     value.dims = tensor.dims;

@@ -57,6 +57,7 @@ Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Model> mode
 }
 
 Status Session::allocate(bool first) {
+  THIMBLE_TRY(check_files());
   const SessionOptions& o = plan_.options;
   const uint64_t device_fixed = plan_.fixed - plan_.programs;  // measured when the device was opened
   const uint64_t common = device_fixed + plan_.weights - plan_.shared, own = plan_.total - common;

@@ -195,6 +195,7 @@ class Session {
   Status append_slice(std::span<const int32_t> tokens);
   Status slice_logits(uint32_t first, uint32_t rows);
   Status target_log_probs(std::span<const int32_t> targets, float* log_probs);
+  Status check_files() const;
   Status check_tokens(std::span<const int32_t> tokens) const;
   // Whether a token has a logit, or is only a row of the embedding.
   bool may_follow(int32_t token) const { return static_cast<uint32_t>(token) < model_->output.rows; }

@@ -31,6 +31,7 @@ Status Session::finish_run() {
       seconds += steady_seconds() - start;
       return error(Code::kInterrupted, "interrupted; repeat the call to go on");
     }
+    THIMBLE_TRY(check_files());
     THIMBLE_TRY(stream_->submit_part(*run_.program, run_.next, run_.part, run_.step, heads_));
     THIMBLE_TRY(stream_->wait());
     if (++run_.part < run_.program->parts(run_.next)) continue;

@@ -280,6 +280,7 @@ Status Session::check_body(const SessionFile& file, const Held& held, std::span<
 }
 
 Result<std::string> Session::restore(MappedFile mapped, std::string name) {
+  THIMBLE_TRY(check_files());
   THIMBLE_LET(file, SessionFile::open(std::move(mapped), std::move(name)));
   const SavedStream& s = file.stream;
   const SamplerOptions sampler{.temperature = s.temperature,

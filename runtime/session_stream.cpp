@@ -22,6 +22,7 @@ uint64_t hash_tokens(std::span<const int32_t> tokens) {
 // was interrupted and leaves it at that. Ids are checked each time: those of a repeated call that are still
 // to be taken need not be the ones that were checked. A call with an id that there is not changes nothing.
 Status Session::begin(Call call, std::span<const int32_t> tokens) {
+  THIMBLE_TRY(check_files());
   THIMBLE_TRY(check_tokens(tokens));
   const Unfinished& u = unfinished_;
   const uint64_t hash = hash_tokens(tokens);
@@ -285,6 +286,13 @@ Status Session::check_finite() const {
                "its numbers "
                "overflow on this device; rewind to go on from an earlier position, or try another file",
                static_cast<unsigned long long>(read_));
+}
+
+// Whether what is read from mapped files is still there.
+Status Session::check_files() const {
+  THIMBLE_TRY(model_->check_files());
+  const auto& retainer = plan_.options.retainer;
+  return retainer ? retainer->file.check_whole("the file of heads") : Status();
 }
 
 Status Session::check_tokens(std::span<const int32_t> tokens) const {

@@ -304,7 +304,8 @@ Status Reader::run_layers(const Rows& rows, const States& states) {
   step.position = static_cast<int>(rows.position);
   const auto program = std::find_if(programs_.chunks.begin(), programs_.chunks.end(),
                                     [&](const ChunkProgram& chunk) { return rows.count <= chunk.max_rows; });
-  const auto run = [&](uint32_t segment) {
+  const auto run = [&](uint32_t segment) -> Status {
+    THIMBLE_TRY(model_->check_files());
     return stream_->submit(*program->program, segment, segment + 1, step, heads_);
   };
   THIMBLE_TRY(run(Decoder::kHead));

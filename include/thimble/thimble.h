@@ -154,7 +154,9 @@ typedef struct thimble_model_options {
 
 THIMBLE_API void thimble_model_options_init(thimble_model_options* options, uint32_t struct_size);
 
-/* Open a GGUF model; the file is mapped read-only and must not change while the model lives. A file that holds only a
+/* Open a GGUF model; the file is mapped read-only and must not change while the model lives: calls return THIMBLE_IO once it is
+ * shorter than it was, but where it is cut while one runs the system may end the process (SIGBUS; docs/limits.md). The same holds
+ * for files of heads. One file descriptor is kept open for each file. A file that holds only a
  * vocabulary opens too and can tokenise. Of a model in parts ("NAME-00001-of-00003.gguf") any part's path opens all, which
  * lie beside it. */
 THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_model_options* options,

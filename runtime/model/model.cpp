@@ -155,6 +155,11 @@ uint64_t Model::resident_bytes() const {
   return bytes;
 }
 
+Status Model::check_files() const {
+  for (const GgufFile& file : files_) THIMBLE_TRY(file.map.check_whole(file.name));
+  return {};
+}
+
 std::array<MatrixShape, 2> Retainer::matrices() const {
   for (const Layer& l : layers) {
     const auto& [first, second] = kind == Kind::kSink ? std::tie(l.q, l.k) : std::tie(l.fc1, l.fc2);

@@ -150,6 +150,8 @@ class Model {
   // Their bytes, and how many of these are in memory now.
   std::vector<std::span<const std::byte>> memory() const;
   uint64_t resident_bytes() const;
+  // Whether the files still have all that was mapped (MappedFile::check_whole).
+  Status check_files() const;
   // Bytes of host memory that tables of this model take (vocabulary, merges, tensor table), estimated by
   // their contents.
   uint64_t host_bytes() const;

@@ -56,6 +56,31 @@ TEST(MappedFile, TakesPathsInUtf8) {
   EXPECT_EQ(text_of(*file), "hello");
 }
 
+TEST(MappedFile, KnowsWhetherItsFileWasCut) {
+  const std::filesystem::path path = folder() / "cut";
+  const std::string name = write_file(path, "0123456789");
+  const Result<MappedFile> whole = MappedFile::open(name);
+  const int descriptor = ::open(name.c_str(), O_RDONLY);
+  const Result<MappedFile> part = MappedFile::from_descriptor(descriptor, 2, 5);
+  close(descriptor);
+  ASSERT_TRUE(whole.ok() && part.ok());
+  MappedFile lent = MappedFile::lend("123", 3);
+  std::error_code refused;
+  std::filesystem::resize_file(path, 7, refused);
+  if (refused) GTEST_SKIP() << "the system does not cut a mapped file: " << refused.message();
+  const Status status = whole->check_whole("the file");
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_EQ(status.message().rfind("the file became shorter", 0), 0u) << status.message();
+  EXPECT_TRUE(part->check_whole("a part").ok());  // its last byte is the file's last
+  std::filesystem::resize_file(path, 6);
+  EXPECT_FALSE(part->check_whole("a part").ok());
+  EXPECT_TRUE(lent.check_whole("memory").ok());
+  std::filesystem::resize_file(path, 10);
+  EXPECT_TRUE(whole->check_whole("the file").ok());
+  std::filesystem::remove(path);  // a file without a name is still there
+  EXPECT_TRUE(whole->check_whole("the file").ok());
+}
+
 TEST(MappedFile, OutlivesTheDescriptorItCameFrom) {
   const std::string path = write_file(folder() / "descriptor", "by number");
   const int descriptor = ::open(path.c_str(), O_RDONLY);

@@ -177,6 +177,82 @@ TEST(ModelWithoutWeights, TokenisesButMakesNoSession) {
   EXPECT_EQ(session, nullptr);
 }
 
+// Another program cuts a file that is mapped: reading what is gone would end the process.
+TEST(CutFile, IsRefusedByEveryCallThatReadsIt) {
+  const std::string path = testing::TempDir() + "thimble-bad-cut.gguf",
+                    saved = testing::TempDir() + "thimble-bad-cut.session";
+  small_model().write(path);
+  const ModelHandle model = open_model(path);
+  const SessionHandle session = create(model, window_options()), waiting = create(model, window_options());
+  feed(session, any_tokens(100));
+  step(session);
+  feed(waiting, {1, 2, 3});
+  Error e;
+  EXPECT_OK(thimble_session_save(session.get(), saved.c_str(), nullptr, 0, &e), e);
+  // This one has a token that is half done.
+  thimble_session_interrupt(session.get());
+  EXPECT_EQ(thimble_session_accept(session.get(), 7, &e), THIMBLE_INTERRUPTED);
+
+  std::error_code refused;
+  std::filesystem::resize_file(path, 100, refused);
+  if (refused) GTEST_SKIP() << "the system does not cut a mapped file: " << refused.message();
+  thimble_session* s = session.get();
+  const Tokens tokens = any_tokens(100);
+  std::vector<float> log_probs(tokens.size());
+  const float* values = nullptr;
+  uint32_t size = 0;
+  uint64_t count = 0, other = 0;
+  int32_t token = 0;
+  thimble_session* made = nullptr;
+  thimble_heads* heads = nullptr;
+  thimble_tensor_info tensor = {};
+  tensor.struct_size = sizeof tensor;
+  const thimble_session_options options = window_options();
+  const FileBytes sidecar = tiny_heads("llama").bytes();
+  char text[64];
+  using Call = std::function<thimble_status(thimble_error*)>;
+  for (const auto& [name, call] : std::initializer_list<std::pair<const char*, Call>>{
+           {"feed", [&](auto* to) { return thimble_session_feed(s, tokens.data(), tokens.size(), to); }},
+           {"flush", [&](auto* to) { return thimble_session_flush(waiting.get(), to); }},
+           {"step", [&](auto* to) { return thimble_session_step(s, &token, to); }},
+           {"accept", [&](auto* to) { return thimble_session_accept(s, 7, to); }},
+           {"score",
+            [&](auto* to) {
+              return thimble_session_score(s, tokens.data(), tokens.size(), log_probs.data(), to);
+            }},
+           {"logits", [&](auto* to) { return thimble_session_logits(s, &values, &size, to); }},
+           {"clone", [&](auto* to) { return thimble_session_clone(s, &made, to); }},
+           {"restore", [&](auto* to) { return thimble_session_restore(s, saved.c_str(), to); }},
+           {"create", [&](auto* to) { return thimble_session_create(model.get(), &options, &made, to); }},
+           {"tokenize",
+            [&](auto* to) {
+              return thimble_tokenize(model.get(), "a", 1, 0, &token, nullptr, 1, &count, to);
+            }},
+           {"text", [&](auto* to) { return thimble_session_text(s, 65, text, sizeof text, &count, to); }},
+           {"metadata",
+            [&](auto* to) {
+              return thimble_model_metadata_get(model.get(), 0, text, sizeof text, &count, text, sizeof text,
+                                                &other, to);
+            }},
+           {"tensor", [&](auto* to) { return thimble_model_tensor_get(model.get(), 0, &tensor, to); }},
+           {"heads",
+            [&](auto* to) {
+              return thimble_heads_open_buffer(model.get(), sidecar.data(), sidecar.size(), &heads, to);
+            }},
+       }) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(call(&e), THIMBLE_IO);
+    expect_sentence(e);
+  }
+  EXPECT_EQ(std::string(e.message).find(path + " became shorter"), 0u) << e.message;
+
+  small_model().write(path);  // the bytes are back, in the same file
+  EXPECT_OK(thimble_session_accept(s, 7, &e), e);
+  EXPECT_EQ(stats(session).position, 102u);
+  std::filesystem::remove(path);
+  std::filesystem::remove(saved);
+}
+
 TEST(BadHeads, AreRefusedWithTheReason) {
   const SmallModel small;
   const FileBytes good = tiny_heads("llama").bytes();
