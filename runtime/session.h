@@ -49,7 +49,7 @@ class Session {
   ~Session();
 
   void set_progress(std::function<void(const Progress&)> progress) { progress_ = std::move(progress); }
-  Status set_sampler(const SamplerOptions& options) { return sampler_.set(options); }
+  Status set_sampler(const SamplerOptions&);
 
   Status feed(std::span<const int32_t> tokens);
   Status flush();

@@ -123,6 +123,13 @@ Result<int32_t> Session::step() {
   return token;
 }
 
+// A token that an interrupted step sampled and did not start is sampled anew.
+Status Session::set_sampler(const SamplerOptions& options) {
+  THIMBLE_TRY(sampler_.set(options));
+  if (!unfinished_.started) unfinished_.sampled = false;
+  return {};
+}
+
 Status Session::accept(int32_t token) {
   const std::span<const int32_t> tokens(&token, 1);
   THIMBLE_TRY(begin(Call::kAccept, tokens));

@@ -677,6 +677,30 @@ TEST(Clone, GoesOnFromTheSameStateAndLeavesItsParentAlone) {
   }
 }
 
+// A step that must evict first samples its token and may then be interrupted: that token is not in the stream
+// yet.
+TEST(Sampling, GoesByTheNewSamplerAlsoForAnInterruptedStep) {
+  const SessionOptions options{
+      .retention = Retention::kWindow, .pool = 60, .chunk = 32, .local = 8, .max_new = 9};
+  for (const bool repeated : {false, true}) {
+    SCOPED_TRACE(repeated);
+    const auto session = open_session(model().model, options), check = open_session(model().model, options);
+    for (Session* s : {session.get(), check.get()}) {
+      read(*s, seeded_tokens(150));
+      while (must(s->stats()).entries < s->plan().capacity) must(s->step());
+    }
+    session->interrupt();
+    EXPECT_EQ(session->step().status().code(), Code::kInterrupted);
+    std::vector<int32_t> answers[2];
+    for (const auto& [s, answer] : {std::pair{session.get(), &answers[0]}, {check.get(), &answers[1]}}) {
+      must(s->set_sampler({.temperature = 1, .seed = 7}));
+      if (!repeated) must(s->accept(3));
+      for (int i = 0; i < 12; ++i) answer->push_back(must(s->step()));
+    }
+    EXPECT_EQ(answers[0], answers[1]);
+  }
+}
+
 TEST(Clone, AnswersAtOnceWhereItsParentCould) {
   const auto parent = open_session(model().model, policies()[3].options);
   read(*parent, seeded_tokens(100));
