@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <thread>
 
@@ -164,9 +165,18 @@ struct Life {
   uint64_t interrupts = 0;
   bool same_as(const Life& o) const { return answer == o.answer && log_probs == o.log_probs && end == o.end; }
 };
-Life live(Session& session) {
+Life live(
+    Session& session, const std::function<void()>& after_interrupt = [] {}) {
   Life life;
-  const auto done = [&](const auto& call) { finish(call, &life.interrupts); };
+  const auto done = [&](const auto& call) {
+    finish(
+        [&] {
+          auto result = call();
+          if (to_status(result).code() == Code::kInterrupted) after_interrupt();
+          return result;
+        },
+        &life.interrupts);
+  };
   const auto step = [&] {
     done([&] {
       const Result<int32_t> token = session.step();
@@ -465,6 +475,37 @@ TEST(Interrupt, AtEverySubmitChangesNothing) {
       ASSERT_TRUE(life.same_as(expected)) << "interrupted at submit " << at;
       ASSERT_GE(life.interrupts, at + 1 < submits ? 1 : 0) << at;
     }
+  }
+}
+
+// Whoever looks after an interrupt finds whole chunks and tokens, and the call goes on as if nobody had
+// looked.
+TEST(Interrupt, LookingAfterItChangesNothing) {
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const auto device = std::make_shared<SpyDevice>(cpu());
+    const Life expected = live(*policy.open(device));
+    const auto session = policy.open(device);
+    device->before_submit = [&](const Program&, const StepParams&, std::span<const HeadState>) {
+      session->interrupt();
+    };
+    const Life life = live(*session, [&] {
+      const uint64_t position = must(session->stats()).position;
+      finish([&] { return session->settle(); });
+      const SessionStats stats = must(session->stats());
+      EXPECT_EQ(stats.position, position);
+      const uint64_t read = must(session->positions_read());
+      EXPECT_EQ(read, stats.position - stats.waiting);
+      for (const auto& layer : kept(*session))
+        for (const std::vector<int32_t>& head : layer) {
+          EXPECT_EQ(std::adjacent_find(head.begin(), head.end(), std::greater_equal<>()), head.end());
+          EXPECT_TRUE(head.empty() || head.back() < static_cast<int32_t>(read));
+        }
+    });
+    device->before_submit = {};
+    EXPECT_TRUE(life.same_as(expected));
+    EXPECT_GT(life.interrupts, 0u);
+    if (testing::Test::HasFailure()) return;
   }
 }
 
