@@ -210,6 +210,14 @@ std::vector<std::string> pre_tokenizer_names() {
 Splitter::Splitter(const PreTokenizer& scheme) {
   for (const Pass& pass : scheme.passes)
     if (pass.pattern) steps_.push_back({Expression(pass.pattern), pass.threes});
+  for (const char space : {'\n', '\r', ' '})
+    if (cuts_at(std::string("ab") + space + "ab", 2)) ends_words_ += space;
+}
+
+bool Splitter::cuts_at(std::string_view text, size_t place) const {
+  bool cuts = false;
+  split(text, [&](std::string_view piece) { cuts = cuts || piece.data() == text.data() + place; });
+  return cuts;
 }
 
 // One text on its way through the steps.
@@ -250,10 +258,18 @@ struct Splitter::Run {
   }
 };
 
-void Splitter::split(std::string_view text, const std::function<void(std::string_view)>& emit) const {
-  Run run{steps_, text, emit};
-  for (const Step& step : steps_) run.searches.emplace_back(step.expression, run.chars);
-  run.piece(0, 0, run.chars.size());
+void Splitter::split(std::string_view text, const std::function<void(std::string_view)>& emit,
+                     size_t part) const {
+  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  while (!text.empty()) {
+    size_t end = text.size() > part ? std::max<size_t>(part, 1) : text.size();
+    while (end < text.size() && !(letter(text[end - 1]) && ends_words_.find(text[end]) != std::string::npos))
+      ++end;
+    Run run{steps_, text.substr(0, end), emit};
+    for (const Step& step : steps_) run.searches.emplace_back(step.expression, run.chars);
+    run.piece(0, 0, run.chars.size());
+    text.remove_prefix(end);
+  }
 }
 
 }  // namespace thimble

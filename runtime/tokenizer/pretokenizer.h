@@ -44,8 +44,10 @@ std::vector<std::string> pre_tokenizer_names();
 class Splitter {
  public:
   explicit Splitter(const PreTokenizer&);
-  // Calls `emit` with each piece in order; together they are the text.
-  void split(std::string_view text, const std::function<void(std::string_view)>& emit) const;
+  // Calls `emit` with each piece in order; together they are the text. A text is taken apart in parts of
+  // about `part` bytes, where it is sure that a piece ends, so that little of it is held in another form.
+  void split(std::string_view text, const std::function<void(std::string_view)>& emit,
+             size_t part = 1 << 16) const;
 
  private:
   struct Step {
@@ -54,7 +56,12 @@ class Splitter {
   };
   struct Run;
 
+  bool cuts_at(std::string_view text, size_t place) const;
+
   std::vector<Step> steps_;
+  // White space in front of which every word of ASCII letters ends. What follows is cut as if the text began
+  // with it, since no expression looks back; and no word's end depends on more than that it ends.
+  std::string ends_words_;
 };
 
 }  // namespace thimble

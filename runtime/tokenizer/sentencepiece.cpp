@@ -41,7 +41,9 @@ class SentencePiece : public Encoder {
       const auto token = static_cast<int32_t>(id);
       const std::string_view text = vocabulary.text(token);
       if (const int byte = byte_value(text); byte >= 0) byte_ids_[static_cast<size_t>(byte)] = token;
-      if (plain(token)) words_are_independent_ &= !holds_space_inside(text);
+      if (!plain(token)) continue;
+      words_are_independent_ &= !holds_space_inside(text);
+      lines_are_independent_ &= line_end(text, 1) == text.size();
     }
   }
 
@@ -62,7 +64,9 @@ class SentencePiece : public Encoder {
       });
     bool prefix = starts && adds_space_;
     for (size_t at = 0; at < text.size(); prefix = false) {
-      const size_t end = words_are_independent_ ? word_end(text, at) : text.size();
+      const size_t end = words_are_independent_   ? word_end(text, at)
+                         : lines_are_independent_ ? line_end(text, at + kPart)
+                                                  : text.size();
       encode_word(text.substr(at, end - at), offset + at, prefix, scratch, sink);
       at = end;
     }
@@ -106,6 +110,14 @@ class SentencePiece : public Encoder {
   static size_t word_end(std::string_view text, size_t at) {
     for (size_t i = at + 1; i < text.size(); ++i)
       if (text[i] == ' ' && text[i - 1] != ' ' && !text.substr(at, i - at).ends_with(kSpace)) return i;
+    return text.size();
+  }
+
+  // The first place from `at` on where a newline follows an ASCII letter.
+  static size_t line_end(std::string_view text, size_t at) {
+    const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    for (size_t i = at; i < text.size(); ++i)
+      if (text[i] == '\n' && letter(text[i - 1])) return i;
     return text.size();
   }
 
@@ -162,6 +174,10 @@ class SentencePiece : public Encoder {
   // No token goes on after a space that follows something else, so nothing merges across words: they are
   // encoded one by one, in little memory. True for Llama 2, Mistral and Phi-3.
   bool words_are_independent_ = true;
+  // No token has a newline behind an ASCII letter, so nothing merges across these, as in Gemma 3: long texts
+  // are encoded in parts of that many bytes or more.
+  bool lines_are_independent_ = true;
+  static constexpr size_t kPart = 4096;
 };
 
 }  // namespace

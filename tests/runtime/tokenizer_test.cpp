@@ -557,6 +557,32 @@ TEST(PreTokenizer, CutsWhereThePublishedExpressionsDo) {
   }
 }
 
+// Taken apart in parts of any size a text has the same pieces, with every expression.
+TEST(PreTokenizer, CutsTheSameInParts) {
+  std::string text;
+  for (const char* texts : {"texts", "cut_texts"})
+    for (const auto& one : reference().at(texts)) {
+      const auto words = one.get<std::string>();
+      // Behind a word and a space or a line's end, where a part may begin.
+      for (const char* gap : {" ", "\n", "\r\n", "\n\n ", "  "}) text += "Word" + (gap + words);
+    }
+  const auto pieces_of = [&](const Splitter& splitter, size_t part) {
+    std::vector<size_t> ends;
+    splitter.split(
+        text,
+        [&](std::string_view piece) {
+          ends.push_back(static_cast<size_t>(piece.data() + piece.size() - text.data()));
+        },
+        part);
+    return ends;
+  };
+  for (const std::string& name : pre_tokenizer_names()) {
+    const Splitter splitter(*find_pre_tokenizer(name));
+    const auto whole = pieces_of(splitter, SIZE_MAX);
+    for (const size_t part : {1, 50}) EXPECT_TRUE(pieces_of(splitter, part) == whole) << name << ' ' << part;
+  }
+}
+
 TEST(PreTokenizer, TakesLinearTimeForAnyRun) {
   std::set<std::string> seen;
   for (const std::string& name : pre_tokenizer_names()) {
