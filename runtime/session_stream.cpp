@@ -317,11 +317,11 @@ Status Session::check_room(uint64_t tokens) const {
     const uint64_t entries = entries_[i] + waiting_.size();
     if (!run.evicts && entries + tokens > run.capacity)
       return error(Code::kContextFull,
-                   "context_length_exceeded: %llu tokens are held and %llu more do not fit in a pool of %u; "
-                   "make the pool "
-                   "larger, or choose a retention policy that evicts",
+                   "context_length_exceeded: %llu tokens are held and %llu more do not fit in a pool of %u, "
+                   "which has room for %u with an answer; make the pool larger, or choose a retention policy "
+                   "that evicts",
                    static_cast<unsigned long long>(entries), static_cast<unsigned long long>(tokens),
-                   run.capacity);
+                   plan_.options.pool, run.capacity);
   }
   const uint64_t position = read_ + waiting_.size();
   const uint64_t bound = plan_.options.context ? plan_.options.context : INT32_MAX;

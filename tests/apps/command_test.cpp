@@ -992,6 +992,16 @@ TEST(Command, GivesATerminalNoGeneratedControlCharacters) {
       << std::string(shown, static_cast<size_t>(count));
 }
 
+TEST(Run, NamesThePoolThatWasAskedForWhereTheTextDoesNotFit) {
+  THIMBLE_NEEDS(kModel);
+  const TemporaryFile book(std::string(400, 'a') + std::string(400, '1'));
+  const Outcome outcome =
+      thimble("run --raw -n 8 --retention none --pool 64 -f " + book.path() + " -p Why?" + kM);
+  EXPECT_EQ(outcome.exit_code, 1);
+  expect_one_sentence(outcome);
+  EXPECT_TRUE(contains(outcome.error, "a pool of 64,")) << outcome.error;
+}
+
 // What a document spells does not end the turn that it is in.
 TEST(Run, ReadsControlTokensOfADocumentAsText) {
   THIMBLE_NEEDS(kModel);
