@@ -70,7 +70,8 @@ thimble_status thimble_tokenize(const thimble_model* model, const char* text, ui
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(model, "model"));
     THIMBLE_TRY(need_array(text, length, "text"));
-    THIMBLE_TRY(need_flags(flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL));
+    THIMBLE_TRY(need_flags(flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL |
+                                      THIMBLE_TOKENIZE_CONTINUE));
     THIMBLE_TRY(need_buffer(ids, capacity, count, "ids"));
     THIMBLE_TRY(need_tokenizer(*model->model));
     // No more than fits, which is written once it is known that all does.
@@ -84,12 +85,18 @@ thimble_status thimble_tokenize(const thimble_model* model, const char* text, ui
       if (offsets) held_offsets.push_back(token.offset);
     };
     model->model->tokenizer.tokenize({text, static_cast<size_t>(length)}, flags & THIMBLE_TOKENIZE_ADD_BOS,
-                                     flags & THIMBLE_TOKENIZE_PARSE_SPECIAL, hold);
+                                     flags & THIMBLE_TOKENIZE_PARSE_SPECIAL, hold,
+                                     flags & THIMBLE_TOKENIZE_CONTINUE);
     THIMBLE_TRY(need_room(needed, capacity, count));
     std::copy(held_ids.begin(), held_ids.end(), ids);
     std::copy(held_offsets.begin(), held_offsets.end(), offsets);
     return {};
   });
+}
+
+uint64_t thimble_tokenize_cut(const thimble_model* model, const char* text, uint64_t length) {
+  if (!model || !text) return 0;
+  return model->model->tokenizer.cut({text, static_cast<size_t>(length)});
 }
 
 thimble_status thimble_detokenize(const thimble_model* model, const int32_t* ids, uint64_t count,

@@ -338,12 +338,18 @@ THIMBLE_API void thimble_training_free(thimble_training* training);
 #define THIMBLE_TOKENIZE_ADD_BOS 1u       /* put BOS in front where the model asks for one */
 #define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* the text of control tokens becomes their ids: for prompts that you or
                                              thimble_chat_render wrote, and not for documents */
+#define THIMBLE_TOKENIZE_CONTINUE 4u      /* the text goes on after one that was cut by thimble_tokenize_cut */
 
 /* Text to token ids; any bytes are accepted. `offsets`, when not NULL, gets where each token starts in the text, in bytes.
  * Two-call: `capacity` is that of ids and of offsets. */
 THIMBLE_API thimble_status thimble_tokenize(const thimble_model* model, const char* text, uint64_t length,
                                             uint32_t flags, int32_t* ids, uint64_t* offsets, uint64_t capacity,
                                             uint64_t* count, thimble_error* error);
+
+/* For text that comes in pieces, and is never held as a whole: how many bytes from its beginning become the same ids by
+ * themselves, with the rest tokenised after them with CONTINUE, as all of it at once. It is the last place where that is sure,
+ * whatever follows: behind a word, in front of white space. 0 where there is none; then wait for more text, or for its end. */
+THIMBLE_API uint64_t thimble_tokenize_cut(const thimble_model* model, const char* text, uint64_t length);
 
 #define THIMBLE_DETOKENIZE_SPECIAL 1u /* control tokens are written as their text; else left out */
 

@@ -82,6 +82,7 @@ class Bpe : public Encoder {
     }
   }
 
+  bool cuts_before(char space) const override { return splitter_.cuts_before(space); }
   bool adds_space() const override { return false; }
   bool adds_bos() const override { return flags_ & kBos; }
   uint64_t host_bytes() const override { return sizeof *this + merges_.host_bytes(); }

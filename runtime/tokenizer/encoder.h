@@ -26,6 +26,9 @@ class Encoder {
   virtual void encode(std::string_view text, uint64_t offset, bool starts, const TokenSink& sink) const = 0;
   // Appends the bytes of a token that is not special.
   virtual void append_bytes(int32_t id, std::string& out) const = 0;
+  // Whether text may be cut in front of this white space where it follows an ASCII letter: both parts become
+  // the tokens that they are in the whole, the second as text that does not start.
+  virtual bool cuts_before(char space) const = 0;
   // encode puts a space in front of text that starts.
   virtual bool adds_space() const = 0;
   virtual bool adds_bos() const = 0;  // where the file does not say

@@ -48,6 +48,8 @@ class Splitter {
   // about `part` bytes, where it is sure that a piece ends, so that little of it is held in another form.
   void split(std::string_view text, const std::function<void(std::string_view)>& emit,
              size_t part = 1 << 16) const;
+  // Whether every word of ASCII letters ends in front of this white space.
+  bool cuts_before(char space) const { return ends_words_.find(space) != std::string::npos; }
 
  private:
   struct Step {

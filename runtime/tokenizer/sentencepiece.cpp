@@ -86,6 +86,10 @@ class SentencePiece : public Encoder {
     }
   }
 
+  bool cuts_before(char space) const override {
+    if (splitter_) return splitter_->cuts_before(space);
+    return space == ' ' ? words_are_independent_ : space == '\n' && lines_are_independent_;
+  }
   bool adds_space() const override { return adds_space_; }
   bool adds_bos() const override { return !splitter_; }
   uint64_t host_bytes() const override {

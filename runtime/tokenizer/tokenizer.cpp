@@ -15,6 +15,7 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
+  std::string ends_words;  // white space before which no token goes on, of the encoder's or found as it stands
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
 
@@ -97,6 +98,16 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
   THIMBLE_LET(architecture, file.get_string("general.architecture"));
   impl.phi3 = *model == "llama" && architecture.value_or("") == "phi3";
 
+  for (const char space : {' ', '\n', '\r'}) {
+    bool cuts = impl.encoder->cuts_before(space);
+    for (uint32_t id = 0; cuts && id < impl.vocabulary.size(); ++id) {
+      const auto token = static_cast<int32_t>(id);
+      const size_t last = impl.vocabulary.text(token).rfind(space);
+      cuts = !(impl.silent(token) || impl.literal(token)) || last == std::string_view::npos || last == 0;
+    }
+    if (cuts) impl.ends_words += space;
+  }
+
   std::string piece;
   for (uint32_t id = 0; id < impl.vocabulary.size(); ++id) {
     piece.clear();
@@ -125,8 +136,8 @@ std::vector<Token> Tokenizer::tokenize(std::string_view text, bool add_bos, bool
   return tokens;
 }
 
-void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special,
-                         const TokenSink& sink) const {
+void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink,
+                         bool continues) const {
   if (!impl_) return;
   const Vocabulary& vocabulary = impl_->vocabulary;
   const TokenTexts& special = parse_special ? vocabulary.special() : vocabulary.user_defined();
@@ -152,7 +163,8 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
       };
     }
     for (size_t at = 0; at < stretch.size(); at += kLongestText)
-      impl_->encoder->encode(stretch.substr(at, kLongestText), begin + at, at == 0, placed ? placed : sink);
+      impl_->encoder->encode(stretch.substr(at, kLongestText), begin + at,
+                             at == 0 && !(continues && begin == 0), placed ? placed : sink);
     guards.clear();
   };
   for (size_t at = 0; at < text.size();) {
@@ -175,6 +187,14 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
     begin = at;
   }
   encode_until(text.size());
+}
+
+size_t Tokenizer::cut(std::string_view text) const {
+  if (!impl_) return 0;
+  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  for (size_t at = text.size(); at-- > 1;)
+    if (letter(text[at - 1]) && impl_->ends_words.find(text[at]) != std::string::npos) return at;
+  return 0;
 }
 
 std::optional<std::string> Tokenizer::guard(std::string_view text, bool but_marks) const {

@@ -47,9 +47,14 @@ class Tokenizer {
   // Any bytes are accepted: what is not UTF-8 is encoded byte by byte (and lost where the vocabulary lacks a
   // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and
   // unknown tokens into their ids, the longest first, but where guard() marked it: that stays text, without
-  // the mark. User-defined tokens are part of any text, unless they end a generation.
-  void tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink) const;
+  // the mark. User-defined tokens are part of any text, unless they end a generation. `continues`: the text
+  // follows one that was tokenised up to a cut().
+  void tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink,
+                bool continues = false) const;
   std::vector<Token> tokenize(std::string_view text, bool add_bos, bool parse_special) const;
+
+  // The last place up to which the text becomes the same tokens by itself, whatever follows; 0: none is sure.
+  size_t cut(std::string_view text) const;
 
   // The text with a kGuard in front of all that `parse_special` would turn into control and unknown tokens,
   // but with `but_marks` not of those that tell an answer's parts apart; nothing where there is none. So what

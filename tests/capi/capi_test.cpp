@@ -484,6 +484,24 @@ TEST(Text, IsWrittenWholeOrNotAtAll) {
   EXPECT_EQ(few, Tokens(ids.size() - 1, -7));
 }
 
+TEST(Text, BecomesTheSameIdsInPieces) {
+  const ModelHandle model = open_model(demo_path());
+  Error e;
+  const std::string text = "The door code of the Lisbon warehouse is 40917.\nWho asked for it?";
+  const uint64_t cut = thimble_tokenize_cut(model.get(), text.data(), 40);
+  EXPECT_EQ(text.substr(0, cut), "The door code of the Lisbon warehouse");
+  int32_t ids[64];
+  uint64_t first = 0, second = 0;
+  EXPECT_OK(thimble_tokenize(model.get(), text.data(), cut, 0, ids, nullptr, 64, &first, &e), e);
+  EXPECT_OK(thimble_tokenize(model.get(), text.data() + cut, text.size() - cut, THIMBLE_TOKENIZE_CONTINUE,
+                             ids + first, nullptr, 64 - first, &second, &e),
+            e);
+  EXPECT_EQ(Tokens(ids, ids + first + second), tokenize(model, text));
+  EXPECT_EQ(thimble_tokenize_cut(model.get(), "12 34 ", 6), 0u);
+  EXPECT_EQ(thimble_tokenize_cut(nullptr, "a b", 3), 0u);
+  EXPECT_EQ(thimble_tokenize_cut(model.get(), nullptr, 0), 0u);
+}
+
 TEST(Text, BecomesAChat) {
   const ModelHandle model = open_model(demo_path());
   const thimble_message messages[] = {{"user", "Where is it?", 12}};

@@ -479,6 +479,49 @@ TEST_P(PublicVocabulary, TakesAMegabyteOfOneLetterOrOfProseInWellUnderTwoSeconds
   expect_a_megabyte_takes_no_time(Loaded(path()).tokenizer);
 }
 
+// A text that comes in pieces becomes the same tokens.
+void expect_same_in_pieces(const Tokenizer& t, std::string_view text) {
+  for (const bool parse_special : {false, true})
+    for (const size_t size : {7, 64, 1000}) {
+      std::vector<int32_t> found;
+      std::string held;
+      bool continues = false;
+      const auto take = [&](size_t count) {
+        if (count == 0) return;
+        t.tokenize(
+            std::string_view(held).substr(0, count), !continues, parse_special,
+            [&](Token token) { found.push_back(token.id); }, continues);
+        continues = true;
+        held.erase(0, count);
+      };
+      for (size_t at = 0; at < text.size(); at += size) {
+        held += text.substr(at, size);
+        take(t.cut(held));
+      }
+      take(held.size());
+      ASSERT_TRUE(found == ids(t.tokenize(text, true, parse_special))) << size;
+    }
+}
+
+TEST_P(PublicVocabulary, GivesTheSameIdsInPieces) {
+  THIMBLE_NEEDS(path());
+  const Loaded loaded(path());
+  std::string text = "</s><|end|> a <|endoftext|> b\n";
+  for (const auto& one : reference().at("texts")) text += "Word " + one.get<std::string>() + "\nword\r\n";
+  expect_same_in_pieces(loaded.tokenizer, text);
+  EXPECT_EQ(loaded.tokenizer.cut("one two"), 3u);
+  EXPECT_EQ(loaded.tokenizer.cut("one1 "), 0u);
+}
+
+TEST(Tokenizer, GivesTheSameIdsInPieces) {
+  std::string text = "abc <|x|> a\n";
+  for (const auto& one : reference().at("cut_texts")) text += "ab " + one.get<std::string>() + "\nab";
+  const Loaded small(small_bpe()), pieces(small_spm());
+  expect_same_in_pieces(small.tokenizer, text);
+  expect_same_in_pieces(pieces.tokenizer, text);
+  EXPECT_GT(small.tokenizer.cut(text), text.size() - 40);
+}
+
 TEST(PreTokenizer, CutsAsGpt2Does) {
   EXPECT_EQ(pieces("gpt-2", "we'LL we'll"), "we|'|LL| we|'ll");
   EXPECT_EQ(pieces("gpt-2", "I've  been 'RE12a\n\n b!?  "), "I|'ve| | been| '|RE|12|a|\n\n| b|!?|  ");
