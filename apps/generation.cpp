@@ -21,7 +21,7 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
-bool read_prompt(const Session& session, const std::vector<int32_t>& tokens, Progress& progress) {
+bool read_prompt(const Session& session, std::span<const int32_t> tokens, Progress& progress) {
   struct Clear {
     Progress& progress;
     ~Clear() { progress.clear(); }

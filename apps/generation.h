@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,7 @@ struct Answer {
 using Sink = std::function<void(std::string_view)>;
 
 // Reads what was fed and `tokens`, all of it. False where Ctrl-C stopped it; the next call goes on.
-bool read_prompt(const Session& session, const std::vector<int32_t>& tokens, Progress& progress);
+bool read_prompt(const Session& session, std::span<const int32_t> tokens, Progress& progress);
 
 // Generates at most `limit` tokens (-1: until the model ends).
 Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);

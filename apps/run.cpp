@@ -93,7 +93,7 @@ void save_reading(const Session& session, const std::string& path, const std::ve
 bool read_and_save(const Session& session, const std::string& path, const std::vector<int32_t>& prompt,
                    size_t taken_up, Progress& progress) {
   const uint64_t before = stats(session).prefill_tokens;
-  const std::vector<int32_t> rest(prompt.begin() + static_cast<std::ptrdiff_t>(taken_up), prompt.end());
+  const auto rest = std::span<const int32_t>(prompt).subspan(taken_up);
   const bool done = read_prompt(session, rest, progress);
   if (!path.empty() && (!rest.empty() || stats(session).prefill_tokens != before))
     save_reading(session, path, prompt);
