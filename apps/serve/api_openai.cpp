@@ -238,10 +238,13 @@ class Completion : public AnswerWriter {
     }
     return out + "data: [DONE]\n\n";
   }
-  std::string body(const Json& choice, const Usage& usage) const {
+  // `logprobs`: as text, since a tree of them takes ten times the bytes; the choice has null in their place.
+  std::string body(const Json& choice, const Usage& usage, const std::string& logprobs) const {
     Json out = whole(Json::array({choice}));
     out["usage"] = usage_json(usage);
-    return write_json(out);
+    std::string text = write_json(out);
+    if (logprobs_) text.replace(text.rfind("null", text.rfind("\"finish_reason\"")), 4, logprobs);
+    return text;
   }
 
   const bool stream_, stream_usage_, logprobs_;
@@ -270,7 +273,10 @@ class ChatCompletion : public Completion {
       token["top_logprobs"] = Json::array();
       for (const auto& [bytes, logprob] : t.top)
         token["top_logprobs"].push_back(logprob_json(bytes, logprob));
-      tokens_.push_back(token);
+      if (stream_)
+        tokens_.push_back(token);
+      else
+        all_logprobs_ += (all_logprobs_.empty() ? "" : ",") + write_json(token);
     }
     return add(filter_.push(piece.text));
   }
@@ -291,10 +297,12 @@ class ChatCompletion : public Completion {
     }
     return body({{"index", 0},
                  {"message", message},
-                 {"logprobs", logprobs_ ? Json{{"content", tokens_}} : Json()},
+                 {"logprobs", nullptr},
                  {"finish_reason", reason}},
-                usage);
+                usage, "{\"content\":[" + all_logprobs_ + "]}");
   }
+
+  size_t kept_bytes() const override { return all_logprobs_.size(); }
 
  private:
   // With the tokens that came since the last one.
@@ -332,9 +340,9 @@ class ChatCompletion : public Completion {
   const Identity who_;
   const bool one_call_;
   AnswerFilter filter_;
-  std::string text_, thoughts_;
+  std::string text_, thoughts_, all_logprobs_;
   Json calls_ = Json::array();
-  Json tokens_ = Json::array();  // with their probabilities: all, or of a stream those that are not sent
+  Json tokens_ = Json::array();  // of a stream, with their probabilities: those that are not sent
 };
 
 class TextCompletion : public Completion {
@@ -350,8 +358,12 @@ class TextCompletion : public Completion {
       Json top = Json::object();
       for (const auto& [bytes, logprob] : t.top) top[bytes] = logprob;
       const Json values[] = {t.bytes, t.logprob, top, offset_};
-      Json& to = stream_ ? logprobs : all_logprobs_;
-      for (size_t i = 0; i < std::size(kLists); ++i) to[kLists[i]].push_back(values[i]);
+      for (size_t i = 0; i < std::size(kLists); ++i) {
+        if (stream_)
+          logprobs[kLists[i]].push_back(values[i]);
+        else
+          all_logprobs_[i] += (all_logprobs_[i].empty() ? "" : ",") + write_json(values[i]);
+      }
       offset_ += characters(t.bytes);
     }
     text_ += piece.text;
@@ -362,7 +374,16 @@ class TextCompletion : public Completion {
   std::string end(Ending ending, const std::string&, const Usage& usage) override {
     const char* reason = ending == Ending::kLength ? "length" : "stop";
     if (stream_) return stream_end(choice("", nullptr, reason), usage);
-    return body(choice(text_, all_logprobs_, reason), usage);
+    std::string lists;
+    for (size_t i = 0; i < std::size(kLists); ++i)
+      lists += std::string(i ? ",\"" : "{\"") + kLists[i] + "\":[" + all_logprobs_[i] + "]";
+    return body(choice(text_, nullptr, reason), usage, lists + "}");
+  }
+
+  size_t kept_bytes() const override {
+    size_t bytes = 0;
+    for (const std::string& list : all_logprobs_) bytes += list.size();
+    return bytes;
   }
 
  private:
@@ -378,8 +399,7 @@ class TextCompletion : public Completion {
         {"index", 0}, {"text", text}, {"logprobs", logprobs_ ? logprobs : Json()}, {"finish_reason", reason}};
   }
 
-  std::string text_;
-  Json all_logprobs_ = empty_logprobs();
+  std::string text_, all_logprobs_[std::size(kLists)];
   size_t offset_ = 0;  // in characters
 };
 

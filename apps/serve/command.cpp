@@ -28,7 +28,8 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
          [&](auto request, auto exchange) { server.handle(std::move(request), std::move(exchange)); },
          [&](const auto& path, int status, const auto& message) {
            return server.error_body(path, status, message);
-         }});
+         }},
+        server.room());
     const thimble_memory held = server.scheduler().in_force().memory;
     const bool v6 = flags.host.find(':') != std::string::npos;
     std::fprintf(stderr, "thimble: %s on http://%s%s%s:%u, %u slots with a pool of %u each, %s in all\n",
@@ -73,6 +74,8 @@ Command add_serve(CLI::App& root) {
   add_sampling_flags(*app, settings);
   app->footer(
       "Flags about the answer hold where a request does not say otherwise.\n"
+      "Beside --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more; requests and\n"
+      "answers that do not fit into these get status 503 or 413 (docs/server.md).\n"
       "Ctrl-C ends the server.\n\n"
       "Examples:\n"
       "  thimble serve -m model.gguf --heads heads.gguf --mem-budget 1GiB\n"

@@ -40,6 +40,23 @@ bool same_message(const Json& held, const Json& given) {
 
 }  // namespace
 
+size_t bytes_of(const Json& value) {
+  constexpr size_t kBlock = 16, kShort = 15;  // what an allocation takes besides; of a text inside its object
+  const auto outside = [](const std::string& text) { return text.size() > kShort ? text.size() + kBlock : 0; };
+  size_t bytes = sizeof(Json);
+  if (value.is_string()) {
+    const std::string& text = value.get_ref<const std::string&>();
+    bytes += kBlock + sizeof text + outside(text);
+  } else if (value.is_array()) {
+    bytes += 2 * kBlock + sizeof(Json::array_t);
+    for (const Json& part : value) bytes += bytes_of(part);
+  } else if (value.is_object()) {
+    bytes += 2 * kBlock + sizeof(Json::object_t);
+    for (const auto& [name, part] : value.items()) bytes += sizeof name + outside(name) + bytes_of(part);
+  }
+  return bytes;
+}
+
 // The last place where a chunk of a prompt of so many tokens ends that is read before the prompt's end is
 // known.
 uint64_t History::last_border(uint64_t prompt) const {
@@ -70,6 +87,7 @@ Reuse History::find(const Prompt& prompt) const {
 void History::rewind(const Reuse& reuse) {
   ids_.resize(reuse.position);
   answer_ = SIZE_MAX;
+  if (!reuse.messages) conversation_ = Json::array();
   first_prompt_ = std::min(first_prompt_, reuse.position);
   while (!turns_.empty() && turns_.back().messages > reuse.messages) turns_.pop_back();
   if (reuse.position == 0) floor_ = 0;
@@ -86,6 +104,10 @@ std::vector<std::pair<uint64_t, uint64_t>> History::answers() const {
   if (answer_ <= ids_.size() && (all.empty() || all.back().first != answer_))
     all.emplace_back(answer_, ids_.size());
   return all;
+}
+
+size_t History::bytes() const {
+  return bytes_of(conversation_) + variables_.size() + ids_.size() * sizeof(int32_t) + turns_.size() * sizeof(Turn);
 }
 
 void History::add_turn(const Prompt& prompt, Json answer, bool cut) {

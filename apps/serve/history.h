@@ -17,6 +17,9 @@
 
 namespace app::serve {
 
+// Bytes of memory that a value takes: many times those of its text, where it has many small parts.
+size_t bytes_of(const Json& value);
+
 // What a request asks to be read.
 struct Prompt {
   Json messages;          // of a conversation, with a system message where the command gives one; else null
@@ -60,6 +63,8 @@ class History {
   // The answers that the stream holds: where each begins and ends.
   std::vector<std::pair<uint64_t, uint64_t>> answers() const;
   bool empty() const { return ids_.empty(); }
+  // Of memory that it takes.
+  size_t bytes() const;
 
  private:
   struct Turn {

@@ -2,6 +2,7 @@
 // it.
 #include "apps/serve/http.h"
 
+#include <array>
 #include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
@@ -23,12 +24,18 @@ namespace {
 
 class Connection;
 
+// Bytes of an answer that are counted in the room and never refused, since a connection has one answer at a
+// time, and most of these the system takes at once.
+constexpr size_t kSmallAnswer = 32 << 10;
+
 }  // namespace
 
 struct HttpServer::Impl {
+  Impl(HttpLimits limits_, HttpHandlers handlers_, Room& room_)
+      : limits(limits_), handlers(std::move(handlers_)), room(room_) {}
   HttpLimits limits;
   HttpHandlers handlers;
-  size_t body_bytes = 0;  // of all bodies that are being received
+  Room& room;
   std::atomic<size_t> connections = 0;
   asio::io_context io{1};  // holds connections, which use what stands above
   tcp::acceptor acceptor{io};
@@ -107,11 +114,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
         limits_(server.limits),
         stream_(std::move(socket)),
         buffer_(2 * server.limits.header_bytes),
-        ticker_(server.io) {
+        ticker_(server.io),
+        body_room_(server.room),
+        answer_room_(server.room) {
     ++server_.connections;
   }
   ~Connection() {
-    count_body(0);
     --server_.connections;
   }
   Connection(const Connection&) = delete;
@@ -120,8 +128,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void read_header(int timeout_seconds);
 
   // What exchanges ask for; `turn` is the request that they belong to.
-  asio::io_context& io() { return server_.io; }
-  void respond(uint64_t turn, const Response& response);
+  HttpServer::Impl& server() { return server_; }
+  void respond(uint64_t turn, Response response, Share room);
   void begin_events(uint64_t turn);
   void write(uint64_t turn, const std::string& bytes);
   void end(uint64_t turn);
@@ -151,7 +159,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_sent(error_code error);
   void linger();
   void close();
-  void count_body(size_t bytes);
   bool is_turn(uint64_t turn) const { return turn == turn_ && answering_; }
 
   HttpServer::Impl& server_;
@@ -162,7 +169,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   Request request_;
   std::chrono::steady_clock::time_point body_deadline_;
-  size_t body_bytes_ = 0, drained_ = 0;
+  size_t drained_ = 0;
   unsigned version_ = 11;
   bool keep_alive_ = false, head_only_ = false;
 
@@ -172,20 +179,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool ending_ = false;     // all of it is in out_ or on its way
   bool begun_ = false;      // the beginning of its first line is
   bool writing_ = false, watching_ = false, closed_ = false;
-  std::string out_, sending_;
+  std::string out_, sending_;          // events, headers
+  std::string body_out_, body_sending_;  // of a whole answer, behind these
+  Share body_room_, answer_room_;      // of the request; of what the client has not taken of the answer
   std::function<void()> left_;
   std::function<std::string()> tick_;
 };
 
 class ConnectionExchange : public Exchange {
  public:
-  ConnectionExchange(std::shared_ptr<Connection> connection, uint64_t turn)
-      : connection_(std::move(connection)), turn_(turn) {}
+  ConnectionExchange(std::shared_ptr<Connection> connection, uint64_t turn, std::string path)
+      : connection_(std::move(connection)), turn_(turn), path_(std::move(path)) {}
   ~ConnectionExchange() override {
     post([](Connection& c, uint64_t turn) { c.abandon(turn); });
   }
   void respond(Response response) override {
-    post([response = std::move(response)](Connection& c, uint64_t turn) { c.respond(turn, response); });
+    Share room = take_room(response);
+    post([response = std::move(response), room = std::move(room)](Connection& c, uint64_t turn) mutable {
+      c.respond(turn, std::move(response), std::move(room));
+    });
   }
   void begin_events() override {
     post([](Connection& c, uint64_t turn) { c.begin_events(turn); });
@@ -197,8 +209,10 @@ class ConnectionExchange : public Exchange {
     post([](Connection& c, uint64_t turn) { c.end(turn); });
   }
   void fail(Response response, std::string event) override {
-    post([response = std::move(response), event = std::move(event)](Connection& c, uint64_t turn) {
-      c.respond(turn, response);  // where events were begun, nothing
+    Share room = take_room(response);
+    post([response = std::move(response), room = std::move(room), event = std::move(event)](
+             Connection& c, uint64_t turn) mutable {
+      c.respond(turn, std::move(response), std::move(room));  // where events were begun, nothing
       c.write(turn, event);
       c.end(turn);
     });
@@ -209,13 +223,35 @@ class ConnectionExchange : public Exchange {
   }
 
  private:
+  // For a response until it is taken; where there is none, the response becomes one that says so.
+  Share take_room(Response& response) {
+    HttpServer::Impl& server = connection_->server();
+    Share room(server.room);
+    const size_t size = response.body.size(), most = server.room.bound();
+    if (size < kSmallAnswer) {
+      room.force(size);
+    } else if (!room.resize(size)) {
+      const bool never = size > most;
+      const std::string message =
+          never ? "the answer of " + std::to_string(size) + " bytes is larger than the " + std::to_string(most) +
+                      " that the server has memory for"
+                : "other answers that their clients have not taken yet are too large for another; come again later";
+      response = {never ? 413 : 503, "application/json",
+                  server.handlers.error_body(path_, never ? 413 : 503, message)};
+      if (!never) response.headers.emplace_back("Retry-After", "1");
+    }
+    return room;
+  }
   template <typename Body>
   void post(Body body) {
-    asio::post(connection_->io(),
-               [connection = connection_, turn = turn_, body = std::move(body)] { body(*connection, turn); });
+    asio::post(connection_->server().io,
+               [connection = connection_, turn = turn_, body = std::move(body)]() mutable {
+                 body(*connection, turn);
+               });
   }
   const std::shared_ptr<Connection> connection_;
   const uint64_t turn_;
+  const std::string path_;
 };
 
 // ---- a request ----
@@ -281,7 +317,7 @@ void Connection::on_head() {
   if (const auto refused = server_.handlers.admit(request_)) {
     keep_alive_ = keep_alive_ && parser_->is_done();
     answering_ = true;
-    return respond(++turn_, *refused);
+    return respond(++turn_, *refused, Share(server_.room));
   }
   if (beast::iequals(head[http::field::expect], "100-continue") && !parser_->is_done()) {
     out_ = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -301,15 +337,9 @@ void Connection::read_body() {
 
 void Connection::on_body(error_code error) {
   if (error) return refuse_parse(error);
-  count_body(parser_->get().body().size());
-  if (server_.body_bytes > limits_.bodies_bytes)
-    return refuse(503, "too many large requests are on their way; send it again later");
+  if (!body_room_.resize(parser_->get().body().size()))
+    return refuse(503, "other requests on their way are too large for another; send it again later");
   read_body();
-}
-
-void Connection::count_body(size_t bytes) {
-  server_.body_bytes += bytes - body_bytes_;
-  body_bytes_ = bytes;
 }
 
 void Connection::refuse_parse(error_code error) {
@@ -329,18 +359,21 @@ void Connection::refuse_parse(error_code error) {
 void Connection::refuse(int status, const std::string& message) {
   keep_alive_ = false;
   answering_ = true;
-  respond(++turn_, {status, "application/json", server_.handlers.error_body(request_.path, status, message)});
+  parser_.reset();
+  body_room_.force(0);
+  respond(++turn_, {status, "application/json", server_.handlers.error_body(request_.path, status, message)},
+          Share(server_.room));
 }
 
 void Connection::hand_over() {
   stream_.expires_never();
   request_.body = std::move(parser_->get().body());
-  count_body(0);
+  body_room_.force(0);
   parser_.reset();
   answering_ = true;
   left_ = {};
   tick_ = {};
-  const auto exchange = std::make_shared<ConnectionExchange>(shared_from_this(), ++turn_);
+  const auto exchange = std::make_shared<ConnectionExchange>(shared_from_this(), ++turn_, request_.path);
   watch();
   server_.handlers.handle(std::move(request_), exchange);
   if (tick_) tick();
@@ -411,10 +444,11 @@ std::string Connection::head(int status, const std::string& fields) {
   return std::exchange(begun_, false) ? text.substr(begun) : text;
 }
 
-void Connection::respond(uint64_t turn, const Response& response) {
+void Connection::respond(uint64_t turn, Response response, Share room) {
   if (!is_turn(turn) || events_ || ending_) return;
   out_ += head(response.status, whole_fields(response));
-  if (!head_only_) out_ += response.body;
+  if (!head_only_) body_out_ = std::move(response.body);
+  answer_room_ = std::move(room);
   finish();
 }
 
@@ -431,7 +465,12 @@ void Connection::begin_events(uint64_t turn) {
 
 void Connection::write(uint64_t turn, const std::string& bytes) {
   if (!is_turn(turn) || !events_ || ending_ || bytes.empty()) return;
-  if (out_.size() + bytes.size() > limits_.unsent_bytes) return leave();
+  const size_t unsent = out_.size() + bytes.size();
+  if (unsent > limits_.unsent_bytes) return leave();
+  if (unsent < kSmallAnswer)
+    answer_room_.force(unsent);
+  else if (!answer_room_.resize(unsent))
+    return leave();
   char size[24];
   std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
   out_ += version_ == 11 ? size + bytes + "\r\n" : bytes;
@@ -457,18 +496,21 @@ void Connection::finish() {
 }
 
 void Connection::send_more() {
-  if (writing_ || closed_ || out_.empty()) return;
+  if (writing_ || closed_ || (out_.empty() && body_out_.empty())) return;
   writing_ = true;
   sending_ = std::exchange(out_, {});
+  body_sending_ = std::exchange(body_out_, {});
   stream_.expires_after(seconds(limits_.stall_seconds));
-  asio::async_write(stream_, asio::buffer(sending_),
+  asio::async_write(stream_, std::array{asio::buffer(sending_), asio::buffer(body_sending_)},
                     [self = shared_from_this()](error_code error, size_t) { self->on_sent(error); });
 }
 
 void Connection::on_sent(error_code error) {
   writing_ = false;
+  sending_ = body_sending_ = {};
   if (error) return answering_ ? leave() : close();
-  if (!out_.empty()) return send_more();
+  if (!out_.empty() || !body_out_.empty()) return send_more();
+  answer_room_.force(0);
   if (answering_) stream_.expires_never();
   if (!ending_) return;
   answering_ = events_ = ending_ = false;
@@ -546,6 +588,8 @@ void HttpServer::Impl::accept() {
     }
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    // The system would else keep megabytes for each client that does not take its answer.
+    socket.set_option(tcp::socket::send_buffer_size(256 << 10), ignored);
     if (connections >= limits.connections)
       turn_away(std::move(socket));
     else
@@ -564,10 +608,9 @@ void HttpServer::Impl::turn_away(tcp::socket socket) {
   socket.write_some(asio::buffer(bytes), ignored);
 }
 
-HttpServer::HttpServer(const std::string& host, uint16_t port, HttpLimits limits, HttpHandlers handlers)
-    : impl_(std::make_unique<Impl>()) {
-  impl_->limits = limits;
-  impl_->handlers = std::move(handlers);
+HttpServer::HttpServer(const std::string& host, uint16_t port, HttpLimits limits, HttpHandlers handlers,
+                       Room& room)
+    : impl_(std::make_unique<Impl>(limits, std::move(handlers), room)) {
   impl_->listen(host, port);
 }
 

@@ -158,12 +158,12 @@ Session Scheduler::clone_for(Job& job, const Session& session) {
   return Session(copy);
 }
 
-Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots)
+Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room)
     : settings_(settings),
       model_(model),
       end_of_turn_(end_of_turn_or_text(model, settings.chat)),
       policies_(std::make_unique<Policies>(settings, model, slots)) {
-  for (uint32_t i = 0; i < slots; ++i) slots_.push_back(std::make_unique<Slot>());
+  for (uint32_t i = 0; i < slots; ++i) slots_.push_back(std::make_unique<Slot>(room));
   fill(*policies_);
   for (const auto& slot : slots_) slot->thread = std::thread([this, &slot = *slot] { work(slot); });
 }
@@ -185,6 +185,7 @@ void Scheduler::fill(const Policies& policies) {
   for (const auto& slot : slots_) {
     slot->session.reset();
     slot->history = History(0, 0);
+    slot->remembered.force(0);
     slot->evictions = slot->position = slot->last_used = 0;
     slot->attended.clear();
     slot->question.clear();
@@ -444,6 +445,7 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   Usage usage;
   std::function<void()> tell = [] {};
   reading_job = &job;
+  slot.remembered.force(0);  // the job's bytes are those of the conversation as well
   slot.attended.clear();
   slot.watched = 0;
   slot.question = question_of(job.prompt);
@@ -467,6 +469,8 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
     tell = [&listener = *job.listener, refusal = refusal_of(error)] { listener.failed(refusal); };
   }
   reading_job = nullptr;
+  job.room.resize(std::min(job.room.bytes(), slot.history.bytes()));
+  slot.remembered = std::move(job.room);
   counts_.generated_tokens += usage.generated;
   slot.position = slot.history.ids().size();
   last_ = &slot;

@@ -17,6 +17,7 @@
 #include "apps/library.h"
 #include "apps/options.h"
 #include "apps/serve/history.h"
+#include "apps/serve/room.h"
 #include "apps/serve/task.h"
 
 namespace app::serve {
@@ -33,9 +34,10 @@ class Listener {
 };
 
 struct Job {
+  explicit Job(Room& of) : room(of) {}
   Task task;
   Prompt prompt;
-  std::shared_ptr<void> taken_in;  // counts its bytes
+  Share room;  // its bytes
   std::shared_ptr<Listener> listener;
   std::atomic<bool> cancelled = false;
   std::atomic<bool> streams = false;  // it was accepted, and its client reads events
@@ -54,8 +56,8 @@ Refusal refusal_of(const std::exception& error);
 
 class Scheduler {
  public:
-  // Makes the slots. `settings` and `model` outlive the scheduler.
-  Scheduler(const Settings& settings, const Model& model, uint32_t slots);
+  // Makes the slots. What is lent outlives the scheduler; in `room` it counts what slots remember of texts.
+  Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room);
   ~Scheduler() { stop(); }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -105,8 +107,10 @@ class Scheduler {
 
  private:
   struct Slot {
+    explicit Slot(Room& room) : remembered(room) {}
     Session session;  // none where a clone was not made: the slot waits for another chance
     History history{0, 0};
+    Share remembered;  // the history's bytes, while no job's are counted
     uint64_t evictions = 0;
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;

@@ -42,15 +42,42 @@ namespace {
 constexpr size_t kLargeBody = 64 << 10;
 
 // Beside the budget there are 32 MiB, or a sixteenth of it where that is more: 8 MiB for what the process
-// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, and 2 to 3
-// times while it waits, is read, and is remembered: one of the former and four of the latter are 24 times.
-size_t largest_text(uint64_t budget) {
-  constexpr uint64_t kBeside = 32 << 20, kProcess = 8 << 20, kMost = 16 << 20;
-  return budget ? std::min((std::max(kBeside, budget / 16) - kProcess) / 24, kMost) : kMost;
+// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, one at a time,
+// and 2 to 3 times while it waits, is read, and is remembered: in the room are as many of these as there are
+// slots, and two more, or four.
+constexpr uint64_t kProcess = 8 << 20, kWhileRead = 12, kWhileHeld = 3;
+uint64_t texts_at_once(uint32_t slots) { return std::max(slots + 2, 4u); }
+
+size_t largest_text(uint64_t budget, uint32_t slots) {
+  constexpr uint64_t kBeside = 32 << 20, kMost = 16 << 20;
+  const uint64_t times = kWhileRead + kWhileHeld * texts_at_once(slots);
+  return budget ? std::min((std::max(kBeside, budget / 16) - kProcess) / times, kMost) : kMost;
 }
-constexpr size_t kTextsAtOnce = 4;
 // A stretch that no pre-tokenizer cuts takes 40 times its bytes besides.
 constexpr size_t kRunsInText = 8;
+
+// Bytes of memory that a body of JSON takes while it is read, at most: its texts while they become tokens; each
+// text, array and object as values of the body, of the task and of the chat template; numbers as values and ids.
+uint64_t bytes_to_read(std::string_view json) {
+  constexpr uint64_t kPart = 160, kNumber = 40;
+  uint64_t bytes = 0;
+  bool inside = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (c == '"') {
+      if (!inside) bytes += kPart;
+      inside = !inside;
+    } else if (inside) {
+      bytes += kWhileRead;
+      if (c == '\\') ++i;
+    } else if (c == '{' || c == '[') {
+      bytes += kPart;
+    } else if (c == ',') {
+      bytes += kNumber;
+    }
+  }
+  return bytes;
+}
 
 // Bytes of the longest stretch of white space, or of anything else.
 size_t longest_run(std::string_view text) {
@@ -110,8 +137,9 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
 }
 
 // A slot's stream as sentences, each with the share of it that is still held and of the answer's attention;
-// and which of them the last question asks about.
-Json sentences_json(const Model& model, const Scheduler::View& view) {
+// and which of them the last question asks about: the last fields of an object, as text, since a tree of a long
+// stream would take many times its bytes. More than `most` are a Refusal.
+std::string sentences_json(const Model& model, const Scheduler::View& view, size_t most) {
   const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
     double all = 0;
@@ -122,34 +150,38 @@ Json sentences_json(const Model& model, const Scheduler::View& view) {
   // A token that waits was not read; one that an interrupted step sampled is in no answer.
   const std::vector<int32_t>& ids = view.history.ids();
   const uint64_t count = std::min(shares.size(), ids.size());
-  std::vector<Sentence> sentences, prompts;
+  std::string out = R"("segments":[)";
+  std::vector<Sentence> sentences;
+  uint64_t first = 0;
   // A template need not put answers on lines of their own. What a question asks about is looked for outside
   // of them: an answer has the question's words, and is still held where the text's own sentence is gone.
   const auto cut_to = [&](uint64_t end, bool answer) {
-    const uint64_t first = sentences.empty() ? 0 : sentences.back().first + sentences.back().count;
     if (first >= end) return;
-    for (Sentence& s : cut_sentences(end - first, [&](uint64_t i) { return token_bytes(model, ids[first + i]); })) {
+    for (Sentence& s :
+         cut_sentences(end - first, [&](uint64_t i) { return token_bytes(model, ids[first + i]); })) {
       s.first += first;
-      sentences.push_back(s);
+      if (!sentences.empty()) out += ',';
+      out += write_json({{"text", s.text},
+                         {"first", s.first},
+                         {"count", s.count},
+                         {"kept", sum(shares, s) / static_cast<double>(s.count)},
+                         {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
+      if (out.size() > most)
+        throw Refusal(413, "the stream's sentences take more memory than the server has; ask for a part, &first=0&count=10");
       if (answer) s.text.clear();
-      prompts.push_back(std::move(s));
+      sentences.push_back(std::move(s));
     }
+    first = end;
   };
   for (const auto& [begin, end] : view.history.answers()) {
     cut_to(std::min(begin, count), false);
     cut_to(std::min(end, count), true);
   }
   cut_to(count, false);
-  Json segments = Json::array(), asked;
-  for (const Sentence& s : sentences)
-    segments.push_back({{"text", s.text},
-                        {"first", s.first},
-                        {"count", s.count},
-                        {"kept", sum(shares, s) / static_cast<double>(s.count)},
-                        {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
-  if (const auto subject = find_subject(prompts, view.question, kept_by_head(model, view.session)))
+  Json asked;
+  if (const auto subject = find_subject(sentences, view.question, kept_by_head(model, view.session)))
     asked = {{"segment", subject->sentence}, {"held", subject->held}, {"gone", subject->gone}};
-  return {{"segments", segments}, {"asked", asked}};
+  return out + R"(],"asked":)" + write_json(asked) + "}";
 }
 
 // The policies as they were asked for, as POST /thimble/settings takes them.
@@ -191,23 +223,36 @@ class Answering : public Listener {
  public:
   using Refuse = std::function<Response(const Refusal&)>;
   Answering(std::shared_ptr<Exchange> exchange, std::unique_ptr<AnswerWriter> writer, bool stream,
-            Refuse refuse, std::function<Response(Response)> count)
+            Refuse refuse, std::function<Response(Response)> count, Room& room)
       : exchange_(std::move(exchange)),
         writer_(std::move(writer)),
         stream_(stream),
         refuse_(std::move(refuse)),
-        count_(std::move(count)) {}
+        count_(std::move(count)),
+        room_(room) {}
 
   void begun(const Usage& usage) override {
     if (stream_) exchange_->begin_events();
     show(writer_->begin(usage));
   }
-  void piece(const Piece& piece) override { show(writer_->piece(piece)); }
+  void piece(const Piece& piece) override {
+    std::string bytes = writer_->piece(piece);
+    // The slot, the writer and its last event or body each have the text.
+    text_bytes_ += piece.text.size();
+    const size_t taken = 4 * (text_bytes_ + writer_->kept_bytes());
+    if (taken < kLargeBody)
+      room_.force(taken);
+    else if (!room_.resize(taken))
+      throw Refusal(taken > most_ / 2 ? 413 : 503,  // alone it would hardly do better
+                    "the answer is too large for the server's memory; ask for a shorter one, without log-probabilities, "
+                    "or streamed");
+    show(std::move(bytes));
+  }
   void ended(Ending ending, const std::string& stop, const Usage& usage) override {
-    const std::string last = writer_->end(ending, stop, usage);
-    const Response response = count_({200, "application/json", stream_ ? "" : last});
-    if (!stream_) return exchange_->respond(response);
-    show(last);
+    std::string last = writer_->end(ending, stop, usage);
+    if (!stream_) return exchange_->respond(count_({200, "application/json", std::move(last)}));
+    count_({200, "application/json", ""});
+    show(std::move(last));
     exchange_->end();
   }
   void failed(const Refusal& refusal) override {
@@ -223,6 +268,9 @@ class Answering : public Listener {
   const bool stream_;
   const Refuse refuse_;
   const std::function<Response(Response)> count_;
+  Share room_;
+  const size_t most_ = room_.bound();
+  size_t text_bytes_ = 0;
 };
 
 // A comment of the event stream, which clients skip and proxies see.
@@ -306,12 +354,17 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
       model_(model),
       model_name_(utf8_path(native_path(settings.model).stem())),
       started_(now()),
-      largest_text_(largest_text(settings.session.budget_bytes)),
+      largest_text_(largest_text(settings.session.budget_bytes, flags_.slots)),
+      room_(kWhileHeld * texts_at_once(flags_.slots) * largest_text_),
       heads_retention_(settings.heads.empty()
                            ? THIMBLE_RETENTION_DEFAULT
                            : thimble_heads_retention(open_heads(model, settings.heads).get())),
       next_id_(std::random_device()()),
-      scheduler_(settings, model, flags_.slots) {}
+      scheduler_(settings, model, flags_.slots, room_) {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);  // what is larger goes back to the system when it is freed
+#endif
+}
 
 void Server::stop() {
   looks_.stop();
@@ -323,7 +376,6 @@ void Server::stop() {
 HttpLimits Server::limits() const {
   HttpLimits limits;
   limits.body_bytes = largest_text_;
-  limits.bodies_bytes = 2 * largest_text_;
   return limits;
 }
 
@@ -396,8 +448,9 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
   if (route.api) return complete(*route.api, std::move(request), exchange);
   const bool reads = std::string(route.method) == "POST";
   const size_t size = request.body.size();
-  const auto taken_in = reads ? take_in(size) : nullptr;
-  const auto respond = [this, &route, request = std::move(request), exchange, taken_in] {
+  const auto room = std::make_shared<Share>(room_);
+  if (reads) take(*room, kWhileHeld * size);
+  const auto respond = [this, &route, request = std::move(request), exchange, room] {
     try {
       exchange->respond(count((this->*route.respond)(request)));
     } catch (const std::exception& error) {
@@ -412,12 +465,21 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
     respond();
 }
 
-// Counts a request's bytes for as long as what is given lives.
-std::shared_ptr<void> Server::take_in(size_t size) {
-  if (taken_in_ + size > kTextsAtOnce * largest_text_)
-    throw Refusal(503, "the requests that are not answered are too large for another; come again later");
-  taken_in_ += size;
-  return {nullptr, [this, size](void*) { taken_in_ -= size; }};
+void Server::take(Share& share, size_t bytes) {
+  if (share.resize(bytes)) return;
+  if (bytes > room_.bound())
+    throw Refusal(413, "the request is too large: it takes " + format_size(bytes) + " of memory, and the server has " +
+                           format_size(room_.bound()) + " for all");
+  throw Refusal(503, "the requests that are not answered are too large for another; come again later");
+}
+
+Json Server::parse(std::string_view body) const {
+  const uint64_t most = kWhileRead * largest_text_, needed = bytes_to_read(body);
+  if (needed > most + kLargeBody)
+    throw Refusal(413, "the body has too many values: to read it takes up to " + format_size(needed) +
+                           " of memory, and the server has " + format_size(most) +
+                           "; send fewer messages, or a smaller text");
+  return parse_object(body);
 }
 
 // One large request at a time, since what is made of a text takes many times its bytes; and none of them
@@ -434,11 +496,11 @@ void Server::read(size_t size, std::function<void()> work) {
 // ---- answers of the model ----
 
 void Server::complete(const Api& api, Request request, const std::shared_ptr<Exchange>& exchange) {
-  const auto job = std::make_shared<Job>();
+  const auto job = std::make_shared<Job>(room_);
   exchange->on_leave([this, job] { scheduler_.cancel(job); });
   exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });
   const size_t size = request.body.size();
-  job->taken_in = take_in(size);
+  take(job->room, kWhileHeld * size);
   const auto shared = std::make_shared<Request>(std::move(request));  // functions are copied
   read(size, [this, &api, job, shared, exchange] {
     if (job->cancelled) return;
@@ -472,13 +534,14 @@ void Server::check_task(const Task& task) const {
 void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
                    const std::shared_ptr<Exchange>& exchange) {
   const size_t size = body.size();
-  Asked asked = api.read(parse_object(body));
+  Asked asked = api.read(parse(body));
   body = {};
   check_task(asked.task);
   job->prompt = scheduler_.prepare(asked.task);
-  // Text of more tokens than usual takes more room, up to twice as much where each byte is one.
-  job->taken_in.reset();
-  job->taken_in = take_in(std::max(size, 2 * job->prompt.ids.size()));
+  // Text of more tokens than usual takes more room, up to twice as much where each byte is one, and so do many
+  // small messages.
+  const size_t values = bytes_of(job->prompt.messages) + bytes_of(asked.task.tools);
+  take(job->room, kWhileHeld * std::max(size, 2 * job->prompt.ids.size()) + values - std::min(values, size));
   char id[32];
   std::snprintf(id, sizeof id, "%016" PRIx64, next_id_++);
   auto writer = api.write({id, now(), model_name_}, asked);
@@ -489,7 +552,7 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   };
   job->listener =
       std::make_shared<Answering>(exchange, std::move(writer), asked.stream, refuse,
-                                  [this](Response response) { return count(std::move(response)); });
+                                  [this](Response response) { return count(std::move(response)); }, room_);
   job->task = std::move(asked.task);
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
@@ -519,7 +582,7 @@ Response Server::models(const Request& request) {
 }
 
 Response Server::tokens(const Request& request) {
-  const Json body = parse_object(request.body);
+  const Json body = parse(request.body);
   const std::string* text = text_field(body, "content");
   if (!text) throw Refusal(400, "\"content\" is missing; it is the text");
   check_run(*text);
@@ -527,7 +590,10 @@ Response Server::tokens(const Request& request) {
              special = bool_field(body, "parse_special").value_or(true);
   const uint32_t flags =
       (bos ? THIMBLE_TOKENIZE_ADD_BOS : 0) | (special ? THIMBLE_TOKENIZE_PARSE_SPECIAL : 0);
-  return {200, "application/json", write_json({{"tokens", token_ids(model_, *text, flags)}})};
+  std::string out = R"({"tokens":[)";
+  for (const int32_t id : token_ids(model_, *text, flags)) out += std::to_string(id) + ",";
+  if (out.back() == ',') out.pop_back();
+  return {200, "application/json", out + "]}"};
 }
 
 Response Server::count_tokens(const Request& request) {
@@ -563,6 +629,9 @@ Response Server::metrics(const Request&) {
   metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
   metric("thimble_slots_busy", "gauge", "Slots at work.", static_cast<double>(busy));
   metric("thimble_queue_waiting", "gauge", "Requests that wait for a slot.", whole(scheduler_.waiting()));
+  metric("thimble_in_flight_bytes", "gauge", "Bytes of requests and answers, and of texts that slots remember.",
+         whole(room_.taken()));
+  metric("thimble_in_flight_limit_bytes", "gauge", "The most of these.", whole(room_.bound()));
   metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(memory.budget));
   metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(memory.allocated));
   out += "# HELP thimble_responses_total Responses by status.\n# TYPE thimble_responses_total counter\n";
@@ -655,21 +724,23 @@ Response Server::kept(const Request& request) {
              count = query_number(request.query, "count");
   if (!slot || !first != !count)
     throw Refusal(400, "say which slot, /thimble/kept?slot=0, and of a part of its stream &first=0&count=10");
-  Json out;
+  std::string out;
   scheduler_.look(*slot, [&](const Scheduler::View& view) {
     const uint64_t position = view.history.ids().size();
     if (!first) {
       const thimble_model_info info = model_info(model_);
-      out = {{"slot", *slot}, {"position", position}, {"layers", info.layers}, {"kv_heads", info.kv_heads}};
-      out.update(sentences_json(model_, view));
+      out = write_json(
+          {{"slot", *slot}, {"position", position}, {"layers", info.layers}, {"kv_heads", info.kv_heads}});
+      out.back() = ',';
+      out += sentences_json(model_, view, room_.bound());
     } else if (*count > 0 && *first + *count <= position) {
-      out = {{"heads", heads_json(model_, view.session, *first, *count)}};
+      out = write_json({{"heads", heads_json(model_, view.session, *first, *count)}});
     } else {
       throw Refusal(400, "slot " + std::to_string(*slot) + " holds a stream of " + std::to_string(position) +
                              " tokens; \"first\" and \"count\" must lie in it");
     }
   });
-  return {200, "application/json", write_json(out)};
+  return {200, "application/json", std::move(out)};
 }
 
 Response Server::page(const Request&) {

@@ -42,6 +42,7 @@ class Server {
   void stop();
 
   const Scheduler& scheduler() const { return scheduler_; }
+  Room& room() { return room_; }
 
  private:
   struct Api;
@@ -50,7 +51,8 @@ class Server {
 
   void dispatch(Request request, const std::shared_ptr<Exchange>& exchange);
   void complete(const Api& api, Request request, const std::shared_ptr<Exchange>& exchange);
-  std::shared_ptr<void> take_in(size_t size);
+  void take(Share& share, size_t bytes);
+  Json parse(std::string_view body) const;
   void read(size_t size, std::function<void()> work);
   void start(const Api& api, std::string body, const std::shared_ptr<Job>& job,
              const std::shared_ptr<Exchange>& exchange);
@@ -78,12 +80,12 @@ class Server {
   const std::string model_name_;
   const int64_t started_;
   const size_t largest_text_;
+  Room room_;  // of all that is in flight
   const int32_t heads_retention_;  // what the command's heads serve; THIMBLE_RETENTION_DEFAULT: it has none
   std::mutex responses_mutex_;
   std::map<int, uint64_t> responses_;  // by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
-  std::atomic<size_t> taken_in_ = 0;  // bytes of requests that are not answered
   Worker small_, large_, looks_;
 };
 

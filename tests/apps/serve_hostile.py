@@ -82,7 +82,7 @@ def deep(r):
 
 
 def many_values(r):
-    return post(b'{"messages":[' + b"0," * r.randrange(300000, 500000) + b"0]}"), {b"400"}
+    return post(b'{"messages":[' + b"0," * r.randrange(300000, 500000) + b"0]}"), {b"400", b"413"}
 
 
 def large_announced(r):

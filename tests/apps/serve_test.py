@@ -613,6 +613,76 @@ class Large(unittest.TestCase):
             self.assertIn(words, error["error"]["message"])
 
 
+class InFlight(unittest.TestCase):
+    """What requests and answers take of memory, together: 12 MiB with this budget."""
+
+    MOST = 12 << 20
+
+    def setUp(self):
+        self.server = Server(*POLICY, "--mem-budget", "64MiB")
+
+    def tearDown(self):
+        self.server.wait_until(lambda state: not any(slot["busy"] for slot in state["slots"]))
+        self.assertLess(self.server.memory_of("RssAnon"), BUDGET + BESIDE)
+        self.assertEqual(self.server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+        self.assertLess(self.figure("thimble_in_flight_bytes"), 64 << 10)  # what the slots remember
+        self.assertEqual(self.server.stop()[0], 0)
+
+    def figure(self, name):
+        return int(re.search(rf"^{name} (\d+)$", self.server.get("/metrics"), re.MULTILINE).group(1))
+
+    def test_answers_that_nobody_takes_are_bounded(self):
+        body = json.dumps({"content": "\n".join(["\U0001F600\u4e2d" * 400] * 90)}, ensure_ascii=False).encode()  # a MiB of ids
+        statuses, most, unread = [], 0, []
+        for _ in range(40):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", self.server.port))
+            connection.settimeout(60)
+            connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            statuses.append(connection.recv(12)[9:])
+            most = max(most, self.server.anonymous_bytes())
+            unread.append(connection)
+        self.assertEqual(set(statuses), {b"200", b"503"})
+        read_until(unread[-1], lambda got: b"come again later" in got)
+        self.assertLess(most, BUDGET + BESIDE)
+        for connection in unread:
+            connection.close()
+
+    def test_many_small_values_are_refused_before_they_are_made(self):
+        for body in ({"messages": [user("a")] * 32000}, {"messages": [user("a")], "tools": [{"a": ["b"]}] * 30000}):
+            status, _, error = self.server.ask("POST", "/v1/chat/completions", json.dumps(body, separators=(",", ":")))
+            self.assertEqual(status, 413)
+            self.assertIn("too many values", error["error"]["message"])
+        ids = self.server.ask("POST", "/v1/completions", {"prompt": [5] * 100000, "max_tokens": 0})
+        self.assertIn("max_tokens", ids[2]["error"]["message"])  # numbers take little
+
+    def test_small_messages_that_wait_are_counted(self):
+        body = json.dumps({"messages": [user("a")] * 11000, "stream": True}, separators=(",", ":")).encode()
+        waiting, statuses = [], []
+        for _ in range(4):
+            waiting.append(self.server.begin(body))
+            statuses.append(waiting[-1].recv(12)[9:])
+        self.assertGreater(self.figure("thimble_in_flight_bytes"), self.MOST // 2)
+        self.assertEqual(set(statuses), {b"200", b"503"})
+        for connection in waiting:
+            connection.close()
+
+    def test_an_answer_that_grows_beyond_the_bound_is_refused(self):
+        bodies = []
+        for _ in range(11):  # which leave about a MiB
+            bodies.append(self.server.connect())
+            bodies[-1].sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n" + b" " * 1048575)
+        answer = {"prompt": BOOK[1000:2000], "max_tokens": 900, "logprobs": 20}
+        status, _, error = self.server.ask("POST", "/v1/completions", answer)
+        self.assertEqual(status, 503, error)
+        self.assertIn("the answer is too large for the server's memory", error["error"]["message"])
+        # What is small, or streamed, is answered meanwhile.
+        self.assertEqual(self.server.chat(QUESTION)["choices"][0]["message"]["content"], "In Bergen.")
+        for connection in bodies:
+            connection.close()
+
+
 class Slow(unittest.TestCase):
     """Clients that send nothing more; all wait at the same time."""
 
