@@ -25,6 +25,7 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
     serve::HttpServer http(
         flags.host, flags.port, server.limits(),
         {[&](const auto& head) { return server.admit(head); },
+         [&](const auto& head) { return server.headers(head); },
          [&](auto request, auto exchange) { server.handle(std::move(request), std::move(exchange)); },
          [&](const auto& path, int status, const auto& message) {
            return server.error_body(path, status, message);
@@ -63,6 +64,13 @@ Command add_serve(CLI::App& root) {
       ->type_name("NAME");
   app->add_option("--port", flags.port, "Port; 0: any that is free (default: 8080)")->type_name("N");
   app->add_option("--api-key", flags.key, "Key that requests must have (default: none)")->type_name("KEY");
+  app->add_option("--allowed-host", flags.allowed_hosts,
+                  "Names that requests may call the server by, as \"box.lan\"; with --api-key any (default: localhost, "
+                  "its address, and --host)")
+      ->type_name("NAME");
+  app->add_option("--allowed-origin", flags.allowed_origins,
+                  "Origins of web pages that may use the server, as \"https://chat.example\" (default: its own)")
+      ->type_name("ORIGIN");
   app->add_option("--slots", flags.slots,
                   "Requests that are answered at a time, each with a pool of its own inside the budget "
                   "(default: 2, so that a question beside a conversation does not push it out)")

@@ -172,6 +172,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t drained_ = 0;
   unsigned version_ = 11;
   bool keep_alive_ = false, head_only_ = false;
+  std::string fields_;  // of its answer's header, as the handlers want them
 
   uint64_t turn_ = 0;
   bool answering_ = false;  // the request was handed over and its answer has not ended
@@ -263,6 +264,7 @@ void Connection::read_header(int timeout_seconds) {
   stream_.expires_after(seconds(timeout_seconds));
   request_ = {};
   head_only_ = false;
+  fields_.clear();
   read_head();
 }
 
@@ -313,7 +315,11 @@ void Connection::on_head() {
   request_.content_type = text_of(head[http::field::content_type]);
   error_code ignored;
   if (const auto ambiguous = ambiguity(head)) return refuse(ambiguous->status, ambiguous->body);
-  request_.address = stream_.socket().local_endpoint(ignored).address().to_string();
+  asio::ip::address address = stream_.socket().local_endpoint(ignored).address();
+  if (address.is_v6() && address.to_v6().is_v4_mapped())  // with --host ::
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  request_.address = address.to_string();
+  fields_ = server_.handlers.headers(request_);
   if (const auto refused = server_.handlers.admit(request_)) {
     keep_alive_ = keep_alive_ && parser_->is_done();
     answering_ = true;
@@ -438,7 +444,7 @@ void Connection::tick() {
 
 // A response's header, or what is left of it where its beginning was sent; of status 0 that beginning.
 std::string Connection::head(int status, const std::string& fields) {
-  const std::string text = response_head(status, version_, keep_alive_, fields);
+  const std::string text = response_head(status, version_, keep_alive_, fields_ + fields);
   const size_t begun = text.find(' ') + 1;
   if (!status) return std::exchange(begun_, true) ? "" : text.substr(0, begun);
   return std::exchange(begun_, false) ? text.substr(begun) : text;

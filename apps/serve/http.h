@@ -65,6 +65,8 @@ struct HttpLimits {
 struct HttpHandlers {
   // Looks at a request before its body is read; a response refuses it.
   std::function<std::optional<Response>(const Request& head)> admit;
+  // Lines of a header that all answers to it get, each with its CR LF.
+  std::function<std::string(const Request& head)> headers;
   // Gets the request; runs on the server's thread, so it must not take long.
   std::function<void(Request request, std::shared_ptr<Exchange> exchange)> handle;
   ErrorBody error_body;

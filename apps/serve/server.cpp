@@ -398,25 +398,46 @@ Response Server::refusal(const std::string& path, const Refusal& refusal) {
   return count(std::move(response));
 }
 
+bool Server::allows(const std::string& origin) const {
+  const auto same = [&](const std::string& allowed) { return lower(allowed) == lower(origin); };
+  return std::any_of(flags_.allowed_origins.begin(), flags_.allowed_origins.end(), same);
+}
+
 // A page of another origin must not reach the server through its user's browser, not even under a name of its
-// own that suddenly means this machine.
+// own that suddenly means this machine. Where there is a key no page has it that its user did not give it to.
 std::optional<Refusal> Server::stranger(const Request& head) const {
+  if (!flags_.key.empty()) return std::nullopt;
   const std::string name = host_name(head.host);
-  const std::string known[] = {"localhost",        "127.0.0.1",        "::1", host_name(flags_.host),
-                               lower(flags_.host), lower(head.address)};
-  if (std::find(std::begin(known), std::end(known), name) == std::end(known) || name.empty())
-    return Refusal(
-        403, "the Host header names another machine; use localhost, or start the server with --host NAME");
-  if (head.origin.empty()) return std::nullopt;
+  std::vector<std::string> known = {"localhost",        "127.0.0.1",        "::1", host_name(flags_.host),
+                                    lower(flags_.host), lower(head.address)};
+  for (const std::string& allowed : flags_.allowed_hosts) known.push_back(host_name(allowed));
+  if (std::find(known.begin(), known.end(), name) == known.end() || name.empty())
+    return Refusal(403, "this server is not known as \"" + name.substr(0, 200) +
+                            "\"; ask for localhost, or start the server with --allowed-host NAME or with --api-key");
+  if (head.origin.empty() || allows(head.origin)) return std::nullopt;
   const size_t scheme = head.origin.find("://");
   if (scheme == std::string::npos || lower(head.origin.substr(scheme + 3)) != lower(head.host))
-    return Refusal(403, "the request comes from a page of another origin");
+    return Refusal(403,
+                   "the request comes from a page of another origin; start the server with --allowed-origin ORIGIN");
   return std::nullopt;
+}
+
+// What lets an allowed page's browser show it the answer.
+std::string Server::headers(const Request& head) const {
+  if (!allows(head.origin)) return "";
+  return "Access-Control-Allow-Origin: " + head.origin + "\r\nVary: Origin\r\n";
 }
 
 std::optional<Response> Server::admit(const Request& head) {
   if (const auto refused = stranger(head)) return refusal(head.path, *refused);
   const Route* route = find_route(head.path);
+  if (route && head.method == "OPTIONS" && allows(head.origin))  // a browser asks whether its page may
+    return count({200,
+                  "text/plain",
+                  "",
+                  {{"Access-Control-Allow-Methods", route->method},
+                   {"Access-Control-Allow-Headers", "*, Authorization"},
+                   {"Access-Control-Max-Age", "600"}}});
   const std::string kBearer = "Bearer ";
   const std::string given =
       head.authorization.rfind(kBearer, 0) == 0 ? head.authorization.substr(kBearer.size()) : head.api_key;

@@ -37,6 +37,7 @@ class Server {
   // For the HTTP server.
   HttpLimits limits() const;
   std::optional<Response> admit(const Request& head);
+  std::string headers(const Request& head) const;
   void handle(Request request, std::shared_ptr<Exchange> exchange);
   std::string error_body(const std::string& path, int status, const std::string& message) const;
   void stop();
@@ -61,6 +62,7 @@ class Server {
   void check_task(const Task& task) const;
   Response refusal(const std::string& path, const Refusal& refusal);
   Response count(Response response);
+  bool allows(const std::string& origin) const;
   std::optional<Refusal> stranger(const Request& head) const;
   Settings asked_settings(const Json& body) const;
 

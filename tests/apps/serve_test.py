@@ -750,6 +750,38 @@ class OneSlot(unittest.TestCase):
                 return
         self.fail("what is to be cloned was finished all the same")
 
+    def test_names_and_origins_that_may_be_used(self):
+        page = {"Origin": "https://chat.example"}
+
+        def statuses(server, cases):
+            for headers, expected in cases:
+                self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], expected, headers)
+
+        server = Server(*POLICY, "--slots", "1", "--host", "0.0.0.0")
+        statuses(server, [({"Host": "box.lan"}, 403), ({"Host": "0.0.0.0"}, 200)])
+        self.assertIn("--allowed-host NAME", server.ask("GET", "/v1/models", headers={"Host": "box.lan"})[2]["error"]["message"])
+        self.assertEqual(server.stop()[0], 0)
+        server = Server(*POLICY, "--slots", "1", "--host", "0.0.0.0", "--allowed-host", "box.lan", "Other.lan", "--allowed-origin", page["Origin"])
+        statuses(server, [({"Host": "box.lan"}, 200), ({"Host": f"BOX.lan:{server.port}"}, 200), ({"Host": "other.lan"}, 200),
+                          ({"Host": "evil.box.lan"}, 403), ({"Host": "evil.example"}, 403),
+                          ({"Host": "box.lan", "Origin": "https://box.lan"}, 200), ({"Host": "box.lan", "Origin": "https://other.lan"}, 403),
+                          (page, 200), ({**page, "Host": "evil.example"}, 403), ({"Origin": "https://chat.example.evil"}, 403)])
+        asks = {**page, "Access-Control-Request-Method": "POST"}
+        status, headers, _ = server.ask("OPTIONS", "/v1/chat/completions", headers=asks)
+        self.assertEqual((status, headers["Access-Control-Allow-Origin"], headers["Access-Control-Allow-Methods"]), (200, page["Origin"], "POST"))
+        self.assertEqual(server.ask("OPTIONS", "/v1/chat/completions")[0], 405)
+        for stream in (False, True):
+            body = json.dumps({"messages": [user(QUESTION)], "stream": stream})
+            status, headers, _ = server.ask("POST", "/v1/chat/completions", body, page)
+            self.assertEqual((status, headers["Access-Control-Allow-Origin"], headers["Vary"]), (200, page["Origin"], "Origin"))
+        self.assertNotIn("Access-Control-Allow-Origin", server.ask("GET", "/v1/models")[1])
+        self.assertEqual(server.stop()[0], 0)
+        server = Server(*POLICY, "--slots", "1", "--host", "0.0.0.0", "--api-key", "secret")
+        key = {"Authorization": "Bearer secret"}
+        statuses(server, [({"Host": "box.lan"}, 401), ({"Host": "box.lan", **key}, 200), ({**key, "Host": "a", "Origin": "https://b"}, 200)])
+        self.assertNotIn("Access-Control-Allow-Origin", server.ask("GET", "/v1/models", headers={**page, **key})[1])
+        self.assertEqual(server.stop()[0], 0)
+
     def test_only_who_has_the_key_is_served(self):
         server = Server(*POLICY, "--slots", "1", "--api-key", "secret")
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secre"}, 401), ({"Authorization": "Bearer secretsecret"}, 401),
