@@ -65,12 +65,17 @@ Result<int64_t> Call::integer(size_t i, int64_t otherwise) const {
 Result<Text> escaped(Heap& heap, const Value& value) {
   THIMBLE_LET(text, printed(heap, value));
   if (is_markup(value)) return text;
-  THIMBLE_TRY(heap.spend_bytes(5 * text->size()));
-  return Text(std::make_shared<const std::string>(escaped(*text)), true);
+  TextOut out(heap);
+  escape(*text, out);
+  THIMBLE_LET(made, out.value(true));
+  return *as<Text>(made);
 }
 
 Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,
                            std::vector<Value> positional, std::vector<std::pair<Text, Value>> keywords) {
+  // Filters call filters by their names: map('map', 'map', ...).
+  THIMBLE_TRY(machine.heap().check_stack());
+  THIMBLE_TRY(machine.heap().spend_bytes(2 * positional.size() * sizeof(Value)));
   const Parameters parameters(builtin.parameters);
   Call call{machine, machine.heap(), self, {}, {}, {}};
   call.arguments.resize(parameters.names.size());

@@ -25,8 +25,8 @@ struct Call {
   Result<Text> text(size_t i) const;
   bool flag(size_t i, bool otherwise = false) const;
   Result<int64_t> integer(size_t i, int64_t otherwise) const;
-  // A text that is marked as HTML where `self` is.
-  Result<Value> made(std::string text) const { return heap.text(std::move(text), is_markup(self)); }
+  // A copy of a text, marked as HTML where `self` is.
+  Result<Value> made(std::string_view text) const { return heap.text(text, is_markup(self)); }
   bool given(size_t i) const { return !is<Undefined>(arguments[i]); }
 };
 
@@ -57,8 +57,8 @@ Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value
 const Builtin* find_text_filter(std::string_view name);
 Result<Value> to_json(Call& call);
 Result<Value> from_json(Call& call);
-// Seconds since 1970 of the clock on the wall as strftime writes them, in English; the conversions that dates
+// Writes seconds since 1970 of the clock on the wall as strftime does, in English; the conversions that dates
 // need.
-Result<std::string> format_time(int64_t seconds, std::string_view format);
+Status format_time(int64_t seconds, std::string_view format, TextOut& out);
 
 }  // namespace thimble::jinja

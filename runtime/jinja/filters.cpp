@@ -57,15 +57,15 @@ Result<Value> default_value(Call& c) {
 Result<Value> join(Call& c) {
   THIMBLE_LET(between, printed(c.heap, c.arguments[0]));
   THIMBLE_LET(all, elements(c.heap, c.self));
-  std::string out;
+  TextOut out(c.heap);
   for (size_t i = 0; i < all->items.size(); ++i) {
     THIMBLE_LET(item, at_path(c, all->items[i], c.arguments[1]));
     THIMBLE_LET(text, printed(c.heap, item));
-    THIMBLE_TRY(c.heap.spend_bytes(between->size() + text->size()));
     if (i) out += *between;
     out += *text;
+    THIMBLE_TRY(out.status());
   }
-  return c.heap.text(std::move(out));
+  return out.value();
 }
 
 Result<Value> pair(Call& c, const Value& key, const Value& value) {
@@ -121,9 +121,9 @@ Result<Value> reverse(Call& c) {
   THIMBLE_LET(all, c.heap.list(taken ? List::Kind::kList : List::Kind::kIterator));
   for (size_t i = from->items.size(); i-- > 0;) THIMBLE_TRY(c.heap.append(*all, from->items[i]));
   if (!is<Text>(c.self)) return Value(all);
-  std::string text;
-  for (const Value& character : all->items) text += *as_text(character);
-  return c.made(std::move(text));
+  TextOut out(c.heap);
+  for (const Value& character : all->items) out += *as_text(character);
+  return out.value(is_markup(c.self));
 }
 
 // What elements are ordered and compared by: texts without regard to case, unless asked for.
@@ -131,7 +131,9 @@ Result<Value> sort_key(Call& c, const Value& item, const Value& path, bool with_
   THIMBLE_LET(value, at_path(c, item, path));
   const std::string* text = as_text(value);
   if (with_case || !text) return std::move(value);
-  return c.heap.text(lower(*text));
+  TextOut out(c.heap);
+  lower(*text, out);
+  return out.value();
 }
 
 struct Keyed {
@@ -140,8 +142,8 @@ struct Keyed {
 
 // Merges, so that the order of equal elements stays, and a comparison may fail.
 Status merge_sort(Heap& heap, std::vector<Keyed>& all, bool down) {
-  THIMBLE_TRY(heap.spend_bytes(all.size() * sizeof(Keyed)));
   std::vector<Keyed> from;
+  THIMBLE_TRY(heap.reserve(from, all.size()));
   for (size_t width = 1; width < all.size(); width *= 2) {
     from.swap(all);
     all.clear();
@@ -181,6 +183,7 @@ Result<Value> sorted(Call& c, const std::vector<Value>& from, const Value& path,
   std::vector<Keyed> keyed;
   for (const Value& item : from) {
     THIMBLE_LET(key, sort_keys(c, item, path, with_case));
+    THIMBLE_TRY(c.heap.reserve(keyed, 1));
     keyed.push_back({key, item});
   }
   THIMBLE_TRY(merge_sort(c.heap, keyed, down));
@@ -216,6 +219,7 @@ Result<Value> unique(Call& c) {
       known = same;
     }
     if (known) continue;
+    THIMBLE_TRY(c.heap.reserve(seen, 1));
     seen.push_back(key);
     THIMBLE_TRY(c.heap.append(*all, item));
   }
@@ -249,9 +253,11 @@ Result<Value> sum(Call& c) {
   return total;
 }
 
-// The arguments from `i` on.
-std::vector<Value> from(const std::vector<Value>& all, size_t i) {
-  return {all.begin() + static_cast<std::ptrdiff_t>(std::min(i, all.size())), all.end()};
+// A copy of the values from `i` on.
+Result<std::vector<Value>> copied(Heap& heap, const std::vector<Value>& all, size_t i) {
+  i = std::min(i, all.size());
+  THIMBLE_TRY(heap.spend_bytes((all.size() - i) * sizeof(Value)));
+  return std::vector<Value>(all.begin() + static_cast<std::ptrdiff_t>(i), all.end());
 }
 
 // select(test, ...), reject: elements for which a test holds; selectattr(path, test, ...), rejectattr: by an
@@ -263,14 +269,15 @@ Result<Value> select(Call& c) {
   THIMBLE_LET(elements_, elements(c.heap, c.self));
   if (by_attribute && c.rest.empty()) return bad("selectattr and rejectattr need the name of an attribute");
   const size_t test = by_attribute ? 1 : 0;
-  const std::vector<Value> items = elements_->items;
+  THIMBLE_LET(items, copied(c.heap, elements_->items, 0));
   for (const Value& item : items) {
     THIMBLE_LET(value, at_path(c, item, by_attribute ? c.rest[0] : Value()));
     bool holds = truth(value);
     if (c.rest.size() > test) {
       const std::string* name = as_text(c.rest[test]);
       if (!name) return bad("a test is named by a text");
-      THIMBLE_LET(tested, c.machine.call_test(*name, value, from(c.rest, test + 1)));
+      THIMBLE_LET(more, copied(c.heap, c.rest, test + 1));
+      THIMBLE_LET(tested, c.machine.call_test(*name, value, std::move(more)));
       holds = tested;
     }
     if (holds == wanted) THIMBLE_TRY(c.heap.append(*all, item));
@@ -283,7 +290,7 @@ Result<Value> map(Call& c) {
   THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   if (!truth(c.self)) return Value(all);
   THIMBLE_LET(elements_, elements(c.heap, c.self));
-  const std::vector<Value> items = elements_->items;
+  THIMBLE_LET(items, copied(c.heap, elements_->items, 0));
   for (const Value& item : items) {
     Value mapped;
     if (c.given(0)) {
@@ -292,7 +299,8 @@ Result<Value> map(Call& c) {
     } else {
       const std::string* name = c.rest.empty() ? nullptr : as_text(c.rest[0]);
       if (!name) return bad("map needs the name of a filter, or attribute=");
-      THIMBLE_LET(value, c.machine.call_filter(*name, item, from(c.rest, 1)));
+      THIMBLE_LET(more, copied(c.heap, c.rest, 1));
+      THIMBLE_LET(value, c.machine.call_filter(*name, item, std::move(more)));
       mapped = value;
     }
     THIMBLE_TRY(c.heap.append(*all, mapped));
@@ -352,6 +360,7 @@ Result<Value> groupby(Call& c) {
   for (const Value& item : from->items) {
     THIMBLE_LET(value, key_of(item));
     THIMBLE_LET(key, sort_key(c, value, Value(), c.flag(2)));
+    THIMBLE_TRY(c.heap.reserve(keyed, 1));
     keyed.push_back({key, item});
   }
   THIMBLE_TRY(merge_sort(c.heap, keyed, false));

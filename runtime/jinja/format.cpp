@@ -44,17 +44,16 @@ Result<std::string> padded(Heap& heap, const Layout& layout, const std::string& 
   const size_t size = character_count(sign) + character_count(body);
   const size_t room = static_cast<size_t>(std::max<int64_t>(layout.width, 0));
   const size_t fill = room > size ? room - size : 0;
-  THIMBLE_TRY(heap.spend_bytes(sign.size() + body.size() + fill * layout.fill.size()));
-  const auto some = [&](size_t count) {
-    std::string out;
-    for (size_t i = 0; i < count; ++i) out += layout.fill;
-    return out;
-  };
   if (layout.align) align = layout.align;
-  if (align == '=') return sign + some(fill) + body;
-  if (align == '<') return sign + body + some(fill);
-  if (align == '^') return some(fill / 2) + sign + body + some(fill - fill / 2);
-  return some(fill) + sign + body;
+  const size_t before = align == '>' ? fill : align == '^' ? fill / 2 : 0;
+  const size_t between = align == '=' ? fill : 0;
+  TextOut out(heap);
+  out.add(before, layout.fill);
+  out += sign;
+  out.add(between, layout.fill);
+  out += body;
+  out.add(fill - before - between, layout.fill);
+  return out.take();
 }
 
 std::string sign_of(bool negative, const Layout& layout) {
@@ -73,15 +72,16 @@ Result<std::string> grouped(Heap& heap, const std::string& digits, const Layout&
   size_t count = whole;
   if (layout.fill == "0" && layout.align == '=') {
     const auto room = static_cast<size_t>(layout.width);
-    THIMBLE_TRY(heap.spend_bytes(room));
+    THIMBLE_TRY(heap.spend_steps(room));
     while (sign + count + (count - 1) / size + digits.size() - whole < room) ++count;
   }
-  std::string out;
+  TextOut out(heap);
   for (size_t i = 0; i < count; ++i) {
     if (i && (count - i) % size == 0) out += layout.group;
     out += i < count - whole ? '0' : digits[i - (count - whole)];
   }
-  return out + digits.substr(whole);
+  out += std::string_view(digits).substr(whole);
+  return out.take();
 }
 
 std::string integer_digits(uint64_t number, int base) {
@@ -141,7 +141,7 @@ Result<std::string> real_field(Heap& heap, double number, const Layout& layout) 
   if (type == '%') size *= 100;
   std::string digits;
   const int64_t precision = layout.precision < 0 ? 6 : layout.precision;
-  THIMBLE_TRY(heap.spend_bytes(static_cast<uint64_t>(precision)));
+  THIMBLE_TRY(heap.spend_bytes(4 * (static_cast<uint64_t>(precision) + 400)));  // with copies on the way
   if (!std::isfinite(size)) {
     digits = std::isnan(size) ? "nan" : "inf";
   } else if (type == 'r') {
@@ -166,17 +166,23 @@ Result<std::string> integer_field(Heap& heap, int64_t number, const Layout& layo
   if (type == 'X') digits = upper_case(digits);
   if (layout.alternate && base != 10) sign += std::string("0") + type;
   if (static_cast<int64_t>(digits.size()) < layout.precision) {
-    THIMBLE_TRY(heap.spend_bytes(static_cast<uint64_t>(layout.precision)));
+    THIMBLE_TRY(heap.spend_bytes(3 * static_cast<uint64_t>(layout.precision)));
     digits.insert(0, static_cast<size_t>(layout.precision) - digits.size(), '0');
   }
   THIMBLE_LET(body, grouped(heap, digits, layout, sign.size()));
   return padded(heap, layout, sign, body, '>');
 }
 
+Result<std::string> copy(Heap& heap, std::string_view text) {
+  THIMBLE_TRY(heap.spend_bytes(text.size()));
+  return std::string(text);
+}
+
 Result<std::string> text_field(Heap& heap, std::string_view text, const Layout& layout, char align) {
   if (layout.precision >= 0)
     text = characters(text, 0, std::min(static_cast<size_t>(layout.precision), character_count(text)));
-  return padded(heap, layout, "", std::string(text), align);
+  THIMBLE_LET(body, copy(heap, text));
+  return padded(heap, layout, "", body, align);
 }
 
 // The character of a code point.
@@ -190,12 +196,13 @@ Result<std::string> character(int64_t code) {
 // As Python shows a value within a list.
 Result<std::string> shown(Heap& heap, const Value& value) {
   if (const std::string* text = as_text(value)) {
-    THIMBLE_TRY(heap.spend_bytes(text->size()));
-    return quoted(*text);
+    TextOut out(heap);
+    quote(*text, out);
+    return out.take();
   }
   if (is<Undefined>(value)) return std::string("Undefined");
   THIMBLE_LET(text, printed(heap, value));
-  return std::string(*text);
+  return copy(heap, *text);
 }
 
 // ---- "%d" % x ----
@@ -203,7 +210,7 @@ Result<std::string> shown(Heap& heap, const Value& value) {
 class Percent {
  public:
   Percent(Heap& heap, const Text& format, const Value& values)
-      : heap_(heap), rest_(*format), markup_(format.markup), values_(values) {
+      : heap_(heap), rest_(*format), markup_(format.markup), values_(values), out_(heap) {
     if (List* const* list = as<List*>(values); list && (*list)->kind == List::Kind::kTuple) tuple_ = *list;
   }
   Result<Value> run();
@@ -221,22 +228,22 @@ class Percent {
   const Value values_;
   const List* tuple_ = nullptr;
   size_t used_ = 0;
-  std::string out_;
+  TextOut out_;
 };
 
 Result<Value> Percent::run() {
   while (!rest_.empty()) {
     const size_t at = std::min(rest_.find('%'), rest_.size());
     THIMBLE_TRY(heap_.spend_steps(1));
-    THIMBLE_TRY(heap_.spend_bytes(at));
     out_ += rest_.substr(0, at);
+    THIMBLE_TRY(out_.status());
     rest_.remove_prefix(at);
     if (!rest_.empty()) THIMBLE_TRY(field());
   }
   const bool can_be_named = is<Dict*>(values_) || is<Undefined>(values_) || (is<List*>(values_) && !tuple_);
   if (!can_be_named && used_ < (tuple_ ? tuple_->items.size() : 1))
     return bad("a format with % has fewer fields than values");
-  return heap_.text(std::move(out_), markup_);
+  return out_.value(markup_);
 }
 
 Result<Value> Percent::next() {
@@ -317,7 +324,11 @@ Result<std::string> Percent::written(const Value& value, Layout& how, bool zero)
   if (how.type == 's' || how.type == 'r' || how.type == 'a') {
     if (how.type != 's') {
       THIMBLE_LET(text, shown(heap_, value));
-      return text_field(heap_, markup_ ? escaped(text) : text, how, '>');
+      if (!markup_) return text_field(heap_, text, how, '>');
+      TextOut written(heap_);
+      escape(text, written);
+      THIMBLE_LET(safe, written.take());
+      return text_field(heap_, safe, how, '>');
     }
     THIMBLE_LET(text, markup_ ? escaped(heap_, value) : printed(heap_, value));
     return text_field(heap_, *text, how, '>');
@@ -396,7 +407,7 @@ Result<Layout> read_layout(std::string_view spec) {
 Result<std::string> laid_out(Heap& heap, const Value& value, std::string_view spec) {
   if (spec.empty()) {
     THIMBLE_LET(text, printed(heap, value));
-    return std::string(*text);
+    return copy(heap, *text);
   }
   THIMBLE_LET(layout, read_layout(spec));
   const std::string* text = as_text(value);
@@ -452,12 +463,12 @@ size_t inside_braces(std::string_view text) {
 }
 
 Result<std::string> Braces::run(std::string_view rest, uint32_t depth) {
-  std::string out;
+  TextOut out(c_.heap);
   while (!rest.empty()) {
     const size_t at = std::min(rest.find_first_of("{}"), rest.size());
     THIMBLE_TRY(c_.heap.spend_steps(1));
-    THIMBLE_TRY(c_.heap.spend_bytes(at));
     out += rest.substr(0, at);
+    THIMBLE_TRY(out.status());
     rest.remove_prefix(at);
     if (rest.empty()) break;
     if (rest.substr(0, 2) == "{{" || rest.substr(0, 2) == "}}") {
@@ -472,7 +483,7 @@ Result<std::string> Braces::run(std::string_view rest, uint32_t depth) {
     out += text;
     rest.remove_prefix(size + 2);
   }
-  return out;
+  return out.take();
 }
 
 // name!conversion:layout, where the layout may have fields of its own.
@@ -490,7 +501,8 @@ Result<std::string> Braces::field(std::string_view inside, uint32_t depth) {
   Value value = found;
   if (conversion == 'r' || conversion == 'a') {
     THIMBLE_LET(text, shown(c_.heap, value));
-    value = make_text(text);
+    THIMBLE_LET(kept, c_.heap.keep(std::move(text)));
+    value = kept;
   } else if (conversion == 's') {
     THIMBLE_LET(text, printed(c_.heap, value));
     value = text;
@@ -500,8 +512,9 @@ Result<std::string> Braces::field(std::string_view inside, uint32_t depth) {
   THIMBLE_LET(layout, run(spec, depth + 1));
   THIMBLE_LET(text, laid_out(c_.heap, value, layout));
   if (!is_markup(c_.self) || is_markup(value)) return std::move(text);
-  THIMBLE_TRY(c_.heap.spend_bytes(5 * text.size()));
-  return escaped(text);
+  TextOut out(c_.heap);
+  escape(text, out);
+  return out.take();
 }
 
 // The value of "", "0" or "name", then ".attribute" and "[key]".
@@ -557,7 +570,7 @@ Result<Value> percent_format(Heap& heap, const Text& format, const Value& values
 
 Result<Value> brace_format(Call& call, const Text& format) {
   THIMBLE_LET(text, Braces(call).run(*format, 1));
-  return call.made(std::move(text));
+  return call.heap.keep(std::move(text), is_markup(call.self));
 }
 
 double rounded(double number, int64_t digits) {

@@ -9,19 +9,37 @@
 namespace thimble::jinja {
 namespace {
 
+// What dict() and namespace() are made of: a dict or pairs, then keywords.
+Status fill(Call& c, Dict& made) {
+  if (Dict* const* from = as<Dict*>(c.arguments[0])) {
+    for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(made, key, value));
+  } else if (c.given(0)) {
+    THIMBLE_LET(pairs, elements(c.heap, c.arguments[0]));
+    for (const Value& pair : pairs->items) {
+      THIMBLE_LET(both, elements(c.heap, pair));
+      if (both->items.size() != 2)
+        return error(Code::kInvalidArgument, "a dict is made of pairs, and one has %zu elements",
+                     both->items.size());
+      const Text key = as_key(both->items[0]);
+      if (!key)
+        return error(Code::kInvalidArgument, "the key of a dict must be a text or an integer, and is %s",
+                     kind_name(both->items[0]));
+      THIMBLE_TRY(c.heap.set(made, key, both->items[1]));
+    }
+  }
+  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(made, key, value));
+  return {};
+}
+
 Result<Value> run_dict(Call& c) {
   THIMBLE_LET(made, c.heap.dict());
-  if (Dict* const* from = as<Dict*>(c.arguments[0]))
-    for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(*made, key, value));
-  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(*made, key, value));
+  THIMBLE_TRY(fill(c, *made));
   return Value(made);
 }
 
 Result<Value> run_namespace(Call& c) {
   THIMBLE_LET(made, c.heap.new_namespace());
-  if (Dict* const* from = as<Dict*>(c.arguments[0]))
-    for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(made->attributes, key, value));
-  for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(made->attributes, key, value));
+  THIMBLE_TRY(fill(c, made->attributes));
   return Value(made);
 }
 
@@ -57,8 +75,9 @@ Result<Value> run_raise(Call& c) {
 
 Result<Value> run_strftime_now(Call& c) {
   THIMBLE_LET(format, c.text(0));
-  THIMBLE_LET(text, format_time(c.machine.now(), *format));
-  return c.heap.text(text);
+  TextOut out(c.heap);
+  THIMBLE_TRY(format_time(c.machine.now(), *format, out));
+  return out.value();
 }
 
 Result<Value> run_cycler(Call& c) {
@@ -111,8 +130,8 @@ Result<Value> integers(const std::string& op, int64_t a, int64_t b) {
   if (op == "-") return __builtin_sub_overflow(a, b, &result) ? too_large() : Result<Value>(result);
   if (op == "*") return __builtin_mul_overflow(a, b, &result) ? too_large() : Result<Value>(result);
   if (op == "**" && b >= 0) return integer_power(a, b);
-  if (op == "**") return Value(std::pow(static_cast<double>(a), static_cast<double>(b)));
-  if (b == 0) return error(Code::kInvalidArgument, "a number is divided by 0");
+  if (op == "**" && a != 0) return Value(std::pow(static_cast<double>(a), static_cast<double>(b)));
+  if (b == 0 || op == "**") return error(Code::kInvalidArgument, "a number is divided by 0");
   if (op == "/") return Value(static_cast<double>(a) / static_cast<double>(b));
   if (b == -1) return op == "%" ? Result<Value>(int64_t{0}) : integers("-", 0, a);
   const int64_t rest = a % b != 0 && (a < 0) != (b < 0) ? a % b + b : a % b;  // of the divisor's sign
@@ -123,27 +142,39 @@ Result<Value> reals(const std::string& op, double a, double b) {
   if (op == "+") return Value(a + b);
   if (op == "-") return Value(a - b);
   if (op == "*") return Value(a * b);
-  if (op == "**") return Value(std::pow(a, b));
+  if (op == "**") {
+    if (a < 0 && std::isfinite(b) && b != std::floor(b))
+      return error(Code::kUnsupported, "a power is no real number");
+    if (a == 0 && b < 0) return error(Code::kInvalidArgument, "a number is divided by 0");
+    const double power = std::pow(a, b);
+    return std::isinf(power) && std::isfinite(a) && std::isfinite(b) ? too_large() : Result<Value>(power);
+  }
   if (b == 0) return error(Code::kInvalidArgument, "a number is divided by 0");
   if (op == "/") return Value(a / b);
-  const double whole = std::floor(a / b);
-  return Value(op == "//" ? whole : a - whole * b);
+  // As Python does: the rest is exact, and has the divisor's sign.
+  double rest = std::fmod(a, b), whole = (a - rest) / b;
+  if (rest != 0 && (b < 0) != (rest < 0)) rest += b, whole -= 1;
+  if (rest == 0) rest = std::copysign(0.0, b);
+  if (op == "%") return Value(rest);
+  if (whole == 0) return Value(std::copysign(0.0, a / b));
+  const double below = std::floor(whole);
+  return Value(whole - below > 0.5 ? below + 1 : below);
 }
 
 Result<Value> repeated(Heap& heap, const Value& what, int64_t count) {
   const std::string* text = as_text(what);
   const auto times = static_cast<uint64_t>(std::max<int64_t>(count, 0));
-  const uint64_t size = text ? text->size() : (*as<List*>(what))->items.size() * sizeof(Value);
-  if (size && times > UINT64_MAX / size) return too_large();
-  THIMBLE_TRY(heap.spend_bytes(size * times));
   if (text) {
-    std::string out;
-    for (uint64_t i = 0; i < times && size; ++i) out += *text;
-    return heap.text(std::move(out), is_markup(what));
+    TextOut out(heap);
+    out.add(times, *text);
+    return out.value(is_markup(what));
   }
+  const std::vector<Value>& items = (*as<List*>(what))->items;
+  if (!items.empty() && times > UINT32_MAX / items.size()) return too_large();
   THIMBLE_LET(all, heap.list((*as<List*>(what))->kind));
-  for (uint64_t i = 0; i < times && size; ++i)
-    for (const Value& item : (*as<List*>(what))->items) THIMBLE_TRY(heap.append(*all, item));
+  THIMBLE_TRY(heap.reserve(all->items, times * items.size()));
+  for (uint64_t i = 0; i < times && !items.empty(); ++i)
+    for (const Value& item : items) THIMBLE_TRY(heap.append(*all, item));
   return Value(all);
 }
 
@@ -166,15 +197,19 @@ double as_real(const Value& v) {
 Result<Value> joined_markup(Heap& heap, const Value& a, const Value& b) {
   THIMBLE_LET(left, escaped(heap, a));
   THIMBLE_LET(right, escaped(heap, b));
-  THIMBLE_TRY(heap.spend_bytes(left->size() + right->size()));
-  return heap.text(*left + *right, true);
+  TextOut out(heap);
+  out.reserve(left->size() + right->size());
+  (out += *left) += *right;
+  return out.value(true);
 }
 
 Result<Value> concatenated(Heap& heap, const Value& a, const Value& b) {
   THIMBLE_LET(left, printed(heap, a));
   THIMBLE_LET(right, printed(heap, b));
-  THIMBLE_TRY(heap.spend_bytes(left->size() + right->size()));
-  return heap.text(*left + *right);
+  TextOut out(heap);
+  out.reserve(left->size() + right->size());
+  (out += *left) += *right;
+  return out.value();
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Result<Value> read_word(JsonReader& in) {
   const bool numeric = word[0] == '-' || (word[0] >= '0' && word[0] <= '9');
   if (const auto read = std::from_chars(word.data(), end, real); numeric && read.ptr == end) {
     if (read.ec == std::errc()) return Value(real);
-    return Value(word[0] == '-' ? -HUGE_VAL : HUGE_VAL);  // beyond what a float holds
+    return Value(float_beyond(word));
   }
   return in.wrong();
 }
@@ -43,6 +43,7 @@ Result<Value> read_object(Heap& heap, JsonReader& in, uint32_t depth) {
 }
 
 Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
+  THIMBLE_TRY(heap.check_stack());
   if (depth > kDeepestValue) return error(Code::kUnsupported, "JSON is nested deeper than %u", kDeepestValue);
   switch (in.peek()) {
     case '{':
@@ -67,11 +68,12 @@ Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
 // Writes as Python's json.dumps does.
 class Writer {
  public:
-  Writer(Heap& heap, bool ascii, bool sorted) : heap_(heap), ascii_(ascii), sorted_(sorted) {}
+  Writer(Heap& heap, bool ascii, bool sorted) : out(heap), heap_(heap), ascii_(ascii), sorted_(sorted) {}
   Status write(const Value& value, size_t depth);
 
   bool indents = false;
-  std::string margin, between = ", ", colon = ": ", out;
+  std::string margin, between = ", ", colon = ": ";
+  TextOut out;
 
  private:
   Status write_list(const List& list, size_t depth);
@@ -81,7 +83,7 @@ class Writer {
   void new_line(size_t depth) {
     if (!indents) return;
     out += '\n';
-    for (size_t i = 0; i < depth; ++i) out += margin;
+    out.add(depth, margin);
   }
 
   Heap& heap_;
@@ -102,7 +104,7 @@ void Writer::write_text(std::string_view text) {
       out += text_;
     };
     if (special != std::string_view::npos) {
-      out.append({'\\', kWritten[special]});
+      (out += '\\') += kWritten[special];
     } else if (point.value == kGuardCode) {
       out += bytes;  // guards what follows, and is no part of the text
     } else if (point.value < 0x20 || (ascii_ && point.value >= 0x7f && point.value < 0x10000)) {
@@ -123,7 +125,6 @@ void Writer::write_text(std::string_view text) {
 
 Status Writer::write_scalar(const Value& value) {
   if (const std::string* text = as_text(value)) {
-    THIMBLE_TRY(heap_.spend_bytes(text->size()));
     write_text(*text);
   } else if (is<None>(value)) {
     out += "null";
@@ -155,6 +156,7 @@ Status Writer::write_list(const List& list, size_t depth) {
 }
 
 Status Writer::write_dict(const Dict& dict, size_t depth) {
+  THIMBLE_TRY(heap_.spend_bytes(dict.items.size() * sizeof dict.items[0]));
   std::vector<std::pair<Text, Value>> items = dict.items;
   if (sorted_)
     std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return *a.first < *b.first; });
@@ -162,7 +164,6 @@ Status Writer::write_dict(const Dict& dict, size_t depth) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (i) out += between;
     new_line(depth + 1);
-    THIMBLE_TRY(heap_.spend_bytes(items[i].first->size()));
     const Value key = key_value(items[i].first);
     write_text(is<Text>(key) ? *as_text(key) : std::to_string(*as<int64_t>(key)));
     out += colon;
@@ -176,7 +177,9 @@ Status Writer::write_dict(const Dict& dict, size_t depth) {
 Status Writer::write(const Value& value, size_t depth) {
   if (depth > kDeepestValue)
     return error(Code::kUnsupported, "values are nested deeper than %u, or within themselves", kDeepestValue);
-  THIMBLE_TRY(heap_.spend_bytes(between.size() + colon.size() + depth * margin.size()));
+  THIMBLE_TRY(heap_.check_stack());
+  THIMBLE_TRY(heap_.spend_steps(1));
+  THIMBLE_TRY(out.status());
   if (is<List*>(value) && (*as<List*>(value))->is_plain()) return write_list(**as<List*>(value), depth);
   if (is<Dict*>(value)) return write_dict(**as<Dict*>(value), depth);
   return write_scalar(value);
@@ -205,6 +208,7 @@ Status read_layout(const Call& c, Writer& writer) {
 }  // namespace
 
 Result<Value> read_json(Heap& heap, std::string_view text, const std::string& where) {
+  const Recursion recursion(heap);
   JsonReader in(text, where);
   THIMBLE_LET(value, read(heap, in, 0));
   THIMBLE_TRY(in.end());
@@ -221,7 +225,7 @@ Result<Value> to_json(Call& c) {
   Writer writer(c.heap, c.flag(0), c.flag(3));
   THIMBLE_TRY(read_layout(c, writer));
   THIMBLE_TRY(writer.write(c.self, 0));
-  return c.heap.text(std::move(writer.out));
+  return writer.out.value();
 }
 
 Result<Value> from_json(Call& c) {

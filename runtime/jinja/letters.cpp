@@ -5,6 +5,7 @@
 
 #include "runtime/jinja/case_table.h"
 #include "runtime/jinja/text.h"
+#include "runtime/jinja/value.h"
 #include "runtime/json.h"
 #include "runtime/tokenizer/expression.h"
 #include "runtime/tokenizer/utf8.h"
@@ -69,14 +70,14 @@ void each_letter(std::string_view text, Each each) {
   }
 }
 
-void add(std::string& out, uint32_t code, const Letter& letter) {
-  if (code == letter.code)
-    out += letter.bytes;
-  else
-    append_utf8(out, code);
+void add(TextOut& out, uint32_t code, const Letter& letter) {
+  if (code == letter.code) return out.add(letter.bytes);
+  std::string text;
+  append_utf8(text, code);
+  out += text;
 }
 
-void add_upper(std::string& out, const Letter& letter) {
+void add_upper(TextOut& out, const Letter& letter) {
   const WideCase* wide = letter.code < 0x80 ? nullptr : wide_case(letter.code);
   if (wide)
     out += wide->upper;
@@ -84,7 +85,7 @@ void add_upper(std::string& out, const Letter& letter) {
     add(out, upper_code(letter.code), letter);
 }
 
-void add_title(std::string& out, const Letter& letter) {
+void add_title(TextOut& out, const Letter& letter) {
   const WideCase* wide = letter.code < 0x80 ? nullptr : wide_case(letter.code);
   if (wide)
     out += wide->title;
@@ -92,7 +93,7 @@ void add_title(std::string& out, const Letter& letter) {
     add(out, title_code(letter.code), letter);
 }
 
-void add_lower(std::string& out, const Letter& letter) {
+void add_lower(TextOut& out, const Letter& letter) {
   constexpr uint32_t kSigma = 0x3a3, kFinalSigma = 0x3c2, kDottedI = 0x130;
   if (letter.code == kDottedI) {
     out += "i\xcc\x87";
@@ -106,17 +107,11 @@ void add_lower(std::string& out, const Letter& letter) {
   }
 }
 
-template <typename Holds>
-bool all_letters(std::string_view text, Holds holds) {
-  const std::vector<Char> all = thimble::characters(text);
-  return !all.empty() && std::all_of(all.begin(), all.end(), holds);
+bool is_letter(uint32_t code) {
+  const CharClass is = char_class(code);
+  return is >= CharClass::kUpper && is <= CharClass::kLetter;
 }
-
-bool is_letter(const Char& c) {
-  return c.is >= static_cast<uint32_t>(CharClass::kUpper) &&
-         c.is <= static_cast<uint32_t>(CharClass::kLetter);
-}
-bool is_number(const Char& c) { return c.is == static_cast<uint32_t>(CharClass::kNumber); }
+bool is_number(uint32_t code) { return char_class(code) == CharClass::kNumber; }
 
 bool is_digit(uint32_t code) {
   return code < 0x80 ? code >= '0' && code <= '9' : find_range(kDigits, code) != nullptr;
@@ -134,31 +129,28 @@ bool all_codes(std::string_view text, Holds holds) {
 
 }  // namespace
 
-std::string upper(std::string_view text) {
-  std::string out;
+void upper(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
   each_letter(text, [&](const Letter& letter) { add_upper(out, letter); });
-  return out;
 }
 
-std::string lower(std::string_view text) {
-  std::string out;
+void lower(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
   each_letter(text, [&](const Letter& letter) { add_lower(out, letter); });
-  return out;
 }
 
-std::string capitalized(std::string_view text) {
-  std::string out;
+void capitalized(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
   each_letter(text, [&](const Letter& letter) {
     if (letter.before.empty())
       add_title(out, letter);
     else
       add_lower(out, letter);
   });
-  return out;
 }
 
-std::string titled(std::string_view text) {
-  std::string out;
+void titled(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
   bool in_word = false;
   each_letter(text, [&](const Letter& letter) {
     if (in_word)
@@ -167,11 +159,10 @@ std::string titled(std::string_view text) {
       add_title(out, letter);
     in_word = is_cased(letter.code);
   });
-  return out;
 }
 
-std::string swapped(std::string_view text) {
-  std::string out;
+void swapped(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
   each_letter(text, [&](const Letter& letter) {
     if (is_large(letter.code))
       add_lower(out, letter);
@@ -180,15 +171,15 @@ std::string swapped(std::string_view text) {
     else
       out += letter.bytes;
   });
-  return out;
 }
 
-std::string folded(std::string_view text) {
-  std::string out;
+void folded(std::string_view text, TextOut& out) {
   // By way of the large letters, which joins those that are written in several ways; sigma has two small
   // ones.
-  each_letter(upper(text), [&](const Letter& letter) { add(out, lower_code(letter.code), letter); });
-  return out;
+  TextOut large = out.another();
+  upper(text, large);
+  each_letter(large.text(), [&](const Letter& letter) { add(out, lower_code(letter.code), letter); });
+  out.fail(large.status());
 }
 
 bool is_upper(std::string_view text) {
@@ -221,23 +212,30 @@ bool is_titled(std::string_view text) {
   return any && all;
 }
 
-bool is_letters(std::string_view text) { return all_letters(text, is_letter); }
+bool is_letters(std::string_view text) { return all_codes(text, is_letter); }
 bool is_letters_and_numbers(std::string_view text) {
-  return all_letters(text, [](const Char& c) { return is_letter(c) || is_number(c); });
+  return all_codes(text, [](uint32_t code) { return is_letter(code) || is_number(code); });
 }
-bool is_numbers(std::string_view text) { return all_letters(text, is_number); }
+bool is_numbers(std::string_view text) { return all_codes(text, is_number); }
 bool is_digits(std::string_view text) { return all_codes(text, is_digit); }
 bool is_decimals(std::string_view text) { return all_codes(text, is_decimal); }
 bool is_spaces(std::string_view text) { return !text.empty() && strip_start(text, nullptr).empty(); }
 
+int decimal_value(uint32_t code) {
+  if (!is_decimal(code)) return -1;
+  if (code < 0x80) return static_cast<int>(code - '0');
+  // They come in tens, one after the other, some of several tens.
+  return static_cast<int>((code - find_range(kDecimals, code)->first) % 10);
+}
+
 size_t word_count(std::string_view text) {
   size_t count = 0;
   bool in_word = false;
-  for (const Char& c : thimble::characters(text)) {
-    const bool part = is_letter(c) || is_number(c) || c.value == '_';
+  each_letter(text, [&](const Letter& letter) {
+    const bool part = is_letter(letter.code) || is_number(letter.code) || letter.code == '_';
     count += part && !in_word;
     in_word = part;
-  }
+  });
   return count;
 }
 

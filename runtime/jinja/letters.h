@@ -1,20 +1,24 @@
 // Letters and digits of Unicode as Python's str knows them.
 #pragma once
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 namespace thimble::jinja {
 
-std::string upper(std::string_view text);
-std::string lower(std::string_view text);
+class TextOut;
+
+// Each writes the text with other letters.
+void upper(std::string_view text, TextOut& out);
+void lower(std::string_view text, TextOut& out);
 // The first letter large, the others small.
-std::string capitalized(std::string_view text);
+void capitalized(std::string_view text, TextOut& out);
 // Every word so.
-std::string titled(std::string_view text);
-std::string swapped(std::string_view text);
+void titled(std::string_view text, TextOut& out);
+void swapped(std::string_view text, TextOut& out);
 // For comparisons without regard to case.
-std::string folded(std::string_view text);
+void folded(std::string_view text, TextOut& out);
 
 // Whether there is a letter with a case, and all of them are large, or small; or as titled() writes them.
 bool is_upper(std::string_view text);
@@ -28,6 +32,9 @@ bool is_numbers(std::string_view text);   // fractions and roman ones, too
 bool is_digits(std::string_view text);    // superscripts, too
 bool is_decimals(std::string_view text);  // of which numbers are written
 bool is_spaces(std::string_view text);
+
+// 0 to 9 for a digit of which numbers are written, in any script; else -1.
+int decimal_value(uint32_t code);
 
 // Runs of letters, numbers and underscores.
 size_t word_count(std::string_view text);

@@ -9,7 +9,6 @@ namespace {
 
 using Kind = Expression::Kind;
 
-constexpr uint32_t kDeepestRun = 600;  // statements and expressions within each other, macros included
 constexpr uint32_t kDeepestCall = 32;  // macros that call macros
 
 Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s", what.c_str()); }
@@ -58,12 +57,12 @@ auto Machine::within(Scope* around, Body body) {
 
 template <typename Body>
 Result<Value> Machine::written(Body body) {
-  std::string text;
-  std::string* const before = std::exchange(out_, &text);
+  TextOut text(heap_);
+  TextOut* const before = std::exchange(out_, &text);
   const Result<Flow> flow = body();
   out_ = before;
   THIMBLE_TRY(flow);
-  return heap_.text(std::move(text));
+  return text.value();
 }
 
 Status Machine::keep_scopes() {
@@ -72,13 +71,14 @@ Status Machine::keep_scopes() {
 }
 
 Result<std::string> Machine::render(const Block& block, const Dict& variables) {
-  std::string out;
+  const Recursion recursion(heap_);
+  TextOut out(heap_);
   out_ = &out;
   const auto done = within(nullptr, [&] {
     for (const auto& [key, value] : variables.items) scope_->set(*key, value);
     return within(scope_, [&] { return run(block); });
   });
-  if (done.ok()) return out;
+  if (done.ok()) return out.take();
   if (raised_) return done.status();
   return error(done.status().code(), "the chat template, line %u: %s", line_,
                done.status().message().c_str());
@@ -102,8 +102,7 @@ Result<Machine::Flow> Machine::run(const Block& block) {
 Result<Machine::Flow> Machine::run(const Statement& s) {
   line_ = s.line;
   THIMBLE_TRY(heap_.spend_steps(1));
-  if (depth_ >= kDeepestRun) return error(Code::kUnsupported, "the template nests too deeply");
-  ++depth_;
+  THIMBLE_TRY(heap_.check_stack());
   Result<Flow> flow = Flow::kNext;
   const auto done = [&]() -> Status {
     switch (s.kind) {
@@ -151,7 +150,6 @@ Result<Machine::Flow> Machine::run(const Statement& s) {
     }
     return {};
   }();
-  --depth_;
   THIMBLE_TRY(done);
   return flow;
 }
@@ -169,7 +167,7 @@ Result<Machine::Flow> Machine::run_if(const Statement& s) {
 
 // The elements for which the condition holds.
 Status Machine::choose(const Statement& s, const List& from, std::vector<Value>& items) {
-  THIMBLE_TRY(heap_.spend_bytes(from.items.size() * sizeof(Value)));
+  THIMBLE_TRY(heap_.spend_bytes(3 * from.items.size() * sizeof(Value)));  // `all`, `items`, and the loop's
   const std::vector<Value> all = from.items;  // as they are now, whatever the template does with the list
   if (!s.condition) {
     items = all;
@@ -182,6 +180,7 @@ Status Machine::choose(const Statement& s, const List& from, std::vector<Value>&
       return truth(value);
     });
     THIMBLE_TRY(holds);
+    if (*holds) THIMBLE_TRY(heap_.reserve(items, 1));
     if (*holds) items.push_back(item);
   }
   return {};
@@ -248,8 +247,8 @@ Status Machine::write(const Value& value) {
 Status Machine::write_text(std::string_view text) {
   THIMBLE_TRY(heap_.spend_steps(text.size() / 64));
   THIMBLE_TRY(heap_.spend_output(text.size()));
-  out_->append(text);
-  return {};
+  out_->add(text);
+  return out_->status();
 }
 
 Status Machine::assign(const Target& target, const Value& value) {
@@ -261,11 +260,12 @@ Status Machine::assign(const Target& target, const Value& value) {
   }
   // A scope may be kept for a macro, so what it holds counts.
   if (target.parts.empty()) {
-    THIMBLE_TRY(heap_.spend_bytes(sizeof scope_->variables[0]));
+    THIMBLE_TRY(heap_.reserve(scope_->variables, 1));
     THIMBLE_TRY(heap_.spend_steps(scope_->variables.size() / 16));
     scope_->set(target.name, value);
     return {};
   }
+  THIMBLE_TRY(heap_.check_stack());
   THIMBLE_LET(all, elements(heap_, value));
   if (all->items.size() != target.parts.size())
     return bad(std::to_string(all->items.size()) + " values cannot be spread over " +
@@ -282,6 +282,7 @@ Result<Value> Machine::captured(const Statement& s) {
 
 Result<Value> Machine::filtered(const Expression& chain, const Value& subject) {
   if (chain.kind != Kind::kFilter) return subject;
+  THIMBLE_TRY(heap_.check_stack());
   THIMBLE_LET(inner, filtered(*chain.parts[0], subject));
   return apply(chain, inner);
 }
@@ -292,11 +293,8 @@ Result<Value> Machine::evaluate(const Expression& e) {
   line_ = e.line;
   THIMBLE_TRY(heap_.spend_steps(1));
   if (e.kind == Kind::kConstant) return e.constant;
-  if (depth_ >= kDeepestRun) return error(Code::kUnsupported, "the template nests too deeply");
-  ++depth_;
-  auto value = evaluate_node(e);
-  --depth_;
-  return value;
+  THIMBLE_TRY(heap_.check_stack());
+  return evaluate_node(e);
 }
 
 Result<Value> Machine::evaluate_node(const Expression& e) {
@@ -439,8 +437,7 @@ Result<Value> Machine::item(const Value& of, const Value& key) {
     const int64_t at = *integer < 0 ? *integer + size : *integer;
     if (at < 0 || at >= size) return Value();
     if (list) return (*list)->items[static_cast<size_t>(at)];
-    return heap_.text(std::string(characters(*text, static_cast<size_t>(at), static_cast<size_t>(at) + 1)),
-                      is_markup(of));
+    return heap_.text(characters(*text, static_cast<size_t>(at), static_cast<size_t>(at) + 1), is_markup(of));
   }
   const Text* name = as<Text>(key);
   if (!name) return Value();
@@ -479,15 +476,14 @@ Result<Value> Machine::slice(const Expression& e) {
   };
   const int64_t first = place(0, step > 0 ? low : high), last = place(1, step > 0 ? high : low);
   if (text && step == 1)
-    return heap_.text(std::string(characters(*text, static_cast<size_t>(first),
-                                             static_cast<size_t>(std::max(first, last)))),
-                      is_markup(of));
+    return heap_.text(
+        characters(*text, static_cast<size_t>(first), static_cast<size_t>(std::max(first, last))),
+        is_markup(of));
   std::vector<std::string_view> split;
-  if (text) {
-    THIMBLE_TRY(heap_.spend_bytes(text->size() * sizeof(std::string_view)));
-    split = split_characters(*text);
-  }
-  std::string joined;
+  if (text) THIMBLE_TRY(heap_.reserve(split, static_cast<uint64_t>(size)));
+  for (std::string_view rest = text ? *text : std::string_view(); !rest.empty();)
+    split.push_back(take_character(rest));
+  TextOut joined(heap_);
   THIMBLE_LET(all, heap_.list(list && (*list)->is_plain() ? (*list)->kind : List::Kind::kList));
   for (int64_t i = first; step > 0 ? i < last : i > last; i += step) {
     if (text)
@@ -495,7 +491,7 @@ Result<Value> Machine::slice(const Expression& e) {
     else
       THIMBLE_TRY(heap_.append(*all, (*list)->items[static_cast<size_t>(i)]));
   }
-  return text ? heap_.text(std::move(joined), is_markup(of)) : Result<Value>(all);
+  return text ? joined.value(is_markup(of)) : Result<Value>(all);
 }
 
 Result<Value> Machine::unary(const Expression& e) {
@@ -586,14 +582,14 @@ Status Machine::arguments(const Expression& e, std::vector<Value>& positional, K
     THIMBLE_LET(value, evaluate(*e.more));
     THIMBLE_TRY(need_defined(value));
     THIMBLE_LET(all, elements(heap_, value));
-    THIMBLE_TRY(heap_.spend_bytes(all->items.size() * sizeof(Value)));
+    THIMBLE_TRY(heap_.reserve(positional, all->items.size()));
     positional.insert(positional.end(), all->items.begin(), all->items.end());
   }
   if (e.more_keywords) {
     THIMBLE_LET(value, evaluate(*e.more_keywords));
     Dict* const* more = as<Dict*>(value);
     if (!more) return bad(std::string("** spreads a dict, and this is ") + kind_name(value));
-    THIMBLE_TRY(heap_.spend_bytes((*more)->items.size() * sizeof(*more)->items[0]));
+    THIMBLE_TRY(heap_.reserve(keywords, (*more)->items.size()));
     for (const auto& [key, given] : (*more)->items) {
       const auto same = [&wanted = *key](const auto& keyword) { return *keyword.first == wanted; };
       if (!is<Text>(key_value(key))) return bad("the keywords that ** spreads must be texts");

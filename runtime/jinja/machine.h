@@ -94,10 +94,10 @@ class Machine {
 
   Heap& heap_;
   const int64_t now_;
-  std::string* out_ = nullptr;
+  TextOut* out_ = nullptr;
   Scope* scope_ = nullptr;
   std::vector<std::unique_ptr<Scope>> kept_;  // those that macros still see
-  uint32_t line_ = 0, depth_ = 0, calls_ = 0;
+  uint32_t line_ = 0, calls_ = 0;
   bool raised_ = false;
 };
 

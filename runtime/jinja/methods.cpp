@@ -1,5 +1,7 @@
 // Methods of texts, lists and dicts, as Python has them.
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "runtime/jinja/format.h"
 #include "runtime/jinja/letters.h"
@@ -34,13 +36,14 @@ Result<Value> strip(Call& c) {
   }
   if (at_start) text = strip_start(text, set);
   if (at_end) text = strip_end(text, set);
-  return c.made(std::string(text));
+  return c.made(text);
 }
 
-template <std::string (*changed)(std::string_view)>
+template <void (*changed)(std::string_view, TextOut&)>
 Result<Value> change(Call& c) {
-  THIMBLE_TRY(c.heap.spend_bytes(self_text(c).size()));
-  return c.made(changed(self_text(c)));
+  TextOut out(c.heap);
+  changed(self_text(c), out);
+  return out.value(is_markup(c.self));
 }
 
 // The part of the text that arguments `i` and `i` + 1 bound, in characters as a slice does, and its place in
@@ -77,7 +80,7 @@ template <bool at_start>
 Result<Value> has_edge(Call& c) {
   THIMBLE_TRY(need_defined(c.arguments[0]));
   THIMBLE_LET(part, bounded(c, 1));
-  std::vector<Value> edges = {c.arguments[0]};
+  std::span<const Value> edges(c.arguments.data(), 1);
   if (List* const* several = as<List*>(c.arguments[0]); several && (*several)->kind == List::Kind::kTuple)
     edges = (*several)->items;
   for (const Value& edge : edges) {
@@ -90,96 +93,66 @@ Result<Value> has_edge(Call& c) {
   return Value(false);
 }
 
-Result<Value> append_pieces(Call& c, const std::vector<std::string_view>& pieces) {
-  THIMBLE_LET(all, c.heap.list());
-  for (const std::string_view piece : pieces) {
-    THIMBLE_LET(text, c.made(std::string(piece)));
-    THIMBLE_TRY(c.heap.append(*all, text));
+// Adds a piece of the text to a list of them.
+Status append_piece(Call& c, List& to, std::string_view piece) {
+  THIMBLE_LET(text, c.made(piece));
+  return c.heap.append(to, text);
+}
+
+// At white space, which is nothing where it stands at the ends; from the end on where `backwards`.
+Status split_at_space(Call& c, List& to, int64_t most, bool backwards) {
+  std::string_view rest = self_text(c);
+  const auto strip = [&] { return backwards ? strip_end(rest, nullptr) : strip_start(rest, nullptr); };
+  for (rest = strip(); !rest.empty(); rest = strip()) {
+    if (most >= 0 && static_cast<int64_t>(to.items.size()) == most) return append_piece(c, to, rest);
+    size_t size = 0;
+    if (backwards)
+      while (size < rest.size() && !space_at_end(rest.substr(0, rest.size() - size)))
+        size += last_character(rest.substr(0, rest.size() - size)).size();
+    else
+      while (size < rest.size() && !space_at_start(rest.substr(size))) ++size;
+    THIMBLE_TRY(append_piece(c, to, backwards ? rest.substr(rest.size() - size) : rest.substr(0, size)));
+    rest = backwards ? rest.substr(0, rest.size() - size) : rest.substr(size);
   }
+  return {};
+}
+
+Status split_at(Call& c, List& to, std::string_view between, int64_t most, bool backwards) {
+  std::string_view rest = self_text(c);
+  for (size_t at; (most < 0 || static_cast<int64_t>(to.items.size()) < most) &&
+                  (at = backwards ? rest.rfind(between) : rest.find(between)) != std::string_view::npos;) {
+    const std::string_view before = rest.substr(0, at), after = rest.substr(at + between.size());
+    THIMBLE_TRY(append_piece(c, to, backwards ? after : before));
+    rest = backwards ? before : after;
+  }
+  return append_piece(c, to, rest);
+}
+
+template <bool backwards>
+Result<Value> split(Call& c) {
+  THIMBLE_LET(most, c.integer(1, -1));
+  THIMBLE_LET(all, c.heap.list());
+  if (!c.given(0) || is<None>(c.arguments[0])) {
+    THIMBLE_TRY(split_at_space(c, *all, most, backwards));
+  } else {
+    THIMBLE_LET(between, c.text(0));
+    if (between->empty()) return bad("a text cannot be split at an empty one");
+    THIMBLE_TRY(spend_search(c.heap, self_text(c).size(), between->size()));
+    THIMBLE_TRY(split_at(c, *all, *between, most, backwards));
+  }
+  if (backwards) std::reverse(all->items.begin(), all->items.end());
   return Value(all);
 }
 
-// At white space, which is nothing where it stands at the ends.
-std::vector<std::string_view> split_at_space(std::string_view rest, int64_t most) {
-  std::vector<std::string_view> pieces;
-  for (rest = strip_start(rest, nullptr); !rest.empty(); rest = strip_start(rest, nullptr)) {
-    if (most >= 0 && static_cast<int64_t>(pieces.size()) == most) {
-      pieces.push_back(rest);
-      break;
-    }
-    size_t size = 0;
-    while (size < rest.size() && !space_at_start(rest.substr(size))) ++size;
-    pieces.push_back(rest.substr(0, size));
-    rest.remove_prefix(size);
-  }
-  return pieces;
-}
-
-Result<Value> split(Call& c) {
-  std::string_view rest = self_text(c);
-  THIMBLE_LET(most, c.integer(1, -1));
-  THIMBLE_TRY(c.heap.spend_bytes(rest.size()));
-  if (!c.given(0) || is<None>(c.arguments[0])) return append_pieces(c, split_at_space(rest, most));
-  THIMBLE_LET(between, c.text(0));
-  if (between->empty()) return bad("a text cannot be split at an empty one");
-  THIMBLE_TRY(spend_search(c.heap, rest.size(), between->size()));
-  std::vector<std::string_view> pieces;
-  for (size_t at; (most < 0 || static_cast<int64_t>(pieces.size()) < most) &&
-                  (at = rest.find(*between)) != std::string_view::npos;) {
-    pieces.push_back(rest.substr(0, at));
-    rest.remove_prefix(at + between->size());
-  }
-  pieces.push_back(rest);
-  return append_pieces(c, pieces);
-}
-
-// The same from the end on.
-std::vector<std::string_view> rsplit_at_space(std::string_view rest, int64_t most) {
-  std::vector<std::string_view> pieces;
-  for (rest = strip_end(rest, nullptr); !rest.empty(); rest = strip_end(rest, nullptr)) {
-    if (most >= 0 && static_cast<int64_t>(pieces.size()) == most) {
-      pieces.push_back(rest);
-      break;
-    }
-    size_t at = rest.size();
-    while (at > 0 && !space_at_end(rest.substr(0, at))) at -= last_character(rest.substr(0, at)).size();
-    pieces.push_back(rest.substr(at));
-    rest = rest.substr(0, at);
-  }
-  std::reverse(pieces.begin(), pieces.end());
-  return pieces;
-}
-
-Result<Value> rsplit(Call& c) {
-  std::string_view rest = self_text(c);
-  THIMBLE_LET(most, c.integer(1, -1));
-  THIMBLE_TRY(c.heap.spend_bytes(rest.size()));
-  if (!c.given(0) || is<None>(c.arguments[0])) return append_pieces(c, rsplit_at_space(rest, most));
-  THIMBLE_LET(between, c.text(0));
-  if (between->empty()) return bad("a text cannot be split at an empty one");
-  THIMBLE_TRY(spend_search(c.heap, rest.size(), between->size()));
-  std::vector<std::string_view> pieces;
-  for (size_t at; (most < 0 || static_cast<int64_t>(pieces.size()) < most) &&
-                  (at = rest.rfind(*between)) != std::string_view::npos;) {
-    pieces.push_back(rest.substr(at + between->size()));
-    rest = rest.substr(0, at);
-  }
-  pieces.push_back(rest);
-  std::reverse(pieces.begin(), pieces.end());
-  return append_pieces(c, pieces);
-}
-
 Result<Value> splitlines(Call& c) {
-  const std::string& text = self_text(c);
-  THIMBLE_TRY(c.heap.spend_bytes(text.size()));
-  std::vector<std::string_view> lines = split_lines(text);
-  if (c.flag(0)) {  // each up to where the next begins
-    for (size_t i = 0; i < lines.size(); ++i) {
-      const char* const end = i + 1 < lines.size() ? lines[i + 1].data() : text.data() + text.size();
-      lines[i] = {lines[i].data(), static_cast<size_t>(end - lines[i].data())};
-    }
+  THIMBLE_LET(all, c.heap.list());
+  for (std::string_view rest = self_text(c); !rest.empty();) {
+    const std::string_view from = rest;
+    std::string_view line = take_line(rest);
+    if (c.flag(0)) line = from.substr(0, from.size() - rest.size());  // with its end
+    THIMBLE_TRY(append_piece(c, *all, line));
   }
-  return append_pieces(c, lines);
+  return Value(all);
 }
 
 Result<Value> replace(Call& c) {
@@ -189,19 +162,22 @@ Result<Value> replace(Call& c) {
   THIMBLE_LET(most, c.integer(2, -1));
   std::string_view rest = self_text(c);
   THIMBLE_TRY(spend_search(c.heap, rest.size(), old->size()));
-  std::string out;
+  TextOut out(c.heap);
   for (int64_t done = 0; most < 0 || done < most; ++done) {
     size_t at = rest.find(*old);
     // Nothing is found before every character, and once at the end.
-    if (old->empty() && done > 0)
-      at = rest.empty() ? std::string_view::npos : split_characters(rest.substr(0, 4))[0].size();
+    if (old->empty() && done > 0) {
+      std::string_view after = rest;
+      at = rest.empty() ? std::string_view::npos : take_character(after).size();
+    }
     if (at == std::string_view::npos) break;
-    THIMBLE_TRY(c.heap.spend_bytes(at + with->size()));
     out += rest.substr(0, at);
     out += *with;
+    THIMBLE_TRY(out.status());
     rest.remove_prefix(at + old->size());
   }
-  return c.made(out + std::string(rest));
+  out += rest;
+  return out.value(is_markup(c.self));
 }
 
 // The place of a part in characters, or -1; from the end where `last`. An error in its place where `needed`.
@@ -229,15 +205,16 @@ Result<Value> count(Call& c) {
 
 Result<Value> join(Call& c) {
   THIMBLE_LET(all, elements(c.heap, c.arguments[0]));
-  std::string out;
+  TextOut out(c.heap);
   for (size_t i = 0; i < all->items.size(); ++i) {
     if (!is<Text>(all->items[i]))
       return bad(std::string("only texts can be joined, and one is ") + kind_name(all->items[i]));
     THIMBLE_LET(text, is_markup(c.self) ? escaped(c.heap, all->items[i]) : printed(c.heap, all->items[i]));
-    THIMBLE_TRY(c.heap.spend_bytes(text->size() + self_text(c).size()));
-    out += (i ? self_text(c) : "") + *text;
+    if (i) out += self_text(c);
+    out += *text;
+    THIMBLE_TRY(out.status());
   }
-  return c.made(std::move(out));
+  return out.value(is_markup(c.self));
 }
 
 Result<Value> format(Call& c) { return brace_format(c, *as<Text>(c.self)); }
@@ -248,12 +225,12 @@ Result<Value> remove_edge(Call& c) {
   std::string_view text = self_text(c);
   if (at_start && text.starts_with(*edge)) text.remove_prefix(edge->size());
   if (!at_start && text.ends_with(*edge)) text.remove_suffix(edge->size());
-  return c.made(std::string(text));
+  return c.made(text);
 }
 
 template <bool (*holds)(std::string_view)>
 Result<Value> is_made_of(Call& c) {
-  THIMBLE_TRY(c.heap.spend_bytes(self_text(c).size() * sizeof(uint32_t)));
+  THIMBLE_TRY(c.heap.spend_steps(self_text(c).size() / 16));
   return Value(holds(self_text(c)));
 }
 
@@ -284,16 +261,14 @@ Result<Value> pad(Call& c) {
   const auto size = static_cast<int64_t>(character_count(text));
   if (width <= size) return c.self;
   const auto room = static_cast<uint64_t>(width - size);
-  if (room > UINT64_MAX / fill.size()) return error(Code::kUnsupported, "a text is filled up too far");
-  THIMBLE_TRY(c.heap.spend_bytes(room * fill.size()));
   const uint64_t before = side == Side::kBefore ? room
                           : side == Side::kBoth ? room / 2 + (room & static_cast<uint64_t>(width) & 1)
                                                 : 0;
-  std::string out;
-  for (uint64_t i = 0; i < before; ++i) out += fill;
+  TextOut out(c.heap);
+  out.add(before, fill);
   out += text;
-  for (uint64_t i = before; i < room; ++i) out += fill;
-  return c.made(std::move(out));
+  out.add(room - before, fill);
+  return out.value(is_markup(c.self));
 }
 
 Result<Value> zfill(Call& c) {
@@ -302,29 +277,32 @@ Result<Value> zfill(Call& c) {
   THIMBLE_TRY(c.heap.spend_steps(text.size() / 16));
   const auto size = static_cast<int64_t>(character_count(text));
   if (width <= size) return c.self;
-  THIMBLE_TRY(c.heap.spend_bytes(static_cast<uint64_t>(width - size)));
   const size_t sign = !text.empty() && (text[0] == '-' || text[0] == '+');
-  return c.made(text.substr(0, sign) + std::string(static_cast<size_t>(width - size), '0') +
-                text.substr(sign));
+  const std::string_view whole = text;
+  TextOut out(c.heap);
+  out += whole.substr(0, sign);
+  out.add(static_cast<size_t>(width - size), "0");
+  out += whole.substr(sign);
+  return out.value(is_markup(c.self));
 }
 
 Result<Value> expandtabs(Call& c) {
   THIMBLE_LET(width, c.integer(0, 8));
-  std::string out;
+  TextOut out(c.heap);
   int64_t column = 0;
-  for (const std::string_view character : split_characters(self_text(c))) {
+  for (std::string_view rest = self_text(c); !rest.empty() && out.status().ok();) {
+    const std::string_view character = take_character(rest);
     const bool ends = character == "\n" || character == "\r";
     if (character == "\t") {
       const int64_t gap = width > 0 ? width - column % width : 0;
-      THIMBLE_TRY(c.heap.spend_bytes(static_cast<uint64_t>(gap)));
-      out.append(static_cast<size_t>(gap), ' ');
+      out.add(static_cast<size_t>(gap), " ");
       column += gap;
       continue;
     }
     out += character;
     column = ends ? 0 : column + 1;
   }
-  return c.made(std::move(out));
+  return out.value(is_markup(c.self));
 }
 
 // What stands before the first place of a text, it, and what stands behind; or the last place.
@@ -332,18 +310,15 @@ template <bool last>
 Result<Value> partition(Call& c) {
   THIMBLE_LET(between, c.text(0));
   if (between->empty()) return bad("a text cannot be parted at an empty one");
-  const std::string& text = self_text(c);
+  const std::string_view text = self_text(c);
   THIMBLE_TRY(spend_search(c.heap, text.size(), between->size()));
   const size_t at = last ? text.rfind(*between) : text.find(*between);
   const bool found = at != std::string::npos;
-  std::vector<std::string> parts = {text, "", ""};
+  std::array<std::string_view, 3> parts = {text, "", ""};
   if (found) parts = {text.substr(0, at), *between, text.substr(at + between->size())};
   if (!found && last) parts = {"", "", text};
   THIMBLE_LET(all, c.heap.list(List::Kind::kTuple));
-  for (std::string& part : parts) {
-    THIMBLE_LET(value, c.made(std::move(part)));
-    THIMBLE_TRY(c.heap.append(*all, value));
-  }
+  for (const std::string_view part : parts) THIMBLE_TRY(append_piece(c, *all, part));
   return Value(all);
 }
 
@@ -380,9 +355,9 @@ constexpr Builtin kTextMethods[] = {
     {"rindex", "sub ?start ?end", find<true, true>},
     {"rjust", "width ?fillchar", pad<Side::kBefore>},
     {"rpartition", "sep", partition<true>},
-    {"rsplit", "?sep ?maxsplit", rsplit},
+    {"rsplit", "?sep ?maxsplit", split<true>},
     {"rstrip", "?chars", strip<false, true>},
-    {"split", "?sep ?maxsplit", split},
+    {"split", "?sep ?maxsplit", split<false>},
     {"splitlines", "?keepends", splitlines},
     {"startswith", "prefix ?start ?end", has_edge<true>},
     {"strip", "?chars", strip<true, true>},
@@ -421,8 +396,11 @@ Result<Value> append(Call& c) {
 
 Result<Value> extend(Call& c) {
   THIMBLE_LET(more, elements(c.heap, c.arguments[0]));
-  const std::vector<Value> items = more->items;  // which may be the list itself
-  for (const Value& item : items) THIMBLE_TRY(c.heap.append(self_list(c), item));
+  const size_t size = more->items.size();  // it may be the list itself
+  for (size_t i = 0; i < size; ++i) {
+    const Value item = more->items[i];
+    THIMBLE_TRY(c.heap.append(self_list(c), item));
+  }
   return Value(None());
 }
 
@@ -431,7 +409,7 @@ Result<Value> insert(Call& c) {
   std::vector<Value>& items = self_list(c).items;
   const auto size = static_cast<int64_t>(items.size());
   THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
-  THIMBLE_TRY(c.heap.spend_bytes(sizeof(Value)));
+  THIMBLE_TRY(c.heap.reserve(items, 1));
   const int64_t at = std::clamp<int64_t>(place < 0 ? place + size : place, 0, size);
   items.insert(items.begin() + at, c.arguments[1]);
   return Value(None());

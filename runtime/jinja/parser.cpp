@@ -8,6 +8,7 @@
 
 #include "runtime/jinja/builtins.h"
 #include "runtime/jinja/lexer.h"
+#include "runtime/jinja/text.h"
 
 namespace thimble::jinja {
 namespace {
@@ -122,6 +123,7 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   uint32_t depth_ = 0, loops_ = 0;
+  const char* stack_ = nullptr;  // where it began
   // Directly in a branch: an unknown filter or test is refused when the branch runs, as Jinja2 does.
   bool in_branch_ = false;
   std::optional<Status> unknown_;  // the first of them elsewhere, which is refused here
@@ -143,9 +145,10 @@ struct Deeper {
   ~Deeper() { --depth; }
   uint32_t& depth;
 };
-#define THIMBLE_DEEPER()       \
-  const Deeper deeper(depth_); \
-  if (depth_ > kDeepestSource) return fail(peek().line, "brackets or statements are nested too deeply")
+#define THIMBLE_DEEPER()                                 \
+  const Deeper deeper(depth_);                           \
+  if (depth_ > kDeepestSource || stack_is_short(stack_)) \
+  return fail(peek().line, "brackets or statements are nested too deeply")
 
 Status Parser::unexpected() const {
   const Token& token = peek();
@@ -352,7 +355,8 @@ Result<ExpressionPtr> Parser::constant() {
   THIMBLE_LET(node, make(Kind::kConstant));
   if (token.kind == Token::Kind::kFloat) {
     double number = 0;
-    std::from_chars(token.text.data(), token.text.data() + token.text.size(), number);
+    const auto read = std::from_chars(token.text.data(), token.text.data() + token.text.size(), number);
+    if (read.ec == std::errc::result_out_of_range) number = float_beyond(token.text);
     node->constant = number;
     ++at_;
   } else if (token.kind == Token::Kind::kString) {
@@ -542,6 +546,7 @@ Status Parser::arguments(Expression& of) {
 // ---- statements ----
 
 Result<Block> Parser::run() {
+  stack_ = static_cast<const char*>(__builtin_frame_address(0));
   THIMBLE_LET(whole, block({}));
   if (unknown_) return *unknown_;
   return std::move(whole);

@@ -4,7 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 
+#include "runtime/jinja/value.h"
 #include "runtime/tokenizer/expression.h"
 #include "runtime/tokenizer/utf8.h"
 
@@ -62,13 +65,10 @@ std::string_view characters(std::string_view text, size_t first, size_t last) {
   return text.substr(begin, end - begin);
 }
 
-std::vector<std::string_view> split_characters(std::string_view text) {
-  std::vector<std::string_view> all;
-  while (!text.empty()) {
-    all.push_back(text.substr(0, first_code_point(text).size));
-    text.remove_prefix(all.back().size());
-  }
-  return all;
+std::string_view take_character(std::string_view& rest) {
+  const std::string_view first = rest.substr(0, first_code_point(rest).size);
+  rest.remove_prefix(first.size());
+  return first;
 }
 
 size_t space_at_start(std::string_view text) {
@@ -101,50 +101,45 @@ std::string_view strip_end(std::string_view text, const std::string* set) {
   return text;
 }
 
-std::vector<std::string_view> split_lines(std::string_view text) {
-  std::vector<std::string_view> lines;
-  while (!text.empty()) {
-    size_t end = std::min(text.find_first_of("\n\r\v\f\x1c\x1d\x1e"), text.size());
-    size_t next = std::min(end + 1, text.size());
-    for (const std::string_view wide : {"\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9"}) {
-      const size_t at = text.substr(0, end).find(wide);
-      if (at == std::string_view::npos) continue;
-      end = at;
-      next = at + wide.size();
-    }
-    if (text.substr(end, 2) == "\r\n") next = end + 2;
-    lines.push_back(text.substr(0, end));
-    text.remove_prefix(next);
+std::string_view take_line(std::string_view& rest) {
+  for (size_t at = 0; at < rest.size(); ++at) {
+    const std::string_view here = rest.substr(at);
+    size_t end = here.starts_with("\r\n") ? 2 : here[0] == '\n' || here[0] == '\r' ? 1 : 0;
+    if (here[0] == '\v' || here[0] == '\f' || (here[0] >= '\x1c' && here[0] <= '\x1e')) end = 1;
+    for (const std::string_view wide : {"\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9"})
+      if (here.starts_with(wide)) end = wide.size();
+    if (end == 0) continue;
+    const std::string_view line = rest.substr(0, at);
+    rest.remove_prefix(at + end);
+    return line;
   }
-  return lines;
+  return std::exchange(rest, {});
 }
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
+void escape(std::string_view text, TextOut& out) {
+  out.reserve(text.size());
+  while (!text.empty()) {
     constexpr std::string_view kSpecial = "&<>\"'";
     constexpr const char* kWritten[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
-    const size_t special = kSpecial.find(c);
-    if (special == std::string_view::npos)
-      out += c;
-    else
-      out += kWritten[special];
+    const size_t plain = std::min(text.find_first_of(kSpecial), text.size());
+    out += text.substr(0, plain);
+    if (plain < text.size()) out += kWritten[kSpecial.find(text[plain])];
+    text.remove_prefix(std::min(plain + 1, text.size()));
   }
-  return out;
 }
 
-std::string quoted(std::string_view text) {
+void quote(std::string_view text, TextOut& out) {
   const bool apostrophe = text.find('\'') != std::string_view::npos;
   const char quote = apostrophe && text.find('"') == std::string_view::npos ? '"' : '\'';
-  std::string out(1, quote);
-  for (const Char& c : thimble::characters(text)) {
-    const std::string_view bytes = text.substr(0, c.size);
-    text.remove_prefix(c.size);
+  out.reserve(text.size() + 2);
+  out += quote;
+  while (!text.empty()) {
+    const std::string_view bytes = take_character(text);
     const uint32_t code = first_code_point(bytes).value;
+    const CharClass is = char_class(code);
     const bool shows =
-        code >= kInvalidUtf8 || (code < 0x80 ? code >= 0x20 && code != 0x7f
-                                             : c.is != static_cast<uint32_t>(CharClass::kOther) &&
-                                                   c.is != static_cast<uint32_t>(CharClass::kSpace));
+        code >= kInvalidUtf8 ||
+        (code < 0x80 ? code >= 0x20 && code != 0x7f : is != CharClass::kOther && is != CharClass::kSpace);
     if (bytes[0] == quote || bytes[0] == '\\') {
       out += '\\';
       out += bytes;
@@ -162,8 +157,10 @@ std::string quoted(std::string_view text) {
       out += bytes;
     }
   }
-  return out + quote;
+  out += quote;
 }
+
+double float_beyond(std::string_view digits) { return std::strtod(std::string(digits).c_str(), nullptr); }
 
 std::string float_text(double number) {
   if (std::isnan(number)) return "nan";

@@ -4,15 +4,17 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace thimble::jinja {
+
+class TextOut;
 
 // Characters; a byte that begins none counts as one.
 size_t character_count(std::string_view text);
 // The characters from `first` up to `last`, both at most character_count().
 std::string_view characters(std::string_view text, size_t first, size_t last);
-std::vector<std::string_view> split_characters(std::string_view text);
+// The first character of `rest`, which is not empty, taken from it.
+std::string_view take_character(std::string_view& rest);
 std::string_view last_character(std::string_view text);
 
 // Bytes of the white space that `text` begins with, or ends with; 0 where it is none.
@@ -22,11 +24,14 @@ size_t space_at_end(std::string_view text);
 std::string_view strip_start(std::string_view text, const std::string* set);
 std::string_view strip_end(std::string_view text, const std::string* set);
 
-std::vector<std::string_view> split_lines(std::string_view text);
+// The first line of `rest`, which is not empty, taken from it with its end; of it, only the line is given.
+std::string_view take_line(std::string_view& rest);
 // For HTML: &lt; for <.
-std::string escaped(std::string_view text);
+void escape(std::string_view text, TextOut& out);
 // 'it': the text in quotes as Python writes it in a list.
-std::string quoted(std::string_view text);
+void quote(std::string_view text, TextOut& out);
+// What a number is that from_chars() found out of range: an infinity, or 0.
+double float_beyond(std::string_view digits);
 // 0.1, 1e+16, 2.0: the shortest digits that read back as the same number, laid out as Python does.
 std::string float_text(double number);
 

@@ -3,13 +3,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 
 #include "runtime/jinja/format.h"
 #include "runtime/jinja/letters.h"
 #include "runtime/jinja/machine.h"
 #include "runtime/jinja/table.h"
 #include "runtime/jinja/text.h"
+#include "runtime/tokenizer/utf8.h"
 
 namespace thimble::jinja {
 namespace {
@@ -31,26 +31,30 @@ Result<Value> strip(Call& c) {
     set = as_text(c.arguments[0]);
     THIMBLE_TRY(c.heap.spend_steps(text->size() * given->size() / 64));
   }
-  return c.made(std::string(second(first(*text, set), set)));
+  return c.made(second(first(*text, set), set));
 }
 
-template <std::string (*changed)(std::string_view)>
+template <void (*changed)(std::string_view, TextOut&)>
 Result<Value> change(Call& c) {
   THIMBLE_LET(text, subject_text(c));
-  THIMBLE_TRY(c.heap.spend_bytes(text->size()));
-  return c.made(changed(*text));
+  TextOut out(c.heap);
+  changed(*text, out);
+  return out.value(is_markup(c.self));
 }
 
 Result<Value> title(Call& c) {
   THIMBLE_LET(text, subject_text(c));
-  THIMBLE_TRY(c.heap.spend_bytes(text->size() * sizeof(std::string_view)));
-  std::string out;
+  TextOut out(c.heap);
   bool starts = true;
-  for (const std::string_view letter : split_characters(*text)) {
-    out += starts ? upper(letter) : lower(letter);
+  for (std::string_view rest = *text; !rest.empty() && out.status().ok();) {
+    const std::string_view letter = take_character(rest);
+    if (starts)
+      upper(letter, out);
+    else
+      lower(letter, out);
     starts = space_at_start(letter) || std::string_view("-({[<").find(letter) != std::string_view::npos;
   }
-  return c.heap.text(std::move(out));
+  return out.value();
 }
 
 Result<Value> replace(Call& c) {
@@ -66,26 +70,27 @@ Result<Value> replace(Call& c) {
 Result<Value> indent(Call& c) {
   const Text* text = as<Text>(c.self);
   if (!text) return bad(std::string(kind_name(c.self)) + " has no lines that could be indented");
-  std::string margin;
-  if (const std::string* given = as_text(c.arguments[0])) {
-    margin = *given;
-  } else {
+  std::string spaces;
+  const std::string* margin = as_text(c.arguments[0]);
+  if (!margin) {
     THIMBLE_LET(width, c.integer(0, 4));
     if (width > 1000) return bad("an indent is wider than 1000");
-    margin.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+    spaces.assign(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+    margin = &spaces;
   }
   const bool first = c.flag(1), blank = c.flag(2);
-  std::string out = first ? margin : "";
-  // As if a newline more were there, so that one at the end is kept.
-  const std::string whole = **text + "\n";
-  bool starts = true;
-  for (const std::string_view line : split_lines(whole)) {
-    THIMBLE_TRY(c.heap.spend_bytes(margin.size() + line.size()));
-    if (!starts) out += "\n" + (blank || !line.empty() ? margin : "");
+  TextOut out(c.heap);
+  if (first) out += *margin;
+  std::string_view rest = **text;
+  for (bool ended = true, starts = true; ended && out.status().ok(); starts = false) {
+    const size_t before = rest.size();
+    const std::string_view line = rest.empty() ? rest : take_line(rest);
+    ended = before - rest.size() > line.size();  // so a line follows, if an empty one
+    if (!starts) out += '\n';
+    if (!starts && (blank || !line.empty())) out += *margin;
     out += line;
-    starts = false;
   }
-  return c.made(std::move(out));
+  return out.value(is_markup(c.self));
 }
 
 Result<Value> as_string(Call& c) {
@@ -121,9 +126,17 @@ std::string plain_digits(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto is_digit = [&](size_t at) {
-      return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at]));
+      // Within digits of other scripts, too; what else is there is refused at its place.
+      return at < text.size() &&
+             (std::isalnum(static_cast<unsigned char>(text[at])) || static_cast<uint8_t>(text[at]) >= 0x80);
     };
-    if (text[i] != '_')
+    if (static_cast<uint8_t>(text[i]) >= 0x80) {  // digits of other scripts are digits
+      const CodePoint point = first_code_point(text.substr(i));
+      const int digit = decimal_value(point.value);
+      if (digit < 0) return {};
+      out += static_cast<char>('0' + digit);
+      i += point.size - 1;
+    } else if (text[i] != '_')
       out += text[i];
     else if (i == 0 || !is_digit(i - 1) || !is_digit(i + 1))
       return {};
@@ -131,17 +144,20 @@ std::string plain_digits(std::string_view text) {
   return out;
 }
 
-bool read_integer(std::string_view text, int base, int64_t& out) {
+Status too_large() { return error(Code::kUnsupported, "a number becomes too large"); }
+
+// invalid_argument where the text is not an integer.
+std::errc read_integer(std::string_view text, int base, int64_t& out) {
   std::string digits = plain_digits(text);
   const bool negative = digits.starts_with('-');
   if (negative || digits.starts_with('+')) digits.erase(0, 1);
   const char prefix = base == 16 ? 'x' : base == 8 ? 'o' : base == 2 ? 'b' : '\0';
   if (prefix && digits.size() > 2 && digits[0] == '0' && (digits[1] | 0x20) == prefix) digits.erase(0, 2);
-  if (digits.starts_with('-')) return false;
+  if (digits.starts_with('-')) return std::errc::invalid_argument;
   if (negative) digits.insert(0, 1, '-');
   const char* end = digits.data() + digits.size();
   const auto read = std::from_chars(digits.data(), end, out, base);
-  return read.ptr == end && read.ec == std::errc();
+  return read.ptr == end && !digits.empty() ? read.ec : std::errc::invalid_argument;
 }
 
 bool read_real(std::string_view text, double& out) {
@@ -151,8 +167,7 @@ bool read_real(std::string_view text, double& out) {
   const char* end = digits.data() + digits.size();
   const auto read = std::from_chars(digits.data(), end, out);
   if (read.ptr != end || digits.empty()) return false;
-  if (read.ec == std::errc::result_out_of_range)
-    out = std::strtod(digits.c_str(), nullptr);  // an infinity, or nothing
+  if (read.ec == std::errc::result_out_of_range) out = float_beyond(digits);
   return true;
 }
 
@@ -169,12 +184,15 @@ Result<Value> to_integer(Call& c) {
   } else if (const std::string* text = as_text(c.self)) {
     THIMBLE_TRY(c.heap.spend_bytes(text->size()));
     int64_t integer = 0;
-    if (read_integer(*text, static_cast<int>(base), integer)) return Value(integer);
-    if (!read_real(*text, number)) return otherwise;
+    const std::errc read = read_integer(*text, static_cast<int>(base), integer);
+    if (read == std::errc()) return Value(integer);
+    if (read == std::errc::result_out_of_range) return too_large();
+    if (!read_real(*text, number) || !std::isfinite(number)) return otherwise;
   } else {
     return otherwise;
   }
-  if (!(std::abs(number) < 9e18)) return otherwise;
+  if (std::isnan(number)) return otherwise;
+  if (!(std::abs(number) < 9.2e18)) return too_large();  // Python's integers have no end
   return Value(static_cast<int64_t>(number));
 }
 
@@ -241,13 +259,13 @@ Result<Value> truncate(Call& c) {
   if (size - leeway <= length) return Value(text);
   std::string_view kept = characters(*text, 0, static_cast<size_t>(length - end_size));
   if (!c.flag(1)) kept = kept.substr(0, std::min(kept.rfind(' '), kept.size()));
-  THIMBLE_LET(begin, c.made(std::string(kept)));
+  THIMBLE_LET(begin, c.made(kept));
   return arithmetic(c.heap, "+", begin, Value(end));
 }
 
 Result<Value> wordcount(Call& c) {
   THIMBLE_LET(text, subject_text(c));
-  THIMBLE_TRY(c.heap.spend_bytes(text->size() * sizeof(uint32_t)));
+  THIMBLE_TRY(c.heap.spend_steps(text->size() / 16));
   return Value(static_cast<int64_t>(word_count(*text)));
 }
 
@@ -265,10 +283,8 @@ Result<Value> format(Call& c) {
   return percent_format(c.heap, text, Value(places));
 }
 
-Result<std::string> url_quoted(Call& c, const Value& value, bool in_query) {
+Status url_quote(Call& c, const Value& value, bool in_query, TextOut& out) {
   THIMBLE_LET(text, printed(c.heap, value));
-  THIMBLE_TRY(c.heap.spend_bytes(3 * text->size()));
-  std::string out;
   for (const char byte : *text) {
     const bool kept =
         (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
@@ -279,51 +295,53 @@ Result<std::string> url_quoted(Call& c, const Value& value, bool in_query) {
       out += '+';
     } else {
       constexpr std::string_view kDigits = "0123456789ABCDEF";
-      out.append({'%', kDigits[static_cast<uint8_t>(byte) >> 4], kDigits[static_cast<uint8_t>(byte) & 15]});
+      const char code[] = {'%', kDigits[static_cast<uint8_t>(byte) >> 4],
+                           kDigits[static_cast<uint8_t>(byte) & 15]};
+      out += std::string_view(code, sizeof code);
     }
   }
-  return out;
+  return out.status();
 }
 
 // A text, or pairs of keys and values as a query.
 Result<Value> urlencode(Call& c) {
-  std::vector<std::pair<Value, Value>> pairs;
+  TextOut out(c.heap);
+  const auto add = [&](const Value& key, const Value& value) -> Status {
+    if (!out.text().empty()) out += '&';
+    THIMBLE_TRY(url_quote(c, key, true, out));
+    out += '=';
+    return url_quote(c, value, true, out);
+  };
   if (Dict* const* dict = as<Dict*>(c.self)) {
-    for (const auto& [key, value] : (*dict)->items) pairs.emplace_back(key_value(key), value);
+    for (const auto& [key, value] : (*dict)->items) THIMBLE_TRY(add(key_value(key), value));
   } else if (is<List*>(c.self)) {
     THIMBLE_LET(all, elements(c.heap, c.self));
     for (const Value& item : all->items) {
       THIMBLE_LET(both, elements(c.heap, item));
       if (both->items.size() != 2) return bad("urlencode takes a text, or pairs");
-      pairs.emplace_back(both->items[0], both->items[1]);
+      THIMBLE_TRY(add(both->items[0], both->items[1]));
     }
   } else {
-    THIMBLE_LET(text, url_quoted(c, c.self, false));
-    return c.heap.text(std::move(text));
+    THIMBLE_TRY(url_quote(c, c.self, false, out));
   }
-  std::string out;
-  for (const auto& [key, value] : pairs) {
-    THIMBLE_LET(name, url_quoted(c, key, true));
-    THIMBLE_LET(text, url_quoted(c, value, true));
-    out += (out.empty() ? "" : "&") + name + "=" + text;
-  }
-  return c.heap.text(std::move(out));
+  return out.value();
 }
 
 // class="a" of a dict, for a tag of HTML.
 Result<Value> xmlattr(Call& c) {
   Dict* const* dict = as<Dict*>(c.self);
   if (!dict) return bad(std::string("xmlattr takes a dict, and ") + kind_name(c.self) + " was given");
-  std::string out;
+  TextOut out(c.heap);
   for (const auto& [key, value] : (*dict)->items) {
     if (is<None>(value) || is<Undefined>(value)) continue;
     THIMBLE_LET(name, escaped(c.heap, key_value(key)));
     THIMBLE_LET(text, escaped(c.heap, value));
     if (name->find_first_of(" \t\n\v\f\r/>=") != std::string::npos)
       return bad("xmlattr takes no such name: " + name->substr(0, 64));
-    out += (out.empty() && !c.flag(0, true) ? "" : " ") + *name + "=\"" + *text + "\"";
+    if (!out.text().empty() || c.flag(0, true)) out += ' ';
+    (((out += *name) += "=\"") += *text) += '"';
   }
-  return c.heap.text(std::move(out));
+  return out.value();
 }
 
 constexpr Builtin kTextFilters[] = {

@@ -14,7 +14,7 @@ constexpr const char* kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
 
 }  // namespace
 
-Result<std::string> format_time(int64_t seconds, std::string_view format) {
+Status format_time(int64_t seconds, std::string_view format, TextOut& out) {
   using namespace std::chrono;
   constexpr int64_t kDay = 86400, kMost = int64_t{1} << 37;  // some thousand years either way
   if (seconds < -kMost || seconds > kMost) return error(Code::kInvalidArgument, "the time is out of range");
@@ -50,13 +50,12 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
     }
   };
 
-  std::string out;
   const auto number = [&](int value, int width) {
     char text[16];
     std::snprintf(text, sizeof text, "%0*d", width, value);
     out += text;
   };
-  for (size_t i = 0; i < format.size(); ++i) {
+  for (size_t i = 0; i < format.size() && out.status().ok(); ++i) {
     if (format[i] != '%' || i + 1 == format.size()) {
       out += format[i];
       continue;
@@ -65,8 +64,7 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
     i += unpadded ? 2 : 1;
     const int two = unpadded ? 1 : 2;
     if (const std::string_view several = longer(format[i]); !several.empty()) {
-      THIMBLE_LET(text, format_time(seconds, several));
-      out += text;
+      THIMBLE_TRY(format_time(seconds, several, out));
       continue;
     }
     switch (format[i]) {
@@ -148,7 +146,7 @@ Result<std::string> format_time(int64_t seconds, std::string_view format) {
         return error(Code::kUnsupported, "strftime_now does not know %%%c", format[i]);
     }
   }
-  return out;
+  return out.status();
 }
 
 }  // namespace thimble::jinja

@@ -8,7 +8,8 @@
 namespace thimble::jinja {
 namespace {
 
-constexpr uint64_t kItemBytes = sizeof(Value) + 16, kEntryBytes = 2 * sizeof(Value) + 64;
+// Of a node of a dict's index with its place in the table, and of a text besides its bytes.
+constexpr uint64_t kIndexBytes = 80, kTextBytes = sizeof(std::string) + 32;
 
 Status spend(uint64_t& left, uint64_t count, const char* what) {
   if (count > left) return error(Code::kUnsupported, "the template %s; that is stopped here", what);
@@ -22,10 +23,26 @@ Status too_deep() {
 
 bool is_number(const Value& v) { return is<bool>(v) || is<int64_t>(v) || is<double>(v); }
 
-double number(const Value& v) {
-  int64_t room = 0;
-  if (const int64_t* integer = as_integer(v, room)) return static_cast<double>(*integer);
-  return *as<double>(v);
+// Exactly, as Python does: -1, 0, 1 for less, equal, more; 2 where one is not a number.
+int compare_numbers(const Value& a, const Value& b) {
+  int64_t room_a = 0, room_b = 0;
+  const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
+  if (x && y) return *x < *y ? -1 : *x > *y;
+  if (!x && y) {
+    const int other = compare_numbers(b, a);
+    return other == 2 ? 2 : -other;
+  }
+  const double real = *as<double>(b);
+  if (!x) {
+    const double left = *as<double>(a);
+    return left < real ? -1 : left > real ? 1 : left == real ? 0 : 2;
+  }
+  if (std::isnan(real)) return 2;
+  if (real >= 0x1p63) return -1;
+  if (real < -0x1p63) return 1;
+  const double whole = std::floor(real);
+  const auto integer = static_cast<int64_t>(whole);
+  return *x < integer ? -1 : *x > integer ? 1 : whole < real ? -1 : 0;
 }
 
 Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth);
@@ -53,12 +70,9 @@ Result<bool> equal_dicts(Heap& heap, Dict& a, Dict& b, uint32_t depth) {
 
 Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth) {
   THIMBLE_TRY(heap.spend_steps(1));
+  THIMBLE_TRY(heap.check_stack());
   if (depth > kDeepestValue) return too_deep();
-  if (is_number(a) && is_number(b)) {
-    int64_t room_a = 0, room_b = 0;
-    const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
-    return x && y ? *x == *y : number(a) == number(b);
-  }
+  if (is_number(a) && is_number(b)) return compare_numbers(a, b) == 0;
   if (a.index() != b.index()) return false;
   if (const std::string* text = as_text(a)) {
     THIMBLE_TRY(heap.spend_steps(text->size() / 64));
@@ -78,12 +92,9 @@ Result<bool> equal_at(Heap& heap, const Value& a, const Value& b, uint32_t depth
 
 Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth) {
   THIMBLE_TRY(heap.spend_steps(1));
+  THIMBLE_TRY(heap.check_stack());
   if (depth > kDeepestValue) return too_deep();
-  if (is_number(a) && is_number(b)) {
-    int64_t room_a = 0, room_b = 0;
-    const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
-    return x && y ? *x < *y : number(a) < number(b);
-  }
+  if (is_number(a) && is_number(b)) return compare_numbers(a, b) == -1;
   if (const std::string* x = as_text(a), *y = as_text(b); x && y) {
     THIMBLE_TRY(heap.spend_steps(std::min(x->size(), y->size()) / 64));
     return *x < *y;  // bytes of UTF-8 are in the order of code points
@@ -102,9 +113,9 @@ Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth)
 
 class Printer {
  public:
-  explicit Printer(Heap& heap) : heap_(heap) {}
+  explicit Printer(Heap& heap) : out(heap), heap_(heap) {}
   Status print(const Value& value, uint32_t depth);
-  std::string out;
+  TextOut out;
 
  private:
   Status print_list(const List& list, uint32_t depth);
@@ -120,10 +131,10 @@ Status Printer::print_list(const List& list, uint32_t depth) {
                      : list.kind == List::Kind::kItems  ? "dict_items"
                                                         : nullptr;
   if (list.kind == List::Kind::kRange || list.kind == List::Kind::kIterator) {
-    out += list.shown ? *list.shown : "<an iterator>";
+    out += list.shown ? std::string_view(*list.shown) : "<an iterator>";
     return {};
   }
-  if (view) out.append(view).append("(");
+  if (view) (out += view) += "(";
   out += tuple ? '(' : '[';
   for (size_t i = 0; i < list.items.size(); ++i) {
     if (i) out += ", ";
@@ -149,10 +160,15 @@ Status Printer::print_dict(const Dict& dict, uint32_t depth) {
 
 Status Printer::print(const Value& value, uint32_t depth) {
   if (depth > kDeepestValue) return too_deep();
-  const size_t before = out.size();
-  if (const std::string* text = as_text(value))
-    out += !depth ? *text : is_markup(value) ? "Markup(" + quoted(*text) + ")" : quoted(*text);
-  else if (is<Undefined>(value))
+  THIMBLE_TRY(heap_.check_stack());
+  if (const std::string* text = as_text(value)) {
+    if (is_markup(value) && depth) out += "Markup(";
+    if (depth)
+      quote(*text, out);
+    else
+      out += *text;
+    if (is_markup(value) && depth) out += ')';
+  } else if (is<Undefined>(value))
     out += depth ? "Undefined" : "";
   else if (is<None>(value))
     out += "None";
@@ -168,8 +184,7 @@ Status Printer::print(const Value& value, uint32_t depth) {
     return print_dict(**as<Dict*>(value), depth);
   else
     out += std::string("<") + kind_name(value) + ">";
-  // As it grows, so that a list which holds one text a million times ends early.
-  THIMBLE_TRY(heap_.spend_bytes(out.size() - before));
+  THIMBLE_TRY(out.status());  // now, so that a list which holds one text a million times ends early
   return heap_.spend_steps(1);
 }
 
@@ -196,8 +211,54 @@ Status Heap::spend_bytes(uint64_t count) {
 }
 Status Heap::spend_output(uint64_t count) { return spend(left_.output, count, "writes too much"); }
 
-Result<Value> Heap::text(std::string text, bool markup) {
-  THIMBLE_TRY(spend_bytes(text.size() + sizeof(std::string)));
+Status Heap::check_stack() const {
+  return stack_is_short(stack_) ? error(Code::kUnsupported, "the template nests too deeply") : Status();
+}
+
+bool stack_is_short(const char* from) {
+  const char* const here = static_cast<const char*>(__builtin_frame_address(0));
+  return from && (from > here ? from - here : here - from) > static_cast<std::ptrdiff_t>(kMostStack);
+}
+
+Recursion::Recursion(Heap& heap) : heap_(heap), before_(heap.stack_) {
+  if (!before_) heap_.stack_ = static_cast<const char*>(__builtin_frame_address(0));
+}
+Recursion::~Recursion() { heap_.stack_ = before_; }
+
+void TextOut::reserve(size_t more) {
+  if (status_.ok()) status_ = heap_.reserve(text_, more);
+}
+
+void TextOut::add(std::string_view text) {
+  reserve(text.size());
+  if (status_.ok()) text_ += text;
+}
+
+void TextOut::add(size_t count, std::string_view text) {
+  if (!text.empty() && count > SIZE_MAX / text.size())
+    status_ = heap_.spend_bytes(UINT64_MAX);
+  else
+    reserve(count * text.size());
+  for (size_t i = 0; i < count && !text.empty() && status_.ok(); ++i) text_ += text;
+}
+
+Result<std::string> TextOut::take() {
+  THIMBLE_TRY(status_);
+  return std::exchange(text_, {});
+}
+
+Result<Value> TextOut::value(bool markup) {
+  THIMBLE_TRY(status_);
+  return heap_.keep(std::exchange(text_, {}), markup);
+}
+
+Result<Value> Heap::text(std::string_view text, bool markup) {
+  THIMBLE_TRY(spend_bytes(text.size() + kTextBytes));
+  return Value(Text(std::make_shared<const std::string>(text), markup));
+}
+
+Result<Value> Heap::keep(std::string text, bool markup) {
+  THIMBLE_TRY(spend_bytes(kTextBytes));
   return Value(Text(std::make_shared<const std::string>(std::move(text)), markup));
 }
 
@@ -224,7 +285,7 @@ Result<Loop*> Heap::loop(const Loop& like) {
 }
 
 Result<Value> Heap::cycler(std::vector<Value> items) {
-  THIMBLE_TRY(spend_bytes(sizeof(Cycler) + items.size() * kItemBytes));
+  THIMBLE_TRY(spend_bytes(sizeof(Cycler) + items.size() * sizeof(Value)));
   cyclers_.push_back({std::move(items), 0});
   return Value(&cyclers_.back());
 }
@@ -248,13 +309,14 @@ Result<Value> Heap::close(const Macro* macro, Scope* scope) {
 }
 
 Status Heap::append(List& to, Value value) {
-  THIMBLE_TRY(spend_bytes(kItemBytes));
+  THIMBLE_TRY(reserve(to.items, 1));
   to.items.push_back(std::move(value));
   return {};
 }
 
 Status Heap::set(Dict& in, const Text& key, Value value) {
-  THIMBLE_TRY(spend_bytes(kEntryBytes));
+  THIMBLE_TRY(reserve(in.items, 1));
+  THIMBLE_TRY(spend_bytes(kIndexBytes));
   in.set(key, std::move(value));
   return {};
 }
@@ -326,9 +388,11 @@ Result<bool> less(Heap& heap, const Value& a, const Value& b) { return less_at(h
 
 Result<Text> printed(Heap& heap, const Value& value) {
   if (const Text* text = as<Text>(value)) return *text;
+  const Recursion recursion(heap);
   Printer printer(heap);
   THIMBLE_TRY(printer.print(value, 0));
-  return Text(std::make_shared<const std::string>(std::move(printer.out)));
+  THIMBLE_LET(text, printer.out.value());
+  return *as<Text>(text);
 }
 
 Result<List*> elements(Heap& heap, const Value& value) {
@@ -342,9 +406,8 @@ Result<List*> elements(Heap& heap, const Value& value) {
   if (Dict* const* dict = as<Dict*>(value)) {
     for (const auto& [key, unused] : (*dict)->items) THIMBLE_TRY(heap.append(*all, key_value(key)));
   } else if (const std::string* text = as_text(value)) {
-    THIMBLE_TRY(heap.spend_bytes(text->size() * sizeof(std::string_view)));
-    for (const std::string_view character : split_characters(*text)) {
-      THIMBLE_LET(one, heap.text(std::string(character)));
+    for (std::string_view rest = *text; !rest.empty();) {
+      THIMBLE_LET(one, heap.text(take_character(rest)));
       THIMBLE_TRY(heap.append(*all, one));
     }
   } else if (!is<Undefined>(value)) {

@@ -6,6 +6,7 @@
 // them. Texts cannot hold anything and count their references.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -118,7 +119,14 @@ struct Limits {
   uint64_t output = 32 << 20;
 };
 
-// Makes values and counts what they take.
+// How much of the stack parsing, running and printing may use, whatever they recurse through: threads of some
+// systems have 512 KiB. Frames differ between compilers, and are several times as large with sanitizers, so
+// bytes are counted and not levels. What is left is for the caller, and for what does not check.
+inline constexpr size_t kMostStack = 352 << 10;
+// Whether more than that lies between a place on the stack and here.
+bool stack_is_short(const char* from);
+
+// Makes values and counts what they take, as vectors and strings take it: with the room that they grow into.
 class Heap {
  public:
   explicit Heap(const Limits& limits) : left_(limits) {}
@@ -129,7 +137,21 @@ class Heap {
   Status spend_bytes(uint64_t count);
   Status spend_output(uint64_t count);
 
-  Result<Value> text(std::string text, bool markup = false);
+  // Refuses where little is left of what recursion may use of the stack (Recursion).
+  Status check_stack() const;
+
+  Result<Value> text(std::string_view text, bool markup = false);  // a copy
+  Result<Value> keep(std::string text, bool markup = false);       // whose bytes are counted already
+  // Room for so many elements, or bytes, more.
+  template <typename Container>
+  Status reserve(Container& in, uint64_t more) {
+    const uint64_t room = in.capacity(), size = in.size();
+    if (more <= room - size) return {};
+    const uint64_t next = std::max(size + more, 2 * room);
+    THIMBLE_TRY(spend_bytes(next * sizeof(in[0])));
+    in.reserve(static_cast<size_t>(next));
+    return {};
+  }
   Result<List*> list(List::Kind kind = List::Kind::kList);
   Result<Dict*> dict();
   Result<Namespace*> new_namespace();
@@ -142,7 +164,10 @@ class Heap {
   Status set(Dict& in, const Text& key, Value value);
 
  private:
+  friend class Recursion;
+
   Limits left_;
+  const char* stack_ = nullptr;  // where the outermost Recursion stands
   std::deque<List> lists_;
   std::deque<Dict> dicts_;
   std::deque<Namespace> namespaces_;
@@ -151,6 +176,51 @@ class Heap {
   std::deque<Closure> closures_;
   std::deque<Cycler> cyclers_;
   std::deque<Joiner> joiners_;
+};
+
+// Stands where a recursion begins that Heap::check_stack() bounds; within another one it does nothing.
+class Recursion {
+ public:
+  explicit Recursion(Heap& heap);
+  ~Recursion();
+  Recursion(const Recursion&) = delete;
+
+ private:
+  Heap& heap_;
+  const char* const before_;
+};
+
+// A text that grows. What it takes is counted before it is taken; when that is too much it takes nothing
+// more, and status() and value() refuse.
+class TextOut {
+ public:
+  explicit TextOut(Heap& heap) : heap_(heap) {}
+  // Takes room for so many bytes more, for who knows how many will come.
+  void reserve(size_t more);
+  void add(std::string_view text);
+  void add(size_t count, std::string_view text);  // so many times
+  TextOut& operator+=(std::string_view text) {
+    add(text);
+    return *this;
+  }
+  TextOut& operator+=(char c) {
+    add({&c, 1});
+    return *this;
+  }
+  TextOut another() const { return TextOut(heap_); }
+  void fail(const Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+  const Status& status() const { return status_; }
+  const std::string& text() const { return text_; }
+  // What was written; this is empty after it.
+  Result<std::string> take();
+  Result<Value> value(bool markup = false);
+
+ private:
+  Heap& heap_;
+  std::string text_;
+  Status status_;
 };
 
 inline constexpr uint32_t kDeepestValue = 64;  // lists within lists, where values are compared or written

@@ -45,12 +45,14 @@ uint32_t classes_named(std::string_view name) {
 
 }  // namespace
 
+CharClass char_class(uint32_t value) { return value < 128 ? kAscii[value] : search_class(value); }
+
 std::vector<Char> characters(std::string_view text) {
   std::vector<Char> out;
   out.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = first_code_point(text.substr(at));
-    const CharClass is = c.value < 128 ? kAscii[c.value] : search_class(c.value);
+    const CharClass is = char_class(c.value);
     out.push_back({c.value & 0x1FFFFF, static_cast<uint32_t>(is) & 0xF, c.size & 7});
     at += c.size;
   }

@@ -20,6 +20,7 @@ struct Char {
 static_assert(sizeof(Char) == 4);
 
 std::vector<Char> characters(std::string_view text);
+CharClass char_class(uint32_t value);
 
 // Knows | ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for
 // what of X is not in Y. Differs from others in one way: a group is not entered again once it has matched.

@@ -1,5 +1,8 @@
 // Templates are run as Jinja2 runs them, and hostile ones are stopped.
 #include <gtest/gtest.h>
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 #include <cstdio>
 #include <fstream>
@@ -8,6 +11,7 @@
 #include "runtime/jinja/template.h"
 #include "runtime/jinja/text.h"
 #include "tests/support/chat_cases.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/data.h"
 
 namespace thimble {
@@ -19,10 +23,12 @@ std::string repeated(const std::string& text, int times) {
   return all;
 }
 
+constexpr uint64_t kQuarterBytes = 32 << 20;
+
 // Why a template is refused, by the parser or when it runs.
 // With a quarter of the limits that models' templates have, so that a sanitizer's run ends soon, too.
 Status refusal(const std::string& source, const std::string& variables = "{}") {
-  const jinja::Limits quarter{4'000'000, 32 << 20, 8 << 20};
+  const jinja::Limits quarter{4'000'000, kQuarterBytes, 8 << 20};
   const auto text = render(source, variables, quarter);
   EXPECT_FALSE(text.ok()) << source.substr(0, 200) << "\ngives " << (text.ok() ? text->substr(0, 200) : "");
   return text.ok() ? Status() : text.status();
@@ -127,6 +133,34 @@ TEST(Jinja, SaysWhatFailsAndInWhichLine) {
       "the chat template refuses this: Roles must alternate!");
 }
 
+TEST(Jinja, ReadsNumbersAndPairsAsPythonDoes) {
+  const std::pair<const char*, const char*> all[] = {
+      {"{{ dict([('x', 1), ['y', 2]], z=3) }}", "{'x': 1, 'y': 2, 'z': 3}"},
+      {"{{ dict(['ab']) }}", "{'a': 'b'}"},
+      {"{{ namespace([('x', 1)]).x }}", "1"},
+      {"{{ 1e400 }} {{ -1e400 }} {{ 1e-400 }}", "inf -inf 0.0"},
+      {"{{ '1e400'|float }} {{ '1e-400'|float }}", "inf 0.0"},
+      {"{{ '1e-400'|from_json }} {{ '-1e400'|from_json }}", "0.0 -inf"},
+      {"{{ '\u0661\u0662'|int }} {{ ' -\uff13_\u0967 '|int }} {{ '\u0661.\u0665'|float }}", "12 -31 1.5"},
+      {"{{ '\u00b2'|int }} {{ '\u0661x'|int }} {{ '\u00bd'|float }} {{ 'nan'|int }}", "0 0 0.0 0"},
+      {"{{ 5.5 % 0.1 }} {{ -7.5 % 2 }} {{ -7.5 // 2 }} {{ 1e17 % 3 }} {{ 7.5 // -2 }}",
+       "0.0999999999999997 0.5 -4.0 1.0 -4.0"},
+      {"{{ 9007199254740993 == 9007199254740992.0 }} {{ 9007199254740992.0 < 9007199254740993 }}",
+       "False True"},
+  };
+  for (const auto& [source, expected] : all) {
+    const auto text = render(source);
+    ASSERT_TRUE(text.ok()) << source << "\n" << text.status().message();
+    EXPECT_EQ(*text, expected) << source;
+  }
+  // Python raises, or gives what there is no number for here.
+  for (const char* source :
+       {"{{ dict([1]) }}", "{{ dict(['abc']) }}", "{{ dict(1) }}", "{{ namespace('ab') }}", "{{ 0 ** -1 }}",
+        "{{ 0.0 ** -1 }}", "{{ (-8) ** 0.5 }}", "{{ 10.0 ** 400 }}", "{{ '99999999999999999999'|int }}",
+        "{{ 1e30|int }}", "{{ '1e30'|int }}", "{{ 1e400|int }}"})
+    EXPECT_NE(refusal(source).message(), "") << source;
+}
+
 // ---- hostile templates: each is stopped by a bound, soon ----
 
 TEST(Jinja, StopsLoopsThatDoNotEnd) {
@@ -213,12 +247,31 @@ TEST(Jinja, StopsWhatTakesTooMuchMemory) {
         "{% set a = ['x' * 999999] * 9999 %}{{ a }}",
         "{% set a = ['x' * 999999] * 9999 %}{{ a|tojson }}",
         "{{ ('a' * 999999).replace('', 'b' * 999) }}",
-        "{{ ('\\n' * 999999)|indent(999) }}",
+        "{{ ('\\n' * 999999)|indent(999, blank=true) }}",
         "{{ [[[[1]]]]|tojson(indent='x' * 99999999) }}",
         "{% for i in range(9999) %}{% macro f() %}{% endmacro %}{% set a = range(999)|list %}{% endfor %}",
+        "{% set a = 'a' * 15000000 %}{{ a.expandtabs() }}{{ a.expandtabs() }}",
+        "{{ ('\\n' * 999999).splitlines() }}",
+        "{{ ('\\n' * 999999).splitlines(true) }}",
+        "{{ ('a ' * 999999).split() }}",
+        "{{ ('a ' * 999999).rsplit() }}",
+        "{{ ('a,' * 999999).split(',') }}",
+        "{{ ('a,' * 999999).rsplit(',') }}",
+        "{{ ('a' * 999999)|list }}",
+        "{{ ('a' * 15000000)|reverse }}",
+        "{{ ('a' * 15000000)[::-1] }}",
+        "{{ ['\\x00' * 9999999] }}",
+        "{{ ('%c' * 9999999)|strftime_now if false else strftime_now('%c' * 999999) }}",
+        "{{ [0] * 999999 }}",
+        "{{ range(99999)|map('default', *range(99999))|list }}",
         "{% set ns = namespace(t='x' * 9999999) %}{% for i in range(99) %}{{ ns.t }}{% endfor %}"}) {
+    const int64_t before = g_allocations.live_bytes;
+    g_allocations.peak_bytes = before;
     const Status status = refusal(source);
     EXPECT_EQ(status.code(), Code::kUnsupported) << source << "\n" << status.message();
+    // All that was ever taken at once, by the allocator's count, which is 0 under a sanitizer; a MiB for the
+    // template's tree and what malloc rounds up.
+    EXPECT_LE(g_allocations.peak_bytes - before, int64_t{kQuarterBytes} + (1 << 20)) << source;
   }
 }
 
@@ -264,11 +317,62 @@ TEST(Jinja, StopsWhatIsNestedTooDeeply) {
         "{% set ns = namespace(d={}) %}{% for i in range(999) %}{% set ns.d = {'a': ns.d} %}{% endfor %}{{ "
         "ns.d }}",
         "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l "
-        "}}"})
+        "}}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}"
+        "{% for x in ns.l|map(*(['map'] * 9999 + ['string'])) %}{% endfor %}"})
     EXPECT_EQ(refusal(source).code(), Code::kUnsupported) << source;
   EXPECT_EQ(refusal("{{ s|from_json }}", "{\"s\": \"" + repeated("[", 99'999) + "\"}").code(),
             Code::kUnsupported);
 }
+
+#ifndef _WIN32
+// As musl and macOS give threads by default; the compiler and the sanitizers decide how deep that goes.
+TEST(Jinja, RecursesWithinAStackOf512KiB) {
+  const auto around = [](const char* open, const char* inside, const char* close, int levels) {
+    return repeated(open, levels) + inside + repeated(close, levels);
+  };
+  std::vector<std::string> sources;
+  for (const int levels : {10, 20, 40, 90}) {
+    const auto in_macro = [&](const std::string& body) {
+      sources.push_back("{% macro f(x) %}" + body + "{% endmacro %}{{ f(1) }}");
+    };
+    in_macro("{{ " + around("[", "f(x)", "]", levels) + " }}");
+    in_macro("{{ " + around("f(", "x", ")", levels) + " }}");
+    in_macro("{{ " + around("dict(a=", "f(x)", ")", levels) + " }}");
+    in_macro("{{ " + around("x[:", "f(x)", "]", levels) + " }}");
+    in_macro("{{ " + around("x|default(", "f(x)", ", true)", levels) + " }}");
+    in_macro(around("{% for a in [1] %}", "{{ f(x) }}", "{% endfor %}", levels));
+    in_macro(around("{% set y %}", "{{ f(x) }}", "{% endset %}", levels));
+    in_macro(around("{% filter trim %}", "{{ f(x) }}", "{% endfilter %}", levels));
+    in_macro(around("{% call f(x) %}", "{{ caller() }}", "{% endcall %}", levels));
+    sources.push_back("{% for a in [1] recursive %}{{ " + around("[", "loop([1])", "]", levels) +
+                      " }}{% endfor %}");
+  }
+  for (const char* use :
+       {"l", "l|tojson", "l == ns.m", "l < ns.m", "l|tojson|from_json", "l|map('list')|list"})
+    sources.push_back(
+        "{% set ns = namespace(l=[], m=[]) %}{% for i in range(60) %}{% set ns.l = [ns.l] %}{% set ns.m = "
+        "[ns.m] %}{% endfor %}{% macro f(n) %}{% if n %}{{ [[[f(n - 1)]]] }}{% else %}{{ ns." +
+        std::string(use) + " }}{% endif %}{% endmacro %}{{ f(3) }}{{ f(9) }}{{ f(25) }}");
+  sources.push_back(
+      "{% set ns = namespace(l=[1]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}"
+      "{{ ns.l|map(*(['map'] * 9999 + ['string']))|list }}");
+  const auto run = [](void* all) -> void* {
+    for (const std::string& source : *static_cast<std::vector<std::string>*>(all)) {
+      const auto text = render(source);
+      EXPECT_TRUE(text.ok() || text.status().code() == Code::kUnsupported) << text.status().message();
+    }
+    return nullptr;
+  };
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 512 << 10), 0);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &sources), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+#endif
 
 TEST(Jinja, SeesNothingButWhatItIsGiven) {
   for (const char* source :

@@ -33,6 +33,7 @@ namespace thimble {
 struct Allocations {
   std::atomic<uint64_t> calls;      // that asked for memory
   std::atomic<int64_t> live_bytes;  // with what malloc adds to round up; 0 where only operator new is counted
+  std::atomic<int64_t> peak_bytes;  // the most of live_bytes since the caller set this, by malloc alone
   std::atomic<int64_t> until_failure;  // calls until one fails, the next being 1; 0: none does
 };
 inline constinit Allocations g_allocations{};
@@ -66,7 +67,10 @@ void __libc_free(void*);
 namespace thimble {
 
 inline void* count_block(void* block) {
-  if (block) g_allocations.live_bytes += static_cast<int64_t>(malloc_usable_size(block));
+  if (!block) return block;
+  const int64_t live = g_allocations.live_bytes += static_cast<int64_t>(malloc_usable_size(block));
+  for (int64_t peak = g_allocations.peak_bytes; peak < live;)
+    if (g_allocations.peak_bytes.compare_exchange_weak(peak, live)) break;
   return block;
 }
 inline void* no_memory() {
