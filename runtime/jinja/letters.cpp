@@ -49,7 +49,11 @@ uint32_t title_code(uint32_t code) {
   return own != code ? own : upper_code(code);
 }
 bool is_title_letter(uint32_t code) { return upper_code(code) != code && lower_code(code) != code; }
-bool is_large(uint32_t code) { return lower_code(code) != code && upper_code(code) == code; }
+constexpr uint32_t kDottedI = 0x130;  // its small one is two characters
+
+bool is_large(uint32_t code) {
+  return code == kDottedI || (lower_code(code) != code && upper_code(code) == code);
+}
 bool is_small(uint32_t code) {
   return (upper_code(code) != code || wide_case(code)) && lower_code(code) == code;
 }
@@ -94,7 +98,7 @@ void add_title(TextOut& out, const Letter& letter) {
 }
 
 void add_lower(TextOut& out, const Letter& letter) {
-  constexpr uint32_t kSigma = 0x3a3, kFinalSigma = 0x3c2, kDottedI = 0x130;
+  constexpr uint32_t kSigma = 0x3a3, kFinalSigma = 0x3c2;
   if (letter.code == kDottedI) {
     out += "i\xcc\x87";
   } else if (letter.code == kSigma) {
@@ -178,7 +182,12 @@ void folded(std::string_view text, TextOut& out) {
   // ones.
   TextOut large = out.another();
   upper(text, large);
-  each_letter(large.text(), [&](const Letter& letter) { add(out, lower_code(letter.code), letter); });
+  each_letter(large.text(), [&](const Letter& letter) {
+    if (letter.code == kDottedI)
+      add_lower(out, letter);
+    else
+      add(out, lower_code(letter.code), letter);
+  });
   out.fail(large.status());
 }
 

@@ -85,7 +85,9 @@ Result<Value> indent(Call& c) {
   for (bool ended = true, starts = true; ended && out.status().ok(); starts = false) {
     const size_t before = rest.size();
     const std::string_view line = rest.empty() ? rest : take_line(rest);
-    ended = before - rest.size() > line.size();  // so a line follows, if an empty one
+    // So a line follows, if an empty one; but Jinja2 puts \n behind the text, which makes one end of a last
+    // \r.
+    ended = before - rest.size() > line.size() && !(rest.empty() && (*text)->ends_with('\r'));
     if (!starts) out += '\n';
     if (!starts && (blank || !line.empty())) out += *margin;
     out += line;

@@ -138,6 +138,8 @@ TEST(Jinja, ReadsNumbersAndPairsAsPythonDoes) {
       {"{{ dict([('x', 1), ['y', 2]], z=3) }}", "{'x': 1, 'y': 2, 'z': 3}"},
       {"{{ dict(['ab']) }}", "{'a': 'b'}"},
       {"{{ namespace([('x', 1)]).x }}", "1"},
+      {"{{ '\\r'|indent(2, true, true) }}|{{ 'a\\r\\n'|indent(1, false, true) }}|", "  |a\n |"},
+      {"{{ '\u0130'.swapcase() }} {{ '\u0130'.casefold() }}", "i\u0307 i\u0307"},
       {"{{ 1e400 }} {{ -1e400 }} {{ 1e-400 }}", "inf -inf 0.0"},
       {"{{ '1e400'|float }} {{ '1e-400'|float }}", "inf 0.0"},
       {"{{ '1e-400'|from_json }} {{ '-1e400'|from_json }}", "0.0 -inf"},
