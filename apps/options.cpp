@@ -132,7 +132,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       ->type_name("N")
       ->group(retention);
   app.add_option("--protect-init", o.protect_init,
-                 "First entries, never evicted (default: 4 for window and adore, else 0)")
+                 "First entries, never evicted (default: what the retainer's file says, else 4)")
       ->type_name("N")
       ->group(retention);
 

@@ -480,7 +480,7 @@ typedef struct thimble_session_options {
                                    them always, else 0 */
   uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, 0 for ADORE and
                                    without */
-  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: 4 for WINDOW and ADORE, else 0 */
+  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: what the file of heads says, else 4 */
   uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least; of
                                    no meaning for ADORE, which evicts with every token */
   int32_t selection;            /* THIMBLE_SELECTION_* */

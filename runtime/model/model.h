@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,7 +88,8 @@ struct Retainer {
   uint32_t hidden = 0;           // locret, mlp
   uint32_t rank = 0, sinks = 0;  // sink
   // What it was trained for; 0 where the file does not say.
-  uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0, protect_init = 0;
+  uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
+  std::optional<uint32_t> protect_init;
   // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
   std::vector<float> shares;
   bool by_keydiff = false;  // its check found KeyDiff better than its scores, so it is for KeyDiff

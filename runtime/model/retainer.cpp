@@ -82,6 +82,7 @@ Status check_base(const Gguf& gguf, const std::string& prefix, const Model& mode
 
 // Counts that need not be there.
 Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& retainer) {
+  uint32_t protect_init = 0;
   const struct {
     std::string key;
     uint32_t& to;
@@ -90,7 +91,7 @@ Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& r
       {"locret.chunk", retainer.chunk},
       {"locret.local", retainer.local},
       {prefix + "stabilizers", retainer.stabilizers},
-      {prefix + "protect_init", retainer.protect_init},
+      {prefix + "protect_init", protect_init},
   };
   for (const auto& [key, to] : counts) {
     THIMBLE_LET(value, with_default(gguf.get_uint(key), 0));
@@ -99,6 +100,8 @@ Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& r
                    key.c_str(), value);
     to = static_cast<uint32_t>(value);
   }
+  THIMBLE_LET(says_first, gguf.get_uint(prefix + "protect_init"));
+  if (says_first) retainer.protect_init = protect_init;
   return {};
 }
 

@@ -10,8 +10,8 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kSinks = 4, kRecent = 16;  // entries that stay whatever their score (methods 5.3)
-constexpr uint32_t kRefresh = 16;             // tokens from one ageing of the scores to the next
+constexpr uint32_t kRecent = 16;   // last entries that stay whatever their score (methods 5.3)
+constexpr uint32_t kRefresh = 16;  // tokens from one ageing of the scores to the next
 
 class Adore : public RetentionPolicy {
  public:
@@ -46,7 +46,7 @@ class Adore : public RetentionPolicy {
                    "a pool of %u is too small for adore: the first %u and last %u tokens stay, and with %u "
                    "rebuilt ones it takes at least %u",
                    o.pool, o.protect_init, o.stabilizers, o.rebuild, static_cast<uint32_t>(least));
-    THIMBLE_TRY(resolve_eviction(o, kSinks));
+    THIMBLE_TRY(resolve_eviction(o));
     o.max_new = 1;  // each generated token releases one
     return {};
   }

@@ -18,7 +18,7 @@ class KeyDiffRetention : public RetentionPolicy {
           Code::kInvalidArgument,
           "keydiff compares the keys of one head with each other, so a layer's heads cannot keep the "
           "same entries; leave retain_scope at head, or choose another retention");
-    return resolve_eviction(o, 0);
+    return resolve_eviction(o);
   }
 
   void place(const Setting& s, Arena&, Arena& workspace) override {

@@ -24,10 +24,10 @@ class Locret : public RetentionPolicy {
     if (!o.chunk) o.chunk = retainer->chunk;
     if (o.local == kDefault && retainer->local) o.local = retainer->local;
     if (!o.pool && !o.budget) o.pool = retainer->budget;
-    if (o.protect_init == kDefault) o.protect_init = retainer->protect_init;
+    if (o.protect_init == kDefault) o.protect_init = retainer->protect_init.value_or(kSinks);
     if (o.pool && o.stabilizers == kDefault) o.stabilizers = stabilizers(*retainer, o);
     take_shares(o);
-    return resolve_eviction(o, 0);
+    return resolve_eviction(o);
   }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {

@@ -55,12 +55,12 @@ bool Policies::evict(const Model& model) const {
                      [&](const LayerWeights& layer) { return of(layer).evicts(); });
 }
 
-Status resolve_eviction(SessionOptions& o, uint32_t sinks) {
+Status resolve_eviction(SessionOptions& o) {
   constexpr uint32_t kDefaultLocal = 100;
   // Tokens between two evictions of a generation: an eviction reads and moves the whole pool (methods 2.7).
   constexpr uint32_t kLeastBetweenEvictions = 64;
   if (o.local == kDefault) o.local = kDefaultLocal;
-  if (o.protect_init == kDefault) o.protect_init = sinks;
+  if (o.protect_init == kDefault) o.protect_init = kSinks;
   if (o.local < kLeastBetweenEvictions) o.max_new = std::max(o.max_new, kLeastBetweenEvictions - o.local);
   if (!o.pool) return {};
   if (o.stabilizers == kDefault) o.stabilizers = 0;

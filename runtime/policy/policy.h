@@ -194,9 +194,12 @@ struct Policies {
   bool evict(const Model&) const;
 };
 
-// What retentions that evict share: defaults of local, protect_init (`sinks`) and max_new; and, once the pool
-// is known, whether the stabilizers leave anything to choose.
-Status resolve_eviction(SessionOptions&, uint32_t sinks);
+// First entries that stay by default, whatever their score: models pay much attention to them (StreamingLLM),
+// and fewer hurt.
+inline constexpr uint32_t kSinks = 4;
+// What retentions that evict share: defaults of local, protect_init and max_new; and, once the pool is known,
+// whether the stabilizers leave anything to choose.
+Status resolve_eviction(SessionOptions&);
 // Divides the pool as the retainer's file says, if it does.
 void take_shares(SessionOptions&);
 // Entries of a head with which no step passes the positions that the model was trained for, where those count

@@ -8,7 +8,7 @@ class Random : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
     o.retainer = nullptr;
-    return resolve_eviction(o, 0);
+    return resolve_eviction(o);
   }
   void record(const LayerStep& l) const override { store_plain_score(l, kCisHash); }
   void fill(const SessionOptions& o, StepParams& step) const override { step.seed = o.seed; }

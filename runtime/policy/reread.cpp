@@ -10,14 +10,13 @@ namespace {
 class Reread : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    constexpr uint32_t kSinks = 4;  // KVzip's
     o.retainer = nullptr;
     if (o.retain_scope == RetainScope::kLayer)
       return error(
           Code::kInvalidArgument,
           "reread scores the entries of each KV head by its own queries, so a layer's heads cannot keep "
           "the same entries; leave retain_scope at head, or choose another retention");
-    return resolve_eviction(o, kSinks);
+    return resolve_eviction(o);
   }
 
   void place(const Setting& s, Arena&, Arena& workspace) override {

@@ -18,7 +18,7 @@ class Tova : public RetentionPolicy {
           "tova keeps the same entries in all heads of a layer, so heads cannot keep different numbers "
           "of them; give one pool size, or choose another retention");
     o.retain_scope = RetainScope::kLayer;
-    return resolve_eviction(o, 0);
+    return resolve_eviction(o);
   }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {

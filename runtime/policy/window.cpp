@@ -7,9 +7,8 @@ namespace {
 class Window : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    constexpr uint32_t kSinks = 4;  // StreamingLLM's; fewer hurt
     o.retainer = nullptr;
-    return resolve_eviction(o, kSinks);
+    return resolve_eviction(o);
   }
   void record(const LayerStep& l) const override { store_plain_score(l, kCisPosition); }
 };

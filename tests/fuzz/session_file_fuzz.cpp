@@ -11,7 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::as_bytes(std::span(data, size));
   for (const auto& [retention, selection] : {std::pair(Retention::kLocret, Selection::kTokenSelect),
                                              std::pair(Retention::kReread, Selection::kQuest)}) {
-    const auto session = open_session(model.model, selecting(retaining(model, retention), selection, false));
+    SessionOptions options = selecting(retaining(model, retention), selection, false);
+    options.protect_init = retention == Retention::kReread ? 4 : 0;  // as the corpus was saved
+    const auto session = open_session(model.model, options);
     for (const SessionBytes& input :
          {SessionBytes(bytes.begin(), bytes.end()), sign(SessionBytes(bytes.begin(), bytes.end()))}) {
       if (!session->restore(lend(input), "fuzz").ok()) continue;

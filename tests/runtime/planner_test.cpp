@@ -392,7 +392,12 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   SessionOptions o{.retainer = model().retainer, .retention = Retention::kLocret, .pool = 400};
   const SessionOptions heads = must(resolve(*model().model, o));
   EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, where the file does not say
-  EXPECT_EQ(heads.protect_init, 0u);
+  for (int32_t retention = 1; policy_name(Retention{retention}); ++retention) {
+    SessionOptions asked{.retention = Retention{retention}};
+    if (asked.retention == Retention::kLocret) asked.retainer = model().retainer;  // whose file says nothing
+    if (asked.retention == Retention::kAdore) asked.retainer = model().controller;
+    EXPECT_EQ(must(resolve(*model().model, asked)).protect_init, 4u) << policy_name(asked.retention);
+  }
   o.selection = Selection::kTokenSelect;
   const SessionOptions select = must(resolve(*model().model, o));
   EXPECT_EQ(select.select_k, 2048u);

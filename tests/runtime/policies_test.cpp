@@ -35,6 +35,7 @@ SessionOptions locret(const SeededModel& m, uint32_t pool, uint32_t chunk, uint3
           .chunk = chunk,
           .stabilizers = stabilizers,
           .local = local,
+          .protect_init = 0,  // as published
           .max_new = 32};
 }
 
@@ -808,6 +809,7 @@ SessionOptions demo_locret(uint32_t scope) {
                    .chunk = 96,
                    .stabilizers = 32,
                    .local = 20,
+                   .protect_init = 0,
                    .max_new = 16};
   o.retainer = must(demo()->open_retainer(
       must(MappedFile::open(project_file("models/thimble-demo-28m.locret.gguf"))), "heads"));

@@ -293,6 +293,9 @@ TEST(Retainer, GivesDefaultsThatItWasTrainedWith) {
   EXPECT_EQ(stabilizers(1000), 200u);
   trained.stabilizers = 0;
   EXPECT_EQ(stabilizers(1000), 250u);
+  trained.protect_init = 0;  // what a file says counts, also where it is nothing
+  must(Policies(o).retention->resolve(*m.model, o));
+  EXPECT_EQ(o.protect_init, 0u);
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ TEST(SessionFile, NamesTheSettingThatDiffers) {
       {"chunk 32, this session has 33", [](auto& o) { o.chunk = 33; }},
       {"stabilizers 8, this session has 9", [](auto& o) { o.stabilizers = 9; }},
       {"local 12, this session has 13", [](auto& o) { o.local = 13; }},
-      {"protect_init 0, this session has 2", [](auto& o) { o.protect_init = 2; }},
+      {"protect_init 4, this session has 2", [](auto& o) { o.protect_init = 2; }},
       {"max_new 60, this session has 61", [](auto& o) { o.max_new = 61; }},
       {"selection tokenselect, this session has dense", [](auto& o) { o.selection = Selection::kDense; }},
       {"select_k 24, this session has 25", [](auto& o) { o.select_k = 25; }},
