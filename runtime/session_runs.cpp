@@ -254,11 +254,10 @@ Result<bool> Session::move_runs() {
   const uint32_t kv_heads = model_->shape.kv_heads, count = static_cast<uint32_t>(heads_.size());
   const auto move_head = [&](uint32_t i) -> Status {
     const LayerPool& pool = layout_.layers[i / kv_heads];
-    const HeadRun& to = plan_.dimensions.runs[i];
+    const uint32_t layer_entries = plan_.dimensions.layer_entries[i / kv_heads];
     for (const View& array : {pool.k.values, pool.v.values, pool.pos, pool.cis})
-      if (array)
-        THIMBLE_TRY(
-            move_entries(array, array.bytes / plan_.dimensions.layer_entries[i / kv_heads], heads_[i].first, to.first, entries_[i]));
+      THIMBLE_TRY(move_entries(array, array.bytes / layer_entries, heads_[i].first,
+                               plan_.dimensions.runs[i].first, entries_[i]));
     return {};
   };
   bool moved = false;
@@ -277,7 +276,8 @@ Result<bool> Session::move_runs() {
 }
 
 // Moves entries of one array of a layer, by the view that chunks attend to, which is free between two steps.
-Status Session::move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to, uint64_t entries) const {
+Status Session::move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to,
+                             uint64_t entries) const {
   const View& scratch = layout_.view_k.values;
   const uint64_t at_once = std::max<uint64_t>(scratch.bytes / entry_bytes, 1);
   for (uint64_t done = 0; done < entries;) {

@@ -155,7 +155,8 @@ SavedSession Session::saved() const {
 Status Session::save(const WriteBytes& write, std::span<const std::byte> note, std::string_view held_text) {
   THIMBLE_TRY(begin(Call::kNone, {}));
   const Setting setting{*model_, plan_.options, plan_.dimensions};
-  const std::vector<Piece> all = pieces({setting, plan_.dimensions.runs, entries_, read_, unscored_, generation_}, has_logits_);
+  const Held held{setting, plan_.dimensions.runs, entries_, read_, unscored_, generation_};
+  const std::vector<Piece> all = pieces(held, has_logits_);
   SavedSession state = saved();
   uint32_t saturated;
   THIMBLE_TRY(device_->read(&saturated, layout_.saturated));
@@ -185,7 +186,9 @@ uint32_t Session::saved_division(const SessionFile& file) const {
   const std::vector<Division>& divisions = plan_.dimensions.divisions;
   for (uint32_t i = 0; i < divisions.size(); ++i)
     if (std::equal(file.runs.begin(), file.runs.end(), divisions[i].runs.begin(), divisions[i].runs.end(),
-                   [](const SavedRun& a, const HeadRun& b) { return a.keep == b.keep && a.capacity == b.capacity; }))
+                   [](const SavedRun& theirs, const HeadRun& ours) {
+                     return theirs.keep == ours.keep && theirs.capacity == ours.capacity;
+                   }))
       return i;
   return plan_.dimensions.division;
 }
@@ -241,7 +244,8 @@ Status Session::check_stream(const SessionFile& file, std::span<const HeadRun> r
     const size_t layer_head = i - i % model_->shape.kv_heads;
     const bool windowed = model_->layers[i / model_->shape.kv_heads].window;
     const HeadRun& other = runs[layer_head];
-    const bool alike = (windowed || !plan_.dimensions.moves) && run.keep == other.keep && run.capacity == other.capacity;
+    const bool alike = (windowed || !plan_.dimensions.moves) && run.keep == other.keep &&
+                       run.capacity == other.capacity;
     if (entries > run.capacity || entries > s.read || entries < unbroken ||
         (!run.evicts && (entries != s.read || entries + file.waiting.size() > run.capacity)) ||
         (!windowed && entries < s.unscored) || (alike && entries != file.runs[layer_head].entries))
@@ -390,7 +394,7 @@ Result<MemoryPlan> Session::smaller_plan(uint32_t pool) const {
           "session",
           pool);
     const size_t layer_head = i - i % model_->shape.kv_heads;
-    if (!plan_.dimensions.moves && plan_.dimensions.runs[i].keep == plan_.dimensions.runs[layer_head].keep &&
+    if (!now.moves && now.runs[i].keep == now.runs[layer_head].keep &&
         run.keep != smaller.dimensions.runs[layer_head].keep)  // programs were recorded for equal ones
       return error(Code::kUnsupported,
                    "a pool of %u does not divide evenly among heads that keep equally many; choose another",

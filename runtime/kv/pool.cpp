@@ -92,8 +92,7 @@ void place_runs(const Model& model, Dimensions& d) {
   std::vector<std::vector<uint64_t>> begins;  // of each division
   for (const Division& division : d.divisions) begins.push_back(begins_of(division.runs));
   if (!d.moves) begins.push_back(begins_of(d.runs));
-  for (const std::vector<uint64_t>& all : begins)
-    d.pool_entries = std::max(d.pool_entries, all.back());
+  for (const std::vector<uint64_t>& all : begins) d.pool_entries = std::max(d.pool_entries, all.back());
   for (uint32_t layer = 0; layer < model.shape.layers; ++layer) {
     const uint32_t head = layer * kv_heads;
     uint64_t first = UINT64_MAX, end = 0;
@@ -159,7 +158,8 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
   const uint64_t most_text = shares_of(o).empty() ? 0 : most_used(model, o);
   for (uint64_t text = o.pool; text && text < 2 * most_text; text *= 2) {
     std::vector<HeadRun> runs = runs_for(model, o, policies, text);
-    if (d.divisions.empty() || !std::equal(runs.begin(), runs.end(), d.divisions.back().runs.begin(), keep_alike))
+    if (d.divisions.empty() ||
+        !std::equal(runs.begin(), runs.end(), d.divisions.back().runs.begin(), keep_alike))
       d.divisions.push_back({text, std::move(runs)});
   }
   place_runs(model, d);
