@@ -545,7 +545,8 @@ THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, cons
                                                 thimble_memory* memory, thimble_error* error);
 
 /* How many entries each KV head keeps in such a session, a number for each head of the first layer and so on. They differ where
- * the heads' file divides the pools; 0 where the layer has a window. Two-call. */
+ * the heads' file divides the pools: then they are those of a text that is long enough for all shares. 0 where the layer has a
+ * window. Two-call. */
 THIMBLE_API thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
                                                       uint32_t* keeps, uint64_t capacity, uint64_t* count,
                                                       thimble_error* error);
