@@ -170,8 +170,10 @@ thimble_status thimble_session_feed(thimble_session* session, const int32_t* tok
                                     thimble_error* out) {
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_array(tokens, count, "tokens"));
-    if (count) drop_held_text(s);
-    return s.session->feed({tokens, static_cast<size_t>(count)});
+    const Status fed = s.session->feed({tokens, static_cast<size_t>(count)});
+    const bool queued = fed.ok() || fed.code() == Code::kInterrupted;  // else nothing changed
+    if (count && queued) drop_held_text(s);
+    return fed;
   });
 }
 

@@ -376,6 +376,11 @@ TEST(Prompt, WithTokensOutOfRangeIsRefusedWhole) {
   const SessionHandle session = create(small.model, window_options());
   feed(session, {1, 2});
   Error e;
+  char text[8];
+  uint64_t bytes = 7;
+  // Of a letter of two bytes the first is held back until the second comes, whatever is refused in between.
+  EXPECT_OK(thimble_session_text(session.get(), 0xc3, text, sizeof text, &bytes, &e), e);
+  EXPECT_EQ(bytes, 0u);
   for (const int32_t bad : {-1, INT32_MIN, int32_t(kSmallVocab), INT32_MAX}) {
     const Tokens tokens = {3, bad, 4};
     float logprobs[3];
@@ -393,6 +398,8 @@ TEST(Prompt, WithTokensOutOfRangeIsRefusedWhole) {
     EXPECT_EQ(thimble_token_bytes(small.model.get(), bad, nullptr, 0, &length, &e), THIMBLE_INVALID_ARGUMENT);
     EXPECT_EQ(thimble_token_ends(small.model.get(), bad), 0);
   }
+  EXPECT_OK(thimble_session_text(session.get(), 0xa9, text, sizeof text, &bytes, &e), e);
+  EXPECT_EQ(std::string(text, bytes), "\u00e9");
   EXPECT_EQ(stats(session).position, 2u);
 }
 
