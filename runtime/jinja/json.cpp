@@ -218,7 +218,7 @@ Result<Value> read_json(Heap& heap, std::string_view text, const std::string& wh
 Result<std::string> write_json(Heap& heap, const Value& value) {
   Writer writer(heap, false, false);
   THIMBLE_TRY(writer.write(value, 0));
-  return std::move(writer.out);
+  return writer.out.take();
 }
 
 Result<Value> to_json(Call& c) {
