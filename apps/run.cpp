@@ -24,12 +24,16 @@ std::vector<int32_t> prompt_tokens(const Settings& s, const RunFlags& flags, con
   if (!flags.tokens.empty()) return parse_ids(flags.tokens);
   need_tokenizer(model);
   if (!flags.raw) note_continued_text(s, model);
-  const std::string text = flags.file.empty() ? "" : read_file(flags.file);
-  if (!flags.raw)
-    return token_ids(model, prompt_text(s, model, join_question(text, flags.prompt)), prompt_flags(s, model));
-  // A document is text; a raw prompt alone is written with control tokens.
-  const bool parses = s.chat.parses_content || flags.file.empty();
-  return token_ids(model, text + flags.prompt, parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS);
+  const auto text = [&] { return flags.file.empty() ? std::string() : read_file(flags.file); };
+  if (flags.raw) {
+    // A document is text; a raw prompt alone is written with control tokens.
+    const bool parses = s.chat.parses_content || flags.file.empty();
+    return token_ids(model, text() + flags.prompt, parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS);
+  }
+  // Each form of the text is let go when the next one is made: it may be long.
+  const auto content = [&] { return join_question(text(), flags.prompt); };
+  const std::string prompt = prompt_text(s, model, content());
+  return token_ids(model, prompt, prompt_flags(s, model));
 }
 
 // The `count` largest logits, largest first; the lower id first among equals.
