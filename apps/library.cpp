@@ -195,10 +195,23 @@ Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
 }
 
 std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32_t flags) {
-  return two_calls<std::vector<int32_t>>(text.size() / 3 + 16, [&](auto& ids, uint64_t* count, auto* error) {
-    return thimble_tokenize(model.get(), text.data(), text.size(), flags, ids.data(), nullptr, ids.size(),
-                            count, error);
-  });
+  // In parts, so that beside the ids of the whole text only those of one are held.
+  constexpr size_t kPart = 1 << 20;
+  std::vector<int32_t> all;
+  all.reserve(text.size() / 4 + 16);
+  do {
+    const uint64_t cut = text.size() > kPart ? thimble_tokenize_cut(model.get(), text.data(), kPart) : 0;
+    const std::string_view part = text.substr(0, cut ? cut : text.size());
+    const auto ids =
+        two_calls<std::vector<int32_t>>(part.size() / 3 + 16, [&](auto& out, uint64_t* count, auto* error) {
+          return thimble_tokenize(model.get(), part.data(), part.size(), flags, out.data(), nullptr,
+                                  out.size(), count, error);
+        });
+    all.insert(all.end(), ids.begin(), ids.end());
+    text.remove_prefix(part.size());
+    flags = (flags & ~uint32_t{THIMBLE_TOKENIZE_ADD_BOS}) | THIMBLE_TOKENIZE_CONTINUE;
+  } while (!text.empty());
+  return all;
 }
 
 std::string detokenize(const Model& model, const std::vector<int32_t>& ids, uint32_t flags) {

@@ -239,7 +239,8 @@ void change_policies(Settings& s, std::vector<std::string> words) {
 void add_session_flags(CLI::App& app, Settings& s) {
   app.add_option("--device", s.device, "Where to compute, see 'thimble devices' (default: auto)")
       ->type_name("NAME");
-  app.add_option("-t,--threads", s.session.threads, "Worker threads of the CPU (default: one for each core that this process may use)")
+  app.add_option("-t,--threads", s.session.threads,
+                 "Worker threads of the CPU (default: one for each core that this process may use)")
       ->type_name("N");
   app.add_option("-s,--seed", s.seed,
                  "Seed of sampling and of --retention random; -1: a random one (default: 0)")

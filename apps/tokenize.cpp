@@ -27,14 +27,15 @@ int tokenize_command(const Settings& s, const TokenizeFlags& flags) {
     return 0;
   }
   const std::string text = flags.file.empty() ? flags.prompt : read_file(flags.file);
-  const Tokens tokens = tokenize(model, text,
-                                 (flags.no_bos ? 0 : THIMBLE_TOKENIZE_ADD_BOS) |
-                                     (flags.no_special ? 0 : THIMBLE_TOKENIZE_PARSE_SPECIAL));
+  const uint32_t how =
+      (flags.no_bos ? 0 : THIMBLE_TOKENIZE_ADD_BOS) | (flags.no_special ? 0 : THIMBLE_TOKENIZE_PARSE_SPECIAL);
   if (s.json) {
+    const Tokens tokens = tokenize(model, text, how);
     print_json({{"ids", tokens.ids}, {"offsets", tokens.offsets}});
     return 0;
   }
-  for (size_t i = 0; i < tokens.ids.size(); ++i) std::printf("%s%d", i ? " " : "", tokens.ids[i]);
+  const std::vector<int32_t> ids = token_ids(model, text, how);
+  for (size_t i = 0; i < ids.size(); ++i) std::printf("%s%d", i ? " " : "", ids[i]);
   std::printf("\n");
   return 0;
 }

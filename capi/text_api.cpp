@@ -70,8 +70,8 @@ thimble_status thimble_tokenize(const thimble_model* model, const char* text, ui
   return guard(out, [&]() -> Status {
     THIMBLE_TRY(need(model, "model"));
     THIMBLE_TRY(need_array(text, length, "text"));
-    THIMBLE_TRY(need_flags(flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL |
-                                      THIMBLE_TOKENIZE_CONTINUE));
+    THIMBLE_TRY(need_flags(
+        flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL | THIMBLE_TOKENIZE_CONTINUE));
     THIMBLE_TRY(need_buffer(ids, capacity, count, "ids"));
     THIMBLE_TRY(need_tokenizer(*model->model));
     // No more than fits, which is written once it is known that all does.

@@ -263,8 +263,7 @@ void Splitter::split(std::string_view text, const std::function<void(std::string
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   while (!text.empty()) {
     size_t end = text.size() > part ? std::max<size_t>(part, 1) : text.size();
-    while (end < text.size() && !(letter(text[end - 1]) && cuts_before(text[end])))
-      ++end;
+    while (end < text.size() && !(letter(text[end - 1]) && cuts_before(text[end]))) ++end;
     Run run{steps_, text.substr(0, end), emit};
     for (const Step& step : steps_) run.searches.emplace_back(step.expression, run.chars);
     run.piece(0, 0, run.chars.size());

@@ -15,7 +15,8 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
-  std::string ends_words;  // white space before which no token goes on, of the encoder's or found as it stands
+  std::string
+      ends_words;  // white space before which no token goes on, of the encoder's or found as it stands
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
 

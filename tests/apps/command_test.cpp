@@ -964,6 +964,20 @@ TEST(Command, ShowsControlCharactersOfFilesAndObeysNone) {
   EXPECT_EQ(Json::parse(thimble("inspect --json" + m).out)["metadata"]["general.description"], evil);
 }
 
+// Without --json a long text is tokenised in parts.
+TEST(Tokenize, GivesALongTextTheIdsOfTheWhole) {
+  const TemporaryFile model;
+  model_of_bytes().set("tokenizer.ggml.add_bos_token", true).write(model.path());
+  std::string text;
+  while (text.size() < (5 << 19)) text += "It rained all day, and nobody came.</s>\n\n 1 2 ";
+  const Outcome whole = thimble("tokenize --json -f - -m " + model.path(), text),
+                parts = thimble("tokenize -f - -m " + model.path(), text);
+  std::string ids;
+  const Json tokens = Json::parse(whole.out);
+  for (const Json& id : tokens["ids"]) ids += (ids.empty() ? "" : " ") + std::to_string(id.get<int>());
+  EXPECT_TRUE(parts.out == ids + "\n");
+}
+
 TEST(Command, GivesATerminalNoGeneratedControlCharacters) {
   const TemporaryFile model;
   model_of_bytes().write(model.path());
