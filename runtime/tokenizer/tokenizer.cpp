@@ -15,8 +15,8 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
-  std::string
-      ends_words;  // white space before which no token goes on, of the encoder's or found as it stands
+  // White space before which no token goes on, neither one of the encoder's nor one that is found as it stands.
+  std::string ends_words;
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
 
@@ -158,8 +158,9 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
         from = to + kGuard.size();
       }
       stretch = plain;
-      placed = [&](Token token) {  // offsets count from `begin` in what is left
-        for (const size_t guard : guards) token.offset += guard <= token.offset ? kGuard.size() : 0;
+      placed = [&, passed = size_t{0}](Token token) mutable {  // offsets do not count what was left out
+        token.offset += passed * kGuard.size();
+        for (; passed < guards.size() && guards[passed] <= token.offset; ++passed) token.offset += kGuard.size();
         sink(token);
       };
     }
