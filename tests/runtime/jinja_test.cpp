@@ -277,6 +277,15 @@ TEST(Jinja, StopsWhatTakesTooMuchMemory) {
   }
 }
 
+TEST(Jinja, RefusesASourceWhoseTreeWouldTakeTooMuchMemory) {
+  const int64_t before = g_allocations.live_bytes;
+  g_allocations.peak_bytes = before;
+  const auto parsed = jinja::Template::parse("{{ " + repeated("1,", 520'000) + "1 }}");
+  EXPECT_FALSE(parsed.ok());
+  EXPECT_TRUE(jinja::Template::parse("{{ " + repeated("1,", 130'000) + "1 }}").ok());
+  EXPECT_LE(g_allocations.peak_bytes - before, int64_t(jinja::Limits().bytes));
+}
+
 TEST(Jinja, StopsWhatIsNestedTooDeeply) {
   for (const std::string& source :
        {"{{ " + repeated("(", 100'000) + repeated(")", 100'000) + " }}",
