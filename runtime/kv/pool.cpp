@@ -101,7 +101,7 @@ void place_runs(const Model& model, Dimensions& d) {
       end = std::max(end, all[head + kv_heads]);
     }
     if (d.moves) first -= first % kLayerAlignment;
-    d.layer_first.push_back(static_cast<uint32_t>(first));
+    d.layer_first.push_back(first);
     d.layer_entries.push_back(static_cast<uint32_t>(std::min<uint64_t>(end - first, UINT32_MAX)));
     d.most_layer_entries = std::max(d.most_layer_entries, d.layer_entries.back());
     for (uint32_t i = head; i < head + kv_heads; ++i) {

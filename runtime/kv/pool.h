@@ -39,7 +39,7 @@ struct Dimensions {
   // entries even where they keep as many, and the parts of `pool_entries` that layers are given overlap.
   bool moves = false;
   uint64_t pool_entries = 0;            // of all layers, where runs move
-  std::vector<uint32_t> layer_first;    // where a layer's part begins in these
+  std::vector<uint64_t> layer_first;    // where a layer's part begins in these
   std::vector<uint32_t> layer_entries;  // of a layer's arrays; UINT32_MAX: as many or more
   uint32_t most_layer_entries = 0;
   uint32_t capacity = 0;  // of the longest run
