@@ -36,6 +36,8 @@ int serve_http(Settings& s, const serve::ServeFlags& flags) {
     std::fprintf(stderr, "thimble: %s on http://%s%s%s:%u, %u slots with a pool of %u each, %s in all\n",
                  s.model.c_str(), v6 ? "[" : "", flags.host.c_str(), v6 ? "]" : "", http.port(), flags.slots,
                  held.pool, format_size(held.allocated).c_str());
+    if (const std::string& problem = server.scheduler().chat_problem(); !problem.empty())
+      std::fprintf(stderr, "thimble: no conversations: %s\n", problem.c_str());
     http.run([&] { server.stop(); });
   } catch (const Failure&) {
     throw;

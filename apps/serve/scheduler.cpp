@@ -87,10 +87,15 @@ std::string question_of(const Prompt& prompt) {
   return "";
 }
 
-int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style) {
+int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::string& problem) {
   try {
     return end_of_turn(model, style);
-  } catch (const Failure&) {  // a model without a chat template completes texts
+  } catch (const Failure& failure) {
+    // A base model, which completes texts. The command's sentence, up to what to do, which here is more.
+    const std::string text = failure.what();
+    if (failure.status == THIMBLE_UNSUPPORTED)
+      problem = text.substr(0, text.find(';')) +
+                "; use /v1/completions, or start the server with --chat-template NAME, chatml for example";
     return model_info(model).eos;
   }
 }
@@ -161,7 +166,7 @@ Session Scheduler::clone_for(Job& job, const Session& session) {
 Scheduler::Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room)
     : settings_(settings),
       model_(model),
-      end_of_turn_(end_of_turn_or_text(model, settings.chat)),
+      end_of_turn_(end_of_turn_or_text(model, settings.chat, chat_problem_)),
       policies_(std::make_unique<Policies>(settings, model, slots)) {
   for (uint32_t i = 0; i < slots; ++i) slots_.push_back(std::make_unique<Slot>(room));
   fill(*policies_);
@@ -254,6 +259,8 @@ Prompt Scheduler::prepare(Task& task) const {
   if (!task.messages.is_array()) {
     const std::string text = std::move(task.prompt);
     prompt.ids = task.ids.empty() ? token_ids(model_, text, kPromptFlags) : std::move(task.ids);
+  } else if (!chat_problem_.empty()) {
+    throw Refusal(400, chat_problem_);
   } else {
     prompt.messages = std::move(task.messages);
     task.messages = nullptr;

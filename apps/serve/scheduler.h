@@ -64,6 +64,8 @@ class Scheduler {
 
   // The prompt of a task, rendered and tokenised; its texts leave the task.
   Prompt prepare(Task& task) const;
+  // Why there can be no conversations, in one sentence; empty: there can.
+  const std::string& chat_problem() const { return chat_problem_; }
   // False where the queue is full.
   bool submit(const std::shared_ptr<Job>& job);
   // The job ends as soon as it can, unheard.
@@ -158,6 +160,7 @@ class Scheduler {
 
   const Settings& settings_;
   const Model& model_;
+  std::string chat_problem_;
   const int32_t end_of_turn_;
   Counts counts_;
   std::unique_ptr<const Policies> policies_;  // written while nobody has a slot

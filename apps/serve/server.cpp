@@ -667,11 +667,13 @@ Response Server::state(const Request&) {
   const Scheduler::InForce present = scheduler_.in_force();
   const thimble_memory& m = present.memory;
   const auto last = scheduler_.last();
+  const std::string& problem = scheduler_.chat_problem();
   Json slots = Json::array();
   for (const auto& slot : scheduler_.slots())
     slots.push_back({{"busy", slot.busy}, {"position", slot.position}});
   return {200, "application/json",
           write_json({{"model", model_name_},
+                      {"chat_problem", problem.empty() ? Json() : Json(problem)},
                       {"memory",
                        {{"budget", m.budget},
                         {"ceiling", settings_.session.budget_bytes},

@@ -91,6 +91,8 @@ def write_model(path, template=TEMPLATE, special=SPECIAL, chains=CHAINS):
             "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": texts,
             "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": ["t h"],
             "tokenizer.ggml.eos_token_id": texts.index(chains[0][-1]), "tokenizer.chat_template": template}
+    if not template:
+        del keys["tokenizer.chat_template"]
     infos, data = b"", b""
     tensors = list(weights(texts, special, chains))
     for name, shape, values in tensors:
@@ -245,6 +247,21 @@ class Tools(Chain):
         status, _, error = self.server.ask("GET", "/v1/models/other")
         self.assertEqual((status, error["error"]["code"]), (404, "model_not_found"))
         self.assertEqual(self.server.ask("POST", "/v1/models/chain", {})[0], 405)
+
+    def test_a_base_model_completes_texts_and_says_so(self):
+        model = os.path.join(self.folder.name, "base.gguf")
+        write_model(model, None)
+        base = Server("--device", "cpu", "--slots", "1", "--pool", "2048", "--retention", "none", model=model)
+        text = base.ask("POST", "/v1/completions", {"prompt": "<|result|>"})[2]["choices"][0]["text"]
+        self.assertEqual(text, "It is 3.")
+        words = "no chat template; use /v1/completions, or start the server with --chat-template"
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            status, _, error = base.ask("POST", path, {"messages": [QUESTION], "max_tokens": 5})
+            self.assertEqual(status, 400)
+            self.assertIn(words, error["error"]["message"])
+        self.assertIn(words, base.state()["chat_problem"])
+        self.assertIsNone(self.server.state()["chat_problem"])
+        self.assertEqual(base.stop()[0], 0)
 
 
 # As gpt-oss' template: an answer is a message of thoughts and a final one; only the last is given back.
