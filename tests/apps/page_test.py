@@ -2,12 +2,15 @@
 
 With Debian's python3-selenium and chromium-driver. Where PAGE_SCREENSHOTS names a folder, pictures are left there.
 """
+import http.client
+import http.server
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
+import threading
 import unittest
 
 from selenium import webdriver
@@ -267,6 +270,52 @@ class Page(unittest.TestCase):
         self.assertFalse(self.find("#progress").is_displayed())
         self.assertEqual(self.all("article"), [])
         self.wait(lambda: self.find("#change").is_enabled())
+
+
+
+class Behind(http.server.BaseHTTPRequestHandler):
+    """A proxy that shows the server below /llm, under its own name."""
+
+    server_port = 0
+
+    def answer(self):
+        if not self.path.startswith("/llm"):
+            return self.send_error(404)
+        to = http.client.HTTPConnection("127.0.0.1", self.server_port)
+        size = int(self.headers.get("Content-Length") or 0)
+        to.request(self.command, self.path[4:] or "/", self.rfile.read(size), dict(self.headers))
+        response = to.getresponse()
+        data = response.read()
+        to.close()
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.headers["Content-Type"])
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *_):
+        pass
+
+
+class BehindAProxy(unittest.TestCase):
+    def test_the_page_asks_below_its_own_path(self):
+        server = Server("--device", "cpu", "--heads", HEADS, "--pool", "1024", "--allowed-host", "box.localhost")
+        Behind.server_port = server.port
+        proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Behind)
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        browser = chromium()
+        try:
+            for path in ("/llm/", "/llm"):
+                browser.get(f"http://box.localhost:{proxy.server_port}{path}")
+                WebDriverWait(browser, PATIENCE).until(
+                    lambda _: "pool of" in browser.find_element(By.CSS_SELECTOR, "#model").text)
+        finally:
+            browser.quit()
+            proxy.shutdown()
+            proxy.server_close()
+        self.assertEqual(server.stop()[0], 0)
 
 
 if __name__ == "__main__":

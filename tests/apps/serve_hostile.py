@@ -78,7 +78,7 @@ def settings(r):
 
 def deep(r):
     depth = r.randrange(70, 200000)
-    return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400"}
+    return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400", b"413"}
 
 
 def many_values(r):
