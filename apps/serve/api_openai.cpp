@@ -295,11 +295,8 @@ class ChatCompletion : public Completion {
       message["tool_calls"] = calls_;
       if (text_.empty()) message["content"] = nullptr;
     }
-    return body({{"index", 0},
-                 {"message", message},
-                 {"logprobs", nullptr},
-                 {"finish_reason", reason}},
-                usage, "{\"content\":[" + all_logprobs_ + "]}");
+    return body({{"index", 0}, {"message", message}, {"logprobs", nullptr}, {"finish_reason", reason}}, usage,
+                "{\"content\":[" + all_logprobs_ + "]}");
   }
 
   size_t kept_bytes() const override { return all_logprobs_.size(); }

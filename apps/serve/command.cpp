@@ -67,11 +67,13 @@ Command add_serve(CLI::App& root) {
   app->add_option("--port", flags.port, "Port; 0: any that is free (default: 8080)")->type_name("N");
   app->add_option("--api-key", flags.key, "Key that requests must have (default: none)")->type_name("KEY");
   app->add_option("--allowed-host", flags.allowed_hosts,
-                  "Names that requests may call the server by, as \"box.lan\"; with --api-key any (default: localhost, "
+                  "Names that requests may call the server by, as \"box.lan\"; with --api-key any (default: "
+                  "localhost, "
                   "its address, and --host)")
       ->type_name("NAME");
-  app->add_option("--allowed-origin", flags.allowed_origins,
-                  "Origins of web pages that may use the server, as \"https://chat.example\" (default: its own)")
+  app->add_option(
+         "--allowed-origin", flags.allowed_origins,
+         "Origins of web pages that may use the server, as \"https://chat.example\" (default: its own)")
       ->type_name("ORIGIN");
   app->add_option("--slots", flags.slots,
                   "Requests that are answered at a time, each with a pool of its own inside the budget "
@@ -84,7 +86,8 @@ Command add_serve(CLI::App& root) {
   add_sampling_flags(*app, settings);
   app->footer(
       "Flags about the answer hold where a request does not say otherwise.\n"
-      "Beside --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more; requests and\n"
+      "Beside --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more; requests "
+      "and\n"
       "answers that do not fit into these get status 503 or 413 (docs/server.md).\n"
       "Ctrl-C ends the server.\n\n"
       "Examples:\n"

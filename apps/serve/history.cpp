@@ -42,7 +42,9 @@ bool same_message(const Json& held, const Json& given) {
 
 size_t bytes_of(const Json& value) {
   constexpr size_t kBlock = 16, kShort = 15;  // what an allocation takes besides; of a text inside its object
-  const auto outside = [](const std::string& text) { return text.size() > kShort ? text.size() + kBlock : 0; };
+  const auto outside = [](const std::string& text) {
+    return text.size() > kShort ? text.size() + kBlock : 0;
+  };
   size_t bytes = sizeof(Json);
   if (value.is_string()) {
     const std::string& text = value.get_ref<const std::string&>();
@@ -107,7 +109,8 @@ std::vector<std::pair<uint64_t, uint64_t>> History::answers() const {
 }
 
 size_t History::bytes() const {
-  return bytes_of(conversation_) + variables_.size() + ids_.size() * sizeof(int32_t) + turns_.size() * sizeof(Turn);
+  return bytes_of(conversation_) + variables_.size() + ids_.size() * sizeof(int32_t) +
+         turns_.size() * sizeof(Turn);
 }
 
 void History::add_turn(const Prompt& prompt, Json answer, bool cut) {

@@ -68,7 +68,7 @@ class History {
 
  private:
   struct Turn {
-    size_t messages;    // so many of conversation_, the last of them the answer
+    size_t messages;            // so many of conversation_, the last of them the answer
     uint64_t answer, position;  // where in the stream the answer begins and ends
     bool cut;
   };

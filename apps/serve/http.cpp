@@ -119,9 +119,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         answer_room_(server.room) {
     ++server_.connections;
   }
-  ~Connection() {
-    --server_.connections;
-  }
+  ~Connection() { --server_.connections; }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -180,9 +178,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool ending_ = false;     // all of it is in out_ or on its way
   bool begun_ = false;      // the beginning of its first line is
   bool writing_ = false, watching_ = false, closed_ = false;
-  std::string out_, sending_;          // events, headers
+  std::string out_, sending_;            // events, headers
   std::string body_out_, body_sending_;  // of a whole answer, behind these
-  Share body_room_, answer_room_;      // of the request; of what the client has not taken of the answer
+  Share body_room_, answer_room_;        // of the request; of what the client has not taken of the answer
   std::function<void()> left_;
   std::function<std::string()> tick_;
 };
@@ -233,10 +231,11 @@ class ConnectionExchange : public Exchange {
       room.force(size);
     } else if (!room.resize(size)) {
       const bool never = size > most;
-      const std::string message =
-          never ? "the answer of " + std::to_string(size) + " bytes is larger than the " + std::to_string(most) +
-                      " that the server has memory for"
-                : "other answers that their clients have not taken yet are too large for another; come again later";
+      const std::string message = never ? "the answer of " + std::to_string(size) +
+                                              " bytes is larger than the " + std::to_string(most) +
+                                              " that the server has memory for"
+                                        : "other answers that their clients have not taken yet are too large "
+                                          "for another; come again later";
       response = {never ? 413 : 503, "application/json",
                   server.handlers.error_body(path_, never ? 413 : 503, message)};
       if (!never) response.headers.emplace_back("Retry-After", "1");
@@ -245,10 +244,8 @@ class ConnectionExchange : public Exchange {
   }
   template <typename Body>
   void post(Body body) {
-    asio::post(connection_->server().io,
-               [connection = connection_, turn = turn_, body = std::move(body)]() mutable {
-                 body(*connection, turn);
-               });
+    asio::post(connection_->server().io, [connection = connection_, turn = turn_,
+                                          body = std::move(body)]() mutable { body(*connection, turn); });
   }
   const std::shared_ptr<Connection> connection_;
   const uint64_t turn_;

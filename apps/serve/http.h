@@ -54,7 +54,7 @@ using ErrorBody = std::function<std::string(const std::string& path, int status,
 struct HttpLimits {
   size_t header_bytes = 16 << 10;
   size_t body_bytes = 16 << 20;
-  size_t unsent_bytes = 1 << 20;   // of an answer that its client does not take
+  size_t unsent_bytes = 1 << 20;  // of an answer that its client does not take
   size_t connections = 256;
   int header_seconds = 10;  // for a request's header
   int idle_seconds = 60;    // between requests of a connection
@@ -74,8 +74,8 @@ struct HttpHandlers {
 
 class HttpServer {
  public:
-  // Listens; port 0 takes a free one. Throws a std::runtime_error with one sentence where it cannot. Bodies, and
-  // answers that are not taken yet, are counted in `room`, which outlives the server.
+  // Listens; port 0 takes a free one. Throws a std::runtime_error with one sentence where it cannot. Bodies,
+  // and answers that are not taken yet, are counted in `room`, which outlives the server.
   HttpServer(const std::string& host, uint16_t port, HttpLimits limits, HttpHandlers handlers, Room& room);
   ~HttpServer();
   uint16_t port() const;

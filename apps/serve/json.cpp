@@ -87,9 +87,13 @@ class Bounds : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_bounded(std::string_view text) {
+void check_json(std::string_view text) {
   Bounds bounds;
   Json::sax_parse(text, &bounds);
+}
+
+Json parse_bounded(std::string_view text) {
+  check_json(text);
   return Json::parse(text);
 }
 

@@ -17,6 +17,8 @@ namespace app::serve {
 Json parse_bounded(std::string_view text);
 // The same of an object.
 Json parse_object(std::string_view text);
+// Refuses what these refuse, and makes no value.
+void check_json(std::string_view text);
 // On one line; what is no UTF-8 becomes U+FFFD.
 std::string write_json(const Json& json);
 

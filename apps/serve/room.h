@@ -1,5 +1,5 @@
-// Bytes that the server holds for its clients: requests on their way, read, or waiting, answers that are made or
-// not taken yet. All of them together have one bound.
+// Bytes that the server holds for its clients: requests on their way, read, or waiting, answers that are made
+// or not taken yet. All of them together have one bound.
 #pragma once
 
 #include <atomic>

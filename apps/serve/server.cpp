@@ -42,9 +42,9 @@ namespace {
 constexpr size_t kLargeBody = 64 << 10;
 
 // Beside the budget there are 32 MiB, or a sixteenth of it where that is more: 8 MiB for what the process
-// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, one at a time,
-// and 2 to 3 times while it waits, is read, and is remembered: in the room are as many of these as there are
-// slots, and two more, or four.
+// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, one at a
+// time, and 2 to 3 times while it waits, is read, and is remembered: in the room are as many of these as
+// there are slots, and two more, or four.
 constexpr uint64_t kProcess = 8 << 20, kWhileRead = 12, kWhileHeld = 3;
 uint64_t texts_at_once(uint32_t slots) { return std::max(slots + 2, 4u); }
 
@@ -56,8 +56,9 @@ size_t largest_text(uint64_t budget, uint32_t slots) {
 // A stretch that no pre-tokenizer cuts takes 40 times its bytes besides.
 constexpr size_t kRunsInText = 8;
 
-// Bytes of memory that a body of JSON takes while it is read, at most: its texts while they become tokens; each
-// text, array and object as values of the body, of the task and of the chat template; numbers as values and ids.
+// Bytes of memory that a body of JSON takes while it is read, at most: its texts while they become tokens;
+// each text, array and object as values of the body, of the task and of the chat template; numbers as values
+// and ids.
 uint64_t bytes_to_read(std::string_view json) {
   constexpr uint64_t kPart = 160, kNumber = 40;
   uint64_t bytes = 0;
@@ -137,8 +138,8 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
 }
 
 // A slot's stream as sentences, each with the share of it that is still held and of the answer's attention;
-// and which of them the last question asks about: the last fields of an object, as text, since a tree of a long
-// stream would take many times its bytes. More than `most` are a Refusal.
+// and which of them the last question asks about: the last fields of an object, as text, since a tree of a
+// long stream would take many times its bytes. More than `most` are a Refusal.
 std::string sentences_json(const Model& model, const Scheduler::View& view, size_t most) {
   const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
@@ -167,7 +168,9 @@ std::string sentences_json(const Model& model, const Scheduler::View& view, size
                          {"kept", sum(shares, s) / static_cast<double>(s.count)},
                          {"attended", view.attended.empty() ? Json() : Json(sum(view.attended, s))}});
       if (out.size() > most)
-        throw Refusal(413, "the stream's sentences take more memory than the server has; ask for a part, &first=0&count=10");
+        throw Refusal(
+            413,
+            "the stream's sentences take more memory than the server has; ask for a part, &first=0&count=10");
       if (answer) s.text.clear();
       sentences.push_back(std::move(s));
     }
@@ -244,7 +247,8 @@ class Answering : public Listener {
       room_.force(taken);
     else if (!room_.resize(taken))
       throw Refusal(taken > most_ / 2 ? 413 : 503,  // alone it would hardly do better
-                    "the answer is too large for the server's memory; ask for a shorter one, without log-probabilities, "
+                    "the answer is too large for the server's memory; ask for a shorter one, without "
+                    "log-probabilities, "
                     "or streamed");
     show(std::move(bytes));
   }
@@ -412,13 +416,15 @@ std::optional<Refusal> Server::stranger(const Request& head) const {
                                     lower(flags_.host), lower(head.address)};
   for (const std::string& allowed : flags_.allowed_hosts) known.push_back(host_name(allowed));
   if (std::find(known.begin(), known.end(), name) == known.end() || name.empty())
-    return Refusal(403, "this server is not known as \"" + name.substr(0, 200) +
-                            "\"; ask for localhost, or start the server with --allowed-host NAME or with --api-key");
+    return Refusal(
+        403, "this server is not known as \"" + name.substr(0, 200) +
+                 "\"; ask for localhost, or start the server with --allowed-host NAME or with --api-key");
   if (head.origin.empty() || allows(head.origin)) return std::nullopt;
   const size_t scheme = head.origin.find("://");
   if (scheme == std::string::npos || lower(head.origin.substr(scheme + 3)) != lower(head.host))
-    return Refusal(403,
-                   "the request comes from a page of another origin; start the server with --allowed-origin ORIGIN");
+    return Refusal(
+        403,
+        "the request comes from a page of another origin; start the server with --allowed-origin ORIGIN");
   return std::nullopt;
 }
 
@@ -489,17 +495,19 @@ void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange
 void Server::take(Share& share, size_t bytes) {
   if (share.resize(bytes)) return;
   if (bytes > room_.bound())
-    throw Refusal(413, "the request is too large: it takes " + format_size(bytes) + " of memory, and the server has " +
-                           format_size(room_.bound()) + " for all");
+    throw Refusal(413, "the request is too large: it takes " + format_size(bytes) +
+                           " of memory, and the server has " + format_size(room_.bound()) + " for all");
   throw Refusal(503, "the requests that are not answered are too large for another; come again later");
 }
 
 Json Server::parse(std::string_view body) const {
   const uint64_t most = kWhileRead * largest_text_, needed = bytes_to_read(body);
-  if (needed > most + kLargeBody)
+  if (needed > most + kLargeBody) {
+    check_json(body);  // what is wrong with it comes first
     throw Refusal(413, "the body has too many values: to read it takes up to " + format_size(needed) +
                            " of memory, and the server has " + format_size(most) +
                            "; send fewer messages, or a smaller text");
+  }
   return parse_object(body);
 }
 
@@ -559,8 +567,8 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   body = {};
   check_task(asked.task);
   job->prompt = scheduler_.prepare(asked.task);
-  // Text of more tokens than usual takes more room, up to twice as much where each byte is one, and so do many
-  // small messages.
+  // Text of more tokens than usual takes more room, up to twice as much where each byte is one, and so do
+  // many small messages.
   const size_t values = bytes_of(job->prompt.messages) + bytes_of(asked.task.tools);
   take(job->room, kWhileHeld * std::max(size, 2 * job->prompt.ids.size()) + values - std::min(values, size));
   char id[32];
@@ -571,9 +579,9 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
     response.body = error(refused);
     return response;
   };
-  job->listener =
-      std::make_shared<Answering>(exchange, std::move(writer), asked.stream, refuse,
-                                  [this](Response response) { return count(std::move(response)); }, room_);
+  job->listener = std::make_shared<Answering>(
+      exchange, std::move(writer), asked.stream, refuse,
+      [this](Response response) { return count(std::move(response)); }, room_);
   job->task = std::move(asked.task);
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
@@ -650,8 +658,8 @@ Response Server::metrics(const Request&) {
   metric("thimble_slots", "gauge", "Slots.", whole(slots.size()));
   metric("thimble_slots_busy", "gauge", "Slots at work.", static_cast<double>(busy));
   metric("thimble_queue_waiting", "gauge", "Requests that wait for a slot.", whole(scheduler_.waiting()));
-  metric("thimble_in_flight_bytes", "gauge", "Bytes of requests and answers, and of texts that slots remember.",
-         whole(room_.taken()));
+  metric("thimble_in_flight_bytes", "gauge",
+         "Bytes of requests and answers, and of texts that slots remember.", whole(room_.taken()));
   metric("thimble_in_flight_limit_bytes", "gauge", "The most of these.", whole(room_.bound()));
   metric("thimble_budget_bytes", "gauge", "The budget; 0: no limit.", whole(memory.budget));
   metric("thimble_allocated_bytes", "gauge", "Allocated by all slots.", whole(memory.allocated));

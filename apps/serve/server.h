@@ -82,7 +82,7 @@ class Server {
   const std::string model_name_;
   const int64_t started_;
   const size_t largest_text_;
-  Room room_;  // of all that is in flight
+  Room room_;                      // of all that is in flight
   const int32_t heads_retention_;  // what the command's heads serve; THIMBLE_RETENTION_DEFAULT: it has none
   std::mutex responses_mutex_;
   std::map<int, uint64_t> responses_;  // by status

@@ -126,8 +126,7 @@ TEST(ServeHistory, KnowsWhereItsAnswersAre) {
   history.add_turn(first, message("assistant", "b"), false);
   using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;
   EXPECT_EQ(history.answers(), (Ranges{{5, 6}}));
-  const Prompt second =
-      prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 9);
+  const Prompt second = prompt_of({message("user", "a"), message("assistant", "b"), message("user", "c")}, 9);
   history.rewind(history.find(second));
   history.add_prompt(second.ids.data(), 2);
   EXPECT_EQ(history.answers(), (Ranges{{5, 6}}));

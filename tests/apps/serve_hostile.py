@@ -78,11 +78,11 @@ def settings(r):
 
 def deep(r):
     depth = r.randrange(70, 200000)
-    return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400", b"413"}
+    return post(r.choice([b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth])), {b"400"}
 
 
 def many_values(r):
-    return post(b'{"messages":[' + b"0," * r.randrange(300000, 500000) + b"0]}"), {b"400", b"413"}
+    return post(b'{"messages":[' + b"0," * r.randrange(300000, 500000) + b"0]}"), {b"400"}
 
 
 def large_announced(r):
