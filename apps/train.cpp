@@ -380,7 +380,7 @@ Command add_heads_train(CLI::App& heads) {
 Command add_heads_budgets(CLI::App& heads) {
   static TrainSettings settings;
   CLI::App* app = heads.add_subcommand(
-      "budgets", "Give the file of a retainer shares of the pools for each KV head, where they help");
+      "budgets", "Give a retainer's file shares of the pools, where they help");
   add_flags(*app, settings);
   app->add_option("--heads", settings.heads, "The file that gets them")->required()->type_name("FILE");
   app->footer(

@@ -86,9 +86,8 @@ Command add_serve(CLI::App& root) {
   add_sampling_flags(*app, settings);
   app->footer(
       "Flags about the answer hold where a request does not say otherwise.\n"
-      "Beside --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more; requests "
-      "and\n"
-      "answers that do not fit into these get status 503 or 413 (docs/server.md).\n"
+      "Next to --mem-budget the process takes up to 32 MiB, or a sixteenth of it where that is more.\n"
+      "Requests and answers that do not fit into these get status 503 or 413 (docs/server.md).\n"
       "Ctrl-C ends the server.\n\n"
       "Examples:\n"
       "  thimble serve -m model.gguf --heads heads.gguf --mem-budget 1GiB\n"

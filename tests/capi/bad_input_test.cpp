@@ -519,7 +519,7 @@ TEST(Null, IsRefusedByEveryFunctionThatTakesAPointer) {
       {"tokenize count",
        [&](auto* e) { return thimble_tokenize(m, "a", 1, 0, nullptr, nullptr, 0, nullptr, e); }},
       {"tokenize flags",
-       [&](auto* e) { return thimble_tokenize(m, "a", 1, 4, &token, nullptr, 1, &u64, e); }},
+       [&](auto* e) { return thimble_tokenize(m, "a", 1, 8, &token, nullptr, 1, &u64, e); }},
       {"detokenize", [&](auto* e) { return thimble_detokenize(m, nullptr, 1, 0, nullptr, 0, &u64, e); }},
       {"detokenize length",
        [&](auto* e) { return thimble_detokenize(m, ids, 1, 0, nullptr, 0, nullptr, e); }},
