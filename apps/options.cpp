@@ -209,7 +209,8 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     const bool shares = asked == THIMBLE_RETENTION_KEYDIFF;
     if (asked != THIMBLE_RETENTION_DEFAULT && !trained && !shares && heads_flag->count()) {
       throw UsageError(
-          "--heads is for --retention locret and adore, and keydiff takes its shares; leave one of the two out");
+          "--heads is for --retention locret and adore, and keydiff takes its shares; leave one of the two "
+          "out");
     }
     for (const Belongs& flag : selecting) {
       const bool fits = flag.selection == kChoosing ? s.session.selection != THIMBLE_SELECTION_DENSE

@@ -19,7 +19,7 @@ namespace {
 struct TrainSettings {
   Settings common;  // model, json
   std::vector<std::string> data;
-  std::string output, heads, kind = "locret", target = "log_prob", memory, budgets = "counted";
+  std::string output, heads, kind = "mlp", target = "log_prob", memory, budgets = "counted";
   uint32_t texts = 16, steps = 300, text_tokens = 0, threads = 0;
   uint64_t seed = 0;
   bool synthetic = false;
@@ -54,11 +54,11 @@ class TrainingProgressLine {
     if (p.phase == THIMBLE_TRAINING_DONE) return clear();
     if (p.dense >= 0 && dense_ < 0) {
       clear();
-      std::fprintf(stderr, "with nothing dropped %.0f %% of the questions about held-out texts are answered\n",
+      std::fprintf(stderr,
+                   "with nothing dropped %.0f %% of the questions about held-out texts are answered\n",
                    100 * p.dense);
       if (p.dense < 0.5)
-        std::fprintf(stderr,
-                     "that is too little, so the check compares how likely the right answers are\n");
+        std::fprintf(stderr, "that is too little, so the check compares how likely the right answers are\n");
     }
     dense_ = p.dense;
     if (p.recall >= 0) recall_ = p.recall;
@@ -206,9 +206,10 @@ void print_recall(const Json& report) {
   if (by_answers)
     std::printf("\nQuestions about held-out texts that are answered (%d asked):\n", questions);
   else
-    std::printf("\nOf %d questions about held-out texts %.0f %% are answered with everything kept.\n"
-                "What is kept of a right answer's probability, for each token (and its perplexity):\n",
-                questions, dense);
+    std::printf(
+        "\nOf %d questions about held-out texts %.0f %% are answered with everything kept.\n"
+        "What is kept of a right answer's probability, for each token (and its perplexity):\n",
+        questions, dense);
   const auto in_brackets = [](const Json& perplexity) {
     return " (" + (perplexity.is_null() ? "inf" : number(perplexity.get<double>())) + ")";
   };
@@ -350,7 +351,7 @@ Command add_heads_train(CLI::App& heads) {
   static TrainSettings settings;
   CLI::App* app = heads.add_subcommand("train", "Make a retainer for a model, on this machine");
   add_flags(*app, settings);
-  app->add_option("--kind", settings.kind, "What is trained (default: locret)")
+  app->add_option("--kind", settings.kind, "What is trained (default: mlp)")
       ->type_name("locret|linear|mlp|sink|adore");
   app->add_option("--target", settings.target,
                   "What its scores estimate; auto: what answers most after a short training (default: "
@@ -379,8 +380,8 @@ Command add_heads_train(CLI::App& heads) {
 
 Command add_heads_budgets(CLI::App& heads) {
   static TrainSettings settings;
-  CLI::App* app = heads.add_subcommand(
-      "budgets", "Give a retainer's file shares of the pools, where they help");
+  CLI::App* app =
+      heads.add_subcommand("budgets", "Give a retainer's file shares of the pools, where they help");
   add_flags(*app, settings);
   app->add_option("--heads", settings.heads, "The file that gets them")->required()->type_name("FILE");
   app->footer(

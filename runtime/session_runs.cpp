@@ -247,8 +247,8 @@ void Session::place_heads() {
   }
 }
 
-// Moves what heads hold to where their runs are in the division that is in use; whether any moved. Runs are in
-// the same order in every division, so none is written over before it has moved: those that move down go
+// Moves what heads hold to where their runs are in the division that is in use; whether any moved. Runs are
+// in the same order in every division, so none is written over before it has moved: those that move down go
 // first, from the first one on, then those that move up, from the last one on.
 Result<bool> Session::move_runs() {
   const uint32_t kv_heads = model_->shape.kv_heads, count = static_cast<uint32_t>(heads_.size());

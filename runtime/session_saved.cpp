@@ -244,8 +244,8 @@ Status Session::check_stream(const SessionFile& file, std::span<const HeadRun> r
     const size_t layer_head = i - i % model_->shape.kv_heads;
     const bool windowed = model_->layers[i / model_->shape.kv_heads].window;
     const HeadRun& other = runs[layer_head];
-    const bool alike = (windowed || !plan_.dimensions.moves) && run.keep == other.keep &&
-                       run.capacity == other.capacity;
+    const bool alike =
+        (windowed || !plan_.dimensions.moves) && run.keep == other.keep && run.capacity == other.capacity;
     if (entries > run.capacity || entries > s.read || entries < unbroken ||
         (!run.evicts && (entries != s.read || entries + file.waiting.size() > run.capacity)) ||
         (!windowed && entries < s.unscored) || (alike && entries != file.runs[layer_head].entries))
@@ -295,9 +295,8 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
                                .repeat_last = s.repeat_last,
                                .seed = s.seed};
   const uint32_t division = saved_division(file);
-  const std::vector<HeadRun>& runs = plan_.dimensions.divisions.empty()
-                                         ? plan_.dimensions.runs
-                                         : plan_.dimensions.divisions[division].runs;
+  const std::vector<HeadRun>& runs =
+      plan_.dimensions.divisions.empty() ? plan_.dimensions.runs : plan_.dimensions.divisions[division].runs;
   THIMBLE_TRY(check_settings(file, runs));
   THIMBLE_TRY(check_stream(file, runs));
   if (!Sampler::check(sampler).ok()) return file.damaged("its sampler cannot be");

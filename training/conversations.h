@@ -29,9 +29,9 @@ std::vector<NumberedLine> lines_of(std::string_view text);
 
 // {"prompt", "answer" or "answers"}, {"instruction", "input", "output"} (LongAlpaca), or {"conversations":
 // [{"from", "value"}]} (ShareGPT), or {"messages": [{"role", "content"}]} (chats as programs keep them, where
-// `content` may be an array of parts, of which those with "text" count). Of turns, what comes before the first
-// human one is left out. Other members are passed over. A conversation without prompt or answer is empty; Format, naming `where`, for what is none
-// of these.
+// `content` may be an array of parts, of which those with "text" count). Of turns, what comes before the
+// first human one is left out. Other members are passed over. A conversation without prompt or answer is
+// empty; Format, naming `where`, for what is none of these.
 Result<AnsweredPrompt> read_conversation(std::string_view line, const std::string& where);
 
 }  // namespace thimble

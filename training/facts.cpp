@@ -122,11 +122,8 @@ Fact code(Random& r) {
   constexpr const char* kHouses[] = {"office", "warehouse", "hotel", "bank", "embassy"};
   const Text what = Text(r.of(kCodes)) + " of the " + city(r) + " " + r.of(kHouses);
   const Text number = digits(r, r.between(4, 6));
-  return {"code " + what,
-          {"The " + what + " is " + number + "."},
-          "What is the " + what + "?",
-          number,
-          {number}};
+  return {
+      "code " + what, {"The " + what + " is " + number + "."}, "What is the " + what + "?", number, {number}};
 }
 Fact liking(Random& r) {
   const Liking& l = r.of(kLikings);
@@ -141,41 +138,51 @@ Fact event(Random& r) {
   const Text what = Text(r.of(kEvents)) + " in " + city(r);
   const Text weekday = r.of(kDays), day = std::to_string(r.between(1, 28)) + " " + r.of(kMonths);
   const Text when = "on " + weekday + ", " + day + ".";
-  return {"event " + what,
-          {"The " + what + " is " + when},
-          "When is the " + what + "?",
-          capital(when),
-          {day}};
+  return {
+      "event " + what, {"The " + what + " is " + when}, "When is the " + what + "?", capital(when), {day}};
 }
 Fact password(Random& r) {
   const Text of = name_of_thing(r), word = Text(r.of(kPlaces)) + "-" + r.of(kCargo) + "-" + digits(r, 3);
-  return {"password " + of, {"The password for " + of + " is " + word + "."},
-          "What is the password for " + of + "?", word, {word}};
+  return {"password " + of,
+          {"The password for " + of + " is " + word + "."},
+          "What is the password for " + of + "?",
+          word,
+          {word}};
 }
 Fact debt(Random& r) {
   const Text who = person(r), whom = person(r), number = std::to_string(r.between(2, 9999)),
              coins = number + " coins.";
-  return {"debt " + who + whom, {who + " owes " + whom + " " + coins},
-          "How many coins does " + who + " owe " + whom + "?", coins, {number}};
+  return {"debt " + who + whom,
+          {who + " owes " + whom + " " + coins},
+          "How many coins does " + who + " owe " + whom + "?",
+          coins,
+          {number}};
 }
 Fact ship(Random& r) {
   const Text name = "the ship " + made_up(r, 3), cargo = r.of(kCargo), port = city(r);
   const bool what = r.chance(0.5);
-  return {name, {capital(name) + " carries " + cargo + " to " + port + "."},
+  return {name,
+          {capital(name) + " carries " + cargo + " to " + port + "."},
           what ? "What does " + name + " carry?" : "Where does " + name + " go?",
-          what ? capital(cargo) + "." : "To " + port + ".", {what ? cargo : port}};
+          what ? capital(cargo) + "." : "To " + port + ".",
+          {what ? cargo : port}};
 }
 Fact ticket(Random& r) {
   const Text of = name_of_thing(r), number = digits(r, 7);
-  return {"ticket " + of, {"Whoever comes for the " + of + " must show ticket " + number + "."},
-          "Which ticket must be shown for the " + of + "?", number, {number}};
+  return {"ticket " + of,
+          {"Whoever comes for the " + of + " must show ticket " + number + "."},
+          "Which ticket must be shown for the " + of + "?",
+          number,
+          {number}};
 }
 Fact job(Random& r) {
   const Text who = person(r), where = city(r), trade = r.of(kTrades);
   const bool what = r.chance(0.5);
-  return {"job " + who, {who + " works as a " + trade + " in " + where + "."},
+  return {"job " + who,
+          {who + " works as a " + trade + " in " + where + "."},
           what ? "What does " + who + " do for a living?" : "In which city does " + who + " work?",
-          what ? who + " is a " + trade + "." : "In " + where + ".", {what ? trade : where}};
+          what ? who + " is a " + trade + "." : "In " + where + ".",
+          {what ? trade : where}};
 }
 
 }  // namespace
@@ -189,15 +196,22 @@ Fact make_key(Random& r, bool sequence) {
   const Text what = sequence ? "The sequence of digits" : "The pass key";
   const Text number = digits(r, sequence ? 10 : 5),
              is = sequence ? " is the sequence of digits." : " is the pass key.";
-  return {what, {what + " is " + number + ". Remember it. " + number + is},
-          sequence ? "What is the sequence of digits?" : "What is the pass key?", number, {number}};
+  return {what,
+          {what + " is " + number + ". Remember it. " + number + is},
+          sequence ? "What is the sequence of digits?" : "What is the pass key?",
+          number,
+          {number}};
 }
 
 Fact make_pair(Random& r, bool hex) {
   const Text key = hex ? hexadecimal(r, 8) : name_of_thing(r) + "-" + digits(r, 2);
   const Text value = hex ? hexadecimal(r, 8) : digits(r, 5);
-  return {"pair " + key, {"\"" + key + "\": \"" + value + "\","}, "What is the value of \"" + key + "\"?",
-          value, {value}, true};
+  return {"pair " + key,
+          {"\"" + key + "\": \"" + value + "\","},
+          "What is the value of \"" + key + "\"?",
+          value,
+          {value},
+          true};
 }
 
 Fact make_values(Random& r) {
@@ -209,8 +223,9 @@ Fact make_values(Random& r) {
     for (const Text& who : fact.expected) fact.sentences.push_back(who + " was seen at " + of + ".");
   } else {
     const Text of = city(r) + " to " + city(r);
-    fact = {"trains " + of, {}, "Which trains run from " + of + "?", "",
-            several(count, [&] { return digits(r, 4, "123456789", 9); })};
+    fact = {"trains " + of, {}, "Which trains run from " + of + "?", "", several(count, [&] {
+              return digits(r, 4, "123456789", 9);
+            })};
     for (const Text& number : fact.expected)
       fact.sentences.push_back("Train " + number + " runs from " + of + ".");
   }
@@ -223,9 +238,8 @@ Fact make_chain(Random& r) {
     const char *before, *between, *after;
     bool upper;
   };
-  constexpr Form kForms[] = {{"let ", " = ", ";", false},
-                             {"Then ", " is given the value of ", ".", true},
-                             {"", " := ", "", false}};
+  constexpr Form kForms[] = {
+      {"let ", " = ", ";", false}, {"Then ", " is given the value of ", ".", true}, {"", " := ", "", false}};
   const Form& form = r.of(kForms);
   const Text value = digits(r, 5, "123456789", 9);
   const std::vector<Text> names = several(r.between(3, 5), [&] {
@@ -248,11 +262,9 @@ Fact make_count(Random& r, uint32_t words) {
   std::vector<Text> others(std::begin(kCargo), std::end(kCargo));
   r.shuffle(others);
   others.resize(kRare);
-  const std::vector<Text> asked =
-      several(r.between(1, 3), [&]() -> Text { return r.of(liking.values); });
-  std::erase_if(others, [&](const Text& word) {
-    return std::find(asked.begin(), asked.end(), word) != asked.end();
-  });
+  const std::vector<Text> asked = several(r.between(1, 3), [&]() -> Text { return r.of(liking.values); });
+  std::erase_if(others,
+                [&](const Text& word) { return std::find(asked.begin(), asked.end(), word) != asked.end(); });
   // All of a round are 3 for each word that is asked for and 1 for each other.
   const auto of_round = static_cast<uint32_t>(kTimes * asked.size() + others.size());
   const uint32_t rounds = std::max(1u, words / of_round);
@@ -267,17 +279,20 @@ Fact make_count(Random& r, uint32_t words) {
   const Text number = asked.size() == 1   ? "word was"
                       : asked.size() == 2 ? "two words were"
                                           : "three words were";
-  return {"count " + of, {sentence + "."}, "Which " + number + " called out most often at " + of + "?",
-          capital(all_of(asked)) + ".", {}};
+  return {"count " + of,
+          {sentence + "."},
+          "Which " + number + " called out most often at " + of + "?",
+          capital(all_of(asked)) + ".",
+          {}};
 }
 
 Fact make_code(Random& r, uint32_t language) {
-  constexpr const char* kVerbs[] = {"load", "parse",  "flush",  "merge", "reset", "render",
+  constexpr const char* kVerbs[] = {"load",  "parse",  "flush", "merge", "reset", "render",
                                     "queue", "verify", "mount", "trim",  "sort",  "fetch"};
   const bool word = r.chance(0.4), constant = r.chance(0.3);
   const Text verb = r.of(kVerbs), object = r.of(kObjects);
-  const Text value = word ? Text(r.of(kPlaces)) + "_" + r.of(kCargo)
-                          : digits(r, r.between(3, 5), "123456789", 9);
+  const Text value =
+      word ? Text(r.of(kPlaces)) + "_" + r.of(kCargo) : digits(r, r.between(3, 5), "123456789", 9);
   const Text quoted = word ? "\"" + value + "\"" : value, type = word ? "const char*" : "int";
   Text name = verb + (language == 2 ? capital(object) : "_" + object), line;
   if (constant) {
@@ -293,13 +308,13 @@ Fact make_code(Random& r, uint32_t language) {
                                     "function " + name + "() {\n  return " + quoted + ";\n}"};
     line = forms[language];
   }
-  return {"code " + name,
-          {line + "\n"},
-          constant ? "What is the constant " + name + " set to?"
-                   : "What does the function " + name + " return?",
-          value,
-          {value},
-          true};
+  return {
+      "code " + name,
+      {line + "\n"},
+      constant ? "What is the constant " + name + " set to?" : "What does the function " + name + " return?",
+      value,
+      {value},
+      true};
 }
 
 std::string make_introduction(Random& r) {

@@ -356,7 +356,8 @@ TrainingText TextMaker::repeated(uint64_t number, bool held_out, uint32_t part_t
   TrainingText text = make(number, held_out);
   text.questions.clear();
   text.tails.clear();
-  const auto opening = static_cast<uint32_t>(std::min<size_t>(tokens_, tokenize(opening_, true, true).size()));
+  const auto opening =
+      static_cast<uint32_t>(std::min<size_t>(tokens_, tokenize(opening_, true, true).size()));
   for (uint32_t first = 0; first < tokens_; first += part_tokens ? part_tokens : tokens_) {
     const uint32_t end = part_tokens ? std::min(first + part_tokens, tokens_) : tokens_;
     const std::span<const int32_t> all(text.tokens);
@@ -378,7 +379,7 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
   // The facts that fit into the text, and their questions behind it. Quotes come later and take what is left.
   struct Hidden {
     std::vector<int32_t> tokens;
-    uint32_t at;   // token of the book before which it stands
+    uint32_t at;    // token of the book before which it stands
     uint32_t fact;  // of `facts`, in whose order they stand
   };
   std::vector<Hidden> hidden;

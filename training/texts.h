@@ -69,8 +69,8 @@ class TextMaker {
 
   bool has_books() const { return has_books_; }
   // Prompts, as many as there are of at least a run of tokens and at most `count`, chosen by the seed, each
-  // with its answers behind it. Of a chat that begins with a shorter one, its turns up to that many tokens are
-  // the prompt. A longer prompt than a text loses its middle: what is asked stands at either end.
+  // with its answers behind it. Of a chat that begins with a shorter one, its turns up to that many tokens
+  // are the prompt. A longer prompt than a text loses its middle: what is asked stands at either end.
   std::vector<TrainingText> answered(uint32_t count) const;
 
   // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are

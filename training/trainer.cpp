@@ -23,7 +23,7 @@ constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a qu
 // the heads of a real model would keep next to nothing (docs/evaluation.md).
 constexpr double kEvenPart = 0.5;
 constexpr uint32_t kParts[] = {8, 16};
-constexpr uint32_t kBestPart = 16;  // a sixteenth of a text's tokens are its best
+constexpr uint32_t kBestPart = 16;    // a sixteenth of a text's tokens are its best
 constexpr uint64_t kWorkVersion = 2;  // of what OUTPUT.partial and OUTPUT.tried hold, and of the texts
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
 
@@ -128,13 +128,9 @@ Status Trainer::open_tries() {
   const std::string path = options_.output + ".tried";
   THIMBLE_LET(state, StateFile::open(path));
   tries_ = std::move(state);
-  const uint64_t facts[] = {kWorkVersion,
-                            model_->fingerprint(),
-                            options_.seed,
-                            static_cast<uint64_t>(options_.kind),
-                            options_.texts,
-                            options_.steps,
-                            options_.text_tokens};
+  const uint64_t facts[] = {
+      kWorkVersion,   model_->fingerprint(), options_.seed,       static_cast<uint64_t>(options_.kind),
+      options_.texts, options_.steps,        options_.text_tokens};
   uint64_t signature = hash_of(facts, sizeof facts), found = 0;
   for (const std::string& file : options_.data) {
     THIMBLE_LET(mapped, MappedFile::open(file));
@@ -431,7 +427,7 @@ void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const f
 Status Trainer::finish_text() {
   const bool learns = text_ < texts_.size();
   const auto tokens = static_cast<uint32_t>(text(text_).tokens.size());
-  unsaved_ &= !learns;              // sums of some layers are none of a text
+  unsaved_ &= !learns;          // sums of some layers are none of a text
   std::vector<float> to_count;  // labels of a text that is counted, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));
@@ -848,8 +844,7 @@ Status Trainer::finish_check() {
     keydiff.add(c.keydiff);
   }
   shares_help_ = counted.reported(dense) > equal.reported(dense);
-  keydiff_wins_ =
-      keydiff.reported(dense) > std::max(equal.reported(dense), counted.reported(dense));
+  keydiff_wins_ = keydiff.reported(dense) > std::max(equal.reported(dense), counted.reported(dense));
 
   THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
   std::vector<uint32_t> parts;
@@ -871,7 +866,8 @@ Status Trainer::finish_check() {
   set_array(file, "retainer.checked.window", GgufType::kF32, window);
   set_array(file, "retainer.checked.keydiff", GgufType::kF32, by_keydiff);
   if (keydiff_wins_) file.set("retainer.retention", "keydiff");
-  if (!counted_.empty() && (shares_help_ || keydiff_wins_)) set_array(file, "retainer.budget", GgufType::kF32, shares());
+  if (!counted_.empty() && (shares_help_ || keydiff_wins_))
+    set_array(file, "retainer.budget", GgufType::kF32, shares());
   retainer_.reset();  // a file that is mapped may not be replaced everywhere
   THIMBLE_TRY(file.replace(options_.output));
   set_phase(Phase::kDone, total_, total_);
@@ -910,15 +906,16 @@ std::string Trainer::verdict() const {
                                               std::to_string(diverged_->at) + ", and the state of step " +
                                               std::to_string(diverged_->good) + " was taken. "
                                         : "";
-  const std::string shares =
-      counted_.empty() ? ""
-      : shares_help_   ? " Counted shares of the pools did better than equal ones, and are written."
-                       : " Counted shares of the pools did no better than equal ones.";
-  const std::string keydiff =
-      keydiff_wins_ ? " KeyDiff did better than the scores, so it is what the file is for"
-                          + std::string(counted_.empty() ? "." : ", with the counted shares.")
-                    : "";
-  return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares + keydiff;
+  const std::string shares = counted_.empty() ? ""
+                             : shares_help_
+                                 ? " Counted shares of the pools did better than equal ones, and are written."
+                                 : " Counted shares of the pools did no better than equal ones.";
+  const std::string keydiff = keydiff_wins_
+                                  ? " KeyDiff did better than the scores, so it is what the file is for" +
+                                        std::string(counted_.empty() ? "." : ", with the counted shares.")
+                                  : "";
+  return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares +
+         keydiff;
 }
 
 std::string Trainer::report() const {

@@ -20,7 +20,7 @@ struct TrainingOptions {
   std::string output;             // the sidecar; must not exist
   // Empty: a retainer is trained. Else this sidecar is written anew with shares, and nothing is trained.
   std::string heads;
-  Retainer::Kind kind = Retainer::Kind::kLocret;  // kAdore: a controller, see controller_trainer.h
+  Retainer::Kind kind = Retainer::Kind::kMlp;  // kAdore: a controller, see controller_trainer.h
   Target target = Target::kLogProb;
   bool tries_targets = false;        // `target` becomes the one whose short training answers most
   uint32_t texts = 16, steps = 300;  // a linear one has no steps

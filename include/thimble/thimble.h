@@ -239,8 +239,8 @@ THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int
 THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
                                                      thimble_heads** heads, thimble_error* error);
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
-/* The retention that they serve: THIMBLE_RETENTION_LOCRET; KEYDIFF where their training found that better than their scores (the key
- * retainer.retention says so); or ADORE for its controller. */
+/* The retention that they serve: THIMBLE_RETENTION_LOCRET; KEYDIFF where their training found that better than their scores
+ * (the key retainer.retention says so); or ADORE for its controller. */
 THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
 /* Write a published retainer as a file of heads for this model. `input` is a checkpoint of torch.save (Locret, Fast KVzip),
@@ -275,7 +275,7 @@ typedef struct thimble_training_options {
                              * where the check finds them better than equal pools */
   const char* output;       /* the file of heads to write; must not exist */
   const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares where they help */
-  const char* kind;         /* "locret" (NULL), "linear", "mlp", "sink"; "adore": a controller, without target and shares */
+  const char* kind;         /* "mlp" (NULL), "locret", "linear", "sink"; "adore": a controller, without target and shares */
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
                              * which of them answers most after a short training */
   uint64_t seed;
@@ -318,17 +318,17 @@ THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thi
                                                  thimble_error* error);
 /* Keep the fit in `output`.partial now. */
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
-/* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall", null where it
- * could not be tried), "questions", "dense" (the share answered where all is kept), "dense_perplexity" (of the right answers there),
- * "measure" ("answers", or where "dense" is below a half "probability"), "recall" (an array of "part": 8 for an eighth of the
- * memory, and of "heads", "window", "keydiff" and, where shares were counted, "equal" and "counted" the share that is answered, or the part
- * of a right token's probability that is kept, and then also "heads_perplexity" and so on, null where it is infinite), "shares"
- * ("counted" where they were better than "equal" ones and are written), "retention" ("keydiff" where that was better than the
- * scores, else "locret"), "seconds" (where the time of this process went: "trying", "reading", "labels",
- * "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state that was taken), "queries"
- * (of held-out texts), and of these and the tokens before them "base_rate" (that are among those attended to most), "accuracy",
- * "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as many recent tokens), and
- * "seconds" and "verdict" as above. THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
+/* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall",
+ * null where it could not be tried), "questions", "dense" (the share answered where all is kept), "dense_perplexity" (of the
+ * right answers there), "measure" ("answers", or where "dense" is below a half "probability"), "recall" (an array of "part": 8
+ * for an eighth of the memory, and of "heads", "window", "keydiff" and, where shares were counted, "equal" and "counted" the
+ * share that is answered, or the part of a right token's probability that is kept, and then also "heads_perplexity" and so on,
+ * null where it is infinite), "shares" ("counted" where they were better than "equal" ones and are written), "retention"
+ * ("keydiff" where that was better than the scores, else "locret"), "seconds" (where the time of this process went: "trying",
+ * "reading", "labels", "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state
+ * that was taken), "queries" (of held-out texts), and of these and the tokens before them "base_rate" (that are among those
+ * attended to most), "accuracy", "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as
+ * many recent tokens), and "seconds" and "verdict" as above. THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
 THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
                                                    uint64_t* length, thimble_error* error);
 THIMBLE_API void thimble_training_free(thimble_training* training);

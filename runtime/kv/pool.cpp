@@ -136,9 +136,9 @@ std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, const
   const uint32_t kv_heads = model.shape.kv_heads;
   std::vector<uint32_t> keeps = o.keeps;
   if (!shares.empty() && o.pool)
-    keeps = divide_pool(model, shares, o,
-                        static_cast<uint32_t>(std::min<uint64_t>(std::max<uint64_t>(text, o.pool),
-                                                                 most_used(model, o))));
+    keeps = divide_pool(
+        model, shares, o,
+        static_cast<uint32_t>(std::min<uint64_t>(std::max<uint64_t>(text, o.pool), most_used(model, o))));
   std::vector<HeadRun> runs;
   for (uint32_t i = 0; i < model.shape.layers * kv_heads; ++i) {
     const LayerWeights& layer = model.layers[i / kv_heads];

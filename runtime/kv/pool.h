@@ -20,7 +20,8 @@ struct HeadRun {
   bool evicts = false;
 };
 
-// What each head is given while a text is no longer than `text` tokens; the last one serves longer texts, too.
+// What each head is given while a text is no longer than `text` tokens; the last one serves longer texts,
+// too.
 struct Division {
   uint64_t text = 0;
   std::vector<HeadRun> runs;  // [layer][kv head]

@@ -93,7 +93,7 @@ struct Retainer {
   // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
   std::vector<float> shares;
   bool by_keydiff = false;  // its check found KeyDiff better than its scores, so it is for KeyDiff
-  std::string warning;  // one sentence, where the base model could only be checked by its shape
+  std::string warning;      // one sentence, where the base model could only be checked by its shape
   // Of the matrices of one layer: fc1, which may be empty, and fc2; or q and k.
   std::array<MatrixShape, 2> matrices() const;
   std::vector<Tensor> tensors() const;

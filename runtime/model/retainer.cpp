@@ -262,7 +262,8 @@ Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, st
   retainer->shares = std::move(shares);
   THIMBLE_LET(retention, with_default(gguf.get_string("retainer.retention"), ""));
   if (!retention.empty() && retention != "locret" && retention != "keydiff")
-    return error(Code::kUnsupported, "%s: key 'retainer.retention' is %s, where locret and keydiff are supported",
+    return error(Code::kUnsupported,
+                 "%s: key 'retainer.retention' is %s, where locret and keydiff are supported",
                  gguf.name().c_str(), in_quotes(retention).c_str());
   retainer->by_keydiff = retention == "keydiff";
   if (retainer->kind == Kind::kAdore) {

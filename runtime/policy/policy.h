@@ -50,7 +50,8 @@ struct LayerStep {
   // Whether all heads of the layer hold equally many entries, always.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
-    return (model_layer().window || !setting.dimensions.moves) && std::all_of(run, run + shape().kv_heads,
+    return (model_layer().window || !setting.dimensions.moves) &&
+           std::all_of(run, run + shape().kv_heads,
                        [&](const HeadRun& r) { return r.capacity == run->capacity && r.keep == run->keep; });
   }
 };

@@ -15,7 +15,8 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
-  // White space before which no token goes on, neither one of the encoder's nor one that is found as it stands.
+  // White space before which no token goes on, neither one of the encoder's nor one that is found as it
+  // stands.
   std::string ends_words;
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
@@ -160,7 +161,8 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
       stretch = plain;
       placed = [&, passed = size_t{0}](Token token) mutable {  // offsets do not count what was left out
         token.offset += passed * kGuard.size();
-        for (; passed < guards.size() && guards[passed] <= token.offset; ++passed) token.offset += kGuard.size();
+        for (; passed < guards.size() && guards[passed] <= token.offset; ++passed)
+          token.offset += kGuard.size();
         sink(token);
       };
     }

@@ -57,15 +57,15 @@ class TemporaryFile {
 };
 
 // The command is in the same folder as this program.
-const std::string kCommand = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "thimble").string();
+const std::string kCommand =
+    (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "thimble").string();
 
 // Runs the command in a shell with these arguments and this standard input, on the CPU, whose budgets and
 // figures the tests know.
 Outcome thimble(const std::string& arguments, const std::string& input = "") {
   const TemporaryFile in(input), out, error;
-  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") +
-                           kCommand + "' " + arguments + " <" + in.path() + " >" + out.path() + " 2>" +
-                           error.path();
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere '") + kCommand +
+                           "' " + arguments + " <" + in.path() + " >" + out.path() + " 2>" + error.path();
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(out.path()), slurp(error.path())};
 }
@@ -336,7 +336,8 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_EQ(report.at("shares"), "equal");
   for (const Json& row : report.at("recall")) {
     // What is kept is one perplexity over the other, each written with four digits behind the point.
-    const double kept = report.at("dense_perplexity").get<double>() / row.at("heads_perplexity").get<double>();
+    const double kept =
+        report.at("dense_perplexity").get<double>() / row.at("heads_perplexity").get<double>();
     EXPECT_NEAR(row.at("heads").get<double>(), kept, 1e-4);
   }
   for (const char* phase : {"trying", "reading", "labels", "fitting", "checking"})
@@ -624,8 +625,8 @@ TEST(Run, TheSameSeedSamplesTheSame) {
 TEST(Run, CtrlCStopsKeepsWhatIsThereAndExitsWith130) {
   THIMBLE_NEEDS(kModel);
   const TemporaryFile out;
-  // The prompt makes this model go on for far longer than a second. Without --foreground timeout sends the signal
-  // twice, to the command and to its group, and a second Ctrl-C ends the command at once.
+  // The prompt makes this model go on for far longer than a second. Without --foreground timeout sends the
+  // signal twice, to the command and to its group, and a second Ctrl-C ends the command at once.
   const std::string line = std::string("timeout --foreground --preserve-status -k 10 -s INT 3 '") + kCommand +
                            "' run --raw --json --temp 1 -n -1 --retention window --pool 256 -p 'Chapter 1'" +
                            kM + ">" + out.path();

@@ -527,10 +527,10 @@ std::vector<std::tuple<std::string, const char*>> families_of_devices(
 }
 // On the software driver golden_test reads the other families.
 INSTANTIATE_TEST_SUITE_P(On, FamilyOnDevice,
-                         ::testing::ValuesIn(families_of_devices(
-                             {"ministral3", "granitemoe_shared"},
-                             {"gemma3", "gemma2", "qwen3moe", "mixtral", "gpt_oss", "smollm3", "granite",
-                              "olmo2", "olmo3"})),
+                         ::testing::ValuesIn(families_of_devices({"ministral3", "granitemoe_shared"},
+                                                                 {"gemma3", "gemma2", "qwen3moe", "mixtral",
+                                                                  "gpt_oss", "smollm3", "granite", "olmo2",
+                                                                  "olmo3"})),
                          family_test_name);
 
 // Policies over layers that see a window, have experts or soft caps, or count no positions.

@@ -110,8 +110,8 @@ TEST_P(RealModels, ContinueTextsAsLlamaCppDoes) {
     GTEST_SKIP() << missing;
   }
   const auto model = open_model(path.string());
-  const auto device = shared_device(
-      device_name, [&] { return must(open_device(device_name, strictly({.threads = 2}))); });
+  const auto device =
+      shared_device(device_name, [&] { return must(open_device(device_name, strictly({.threads = 2}))); });
   const nlohmann::json all = load_json(goldens);
   size_t compared = 0;
   for (const nlohmann::json& golden : all.at("cases")) {

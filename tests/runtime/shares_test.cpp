@@ -1,6 +1,6 @@
 // Heads that share the pool as the retainer's file says: the pool is used up before anything is evicted, and
-// runs move as a text grows. What they answer is compared with dense attention, and with a reference in double
-// precision.
+// runs move as a text grows. What they answer is compared with dense attention, and with a reference in
+// double precision.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -134,12 +134,11 @@ TEST(Shares, AnswerAsTheReferenceDoesWhileRunsMove) {
   for (const SeededModel& m : {model(), two_large, windowed}) {
     for (const auto& [selection, while_reading] :
          {std::pair(Selection::kDense, false), std::pair(Selection::kTokenSelect, false),
-          std::pair(Selection::kTokenSelect, true),
-          std::pair(Selection::kQuest, false)}) {
+          std::pair(Selection::kTokenSelect, true), std::pair(Selection::kQuest, false)}) {
       SCOPED_TRACE(policy_name(selection));
       SessionOptions o = selecting(sharing(m, 200), selection, while_reading);
       if (while_reading) o.select_k = 8, o.select_local = 16;  // a view shorter than what a head holds
-      o.watch = true;  // then layers share no list
+      o.watch = true;                                          // then layers share no list
       Followed f(m.model, o);
       f.read(seeded_tokens(120));
       for (uint32_t turn = 0; turn < 4; ++turn) {

@@ -28,7 +28,8 @@ TEST(Conversations, AreReadInTheShapesInWhichTheyArePublished) {
       {"from": "gpt", "value": "a2"}, {"from": "gpt", "value": "more"}, {"from": "human", "value": "unanswered"}]})");
   EXPECT_EQ(c.prompt, "q");
   EXPECT_EQ(c.replies, (Replies{{"a", "q2", "a2\n\nmore"}}));
-  c = read(R"({"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
+  c = read(
+      R"({"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
       {"role": "assistant", "content": null, "tool_calls": [{"id": 1}]}, {"role": "tool", "content": "t"},
       {"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "q2"},
       {"type": "image_url", "image_url": {"url": "x"}}]}, {"role": "assistant", "content": "a2"}]})");
@@ -53,7 +54,8 @@ TEST(Conversations, AreRefusedByTheLinesNumber) {
        {"{", "plain", R"({"prompt": "x"})", R"({"text": "x"})", R"({"prompt": 3, "answer": "x"})",
         R"({"prompt": "x", "answer": "y"} more)", R"({"prompt": "x, "answer": "y"})",
         R"({"prompt": "\u12", "answer": "y"})", R"({"prompt": "\q", "answer": "y"})", R"([{"prompt": "x"}])",
-        R"({"conversations": "x"})", R"({"messages": [{"role": "user", "content": ["x"]}]})", "{\"prompt\": \"a\1\", \"answer\": \"\"}"}) {
+        R"({"conversations": "x"})", R"({"messages": [{"role": "user", "content": ["x"]}]})",
+        "{\"prompt\": \"a\1\", \"answer\": \"\"}"}) {
     const auto refused = read_conversation(line, "data.jsonl, line 7");
     ASSERT_FALSE(refused.ok()) << line;
     EXPECT_EQ(refused.status().code(), Code::kFormat);

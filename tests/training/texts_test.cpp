@@ -101,8 +101,8 @@ TEST(Facts, AreAnsweredByTheirSentences) {
   };
   for (uint32_t i = 0; i < 300; ++i) {
     const uint32_t language = i % kLanguages;
-    for (const Fact& fact : {make_fact(r), make_key(r, i % 2), make_pair(r, i % 2), make_values(r),
-                             make_code(r, language)}) {
+    for (const Fact& fact :
+         {make_fact(r), make_key(r, i % 2), make_pair(r, i % 2), make_values(r), make_code(r, language)}) {
       EXPECT_FALSE(fact.expected.empty()) << fact.question;
       EXPECT_EQ(share_said(all(fact), fact.expected), 1) << all(fact);
       EXPECT_EQ(share_said(fact.answer, fact.expected), 1) << fact.answer;

@@ -152,8 +152,8 @@ TEST_F(Training, OfEveryRecipeGivesOneFile) {
   }
 }
 
-// A model of random weights answers nothing, so the probability of right answers decides; the file is that of a
-// training for the target that is taken.
+// A model of random weights answers nothing, so the probability of right answers decides; the file is that of
+// a training for the target that is taken.
 TEST_F(Training, TriesTargetsAndGoesOnWithTheBest) {
   for (const Retainer::Kind kind : {Retainer::Kind::kLocret, Retainer::Kind::kLinear}) {
     const auto with = [&](const char* name) {
@@ -201,9 +201,8 @@ TEST(Targets, AreChosenByWhatIsAnswered) {
                   {Target::kLogKvzipPlus, {48, 3}, all}}),
             Target::kMaxLogit);
   EXPECT_EQ(best({{Target::kLogProb, {48, 20}, all}, {Target::kMaxLogit, {48, 20}, all}}), Target::kLogProb);
-  EXPECT_EQ(
-      best({{Target::kLogProb, {48, 1, 10, -30}, none}, {Target::kMaxLogit, {48, 0, 10, -29}, none}}),
-      Target::kMaxLogit);
+  EXPECT_EQ(best({{Target::kLogProb, {48, 1, 10, -30}, none}, {Target::kMaxLogit, {48, 0, 10, -29}, none}}),
+            Target::kMaxLogit);
   EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {48, 0}}}), Target::kMaxLogit);
   EXPECT_EQ(best({{Target::kLogProb, {}}, {Target::kMaxLogit, {}}}), Target::kLogProb);
 }
@@ -434,7 +433,7 @@ TEST_F(Training, SaysThatTheFileIsThereWhereTheCheckFails) {
   EXPECT_EQ(failed.code(), Code::kOutOfMemory);
   EXPECT_EQ(failed.message(),
             o.output + " is written, but could not be checked: the test refuses this allocation");
-  EXPECT_EQ(retainer(o.output)->kind, Retainer::Kind::kLocret);
+  EXPECT_EQ(retainer(o.output)->kind, Retainer::Kind::kMlp);
 }
 
 TEST_F(Training, KeepsRunsOfTheTextsWhereMemoryIsShort) {
