@@ -264,7 +264,7 @@ typedef struct thimble_training thimble_training;
 
 typedef struct thimble_training_options {
   uint32_t struct_size;
-  uint32_t threads;         /* worker threads, of a card's host too; 0: one a core */
+  uint32_t threads;         /* worker threads, of a card's host too; 0: one for each core that the process may use */
   const char* device;       /* "cpu" (NULL), or another (thimble_device_info), "auto": the best one */
   const char* const* data;  /* paths: plain texts in UTF-8, books for example, in which facts are hidden; JSON lines of
                              * prompts and answers (docs/retainers.md) */
@@ -466,7 +466,7 @@ typedef void (*thimble_progress_fn)(void* user, const thimble_progress* progress
 
 typedef struct thimble_session_options {
   uint32_t struct_size;
-  uint32_t threads;             /* cpu: worker threads; 0: one a core */
+  uint32_t threads;             /* cpu: worker threads; 0: one for each core that the process may use */
   const char* device;           /* "auto" (NULL), "cpu", ... */
   const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET and ADORE; KEYDIFF takes how they share the pool */
   uint64_t budget_bytes;        /* all that this session and its clones may allocate; 0: no limit */
