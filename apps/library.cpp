@@ -195,7 +195,7 @@ Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
 }
 
 std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32_t flags) {
-  // In parts, so that beside the ids of the whole text only those of one are held.
+  // In parts: the ids of the whole text are held, and next to them those of one part.
   constexpr size_t kPart = 1 << 20;
   std::vector<int32_t> all;
   all.reserve(text.size() / 4 + 16);

@@ -61,7 +61,7 @@ inline uint64_t kv_bytes_per_token(const Model& model) {
 }
 
 inline Status need_tokenizer(const Model& model) {
-  if (model.tokenizer.ok()) return model.check_files();  // its texts lie there
+  if (model.tokenizer.ok()) return model.check_files();  // its texts are in the file
   return error(Code::kUnsupported, "the model cannot turn text into tokens: %s",
                model.description_of_tokenizer_error.c_str());
 }

@@ -211,7 +211,7 @@ thimble_status thimble_model_metadata_get(const thimble_model* model, uint64_t i
       return error(Code::kInvalidArgument, "entry %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, metadata.size());
     const auto& [name, stored] = metadata[static_cast<size_t>(index)];
-    THIMBLE_TRY(model->model->check_files());  // the value lies there
+    THIMBLE_TRY(model->model->check_files());  // the value is in the file
     THIMBLE_LET(text, value_text(model->model->gguf(), name, stored));
     const Status key_fits = need_room(name.size(), key_capacity, key_length);
     THIMBLE_TRY(need_room(text.size(), value_capacity, value_length));
@@ -240,7 +240,7 @@ thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t ind
     if (index >= tensors.size())
       return error(Code::kInvalidArgument, "tensor %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, tensors.size());
-    THIMBLE_TRY(model->model->check_files());  // the name lies there
+    THIMBLE_TRY(model->model->check_files());  // the name is in the file
     const GgufTensor& tensor = tensors[static_cast<size_t>(index)];
     thimble_tensor_info value = {};
     value.dims = tensor.dims;

@@ -130,7 +130,7 @@ std::string arguments_text(std::string_view written) {
 }
 
 // {"name": ..., "arguments": {...}}; "parameters" is what Llama calls arguments, and the whole may be the
-// "function" of another object. An object whose arguments have yet another name is no call, since a call
+// "function" of another object. An object whose arguments have yet another name is not a call, since a call
 // without them would do something else. `bare`: without the marks of a call, arguments tell that it is one.
 bool read_call(std::string_view written, bool bare, Part& call) {
   const std::string text = compact(written);

@@ -179,7 +179,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool begun_ = false;      // the beginning of its first line is
   bool writing_ = false, watching_ = false, closed_ = false;
   std::string out_, sending_;            // events, headers
-  std::string body_out_, body_sending_;  // of a whole answer, behind these
+  std::string body_out_, body_sending_;  // of a whole answer, after these
   Share body_room_, answer_room_;        // of the request; of what the client has not taken of the answer
   std::function<void()> left_;
   std::function<std::string()> tick_;

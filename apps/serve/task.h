@@ -103,7 +103,7 @@ class AnswerWriter {
   virtual std::string piece(const Piece& piece) = 0;
   // `stop`: the text that ended it, for kStopText.
   virtual std::string end(Ending ending, const std::string& stop, const Usage& usage) = 0;
-  // Bytes that it keeps for the end beside the answer's text.
+  // Bytes that it keeps for the end, next to the answer's text.
   virtual size_t kept_bytes() const { return 0; }
   // What ends a stream that can no longer have another HTTP status.
   virtual std::string failure(const Refusal& refusal) = 0;

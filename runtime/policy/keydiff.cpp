@@ -11,7 +11,7 @@ namespace {
 class KeyDiffRetention : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    take_shares(o);  // which heads need more says a file of heads; its scores are not used
+    take_shares(o);  // a file of heads says which heads need more; its scores are not used
     o.retainer = nullptr;
     if (o.retain_scope == RetainScope::kLayer)
       return error(
