@@ -39,6 +39,13 @@ class Marks {
   Gguf gguf_;
 };
 
+// What writes by a template of shared/data/templates.
+Result<ChatWriter> published(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return ChatWriter::from_source(
+      std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+}
+
 constexpr const char* kChatml =
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}<|im_end|>\n{% "
     "endfor %}"
@@ -177,9 +184,7 @@ TEST(ChatWriter, GoesOnWithPublishedTemplates) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".jinja") continue;
     SCOPED_TRACE(entry.path().filename().string());
-    std::ifstream file(entry.path(), std::ios::binary);
-    const auto writer = ChatWriter::from_source(
-        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+    const auto writer = published(entry.path());
     ASSERT_TRUE(writer.ok()) << writer.status().message();
     Conversation later, whole;
     later.messages = {{"user", "Why is it so?"}};
@@ -267,9 +272,7 @@ TEST(ChatWriter, ReadsAWholeExchangeWithPublishedTemplates) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".jinja") continue;
     SCOPED_TRACE(entry.path().filename().string());
-    std::ifstream file(entry.path(), std::ios::binary);
-    const auto writer = ChatWriter::from_source(
-        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+    const auto writer = published(entry.path());
     ASSERT_TRUE(writer.ok()) << writer.status().message();
     Conversation c;
     c.messages_json = R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
