@@ -13,7 +13,7 @@
 #include <system_error>
 
 #include "base/status.h"
-#include "runtime/tokenizer/utf8.h"
+#include "text/utf8.h"
 #include "thimble/thimble.h"
 
 namespace thimble::capi {

@@ -4,7 +4,7 @@
 
 #include "base/system.h"
 #include "capi/handles.h"
-#include "runtime/chat/writer.h"
+#include "templates/chat/writer.h"
 
 using namespace thimble;
 using namespace thimble::capi;

@@ -7,7 +7,7 @@
 
 #include "base/byte_reader.h"
 #include "base/checksum.h"
-#include "runtime/json.h"
+#include "text/json.h"
 
 namespace thimble {
 namespace {

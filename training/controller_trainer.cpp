@@ -8,7 +8,7 @@
 #include "base/size_text.h"
 #include "base/system.h"
 #include "runtime/heads/sidecar.h"
-#include "runtime/json.h"
+#include "text/json.h"
 #include "training/embeddings.h"
 #include "training/random.h"
 #include "training/report.h"

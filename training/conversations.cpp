@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/json.h"
+#include "text/json.h"
 
 namespace thimble {
 namespace {

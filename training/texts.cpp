@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/mapped_file.h"
-#include "runtime/tokenizer/utf8.h"
+#include "text/utf8.h"
 #include "training/conversations.h"
 #include "training/samples.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "runtime/chat/writer.h"
 #include "runtime/model/model.h"
+#include "templates/chat/writer.h"
 #include "training/facts.h"
 
 namespace thimble {

@@ -9,7 +9,7 @@
 
 #include "base/state_file.h"
 #include "base/thread_pool.h"
-#include "runtime/model/new_gguf.h"
+#include "gguf/new_gguf.h"
 #include "training/fit.h"
 #include "training/least_squares.h"
 #include "training/partial.h"

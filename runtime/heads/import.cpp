@@ -8,12 +8,12 @@
 
 #include "base/bits.h"
 #include "base/new_file.h"
-#include "runtime/json.h"
-#include "runtime/heads/safetensors.h"
+#include "gguf/import/safetensors.h"
+#include "gguf/import/torch_file.h"
+#include "gguf/new_gguf.h"
 #include "runtime/heads/sidecar.h"
-#include "runtime/heads/torch_file.h"
 #include "runtime/model/load.h"
-#include "runtime/model/new_gguf.h"
+#include "text/json.h"
 
 namespace thimble {
 namespace {

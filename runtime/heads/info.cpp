@@ -4,8 +4,8 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "runtime/json.h"
 #include "runtime/model/load.h"
+#include "text/json.h"
 
 namespace thimble {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "gguf/new_gguf.h"
 #include "runtime/model/model.h"
-#include "runtime/model/new_gguf.h"
 
 namespace thimble {
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/model/gguf.h"
+#include "gguf/gguf.h"
 #include "runtime/model/model.h"
 
 namespace thimble {

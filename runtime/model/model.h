@@ -9,11 +9,11 @@
 
 #include "backends/backend.h"
 #include "base/mapped_file.h"
-#include "runtime/chat/writer.h"
+#include "gguf/gguf.h"
 #include "runtime/model/controller.h"
-#include "runtime/model/gguf.h"
 #include "runtime/model/placed_tensors.h"
-#include "runtime/tokenizer/tokenizer.h"
+#include "templates/chat/writer.h"
+#include "text/tokenizer.h"
 
 namespace thimble {
 

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "runtime/heads/foreign.h"
+#include "gguf/import/foreign.h"
 #include "tests/support/gguf_writer.h"
 
 namespace thimble {

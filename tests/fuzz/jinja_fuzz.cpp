@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "runtime/jinja/json.h"
-#include "runtime/jinja/template.h"
+#include "templates/jinja/json.h"
+#include "templates/jinja/template.h"
 
 // Input: a template, and behind a NUL byte, where there is one, a JSON object of its variables.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,4 +1,4 @@
-#include "runtime/heads/safetensors.h"
+#include "gguf/import/safetensors.h"
 #include "tests/fuzz/foreign.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/tokenizer/pretokenizer.h"
-#include "runtime/tokenizer/tokenizer.h"
 #include "tests/support/gguf_writer.h"
+#include "text/pretokenizer.h"
+#include "text/tokenizer.h"
 
 namespace {
 

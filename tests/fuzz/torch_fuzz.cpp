@@ -1,4 +1,4 @@
-#include "runtime/heads/torch_file.h"
+#include "gguf/import/torch_file.h"
 #include "tests/fuzz/foreign.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

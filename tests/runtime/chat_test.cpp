@@ -1,11 +1,11 @@
-#include "runtime/chat/chat.h"
+#include "templates/chat/chat.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/model/gguf.h"
-#include "runtime/tokenizer/tokenizer.h"
+#include "gguf/gguf.h"
 #include "tests/support/data.h"
 #include "tests/support/gguf_writer.h"
+#include "text/tokenizer.h"
 
 namespace thimble {
 namespace {

@@ -2,11 +2,11 @@
 // turns.
 #include <gtest/gtest.h>
 
-#include "runtime/chat/writer.h"
-#include "runtime/model/gguf.h"
-#include "runtime/tokenizer/tokenizer.h"
+#include "gguf/gguf.h"
+#include "templates/chat/writer.h"
 #include "tests/support/data.h"
 #include "tests/support/gguf_writer.h"
+#include "text/tokenizer.h"
 
 namespace thimble {
 namespace {

@@ -1,5 +1,5 @@
 // What the GGUF reader accepts, and how it refuses everything else.
-#include "runtime/model/gguf.h"
+#include "gguf/gguf.h"
 
 #include <gtest/gtest.h>
 

@@ -8,10 +8,10 @@
 #include <fstream>
 #include <functional>
 
+#include "gguf/import/safetensors.h"
+#include "gguf/import/torch_file.h"
 #include "runtime/heads/import.h"
 #include "runtime/heads/info.h"
-#include "runtime/heads/safetensors.h"
-#include "runtime/heads/torch_file.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/data.h"
 #include "tests/support/seeded_model.h"

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "runtime/jinja/template.h"
-#include "runtime/jinja/text.h"
+#include "templates/jinja/template.h"
+#include "templates/jinja/text.h"
 #include "tests/support/chat_cases.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/data.h"

@@ -1,4 +1,4 @@
-#include "runtime/tokenizer/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -16,11 +16,11 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "runtime/tokenizer/encoder.h"
-#include "runtime/tokenizer/pretokenizer.h"
-#include "runtime/tokenizer/utf8.h"
 #include "tests/support/data.h"
 #include "tests/support/gguf_writer.h"
+#include "text/encoder.h"
+#include "text/pretokenizer.h"
+#include "text/utf8.h"
 
 namespace thimble {
 namespace {

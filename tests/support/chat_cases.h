@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "runtime/jinja/json.h"
-#include "runtime/jinja/template.h"
+#include "templates/jinja/json.h"
+#include "templates/jinja/template.h"
 
 namespace thimble {
 

@@ -15,7 +15,7 @@
 
 #include "base/bits.h"
 #include "base/mapped_file.h"
-#include "runtime/model/gguf.h"
+#include "gguf/gguf.h"
 
 namespace thimble {
 

@@ -1,0 +1,42 @@
+// Templates in Jinja, the part of it that chat templates use (docs/chat-templates.md lists it).
+//
+// A template comes with a model file from anywhere, so it is run in a box: it sees the values that it is
+// given and nothing else, and its time, memory, output and nesting are bounded.
+//
+//   THIMBLE_LET(chat, jinja::Template::parse(source));
+//   jinja::Heap heap{jinja::Limits()};
+//   THIMBLE_LET(variables, heap.dict());
+//   THIMBLE_LET(messages, jinja::read_json(heap, json, "the messages"));
+//   THIMBLE_TRY(heap.set(*variables, name, messages));
+//   THIMBLE_LET(text, chat.render(heap, *variables, now));
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "templates/jinja/value.h"
+
+namespace thimble::jinja {
+
+struct Statement;
+
+class Template {
+ public:
+  // Unsupported, with line and construct, where the source is no template or uses what is not known here.
+  static Result<Template> parse(std::string_view source);
+
+  // The text that the template writes with these variables. `now` is what strftime_now tells: seconds since
+  // 1970 of the clock on the wall. InvalidArgument where the template refuses the variables (raise_exception)
+  // or they are not what it needs; Unsupported where it takes more than the heap's limits.
+  Result<std::string> render(Heap& heap, const Dict& variables, int64_t now) const;
+
+  uint64_t host_bytes() const { return host_bytes_; }
+
+ private:
+  std::shared_ptr<const std::vector<Statement>> block_;
+  uint64_t host_bytes_ = 0;
+};
+
+}  // namespace thimble::jinja
