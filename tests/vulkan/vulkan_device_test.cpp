@@ -72,7 +72,17 @@ TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
 // More often than a driver may be loaded and unloaded in a process.
 TEST(VulkanDevice, OpensAgainAndAgain) {
   if (usable().empty()) GTEST_SKIP() << "there is no Vulkan device";
-  for (int i = 0; i < 60; ++i) must(open_device("vulkan", strictly()));
+  for (int i = 0; i < 60; ++i) {
+    SCOPED_TRACE("opened " + std::to_string(i) + " times before");
+    const auto device = must(open_device("vulkan", strictly()));
+    EXPECT_EQ(device->info().name, usable().front());
+    const auto buffer = must(device->alloc(MemKind::kWorkspace, sizeof i));
+    const View view{buffer.get(), 0, buffer->size};
+    must(device->write(view, &i));
+    int got = -1;
+    must(device->read(&got, view));
+    EXPECT_EQ(got, i);
+  }
 }
 
 TEST(VulkanDevice, AutoTakesNoSoftware) {
