@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/memory/planner.h"
 #include "runtime/model/model.h"
+#include "runtime/plan/planner.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {

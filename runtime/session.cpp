@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/size_text.h"
+#include "runtime/plan/lay_out.h"
 
 namespace thimble {
 

@@ -13,12 +13,11 @@
 #include <span>
 #include <vector>
 
-#include "runtime/cost.h"
 #include "runtime/decoder.h"
-#include "runtime/memory/planner.h"
-#include "runtime/sampler.h"
+#include "runtime/plan/cost_model.h"
+#include "runtime/plan/planner.h"
+#include "runtime/sampler/sampler.h"
 #include "runtime/session_file.h"
-#include "runtime/session_options.h"
 
 namespace thimble {
 

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "runtime/cost.h"
-#include "runtime/sampler.h"
+#include "runtime/model/cost.h"
+#include "runtime/sampler/sampler.h"
 
 namespace thimble {
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/system.h"
+#include "runtime/plan/lay_out.h"
 #include "runtime/session.h"
 
 namespace thimble {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "runtime/plan/dimensions.h"
 #include "runtime/session.h"
 
 namespace thimble {

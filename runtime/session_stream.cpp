@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/system.h"
+#include "runtime/plan/lay_out.h"
 #include "runtime/session.h"
 
 namespace thimble {

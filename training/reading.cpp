@@ -6,6 +6,8 @@
 
 #include "base/size_text.h"
 #include "base/system.h"
+#include "runtime/plan/dimensions.h"
+#include "runtime/plan/lay_out.h"
 #include "training/product.h"
 
 namespace thimble {

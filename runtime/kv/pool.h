@@ -4,12 +4,9 @@
 
 #include <vector>
 
-#include "runtime/memory/arena.h"
-#include "runtime/session_options.h"
+#include "backends/backend.h"
 
 namespace thimble {
-
-struct Policies;
 
 // One KV head's run in its layer's arrays.
 struct HeadRun {
@@ -59,9 +56,6 @@ struct Dimensions {
   // The runs of the longest texts.
   const std::vector<HeadRun>& last_runs() const { return divisions.empty() ? runs : divisions.back().runs; }
 };
-Dimensions dimensions(const Model&, const SessionOptions& resolved, const Policies&);
-// What each head is given for a text of at most so many tokens, were its pool made for that alone.
-std::vector<HeadRun> runs_for(const Model&, const SessionOptions& resolved, const Policies&, uint64_t text);
 
 // One layer's arrays: [entries of all its heads], each head's in its run.
 struct LayerPool {
@@ -69,7 +63,5 @@ struct LayerPool {
   View pos;      // int32
   View cis;      // f32, the retention scores; empty where nothing is evicted
 };
-
-std::vector<LayerPool> place_pool(const Model&, const Dimensions&, Arena&);
 
 }  // namespace thimble

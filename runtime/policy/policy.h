@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include "runtime/cost.h"
 #include "runtime/memory/arena.h"
 #include "runtime/memory/layout.h"
-#include "runtime/session_options.h"
+#include "runtime/model/cost.h"
+#include "runtime/policy/session_options.h"
 
 namespace thimble {
 

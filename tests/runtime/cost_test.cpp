@@ -1,8 +1,7 @@
 // What steps cost, counted by hand for a model of round numbers.
-#include "runtime/cost.h"
-
 #include <gtest/gtest.h>
 
+#include "runtime/plan/cost_model.h"
 #include "runtime/policy/policy.h"
 #include "tests/support/data.h"
 #include "tests/support/seeded_model.h"

@@ -1,6 +1,6 @@
 // The memory plan: it is what is allocated, it stays within the budget, and what does not fit is refused with
 // a reason.
-#include "runtime/memory/planner.h"
+#include "runtime/plan/planner.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What a session is asked to be. Zero and kDefault mean "decide"; resolve() in memory/planner.h decides.
+// What a session is asked to be. Zero and kDefault mean "decide"; resolve() in plan/planner.h decides.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,44 @@
-#include "runtime/memory/layout.h"
+#include "runtime/plan/lay_out.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/policy/policy.h"
-
 namespace thimble {
+namespace {
+
+std::vector<LayerPool> place_pool(const Model& model, const Dimensions& d, Arena& arena) {
+  const ModelShape& s = model.shape;
+  const uint64_t f32 = 4, i32 = 4;
+  std::vector<LayerPool> layers(s.layers);
+  if (d.moves) {
+    const LayerPool all{.k = {.values = arena.place(d.pool_entries * kv_bytes(DType::kF16, s.head_dim))},
+                        .v = {.values = arena.place(d.pool_entries * kv_bytes(DType::kF16, s.head_dim))},
+                        .pos = arena.place(d.pool_entries * i32),
+                        .cis = arena.place(d.pool_entries * f32)};
+    for (uint32_t i = 0; i < s.layers; ++i) {
+      const auto part = [&](const View& array) {
+        const uint64_t entry_bytes = array.bytes / d.pool_entries;
+        return array.slice(d.layer_first[i] * entry_bytes, d.layer_entries[i] * entry_bytes);
+      };
+      layers[i].k.values = part(all.k.values);
+      layers[i].v.values = part(all.v.values);
+      layers[i].pos = part(all.pos);
+      layers[i].cis = part(all.cis);
+    }
+    return layers;
+  }
+  for (uint32_t i = 0; i < s.layers; ++i) {
+    LayerPool& layer = layers[i];
+    const uint64_t entries = d.layer_entries[i];
+    layer.k.values = arena.place(entries * kv_bytes(layer.k.type, s.head_dim));
+    layer.v.values = arena.place(entries * kv_bytes(layer.v.type, s.head_dim));
+    layer.pos = arena.place(entries * i32);
+    if (d.runs[uint64_t(i) * s.kv_heads].evicts) layer.cis = arena.place(entries * f32);
+  }
+  return layers;
+}
+
+}  // namespace
 
 Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& device, uint64_t scratch,
                Arena& pool, Arena& workspace, Arena& io) {

@@ -1,12 +1,13 @@
-#include "runtime/memory/planner.h"
+#include "runtime/plan/planner.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 
 #include "base/size_text.h"
-#include "runtime/policy/policy.h"
-#include "runtime/sampler.h"
+#include "runtime/plan/dimensions.h"
+#include "runtime/plan/lay_out.h"
+#include "runtime/sampler/sampler.h"
 
 namespace thimble {
 namespace {

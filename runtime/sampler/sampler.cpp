@@ -1,4 +1,4 @@
-#include "runtime/sampler.h"
+#include "runtime/sampler/sampler.h"
 
 #include <algorithm>
 #include <cfloat>

@@ -1,20 +1,10 @@
-#include "runtime/cost.h"
+#include "runtime/plan/cost_model.h"
 
 #include <algorithm>
 
 #include "runtime/policy/policy.h"
 
 namespace thimble {
-
-Cost key_cost(const ModelShape& s) {
-  return {static_cast<double>(s.kv_heads * kv_bytes(DType::kF16, s.head_dim)), 2.0 * s.heads * s.head_dim};
-}
-
-uint32_t full_layers(const Model& model, uint32_t skipped) {
-  const auto first = model.layers.begin() + std::min<size_t>(skipped, model.layers.size());
-  return static_cast<uint32_t>(
-      std::count_if(first, model.layers.end(), [](const LayerWeights& layer) { return !layer.window; }));
-}
 
 CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies& policies)
     : key_(key_cost(model.shape)), full_(full_layers(model)) {

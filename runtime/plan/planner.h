@@ -1,7 +1,8 @@
 // Answers what a session takes before anything is allocated, and the inverse: the largest pool for a budget.
 #pragma once
 
-#include "runtime/memory/layout.h"
+#include "runtime/kv/pool.h"
+#include "runtime/policy/session_options.h"
 
 namespace thimble {
 

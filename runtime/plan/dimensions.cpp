@@ -1,0 +1,180 @@
+#include "runtime/plan/dimensions.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+namespace thimble {
+namespace {
+
+// A head that attends to everything. Where heads keep different numbers of entries, stabilizers are the same
+// share of each.
+HeadRun full_run(const SessionOptions& o, const RetentionPolicy& retention, uint32_t keep) {
+  HeadRun run;
+  run.evicts = retention.evicts();
+  run.keep = keep;
+  // What is read again stays until then.
+  run.capacity = keep + std::max(o.local + o.max_new, retention.reads_again() ? o.chunk : 0);
+  run.protect_first = std::min(o.protect_init, keep);
+  run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
+  return run;
+}
+
+// A head that sees its last tokens alone keeps them, whatever the other heads keep.
+HeadRun windowed_run(const SessionOptions& o, uint32_t window) {
+  HeadRun run;
+  run.evicts = true;
+  run.keep = window;
+  run.capacity = window + o.local + o.max_new;
+  return run;
+}
+
+// Where layers' parts of arrays begin that runs move in: entries whose positions and scores are aligned for
+// every device.
+constexpr uint32_t kLayerAlignment = 64;
+
+// How heads share the pool, [layer][kv head]; empty: equally, or as the options say.
+std::span<const float> shares_of(const SessionOptions& o) {
+  return o.keeps.empty() && o.shares ? std::span<const float>(*o.shares) : std::span<const float>();
+}
+
+// The most entries that a head can use, however long the text is.
+uint32_t most_used(const Model& model, const SessionOptions& o) {
+  uint32_t most = o.positions == Positions::kList ? trained_entries(model, o) : UINT32_MAX;
+  if (o.context) most = std::min(most, o.context);
+  return std::max(most, o.pool);
+}
+
+// Gives every head its share of what equal pools would take together: at least as many as the protected first
+// entries leave room to choose, and at most `most`; what a head cannot take goes to those with smaller
+// shares.
+std::vector<uint32_t> divide_pool(const Model& model, std::span<const float> shares, const SessionOptions& o,
+                                  uint32_t most) {
+  constexpr uint32_t kLeast = 64;
+  constexpr double kRounding = 1e-6;  // of an entry: far more than doubles are wrong by
+  const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
+  const double floor = static_cast<double>(least) / o.pool;
+  std::vector<uint32_t> keeps(shares.size(), o.pool);
+  std::vector<uint32_t> heads;  // of layers without a window, the largest share first, then by their order
+  for (uint32_t i = 0; i < shares.size(); ++i)
+    if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
+  std::sort(heads.begin(), heads.end(),
+            [&](uint32_t a, uint32_t b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
+  // Shares beyond the least, of a head and those after it.
+  std::vector<double> above(heads.size() + 1, 0.0);
+  for (size_t n = heads.size(); n-- > 0;) above[n] = above[n + 1] + std::max(0.0, shares[heads[n]] - floor);
+  uint64_t left = uint64_t(o.pool - least) * heads.size();
+  for (size_t n = 0; n < heads.size(); ++n) {
+    const double part =
+        above[n] > 0 ? (above[n] - above[n + 1]) / above[n] : 1 / static_cast<double>(heads.size() - n);
+    const double more = std::ceil(static_cast<double>(left) * part - kRounding);
+    keeps[heads[n]] = least + static_cast<uint32_t>(std::min<double>(more, most - least));
+    left -= keeps[heads[n]] - least;
+  }
+  return keeps;
+}
+
+// Where each run begins in the entries of all layers, one after the other.
+std::vector<uint64_t> begins_of(const std::vector<HeadRun>& runs) {
+  std::vector<uint64_t> begins(1, 0);
+  for (const HeadRun& run : runs) begins.push_back(begins.back() + run.capacity);
+  return begins;
+}
+
+// Says where runs begin in their layers' arrays.
+void place_runs(const Model& model, Dimensions& d) {
+  const uint32_t kv_heads = model.shape.kv_heads;
+  d.moves = d.divisions.size() > 1;
+  if (!d.moves) d.divisions.clear();
+  std::vector<std::vector<uint64_t>> begins;  // of each division
+  for (const Division& division : d.divisions) begins.push_back(begins_of(division.runs));
+  if (!d.moves) begins.push_back(begins_of(d.runs));
+  for (const std::vector<uint64_t>& all : begins) d.pool_entries = std::max(d.pool_entries, all.back());
+  for (uint32_t layer = 0; layer < model.shape.layers; ++layer) {
+    const uint32_t head = layer * kv_heads;
+    uint64_t first = UINT64_MAX, end = 0;
+    for (const std::vector<uint64_t>& all : begins) {
+      first = std::min(first, all[head]);
+      end = std::max(end, all[head + kv_heads]);
+    }
+    if (d.moves) first -= first % kLayerAlignment;
+    d.layer_first.push_back(first);
+    d.layer_entries.push_back(static_cast<uint32_t>(std::min<uint64_t>(end - first, UINT32_MAX)));
+    d.most_layer_entries = std::max(d.most_layer_entries, d.layer_entries.back());
+    for (uint32_t i = head; i < head + kv_heads; ++i) {
+      if (!d.moves) d.runs[i].first = static_cast<uint32_t>(begins[0][i] - first);
+      for (size_t k = 0; k < d.divisions.size(); ++k)
+        d.divisions[k].runs[i].first = static_cast<uint32_t>(begins[k][i] - first);
+    }
+  }
+  if (d.moves) d.use(0);
+}
+
+}  // namespace
+
+std::vector<HeadRun> runs_for(const Model& model, const SessionOptions& o, const Policies& policies,
+                              uint64_t text) {
+  const std::span<const float> shares = shares_of(o);
+  const uint32_t kv_heads = model.shape.kv_heads;
+  std::vector<uint32_t> keeps = o.keeps;
+  if (!shares.empty() && o.pool)
+    keeps = divide_pool(
+        model, shares, o,
+        static_cast<uint32_t>(std::min<uint64_t>(std::max<uint64_t>(text, o.pool), most_used(model, o))));
+  std::vector<HeadRun> runs;
+  for (uint32_t i = 0; i < model.shape.layers * kv_heads; ++i) {
+    const LayerWeights& layer = model.layers[i / kv_heads];
+    runs.push_back(layer.window ? windowed_run(o, layer.window)
+                                : full_run(o, *policies.retention, keeps.empty() ? o.pool : keeps[i]));
+  }
+  return runs;
+}
+
+Dimensions dimensions(const Model& model, const SessionOptions& o, const Policies& policies) {
+  const ModelShape& s = model.shape;
+  Dimensions d;
+  d.evicts = policies.evict(model);
+  d.full_evict = policies.retention->evicts();
+  d.runs = runs_for(model, o, policies, o.pool);
+  const auto keep_alike = [](const HeadRun& a, const HeadRun& b) { return a.keep == b.keep; };
+  const uint64_t most_text = shares_of(o).empty() ? 0 : most_used(model, o);
+  for (uint64_t text = o.pool; text && text < 2 * most_text; text *= 2) {
+    std::vector<HeadRun> runs = runs_for(model, o, policies, text);
+    if (d.divisions.empty() ||
+        !std::equal(runs.begin(), runs.end(), d.divisions.back().runs.begin(), keep_alike))
+      d.divisions.push_back({text, std::move(runs)});
+  }
+  place_runs(model, d);
+
+  const uint32_t most_selected = policies.selection->most_attended(o);
+  const bool chunks_select = policies.selection->selects_chunks(o);
+  uint32_t view_entries = 0;  // that a chunk attends to at most
+  const auto reach_of = [&](const HeadRun& run, bool windowed) {
+    d.capacity = std::max(d.capacity, run.capacity);
+    // A chunk either fits after the entries, or is read after as many as an eviction leaves.
+    // What a step reads again is next to them.
+    uint32_t reach = run.evicts ? std::max(run.capacity + o.rebuild, run.keep + o.chunk) : run.capacity;
+    if (policies.retention->reads_again()) reach = run.capacity + o.chunk;
+    d.reach = std::max(d.reach, reach);
+    const uint32_t most = windowed ? UINT32_MAX : most_selected;
+    const uint32_t of_chunk =
+        chunks_select && !policies.retention->reads_again() ? std::min(reach, most) : reach;
+    view_entries = std::max(view_entries, of_chunk);
+    d.largest_list = std::max({d.largest_list, of_chunk, std::min(run.capacity, most)});
+  };
+  for (uint32_t i = 0; i < d.runs.size(); ++i) {
+    const bool windowed = model.layers[i / s.kv_heads].window != 0;
+    reach_of(d.runs[i], windowed);
+    for (const Division& division : d.divisions) reach_of(division.runs[i], windowed);
+  }
+  d.view_capacity = std::min(view_entries, kMaxViewEntries);
+  d.view_passes = static_cast<uint32_t>(ceil_div(view_entries, d.view_capacity));
+  d.qkv_cols = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  d.rope_positions = std::max(d.reach, policies.selection->rope_positions(o));
+  if (o.positions == Positions::kOriginal)
+    d.rope_positions =
+        std::max(d.rope_positions, o.context + (policies.retention->reads_again() ? o.chunk : 0));
+  return d;
+}
+
+}  // namespace thimble
