@@ -9,7 +9,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -400,20 +399,64 @@ struct Copy {
 // They work only when n > n_init + select_k + n_local, on the middle [n_init, n - n_local); below that top_k
 // lists everything and token_score, page_score and vote do nothing.
 
-using Op = std::variant<Embed, RmsNorm, Linear, Glu, Scale, Route, ExpertGlu, ExpertLinear, Activation,
-                        KvAppend, SinkScore, CisStore, GivenScore, KvView, Attention, KvCompact, KvMerge,
-                        QueryGate, TokenScore, PageBounds, PageScore, Vote, TopK, Label, KeyDiff, QueryScore,
-                        ScatterAdd, ArgMax, LogProb, Copy>;
+// The table of ops. A row holds an op's struct, its name in files, tests, messages and functions, and the
+// backends that have it. Op, op_name(), and each backend's declarations and dispatch come from this table. A
+// backend that a row does not name says that it does not support the op.
+inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCpu | kOnCuda | kOnVulkan;
+
+#define THIMBLE_OPS(OP)                   \
+  OP(Embed, embed, kOnAll)                \
+  OP(RmsNorm, rms_norm, kOnAll)           \
+  OP(Linear, linear, kOnAll)              \
+  OP(Glu, glu, kOnAll)                    \
+  OP(Scale, scale, kOnAll)                \
+  OP(Route, route, kOnAll)                \
+  OP(ExpertGlu, expert_glu, kOnAll)       \
+  OP(ExpertLinear, expert_linear, kOnAll) \
+  OP(Activation, activation, kOnAll)      \
+  OP(KvAppend, kv_append, kOnAll)         \
+  OP(SinkScore, sink_score, kOnAll)       \
+  OP(CisStore, cis_store, kOnAll)         \
+  OP(GivenScore, given_score, kOnAll)     \
+  OP(KvView, kv_view, kOnAll)             \
+  OP(Attention, attention, kOnAll)        \
+  OP(KvCompact, kv_compact, kOnAll)       \
+  OP(KvMerge, kv_merge, kOnAll)           \
+  OP(QueryGate, query_gate, kOnAll)       \
+  OP(TokenScore, token_score, kOnAll)     \
+  OP(PageBounds, page_bounds, kOnAll)     \
+  OP(PageScore, page_score, kOnAll)       \
+  OP(Vote, vote, kOnAll)                  \
+  OP(TopK, top_k, kOnAll)                 \
+  OP(Label, label, kOnAll)                \
+  OP(KeyDiff, key_diff, kOnAll)           \
+  OP(QueryScore, query_score, kOnAll)     \
+  OP(ScatterAdd, scatter_add, kOnAll)     \
+  OP(ArgMax, arg_max, kOnAll)             \
+  OP(LogProb, log_prob, kOnAll)           \
+  OP(Copy, copy, kOnAll)
+
+// A row adds a comma and its type, so one type stands before the first comma.
+template <typename, typename... Types>
+using VariantOf = std::variant<Types...>;
+#define THIMBLE_OP_TYPE(Type, name, backends) , Type
+using Op = VariantOf<void THIMBLE_OPS(THIMBLE_OP_TYPE)>;
+#undef THIMBLE_OP_TYPE
+
 // "token_score": what an op is called in files, tests and messages.
 inline const char* op_name(const Op& op) {
-  static constexpr const char* kNames[] = {
-      "embed",       "rms_norm",      "linear",      "glu",        "scale",      "route",
-      "expert_glu",  "expert_linear", "activation",  "kv_append",  "sink_score", "cis_store",
-      "given_score", "kv_view",       "attention",   "kv_compact", "kv_merge",   "query_gate",
-      "token_score", "page_bounds",   "page_score",  "vote",       "top_k",      "label",
-      "key_diff",    "query_score",   "scatter_add", "arg_max",    "log_prob",   "copy"};
-  static_assert(std::size(kNames) == std::variant_size_v<Op>);
+#define THIMBLE_OP_NAME(Type, name, backends) #name,
+  static constexpr const char* kNames[] = {THIMBLE_OPS(THIMBLE_OP_NAME)};
+#undef THIMBLE_OP_NAME
   return kNames[op.index()];
+}
+
+// Whether a backend, kOnCpu, kOnCuda or kOnVulkan, has this op at all.
+inline bool has_op(const Op& op, uint32_t backend) {
+#define THIMBLE_OP_BACKENDS(Type, name, backends) backends,
+  static constexpr uint32_t kBackends[] = {THIMBLE_OPS(THIMBLE_OP_BACKENDS)};
+#undef THIMBLE_OP_BACKENDS
+  return (kBackends[op.index()] & backend) != 0;
 }
 
 struct Recorder {  // ops run in the order recorded; the first error sticks until finish()

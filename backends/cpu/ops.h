@@ -55,35 +55,8 @@ void for_rows(const Context& c, uint32_t rows, uint32_t cols, const Body& body) 
   });
 }
 
-void embed(const Context&, const Embed&);
-void rms_norm(const Context&, const RmsNorm&);
-void linear(const Context&, const Linear&);
-void glu(const Context&, const Glu&);
-void scale(const Context&, const Scale&);
-void route(const Context&, const Route&);
-void expert_glu(const Context&, const ExpertGlu&);
-void expert_linear(const Context&, const ExpertLinear&);
-void activation(const Context&, const Activation&);
-void kv_append(const Context&, const KvAppend&);
-void sink_score(const Context&, const SinkScore&);
-void cis_store(const Context&, const CisStore&);
-void given_score(const Context&, const GivenScore&);
-void kv_view(const Context&, const KvView&);
-void attention(const Context&, const Attention&);
-void kv_compact(const Context&, const KvCompact&);
-void kv_merge(const Context&, const KvMerge&);
-void query_gate(const Context&, const QueryGate&);
-void token_score(const Context&, const TokenScore&);
-void page_bounds(const Context&, const PageBounds&);
-void page_score(const Context&, const PageScore&);
-void vote(const Context&, const Vote&);
-void top_k(const Context&, const TopK&);
-void label(const Context&, const Label&);
-void key_diff(const Context&, const KeyDiff&);
-void query_score(const Context&, const QueryScore&);
-void scatter_add(const Context&, const ScatterAdd&);
-void arg_max(const Context&, const ArgMax&);
-void log_prob(const Context&, const LogProb&);
-void copy(const Context&, const Copy&);
+#define THIMBLE_DECLARE_OP(Type, name, backends) void name(const Context&, const Type&);
+THIMBLE_OPS(THIMBLE_DECLARE_OP)
+#undef THIMBLE_DECLARE_OP
 
 }  // namespace thimble::cpu

@@ -76,7 +76,7 @@ Notes record(const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t
       View{&buffers[2], 0, uint64_t(out_cols) * 4},
       View{&buffers[3], 0, uint64_t(max_rows) * out_cols * 4},
       {.in_cols = in_cols, .out_cols = out_cols, .x_stride = x_stride, .y_stride = out_cols, .add = 1}};
-  linear(notes, {&op, 1});
+  linear(notes, op);
   return notes;
 }
 
@@ -278,7 +278,7 @@ TEST(VulkanProduct, HasScratchForSomeOfQkv) {
              View{&buffers[3], first * 4ull, 256ull * 8192 * 4},
              {.in_cols = model.d_model, .out_cols = cols[i], .x_stride = model.d_model, .y_stride = 8192}});
       }
-      linear(notes, siblings);
+      linear(notes, siblings, nullptr);
       EXPECT_TRUE(notes.status().ok()) << notes.status().message();
       EXPECT_GT(notes.notes.size(), siblings.size());
     }

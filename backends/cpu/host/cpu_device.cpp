@@ -58,40 +58,17 @@ struct CpuProgram : Program {
 
 struct Run {
   const Context& c;
-  void operator()(const Embed& op) const { embed(c, op); }
-  void operator()(const RmsNorm& op) const { rms_norm(c, op); }
-  void operator()(const Linear& op) const { linear(c, op); }
-  void operator()(const Glu& op) const { glu(c, op); }
-  void operator()(const Scale& op) const { scale(c, op); }
-  void operator()(const Route& op) const { route(c, op); }
-  void operator()(const ExpertGlu& op) const { expert_glu(c, op); }
-  void operator()(const ExpertLinear& op) const { expert_linear(c, op); }
-  void operator()(const Activation& op) const { activation(c, op); }
-  void operator()(const KvAppend& op) const { kv_append(c, op); }
-  void operator()(const SinkScore& op) const { sink_score(c, op); }
-  void operator()(const CisStore& op) const { cis_store(c, op); }
-  void operator()(const GivenScore& op) const { given_score(c, op); }
-  void operator()(const KvView& op) const { kv_view(c, op); }
-  void operator()(const Attention& op) const { attention(c, op); }
-  void operator()(const KvCompact& op) const { kv_compact(c, op); }
-  void operator()(const KvMerge& op) const { kv_merge(c, op); }
-  void operator()(const QueryGate& op) const { query_gate(c, op); }
-  void operator()(const TokenScore& op) const { token_score(c, op); }
-  void operator()(const PageBounds& op) const { page_bounds(c, op); }
-  void operator()(const PageScore& op) const { page_score(c, op); }
-  void operator()(const Vote& op) const { vote(c, op); }
-  void operator()(const TopK& op) const { top_k(c, op); }
-  void operator()(const Label& op) const { label(c, op); }
-  void operator()(const KeyDiff& op) const { key_diff(c, op); }
-  void operator()(const QueryScore& op) const { query_score(c, op); }
-  void operator()(const ScatterAdd& op) const { scatter_add(c, op); }
-  void operator()(const ArgMax& op) const { arg_max(c, op); }
-  void operator()(const LogProb& op) const { log_prob(c, op); }
-  void operator()(const Copy& op) const { copy(c, op); }
+#define THIMBLE_RUN_OP(Type, name, backends)               \
+  void operator()(const Type& op) const {                  \
+    if constexpr ((kOnCpu & (backends)) != 0) name(c, op); \
+  }
+  THIMBLE_OPS(THIMBLE_RUN_OP)
+#undef THIMBLE_RUN_OP
 };
 
-// Whether keys and values have a type that the KV ops read.
+// Whether the table gives the CPU this op, and its keys and values have a type that the KV ops read.
 bool is_supported(const Op& op) {
+  if (!has_op(op, kOnCpu)) return false;
   const auto halves = [](const auto&... arrays) { return ((arrays.type == DType::kF16) && ...); };
   return std::visit(
       [&](const auto& o) {
@@ -135,7 +112,7 @@ class CpuRecorder : public Recorder {
     if (!status_.ok()) return;
     status_ = check_op(op, device_, program_->bounds);
     if (status_.ok() && !is_supported(op))
-      status_ = error(Code::kUnsupported, "the cpu has no %s for keys and values of this type", op_name(op));
+      status_ = error(Code::kUnsupported, "the cpu has no %s of this kind", op_name(op));
     if (program_->list.empty()) segment();
     program_->list.back().ops.push_back(op);
   }

@@ -37,4 +37,6 @@ void glu(const Launch& l, const Glu& op, const RmsNorm* norm) {
   }
 }
 
+void glu(const Launch& l, const Glu& op) { glu(l, op, nullptr); }
+
 }  // namespace thimble::cuda

@@ -89,4 +89,6 @@ void linear(const Launch& l, std::span<const Linear> siblings, const RmsNorm* no
   }
 }
 
+void linear(const Launch& l, const Linear& op) { linear(l, {&op, 1}, nullptr); }
+
 }  // namespace thimble::cuda

@@ -92,8 +92,8 @@ uint64_t free_bytes(int index, uint64_t total) {
 // Rows of the pool are read in pieces of 16 bytes.
 bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
 
-// Whether there is a kernel for an op.
-struct HasOp {
+// Whether an op has a kernel for its types and parameters.
+struct TakesTypes {
   static bool takes(const KvArray& a, uint32_t head_dim) {
     return a.type == DType::kF16 && takes_heads_of(head_dim);
   }
@@ -239,7 +239,7 @@ class CudaDevice : public Device {
     return cuda::open_stream(state_, info_, workspace, heads);
   }
 
-  bool supports(const Op& op) const override { return std::visit(HasOp(), op); }
+  bool supports(const Op& op) const override { return has_op(op, kOnCuda) && std::visit(TakesTypes(), op); }
 
   Result<Rates> measure() override {
     THIMBLE_TRY(state_->use());

@@ -35,6 +35,8 @@ struct CudaRecorder : Recorder {
   void segment() override { segments.emplace_back(); }
   void record(const Op& op) override {
     if (status.ok()) status = check_op(op, info, bounds);
+    if (status.ok() && !has_op(op, kOnCuda))
+      status = error(Code::kUnsupported, "%s has no %s; use --device cpu", info.name.c_str(), op_name(op));
     if (segments.empty()) segments.emplace_back();
     segments.back().push_back(op);
   }
@@ -78,69 +80,23 @@ class Launcher {
       append_token(l_, *g.q_norm, *g.k_norm, *g.append);
     else
       append_token(l_, *g.append, g.copy, g.gate);
-    if (g.copy) rewritten_.push_back(g.copy->dst);
   }
   void operator()(const Select& g) {
-    if (g.score) token_score(l_, *g.score, keys_stay(*g.score), false);
+    if (g.score) token_score_before_vote(l_, *g.score);
     if (g.vote->p.scope == kVoteGroup) return top_k(l_, *g.top_k, g.vote, g.score);
     vote(l_, *g.vote, g.score);
-    top_k(l_, *g.top_k, nullptr, nullptr);
+    top_k(l_, *g.top_k);
   }
 
-  void operator()(const Embed& op) { embed(l_, op); }
-  void operator()(const RmsNorm& op) { rms_norm(l_, op); }
-  void operator()(const Linear& op) { linear(l_, {&op, 1}, nullptr); }
-  void operator()(const Glu& op) { glu(l_, op, nullptr); }
-  void operator()(const Scale& op) { scale(l_, op); }
-  void operator()(const Route& op) { route(l_, op); }
-  void operator()(const ExpertGlu& op) { expert_glu(l_, op); }
-  void operator()(const ExpertLinear& op) { expert_linear(l_, op); }
-  void operator()(const Activation& op) { activation(l_, op); }
-  void operator()(const KvAppend& op) {
-    if (l_.max_rows == 1 && !op.positions)
-      append_token(l_, op, nullptr, nullptr);
-    else
-      kv_append(l_, op);
+#define THIMBLE_LAUNCH_OP(Type, name, backends)              \
+  void operator()(const Type& op) {                          \
+    if constexpr ((kOnCuda & (backends)) != 0) name(l_, op); \
   }
-  void operator()(const SinkScore& op) { sink_score(l_, op); }
-  void operator()(const CisStore& op) { cis_store(l_, op); }
-  void operator()(const GivenScore& op) { given_score(l_, op); }
-  void operator()(const KvView& op) { kv_view(l_, op); }
-  void operator()(const Attention& op) { attention(l_, op); }
-  void operator()(const KvCompact& op) {
-    kv_compact(l_, op);
-    rewritten_.push_back(op.k.values);
-  }
-  void operator()(const KvMerge& op) {
-    kv_merge(l_, op);
-    rewritten_.push_back(op.k.values);
-  }
-  void operator()(const QueryGate& op) { query_gate(l_, op); }
-  void operator()(const TokenScore& op) { token_score(l_, op, keys_stay(op), true); }
-  void operator()(const PageBounds& op) { page_bounds(l_, op); }
-  void operator()(const PageScore& op) { page_score(l_, op); }
-  void operator()(const Vote& op) { vote(l_, op); }
-  void operator()(const TopK& op) { top_k(l_, op, nullptr, nullptr); }
-  void operator()(const Label& op) { label(l_, op); }
-  void operator()(const KeyDiff& op) { key_diff(l_, op); }
-  void operator()(const QueryScore& op) { query_score(l_, op); }
-  void operator()(const ScatterAdd& op) { scatter_add(l_, op); }
-  void operator()(const ArgMax& op) { arg_max(l_, op); }
-  void operator()(const LogProb& op) { log_prob(l_, op); }
-  void operator()(const Copy& op) {
-    copy(l_, op);
-    rewritten_.push_back(op.dst);
-  }
+  THIMBLE_OPS(THIMBLE_LAUNCH_OP)
+#undef THIMBLE_LAUNCH_OP
 
  private:
-  // Whether the program has written no keys before this op but the step's own.
-  bool keys_stay(const TokenScore& op) const {
-    return std::none_of(rewritten_.begin(), rewritten_.end(),
-                        [&](const View& v) { return overlap(v, op.k.values); });
-  }
-
   const Launch& l_;
-  std::vector<View> rewritten_;  // where keys may lie, by ops other than kv_append
 };
 
 class CudaStream : public Stream {
@@ -182,13 +138,15 @@ class CudaStream : public Stream {
     program->bounds = r.bounds;
     program->segments = static_cast<uint32_t>(r.segments.size());
     cudaError_t failed = cudaSuccess;
+    std::vector<View> rewritten;
     const Launch launch{.stream = stream_,
                         .step = reinterpret_cast<const StepParams*>(step_),
                         .heads = reinterpret_cast<const HeadState*>(step_ + kHeadsAt),
                         .max_rows = r.bounds.max_rows,
                         .scratch = data<std::byte>(scratch_),
                         .card = state_->card,
-                        .error = &failed};
+                        .error = &failed,
+                        .rewritten = &rewritten};
     Launcher launcher(launch);
     const std::lock_guard lock(state_->memory);
     THIMBLE_LET(before, state_->free_bytes());

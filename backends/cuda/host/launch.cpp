@@ -1,8 +1,16 @@
 #include "backends/cuda/host/launch.h"
 
+#include <algorithm>
 #include <mutex>
 
+#include "backends/fusion.h"
+
 namespace thimble::cuda {
+
+bool keys_stay(const Launch& l, const View& keys) {
+  return std::none_of(l.rewritten->begin(), l.rewritten->end(),
+                      [&](const View& v) { return overlap(v, keys); });
+}
 
 cudaError_t allow_shared(const void* kernel, size_t bytes) {
   static std::mutex mutex;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "backends/backend.h"
 #include "base/bits.h"
@@ -40,13 +41,17 @@ struct Launch {
   uint32_t max_rows = 0;             // grids are made for as many rows; StepParams says how many there are
   std::byte* scratch = nullptr;      // device memory, 256-byte aligned, as large as needs() said
   Card card;
-  cudaError_t* error = nullptr;  // the first error sticks
+  cudaError_t* error = nullptr;            // the first error sticks
+  std::vector<View>* rewritten = nullptr;  // where keys may have changed by ops other than kv_append
 };
 
 // Rows that an op of this program may get: `rows` is kStepRows or kLogitRows.
 inline uint32_t most_rows(const Launch& l, uint32_t rows) {
   return rows == kLogitRows && l.max_rows > kMostLogitRows ? kMostLogitRows : l.max_rows;
 }
+
+// Whether the program has written none of these keys before but the step's own, after all others.
+bool keys_stay(const Launch&, const View& keys);
 
 // Lets a kernel have so much shared memory, which takes asking above 48 KiB. The kernel is the whole
 // process's: other threads record too, so the limit only grows.

@@ -74,6 +74,7 @@ void append_token(const Launch& l, const KvAppend& append, const Copy* copy, con
   launch_side_by_side(l, kThreads, quads ? QueryGateTask<float4>(l, *gate) : QueryGateTask<float4>(),
                       KvAppendTask(l, append, kThreads), copy ? CopyTask(l, *copy, kThreads) : CopyTask());
   if (gate && !quads) query_gate(l, *gate);
+  if (copy) l.rewritten->push_back(copy->dst);
 }
 
 }  // namespace thimble::cuda

@@ -5,6 +5,7 @@
 namespace thimble::cuda {
 
 void kv_append(const Launch& l, const KvAppend& op) {
+  if (l.max_rows == 1 && !op.positions) return append_token(l, op, nullptr, nullptr);
   constexpr uint32_t kThreads = 256;
   if (op.positions)
     launch_side_by_side(l, kThreads, KvAppendPositionsTask(l, op, kThreads));

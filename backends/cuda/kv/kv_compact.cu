@@ -124,6 +124,7 @@ void kv_compact(const Launch& l, const KvCompact& op) {
   const dim3 blocks(2 * slices + 2, op.p.heads);
   launch(l, alignment % sizeof(uint4) ? kv_compact_kernel<uint16_t> : kv_compact_kernel<uint4>, blocks,
          kThreads, 0, l.step, l.heads + op.p.head_state, op.p, data<uint32_t>(op.list), c, slices);
+  l.rewritten->push_back(op.k.values);
 }
 
 }  // namespace thimble::cuda

@@ -138,6 +138,7 @@ void kv_merge(const Launch& l, const KvMerge& op) {
     merge<uint4>(l, op);
   launch(l, merge_positions_kernel, op.p.heads, kThreads, 0, l.step, l.heads + op.p.head_state, op.p,
          data<int32_t>(op.pos));
+  l.rewritten->push_back(op.k.values);
 }
 
 }  // namespace thimble::cuda

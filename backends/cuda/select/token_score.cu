@@ -254,7 +254,7 @@ ScoreParts score_parts(const Launch& l, const TokenScoreParams& p) {
 }
 
 template <uint32_t kChunks, uint32_t kHeads>
-static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
+static void score(const Launch& l, const TokenScore& op) {
   const TokenScoreParams& p = op.p;
   const uint32_t passes = static_cast<uint32_t>(ceil_div(p.group, kHeads)), queries = p.heads * p.group;
   const ScoreParts parts = score_parts(l, p);
@@ -274,28 +274,31 @@ static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
   launch(l, token_score_kernel<kChunks, kHeads>, dim3(parts.each, p.heads, passes), warps * kWarp,
          warps * kWarpBytes<kChunks> + kRestBytes, l.step, parts.heads, p,
          Queries{data<float>(op.q), sums, slices}, data<uint16_t>(op.k.values), gate, rope,
-         data<float>(op.scores), parts.sums, keys_stay);
+         data<float>(op.scores), parts.sums, keys_stay(l, op.k.values));
 }
 
 template <uint32_t kChunks>
-static void score(const Launch& l, const TokenScore& op, bool keys_stay) {
+static void score(const Launch& l, const TokenScore& op) {
   if (score_heads_at_once(op.p.group) == 4)
-    score<kChunks, 4>(l, op, keys_stay);
+    score<kChunks, 4>(l, op);
   else
-    score<kChunks, 8>(l, op, keys_stay);
+    score<kChunks, 8>(l, op);
 }
 
-void token_score(const Launch& l, const TokenScore& op, bool keys_stay, bool makes_lse) {
-  const TokenScoreParams& p = op.p;
-  if (p.head_dim <= 64)
-    score<2>(l, op, keys_stay);
-  else if (p.head_dim <= 128)
-    score<4>(l, op, keys_stay);
+void token_score_before_vote(const Launch& l, const TokenScore& op) {
+  if (op.p.head_dim <= 64)
+    score<2>(l, op);
+  else if (op.p.head_dim <= 128)
+    score<4>(l, op);
   else
-    score<8>(l, op, keys_stay);
-  if (makes_lse)
-    sum_score_parts(l, score_parts(l, p), p.heads, p.group, 1, data<GateState>(op.gate),
-                    data<float>(op.lse) + p.first_head * p.group);
+    score<8>(l, op);
+}
+
+void token_score(const Launch& l, const TokenScore& op) {
+  const TokenScoreParams& p = op.p;
+  token_score_before_vote(l, op);
+  sum_score_parts(l, score_parts(l, p), p.heads, p.group, 1, data<GateState>(op.gate),
+                  data<float>(op.lse) + p.first_head * p.group);
 }
 
 uint64_t token_score_scratch(const ModelShape& m, const SessionShape& s, const Card& card) {

@@ -39,6 +39,8 @@ void top_k(const Launch& l, const TopK& op, const Vote* vote, const TokenScore* 
     topk::launch_several_kernels(l, o, most);
 }
 
+void top_k(const Launch& l, const TopK& op) { top_k(l, op, nullptr, nullptr); }
+
 uint64_t top_k_scratch(const ModelShape& model, const SessionShape& session, const Card& card) {
   const uint64_t entries =
       std::max<uint64_t>(uint64_t(session.layer_entries) + session.chunk, session.positions);

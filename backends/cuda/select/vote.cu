@@ -210,6 +210,8 @@ void vote(const Launch& l, const Vote& op, const TokenScore* scored) {
   if (p.window > 1) pool_votes(l, op);
 }
 
+void vote(const Launch& l, const Vote& op) { vote(l, op, nullptr); }
+
 uint64_t vote_scratch(const ModelShape& m, const SessionShape& s, const Card&) {
   if (s.positions == 0) return 0;
   return vote_pool_scratch(std::max<uint64_t>(s.positions, uint64_t(m.kv_heads) * s.reach));

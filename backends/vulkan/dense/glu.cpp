@@ -25,4 +25,6 @@ void glu(Recording& r, const Glu& op, const RmsNorm* prepared) {
   multiply(r, {&product, 1});
 }
 
+void glu(Recording& r, const Glu& op) { glu(r, op, nullptr); }
+
 }  // namespace thimble::vulkan

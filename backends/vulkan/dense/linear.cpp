@@ -24,6 +24,8 @@ void linear(Recording& r, std::span<const Linear> siblings, const RmsNorm* prepa
   multiply(r, products);
 }
 
+void linear(Recording& r, const Linear& op) { linear(r, {&op, 1}, nullptr); }
+
 void linear_before(Recording& r, const Linear& op, const RmsNorm& norm) {
   Product product = product_of(op);
   product.prepares = PreparedNorm::in(r.scratch(), norm.p.cols);

@@ -46,6 +46,8 @@ struct Supports {
 
 }  // namespace
 
-bool supports(const Op& op, const Limits& limits) { return std::visit(Supports{limits}, op); }
+bool supports(const Op& op, const Limits& limits) {
+  return has_op(op, kOnVulkan) && std::visit(Supports{limits}, op);
+}
 
 }  // namespace thimble::vulkan

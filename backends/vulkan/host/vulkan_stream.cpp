@@ -66,43 +66,19 @@ class VulkanRecorder : public Recorder {
   void launch(const Op* op) {
     std::visit([this](const auto& o) { launch(o); }, *op);
   }
-  void launch(const Embed& op) { embed(recording_, op); }
-  void launch(const RmsNorm& op) { rms_norm(recording_, op); }
-  void launch(const Linear& op) { linear(recording_, {&op, 1}); }
-  void launch(const Glu& op) { glu(recording_, op); }
-  void launch(const Scale& op) { scale(recording_, op); }
-  void launch(const Route& op) { route(recording_, op); }
-  void launch(const ExpertGlu& op) { expert_glu(recording_, op); }
-  void launch(const ExpertLinear& op) { expert_linear(recording_, op); }
-  void launch(const Activation& op) { activation(recording_, op); }
-  void launch(const KvAppend& op) { kv_append(recording_, op); }
-  void launch(const SinkScore& op) { sink_score(recording_, op); }
-  void launch(const CisStore& op) { cis_store(recording_, op); }
-  void launch(const GivenScore& op) { given_score(recording_, op); }
-  void launch(const KvView& op) { kv_view(recording_, op); }
-  void launch(const Attention& op) { attention(recording_, op); }
-  void launch(const KvCompact& op) { kv_compact(recording_, op); }
-  void launch(const KvMerge& op) { kv_merge(recording_, op); }
-  void launch(const QueryGate& op) { query_gate(recording_, op); }
-  void launch(const TokenScore& op) { token_score(recording_, op); }
-  void launch(const PageBounds& op) { page_bounds(recording_, op); }
-  void launch(const PageScore& op) { page_score(recording_, op); }
-  void launch(const Vote& op) { vote(recording_, op); }
-  void launch(const TopK& op) { top_k(recording_, op); }
-  void launch(const Label& op) { label(recording_, op); }
-  void launch(const KeyDiff& op) { key_diff(recording_, op); }
-  void launch(const QueryScore& op) { query_score(recording_, op); }
-  void launch(const ScatterAdd& op) { scatter_add(recording_, op); }
-  void launch(const ArgMax& op) { arg_max(recording_, op); }
-  void launch(const LogProb& op) { log_prob(recording_, op); }
-  void launch(const Copy& op) { copy(recording_, op); }
+#define THIMBLE_LAUNCH_OP(Type, name, backends)                        \
+  void launch(const Type& op) {                                        \
+    if constexpr ((kOnVulkan & (backends)) != 0) name(recording_, op); \
+  }
+  THIMBLE_OPS(THIMBLE_LAUNCH_OP)
+#undef THIMBLE_LAUNCH_OP
 
   void launch(const Products& p) {
     if (p.before) linear_before(recording_, *p.before, *p.norm);
     if (p.experts && !expert_linear_before(recording_, *p.experts, *p.norm)) {
       launch(*p.experts);
       launch(*p.norm);
-      return linear(recording_, p.siblings);
+      return linear(recording_, p.siblings, nullptr);
     }
     linear(recording_, p.siblings, p.norm);
   }

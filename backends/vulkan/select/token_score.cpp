@@ -91,6 +91,8 @@ void token_score(Recording& r, const TokenScore& op, bool leaves_parts, const Vi
   });
 }
 
+void token_score(Recording& r, const TokenScore& op) { token_score(r, op, false, {}); }
+
 void page_score(Recording& r, const PageScore& op) {
   const PageScoreParams& p = op.p;
   const HeadPasses passes(p.group);

@@ -34,7 +34,7 @@ void list_groups(Recording& r, const TokenScore* score, const Vote& vote, const 
   const uint32_t heads = vote.p.heads, has_gate = vote.gate ? 1 : 0;
   View parts;
   if (score) {
-    token_score(r, *score, true);
+    token_score(r, *score, true, {});
     parts = r.scratch().slice(0, score_parts_bytes(heads * vote.p.group));
   }
   const CountedVotes counted(r.limits(), heads, std::min(vote.p.score_capacity, vote.p.vote_capacity));
