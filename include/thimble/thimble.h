@@ -24,21 +24,21 @@
  *
  * RULES THAT HOLD FOR EVERY FUNCTION
  *  - A function that can fail returns a thimble_status. THIMBLE_OK is 0. Output parameters are written only on success,
- *    except counts of the two-call functions (below). `error` is lent by the caller and may be NULL; on failure it holds
- *    the code and one sentence that says what is wrong and what to do. Sentences, also those of the log, and names are safe
- *    to print: control characters of a file are shown as "\u001b".
+ *    except the counts of two-call functions (below). The caller owns `error`, which may be NULL. On failure it holds the
+ *    code and one sentence that says what is wrong and what to do. Error sentences, log messages and names are safe to
+ *    print: control characters from a file appear as "\u001b".
  *  - Nothing throws, aborts, exits, or prints. Nothing is sent anywhere.
  *  - Option structs start with their size: call the *_init function, then change fields. A program built with an older
- *    header runs with a newer library, and fields it does not know keep their defaults. NULL options mean defaults.
- *    Structs that are filled in start with their size too; set it before the call.
+ *    header runs with a newer library; fields that the program does not know keep their defaults. NULL options mean
+ *    defaults. Structs that a call fills in start with their size too; set it before the call.
  *  - Text is UTF-8 with an explicit length and may hold NUL bytes; paths and names are NUL-terminated UTF-8 everywhere.
  *  - Two-call functions (a buffer, its capacity, an output count) write at most `capacity` elements and always set the
  *    count to what is needed; when it is more than the capacity they return THIMBLE_INVALID_ARGUMENT. Call with capacity
  *    0 and a NULL buffer to ask for the size.
- *  - Models and heads are immutable: any number of threads and sessions may use one. A session is used by one thread at
- *    a time; a second one gets THIMBLE_BUSY. thimble_session_interrupt alone may be called from any thread.
- *  - Callbacks run on the calling thread, inside the call, and must not call into the same session except to interrupt.
- *  - Free functions accept NULL. A model must not be freed before its sessions and heads; other handles have no order.
+ *  - Models and heads are immutable: any number of threads and sessions may use one. One thread at a time may use a
+ *    session; a second one gets THIMBLE_BUSY. Only thimble_session_interrupt may be called from any thread.
+ *  - Callbacks run on the calling thread, inside the call. They must not call into the same session except to interrupt.
+ *  - Free functions accept NULL. Free a model after its sessions and heads; other handles may be freed in any order.
  */
 #ifndef THIMBLE_H
 #define THIMBLE_H
@@ -67,14 +67,14 @@ extern "C" {
 #define THIMBLE_VERSION_MAJOR 0
 #define THIMBLE_VERSION_MINOR 1
 #define THIMBLE_VERSION_PATCH 0
-/* Grows when a function or a field was added; programs built with a smaller number go on working. */
+/* The number grows when a function or a field is added. Programs built with a smaller number keep working. */
 #define THIMBLE_ABI 7
 
-/* "0.1.0" of the library that runs, maybe not of this header. */
+/* The version of the library that runs ("0.1.0"), which may differ from the version of this header. Static text. */
 THIMBLE_API const char* thimble_version(void);
-/* THIMBLE_ABI of the library that runs. */
+/* THIMBLE_ABI of the library that runs, which may differ from that of this header. */
 THIMBLE_API uint32_t thimble_abi_version(void);
-/* What was built in, for bug reports: "thimble 0.1.0, g++ 12.2.0, cpu". */
+/* What was built in, for bug reports: "thimble 0.1.0, g++ 12.2.0, cpu". Static text. */
 THIMBLE_API const char* thimble_build_info(void);
 
 /* ---- errors ---- */
@@ -82,67 +82,73 @@ THIMBLE_API const char* thimble_build_info(void);
 typedef int32_t thimble_status;
 enum {
   THIMBLE_OK = 0,
-  THIMBLE_INVALID_ARGUMENT = 10, /* an argument is not valid, or two options contradict each other */
-  THIMBLE_UNSUPPORTED = 11,      /* this build, device or model cannot do that */
-  THIMBLE_IO = 20,               /* a file could not be read */
-  THIMBLE_FORMAT = 21,           /* a file is damaged or not what it should be */
+  THIMBLE_INVALID_ARGUMENT = 10, /* an argument is invalid, or two options contradict each other */
+  THIMBLE_UNSUPPORTED = 11,      /* this build, device or model cannot do it */
+  THIMBLE_IO = 20,               /* a file could not be read or written */
+  THIMBLE_FORMAT = 21,           /* a file is damaged or of another format */
   THIMBLE_MISMATCH = 22,         /* two files do not belong together */
   THIMBLE_BUDGET = 30,           /* the budget is too small; error.bytes_missing says by how much */
   THIMBLE_OUT_OF_MEMORY = 31,    /* the system or the device has no more memory */
   THIMBLE_CONTEXT_FULL = 40,     /* the pool is full and nothing may be evicted (context_length_exceeded) */
-  THIMBLE_CANNOT_REWIND = 41,    /* something was evicted since that position; nothing changed */
+  THIMBLE_CANNOT_REWIND = 41,    /* entries after that position were evicted; nothing changed */
   THIMBLE_INTERRUPTED = 50,      /* thimble_session_interrupt was called; repeat the call to go on */
-  THIMBLE_BUSY = 51,             /* another call is inside this session; nothing changed */
-  THIMBLE_DEVICE_LOST = 60,      /* the device stopped working; free the session and make a new one */
-  THIMBLE_NOT_FINITE = 61,       /* the model gave NaN or infinite logits; rewind to go on from an earlier position */
+  THIMBLE_BUSY = 51,             /* another call on this session is running; nothing changed */
+  THIMBLE_DEVICE_LOST = 60,      /* the device stopped working; free the session and create a new one */
+  THIMBLE_NOT_FINITE = 61,       /* the logits were NaN or infinite; rewind to continue from an earlier position */
   THIMBLE_INTERNAL = 90          /* a defect in Thimble; please report it */
 };
 
-/* "BUDGET": the name of a code without its prefix. Never NULL. */
+/* The name of a code without its prefix: "BUDGET". Never NULL; static text. */
 THIMBLE_API const char* thimble_status_name(thimble_status status);
-/* One sentence on what a code means in general. Never NULL. */
+/* One sentence that explains a code in general. Never NULL; static text. */
 THIMBLE_API const char* thimble_status_text(thimble_status status);
 
+/* Why a call failed. The caller owns it. */
 typedef struct thimble_error {
-  uint32_t struct_size;   /* sizeof(thimble_error); set it before the call, 0 gets no message */
+  uint32_t struct_size;   /* sizeof(thimble_error), set before the call; with 0 no message is written */
   thimble_status code;
-  uint64_t bytes_missing; /* THIMBLE_BUDGET: what the budget lacks; else 0 */
+  uint64_t bytes_missing; /* THIMBLE_BUDGET: bytes that the budget lacks; otherwise 0 */
   char message[496];      /* UTF-8, NUL-terminated */
 } thimble_error;
 
 /* ---- devices ---- */
 
+/* A device that can run sessions. */
 typedef struct thimble_device_info {
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t total_bytes;  /* memory of the device */
-  uint64_t free_bytes;   /* of which free now */
-  char name[32];         /* what options.device takes: "cpu", "cuda:0", "vulkan:0" */
-  char description[192]; /* for people */
+  uint64_t total_bytes;  /* memory of the device, in bytes */
+  uint64_t free_bytes;   /* memory that is free now, in bytes */
+  char name[32];         /* the value for options.device: "cpu", "cuda:0", "vulkan:0" */
+  char description[192]; /* the device's name for people */
 } thimble_device_info;
 
-/* Calls that use a CUDA device make it the calling thread's current one, and its context stays until the process ends; so do
-   Vulkan's drivers, once it was asked for its devices. */
+/* The number of devices. Looking for devices has lasting effects: a call that uses a CUDA device makes that device
+ * the calling thread's current one, and its context stays until the process ends. Vulkan drivers also stay loaded
+ * once they were asked for devices. */
 THIMBLE_API thimble_status thimble_device_count(uint32_t* count, thimble_error* error);
+/* Device `index`, from 0 to thimble_device_count() - 1. */
 THIMBLE_API thimble_status thimble_device_get(uint32_t index, thimble_device_info* info, thimble_error* error);
 
+/* Measured rates of a device. */
 typedef struct thimble_device_rates {
   uint32_t struct_size;
   uint32_t reserved;
-  double bytes_per_second; /* of memory: a large copy, bytes read and bytes written */
-  double flop_per_second;  /* of the matrix units, at the precision that reading multiplies with */
+  double bytes_per_second; /* memory: a large copy, counting bytes read and bytes written */
+  double flop_per_second;  /* matrix units, at the precision that prefill multiplies with */
 } thimble_device_rates;
 
-/* Measures what a device can do, to compare with: takes about a second, and memory that it gives back. `device` and
-   `threads` as in the options of a session. */
+/* Measure what a device can do, as a reference for the figures of a session. A call takes about a second and frees
+ * the memory it used. `device` and `threads` are as in thimble_session_options. */
 THIMBLE_API thimble_status thimble_device_measure(const char* device, uint32_t threads, thimble_device_rates* rates,
                                                   thimble_error* error);
 
 /* ---- models ---- */
 
+/* An open model: weights, tokenizer and metadata. Immutable, so any number of threads may use it. */
 typedef struct thimble_model thimble_model;
 
-/* A warning for the user of the program, one sentence, NUL-terminated; valid during the call. */
+/* Receives a warning for the user of the program: one NUL-terminated sentence, valid during the call. */
 typedef void (*thimble_log_fn)(void* user, const char* message);
 
 typedef struct thimble_model_options {
@@ -152,60 +158,66 @@ typedef struct thimble_model_options {
   void* log_user;
 } thimble_model_options;
 
+/* Fill in the defaults. `struct_size` is sizeof *options. */
 THIMBLE_API void thimble_model_options_init(thimble_model_options* options, uint32_t struct_size);
 
-/* Open a GGUF model; the file is mapped read-only and must not change while the model lives: calls return THIMBLE_IO once it is
- * shorter than it was, but where it is cut while one runs the system may end the process (SIGBUS; docs/limits.md). The same holds
- * for files of heads. One file descriptor is kept open for each file. A file that holds only a
- * vocabulary opens too and can tokenise. Of a model in parts ("NAME-00001-of-00003.gguf") any part's path opens all, which
- * lie beside it. */
+/* Open a GGUF model. The file is mapped read-only and must not change while the model exists. If the file becomes
+ * shorter, later calls return THIMBLE_IO; if it is cut while a call reads it, the system may end the process
+ * (SIGBUS; docs/limits.md). The same holds for files of heads. One file descriptor per file stays open. A file with
+ * only a vocabulary can be opened too; it can tokenize. For a model in parts ("NAME-00001-of-00003.gguf"), the path
+ * of any part opens all of them; they must be in the same folder. The caller frees *model. */
 THIMBLE_API thimble_status thimble_model_open(const char* path, const thimble_model_options* options,
                                               thimble_model** model, thimble_error* error);
-/* The same from an open file descriptor, which stays yours and may be closed at once. */
+/* Open a model from an open file descriptor. The descriptor stays the caller's and may be closed after the call. */
 THIMBLE_API thimble_status thimble_model_open_fd(int32_t descriptor, const thimble_model_options* options,
                                                  thimble_model** model, thimble_error* error);
-/* The same from `size` bytes of an open file that begin at `offset`: of an asset in an Android package, for example, that lies
- * there uncompressed (AAsset_openFileDescriptor64). A size of UINT64_MAX goes to the file's end. THIMBLE_INVALID_ARGUMENT where `offset` is no multiple of the model file's own
- * alignment, 32 bytes unless it says otherwise, THIMBLE_IO where the file has not as many bytes. */
+/* Open a model from `size` bytes of an open file that begin at `offset`, for example from an uncompressed asset in
+ * an Android package (AAsset_openFileDescriptor64). A size of UINT64_MAX extends to the end of the file. Returns
+ * THIMBLE_INVALID_ARGUMENT if `offset` is not a multiple of the model file's alignment (32 bytes unless the file
+ * says otherwise), and THIMBLE_IO if the file has fewer bytes. */
 THIMBLE_API thimble_status thimble_model_open_fd_range(int32_t descriptor, uint64_t offset, uint64_t size,
                                                        const thimble_model_options* options, thimble_model** model,
                                                        thimble_error* error);
-/* The same from the descriptors of all parts of a model, in any order. */
+/* Open a model in parts from the descriptors of all its parts, in any order. */
 THIMBLE_API thimble_status thimble_model_open_fds(const int32_t* descriptors, uint64_t count,
                                                   const thimble_model_options* options, thimble_model** model,
                                                   thimble_error* error);
-/* The same from memory, which is not copied: keep it unchanged until the model is freed, and align it to the file's own
- * alignment, 32 bytes unless it says otherwise; a page always does. */
+/* Open a model from memory. The memory is not copied: keep it unchanged until the model is freed. `data` must have
+ * the file's alignment, 32 bytes unless the file says otherwise; the start of a page always does. */
 THIMBLE_API thimble_status thimble_model_open_buffer(const void* data, uint64_t size,
                                                      const thimble_model_options* options, thimble_model** model,
                                                      thimble_error* error);
+/* Free a model. Free its sessions and heads first. */
 THIMBLE_API void thimble_model_free(thimble_model* model);
 
 typedef struct thimble_model_info {
   uint32_t struct_size;
-  uint32_t has_weights;    /* 0: a vocabulary only */
-  uint32_t has_tokenizer;  /* 0: token ids only */
+  uint32_t has_weights;    /* 0: the file has only a vocabulary */
+  uint32_t has_tokenizer;  /* 0: the model takes token ids only */
   uint32_t layers, d_model, heads, kv_heads, head_dim, d_ff, vocab;
-  uint32_t context_length; /* positions the model was trained for */
-  int32_t bos, eos;        /* token ids, -1 where there is none */
-  uint32_t files;          /* that the model lies in; 1 if it is in one piece */
+  uint32_t context_length; /* positions that the model was trained for */
+  int32_t bos, eos;        /* token ids; -1: the model has none */
+  uint32_t files;          /* number of files the model consists of; 1: not split */
   uint64_t parameters;
   uint64_t file_bytes;
-  uint64_t kv_bytes_per_token; /* f16 keys and values that dense attention keeps for every token: of layers without a
-                                * window */
+  uint64_t kv_bytes_per_token; /* f16 keys and values that dense attention keeps for each token, summed over the
+                                  layers without a window */
   char architecture[32];
   char name[96];
-  char quantization[16]; /* the type that most bytes have */
-  char chat_format[32];  /* "jinja": the file's chat template is run; a known format that is recognised in it; or "" */
-  char chat_problem[224]; /* why the template is not run, a sentence; "" where it is */
-  uint32_t experts, experts_per_token; /* of a layer, d_ff being that of one; 0: none */
-  uint32_t window, window_layers;      /* so many layers attend to the last `window` tokens alone */
+  char quantization[16]; /* tensor type of most bytes */
+  char chat_format[32];  /* "jinja": the file's chat template is run; otherwise the known format that the template
+                            was recognised as, or "" */
+  char chat_problem[224]; /* one sentence on why the template is not run; "" if it is */
+  uint32_t experts, experts_per_token; /* per layer; d_ff is then the width of one expert; 0: none */
+  uint32_t window, window_layers;      /* `window_layers` layers attend to the last `window` tokens only */
 } thimble_model_info;
 
+/* Fill in what is known about a model. Set info->struct_size first. */
 THIMBLE_API thimble_status thimble_model_get_info(const thimble_model* model, thimble_model_info* info,
                                                   thimble_error* error);
 
-/* Metadata of the file, for people: entry `index` as key and printed value (long arrays shortened). */
+/* Metadata of the file, for people. thimble_model_metadata_get returns entry `index` as a key and a printed value;
+ * long arrays are shortened. Two-call, once for the key and once for the value. */
 THIMBLE_API thimble_status thimble_model_metadata_count(const thimble_model* model, uint64_t* count,
                                                         thimble_error* error);
 THIMBLE_API thimble_status thimble_model_metadata_get(const thimble_model* model, uint64_t index, char* key,
@@ -216,178 +228,214 @@ THIMBLE_API thimble_status thimble_model_metadata_get(const thimble_model* model
 typedef struct thimble_tensor_info {
   uint32_t struct_size;
   uint32_t dims;
-  uint64_t shape[4]; /* fastest first */
+  uint64_t shape[4]; /* fastest-varying dimension first */
   uint64_t bytes;
   char name[72];
   char type[16];
 } thimble_tensor_info;
 
+/* The number of tensors in the model's files. */
 THIMBLE_API thimble_status thimble_model_tensor_count(const thimble_model* model, uint64_t* count,
                                                       thimble_error* error);
+/* Tensor `index`, from 0 to thimble_model_tensor_count() - 1. Set info->struct_size first. */
 THIMBLE_API thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t index,
                                                     thimble_tensor_info* info, thimble_error* error);
 
 /* ---- heads: the retainer of a model, in a sidecar file that belongs to it ---- */
 
+/* The trained heads of a model. Immutable, so any number of threads and sessions may use them. */
 typedef struct thimble_heads thimble_heads;
 
-/* Open the heads and check them against the model. Refused with THIMBLE_MISMATCH when they were trained for another. */
+/* Open a file of heads and check it against the model. Returns THIMBLE_MISMATCH if the heads were trained for
+ * another model. The caller frees *heads. The _fd and _buffer forms take a descriptor and memory as
+ * thimble_model_open_fd and thimble_model_open_buffer do. */
 THIMBLE_API thimble_status thimble_heads_open(const thimble_model* model, const char* path, thimble_heads** heads,
                                               thimble_error* error);
 THIMBLE_API thimble_status thimble_heads_open_fd(const thimble_model* model, int32_t descriptor,
                                                  thimble_heads** heads, thimble_error* error);
 THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model, const void* data, uint64_t size,
                                                      thimble_heads** heads, thimble_error* error);
+/* Free heads. A session needs them only until it was created. */
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
-/* The retention that they serve: THIMBLE_RETENTION_LOCRET; KEYDIFF where their training found that better than their scores
- * (the key retainer.retention says so); or ADORE for its controller. */
+/* The retention that the heads were made for: THIMBLE_RETENTION_LOCRET, or ADORE for ADORE's controller, or KEYDIFF
+ * if KeyDiff did better than the scores when the heads were trained (the key retainer.retention records it). */
 THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
-/* Write a published retainer as a file of heads for this model. `input` is a checkpoint of torch.save (Locret, Fast KVzip),
- * of which nothing is run, or a file of safetensors or the folder it was published in (KVzap). `kind` is "locret", "linear",
- * "mlp" or "sink"; NULL: the names of the tensors decide. `output` must not exist. THIMBLE_MISMATCH, saying what differs, when
- * the retainer has other shapes than the model asks for; which model it was trained for such files do not say. */
+/* Convert a published retainer into a file of heads for this model. `input` is a torch.save checkpoint (Locret, Fast
+ * KVzip), a safetensors file, or the folder that a safetensors file was published in (KVzap). No code in a
+ * checkpoint is run. `kind` is "locret", "linear", "mlp" or "sink"; with NULL, the names of the tensors decide.
+ * `output` must not exist. Returns THIMBLE_MISMATCH, naming the difference, if the shapes do not fit the model. Such
+ * files do not record which model they were trained for, so a model of the same shapes is not detected. */
 THIMBLE_API thimble_status thimble_heads_import(const thimble_model* model, const char* input, const char* kind,
                                                 const char* output, thimble_error* error);
-/* What a file of heads says about itself, as a JSON object: "name", "kind", "input", "target" (what the scores estimate),
- * "architecture", "layers", "heads", "kv_heads", "head_dim" and "fingerprint" of its model ("" where the file has none),
- * "parameters", "file_bytes", "metadata" (an object of all keys), and where the file has them "trained", an object of what it was
- * trained on ("texts", "tokens", "steps", "seed", "data"), and "shares", the part of the pools that each KV head gets, 1 on
- * average, as an array for each layer, of null where the layer has a window. With a model, which may be NULL, also "fits", and
- * where that is false "misfit", the sentence that thimble_heads_open would refuse it with. Two-call. */
+/* Describe a file of heads as a JSON object: "name", "kind", "input", "target" (what the scores estimate),
+ * "architecture", "layers", "heads", "kv_heads", "head_dim", "fingerprint" of the model ("" if the file has none),
+ * "parameters", "file_bytes" and "metadata" (an object of all keys). Two keys are present only if the file has them:
+ * "trained", an object with "texts", "tokens", "steps", "seed" and "data"; and "shares", each KV head's share of the
+ * pools, 1 on average, as one array per layer (null entries if the layer has a window). With a model (it may be
+ * NULL) there is also "fits", and if that is false "misfit", the error sentence of thimble_heads_open. Two-call. */
 THIMBLE_API thimble_status thimble_heads_info(const char* path, const thimble_model* model, char* json,
                                               uint64_t capacity, uint64_t* length, thimble_error* error);
 
 /* ---- making heads: training, step by step ---- */
 
+/* Training in progress. */
 typedef struct thimble_training thimble_training;
 
 typedef struct thimble_training_options {
   uint32_t struct_size;
-  uint32_t threads;         /* worker threads, of a card's host too; 0: one for each core that the process may use */
-  const char* device;       /* "cpu" (NULL), or another (thimble_device_info), "auto": the best one */
-  const char* const* data;  /* paths: plain texts in UTF-8, books for example, in which facts are hidden; JSON lines of
-                             * prompts and answers (docs/retainers.md) */
+  uint32_t threads;         /* worker threads, on the host also for a card; 0: one for each core that the process may
+                               use */
+  const char* device;       /* NULL: "cpu"; a name from thimble_device_info, or "auto" for the best device */
+  const char* const* data;  /* paths of training data: plain UTF-8 texts such as books, in which facts are hidden, or
+                               JSON lines of prompts and answers (docs/retainers.md) */
   uint32_t data_count;
-  uint32_t texts;           /* that are read to learn from; 0: 16 */
-  uint32_t steps;           /* of the optimizer; 0: 300 */
-  uint32_t equal_shares;    /* 1: every KV head gets as much of the pools as the others; 0: shares are counted, and written
-                             * where the check finds them better than equal pools */
+  uint32_t texts;           /* training texts; 0: 16 */
+  uint32_t steps;           /* optimizer steps; 0: 300 */
+  uint32_t equal_shares;    /* 1: every KV head gets an equal share of the pools; 0: shares are counted, and written
+                               if the final check finds them better than equal shares */
   const char* output;       /* the file of heads to write; must not exist */
-  const char* heads;        /* NULL: heads are trained. Else this file is written anew, with shares where they help */
-  const char* kind;         /* "mlp" (NULL), "locret", "linear", "sink"; "adore": a controller, without target and shares */
-  const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (no sink), "log_kvzip_plus", "kvzip"; "auto":
-                             * which of them answers most after a short training */
+  const char* heads;        /* NULL: train new heads; otherwise a file of heads to write again, with shares if they
+                               help */
+  const char* kind;         /* "mlp" (NULL), "locret", "linear", "sink", or "adore" for ADORE's controller, which
+                               takes no target and no shares */
+  const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (not for sink), "log_kvzip_plus",
+                               "kvzip", or "auto": the one that answers most questions after a short training */
   uint64_t seed;
-  uint64_t memory_bytes;    /* all that training may take; 0: a GiB for what is kept of the texts, beside reading them; of
-                             * "linear" what it needs */
-  uint64_t text_tokens;     /* of a text, 1024 at least; 0: 6144; two thirds of the model's context at most, with what is asked
-                             * behind it half as many again */
+  uint64_t memory_bytes;    /* limit for everything that training allocates; 0: 1 GiB for the samples of the texts,
+                               not counting the memory to read them; for "linear", as much as it needs */
+  uint64_t text_tokens;     /* tokens per training text; 0: 6144; at least 1024, at most two thirds of the model's
+                               context, because the questions appended to a text need up to half its length again */
 } thimble_training_options;
 
+/* Fill in the defaults. `struct_size` is sizeof *options. */
 THIMBLE_API void thimble_training_options_init(thimble_training_options* options, uint32_t struct_size);
 
-enum { /* what is being done */
-  THIMBLE_TRAINING_READING = 0,  /* tokens */
-  THIMBLE_TRAINING_FITTING = 1,  /* steps */
-  THIMBLE_TRAINING_CHECKING = 2, /* readings of texts that were held out; the output is written */
+enum { /* phases of training */
+  THIMBLE_TRAINING_READING = 0,  /* unit: tokens */
+  THIMBLE_TRAINING_FITTING = 1,  /* unit: optimizer steps */
+  THIMBLE_TRAINING_CHECKING = 2, /* unit: readings of held-out texts; the output is written in this phase */
   THIMBLE_TRAINING_DONE = 3,
-  THIMBLE_TRAINING_TRYING = 4    /* targets; before all else, for the target "auto" */
+  THIMBLE_TRAINING_TRYING = 4    /* unit: targets; the first phase, only with the target "auto" */
 };
 
 typedef struct thimble_training_progress {
   uint32_t struct_size;
   int32_t phase;       /* THIMBLE_TRAINING_* */
-  uint64_t done, total; /* of the phase, in its unit */
+  uint64_t done, total; /* in the unit of the phase */
   double per_second;   /* since the phase began */
-  double loss;         /* of the last step of fitting */
-  double recall;       /* after a few steps of fitting, the share of the questions about a held-out text that are answered
-                          with an eighth of the memory, or where `dense` is below a half, the part of the right answers'
-                          probability that is kept; of all others -1 */
-  double dense;        /* the share of the questions about held-out texts that is answered with nothing dropped, known before
-                          anything is fitted; below a half the check compares probabilities of right answers; -1: not known yet */
+  double loss;         /* of the last optimizer step */
+  double recall;       /* measured every few optimizer steps: the share of the questions about a held-out text that
+                          are answered with an eighth of the memory; if `dense` is below a half, the share of the
+                          right answers' probability that is kept; -1: not measured in this step */
+  double dense;        /* the share of the questions about held-out texts that are answered with nothing evicted,
+                          measured before fitting; if it is below a half, the check compares probabilities of right
+                          answers; -1: not known yet */
 } thimble_training_progress;
 
-/* Begin, or go on with what `output`.partial holds of the same training. Texts, runs and sums are the same for a seed,
- * whatever the number of threads. */
+/* Begin training, or resume the same training from the file `output`.partial. Texts, batches and sums depend on the
+ * seed and not on the number of threads. The caller frees *training. */
 THIMBLE_API thimble_status thimble_training_create(const thimble_model* model, const thimble_training_options* options,
                                                    thimble_training** training, thimble_error* error);
-/* Read a chunk, make a step, or read a text to check; until the phase is DONE. What was done is kept in `output`.partial:
- * each text when it was read, the fit every minute. `progress` may be NULL. */
+/* Do the next piece of work: read a chunk, make an optimizer step, or read a text for the check. Call it until the
+ * phase is DONE. Progress is saved in `output`.partial after each text, and every minute while fitting. `progress`
+ * may be NULL. */
 THIMBLE_API thimble_status thimble_training_step(thimble_training* training, thimble_training_progress* progress,
                                                  thimble_error* error);
-/* Keep the fit in `output`.partial now. */
+/* Save the state of the fit in `output`.partial now. */
 THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thimble_error* error);
-/* What the check found, as a JSON object. Of retainers "target", of "auto" also "tried" (an array of "target" and "recall",
- * null where it could not be tried), "questions", "dense" (the share answered where all is kept), "dense_perplexity" (of the
- * right answers there), "measure" ("answers", or where "dense" is below a half "probability"), "recall" (an array of "part": 8
- * for an eighth of the memory, and of "heads", "window", "keydiff" and, where shares were counted, "equal" and "counted" the
- * share that is answered, or the part of a right token's probability that is kept, and then also "heads_perplexity" and so on,
- * null where it is infinite), "shares" ("counted" where they were better than "equal" ones and are written), "retention"
- * ("keydiff" where that was better than the scores, else "locret"), "seconds" (where the time of this process went: "trying",
- * "reading", "labels", "fitting", "checking"), "verdict" (sentences). Of a controller "kind" ("adore"), "step" (of the state
- * that was taken), "queries" (of held-out texts), and of these and the tokens before them "base_rate" (that are among those
- * attended to most), "accuracy", "f1" (of probabilities above a half), "f1_of_best" (of the best scores), "f1_of_last" (of as
- * many recent tokens), and "seconds" and "verdict" as above. THIMBLE_INVALID_ARGUMENT before DONE. Two-call. */
+/* The result of the final check as a JSON object. Returns THIMBLE_INVALID_ARGUMENT before the phase is DONE.
+ * Two-call.
+ *
+ * For retainers:
+ *   "target"      what the scores estimate
+ *   "tried"       with target "auto": an array of {"target", "recall"}, recall null for a target that could not be tried
+ *   "questions"   number of questions
+ *   "dense"       share of them answered with nothing evicted
+ *   "dense_perplexity"  perplexity of the right answers with nothing evicted
+ *   "measure"     "answers", or "probability" if "dense" is below a half
+ *   "recall"      an array of objects: "part" (8 for an eighth of the memory), and for "heads", "window", "keydiff" and, if
+ *                 shares were counted, "equal" and "counted": the share of questions answered, or of a right token's
+ *                 probability kept; in the second case also "heads_perplexity" and so on, null if infinite
+ *   "shares"      "counted" if counted shares were better and were written, else "equal"
+ *   "retention"   "keydiff" if KeyDiff was better than the scores, else "locret"
+ *   "seconds"     time of this process by phase: "trying", "reading", "labels", "fitting", "checking"
+ *   "verdict"     sentences for people
+ *
+ * For a controller:
+ *   "kind"        "adore"
+ *   "step"        the optimizer step whose state was taken
+ *   "queries"     number of held-out queries
+ *   "base_rate"   share of (query, earlier token) pairs in which the token is among those attended to most
+ *   "accuracy", "f1"  of predicting those pairs with probabilities above a half
+ *   "f1_of_best", "f1_of_last"  of taking the best scores, or as many recent tokens, instead
+ *   "seconds", "verdict"  as above */
 THIMBLE_API thimble_status thimble_training_report(const thimble_training* training, char* json, uint64_t capacity,
                                                    uint64_t* length, thimble_error* error);
+/* Free a training. `output`.partial stays for a later thimble_training_create. */
 THIMBLE_API void thimble_training_free(thimble_training* training);
 
 /* ---- text ---- */
 
-#define THIMBLE_TOKENIZE_ADD_BOS 1u       /* put BOS in front where the model asks for one */
-#define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* the text of control tokens becomes their ids: for prompts that you or
-                                             thimble_chat_render wrote, and not for documents */
-#define THIMBLE_TOKENIZE_CONTINUE 4u      /* the text goes on after one that was cut by thimble_tokenize_cut */
+#define THIMBLE_TOKENIZE_ADD_BOS 1u       /* put BOS first if the model asks for it */
+#define THIMBLE_TOKENIZE_PARSE_SPECIAL 2u /* text that spells a control token becomes its id: for prompts from you or
+                                             thimble_chat_render, not for documents */
+#define THIMBLE_TOKENIZE_CONTINUE 4u      /* the text continues one that was cut by thimble_tokenize_cut */
 
-/* Text to token ids; any bytes are accepted. `offsets`, when not NULL, gets where each token starts in the text, in bytes.
- * Two-call: `capacity` is that of ids and of offsets. */
+/* Convert text to token ids; any bytes are accepted. If `offsets` is not NULL, offsets[i] is the byte at which token
+ * i starts in the text. Two-call: `capacity` is that of ids and of offsets. */
 THIMBLE_API thimble_status thimble_tokenize(const thimble_model* model, const char* text, uint64_t length,
                                             uint32_t flags, int32_t* ids, uint64_t* offsets, uint64_t capacity,
                                             uint64_t* count, thimble_error* error);
 
-/* For text that comes in pieces, and is never held as a whole: how many bytes from its beginning become the same ids by
- * themselves, with the rest tokenised after them with CONTINUE, as all of it at once. It is the last place where that is sure,
- * whatever follows: behind a word, in front of white space. 0 where there is none; then wait for more text, or for its end. */
+/* Where to cut a text that arrives in pieces: the number of bytes, from the start of `text`, that become the same
+ * ids when they are tokenized alone and the rest is tokenized with CONTINUE. It is the last place that is safe
+ * whatever text follows: after a word, before white space. 0: there is no safe place yet; wait for more text, or for
+ * the end. */
 THIMBLE_API uint64_t thimble_tokenize_cut(const thimble_model* model, const char* text, uint64_t length);
 
-#define THIMBLE_DETOKENIZE_SPECIAL 1u /* control tokens are written as their text; else left out */
+#define THIMBLE_DETOKENIZE_SPECIAL 1u /* write control tokens as their text; without it they are left out */
 
-/* Token ids to text, cut at whole code points (what is none becomes U+FFFD). Two-call. */
+/* Convert token ids to text. The text consists of whole code points; bytes that are not part of one become U+FFFD.
+ * Two-call. */
 THIMBLE_API thimble_status thimble_detokenize(const thimble_model* model, const int32_t* ids, uint64_t count,
                                               uint32_t flags, char* text, uint64_t capacity, uint64_t* length,
                                               thimble_error* error);
 
-/* The bytes of one token, maybe part of a code point; of a control token, its text. Two-call. */
+/* The bytes of one token, possibly part of a code point. For a control token, its text. Two-call. */
 THIMBLE_API thimble_status thimble_token_bytes(const thimble_model* model, int32_t id, char* bytes, uint64_t capacity,
                                                uint64_t* length, thimble_error* error);
 
-/* 1 where this token ends a generation (end of text, of turn, of message), else 0. */
+/* 1 if this token ends a generation (end of text, of turn or of message), otherwise 0. */
 THIMBLE_API int32_t thimble_token_ends(const thimble_model* model, int32_t id);
 
+/* One message of a conversation. */
 typedef struct thimble_message {
-  const char* role; /* "system", "user", "assistant"; what else there is, the template knows */
+  const char* role; /* "system", "user", "assistant", or any other role the template knows */
   const char* content;
   uint64_t content_length;
 } thimble_message;
 
 #define THIMBLE_CHAT_ADD_ASSISTANT 1u /* end where the assistant's answer begins */
-#define THIMBLE_CHAT_CONTINUE 2u      /* the messages go on after an answer that the session already holds */
-#define THIMBLE_CHAT_PARSE_CONTENT 4u /* what spells a control token in a message, <|im_end|> say, is one: for messages you
-                                         wrote. Without it, it stays text: thimble_tokenize does not parse what has U+FDD0, a
-                                         noncharacter, in front of it, and leaves that out */
+#define THIMBLE_CHAT_CONTINUE 2u      /* the messages follow an answer that the session already holds */
+#define THIMBLE_CHAT_PARSE_CONTENT 4u /* text in a message that spells a control token, such as <|im_end|>, becomes
+                                         that token: for messages that you wrote. Without the flag, a noncharacter
+                                         (U+FDD0) is put before it; thimble_tokenize drops that character and keeps
+                                         the rest as text */
 
-/* Messages as the model was taught to read them, to be tokenised with THIMBLE_TOKENIZE_PARSE_SPECIAL (and ADD_BOS for the
- * first). With `format` NULL the chat template of the model's file is run (Jinja, in a box: it sees the messages alone, and
- * its time, memory and output are bounded); where it cannot be, a known format that is recognised in it serves. `format`
- * "chatml", "llama3", "llama2", "phi3", "mistral", "zephyr" or "thimble" writes that one, and the name of a further template
- * of the file, "tool_use" for example, runs it. THIMBLE_UNSUPPORTED when the template can neither be run nor is known,
- * THIMBLE_INVALID_ARGUMENT when it refuses the messages, in its own words. Two-call.
+/* Format messages as the model was trained to read them. Tokenize the text with THIMBLE_TOKENIZE_PARSE_SPECIAL, and
+ * with ADD_BOS for the first text of a session. With `format` NULL, the chat template of the model's file is run:
+ * Jinja in a sandbox, which sees only the messages and whose time, memory and output are bounded. If it cannot be
+ * run, a known format that is recognised in it is used. `format` "chatml", "llama3", "llama2", "phi3", "mistral",
+ * "zephyr" or "thimble" selects that format; the name of a further template in the file, such as "tool_use", runs
+ * that template. Returns THIMBLE_UNSUPPORTED if the template can neither be run nor recognised, and
+ * THIMBLE_INVALID_ARGUMENT with the template's own sentence if it refuses the messages. Two-call.
  *
- * THIMBLE_CHAT_CONTINUE gives the text for a session that holds earlier messages, an answer and its end-of-turn token: what the
- * template writes after that answer, so that the session reads new text only. What it holds stays as it is, though many
- * templates write earlier turns otherwise when they render a whole conversation (they drop an answer's thoughts, say). A
- * template that gives no text which could follow is THIMBLE_UNSUPPORTED: begin afresh with all messages. */
+ * THIMBLE_CHAT_CONTINUE gives the text for a session that already holds earlier messages, an answer and its
+ * end-of-turn token: what the template writes after that answer. The session then reads only new text. What it holds
+ * stays unchanged, although many templates write earlier turns differently when they render a whole conversation
+ * (some drop an answer's thoughts, for example). Returns THIMBLE_UNSUPPORTED if the template gives no text that
+ * could follow; in that case reset the session and pass all messages. */
 THIMBLE_API thimble_status thimble_chat_text(const thimble_model* model, const char* format,
                                              const thimble_message* messages, uint64_t count, uint32_t flags,
                                              char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
@@ -395,312 +443,357 @@ THIMBLE_API thimble_status thimble_chat_text(const thimble_model* model, const c
 typedef struct thimble_chat_options {
   uint32_t struct_size;
   uint32_t flags;                  /* THIMBLE_CHAT_* */
-  const char* format;              /* NULL: as the model's file says; else the name of a further template of the file, or of
-                                      a known format */
-  const char* source;              /* a template in Jinja to run instead of the model's; NULL: none */
+  const char* format;              /* NULL: as the model's file says; otherwise a further template of the file or a
+                                      known format */
+  const char* source;              /* a Jinja template to run instead of the model's; NULL: none */
   uint64_t source_length;
   const thimble_message* messages;
   uint64_t message_count;
-  const char* messages_json;       /* instead of `messages`: an array of objects with "role", "content" and what else the
-                                      template reads, "tool_calls" or "reasoning_content" for example; NULL: none */
+  const char* messages_json;       /* replaces `messages`: an array of objects with "role", "content" and whatever
+                                      else the template reads, such as "tool_calls" or "reasoning_content"; NULL:
+                                      none */
   uint64_t messages_json_length;
-  const char* variables;           /* a JSON object of what the template reads besides: "tools" (an array), "enable_thinking",
-                                      "documents"; these go before Thimble's own (bos_token, eos_token,
-                                      add_generation_prompt, and none as tools and documents). NULL: none */
+  const char* variables;           /* a JSON object of further variables for the template: "tools" (an array),
+                                      "enable_thinking", "documents". They override Thimble's own: bos_token,
+                                      eos_token, add_generation_prompt, and tools and documents set to none. NULL:
+                                      none */
   uint64_t variables_length;
-  uint64_t held;                   /* so many messages, the last of them an answer with its end-of-turn token, the session
-                                      holds already: as CONTINUE, but for messages that are given */
-  int64_t time;                    /* what the template takes for now, seconds since 1970 of the clock on the wall; 0: now */
+  uint64_t held;                   /* the number of leading messages that the session already holds; the last of them
+                                      is an answer with its end-of-turn token. Like CONTINUE, with those messages
+                                      passed */
+  int64_t time;                    /* the current time for the template, in seconds since 1970, as local wall-clock
+                                      time; 0: now */
 } thimble_chat_options;
 
+/* Fill in the defaults. `struct_size` is sizeof *options. */
 THIMBLE_API void thimble_chat_options_init(thimble_chat_options* options, uint32_t struct_size);
 
-/* thimble_chat_text with all that a template can read. Known formats take roles and contents alone (thoughts of earlier answers
- * are left out), and no variables. Of messages that a template does not take, some are written otherwise: system messages, the
- * ids and arguments of calls, thoughts next to calls (docs/chat-templates.md). */
+/* Like thimble_chat_text, with everything that a template can read. Known formats use only roles and contents; they
+ * leave out the thoughts of earlier answers and take no variables. Some messages that a template refuses are
+ * rewritten for it: system messages, ids and arguments of calls, thoughts next to calls (docs/chat-templates.md).
+ * Two-call. */
 THIMBLE_API thimble_status thimble_chat_render(const thimble_model* model, const thimble_chat_options* options,
                                                char* text, uint64_t capacity, uint64_t* length, thimble_error* error);
 
 /* ---- session options ---- */
 
-#define THIMBLE_DEFAULT UINT32_MAX /* for the fields that say so */
+#define THIMBLE_DEFAULT UINT32_MAX /* the value that asks for the default, in fields that say so */
 
 enum { /* retention: which entries stay when a pool is over its size */
-  THIMBLE_RETENTION_DEFAULT = -1, /* what options.heads are for (thimble_heads_retention) where it is set, else NONE */
-  THIMBLE_RETENTION_NONE = 0,   /* all; a full pool is THIMBLE_CONTEXT_FULL */
-  THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init (sinks) and the most recent */
-  THIMBLE_RETENTION_RANDOM = 2, /* random ones, for comparison */
-  THIMBLE_RETENTION_LOCRET = 3, /* those that options.heads, a retainer of any kind, scores highest */
-  THIMBLE_RETENTION_KEYDIFF = 4, /* those whose keys are least like the mean of all; needs no training, and takes of options.heads
-                                    how they share the pool */
-  THIMBLE_RETENTION_TOVA = 5, /* those that the last token read attends to most, the same in all heads of a layer; no training */
-  THIMBLE_RETENTION_REREAD = 6, /* those that their own text attends to most when each chunk is read twice; no training, twice the
-                                   time */
-  THIMBLE_RETENTION_ADORE = 7 /* the same in all layers and heads: those that options.heads, ADORE's controller, scores highest;
-                                 each generated token may read `rebuild` released ones once more. Takes no selection */
+  THIMBLE_RETENTION_DEFAULT = -1, /* the retention of options.heads (thimble_heads_retention) if they are set,
+                                     otherwise NONE */
+  THIMBLE_RETENTION_NONE = 0,   /* all entries; a full pool returns THIMBLE_CONTEXT_FULL */
+  THIMBLE_RETENTION_WINDOW = 1, /* the first protect_init entries (sinks) and the most recent ones */
+  THIMBLE_RETENTION_RANDOM = 2, /* random entries, for comparison */
+  THIMBLE_RETENTION_LOCRET = 3, /* the entries that options.heads, a retainer of any kind, scores highest */
+  THIMBLE_RETENTION_KEYDIFF = 4, /* the entries whose keys are least like the mean key; needs no training;
+                                    options.heads, if set, give the shares of the pool */
+  THIMBLE_RETENTION_TOVA = 5, /* the entries that the last token attends to most, the same for all heads of a layer;
+                                 needs no training */
+  THIMBLE_RETENTION_REREAD = 6, /* the entries that their own chunk attends to most when it is read a second time;
+                                   needs no training, takes twice the time */
+  THIMBLE_RETENTION_ADORE = 7 /* the tokens that options.heads, ADORE's controller, scores highest, the same in all
+                                 layers and heads; each generated token may read `rebuild` evicted tokens again;
+                                 allows no selection */
 };
-enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own entries, or all of a layer the same */
+enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own, or a layer's heads the same */
 enum { /* selection: which entries a generated token attends to */
-  THIMBLE_SELECTION_DENSE = 0,       /* all that the pool holds */
-  THIMBLE_SELECTION_TOKENSELECT = 1, /* sinks, the select_k that the heads vote for, the most recent */
-  THIMBLE_SELECTION_QUEST = 2        /* the pages of select_page entries, select_k in all, whose keys may match best */
+  THIMBLE_SELECTION_DENSE = 0,       /* all entries of the pool */
+  THIMBLE_SELECTION_TOKENSELECT = 1, /* the sinks, the select_k entries with the most votes of the heads, and the
+                                        most recent ones */
+  THIMBLE_SELECTION_QUEST = 2        /* the pages of select_page entries, select_k entries in all, whose keys may
+                                        match the query best */
 };
-/* The names of policies as the command takes them ("locret", "tokenselect"), by their numbers above; NULL for a number that
-   none has, so that counting up from 0 lists them all. */
+/* The name of a policy as the command takes it ("locret", "tokenselect"). NULL for a number without a policy, so
+ * counting up from 0 lists all of them. Static text. */
 THIMBLE_API const char* thimble_retention_name(int32_t retention);
 THIMBLE_API const char* thimble_selection_name(int32_t selection);
-enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with a retention, else layer */
-enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index among the attended, or in the text */
-enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores as published, or divided by sqrt(head_dim) */
+enum { THIMBLE_VOTE_AUTO = 0, THIMBLE_VOTE_LAYER = 1, THIMBLE_VOTE_GROUP = 2 }; /* auto: group with retention, else layer */
+enum { THIMBLE_POSITIONS_LIST = 0, THIMBLE_POSITIONS_ORIGINAL = 1 }; /* rotary position: index in the list, or in the text */
+enum { THIMBLE_SCALE_NONE = 0, THIMBLE_SCALE_SQRT = 1 };             /* vote scores: as published, or / sqrt(head_dim) */
 
+/* How far a call has come. */
 typedef struct thimble_progress {
   uint32_t struct_size;
   uint32_t pool_entries;  /* entries in every head's pool now */
   uint32_t pool_capacity;
   uint32_t reserved;
-  uint64_t done, total;   /* tokens read, and read or waiting */
+  uint64_t done, total;   /* tokens read; tokens read or waiting */
   double tokens_per_second; /* since this call began */
 } thimble_progress;
 
+/* Receives progress after each chunk, on the calling thread. */
 typedef void (*thimble_progress_fn)(void* user, const thimble_progress* progress);
 
 typedef struct thimble_session_options {
   uint32_t struct_size;
   uint32_t threads;             /* cpu: worker threads; 0: one for each core that the process may use */
-  const char* device;           /* "auto" (NULL), "cpu", ... */
-  const thimble_heads* heads;   /* for THIMBLE_RETENTION_LOCRET and ADORE; KEYDIFF takes how they share the pool */
-  uint64_t budget_bytes;        /* all that this session and its clones may allocate; 0: no limit */
+  const char* device;           /* NULL: "auto", the best device; or a name from thimble_device_info */
+  const thimble_heads* heads;   /* for LOCRET and ADORE; KEYDIFF uses only their shares of the pool. Needed until
+                                   thimble_session_create returns */
+  uint64_t budget_bytes;        /* limit for all bytes that this session and its clones allocate; 0: none */
   int32_t retention;            /* THIMBLE_RETENTION_* */
   int32_t retain_scope;         /* THIMBLE_RETAIN_* */
-  uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the budget */
-  uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024; ADORE
-                                   makes it rebuild + 1 at least */
-  uint32_t stabilizers;         /* most recent entries kept between chunks; THIMBLE_DEFAULT: with heads the share of the pool
-                                   that they were trained with (a quarter where they do not say), 16 for ADORE, which keeps
-                                   them always, else 0 */
-  uint32_t local;               /* last tokens of a prompt, never evicted with it; THIMBLE_DEFAULT: 100 with retention, 0 for ADORE and
-                                   without */
-  uint32_t protect_init;        /* first entries never evicted; THIMBLE_DEFAULT: what the file of heads says, else 4 */
-  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256; local and it make up 64 at least; of
-                                   no meaning for ADORE, which evicts with every token */
+  uint32_t pool;                /* entries that a head keeps; 0: what the heads were trained for, or what fits the
+                                   budget */
+  uint32_t chunk;               /* tokens read at a time; 0: what the heads were trained for, or 1024; ADORE raises
+                                   it to rebuild + 1 */
+  uint32_t stabilizers;         /* most recent entries that are kept between chunks; THIMBLE_DEFAULT: with heads the
+                                   share of the pool that they were trained with (a quarter if they do not say), 16
+                                   for ADORE, which always keeps them, otherwise 0 */
+  uint32_t local;               /* last tokens of a prompt, which are not evicted with it; THIMBLE_DEFAULT: 100 with
+                                   a retention, 0 without one and for ADORE */
+  uint32_t protect_init;        /* first entries, which are never evicted; THIMBLE_DEFAULT: as the file of heads
+                                   says, otherwise 4 */
+  uint32_t max_new;             /* room for generated tokens before the next eviction; 0: 256. local + max_new is
+                                   raised to 64. ADORE ignores it, because it evicts with every token */
   int32_t selection;            /* THIMBLE_SELECTION_* */
-  uint32_t select_k;            /* 0: 2048 */
-  uint32_t select_init;         /* TOKENSELECT; THIMBLE_DEFAULT: 128 */
-  uint32_t select_local;        /* TOKENSELECT; 0: 512 */
-  float select_theta;           /* selection cache: reuse above this cosine; >= 1 (default) never, -1 always */
+  uint32_t select_k;            /* entries to select; 0: 2048 */
+  uint32_t select_init;         /* TOKENSELECT: first entries that are always selected; THIMBLE_DEFAULT: 128 */
+  uint32_t select_local;        /* TOKENSELECT: most recent entries that are always selected; 0: 512 */
+  float select_theta;           /* selection cache: reuse a selection if the cosine of the queries is above this;
+                                   1 or more (default): never; -1: always */
   int32_t vote;                 /* THIMBLE_VOTE_* */
   int32_t vote_scale;           /* THIMBLE_SCALE_* */
-  uint32_t vote_window;         /* max-pool over votes, in tokens; 0: none */
-  uint32_t select_prefill;      /* TOKENSELECT; 1: select while reading, too, select_local tokens at a time at most; 0: read
-                                   densely; THIMBLE_DEFAULT: 1 without retention, else 0 */
-  int32_t positions;            /* THIMBLE_POSITIONS_*; QUEST is always ORIGINAL */
-  uint32_t context;             /* bound on positions; 0: the model's for ORIGINAL and ADORE, else none. A model with two sets of rotary
-                                   factors (longrope) takes the short ones where a context is given that they were made
-                                   for, else the long ones: policies to be compared get the same context */
-  uint32_t seed;                /* of THIMBLE_RETENTION_RANDOM */
+  uint32_t vote_window;         /* width of the max-pool over votes, in tokens; 0: none */
+  uint32_t select_prefill;      /* TOKENSELECT; 1: also select during prefill, at most select_local tokens at a time;
+                                   0: read densely; THIMBLE_DEFAULT: 1 without a retention, otherwise 0 */
+  int32_t positions;            /* THIMBLE_POSITIONS_*; QUEST always uses ORIGINAL */
+  uint32_t context;             /* limit on positions; 0: the model's for ORIGINAL and ADORE, otherwise none. A model
+                                   with two sets of rotary factors (longrope) uses the short ones if this value is
+                                   set and within their range, otherwise the long ones: compare policies with the
+                                   same context */
+  uint32_t seed;                /* for THIMBLE_RETENTION_RANDOM */
   thimble_progress_fn progress; /* called after each chunk; NULL: none */
   void* progress_user;
-  uint32_t select_page;         /* QUEST: entries of a page; 0: 16 */
-  uint32_t dense_layers;        /* QUEST: first layers that attend to everything; THIMBLE_DEFAULT: 2 */
-  uint32_t watch;               /* 1: keep the last token's queries of every layer, by which thimble_session_kept_by_position
-                                   tells what it attended to, and room to do so (in the plan); 0 (default): not */
-  uint32_t rebuild;             /* ADORE: released tokens that a generated one reads again, at most 63; 0: none */
-  uint32_t rebuild_every;       /* ADORE: generated tokens from one that does so to the next; 0: 1 */
+  uint32_t select_page;         /* QUEST: entries per page; 0: 16 */
+  uint32_t dense_layers;        /* QUEST: first layers that attend to all entries; THIMBLE_DEFAULT: 2 */
+  uint32_t watch;               /* 1: keep the last token's queries of every layer, and room to use them (both in the
+                                   plan), so that thimble_session_kept_by_position can report attention; 0 (default):
+                                   do not */
+  uint32_t rebuild;             /* ADORE: evicted tokens that a generated token reads again, at most 63; 0: none */
+  uint32_t rebuild_every;       /* ADORE: generated tokens from one such reading to the next; 0: 1 */
   uint32_t reserved;
 } thimble_session_options;
 
-/* Fills in the defaults. `struct_size` is sizeof *options. */
+/* Fill in the defaults. `struct_size` is sizeof *options. */
 THIMBLE_API void thimble_session_options_init(thimble_session_options* options, uint32_t struct_size);
 
-/* ---- plan: what a session would take, without taking it ---- */
+/* ---- plan: the memory of a session, without creating it ---- */
 
+/* The memory of a session. All sizes are in bytes. */
 typedef struct thimble_memory {
   uint32_t struct_size;
   uint32_t pool;       /* entries that a head keeps after an eviction */
-  uint32_t capacity;   /* entries that the largest head has room for: pool + local + max_new where all are equal */
+  uint32_t capacity;   /* entries that the largest head has room for: pool + local + max_new if all heads are equal */
   uint32_t chunk;      /* tokens read at a time */
-  uint64_t budget;     /* 0: no limit */
-  uint64_t weights;    /* weights placed on the device (0 where they are read from the mapping) */
-  uint64_t shared;     /* of `weights`, what other sessions already placed; not counted again */
+  uint64_t budget;     /* the limit; 0: none */
+  uint64_t weights;    /* weights placed on the device; 0 if they are read from the mapping */
+  uint64_t shared;     /* the part of `weights` that other sessions already placed; not counted again */
   uint64_t pool_bytes; /* keys, values, positions, scores */
-  uint64_t view;       /* keys and values of one layer as prefill attention reads them */
+  uint64_t view;       /* keys and values of one layer, gathered for prefill attention */
   uint64_t workspace;  /* activations and scratch */
   uint64_t io;         /* tokens, logits, sampler */
-  uint64_t fixed;      /* the device's own: threads, context, libraries */
-  uint64_t total;      /* all of the above, shared weights left out: what the budget covers */
-  uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators gave; 0 in a plan. Of
-                          recorded programs, what the free memory of an NVIDIA card shrank by meanwhile; what a Vulkan
-                          driver takes for them it does not tell, so that is in `fixed` and `total` alone */
-  uint64_t dense_bytes_per_token; /* what a dense f16 cache would take for every token of the text */
-  uint64_t mapped;          /* the files of model and heads: not allocated, shared with the system's page cache */
-  uint64_t mapped_resident; /* of which in memory now */
+  uint64_t fixed;      /* what the device itself needs: threads, context, libraries */
+  uint64_t total;      /* the sum of the above without `shared`: what the budget covers */
+  uint64_t allocated;  /* what this session and its clones hold now, added up from what allocators returned; 0 in a
+                          plan. For recorded CUDA programs it is by how much the card's free memory shrank while they
+                          were made. Vulkan drivers do not report what programs take, so that is only in `fixed` and
+                          `total` */
+  uint64_t dense_bytes_per_token; /* what a dense f16 cache would take for each token of the text */
+  uint64_t mapped;          /* files of model and heads: not allocated, shared with the system's page cache */
+  uint64_t mapped_resident; /* the part of `mapped` that is in memory now */
   uint64_t host_tables;     /* vocabulary and tensor tables of the model */
   uint32_t largest_position; /* the largest rotary position that reading uses; UINT32_MAX: grows with the text */
   uint32_t selection_pays;   /* 1: selecting reads fewer bytes than attending to the whole pool */
 } thimble_memory;
 
-/* What a session with these options takes. With a budget and pool 0, the largest pool that fits. THIMBLE_BUDGET says how
- * many bytes are missing and what would fit. Allocates nothing that outlives the call. */
+/* The memory of a session with these options. With a budget and pool 0, the pool is the largest that fits.
+ * THIMBLE_BUDGET says how many bytes are missing and what would fit. The call allocates nothing that outlives it.
+ * Set memory->struct_size first. */
 THIMBLE_API thimble_status thimble_session_plan(const thimble_model* model, const thimble_session_options* options,
                                                 thimble_memory* memory, thimble_error* error);
 
-/* How many entries each KV head keeps in such a session, a number for each head of the first layer and so on. They differ where
- * the heads' file divides the pools: then they are those of a text that is long enough for all shares. 0 where the layer has a
- * window. Two-call. */
+/* How many entries each KV head keeps in such a session: one number for each head of the first layer, then of the
+ * second, and so on. The numbers differ if the file of heads divides the pools; they then hold for a text that is
+ * long enough for all shares. 0 for heads of a layer with a window. Two-call. */
 THIMBLE_API thimble_status thimble_session_plan_heads(const thimble_model* model, const thimble_session_options* options,
                                                       uint32_t* keeps, uint64_t capacity, uint64_t* count,
                                                       thimble_error* error);
 
-/* The inverse question: the largest pool for options.budget_bytes, whatever options.pool says. */
+/* The largest pool, in entries per head, that fits options.budget_bytes. options.pool is ignored. */
 THIMBLE_API thimble_status thimble_session_largest_pool(const thimble_model* model,
                                                         const thimble_session_options* options, uint32_t* pool,
                                                         thimble_error* error);
 
 /* ---- sessions ---- */
 
+/* One sequence of tokens and its memory. One thread at a time may use it. */
 typedef struct thimble_session thimble_session;
 
-/* Make a session; everything it will ever need is allocated here. Keep the heads until then only. */
+/* Create a session. All the memory it will ever need is allocated here. Heads may be freed afterwards. The caller
+ * frees *session. */
 THIMBLE_API thimble_status thimble_session_create(const thimble_model* model, const thimble_session_options* options,
                                                   thimble_session** session, thimble_error* error);
+/* Free a session. Its clones stay valid. */
 THIMBLE_API void thimble_session_free(thimble_session* session);
 
-/* Append tokens to the prompt and read as many chunks as are surely complete: where chunks end depends on the text alone,
- * not on how calls cut it. After THIMBLE_INTERRUPTED a part was queued or read: repeat the call with the same tokens and
- * it goes on where it stopped; any other call abandons the rest, and one with other tokens, even if only in what was not read
- * yet, is another call. After THIMBLE_CONTEXT_FULL, or THIMBLE_INVALID_ARGUMENT for an id that is not in the vocabulary, nothing
- * of this call was queued. */
+/* Append tokens to the prompt and read every chunk that is certain to be complete. Where chunks end depends only on
+ * the text and not on how calls divide it. After THIMBLE_INTERRUPTED some tokens may be queued or read: repeat the
+ * call with the same tokens to continue. Any other call abandons the rest; that includes a feed of other tokens,
+ * even if they differ only in tokens that were not read yet. After THIMBLE_CONTEXT_FULL, or THIMBLE_INVALID_ARGUMENT
+ * for an id outside the vocabulary, no token of this call was queued. */
 THIMBLE_API thimble_status thimble_session_feed(thimble_session* session, const int32_t* tokens, uint64_t count,
                                                 thimble_error* error);
-/* End the prompt: read all that waits. The logits of the next token are there afterwards. With a retention that evicts, a
- * prompt leaves `pool` entries and its last `local` tokens; whatever would then pass the capacity, a further turn or generated
- * tokens, first evicts down to `pool` again. */
+/* End the prompt: read all waiting tokens. The logits of the next token are available afterwards. With a retention
+ * that evicts, the pool then holds `pool` entries and the last `local` tokens of the prompt. Tokens that would
+ * exceed the capacity later, of a further turn or generated, first cause an eviction down to `pool` entries. */
 THIMBLE_API thimble_status thimble_session_flush(thimble_session* session, thimble_error* error);
-/* Flush, sample the next token, append it, and give it. The caller decides whether it ends the answer
- * (thimble_token_ends). After THIMBLE_INTERRUPTED repeat the call: a token that was sampled stays in the stream, and only a
- * repeated step gives it. */
+/* Flush, then sample the next token, append it and return it. The caller decides whether it ends the answer
+ * (thimble_token_ends). After THIMBLE_INTERRUPTED repeat the call: a token that was already sampled stays in the
+ * stream, and only a repeated step returns it. */
 THIMBLE_API thimble_status thimble_session_step(thimble_session* session, int32_t* token, thimble_error* error);
-/* The same with a token that the caller chose. */
+/* Like thimble_session_step, with a token that the caller chose instead of a sampled one. */
 THIMBLE_API thimble_status thimble_session_accept(thimble_session* session, int32_t token, thimble_error* error);
-/* The logits of the next token, `count` floats, owned by the session and valid until its next call: one for each token of the
- * vocabulary. That is fewer than the model's `vocab` where the file's matrices have rows that no token has; such ids are never
- * generated, and their log-probability is minus infinity. A token that was interrupted is finished first; its call may still be
- * repeated. */
+/* The logits of the next token: `count` floats, one for each token of the vocabulary. The session owns them; they
+ * are valid until its next call. `count` is less than the model's `vocab` if the file's matrices have rows that
+ * belong to no token. Such ids are never generated, and their log-probability is minus infinity. An interrupted
+ * token is finished first; its call may still be repeated. */
 THIMBLE_API thimble_status thimble_session_logits(thimble_session* session, const float** logits, uint32_t* count,
                                                   thimble_error* error);
-/* Flush, then append these tokens and give the natural logarithm of each one's probability after all before it:
- * logprobs[count]; with a selection one by one, as stepping does. After THIMBLE_INTERRUPTED repeat the call with the same arguments. */
+/* Flush, append these tokens, and return the natural logarithm of each one's probability given all tokens before it,
+ * in logprobs[count]. With a selection the tokens are read one by one, as thimble_session_step does. After
+ * THIMBLE_INTERRUPTED repeat the call with the same arguments. */
 THIMBLE_API thimble_status thimble_session_score(thimble_session* session, const int32_t* tokens, uint64_t count,
                                                  float* logprobs, thimble_error* error);
-/* The text of the next token of an answer: bytes of an unfinished code point are held back until it is whole, and control
- * tokens have no text. Two-call; the token is taken only on success. feed, rewind and reset drop what is held back. */
+/* The text of the next token of an answer. Bytes of an incomplete code point are held back until it is complete;
+ * control tokens have no text. Two-call; the token counts as taken only on success. feed, rewind and reset drop
+ * held-back bytes. */
 THIMBLE_API thimble_status thimble_session_text(thimble_session* session, int32_t token, char* text, uint64_t capacity,
                                                 uint64_t* length, thimble_error* error);
-/* Forget everything from this position on (tokens of the stream, 0: all); the sampler is where it was then.
- * THIMBLE_CANNOT_REWIND when entries were evicted since. Feed at least one token before the next step. */
+/* Forget every token from `position` on (counted in tokens of the stream; 0: all). The sampler returns to its state
+ * at that position. Returns THIMBLE_CANNOT_REWIND if entries were evicted since. Feed at least one token before the
+ * next step. */
 THIMBLE_API thimble_status thimble_session_rewind(thimble_session* session, uint64_t position, thimble_error* error);
-/* A session that goes on from the same state: one reading serves many questions. It counts towards the same budget, with
- * pool_bytes + view + workspace + io of the plan. */
+/* Create a second session with the same state, for example to ask several questions about one reading. It counts
+ * towards the same budget with pool_bytes + view + workspace + io of the plan. The caller frees *clone. */
 THIMBLE_API thimble_status thimble_session_clone(thimble_session* session, thimble_session** clone,
                                                  thimble_error* error);
-/* Start afresh: as after create, sampler settings kept. */
+/* Return to the state after creation. Sampler settings are kept. */
 THIMBLE_API thimble_status thimble_session_reset(thimble_session* session, thimble_error* error);
 
-/* Write all that the session holds to a file: pool, positions, scores, waiting tokens, sampler, policies, and what tells whether
- * another session may take it: fingerprints of model and heads, the settings. Written beside (PATH.part) and renamed: a kill at
- * any moment leaves the old file or the new one. `note` (may be NULL) are bytes of the caller's that travel with it, the messages
- * of a conversation or the ids of the text, for example. After THIMBLE_INTERRUPTED the old file is there; repeat the call. Takes
- * up to 4 MiB beside the budget on devices with memory of their own, and room for note, settings and waiting tokens. */
+/* Save the session to a file: pool, positions, scores, waiting tokens, sampler and policy state, and what decides
+ * whether another session may restore it (fingerprints of model and heads, and the settings). The data is written to
+ * PATH.part, which is then renamed, so a crash at any moment leaves the old file or the new one. `note` (may be
+ * NULL) is stored with it for the caller, for example the messages of a conversation or the ids of the text. After
+ * THIMBLE_INTERRUPTED the old file is unchanged; repeat the call. A device with its own memory needs up to 4 MiB
+ * outside the budget, and every device room for note, settings and waiting tokens. */
 THIMBLE_API thimble_status thimble_session_save(thimble_session* session, const char* path, const void* note, uint64_t note_size,
                                                 thimble_error* error);
-/* The same from where an open descriptor stands, which stays open; on Windows in binary mode. */
+/* Like thimble_session_save, writing at the current position of an open descriptor, which stays open. On Windows the
+ * descriptor must be in binary mode. */
 THIMBLE_API thimble_status thimble_session_save_fd(thimble_session* session, int32_t descriptor, const void* note,
                                                    uint64_t note_size, thimble_error* error);
-/* Take the state of a saved session, whatever device it was saved on. The session must be made with the settings that the saved
- * one had (device, threads, budget, progress and watch may differ); else THIMBLE_MISMATCH names the first difference. A damaged file is
- * THIMBLE_FORMAT. On failure the session is as before; after THIMBLE_DEVICE_LOST it holds nothing. */
+/* Replace the session's state by a saved one, from whatever device it was saved on. The session must have the
+ * settings of the saved one (device, threads, budget, progress and watch may differ); otherwise THIMBLE_MISMATCH
+ * names the first difference. A damaged file returns THIMBLE_FORMAT. On failure the session is unchanged, except
+ * that it is empty after THIMBLE_DEVICE_LOST. */
 THIMBLE_API thimble_status thimble_session_restore(thimble_session* session, const char* path, thimble_error* error);
-/* The same with the whole file behind an open descriptor, which stays open. */
+/* Like thimble_session_restore, with an open descriptor. The whole file is read; the descriptor stays open. */
 THIMBLE_API thimble_status thimble_session_restore_fd(thimble_session* session, int32_t descriptor, thimble_error* error);
-/* What a session file says of itself, as a JSON object: position, entries, settings (docs/sessions.md). Two-call. Reads the file's
- * head alone, as thimble_session_file_note does. */
+/* Describe a session file as a JSON object: position, entries, settings (docs/sessions.md). Only the start of the
+ * file is read; thimble_session_file_note does the same. Two-call. */
 THIMBLE_API thimble_status thimble_session_file_info(const char* path, char* json, uint64_t capacity, uint64_t* length,
                                                      thimble_error* error);
-/* The caller's bytes in it. Two-call. */
+/* The note that was passed to thimble_session_save. Two-call. */
 THIMBLE_API thimble_status thimble_session_file_note(const char* path, void* note, uint64_t capacity, uint64_t* length,
                                                      thimble_error* error);
 
-/* Give memory back: evict down to `pool` entries a head (as thimble_session_options.pool), and free what is then behind them
- * where the device can (cpu: whole pages). *freed: bytes. The session is then one that was made with that pool. THIMBLE_UNSUPPORTED,
- * one sentence, where it cannot; nothing changed then. After THIMBLE_INTERRUPTED repeat the call. */
+/* Give memory back: evict down to `pool` entries per head (as thimble_session_options.pool) and free the memory
+ * after them where the device can (cpu: whole pages). *freed is in bytes. Afterwards the session behaves like one
+ * created with that pool. Returns THIMBLE_UNSUPPORTED with a reason if it cannot; nothing changed then. After
+ * THIMBLE_INTERRUPTED repeat the call. */
 THIMBLE_API thimble_status thimble_session_shrink(thimble_session* session, uint32_t pool, uint64_t* freed, thimble_error* error);
 
-/* Ask the session to stop; from any thread, also from a signal handler. The running call, or else the next one, returns
- * THIMBLE_INTERRUPTED: on cards within the time of one layer of a chunk, or of a token; on the CPU within about 25 ms of an
- * idle processor. The call after that goes on, bit for bit as if nothing had happened. Looking does not abandon
- * the interrupted call: it may be repeated after logits, kept, kept_by_position, stats, memory, and text. */
+/* Ask the session to stop. Any thread and any signal handler may call this. The running call, or if there is none
+ * the next one, returns THIMBLE_INTERRUPTED: on cards within the time of one layer of a chunk or token, on the CPU
+ * within about 25 ms on an idle processor. The call after that continues; results are bit-identical to those without
+ * an interrupt. Calls that only inspect (logits, kept, kept_by_position, stats, memory, text) do not abandon the
+ * interrupted call: it may be repeated after them. */
 THIMBLE_API void thimble_session_interrupt(thimble_session* session);
 
-/* The original positions that a KV head still holds, ascending; heads may hold different numbers of them. A chunk or token that
- * was interrupted is finished first; its call may still be repeated. Two-call. */
+/* The original positions of the entries that a KV head holds, ascending. Heads may hold different numbers of
+ * entries. An interrupted chunk or token is finished first; its call may still be repeated. Two-call. */
 THIMBLE_API thimble_status thimble_session_kept(thimble_session* session, uint32_t layer, uint32_t kv_head,
                                                 int32_t* positions, uint64_t capacity, uint64_t* count,
                                                 thimble_error* error);
-/* What is still held, and what the last token that was read made of it, by original position. kept[i]: the share, 0 to 1, of
- * the (layer, KV head) pairs that hold position i; layers with a window are left out. The device adds it up, for 32768
- * positions of the text at a time: it reads all positions held, and hands 4 bytes for each of the text to the host.
- * attended[i]: the attention that the last token paid to position i, mean over all layers and heads, made to sum to 1 where
- * a model's attention sinks take a share. It is computed when it is asked for: from the keys that the last token attended
- * to, read once more (CPU) or twice (CUDA, Vulkan), and then added up likewise, which took 0.2 to 1.5 times the time of a whole
- * step (docs/benchmarks.md). A token that was generated under a selection attended to what was listed alone.
- * Either may be NULL. *count is the number of positions read; tokens that wait are not among them. A chunk or token that was
- * interrupted is finished first. Two-call: `capacity` is that of both, in positions.
- * THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and while it is not known: before a token was read, after a
- * rewind to before the last one, and after an eviction until the next is read or generated (a prompt's last `local` tokens
- * are read after that; a chunk in its middle is evicted from at once). With ADORE, where every token evicts, it is never known
- * once the pool is full. A clone knows what its session knew, unless that was made smaller; a restored session does not. */
+/* What is still held, and what the last token attended to, by original position. Either array may be NULL. Two-call:
+ * `capacity` is that of both arrays, in positions. *count is the number of positions read; waiting tokens are not
+ * included. An interrupted chunk or token is finished first.
+ *
+ * kept[i] is the share, 0 to 1, of the (layer, KV head) pairs that hold position i. Layers with a window are left
+ * out. The device computes it for 32768 positions at a time; each pass reads the positions of all entries and copies
+ * 4 bytes for each position of the text to the host.
+ *
+ * attended[i] is the attention that the last token paid to position i, averaged over all layers and heads. It is
+ * scaled to sum to 1 if the model's attention sinks take a share. It is computed on demand from the keys that the
+ * last token attended to, which are read again once (CPU) or twice (CUDA, Vulkan). That took 0.2 to 1.5 times the
+ * time of a whole step (docs/benchmarks.md). A token that was generated with a selection attended only to the
+ * selected entries.
+ *
+ * Returns THIMBLE_INVALID_ARGUMENT for `attended` without options.watch, and whenever it is not known: before a
+ * token was read, after a rewind past the last token, and after an eviction until the next token is read or
+ * generated. (A prompt's last `local` tokens are read after its eviction; a chunk in the middle of a prompt is
+ * evicted from at once.) With ADORE, which evicts with every token, it is never known once the pool is full. A clone
+ * knows what its session knew unless that session was shrunk; a restored session does not. */
 THIMBLE_API thimble_status thimble_session_kept_by_position(thimble_session* session, float* kept, float* attended,
                                                             uint64_t capacity, uint64_t* count,
                                                             thimble_error* error);
 
+/* How the next token is sampled from the logits. */
 typedef struct thimble_sampler_options {
   uint32_t struct_size;
   float temperature;    /* 0 (default): always the most likely token */
-  uint32_t top_k;       /* 0: all; default 40 */
-  float top_p;          /* 1: all; default 0.95 */
-  float min_p;          /* 0: all; default 0.05 */
-  float repeat_penalty; /* 1 (default): none */
-  uint32_t repeat_last; /* tokens that the penalty looks at; default 64, at most 4096 */
+  uint32_t top_k;       /* most likely tokens to sample from; 0: all; default 40 */
+  float top_p;          /* probability mass to sample from; 1: all; default 0.95 */
+  float min_p;          /* least probability, relative to the most likely token; 0: all; default 0.05 */
+  float repeat_penalty; /* 1 (default): no penalty */
+  uint32_t repeat_last; /* last tokens that the penalty applies to; default 64, at most 4096 */
   uint32_t reserved;
-  uint64_t seed;        /* default 0 */
+  uint64_t seed;        /* of the random numbers; default 0 */
 } thimble_sampler_options;
 
+/* Fill in the defaults. `struct_size` is sizeof *options. */
 THIMBLE_API void thimble_sampler_options_init(thimble_sampler_options* options, uint32_t struct_size);
+/* Set how thimble_session_step samples. The random sequence restarts from options->seed. */
 THIMBLE_API thimble_status thimble_session_set_sampler(thimble_session* session,
                                                        const thimble_sampler_options* options, thimble_error* error);
 
-/* What the session holds, to the byte; `allocated` counts what was really allocated. */
+/* The memory of the session. `allocated` counts what was really allocated, to the byte. Set memory->struct_size
+ * first. */
 THIMBLE_API thimble_status thimble_session_memory(thimble_session* session, thimble_memory* memory,
                                                   thimble_error* error);
 
+/* Counters of a session since it was created or reset. */
 typedef struct thimble_stats {
   uint32_t struct_size;
   uint32_t entries;         /* in the pool of the head that holds most */
   uint64_t position;        /* tokens of the stream so far, read or waiting */
-  uint64_t waiting;         /* of which not read yet, or not wholly where an interrupt stopped it */
-  uint64_t evicted;         /* entries that a head has dropped, mean over layers and heads */
-  uint64_t evictions;       /* times that any were */
+  uint64_t waiting;         /* tokens not read yet, or not completely because of an interrupt */
+  uint64_t evicted;         /* entries dropped per head, mean over layers and heads */
+  uint64_t evictions;       /* evictions that dropped entries */
   uint64_t generated;       /* tokens from step and accept */
   uint64_t selected;        /* entries that the last generated token attended to, mean over layers and heads */
   uint64_t cache_hits, cache_misses; /* selection cache, summed over layers */
   uint64_t prefill_tokens;
   double prefill_seconds, decode_seconds;
-  /* What those seconds must at least have moved and computed: each weight and each attended entry once a step; two
-     operations to a multiplication with addition. */
+  /* The least that was moved and computed in those seconds: each weight and each attended entry once per step; a
+     multiply-add counts as two operations. */
   double prefill_bytes, prefill_flop, decode_bytes, decode_flop;
-  uint64_t saturated;       /* keys' and values' numbers that were beyond f16's range and became its largest */
+  uint64_t saturated;       /* numbers in keys and values that exceeded the range of f16 and were clamped */
 } thimble_stats;
 
+/* The session's counters. Set stats->struct_size first. */
 THIMBLE_API thimble_status thimble_session_stats(thimble_session* session, thimble_stats* stats, thimble_error* error);
 
 #ifdef __cplusplus
