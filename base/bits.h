@@ -1,4 +1,4 @@
-// Arithmetic that every part needs: rounding up, and 16-bit floats.
+// Rounding up, and conversion of 16-bit floats.
 #pragma once
 
 #include <bit>
@@ -11,18 +11,18 @@ constexpr uint64_t round_up(uint64_t n, uint64_t multiple) {
 }
 constexpr uint64_t ceil_div(uint64_t n, uint64_t d) { return (n + d - 1) / d; }
 
-// IEEE half to float, exact.
+// Converts an IEEE half to a float; exact.
 inline float f16_to_f32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u)  // infinity, NaN
     return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13));
-  // Scaling by 2^112 turns the half's exponent, subnormal or not, into the float's.
+  // Multiplying by 2^112 turns the exponent of the half, subnormal or not, into that of a float.
   const float f = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(f));
 }
 
-// Float to IEEE half, to nearest, ties to even; overflow gives infinity.
+// Converts a float to an IEEE half: rounds to nearest, ties to even; overflow becomes infinity.
 inline uint16_t f32_to_f16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint32_t sign = (bits >> 16) & 0x8000u;

@@ -1,4 +1,4 @@
-// A place in bytes that are not to be trusted: a read that would pass their end says so and moves nothing.
+// Reads values from untrusted bytes. A read past the end returns false and does not advance.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class ByteReader {
     return true;
   }
 
-  // Little-endian, as all files that we read.
+  // Reads a little-endian value; all files that we read are little-endian.
   template <typename T>
   bool read(T& value) {
     const std::byte* from = at_;
@@ -34,7 +34,7 @@ class ByteReader {
     return true;
   }
 
-  // The next `size` bytes as text, where they lie.
+  // Sets `text` to the next `size` bytes, without a copy.
   bool take(uint64_t size, std::string_view& text) {
     const std::byte* from = at_;
     if (!skip(size)) return false;

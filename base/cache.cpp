@@ -14,14 +14,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// FNV-1a-64. A file that was cut short or damaged must not reach a driver.
+// FNV-1a-64. The checksum keeps truncated or damaged files away from drivers.
 uint64_t checksum(std::span<const std::byte> bytes) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
   return hash;
 }
 
-// An absolute path, or an empty one where the system names no folder.
+// Returns an absolute path, or an empty one if the system names no cache folder.
 fs::path cache_folder() {
   const auto absolute = [](const char* variable) -> fs::path {
     const char* value = std::getenv(variable);
@@ -40,7 +40,7 @@ fs::path cache_folder() {
 
 }  // namespace
 
-// A file is the bytes and then their checksum.
+// A cache file holds the bytes, followed by their checksum.
 std::vector<std::byte> read_cache(const std::string& name) {
   const fs::path folder = cache_folder();
   if (folder.empty()) return {};
@@ -62,7 +62,7 @@ void write_cache(const std::string& name, std::span<const std::byte> bytes) {
   if (folder.empty()) return;
   std::error_code failed;
   fs::create_directories(folder, failed);
-  // Renamed when it is whole; no two processes write the same file.
+  // Write to a name of its own and rename when complete, so that two processes never write the same file.
   const fs::path written = folder / (name + "." + std::to_string(std::random_device()()));
   const uint64_t sum = checksum(bytes);
   std::vector<std::byte> content(bytes.begin(), bytes.end());

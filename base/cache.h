@@ -1,5 +1,4 @@
-// Files that only save time: kept from run to run in the user's cache folder, and made anew where they are
-// gone.
+// Files in the user's cache folder that only save time. They are written again if they are missing.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +8,10 @@
 
 namespace thimble {
 
-// The bytes that were last written under that name ($XDG_CACHE_HOME/thimble/NAME, ~/.cache/thimble/NAME, on
-// Windows %LOCALAPPDATA%\thimble\NAME); empty where there are none, or not all of them.
+// Returns the bytes last written under this name ($XDG_CACHE_HOME/thimble/NAME, ~/.cache/thimble/NAME, on
+// Windows %LOCALAPPDATA%\thimble\NAME); empty if the file is missing or incomplete.
 std::vector<std::byte> read_cache(const std::string& name);
-// Keeps bytes under a name; whoever reads meanwhile gets the old or the new ones. Silent where it cannot.
+// Stores bytes under a name. Concurrent readers get the old or the new bytes. Failures are ignored.
 void write_cache(const std::string& name, std::span<const std::byte> bytes);
 
 }  // namespace thimble

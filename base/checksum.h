@@ -1,4 +1,4 @@
-// A checksum of bytes that may come in parts (XXH3, 64 bits): tells damage, not malice.
+// A checksum of bytes that may arrive in parts (XXH3, 64 bits). It detects damage, not tampering.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void add(const void* data, size_t bytes);
-  // Of all that was added so far.
+  // The checksum of all bytes added so far.
   uint64_t value() const;
 
  private:
@@ -23,7 +23,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-// Of bytes that are all there.
+// The checksum of a whole buffer.
 uint64_t checksum(const void* data, size_t bytes);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// Tensor element types, numbered as in GGUF, and what a row of them costs.
+// Tensor element types, numbered as in GGUF, and the size of their rows.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum class DType : uint32_t {
 #undef X
 };
 
-// What a block of a type is, for code that is made for one.
+// Block sizes of a type, for code that is compiled for one type.
 template <DType type>
 struct BlockOf;
 #define X(name, number, elements, bytes)                         \
@@ -27,19 +27,19 @@ THIMBLE_DTYPES(X)
 
 struct DTypeInfo {
   DType type;
-  const char* name;      // as users know it: "q4_K"
-  uint32_t block;        // elements in a block; a row holds whole blocks
-  uint32_t block_bytes;  // bytes of a block
+  const char* name;      // the name for users: "q4_K"
+  uint32_t block;        // elements per block; a row holds whole blocks
+  uint32_t block_bytes;  // bytes per block
 };
 
-// The row of a supported type, or nullptr for a type this library cannot read.
+// The table row of a supported type, or nullptr for a type that this library cannot read.
 const DTypeInfo* find_dtype(uint32_t gguf_type);
-// The row of a supported type.
+// The table row of a supported type.
 const DTypeInfo& dtype_info(DType type);
-// The name of any GGUF type, also of one this library cannot read; "unknown" past the known ids.
+// The name of any GGUF type, including those that this library cannot read; "unknown" for ids without a name.
 const char* gguf_type_name(uint32_t gguf_type);
 
-// Bytes of n elements of a type; n is a multiple of the block size.
+// Size in bytes of n elements of a type; n is a multiple of the block size.
 inline uint64_t dtype_bytes(DType type, uint64_t n) {
   const DTypeInfo& info = dtype_info(type);
   return n / info.block * info.block_bytes;

@@ -1,8 +1,8 @@
-// The tensor types that weights may have, for C++, CUDA and GLSL: X(name, number in GGUF, elements of a
-// block, bytes of a block). A row of a tensor holds whole blocks.
+// The tensor types that weights may have, for C++, CUDA and GLSL: X(name, number in GGUF, elements per block,
+// bytes per block). A tensor row holds whole blocks.
 //
-// A type is a row here, and what its blocks mean in backends/cpu/isa/dequant.h, which defines it,
-// backends/cuda/dense/formats.cuh and backends/vulkan/shaders/dense/formats.glsl.
+// A new type needs a row here and the meaning of its blocks in three places: backends/cpu/isa/dequant.h (the
+// definition), backends/cuda/dense/formats.cuh and backends/vulkan/shaders/dense/formats.glsl.
 #ifndef THIMBLE_BASE_DTYPE_LIST_H
 #define THIMBLE_BASE_DTYPE_LIST_H
 

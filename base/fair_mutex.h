@@ -1,4 +1,4 @@
-// A lock that goes to whoever waited longest.
+// A mutex that is handed to the thread that waited longest.
 #pragma once
 
 #include <condition_variable>
@@ -7,8 +7,8 @@
 
 namespace thimble {
 
-// A thread that gives a std::mutex up and wants it again at once usually gets it, before the one that it woke
-// has run: who waits may wait for as long as the other goes on.
+// A thread that unlocks a std::mutex and locks it again at once usually gets it before the thread it woke has
+// run. A waiting thread can then starve for as long as the other one keeps going.
 class FairMutex {
  public:
   void lock() { wait(draw()); }
@@ -20,7 +20,7 @@ class FairMutex {
     changed_.notify_all();  // no system call unless someone waits
   }
 
-  // lock() in two steps: a place in the queue, which must be waited for, and waiting for it.
+  // lock() in two steps: draw() takes a place in the queue, which must then be waited for.
   uint64_t draw() {
     const std::lock_guard lock(mutex_);
     return drawn_++;
@@ -33,7 +33,7 @@ class FairMutex {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t drawn_ = 0, served_ = 0;  // tickets that were drawn, and whose turn is over
+  uint64_t drawn_ = 0, served_ = 0;  // tickets handed out, and tickets whose turn is over
 };
 
 }  // namespace thimble

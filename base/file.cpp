@@ -36,7 +36,7 @@ bool sync_file(std::FILE* file) {
 }
 
 Status write_to_descriptor(int descriptor, const void* data, size_t bytes) {
-  constexpr size_t kMost = size_t{1} << 30;  // what every system takes in one call
+  constexpr size_t kMost = size_t{1} << 30;  // the most bytes that every system accepts in one call
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
 #ifdef _WIN32

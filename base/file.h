@@ -1,4 +1,4 @@
-// Files by their names, which are UTF-8 on every system.
+// Opens, writes and syncs files whose names are UTF-8 on every system.
 #pragma once
 
 #include <cstdio>
@@ -17,12 +17,12 @@ struct CloseFile {
 };
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
-// As std::fopen; null, with errno set, where it fails.
+// Like std::fopen; returns null, with errno set, on failure.
 File open_file(const std::filesystem::path& path, const char* mode);
-// Waits until the disk has what was written, so that it is there after a power cut; false, with errno set,
-// where that fails.
+// Waits until the written data is on disk, so that it survives a power failure; returns false, with errno
+// set, on failure.
 bool sync_file(std::FILE* file);
-// Writes all of it to an open descriptor.
+// Writes all bytes to an open descriptor.
 Status write_to_descriptor(int descriptor, const void* data, size_t bytes);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// Mapping files, on POSIX systems and on Windows; every call that differs between them is in the two halves
+// Maps files on POSIX systems and on Windows. Every call that differs between them is in the two halves
 // below.
 #include "base/mapped_file.h"
 
@@ -26,11 +26,11 @@ namespace {
 struct View {
   const void* data = nullptr;
   uint64_t size = 0;
-  int descriptor = -1;  // as MappedFile's
+  int descriptor = -1;  // as in MappedFile
   uint64_t file_end = 0;
 };
 
-// A part of a file.
+// A byte range of a file.
 struct Range {
   uint64_t offset = 0, size = kToTheEnd;
   static constexpr uint64_t kToTheEnd = UINT64_MAX;
@@ -47,7 +47,7 @@ Status check_range(Range& range, uint64_t file_size, const std::string& name) {
                name.c_str(), file_size, range.size, range.offset);
 }
 
-// Mappings begin at multiples of this in a file and in memory.
+// Mappings begin at multiples of this many bytes, in the file and in memory.
 uint64_t map_granularity() {
 #ifdef _WIN32
   SYSTEM_INFO info;
@@ -58,7 +58,8 @@ uint64_t map_granularity() {
 #endif
 }
 
-// Where the mapping begins that shows `data`: below it, if that was asked for from within a page.
+// The start of the mapping that contains `data`. It is below `data` if the requested range began inside a
+// page.
 const std::byte* map_begin(const void* data) {
   return static_cast<const std::byte*>(data) - reinterpret_cast<uintptr_t>(data) % map_granularity();
 }
@@ -76,14 +77,14 @@ Result<View> map_handle(HANDLE file, Range range, const std::string& name) {
   THIMBLE_TRY(check_range(range, static_cast<uint64_t>(size.QuadPart), name));
   View view;
   view.size = range.size;
-  if (view.size == 0) return view;  // no bytes cannot be mapped
+  if (view.size == 0) return view;  // an empty range cannot be mapped
   const uint64_t below = range.offset % map_granularity(), begin = range.offset - below;
   const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
   const void* data = nullptr;
   if (mapping) {
     data = MapViewOfFile(mapping, FILE_MAP_READ, static_cast<DWORD>(begin >> 32), static_cast<DWORD>(begin),
                          static_cast<SIZE_T>(below + view.size));
-    CloseHandle(mapping);  // the view keeps the mapping alive
+    CloseHandle(mapping);  // the view keeps the mapping open
   }
   if (!data)
     return error(Code::kIo, "%s cannot be mapped into memory: system error %lu", name.c_str(),
@@ -144,7 +145,7 @@ Result<View> map_descriptor(int descriptor, Range range, const std::string& name
   THIMBLE_TRY(check_range(range, static_cast<uint64_t>(info.st_size), name));
   View view;
   view.size = range.size;
-  if (view.size == 0) return view;  // no bytes cannot be mapped
+  if (view.size == 0) return view;  // an empty range cannot be mapped
   const uint64_t below = range.offset % map_granularity();
   if (view.size > SIZE_MAX - below)
     return error(Code::kIo, "%s is too large for a 32-bit system", name.c_str());
@@ -162,11 +163,12 @@ Result<View> map_descriptor(int descriptor, Range range, const std::string& name
 }
 
 Result<View> map_path(const std::string& path) {
-  // O_NONBLOCK: opening a pipe that nobody writes would wait for ever; on a regular file it means nothing.
+  // Without O_NONBLOCK, opening a pipe without a writer would wait forever. It has no effect on regular
+  // files.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return error(Code::kIo, "%s cannot be opened: %s", path.c_str(), std::strerror(errno));
   Result<View> view = map_descriptor(descriptor, {}, path);
-  close(descriptor);  // the mapping keeps the file
+  close(descriptor);  // the mapping keeps the file open
   return view;
 }
 
@@ -189,7 +191,7 @@ uint64_t MappedFile::resident_bytes() const {
 #else
   using Flag = unsigned char;
 #endif
-  constexpr uint64_t kPages = 4096;  // asked at a time, so that the answer fits the stack
+  constexpr uint64_t kPages = 4096;  // pages per call, so that the answer fits on the stack
   Flag flags[kPages];
   const uint64_t page = map_granularity();
   const std::byte* begin = map_begin(data_);
@@ -202,7 +204,8 @@ uint64_t MappedFile::resident_bytes() const {
     for (uint64_t p = 0; p * page < bytes; ++p)
       if (flags[p] & 1)
         resident +=
-            std::min(page, bytes - p * page) - (offset + p == 0 ? below : 0);  // its part of the first
+            // the first page counts only from `offset`
+            std::min(page, bytes - p * page) - (offset + p == 0 ? below : 0);
   }
   return resident;
 }

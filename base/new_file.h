@@ -1,4 +1,4 @@
-// A file to be written that is there whole or not at all.
+// A file that appears in its place complete or not at all.
 #pragma once
 
 #include <cstddef>
@@ -9,28 +9,30 @@
 
 namespace thimble {
 
-// Whether a path, UTF-8 on every system, names a folder.
+// Whether a path (UTF-8 on every system) names a folder.
 bool is_folder(const std::string& path);
 
-// Written beside its place and renamed when it is complete; gone where it was not completed.
+// The file is written next to its destination and renamed when it is complete. It is removed if it was not
+// completed.
 class NewFile {
  public:
-  // Refuses a path where something is already: nothing is overwritten.
+  // Fails if the path already exists, so nothing is overwritten.
   static Result<NewFile> create(const std::string& path);
-  // Takes the place of a file that may be there, which stays as it is until then; refuses what is no file.
+  // May replace an existing file, which stays unchanged until complete(). Fails if the path is not a regular
+  // file.
   static Result<NewFile> replace(const std::string& path);
   NewFile(NewFile&&) = default;
   ~NewFile();
 
   Status write(const void* data, size_t size);
-  // Puts the file into its place, once the disk has it; nothing is written afterwards.
+  // Waits until the disk has the file and moves it to its destination. Nothing can be written afterwards.
   Status complete();
 
  private:
   NewFile() = default;
   static Result<NewFile> open(const std::string& path);
 
-  std::string path_, written_;  // its place, and where it lies until it is complete
+  std::string path_, written_;  // the destination, and the temporary path until the file is complete
   File file_;
 };
 

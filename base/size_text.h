@@ -1,4 +1,4 @@
-// Byte sizes for people.
+// Formats byte sizes for people.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A file that work is saved in while it goes on, to be taken up again after the process ended.
+// A file that saves the state of work in progress, so that it can be resumed after the process ended.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace thimble {
 
 class StateFile {
  public:
-  // Opens a file to read and write, or makes an empty one.
+  // Opens a file for reading and writing; creates it empty if it does not exist.
   static Result<StateFile> open(const std::string& path);
 
   uint64_t size() const { return size_; }
   Status read(uint64_t offset, void* data, size_t bytes);
   Status write(uint64_t offset, const void* data, size_t bytes);
-  // Hands what was written to the system, which keeps it if the process dies.
+  // Hands written data to the system, which keeps it if the process dies.
   Status flush();
-  // Closes the file, and then there is none.
+  // Closes and deletes the file.
   Status remove();
 
  private:

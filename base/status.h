@@ -8,7 +8,7 @@
 
 namespace thimble {
 
-// The one list of status codes. Values are part of the C ABI and never change; new ones go in the gaps.
+// All status codes. Values are part of the C ABI and never change; new ones go in the gaps.
 #define THIMBLE_STATUS_CODES(X)                                                          \
   X(Ok, OK, 0, "no error")                                                               \
   X(InvalidArgument, INVALID_ARGUMENT, 10, "an argument is not valid")                   \
@@ -32,9 +32,9 @@ enum class Code : int32_t {
 #undef X
 };
 
-// "OK", "BUDGET", ...: the name of a code as in the C API, without its prefix.
+// The name of a code as in the C API, without its prefix: "OK", "BUDGET", ...
 const char* code_name(Code code);
-// One sentence on what a code means in general.
+// One sentence that explains a code in general.
 const char* code_text(Code code);
 
 class [[nodiscard]] Status {
@@ -43,7 +43,7 @@ class [[nodiscard]] Status {
   Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
-  // What is wrong and what to do, one sentence for the user; empty when ok.
+  // One sentence for the user that says what is wrong and what to do; empty if ok.
   const std::string& message() const { return message_; }
   // kBudget: bytes that the budget lacks.
   uint64_t bytes_missing() const { return bytes_missing_; }
@@ -58,7 +58,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A Status made as printf would: error(Code::kFormat, "%s: version %u", path, version).
+// Creates a Status with a printf format: error(Code::kFormat, "%s: version %u", path, version).
 #if defined(__MINGW32__) && !defined(__clang__)
 __attribute__((format(gnu_printf, 2, 3)))
 #else
@@ -67,7 +67,7 @@ __attribute__((format(printf, 2, 3)))
 Status
 error(Code code, const char* format, ...);
 
-// A value or the Status that says why there is none.
+// A value, or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -93,14 +93,14 @@ Status to_status(const Result<T>& r) {
 
 }  // namespace thimble
 
-// Leaves the calling function with the error of a Status or Result, if it holds one.
+// Returns from the calling function with the error of a Status or Result, if it holds one.
 #define THIMBLE_TRY(expression)                                                        \
   do {                                                                                 \
     if (auto&& thimble_try_ = (expression); !thimble_try_.ok())                        \
       return ::thimble::to_status(std::forward<decltype(thimble_try_)>(thimble_try_)); \
   } while (0)
 
-// Declares `name` with the value of a Result, or leaves the calling function with its error.
+// Declares `name` with the value of a Result, or returns from the calling function with its error.
 #define THIMBLE_LET(name, expression)                     \
   auto name##_result = (expression);                      \
   if (!name##_result.ok()) return name##_result.status(); \

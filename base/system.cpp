@@ -18,7 +18,7 @@
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
-// After windows.h, whose types it uses.
+// Must come after windows.h, whose types it uses.
 #include <psapi.h>
 #else
 #include <dlfcn.h>
@@ -57,8 +57,8 @@ int64_t wall_clock_seconds() {
 
 uint32_t core_count() {
 #ifdef __linux__
-  // A set of a fixed size holds 1024 cores; the call fails on a larger machine, and the count below stands
-  // in.
+  // A fixed-size set holds 1024 cores. On a larger machine the call fails, and the count below is used
+  // instead.
   cpu_set_t set;
   uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
   if (sched_getaffinity(0, sizeof set, &set) == 0)
@@ -72,7 +72,7 @@ uint32_t core_count() {
 
 namespace {
 
-// The first line of a file, or nothing.
+// The first line of a file, or an empty string.
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -80,7 +80,8 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The least quota, in cores, of a group and of those around it; `quota_of` gives that of a folder, or 0.
+// The smallest quota, in cores, of a group and its parent groups. `quota_of` returns the quota of one folder,
+// or 0.
 template <typename QuotaOf>
 double least_quota(const std::string& mount, std::string group, const QuotaOf& quota_of) {
   double least = 0;
@@ -100,7 +101,7 @@ uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
     double quota = 0, period = 0;
     return line >> quota >> period && period > 0 ? quota / period : 0;
   };
-  const auto version1 = [](const std::string& folder) {  // a quota of -1 is none
+  const auto version1 = [](const std::string& folder) {  // a quota of -1 means none
     const double quota = std::atof(first_line(folder + "/cpu.cfs_quota_us").c_str()),
                  period = std::atof(first_line(folder + "/cpu.cfs_period_us").c_str());
     return quota > 0 && period > 0 ? quota / period : 0;
@@ -117,8 +118,8 @@ uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
     if (controllers == ",,") {
       quota = least_quota(mount, group, version2);
     } else if (controllers.find(",cpu,") != controllers.npos) {
-      // A container may see its own group as the root of what is mounted, so groups that are not there are
-      // passed over.
+      // A container may see its own group as the root of the mounted hierarchy, so groups whose folders are
+      // missing are skipped.
       quota = least_quota(mount + "/cpu", group, version1);
     }
     if (quota > 0 && (least == 0 || quota < least)) least = quota;
@@ -127,7 +128,7 @@ uint32_t cgroup_cores(const std::string& membership, const std::string& mount) {
 }
 
 #ifdef __linux__
-// The text behind "key...:" in a file of /proc, or an empty string.
+// The text after "key...:" in a file of /proc, or an empty string.
 static std::string proc_line(const char* path, const char* key) {
   FILE* file = std::fopen(path, "r");
   if (!file) return {};
@@ -202,7 +203,7 @@ bool has_arm_dot_product() {
 #if defined(__aarch64__) && defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__aarch64__) && defined(__APPLE__)
-  return true;  // all of Apple's computers with ARM
+  return true;  // all of Apple's ARM computers have it
 #else
   return false;
 #endif
@@ -210,8 +211,8 @@ bool has_arm_dot_product() {
 
 bool has_graphics_device() {
 #if defined(__linux__) && !defined(__ANDROID__)
-  // Render nodes of the kernel's drivers; NVIDIA's own, of cards and of Tegra; Adreno, Mali; Windows' below
-  // WSL.
+  // Device files of graphics drivers other than /dev/dri: NVIDIA's for cards and for Tegra, Adreno, Mali, and
+  // that of WSL.
   for (const char* node : {"/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/kgsl-3d0", "/dev/mali0", "/dev/dxg"})
     if (access(node, F_OK) == 0) return true;
   for (int number = 128; number < 192; ++number) {
@@ -274,10 +275,10 @@ Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
   const uint64_t first = round_up(offset, page), end = (offset + bytes) / page * page;
   if (end <= first) return uint64_t{0};
 #ifdef MADV_NOHUGEPAGE
-  // Else the system would in time fill the holes, to make huge pages of what is left.
+  // Otherwise the system would in time turn the remaining pages into huge pages and so fill the holes again.
   static_cast<void>(madvise(data_, bytes_, MADV_NOHUGEPAGE));
 #endif
-  // What the system does not take, locked pages for example, stays.
+  // Some pages, such as locked ones, cannot be released; they stay.
   return madvise(data_ + first, end - first, MADV_DONTNEED) == 0 ? end - first : 0;
 #endif
 }

@@ -1,4 +1,4 @@
-// What the machine is and has: a clock, cores, processor name, memory, and pages of memory.
+// Queries the machine: clock, cores, processor name and memory; and allocates pages of memory.
 #pragma once
 
 #include <cstddef>
@@ -9,42 +9,42 @@
 
 namespace thimble {
 
-// Cores that this process may keep busy, at least 1: those that it may run on, or fewer where a cgroup gives
-// it less time.
+// Cores that this process may use, at least 1: those that it may run on, or fewer if a cgroup limits its
+// time.
 uint32_t core_count();
-// The cores' worth of time that the cgroups of a process leave it, rounded up; 0: no quota, or not told. The
-// arguments are /proc/self/cgroup and /sys/fs/cgroup, of version 1 or 2 or both, or a test's files like them.
+// The processor time, in cores, that the cgroups of a process allow it, rounded up; 0: no quota, or unknown.
+// The arguments are /proc/self/cgroup and /sys/fs/cgroup (version 1, version 2 or both), or files of a test
+// that look like them.
 uint32_t cgroup_cores(const std::string& membership, const std::string& mount);
-// The processor's name for people, "unknown processor" where the system does not tell.
+// The processor's name for people; "unknown processor" if the system does not report it.
 std::string processor_name();
 
 struct MemoryStatus {
-  uint64_t total_bytes = 0, free_bytes = 0;  // of the machine; free: what can be had without swapping
+  uint64_t total_bytes = 0, free_bytes = 0;  // of the machine; free: available without swapping
 };
 MemoryStatus memory_status();
-// Bytes of memory that belong to this process alone and are in use now (RssAnon); 0 where the system does not
-// tell.
+// Bytes of private memory of this process that are in use now (RssAnon); 0 if the system does not report it.
 uint64_t resident_anonymous_bytes();
 
-// Seconds since some fixed moment; never goes back.
+// Seconds since a fixed moment; never decreases.
 double steady_seconds();
 
-// Seconds since 1970 of the clock on the wall: in the time zone that the system is set to.
+// Wall-clock seconds since 1970 in the time zone of the system.
 int64_t wall_clock_seconds();
 
-// Whether an ARM processor multiplies bytes (FEAT_DotProd); false on others, and where the system does not
-// tell.
+// Whether an ARM processor has byte dot products (FEAT_DotProd); false on others, and if the system does not
+// report it.
 bool has_arm_dot_product();
 
-// Whether the system shows a graphics device that drivers could use; true where it does not tell.
+// Whether the system shows a graphics device that drivers could use; true if the system does not report it.
 bool has_graphics_device();
 
-// A library of the system that may be missing: "libnvidia-ml.so.1". Once loaded it stays.
+// A system library that may be missing, such as "libnvidia-ml.so.1". Once loaded it stays loaded.
 class SystemLibrary {
  public:
   explicit SystemLibrary(const char* name);
   explicit operator bool() const { return handle_ != nullptr; }
-  // A function of the library by its name, or null.
+  // A function of the library by name, or null.
   template <typename Function>
   Function* function(const char* name) const {
     return reinterpret_cast<Function*>(symbol(name));
@@ -55,7 +55,7 @@ class SystemLibrary {
   void* handle_;
 };
 
-// Zeroed pages straight from the system, so that they can be counted and go back to it when released.
+// Zeroed pages allocated directly from the system, so that they can be counted and returned to it.
 class Pages {
  public:
   static Result<Pages> allocate(uint64_t bytes);
@@ -65,14 +65,14 @@ class Pages {
   ~Pages();
 
   std::byte* data() const { return data_; }  // page-aligned
-  // Asks for huge pages wherever a whole one lies inside, and never beyond: fewer page faults, of which first
-  // writes to a large pool consist. A touched byte then takes up to 2 MiB instead of 4 KiB. Where the system
-  // has none nothing changes.
+  // Asks for huge pages for the part of this memory that whole ones fit into. They reduce page faults, which
+  // dominate first writes to a large pool. A touched byte then takes up to 2 MiB instead of 4 KiB. Has no
+  // effect if the system has none.
   void prefer_huge();
-  // Gives the whole pages in [data() + offset, + bytes) back to the system, which shows zeros there
-  // afterwards; the bytes of these. Unsupported where the system cannot. What was a part of a huge page is
-  // not this process's any more, but the system may take its time to use it again. No further huge pages
-  // are made.
+  // Returns the whole pages in [data() + offset, + bytes) to the system; they read as zeros afterwards. The
+  // result is their size in bytes. Unsupported if the system cannot do it. A released part of a huge page no
+  // longer belongs to this process, but the system may reuse it only later. No huge pages are created
+  // afterwards.
   Result<uint64_t> release(uint64_t offset, uint64_t bytes);
 
  private:

@@ -1,6 +1,6 @@
-// A job is claimed item by item through one 64-bit ticket: (job number, items left). Claiming decrements it,
-// so a worker that wakes late, or is never scheduled on a busy machine, finds nothing left and holds nobody
-// up.
+// Workers claim the items of a job one by one through a single 64-bit ticket: (job number, items left).
+// Claiming decrements it. A worker that wakes late, or is never scheduled on a busy machine, finds nothing
+// left and delays nobody.
 #include "base/thread_pool.h"
 
 #include <atomic>
@@ -16,8 +16,8 @@
 
 namespace thimble {
 
-// How long a worker looks for the next job before it sleeps. The ops of a step follow one another within 20
-// us, steps of a decode within about 100 us; waking a sleeper takes 5 to 50 us.
+// How long a worker spins for the next job before it sleeps. The ops of a step follow one another within 20
+// us, the steps of decoding within about 100 us; waking a sleeper takes 5 to 50 us.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
 static void relax() {
@@ -28,8 +28,9 @@ static void relax() {
 #endif
 }
 
-// Sleeps while the word is what was seen, and wakes all who do. On Windows libstdc++'s own looks at the word
-// before it takes its lock and so may miss a wake-up (GCC 12): a pool's last join then never ends.
+// Sleep while the word has the value seen before, and wake all sleepers. We do not use std::atomic::wait on
+// Windows: libstdc++'s version (GCC 12) reads the word before it takes its lock and may miss a wake-up, so
+// that the pool's final join never returns.
 #ifdef _WIN32
 static void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
   WaitOnAddress(&word, &seen, sizeof seen, INFINITE);
@@ -45,8 +46,8 @@ static void wake_all(std::atomic<uint32_t>& word) { word.notify_all(); }
 struct ThreadPool::State {
   std::vector<std::thread> workers;
   alignas(64) std::atomic<uint64_t> ticket{0};
-  // Written only while no items are left. Who claims an item after reading them has read this job's: had they
-  // changed, the job number would have, and the claim would have failed.
+  // Written only while no items are left. A thread that reads these and then claims an item has read this
+  // job's values: if they had changed, so would the job number, and the claim would have failed.
   std::atomic<Call> call{nullptr};
   std::atomic<const void*> body{nullptr};
   alignas(64) std::atomic<uint32_t> unfinished{0};
@@ -67,7 +68,8 @@ struct ThreadPool::State {
     }
   }
 
-  // Spins, giving way to other threads now and then, until done() or kSpin has passed; whether done() came.
+  // Spins until done() is true or kSpin has passed, yielding to other threads now and then. Returns whether
+  // done() was true.
   template <typename Done>
   static bool spin(const Done& done) {
     const auto end = std::chrono::steady_clock::now() + kSpin;
@@ -98,7 +100,7 @@ ThreadPool::ThreadPool(uint32_t threads) : state_(std::make_unique<State>()) {
     for (uint32_t worker = 1; worker < threads; ++worker)
       state_->workers.emplace_back([s = state_.get(), worker] { s->loop(worker); });
   } catch (const std::exception&) {
-    // The system gives no more threads, or no memory for one; size() says how many there are.
+    // The system has no more threads, or no memory for one. size() is the number of threads that started.
   }
 }
 
@@ -123,7 +125,7 @@ void ThreadPool::dispatch(uint32_t items, Call call, const void* body) {
   const uint64_t job = (s.ticket.load(std::memory_order_relaxed) >> 32) + 1;
   s.ticket.store(job << 32 | items, std::memory_order_release);
   s.signal.fetch_add(1, std::memory_order_release);
-  wake_all(s.signal);  // no system call unless someone sleeps
+  wake_all(s.signal);  // makes no system call unless a worker sleeps
   s.work(0);
   const auto finished = [&] { return s.unfinished.load(std::memory_order_acquire) == 0; };
   while (!State::spin(finished)) {

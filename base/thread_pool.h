@@ -8,14 +8,14 @@ namespace thimble {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(uint32_t threads);  // the caller is one of them
+  explicit ThreadPool(uint32_t threads);  // the calling thread counts as one
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   uint32_t size() const;
-  // Calls body(item, worker) for every item in [0, items), in any order, and returns when all are done.
-  // Workers are numbered below size(). `body` must not throw.
+  // Calls body(item, worker) for every item in [0, items), in any order, and returns when all calls have
+  // returned. Worker numbers are less than size(). `body` must not throw.
   template <typename Body>
   void run(uint32_t items, const Body& body) {
     dispatch(

@@ -16,18 +16,20 @@ static_assert(std::endian::native == std::endian::little,
 namespace thimble {
 namespace {
 
-constexpr uint32_t kFirstVersion = 2, kLastVersion = 3;  // the layouts of both are the same
+constexpr uint32_t kFirstVersion = 2, kLastVersion = 3;  // both versions have the same layout
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kSmallestAlignment = 8, kLargestAlignment = 1 << 20;
-// Mappings begin at a page, which is as much as anything that reads weights asks for.
+// Mappings begin at a page boundary. No reader of weights needs a larger alignment.
 constexpr uint64_t kPage = 4096;
-// What an entry takes in a file at least: a count that asks for more entries than can follow is false.
-constexpr uint64_t kSmallestKey = 8 + 4 + 1;             // empty name, type, one byte
-constexpr uint64_t kSmallestTensor = 8 + 4 + 8 + 4 + 8;  // empty name, dimensions, one of them, type, offset
+// The least bytes that a table entry takes in a file. A count that needs more bytes than the file has left is
+// invalid.
+constexpr uint64_t kSmallestKey = 8 + 4 + 1;  // empty name, type, one byte
+// empty name, number of dimensions, one dimension, type, offset
+constexpr uint64_t kSmallestTensor = 8 + 4 + 8 + 4 + 8;
 
 struct TypeInfo {
   const char* name;
-  uint64_t bytes;  // of an element; 0: it has no fixed size
+  uint64_t bytes;  // per element; 0: no fixed size
 };
 constexpr TypeInfo kTypes[] = {
     {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
@@ -36,7 +38,7 @@ constexpr TypeInfo kTypes[] = {
 
 const TypeInfo& type_info(GgufType type) { return kTypes[static_cast<uint32_t>(type)]; }
 
-// A place in the file; strings have their length in front.
+// Reads GGUF values; strings are preceded by their length.
 class Reader : public ByteReader {
  public:
   using ByteReader::ByteReader;
@@ -125,7 +127,7 @@ Result<GgufValue> read_value(Reader& reader, const std::string& file, std::strin
   return value;
 }
 
-// Reads a row of the tensor table; `offset` is where the tensor's data begins in the data section.
+// Reads a row of the tensor table. `offset` is the start of the tensor's data in the data section.
 Result<GgufTensor> read_tensor(Reader& reader, const std::string& file, uint64_t index, uint64_t& offset) {
   GgufTensor tensor;
   if (!reader.read(tensor.name)) return cut_short(file, "the name of tensor " + std::to_string(index));
@@ -156,7 +158,7 @@ Result<GgufTensor> read_tensor(Reader& reader, const std::string& file, uint64_t
   return tensor;
 }
 
-// Reads element after element of a value whose bytes were checked when the file was parsed.
+// Reads the elements of a value one by one; their bytes were checked when the file was parsed.
 template <typename T>
 T next(Reader& reader) {
   T value{};
@@ -164,7 +166,7 @@ T next(Reader& reader) {
   return value;
 }
 
-// An integer of any type as its sign and magnitude; nullopt for other types.
+// An integer of any type as sign and magnitude; nullopt for values of other types.
 struct Integer {
   bool negative = false;
   uint64_t magnitude = 0;
@@ -209,7 +211,7 @@ Status wrong_type(const std::string& file, std::string_view key, const GgufValue
                type_info(value.type).name, expected);
 }
 
-// Length of the UTF-8 sequence that text begins with, if it is well-formed and printable; else 0.
+// Length in bytes of the first UTF-8 sequence of `text` if it is well-formed and printable, otherwise 0.
 size_t printable_prefix(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f;
@@ -220,14 +222,15 @@ size_t printable_prefix(std::string_view text) {
   if (length == 0 || length > text.size()) return 0;
   for (size_t i = 1; i < length; ++i)
     if ((byte(i) & 0xc0) != 0x80) return 0;
-  // Overlong forms, surrogates, what lies beyond U+10FFFF, and the control characters U+0080 to U+009F.
+  // Rejects overlong forms, surrogates, code points above U+10FFFF, and the control characters U+0080 to
+  // U+009F.
   if ((byte(0) == 0xe0 && byte(1) < 0xa0) || (byte(0) == 0xed && byte(1) >= 0xa0)) return 0;
   if ((byte(0) == 0xf0 && byte(1) < 0x90) || (byte(0) == 0xf4 && byte(1) >= 0x90)) return 0;
   if (byte(0) == 0xc2 && byte(1) < 0xa0) return 0;
   return length;
 }
 
-// The name of a part: PREFIX-00001-of-00003.gguf.
+// The file name of a part of a model: PREFIX-00001-of-00003.gguf.
 struct PartName {
   std::string prefix;
   uint32_t count;
@@ -266,7 +269,7 @@ std::string in_quotes(std::string_view text) {
 }
 
 std::string printed(const GgufValue& value) {
-  constexpr uint64_t kShown = 8;  // elements of an array
+  constexpr uint64_t kShown = 8;  // elements of an array that are shown
   Reader reader(value.bytes);
   std::string out;
   for (uint64_t i = 0; i < std::min(value.count, kShown); ++i) {
@@ -350,7 +353,8 @@ Status Gguf::lacks(std::string_view key) const {
 }
 
 Status Gguf::append(const Gguf& part) {
-  // Further parts need not repeat what the first says; one that does says the same, but for its number.
+  // Parts other than the first need not repeat its metadata. If they do, the values must be equal, except the
+  // part number.
   for (const auto& [key, value] : part.metadata_) {
     const GgufValue* ours = key == "split.no" ? nullptr : find(key);
     if (ours && !std::equal(ours->bytes.begin(), ours->bytes.end(), value.bytes.begin(), value.bytes.end()))
@@ -419,7 +423,8 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
   if (gguf.tensors_.empty()) return gguf;
   if (!reader.skip(round_up(reader.position(), alignment) - reader.position()))
     return cut_short(shown, "the padding before the tensor data");
-  uint64_t next = 0;  // where the data of the next tensor begins, if the types before it are known
+  // where the data of the next tensor should begin, if the sizes of all tensors before it are known
+  uint64_t next = 0;
   bool known = true;
   for (size_t i = 0; i < offsets.size(); ++i) {
     GgufTensor& tensor = gguf.tensors_[i];
@@ -547,7 +552,7 @@ Result<std::string_view> Gguf::need_string(std::string_view key) const {
 }
 
 uint64_t Gguf::host_bytes() const {
-  // A hash table's node holds the pair and two words, and the table a word for each.
+  // A hash-table node holds the pair and two words; the table itself takes one word per node.
   constexpr uint64_t kNode = sizeof(std::pair<std::string_view, size_t>) + 3 * sizeof(void*);
   return metadata_.capacity() * sizeof metadata_[0] + tensors_.capacity() * sizeof tensors_[0] +
          (metadata_.size() + tensors_.size()) * kNode;

@@ -7,7 +7,7 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kVersion = 3;
-constexpr uint64_t kAlignment = 32;  // the format's, where a file does not say otherwise
+constexpr uint64_t kAlignment = 32;  // the format's default
 
 template <typename T>
 void put(std::string& out, T value) {

@@ -1,4 +1,4 @@
-// GGUF v3 files that the library writes: sidecars.
+// Writes GGUF v3 files (sidecars).
 #pragma once
 
 #include <cstddef>
@@ -17,19 +17,19 @@ namespace thimble {
 
 class NewGguf {
  public:
-  // Gives the values of a tensor, dtype_bytes() of them. Called once, when the file is written.
+  // Returns the values of a tensor, dtype_bytes() of them. Called once, when the file is written.
   using Values = std::function<std::vector<std::byte>()>;
 
   void set(std::string_view key, std::string_view value);
   void set(std::string_view key, uint32_t value);
   void set(std::string_view key, uint64_t value);
-  void set(std::string_view key, const GgufValue& value);  // its bytes as they lie in a file
-  // `shape` is that of GGUF, fastest first.
+  void set(std::string_view key, const GgufValue& value);  // `bytes` of the value as stored in a file
+  // `shape` is fastest-varying first, as in GGUF.
   void add(std::string name, std::vector<uint64_t> shape, DType type, Values values);
 
-  // Writes the file, holding the values of one tensor at a time. Refuses a path where something is already.
+  // Writes the file, with the values of one tensor in memory at a time. Fails if the path already exists.
   Status write(const std::string& path) const;
-  // The same in the place of a file that may be there.
+  // Like write(), but replaces an existing file.
   Status replace(const std::string& path) const;
 
  private:

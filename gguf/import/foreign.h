@@ -1,4 +1,4 @@
-// Tensors of other programs' files, as the readers in this folder find them.
+// A tensor from another program's file, as the readers in this folder return it.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 namespace thimble {
 
 struct ForeignTensor {
-  std::string name;                 // of what is nested the path: "module.0.b"
+  std::string name;                 // nested values are named by their path: "module.0.b"
   const char* type = "unknown";     // for messages: "float64"
-  std::optional<DType> dtype;       // nothing where it is no type that Thimble computes with
-  std::vector<uint64_t> shape;      // as the file has it, slowest first
-  const std::byte* data = nullptr;  // row by row in the file's memory, at any address
+  std::optional<DType> dtype;       // empty for a type that Thimble does not compute with
+  std::vector<uint64_t> shape;      // as in the file, slowest-varying first
+  const std::byte* data = nullptr;  // row-major, in the file's memory, at any alignment
   uint64_t bytes = 0;
 };
 
-// The product of a shape, or nothing where it overflows.
+// The product of a shape, or nullopt if it overflows.
 inline std::optional<uint64_t> elements_of(const std::vector<uint64_t>& shape) {
   uint64_t product = 1;
   for (const uint64_t extent : shape) {

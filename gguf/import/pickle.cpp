@@ -11,8 +11,8 @@ namespace {
 
 using Kind = PickledValue::Kind;
 
-// Bounds all that a pickle can take of memory: no instruction makes more than one value. Published files have
-// some thousands.
+// Limits the memory that a pickle can take, because no instruction creates more than one value. Published
+// files have a few thousand instructions.
 constexpr uint32_t kMostInstructions = 1 << 20;
 constexpr size_t kMostDimensions = 8;
 constexpr uint8_t kProtocol = 2;
@@ -25,9 +25,9 @@ constexpr StorageType kStorages[] = {
     {"ByteStorage", "uint8", 1, std::nullopt},        {"BoolStorage", "bool", 1, std::nullopt},
 };
 
-// What stands for a call of a name.
+// What a call of a known name evaluates to.
 enum class Call {
-  kNever,      // the name itself is the value
+  kNever,      // cannot be called; the name itself is the value
   kDict,       // an empty dict
   kTensor,     // torch._utils._rebuild_tensor_v2
   kParameter,  // its first argument
@@ -37,7 +37,7 @@ struct Known {
   const char *module, *name;
   Call call;
 };
-// Checkpoints keep the course of their training beside the tensors, in numpy's arrays.
+// Some checkpoints contain training history as numpy arrays next to the tensors.
 constexpr Known kKnown[] = {
     {"collections", "OrderedDict", Call::kDict},
     {"torch._utils", "_rebuild_tensor_v2", Call::kTensor},
@@ -51,11 +51,11 @@ constexpr Known kKnown[] = {
     {"numpy._core.multiarray", "_reconstruct", Call::kOpaque},
     {"numpy", "ndarray", Call::kNever},
     {"numpy", "dtype", Call::kOpaque},
-    {"_codecs", "encode", Call::kOpaque},  // how protocol 2 writes bytes
+    {"_codecs", "encode", Call::kOpaque},  // protocol 2 writes bytes this way
 };
-constexpr size_t kKnownCount = std::size(kKnown);  // storages are numbered behind these
+constexpr size_t kKnownCount = std::size(kKnown);  // numbers from here on are storages
 
-// The instructions of protocol 2, by the names that Python's pickletools gives them.
+// The instructions of protocol 2, with the names that Python's pickletools uses.
 enum Instruction : uint8_t {
   kProto = 0x80,
   kStop = '.',
@@ -192,7 +192,7 @@ class Machine {
                  file_.c_str(), instruction);
   }
 
-  // ---- the stack; what lies below the last mark is out of reach ----
+  // ---- the stack; values below the last mark cannot be accessed ----
 
   size_t reachable() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
 
@@ -202,7 +202,7 @@ class Machine {
     return {};
   }
 
-  // How many values lie above the last mark, which is taken away.
+  // Removes the last mark and returns the number of values above it.
   Result<size_t> since_mark() {
     if (marks_.empty()) return damaged();
     const size_t count = reachable();
@@ -227,7 +227,7 @@ class Machine {
     return push({.kind = Kind::kInt, .number = number});
   }
 
-  // A two's complement number of as many bytes as it says.
+  // Reads a two's complement number that is preceded by its size in bytes.
   Status push_long() {
     uint8_t size;
     if (!reader_.read(size) || size > sizeof(uint64_t)) return damaged();
@@ -253,7 +253,7 @@ class Machine {
     return push({.kind = Kind::kTuple, .items = pop(count)});
   }
 
-  // Adds the topmost values to the list or dict below them.
+  // Adds the top `count` values to the list or dict below them.
   Status extend(Kind kind, size_t count) {
     if (count >= reachable()) return damaged();
     const std::vector<uint32_t> items = pop(count);
@@ -331,7 +331,8 @@ class Machine {
     return damaged();
   }
 
-  // The attributes of an object: those of an OrderedDict are its `_metadata`, which says nothing of tensors.
+  // Sets the attributes of an object. Only an OrderedDict has any: its `_metadata`, which says nothing about
+  // tensors.
   Status build() {
     if (reachable() < 2) return damaged();
     pop(1);
@@ -339,8 +340,8 @@ class Machine {
     return kind == Kind::kDict || kind == Kind::kOpaque ? Status() : damaged();
   }
 
-  // A storage is named by ('storage', its type, key, device, elements) and in older files, which may show a
-  // part of another storage, a sixth thing.
+  // A storage is the tuple ('storage', type, key, device, elements). Older files may append a sixth item, a
+  // view of another storage.
   Status push_storage() {
     if (reachable() < 1) return damaged();
     const PickledValue& id = value(pop(1)[0]);
@@ -362,7 +363,7 @@ class Machine {
     return push({.kind = Kind::kStorage, .number = static_cast<int64_t>(pickle_.storages.size() - 1)});
   }
 
-  // The numbers of a shape.
+  // Reads the numbers of a shape.
   bool read_extents(const PickledValue& tuple, std::vector<uint64_t>& extents) {
     if (tuple.kind != Kind::kTuple || tuple.items.size() > kMostDimensions) return false;
     for (const uint32_t item : tuple.items) {
@@ -373,7 +374,7 @@ class Machine {
     return true;
   }
 
-  // Arguments of _rebuild_tensor_v2: storage, offset, shape, strides, and what gradients need.
+  // Arguments of _rebuild_tensor_v2: storage, offset, shape, strides, and items that only gradients need.
   Status push_tensor(const std::vector<uint32_t>& arguments) {
     if (arguments.size() < 4) return damaged();
     const PickledValue &storage = value(arguments[0]), &offset = value(arguments[1]);
@@ -387,7 +388,7 @@ class Machine {
     const auto first = static_cast<uint64_t>(offset.number);
     if (!elements || first > elements_in.elements || *elements > elements_in.elements - first)
       return damaged();
-    uint64_t stride = 1;  // that of rows without gaps
+    uint64_t stride = 1;  // the stride of rows without gaps
     for (size_t d = shape.size(); d-- > 0;) {
       if (shape[d] > 1 && strides[d] != stride)
         return error(Code::kUnsupported,
@@ -403,7 +404,7 @@ class Machine {
   const std::string& file_;
   Pickle pickle_;
   std::vector<uint32_t> stack_;
-  std::vector<size_t> marks_;  // heights of the stack
+  std::vector<size_t> marks_;  // stack heights at the marks
   std::unordered_map<uint32_t, uint32_t> memo_;
 };
 

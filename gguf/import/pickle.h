@@ -1,5 +1,5 @@
-// The pickles that torch.save writes, read without running anything that they name: of Python's instructions
-// those that build dicts, lists, tuples, numbers, text and tensors, and of its classes a list of known names.
+// Reads the pickles that torch.save writes without executing anything they name. It knows the instructions
+// that build dicts, lists, tuples, numbers, text and tensors, and a fixed list of class names.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ namespace thimble {
 struct StorageType {
   const char* python;  // "BFloat16Storage"
   const char* name;    // "bfloat16"
-  uint32_t bytes;      // of an element
+  uint32_t bytes;      // per element
   std::optional<DType> dtype;
 };
 
-// Elements that lie elsewhere in the file, under a key.
+// Elements that are stored elsewhere in the file, under a key.
 struct PickledStorage {
   std::string_view key;
   const StorageType* type;
   uint64_t elements;
 };
 
-// Elements of a storage from an offset on, row by row; they lie within what the pickle says of the storage.
+// A row-major range of elements of a storage. It is within the size that the pickle states for the storage.
 struct PickledTensor {
   uint32_t storage;
   uint64_t offset, elements;
@@ -42,11 +42,11 @@ struct PickledValue {
     kText,     // text
     kTuple,    // items
     kList,     // items
-    kDict,     // items: keys and values in turn
-    kGlobal,   // number: which of the known names
+    kDict,     // items: alternating keys and values
+    kGlobal,   // number: index of the known name
     kStorage,  // number: index into storages
     kTensor,   // number: index into tensors
-    kOpaque    // what nobody asks for: floats, types, numpy's arrays
+    kOpaque    // values that no reader uses: floats, types, numpy arrays
   };
   Kind kind = Kind::kNone;
   int64_t number = 0;
@@ -54,16 +54,16 @@ struct PickledValue {
   std::vector<uint32_t> items;  // indices into values; they may form cycles
 };
 
-// Views point into the file's memory.
+// A parsed pickle. Views point into the file's memory.
 struct Pickle {
   std::vector<PickledValue> values;
   std::vector<PickledStorage> storages;
   std::vector<PickledTensor> tensors;
-  uint32_t root = 0;  // the value that was pickled
+  uint32_t root = 0;  // index of the pickled value
 };
 
-// Reads one pickle and leaves the reader behind it. `file` is how error messages call it. Unsupported for
-// names that are not known and for other protocols than 2, Format for what is damaged.
+// Reads one pickle and leaves the reader at the byte after it. `file` identifies the file in errors.
+// Unsupported for unknown names and for protocols other than 2, Format for damaged pickles.
 Result<Pickle> read_pickle(ByteReader& reader, const std::string& file);
 
 }  // namespace thimble

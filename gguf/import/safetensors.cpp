@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint64_t kLongestHeader = 100'000'000;  // the format's own bound
+constexpr uint64_t kLongestHeader = 100'000'000;  // the limit that the format states
 constexpr size_t kMostDimensions = 8;
 
 struct Type {
@@ -26,7 +26,7 @@ constexpr Type kTypes[] = {
     {"U8", "uint8", 1, std::nullopt},      {"BOOL", "bool", 1, std::nullopt},
 };
 
-// Reads {"dtype", "shape", "data_offsets"}; `data` is what lies behind the header.
+// Reads {"dtype", "shape", "data_offsets"}; `data` is the part of the file after the header.
 Result<ForeignTensor> read_tensor(JsonReader& json, std::span<const std::byte> data, const std::string& name,
                                   const std::string& file) {
   ForeignTensor tensor{.name = name};

@@ -1,4 +1,4 @@
-// Files of safetensors: a header in JSON that says where each tensor lies, and the tensors.
+// Reads safetensors files: a JSON header with the place of each tensor, then the tensors.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace thimble {
 
-// All tensors of a file. `file` is how error messages call it.
+// Returns all tensors of a file. `file` identifies the file in errors.
 Result<std::vector<ForeignTensor>> read_safetensors(std::span<const std::byte> bytes,
                                                     const std::string& file);
 

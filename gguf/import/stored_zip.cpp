@@ -21,7 +21,7 @@ struct Directory {
   uint32_t bytes = 0, offset = 0;
 };
 
-// The archive's end says where its directory lies. A comment may follow, so the end is searched for.
+// The end record says where the directory is. A comment of any length may follow it, so we search for it.
 Result<Directory> find_directory(std::span<const std::byte> archive, const std::string& file) {
   if (archive.size() < kEndBytes) return damaged(file);
   const size_t last = archive.size() - kEndBytes;
@@ -30,7 +30,7 @@ Result<Directory> find_directory(std::span<const std::byte> archive, const std::
     uint32_t signature = 0;
     uint16_t disk = 0, first_disk = 0, entries_here = 0;
     Directory directory;
-    // There are enough bytes for all of them.
+    // Cannot fail: the loop left enough bytes for all fields.
     (void)(reader.read(signature) && reader.read(disk) && reader.read(first_disk) &&
            reader.read(entries_here) && reader.read(directory.entries) && reader.read(directory.bytes) &&
            reader.read(directory.offset));
@@ -62,7 +62,7 @@ bool read_entry(ByteReader& reader, Entry& entry) {
          reader.take(name, entry.name) && reader.skip(uint64_t{extra} + comment);
 }
 
-// Finds the contents behind the entry's own header.
+// Finds the contents, which follow the entry's local header.
 bool find_contents(std::span<const std::byte> archive, const Entry& entry,
                    std::span<const std::byte>& contents) {
   ByteReader reader(archive);

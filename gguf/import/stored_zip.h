@@ -1,4 +1,4 @@
-// Zip archives whose entries are stored as they are, which is how torch.save writes them.
+// Reads zip archives with uncompressed entries, which torch.save writes.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace thimble {
 
 using ZipEntries = std::unordered_map<std::string_view, std::span<const std::byte>>;
 
-// The entries by their names; names and contents lie in `archive`. `file` is how error messages call it.
-// Unsupported where an entry is compressed or encrypted, and for archives beyond 4 GiB.
+// Returns the entries by name; names and contents point into `archive`. `file` identifies the file in errors.
+// Unsupported if an entry is compressed or encrypted, and for archives above 4 GiB.
 Result<ZipEntries> read_stored_zip(std::span<const std::byte> archive, const std::string& file);
 
 }  // namespace thimble

@@ -13,12 +13,13 @@ namespace {
 
 using Kind = PickledValue::Kind;
 
-// The older layout begins with a pickle of a number of 80 bits, and then one of its version.
+// The older layout begins with a pickle of an 80-bit magic number, followed by a pickle of the version.
 constexpr std::string_view kZip("PK\x03\x04", 4);
 constexpr std::string_view kLegacy("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
 constexpr int64_t kLegacyVersion = 1001;
 
-// Containers may be shared and form cycles, so what is visited must be bounded, far above any checkpoint.
+// Containers may be shared and form cycles, so the walk is bounded. The limits are far above any known
+// checkpoint.
 constexpr uint32_t kDeepest = 16, kMostVisited = 1 << 20, kMostTensors = 1 << 16;
 constexpr size_t kLongestPath = 256;
 
@@ -38,7 +39,7 @@ Status big_endian(const std::string& file) {
 
 using Storages = std::unordered_map<std::string_view, std::span<const std::byte>>;
 
-// Walks from the root to the tensors.
+// Collects the tensors that the root refers to.
 class Walk {
  public:
   Walk(const Pickle& pickle, const Storages& storages, const std::string& file)
@@ -96,8 +97,8 @@ class Walk {
   uint32_t visited_ = 0;
 };
 
-// archive/data.pkl, archive/byteorder where a newer torch wrote it, and archive/data/KEY for each storage;
-// what the folder is called is no matter.
+// A zip holds archive/data.pkl, archive/byteorder (newer versions of torch) and archive/data/KEY for each
+// storage. The folder may have any name.
 Result<std::vector<ForeignTensor>> read_zip(std::span<const std::byte> bytes, const std::string& file) {
   THIMBLE_LET(entries, read_stored_zip(bytes, file));
   constexpr std::string_view kPickle = "/data.pkl";
@@ -125,7 +126,7 @@ Result<std::vector<ForeignTensor>> read_zip(std::span<const std::byte> bytes, co
   return Walk(pickle, storages, file).run();
 }
 
-// What the system was: {"protocol_version", "little_endian", "type_sizes"}.
+// Checks the description of the writing system: {"protocol_version", "little_endian", "type_sizes"}.
 Status check_system(ByteReader& reader, const std::string& file) {
   THIMBLE_LET(pickle, read_pickle(reader, file));
   const PickledValue& system = pickle.values[pickle.root];
@@ -139,8 +140,8 @@ Status check_system(ByteReader& reader, const std::string& file) {
   return damaged(file);
 }
 
-// Pickles of the version, the system, what was saved and the storages' keys; then each storage in the order
-// of the keys, with the number of its elements in front.
+// The older layout: pickles of the version, the system, the saved object and the storages' keys; then each
+// storage in the order of the keys, preceded by its number of elements.
 Result<std::vector<ForeignTensor>> read_legacy(std::span<const std::byte> bytes, const std::string& file) {
   ByteReader reader(bytes.subspan(kLegacy.size()));
   THIMBLE_LET(version, read_pickle(reader, file));

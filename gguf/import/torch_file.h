@@ -1,5 +1,5 @@
-// Checkpoints of torch.save, in both of its layouts: a zip archive, and before torch 1.6 pickles with the
-// tensors' bytes behind them.
+// Reads torch.save checkpoints in both layouts: a zip archive, and before torch 1.6 pickles followed by the
+// tensors' bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace thimble {
 
-// Whether bytes begin as such a file.
+// Whether the bytes begin like such a file.
 bool is_torch_file(std::span<const std::byte> bytes);
 
-// All tensors of a file, by their paths through its dicts and lists; whatever else it holds is passed over.
-// `file` is how error messages call it.
+// Returns all tensors of a file, named by their path through its dicts and lists. Other contents are ignored.
+// `file` identifies the file in errors.
 Result<std::vector<ForeignTensor>> read_torch_file(std::span<const std::byte> bytes, const std::string& file);
 
 }  // namespace thimble
