@@ -10,7 +10,7 @@ using jinja::Heap;
 using jinja::List;
 using jinja::Value;
 
-// The text of a member; "" where it is none.
+// The text of a member; "" if it is missing or not a text.
 std::string text_of(Dict& message, std::string_view name) {
   const Value* value = message.find(name);
   const std::string* text = value ? jinja::as_text(*value) : nullptr;
@@ -22,7 +22,7 @@ Status set_text(Heap& heap, Dict& message, std::string_view name, std::string te
   return heap.set(message, std::make_shared<const std::string>(name), value);
 }
 
-// The calls of a message; null where it has none.
+// The calls of a message; null if it has none.
 List* calls_of(Dict& message) {
   const Value* calls = message.find("tool_calls");
   List* const* list = calls ? jinja::as<List*>(*calls) : nullptr;
@@ -46,7 +46,7 @@ std::string short_id(const std::string& id) {
 Status fold_system(Heap& heap, List& messages) {
   std::vector<Value> folded;
   std::string system;
-  std::vector<Value> waiting;  // the messages that `system` is from
+  std::vector<Value> waiting;  // the messages that `system` was collected from
   for (const Value& item : messages.items) {
     Dict& message = **jinja::as<Dict*>(item);
     const std::string role = text_of(message, "role");

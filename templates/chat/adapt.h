@@ -1,4 +1,4 @@
-// Messages rewritten for chat templates that do not take them as they are.
+// Rewrites messages for chat templates that do not accept them as they are.
 #pragma once
 
 #include "base/status.h"
@@ -6,15 +6,16 @@
 
 namespace thimble {
 
-// Puts each system message in front of the next message of the user, for templates without system messages.
-// One that no such message follows stays.
+// Prepends each system message to the next user message, for templates without system messages. A system
+// message that no user message follows stays.
 Status fold_system(jinja::Heap&, jinja::List& messages);
-// Ids of tool calls as nine letters and digits, which is what Mistral's templates take: equal ids stay equal.
+// Replaces ids of tool calls by nine letters and digits, the form that Mistral's templates accept. Equal ids
+// stay equal.
 Status shorten_ids(jinja::Heap&, jinja::List& messages);
-// What an answer says next to its calls becomes part of its thoughts where it has both: gpt-oss' template
-// writes one of the two.
+// If an answer with calls has both content and thoughts, appends the content to the thoughts: gpt-oss'
+// template writes only one of the two.
 Status join_thoughts(jinja::Heap&, jinja::List& messages);
-// Arguments of calls as JSON text, for templates that do not write objects.
+// Writes arguments of calls as JSON text, for templates that do not write objects.
 Status write_arguments(jinja::Heap&, jinja::List& messages);
 
 }  // namespace thimble

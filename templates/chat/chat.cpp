@@ -6,17 +6,17 @@
 namespace thimble {
 namespace {
 
-// A turn is open + role + close + content + end + gap. `end` is the token that the model itself writes; `gap`
-// is the template's, so a conversation that goes on after an answer begins with it.
+// A turn is open + role + close + content + end + gap. The model itself generates `end`. The template writes
+// `gap`, so a conversation that continues after an answer begins with it.
 struct Format {
   ChatFormat format;
   const char* name;
   const char *open, *close, *end, *gap;
-  bool trims;  // white space around the content goes
+  bool trims;  // white space around the content is removed
 };
 
-// llama2 and mistral have [INST] content [/INST] for turns of the user and no word for the assistant; their
-// system message goes into the user's turn.
+// llama2 and mistral write [INST] content [/INST] for user turns and have no role name for the assistant.
+// Their system message goes into the user's turn.
 constexpr Format kFormats[] = {
     {ChatFormat::kChatml, "chatml", "<|im_start|>", "\n", "<|im_end|>", "\n", false},
     {ChatFormat::kLlama3, "llama3", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "", true},
@@ -88,18 +88,18 @@ Result<ChatFormat> recognise_chat_format(std::string_view chat_template) {
   if (has("<|im_start|>")) return ChatFormat::kChatml;
   if (has("<|start_header_id|>") && has("<|end_header_id|>")) return ChatFormat::kLlama3;
   if (has("<|end|>") && has("<|assistant|>")) {
-    // The demo model's template writes '<|' role '|>\n' in one go where Phi-3's has a string more. Same text
-    // either way.
+    // The demo model's template writes '<|' role '|>\n' in one expression, Phi-3's in several. The text is
+    // the same.
     return has(R"('|>\n' + message['content'])") ? ChatFormat::kThimble : ChatFormat::kPhi3;
   }
   if (const size_t user = chat_template.find("<|user|>"); user != std::string_view::npos) {
-    // Others share the role marks, but end a user's turn with nothing or with a mark of their own.
+    // Other templates share the role marks, but end a user's turn with nothing or with another mark.
     const std::string_view turn = chat_template.substr(user, chat_template.find("}}", user) - user);
     if (turn.find("eos_token") != std::string_view::npos || turn.find("</s>") != std::string_view::npos)
       return ChatFormat::kZephyr;
   }
   if (has("[INST]") && has("<<SYS>>")) return ChatFormat::kLlama2;
-  // [SYSTEM_PROMPT] marks Mistral's later formats, which are others.
+  // [SYSTEM_PROMPT] marks Mistral's later formats, which differ.
   if (has("[INST]") && !has("[SYSTEM_PROMPT]")) return ChatFormat::kMistral;
   return error(Code::kUnsupported,
                "the model's chat template is none of those known here (%s); name the one to use with "

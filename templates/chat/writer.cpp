@@ -29,7 +29,7 @@ Result<Value> message_value(Heap& heap, std::string_view role, std::string_view 
   return Value(message);
 }
 
-// The messages as a template reads them: a list of dicts.
+// The messages as templates read them: a list of dicts.
 Result<List*> message_list(Heap& heap, const Conversation& c) {
   if (c.messages_json.empty()) {
     THIMBLE_LET(all, heap.list());
@@ -61,8 +61,8 @@ Status add_variables(Heap& heap, const Conversation& c, Dict& to) {
   return {};
 }
 
-// Guards what spells a control token in all texts of a value, but in those named "role", which templates
-// write control tokens with.
+// Guards every spelled control token in all texts of a value. Members named "role" are left out, because
+// templates write control tokens with them.
 Status guard_texts(Heap& heap, const Tokenizer& tokenizer, bool but_marks, Value& value) {
   if (const std::string* text = jinja::as_text(value)) {
     if (auto guarded = tokenizer.guard(*text, but_marks)) {
@@ -80,13 +80,13 @@ Status guard_texts(Heap& heap, const Tokenizer& tokenizer, bool but_marks, Value
 
 bool is_answer(std::string_view role) { return role == "assistant"; }
 
-// What is not the template's in what it reads: messages, and tools and documents, which may be of others,
-// too.
+// Guards the values that do not come from the template: messages, and also tools and documents, which may
+// come from third parties.
 Status guard_content(Heap& heap, const Tokenizer& tokenizer, List& messages, Dict& variables) {
   for (Value& message : messages.items) {
     const Value* role = (*jinja::as<Dict*>(message))->find("role");
     const std::string* name = role ? jinja::as_text(*role) : nullptr;
-    // The marks between an answer's parts are in its text, and are to become what they were.
+    // The marks between the parts of an answer are part of its text and must become tokens again.
     THIMBLE_TRY(guard_texts(heap, tokenizer, name && is_answer(*name), message));
   }
   for (const char* key : {"tools", "documents"})
@@ -98,7 +98,7 @@ std::string_view token_text(const Tokenizer& tokenizer, int32_t id) {
   return id < 0 ? "" : tokenizer.text(id);
 }
 
-// A template works on copies of what it is given, so what it may use grows with that.
+// A template works on copies of its input, so its limits grow with the input.
 jinja::Limits limits_for(const Conversation& c) {
   uint64_t given = c.messages_json.size() + c.variables_json.size();
   for (const ChatMessage& m : c.messages) given += m.content.size();
@@ -109,28 +109,28 @@ jinja::Limits limits_for(const Conversation& c) {
   return limits;
 }
 
-// Runs the template of a writer over the messages of a conversation.
+// Runs a writer's template over the messages of a conversation.
 class Run {
  public:
   Run(const jinja::Template& chat, const Conversation& c, const Tokenizer& tokenizer)
       : chat_(chat), c_(c), tokenizer_(tokenizer) {}
 
-  // With the messages adapted to the template where it does not take them as they are.
+  // Writes the messages; adapts them first if the template does not accept them as they are.
   Result<std::string> write();
 
  private:
   Result<std::string> once() const {
     return c_.continues || c_.held ? continuation() : render({}, 0, c_.add_assistant);
   }
-  // What follows the last answer that is in the context.
+  // The text after the last answer that is in the context.
   Result<std::string> continuation() const;
   bool drops_system() const;
-  // The text of the first `count` messages (0: of all), the last answer that is in the context replaced by
+  // The text of the first `count` messages (0: of all). The last answer that is in the context is replaced by
   // `mark`.
   Result<std::string> render(std::string_view mark, uint64_t count, bool add_assistant) const;
   Status replace_answer(Heap& heap, List& messages, std::string_view mark) const;
   uint64_t held() const { return c_.continues ? 2 : c_.held; }
-  // Where in what follows an answer its end-of-turn token ends; 0 where there is none.
+  // The end of the end-of-turn token in the text after an answer; 0 if there is none.
   size_t end_of_turn(std::string_view after) const;
 
   const jinja::Template& chat_;
@@ -139,7 +139,7 @@ class Run {
   bool fold_system_ = false, shorten_ids_ = false, join_thoughts_ = false, write_arguments_ = false;
 };
 
-// Whether a template refuses system messages or leaves them out, as a small conversation tells.
+// Whether the template refuses or omits system messages, found out with a small conversation.
 bool Run::drops_system() const {
   constexpr std::string_view kMark = "the system";
   const auto small = [&](std::vector<ChatMessage> messages) {
@@ -151,7 +151,7 @@ bool Run::drops_system() const {
   };
   const auto with = small({{"system", kMark}, {"user", "?"}});
   if (with.ok() && with->find(kMark) != std::string::npos) return false;
-  return small({{"user", "?"}}).ok();  // else it wants variables, and nothing is known
+  return small({{"user", "?"}}).ok();  // otherwise the template needs variables, and the answer is unknown
 }
 
 Result<std::string> Run::write() {
@@ -172,7 +172,7 @@ Result<std::string> Run::write() {
 }
 
 Status Run::replace_answer(Heap& heap, List& messages, std::string_view mark) const {
-  if (c_.continues) {  // an exchange that stands for those that are not given
+  if (c_.continues) {  // an example exchange stands for the messages that are not given
     THIMBLE_LET(question, message_value(heap, "user", "?"));
     THIMBLE_LET(answer, message_value(heap, "assistant", ""));
     messages.items.insert(messages.items.begin(), {question, answer});
@@ -184,7 +184,7 @@ Status Run::replace_answer(Heap& heap, List& messages, std::string_view mark) co
   const Value* role = answer.find("role");
   if (!role || !jinja::as_text(*role) || *jinja::as_text(*role) != "assistant")
     return error(Code::kInvalidArgument, "the last message that is in the context must be the assistant's");
-  for (const char* name : {"reasoning_content", "reasoning", "thinking"})  // which stand before it
+  for (const char* name : {"reasoning_content", "reasoning", "thinking"})  // thoughts precede the content
     if (Value* thoughts = answer.find(name)) *thoughts = jinja::make_text("");
   THIMBLE_LET(content, heap.text(std::string(mark)));
   return heap.set(answer, name_of("content"), content);
@@ -205,7 +205,7 @@ Result<std::string> Run::render(std::string_view mark, uint64_t count, bool add_
   THIMBLE_TRY(heap.set(*variables, name_of("messages"), messages));
   THIMBLE_TRY(heap.set(*variables, name_of("bos_token"), bos));
   THIMBLE_TRY(heap.set(*variables, name_of("eos_token"), eos));
-  // There whether they are given or not, as where templates are published.
+  // Published templates expect these names to be defined even without values.
   THIMBLE_TRY(heap.set(*variables, name_of("tools"), None()));
   THIMBLE_TRY(heap.set(*variables, name_of("documents"), None()));
   THIMBLE_TRY(heap.set(*variables, name_of("add_generation_prompt"), add_assistant));
@@ -225,9 +225,9 @@ size_t Run::end_of_turn(std::string_view after) const {
 }
 
 Result<std::string> Run::continuation() const {
-  // Templates differ in what they do with earlier turns: some drop their thoughts, some write them otherwise
-  // when they are not the last. So the answer's words are replaced by two others, and what follows them in
-  // both texts is what follows the answer, whatever stands before it.
+  // Templates treat earlier turns differently: some drop their thoughts, some write them in another way when
+  // they are not last. So we render twice, with the answer replaced by two different texts. The common end of
+  // both renderings is the text after the answer, whatever precedes it.
   constexpr std::string_view kOne = "one", kTwo = "two words";
   THIMBLE_LET(one, render(kOne, 0, c_.add_assistant));
   THIMBLE_LET(two, render(kTwo, 0, c_.add_assistant));
@@ -235,8 +235,8 @@ Result<std::string> Run::continuation() const {
   const auto length = static_cast<size_t>(differs - one.rbegin());
   const std::string_view before = std::string_view(one).substr(0, one.size() - length);
   const std::string after = one.substr(one.size() - length);
-  // What the template writes behind an answer that nothing follows: its end-of-turn token is the model's to
-  // write.
+  // What the template writes after a final answer. The end-of-turn token at its start is generated by the
+  // model.
   THIMBLE_LET(alone, render(kOne, held(), false));
   const size_t answer = alone.rfind(kOne);
   if (answer == std::string::npos || !before.ends_with(kOne))
@@ -250,8 +250,8 @@ Result<std::string> Run::continuation() const {
   return after.substr(end_of_turn(closing.substr(0, shared)));
 }
 
-// For known formats: roles and contents of messages in JSON; thoughts are left out. What they point to is the
-// heap's.
+// For known formats: roles and contents of messages given as JSON, without thoughts. The texts belong to the
+// heap.
 Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& c) {
   if (c.messages_json.empty()) return c.messages;
   THIMBLE_LET(all, message_list(heap, c));

@@ -1,4 +1,4 @@
-// How the conversations of a model are written: by its chat template, which is run, or in a known format.
+// Formats the conversations of a model: with its chat template, or in a known format.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,38 @@ namespace thimble {
 
 class Tokenizer;
 
-// Everything here is lent.
+// A conversation to format. All its data is lent by the caller.
 struct Conversation {
   std::vector<ChatMessage> messages;
-  std::string_view messages_json;   // an array of objects that stands for `messages`, where it is not empty
-  std::string_view variables_json;  // an object of further variables of a template, or empty
-  bool parses_content = false;      // what spells a control token in a message is one, else it is text
-  bool add_assistant = false;       // ends where the answer begins
-  uint64_t held = 0;                // that many messages, the last an answer, are in the context already
-  bool continues = false;           // messages that are not given are, the last an answer
-  int64_t now = 0;                  // of strftime_now: seconds since 1970 of the clock on the wall
+  std::string_view messages_json;   // an array of objects that replaces `messages` unless it is empty
+  std::string_view variables_json;  // an object of further template variables, or empty
+  // text in a message that spells a control token becomes the token; otherwise it stays text
+  bool parses_content = false;
+  bool add_assistant = false;  // ends where the answer begins
+  // number of leading messages that are in the context already; the last of them is an answer
+  uint64_t held = 0;
+  // messages that are not given are in the context already; the last of them is an answer
+  bool continues = false;
+  int64_t now = 0;  // for strftime_now: wall-clock seconds since 1970
 };
 
 class ChatWriter {
  public:
-  // For a model whose file has this template, which may be empty: one that parses is run; else a known format
-  // that is recognised in it serves; else write() is refused.
+  // The writer for a model whose file has this template, which may be empty. A template that parses is run.
+  // Otherwise a known format that is recognised in it is used; without one, write() fails.
   static ChatWriter choose(std::string_view source);
-  // Runs this template; Unsupported, with line and construct, where it cannot be.
+  // A writer that runs this template. Unsupported, with line and construct, if it cannot be run.
   static Result<ChatWriter> from_source(std::string_view source);
-  // Writes a format by its name.
+  // A writer for a known format.
   static Result<ChatWriter> from_name(std::string_view name);
 
-  // "jinja" for a template that is run, the name of a format, or "" where nothing is known.
+  // "jinja" for a template that is run, the name of a known format, or "" if there is neither.
   const char* format_name() const;
-  // Why the template is not run, one sentence; empty where it is.
+  // One sentence on why the template is not run; empty if it is run.
   const std::string& problem() const { return problem_; }
 
-  // The text, to be tokenised with special tokens parsed; those that messages spell are guarded (kGuard). BOS
-  // is left to a tokenizer that puts it in front itself.
+  // The text, to be tokenized with special tokens parsed. Special tokens that messages spell are guarded
+  // (kGuard). BOS is left out if the tokenizer adds it.
   Result<std::string> write(const Conversation&, const Tokenizer&) const;
 
   uint64_t host_bytes() const { return problem_.capacity() + (template_ ? template_->host_bytes() : 0); }

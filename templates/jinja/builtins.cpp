@@ -8,14 +8,14 @@
 namespace thimble::jinja {
 namespace {
 
-// "old new ?count" as names.
+// The parameter names in "old new ?count".
 struct Parameters {
   std::vector<std::string_view> names;
   size_t required = 0, positional = 0;
   bool any_more = false, any_keyword = false;
 
   explicit Parameters(std::string_view words);
-  // The place of a name, or size().
+  // The index of a name, or size() if it is not a parameter.
   size_t find(std::string_view name) const {
     return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
   }
@@ -73,7 +73,7 @@ Result<Text> escaped(Heap& heap, const Value& value) {
 
 Result<Value> call_builtin(Machine& machine, const Builtin& builtin, const Value& self,
                            std::vector<Value> positional, std::vector<std::pair<Text, Value>> keywords) {
-  // Filters call filters by their names: map('map', 'map', ...).
+  // Filters may call other filters by name: map('map', 'map', ...).
   THIMBLE_TRY(machine.heap().check_stack());
   THIMBLE_TRY(machine.heap().spend_bytes(2 * positional.size() * sizeof(Value)));
   const Parameters parameters(builtin.parameters);

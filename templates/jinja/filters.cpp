@@ -1,4 +1,4 @@
-// Filters of lists and dicts: x | NAME.
+// Filters for lists and dicts: x | NAME.
 #include <algorithm>
 #include <charconv>
 
@@ -12,7 +12,7 @@ namespace {
 
 Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s", what.c_str()); }
 
-// "function.name" of an element, or the element itself where the path is undefined.
+// The member of an element at the path "function.name"; the element itself if the path is undefined.
 Result<Value> at_path(Call& c, const Value& item, const Value& path) {
   if (is<Undefined>(path)) return item;
   if (is<int64_t>(path)) return c.machine.item(item, path);
@@ -126,7 +126,7 @@ Result<Value> reverse(Call& c) {
   return out.value(is_markup(c.self));
 }
 
-// What elements are ordered and compared by: texts without regard to case, unless asked for.
+// The key that elements are sorted and compared by. Texts ignore case unless `with_case` is set.
 Result<Value> sort_key(Call& c, const Value& item, const Value& path, bool with_case) {
   THIMBLE_LET(value, at_path(c, item, path));
   const std::string* text = as_text(value);
@@ -140,7 +140,7 @@ struct Keyed {
   Value key, item;
 };
 
-// Merges, so that the order of equal elements stays, and a comparison may fail.
+// A merge sort: stable, and comparisons may fail.
 Status merge_sort(Heap& heap, std::vector<Keyed>& all, bool down) {
   std::vector<Keyed> from;
   THIMBLE_TRY(heap.reserve(from, all.size()));
@@ -165,7 +165,7 @@ Status merge_sort(Heap& heap, std::vector<Keyed>& all, bool down) {
   return {};
 }
 
-// What sort() compares: a list of what the paths "a,b" lead to.
+// The key of sort(): a list of the members at the paths "a,b".
 Result<Value> sort_keys(Call& c, const Value& item, const Value& paths, bool with_case) {
   THIMBLE_LET(keys, c.heap.list());
   const std::string* text = as_text(paths);
@@ -253,15 +253,15 @@ Result<Value> sum(Call& c) {
   return total;
 }
 
-// A copy of the values from `i` on.
+// Copies the values from index `i` on.
 Result<std::vector<Value>> copied(Heap& heap, const std::vector<Value>& all, size_t i) {
   i = std::min(i, all.size());
   THIMBLE_TRY(heap.spend_bytes((all.size() - i) * sizeof(Value)));
   return std::vector<Value>(all.begin() + static_cast<std::ptrdiff_t>(i), all.end());
 }
 
-// select(test, ...), reject: elements for which a test holds; selectattr(path, test, ...), rejectattr: by an
-// attribute.
+// select(test, ...) and reject: elements for which a test holds or does not hold. selectattr(path, test, ...)
+// and rejectattr test a member instead.
 template <bool by_attribute, bool wanted>
 Result<Value> select(Call& c) {
   THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
@@ -308,7 +308,7 @@ Result<Value> map(Call& c) {
   return Value(all);
 }
 
-// batch(count, fill): lists of so many elements, the last filled up.
+// batch(count, fill): lists of `count` elements; the last one is filled up.
 Result<Value> batch(Call& c) {
   THIMBLE_LET(count, c.integer(0, 0));
   THIMBLE_LET(from, elements(c.heap, c.self));
@@ -330,7 +330,7 @@ Result<Value> batch(Call& c) {
   return Value(all);
 }
 
-// slice(count, fill): so many lists, as equal as can be.
+// slice(count, fill): `count` lists of sizes as equal as possible.
 Result<Value> slice(Call& c) {
   THIMBLE_LET(count, c.integer(0, 0));
   THIMBLE_LET(from, elements(c.heap, c.self));
@@ -349,7 +349,7 @@ Result<Value> slice(Call& c) {
   return Value(all);
 }
 
-// groupby(path, default): tuples of what the path leads to and the elements for which it does.
+// groupby(path, default): tuples of a member's value and the elements that have it.
 Result<Value> groupby(Call& c) {
   THIMBLE_LET(from, elements(c.heap, c.self));
   const auto key_of = [&](const Value& item) -> Result<Value> {
@@ -385,7 +385,7 @@ Result<Value> groupby(Call& c) {
   return Value(all);
 }
 
-// x|attr("name"): an attribute and never an element.
+// x|attr("name"): an attribute, never an element.
 Result<Value> attr(Call& c) {
   THIMBLE_LET(name, c.text(0));
   THIMBLE_TRY(need_defined(c.self));

@@ -17,18 +17,18 @@ Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s",
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// How a field is laid out: "[[fill]align][sign][#][0][width][,][.precision][type]".
+// The layout of a field: "[[fill]align][sign][#][0][width][,][.precision][type]".
 struct Layout {
   std::string fill = " ";
-  char align = '\0';  // '<', '>', '^', or '=': between sign and digits; '\0' where the type decides
-  char sign = '-';    // '+' and ' ' stand before a number that is not negative
+  char align = '\0';  // '<', '>', '^', or '=' (padding between sign and digits); '\0': the type decides
+  char sign = '-';    // '+' and ' ' are put before numbers that are not negative
   bool alternate = false;
   int64_t width = 0, precision = -1;
   char group = '\0';
   char type = '\0';
 };
 
-// A number of digits at the begin of `from`, taken from it; `otherwise` where there is none.
+// Removes a number from the start of `from` and returns it; `otherwise` if there is none.
 Result<int64_t> take_count(std::string_view& from, int64_t otherwise) {
   if (from.empty() || !is_digit(from[0])) return otherwise;
   int64_t count = 0;
@@ -38,7 +38,7 @@ Result<int64_t> take_count(std::string_view& from, int64_t otherwise) {
   return count;
 }
 
-// Puts sign and digits, or a text, into the layout's width.
+// Pads sign and digits, or a text, to the layout's width.
 Result<std::string> padded(Heap& heap, const Layout& layout, const std::string& sign, const std::string& body,
                            char align) {
   const size_t size = character_count(sign) + character_count(body);
@@ -60,8 +60,8 @@ std::string sign_of(bool negative, const Layout& layout) {
   return negative ? "-" : layout.sign == '-' ? "" : std::string(1, layout.sign);
 }
 
-// 1234567 as 1,234,567. `digits` begins with digits and may go on with a fraction. Where zeros fill the width
-// they are grouped, too.
+// Groups digits: 1234567 as 1,234,567. `digits` begins with digits and may continue with a fraction. Zeros
+// that fill the width are grouped too.
 Result<std::string> grouped(Heap& heap, const std::string& digits, const Layout& layout, size_t sign) {
   if (!layout.group) return digits;
   const bool in_fours = layout.type && std::string_view("boxX").find(layout.type) != std::string_view::npos;
@@ -99,8 +99,8 @@ std::string upper_case(std::string text) {
   return text;
 }
 
-// The digits of a number that is finite and not negative in the notation of 'e', 'f' or 'g'. `dot`: as floats
-// print themselves, never without a fraction or an exponent.
+// The digits of a finite, nonnegative number in the notation 'e', 'f' or 'g'. `dot`: as floats print
+// themselves, always with a fraction or an exponent.
 std::string real_digits(double number, char notation, int64_t precision, bool dot) {
   // Room for the digits of the largest float, its fraction and its exponent.
   std::string buffer(static_cast<size_t>(precision) + 400, '\0');
@@ -141,7 +141,8 @@ Result<std::string> real_field(Heap& heap, double number, const Layout& layout) 
   if (type == '%') size *= 100;
   std::string digits;
   const int64_t precision = layout.precision < 0 ? 6 : layout.precision;
-  THIMBLE_TRY(heap.spend_bytes(4 * (static_cast<uint64_t>(precision) + 400)));  // with copies on the way
+  // includes intermediate copies
+  THIMBLE_TRY(heap.spend_bytes(4 * (static_cast<uint64_t>(precision) + 400)));
   if (!std::isfinite(size)) {
     digits = std::isnan(size) ? "nan" : "inf";
   } else if (type == 'r') {
@@ -185,7 +186,7 @@ Result<std::string> text_field(Heap& heap, std::string_view text, const Layout& 
   return padded(heap, layout, "", body, align);
 }
 
-// The character of a code point.
+// The character with this code point, as UTF-8.
 Result<std::string> character(int64_t code) {
   if (code < 0 || code > 0x10ffff || code >> 11 == 0x1b) return bad("a number of %c is no character");
   std::string out;
@@ -193,7 +194,7 @@ Result<std::string> character(int64_t code) {
   return out;
 }
 
-// As Python shows a value within a list.
+// A value as Python shows it inside a list.
 Result<std::string> shown(Heap& heap, const Value& value) {
   if (const std::string* text = as_text(value)) {
     TextOut out(heap);
@@ -253,7 +254,7 @@ Result<Value> Percent::next() {
   return tuple_ ? tuple_->items[used_ - 1] : values_;
 }
 
-// Digits, or * for the next value.
+// Reads digits, or * for the next value.
 Result<int64_t> Percent::count(int64_t otherwise) {
   if (!rest_.starts_with('*')) return take_count(rest_, otherwise);
   rest_.remove_prefix(1);
@@ -452,7 +453,7 @@ class Braces {
   bool counts_ = false, numbered_ = false;
 };
 
-// Bytes of what stands within the braces that `text` begins with, or npos.
+// Length of the contents of the braces that `text` begins with, or npos.
 size_t inside_braces(std::string_view text) {
   int open = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -486,7 +487,7 @@ Result<std::string> Braces::run(std::string_view rest, uint32_t depth) {
   return out.take();
 }
 
-// name!conversion:layout, where the layout may have fields of its own.
+// Formats name!conversion:layout. The layout may contain fields itself.
 Result<std::string> Braces::field(std::string_view inside, uint32_t depth) {
   const size_t colon = std::min(inside.find(':'), inside.size());
   const std::string_view spec = inside.substr(std::min(colon + 1, inside.size()));
@@ -517,7 +518,7 @@ Result<std::string> Braces::field(std::string_view inside, uint32_t depth) {
   return out.take();
 }
 
-// The value of "", "0" or "name", then ".attribute" and "[key]".
+// Evaluates "", "0" or "name", followed by ".attribute" and "[key]".
 Result<Value> Braces::find(std::string_view name) {
   const size_t end = std::min(name.find_first_of(".["), name.size());
   const std::string_view first = name.substr(0, end);
@@ -580,7 +581,7 @@ double rounded(double number, int64_t digits) {
     const double unit = std::pow(10.0, static_cast<double>(-digits));
     return std::nearbyint(number / unit) * unit;
   }
-  // The exact digits, read again.
+  // Parse the exact digits again.
   const std::string text = real_digits(std::abs(number), 'f', digits, false);
   double read = 0;
   std::from_chars(text.data(), text.data() + text.size(), read);

@@ -1,4 +1,4 @@
-// Functions that every template can call.
+// Functions that all templates can call.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,7 @@
 namespace thimble::jinja {
 namespace {
 
-// What dict() and namespace() are made of: a dict or pairs, then keywords.
+// Fills the result of dict() or namespace() from a dict or pairs, then from keywords.
 Status fill(Call& c, Dict& made) {
   if (Dict* const* from = as<Dict*>(c.arguments[0])) {
     for (const auto& [key, value] : (*from)->items) THIMBLE_TRY(c.heap.set(made, key, value));
@@ -44,7 +44,7 @@ Result<Value> run_namespace(Call& c) {
 }
 
 Result<Value> run_range(Call& c) {
-  constexpr uint64_t kLongest = 100'000;  // as the sandbox of Jinja has it
+  constexpr uint64_t kLongest = 100'000;  // the limit of Jinja's own sandbox
   THIMBLE_LET(first, c.integer(0, 0));
   THIMBLE_LET(last, c.integer(1, 0));
   THIMBLE_LET(step, c.integer(2, 1));
@@ -134,7 +134,7 @@ Result<Value> integers(const std::string& op, int64_t a, int64_t b) {
   if (b == 0 || op == "**") return error(Code::kInvalidArgument, "a number is divided by 0");
   if (op == "/") return Value(static_cast<double>(a) / static_cast<double>(b));
   if (b == -1) return op == "%" ? Result<Value>(int64_t{0}) : integers("-", 0, a);
-  const int64_t rest = a % b != 0 && (a < 0) != (b < 0) ? a % b + b : a % b;  // of the divisor's sign
+  const int64_t rest = a % b != 0 && (a < 0) != (b < 0) ? a % b + b : a % b;  // has the sign of the divisor
   return Value(op == "%" ? rest : (a - rest) / b);
 }
 
@@ -151,7 +151,7 @@ Result<Value> reals(const std::string& op, double a, double b) {
   }
   if (b == 0) return error(Code::kInvalidArgument, "a number is divided by 0");
   if (op == "/") return Value(a / b);
-  // As Python does: the rest is exact, and has the divisor's sign.
+  // As in Python, the remainder is exact and has the sign of the divisor.
   double rest = std::fmod(a, b), whole = (a - rest) / b;
   if (rest != 0 && (b < 0) != (rest < 0)) rest += b, whole -= 1;
   if (rest == 0) rest = std::copysign(0.0, b);
@@ -193,7 +193,7 @@ double as_real(const Value& v) {
   return integer ? static_cast<double>(*integer) : *as<double>(v);
 }
 
-// a + b of which one is marked as HTML.
+// a + b, where one of them is markup.
 Result<Value> joined_markup(Heap& heap, const Value& a, const Value& b) {
   THIMBLE_LET(left, escaped(heap, a));
   THIMBLE_LET(right, escaped(heap, b));

@@ -65,7 +65,7 @@ Result<Value> read(Heap& heap, JsonReader& in, uint32_t depth) {
   }
 }
 
-// Writes as Python's json.dumps does.
+// Writes JSON as Python's json.dumps does.
 class Writer {
  public:
   Writer(Heap& heap, bool ascii, bool sorted) : out(heap), heap_(heap), ascii_(ascii), sorted_(sorted) {}
@@ -106,7 +106,7 @@ void Writer::write_text(std::string_view text) {
     if (special != std::string_view::npos) {
       (out += '\\') += kWritten[special];
     } else if (point.value == kGuardCode) {
-      out += bytes;  // guards what follows, and is no part of the text
+      out += bytes;  // guards the text after it and is not part of the text
     } else if (point.value < 0x20 || (ascii_ && point.value >= 0x7f && point.value < 0x10000)) {
       unit(point.value);
     } else if (ascii_ && point.value >= 0x10000) {

@@ -1,4 +1,4 @@
-// JSON as values of templates.
+// Converts between JSON and template values.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace thimble::jinja {
 
-// `where` is how messages call the text. Integers beyond 64 bits become floats.
+// `where` identifies the text in messages. Integers beyond 64 bits become floats.
 Result<Value> read_json(Heap& heap, std::string_view text, const std::string& where);
-// On one line, as tojson writes it.
+// JSON on one line, as tojson writes it.
 Result<std::string> write_json(Heap& heap, const Value& value);
 
 }  // namespace thimble::jinja

@@ -13,7 +13,7 @@
 namespace thimble::jinja {
 namespace {
 
-// The range of a table that a code point is in, or null.
+// The range of a table that contains a code point, or null.
 template <typename Range, size_t n>
 const Range* find_range(const Range (&table)[n], uint32_t code) {
   const auto after = std::upper_bound(std::begin(table), std::end(table), code,
@@ -49,7 +49,7 @@ uint32_t title_code(uint32_t code) {
   return own != code ? own : upper_code(code);
 }
 bool is_title_letter(uint32_t code) { return upper_code(code) != code && lower_code(code) != code; }
-constexpr uint32_t kDottedI = 0x130;  // its small one is two characters
+constexpr uint32_t kDottedI = 0x130;  // its lower case is two characters
 
 bool is_large(uint32_t code) {
   return code == kDottedI || (lower_code(code) != code && upper_code(code) == code);
@@ -59,7 +59,7 @@ bool is_small(uint32_t code) {
 }
 bool is_cased(uint32_t code) { return lower_code(code) != code || is_small(code); }
 
-// A letter of a text and its place.
+// A letter and its place in a text.
 struct Letter {
   uint32_t code;
   std::string_view bytes, before, after;
@@ -178,8 +178,7 @@ void swapped(std::string_view text, TextOut& out) {
 }
 
 void folded(std::string_view text, TextOut& out) {
-  // By way of the large letters, which joins those that are written in several ways; sigma has two small
-  // ones.
+  // Fold by way of upper case, which unifies letters with several lower-case forms; sigma has two.
   TextOut large = out.another();
   upper(text, large);
   each_letter(large.text(), [&](const Letter& letter) {
@@ -233,7 +232,7 @@ bool is_spaces(std::string_view text) { return !text.empty() && strip_start(text
 int decimal_value(uint32_t code) {
   if (!is_decimal(code)) return -1;
   if (code < 0x80) return static_cast<int>(code - '0');
-  // They come in tens, one after the other, some of several tens.
+  // Decimal digits come in tens, one after the other; some ranges contain several tens.
   return static_cast<int>((code - find_range(kDecimals, code)->first) % 10);
 }
 

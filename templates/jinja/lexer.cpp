@@ -14,7 +14,7 @@ using Kind = Token::Kind;
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
-// Newlines are \n, and the last one goes.
+// Converts newlines to \n and drops one at the end.
 std::string normalised(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -34,8 +34,8 @@ class Lexer {
  private:
   Status text_and_tag();
   Status comment();
-  // {% raw %}, from the tag's begin on, up to {% endraw %}: text as it is. Bytes of a tag of this name that
-  // stands at the place, else 0.
+  // raw() reads {% raw %} up to {% endraw %} as plain text. raw_tag() returns the length of the tag if one
+  // of that name begins at this place, otherwise 0.
   Status raw();
   size_t raw_tag(size_t at, std::string_view name) const;
   Status tag(Kind end);
@@ -45,7 +45,7 @@ class Lexer {
   void number();
   void add_text(std::string_view text, char tag, char sign);
   void end_tag(size_t size, bool strips, bool trims);
-  // The end of a tag, "}}" or "%}" with its sign, where the text goes on with one: its bytes, else 0.
+  // The length of the tag end that the text continues with, "}}" or "%}" with its sign; otherwise 0.
   size_t tag_end(std::string_view mark) const;
   void add(Kind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
   void pass(size_t size) {
@@ -59,8 +59,8 @@ class Lexer {
   const std::string source_;
   std::string_view rest_;
   uint32_t line_ = 1;
-  bool line_starts_ = true;  // what was read last ended with a newline
-  std::string open_;         // brackets that are open in a tag
+  bool line_starts_ = true;  // the previous token ended with a newline
+  std::string open_;         // open brackets inside a tag
   std::vector<Token> tokens_;
 };
 
@@ -70,13 +70,13 @@ Result<std::vector<Token>> Lexer::run() {
   return std::move(tokens_);
 }
 
-// What stands before a tag: `sign` is what follows the tag's mark.
+// Adds the text before a tag. `sign` is the character after the tag's mark.
 void Lexer::add_text(std::string_view text, char tag, char sign) {
   std::string_view kept = text;
   if (sign == '-') {
     kept = strip_end(text, nullptr);
   } else if (sign != '+' && tag != '{') {
-    // lstrip_blocks: where a line has nothing but white space before the tag, that goes.
+    // lstrip_blocks: drop the white space before a tag if the line has nothing else before it.
     const size_t newline = text.rfind('\n');
     const size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
     if ((begin > 0 || line_starts_) && strip_end(text.substr(begin), nullptr).empty())
@@ -191,7 +191,7 @@ void Lexer::number() {
     if (size == 2) break;
     std::string text(rest_.substr(0, size));
     std::erase(text, '_');
-    text[1] = static_cast<char>(text[1] | 0x20);  // as a small letter
+    text[1] = static_cast<char>(text[1] | 0x20);  // to lower case
     add(Kind::kInteger, std::move(text));
     pass(size);
     return;
@@ -281,7 +281,7 @@ Status Lexer::string() {
   return {};
 }
 
-// A backslash and what follows it, as Python reads them.
+// Reads a backslash and the characters that belong to it, as Python does.
 Status Lexer::escape(std::string& out) {
   if (rest_.size() < 2) return fail("a string has no end");
   const char c = rest_[1];

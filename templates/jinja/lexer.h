@@ -1,4 +1,4 @@
-// A template's source as tokens, white space control applied.
+// Splits a template's source into tokens and applies white space control.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace thimble::jinja {
 
 struct Token {
   enum class Kind {
-    kText,  // what stands outside of tags
+    kText,  // text outside of tags
     kPrintBegin,
     kPrintEnd,  // {{ }}
     kBlockBegin,
@@ -25,11 +25,11 @@ struct Token {
   };
   Kind kind;
   uint32_t line;
-  std::string text;  // a string's without quotes and escapes
+  std::string text;  // a string without quotes, its escapes resolved
 };
 
-// As the environments of published templates have it: trim_blocks and lstrip_blocks are on, and one newline
-// at the end of the source is dropped.
+// Uses the settings that published templates expect: trim_blocks and lstrip_blocks are on, and one newline at
+// the end of the source is dropped.
 Result<std::vector<Token>> lex(std::string_view source);
 
 }  // namespace thimble::jinja

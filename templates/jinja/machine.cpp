@@ -9,7 +9,7 @@ namespace {
 
 using Kind = Expression::Kind;
 
-constexpr uint32_t kDeepestCall = 32;  // macros that call macros
+constexpr uint32_t kDeepestCall = 32;  // nesting of macro calls
 
 Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s", what.c_str()); }
 
@@ -165,10 +165,11 @@ Result<Machine::Flow> Machine::run_if(const Statement& s) {
   return Flow::kNext;
 }
 
-// The elements for which the condition holds.
+// The elements for which the loop's condition holds.
 Status Machine::choose(const Statement& s, const List& from, std::vector<Value>& items) {
-  THIMBLE_TRY(heap_.spend_bytes(3 * from.items.size() * sizeof(Value)));  // `all`, `items`, and the loop's
-  const std::vector<Value> all = from.items;  // as they are now, whatever the template does with the list
+  // `all`, `items`, and the loop's own copy
+  THIMBLE_TRY(heap_.spend_bytes(3 * from.items.size() * sizeof(Value)));
+  const std::vector<Value> all = from.items;  // a copy, because the template may change the list
   if (!s.condition) {
     items = all;
     return {};
@@ -200,11 +201,11 @@ Result<Machine::Flow> Machine::run_for(const Statement& s, const Value& value, s
 }
 
 Result<Machine::Flow> Machine::run_turns(const Statement& s, const std::vector<Value>& items, size_t depth) {
-  // A loop that something still points to after its end must not point to elements that are gone.
+  // Something may still refer to the loop after its end, so the elements must stay alive.
   THIMBLE_LET(kept, heap_.list());
   kept->items = items;
   THIMBLE_LET(loop, heap_.loop({&kept->items, 0, depth, s.recursive ? &s : nullptr, scope_}));
-  bool any = false;  // turn came to its end
+  bool any = false;  // whether any iteration ran to its end
   for (; loop->index < kept->items.size(); ++loop->index) {
     const Result<Flow> flow = within(scope_, [&]() -> Result<Flow> {
       scope_->set("loop", loop);
@@ -258,7 +259,7 @@ Status Machine::assign(const Target& target, const Value& value) {
     if (!space) return bad("'" + target.name + "' is no namespace, so its attributes cannot be set");
     return heap_.set((*space)->attributes, std::make_shared<const std::string>(target.attribute), value);
   }
-  // A scope may be kept for a macro, so what it holds counts.
+  // A macro may keep a scope alive, so its contents count towards the limits.
   if (target.parts.empty()) {
     THIMBLE_TRY(heap_.reserve(scope_->variables, 1));
     THIMBLE_TRY(heap_.spend_steps(scope_->variables.size() / 16));
@@ -350,7 +351,7 @@ Result<Value> Machine::evaluate_node(const Expression& e) {
 Result<Value> Machine::name(const Expression& e) {
   for (const Scope* s = scope_; s; s = s->around) THIMBLE_TRY(heap_.spend_steps(s->variables.size() / 16));
   if (const Value* value = scope_->find(e.text)) {
-    // A missing element that was given a name is missing under that name.
+    // An undefined element that is assigned to a name is reported under that name.
     return is<Undefined>(*value) ? Value(Undefined{&e.text}) : *value;
   }
   if (const Builtin* function = find_function(e.text)) return Value(function);
@@ -539,7 +540,7 @@ Result<bool> Machine::compare(const std::string& op, const Value& a, const Value
   THIMBLE_TRY(need_defined(b));
   if (op == "<") return less(heap_, a, b);
   if (op == ">") return less(heap_, b, a);
-  // Of a NaN neither holds, which no template asks.
+  // With a NaN both comparisons are false in Python; we do not handle that, because no template compares NaN.
   THIMBLE_LET(inverse, op == "<=" ? less(heap_, b, a) : less(heap_, a, b));
   return !inverse;
 }
@@ -603,7 +604,7 @@ Status Machine::arguments(const Expression& e, std::vector<Value>& positional, K
   return {};
 }
 
-// A filter or a test.
+// Applies a filter or a test.
 Result<Value> Machine::apply(const Expression& e, const Value& subject) {
   if (!e.builtin)
     return error(Code::kUnsupported, "the %s '%s' is not known here",
@@ -623,7 +624,7 @@ Result<Value> Machine::call(const Expression& e, const Value* caller) {
     THIMBLE_LET(of, evaluate(*what.parts[0]));
     THIMBLE_TRY(need_defined(of));
     self = of;
-    builtin = find_method(self, what.text);  // without making a value of it first
+    builtin = find_method(self, what.text);  // avoids creating a value for the method
     if (!builtin) {
       if (changes(self, what.text))
         return bad("'" + what.text + "' would change " + kind_name(self) + ", which a template must not");
@@ -655,7 +656,7 @@ Result<Value> Machine::call(const Expression& e, const Value* caller) {
   return bad(std::string(kind_name(callee)) + " cannot be called");
 }
 
-// loop(items): the body of a recursive loop once more.
+// loop(items): runs the body of a recursive loop again.
 Result<Value> Machine::call_loop(const Loop& loop, const std::vector<Value>& positional) {
   if (!loop.recursive) return bad("only {% for ... recursive %} makes a loop that can be called");
   if (positional.size() != 1) return bad("a loop is called with what it goes through");
@@ -683,7 +684,7 @@ Result<Value> Machine::call_macro(const Closure& closure, std::vector<Value> pos
   return text;
 }
 
-// `varargs`, `kwargs` and `caller`, where the body of the macro names them.
+// Binds `varargs`, `kwargs` and `caller` if the macro's body uses them.
 Status Machine::bind_rest(const Macro& macro, const std::vector<Value>& positional, Keywords& keywords) {
   const size_t count = macro.parameters.size();
   if (macro.takes_caller) {
@@ -695,7 +696,7 @@ Status Machine::bind_rest(const Macro& macro, const std::vector<Value>& position
   }
   if (macro.takes_keywords) {
     THIMBLE_LET(rest, heap_.dict());
-    // A parameter that has its value by place takes none by name.
+    // A parameter with a positional value cannot also be given by name.
     const auto open =
         macro.parameters.begin() + static_cast<std::ptrdiff_t>(std::min(count, positional.size()));
     const auto known = [&](const auto& keyword) {

@@ -1,4 +1,4 @@
-// Runs the tree of a template.
+// Runs the syntax tree of a template.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace thimble::jinja {
 
-// Variables of a part of the template; what is not here is looked for in the part around it.
+// Variables of one block of the template. Names that are not found here are looked up in the enclosing scope.
 struct Scope {
   Scope* around = nullptr;
   std::vector<std::pair<std::string_view, Value>> variables;
-  bool captured = false;  // a macro was defined here and may be called when the part has ended
+  bool captured = false;  // a macro was defined here, which may be called after the block ended
 
   Value* find(std::string_view name);
   void set(std::string_view name, Value value);
@@ -23,23 +23,23 @@ struct Scope {
 
 class Machine {
  public:
-  // `now`: seconds since 1970 of the clock on the wall, for strftime_now.
+  // `now`: wall-clock seconds since 1970, for strftime_now.
   Machine(Heap& heap, int64_t now) : heap_(heap), now_(now) {}
 
-  // The text that the template writes. What fails says in which line, but for what the template itself
-  // refuses (raise_exception), which is in its own words.
+  // The text that the template writes. Errors name the line, except those that the template raises itself
+  // (raise_exception), which are passed on in its own words.
   Result<std::string> render(const Block& block, const Dict& variables);
 
   // ---- for builtins ----
   Heap& heap() { return heap_; }
   int64_t now() const { return now_; }
-  // x.name and x[key]; undefined where there is none.
+  // x.name and x[key]; undefined if there is no such member.
   Result<Value> attribute(const Value& of, const std::string& name);
   Result<Value> item(const Value& of, const Value& key);
   Result<bool> contains(const Value& in, const Value& what);
   Result<Value> call_filter(const std::string& name, const Value& subject, std::vector<Value> arguments);
   Result<bool> call_test(const std::string& name, const Value& subject, std::vector<Value> arguments);
-  // What raise_exception does.
+  // Implements raise_exception.
   Status raise(const std::string& text);
 
  private:
@@ -51,7 +51,7 @@ class Machine {
   Result<Flow> run(const Statement& s);
   Result<Flow> run_if(const Statement& s);
   Result<Flow> run_for(const Statement& s);
-  // `depth`: 1, and more where `loop` is called in it.
+  // `depth` is 1, and increases with each call of `loop` inside.
   Result<Flow> run_for(const Statement& s, const Value& value, size_t depth);
   Result<Flow> run_turns(const Statement& s, const std::vector<Value>& items, size_t depth);
   Result<Flow> run_with(const Statement& s);
@@ -60,7 +60,7 @@ class Machine {
   Status write(const Value& value);
   Status write_text(std::string_view text);
   Status assign(const Target& target, const Value& value);
-  // What a body writes, with the filters of its statement.
+  // The text that a body writes, after the statement's filters.
   Result<Value> captured(const Statement& s);
   Result<Value> filtered(const Expression& chain, const Value& subject);
   // Runs `body()` in a new scope.
@@ -69,7 +69,7 @@ class Machine {
   // The text that `body()` writes.
   template <typename Body>
   Result<Value> written(Body body);
-  // The scopes that are seen now stay: something that is called later sees them.
+  // Keeps the current scopes alive for something that is called later.
   Status keep_scopes();
 
   // ---- expressions ----
@@ -83,7 +83,7 @@ class Machine {
   Result<Value> binary(const Expression& e);
   Result<Value> compare(const Expression& e);
   Result<bool> compare(const std::string& op, const Value& a, const Value& b);
-  // `caller`: what a call statement gives besides.
+  // `caller`: the macro of a call statement, or null.
   Result<Value> call(const Expression& e, const Value* caller = nullptr);
   Result<Value> apply(const Expression& e, const Value& subject);
   Result<Value> call_loop(const Loop& loop, const std::vector<Value>& positional);
@@ -96,18 +96,18 @@ class Machine {
   const int64_t now_;
   TextOut* out_ = nullptr;
   Scope* scope_ = nullptr;
-  std::vector<std::unique_ptr<Scope>> kept_;  // those that macros still see
+  std::vector<std::unique_ptr<Scope>> kept_;  // scopes that macros still refer to
   uint32_t line_ = 0, calls_ = 0;
   bool raised_ = false;
 };
 
-// a + b and its like: "+", "-", "*", "/", "//", "%", "**", "~".
+// Arithmetic on a and b; op is "+", "-", "*", "/", "//", "%", "**" or "~".
 Result<Value> arithmetic(Heap& heap, const std::string& op, const Value& a, const Value& b);
 
-// "'x' is undefined", where a value that is needed is missing.
+// Fails with "'x' is undefined" if the value is undefined.
 Status need_defined(const Value& value);
 
-// Lists and dicts are no keys of dicts, and not looked for among them.
+// Lists and dicts cannot be keys of dicts, nor be looked up in them.
 Status need_hashable(const Value& value);
 
 }  // namespace thimble::jinja

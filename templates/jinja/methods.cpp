@@ -1,4 +1,4 @@
-// Methods of texts, lists and dicts, as Python has them.
+// Methods of texts, lists and dicts, as in Python.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -18,7 +18,7 @@ const std::string& self_text(const Call& c) { return *as_text(c.self); }
 List& self_list(const Call& c) { return **as<List*>(c.self); }
 Dict& self_dict(const Call& c) { return **as<Dict*>(c.self); }
 
-// What looking for `part` in `whole` may cost.
+// Spends the steps that searching `part` in `whole` may cost.
 Status spend_search(Heap& heap, size_t whole, size_t part) {
   return heap.spend_steps(whole * (part + 1) / 64);
 }
@@ -46,8 +46,8 @@ Result<Value> change(Call& c) {
   return out.value(is_markup(c.self));
 }
 
-// The part of the text that arguments `i` and `i` + 1 bound, in characters as a slice does, and its place in
-// bytes. None where the start lies behind the end of the text.
+// The part of the text between arguments `i` and `i` + 1, counted in characters as in a slice, and its byte
+// offset. None if it starts after the end of the text.
 struct Part {
   std::string_view text;
   size_t offset = 0, first = 0;
@@ -75,7 +75,7 @@ Result<Part> bounded(Call& c, size_t i) {
   return part;
 }
 
-// Whether it starts, or ends, with a text or one of a tuple.
+// Whether the text starts, or ends, with a text or with one of a tuple.
 template <bool at_start>
 Result<Value> has_edge(Call& c) {
   THIMBLE_TRY(need_defined(c.arguments[0]));
@@ -93,13 +93,13 @@ Result<Value> has_edge(Call& c) {
   return Value(false);
 }
 
-// Adds a piece of the text to a list of them.
+// Adds a piece of the text to a list.
 Status append_piece(Call& c, List& to, std::string_view piece) {
   THIMBLE_LET(text, c.made(piece));
   return c.heap.append(to, text);
 }
 
-// At white space, which is nothing where it stands at the ends; from the end on where `backwards`.
+// Splits at white space; white space at the ends separates nothing. `backwards`: from the end.
 Status split_at_space(Call& c, List& to, int64_t most, bool backwards) {
   std::string_view rest = self_text(c);
   const auto strip = [&] { return backwards ? strip_end(rest, nullptr) : strip_start(rest, nullptr); };
@@ -149,7 +149,7 @@ Result<Value> splitlines(Call& c) {
   for (std::string_view rest = self_text(c); !rest.empty();) {
     const std::string_view from = rest;
     std::string_view line = take_line(rest);
-    if (c.flag(0)) line = from.substr(0, from.size() - rest.size());  // with its end
+    if (c.flag(0)) line = from.substr(0, from.size() - rest.size());  // keep the line ending
     THIMBLE_TRY(append_piece(c, *all, line));
   }
   return Value(all);
@@ -165,7 +165,7 @@ Result<Value> replace(Call& c) {
   TextOut out(c.heap);
   for (int64_t done = 0; most < 0 || done < most; ++done) {
     size_t at = rest.find(*old);
-    // Nothing is found before every character, and once at the end.
+    // The empty text is found before every character, and once at the end.
     if (old->empty() && done > 0) {
       std::string_view after = rest;
       at = rest.empty() ? std::string_view::npos : take_character(after).size();
@@ -180,7 +180,7 @@ Result<Value> replace(Call& c) {
   return out.value(is_markup(c.self));
 }
 
-// The place of a part in characters, or -1; from the end where `last`. An error in its place where `needed`.
+// The index of a part in characters, or -1. `last`: the last one. `needed`: an error instead of -1.
 template <bool last, bool needed = false>
 Result<Value> find(Call& c) {
   THIMBLE_LET(what, c.text(0));
@@ -245,7 +245,7 @@ bool is_identifier(std::string_view text) {
   });
 }
 
-// Spaces, or another character, up to a width: before the text, behind it, or on both sides.
+// Pads to a width with spaces or another character: on the left, on the right, or on both sides.
 enum class Side { kBefore, kBehind, kBoth };
 template <Side side>
 Result<Value> pad(Call& c) {
@@ -305,7 +305,7 @@ Result<Value> expandtabs(Call& c) {
   return out.value(is_markup(c.self));
 }
 
-// What stands before the first place of a text, it, and what stands behind; or the last place.
+// Splits at the first place of a text, or at the last one: the text before it, itself, and the text after it.
 template <bool last>
 Result<Value> partition(Call& c) {
   THIMBLE_LET(between, c.text(0));
@@ -387,8 +387,8 @@ Result<Value> count_equal(Call& c) {
   return Value(found);
 }
 
-// Some published templates gather in a list what they need later, so lists may grow and shrink by these,
-// which transformers refuses.
+// Some published templates collect values in a list, so these methods may change lists. transformers refuses
+// them.
 Result<Value> append(Call& c) {
   THIMBLE_TRY(c.heap.append(self_list(c), c.arguments[0]));
   return Value(None());
@@ -396,7 +396,7 @@ Result<Value> append(Call& c) {
 
 Result<Value> extend(Call& c) {
   THIMBLE_LET(more, elements(c.heap, c.arguments[0]));
-  const size_t size = more->items.size();  // it may be the list itself
+  const size_t size = more->items.size();  // both may be the same list
   for (size_t i = 0; i < size; ++i) {
     const Value item = more->items[i];
     THIMBLE_TRY(c.heap.append(self_list(c), item));
@@ -442,7 +442,7 @@ Result<Value> get(Call& c) {
   THIMBLE_TRY(need_hashable(c.arguments[0]));
   const Text key = as_key(c.arguments[0]);
   if (const Value* value = key ? self_dict(c).find(*key) : nullptr) return *value;
-  return c.rest.empty() ? Value(None()) : c.rest[0];  // which may be undefined
+  return c.rest.empty() ? Value(None()) : c.rest[0];  // may be undefined
 }
 
 template <List::Kind kind>
@@ -483,7 +483,7 @@ Result<Value> cycle(Call& c) {
   return c.rest[(*as<Loop*>(c.self))->index % c.rest.size()];
 }
 
-// Whether these values are others than those of the call before.
+// Whether these values differ from those of the previous call.
 Result<Value> changed(Call& c) {
   Loop& loop = **as<Loop*>(c.self);
   THIMBLE_LET(now, c.heap.list(List::Kind::kTuple));

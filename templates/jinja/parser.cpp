@@ -16,10 +16,10 @@ namespace {
 using Kind = Expression::Kind;
 using Expressions = std::vector<ExpressionPtr>;
 
-constexpr uint32_t kDeepestSource = 100;  // brackets and statements within each other
-constexpr uint32_t kDeepestTree = 200;    // also what is written one after the other: a + b + c
+constexpr uint32_t kDeepestSource = 100;  // nesting of brackets and statements
+constexpr uint32_t kDeepestTree = 200;    // depth of the tree; chains such as a + b + c deepen it too
 
-// Binary operators bind by level; "not" stands between "and" and the comparisons.
+// Binary operators bind by level; "not" is between "and" and the comparisons.
 constexpr int kOr = 1, kAnd = 2, kComparison = 4;
 int level_of(const Token& token, const Token& next) {
   if (token.kind == Token::Kind::kName) {
@@ -92,7 +92,7 @@ class Parser {
   Result<ExpressionPtr> call(ExpressionPtr callee);
   Status arguments(Expression& of);
 
-  // A node over its children, or a refusal where the tree gets too deep.
+  // Creates a node with these children; fails if the tree becomes too deep.
   Result<ExpressionPtr> make(Kind kind, Expressions parts = {}, std::string text = {});
   Result<ExpressionPtr> check_depth(ExpressionPtr node) const;
 
@@ -123,14 +123,16 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   uint32_t depth_ = 0, loops_ = 0;
-  const char* stack_ = nullptr;  // where it began
-  // Directly in a branch: an unknown filter or test is refused when the branch runs, as Jinja2 does.
+  const char* stack_ = nullptr;  // address at the start of the parse
+  // Inside the branch of a condition. Unknown filters and tests in a branch are errors only when it runs, as
+  // in Jinja2.
   bool in_branch_ = false;
-  std::optional<Status> unknown_;  // the first of them elsewhere, which is refused here
-  std::vector<Macro*> macros_;     // around what is read now
+  // the first unknown filter or test outside of branches; parsing fails with it
+  std::optional<Status> unknown_;
+  std::vector<Macro*> macros_;  // the macros around the current place
 };
 
-// Sets a member for as long as something is read.
+// Sets a member for the lifetime of this object.
 template <typename T>
 struct During {
   During(T& place, T now) : place_(place), before_(std::exchange(place, now)) {}
@@ -139,7 +141,7 @@ struct During {
   const T before_;
 };
 
-// Counts how deep the parser is, and refuses beyond kDeepestSource.
+// Counts the nesting depth and fails beyond kDeepestSource.
 struct Deeper {
   explicit Deeper(uint32_t& depth_) : depth(depth_) { ++depth; }
   ~Deeper() { --depth; }
@@ -230,7 +232,7 @@ Result<ExpressionPtr> Parser::conditional() {
   const bool refused = unknown_.has_value();
   THIMBLE_LET(value, binary(kOr));
   ExpressionPtr left = std::move(value);
-  // All parts are branches, the one that was read already, too.
+  // All parts count as branches, including the one already parsed.
   const bool branches = at(Token::Kind::kName, "if");
   if (branches && !refused) unknown_.reset();
   const During branch(in_branch_, in_branch_ || branches);
@@ -276,7 +278,7 @@ Result<ExpressionPtr> Parser::binary(int least) {
   return left;
 }
 
-// a < b < c, as Python reads it.
+// a < b < c, as in Python.
 Result<ExpressionPtr> Parser::comparison(ExpressionPtr left) {
   std::vector<std::string> operators;
   Expressions parts = list_of(std::move(left));
@@ -330,7 +332,7 @@ Result<ExpressionPtr> Parser::primary() {
 
 Result<ExpressionPtr> Parser::name() {
   const std::string text = tokens_[at_].text;
-  for (const char* word : {"and", "or", "not", "in", "is", "if", "else"})  // of the grammar, no names
+  for (const char* word : {"and", "or", "not", "in", "is", "if", "else"})  // keywords, which cannot be names
     if (text == word) return unexpected();
   for (Macro* macro : macros_) {
     macro->takes_more |= text == "varargs";
@@ -360,7 +362,7 @@ Result<ExpressionPtr> Parser::constant() {
     node->constant = number;
     ++at_;
   } else if (token.kind == Token::Kind::kString) {
-    std::string text;  // strings beside each other are one
+    std::string text;  // adjacent strings are joined
     while (peek().kind == Token::Kind::kString) text += tokens_[at_++].text;
     node->constant = make_text(text);
   } else {
@@ -488,7 +490,7 @@ Result<ExpressionPtr> Parser::test(ExpressionPtr subject) {
   if (!builtin && !in_branch_ && !unknown_) unknown_ = unknown("test", text, line);
   THIMBLE_LET(node, make(Kind::kTest, list_of(std::move(subject)), text));
   node->builtin = builtin;
-  // An argument may stand without parentheses: x is divisibleby 3.
+  // An argument may follow without parentheses: x is divisibleby 3.
   static const std::set<std::string_view> kWords = {"else", "or", "and", "if",
                                                     "not",  "in", "is",  "recursive"};
   const Token& next = peek();
@@ -515,7 +517,7 @@ Result<ExpressionPtr> Parser::call(ExpressionPtr callee) {
   return check_depth(std::move(node));
 }
 
-// What stands in parentheses that are open already.
+// Parses arguments; the opening parenthesis was already read.
 Status Parser::arguments(Expression& of) {
   for (bool first = true; !take_operator(")"); first = false) {
     if (!first) THIMBLE_TRY(expect_operator(","));
@@ -552,10 +554,10 @@ Result<Block> Parser::run() {
   return std::move(whole);
 }
 
-// Statements up to a tag of one of these names, which is taken as far as the name.
+// Parses statements up to a tag with one of these names, and consumes that tag up to its name.
 Result<Block> Parser::block(std::initializer_list<std::string_view> ends) {
   THIMBLE_DEEPER();
-  const uint32_t line = at_ ? tokens_[at_ - 1].line : 1;  // of the tag that opens it
+  const uint32_t line = at_ ? tokens_[at_ - 1].line : 1;  // the line of the opening tag
   Block all;
   for (;;) {
     if (peek().kind == Token::Kind::kEnd) {
@@ -579,7 +581,7 @@ Result<Block> Parser::block(std::initializer_list<std::string_view> ends) {
   }
 }
 
-// A body with its end tag.
+// Parses a body and its end tag.
 Result<Block> Parser::body_until(std::string_view end) {
   THIMBLE_LET(body, block({end}));
   ++at_;
@@ -662,7 +664,7 @@ Result<Statement> Parser::if_statement(Statement s) {
   }
 }
 
-// A name, or in parentheses several.
+// Parses a name, or several in parentheses.
 Result<Target> Parser::one_target() {
   THIMBLE_DEEPER();
   if (take_operator("(")) {
@@ -701,7 +703,7 @@ Result<Statement> Parser::for_statement(Statement s) {
   THIMBLE_LET(each, target());
   s.target = std::move(each);
   if (!s.target.attribute.empty() || !take_name("in")) return unexpected();
-  // Without a condition of its own: "if" chooses among the elements.
+  // Parse at the level of "or": an "if" after it filters the elements.
   THIMBLE_LET(first, binary(kOr));
   s.value = std::move(first);
   if (at_operator(",")) {
@@ -758,7 +760,7 @@ Result<Statement> Parser::set_statement(Statement s) {
   return s;
 }
 
-// |a|b: filters of a text that the machine puts in place of `subject`.
+// Parses |a|b. The machine later replaces `subject` by the text of the body.
 Result<ExpressionPtr> Parser::filter_chain(ExpressionPtr subject) {
   while (take_operator("|")) {
     THIMBLE_LET(node, filter(std::move(subject)));
@@ -780,7 +782,7 @@ Result<Statement> Parser::filter_statement(Statement s) {
   return s;
 }
 
-// {% with a=1, b=2 %}: the values see what is around the statement.
+// {% with a=1, b=2 %}: the values are evaluated in the scope around the statement.
 Result<Statement> Parser::with_statement(Statement s) {
   s.kind = Statement::Kind::kWith;
   const During branch(in_branch_, false);
@@ -797,7 +799,7 @@ Result<Statement> Parser::with_statement(Statement s) {
   return s;
 }
 
-// The parameters of a macro or a call statement, their parenthesis open already.
+// Parses the parameters of a macro or call statement; the opening parenthesis was already read.
 Status Parser::parameters(Macro& macro) {
   while (!take_operator(")")) {
     if (!macro.parameters.empty()) THIMBLE_TRY(expect_operator(","));
@@ -836,7 +838,7 @@ Result<Statement> Parser::macro_statement(Statement s) {
   return s;
 }
 
-// {% call(a, b) f(x) %}: the body is a macro that f knows as `caller`.
+// {% call(a, b) f(x) %}: the body becomes a macro that f can call as `caller`.
 Result<Statement> Parser::call_statement(Statement s) {
   s.kind = Statement::Kind::kCall;
   s.macro = std::make_shared<Macro>();

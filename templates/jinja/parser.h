@@ -1,4 +1,4 @@
-// The source of a template as a tree.
+// Parses the source of a template into a tree.
 #pragma once
 
 #include <string_view>
@@ -8,8 +8,8 @@
 
 namespace thimble::jinja {
 
-// Unsupported, with the line and what was met there, where the source is no template or uses what is not
-// known here: a statement, a filter, a test, a function or a method.
+// Returns Unsupported, with the line and the unexpected construct, if the source is not a template or uses an
+// unknown statement, filter, test, function or method.
 Result<Block> parse(std::string_view source);
 
 }  // namespace thimble::jinja

@@ -1,4 +1,4 @@
-// A template as a tree: what the parser makes and the machine runs.
+// The syntax tree of a template. The parser creates it and the machine runs it.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Expression {
     kName,       // text
     kAttribute,  // parts[0] . text
     kItem,       // parts[0] [ parts[1] ]
-    kSlice,      // parts[0] [ parts[1] : parts[2] : parts[3] ], null where left out
+    kSlice,      // parts[0] [ parts[1] : parts[2] : parts[3] ]; omitted parts are null
     kList,       // parts
     kTuple,      // parts
     kDict,       // parts: key, value, key, value
@@ -30,13 +30,13 @@ struct Expression {
     kAnd,        // parts[0] and parts[1]
     kOr,
     kIf,      // parts[1] if parts[0] else parts[2], which may be null
-    kFilter,  // parts[0] | text(arguments), builtin null where it is not known
-    kTest,    // parts[0] is text(arguments), the same
+    kFilter,  // parts[0] | text(arguments); builtin is null if unknown
+    kTest,    // parts[0] is text(arguments); builtin as for kFilter
     kCall     // parts[0](arguments)
   };
   Kind kind;
   uint32_t line;
-  uint32_t depth = 1;  // of the tree below, itself counted
+  uint32_t depth = 1;  // of the tree below, including this node
   std::string text;
   Value constant;
   std::vector<std::string> operators;
@@ -46,11 +46,11 @@ struct Expression {
   const Builtin* builtin = nullptr;
 };
 
-// What a set or a for statement assigns: one name, a namespace's attribute, or several that a value is spread
-// over.
+// What a set or for statement assigns to: a name, an attribute of a namespace, or several targets that the
+// value is unpacked into.
 struct Target {
   std::string name, attribute;
-  std::vector<Target> parts;  // where it is spread; then there is no name
+  std::vector<Target> parts;  // targets to unpack into; then there is no name
 };
 
 struct Statement;
@@ -66,9 +66,9 @@ struct Statement {
     kFor,       // target, value, condition (may be null), body, otherwise, recursive
     kSet,       // target, value
     kSetBlock,  // target, body, filters (may be null)
-    kWith,      // assignments, body; without any it is a scope of its own: generation
+    kWith,      // assignments, body; {% generation %} is a kWith without assignments, only a scope
     kMacro,     // macro
-    kCall,      // value, a call that is given `macro` as its caller
+    kCall,      // value, a call that gets `macro` as its caller
     kFilter,    // filters, body
     kBreak,
     kContinue
@@ -77,19 +77,20 @@ struct Statement {
   uint32_t line = 0;
   std::string text;
   Target target;
-  // `filters` is a chain of kFilter whose innermost subject, a constant, stands for the text of the body.
+  // `filters` is a chain of kFilter. Its innermost subject is a constant that stands for the text of the
+  // body.
   ExpressionPtr value, condition, filters;
   Block body, otherwise;
   bool recursive = false;
   std::vector<std::pair<Target, ExpressionPtr>> assignments;
-  std::vector<std::pair<ExpressionPtr, Block>> branches;  // the condition of the last is null for else
+  std::vector<std::pair<ExpressionPtr, Block>> branches;  // a null condition in the last one means else
   std::shared_ptr<Macro> macro;
 };
 
 struct Macro {
   std::string name;
-  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // with a default, or null
-  // Whether the body asks for what its parameters do not take, and for the body of a call statement.
+  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // name and default, which may be null
+  // Whether the body uses `varargs`, `kwargs` and `caller`.
   bool takes_more = false, takes_keywords = false, takes_caller = false;
   Block body;
 };

@@ -6,13 +6,13 @@
 namespace thimble::jinja {
 
 Result<Template> Template::parse(std::string_view source) {
-  // Published ones have at most 17 KB. A byte becomes up to 140 bytes of tokens and tree.
+  // Published templates have at most 17 KB. One byte of source becomes up to 140 bytes of tokens and tree.
   constexpr size_t kLongest = 256 << 10;
   if (source.size() > kLongest) return error(Code::kUnsupported, "the template is longer than 256 KiB");
   THIMBLE_LET(block, jinja::parse(source));
   Template made;
   made.block_ = std::make_shared<const Block>(std::move(block));
-  made.host_bytes_ = source.size() / 4 * sizeof(Expression);  // a node for about four characters
+  made.host_bytes_ = source.size() / 4 * sizeof(Expression);  // estimate: a node per four characters
   return made;
 }
 

@@ -1,7 +1,7 @@
-// Templates in Jinja, the part of it that chat templates use (docs/chat-templates.md lists it).
+// Jinja templates; supports the parts that chat templates use (docs/chat-templates.md lists them).
 //
-// A template comes with a model file from anywhere, so it is run in a box: it sees the values that it is
-// given and nothing else, and its time, memory, output and nesting are bounded.
+// A template comes with a model file from an untrusted source. It runs in a sandbox: it sees only the values
+// that it is given, and its time, memory, output and nesting are bounded.
 //
 //   THIMBLE_LET(chat, jinja::Template::parse(source));
 //   jinja::Heap heap{jinja::Limits()};
@@ -24,12 +24,12 @@ struct Statement;
 
 class Template {
  public:
-  // Unsupported, with line and construct, where the source is no template or uses what is not known here.
+  // Returns Unsupported, with line and construct, if the source is not a template or uses something unknown.
   static Result<Template> parse(std::string_view source);
 
-  // The text that the template writes with these variables. `now` is what strftime_now tells: seconds since
-  // 1970 of the clock on the wall. InvalidArgument where the template refuses the variables (raise_exception)
-  // or they are not what it needs; Unsupported where it takes more than the heap's limits.
+  // The text that the template writes with these variables. `now` is what strftime_now returns, as wall-clock
+  // seconds since 1970. InvalidArgument if the template refuses the variables (raise_exception) or needs
+  // others; Unsupported if it exceeds the heap's limits.
   Result<std::string> render(Heap& heap, const Dict& variables, int64_t now) const;
 
   uint64_t host_bytes() const { return host_bytes_; }

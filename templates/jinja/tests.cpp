@@ -26,7 +26,7 @@ Result<Value> is_equal(Call& c) {
   return Value(same != negated);
 }
 
-// Whether less(self, argument), or less(argument, self) where `swapped`, is what is expected.
+// Whether less(self, argument), or less(argument, self) if `swapped`, equals `expected`.
 template <bool swapped, bool expected>
 Result<Value> is_ordered(Call& c) {
   THIMBLE_TRY(need_defined(c.self));
@@ -60,7 +60,7 @@ Result<Value> is_written(Call& c) {
   return Value(holds(*text));
 }
 
-// The same object, not just an equal one; small values have no other.
+// Whether both are the same object, not just equal; small values have no identity, so they are compared.
 Result<Value> is_same(Call& c) {
   const Value& other = c.arguments[0];
   if (c.self.index() != other.index()) return Value(false);

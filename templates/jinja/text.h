@@ -1,4 +1,4 @@
-// Texts as Python's str has them: counted in characters, though stored as UTF-8.
+// Texts as in Python's str: lengths and indices count characters, storage is UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,30 @@ namespace thimble::jinja {
 
 class TextOut;
 
-// Characters; a byte that begins none counts as one.
+// Number of characters; a byte that does not begin one counts as one.
 size_t character_count(std::string_view text);
-// The characters from `first` up to `last`, both at most character_count().
+// The characters from `first` to `last` (exclusive), both at most character_count().
 std::string_view characters(std::string_view text, size_t first, size_t last);
-// The first character of `rest`, which is not empty, taken from it.
+// Removes the first character of `rest`, which is not empty, and returns it.
 std::string_view take_character(std::string_view& rest);
 std::string_view last_character(std::string_view text);
 
-// Bytes of the white space that `text` begins with, or ends with; 0 where it is none.
+// Length in bytes of the white space character at the start, or end, of `text`; 0 if there is none.
 size_t space_at_start(std::string_view text);
 size_t space_at_end(std::string_view text);
-// Without what stands at its ends: characters of `set`, or white space where `set` is null.
+// Removes characters of `set` from the ends, or white space if `set` is null.
 std::string_view strip_start(std::string_view text, const std::string* set);
 std::string_view strip_end(std::string_view text, const std::string* set);
 
-// The first line of `rest`, which is not empty, taken from it with its end; of it, only the line is given.
+// Removes the first line of `rest`, which is not empty, with its line ending. Returns it without the ending.
 std::string_view take_line(std::string_view& rest);
-// For HTML: &lt; for <.
+// Escapes for HTML: &lt; for <.
 void escape(std::string_view text, TextOut& out);
-// 'it': the text in quotes as Python writes it in a list.
+// The text in quotes as Python writes it in a list: 'it'.
 void quote(std::string_view text, TextOut& out);
-// What a number is that from_chars() found out of range: an infinity, or 0.
+// The value of a number that from_chars() reported as out of range: infinity or 0.
 double float_beyond(std::string_view digits);
-// 0.1, 1e+16, 2.0: the shortest digits that read back as the same number, laid out as Python does.
+// The shortest digits that parse to the same number, in Python's notation: 0.1, 1e+16, 2.0.
 std::string float_text(double number);
 
 }  // namespace thimble::jinja

@@ -1,4 +1,4 @@
-// Filters of texts and numbers: x | NAME.
+// Filters for texts and numbers: x | NAME.
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -85,8 +85,8 @@ Result<Value> indent(Call& c) {
   for (bool ended = true, starts = true; ended && out.status().ok(); starts = false) {
     const size_t before = rest.size();
     const std::string_view line = rest.empty() ? rest : take_line(rest);
-    // So a line follows, if an empty one; but Jinja2 puts \n behind the text, which makes one end of a last
-    // \r.
+    // A line ending means that another line follows, even an empty one. Jinja2 appends \n to the text, which
+    // turns a final \r into a single line ending.
     ended = before - rest.size() > line.size() && !(rest.empty() && (*text)->ends_with('\r'));
     if (!starts) out += '\n';
     if (!starts && (blank || !line.empty())) out += *margin;
@@ -100,7 +100,7 @@ Result<Value> as_string(Call& c) {
   return Value(text);
 }
 
-// Marks the text as HTML that needs no escapes.
+// Marks the text as HTML that is not escaped.
 Result<Value> safe(Call& c) {
   THIMBLE_LET(text, subject_text(c));
   text.markup = true;
@@ -121,18 +121,18 @@ Result<Value> force_escape(Call& c) {
 
 // ---- numbers ----
 
-// The digits of a number as Python reads them: without space around them, "1_000" as "1000". Empty where it
-// is no number.
+// The digits of a number as Python reads them: without surrounding space, "1_000" as "1000". Empty if it is
+// not a number.
 std::string plain_digits(std::string_view text) {
   text = strip_end(strip_start(text, nullptr), nullptr);
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto is_digit = [&](size_t at) {
-      // Within digits of other scripts, too; what else is there is refused at its place.
+      // Also accept digits of other scripts here; other characters are refused when they are reached.
       return at < text.size() &&
              (std::isalnum(static_cast<unsigned char>(text[at])) || static_cast<uint8_t>(text[at]) >= 0x80);
     };
-    if (static_cast<uint8_t>(text[i]) >= 0x80) {  // digits of other scripts are digits
+    if (static_cast<uint8_t>(text[i]) >= 0x80) {  // may be a digit of another script
       const CodePoint point = first_code_point(text.substr(i));
       const int digit = decimal_value(point.value);
       if (digit < 0) return {};
@@ -148,7 +148,7 @@ std::string plain_digits(std::string_view text) {
 
 Status too_large() { return error(Code::kUnsupported, "a number becomes too large"); }
 
-// invalid_argument where the text is not an integer.
+// Returns invalid_argument if the text is not an integer.
 std::errc read_integer(std::string_view text, int base, int64_t& out) {
   std::string digits = plain_digits(text);
   const bool negative = digits.starts_with('-');
@@ -194,7 +194,7 @@ Result<Value> to_integer(Call& c) {
     return otherwise;
   }
   if (std::isnan(number)) return otherwise;
-  if (!(std::abs(number) < 9.2e18)) return too_large();  // Python's integers have no end
+  if (!(std::abs(number) < 9.2e18)) return too_large();  // Python's integers are unbounded
   return Value(static_cast<int64_t>(number));
 }
 
@@ -235,7 +235,8 @@ Result<Value> round(Call& c) {
   if (*method != "ceil" && *method != "floor") return bad("round knows the methods common, ceil and floor");
   const double unit = std::pow(10.0, static_cast<double>(precision));
   const double whole = *method == "ceil" ? std::ceil(number * unit) : std::floor(number * unit);
-  return Value((whole + 0.0) / unit);  // an integer there, so without a sign of its zero
+  // adding 0.0 removes the sign of a zero, as the result is an integer in Jinja2
+  return Value((whole + 0.0) / unit);
 }
 
 Result<Value> center(Call& c) {
@@ -305,7 +306,7 @@ Status url_quote(Call& c, const Value& value, bool in_query, TextOut& out) {
   return out.status();
 }
 
-// A text, or pairs of keys and values as a query.
+// Encodes a text, or key-value pairs as a query string.
 Result<Value> urlencode(Call& c) {
   TextOut out(c.heap);
   const auto add = [&](const Value& key, const Value& value) -> Status {
@@ -329,7 +330,7 @@ Result<Value> urlencode(Call& c) {
   return out.value();
 }
 
-// class="a" of a dict, for a tag of HTML.
+// Writes a dict as attributes of an HTML tag: class="a".
 Result<Value> xmlattr(Call& c) {
   Dict* const* dict = as<Dict*>(c.self);
   if (!dict) return bad(std::string("xmlattr takes a dict, and ") + kind_name(c.self) + " was given");

@@ -1,4 +1,4 @@
-// Dates as strftime writes them, in English whatever the machine's language is.
+// Formats dates as strftime does, in English regardless of the machine's locale.
 #include <chrono>
 #include <cstdio>
 
@@ -16,7 +16,7 @@ constexpr const char* kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
 
 Status format_time(int64_t seconds, std::string_view format, TextOut& out) {
   using namespace std::chrono;
-  constexpr int64_t kDay = 86400, kMost = int64_t{1} << 37;  // some thousand years either way
+  constexpr int64_t kDay = 86400, kMost = int64_t{1} << 37;  // covers a few thousand years in both directions
   if (seconds < -kMost || seconds > kMost) return error(Code::kInvalidArgument, "the time is out of range");
   const int64_t days_ = (seconds >= 0 ? seconds : seconds - kDay + 1) / kDay;
   const int second = static_cast<int>(seconds - days_ * kDay);
@@ -28,7 +28,7 @@ Status format_time(int64_t seconds, std::string_view format, TextOut& out) {
 
   const auto weekday = static_cast<int>(std::chrono::weekday{day}.c_encoding());
   const auto of_year = static_cast<int>((day - sys_days{date.year() / January / 1}).count());
-  // Those that stand for several.
+  // Conversions that abbreviate several others.
   const auto longer = [](char c) -> std::string_view {
     switch (c) {
       case 'c':
@@ -112,7 +112,7 @@ Status format_time(int64_t seconds, std::string_view format, TextOut& out) {
         out += static_cast<unsigned>(date.day()) < 10 && !unpadded ? " " : "";
         number(static_cast<int>(static_cast<unsigned>(date.day())), 1);
         break;
-      case 'f':  // the clock counts seconds
+      case 'f':  // the clock has whole seconds
         out += "000000";
         break;
       case 'j':
@@ -130,7 +130,7 @@ Status format_time(int64_t seconds, std::string_view format, TextOut& out) {
       case 'W':
         number((of_year + 7 - (weekday + 6) % 7) / 7, two);
         break;
-      case 'Z':  // without a zone, as the time where templates are published
+      case 'Z':  // empty, because the time has no zone
       case 'z':
         break;
       case 'n':

@@ -8,7 +8,7 @@
 namespace thimble::jinja {
 namespace {
 
-// Of a node of a dict's index with its place in the table, and of a text besides its bytes.
+// Estimated sizes of an index node of a dict with its bucket, and of a text without its characters.
 constexpr uint64_t kIndexBytes = 80, kTextBytes = sizeof(std::string) + 32;
 
 Status spend(uint64_t& left, uint64_t count, const char* what) {
@@ -23,7 +23,7 @@ Status too_deep() {
 
 bool is_number(const Value& v) { return is<bool>(v) || is<int64_t>(v) || is<double>(v); }
 
-// Exactly, as Python does: -1, 0, 1 for less, equal, more; 2 where one is not a number.
+// Compares exactly, as Python does: -1, 0, 1 for less, equal, greater; 2 if one is NaN.
 int compare_numbers(const Value& a, const Value& b) {
   int64_t room_a = 0, room_b = 0;
   const int64_t *x = as_integer(a, room_a), *y = as_integer(b, room_b);
@@ -97,7 +97,7 @@ Result<bool> less_at(Heap& heap, const Value& a, const Value& b, uint32_t depth)
   if (is_number(a) && is_number(b)) return compare_numbers(a, b) == -1;
   if (const std::string* x = as_text(a), *y = as_text(b); x && y) {
     THIMBLE_TRY(heap.spend_steps(std::min(x->size(), y->size()) / 64));
-    return *x < *y;  // bytes of UTF-8 are in the order of code points
+    return *x < *y;  // byte order of UTF-8 equals code point order
   }
   if (is<List*>(a) && is<List*>(b) && (*as<List*>(a))->is_plain() &&
       (*as<List*>(a))->kind == (*as<List*>(b))->kind) {
@@ -184,7 +184,7 @@ Status Printer::print(const Value& value, uint32_t depth) {
     return print_dict(**as<Dict*>(value), depth);
   else
     out += std::string("<") + kind_name(value) + ">";
-  THIMBLE_TRY(out.status());  // now, so that a list which holds one text a million times ends early
+  THIMBLE_TRY(out.status());  // checked now, so that a list with a million references to one text ends early
   return heap_.spend_steps(1);
 }
 

@@ -1,9 +1,9 @@
-// Values of a running template, as Python has them: none, booleans, integers, floats, texts, lists, dicts in
-// the order of insertion, and things that can be called.
+// Values of a running template, as in Python: none, booleans, integers, floats, texts, lists,
+// insertion-ordered dicts, and callables.
 //
-// Nothing changes a list or a dict once a template can see it. Namespaces are shared by reference and may
-// hold themselves; that is why a Heap owns all these until the rendering ends, and a Value only points to
-// them. Texts cannot hold anything and count their references.
+// Nothing changes a list or dict once a template can see it. Namespaces are shared by reference and may
+// contain themselves. For that reason a Heap owns all of these until the rendering ends, and a Value only
+// points to them. Texts cannot contain other values and are reference-counted.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Namespace;
 struct Scope;
 struct Statement;
 
-// A missing variable, attribute or element; `name` says which, for messages, and belongs to the template.
+// A missing variable, attribute or element. `name` is used in messages and belongs to the template.
 struct Undefined {
   const std::string* name = nullptr;
 };
@@ -43,50 +43,50 @@ struct Text : std::shared_ptr<const std::string> {
   using Base = std::shared_ptr<const std::string>;
   using Base::Base;
   Text(Base text, bool marked = false) : Base(std::move(text)), markup(marked) {}
-  // HTML whose special characters are escaped (|safe, |escape): others that join it by + or % are escaped,
-  // too.
+  // HTML whose special characters are escaped (|safe, |escape). Texts that are joined to it with + or % are
+  // escaped too.
   bool markup = false;
 };
 
 using Value = std::variant<Undefined, None, bool, int64_t, double, Text, List*, Dict*, Namespace*, Loop*,
                            Closure*, const Builtin*, Bound*, Cycler*, Joiner*>;
 
-// What has elements in order: lists, and what differs from them in how it prints, what it equals, and what
-// can be done with it.
+// An ordered sequence: a list or one of its variants, which differ in how they print, compare and can be
+// used.
 struct List {
-  // kKeys, kValues and kItems are what a dict's methods give. kIterator is what map() and its like give: its
-  // elements are there once, and it has neither a length nor an end that could be asked for.
+  // kKeys, kValues and kItems are returned by methods of dicts. kIterator is returned by map() and similar
+  // filters: its elements can be read once, and it has neither a length nor an accessible end.
   enum class Kind : uint8_t { kList, kTuple, kRange, kKeys, kValues, kItems, kIterator };
   std::vector<Value> items;
   Kind kind = Kind::kList;
   Text shown;          // how a range prints
-  bool group = false;  // of groupby: a tuple whose elements have names
+  bool group = false;  // result of groupby: a tuple whose elements have names
 
   bool is_plain() const { return kind == Kind::kList || kind == Kind::kTuple; }
   bool has_places() const { return is_plain() || kind == Kind::kRange; }
 };
 
-// Keys are texts; an integer is kept as one that no text is likely to be (as_key, key_value).
+// A dict. Keys are texts; integer keys are stored as unlikely texts (as_key, key_value).
 struct Dict {
   std::vector<std::pair<Text, Value>> items;
-  std::unordered_map<std::string_view, size_t> index;  // of a key's item
+  std::unordered_map<std::string_view, size_t> index;  // key to index of its item
 
   Value* find(std::string_view key);
   void set(const Text& key, Value value);
 };
 
-// namespace(): the one thing whose attributes a template may assign.
+// namespace(): the only object whose attributes a template may assign.
 struct Namespace {
   Dict attributes;
 };
 
-// What `loop` is within a for statement.
+// `loop` inside a for statement.
 struct Loop {
   const std::vector<Value>* items;
   size_t index = 0, depth = 0;
-  const Statement* recursive = nullptr;  // the statement that a call of `loop` runs again, in `scope`
+  const Statement* recursive = nullptr;  // the statement that calling `loop` runs again, in `scope`
   Scope* scope = nullptr;
-  List* seen = nullptr;  // what loop.changed() was given before
+  List* seen = nullptr;  // the previous arguments of loop.changed()
 };
 
 // cycler('a', 'b') and joiner(', ').
@@ -99,50 +99,51 @@ struct Joiner {
   bool used = false;
 };
 
-// A method and what it is called on: x.strip
+// A method bound to its object: x.strip
 struct Bound {
   const Builtin* method;
   Value self;
 };
 
-// A macro and the variables that it sees.
+// A macro with the variables that it can see.
 struct Closure {
   const Macro* macro;
   Scope* scope;
 };
 
-// How much a rendering may use. Steps bound its time, bytes its memory: of all texts, lists and dicts ever
-// made.
+// Limits of a rendering. Steps bound its time; bytes bound the memory of all texts, lists and dicts ever
+// created.
 struct Limits {
   uint64_t steps = 16'000'000;
   uint64_t bytes = 128 << 20;
   uint64_t output = 32 << 20;
 };
 
-// How much of the stack parsing, running and printing may use, whatever they recurse through: threads of some
-// systems have 512 KiB. Frames differ between compilers, and are several times as large with sanitizers, so
-// bytes are counted and not levels. What is left is for the caller, and for what does not check.
+// How much stack parsing, running and printing may use in total. Threads of some systems have 512 KiB. We
+// count bytes and not levels, because frame sizes differ between compilers and are several times as large
+// with sanitizers. The rest is for the caller, and for code that does not check.
 inline constexpr size_t kMostStack = 352 << 10;
-// Whether more than that lies between a place on the stack and here.
+// Whether the stack between `from` and here exceeds kMostStack.
 bool stack_is_short(const char* from);
 
-// Makes values and counts what they take, as vectors and strings take it: with the room that they grow into.
+// Creates values and counts their memory as vectors and strings allocate it, including spare capacity.
 class Heap {
  public:
   explicit Heap(const Limits& limits) : left_(limits) {}
   Heap(const Heap&) = delete;
 
-  // Each refuses in one sentence when its limit is reached.
+  // Each fails with one sentence once its limit is reached.
   Status spend_steps(uint64_t count);
   Status spend_bytes(uint64_t count);
   Status spend_output(uint64_t count);
 
-  // Refuses where little is left of what recursion may use of the stack (Recursion).
+  // Fails if recursion has little of its stack left (see Recursion).
   Status check_stack() const;
 
-  Result<Value> text(std::string_view text, bool markup = false);  // a copy
-  Result<Value> keep(std::string text, bool markup = false);       // whose bytes are counted already
-  // Room for so many elements, or bytes, more.
+  Result<Value> text(std::string_view text, bool markup = false);  // copies the text
+  // takes a text whose bytes are already counted
+  Result<Value> keep(std::string text, bool markup = false);
+  // Reserves room for so many more elements or bytes.
   template <typename Container>
   Status reserve(Container& in, uint64_t more) {
     const uint64_t room = in.capacity(), size = in.size();
@@ -167,7 +168,7 @@ class Heap {
   friend class Recursion;
 
   Limits left_;
-  const char* stack_ = nullptr;  // where the outermost Recursion stands
+  const char* stack_ = nullptr;  // address of the outermost Recursion
   std::deque<List> lists_;
   std::deque<Dict> dicts_;
   std::deque<Namespace> namespaces_;
@@ -178,7 +179,7 @@ class Heap {
   std::deque<Joiner> joiners_;
 };
 
-// Stands where a recursion begins that Heap::check_stack() bounds; within another one it does nothing.
+// Marks the start of a recursion that Heap::check_stack() bounds. A nested one has no effect.
 class Recursion {
  public:
   explicit Recursion(Heap& heap);
@@ -190,15 +191,15 @@ class Recursion {
   const char* const before_;
 };
 
-// A text that grows. What it takes is counted before it is taken; when that is too much it takes nothing
-// more, and status() and value() refuse.
+// A text that grows. Its memory is counted before it is allocated. Beyond the limit it stops growing, and
+// status() and value() return the error.
 class TextOut {
  public:
   explicit TextOut(Heap& heap) : heap_(heap) {}
-  // Takes room for so many bytes more, for who knows how many will come.
+  // Reserves so many more bytes, for callers that know how many will follow.
   void reserve(size_t more);
   void add(std::string_view text);
-  void add(size_t count, std::string_view text);  // so many times
+  void add(size_t count, std::string_view text);  // repeats the text `count` times
   TextOut& operator+=(std::string_view text) {
     add(text);
     return *this;
@@ -213,7 +214,7 @@ class TextOut {
   }
   const Status& status() const { return status_; }
   const std::string& text() const { return text_; }
-  // What was written; this is empty after it.
+  // Returns the text that was written and leaves this empty.
   Result<std::string> take();
   Result<Value> value(bool markup = false);
 
@@ -223,7 +224,7 @@ class TextOut {
   Status status_;
 };
 
-inline constexpr uint32_t kDeepestValue = 64;  // lists within lists, where values are compared or written
+inline constexpr uint32_t kDeepestValue = 64;  // nesting of lists when values are compared or written
 
 template <typename T>
 const T* as(const Value& value) {
@@ -234,31 +235,31 @@ bool is(const Value& value) {
   return std::holds_alternative<T>(value);
 }
 bool is_markup(const Value& value);
-// The text of a value that is one, else null.
+// The string of a text value, otherwise null.
 const std::string* as_text(const Value& value);
-// A value that counts as a whole number: a boolean is 0 or 1.
+// The integer of a value that counts as one, otherwise null. A boolean counts as 0 or 1.
 const int64_t* as_integer(const Value& value, int64_t& room);
 
-// A key as a dict keeps it, null where the value cannot be one; and the value again.
+// A key in the form that dicts store, or null if the value cannot be a key; and the reverse.
 Text as_key(const Value& value);
 Value key_value(const Text& key);
 
-Value make_text(std::string_view text);  // not counted: for constants and what the caller gives
+Value make_text(std::string_view text);  // not counted: for constants and the caller's inputs
 
-// "list", "undefined": what messages call it.
+// The type's name in messages: "list", "undefined".
 const char* kind_name(const Value& value);
 bool truth(const Value& value);
 
-// ==. A comparison costs steps, so that it can fail.
+// a == b. Comparing spends steps, so it can fail.
 Result<bool> equal(Heap& heap, const Value& a, const Value& b);
-// Less than, for numbers, texts and lists of them; others have no order.
+// a < b for numbers, texts and lists of them. Other types have no order, which is an error.
 Result<bool> less(Heap& heap, const Value& a, const Value& b);
 
-// How a value prints: None, True, ['a', 1]. Texts as they are.
+// A value as it prints: None, True, ['a', 1]; texts without quotes.
 Result<Text> printed(Heap& heap, const Value& value);
 
-// What a loop goes through: elements, keys, characters; nothing of an undefined value. Takes them from an
-// iterator.
+// The elements that a loop iterates over: elements, keys or characters; none for an undefined value. Consumes
+// an iterator.
 Result<List*> elements(Heap& heap, const Value& value);
 
 }  // namespace thimble::jinja
