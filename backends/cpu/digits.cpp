@@ -9,7 +9,7 @@
 
 namespace thimble::cpu {
 
-// One per compilation of isa/digits.cpp.
+// One table per compilation of isa/digits.cpp.
 extern const DigitKernels kBaselineDigitKernels;
 #ifdef THIMBLE_X86_LEVELS
 extern const DigitKernels kV3DigitKernels, kV3VnniDigitKernels, kV4VnniDigitKernels;
@@ -19,7 +19,7 @@ extern const DigitKernels kDotDigitKernels;
 #endif
 
 #ifdef THIMBLE_X86_LEVELS
-// clang 14 knows no name for it.
+// clang 14 has no name for this feature.
 static bool has_avx_vnni() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);

@@ -1,4 +1,5 @@
-// Which entries a step works on: those of a KV head's run, the chunk's behind them, and lists of both.
+// The entries that a step works on: those of a KV head's run, those of the chunk after them, and lists of
+// both.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +10,15 @@
 
 namespace thimble::cpu {
 
-// One KV head's list, or everything where the op has no list.
+// The list of one KV head, or all entries if the op has no list.
 struct EntryList {
   uint32_t count;
-  const uint32_t* entries;  // null: entry i is i
+  const uint32_t* entries;  // null means that entry i is i
 
   uint32_t operator[](uint32_t i) const { return entries ? entries[i] : i; }
 };
 
-// `head`: numbered from KV head 0 of the layer, whose row of the table is `first_state`.
+// `head` counts from KV head 0 of the layer, whose row of the head table is `first_state`.
 inline EntryList entry_list(const Context& c, const In& list, uint32_t head, uint32_t list_capacity,
                             uint32_t first_state) {
   if (!list) return {step_entries(c.step, c.heads[first_state + head]), nullptr};
@@ -25,10 +26,11 @@ inline EntryList entry_list(const Context& c, const In& list, uint32_t head, uin
   return {l[0], l + 1};
 }
 
-// Whether this step uses the selection that an earlier one made.
+// Whether this step reuses the selection of an earlier step.
 inline bool selection_cached(const In& gate) { return gate && data<GateState>(gate)->hit; }
 
-// Where the scored units of a head end that begin at n_init: there, if it is not selected from.
+// The end of a head's scored units, which begin at n_init; it equals n_init if nothing is selected from the
+// head.
 inline uint32_t scored_end(const StepParams& step, const HeadState& head, uint32_t page) {
   const uint32_t n = units(step_entries(step, head), page);
   return selects(step, n) ? middle_end(step, n) : step.n_init;
@@ -45,8 +47,8 @@ T* in_run(const View& v, const HeadState& head, uint64_t index, uint64_t width =
   return v ? data<T>(v) + (head.first + index) * width : nullptr;
 }
 
-// Asks for an f16 row ahead of its use: the processor's own prefetcher falls behind where rows are taken tile
-// by tile (docs/benchmarks.md).
+// Prefetches an f16 row. The processor's own prefetcher cannot keep up when rows are read tile by tile
+// (docs/benchmarks.md).
 inline void prefetch_row(const uint16_t* row, uint32_t width) {
   constexpr uint32_t kLine = 64 / sizeof(uint16_t);
   for (uint32_t c = 0; c < width; c += kLine) __builtin_prefetch(row + c);
@@ -59,7 +61,7 @@ T* page_of(const View& v, const HeadState& state, uint32_t head, uint32_t page, 
   return data<T>(v) + (uint64_t(state.first / page) + head + index) * 2 * head_dim;
 }
 
-// The first of a head's rows of this step, in arrays of [run] or of [heads][chunk_capacity].
+// Index of a head's first row of this step, in arrays of [run] or of [heads][chunk_capacity].
 inline uint64_t first_row(const Context& c, uint32_t into, uint32_t head, uint32_t chunk_capacity,
                           uint32_t first_state) {
   if (into == kIntoChunk) return uint64_t(head) * chunk_capacity;

@@ -2,7 +2,7 @@
 
 namespace thimble::cpu {
 
-// One per compilation of isa/kernels.cpp.
+// One table per compilation of isa/kernels.cpp.
 extern const Kernels kBaselineKernels;
 #ifdef THIMBLE_X86_LEVELS
 extern const Kernels kV3Kernels, kV4Kernels;
@@ -13,8 +13,8 @@ uint32_t kernel_sets(const Kernels* sets[4]) {
   sets[n++] = &kBaselineKernels;
 #ifdef THIMBLE_X86_LEVELS
   __builtin_cpu_init();
-  // What isa/ is compiled for: x86-64-v3 and -v4 as far as it uses them. F16C comes with AVX2; clang 14 knows
-  // no name for it.
+  // The features that isa/ is compiled with: x86-64-v3 and -v4, as far as it uses them. F16C comes with AVX2;
+  // clang 14 has no name for it.
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                   __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
   if (v3) sets[n++] = &kV3Kernels;

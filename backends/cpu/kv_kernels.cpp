@@ -4,7 +4,7 @@
 
 namespace thimble::cpu {
 
-// One per compilation of isa/kv_kernels.cpp, in the order of kernel_sets().
+// One table per compilation of isa/kv_kernels.cpp, in the order of kernel_sets().
 extern const KvKernels kBaselineKvKernels;
 #ifdef THIMBLE_X86_LEVELS
 extern const KvKernels kV3KvKernels, kV4KvKernels;

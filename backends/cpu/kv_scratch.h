@@ -1,4 +1,4 @@
-// What the CPU backend's KV ops need as scratch, counted by the code that lays it out.
+// The scratch of the CPU backend's KV ops. The code that lays it out also computes its size.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace thimble::cpu {
 
-// Bytes of scratch that the KV ops need for these shapes with this many workers.
+// Bytes of scratch that the KV ops need for these shapes and this many workers.
 uint64_t kv_scratch_bytes(const ModelShape&, const SessionShape&, uint32_t workers);
 
-// Hands out parts of a scratch, or only counts them where it starts at null.
+// Hands out parts of a scratch buffer, or only counts bytes if it starts at null.
 class ScratchLayout {
  public:
   explicit ScratchLayout(std::byte* start = nullptr) : start_(start) {}
@@ -31,45 +31,46 @@ class ScratchLayout {
   uint64_t used_ = 0;
 };
 
-// Bytes of a Scratch.
+// Size in bytes of a Scratch.
 template <typename Scratch, typename... Shape>
 uint64_t scratch_bytes(const Shape&... shape) {
   ScratchLayout layout;
   Scratch(layout, shape...);
   return layout.used();
 }
-// The Scratch of one worker; those of all workers lie one after the other from `start`.
+// The Scratch of one worker; those of all workers are stored one after the other from `start` on.
 template <typename Scratch, typename... Shape>
 Scratch worker_scratch(std::byte* start, uint32_t worker, const Shape&... shape) {
   ScratchLayout layout(start + worker * scratch_bytes<Scratch>(shape...));
   return Scratch(layout, shape...);
 }
 
-// Floats from vector to vector of one head's channels.
+// Stride in floats between vectors of one head's channels.
 inline uint32_t padded_width(uint32_t head_dim) { return static_cast<uint32_t>(round_up(head_dim, kPad)); }
 
-// One worker of kv_append and kv_view.
+// Scratch of one worker of kv_append and kv_view.
 struct RowScratch {
   float *row, *angles;  // [head_dim] each
   RowScratch(ScratchLayout& l, uint32_t head_dim)
       : row(l.take<float>(head_dim)), angles(l.take<float>(head_dim)) {}
 };
 
-// One worker of page_bounds.
+// Scratch of one worker of page_bounds.
 struct BoundsScratch {
   float *lowest, *highest, *key;  // [head_dim] each
   BoundsScratch(ScratchLayout& l, uint32_t head_dim)
       : lowest(l.take<float>(head_dim)), highest(l.take<float>(head_dim)), key(l.take<float>(head_dim)) {}
 };
 
-// One worker of key_diff.
+// Scratch of one worker of key_diff.
 struct KeyScratch {
   float *key, *sum;  // [head_dim] each
   KeyScratch(ScratchLayout& l, uint32_t head_dim)
       : key(l.take<float>(head_dim)), sum(l.take<float>(head_dim)) {}
 };
 
-// One worker of attention and token_score: `vectors` queries of one KV head against a tile of its keys.
+// Scratch of one worker of attention and token_score: `vectors` queries of one KV head with a tile of its
+// keys.
 struct TileScratch {
   float *q, *rotated;  // [vectors][padded_width]
   float* angles;       // [head_dim]
@@ -92,16 +93,17 @@ struct TileScratch {
   }
 };
 
-// Attention over the view takes this many rows of a KV head's group at a time: about 120 queries, so that
+// Rows of a KV head's group that attention over the view processes at a time: about 120 queries, so that
 // loading a tile of keys is 1/30 of the work on it.
 inline uint32_t attention_rows(uint32_t group) { return group < 120 ? 120 / group : 1; }
 
-// Attention over the pool cuts the entries into at most this many parts, whose results are combined in order.
+// Attention over the pool divides the entries into at most this many parts, whose results are combined in
+// order.
 constexpr uint32_t kMaxParts = 32;
 
-// Shared by the workers of attention over the pool.
+// Scratch that the workers of attention over the pool share.
 struct PartScratch {
-  float* low;         // [head_dim][kTileKeys]: cos, sin of each pair for positions 0 to 63
+  float* low;         // [head_dim][kTileKeys]: cos and sin of each pair for positions 0 to 63
   float *peak, *sum;  // [kv heads][kMaxParts][group]
   float* out;         // [kv heads][kMaxParts][group][padded_width]
   PartScratch(ScratchLayout& l, uint32_t heads, uint32_t group, uint32_t head_dim) {
@@ -113,9 +115,9 @@ struct PartScratch {
   }
 };
 
-// Shared by the workers of query_score; all but the first for a single row.
+// Scratch that the workers of query_score share; all members except the first are for a single row.
 struct PowerScratch {
-  float* low;     // as above
+  float* low;     // as in PartScratch
   float* powers;  // [kv heads at once][tiles][group][kTileKeys]
   LogSum* parts;  // [kv heads at once][tiles][group]
   PowerScratch(ScratchLayout& l, uint64_t heads, uint32_t tiles, uint32_t group, uint32_t head_dim)
@@ -124,14 +126,14 @@ struct PowerScratch {
         parts(l.take<LogSum>(heads * tiles * group)) {}
 };
 
-// Shared by the workers of token_score or page_score.
+// Scratch that the workers of token_score or page_score share.
 struct QueryScratch {
-  float* q;  // [kv heads * group][padded_width]: rotated, mean over rows, scaled
+  float* q;  // [kv heads * group][padded_width]: rotated, averaged over rows, scaled
   QueryScratch(ScratchLayout& l, uint32_t heads, uint32_t head_dim)
       : q(l.take<float>(uint64_t(heads) * padded_width(head_dim))) {}
 };
 
-// One worker of page_score: a KV head's queries against the bounds of a tile of pages.
+// Scratch of one worker of page_score: a KV head's queries with the bounds of a tile of pages.
 struct PageScratch {
   float* angles;            // [head_dim]
   float *lowest, *highest;  // [head_dim][kTileKeys] each
@@ -143,17 +145,18 @@ struct PageScratch {
         scores(l.take<float>(uint64_t(group) * kTileKeys)) {}
 };
 
-// A layer vote takes this many positions at a time.
+// Positions that a layer vote processes at a time.
 constexpr uint32_t kVotePositions = 256;
 
-// One worker of a layer vote.
+// Scratch of one worker of a layer vote.
 struct VoteScratch {
   float* scores;  // [query heads][kVotePositions]
   explicit VoteScratch(ScratchLayout& l, uint32_t heads)
       : scores(l.take<float>(uint64_t(heads) * kVotePositions)) {}
 };
 
-// The candidates of a max-pool over votes: every KV head's, or the layer's and where they are.
+// The candidates of a max-pool over votes: those of every KV head, or those of the layer with their
+// positions.
 struct WindowScratch {
   float* votes;
   uint32_t* places;

@@ -1,4 +1,4 @@
-// Rotary positions from the two-level table of backends/backend.h.
+// Rotary positions with the two-level table of backends/backend.h.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 namespace thimble::cpu {
 
 struct Rope {
-  const float* table;  // [64 + blocks][pairs]{cos, sin}; null where the op has none, as nothing rotates
+  const float* table;  // [64 + blocks][pairs]{cos, sin}; null if the op rotates nothing
   uint32_t pairs;
-  // Pair p is channels p * step and p * step + second.
+  // Pair p consists of channels p * step and p * step + second.
   uint32_t step, second;
 
   Rope(const In& rows, const RopeParams& p)
@@ -20,7 +20,7 @@ struct Rope {
         step(p.pairing == kRopeAdjacent ? 2 : 1),
         second(p.pairing == kRopeAdjacent ? 1 : pairs) {}
 
-  // The model's attention factor: cos at position 0.
+  // The model's attention factor, which is cos at position 0.
   float factor() const { return pairs ? table[64 * 2 * pairs] : 1; }
 
   // Writes cos and sin of every pair at a position: [pairs]{cos, sin}.
@@ -33,9 +33,9 @@ struct Rope {
     }
   }
 
-  // Rotates one head's vector by angles(); the channels past n_rot stay.
+  // Rotates the vector of one head by angles(); channels from n_rot on are unchanged.
   void rotate(float* x, const float* angle) const {
-    if (step == 2)  // constants in place of step and second let the compiler use vectors
+    if (step == 2)  // with constants for step and second the compiler can vectorize
       rotate_pairs(x, x + 1, 2, angle);
     else
       rotate_pairs(x, x + pairs, 1, angle);
@@ -51,7 +51,7 @@ struct Rope {
   }
 };
 
-// The low half of the table as rotate_tile() takes it: cos and sin of each pair for positions 0 to 63,
+// The low half of the table in the layout of rotate_tile(): cos and sin of each pair for positions 0 to 63,
 // [n_rot][kTileKeys].
 inline void transpose_low_half(const In& rope, const RopeParams& p, float* low) {
   const float* rows[kTileKeys];

@@ -1,5 +1,5 @@
-// attention: softmax(q k^T) v in tiles of keys with a running maximum and sum, so that no score matrix is
-// ever stored.
+// attention: softmax(q k^T) v over tiles of keys, with a running maximum and sum, so the score matrix is
+// never stored.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,13 +16,13 @@ namespace thimble::cpu {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
 
-// The first list index that a row sees, of the `seen` up to its own.
+// The first list index that a row sees, if it sees `seen` entries without a window.
 static uint32_t first_visible(uint32_t seen, uint32_t window) {
   return window && window < seen ? seen - window : 0;
 }
 
-// Masks what lies before the rows' windows in the scores of the tile whose first list index is `key`; row 0
-// has list index first_index, and `group` vectors belong to a row.
+// Masks the scores of keys before the rows' windows in the tile whose first list index is `key`. Row 0 has
+// list index first_index; each row has `group` query vectors.
 static void hide_before_window(const TileScratch& t, uint32_t vectors, uint32_t group, uint32_t first_index,
                                uint32_t window, uint32_t key) {
   for (uint32_t vector = 0; vector < vectors; ++vector) {
@@ -36,22 +36,22 @@ static void hide_before_window(const TileScratch& t, uint32_t vectors, uint32_t 
   }
 }
 
-// Caps logits that are scaled for a softmax in base 2.
+// Soft-caps logits that are scaled for a softmax in base 2.
 static void cap_scores(const TileScratch& t, uint32_t vectors, float cap) {
   if (cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, cap * kLog2E);
 }
 
-// What a query's softmax begins with: nothing, or the logit that carries no value.
+// The initial state of a query's softmax: empty, or the sink's logit, which has no value vector.
 static LogSum sink_of(const Attention& o, uint32_t query) {
   return o.sinks ? LogSum{data<float>(o.sinks)[query] * kLog2E, 1} : LogSum{-kInfinity, 0};
 }
 
-// y = x * factor, one head's channels.
+// y = x * factor for the channels of one head.
 static void write_scaled(const float* x, float factor, uint32_t head_dim, float* y) {
   for (uint32_t c = 0; c < head_dim; ++c) y[c] = x[c] * factor;
 }
 
-// Rows [first_row, first_row + rows) of one KV head's group against this pass of the view.
+// Rows [first_row, first_row + rows) of one KV head's group attend to the current pass of the view.
 static void attend_view(const Context& ctx, const Attention& o, uint32_t head, uint32_t first_row,
                         uint32_t rows, const TileScratch& t) {
   const AttentionParams& p = o.p;
@@ -96,7 +96,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
   const float* own_v = at<float>(o.v.values, head, p.view_capacity, 0, p.head_dim);
   uint32_t key = p.first_entry;
   const uint32_t first_seen = first_visible(index_of(0) + 1, p.window);
-  if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // tiles that no row sees
+  if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // skip tiles that no row sees
   for (; key < end && key <= index_of(rows - 1); key += kTileKeys) {
     const uint32_t n = std::min(kTileKeys, end - key);
     const float *k[kTileKeys], *v[kTileKeys];
@@ -126,7 +126,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
 }
 
-// List entries [first, end) of one KV head against the only row; peak, sum and out are left in t.
+// The only row attends to list entries [first, end) of one KV head. The results (peak, sum, out) stay in t.
 static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, const EntryList& list,
                         uint32_t first, uint32_t end, const float* low, const TileScratch& t) {
   const AttentionParams& p = o.p;
@@ -137,8 +137,9 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
   for (uint32_t h = 0; h < p.group; ++h)
     write_scaled(data<float>(o.q) + (head * p.group + h) * p.head_dim, p.scale * kLog2E, p.head_dim,
                  t.q + h * width);
-  // Under kRopeList a tile's keys rotate by their place in it, and the query by what then is missing. The
-  // model's attention factor counts for both, but the low half of the table does not have it.
+  // Under kRopeList, a tile's keys rotate by their index in the tile, and the query rotates by the remaining
+  // difference. The model's attention factor applies to both sides, but the low half of the table does not
+  // contain it.
   const float factor = by_list ? rope.factor() : 1;
   const auto rotate_queries = [&](uint32_t position) {
     rope.angles(position, t.angles);
@@ -178,8 +179,9 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
   }
 }
 
-// Decode: parts of the lists side by side, then combined in their order. Parts of all heads are as long, so a
-// head has as many as its entries ask for and a worker takes those of any.
+// Decoding: workers attend to parts of the lists in parallel; the parts are then combined in order. Parts of
+// all heads have the same length. A head has as many parts as its entries require, and a worker takes parts
+// of any head.
 static void attend_pool(const Context& ctx, const Attention& o) {
   const AttentionParams& p = o.p;
   const uint32_t width = padded_width(p.head_dim);
@@ -196,7 +198,7 @@ static void attend_pool(const Context& ctx, const Attention& o) {
     const EntryList list = list_of(head);
     longest = std::max(longest, list.count - first_of(list));
   }
-  // Parts are whole tiles; 256 keys take about 3 us.
+  // Parts consist of whole tiles; 256 keys take about 3 us.
   const uint32_t part = static_cast<uint32_t>(
       std::max<uint64_t>(4 * kTileKeys, round_up(ceil_div(longest, kMaxParts), kTileKeys)));
   const uint32_t n_parts = static_cast<uint32_t>(ceil_div(longest, part));

@@ -9,9 +9,9 @@ namespace thimble::cpu {
 void arg_max(const Context& c, const ArgMax& op) {
   for_rows(c, c.step.n_logit_rows, op.p.cols, [&](uint32_t row) {
     const float* x = data<float>(op.x) + size_t(row) * op.p.cols;
-    constexpr uint32_t kExponent = 0x7f800000;  // all of it in infinity and NaN
+    constexpr uint32_t kExponent = 0x7f800000;  // all bits are set in infinity and NaN
     const auto order = [&](uint32_t i) { return order_bits(std::bit_cast<uint32_t>(x[i])); };
-    // As integers, which compilers compare by the vector.
+    // Compare as integers, which compilers vectorize.
     uint32_t largest = 0, exponent = 0;
     for (uint32_t i = 0; i < op.p.cols; ++i) {
       exponent = std::max(exponent, std::bit_cast<uint32_t>(x[i]) & kExponent);

@@ -6,7 +6,7 @@
 
 namespace thimble::cpu {
 
-// gpt-oss: a sigmoid(1.702 a) (b + 1) with a = min(gate, 7) and b = clamp(up, -7, 7).
+// The activation of gpt-oss: a sigmoid(1.702 a) (b + 1) with a = min(gate, 7) and b = clamp(up, -7, 7).
 static void activate_clamped(float* gate, const float* up, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     const float a = std::min(gate[i], 7.0f), b = std::clamp(up[i], -7.0f, 7.0f);
@@ -14,7 +14,7 @@ static void activate_clamped(float* gate, const float* up, uint32_t n) {
   }
 }
 
-// The expert whose slot this is: first[e] <= slot < first[e + 1].
+// The expert that owns a slot: first[e] <= slot < first[e + 1].
 static uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
   return static_cast<uint32_t>(std::upper_bound(first, first + experts, slot) - first - 1);
 }
@@ -25,7 +25,8 @@ void expert_glu(const Context& c, const ExpertGlu& op) {
   const DigitBlock* const digits =
       take_digits(c, c.threads.size() * expert_scratch(p.in_cols) * sizeof(float), {op.gate.type, op.up.type},
                   data<float>(op.x), p.in_cols, c.step.n_rows, p.in_cols);
-  // Rows of digits are not gathered: an item is a slot then, and of the experts without any nothing is asked.
+  // With digits rows are not gathered, so an item is one slot and experts without slots have no items.
+  // Otherwise an item is an expert.
   const uint32_t most = digits ? 1 : kExpertRows, items = digits ? first[p.experts] : p.experts;
   const uint32_t block_cols = expert_cols(uint64_t(items) * p.out_cols, c.threads.size(), digits);
   const uint32_t blocks = (p.out_cols + block_cols - 1) / block_cols;

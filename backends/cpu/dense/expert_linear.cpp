@@ -2,7 +2,7 @@
 
 namespace thimble::cpu {
 
-// A worker takes columns of y, so that what experts add to a row is added in their order.
+// Each worker takes columns of y, so that the experts' contributions to a row are added in order.
 void expert_linear(const Context& c, const ExpertLinear& op) {
   const ExpertLinearParams& p = op.p;
   const uint32_t* first = data<uint32_t>(op.first);

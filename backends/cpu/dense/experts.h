@@ -1,16 +1,16 @@
-// How the products of experts are shared out: an expert's slots lie side by side, and its matrices are
-// multiplied for so many of them at a time.
+// How the products of experts are divided among workers. The slots of an expert are contiguous, and its
+// matrices are multiplied for kExpertRows of them at a time.
 #pragma once
 
 #include "backends/cpu/dense/matmul.h"
 
 namespace thimble::cpu {
 
-// Slots that share one expansion of W: with 128 it costs a quarter of their product.
+// Slots that share one expansion of W. With 128 the expansion costs a quarter of the product.
 constexpr uint32_t kExpertRows = 128;
 
-// Floats of scratch that a worker has in the ops of experts: for matmul, for a block of results, and for the
-// rows that a block of slots serves.
+// Floats of scratch per worker in the expert ops: for matmul, for a block of results, and for the rows that a
+// block of slots uses.
 inline uint64_t expert_scratch(uint32_t in_cols) {
   return kMatmulScratch + uint64_t(kExpertRows) * kBlockCols + uint64_t(kExpertRows) * in_cols;
 }
@@ -22,15 +22,15 @@ struct ExpertScratch {
         rows(block + kExpertRows * kBlockCols) {}
 };
 
-// How many columns a worker takes at a time of `all` there are. With digits a product is as fast as W is
-// read, and longer stretches of W lose less at their ends; two items a worker even out their speeds. There
-// are few rows then, so that results fit ExpertScratch's block.
+// How many of `all` columns a worker takes at a time. With digits a product is as fast as W can be read, and
+// longer stretches of W lose less at their ends; two items per worker balance their speeds. Steps with digits
+// have few rows, so the results fit the block of ExpertScratch.
 inline uint32_t expert_cols(uint64_t all, uint32_t workers, bool digits) {
   return digits ? static_cast<uint32_t>(std::clamp<uint64_t>(all / (2 * workers), kBlockCols, 4 * kBlockCols))
                 : kBlockCols;
 }
 
-// y[r][i] = row first_col + i of expert `expert`'s matrix times x[r], for `cols` of its out_cols rows.
+// y[r][i] = row first_col + i of the matrix of `expert` times x[r], for `cols` of its out_cols rows.
 struct ExpertProduct {
   const Weight& w;
   uint32_t expert, out_cols, first_col, cols, in_cols;
@@ -52,7 +52,7 @@ struct ExpertProduct {
   }
 };
 
-// Adds an expert's bias, where it has one.
+// Adds an expert's bias, if it has one.
 inline void add_bias(const In& bias, uint64_t first, uint32_t rows, uint32_t cols, float* y,
                      size_t y_stride) {
   if (!bias) return;

@@ -14,7 +14,7 @@ void glu(const Context& c, const Glu& op) {
     float* scratch = dense_scratch(c, worker);
     float* h = data<float>(op.h) + size_t(b.first_row) * op.p.out_cols + b.first_col;
     float* up = scratch + kMatmulScratch;
-    // The gate goes where h will be; only a block of the second product needs room of its own.
+    // The gate is written where h will be. Only a block of the second product needs its own memory.
     const auto product = [&](const Weight& w, float* y, size_t y_stride) {
       matmul({.x = data<float>(op.x) + size_t(b.first_row) * op.p.in_cols,
               .x_stride = op.p.in_cols,

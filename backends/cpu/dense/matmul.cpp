@@ -15,13 +15,14 @@ static void put(const Matmul& m, uint32_t row, uint32_t col, float sum) {
   y = m.accumulate ? y + sum : sum;
 }
 
-// Several parts of W go side by side, each from its first to its last byte, as the processor's prefetcher
-// likes it. Returns how many columns are done.
+// Reads several parts of W in parallel, each sequentially, which suits the processor's prefetcher. Returns
+// how many columns are done.
 static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
   const DigitKernels& kernels = digit_kernels();
   const size_t x_stride = digit_blocks(m.n);
   const uint32_t cols = m.cols / kernels.streams;
-  // What dot_streams() does not ask for ahead would come line by line.
+  // The first bytes of each part, which dot_streams() does not prefetch itself; without this they arrive line
+  // by line.
   const size_t part = cols * row_bytes, begin = std::min(part, kStreamsAhead);
   for (size_t line = 0; line < begin; line += 64)
     for (uint32_t i = 0; i < kernels.streams; ++i) __builtin_prefetch(m.w + i * part + line);
@@ -39,7 +40,7 @@ static uint32_t multiply_streams(const Matmul& m, size_t row_bytes) {
 
 static void multiply_few_rows(const Matmul& m, size_t row_bytes, bool digits) {
   const size_t x_stride = digit_blocks(m.n);
-  // More rows than streams take at once are better off with dot() if that takes more.
+  // If there are more rows than the streams take at once, dot() is faster when it takes more rows.
   const bool streams =
       digits && m.n > digit_kernels().narrow && (m.x_rows == 1 || digit_kernels().stream_rows > 1);
   for (uint32_t c = streams ? multiply_streams(m, row_bytes) : 0; c < m.cols; ++c)
@@ -97,8 +98,8 @@ void matmul(const Matmul& m, float* scratch) {
 
 void warm_up_matmul() {
 #ifdef THIMBLE_BLAS
-  bli_thread_set_num_threads(1);  // whatever the environment says: the workers are ours
-  // The largest product there is; where there is no memory for it, later ones will fail to fit as well.
+  bli_thread_set_num_threads(1);  // overrides the environment: threading is done by our workers
+  // The largest possible product. If there is no memory for it now, later products fail as well.
   constexpr size_t kX = kBlockRows * kBlockDepth, kW = kBlockCols * kBlockDepth, kY = kBlockRows * kBlockCols;
   auto pages = Pages::allocate((kX + kW + kY + kMatmulScratch) * sizeof(float));
   if (!pages.ok()) return;

@@ -1,4 +1,4 @@
-// The matrix product of the dense ops, and how its work is shared out.
+// The matrix product of the dense ops, and how its work is divided among workers.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace thimble::cpu {
 
-// y[r][c] = sum over k of W[c][k] * x[r][k], or y += that: one worker's part of a product, and the only place
-// where matrices are multiplied. Few rows are multiplied with W as it lies in the file: as digits where there
-// are any, as floats up to kMaxDotRows. For more, W goes to floats in `scratch` (kMatmulScratch floats), at
-// most kBlockCols rows and kBlockDepth elements at a time.
+// One worker's part of a product: y[r][c] = sum over k of W[c][k] * x[r][k], or y += that. All matrix
+// products of this backend go through it. For few rows W is used as stored in the file: with digits if there
+// are any, otherwise as floats up to kMaxDotRows rows. For more rows W is expanded to floats in `scratch`
+// (kMatmulScratch floats), at most kBlockCols rows and kBlockDepth elements at a time.
 struct Matmul {
   const float* x;  // [x_rows][x_stride]
   size_t x_stride;
@@ -26,43 +26,43 @@ struct Matmul {
   float* y;  // [x_rows][y_stride]
   size_t y_stride;
   bool accumulate;
-  const DigitBlock* digits = nullptr;  // of x: [x_rows][digit_blocks(n)], or null; of no use to some types
+  const DigitBlock* digits = nullptr;  // of x: [x_rows][digit_blocks(n)], or null; not used by all types
 };
 void matmul(const Matmul&, float* scratch);
-// Lets a BLAS allocate what it keeps for the calling thread.
+// Makes a BLAS allocate the memory that it keeps for the calling thread.
 void warm_up_matmul();
-// What that takes, measured once in a process by the first thread that asks; 0 without a BLAS.
+// Bytes of that memory, measured once per process by the first caller; 0 without a BLAS.
 uint64_t matmul_thread_bytes();
 
-// 64 columns of 512 elements: 128 KiB of floats, which leaves room in any second-level cache.
+// 64 columns of 512 elements take 128 KiB of floats, which leaves room in any second-level cache.
 constexpr uint32_t kBlockCols = 64, kBlockDepth = 512;
-// Rows that share one expansion of W: it costs about 3 % of the product of 1024 rows.
+// Rows that share one expansion of W. The expansion costs about 3 % of the product of 1024 rows.
 constexpr uint32_t kBlockRows = 1024;
 constexpr uint32_t kMatmulScratch = kBlockCols * kBlockDepth;
-// Floats of scratch that a worker has in linear and glu; glu keeps a block of its second product behind the
-// first part.
+// Floats of scratch per worker in linear and glu. glu stores a block of its second product after the matmul
+// scratch.
 constexpr uint32_t kDenseScratch = kMatmulScratch + kBlockRows * kBlockCols;
 inline float* dense_scratch(const Context& c, uint32_t worker) {
   return reinterpret_cast<float*>(c.scratch.data()) + size_t(worker) * kDenseScratch;
 }
 
-// Bytes of the digits of rows of n numbers.
+// Size in bytes of the digits of `rows` rows of n numbers.
 inline uint64_t digit_bytes(uint64_t rows, uint64_t n) { return rows * digit_blocks(n) * sizeof(DigitBlock); }
-// The digits of `rows` rows of n numbers for a matrix of this type, or for two; made in the scratch from
-// `offset` on. Null in steps of more than few_rows, where no type has products of digits, and for a row
-// wider than the model's, which needs() did not count.
+// Computes the digits of `rows` rows of n numbers for one or two matrix types, in the scratch from `offset`
+// on. Returns null in steps of more than few_rows, if no type has digit products, and for a row wider than
+// the model's, which needs() did not count.
 const DigitBlock* take_digits(const Context&, uint64_t offset, std::initializer_list<DType>, const float* x,
                               size_t x_stride, uint32_t rows, uint32_t n);
 
-// A BLAS may sum in another order where there are fewer rows.
+// A BLAS may sum in a different order for fewer rows.
 #ifdef THIMBLE_BLAS
 constexpr bool kSplitsRows = false;
 #else
 constexpr bool kSplitsRows = true;
 #endif
 
-// The blocks that the workers of linear and glu take. Which there are changes no result: every element is
-// summed in the same order, and whether there are few rows is decided by all rows together.
+// The blocks that the workers of linear and glu take. The division changes no result: every element is summed
+// in the same order, and the choice of the few-rows path depends on the total number of rows.
 class Blocks {
  public:
   struct Block {
@@ -72,14 +72,14 @@ class Blocks {
   Blocks(uint32_t rows, uint32_t cols, uint32_t workers, bool digits) : rows_(rows), cols_(cols) {
     if (rows == 0 || cols == 0) return;
     if (rows <= kMaxDotRows || digits) {
-      // Four items a worker even out their speeds, but with fewer than 64 rows of W their beginnings cost
-      // more than that gains. Fewer than 16 are not worth another worker.
+      // Four items per worker balance their speeds, but with fewer than 64 rows of W the start of each item
+      // costs more than that gains. Fewer than 16 rows are not worth another worker.
       const uint32_t share = (cols + workers - 1) / workers;
       block_cols_ = std::clamp(std::max((share + 3) / 4, std::min(share, 64u)), 16u, 4 * kBlockCols);
     } else {
       const uint32_t across = (cols + kBlockCols - 1) / kBlockCols;
       row_splits_ = (rows + kBlockRows - 1) / kBlockRows;
-      // Narrow products are also split by rows, down to 64: each split expands W again.
+      // Narrow products are also split by rows, down to 64 rows. Each split expands W again.
       while (kSplitsRows && across * row_splits_ < 2 * workers && rows / (2 * row_splits_) >= 64)
         row_splits_ *= 2;
     }

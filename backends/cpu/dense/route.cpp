@@ -1,4 +1,4 @@
-// route: which experts a token goes to, and every expert's tokens side by side.
+// route: chooses the experts of each token and groups the tokens by expert.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,21 +9,20 @@ namespace thimble::cpu {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What an expert counts before the chosen ones are compared.
+// An expert's weight before normalization over the chosen ones.
 static float share_of(uint32_t kind, float logit, float peak, float sum) {
   if (kind == kRouteSoftmax) return std::exp(logit - peak) / sum;
   return kind == kRouteSigmoid ? 1 / (1 + std::exp(-logit)) : logit;
 }
 
-// What a row's choice is made by, larger first: its logit, or where a bias counts what the router makes of
-// it.
+// The value that a row chooses experts by, larger first: the logit, or with a bias, the weight plus the bias.
 static float preference(const Route& op, const float* logits, uint32_t expert, float peak, float sum) {
   const float logit = logits[expert];
   const float value = op.bias ? share_of(op.p.kind, logit, peak, sum) + data<float>(op.bias)[expert] : logit;
   return std::isnan(value) ? -kInfinity : value;
 }
 
-// The chosen experts of one row in ascending order, and what each counts.
+// The chosen experts of one row in ascending order, and their weights.
 static void choose(const Route& op, const float* logits, uint32_t* experts, float* weights) {
   const RouteParams& p = op.p;
   const float peak = *std::max_element(logits, logits + p.experts);
@@ -51,7 +50,7 @@ static void choose(const Route& op, const float* logits, uint32_t* experts, floa
   }
   for (uint32_t i = 0; i < p.chosen; ++i) total += weights[i];
   const bool divides = p.share || p.kind == kRouteSoftmaxOfChosen;
-  // The models' own code divides by no less than f16's smallest normal number.
+  // As in the models' own code, the divisor is at least f16's smallest normal number.
   const float by = divides ? std::max(total, 6.103515625e-5f) : 1;
   for (uint32_t i = 0; i < p.chosen; ++i) weights[i] = weights[i] / by * p.scale;
 }
@@ -70,7 +69,8 @@ void route(const Context& c, const Route& op) {
   std::fill_n(first, p.experts + 1, 0u);
   for (uint32_t i = 0; i < slots; ++i) ++first[experts[i] + 1];
   for (uint32_t e = 0; e < p.experts; ++e) first[e + 1] += first[e];
-  // Each expert's next slot is where its first one was, until all rows are placed; then first moves back.
+  // Until all rows are placed, first[e] is the next free slot of expert e. Afterwards the array moves back by
+  // one.
   for (uint32_t i = 0; i < slots; ++i) {
     const uint32_t slot = first[experts[i]]++;
     data<uint32_t>(op.row)[slot] = i / p.chosen;

@@ -18,7 +18,7 @@ float scale_of(const Context& c, const Scale& op, uint32_t row) {
 }  // namespace
 
 void scale(const Context& c, const Scale& op) {
-  constexpr uint32_t kPiece = 256;  // what is added lies on the stack until it is capped
+  constexpr uint32_t kPiece = 256;  // the addend stays on the stack until it is capped
   const ScaleParams& p = op.p;
   for_rows(c, row_count(c, p.rows), p.cols, [&](uint32_t row) {
     const float* x = data<float>(op.x) + size_t(row) * p.row_stride;

@@ -1,4 +1,5 @@
-// Vectors of bytes, four to a lane of vector.h, and what multiplies them with digits of x (digits.h).
+// Vectors of bytes, four per lane of vector.h, and the instructions that multiply them with digits of x
+// (digits.h).
 #pragma once
 
 #include "backends/cpu/isa/dequant.h"
@@ -8,8 +9,8 @@
 #include <arm_neon.h>
 #endif
 
-// Whether this instruction set multiplies bytes. AVX-512 without VNNI does so no faster than AVX2, whose set
-// runs there, too.
+// Whether this instruction set multiplies bytes. AVX-512 without VNNI is no faster at it than AVX2, so
+// processors with the former use the AVX2 kernels.
 #if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__ARM_FEATURE_DOTPROD)
 #define THIMBLE_BYTE_PRODUCTS
 #endif
@@ -33,10 +34,11 @@ inline Bytes load_bytes(const void* p) {
 
 // ---- the order of elements ----
 
-// A vector has a run of each of kVectorGroups groups of 32 elements, which kSets sets of vectors take in
-// turns. Together the kTogether vectors of a set hold all of these groups' elements, in the first one their
-// first ones: a lane belongs to one group in all of them, so that its products are added as integers. Longer
-// sums are worth the shuffles of x86 alone; on Arm a run is what lies side by side in memory.
+// A vector holds a run of elements of each of kVectorGroups groups of 32 elements; kSets sets of vectors
+// cover the groups in turn. The kTogether vectors of a set hold all elements of its groups; the first vector
+// holds the first run of each. A lane belongs to the same group in all of them, so its products are added as
+// integers. Longer integer sums are worth the extra shuffles only on x86; on Arm a run is contiguous in
+// memory.
 #if defined(__AVX2__)
 constexpr int kRun = 8;
 #else
@@ -46,14 +48,14 @@ constexpr int kVectorGroups = kVectorBytes / kRun, kTogether = 32 / kRun, kSets 
 struct Together {
   Bytes of[kTogether];
 };
-#if defined(__AVX512F__)  // as two vectors with a run of 16 of four groups each are shuffled together
+#if defined(__AVX512F__)  // two vectors, each with runs of 16 of four groups, are shuffled together
 constexpr int group_of(int, int run) { return run / 2 + run % 2 * 4; }
 constexpr int run_of(int group) { return group % 4 * 2 + group / 4; }
 #else
 constexpr int group_of(int set, int run) { return set + kSets * run; }
 constexpr int run_of(int group) { return group / kSets; }
 #endif
-// The vector that element i of 256 is in, and its place there.
+// The vector that holds element i of 256.
 constexpr int vector_of(int i) { return i / 32 % kSets * kTogether + i % 32 / kRun; }
 constexpr int place_of(int i) { return run_of(i / 32) * kRun + i % kRun; }
 
@@ -67,7 +69,7 @@ inline __m512i words_of(__m512i a, __m512i b, WordIndices i) {
 inline __m512i quads_of(__m512i a, __m512i b, QuadIndices i) {
   return _mm512_permutex2var_epi64(a, reinterpret_cast<__m512i>(i), b);
 }
-// The first or last 8 bytes of each 16 of a, beside those of b.
+// The first or last 8 bytes of each 16 of a, interleaved with those of b.
 inline Bytes first_runs(__m512i a, __m512i b) {
   return reinterpret_cast<Bytes>(_mm512_maskz_unpacklo_epi64(0xff, a, b));
 }
@@ -75,12 +77,13 @@ inline Bytes last_runs(__m512i a, __m512i b) {
   return reinterpret_cast<Bytes>(_mm512_maskz_unpackhi_epi64(0xff, a, b));
 }
 
-// The 16 bytes at kAt in each of four of eight blocks, from block kFirst on, kBytes long each.
+// Loads 16 bytes at offset kAt of four blocks out of eight, from block kFirst on; a block has kBytes bytes.
 template <int kFirst, int kBytes, int kAt>
 inline __m512i quarters_of_blocks(const std::byte* b) {
   constexpr int kBegin = kFirst * kBytes + kAt, kEnd = 8 * kBytes, kNext = kBegin + kBytes;
   if constexpr (2 * kBytes + 16 <= 64) {
-    // Every other block from one of two loads of 64 bytes, which must not pass the eighth block.
+    // Takes every other block from two loads of 64 bytes each, which must not pass the end of the eighth
+    // block.
     constexpr int kSecond = kNext < kEnd - 64 ? kNext : kEnd - 64;
     static_assert(kBegin + 64 <= kEnd && (kNext - kSecond) % 2 == 0);
     WordIndices words;
@@ -90,7 +93,7 @@ inline __m512i quarters_of_blocks(const std::byte* b) {
     }
     return words_of(load_64(b + kBegin), load_64(b + kSecond), words);
   } else {
-    // Of q8_0: loads as wide, which overlap, are slower where they miss the caches (21 GB/s instead of 34).
+    // For q8_0, overlapping loads of 64 bytes are slower if they miss the caches (21 GB/s instead of 34).
     const auto at = [&](int i) {
       return _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + kBegin + i * kBytes));
     };
@@ -109,8 +112,8 @@ inline Bytes last_runs(Bytes a, Bytes b) {
   return reinterpret_cast<Bytes>(
       _mm256_unpackhi_epi64(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 }
-// A set in runs of 16, as they lie in memory: the first 16 elements of its first and third group, of its
-// second and fourth, and the last 16 of these.
+// A set in runs of 16 in memory order: the first 16 elements of its first and third group, those of its
+// second and fourth, then the last 16 elements of the same groups.
 struct LongRuns {
   Bytes of[4];
   operator Together() const {
@@ -118,7 +121,7 @@ struct LongRuns {
             last_runs(of[2], of[3])};
   }
 };
-// Runs of 16 from p and p + kStep.
+// Loads runs of 16 bytes at p and p + kStep.
 template <int kStep>
 inline Bytes load_long_runs(const std::byte* p) {
   const auto at = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i)); };
@@ -127,7 +130,8 @@ inline Bytes load_long_runs(const std::byte* p) {
 }
 #endif
 
-// Set kSet of kVectorGroups of eight blocks of 32, kBytes long each, as bytes from kAt on.
+// Loads the groups of set kSet of eight blocks of 32 as bytes. Blocks have kBytes bytes; elements begin at
+// offset kAt.
 template <int kSet, int kBytes, int kAt>
 inline Together bytes_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
@@ -145,7 +149,7 @@ inline Together bytes_of_blocks(const std::byte* b) {
   return {load_bytes(b + kBegin), load_bytes(b + kBegin + 16)};
 #endif
 }
-// As halves of bytes: the low ones are the first 16 elements.
+// The same for elements stored as nibbles; the low nibbles are the first 16 elements.
 template <int kSet, int kBytes, int kAt>
 inline Together nibbles_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
@@ -169,8 +173,9 @@ inline Together nibbles_of_blocks(const std::byte* b) {
 #endif
 }
 
-// Of groups whose bits lie in 32 bytes, which several share: those of group g from byte Places::at(g) on,
-// Places::down(g) places too high, or too low where that is negative. The mask says which bits these are.
+// Loads groups whose bits are stored in 32 bytes that several groups share. The bits of group g begin at byte
+// Places::at(g) and are shifted up by Places::down(g), or down if that is negative. The mask selects these
+// bits.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <int kDown>
 inline Bytes down_by(Bytes v) {
@@ -179,12 +184,12 @@ inline Bytes down_by(Bytes v) {
   else
     return reinterpret_cast<Bytes>(_mm256_srli_epi64(reinterpret_cast<__m256i>(v), kDown));
 }
-// Of groups g and g + 4.
+// The same for groups g and g + 4.
 template <typename Places, int g, uint8_t mask>
 inline Bytes bits_of_two(const std::byte* b) {
   constexpr int kApart = Places::down(g + 4) - Places::down(g);
   Bytes v = load_long_runs<Places::at(g + 4) - Places::at(g)>(b + Places::at(g));
-  if constexpr (kApart > 0)  // the same for all g
+  if constexpr (kApart > 0)  // equal for all g
     v = reinterpret_cast<Bytes>(
         _mm256_srlv_epi64(reinterpret_cast<__m256i>(v), _mm256_setr_epi64x(0, 0, kApart, kApart)));
   return down_by<Places::down(g)>(v) & mask;
@@ -217,7 +222,7 @@ inline Bytes bits_of(const std::byte* b) {
   } else {
     v = quads_of(load_64(b), load_64(b + 64), from);
   }
-  // Rotated, since what comes in from elsewhere is masked.
+  // A rotation is enough, because bits that it brings in from the other end are masked.
   return reinterpret_cast<Bytes>(_mm512_maskz_rorv_epi64(0xff, v, reinterpret_cast<__m512i>(down))) & mask;
 #else
   constexpr int kDown = Places::down(set);
@@ -243,7 +248,7 @@ inline Together operator|(const Together& a, const Together& b) {
 }
 #endif
 
-// values[i] of each byte i < 16.
+// Looks up values[i] for each byte i < 16.
 typedef uint8_t ByteValues[16];
 inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 #if defined(__AVX512F__)
@@ -264,7 +269,7 @@ inline Bytes lookup_bytes(const ByteValues& values, Bytes i) {
 inline IntVec times_256(IntVec v) { return v << 8; }
 
 // add_products: lane i is the sum of the products of bytes 4 i to 4 i + 3 of n vectors, plus lane i of `sum`.
-// products_of_two: 256 times the products with `high`, plus those with `low`.
+// products_of_two: 256 times the products with `high`, plus the products with `low`.
 #if defined(__AVX512F__)
 using Digits = __m512i;
 inline Digits load_digits(const int8_t* x) { return _mm512_loadu_si512(x); }
@@ -276,8 +281,8 @@ inline IntVec add_product(IntVec sum, Bytes w, Digits x) {
 using Digits = __m256i;
 inline Digits load_digits(const int8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
 #ifdef THIMBLE_PAIRS_OF_PRODUCTS
-// In 16 bits: two products in each of two vectors of bytes below 64, or of four below 32, make at most
-// 2 * 2 * 63 * 128.
+// Fits 16 bits: two products in each of two vectors of bytes below 64, or of four below 32, are at most 2 * 2
+// * 63 * 128.
 template <int n>
 inline IntVec products(const Bytes* w, const Digits (&x)[n], short factor) {
   __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(w[0]), x[0]);
@@ -293,8 +298,8 @@ template <int n>
 inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Digits (&low)[n]) {
   return products(w, high, 256) + products(w, low, 1);
 }
-// Signed bytes times digits of 16 bits (DigitBlock::words), in n vectors. A byte is the upper half of a word:
-// 4 * 4 products of 2^15 and 2^11.
+// Signed bytes times 16-bit digits (DigitBlock::words), in n vectors. A byte occupies the upper half of a
+// word: 4 * 4 products of 2^15 and 2^11.
 template <int n>
 inline Vec products_of_words(const Bytes* w, const int16_t* x) {
   IntVec high = {}, low = {};
@@ -311,7 +316,7 @@ inline Vec products_of_words(const Bytes* w, const int16_t* x) {
   return __builtin_convertvector(high, Vec) * (4096.0f / 256) +
          __builtin_convertvector(low, Vec) * (1.0f / 256);
 }
-// The digits of elements from i on, eight of them.
+// Stores the digits of eight elements from i on.
 inline void put_words(IntVec v, int i, int16_t* to) {
   const IntVec high = (v + 2048) >> 12, low = v - (high << 12);
   const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(high), reinterpret_cast<__m256i>(low)),
@@ -319,7 +324,7 @@ inline void put_words(IntVec v, int i, int16_t* to) {
                     _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(_mm_setr_epi8(
                                                    0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15))),
                 quads = _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
-  // High digits of even elements, low ones, and the same of odd elements.
+  // High digits of even elements, their low digits, and the same of odd elements.
   int64_t parts[4];
   __builtin_memcpy(parts, &quads, sizeof parts);
   to += 64 * vector_of(i) + place_of(i) / 2;
@@ -351,13 +356,13 @@ inline IntVec products_of_two(const Bytes* w, const Digits (&high)[n], const Dig
 }
 #endif
 
-// ---- a float for each group of 256 elements ----
+// ---- one float per group of 256 elements ----
 
-// For groups of 32.
+// For groups of 32 elements.
 typedef float Eight __attribute__((vector_size(32)));
 typedef int32_t EightInts __attribute__((vector_size(32)));
 typedef uint16_t EightHalves __attribute__((vector_size(16)));
-// For groups of 16.
+// For groups of 16 elements.
 struct Sixteen {
   Vec parts[16 / kLanes];
 };
@@ -375,7 +380,7 @@ inline Sixteen operator*(const Sixteen& a, const Sixteen& b) {
   for (int i = 0; i < 16 / kLanes; ++i) c.parts[i] = a.parts[i] * b.parts[i];
   return c;
 }
-// Products of these, off any lanes of a sum.
+// Subtracts the products of a and b from lanes of a sum; which lanes does not matter.
 inline void take_off(Vec& sum, Eight a, Eight b) {
 #if defined(__AVX512F__)
   const auto lanes = [](Eight v) { return _mm512_castps256_ps512(reinterpret_cast<__m256>(v)); };
@@ -402,12 +407,12 @@ inline Eight to_floats(EightHalves halves) {
   return v;
 #endif
 }
-// A half in all places.
+// The half at p in all lanes.
 inline Eight eight_of_half(const std::byte* p) {
   return to_floats(EightHalves{} + static_cast<uint16_t>(u16_at(p)));
 }
 
-// The halves at kAt in each of eight blocks.
+// The half at offset kAt of each of eight blocks.
 template <int kBytes, int kAt>
 inline EightHalves halves_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
@@ -426,18 +431,19 @@ inline EightHalves halves_of_blocks(const std::byte* b) {
     for (int k = 0; k < 4; ++k) v |= static_cast<uint64_t>(u16_at(b + (i + k) * kBytes + kAt)) << 16 * k;
     return static_cast<long long>(v);
   };
-  // Not _mm_set_epi64x(): gcc 12 would then shift and join both halves in vectors.
+  // We avoid _mm_set_epi64x(), because gcc 12 would then shift and join both halves in vectors.
   return reinterpret_cast<EightHalves>(_mm_insert_epi64(_mm_cvtsi64_si128(four(0)), four(4), 1));
 #else
   const auto of = [&](int i) { return static_cast<uint16_t>(u16_at(b + i * kBytes + kAt)); };
   return EightHalves{of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7)};
 #endif
 }
-// In the place of a float's exponent.
+// Moves an exponent byte of each block to the exponent field of a float.
 template <int kBytes>
 inline EightInts first_bytes_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
-  static_assert(kBytes % 2 == 1 && 7 * kBytes < 128);  // so every other byte is a word's high one
+  // an odd stride puts the byte of every other block into the high byte of a word
+  static_assert(kBytes % 2 == 1 && 7 * kBytes < 128);
   WordIndices words = {};
   for (int i = 0; i < 16; ++i) words[i] = static_cast<short>(i / 2 * kBytes / 2);
   const WordIndices twice = reinterpret_cast<WordIndices>(words_of(load_64(b), load_64(b + 64), words));
@@ -455,13 +461,14 @@ inline EightInts first_bytes_of_blocks(const std::byte* b) {
 #endif
 }
 
-// The scales and minima of the 8 groups of q4_K and q5_K, times d and m, packed as GroupScales says.
+// The scales and minima of the 8 groups of q4_K and q5_K, times d and m, packed as GroupScales describes.
 struct PackedGroups {
   Eight scales, minima;
 #if defined(__AVX512F__)
   explicit PackedGroups(const std::byte* b) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
-    // A lane's two lowest bytes: what holds the scale or minimum, or its low half, and what its top bits.
+    // The two lowest bytes of a lane: one holds the scale or minimum, or its low half, the other its top
+    // bits.
     const auto lane = [](int low, int top) { return low | (top < 0 ? 128 : top) << 8 | int(0x80800000); };
     const IntVec places = {lane(4, -1), lane(5, -1), lane(6, -1),  lane(7, -1), lane(12, 4),  lane(13, 5),
                            lane(14, 6), lane(15, 7), lane(8, -1),  lane(9, -1), lane(10, -1), lane(11, -1),
@@ -497,7 +504,7 @@ struct PackedGroups {
   }
 
  private:
-  // Eight bytes without sign, the lowest first.
+  // Eight unsigned bytes as floats, lowest byte first.
   static Eight bytes_to_floats(uint64_t bytes) {
 #if defined(__AVX2__)
     return reinterpret_cast<Eight>(
@@ -510,13 +517,13 @@ struct PackedGroups {
 #endif
 };
 
-// What the lanes of a vector are multiplied with.
+// The factors for the lanes of a vector.
 template <typename Floats>
 class LaneFactors {
  public:
   static constexpr int kGroups = sizeof(Floats) / sizeof(float);
-  // at<k>() is for set k, or for the first or last 16 elements of a set's groups; place<k>(run) is the factor
-  // for a run there.
+  // at<k>() is the factor for set k, or for the first or last 16 elements of a set's groups; place<k>(run) is
+  // the factor for one of its runs.
   template <int k>
   static constexpr int place(int run) {
     return kGroups == 8 ? group_of(k, run) : 2 * group_of(k / 2, run) + k % 2;
@@ -536,7 +543,8 @@ class LaneFactors {
  private:
   __m512 all_;
 #elif defined(__AVX2__)
-  // Of sixteen those of every other two runs, so that within halves of vectors the four are in order.
+  // Stores sixteen factors in the order of every other two runs, so that four of them are in order within
+  // halves of vectors.
   void set(Eight v) { all_[0] = reinterpret_cast<__m256>(v); }
   void set(const Sixteen& v) {
     const __m256 first = reinterpret_cast<__m256>(v.parts[0]), last = reinterpret_cast<__m256>(v.parts[1]);

@@ -1,11 +1,14 @@
-// The block formats of base/dtype.h as floats: one type each, the definition that other backends follow.
+// Converts the block formats of base/dtype.h to floats, one struct per type. This is the definition that
+// other backends follow.
 //
-// expand() makes the floats of a block, or of a few elements of types that have none, and hands them on in
-// vectors as it goes: use(slot, i, v) gets elements i to i + kLanes - 1. They never pass through memory, and
-// `slot`, 0 or 1 in turns, is a constant wherever it is inlined: a dot has a sum for each.
+// expand() produces the floats of a block (or of a few elements, for types without blocks) and passes them on
+// in vectors: use(slot, i, v) receives elements i to i + kLanes - 1. The floats never pass through memory.
+// `slot` alternates between 0 and 1 and is a constant wherever it is inlined: a dot product keeps one sum for
+// each.
 //
-// A block's bytes, little-endian: its scales first, then packed integers. d and m are halves. In the 4 and 5
-// bit types of 32 elements the low halves of 16 bytes are elements 0 to 15, the high halves 16 to 31.
+// The bytes of a block are little-endian: first scales, then packed integers. d and m are halves. In the 4-
+// and 5-bit types of 32 elements, the low nibbles of 16 bytes are elements 0 to 15 and the high nibbles are
+// elements 16 to 31.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +38,8 @@ inline uint32_t u32_at(const std::byte* p) {
 
 inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// A half, a block's scale; where there is an instruction for it, that takes a third off the time of a q8_0
-// dot.
+// Reads a half, a block's scale. The conversion instruction, where there is one, takes a third off the time
+// of a q8_0 dot product.
 inline float scale_at(const std::byte* p) {
 #if defined(__F16C__)
   return _cvtsh_ss(static_cast<uint16_t>(u16_at(p)));
@@ -45,8 +48,8 @@ inline float scale_at(const std::byte* p) {
 #endif
 }
 
-// kLanes bytes as integers, and integers as floats. Written out for x86, where gcc 12 widens bytes four times
-// slower.
+// kLanes bytes as integers, and integers as floats. Written with intrinsics for x86, because gcc 12 widens
+// bytes four times slower.
 #if defined(__AVX512F__)
 inline IntVec signed_at(const std::byte* p) {
   return reinterpret_cast<IntVec>(
@@ -77,14 +80,14 @@ inline IntVec unsigned_at(const std::byte* p) {
 #endif
 inline Vec to_float(IntVec v) { return __builtin_convertvector(v, Vec); }
 
-// Bits first, first + 1, ... of `bits`, one a lane, as 16 or 0: what a fifth bit is worth.
+// Bits first, first + 1, ... of `bits`, one per lane, as 16 or 0, the value of a fifth bit.
 inline IntVec fifth_bits(uint32_t bits, int first) {
   IntVec shift;
   for (int i = 0; i < kLanes; ++i) shift[i] = first + i;
   return ((IntVec{} + static_cast<int32_t>(bits)) >> shift & 1) << 4;
 }
 
-// 16 bytes as floats, the first 8 times a and the others times b.
+// 16 bytes as floats, the first 8 multiplied by a and the others by b.
 typedef uint32_t Words __attribute__((vector_size(16)));
 inline void store_bytes(Words bytes, float a, float b, float* out) {
 #if defined(__AVX512F__)
@@ -99,14 +102,14 @@ inline void store_bytes(Words bytes, float a, float b, float* out) {
   for (int i = 0; i < 16; ++i) out[i] = (i < 8 ? a : b) * static_cast<float>(bytes[i / 4] >> i % 4 * 8 & 255);
 #endif
 }
-// Scales that are read from memory one by one: taken from the lanes of a vector, each costs a shuffle and a
-// broadcast (q4_K 9.8 GB/s instead of 10.9).
+// Scales that are read from memory one by one. Taking them from the lanes of a vector would cost a shuffle
+// and a broadcast each (q4_K 9.8 GB/s instead of 10.9).
 template <int n>
 inline void keep_in_memory(float (&scales)[n]) {
   __asm__("" : "+m"(scales));
 }
 
-// ---- no blocks: two vectors at a time, or one element ----
+// ---- types without blocks: two vectors at a time, or one element ----
 
 template <DType type, float (*element)(const std::byte*), Vec (*vector)(const std::byte*)>
 struct Plain : BlockOf<type> {
@@ -131,7 +134,7 @@ using BF16 = Plain<DType::kBF16, bf16_at, bf16s_at>;
 
 // ---- blocks of 32 ----
 
-// d, 32 signed bytes: d * q.
+// Bytes: d, 32 signed bytes. Value: d * q.
 struct Q8_0 : BlockOf<DType::kQ8_0> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -141,7 +144,7 @@ struct Q8_0 : BlockOf<DType::kQ8_0> {
   }
 };
 
-// d, 16 bytes: d * (q - 8).
+// Bytes: d, 16 bytes. Value: d * (q - 8).
 struct Q4_0 : BlockOf<DType::kQ4_0> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -154,7 +157,7 @@ struct Q4_0 : BlockOf<DType::kQ4_0> {
   }
 };
 
-// d, m, 16 bytes: d * q + m.
+// Bytes: d, m, 16 bytes. Value: d * q + m.
 struct Q4_1 : BlockOf<DType::kQ4_1> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -167,7 +170,7 @@ struct Q4_1 : BlockOf<DType::kQ4_1> {
   }
 };
 
-// d, 32 fifth bits, 16 bytes: d * (q - 16).
+// Bytes: d, 32 fifth bits, 16 bytes. Value: d * (q - 16).
 struct Q5_0 : BlockOf<DType::kQ5_0> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -181,7 +184,7 @@ struct Q5_0 : BlockOf<DType::kQ5_0> {
   }
 };
 
-// d, m, 32 fifth bits, 16 bytes: d * q + m.
+// Bytes: d, m, 32 fifth bits, 16 bytes. Value: d * q + m.
 struct Q5_1 : BlockOf<DType::kQ5_1> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -195,17 +198,17 @@ struct Q5_1 : BlockOf<DType::kQ5_1> {
   }
 };
 
-// ---- blocks of 32 whose nibbles name one of 16 values ----
+// ---- blocks of 32 whose nibbles index a table of 16 values ----
 
-// use() for 32 elements from `at` on; make(i) gives those from i on, a multiple of kLanes that is a constant
-// where it is inlined.
+// Calls use() for 32 elements from `at` on. make(i) returns those from i on; i is a multiple of kLanes and a
+// constant where it is inlined.
 template <typename Make, typename Use>
 inline void use_32(int at, const Make& make, const Use& use) {
 #pragma GCC unroll 8
   for (int i = 0; i < 32; i += kLanes) use(i / kLanes % 2, at + i, make(i));
 }
 
-// values[i] of each lane.
+// Looks up values[i] for each lane.
 typedef float Values[16];
 inline Vec lookup(const Values& values, IntVec i) {
 #if defined(__AVX512F__)
@@ -216,7 +219,7 @@ inline Vec lookup(const Values& values, IntVec i) {
   return reinterpret_cast<Vec>(
       _mm256_blendv_ps(_mm256_permutevar8x32_ps(_mm256_loadu_ps(values), places),
                        _mm256_permutevar8x32_ps(_mm256_loadu_ps(values + 8), places),
-                       _mm256_castsi256_ps(_mm256_slli_epi32(places, 28))));  // by bit 3
+                       _mm256_castsi256_ps(_mm256_slli_epi32(places, 28))));  // selects by bit 3
 #else
   Vec v;
   for (int lane = 0; lane < kLanes; ++lane) v[lane] = values[i[lane]];
@@ -225,7 +228,7 @@ inline Vec lookup(const Values& values, IntVec i) {
 }
 constexpr Values kIq4Values = {THIMBLE_IQ4_VALUES}, kFp4Values = {THIMBLE_FP4_VALUES};
 
-// 16 bytes whose low halves are elements 0 to 15, and whose high halves the others.
+// 16 bytes; the low nibbles are elements 0 to 15, the high nibbles the others.
 template <typename Use>
 inline void use_nibbles(const std::byte* quants, const Values& values, float scale, int at, const Use& use) {
   use_32(
@@ -237,7 +240,7 @@ inline void use_nibbles(const std::byte* quants, const Values& values, float sca
       use);
 }
 
-// d, 16 bytes: d * value.
+// Bytes: d, 16 bytes. Value: d * value.
 struct IQ4_NL : BlockOf<DType::kIQ4_NL> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -245,7 +248,7 @@ struct IQ4_NL : BlockOf<DType::kIQ4_NL> {
   }
 };
 
-// An exponent x, 16 bytes: 2^(x - 128) * value, since the values are twice what they stand for.
+// Bytes: an exponent x, 16 bytes. Value: 2^(x - 128) * value, since the table's values are doubled.
 struct MXFP4 : BlockOf<DType::kMXFP4> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -256,9 +259,9 @@ struct MXFP4 : BlockOf<DType::kMXFP4> {
 
 // ---- blocks of 256 ----
 
-// The scales and minima of the 8 groups of q4_K and q5_K, times d and m, from 12 bytes behind these: the
-// first four of each lie in the low 6 bits of bytes 0-3 and 4-7, the last four are split between bytes 8-11
-// and the top bits of bytes 0-7.
+// The scales and minima of the 8 groups of q4_K and q5_K, times d and m, from the 12 bytes after these. The
+// first four of each are the low 6 bits of bytes 0-3 and 4-7. The last four are split between bytes 8-11 and
+// the top bits of bytes 0-7.
 struct GroupScales {
   float of[16];  // scales, minima
   explicit GroupScales(const std::byte* b) {
@@ -272,7 +275,8 @@ struct GroupScales {
   float min(int group) const { return of[8 + group]; }
 };
 
-// d, m, 12 bytes of scales, 128 bytes: d * scale * q - m * min, in 8 groups of 32; two groups share 32 bytes.
+// Bytes: d, m, 12 bytes of scales, 128 bytes. Value: d * scale * q - m * min, in 8 groups of 32; two groups
+// share 32 bytes.
 struct Q4_K : BlockOf<DType::kQ4_K> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -286,7 +290,7 @@ struct Q4_K : BlockOf<DType::kQ4_K> {
   }
 };
 
-// As q4_K, with 32 bytes of fifth bits before the 128: bit g of byte i belongs to element i of group g.
+// As q4_K, with 32 bytes of fifth bits before the 128 bytes: bit g of byte i belongs to element i of group g.
 struct Q5_K : BlockOf<DType::kQ5_K> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -301,9 +305,9 @@ struct Q5_K : BlockOf<DType::kQ5_K> {
   }
 };
 
-// 128 bytes of low halves, 64 bytes of pairs of high bits, 16 signed scales, d: d * scale * (q - 32), in 16
-// groups of 16. Each half of 128 elements has 64 low and 32 high bytes: byte i of the high ones serves
-// elements i, 32 + i, 64 + i, 96 + i.
+// Bytes: 128 bytes of nibbles, 64 bytes of pairs of high bits, 16 signed scales, d. Value: d * scale * (q -
+// 32), in 16 groups of 16. Each half of 128 elements has 64 low and 32 high bytes: byte i of the high ones
+// belongs to elements i, 32 + i, 64 + i, 96 + i.
 struct Q6_K : BlockOf<DType::kQ6_K> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -326,10 +330,10 @@ struct Q6_K : BlockOf<DType::kQ6_K> {
   }
 };
 
-// As q4_K's packed scales: 16 numbers in [0, 64) from 12 bytes, low halves of bytes 0 to 7, high halves of
-// these, and pairs of bits of bytes 8 to 11.
+// 16 scales in [0, 64), packed into 12 bytes: the low nibbles of bytes 0 to 7, then their high nibbles, with
+// two more bits each from bytes 8 to 11.
 struct Scales6 {
-  float of[16];  // times d, 32 taken off
+  float of[16];  // with 32 subtracted, times d
   Scales6(const std::byte* b, float d) {
     const uint32_t first = u32_at(b), second = u32_at(b + 4), pairs = u32_at(b + 8);
     const uint32_t halves = 0x0f0f0f0f, bits = 0x30303030;
@@ -342,9 +346,9 @@ struct Scales6 {
   }
 };
 
-// 16 bytes of scales (low halves) and minima (high halves), 64 bytes of pairs of bits, d, m: d * scale * q -
-// m * min, in 16 groups of 16. Each half of 128 elements has 32 bytes: byte i of it serves elements i, 32 +
-// i, 64 + i, 96 + i.
+// Bytes: 16 bytes of scales (low nibbles) and minima (high nibbles), 64 bytes of pairs of bits, d, m. Value:
+// d * scale * q - m * min, in 16 groups of 16. Each half of 128 elements has 32 bytes: byte i belongs to
+// elements i, 32 + i, 64 + i, 96 + i.
 struct Q2_K : BlockOf<DType::kQ2_K> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -370,8 +374,8 @@ struct Q2_K : BlockOf<DType::kQ2_K> {
   }
 };
 
-// 32 bytes of third bits, bit g of byte i for element i of group g of 32; 64 bytes of pairs of bits as in
-// q2_K; 12 bytes of scales; d: d * (scale - 32) * (q - 4), in 16 groups of 16.
+// Bytes: 32 bytes of third bits, bit g of byte i for element i of group g of 32; 64 bytes of pairs of bits as
+// in q2_K; 12 bytes of scales; d. Value: d * (scale - 32) * (q - 4), in 16 groups of 16.
 struct Q3_K : BlockOf<DType::kQ3_K> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -389,8 +393,8 @@ struct Q3_K : BlockOf<DType::kQ3_K> {
   }
 };
 
-// d, 2 bytes of pairs of high bits of the 8 scales, 4 bytes of their low halves, 128 bytes of nibbles: d *
-// (scale - 32) * value, in 8 groups of 32.
+// Bytes: d, 2 bytes with the high bits of the 8 scales in pairs, 4 bytes with their low nibbles, 128 bytes of
+// nibbles. Value: d * (scale - 32) * value, in 8 groups of 32.
 struct IQ4_XS : BlockOf<DType::kIQ4_XS> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -415,8 +419,8 @@ constexpr uint16_t kIq1Grid[] = {THIMBLE_IQ1_GRID};
 constexpr Values kIq2Values = {THIMBLE_IQ2_VALUES}, kIq3XxsValues = {THIMBLE_IQ3_XXS_VALUES},
                  kIq3SValues = {THIMBLE_IQ3_S_VALUES};
 
-// Lanes of an eight of elements each, `first` the first lane's element: a is of elements 0 to 7, b of 8
-// to 15.
+// Lanes for two groups of eight elements: those of elements 0 to 7 get a, those of elements 8 to 15 get b.
+// `first` is the element of the first lane.
 template <typename Lanes, typename T>
 inline Lanes by_eights(T a, T b, int first) {
   if constexpr (kLanes <= 8) return Lanes{} + (first % 16 < 8 ? a : b);
@@ -424,23 +428,23 @@ inline Lanes by_eights(T a, T b, int first) {
   for (int i = 0; i < kLanes; ++i) second[i] = i < 8 ? 0 : -1;
   return second ? Lanes{} + b : Lanes{} + a;
 }
-// v with the sign taken from bit `first` of `signs`, and from those behind it.
+// v with signs taken from the bits of `signs` from bit `first` on.
 inline Vec with_signs(Vec v, uint32_t signs, int first) {
   IntVec shift;
   for (int i = 0; i < kLanes; ++i) shift[i] = 31 - first - i;
   const IntVec sign = (IntVec{} + static_cast<int32_t>(signs)) << shift & static_cast<int32_t>(0x80000000);
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(v) ^ sign);
 }
-// Eight signs from seven: their number is even.
+// Eight sign bits from seven: the number of set bits is even.
 inline uint32_t even_signs(uint32_t seven) { return seven | (__builtin_popcount(seven) & 1u) << 7; }
 
-// 32 elements: 16 of scales[0], 16 of scales[1], a bit of `signs` each.
+// 32 elements: 16 with scales[0], 16 with scales[1], one bit of `signs` each.
 struct Signed32 {
   float scales[2];
   uint32_t signs;
 };
 
-// iq2: four entries of the book.
+// iq2: four entries of the code book.
 template <typename Use>
 inline void use_iq2(int at, const Signed32& s, uint32_t first, uint32_t second, const Use& use) {
   use_32(
@@ -453,7 +457,7 @@ inline void use_iq2(int at, const Signed32& s, uint32_t first, uint32_t second, 
       },
       use);
 }
-// iq3: eight entries, two in a word.
+// iq3: eight entries, two per word.
 template <typename Use>
 inline void use_iq3(int at, const Signed32& s, const Values& values, const uint32_t (&words)[4],
                     const Use& use) {
@@ -470,7 +474,7 @@ inline void use_iq3(int at, const Signed32& s, const Values& values, const uint3
       },
       use);
 }
-// iq1: four entries, and what is added to each eight.
+// iq1: four entries, and the offset that is added to each eight elements.
 template <typename Use>
 inline void use_iq1(int at, const float (&scales)[2], const float (&offsets)[4], uint32_t first,
                     uint32_t second, const Use& use) {
@@ -488,8 +492,8 @@ inline void use_iq1(int at, const float (&scales)[2], const float (&offsets)[4],
 inline float as_float(uint32_t n) { return static_cast<float>(static_cast<int32_t>(n)); }
 inline uint32_t byte_at(const std::byte* p) { return static_cast<uint32_t>(*p); }
 
-// d, for each 32 elements: 4 bytes of entries, then a word with seven signs for each of them and, in its top
-// 4 bits, the scale: d * (scale + 1/2) / 4 * value.
+// Bytes: d; for each 32 elements 4 bytes of entries, then a word with seven signs for each entry and the
+// scale in its top 4 bits. Value: d * (scale + 1/2) / 4 * value.
 struct IQ2_XXS : BlockOf<DType::kIQ2_XXS> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -508,7 +512,8 @@ struct IQ2_XXS : BlockOf<DType::kIQ2_XXS> {
   }
 };
 
-// d, for each 8 elements an entry in 9 bits and seven signs, 8 bytes with a scale for each 16 elements.
+// Bytes: d; for each 8 elements an entry of 9 bits and seven signs; 8 bytes with a scale for each 16
+// elements.
 struct IQ2_XS : BlockOf<DType::kIQ2_XS> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -526,7 +531,8 @@ struct IQ2_XS : BlockOf<DType::kIQ2_XS> {
   }
 };
 
-// d, 32 bytes of entries' low 8 bits, 32 of signs, 8 with the entries' high pairs of bits, 8 of scales.
+// Bytes: d; 32 bytes with the low 8 bits of entries; 32 of signs; 8 with the high two bits of entries; 8 of
+// scales.
 struct IQ2_S : BlockOf<DType::kIQ2_S> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -544,8 +550,8 @@ struct IQ2_S : BlockOf<DType::kIQ2_S> {
   }
 };
 
-// d, 64 bytes of entries of four elements, for each 32 elements a word with seven signs for each 8 and the
-// scale in its top 4 bits: d * (scale + 1/2) / 2 * value.
+// Bytes: d; 64 bytes of entries of four elements; for each 32 elements a word with seven signs for each 8 and
+// the scale in its top 4 bits. Value: d * (scale + 1/2) / 2 * value.
 struct IQ3_XXS : BlockOf<DType::kIQ3_XXS> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -568,8 +574,8 @@ struct IQ3_XXS : BlockOf<DType::kIQ3_XXS> {
   }
 };
 
-// d, 64 bytes of entries' low 8 bits, 8 with their ninth, 32 of signs, 4 with a scale for each 32 elements: d
-// * (2 scale + 1) * value.
+// Bytes: d; 64 bytes with the low 8 bits of entries; 8 with their ninth bits; 32 of signs; 4 with a scale for
+// each 32 elements. Value: d * (2 scale + 1) * value.
 struct IQ3_S : BlockOf<DType::kIQ3_S> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -587,8 +593,8 @@ struct IQ3_S : BlockOf<DType::kIQ3_S> {
   }
 };
 
-// d, 32 bytes of entries' low 8 bits, for each 32 elements 16 bits: 3 high ones of each entry, 3 of scale,
-// and whether 1/8 is taken off or added: d * (2 scale + 1) * (value +- 1/8).
+// Bytes: d; 32 bytes with the low 8 bits of entries; for each 32 elements 16 bits: 3 high bits of each entry,
+// 3 bits of scale, and the sign of the 1/8. Value: d * (2 scale + 1) * (value +- 1/8).
 struct IQ1_S : BlockOf<DType::kIQ1_S> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -605,8 +611,9 @@ struct IQ1_S : BlockOf<DType::kIQ1_S> {
   }
 };
 
-// 32 bytes of entries' low 8 bits, 16 with a nibble for each entry: 3 high bits, and the sign of its 1/8;
-// four times 16 bits: scales of 3 bits for each 16 elements, and at the top a quarter of d.
+// Bytes: 32 bytes with the low 8 bits of entries; 16 bytes with a nibble for each entry: 3 high bits and the
+// sign of its 1/8; four times 16 bits: scales of 3 bits for each 16 elements, and a quarter of d in the top 4
+// bits.
 struct IQ1_M : BlockOf<DType::kIQ1_M> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -628,9 +635,9 @@ struct IQ1_M : BlockOf<DType::kIQ1_M> {
   }
 };
 
-// ---- blocks of 256 numbers of -1, 0, 1 ----
+// ---- blocks of 256 numbers that are -1, 0 or 1 ----
 
-// 64 bytes of pairs of bits as in q2_K, d: d * (q - 1).
+// Bytes: 64 bytes of pairs of bits as in q2_K, d. Value: d * (q - 1).
 struct TQ2_0 : BlockOf<DType::kTQ2_0> {
   template <typename Use>
   static inline void expand(const std::byte* b, const Use& use) {
@@ -645,9 +652,10 @@ struct TQ2_0 : BlockOf<DType::kTQ2_0> {
   }
 };
 
-// 48 bytes of five digits of base 3 each, 4 bytes of four, d: d * (digit - 1). A byte is a fraction of 256
-// whose digits come out at the top, one after another, as it is multiplied with 3. Of 32 bytes the first
-// digits are elements 0 to 31, the second 32 to 63, and so on; then of 16 bytes; then of 4.
+// Bytes: 48 bytes of five base-3 digits each, 4 bytes of four digits, d. Value: d * (digit - 1). A byte is a
+// fraction of 256: multiplying it by 3 repeatedly yields its digits one after another as overflow. The first
+// digits of 32 bytes are elements 0 to 31, the second digits are 32 to 63, and so on; the same holds for the
+// next 16 bytes, and then for the last 4.
 struct TQ1_0 : BlockOf<DType::kTQ1_0> {
   static inline Vec digits(IntVec bytes, IntVec power) {
     return to_float(((bytes * power & 255) * 3 >> 8) - 1);

@@ -1,5 +1,5 @@
-// The table of digits.h for one instruction set, in the variable THIMBLE_DIGIT_KERNELS. See vector.h for what
-// this file must not include.
+// Defines the table of digits.h for one instruction set, in the variable THIMBLE_DIGIT_KERNELS. vector.h says
+// what this file must not include.
 #include "backends/cpu/digits.h"
 
 #include "backends/cpu/isa/bytes.h"
@@ -11,14 +11,14 @@ namespace {
 
 // ---- block formats ----
 
-// What a format is made of here, for 256 elements at a time, which are one block or eight of them:
-//   Floats     Eight or Sixteen: groups of 32 or 16 elements have a scale each
-//   groups()   the scales, and what is taken off each group
+// The members of a format here, for 256 elements at a time (one block, or eight):
+//   Floats     Eight or Sixteen: a scale per group of 32 or of 16 elements
+//   groups()   the scales, and what is subtracted from each group
 //   numbers()  set s of vectors of the elements
-//   kOffset    numbers() are 1 << kOffset too large; -1: they are as they should be
-//   kMost      their largest magnitude, without what they are too large
-//   kMinima    whether anything is taken off
-//   kBook      numbers() are looked up
+//   kOffset    numbers() are too large by 1 << kOffset; -1: they are exact
+//   kMost      their largest magnitude after that offset is removed
+//   kMinima    whether anything is subtracted from the groups
+//   kBook      numbers() are looked up in a table
 //   kSigned    numbers() are signed bytes, with kFlip flipped; others are in [0, 64), in [0, 32) for Eight
 template <typename F>
 struct Groups {
@@ -35,11 +35,11 @@ struct Numbers {
   static constexpr bool kMinima = false, kSigned = false, kBook = false;
 };
 
-// What the blocks of 32 have in common.
+// Common to the formats with blocks of 32.
 template <DType type>
 struct Block32 : BlockOf<type>, Numbers {
   static constexpr int kBytes = BlockOf<type>::kBytes;
-  // A half of each block.
+  // A half from each block.
   template <int kAt>
   static Eight halves(const std::byte* b) {
     return to_floats(halves_of_blocks<kBytes, kAt>(b));
@@ -81,7 +81,7 @@ struct Q4_1Digits : Block32<DType::kQ4_1> {
   }
 };
 
-// The values of a book with `added` added.
+// The values of a code book plus `added`.
 struct ByteBook {
   ByteValues values;
   constexpr ByteBook(const int (&of)[16], int added) : values() {
@@ -109,8 +109,8 @@ struct MXFP4Digits : Block32<DType::kMXFP4> {
   static constexpr bool kBook = true;
   static constexpr ByteBook kValues{{THIMBLE_FP4_VALUES}, 1 << kOffset};
   static Groups<Eight> groups(const std::byte* b) {
-    // 2^(x - 128): half of 2^(x - 127), which is subnormal for an x of 0 and infinite for one of 255: that
-    // stands for NaN.
+    // 2^(x - 128) is half of 2^(x - 127), which is subnormal for an x of 0 and infinite for an x of 255; the
+    // latter stands for NaN.
     const EightInts x = first_bytes_of_blocks<kBytes>(b), least = EightInts{} + 0x00400000;
     return {0.5f * reinterpret_cast<Eight>(x > least ? x : least), Eight{}};
   }
@@ -127,8 +127,9 @@ struct Block256Of16 : Block256<type> {
   using Floats = Sixteen;
 };
 
-// Where the bits of group g lie, as bits_of_groups() asks: halves of bytes for two groups or, in each half of
-// 128 elements, for two groups apart; pairs of bits for the four groups of a half; bits for all eight.
+// Where the bits of group g are, as bits_of_groups() expects: nibbles of two adjacent groups; nibbles of two
+// groups that are two apart, in each half of 128 elements; pairs of bits of the four groups of a half; single
+// bits of all eight groups.
 struct HalvesOfTwo {
   static constexpr int at(int g) { return g / 2 * 32; }
   static constexpr int down(int g) { return g % 2 * 4; }
@@ -229,7 +230,7 @@ struct IQ4_XSDigits : Block256<DType::kIQ4_XS> {
     const EightInts of =
         reinterpret_cast<EightInts>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes))));
 #else
-    // The upper two bits of each are behind a half and belong above the lower four.
+    // The upper two bits of each scale are stored after a half and go above its lower four.
     const EightInts low = EightInts{} + static_cast<int32_t>(u32_at(b + 4)),
                     high = EightInts{} + static_cast<int32_t>(u32_at(b));
     const EightInts of = ((low >> EightInts{0, 4, 8, 12, 16, 20, 24, 28}) & 15) |
@@ -253,7 +254,7 @@ struct TQ2_0Digits : Block256<DType::kTQ2_0> {
   }
 };
 
-// call(format) for a type that has one; whether it has.
+// Calls call(format) if the type has a format here; returns whether it has.
 template <typename Call>
 inline bool with_digits(DType type, const Call& call) {
   switch (type) {
@@ -287,16 +288,16 @@ bool knows(DType type) {
 
 constexpr int32_t kLargestInteger = 127 * (1 + 256 + 256 * 256);
 
-// v = 256 * (result) + rest, where the rest is a digit.
+// Returns v = 256 * result + rest; the rest is a digit.
 inline IntVec divide_by_256(IntVec v, IntVec& rest) {
   const IntVec quotient = (v + 128) >> 8;
   rest = v - times_256(quotient);
   return quotient;
 }
 
-// Digits of elements from i on, to the vectors of these.
+// Stores the digits of the elements from i on in their vectors.
 inline void put_digits(IntVec v, int i, int8_t* to) {
-#if defined(__AVX2__) && !defined(__AVX512F__)  // gcc 12 narrows lane by lane
+#if defined(__AVX2__) && !defined(__AVX512F__)  // gcc 12 would narrow lane by lane
   const __m256i words = _mm256_packs_epi32(reinterpret_cast<__m256i>(v), reinterpret_cast<__m256i>(v)),
                 bytes = _mm256_packs_epi16(words, words);
   const __m128i narrow =
@@ -322,27 +323,27 @@ inline uint32_t largest_lane(IntVec a) {
   }
 }
 
-// What 32 numbers share: as small a power of two as lets the largest have digits.
+// The unit of 32 numbers: the smallest power of two for which the largest number fits into three digits.
 struct Unit {
-  float unit, scale;  // scale = 1 / unit; no digits stand for infinity and NaN: NaN, 0
+  float unit, scale;  // scale = 1 / unit; infinity and NaN have no digits: unit NaN, scale 0
 };
 inline Unit unit_of_32(const float* x) {
   IntVec most = {};
-  for (int i = 0; i < 32; i += kLanes) {  // as integers: NaN is the largest
+  for (int i = 0; i < 32; i += kLanes) {  // compared as integers, so that NaN is the largest
     const IntVec bits = reinterpret_cast<IntVec>(load(x + i)) & 0x7fffffff;
     most = bits > most ? bits : most;
   }
   const uint32_t largest = largest_lane(most);
   uint32_t exponent = largest >> 23;
   if (exponent == 255) return {__builtin_nanf(""), 0};
-  if (exponent < 32) exponent = 32;  // numbers below 2^-95 lose some
-  // Scaled to [2^22, 2^23), or half of that where it is too large.
+  if (exponent < 32) exponent = 32;  // numbers below 2^-95 lose bits
+  // The largest number is scaled to [2^22, 2^23), or to half of that if it is too large.
   if (from_bits(largest) * from_bits((276 - exponent) << 23) > static_cast<float>(kLargestInteger))
     ++exponent;
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
-// Sums of a lane's integers in n vectors: of their upper two digits, and of their lowest.
+// Sums of a lane's integers over n vectors: of their upper two digits, and of their lowest digit.
 struct DigitSums {
   IntVec high, low;
 };
@@ -359,7 +360,7 @@ inline DigitSums sums_of(const int8_t* digits) {
 }
 inline void store_ints(int32_t* p, IntVec v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// Of groups of 32 from `first` on, up to `end`; zeros for others.
+// Converts the groups of 32 from `first` up to `end`; the other groups become zeros.
 void take_block(const float* x, uint32_t first, uint32_t end, DigitBlock& out) {
   __builtin_memset(&out, 0, sizeof out);
   int32_t integers[256] = {};
@@ -392,7 +393,7 @@ void take_block(const float* x, uint32_t first, uint32_t end, DigitBlock& out) {
       const DigitSums sums = sums_of<kTogether / 2>(digits + half * 3 * kVectorBytes * kTogether / 2);
       const IntVec of_lanes = times_256(sums.high) + sums.low;
       store_ints(out.eightfold_of_16 + (2 * s + half) * kLanes, 8 * of_lanes);
-      // Of the integers, not of x: minima meet the same numbers as what they are taken off.
+      // Sums of the integers, not of x, so that minima are multiplied with the same numbers as the elements.
       for (int i = 0; i < kVectorGroups; ++i) {
         int32_t sum = 0;
         for (int lane = i * kRun / 4; lane < (i + 1) * kRun / 4; ++lane) sum += of_lanes[lane];
@@ -413,7 +414,7 @@ void take(const float* x, uint32_t n, DigitBlock* out) {
 
 // ---- products ----
 
-// call(s) for all sets of vectors of 256 elements, s a constant.
+// Calls call(s) for all sets of vectors of 256 elements; s is a constant.
 template <typename Call, int... s>
 inline __attribute__((always_inline)) void each_set(const Call& call, std::integer_sequence<int, s...>) {
   (call(std::integral_constant<int, s>()), ...);
@@ -423,15 +424,15 @@ template <typename Format, int w_rows, int x_rows>
 struct Sums {
   using Floats = typename Format::Floats;
   static constexpr bool kOf32 = LaneFactors<Floats>::kGroups == 8;
-  static constexpr int kChains = kSets > 2 ? 2 : 1;  // two hide the latency of the additions
+  static constexpr int kChains = kSets > 2 ? 2 : 1;  // two sums hide the latency of the additions
   struct Sum {
     Vec products[kChains] = {};
   };
   Sum of[w_rows][x_rows];
 
-  // Without an instruction that adds products to integers, a set takes more instructions than the processor
-  // looks ahead: the next set's numbers are made before this one's are multiplied. Two rows of W, which do
-  // not wait for one another, gain only where numbers take long.
+  // Without an instruction that adds products to integers, a set takes more instructions than the processor's
+  // window holds, so the next set's numbers are prepared before this one is multiplied. Processing two
+  // independent rows of W helps only if the numbers take long to prepare.
 #ifdef THIMBLE_PAIRS_OF_PRODUCTS
   static constexpr bool kLongSets = true;
 #else
@@ -441,14 +442,15 @@ struct Sums {
   struct Ahead {
     Together rows[w_rows];
   };
-  // For the first add().
+  // Prepares the first add().
   static inline __attribute__((always_inline)) Ahead begin(const std::byte* b, size_t w_stride) {
     Ahead ahead = {};
     if constexpr (kNumbersAhead)
       for (int c = 0; c < w_rows; ++c) ahead.rows[c] = Format::template numbers<0>(b + c * w_stride);
     return ahead;
   }
-  // 256 elements of each row of W, w_stride bytes apart. `next` are those of the next add(), or any.
+  // Adds the products of 256 elements of each row of W; rows are w_stride bytes apart. `next` is `b` of the
+  // next add(), or any valid block.
   inline __attribute__((always_inline)) void add(const std::byte* b, const std::byte* next, Ahead& ahead,
                                                  size_t w_stride, const DigitBlock* x, size_t x_stride) {
     LaneFactors<Floats> factors[w_rows][x_rows];
@@ -505,7 +507,7 @@ struct Sums {
     __builtin_memcpy(&v, p, sizeof v);
     return v;
   }
-  // Of n vectors from vector k on.
+  // Multiplies n vectors from vector k on.
   template <int k, int n>
   static inline __attribute__((always_inline)) Vec product(const Bytes* w, const DigitBlock& x) {
 #ifdef THIMBLE_PAIRS_OF_PRODUCTS
@@ -518,13 +520,13 @@ struct Sums {
       middle[i] = load_digits(digits + kVectorBytes);
       low[i] = load_digits(digits + 2 * kVectorBytes);
     }
-    constexpr int kSums = k / n * kLanes;  // where these n vectors' sums are
+    constexpr int kSums = k / n * kLanes;  // offset of the sums of these n vectors
     static_assert(!Format::kSigned || Format::kOffset < 0);
-    // Two parts where both together pass 32 bits; each is at most 16 * 255 * 128 * 256.
+    // Sum in two parts if the total may exceed 32 bits; each part is at most 16 * 255 * 128 * 256.
     if constexpr (4 * n * static_cast<int64_t>(Format::kMost) * kLargestInteger >= int64_t{1} << 31) {
       IntVec upper = {}, lower = {};
 #if defined(__AVX512F__) || defined(__AVXVNNI__)
-      // The instruction takes numbers without signs: here 128 larger ones.
+      // The instruction needs unsigned numbers, so they are increased by 128.
       if constexpr (Format::kSigned) {
         upper = load_ints(x.minus_high + kSums);
         lower = load_ints(x.minus_low + kSums);
@@ -538,7 +540,7 @@ struct Sums {
 #ifdef THIMBLE_PAIRS_OF_PRODUCTS
       upper = products_of_two(w, high, middle);
 #else
-      if constexpr (n > 2)  // three sums that do not wait for one another: these are long
+      if constexpr (n > 2)  // three independent sums, since the chains are long
         upper = times_256(add_products(IntVec{}, w, high)) + add_products(IntVec{}, w, middle);
       else
         upper = products_of_two(w, high, middle);
@@ -547,7 +549,8 @@ struct Sums {
       if constexpr (Format::kOffset < 0) {
         return to_float(times_256(upper) + lower);
       } else {
-        // Modulo 2^32 before what they are too large is taken off: 1 << kUp times eightfold.
+        // Unsigned arithmetic, because the sums are exact only modulo 2^32 until 1 << kUp times eightfold is
+        // subtracted.
         typedef uint32_t Modular __attribute__((vector_size(sizeof(IntVec))));
         const IntVec eightfold = load_ints((kOf32 ? x.eightfold : x.eightfold_of_16) + kSums);
         constexpr int kUp = Format::kOffset > 3 ? Format::kOffset - 3 : 0, kDown = 3 + kUp - Format::kOffset;
@@ -562,7 +565,7 @@ struct Sums {
 template <typename Format, int w_rows, int x_rows>
 __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint32_t n, const DigitBlock* x,
                                        size_t x_stride, float* out) {
-  // Rows follow one another in memory, and the processor's own prefetcher falls behind.
+  // Rows are contiguous in memory, and the processor's own prefetcher cannot keep up.
   constexpr size_t kAhead = w_rows > 1 ? kStreamsAhead : 4096,
                    kStepBytes = 256 / Format::kBlock * Format::kBytes;
   const bool many = n >= 256;
@@ -576,7 +579,9 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
     sums.add(w, n >= 512 ? w + kStepBytes : w, ahead, w_stride, x, x_stride);
   }
   if constexpr (Format::kBlock == 32)
-    if (n > 0) {  // the last eight blocks, x being zero for those already multiplied; or zeros after fewer
+    // the last eight blocks, with zeros in x for blocks already multiplied, or zeros after fewer than eight
+    // blocks
+    if (n > 0) {
       const size_t bytes = n / 32 * Format::kBytes;
       std::byte few[w_rows][kStepBytes];
       if (!many) {
@@ -603,10 +608,10 @@ void dot(DType type, const std::byte* w, uint32_t n, const DigitBlock* x, size_t
   });
 }
 
-// Rows of 14336 numbers, two threads, GB/s, with 1, 2 and 4 streams: q6_K 15, 20 and 22 with VNNI. Of 256
-// bits one thread 18, 21 and 21, q8_0 21, 23 and 32. AVX2 alone gains by more than two with q8_0 and loses
-// with q6_K. With half the registers, both lose 4 to 20 % by two where x leaves room in the first-level
-// cache. Not measured on Arm.
+// Measured with rows of 14336 numbers, two threads, GB/s for 1, 2 and 4 streams: q6_K with VNNI 15, 20 and
+// 22. With vectors of 256 bits, one thread: q6_K 18, 21 and 21, q8_0 21, 23 and 32. With AVX2 alone, q8_0
+// gains from more than two streams and q6_K loses. With half the registers, both lose 4 to 20 % with two
+// streams if x leaves room in the first-level cache. Not measured on Arm.
 #if defined(__AVX512F__)
 constexpr uint32_t kStreams = 4, kStreamRows = 2, kNarrow = 0;
 #elif defined(__AVXVNNI__)

@@ -1,5 +1,5 @@
-// The table of kernels.h for one instruction set, in the variable THIMBLE_KERNELS. See vector.h for what this
-// file must not include.
+// Defines the table of kernels.h for one instruction set, in the variable THIMBLE_KERNELS. vector.h says what
+// this file must not include.
 #include "backends/cpu/kernels.h"
 
 #include "backends/cpu/isa/dequant.h"
@@ -22,7 +22,7 @@ inline void with_format(DType type, const Call& call) {
   }
 }
 
-// Elements that expand() makes at a time.
+// Elements that expand() produces per call.
 template <typename Format>
 constexpr uint32_t kStep = Format::kBlock == 1 ? 2 * kLanes : Format::kBlock;
 template <typename Format>
@@ -45,10 +45,10 @@ void dequantize(DType type, const std::byte* blocks, uint32_t n, float* out) {
 
 template <typename Format, int x_rows>
 void dot_rows(const std::byte* blocks, uint32_t n, const float* x, size_t x_stride, float* out) {
-  // Rows follow one another in memory, and the processor's own prefetcher falls behind: measured with q8_0
-  // from memory, 5.7 GB/s a core without, 13.3 with.
+  // Rows are contiguous in memory, and the processor's own prefetcher cannot keep up. Measured with q8_0 from
+  // memory: 5.7 GB/s per core without this, 13.3 with it.
   constexpr size_t kAhead = 4096;
-  Vec sums[x_rows][2] = {};  // two hide the latency of the additions
+  Vec sums[x_rows][2] = {};  // two sums hide the latency of the additions
   float rest[x_rows] = {};
   uint32_t i = 0;
   const auto add_step = [&](const std::byte* from, uint32_t first) __attribute__((always_inline)) {
@@ -58,7 +58,7 @@ void dot_rows(const std::byte* blocks, uint32_t n, const float* x, size_t x_stri
           for (int r = 0; r < x_rows; ++r) sums[r][slot] += w * load(x + r * x_stride + first + at);
         });
   };
-  // Two short steps in a turn of the loop, or what counts is the loop.
+  // Take two short steps per iteration, so that loop overhead does not dominate.
   constexpr bool kTwo = kStep<Format> < 64;
   constexpr uint32_t kTurn = kTwo ? 2 * kStep<Format> : kStep<Format>;
   constexpr size_t kTurnBytes = kTurn / Format::kBlock * Format::kBytes;
@@ -92,9 +92,9 @@ void dot(DType type, const std::byte* blocks, uint32_t n, const float* x, size_t
 
 // ---- matrix product ----
 
-// A tile of kTileRows rows of x and kTileVecs vectors of columns lives in registers: as many as there are,
-// less those for the panel's vectors and the broadcast element. Measured on a Sapphire Rapids core: 12 x 2 of
-// 16 lanes 170 GFLOP/s (96 % of peak), 6 x 2 of 8 lanes 87; BLIS 0.9 76; OpenBLAS 0.3.21 32, with
+// A tile of kTileRows rows of x and kTileVecs vectors of columns is held in registers: all registers except
+// those for the panel's vectors and the broadcast element. Measured on a Sapphire Rapids core: 12 x 2 of 16
+// lanes 170 GFLOP/s (96 % of peak), 6 x 2 of 8 lanes 87; BLIS 0.9 76; OpenBLAS 0.3.21 32, with
 // OPENBLAS_CORETYPE=SKYLAKEX 150.
 constexpr int kTileVecs = 2;
 #if defined(__AVX512F__)
@@ -114,7 +114,8 @@ inline Quad load_quad(const float* p) { return *reinterpret_cast<const LooseQuad
 inline void store_quad(float* p, Quad v) { *reinterpret_cast<LooseQuad*>(p) = v; }
 
 void pack(DType type, const std::byte* blocks, size_t row_bytes, uint32_t rows, uint32_t n, float* panel) {
-  // Pieces of 256 elements, which is whole blocks of any type: so much of a panel fits the first-level cache.
+  // A piece of 256 elements is a whole number of blocks of any type, and this part of a panel fits the
+  // first-level cache.
   constexpr uint32_t kPiece = 256;
   size_t piece_bytes = 0;
   with_format(type, [&](auto format) { piece_bytes = kPiece / format.kBlock * format.kBytes; });
@@ -176,7 +177,7 @@ void tile(const float* x, size_t x_stride, const float* panel, uint32_t n, uint3
   }
 }
 
-// tile<rows>, found by counting down from kTileRows.
+// Calls tile<rows>; the template argument is found by counting down from kTileRows.
 template <int rows = kTileRows>
 inline void tile_of(uint32_t wanted, const float* x, size_t x_stride, const float* panel, uint32_t n,
                     uint32_t cols, float* y, size_t y_stride, bool accumulate) {
@@ -188,7 +189,7 @@ inline void tile_of(uint32_t wanted, const float* x, size_t x_stride, const floa
 
 void multiply(const float* x, size_t x_stride, uint32_t x_rows, const float* panels, uint32_t n,
               uint32_t cols, float* y, size_t y_stride, bool accumulate) {
-  // The rows of a tile stay in the first-level cache while all panels, in the second, pass by.
+  // The rows of a tile stay in the first-level cache while all panels pass by from the second-level cache.
   for (uint32_t r = 0; r < x_rows; r += kTileRows)
     for (uint32_t c = 0; c < cols; c += kPanelCols)
       tile_of(x_rows - r, x + r * x_stride, x_stride, panels + size_t(c) * n, n,
@@ -212,7 +213,7 @@ void rms_norm(const float* x, const float* weight, uint32_t n, float eps, bool a
     for (i = 0; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
-// tanh(x) is 2 sigmoid(2 x) - 1, up to an error of 2^-23.
+// tanh(x) = 2 sigmoid(2 x) - 1, with an error of up to 2^-23.
 inline Vec capped(Vec x, float cap) { return cap * (2.0f / (1.0f + exp((-2.0f / cap) * x)) - 1.0f); }
 
 void soft_cap(float* x, uint32_t n, float cap) {
@@ -225,14 +226,14 @@ void soft_cap(float* x, uint32_t n, float cap) {
   for (uint32_t j = i; j < n; ++j) x[j] = rest[j - i];
 }
 
-// x * sigmoid(x); gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
+// silu is x * sigmoid(x); gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
 inline Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
 inline Vec gelu(Vec x) {
   const Vec u2 = 1.59576912f * x * (1.0f + 0.044715f * x * x);  // 2 sqrt(2 / pi)
   return x / (1.0f + exp(-u2));
 }
 
-inline Vec gelu_erf(Vec x) {  // erfc keeps what 1 + erf would round away
+inline Vec gelu_erf(Vec x) {  // erfc keeps bits that 1 + erf would round away
   Vec tail;
   for (int i = 0; i < kLanes; ++i) tail[i] = __builtin_erfcf(-0.707106781f * x[i]);  // 1 / sqrt(2)
   return 0.5f * x * tail;
@@ -264,7 +265,7 @@ void activate(uint32_t act, float* x, const float* factor, uint32_t n) {
 double sum_exp(const float* x, uint32_t n, float shift) {
   double total = 0;
   while (n > 0) {
-    // Pieces short enough that adding floats loses nothing that matters: 64 additions a lane.
+    // Pieces short enough that summing floats loses nothing that matters: 64 additions per lane.
     const uint32_t piece = n < 64 * kLanes ? n : 64 * kLanes;
     Vec sums = {};
     uint32_t i = 0;

@@ -1,5 +1,5 @@
-// The table of kv_kernels.h for one instruction set, in the variable THIMBLE_KV_KERNELS. See vector.h for
-// what this file must not include.
+// Defines the table of kv_kernels.h for one instruction set, in the variable THIMBLE_KV_KERNELS. vector.h
+// says what this file must not include.
 #include "backends/cpu/kv_kernels.h"
 
 #include <utility>
@@ -13,7 +13,7 @@
 namespace thimble::cpu {
 namespace {
 
-// An accumulator block of 6 rows fills 24 of AVX-512's 32 registers, 12 of the others' 16.
+// An accumulator block of 6 rows fills 24 of the 32 registers of AVX-512, or 12 of the 16 of other sets.
 constexpr uint32_t kBlockRows = 6, kBlockCols = kLanes == 16 ? 4 : 2;
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 constexpr float kInfinity = __builtin_inff();
@@ -31,7 +31,7 @@ inline void store(uint16_t* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v[i]);
 #endif
 }
-// The first n < kLanes values at p, `fill` in the other lanes.
+// The first n < kLanes values at p, with `fill` in the other lanes.
 template <typename T>
 inline Vec load_some(const T* p, uint32_t n, T fill) {
   T lanes[kLanes];
@@ -45,8 +45,8 @@ inline void store_some(T* p, Vec v, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-// The lanes of a and b whose index has bit G clear (Second: set), those of a where the result's index has bit
-// G clear. Exchanging all pairs of vectors this way for every G transposes kLanes vectors.
+// The lanes of a and b whose index has bit G clear (Second: set); lanes come from a if the result's index has
+// bit G clear. Exchanging all pairs of vectors this way for every G transposes kLanes vectors.
 template <int G, bool Second, int... I>
 inline Vec pick(Vec a, Vec b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, ((I & G ? kLanes + (I ^ G) : I) + (Second ? G : 0))...);
@@ -70,8 +70,9 @@ inline float max_lanes(Vec a) {
     return max_lanes<Step / 2>(max(a, moved<Step>(a, std::make_integer_sequence<int, kLanes>())));
 }
 
-// 2^x for x <= 0; 0 below -127. Half the work of exp(), which counts in attention's inner loop. The
-// polynomial is 2^f on |f| <= 1/2 to 2e-9, below the rounding of its evaluation.
+// 2^x for x <= 0; 0 below -127. Half the work of exp(), which matters in attention's inner loop. The
+// polynomial approximates 2^f on |f| <= 1/2 with an error of 2e-9, which is below the rounding of its
+// evaluation.
 inline Vec exp2(Vec x) {
   x = x < -127.0f ? broadcast(-127.0f) : x;
   const Vec shifted = x + 0x1.8p23f;  // adding 1.5 * 2^23 rounds x to an integer in the low bits
@@ -86,8 +87,8 @@ inline Vec exp2(Vec x) {
   return p * reinterpret_cast<Vec>((reinterpret_cast<BitVec>(shifted) + 127u) << 23);
 }
 
-// log(x) for normal positive x: exponent, and 2 atanh((m - 1) / (m + 1)) for m in [sqrt(1/2), sqrt(2)), where
-// the argument is at most 0.172 and the series' next term 1e-9.
+// log(x) for normal positive x: the exponent plus 2 atanh((m - 1) / (m + 1)) for m in [sqrt(1/2), sqrt(2)).
+// There the argument is at most 0.172, and the first omitted term of the series is 1e-9.
 inline Vec log(Vec x) {
   constexpr int32_t kRootHalf = 0x3f3504f3;
   const IntVec bits = reinterpret_cast<IntVec>(x);
@@ -124,7 +125,7 @@ uint32_t saturate(const float* x, uint16_t* y, uint32_t n) {
   return count;
 }
 
-// kLanes columns of kLanes rows, from column c; y's rows are kTileKeys apart.
+// Transposes kLanes rows of kLanes columns from column c on; rows of y are kTileKeys apart.
 template <typename T>
 inline void transpose_block(const T* const* rows, uint32_t c, float* y) {
   Vec v[kLanes];
@@ -173,7 +174,7 @@ void rotate_tile(float* tile, const float* table, uint32_t pairs, uint32_t secon
   }
 }
 
-// The right factor of a product, by the vector: a tile, or rows wherever they lie.
+// The right factor of a product, read in vectors: a tile, or rows at any addresses.
 struct Tile {
   const float* x;
   Vec at(uint32_t k, uint32_t c) const { return load(x + k * kTileKeys + c); }
@@ -188,7 +189,7 @@ struct Listed {
   }
 };
 
-// Rows x (Cols vectors) of c, from column `first`.
+// Computes Rows x (Cols vectors) of c, from column `first` on.
 template <uint32_t Rows, uint32_t Cols, bool Add, typename B>
 void multiply_block(uint32_t k, const float* a, uint32_t lda, const B& b, uint32_t first, float* c,
                     uint32_t ldc) {
@@ -244,7 +245,8 @@ void bound_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const floa
   for (uint32_t r = 0; r < m; ++r, a += lda, c += kTileKeys) {
     Vec sums[kVectors] = {};
     for (uint32_t i = 0; i < k; ++i) {
-      const float* keys = (a[i] < 0 ? lowest : highest) + i * kTileKeys;  // the larger of the two products
+      // picks the larger of the two products
+      const float* keys = (a[i] < 0 ? lowest : highest) + i * kTileKeys;
 #pragma GCC unroll 16
       for (uint32_t v = 0; v < kVectors; ++v) sums[v] += a[i] * load(keys + v * kLanes);
     }
@@ -298,7 +300,7 @@ float exponentials(float* s, uint32_t n, float* peak) {
   *peak = max_lanes(highest);
   Vec total{};
   for (uint32_t i = 0; i < kTileKeys; i += kLanes) {
-    const Vec p = exp(nan_is_lowest(load(s + i) - *peak));  // -inf - -inf is NaN
+    const Vec p = exp(nan_is_lowest(load(s + i) - *peak));  // -inf - -inf would be NaN
     store(s + i, p);
     total += p;
   }

@@ -1,8 +1,8 @@
 // Vectors of floats as wide as the instruction set that this file is compiled for.
 //
-// What isa/ holds is compiled several times with different instructions. It therefore lies in a namespace
-// with internal linkage and calls no inline function from elsewhere: the linker keeps one copy of those,
-// perhaps one that this processor cannot run.
+// The files in isa/ are compiled several times with different instruction sets. They are therefore in a
+// namespace with internal linkage and call no inline function from other files: the linker keeps one copy of
+// such a function, possibly one that this processor cannot run.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
-// The same at any address, over floats.
+// Vectors at any address that may alias floats.
 typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
 inline Vec broadcast(float f) { return Vec{} + f; }
 
-// kLanes words of 16 bits as integers, at any address.
+// kLanes 16-bit words as integers, at any address.
 inline IntVec load_words(const void* p) {
   typedef uint16_t Words __attribute__((vector_size(2 * kLanes)));
   Words words;
@@ -48,7 +48,7 @@ inline Vec load_halves(const void* p) {
 #elif defined(__F16C__)
   return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 #else
-  // As f16_to_f32() of base/bits.h, without a branch.
+  // As f16_to_f32() of base/bits.h, without branches.
   const IntVec h = load_words(p), sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
   const IntVec special = (magnitude >= 0x7c00) & 0x7f800000;  // infinity, NaN
   const Vec finite = reinterpret_cast<Vec>(magnitude << 13) * 0x1p112f;
@@ -57,7 +57,7 @@ inline Vec load_halves(const void* p) {
 }
 inline Vec load(const uint16_t* p) { return load_halves(p); }
 
-// Lanes moved down by Step, round the end.
+// Rotates lanes down by Step.
 template <int Step, int... I>
 inline Vec moved(Vec a, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, a, ((I + Step) % kLanes)...);
@@ -70,25 +70,26 @@ inline float sum_lanes(Vec a) {
     return sum_lanes<Step / 2>(a + moved<Step>(a, std::make_integer_sequence<int, kLanes>()));
 }
 
-// e^x, within 1.1 ulp (measured over all floats in [-87.3, 88.7]); 0 below -87.34, infinity above 88.72, NaN
-// for NaN.
+// e^x with an error of at most 1.1 ulp (measured over all floats in [-87.3, 88.7]); 0 below -87.34, infinity
+// above 88.72, NaN for NaN.
 inline Vec exp(Vec x) {
   const Vec low = broadcast(-87.336544f), high = broadcast(88.722839f);
-  Vec c = x < low ? low : x;  // NaN stays: no comparison with it holds
+  Vec c = x < low ? low : x;  // NaN passes through, because every comparison with it is false
   c = c > high ? high : c;
-  // x = n ln 2 + r: adding 1.5 * 2^23 rounds to an integer. ln 2 in two parts, the first exact times n.
+  // x = n ln 2 + r. Adding 1.5 * 2^23 rounds to an integer. ln 2 is split in two parts; the product of n and
+  // the first is exact.
   const Vec magic = broadcast(12582912.0f);
   const Vec shifted = c * 1.44269504f + magic;
   const Vec n = shifted - magic;
   const Vec r = (c - n * 0.693145752f) - n * 1.42860677e-6f;
-  // Taylor's series to r^7: the rest is below 2^-27 for |r| <= ln 2 / 2.
+  // Taylor series up to r^7; the remainder is below 2^-27 for |r| <= ln 2 / 2.
   Vec p = r * (1.0f / 5040) + 1.0f / 720;
   p = p * r + 1.0f / 120;
   p = p * r + 1.0f / 24;
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
-  // Times 2^n in two steps, as 2^128 is no float.
+  // Multiply by 2^n in two steps, because 2^128 is not a float.
   const IntVec exponent = __builtin_convertvector(n, IntVec);
   const IntVec half = exponent >> 1;
   const Vec result =

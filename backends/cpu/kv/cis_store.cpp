@@ -9,7 +9,7 @@ namespace thimble::cpu {
 void cis_store(const Context& ctx, const CisStore& o) {
   const CisStoreParams& p = o.p;
   const StepParams& s = ctx.step;
-  const uint32_t columns = p.first_head + p.heads;  // of a row of scores
+  const uint32_t columns = p.first_head + p.heads;  // columns in a row of scores
   const auto score = [&](uint32_t row, uint32_t head) {
     const int32_t position = s.position + static_cast<int32_t>(row);
     if (p.kind == kCisPosition) return static_cast<float>(position);

@@ -1,4 +1,4 @@
-// kv_append: the step's k and v rows go into the pool or the chunk buffer.
+// kv_append: appends the step's k and v rows to the pool or the chunk buffer.
 #include <atomic>
 #include <cstring>
 

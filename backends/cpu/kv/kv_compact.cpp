@@ -1,4 +1,4 @@
-// kv_compact: the pool becomes the listed entries of pool and chunk, in place.
+// kv_compact: keeps the listed entries of pool and chunk, in place.
 #include <algorithm>
 #include <cstring>
 
@@ -7,8 +7,9 @@
 
 namespace thimble::cpu {
 
-// One head's column of rows of `bytes`. Entries ascend, so none moves up and none is overwritten before it
-// has moved; neighbours move together, and those before the first evicted one lie where they belong.
+// Compacts one array of one head, in rows of `bytes`. List entries ascend, so no entry moves up and none is
+// overwritten before it has moved. Neighbours move together; entries before the first evicted one already are
+// in place.
 static void compact(const EntryList& list, uint32_t n_entries, std::byte* pool, const std::byte* chunk,
                     size_t bytes) {
   for (uint32_t i = 0; i < list.count;) {
@@ -29,7 +30,7 @@ void kv_compact(const Context& ctx, const KvCompact& o) {
   struct Column {
     const View& pool;
     const View& chunk;
-    size_t bytes;  // of a row
+    size_t bytes;  // per row
   };
   const size_t vector = p.head_dim * sizeof(uint16_t);
   const Column columns[] = {{o.k.values, o.chunk_k.values, vector},

@@ -1,23 +1,24 @@
-// kv_merge: sorts a run by position whose last entries were appended out of order.
+// kv_merge: sorts a run by position after entries were appended out of order.
 #include <algorithm>
 
 #include "backends/cpu/entries.h"
 
 namespace thimble::cpu {
 
-// A run's positions: those from `tail` on belong among those before them. Few do, so each is rotated into its
-// place.
+// The positions of a run. Those from `tail` on belong among the earlier ones. They are few, so each is
+// rotated into its place.
 struct Tail {
   int32_t* pos;
   uint32_t tail, count;
 
   Tail(int32_t* p, uint32_t n)
       : pos(p), tail(static_cast<uint32_t>(std::is_sorted_until(p, p + n) - p)), count(n) {}
-  // A column of rows of `bytes`, while positions lie where they lay.
+  // Merges one array in rows of `bytes`. The positions must not have been merged yet.
   void merge(std::byte* column, size_t bytes) const {
     for (uint32_t i = tail; i < count; ++i) {
       const auto before = std::lower_bound(pos, pos + tail, pos[i]) - pos;
-      const uint64_t to = static_cast<uint64_t>(before) + (i - tail);  // behind those of the tail that moved
+      // after the tail entries that already moved
+      const uint64_t to = static_cast<uint64_t>(before) + (i - tail);
       std::rotate(column + to * bytes, column + i * bytes, column + (i + uint64_t{1}) * bytes);
     }
   }

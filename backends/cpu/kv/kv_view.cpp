@@ -1,4 +1,4 @@
-// kv_view: shows a list's entries of pool and chunk as rows of floats, rotated by list index.
+// kv_view: copies a list's entries of pool and chunk into rows of floats, with keys rotated by list index.
 #include <algorithm>
 
 #include "backends/cpu/entries.h"
@@ -7,7 +7,7 @@
 
 namespace thimble::cpu {
 
-constexpr uint32_t kBlock = 64;  // list entries of one item
+constexpr uint32_t kBlock = 64;  // list entries per item
 
 void kv_view(const Context& ctx, const KvView& o) {
   const KvViewParams& p = o.p;

@@ -1,5 +1,5 @@
-// page_bounds: the smallest and the largest key of each page, channel by channel; exact, since keys lie as
-// halves.
+// page_bounds: the smallest and the largest key of each page, channel by channel. They are exact, since keys
+// are halves.
 #include <algorithm>
 #include <limits>
 
@@ -8,7 +8,7 @@
 
 namespace thimble::cpu {
 
-// Bounds of n keys, [n][head_dim]; NaN is passed over.
+// Bounds of n keys, [n][head_dim]; NaN is ignored.
 static void bound(const uint16_t* keys, uint32_t n, uint32_t head_dim, const BoundsScratch& t,
                   uint16_t* lowest, uint16_t* highest) {
   const KvKernels& kernels = kv_kernels();
@@ -36,7 +36,7 @@ void page_bounds(const Context& ctx, const PageBounds& o) {
     if (p.all) return Pages{std::min(state.keep, n), 0, units(std::min(state.keep, n), p.page)};
     return Pages{n, state.n_entries / p.page, units(n, p.page)};
   };
-  uint32_t most = 0;  // of one head; a step without rows may end before the page of entry n_entries
+  uint32_t most = 0;  // per head; a step without rows may end before the page of entry n_entries
   for (uint32_t head = p.first_head; head < p.first_head + p.heads; ++head) {
     const Pages pages = pages_of(head);
     if (pages.begin < pages.end) most = std::max(most, pages.end - pages.begin);

@@ -1,4 +1,4 @@
-// label: what cached entries are worth to the marked rows, as logits and as log-probabilities.
+// label: how much the marked rows attend to each cached entry, as logits and as log-probabilities.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,14 +12,14 @@
 
 namespace thimble::cpu {
 
-constexpr uint32_t kTiles = 8;  // tiles of one item: 512 keys
+constexpr uint32_t kTiles = 8;  // tiles per item: 512 keys
 
-// The vectors of a block of rows: those of the marked ones, [marked][group].
+// The query vectors of the marked rows in a block, [marked][group].
 struct MarkedRows {
-  uint32_t first, end;  // of the block
-  uint32_t count = 0;   // of vectors
+  uint32_t first, end;  // row range of the block
+  uint32_t count = 0;   // number of vectors
 
-  // Puts the rotated and scaled queries into t.q, and calls each(row, h, vector).
+  // Writes the rotated and scaled queries to t.q, and calls each(row, h, vector).
   template <typename Each>
   MarkedRows(const Context& ctx, const Label& o, uint32_t head, uint32_t block, const TileScratch& t,
              const Each& each) {
@@ -49,7 +49,8 @@ static float add_logs(float a, float b) {
                                                          : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
-// Entries by what a label makes of them; those of the pool alone.
+// Ranges of the pool's entries: the sinks [0, sinks), the labelled entries [first, end), and those from `own`
+// on.
 struct Range {
   uint32_t sinks, first, end, own;
   Range(const Label& o, const HeadState& state) {
@@ -61,14 +62,14 @@ struct Range {
   }
 };
 
-// log |x| of a row; 0 where there is none.
+// log |x| of a row; 0 if the op has no such input.
 static float log_length(const Label& o, uint32_t row) {
   if (!o.x) return 0;
   const float* x = data<float>(o.x) + uint64_t(row) * o.p.x_cols;
   return 0.5f * static_cast<float>(std::log(std::inner_product(x, x + o.p.x_cols, x, 0.0)));
 }
 
-// Scores the block's vectors against n keys that lie one after the other.
+// Scores the block's vectors against n consecutive keys.
 static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vectors, const TileScratch& t) {
   const uint16_t* rows[kTileKeys];
   for (uint32_t i = 0; i < n; ++i) rows[i] = keys + uint64_t(i) * o.p.head_dim;
@@ -77,12 +78,12 @@ static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vec
   if (o.p.cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, o.p.cap);
 }
 
-// The log-sum-exps of one block of rows and one KV head.
+// The log-sum-exps of one block of rows for one KV head.
 static void sum_logits(const Context& ctx, const Label& o, uint32_t head, uint32_t block,
                        const TileScratch& t) {
   const LabelParams& p = o.p;
   const HeadState& state = ctx.heads[p.head_state + head];
-  // t.visible: entries that a vector sees. t.peak: its log-sum-exp so far.
+  // t.visible: how many entries a vector sees. t.peak: its log-sum-exp so far.
   const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
     t.visible[vector] = state.n_entries + row + 1;
     t.peak[vector] =

@@ -1,5 +1,5 @@
-// page_score: every query head scores the middle pages of its KV head by the largest logit that a key within
-// their bounds can have.
+// page_score: each query head scores the middle pages of its KV head by the largest logit that a key within
+// the page's bounds can have.
 #include <algorithm>
 
 #include "backends/cpu/entries.h"
@@ -9,7 +9,7 @@
 
 namespace thimble::cpu {
 
-constexpr uint32_t kTiles = 8;  // tiles of one item: 512 pages
+constexpr uint32_t kTiles = 8;  // tiles per item: 512 pages
 
 void page_score(const Context& ctx, const PageScore& o) {
   const PageScoreParams& p = o.p;

@@ -1,4 +1,4 @@
-// query_gate: whether this step's query is close enough to the one that made the cached selection.
+// query_gate: whether this step's query is close enough to the query that made the cached selection.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,7 +24,8 @@ void query_gate(const Context& ctx, const QueryGate& o) {
   const uint32_t n = o.p.cols;
   GateState& gate = *data<GateState>(o.gate);
   gate.hit = 0;
-  // Within a generation a head's entries only grow, so equal counts are equal sets of heads.
+  // Within a generation a head only gains entries, so equal counts mean an unchanged set of heads to select
+  // from.
   const auto layer = ctx.heads.subspan(o.p.head_state, o.p.heads);
   const auto selecting = static_cast<uint32_t>(std::count_if(
       layer.begin(), layer.end(), [&](const HeadState& head) { return selects(s, step_entries(s, head)); }));
@@ -34,10 +35,12 @@ void query_gate(const Context& ctx, const QueryGate& o) {
   }
   const float* q = data<float>(o.q);
   float* cached = data<float>(o.cached);
-  // More than half of the local window since the last miss: too many tokens have left it unseen.
+  // Miss if more than half of the local window passed since the last miss: too many tokens left the window
+  // without having been candidates.
   if (gate.valid && gate.generation == s.generation && gate.selecting == selecting &&
       s.position - gate.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
-    // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
+    // We avoid a division: equal queries then give sqrt(x * x) = x and hit for every theta below 1, including
+    // all-zero queries.
     const bool close = dot(q, cached, n) >= s.theta * std::sqrt(dot(q, q, n) * dot(cached, cached, n));
     gate.hit = close || s.theta <= -1;
   }

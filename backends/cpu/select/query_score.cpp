@@ -1,7 +1,7 @@
-// query_score: how much weight queries give to entries. A worker turns the keys of a tile of entries once and
-// multiplies them with all queries of their KV head, for the sums of the softmax. What a single row's entries
-// count stays for the weights; of more rows that would be much, so there keys are turned and multiplied
-// again.
+// query_score: how much attention weight queries give to entries. For the softmax sums, a worker rotates the
+// keys of a tile once and multiplies them with all queries of their KV head. For a single row the
+// exponentials are kept and reused for the weights. For more rows they would take too much memory, so keys
+// are rotated and multiplied again.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,14 +18,14 @@ namespace {
 static_assert(kQueryScoreTile == kTileKeys);
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One KV head's queries and entries.
+// The queries and entries of one KV head.
 struct HeadWork {
   const Context& ctx;
   const QueryScore& o;
   const uint32_t head;
   const float* low;  // [n_rot][kTileKeys]: cos and sin of each pair for positions 0 to 63
-  // Of the only row, null where there may be more: e^(logit - peak) and the peak and sum of each tile and
-  // query, [tiles][group][kTileKeys] and [tiles][group].
+  // For a single row, otherwise null: e^(logit - peak) of each entry, [tiles][group][kTileKeys], and the peak
+  // and sum of each tile and query, [tiles][group].
   float* const powers;
   LogSum* const parts;
   const HeadState& state = ctx.heads[o.p.head_state + head];
@@ -33,7 +33,7 @@ struct HeadWork {
   const QuerySpan span = query_span(ctx.step, state, o.p, list.count);
 
   uint32_t vectors() const { return span.rows * o.p.group; }
-  // The sums of vector v, as logarithms; once merged the first is that of all.
+  // The log-sums of vector v. After merge_sums() the first one is the total.
   float* sums(uint32_t v) const {
     return data<float>(o.sums) + (uint64_t(head) * o.p.rows * o.p.group + v) * kQueryScoreSums;
   }
@@ -45,7 +45,7 @@ struct HeadWork {
                : *at<float>(o.chunk_cis, head, o.p.chunk_capacity, entry - state.n_entries);
   }
 
-  // Calls each(first vector, how many, a scratch with their scores, the logits) for a tile of the span.
+  // Calls each(first vector, count, a scratch with their scores, the logits) for a tile of the span.
   template <typename Each>
   void for_vectors(uint32_t tile, std::byte* scratch, uint32_t worker, const Each& each) const {
     const uint32_t rows = attention_rows(o.p.group), width = padded_width(o.p.head_dim);
@@ -61,18 +61,18 @@ struct HeadWork {
       each(first * o.p.group, count, t);
     }
   }
-  // How many of a tile's entries a vector sees.
+  // How many entries of a tile a vector sees.
   uint32_t seen(uint32_t tile, uint32_t vector) const {
     const uint32_t all = entries_seen(span, vector / o.p.group), begin = tile * kTileKeys;
     return all > begin ? std::min(kTileKeys, all - begin) : 0;
   }
 
  private:
-  // Under kRopeList keys rotate by their place in the tile, and queries by what then is missing, unless sinks
-  // come first: behind those a tile's entries do not follow each other.
+  // Under kRopeList, keys rotate by their index in the tile and queries by the remaining difference. This
+  // does not work after sinks, because a tile's entries are then not consecutive.
   bool by_place() const { return o.p.rope.mode == kRopeList && span.sinks == 0; }
 
-  // The rotated keys of a tile, transposed; 0 behind the last.
+  // Loads the rotated keys of a tile, transposed; 0 after the last key.
   void read_keys(uint32_t tile, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim, begin = tile * kTileKeys, n = std::min(kTileKeys, span.count - begin);
     const Rope rope(o.rope, o.p.rope);
@@ -96,14 +96,14 @@ struct HeadWork {
     }
   }
 
-  // A row's rotated and scaled queries, for a tile.
+  // Writes a row's queries, rotated and scaled for a tile.
   void read_queries(uint32_t row, uint32_t tile, float* q, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim;
     const Rope rope(o.rope, o.p.rope);
     uint32_t position = query_position(ctx.step, span, row, o.p.rope.mode);
     if (by_place()) position -= std::min(position, entry_of(span, tile * kTileKeys));
     rope.angles(position, t.angles);
-    if (by_place())  // the low half of the table, by which keys rotate, lacks the model's attention factor
+    if (by_place())  // the low half of the table, used for the keys, lacks the model's attention factor
       for (uint32_t i = 0; i < o.p.rope.n_rot; ++i) t.angles[i] *= rope.factor();
     const float* from = data<float>(o.q) + uint64_t(row) * o.p.row_stride + head * o.p.group * dh;
     for (uint32_t h = 0; h < o.p.group; ++h, q += padded_width(dh), from += dh) {
@@ -119,7 +119,7 @@ float add_logs(float a, float b) {
   return most == -kInfinity ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
-// The vectors' sums over the tiles [first, end).
+// The vectors' log-sums over tiles [first, end).
 void sum_tiles(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scratch, uint32_t worker) {
   for (uint32_t tile = first; tile < end; ++tile)
     w.for_vectors(tile, scratch, worker, [&](uint32_t vector, uint32_t count, const TileScratch& t) {
@@ -132,7 +132,7 @@ void sum_tiles(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scrat
     });
 }
 
-// The same of the only row, tile by tile.
+// The same for a single row, tile by tile.
 void take_powers(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scratch, uint32_t worker) {
   for (uint32_t tile = first; tile < end; ++tile)
     w.for_vectors(tile, scratch, worker, [&](uint32_t, uint32_t count, const TileScratch& t) {
@@ -143,7 +143,7 @@ void take_powers(const HeadWork& w, uint32_t first, uint32_t end, std::byte* scr
     });
 }
 
-// The logarithm of the sum of all tiles of the only row's vector v.
+// The logarithm of the sum over all tiles for vector v of a single row.
 float log_sum(const HeadWork& w, uint32_t v) {
   const uint32_t tiles = query_tiles(w.span);
   float peak = -kInfinity;
@@ -157,7 +157,7 @@ float log_sum(const HeadWork& w, uint32_t v) {
   return peak + static_cast<float>(std::log(sum));
 }
 
-// One sum for each vector, of all tiles and the logit that carries no value.
+// Merges the sums of each vector over all tiles and the sink's logit.
 void merge_sums(const HeadWork& w) {
   if (w.span.count == 0) return;
   const uint32_t sums = units(query_tiles(w.span), tiles_of_sum(w.span));
@@ -167,7 +167,7 @@ void merge_sums(const HeadWork& w) {
                             sinks ? sinks[v % w.o.p.group] : -kInfinity);
 }
 
-// Of a tile's entries the largest logarithm of a weight.
+// The largest logarithm of a weight for each entry of a tile.
 void largest_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
   std::fill_n(scores, kTileKeys, -kInfinity);
   w.for_vectors(tile, scratch, worker, [&](uint32_t vector, uint32_t count, const TileScratch& t) {
@@ -175,12 +175,12 @@ void largest_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint3
       const uint32_t seen = w.seen(tile, vector + v);
       const float sum = w.sums(vector + v)[0];
       for (uint32_t i = 0; i < seen; ++i)
-        scores[i] = std::max(scores[i], t.scores[v * kTileKeys + i] - sum);  // of NaN what was there
+        scores[i] = std::max(scores[i], t.scores[v * kTileKeys + i] - sum);  // NaN keeps the previous value
     }
   });
 }
 
-// The sums of the only row's weights; it sees all of the tile.
+// The sums of a single row's weights; the row sees all entries of the tile.
 void summed_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker, float* scores) {
   const uint32_t group = w.o.p.group, vectors = attention_rows(group) * group;
   float* const factors = worker_scratch<TileScratch>(scratch, worker, vectors, w.o.p.head_dim).sum;
@@ -191,7 +191,7 @@ void summed_weights(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32
   kv_kernels().multiply_tile(1, group, factors, group, w.powers_of(tile), scores);
 }
 
-// A KV head's scores of the entries in a tile.
+// The scores of the entries in a tile for one KV head.
 void score_tile(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t worker) {
   std::array<float, kTileKeys> scores;
   if (w.o.p.kind == kQueryRows)
@@ -203,7 +203,7 @@ void score_tile(const HeadWork& w, uint32_t tile, std::byte* scratch, uint32_t w
   for (uint32_t i = begin; i < end; ++i) w.score(entry_of(w.span, i)) = scores[i % kTileKeys];
 }
 
-// The mean over all heads, for all of them; the last entry stays whatever it is worth.
+// Replaces the scores of all heads by their mean; the last entry is always kept.
 template <typename Head>
 void share_mean(const Head& head, const QueryScore& o, uint32_t entry, bool last) {
   float sum = 0;
@@ -212,7 +212,7 @@ void share_mean(const Head& head, const QueryScore& o, uint32_t entry, bool last
   for (uint32_t i = 0; i < o.p.heads; ++i) head(i).score(entry) = mean;
 }
 
-// The scores of `count` KV heads from the first on, of so many tiles at most.
+// Scores `count` KV heads from the first on, with at most `tiles` tiles each.
 template <typename Head>
 void score_heads(const Head& head, uint32_t first, uint32_t count, uint32_t tiles, std::byte* scratch,
                  ThreadPool& threads) {
@@ -234,11 +234,11 @@ void score_heads(const Head& head, uint32_t first, uint32_t count, uint32_t tile
 void query_score(const Context& ctx, const QueryScore& o) {
   const uint32_t group = o.p.group, dh = o.p.head_dim;
   const bool one_row = o.p.kind != kQueryRows;
-  uint32_t tiles = 0;  // of one head, at most
+  uint32_t tiles = 0;  // the most of any head
   for (uint32_t i = 0; i < o.p.heads; ++i)
     tiles =
         std::max(tiles, query_tiles(HeadWork{ctx, o, o.p.first_head + i, nullptr, nullptr, nullptr}.span));
-  // As many heads at once as there is room for the powers of: needs() counts on one.
+  // Process as many heads at once as there is memory for their powers; needs() guarantees one.
   const uint64_t workers = ctx.threads.size() * scratch_bytes<TileScratch>(attention_rows(group) * group, dh);
   uint32_t at_once = one_row ? 1 : o.p.heads;
   while (at_once < o.p.heads &&

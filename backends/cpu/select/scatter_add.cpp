@@ -1,5 +1,5 @@
-// scatter_add: what heads give to positions. An item owns some positions and goes through the heads, so every
-// sum is made in one order.
+// scatter_add: adds the values of heads to positions. An item owns a range of positions and goes through the
+// heads, so every sum is made in the same order.
 #include <algorithm>
 
 #include "backends/cpu/entries.h"
@@ -7,9 +7,9 @@
 namespace thimble::cpu {
 namespace {
 
-constexpr uint32_t kSlots = 1024;  // of an item
+constexpr uint32_t kSlots = 1024;  // positions per item
 
-// Adds what a head gives to the positions [first, first + count).
+// Adds the values of one head to positions [first, first + count).
 void add_head(const Context& ctx, const ScatterAdd& o, uint32_t head, int64_t first, uint32_t count,
               float* sums) {
   const ScatterAddParams& p = o.p;
@@ -18,7 +18,7 @@ void add_head(const Context& ctx, const ScatterAdd& o, uint32_t head, int64_t fi
   const int32_t* pos = in_run<int32_t>(o.pos, state, 0);
   const float* weights = in_run<float>(o.weights, state, 0);
   uint32_t n = window_begin(p.window, list.count);
-  for (uint32_t end = list.count; n < end;) {  // the first entry that is not before them
+  for (uint32_t end = list.count; n < end;) {  // binary search for the first entry at or after `first`
     const uint32_t middle = n + (end - n) / 2;
     if (pos[list[middle]] < first)
       n = middle + 1;

@@ -1,4 +1,4 @@
-// Where token_score and page_score leave their scores, and the log-sum-exps that they end with.
+// Where token_score and page_score store their scores, and the log-sum-exps that they compute at the end.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,8 @@
 
 namespace thimble::cpu {
 
-// A tile's scores, [group][kTileKeys], to those of a KV head's group from `unit` on: n entries or pages.
+// Copies a tile's scores, [group][kTileKeys], to those of a KV head's group from `unit` on, for n entries or
+// pages.
 template <typename Op>
 void store_tile(const Op& o, uint32_t head, uint32_t unit, const float* tile, uint32_t n) {
   const uint32_t first_query = (o.p.first_head + head) * o.p.group;
@@ -17,7 +18,7 @@ void store_tile(const Op& o, uint32_t head, uint32_t unit, const float* tile, ui
                 n * sizeof(float));
 }
 
-// Each query head's log-sum-exp of its scores of [begin, end_of(KV head)); none where that is empty.
+// The log-sum-exp of each query head's scores in [begin, end_of(KV head)); no value if that range is empty.
 template <typename Op, typename EndOf>
 void sum_scores(const Context& ctx, const Op& o, uint32_t begin, const EndOf& end_of) {
   ctx.threads.run(o.p.heads * o.p.group, [&](uint32_t query, uint32_t) {

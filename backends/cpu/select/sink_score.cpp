@@ -1,4 +1,5 @@
-// sink_score: the softmax weight of a token's key among sinks, averaged over the queries of its KV head.
+// sink_score: the softmax weight of a token's key among sink logits, averaged over the queries of its KV
+// head.
 #include <cmath>
 #include <numeric>
 
@@ -8,13 +9,13 @@
 namespace thimble::cpu {
 namespace {
 
-// What makes the root mean square of x one.
+// The factor that scales the root mean square of x to 1.
 float norm_scale(const float* x, const SinkScoreParams& p) {
   const float squares = std::inner_product(x, x + p.width, x, 0.0f);
   return 1.0f / std::sqrt(squares / static_cast<float>(p.width) + p.eps);
 }
 
-// The weight of k among `sinks`, for the query q.
+// The weight of k among `sinks` for query q.
 float weight_of_key(const SinkScore& op, const float* q, const float* k, const float* sinks, float bias) {
   const SinkScoreParams& p = op.p;
   const float *q_norm = data<float>(op.q_norm), *k_norm = data<float>(op.k_norm);

@@ -1,4 +1,4 @@
-// token_score: every query head scores the middle entries of its KV head, as if they all sat n_local tokens
+// token_score: each query head scores the middle entries of its KV head as if they were all n_local tokens
 // back.
 #include <algorithm>
 #include <cstring>
@@ -10,11 +10,11 @@
 
 namespace thimble::cpu {
 
-constexpr uint32_t kTiles = 8;  // tiles of one item: 512 keys
+constexpr uint32_t kTiles = 8;  // tiles per item: 512 keys
 
 // The query that scores: the mean over the rows of q rotated at n_local + row, times scale. Keys stay
-// unrotated, so their distance is n_local + row. Under kRopeOriginal keys are cached rotated, so q is rotated
-// at its own position and the scores are the true logits.
+// unrotated, so their distance is n_local + row. Under kRopeOriginal keys are cached rotated; q is then
+// rotated at its own position and the scores are the true logits.
 static void mean_query(const Context& ctx, const TokenScore& o, uint32_t head, float* mean,
                        const TileScratch& tile) {
   const TokenScoreParams& p = o.p;

@@ -1,4 +1,4 @@
-// top_k: scores become ascending lists. The same score bits give the same list on every backend.
+// top_k: turns scores into ascending lists. The same score bits give the same list on every backend.
 #include <algorithm>
 #include <bit>
 
@@ -9,12 +9,12 @@ namespace thimble::cpu {
 
 static uint32_t bits_of(float score) { return order_bits(std::bit_cast<uint32_t>(score)); }
 
-// Order among scored things: by score, then the larger index.
+// The sort key of a scored entry: by score, then by index; the larger index wins.
 static uint64_t order_key(float score, uint32_t index) { return uint64_t(bits_of(score)) << 32 | index; }
 
-// The smallest of the `count` largest keys of [begin, end): a key is among them if it is no smaller. Finds
-// the score's bits digit by digit, from counts of the scores that share the digits so far; then how many of
-// its ties are left out.
+// The smallest of the `count` largest keys of [begin, end). A key belongs to the selection if it is not
+// smaller. The search determines the score's bits digit by digit, by counting the scores that share the
+// digits so far, and then how many ties to leave out.
 template <typename Score>
 static uint64_t threshold(uint32_t begin, uint32_t end, uint32_t count, const Score& score) {
   if (count == 0) return UINT64_MAX;
@@ -36,7 +36,7 @@ static uint64_t threshold(uint32_t begin, uint32_t end, uint32_t count, const Sc
   return 0;
 }
 
-// Lists the entries of the units before and behind the regions, and of those between that are picked.
+// Lists the entries of the units before and after the regions, and of the picked units in between.
 template <typename Picked>
 static void list_units(uint32_t entries, uint32_t page, const Regions& r, uint32_t* list,
                        const Picked& picked) {
@@ -51,11 +51,11 @@ static void list_units(uint32_t entries, uint32_t page, const Regions& r, uint32
   list[0] = count;
 }
 
-// What one KV head's list is made of.
+// The inputs of one KV head's list.
 struct Choice {
   uint32_t entries;
   bool everything;
-  Regions regions{};  // unless everything is listed
+  Regions regions{};  // not used if everything is listed
 
   Choice(const StepParams& step, const HeadState& head, const TopKParams& p)
       : entries(step_entries(step, head)) {
@@ -70,7 +70,7 @@ struct Choice {
   }
 };
 
-// Lists by the scores of a head's own entries or pages.
+// Lists by the scores of the head's own entries or pages.
 static void list_by_score(const TopK& o, uint32_t head, const HeadState& state, const Choice& c,
                           uint32_t* list) {
   const TopKParams& p = o.p;

@@ -1,5 +1,5 @@
-// vote: combines the heads' scores into one vote an entry or page (group) or a position (layer), in the log
-// domain.
+// vote: combines the heads' scores into one vote per entry or page (group) or per position (layer), in the
+// log domain.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,8 +11,9 @@ namespace thimble::cpu {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Max-pool of `window` over n votes, stride 1, (window - 1) / 2 before the first; write(i, vote) gets each.
-// An even window has one output fewer, so the last candidate gets -inf and is never picked.
+// Max-pool of `window` over n votes with stride 1, padded by (window - 1) / 2 before the first vote. Calls
+// write(i, vote) for each. An even window has one output fewer, so the last candidate gets -inf and is never
+// picked.
 template <typename Write>
 static void max_pool(const float* votes, uint32_t n, uint32_t window, const Write& write) {
   const uint32_t before = (window - 1) / 2, outputs = n - (window % 2 == 0);
