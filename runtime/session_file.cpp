@@ -19,12 +19,18 @@ struct SavedHead {
   char magic[8];
   uint32_t version, runs;
   uint64_t settings_bytes, waiting, unscored, accepted, note_bytes, body_bytes;
-  SavedStream stream;
+  SequenceNumbers numbers;
+  SamplerOptions sampler;
+  uint64_t random;
+  char held_text[8];
 };
-// They are written as they lie in memory.
+struct SavedRun {
+  uint32_t entries, keep, capacity;
+};
+// They are written as they are in memory: when one of these sizes changes, the version must rise.
 static_assert(std::has_unique_object_representations_v<SavedRun> &&
               std::has_unique_object_representations_v<Sampler::Accepted>);
-static_assert(sizeof(SavedStream) == 184 && sizeof(SavedHead) == 64 + sizeof(SavedStream));
+static_assert(sizeof(SequenceNumbers) == 136 && sizeof(SamplerOptions) == 32 && sizeof(SavedHead) == 248);
 
 template <typename T>
 void put(std::string& out, const T* values, size_t count) {
@@ -57,21 +63,27 @@ std::string head_of(const SavedSession& s, std::span<const std::byte> note, uint
   SavedHead head{};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
   head.version = kVersion;
-  head.runs = static_cast<uint32_t>(s.runs.size());
+  head.runs = static_cast<uint32_t>(s.pools.size());
   head.settings_bytes = settings.size();
-  head.waiting = s.waiting.size();
-  head.unscored = s.unscored.size();
-  head.accepted = s.accepted.size();
+  head.waiting = s.sequence.waiting.size();
+  head.unscored = s.sequence.unscored_tokens.size();
+  head.accepted = s.sampler.accepted.size();
   head.note_bytes = note.size();
   head.body_bytes = body_bytes;
-  head.stream = s.stream;
+  head.numbers = s.sequence;
+  head.sampler = s.sampler.options;
+  head.random = s.sampler.random;
+  std::memcpy(head.held_text, s.held_text, sizeof head.held_text);
   std::string bytes;
   put(bytes, &head, 1);
   bytes += settings;
-  put(bytes, s.runs.data(), s.runs.size());
-  put(bytes, s.waiting.data(), s.waiting.size());
-  put(bytes, s.unscored.data(), s.unscored.size());
-  put(bytes, s.accepted.data(), s.accepted.size());
+  for (size_t i = 0; i < s.pools.size(); ++i) {
+    const SavedRun run{s.sequence.entries[i], s.pools[i].keep, s.pools[i].capacity};
+    put(bytes, &run, 1);
+  }
+  put(bytes, s.sequence.waiting.data(), s.sequence.waiting.size());
+  put(bytes, s.sequence.unscored_tokens.data(), s.sequence.unscored_tokens.size());
+  put(bytes, s.sampler.accepted.data(), s.sampler.accepted.size());
   put(bytes, note.data(), note.size());
   const uint64_t sum = checksum(bytes.data(), bytes.size());
   put(bytes, &sum, 1);
@@ -110,12 +122,21 @@ Result<SessionFile> SessionFile::open(MappedFile file, std::string name) {
   if (head.version != kVersion)
     return error(Code::kFormat, "%s is a saved session of version %u, and this library reads version %u",
                  s.name.c_str(), head.version, kVersion);
-  s.stream = head.stream;
+  static_cast<SequenceNumbers&>(s.sequence) = head.numbers;
+  s.sampler.options = head.sampler;
+  s.sampler.random = head.random;
+  std::memcpy(s.held_text, head.held_text, sizeof s.held_text);
   std::string_view settings, note;
+  std::vector<SavedRun> runs;
   uint64_t head_sum, body_sum;
-  const bool whole = in.take(head.settings_bytes, settings) && read_values(in, head.runs, s.runs) &&
-                     read_values(in, head.waiting, s.waiting) && read_values(in, head.unscored, s.unscored) &&
-                     read_values(in, head.accepted, s.accepted) && in.take(head.note_bytes, note);
+  const bool whole = in.take(head.settings_bytes, settings) && read_values(in, head.runs, runs) &&
+                     read_values(in, head.waiting, s.sequence.waiting) &&
+                     read_values(in, head.unscored, s.sequence.unscored_tokens) &&
+                     read_values(in, head.accepted, s.sampler.accepted) && in.take(head.note_bytes, note);
+  for (const SavedRun& run : runs) {
+    s.sequence.entries.push_back(run.entries);
+    s.pools.push_back({run.keep, run.capacity});
+  }
   const uint64_t head_bytes = in.position();
   if (!whole || !in.read(head_sum) || head.body_bytes > in.left())
     return s.damaged("it is shorter than its head says");
@@ -139,9 +160,9 @@ Status SessionFile::check_body() const {
 std::string SessionFile::info() const {
   uint64_t entries = 0;
   uint32_t most = 0;
-  for (const SavedRun& run : runs) {
-    entries += run.entries;
-    most = std::max(most, run.entries);
+  for (const uint32_t count : sequence.entries) {
+    entries += count;
+    most = std::max(most, count);
   }
   std::string json = "{";
   const auto add = [&](const char* key, uint64_t value) {
@@ -149,13 +170,13 @@ std::string SessionFile::info() const {
   };
   add("version", kVersion);
   add("bytes", file.size());
-  add("position", stream.read + waiting.size());
-  add("read", stream.read);
-  add("waiting", waiting.size());
-  add("generated", stream.generated);
+  add("position", sequence.position());
+  add("read", sequence.read);
+  add("waiting", sequence.waiting.size());
+  add("generated", sequence.generated);
   add("entries", most);
   add("entries_of_all_heads", entries);
-  add("heads", runs.size());
+  add("heads", pools.size());
   add("note_bytes", note.size());
   json += ",\"settings\":{";
   for (size_t i = 0; i < settings.size(); ++i)

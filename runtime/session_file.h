@@ -24,42 +24,26 @@
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "runtime/model/cost.h"
-#include "runtime/sampler/sampler.h"
+#include "runtime/sequence_state.h"
 
 namespace thimble {
-
-// Where the stream stands: what Session says of these.
-struct SavedStream {
-  uint64_t read = 0, last_eviction = 0, evicted = 0, saturated = 0;
-  uint32_t unscored = 0, generation = 0, has_logits = 0;
-  int32_t arg_max = -1;  // of the logits
-  // Of its statistics.
-  uint64_t evictions = 0, generated = 0, prefill_tokens = 0;
-  double prefill_seconds = 0, decode_seconds = 0;
-  Cost prefill, decode, selecting;
-  // The sampler.
-  float temperature = 0, top_p = 0, min_p = 0, repeat_penalty = 0;
-  uint32_t top_k = 0, repeat_last = 0;
-  uint64_t seed = 0, random = 0;
-  char held_text[8] = {};  // of an answer, the beginning of a code point; zeros behind it
-};
-
-struct SavedRun {
-  uint32_t entries = 0, keep = 0, capacity = 0;
-};
 
 struct NamedSetting {
   std::string name, value;  // no spaces in the name, no line end in either
 };
 
+// How many entries a head keeps, and has room for.
+struct SavedPool {
+  uint32_t keep = 0, capacity = 0;
+};
+
 // All but the body.
 struct SavedSession {
-  SavedStream stream;
+  SequenceFields sequence;
+  Sampler::Saved sampler;
+  char held_text[8] = {};  // of an answer, the beginning of a code point; zeros after it
   std::vector<NamedSetting> settings;
-  std::vector<SavedRun> runs;
-  std::vector<int32_t> waiting, unscored;
-  std::vector<Sampler::Accepted> accepted;
+  std::vector<SavedPool> pools;  // of every head
 };
 
 // Takes the next bytes of a file that is being written.

@@ -6,8 +6,6 @@
 
 #include "base/size_text.h"
 #include "base/system.h"
-#include "runtime/plan/dimensions.h"
-#include "runtime/plan/lay_out.h"
 #include "training/product.h"
 
 namespace thimble {
@@ -112,11 +110,8 @@ class Observer : public RetentionPolicy {
   View lse_;
 };
 
-Reader::Reader(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, uint32_t threads)
-    : model_(std::move(model)),
-      device_(std::move(device)),
-      threads_(threads ? threads : core_count()),
-      policies_(SessionOptions()) {}
+Reader::Reader(uint32_t threads)
+    : threads_(threads ? threads : core_count()), state_(0, Sampler(1, 0)), text_state_(state_) {}
 
 Reader::~Reader() = default;
 
@@ -126,13 +121,15 @@ Result<std::unique_ptr<Reader>> Reader::open(std::shared_ptr<const Model> model,
                                              std::shared_ptr<Device> device, Retainer::Input input,
                                              uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
                                              bool weighed, uint32_t threads) {
-  std::unique_ptr<Reader> reader(new Reader(std::move(model), std::move(device), threads));
-  THIMBLE_TRY(reader->allocate(input, text_tokens, tail_tokens, room, weighed));
+  std::unique_ptr<Reader> reader(new Reader(threads));
+  THIMBLE_TRY(
+      reader->allocate(std::move(model), std::move(device), input, text_tokens, tail_tokens, room, weighed));
   if (weighed) THIMBLE_TRY(reader->measure_outputs());
   return reader;
 }
 
-Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
+Status Reader::allocate(std::shared_ptr<const Model> model, std::shared_ptr<Device> device,
+                        Retainer::Input input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room,
                         bool weighed) {
   const uint32_t positions = text_tokens + tail_tokens;
   SessionOptions asked;
@@ -141,72 +138,39 @@ Status Reader::allocate(Retainer::Input input, uint32_t text_tokens, uint32_t ta
   asked.chunk = kChunk;
   asked.positions = Positions::kOriginal;
   asked.context = positions;
-  THIMBLE_LET(resolved, resolve(*model_, asked));
-  options_ = resolved;
+  THIMBLE_LET(options, resolve(*model, asked));
+  Policies policies(options);
   auto observer = std::make_unique<Observer>(input, text_tokens, weighed);
   observer_ = observer.get();
-  policies_.retention = std::move(observer);
-  dimensions_ = dimensions(*model_, options_, policies_);
-  const Dimensions& d = dimensions_;
-  const ModelShape& shape = model_->shape;
-  const Setting setting{*model_, options_, d};
-  cols_ = observer_->cols(setting);
-
-  const DeviceInfo device = device_->info();
-  THIMBLE_LET(needs, device_->needs(shape, {.chunk = options_.chunk,
-                                            .run_capacity = d.capacity,
-                                            .layer_entries = d.most_layer_entries,
-                                            .reach = d.reach,
-                                            .view_capacity = d.view_capacity,
-                                            .positions = 0,
-                                            .heads = static_cast<uint32_t>(d.runs.size()),
-                                            .labels = true}));
-  Arena pool(device.alignment), workspace(device.alignment), io(device.alignment);
-  lay_out(setting, policies_, device, needs.workspace, pool, workspace, io);
-  bytes_ = pool.size() + workspace.size() + io.size() + Placements::bytes(model_->tensors(), device);
+  policies.retention = std::move(observer);
+  THIMBLE_LET(plan, count_plan(*model, *device, options, policies, true));
+  const ModelShape& shape = model->shape;
+  bytes_ = plan.pool + plan.view + plan.workspace + plan.io - host_bytes(*model, plan) + plan.weights;
   if (weighed) bytes_ += shape.layers * gram_size(shape) * sizeof(float);
   if (room && bytes_ > room)
     return error(Code::kBudget,
                  "reading a text of %u tokens takes %s, %s more than there are; raise --mem-budget",
                  positions, size_text(bytes_).c_str(), size_text(bytes_ - room).c_str())
         .set_bytes_missing(bytes_ - room);
-  const auto allocate = [&](MemKind kind, uint64_t size, std::unique_ptr<Buffer>& into) -> Status {
-    THIMBLE_LET(buffer, device_->alloc(kind, size));
-    into = std::move(buffer);
-    return {};
-  };
-  THIMBLE_LET(placed, model_->placements.place(model_->memory(), model_->tensors(), device_));
-  weights_.model = placed;
-  THIMBLE_TRY(allocate(MemKind::kPool, pool.size(), pool_));
-  THIMBLE_TRY(allocate(MemKind::kWorkspace, workspace.size(), workspace_));
-  THIMBLE_TRY(allocate(MemKind::kIo, io.size(), io_));
-  Arena in_pool(device.alignment, pool_.get()), in_workspace(device.alignment, workspace_.get()),
-      in_io(device.alignment, io_.get());
-  layout_ = lay_out(setting, policies_, device, needs.workspace, in_pool, in_workspace, in_io);
-
-  THIMBLE_TRY(write_rope_tables(*device_, setting, layout_, UINT32_MAX));
-  THIMBLE_LET(stream, device_->open_stream(layout_.scratch, static_cast<uint32_t>(d.runs.size())));
-  stream_ = std::move(stream);
-  THIMBLE_LET(programs, Decoder(setting, policies_, weights_, layout_).record(*device_, *stream_));
-  programs_ = std::move(programs);
-  heads_.resize(d.runs.size());
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    heads_[i].first = d.runs[i].first;
-    heads_[i].capacity = d.runs[i].capacity;
-  }
-  states_.resize(uint64_t(options_.chunk) * cols_);
-  values_.resize(uint64_t(options_.chunk) * shape.kv_heads * shape.head_dim);
+  device_ = device;
+  THIMBLE_LET(engine, Engine::create(std::move(model), std::move(device), std::move(plan),
+                                     std::move(policies), std::make_shared<Ledger>(), true));
+  engine_ = std::move(engine);
+  state_.entries.resize(engine_->dimensions().runs.size());
+  cols_ = observer_->cols(engine_->setting());
+  states_.resize(uint64_t(kChunk) * cols_);
+  values_.resize(uint64_t(kChunk) * shape.kv_heads * shape.head_dim);
   return {};
 }
 
 // Columns of W_o are its products with unit vectors, whatever its type.
 Status Reader::measure_outputs() {
-  const ModelShape& s = model_->shape;
+  const ModelShape& s = engine_->model().shape;
   const uint32_t dh = s.head_dim, inputs = s.heads * dh;
-  for (const LayerWeights& layer : model_->layers) {
+  for (const LayerWeights& layer : engine_->model().layers) {
     std::vector<float>& gram = gram_.emplace_back();
     if (layer.window) continue;
-    THIMBLE_LET(product, Product::by(device_, dh, weights_.of(layer.attn_output)));
+    THIMBLE_LET(product, Product::by(device_, dh, engine_->weights().of(layer.attn_output)));
     for (uint32_t head = 0; head < s.heads; ++head) {
       std::fill_n(product->x(), uint64_t(dh) * inputs, 0.0f);
       for (uint32_t c = 0; c < dh; ++c) product->x()[uint64_t(c) * inputs + head * dh + c] = 1;
@@ -226,7 +190,7 @@ Status Reader::measure_outputs() {
 
 // Writes down what the values of the text's next rows are worth: the logarithm of |W_o v| for each head.
 Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
-  const ModelShape& s = model_->shape;
+  const ModelShape& s = engine_->model().shape;
   const uint32_t dh = s.head_dim, group = s.heads / s.kv_heads, cols = s.kv_heads * dh;
   const View& worth = observer_->worth[layer];
   THIMBLE_TRY(
@@ -255,7 +219,7 @@ Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
 void Reader::begin(const TrainingText& text) {
   text_ = text;
   read_ = tail_ = of_tail_ = 0;
-  for (HeadState& head : heads_) head.n_entries = 0;
+  state_.reset();
 }
 
 // What layers with a window hold of the text is kept before the first tail, and put back before the others;
@@ -266,15 +230,15 @@ Status Reader::begin_tail() {
   const uint32_t range[] = {tail.sinks, tail.first, tail.end, text_tokens};
   THIMBLE_TRY(device_->write(observer_->range, range));
   if (tail_ == 0) {
-    text_heads_ = heads_;
+    text_state_ = state_;
     text_runs_.clear();
   }
-  heads_ = text_heads_;
+  state_ = text_state_;
   if (text_.tails.size() == 1) return {};
   size_t next = 0;
-  for (uint32_t layer = 0; layer < model_->shape.layers; ++layer) {
-    if (!model_->layers[layer].window) continue;
-    const LayerPool& pool = layout_.layers[layer];
+  for (uint32_t layer = 0; layer < engine_->model().shape.layers; ++layer) {
+    if (!engine_->model().layers[layer].window) continue;
+    const LayerPool& pool = engine_->layout().layers[layer];
     for (const View& view : {pool.k.values, pool.v.values, pool.pos, pool.cis}) {
       if (tail_ > 0) {
         THIMBLE_TRY(device_->write(view, text_runs_[next++].data()));
@@ -292,30 +256,31 @@ Reader::Rows Reader::next_rows() const {
   const auto text_tokens = static_cast<uint32_t>(text_.tokens.size());
   if (read_ < text_tokens) {
     const auto read = static_cast<uint32_t>(read_);
-    return {text_.tokens.data() + read, read, std::min(text_tokens - read, options_.chunk)};
+    return {text_.tokens.data() + read, read, std::min(text_tokens - read, kChunk)};
   }
   const std::vector<int32_t>& tail = text_.tails[tail_].tokens;
   const uint32_t left = static_cast<uint32_t>(tail.size()) - of_tail_;
-  return {tail.data() + of_tail_, text_tokens + of_tail_, std::min(left, options_.chunk)};
+  return {tail.data() + of_tail_, text_tokens + of_tail_, std::min(left, kChunk)};
 }
 
 Status Reader::run_layers(const Rows& rows, const States& states) {
   const bool in_text = read_ < text_.tokens.size();
-  StepParams step{};
-  step.n_rows = rows.count;
-  step.position = static_cast<int>(rows.position);
-  const auto program = std::find_if(programs_.chunks.begin(), programs_.chunks.end(),
-                                    [&](const ChunkProgram& chunk) { return rows.count <= chunk.max_rows; });
+  Step step{.program = &engine_->chunk_program(rows.count),
+            .n_rows = rows.count,
+            .position = state_.read,
+            .evicts = true};  // in layers with a window
   const auto run = [&](uint32_t segment) -> Status {
-    THIMBLE_TRY(model_->check_files());
-    return stream_->submit(*program->program, segment, segment + 1, step, heads_);
+    THIMBLE_TRY(engine_->check_files());
+    step.first = segment;
+    step.last = segment + 1;
+    return engine_->submit(step, state_);
   };
   THIMBLE_TRY(run(Decoder::kHead));
-  for (uint32_t layer = 0; layer < model_->shape.layers; ++layer) {
+  for (uint32_t layer = 0; layer < engine_->model().shape.layers; ++layer) {
     THIMBLE_TRY(run(1 + layer));
-    if (!in_text || model_->layers[layer].window) continue;
+    if (!in_text || engine_->model().layers[layer].window) continue;
     if (!states && !observer_->worth[layer]) continue;
-    THIMBLE_TRY(stream_->wait());
+    THIMBLE_TRY(engine_->wait());
     if (states) {
       const uint64_t bytes = uint64_t(rows.count) * cols_ * sizeof(float);
       THIMBLE_TRY(device_->read(states_.data(), observer_->states.slice(0, bytes)));
@@ -323,7 +288,7 @@ Status Reader::run_layers(const Rows& rows, const States& states) {
     }
     if (observer_->worth[layer]) THIMBLE_TRY(weigh_values(layer, rows.count));
   }
-  return stream_->wait();
+  return engine_->wait();
 }
 
 Result<bool> Reader::step(const States& states) {
@@ -337,18 +302,14 @@ Result<bool> Reader::step(const States& states) {
   const bool in_text = read_ < text_.tokens.size();
   if (!in_text && of_tail_ == 0) THIMBLE_TRY(begin_tail());
   const Rows rows = next_rows();
-  set_tokens(*model_, layout_, {rows.tokens, rows.count});
+  engine_->set_tokens({rows.tokens, rows.count});
   std::vector<uint32_t> marked(rows.count);
   if (!in_text) std::copy_n(text_.tails[tail_].marked.begin() + of_tail_, rows.count, marked.begin());
   THIMBLE_TRY(device_->write(observer_->marked.slice(0, rows.count * sizeof(uint32_t)), marked.data()));
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    HeadState& head = heads_[i];
-    head.keep = head.n_entries + rows.count;
-    if (dimensions_.runs[i].evicts) head.keep = std::min(head.keep, dimensions_.runs[i].keep);
-  }
   THIMBLE_TRY(run_layers(rows, states));
-  for (HeadState& head : heads_) head.n_entries = head.keep;
   read_ += rows.count;
+  state_.read += rows.count;
+  engine_->count_entries(state_);
   if (in_text) return true;
   of_tail_ += rows.count;
   if (of_tail_ == text_.tails[tail_].tokens.size()) {
@@ -360,7 +321,7 @@ Result<bool> Reader::step(const States& states) {
 
 Result<Reader::Labels> Reader::labels(uint32_t layer) const {
   const auto read = [&](const View& view) -> Result<std::vector<float>> {
-    const uint32_t kv_heads = model_->shape.kv_heads;
+    const uint32_t kv_heads = engine_->model().shape.kv_heads;
     const uint64_t text_tokens = text_.tokens.size();
     std::vector<float> labels(kv_heads * text_tokens);
     for (uint32_t head = 0; head < kv_heads; ++head)

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "runtime/decoder.h"
+#include "runtime/engine.h"
 #include "training/texts.h"
 
 namespace thimble {
@@ -46,8 +46,9 @@ class Reader {
   uint64_t bytes() const { return bytes_; }  // that this takes beside the model's file
 
  private:
-  Reader(std::shared_ptr<const Model>, std::shared_ptr<Device>, uint32_t threads);
-  Status allocate(Retainer::Input, uint32_t text_tokens, uint32_t tail_tokens, uint64_t room, bool weighed);
+  explicit Reader(uint32_t threads);
+  Status allocate(std::shared_ptr<const Model>, std::shared_ptr<Device>, Retainer::Input,
+                  uint32_t text_tokens, uint32_t tail_tokens, uint64_t room, bool weighed);
   Status measure_outputs();
   Status weigh_values(uint32_t layer, uint32_t rows);
   Status begin_tail();
@@ -59,26 +60,18 @@ class Reader {
   Rows next_rows() const;
   Status run_layers(const Rows&, const States&);
 
-  std::shared_ptr<const Model> model_;
   std::shared_ptr<Device> device_;
   ThreadPool threads_;
-  SessionOptions options_;
-  Dimensions dimensions_;
-  Policies policies_;
-  Observer* observer_ = nullptr;  // policies_.retention
-  Weights weights_;
-  std::unique_ptr<Buffer> pool_, workspace_, io_;
-  Layout layout_;
-  std::unique_ptr<Stream> stream_;
-  Programs programs_;
+  std::unique_ptr<Engine> engine_;
+  Observer* observer_ = nullptr;  // the engine's retention
   uint32_t cols_ = 0;
   uint64_t bytes_ = 0;
 
   TrainingText text_;
   uint64_t read_ = 0;                // of all its tokens
   uint32_t tail_ = 0, of_tail_ = 0;  // that is being read, and its tokens that were
-  std::vector<HeadState> heads_;
-  std::vector<HeadState> text_heads_;  // when the text was read: what each tail finds
+  SequenceState state_;
+  SequenceState text_state_;  // when the text was read: what each tail finds
   // The runs of layers with a window then, in the order of their views: a tail leaves nothing of them.
   std::vector<std::vector<std::byte>> text_runs_;
   std::vector<float> states_, values_;  // of one chunk and layer

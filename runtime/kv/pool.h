@@ -26,13 +26,12 @@ struct Division {
 
 // Everything that follows from the model and the resolved options before a byte is counted.
 struct Dimensions {
-  std::vector<HeadRun> runs;  // [layer][kv head]; where there are divisions, of the one that is in use
+  std::vector<HeadRun> runs;  // [layer][kv head]; where there are divisions, of the first
   // Where heads share the pool unequally: first equal parts, so that a pool as large as the text evicts
   // nothing; then, each time that the text has doubled, what the shares say, as far as it can be used. None
   // where runs stay as they are.
   std::vector<Division> divisions;
-  uint32_t division = 0;  // in use
-  uint64_t text = 0;      // that it is for
+  uint64_t text = 0;  // where a pool that was divided was made smaller: the texts that `runs` are for
   // Whether runs move when another division is used. Then the heads of a layer may hold unequally many
   // entries even where they keep as many, and the parts of `pool_entries` that layers are given overlap.
   bool moves = false;
@@ -50,9 +49,11 @@ struct Dimensions {
   bool evicts = false;          // some layer does
   bool full_evict = false;      // those do that attend to everything
 
-  void use(uint32_t division);
-  // Whether a text of so many tokens has outgrown the division in use; then the one for it is used.
-  bool outgrown(uint64_t longer);
+  const std::vector<HeadRun>& runs_in(uint32_t division) const {
+    return divisions.empty() ? runs : divisions[division].runs;
+  }
+  // The division for a text of so many tokens, of those from `division` on.
+  uint32_t division_for(uint64_t tokens, uint32_t division) const;
   // The runs of the longest texts.
   const std::vector<HeadRun>& last_runs() const { return divisions.empty() ? runs : divisions.back().runs; }
 };

@@ -15,6 +15,7 @@ struct Cost {
     return *this;
   }
   Cost operator*(double factor) const { return {bytes * factor, flop * factor}; }
+  bool operator==(const Cost&) const = default;
 };
 inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 

@@ -107,7 +107,7 @@ void place_runs(const Model& model, Dimensions& d) {
         d.divisions[k].runs[i].first = static_cast<uint32_t>(begins[k][i] - first);
     }
   }
-  if (d.moves) d.use(0);
+  if (d.moves) d.runs = d.divisions.front().runs;
 }
 
 }  // namespace

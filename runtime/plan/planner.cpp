@@ -51,9 +51,11 @@ bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
          2 * key * d.capacity;
 }
 
-Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOptions& o) {
+}  // namespace
+
+Result<MemoryPlan> count_plan(const Model& model, const Device& on, const SessionOptions& o,
+                              Policies& policies, bool labels) {
   const DeviceInfo device = on.info();
-  Policies policies(o);
   MemoryPlan plan;
   plan.options = o;
   plan.dimensions = dimensions(model, o, policies);
@@ -67,7 +69,9 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
   const Setting setting{model, plan.options, d};
   ModelShape shape = model.shape;
   if (o.retainer) shape.retainer = o.retainer->matrices();
-  THIMBLE_LET(needs, on.needs(shape, session_shape(setting, policies)));
+  SessionShape session = session_shape(setting, policies);
+  session.labels = labels;
+  THIMBLE_LET(needs, on.needs(shape, session));
 
   plan.capacity = d.capacity;
   plan.backend_scratch = needs.workspace;
@@ -92,6 +96,8 @@ Result<MemoryPlan> count(const Model& model, const Device& on, const SessionOpti
   return plan;
 }
 
+namespace {
+
 // The least pool that these options allow.
 uint32_t smallest_pool(const SessionOptions& o) {
   if (!Policies(o).retention->evicts()) return 1;
@@ -106,7 +112,8 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
     SessionOptions tried = o;
     tried.pool = low + (high - low) / 2;
     THIMBLE_TRY(policies.retention->resolve(model, tried));
-    if (const auto plan = count(model, device, tried); plan.ok() && plan->total <= o.budget) {
+    Policies counted(tried);
+    if (const auto plan = count_plan(model, device, tried, counted); plan.ok() && plan->total <= o.budget) {
       fits = tried.pool;
       low = tried.pool + 1;
     } else {
@@ -230,7 +237,8 @@ Result<MemoryPlan> make_plan(const Model& model, const Device& device, const Ses
     o.pool = fits ? fits : smallest_pool(o);
     THIMBLE_TRY(Policies(o).retention->resolve(model, o));
   }
-  THIMBLE_LET(plan, count(model, device, o));
+  Policies policies(o);
+  THIMBLE_LET(plan, count_plan(model, device, o, policies));
   if (o.budget && plan.total > o.budget) return over_budget(model, device, plan);
   plan.asked = options;
   return plan;

@@ -1,8 +1,7 @@
 // Answers what a session takes before anything is allocated, and the inverse: the largest pool for a budget.
 #pragma once
 
-#include "runtime/kv/pool.h"
-#include "runtime/policy/session_options.h"
+#include "runtime/policy/policy.h"
 
 namespace thimble {
 
@@ -23,6 +22,10 @@ struct MemoryPlan {
 
 // Decides every default but the pool's under a budget, and refuses what contradicts itself, with the reason.
 Result<SessionOptions> resolve(const Model&, const SessionOptions&);
+
+// Counts what a session with these policies takes, under no budget. `labels`: it also runs the op `label`.
+Result<MemoryPlan> count_plan(const Model&, const Device&, const SessionOptions& resolved, Policies&,
+                              bool labels = false);
 
 // The plan of a session; refuses with Budget, the missing bytes, and the largest pool that would fit. With a
 // budget and no pool it takes the largest that fits.

@@ -65,10 +65,10 @@ void Sampler::reset() {
   random_ = options_.seed;
 }
 
-std::vector<Sampler::Accepted> Sampler::accepted() const {
+Sampler::Saved Sampler::saved() const {
   std::vector<Accepted> all(std::min<uint64_t>(accepted_, history_.size()));
   for (uint64_t i = 0; i < all.size(); ++i) all[all.size() - 1 - i] = recent(i);
-  return all;
+  return {options_, random_, std::move(all)};
 }
 
 bool Sampler::takes(std::span<const Accepted> accepted) const {
@@ -77,10 +77,11 @@ bool Sampler::takes(std::span<const Accepted> accepted) const {
   });
 }
 
-void Sampler::restore(const SamplerOptions& o, uint64_t random, std::span<const Accepted> accepted) {
-  options_ = o;
-  random_ = random;
-  accepted = accepted.last(std::min(accepted.size(), history_.size()));
+void Sampler::restore(const Saved& saved) {
+  options_ = saved.options;
+  random_ = saved.random;
+  const std::span<const Accepted> all(saved.accepted);
+  const auto accepted = all.last(std::min(all.size(), history_.size()));
   std::copy(accepted.begin(), accepted.end(), history_.begin());
   accepted_ = accepted.size();
   count_recent();

@@ -11,12 +11,14 @@ namespace thimble {
 
 struct SamplerOptions {
   float temperature = 0;      // 0: the most likely token, ties to the lower id
-  uint32_t top_k = 40;        // 0: all
   float top_p = 0.95f;        // the fewest tokens that have this probability together; 1: all
   float min_p = 0.05f;        // none less likely than this share of the most likely one; 0: all
   float repeat_penalty = 1;   // divides positive logits of recent tokens, multiplies negative ones; 1: none
+  uint32_t top_k = 40;        // 0: all
   uint32_t repeat_last = 64;  // how many tokens are recent, at most kLongestHistory
   uint64_t seed = 0;
+
+  bool operator==(const SamplerOptions&) const = default;
 };
 
 // Equal options, logits and accepted tokens give equal tokens on every platform. A copy goes on independently
@@ -41,24 +43,34 @@ class Sampler {
   // Forgets the history and starts the random numbers again.
   void reset();
 
-  // What it takes to go on elsewhere, as it lies in the file of a saved session: a token that was accepted,
-  // and the state of the random numbers behind it.
+  // A token that was accepted, and the state of the random numbers after it.
   struct Accepted {
     uint64_t random;
     uint32_t position;
     int32_t token;
+
+    bool operator==(const Accepted&) const = default;
+  };
+  // What it takes to go on elsewhere. A session file stores its parts as they are in memory.
+  struct Saved {
+    SamplerOptions options;
+    uint64_t random = 0;
+    std::vector<Accepted> accepted;  // the tokens that it remembers, oldest first
+
+    bool operator==(const Saved&) const = default;
   };
   const SamplerOptions& options() const { return options_; }
   uint64_t random() const { return random_; }
   // Takes back what was drawn for a token that was sampled and not accepted.
   void set_random(uint64_t random) { random_ = random; }
-  // The tokens that it remembers, oldest first.
-  std::vector<Accepted> accepted() const;
-  // Whether restore() takes them: of its vocabulary.
+  Saved saved() const;
+  // Whether restore() takes these tokens: all are in its vocabulary.
   bool takes(std::span<const Accepted> accepted) const;
-  // Goes on from there, with options that were checked by check() and tokens that it takes. Of more than it
-  // remembers, which a session has that was made smaller, the last.
-  void restore(const SamplerOptions&, uint64_t random, std::span<const Accepted> accepted);
+  // Goes on from there. The options passed check(), and it takes the tokens. Of more tokens than it remembers
+  // it takes the last: a session that was made smaller has more.
+  void restore(const Saved&);
+  // Whether both go on alike.
+  bool operator==(const Sampler& other) const { return saved() == other.saved(); }
 
   // Whether sample() is the arg max of the logits as they are.
   bool greedy() const { return options_.temperature == 0 && options_.repeat_penalty == 1; }

@@ -349,7 +349,7 @@ TEST_P(OnDevice, SharesAPoolAsTheCpuDoes) {
     accept(*here, i);
     accept(*there, i);
   }
-  EXPECT_EQ(there->plan().dimensions.division, 1u);
+  EXPECT_EQ(there->state().division, 1u);
   // Entries are bits that a move leaves alone: the scores of a few generated tokens may differ by rounding.
   for (uint32_t layer = 0; layer < 2; ++layer)
     for (uint32_t head = 0; head < 2; ++head) {

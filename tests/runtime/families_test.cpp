@@ -313,7 +313,7 @@ TEST_P(FamiliesThatShowAttention, TellTheWeightsThatAttentionUsed) {
     const auto lists = w.lists()[s.layers - 1];
     const double error = 2 * s.head_dim * 0x1p-24 * 0x1p6;
     for (uint32_t head = 0; head < s.kv_heads; ++head) {
-      const uint64_t run = w->plan().dimensions.runs[watch.p.head_state + head].first;
+      const uint64_t run = w->runs()[watch.p.head_state + head].first;
       std::vector<uint32_t> entries(must(w->kept_count(s.layers - 1, head)));
       std::iota(entries.begin(), entries.end(), 0u);
       if (!lists.empty()) entries = lists[head];

@@ -203,7 +203,7 @@ TEST(KeptByPosition, ServesTextsLongerThanASlice) {
   EXPECT_EQ(h.kept.back(), 1);
   std::vector<float> expected(h.attended.size());
   const Kept sets = kept(*w);
-  const std::vector<HeadRun>& runs = w->plan().dimensions.runs;
+  const std::vector<HeadRun>& runs = w->runs();
   for (size_t layer = 0; layer < sets.size(); ++layer) {
     const View& all = w.device->watches[layer].cis;
     std::vector<float> weights(all.bytes / sizeof(float));

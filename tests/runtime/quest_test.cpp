@@ -59,7 +59,7 @@ void expect_bounds(Watched& w) {
     const std::vector<float> keys = halves(op.k.values), bounds = halves(op.bounds);
     const uint32_t dh = shape.head_dim;
     for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-      const uint32_t first = w->plan().dimensions.runs[op.p.head_state + head].first;
+      const uint32_t first = w->runs()[op.p.head_state + head].first;
       const uint32_t entries = must(w->kept_count(layer, head));
       for (uint32_t begin = 0; begin < entries; begin += kPage)
         for (uint32_t c = 0; c < dh; ++c) {
@@ -253,9 +253,9 @@ TEST(Quest, BoundsArePlacedAnewWhereRunsMove) {
   read(*w, seeded_tokens(155));
   uint32_t moved = 0;
   for (int32_t i = 0; i < 900 && moved < 2; ++i) {
-    const uint32_t before = w->plan().dimensions.division;
+    const uint32_t before = w->state().division;
     accept(*w, i % 64);
-    if (w->plan().dimensions.division == before) continue;
+    if (w->state().division == before) continue;
     ++moved;
     expect_bounds(w);
   }

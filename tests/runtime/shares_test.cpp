@@ -146,7 +146,7 @@ TEST(Shares, AnswerAsTheReferenceDoesWhileRunsMove) {
         for (int32_t i = 0; i < 4; ++i) f.accept(i);
         f.rewind(must(f->stats()).position - 3);
       }
-      EXPECT_EQ(f->plan().dimensions.division + 1, f->plan().dimensions.divisions.size());
+      EXPECT_EQ(f->state().division + 1, f->plan().dimensions.divisions.size());
       if (HasFailure()) return;
     }
   }
@@ -158,9 +158,9 @@ TEST(Shares, MoveWhileTokensAreGenerated) {
     SCOPED_TRACE(policy_name(selection));
     Followed f(model().model, selecting(sharing(model()), selection, false));
     f.read(seeded_tokens(155));  // 150 and local ones
-    EXPECT_EQ(f->plan().dimensions.division, 0u);
+    EXPECT_EQ(f->state().division, 0u);
     for (int32_t i = 0; i < 220; ++i) f.accept(i % 64);
-    EXPECT_EQ(f->plan().dimensions.division, 2u);
+    EXPECT_EQ(f->state().division, 2u);
   }
 }
 
@@ -178,7 +178,7 @@ TEST(Shares, AreSavedAndClonedWhereverATextStands) {
       must(session->feed(seeded_tokens(5, 64, 7)));  // which wait
       const auto twin = must(session->clone());
       restore(*other, save(*session));
-      EXPECT_EQ(other->plan().dimensions.division, session->plan().dimensions.division);
+      EXPECT_EQ(other->state().division, session->state().division);
       const Outcome expected = go_on(*session);
       ASSERT_EQ(go_on(*twin), expected) << length;
       ASSERT_EQ(go_on(*other), expected) << length;
@@ -191,9 +191,9 @@ TEST(Shares, ShrinkWhereverATextStands) {
   for (const uint32_t length : {120u, 250u, 700u}) {
     const auto session = open_session(model().model, sharing(model()));
     must(session->feed(seeded_tokens(length)));
-    const std::vector<HeadRun> before = session->plan().dimensions.runs;
+    const std::vector<HeadRun> before = session->runs();
     must(session->shrink(100));
-    const std::vector<HeadRun> after = session->plan().dimensions.runs;
+    const std::vector<HeadRun> after = session->runs();
     EXPECT_LE(keep_together(after), 4u * 100);
     EXPECT_GE(keep_together(after) + 4, 4u * 100);  // shares are rounded
     for (size_t i = 0; i < 4; ++i) {

@@ -52,7 +52,7 @@ TEST(Shrink, DividesASmallerPoolByTheSharesOfHeads) {
   o.pool = 150;
   const auto made = open_session(m.model, o);
   for (size_t i = 0; i < 4; ++i)
-    EXPECT_EQ(session->plan().dimensions.runs[i].keep, made->plan().dimensions.last_runs()[i].keep);
+    EXPECT_EQ(session->runs()[i].keep, made->plan().dimensions.last_runs()[i].keep);
   restore(*made, save(*session));
   EXPECT_EQ(go_on(*made), go_on(*session));
 }

@@ -647,7 +647,7 @@ TEST(Rewind, GoesBackWithTheSampler) {
     };
     const auto begin = [&] {
       auto session = open_session(policy.on, o);
-      must(session->set_sampler({.temperature = 1, .top_k = 0, .repeat_penalty = 1.5f, .seed = 9}));
+      must(session->set_sampler({.temperature = 1, .repeat_penalty = 1.5f, .top_k = 0, .seed = 9}));
       must(session->feed(prompt));
       return session;
     };

@@ -36,7 +36,7 @@ struct Watched {
       std::vector<int32_t> pos(cis.size());
       must(session->kept(layer, head, pos));
       const uint64_t first =
-          session->plan().dimensions.runs[layer * session->model().shape.kv_heads + head].first;
+          session->runs()[layer * session->model().shape.kv_heads + head].first;
       must(device->read(cis.data(), op.cis.slice(first * sizeof(float), cis.size() * sizeof(float))));
       std::map<int32_t, float> by_position;
       for (size_t i = 0; i < cis.size(); ++i) by_position[pos[i]] = cis[i];

@@ -1,0 +1,275 @@
+// The engine: what it allocates, and how it runs a step.
+#include "runtime/engine.h"
+
+#include <algorithm>
+
+#include "base/size_text.h"
+#include "runtime/plan/lay_out.h"
+
+namespace thimble {
+
+// ---- making ----
+
+Status Ledger::take(uint64_t bytes) {
+  const uint64_t before = reserved.fetch_add(bytes);
+  if (!limit || before + bytes <= limit) return {};
+  reserved -= bytes;
+  const uint64_t missing = before + bytes - limit;
+  return error(
+             Code::kBudget,
+             "the budget of %s lacks %s: %s are in use by this session and its clones and %s more are needed",
+             size_text(limit).c_str(), size_text(missing).c_str(), size_text(before).c_str(),
+             size_text(bytes).c_str())
+      .set_bytes_missing(missing);
+}
+
+Engine::Reservation::~Reservation() {
+  if (!ledger) return;
+  ledger->reserved -= reserved;
+  ledger->allocated -= allocated;
+}
+
+Engine::Engine(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, MemoryPlan plan,
+               Policies policies)
+    : model_(std::move(model)),
+      device_(std::move(device)),
+      plan_(std::move(plan)),
+      policies_(std::move(policies)),
+      setting_{*model_, plan_.options, plan_.dimensions} {}
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<const Model> model,
+                                               std::shared_ptr<Device> device, MemoryPlan plan,
+                                               Policies policies, std::shared_ptr<Ledger> ledger,
+                                               bool first) {
+  std::unique_ptr<Engine> engine(
+      new Engine(std::move(model), std::move(device), std::move(plan), std::move(policies)));
+  THIMBLE_TRY(engine->check_files());
+  THIMBLE_TRY(engine->allocate(std::move(ledger), first));
+  return engine;
+}
+
+Result<std::unique_ptr<Engine>> Engine::clone(const SequenceState& state) const {
+  THIMBLE_LET(twin, create(model_, device_, plan_, Policies(plan_.options), reservation_.ledger, false));
+  THIMBLE_TRY(copy_to(*twin, state));
+  return std::move(twin);
+}
+
+Status Engine::allocate(std::shared_ptr<Ledger> ledger, bool first) {
+  const uint64_t device_fixed = plan_.fixed - plan_.programs;  // measured when the device was opened
+  const uint64_t common = device_fixed + plan_.weights - plan_.shared, own = plan_.total - common;
+  THIMBLE_TRY(ledger->take(first ? common + own : own));
+  reservation_.ledger = std::move(ledger);
+  reservation_.reserved = own;
+
+  uint64_t weights = 0, allocated = 0;
+  THIMBLE_TRY(place_weights(weights));
+  THIMBLE_TRY(allocate_arenas(allocated));
+  THIMBLE_TRY(record_programs());
+  const uint64_t heads = plan_.dimensions.runs.size();
+  command_.heads.resize(heads);
+  if (policies_.retention->scores_on_host()) {
+    held_.reserve(plan_.capacity);
+    embeddings_.resize(uint64_t(kNotedAtOnce) * model_->shape.d_model);
+  }
+  allocated += stream_->bytes + programs_.bytes() + held_.capacity() * sizeof(int32_t) +
+               embeddings_.size() * sizeof(float) + heads * (sizeof(HeadState) + sizeof(HeadRun)) +
+               plan_.dimensions.divisions.size() * heads * sizeof(HeadRun);
+  count_allocated(allocated);
+  reservation_.ledger->allocated += weights + (first ? device_fixed : 0);
+  return {};
+}
+
+void Engine::count_allocated(uint64_t bytes) {
+  reservation_.allocated += bytes;
+  reservation_.ledger->allocated += bytes;
+}
+
+// Adds what no other engine on the device had placed.
+Status Engine::place_weights(uint64_t& allocated) {
+  const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
+                         std::shared_ptr<const PlacedTensors>& into) -> Status {
+    const bool shared = owner.placements.has(*device_);
+    THIMBLE_LET(placed, owner.placements.place(files, owner.tensors(), device_));
+    if (!shared) allocated += placed->bytes();
+    into = std::move(placed);
+    return {};
+  };
+  THIMBLE_TRY(place(*model_, model_->memory(), weights_.model));
+  const auto& retainer = plan_.options.retainer;
+  return retainer ? place(*retainer, {retainer->file.bytes()}, weights_.retainer) : Status();
+}
+
+Status Engine::allocate_arenas(uint64_t& allocated) {
+  const auto allocate = [&](MemKind kind, uint64_t size, std::unique_ptr<Buffer>& into) -> Status {
+    THIMBLE_LET(buffer, device_->alloc(kind, size));
+    allocated += buffer->size;
+    into = std::move(buffer);
+    return {};
+  };
+  THIMBLE_TRY(allocate(MemKind::kPool, plan_.pool + plan_.released, pool_));
+  THIMBLE_TRY(allocate(MemKind::kWorkspace, plan_.workspace + plan_.view, workspace_));
+  THIMBLE_TRY(allocate(MemKind::kIo, plan_.io - host_bytes(*model_, plan_), io_));
+  allocated -= plan_.released;  // pages of a clone that nothing touches
+  return {};
+}
+
+Status Engine::record_programs() {
+  const DeviceInfo device = device_->info();
+  Arena pool(device.alignment, pool_.get()), workspace(device.alignment, workspace_.get()),
+      io(device.alignment, io_.get());
+  layout_ = lay_out(setting_, policies_, device, plan_.backend_scratch, pool, workspace, io);
+  const uint32_t context = plan_.options.context;
+  THIMBLE_TRY(write_rope_tables(*device_, setting_, layout_, context ? context : UINT32_MAX));
+  THIMBLE_LET(stream,
+              device_->open_stream(layout_.scratch, static_cast<uint32_t>(plan_.dimensions.runs.size())));
+  stream_ = std::move(stream);
+  const Decoder decoder(setting_, policies_, weights_, layout_);
+  THIMBLE_LET(programs, decoder.record(*device_, *stream_));
+  programs_ = std::move(programs);
+  tail_ = decoder.tail();
+  return {};
+}
+
+// ---- steps ----
+
+Program& Engine::chunk_program(uint32_t rows) const {
+  for (const ChunkProgram& chunk : programs_.chunks)
+    if (rows <= chunk.max_rows) return *chunk.program;
+  return *programs_.chunks.back().program;
+}
+
+Status Engine::check_files() const {
+  THIMBLE_TRY(model_->check_files());
+  const auto& retainer = plan_.options.retainer;
+  return retainer ? retainer->file.check_whole("the file of heads") : Status();
+}
+
+void Engine::set_tokens(std::span<const int32_t> tokens) const {
+  thimble::set_tokens(*model_, layout_, tokens);
+}
+
+Status Engine::note_tokens(std::span<const int32_t> tokens, const SequenceState& state) {
+  THIMBLE_TRY(submit({.program = programs_.embed.get(),
+                      .first = 0,
+                      .last = 1,
+                      .n_rows = static_cast<uint32_t>(tokens.size()),
+                      .position = state.read},
+                     state));
+  THIMBLE_TRY(wait());
+  const uint64_t cols = model_->shape.d_model;
+  for (size_t first = 0; first < tokens.size(); first += kNotedAtOnce) {
+    const auto some = tokens.subspan(first, std::min<size_t>(kNotedAtOnce, tokens.size() - first));
+    const std::span<float> rows = std::span(embeddings_).first(some.size() * cols);
+    THIMBLE_TRY(device_->read(rows.data(), layout_.x.slice(first * cols * sizeof(float), rows.size_bytes())));
+    policies_.retention->note(state.read + first, some, rows);
+  }
+  return {};
+}
+
+// Where scores are made on the host: those that this step compacts by, and the rows that it reads again.
+Status Engine::score_on_host(Step& step, const SequenceState& state) {
+  held_.resize(state.entries[0]);
+  THIMBLE_TRY(positions(state, 0, held_));
+  const bool generates = step.program == programs_.decode.get();
+  const std::span<const int32_t> again =
+      policies_.retention->prepare({held_, state.read, step.n_rows, generates});
+  if (again.empty()) return {};
+  set_tokens(again);
+  step.program = programs_.rebuild.get();
+  step.n_rows = static_cast<uint32_t>(again.size());
+  step.first_logit_row = step.n_rows - 1;
+  step.evicts = step.ends_prompt = true;  // the last entries are not the latest tokens: scores protect those
+  return {};
+}
+
+Status Engine::start(Step step, const SequenceState& state) {
+  const bool compacts = step.rows == Step::Rows::kNew && (step.n_rows || step.evicts);
+  if (compacts && policies_.retention->scores_on_host()) THIMBLE_TRY(score_on_host(step, state));
+  fill(step, state);
+  command_.step = step;
+  command_.next = step.first;
+  command_.part = 0;
+  return {};
+}
+
+Status Engine::run() {
+  Command& c = command_;
+  while (c.next < c.step.last) {
+    if (interrupted_.exchange(false, std::memory_order_relaxed))
+      return error(Code::kInterrupted, "interrupted; repeat the call to go on");
+    THIMBLE_TRY(check_files());
+    THIMBLE_TRY(stream_->submit_part(*c.step.program, c.next, c.part, c.params, c.heads));
+    THIMBLE_TRY(stream_->wait());
+    if (++c.part < c.step.program->parts(c.next)) continue;
+    c.part = 0;
+    ++c.next;
+  }
+  return {};
+}
+
+Status Engine::submit(const Step& step, const SequenceState& state) {
+  fill(step, state);
+  return stream_->submit(*step.program, step.first, step.last, command_.params, command_.heads);
+}
+
+void Engine::fill(const Step& step, const SequenceState& state) {
+  StepParams params{};
+  params.n_rows = step.n_rows;
+  params.position = static_cast<int>(step.position);
+  params.ring_row = state.unscored;
+  params.n_logit_rows = step.n_logit_rows;
+  params.first_logit_row = step.first_logit_row;
+  policies_.retention->fill(plan_.options, params);
+  policies_.selection->fill(plan_.options, state.generation, params);
+  command_.params = params;
+  fill_heads(step, state);
+}
+
+void Engine::fill_heads(const Step& step, const SequenceState& state) {
+  const std::vector<HeadRun>& placed = plan_.dimensions.runs_in(state.placed);
+  const std::vector<HeadRun>& runs = this->runs(state);
+  const uint32_t added = step.rows == Step::Rows::kNew ? step.n_rows : 0;
+  const bool rows_stay = added && policies_.retention->reads_again();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const HeadRun& run = runs[i];
+    const bool drops = step.evicts && run.evicts && (is_windowed(i) || !rows_stay);
+    HeadState& head = command_.heads[i];
+    head.first = placed[i].first;
+    head.capacity = placed[i].capacity;
+    head.n_entries = step.rows == Step::Rows::kDone ? 0 : state.entries[i];
+    head.keep = state.entries[i] + added;
+    if (drops) head.keep = std::min(run.keep, head.keep);
+    head.protect_first = drops ? run.protect_first : 0;
+    head.protect_last = drops && !step.ends_prompt ? run.protect_last : 0;
+  }
+}
+
+void Engine::count_entries(SequenceState& state) const {
+  uint64_t dropped = 0;
+  for (size_t i = 0; i < state.entries.size(); ++i) {
+    const uint32_t entries = command_.heads[i].n_entries + command_.params.n_rows;
+    state.entries[i] = std::min(command_.heads[i].keep, entries);
+    dropped += entries - state.entries[i];
+    // A head with a window keeps what that shows.
+    if (state.entries[i] < entries && !is_windowed(i)) state.attended = Attended::kUnknown;
+  }
+  if (!dropped) return;
+  state.evicted += dropped;
+  ++state.evictions;
+  state.last_eviction = state.read;
+}
+
+std::span<const int32_t> Engine::arg_max(uint32_t rows) const {
+  return {on_host<int32_t>(layout_.arg_max), rows};
+}
+
+Result<std::span<const float>> Engine::logits() const {
+  const View& readable = layout_.host_logits ? layout_.host_logits : layout_.logits;
+  float* logits = on_host<float>(readable);
+  if (layout_.host_logits) THIMBLE_TRY(device_->read(logits, layout_.logits.slice(0, readable.bytes)));
+  return std::span<const float>(logits, model_->output.rows);
+}
+
+}  // namespace thimble
