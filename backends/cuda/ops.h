@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 namespace thimble::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 #include "base/bits.h"
 
 namespace thimble::vulkan {

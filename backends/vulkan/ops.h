@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 #include "base/bits.h"
 
 namespace thimble::vulkan {

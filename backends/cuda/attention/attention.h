@@ -1,7 +1,7 @@
 // The two ways of attending that attention() chooses from, and the scratch that each takes. Host side.
 #pragma once
 
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 namespace thimble::cuda {
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 
 #include "backends/cuda/dense/activation.cuh"
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 namespace thimble::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 #include "base/status.h"
 
 namespace thimble::cuda {

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 namespace thimble::cuda {
 

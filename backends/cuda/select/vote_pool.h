@@ -1,7 +1,7 @@
 // The window of a vote, which goes over the votes that are there. Host side.
 #pragma once
 
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 namespace thimble::cuda {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <span>
 
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 #include "backends/vulkan/shaders/dense/dense_params.h"
 
 namespace thimble::vulkan {

@@ -7,7 +7,7 @@
 
 #include "backends/backend.h"
 #include "backends/vulkan/host/instance.h"
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 
 namespace thimble::vulkan {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends/vulkan/host/context.h"
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 
 namespace thimble::vulkan {
 

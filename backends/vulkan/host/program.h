@@ -10,7 +10,7 @@
 #include "backends/codebooks.h"
 #include "backends/vulkan/host/hazards.h"
 #include "backends/vulkan/host/memory.h"
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 
 namespace thimble::vulkan {
 

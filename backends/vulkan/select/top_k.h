@@ -20,7 +20,7 @@
 #define kMostLayerQueries 256u  // query heads of a layer whose votes are counted
 
 #ifdef __cplusplus
-#include "backends/vulkan/host/recording.h"
+#include "backends/vulkan/recording.h"
 #include "base/bits.h"
 
 namespace thimble::vulkan {

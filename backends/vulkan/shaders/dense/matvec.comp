@@ -20,7 +20,7 @@
 #else
 #define kOperands 10
 #endif
-#include "../operands.glsl"
+#include "operands.glsl"
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;

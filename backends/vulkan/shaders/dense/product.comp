@@ -11,7 +11,7 @@
 #define kOperands 5
 #endif
 #define BOOKS
-#include "../operands.glsl"
+#include "operands.glsl"
 
 uint word_at(uint matrix, uint i) { return w[push.base[1] + i]; }
 

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "backends/backend.h"
-#include "backends/vulkan/host/shaders.h"
+#include "backends/vulkan/shaders.h"
 
 namespace thimble::vulkan {
 

@@ -1,4 +1,4 @@
-#include "backends/vulkan/host/shaders.h"
+#include "backends/vulkan/shaders.h"
 
 #include "shader_list.inc"  // made by the build
 

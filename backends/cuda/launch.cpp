@@ -1,4 +1,4 @@
-#include "backends/cuda/host/launch.h"
+#include "backends/cuda/launch.h"
 
 #include <algorithm>
 #include <mutex>

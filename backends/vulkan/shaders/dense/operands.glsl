@@ -1,10 +1,10 @@
 // x and W as matvec and product read them, in f32.
 #ifdef EXPERTS
-#include "dense/experts.glsl"
+#include "experts.glsl"
 #else
-#include "dense/product.glsl"
+#include "product.glsl"
 #endif
-#include "dense/formats.glsl"
+#include "formats.glsl"
 
 layout(constant_id = 2) const bool kInQuads = false;  // rows of x start at whole quads and hold whole quads
 
