@@ -107,7 +107,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
       "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
       "least like the others, what the last token attends to, or what a second reading of each chunk "
       "attends to, which takes twice the time; or what one small network scores highest for all heads "
-      "(adore). "
+      "(adore); or what the heads' scores and keydiff's together say (mix). "
       "auto: with --heads what they are for; else, where --pool or --mem-budget "
       "may not hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or "
       "keydiff; "
@@ -202,15 +202,14 @@ void add_policy_flags(CLI::App& app, Settings& s) {
 
   app.parse_complete_callback([&s, heads_flag, selecting, positions_flag] {
     const int32_t asked = s.session.retention;
-    const bool trained = asked == THIMBLE_RETENTION_LOCRET || asked == THIMBLE_RETENTION_ADORE;
-    if (trained && s.heads.empty()) {
+    if (needs_heads(asked) && s.heads.empty()) {
       throw UsageError("--retention " + std::string(thimble_retention_name(asked)) + " needs --heads FILE");
     }
     const bool shares = asked == THIMBLE_RETENTION_KEYDIFF;
-    if (asked != THIMBLE_RETENTION_DEFAULT && !trained && !shares && heads_flag->count()) {
+    if (asked != THIMBLE_RETENTION_DEFAULT && !needs_heads(asked) && !shares && heads_flag->count()) {
       throw UsageError(
-          "--heads is for --retention locret and adore, and keydiff takes its shares; leave one of the two "
-          "out");
+          "--heads is for --retention locret, mix and adore, and keydiff takes its shares; leave one of the "
+          "two out");
     }
     for (const Belongs& flag : selecting) {
       const bool fits = flag.selection == kChoosing ? s.session.selection != THIMBLE_SELECTION_DENSE
@@ -377,6 +376,16 @@ Heads heads_beside(const std::string& model_path, const Model& model, std::strin
 
 std::string heads_path(const std::string& model_path) {
   return utf8_path(beside(model_path, kHeadsEndings[0]));
+}
+
+bool needs_heads(int32_t retention) {
+  return retention == THIMBLE_RETENTION_LOCRET || retention == THIMBLE_RETENTION_MIX ||
+         retention == THIMBLE_RETENTION_ADORE;
+}
+
+bool can_score(int32_t heads, int32_t retention) {
+  if (heads == THIMBLE_RETENTION_DEFAULT || !needs_heads(retention)) return false;
+  return (heads == THIMBLE_RETENTION_ADORE) == (retention == THIMBLE_RETENTION_ADORE);
 }
 
 Retention choose_retention(const Settings& s, const Model& model, uint64_t tokens) {

@@ -59,6 +59,9 @@ struct Retention {
   int32_t policy = THIMBLE_RETENTION_NONE;
   Heads heads;
 };
+// Whether a retention scores by heads, and by these: `heads` is what they serve (thimble_heads_retention).
+bool needs_heads(int32_t retention);
+bool can_score(int32_t heads, int32_t retention);
 // What --retention says, or auto chooses, which is then told on standard error. `tokens` is the longest
 // prompt, 0 where it is not known.
 Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);

@@ -348,6 +348,15 @@ struct KeyDiff {  // scores of all entries, the step's rows among them: minus th
   Out cis, chunk_cis;  // [run], [Hkv][chunk_capacity]
   KeyDiffParams p;
 };
+// Adds up two scores of different scales: mixed = z(scores) + weight * z(mixed), where z(x) = (x - mean) /
+// sd, over the entries of the head that an eviction chooses from (kept_regions). What is not finite counts in
+// neither the mean nor the deviation, and where the deviation is 0, z is 0 of what is finite. Of other
+// entries, and where all are kept, nothing is changed.
+struct ScoreMix {
+  In scores, chunk_scores;  // [run]; of the chunk: [Hkv][chunk_capacity], empty where there is no chunk
+  Out mixed, chunk_mixed;   // the same
+  ScoreMixParams p;
+};
 // How much weight queries give to entries: softmax(cap(q k^T * scale)) over what a query sees, without the
 // carried values. kQueryLast: the query of the last entry, which sees everything and scores everything by the
 // mean of its weights in all query heads; heads hold equally many entries, and get the same scores. The last
@@ -430,6 +439,7 @@ inline constexpr uint32_t kOnCpu = 1, kOnCuda = 2, kOnVulkan = 4, kOnAll = kOnCp
   OP(TopK, top_k, kOnAll)                 \
   OP(Label, label, kOnAll)                \
   OP(KeyDiff, key_diff, kOnAll)           \
+  OP(ScoreMix, score_mix, kOnAll)         \
   OP(QueryScore, query_score, kOnAll)     \
   OP(ScatterAdd, scatter_add, kOnAll)     \
   OP(ArgMax, arg_max, kOnAll)             \

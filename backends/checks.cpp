@@ -358,6 +358,19 @@ class Checker {
     h.entries.narrow(uint64_t(p.blocks) * kKeyDiffBlock, name_);
   }
 
+  void operator()(const ScoreMix& o) {
+    const ScoreMixParams& p = o.p;
+    HeadBounds& h = heads(p);
+    run("scores", o.scores, h);
+    run("mixed", o.mixed, h);
+    if (o.chunk_scores) {
+      chunk("chunk_scores", o.chunk_scores, last(p), p.chunk_capacity);
+      chunk("chunk_mixed", o.chunk_mixed, last(p), p.chunk_capacity);
+    } else {
+      bounds_.rows.narrow(0, name_);
+    }
+  }
+
   void operator()(const QueryScore& o) {
     const QueryScoreParams& p = o.p;
     const uint64_t queries = last(p) * p.group;

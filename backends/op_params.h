@@ -326,6 +326,13 @@ struct KeyDiffParams {
   uint blocks;  // sums from head to head
 };
 
+struct ScoreMixParams {
+  uint first_head, heads;  // KV heads
+  uint chunk_capacity;     // rows from head to head in the chunk's arrays
+  uint head_state;
+  float weight;
+};
+
 // Entries that query_score works on at a time, and sums that it makes of a query's weights at most: each of
 // so many tiles.
 #define kQueryScoreTile 64u

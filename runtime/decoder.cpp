@@ -196,9 +196,10 @@ void Decoder::retain(const LayerStep& l) const {
   const bool evicts = retention(l).evicts();
   const uint32_t list_capacity = 1 + dimensions_.reach;
   retention(l).record_eviction(l);
+  const RetentionPolicy::Scores scores = retention(l).ranked_by(l);
   if (evicts)
-    l.recorder.record(TopK{.scores = pool.cis,
-                           .chunk_scores = l.chunk ? at_.chunk_cis : View{},
+    l.recorder.record(TopK{.scores = scores.pool,
+                           .chunk_scores = scores.chunk,
                            .pos = {},
                            .gate = {},
                            .list = at_.retain_list,

@@ -199,13 +199,11 @@ Json settings_json(const Settings& settings) {
   return json;
 }
 
-// The policies that may be asked for: of those that need heads the one that the command's serve.
+// The policies that may be asked for: of those that need heads the ones that the command's can score for.
 Json choices_json(int32_t heads_retention) {
   Json retentions = Json::array({"auto"}), selections = Json::array();
-  for (int32_t i = 0; const char* name = thimble_retention_name(i); ++i) {
-    const bool trained = i == THIMBLE_RETENTION_LOCRET || i == THIMBLE_RETENTION_ADORE;
-    if (!trained || i == heads_retention) retentions.push_back(name);
-  }
+  for (int32_t i = 0; const char* name = thimble_retention_name(i); ++i)
+    if (!needs_heads(i) || can_score(heads_retention, i)) retentions.push_back(name);
   for (int32_t i = 0; const char* name = thimble_selection_name(i); ++i) selections.push_back(name);
   return {{"retention", retentions}, {"selection", selections}};
 }
@@ -727,7 +725,9 @@ Settings Server::asked_settings(const Json& body) const {
     throw Refusal(400, error.what());
   }
   const int32_t retention = asked.session.retention;
-  if (retention != THIMBLE_RETENTION_DEFAULT && retention != heads_retention_) asked.heads.clear();
+  if (retention != THIMBLE_RETENTION_DEFAULT && retention != heads_retention_ &&
+      !can_score(heads_retention_, retention))
+    asked.heads.clear();
   const uint64_t ceiling = settings_.session.budget_bytes;
   if (ceiling && asked.session.budget_bytes > ceiling)
     throw Refusal(400, "the budget cannot be above " + format_size(ceiling) +

@@ -40,6 +40,7 @@ namespace thimble::vulkan {
   X(GivenScore, "kv/given_score", "") \
   X(PageBounds, "kv/page_bounds", "") \
   X(KeyDiff, "kv/key_diff", "") \
+  X(ScoreMix, "kv/score_mix", "") \
   X(QuerySum, "select/query_score", "") \
   X(QueryScore, "select/query_score", "SCORES") \
   X(QueryRowSum, "select/query_score_row", "") \

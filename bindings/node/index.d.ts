@@ -11,7 +11,7 @@ export class ThimbleError extends Error {
 /** thimble_session_options; what is left out is the header's default. */
 export interface SessionOptions {
   budgetBytes?: number;
-  retention?: 'none' | 'window' | 'random' | 'locret' | 'keydiff' | 'tova' | 'reread' | 'adore';
+  retention?: 'none' | 'window' | 'random' | 'locret' | 'keydiff' | 'tova' | 'reread' | 'adore' | 'mix';
   pool?: number;
   heads?: Heads;
   device?: string;

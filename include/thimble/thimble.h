@@ -492,9 +492,10 @@ enum { /* retention: which entries stay when a pool is over its size */
                                  needs no training */
   THIMBLE_RETENTION_REREAD = 6, /* the entries that their own chunk attends to most when it is read a second time;
                                    needs no training, takes twice the time */
-  THIMBLE_RETENTION_ADORE = 7 /* the tokens that options.heads, ADORE's controller, scores highest, the same in all
-                                 layers and heads; each generated token may read `rebuild` evicted tokens again;
-                                 allows no selection */
+  THIMBLE_RETENTION_ADORE = 7, /* the tokens that options.heads, ADORE's controller, scores highest, the same in all
+                                  layers and heads; each generated token may read `rebuild` evicted tokens again;
+                                  allows no selection */
+  THIMBLE_RETENTION_MIX = 8 /* the entries with the highest sum of LOCRET's score, by options.heads, and KEYDIFF's */
 };
 enum { THIMBLE_RETAIN_PER_HEAD = 0, THIMBLE_RETAIN_LAYER = 1 }; /* each KV head its own, or a layer's heads the same */
 enum { /* selection: which entries a generated token attends to */
@@ -529,7 +530,7 @@ typedef struct thimble_session_options {
   uint32_t struct_size;
   uint32_t threads;             /* cpu: worker threads; 0: one for each core that the process may use */
   const char* device;           /* NULL: "auto", the best device; or a name from thimble_device_info */
-  const thimble_heads* heads;   /* for LOCRET and ADORE; KEYDIFF uses only their shares of the pool. Needed until
+  const thimble_heads* heads;   /* for LOCRET, MIX and ADORE; KEYDIFF uses only their shares of the pool. Needed until
                                    thimble_session_create returns */
   uint64_t budget_bytes;        /* limit for all bytes that this session and its clones allocate; 0: none */
   int32_t retention;            /* THIMBLE_RETENTION_* */

@@ -1,5 +1,4 @@
 // KeyDiff: the entries whose keys are least like the mean of all stay, without any training (methods 2.10).
-#include "base/bits.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {
@@ -21,29 +20,12 @@ class KeyDiffRetention : public RetentionPolicy {
     return resolve_eviction(o);
   }
 
-  void place(const Setting& s, Arena&, Arena& workspace) override {
-    blocks_ = static_cast<uint32_t>(ceil_div(s.dimensions.reach, kKeyDiffBlock));
-    sums_ =
-        workspace.place(uint64_t(s.model.shape.kv_heads) * blocks_ * s.model.shape.head_dim * sizeof(float));
-  }
+  void place(const Setting& s, Arena&, Arena& workspace) override { sums_ = place_key_sums(s, workspace); }
 
-  void record_eviction(const LayerStep& l) const override {
-    l.recorder.record(KeyDiff{.k = l.pool().k,
-                              .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
-                              .sums = sums_,
-                              .cis = l.pool().cis,
-                              .chunk_cis = l.chunk ? l.at.chunk_cis : View{},
-                              .p = {.first_head = 0,
-                                    .heads = l.shape().kv_heads,
-                                    .head_dim = l.shape().head_dim,
-                                    .chunk_capacity = l.setting.options.chunk,
-                                    .head_state = l.head_state(),
-                                    .blocks = blocks_}});
-  }
+  void record_eviction(const LayerStep& l) const override { record_key_diff(l, sums_, ranked_by(l)); }
 
  private:
-  uint32_t blocks_ = 0;
-  View sums_;  // f32 [kv heads][blocks_][head_dim]
+  KeySums sums_;
 };
 
 }  // namespace

@@ -14,7 +14,8 @@ namespace thimble {
   X(KeyDiff, keydiff)         \
   X(Tova, tova)               \
   X(Reread, reread)           \
-  X(Adore, adore)
+  X(Adore, adore)             \
+  X(Mix, mix)
 
 #define THIMBLE_SELECTIONS(X) \
   X(Dense, dense)             \

@@ -1,6 +1,7 @@
 // The table of names, and what policies share.
 #include <algorithm>
 
+#include "base/bits.h"
 #include "runtime/policy/policy.h"
 
 namespace thimble {
@@ -133,6 +134,26 @@ void record_query_score(const LayerStep& l, const View& query, const View& sums)
                                      .scale = l.setting.model.attention_scale,
                                      .cap = l.setting.model.attention_cap,
                                      .rope = l.rope()}});
+}
+
+KeySums place_key_sums(const Setting& s, Arena& workspace) {
+  const auto blocks = static_cast<uint32_t>(ceil_div(s.dimensions.reach, kKeyDiffBlock));
+  return {blocks, workspace.place(uint64_t(s.model.shape.kv_heads) * blocks * s.model.shape.head_dim *
+                                  sizeof(float))};
+}
+
+void record_key_diff(const LayerStep& l, const KeySums& sums, const RetentionPolicy::Scores& into) {
+  l.recorder.record(KeyDiff{.k = l.pool().k,
+                            .chunk_k = l.chunk ? l.at.chunk_k : KvArray{},
+                            .sums = sums.sums,
+                            .cis = into.pool,
+                            .chunk_cis = into.chunk,
+                            .p = {.first_head = 0,
+                                  .heads = l.shape().kv_heads,
+                                  .head_dim = l.shape().head_dim,
+                                  .chunk_capacity = l.setting.options.chunk,
+                                  .head_state = l.head_state(),
+                                  .blocks = sums.blocks}});
 }
 
 }  // namespace thimble

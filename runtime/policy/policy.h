@@ -90,6 +90,13 @@ class RetentionPolicy {
   virtual void record_queries(const LayerStep&) const {}
   // Scores anew what the pool and a chunk hold, right before they are compacted.
   virtual void record_eviction(const LayerStep&) const {}
+  // What an eviction goes by, of the entries that the pool and a chunk hold.
+  struct Scores {
+    View pool, chunk;  // as LayerPool::cis; as Layout::chunk_cis
+  };
+  virtual Scores ranked_by(const LayerStep& l) const {
+    return {l.pool().cis, l.chunk ? l.at.chunk_cis : View{}};
+  }
   // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded
   // ones, or where the policy reads again all that were read.
   virtual uint32_t upkeep_rows(const SessionOptions&) const { return 0; }
@@ -211,5 +218,14 @@ void store_plain_score(const LayerStep&, uint32_t kind);
 // Records how much weight the layer's attention gives to entries (query_score): by this query of the last
 // entry; or where there is none by those of the step's rows, which read the entries before them again.
 void record_query_score(const LayerStep&, const View& query, const View& sums);
+// What record_key_diff() works in, and how it scores all entries of the layer by their keys (key_diff).
+struct KeySums {
+  uint32_t blocks = 0;
+  View sums;  // f32 [kv heads][blocks][head_dim]
+};
+KeySums place_key_sums(const Setting&, Arena& workspace);
+void record_key_diff(const LayerStep&, const KeySums&, const RetentionPolicy::Scores& into);
+// The retention by trained scores, which mix adds to.
+std::unique_ptr<RetentionPolicy> make_locret_retention();
 
 }  // namespace thimble

@@ -304,7 +304,7 @@ TEST(Budget, IsHeldToTheByte) {
   const SmallModel small;
   for (const int32_t retention :
        {THIMBLE_RETENTION_NONE, THIMBLE_RETENTION_WINDOW, THIMBLE_RETENTION_LOCRET, THIMBLE_RETENTION_KEYDIFF,
-        THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD}) {
+        THIMBLE_RETENTION_TOVA, THIMBLE_RETENTION_REREAD, THIMBLE_RETENTION_MIX}) {
     thimble_session_options options = window_options();
     options.retention = retention;
     options.heads = small.heads.get();

@@ -60,10 +60,11 @@ TEST(Library, NamesItsPolicies) {
   EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_TOVA), "tova");
   EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_REREAD), "reread");
   EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_ADORE), "adore");
+  EXPECT_STREQ(thimble_retention_name(THIMBLE_RETENTION_MIX), "mix");
   EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_DENSE), "dense");
   EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_TOKENSELECT), "tokenselect");
   EXPECT_STREQ(thimble_selection_name(THIMBLE_SELECTION_QUEST), "quest");
-  for (const int32_t none : {-1, 8, 1 << 30}) {
+  for (const int32_t none : {-1, 9, 1 << 30}) {
     EXPECT_EQ(thimble_retention_name(none), nullptr) << none;
     EXPECT_EQ(thimble_selection_name(none), nullptr) << none;
   }

@@ -345,6 +345,18 @@ const Case kCases[] = {
            o(kHeads * kDim),   o(kEntries),
            o(kHeads * kChunk), {.heads = kHeads, .head_dim = kDim, .chunk_capacity = kChunk, .blocks = 1}};
      }},
+    {"score_mix of a run", 0,
+     [](Operands& o) -> Op {
+       return ScoreMix{o(kEntries), {}, o(kEntries), {}, {.heads = kHeads, .weight = 1}};
+     }},
+    {"score_mix of a run and a chunk", kRows,
+     [](Operands& o) -> Op {
+       return ScoreMix{o(kEntries),
+                       o(kHeads * kChunk),
+                       o(kEntries),
+                       o(kHeads * kChunk),
+                       {.heads = kHeads, .chunk_capacity = kChunk, .weight = 1}};
+     }},
     {"query_score of the last query", 0,
      [](Operands& o) -> Op {
        return QueryScore{o(kQueries * kDim),

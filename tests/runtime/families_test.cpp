@@ -192,9 +192,11 @@ TEST_P(Families, EvictByTheLayerAndUnderOriginalPositions) {
     evict_clone_and_go_back(o);
     if (HasFatalFailure()) return;
   }
-  SessionOptions all[] = {scored(*model_, "mlp", kPool), retaining(Retention::kRandom, kPool),
-                          retaining(Retention::kKeyDiff, kPool), retaining(Retention::kTova, kPool),
-                          retaining(Retention::kReread, kPool)};
+  SessionOptions mix = scored(*model_, "mlp", kPool);
+  mix.retention = Retention::kMix;
+  SessionOptions all[] = {scored(*model_, "mlp", kPool),        mix,
+                          retaining(Retention::kRandom, kPool), retaining(Retention::kKeyDiff, kPool),
+                          retaining(Retention::kTova, kPool),   retaining(Retention::kReread, kPool)};
   for (SessionOptions& o : all) {
     SCOPED_TRACE(std::string(policy_name(o.retention)) + " under original positions");
     o.positions = Positions::kOriginal;

@@ -42,10 +42,10 @@ std::vector<Case> cases(const SeededModel& m) {
   std::vector<Case> all;
   for (const Retention retention :
        {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff,
-        Retention::kTova, Retention::kReread})
+        Retention::kTova, Retention::kReread, Retention::kMix})
     for (const Selection selection : {Selection::kDense, Selection::kTokenSelect, Selection::kQuest}) {
       const bool none = retention == Retention::kNone;
-      SessionOptions o{.retainer = retention == Retention::kLocret ? m.retainer : nullptr,
+      SessionOptions o{.retainer = m.retainer,
                        .retention = retention,
                        .pool = none ? 400u : 60u,
                        .chunk = 32,

@@ -103,7 +103,8 @@ TEST(Policies, EqualDenseAttentionWhereTheBudgetCoversTheText) {
   for (const Retention r : {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kTova})
     for (const RetainScope s : {RetainScope::kPerHead, RetainScope::kLayer})
       expect_close(run(retaining(r, s)), expected);
-  expect_close(run(retaining(Retention::kReread, RetainScope::kPerHead)), expected);
+  for (const Retention r : {Retention::kReread, Retention::kMix})
+    expect_close(run(retaining(r, RetainScope::kPerHead)), expected);
   for (const VoteScope vote : {VoteScope::kAuto, VoteScope::kLayer, VoteScope::kGroup}) {
     expect_close(run(selecting(dense(), 150, 4, 16, vote)), expected);
     expect_close(run(selecting(locret(m, 200, 32, 20, 10), 150, 4, 16, vote)), expected);
@@ -176,8 +177,9 @@ TEST(Policies, UseTheRotaryFactorsOfTheContext) {
 // A chunk larger than what a full run has room for is read behind as many entries as an eviction leaves.
 TEST(Policies, SelectWhileReadingARetainedPool) {
   const SeededModel m = seeded_model();
-  for (const Retention retention : {Retention::kWindow, Retention::kRandom, Retention::kLocret,
-                                    Retention::kKeyDiff, Retention::kTova, Retention::kReread})
+  for (const Retention retention :
+       {Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff, Retention::kTova,
+        Retention::kReread, Retention::kMix})
     for (const VoteScope vote : {VoteScope::kGroup, VoteScope::kLayer}) {
       SCOPED_TRACE(std::string(policy_name(retention)) + (vote == VoteScope::kGroup ? ", group" : ", layer"));
       SessionOptions o = selecting(locret(m, 150, 512, 20, 30), 256, 4, 512, vote);

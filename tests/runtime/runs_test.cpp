@@ -320,10 +320,10 @@ std::vector<std::pair<std::string, SessionOptions>> windowed_policies() {
   std::vector<std::pair<std::string, SessionOptions>> all;
   for (const Retention retention :
        {Retention::kNone, Retention::kWindow, Retention::kRandom, Retention::kLocret, Retention::kKeyDiff,
-        Retention::kTova, Retention::kReread})
+        Retention::kTova, Retention::kReread, Retention::kMix})
     for (const Selection selection : kSelections) {
       SessionOptions o = retaining(retention);
-      o.retainer = retention == Retention::kLocret ? windowed().retainer : nullptr;
+      o.retainer = windowed().retainer;
       o.keeps.clear();
       o.pool = retention == Retention::kNone ? 500 : 60;
       o.stabilizers = 10;

@@ -65,15 +65,17 @@ TEST(Shares, EqualDenseAttentionInAPoolAsLargeAsTheText) {
 }
 
 // KeyDiff has no scores of its own to share by, and takes the shares of a file of heads.
-TEST(Shares, AreTakenByKeyDiff) {
+TEST(Shares, AreTakenByKeyDiffAndMix) {
   SessionOptions o = sharing(model());
   const auto trained = open_session(model().model, o);
+  o.retention = Retention::kMix;
+  const auto mix = open_session(model().model, o);
   o.retention = Retention::kKeyDiff;
   const auto session = open_session(model().model, o);
   o.retainer = nullptr;
   const auto equal = open_session(model().model, o);
   const std::vector<int32_t> text = seeded_tokens(700);
-  for (Session* s : {trained.get(), session.get(), equal.get()}) read(*s, text);
+  for (Session* s : {trained.get(), mix.get(), session.get(), equal.get()}) read(*s, text);
   const auto counts = [](const Session& of) {
     std::vector<size_t> all;
     for (const auto& layer : kept(of))
@@ -81,6 +83,7 @@ TEST(Shares, AreTakenByKeyDiff) {
     return all;
   };
   EXPECT_EQ(counts(*session), counts(*trained));
+  EXPECT_EQ(counts(*mix), counts(*trained));
   EXPECT_NE(counts(*session), counts(*equal));
 }
 

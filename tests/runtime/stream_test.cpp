@@ -52,13 +52,16 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
   SessionOptions none{.pool = 400, .chunk = 20, .max_new = 200};
   SessionOptions window{
       .retention = Retention::kWindow, .pool = 60, .chunk = 20, .stabilizers = 8, .local = 15, .max_new = 12};
-  SessionOptions random = window, keydiff = window, tova = window, reread = window, locret = window, both;
+  SessionOptions random = window, keydiff = window, tova = window, reread = window, locret = window, mix,
+                 both;
   random.retention = Retention::kRandom;
   keydiff.retention = Retention::kKeyDiff;
   tova.retention = Retention::kTova;
   reread.retention = Retention::kReread;
   locret.retainer = m.retainer;
   locret.retention = Retention::kLocret;
+  mix = locret;
+  mix.retention = Retention::kMix;
   SessionOptions adore{.retainer = m.controller, .retention = Retention::kAdore, .pool = 60, .chunk = 20};
   SessionOptions rebuilding = adore;
   rebuilding.rebuild = 5;
@@ -120,6 +123,7 @@ std::vector<Policy> policies(const Seeded& seeded = {}) {
           {"keydiff", keydiff, m.model},
           {"tova", tova, m.model},
           {"reread", reread, m.model},
+          {"mix", mix, m.model},
           {"adore", adore, m.model},
           {"adore that rebuilds", rebuilding, m.model},
           {"windowed layers", none, windowed.model},

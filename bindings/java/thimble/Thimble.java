@@ -39,6 +39,7 @@ public final class Thimble {
   public static final int RETENTION_TOVA = 5;
   public static final int RETENTION_REREAD = 6;
   public static final int RETENTION_ADORE = 7;
+  public static final int RETENTION_MIX = 8;
   public static final int RETAIN_PER_HEAD = 0;
   public static final int RETAIN_LAYER = 1;
   public static final int SELECTION_DENSE = 0;

@@ -144,7 +144,7 @@ class Options:
     """Of a session: thimble_session_options. None is the header's default."""
 
     budget_bytes: Optional[int] = None
-    retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread", "adore"
+    retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread", "adore", "mix"
     pool: Optional[int] = None
     heads: Optional["Heads"] = None
     device: Optional[str] = None  # "auto", "cpu", "cuda:0", "vulkan:0"

@@ -23,6 +23,7 @@ choices! {
         Default = THIMBLE_RETENTION_DEFAULT, None = THIMBLE_RETENTION_NONE, Window = THIMBLE_RETENTION_WINDOW,
         Random = THIMBLE_RETENTION_RANDOM, Locret = THIMBLE_RETENTION_LOCRET, Keydiff = THIMBLE_RETENTION_KEYDIFF,
         Tova = THIMBLE_RETENTION_TOVA, Reread = THIMBLE_RETENTION_REREAD, Adore = THIMBLE_RETENTION_ADORE,
+        Mix = THIMBLE_RETENTION_MIX,
     }
     RetainScope { PerHead = THIMBLE_RETAIN_PER_HEAD, Layer = THIMBLE_RETAIN_LAYER }
     /// Which entries a generated token attends to.

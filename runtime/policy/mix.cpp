@@ -1,0 +1,64 @@
+// Mix: trained scores and KeyDiff together, each by how far it is from the mean of its head (methods 2.13).
+#include "runtime/policy/policy.h"
+
+namespace thimble {
+namespace {
+
+// What KeyDiff's score counts for, beside the trained one.
+constexpr float kWeight = 1;
+
+// Trained scores are made once, as Locret's are, and stay in the pool. With every eviction those by keys are
+// made anew, and the sum of both, which is what the eviction goes by, is nowhere kept.
+class Mix : public RetentionPolicy {
+ public:
+  Status resolve(const Model& model, SessionOptions& o) const override {
+    if (o.retain_scope == RetainScope::kLayer)
+      return error(
+          Code::kInvalidArgument,
+          "mix compares the keys of one head with each other, so a layer's heads cannot keep the same "
+          "entries; leave retain_scope at head, or choose another retention");
+    return trained_->resolve(model, o);
+  }
+
+  void place(const Setting& s, Arena& pool, Arena& workspace) override {
+    trained_->place(s, pool, workspace);
+    sums_ = place_key_sums(s, workspace);
+    mixed_ = workspace.place(uint64_t(s.dimensions.most_layer_entries) * sizeof(float));
+    chunk_mixed_ = workspace.place(uint64_t(s.model.shape.kv_heads) * s.options.chunk * sizeof(float));
+  }
+
+  void record(const LayerStep& l) const override { trained_->record(l); }
+  uint32_t upkeep_rows(const SessionOptions& o) const override { return trained_->upkeep_rows(o); }
+  void record_upkeep(const LayerStep& l) const override { trained_->record_upkeep(l); }
+  void carry(const Held& held, std::vector<View>& views) const override { trained_->carry(held, views); }
+  Cost cost(const SessionOptions& o) const override { return trained_->cost(o); }
+
+  Scores ranked_by(const LayerStep& l) const override {
+    return {mixed_.slice(0, l.pool().cis.bytes), l.chunk ? chunk_mixed_ : View{}};
+  }
+
+  void record_eviction(const LayerStep& l) const override {
+    const Scores mixed = ranked_by(l);
+    record_key_diff(l, sums_, mixed);
+    l.recorder.record(ScoreMix{.scores = l.pool().cis,
+                               .chunk_scores = l.chunk ? l.at.chunk_cis : View{},
+                               .mixed = mixed.pool,
+                               .chunk_mixed = mixed.chunk,
+                               .p = {.first_head = 0,
+                                     .heads = l.shape().kv_heads,
+                                     .chunk_capacity = l.setting.options.chunk,
+                                     .head_state = l.head_state(),
+                                     .weight = kWeight}});
+  }
+
+ private:
+  const std::unique_ptr<RetentionPolicy> trained_ = make_locret_retention();
+  KeySums sums_;
+  View mixed_, chunk_mixed_;  // f32: [run] of a layer, [kv heads][chunk]
+};
+
+}  // namespace
+
+std::unique_ptr<RetentionPolicy> make_mix_retention() { return std::make_unique<Mix>(); }
+
+}  // namespace thimble

@@ -1,0 +1,70 @@
+// Mix on whole sessions: it goes by trained scores where keys say nothing, by keys where those say nothing,
+// and by both where both speak.
+#include <gtest/gtest.h>
+
+#include "tests/support/seeded_model.h"
+#include "tests/support/watched.h"
+
+namespace thimble::test {
+namespace {
+
+SessionOptions options(const SeededModel& m, Retention retention) {
+  return {.retainer = m.retainer,
+          .retention = retention,
+          .keeps = {24, 40, 150, 60},
+          .chunk = 40,
+          .stabilizers = 12,
+          .local = 20,
+          .protect_init = 2,
+          .max_new = 50};
+}
+
+// What stays of a text, generated tokens and another text: after evictions of every kind, many of them of
+// entries that an earlier one kept.
+Kept kept_of(const SeededModel& m, const SessionOptions& o) {
+  const auto session = open_session(m.model, o);
+  read(*session, seeded_tokens(301));
+  for (int32_t i = 0; i < 120; ++i) accept(*session, i % 64);
+  read(*session, seeded_tokens(170, 64, 9));
+  return kept(*session);
+}
+
+// A model in which these tensors are zeros.
+SeededModel without(const char* name) {
+  return seeded_model({.edit = [name](const std::string& tensor, std::vector<float>& values) {
+    if (tensor.find(name) != std::string::npos) std::fill(values.begin(), values.end(), 0.0f);
+  }});
+}
+
+TEST(Mix, GoesByTrainedScoresWhereKeysAreAllAlike) {
+  const SeededModel m = without("attn_k.");
+  EXPECT_EQ(kept_of(m, options(m, Retention::kMix)), kept_of(m, options(m, Retention::kLocret)));
+}
+
+TEST(Mix, GoesByKeysWhereTrainedScoresAreAllAlike) {
+  const SeededModel m = without("locret_fc2");
+  EXPECT_EQ(kept_of(m, options(m, Retention::kMix)), kept_of(m, options(m, Retention::kKeyDiff)));
+}
+
+// Positions that are in both.
+size_t shared(const Kept& a, const Kept& b) {
+  size_t count = 0;
+  for (size_t layer = 0; layer < a.size(); ++layer)
+    for (size_t head = 0; head < a[layer].size(); ++head)
+      for (const int32_t p : a[layer][head])
+        count += std::binary_search(b[layer][head].begin(), b[layer][head].end(), p);
+  return count;
+}
+
+TEST(Mix, SharesMoreWithEachThanTheyShare) {
+  const SeededModel m = seeded_model();
+  const Kept mix = kept_of(m, options(m, Retention::kMix)),
+             trained = kept_of(m, options(m, Retention::kLocret)),
+             by_keys = kept_of(m, options(m, Retention::kKeyDiff));
+  const size_t alike = shared(trained, by_keys);
+  EXPECT_GT(shared(mix, trained), alike);
+  EXPECT_GT(shared(mix, by_keys), alike);
+}
+
+}  // namespace
+}  // namespace thimble::test
