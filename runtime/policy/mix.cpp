@@ -1,11 +1,16 @@
 // Mix: trained scores and KeyDiff together, each by how far it is from the mean of its head (methods 2.13).
+#include <cstdlib>
+
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
 // What KeyDiff's score counts for, beside the trained one.
-constexpr float kWeight = 1;
+float weight() {
+  const char* asked = std::getenv("THIMBLE_MIX_WEIGHT");
+  return asked ? std::strtof(asked, nullptr) : 1;
+}
 
 // Trained scores are made once, as Locret's are, and stay in the pool. With every eviction those by keys are
 // made anew, and the sum of both, which is what the eviction goes by, is nowhere kept.
@@ -48,7 +53,7 @@ class Mix : public RetentionPolicy {
                                      .heads = l.shape().kv_heads,
                                      .chunk_capacity = l.setting.options.chunk,
                                      .head_state = l.head_state(),
-                                     .weight = kWeight}});
+                                     .weight = weight()}});
   }
 
  private:
