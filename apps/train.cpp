@@ -214,25 +214,31 @@ void print_recall(const Json& report) {
     return " (" + (perplexity.is_null() ? "inf" : number(perplexity.get<double>())) + ")";
   };
   const auto cell = [&](const Json& row, const std::string& name) {
-    if (!row.contains(name)) return std::string();
     char text[64];
     std::snprintf(text, sizeof text, "%.0f %%", 100 * row.at(name).get<double>());
     if (by_answers) return std::string(text);
     return text + in_brackets(row.at(name + "_perplexity"));
   };
   const bool counted = report.at("recall").at(0).contains("counted");
-  const auto line = [](const std::string& memory, const std::string& heads, const std::string& window,
-                       const std::string& shared) {
-    std::printf("  %-10s  %16s  %16s  %16s\n", memory.c_str(), heads.c_str(), window.c_str(), shared.c_str());
+  const auto line = [](const std::string& memory, const std::vector<std::string>& cells) {
+    std::printf("  %-10s", memory.c_str());
+    for (const std::string& c : cells) std::printf("  %14s", c.c_str());
+    std::printf("\n");
   };
-  line("memory", "equal pools", "window", counted ? "counted shares" : "");
-  for (const Json& row : report.at("recall"))
-    line("1/" + std::to_string(row.at("part").get<int>()), cell(row, counted ? "equal" : "heads"),
-         cell(row, "window"), cell(row, "counted"));
+  std::vector<std::string> ways = {"locret", "keydiff", "mix", "window"};
+  if (counted) ways.push_back("counted");
+  std::vector<std::string> titles = ways;
+  if (counted) titles.back() = report.at("retention").get<std::string>() + ", shares";
+  line("memory", titles);
+  for (const Json& row : report.at("recall")) {
+    std::vector<std::string> cells;
+    for (const std::string& way : ways) cells.push_back(cell(row, way));
+    line("1/" + std::to_string(row.at("part").get<int>()), cells);
+  }
   if (by_answers)
-    std::printf("  everything  %14.0f %%\n", dense);
+    std::printf("  everything  %12.0f %%\n", dense);
   else
-    std::printf("  everything  %16s\n", ("100 %" + in_brackets(report.at("dense_perplexity"))).c_str());
+    std::printf("  everything  %14s\n", ("100 %" + in_brackets(report.at("dense_perplexity"))).c_str());
 }
 
 void print_quality(const Json& report) {

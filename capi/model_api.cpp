@@ -273,6 +273,8 @@ thimble_status thimble_heads_open_buffer(const thimble_model* model, const void*
 void thimble_heads_free(thimble_heads* heads) { delete heads; }
 
 int32_t thimble_heads_retention(const thimble_heads* heads) {
-  if (heads && heads->retainer->kind == Retainer::Kind::kAdore) return THIMBLE_RETENTION_ADORE;
-  return heads && heads->retainer->by_keydiff ? THIMBLE_RETENTION_KEYDIFF : THIMBLE_RETENTION_LOCRET;
+  if (heads)
+    for (int32_t i = 0; const char* name = policy_name(static_cast<Retention>(i)); ++i)
+      if (heads->retainer->retention == name) return i;
+  return THIMBLE_RETENTION_LOCRET;
 }

@@ -23,6 +23,15 @@ constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a qu
 // the heads of a real model would keep next to nothing (docs/evaluation.md).
 constexpr double kEvenPart = 0.5;
 constexpr uint32_t kParts[] = {8, 16};
+// The retentions that the check compares in equal pools.
+struct Compared {
+  Retention retention;
+  Recall Trainer::Checked::*recall;
+};
+constexpr Compared kCompared[] = {{Retention::kLocret, &Trainer::Checked::locret},
+                                  {Retention::kKeyDiff, &Trainer::Checked::keydiff},
+                                  {Retention::kMix, &Trainer::Checked::mix},
+                                  {Retention::kWindow, &Trainer::Checked::window}};
 constexpr uint32_t kBestPart = 16;    // a sixteenth of a text's tokens are its best
 constexpr uint64_t kWorkVersion = 2;  // of what OUTPUT.partial and OUTPUT.tried hold, and of the texts
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
@@ -193,7 +202,7 @@ Status Trainer::try_on() {
     } else {
       THIMBLE_LET(more, trial_->step());
       if (more) return {};
-      for (const Checked& c : trial_->checked()) found[0].add(trial_->retainer(c));
+      for (const Checked& c : trial_->checked()) found[0].add(c.locret);
       found[1] = trial_->dense();
       trial_.reset();
       THIMBLE_TRY(remove_file(options_.output + ".trying"));
@@ -782,8 +791,9 @@ Status Trainer::write_sidecar() {
   samples_ = Samples();
   least_squares_.reset();
   unsaved_ = false;
-  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}, {}, {}});
-  set_phase(Phase::kChecking, 0, kAskedTexts * std::size(kParts) * (counted_.empty() ? 3 : 4));
+  for (const uint32_t part : kParts) checked_.push_back({part, {}, {}, {}, {}, {}});
+  set_phase(Phase::kChecking, 0,
+            kAskedTexts * std::size(kParts) * (std::size(kCompared) + (counted_.empty() ? 0 : 1)));
   return {};
 }
 
@@ -811,49 +821,77 @@ Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, 
   return recall;
 }
 
-// One reading of one text: each text with each part of the memory, in three or four ways. KeyDiff needs no
-// training, so it has the counted shares where there are any.
+// One reading of one text. All texts are read with each part of the memory: first with equal pools and each
+// retention of kCompared, then with the counted shares and the retention that did best.
 Status Trainer::check_on() {
-  const auto parts = static_cast<uint32_t>(checked_.size()), ways = counted_.empty() ? 3u : 4u;
-  const TrainingText& t = asked_[check_ / ways / parts];
-  Checked& checked = checked_[check_ / ways % parts];
-  Recall* const of[] = {&checked.equal, &checked.window, &checked.keydiff, &checked.counted};
+  const auto parts = static_cast<uint32_t>(checked_.size()), readings = kAskedTexts * parts;
+  const uint32_t way = check_ / readings;
+  const TrainingText& t = asked_[check_ % readings / parts];
+  Checked& checked = checked_[check_ % parts];
   const auto asked = [&]() -> Result<Recall> {
-    if (check_ % ways == 0) return ask(t, Retention::kLocret, retainer_, checked.part);
-    if (check_ % ways == 1) return ask(t, Retention::kWindow, nullptr, checked.part);
+    if (way < std::size(kCompared)) return ask(t, kCompared[way].retention, retainer_, checked.part);
     THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
-    if (!counted_.empty()) set_array(file, "retainer.budget", GgufType::kF32, shares());
-    return ask_with(file, t, check_ % ways == 2 ? Retention::kKeyDiff : Retention::kLocret, checked.part);
+    set_array(file, "retainer.budget", GgufType::kF32, shares());
+    return ask_with(file, t, retention_, checked.part);
   }();
   if (!asked.ok())
     return error(asked.status().code(), "%s is written, but could not be checked: %s",
                  options_.output.c_str(), asked.status().message().c_str());
-  of[check_ % ways]->add(*asked);
+  (way < std::size(kCompared) ? checked.*kCompared[way].recall : checked.counted).add(*asked);
   done_ = ++check_;
+  if (check_ == readings * std::size(kCompared)) retention_ = best_of(checked_, dense());
   return check_ == total_ ? finish_check() : Status();
 }
 
-// Takes the shares where more comes of them than of equal pools, and KeyDiff in the place of the scores where
-// more comes of that, and writes the file again with what was found.
+// At most one standard deviation of the difference of two shares of as many answers. Probabilities have none,
+// because they are of the same tokens.
+static double noise_of(uint64_t asked, Measure measure) {
+  return measure == Measure::kAnswers ? std::sqrt(0.5 / static_cast<double>(asked)) : 0;
+}
+
+static Recall sum_of(const std::vector<Trainer::Checked>& checked, Recall Trainer::Checked::*of) {
+  Recall sum;
+  for (const Trainer::Checked& c : checked) sum.add(c.*of);
+  return sum;
+}
+
+Retention Trainer::best_of(const std::vector<Checked>& checked, const Recall& dense) {
+  const Recall scores = sum_of(checked, &Checked::locret);
+  double most = scores.reported(dense) + noise_of(scores.asked, dense.measure());
+  Retention best = Retention::kLocret;
+  for (const Compared& c : kCompared) {
+    const double found = sum_of(checked, c.recall).reported(dense);
+    if (c.retention == Retention::kWindow || found <= most) continue;
+    best = c.retention;
+    most = found;
+  }
+  return best;
+}
+
+const Recall& Trainer::in_equal_pools(const Checked& of) const {
+  const auto* const c = std::find_if(std::begin(kCompared), std::end(kCompared),
+                                     [&](const Compared& one) { return one.retention == retention_; });
+  return of.*c->recall;
+}
+
+const Recall& Trainer::retainer(const Checked& of) const {
+  return shares_help_ ? of.counted : in_equal_pools(of);
+}
+
+// Takes the shares where more comes of them than of equal pools, and writes the file again with what was
+// found.
 Status Trainer::finish_check() {
   const Recall dense = this->dense();
-  Recall equal, counted, keydiff;
-  for (const Checked& c : checked_) {
-    equal.add(c.equal);
-    counted.add(c.counted);
-    keydiff.add(c.keydiff);
-  }
-  shares_help_ = counted.reported(dense) > equal.reported(dense);
-  keydiff_wins_ = keydiff.reported(dense) > std::max(equal.reported(dense), counted.reported(dense));
+  Recall equal;
+  for (const Checked& c : checked_) equal.add(in_equal_pools(c));
+  shares_help_ = sum_of(checked_, &Checked::counted).reported(dense) > equal.reported(dense);
 
   THIMBLE_LET(file, copy_of(retainer_->file, options_.output));
   std::vector<uint32_t> parts;
-  std::vector<float> heads, window, by_keydiff;
+  std::vector<float> heads;
   for (const Checked& c : checked_) {
     parts.push_back(c.part);
     heads.push_back(static_cast<float>(retainer(c).reported(dense)));
-    window.push_back(static_cast<float>(c.window.reported(dense)));
-    by_keydiff.push_back(static_cast<float>(c.keydiff.reported(dense)));
   }
   const std::vector<float> densely = {static_cast<float>(dense.share()),
                                       static_cast<float>(dense.perplexity())};
@@ -863,11 +901,14 @@ Status Trainer::finish_check() {
   set_array(file, "retainer.checked.dense", GgufType::kF32, densely);
   set_array(file, "retainer.checked.parts", GgufType::kU32, parts);
   set_array(file, "retainer.checked.heads", GgufType::kF32, heads);
-  set_array(file, "retainer.checked.window", GgufType::kF32, window);
-  set_array(file, "retainer.checked.keydiff", GgufType::kF32, by_keydiff);
-  if (keydiff_wins_) file.set("retainer.retention", "keydiff");
-  if (!counted_.empty() && (shares_help_ || keydiff_wins_))
-    set_array(file, "retainer.budget", GgufType::kF32, shares());
+  for (const Compared& way : kCompared) {
+    std::vector<float> found;
+    for (const Checked& c : checked_) found.push_back(static_cast<float>((c.*way.recall).reported(dense)));
+    const std::string key = std::string("retainer.checked.") + policy_name(way.retention);
+    set_array(file, key.c_str(), GgufType::kF32, found);
+  }
+  if (retention_ != Retention::kLocret) file.set("retainer.retention", policy_name(retention_));
+  if (shares_help_) set_array(file, "retainer.budget", GgufType::kF32, shares());
   retainer_.reset();  // a file that is mapped may not be replaced everywhere
   THIMBLE_TRY(file.replace(options_.output));
   set_phase(Phase::kDone, total_, total_);
@@ -886,8 +927,7 @@ std::string judgement_of(const Recall& dense, const Recall& retainer, const Reca
            " of these questions even when nothing is dropped, so the probability of the right answers is "
            "compared instead: of what a token of theirs has then, the retainer keeps " +
            percent(kept) + " at an eighth of the memory, a window " + percent(by_window) + ". ";
-  // Of a difference of two shares, at most one deviation. Probabilities are compared of the same tokens.
-  const double noise = answers ? std::sqrt(0.5 / static_cast<double>(dense.asked)) : 0;
+  const double noise = noise_of(dense.asked, dense.measure());
   if (answers ? kept < by_window + noise : kept <= by_window)
     return said +
            "The retainer is no better than a window here; train with more texts and steps, or do not use it.";
@@ -910,12 +950,13 @@ std::string Trainer::verdict() const {
                              : shares_help_
                                  ? " Counted shares of the pools did better than equal ones, and are written."
                                  : " Counted shares of the pools did no better than equal ones.";
-  const std::string keydiff = keydiff_wins_
-                                  ? " KeyDiff did better than the scores, so it is what the file is for" +
-                                        std::string(counted_.empty() ? "." : ", with the counted shares.")
-                                  : "";
+  const std::string retention =
+      retention_ == Retention::kLocret
+          ? ""
+          : std::string(retention_ == Retention::kMix ? " Scores and KeyDiff together (mix)" : " KeyDiff") +
+                " did better than the scores alone, so that is what the file is for.";
   return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares +
-         keydiff;
+         retention;
 }
 
 std::string Trainer::report() const {
@@ -929,12 +970,8 @@ std::string Trainer::report() const {
         row += ", \"" + name + "_perplexity\": " + json_number(recall.perplexity());
     };
     add("heads", retainer(c));
-    add("window", c.window);
-    add("keydiff", c.keydiff);
-    if (!counted_.empty()) {
-      add("equal", c.equal);
-      add("counted", c.counted);
-    }
+    for (const Compared& way : kCompared) add(policy_name(way.retention), c.*way.recall);
+    if (!counted_.empty()) add("counted", c.counted);
     parts += (parts.empty() ? "{" : ", {") + row + "}";
   }
   for (const Tried& t : tried_)
@@ -946,8 +983,8 @@ std::string Trainer::report() const {
          ", \"dense_perplexity\": " + json_number(dense.perplexity()) +
          ", \"measure\": " + json_quoted(name_of(dense.measure())) + ", \"recall\": [" + parts +
          "], \"shares\": " + json_quoted(shares_help_ ? "counted" : "equal") +
-         ", \"retention\": " + json_quoted(keydiff_wins_ ? "keydiff" : "locret") +
-         ", \"seconds\": " + json_of(seconds_) + ", \"verdict\": " + json_quoted(verdict()) + "}";
+         ", \"retention\": " + json_quoted(policy_name(retention_)) + ", \"seconds\": " + json_of(seconds_) +
+         ", \"verdict\": " + json_quoted(verdict()) + "}";
 }
 
 }  // namespace thimble

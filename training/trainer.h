@@ -35,14 +35,18 @@ class Trainer : public Training {
 
   struct Checked {
     uint32_t part;  // of the memory: 8 is an eighth
-    // The retainer with equal pools and, where there are any, counted shares; a window, and KeyDiff.
-    Recall equal, counted, window, keydiff;
+    // With equal pools: the scores, KeyDiff, both, and a window. With counted shares, if there are any: the
+    // best of the first three.
+    Recall locret, keydiff, mix, window, counted;
   };
   const std::vector<Checked>& checked() const { return checked_; }
-  // Of the file that is written, which has the shares where they helped.
-  const Recall& retainer(const Checked& of) const { return shares_help_ ? of.counted : of.equal; }
+  // The retention that did best in equal pools, over all parts together. The scores' own, unless another one
+  // did better by more than chance.
+  static Retention best_of(const std::vector<Checked>&, const Recall& dense);
+  // The retention that the file is written for, and its result, with the shares if they helped.
+  Retention retention() const { return retention_; }
+  const Recall& retainer(const Checked& of) const;
   bool shares_help() const { return shares_help_; }
-  bool keydiff_wins() const { return keydiff_wins_; }
   // As they were counted: how much of the pools each head is worth, [layer][KV head], 1 on average over those
   // that divide them; those of layers with a window do not matter.
   std::vector<float> shares() const;
@@ -91,6 +95,7 @@ class Trainer : public Training {
   Result<Recall> ask(const TrainingText&, Retention, std::shared_ptr<const Retainer>, uint32_t part) const;
   Result<Recall> ask_with(const NewGguf&, const TrainingText&, Retention, uint32_t part) const;
   Status check_on() override;
+  const Recall& in_equal_pools(const Checked& of) const;
   Status finish_check();
   Result<NewGguf> made() const;
   Result<std::shared_ptr<const Retainer>> open_retainer(const std::string& path) const;
@@ -160,7 +165,8 @@ class Trainer : public Training {
   uint32_t check_ = 0;
   std::vector<Recall> dense_;  // of each text that is asked about
   std::vector<Checked> checked_;
-  bool shares_help_ = false, keydiff_wins_ = false;
+  Retention retention_ = Retention::kLocret;
+  bool shares_help_ = false;
 };
 
 }  // namespace thimble

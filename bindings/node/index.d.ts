@@ -185,7 +185,7 @@ export class Heads {
   private constructor();
   readonly model: Model;
   /** The retention that they serve. */
-  readonly retention: 'locret' | 'adore';
+  readonly retention: 'locret' | 'keydiff' | 'mix' | 'adore';
   close(): void;
 }
 

@@ -257,8 +257,8 @@ THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model,
                                                      thimble_heads** heads, thimble_error* error);
 /* Free heads. A session needs them only until it was created. */
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
-/* The retention that the heads were made for: THIMBLE_RETENTION_LOCRET, or ADORE for ADORE's controller, or KEYDIFF
- * if KeyDiff did better than the scores when the heads were trained (the key retainer.retention records it). */
+/* The retention that the heads were made for: THIMBLE_RETENTION_LOCRET, or ADORE for ADORE's controller, or MIX or
+ * KEYDIFF if that did better than the scores when the heads were trained (the key retainer.retention records it). */
 THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
 /* Convert a published retainer into a file of heads for this model. `input` is a torch.save checkpoint (Locret, Fast
@@ -354,11 +354,12 @@ THIMBLE_API thimble_status thimble_training_save(thimble_training* training, thi
  *   "dense"       share of them answered with nothing evicted
  *   "dense_perplexity"  perplexity of the right answers with nothing evicted
  *   "measure"     "answers", or "probability" if "dense" is below a half
- *   "recall"      an array of objects: "part" (8 for an eighth of the memory), and for "heads", "window", "keydiff" and, if
- *                 shares were counted, "equal" and "counted": the share of questions answered, or of a right token's
- *                 probability kept; in the second case also "heads_perplexity" and so on, null if infinite
+ *   "recall"      an array of objects: "part" (8 for an eighth of the memory), and for "heads" (as the file is written),
+ *                 "locret", "keydiff", "mix" and "window" (with equal pools) and, if shares were counted, "counted"
+ *                 ("retention" with them): the share of questions answered, or of a right token's probability kept;
+ *                 in the second case also "heads_perplexity" and so on, null if infinite
  *   "shares"      "counted" if counted shares were better and were written, else "equal"
- *   "retention"   "keydiff" if KeyDiff was better than the scores, else "locret"
+ *   "retention"   "keydiff" or "mix" if that was better than the scores alone, else "locret"
  *   "seconds"     time of this process by phase: "trying", "reading", "labels", "fitting", "checking"
  *   "verdict"     sentences for people
  *

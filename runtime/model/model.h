@@ -92,8 +92,10 @@ struct Retainer {
   std::optional<uint32_t> protect_init;
   // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
   std::vector<float> shares;
-  bool by_keydiff = false;  // its check found KeyDiff better than its scores, so it is for KeyDiff
-  std::string warning;      // one sentence, where the base model could only be checked by its shape
+  // The retention that it is for, by its name: "locret", or what its check found better than its scores
+  // alone.
+  std::string retention = "locret";
+  std::string warning;  // one sentence, where the base model could only be checked by its shape
   // Of the matrices of one layer: fc1, which may be empty, and fc2; or q and k.
   std::array<MatrixShape, 2> matrices() const;
   std::vector<Tensor> tensors() const;

@@ -261,12 +261,14 @@ Result<std::shared_ptr<const Retainer>> Model::open_retainer(MappedFile file, st
   THIMBLE_LET(shares, get_shares(gguf, *this));
   retainer->shares = std::move(shares);
   THIMBLE_LET(retention, with_default(gguf.get_string("retainer.retention"), ""));
-  if (!retention.empty() && retention != "locret" && retention != "keydiff")
+  if (retention == "locret" || retention == "keydiff" || retention == "mix")
+    retainer->retention = retention;
+  else if (!retention.empty())
     return error(Code::kUnsupported,
-                 "%s: key 'retainer.retention' is %s, where locret and keydiff are supported",
+                 "%s: key 'retainer.retention' is %s, where locret, keydiff and mix are supported",
                  gguf.name().c_str(), in_quotes(retention).c_str());
-  retainer->by_keydiff = retention == "keydiff";
   if (retainer->kind == Kind::kAdore) {
+    retainer->retention = "adore";
     THIMBLE_LET(controller, read_controller(gguf, *this));
     retainer->controller = std::move(controller);
     return std::shared_ptr<const Retainer>(retainer);

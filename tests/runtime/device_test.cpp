@@ -219,6 +219,23 @@ TEST_P(OnDevice, SelectsWhileReadingAsTheCpuDoes) {
   run(selecting({.pool = most() + 1024, .chunk = smaller(64, 32)}, 0.9f), most());
 }
 
+TEST_P(OnDevice, MixesScoresAsTheCpuDoes) {
+  SessionOptions options = locret();
+  options.retention = Retention::kMix;
+  Watched here(demo().model, options), there(demo().model, options, device());
+  for (Watched* w : {&here, &there}) must((*w)->feed(std::span(demo().book).first(most())));
+  const Kept a = kept(*here), b = kept(*there);
+  for (size_t layer = 0; layer < a.size(); ++layer)
+    for (size_t head = 0; head < a[layer].size(); ++head) {
+      const std::vector<int32_t>&one = a[layer][head], &two = b[layer][head];
+      ASSERT_EQ(one.size(), two.size());
+      std::vector<int32_t> common;
+      std::set_intersection(one.begin(), one.end(), two.begin(), two.end(), std::back_inserter(common));
+      EXPECT_LE(one.size() - common.size(), std::max<size_t>(1, one.size() / 100));  // as in PoolRule
+    }
+  expect_same_answer(here, there, answer());
+}
+
 TEST_P(OnDevice, KeepsALayersTokensAsTheCpuDoes) {
   SessionOptions options = locret();
   options.retain_scope = RetainScope::kLayer;

@@ -68,7 +68,7 @@ TEST_F(RetainerFile, SaysWhatItIs) {
                  "'relu', where silu, gelu and gelu_erf are");
   expect_refused(with("adapter.type", "lora"), Code::kFormat, "r.gguf holds no retainer");
   expect_refused(with("retainer.retention", "window"), Code::kUnsupported,
-                 "key 'retainer.retention' is 'window', where locret and keydiff are supported");
+                 "key 'retainer.retention' is 'window', where locret, keydiff and mix are supported");
   expect_refused(tiny_retainer("llama", "mlp").erase("retainer.kind"), Code::kFormat,
                  "lacks the key 'retainer.kind'");
   expect_refused(with("retainer.base.head_count", 3u), Code::kMismatch, "'retainer.base.head_count' is 3");

@@ -62,30 +62,27 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     const auto made = retainer(o.output);
     EXPECT_EQ(made->kind, kind);
     EXPECT_EQ(made->input, kind == Retainer::Kind::kLocret ? Retainer::Input::kQkv : Retainer::Input::kX);
-    EXPECT_EQ(made->shares.size(), trainer->shares_help() || trainer->keydiff_wins() ? 4u : 0u);
-    EXPECT_EQ(made->by_keydiff, trainer->keydiff_wins());
+    EXPECT_EQ(made->shares.size(), trainer->shares_help() ? 4u : 0u);
+    EXPECT_EQ(made->retention, policy_name(trainer->retention()));
     const std::string steps = kind == Retainer::Kind::kLinear ? "" : "\"steps\": 6, ";
     const std::string trained =
         R"("trained": {"texts": 2, "tokens": 2048, )" + steps + R"("seed": 0, "data": "book"})";
     EXPECT_NE(must(describe_heads(o.output, nullptr)).find(trained), std::string::npos) << trained;
     EXPECT_GT(trainer->dense().asked, 0u);
-    for (const Trainer::Checked& c : trainer->checked()) {
-      EXPECT_EQ(c.equal.asked, trainer->dense().asked);
-      EXPECT_EQ(c.counted.asked, trainer->dense().asked);
-      EXPECT_EQ(c.window.asked, trainer->dense().asked);
-      EXPECT_EQ(c.keydiff.asked, trainer->dense().asked);
-    }
+    const std::vector<Trainer::Checked>& checked = trainer->checked();
+    for (const Trainer::Checked& c : checked)
+      for (const Recall& recall : {c.locret, c.keydiff, c.mix, c.window, c.counted})
+        EXPECT_EQ(recall.asked, trainer->dense().asked);
     // Shares are written where more comes of them than of equal pools, and what was found is in the file.
-    // Likewise KeyDiff, where more comes of it than of the scores.
-    Recall equal, counted, keydiff;
-    for (const Trainer::Checked& c : trainer->checked()) {
-      equal.add(c.equal);
+    EXPECT_EQ(trainer->retention(), Trainer::best_of(checked, trainer->dense()));
+    Recall equal, counted;
+    for (const Trainer::Checked& c : checked) {
+      equal.add(trainer->retention() == Retention::kLocret    ? c.locret
+                : trainer->retention() == Retention::kKeyDiff ? c.keydiff
+                                                              : c.mix);
       counted.add(c.counted);
-      keydiff.add(c.keydiff);
     }
     EXPECT_EQ(trainer->shares_help(), counted.probability() > equal.probability());
-    EXPECT_EQ(trainer->keydiff_wins(),
-              keydiff.probability() > std::max(equal.probability(), counted.probability()));
     const auto kept = [&](const Recall& recall) {
       return static_cast<float>(recall.probability() / trainer->dense().probability());
     };
@@ -96,15 +93,17 @@ TEST_F(Training, WritesARetainerThatFitsItsModel) {
     EXPECT_EQ(*must(file.get_floats("retainer.checked.dense")),
               (std::vector<float>{static_cast<float>(trainer->dense().share()),
                                   static_cast<float>(trainer->dense().perplexity())}));
-    std::vector<float> heads, window, by_keydiff;
-    for (const Trainer::Checked& c : trainer->checked()) {
-      heads.push_back(kept(trainer->retainer(c)));
-      window.push_back(kept(c.window));
-      by_keydiff.push_back(kept(c.keydiff));
-    }
-    EXPECT_EQ(*must(file.get_floats("retainer.checked.heads")), heads);
-    EXPECT_EQ(*must(file.get_floats("retainer.checked.window")), window);
-    EXPECT_EQ(*must(file.get_floats("retainer.checked.keydiff")), by_keydiff);
+    const auto expect = [&](const char* way, const auto& recall) {
+      std::vector<float> all;
+      for (const Trainer::Checked& c : checked) all.push_back(kept(recall(c)));
+      EXPECT_EQ(*must(file.get_floats(std::string("retainer.checked.") + way)), all) << way;
+    };
+    using Checked = const Trainer::Checked&;
+    expect("heads", [&](Checked c) { return trainer->shares_help() ? c.counted : trainer->retainer(c); });
+    expect("locret", [](Checked c) { return c.locret; });
+    expect("keydiff", [](Checked c) { return c.keydiff; });
+    expect("mix", [](Checked c) { return c.mix; });
+    expect("window", [](Checked c) { return c.window; });
     // A model of random weights answers nothing, and that is what is said.
     EXPECT_NE(trainer->verdict().find("even when nothing is dropped"), std::string::npos)
         << trainer->verdict();
@@ -223,6 +222,34 @@ TEST(Judgement, RefusesToCallGoodWhatIsNot) {
   expect({48, 48}, {48, 15}, {48, 10}, "beats a window and loses 69 %");
   expect({48, 48}, {48, 43}, {48, 10}, "beats a window and loses 10 %");
   expect({48, 48}, {48, 44}, {48, 10}, "keeps what these questions need");
+}
+
+// Of 48 questions with each of two parts of the memory the noise is 0.5 / sqrt(96 / 2) of them, 6.9 of 96.
+TEST(BestRetention, IsThatOfTheScoresWhereAnotherIsNotBetterByMoreThanChance) {
+  const auto best = [](double locret, double keydiff, double mix) {
+    Trainer::Checked half{.part = 8, .window = {48, 48}};
+    half.locret = {48, locret / 2};
+    half.keydiff = {48, keydiff / 2};
+    half.mix = {48, mix / 2};
+    return Trainer::best_of({half, half}, {48, 48});
+  };
+  EXPECT_EQ(best(50, 50, 50), Retention::kLocret);
+  EXPECT_EQ(best(50, 56, 56), Retention::kLocret);
+  EXPECT_EQ(best(50, 58, 56), Retention::kKeyDiff);
+  EXPECT_EQ(best(50, 56, 58), Retention::kMix);
+  EXPECT_EQ(best(50, 58, 60), Retention::kMix);
+  EXPECT_EQ(best(50, 62, 60), Retention::kKeyDiff);
+  // Probabilities are of the same tokens, where every difference tells.
+  const auto likely = [](double locret, double keydiff, double mix) {
+    return Trainer::best_of({{.part = 8,
+                              .locret = {48, 0, 10, locret},
+                              .keydiff = {48, 0, 10, keydiff},
+                              .mix = {48, 0, 10, mix}}},
+                            {48, 3, 10, -10});
+  };
+  EXPECT_EQ(likely(-12, -12, -12), Retention::kLocret);
+  EXPECT_EQ(likely(-12, -11.9, -12), Retention::kKeyDiff);
+  EXPECT_EQ(likely(-12, -11.9, -11.8), Retention::kMix);
 }
 
 // Of a model that says nothing right: log-probabilities of -1 a token densely, and exp(-0.1) is 90 %.
@@ -542,8 +569,7 @@ TEST_F(Training, CountsSharesForARetainerThatIsThere) {
   finish(*sharing);
   const std::vector<float> shares = sharing->shares();
   const auto shared = retainer(o.output);
-  EXPECT_EQ(shared->shares,
-            sharing->shares_help() || sharing->keydiff_wins() ? shares : std::vector<float>());
+  EXPECT_EQ(shared->shares, sharing->shares_help() ? shares : std::vector<float>());
   // They are those that training itself counts, of the same texts.
   const auto counting = open(options("counted"));
   finish(*counting);

@@ -396,7 +396,7 @@ class Heads(_Handle):
 
     @property
     def retention(self) -> str:
-        """The retention that they serve: "locret", or "adore" for its controller."""
+        """The retention that they serve: "locret", or "keydiff" or "mix" where their training found that better, or "adore"."""
         with self._lent() as heads:
             number = _c.lib.thimble_heads_retention(heads)
         prefix = "THIMBLE_RETENTION_"

@@ -343,10 +343,13 @@ impl Drop for HeadsHandle {
 pub struct Heads(Arc<HeadsHandle>);
 
 impl Heads {
-    /// The retention that they serve: `Retention::Locret`, or `Retention::Adore` for its controller.
+    /// The retention that they serve: `Retention::Locret`, or `Keydiff` or `Mix` where their training found that
+    /// better; or `Adore` for its controller.
     pub fn retention(&self) -> Retention {
         // Safety: the handle lives as long as this.
         match unsafe { sys::thimble_heads_retention(self.0.pointer) } {
+            sys::THIMBLE_RETENTION_KEYDIFF => Retention::Keydiff,
+            sys::THIMBLE_RETENTION_MIX => Retention::Mix,
             sys::THIMBLE_RETENTION_ADORE => Retention::Adore,
             _ => Retention::Locret,
         }
