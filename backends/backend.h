@@ -348,10 +348,10 @@ struct KeyDiff {  // scores of all entries, the step's rows among them: minus th
   Out cis, chunk_cis;  // [run], [Hkv][chunk_capacity]
   KeyDiffParams p;
 };
-// Adds up two scores of different scales: mixed = z(scores) + weight * z(mixed), where z(x) = (x - mean) /
-// sd, over the entries of the head that an eviction chooses from (kept_regions). What is not finite counts in
-// neither the mean nor the deviation, and where the deviation is 0, z is 0 of what is finite. Of other
-// entries, and where all are kept, nothing is changed.
+// Adds two scores of different scales: mixed = z(scores) + weight * z(mixed), where z(x) = (x - mean) / sd.
+// Mean and standard deviation are those of the entries of a head that an eviction chooses from
+// (kept_regions). Values that are not finite count in neither. If the deviation is 0, z is 0 for finite
+// values. The op changes no other entries, and none of a head that keeps everything.
 struct ScoreMix {
   In scores, chunk_scores;  // [run]; of the chunk: [Hkv][chunk_capacity], empty where there is no chunk
   Out mixed, chunk_mixed;   // the same

@@ -1,4 +1,4 @@
-// Mix: trained scores and KeyDiff together, each by how far it is from the mean of its head (methods 2.13).
+// Mix: the sum of a trained score and KeyDiff's score, each standardised for its head (methods 2.13).
 #include <cstdlib>
 
 #include "runtime/policy/policy.h"
@@ -12,8 +12,8 @@ float weight() {
   return asked ? std::strtof(asked, nullptr) : 1;
 }
 
-// Trained scores are made once, as Locret's are, and stay in the pool. With every eviction those by keys are
-// made anew, and the sum of both, which is what the eviction goes by, is nowhere kept.
+// Locret's verbs compute the trained scores once, and the pool stores them. Every eviction computes KeyDiff's
+// scores and the sum anew in the workspace.
 class Mix : public RetentionPolicy {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {

@@ -90,7 +90,7 @@ class RetentionPolicy {
   virtual void record_queries(const LayerStep&) const {}
   // Scores anew what the pool and a chunk hold, right before they are compacted.
   virtual void record_eviction(const LayerStep&) const {}
-  // What an eviction goes by, of the entries that the pool and a chunk hold.
+  // The scores by which an eviction orders the entries of the pool and of the chunk.
   struct Scores {
     View pool, chunk;  // as LayerPool::cis; as Layout::chunk_cis
   };
@@ -218,14 +218,14 @@ void store_plain_score(const LayerStep&, uint32_t kind);
 // Records how much weight the layer's attention gives to entries (query_score): by this query of the last
 // entry; or where there is none by those of the step's rows, which read the entries before them again.
 void record_query_score(const LayerStep&, const View& query, const View& sums);
-// What record_key_diff() works in, and how it scores all entries of the layer by their keys (key_diff).
+// Scratch of record_key_diff(), which records KeyDiff's scores of all entries of the layer (key_diff).
 struct KeySums {
   uint32_t blocks = 0;
   View sums;  // f32 [kv heads][blocks][head_dim]
 };
 KeySums place_key_sums(const Setting&, Arena& workspace);
 void record_key_diff(const LayerStep&, const KeySums&, const RetentionPolicy::Scores& into);
-// The retention by trained scores, which mix adds to.
+// The retention by trained scores, for mix.
 std::unique_ptr<RetentionPolicy> make_locret_retention();
 
 }  // namespace thimble

@@ -10,7 +10,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
                 kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kWeight = 0.75f;
 
-// A head as it is before an eviction, with the step's rows behind its entries.
+// A head's scores before an eviction: those of its entries, then those of the step's rows.
 struct Head {
   std::vector<float> scores, mixed;
   uint32_t keep, protect_first, protect_last;
@@ -18,10 +18,10 @@ struct Head {
 
 class ScoreMixes : public OpTest {
  protected:
-  // z of a score, and what it may err by: (x - mean) / sd, where the mean errs by e = (n / 128 + 16) 2^-24 of
-  // the largest |x| (a thread adds n / 128 or fewer, then 128 sums are added in three steps of at most 8),
-  // the sd relatively by the same twice and by (e / sd)^2, and 4 more roundings follow. That of the mean is
-  // the same for all entries of a head; the test asks for each.
+  // z of a score, and its largest error. With (x - mean) / sd: a thread adds n / 128 values or fewer, then
+  // sums of 128 threads are added in three steps of 8 or fewer. So the mean errs by e = (n / 128 + 16) 2^-24
+  // of the largest |x|, and moves z by that over sd. The deviation errs by 2 e relatively, and by (e / sd)^2
+  // through the mean. Four more roundings follow.
   struct Standard {
     double mean = 0, sd = 0, most = 0;
     double n = 0;
@@ -56,7 +56,7 @@ class ScoreMixes : public OpTest {
       heads[i].protect_first = all[i].protect_first;
       heads[i].protect_last = all[i].protect_last;
     }
-    // What all heads hold, and what their chunks hold.
+    // The arrays of the pool and of the chunk.
     const auto laid_out = [&](std::vector<float> Head::*of) {
       std::vector<float> pool = padded_rows(std::vector<float>(), entries), chunk;
       for (uint32_t i = 0; i < count; ++i) {
@@ -112,7 +112,7 @@ class ScoreMixes : public OpTest {
 
   static Head random_head(Random& random, uint32_t entries, uint32_t keep, uint32_t first, uint32_t last) {
     Head h{random.floats(entries, -9, 1), random.floats(entries, -1, -0.5f), keep, first, last};
-    if (entries > 20) h.scores[20] = 40;  // one that is far from the others
+    if (entries > 20) h.scores[20] = 40;  // an outlier
     return h;
   }
 };

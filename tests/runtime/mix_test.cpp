@@ -1,5 +1,5 @@
-// Mix on whole sessions: it goes by trained scores where keys say nothing, by keys where those say nothing,
-// and by both where both speak.
+// Mix on whole sessions: trained scores decide if all keys are equal, keys decide if all trained scores are
+// equal, and both decide otherwise.
 #include <gtest/gtest.h>
 
 #include "tests/support/seeded_model.h"
@@ -19,8 +19,8 @@ SessionOptions options(const SeededModel& m, Retention retention) {
           .max_new = 50};
 }
 
-// What stays of a text, generated tokens and another text: after evictions of every kind, many of them of
-// entries that an earlier one kept.
+// The entries that stay of a text, generated tokens and another text. Evictions of every kind happen, and
+// later ones choose among entries that earlier ones kept.
 Kept kept_of(const SeededModel& m, const SessionOptions& o) {
   const auto session = open_session(m.model, o);
   read(*session, seeded_tokens(301));

@@ -1,4 +1,5 @@
-// score_mix: adds up two scores of a head's entries, each less its mean and divided by its deviation.
+// score_mix: adds two scores of a head's entries, each standardised over the entries that an eviction chooses
+// from.
 #include <cmath>
 
 #include "backends/cpu/entries.h"

@@ -1,5 +1,5 @@
-// score_mix: adds up two scores of a head's entries, each less its mean and divided by its deviation. A block
-// takes a head, and reads its scores three times: for the means, for the deviations, and to add them up.
+// score_mix: adds two standardised scores of a head's entries. A block processes a head. It reads the scores
+// three times: for the means, for the deviations, and for the sums.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
@@ -12,7 +12,7 @@ constexpr uint32_t kThreads = 1024, kWarps = kThreads / kWarp;
 __device__ float2 block_sum(float2 x) {
   __shared__ float2 sums[kWarps];
   x = {warp_sum(x.x), warp_sum(x.y)};
-  __syncthreads();  // the last call's have been read
+  __syncthreads();  // all threads have read the last call's sums
   if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = x;
   __syncthreads();
   float2 sum{0, 0};

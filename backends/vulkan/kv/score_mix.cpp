@@ -1,4 +1,4 @@
-// score_mix: adds up two scores of a head's entries, each less its mean and divided by its deviation.
+// score_mix: adds two standardised scores of a head's entries.
 #include <algorithm>
 
 #include "backends/vulkan/ops.h"

@@ -1,5 +1,5 @@
-// score_mix: adds up two scores of a head's entries, each less its mean and divided by its deviation. A workgroup takes a
-// head, and reads its scores three times: for the means, for the deviations, and to add them up.
+// score_mix: adds two standardised scores of a head's entries. A workgroup processes a head. It reads the scores three times:
+// for the means, for the deviations, and for the sums.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -25,7 +25,7 @@ shared vec2 sums[kSubgroups];
 // The sums of both over all threads, which all call it: lanes of a subgroup, then subgroups in order.
 vec2 group_sum(vec2 x) {
   x = vec2(sum_of_lanes(x.x), sum_of_lanes(x.y));
-  barrier();  // the last call's have been read
+  barrier();  // all threads have read the last call's sums
   if (gl_SubgroupInvocationID == 0) sums[gl_SubgroupID] = x;
   barrier();
   vec2 sum = vec2(0);
