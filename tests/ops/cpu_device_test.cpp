@@ -2,10 +2,16 @@
 #include "backends/cpu/host/cpu_device.h"
 
 #include <gtest/gtest.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
+#include "backends/cpu/kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "base/system.h"
 
@@ -151,6 +157,89 @@ TEST_F(CpuPrograms, RunRangesOfSegmentsWithTheStepsValues) {
   EXPECT_FALSE(stream->submit_part(**program, 2, 1, {.n_rows = 3}, {}).ok());
   EXPECT_FALSE(stream->submit(**program, 0, 3, {.n_rows = 5}, {}).ok());
 }
+
+#ifdef __linux__
+// Two sessions share the workers: one reads a long text, a segment of many parts, and the other makes single
+// steps. A step waits for the part that runs, and not for the reading. The test counts turns: each part of
+// the reading marks its cell, and a step copies the cells during its own turn.
+TEST(CpuDevice, LetsAStepWaitForAPartOfAReadingAndNotForAllOfIt) {
+  constexpr uint32_t kParts = 300, kSteps = 20, kWidth = 512, kRows = 64;
+  constexpr uint64_t kFloat = sizeof(float);
+  // Each product of the reading is a part of its own: about a millisecond.
+  const double part_seconds = 2.0 * kRows * kWidth * kWidth / cpu::kernels().flop_per_second;
+  const auto opened = open_cpu_device(1, part_seconds);
+  ASSERT_TRUE(opened.ok());
+  Device& device = **opened;
+  const ModelShape model{.layers = 1,
+                         .d_model = kWidth,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 16,
+                         .d_ff = kWidth,
+                         .vocab = 100};
+  SessionShape session = kSession;
+  session.chunk = kRows;
+  const auto needs = device.needs(model, session);
+  ASSERT_TRUE(needs.ok());
+  const auto alloc = [&](uint64_t bytes) { return std::move(*device.alloc(MemKind::kIo, bytes)); };
+  const auto view = [](const std::unique_ptr<Buffer>& buffer) { return View{buffer.get(), 0, buffer->size}; };
+  const auto scratch = alloc(needs->workspace), other_scratch = alloc(needs->workspace);
+  const auto reader = device.open_stream(view(scratch), 0),
+             stepper = device.open_stream(view(other_scratch), 0);
+  ASSERT_TRUE(reader.ok() && stepper.ok());
+
+  const auto cells = alloc((kParts + 1) * kFloat), seen = alloc((kParts + 1) * kFloat);
+  const auto x = alloc(kRows * kWidth * kFloat), y = alloc(kRows * kWidth * kFloat),
+             w = alloc(kWidth * kWidth * kFloat);
+  Weight weight;
+  static_cast<View&>(weight) = view(w);
+  weight.type = DType::kF32;
+  weight.rows = weight.cols = kWidth;
+
+  auto recorder = (*reader)->record(kRows);
+  recorder->segment();
+  for (uint32_t part = 0; part < kParts; ++part) {
+    recorder->record(Linear{view(x),
+                            weight,
+                            View(),
+                            view(y),
+                            {.in_cols = kWidth, .out_cols = kWidth, .x_stride = kWidth, .y_stride = kWidth}});
+    recorder->record(Copy{View{cells.get(), part * kFloat, kFloat},
+                          View{cells.get(), (part + 1) * kFloat, kFloat},
+                          {.cols = 1, .src_stride = 0, .dst_stride = 0}});
+  }
+  const auto reading = (*reader)->finish(std::move(recorder));
+  ASSERT_TRUE(reading.ok()) << reading.status().message();
+  ASSERT_GE((*reading)->parts(0), kParts);
+
+  recorder = (*stepper)->record(1);
+  recorder->segment();
+  recorder->record(Copy{view(cells), view(seen), {.cols = kParts + 1, .src_stride = 1, .dst_stride = 1}});
+  const auto step = (*stepper)->finish(std::move(recorder));
+  ASSERT_TRUE(step.ok()) << step.status().message();
+
+  static_cast<float*>(cells->mapped)[0] = 1;
+  uint32_t between = 0;  // steps that had their turn between two parts of the reading
+  std::thread thread([&] {
+    // A thread that wakes may drive out the one that woke it, which makes any lock look fair. A batch thread
+    // does not.
+    const sched_param priority{};
+    EXPECT_EQ(sched_setscheduler(0, SCHED_BATCH, &priority), 0);
+    const auto* marks = static_cast<const float*>(seen->mapped) + 1;
+    for (uint32_t before = 0; before < kParts;) {
+      ASSERT_TRUE((*stepper)->submit(**step, 0, 1, {.n_rows = 1}, {}).ok());
+      const auto done = static_cast<uint32_t>(std::count(marks, marks + kParts, 1.0f));
+      if (done == before) std::this_thread::yield();  // the reader has not asked again yet
+      if (before < done && done < kParts) ++between;
+      before = done;
+    }
+  });
+  const Status read = (*reader)->submit(**reading, 0, 1, {.n_rows = kRows}, {});
+  thread.join();
+  EXPECT_TRUE(read.ok()) << read.message();
+  EXPECT_GE(between, kSteps) << "of a reading of " << (*reading)->parts(0) << " parts";
+}
+#endif
 
 TEST_F(CpuPrograms, RefuseMatricesThatDoNotFitTheOp) {
   const auto status_of = [&](DType type, uint32_t rows, uint32_t cols, uint32_t bytes) {
