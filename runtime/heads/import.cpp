@@ -234,15 +234,16 @@ struct Kind {
   Retainer::Kind kind;
   const char* prefix;  // of the names of a layer's tensors, then its number and a point
   const char* mark;    // a tensor that every layer of this kind has, and of no other kind
-  // What was always kept where it was published: the most recent entries, and the first.
-  uint32_t stabilizers, protect_init;
+  // How many of the most recent entries were always kept where it was published. Of the first entries the
+  // published code keeps none or 4. Every retention of this library keeps 4, so that no file says how many.
+  uint32_t stabilizers;
   Status (*add)(Sidecar&, const std::string& prefix);
 };
 constexpr Kind kKinds[] = {
-    {Retainer::Kind::kLocret, "model.layers.", "self_attn.fc1.weight", 2500, 0, add_locret},
-    {Retainer::Kind::kLinear, "layers.", "weight", 128, 0, add_linear},
-    {Retainer::Kind::kMlp, "layers.", "0.weight", 128, 0, add_mlp},
-    {Retainer::Kind::kSink, "module.", "q_proj.weight", 4096, 4, add_sink},
+    {Retainer::Kind::kLocret, "model.layers.", "self_attn.fc1.weight", 2500, add_locret},
+    {Retainer::Kind::kLinear, "layers.", "weight", 128, add_linear},
+    {Retainer::Kind::kMlp, "layers.", "0.weight", 128, add_mlp},
+    {Retainer::Kind::kSink, "module.", "q_proj.weight", 4096, add_sink},
 };
 
 // Splits "layers.12.0.weight" behind "layers." into 12 and "0.weight".
@@ -349,7 +350,6 @@ Status import_heads(const Model& model, const std::string& input, const std::str
   NewGguf& out = sidecar.file;
   begin_sidecar(out, model, base_name(input, folder), kind->kind);
   out.set("retainer.stabilizers", kind->stabilizers);
-  out.set("retainer.protect_init", kind->protect_init);
   THIMBLE_TRY(kind->add(sidecar, kind->prefix));
   THIMBLE_TRY(source.all_taken(name_of(kind->kind)));
   return out.write(output);
