@@ -15,8 +15,8 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
-  // White space before which no token goes on, neither one of the encoder's nor one that is found as it
-  // stands.
+  // White space to which no token goes on from an ASCII letter, neither one of the encoder's nor one that is
+  // found as it stands.
   std::string ends_words;
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
@@ -39,6 +39,15 @@ struct Tokenizer::Impl {
 };
 
 namespace {
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Whether a token goes on from an ASCII letter to this white space.
+bool holds_word_end(std::string_view text, char space) {
+  for (size_t at = 1; at < text.size(); ++at)
+    if (text[at] == space && is_letter(text[at - 1])) return true;
+  return false;
+}
 
 // How a BPE file's text is cut. A name that is not known is no reason to refuse a model: the default cuts
 // most text alike.
@@ -104,8 +113,8 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     bool cuts = impl.encoder->cuts_before(space);
     for (uint32_t id = 0; cuts && id < impl.vocabulary.size(); ++id) {
       const auto token = static_cast<int32_t>(id);
-      const size_t last = impl.vocabulary.text(token).rfind(space);
-      cuts = !(impl.silent(token) || impl.literal(token)) || last == std::string_view::npos || last == 0;
+      cuts =
+          !(impl.silent(token) || impl.literal(token)) || !holds_word_end(impl.vocabulary.text(token), space);
     }
     if (cuts) impl.ends_words += space;
   }
@@ -195,9 +204,8 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
 
 size_t Tokenizer::cut(std::string_view text) const {
   if (!impl_) return 0;
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   for (size_t at = text.size(); at-- > 1;)
-    if (letter(text[at - 1]) && impl_->ends_words.find(text[at]) != std::string::npos) return at;
+    if (is_letter(text[at - 1]) && impl_->ends_words.find(text[at]) != std::string::npos) return at;
   return 0;
 }
 

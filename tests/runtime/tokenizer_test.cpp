@@ -127,7 +127,7 @@ GgufWriter small_bpe() {
   return w.set("tokenizer.ggml.bos_token_id", 260u);
 }
 
-GgufWriter small_spm() {
+GgufWriter small_spm(const char* user_defined = nullptr) {
   GgufWriter w;
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
   std::vector<int32_t> types = {2, 3, 3};
@@ -144,6 +144,11 @@ GgufWriter small_spm() {
     tokens.push_back(t);
     types.push_back(1);
     scores.push_back(--score);
+  }
+  if (user_defined) {
+    tokens.push_back(user_defined);
+    types.push_back(4);
+    scores.push_back(0);
   }
   w.set("general.architecture", "llama").set("tokenizer.ggml.model", "llama");
   w.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", types);
@@ -526,6 +531,12 @@ TEST(Tokenizer, GivesTheSameIdsInPieces) {
   expect_same_in_pieces(small.tokenizer, text);
   expect_same_in_pieces(pieces.tokenizer, text);
   EXPECT_GT(small.tokenizer.cut(text), text.size() - 40);
+}
+
+// Gemma's vocabulary has runs of newlines as tokens that are found as they stand.
+TEST(Tokenizer, IsCutInFrontOfNewlinesUnlessATokenGoesOnThereFromALetter) {
+  EXPECT_EQ(Loaded(small_spm("\n\n")).tokenizer.cut("ab\n\n1"), 2u);
+  EXPECT_EQ(Loaded(small_spm("b\n")).tokenizer.cut("ab\n\n1"), 0u);
 }
 
 TEST(PreTokenizer, CutsAsGpt2Does) {
