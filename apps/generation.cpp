@@ -1,6 +1,7 @@
 // Reading a prompt and generating its answer (see generation.h).
 #include "apps/generation.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "apps/sizes.h"
@@ -21,13 +22,51 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
+namespace {
+
+// Takes the bar off the screen where reading ends, however it does.
+struct ClearedProgress {
+  Progress& progress;
+  ~ClearedProgress() { progress.clear(); }
+};
+
+}  // namespace
+
 bool read_prompt(const Session& session, std::span<const int32_t> tokens, Progress& progress) {
-  struct Clear {
-    Progress& progress;
-    ~Clear() { progress.clear(); }
-  } clear{progress};
+  const ClearedProgress cleared{progress};
   return call_unless_interrupted(thimble_session_feed, session.get(), tokens.data(), tokens.size()) &&
          call_unless_interrupted(thimble_session_flush, session.get());
+}
+
+bool feed_prompt(const Session& session, const Prompt& prompt, uint64_t first, uint64_t last,
+                 Progress& progress) {
+  const ClearedProgress cleared{progress};
+  progress.expect(prompt.size());
+  bool interrupted = false;
+  prompt.each(first, [&](std::span<const int32_t> ids) {
+    ids = ids.first(std::min<uint64_t>(ids.size(), last - first));
+    first += ids.size();
+    interrupted = !call_unless_interrupted(thimble_session_feed, session.get(), ids.data(), ids.size());
+    return !interrupted && first < last;
+  });
+  return !interrupted;
+}
+
+bool read_prompt(const Session& session, const Prompt& prompt, uint64_t first, Progress& progress) {
+  return feed_prompt(session, prompt, first, prompt.size(), progress) && read_prompt(session, {}, progress);
+}
+
+void check_room(const Session& session, const thimble_session_options& options, uint64_t tokens) {
+  const thimble_memory held = memory(session);
+  const std::string count = "context_length_exceeded: the prompt's " + format_count(tokens) + " tokens ";
+  if (options.retention == THIMBLE_RETENTION_NONE && tokens > held.capacity)
+    throw Failure(THIMBLE_CONTEXT_FULL, count + "do not fit in a pool of " + format_count(held.pool) +
+                                            ", which has room for " + format_count(held.capacity) +
+                                            " with an answer; make the pool larger, or choose a retention "
+                                            "policy that evicts");
+  if (options.context && tokens > options.context)
+    throw Failure(THIMBLE_CONTEXT_FULL, count + "pass the bound of " + format_count(options.context) +
+                                            " positions; raise the context");
 }
 
 Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/library.h"
+#include "apps/prompt.h"
 #include "apps/terminal.h"
 
 namespace app {
@@ -30,6 +31,15 @@ using Sink = std::function<void(std::string_view)>;
 
 // Reads what was fed and `tokens`, all of it. False where Ctrl-C stopped it; the next call goes on.
 bool read_prompt(const Session& session, std::span<const int32_t> tokens, Progress& progress);
+// The same with the ids of a prompt from `first` on, which the session does not hold yet.
+bool read_prompt(const Session& session, const Prompt& prompt, uint64_t first, Progress& progress);
+// Feeds the session with the ids of a prompt that are numbered `first` to `last` - 1. False after Ctrl-C.
+bool feed_prompt(const Session& session, const Prompt& prompt, uint64_t first, uint64_t last,
+                 Progress& progress);
+
+// A Failure where a prompt of so many tokens does not fit. It is fed in pieces, so the session itself would
+// say so after a part was read in vain. `options` are the session's.
+void check_room(const Session& session, const thimble_session_options& options, uint64_t tokens);
 
 // Generates at most `limit` tokens (-1: until the model ends).
 Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);

@@ -321,18 +321,20 @@ std::vector<float> attended(const Session& session) {
       });
 }
 
+FILE* open_file(const std::string& path) {
+#ifdef _WIN32
+  FILE* const file = _wfopen(native_path(path).c_str(), L"rb");
+#else
+  FILE* const file = std::fopen(path.c_str(), "rb");
+#endif
+  if (!file) throw Failure(THIMBLE_IO, "cannot open '" + path + "': " + std::strerror(errno));
+  return file;
+}
+
 std::string read_file(const std::string& path) {
   const bool standard_input = path == "-";
-  std::unique_ptr<FILE, int (*)(FILE*)> owned(nullptr, std::fclose);
-  FILE* file = stdin;
-  if (!standard_input) {
-#ifdef _WIN32
-    owned.reset(file = _wfopen(native_path(path).c_str(), L"rb"));
-#else
-    owned.reset(file = std::fopen(path.c_str(), "rb"));
-#endif
-    if (!file) throw Failure(THIMBLE_IO, "cannot open '" + path + "': " + std::strerror(errno));
-  }
+  const std::unique_ptr<FILE, int (*)(FILE*)> owned(standard_input ? nullptr : open_file(path), std::fclose);
+  FILE* const file = standard_input ? stdin : owned.get();
   std::string bytes;
   char block[1 << 16];
   for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;) bytes.append(block, n);

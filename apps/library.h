@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
@@ -126,6 +127,8 @@ std::vector<std::vector<int32_t>> kept_by_head(const Model& model, const Session
 std::vector<float> kept_shares(const Session& session);
 std::vector<float> attended(const Session& session);
 
+// Opens a file to be read; the caller closes it.
+FILE* open_file(const std::string& path);
 // All bytes of a file, or of standard input for "-".
 std::string read_file(const std::string& path);
 // Paths are UTF-8 here and in the library; streams and the file system take what the system has.

@@ -18,16 +18,17 @@ void Progress::attach(thimble_session_options& options) {
 void Progress::show(const thimble_progress& p) {
   // Ten times a second is fluent; chunks of a small model come faster.
   const auto now = std::chrono::steady_clock::now();
-  if (now - last_ < std::chrono::milliseconds(100) || p.total == 0) return;
+  const uint64_t total = std::max(p.total, expected_);
+  if (now - last_ < std::chrono::milliseconds(100) || total == 0) return;
   last_ = now;
   constexpr int kWidth = 24;
-  const double share = std::min(1.0, static_cast<double>(p.done) / static_cast<double>(p.total));
+  const double share = std::min(1.0, static_cast<double>(p.done) / static_cast<double>(total));
   char bar[kWidth + 1] = {};
   for (int i = 0; i < kWidth; ++i) bar[i] = i < static_cast<int>(share * kWidth) ? '#' : '.';
   const double rate = p.tokens_per_second;
-  const double left = rate > 0 ? static_cast<double>(p.total - p.done) / rate : 0;
+  const double left = rate > 0 ? static_cast<double>(total - p.done) / rate : 0;
   std::fprintf(stderr, "\r\033[K[%s] %3.0f%%  %s of %s tokens  %.0f/s  %s left  pool %s of %s", bar,
-               share * 100, format_count(p.done).c_str(), format_count(p.total).c_str(), rate,
+               share * 100, format_count(p.done).c_str(), format_count(total).c_str(), rate,
                format_duration(left).c_str(), format_count(p.pool_entries).c_str(),
                format_count(p.pool_capacity).c_str());
   std::fflush(stderr);

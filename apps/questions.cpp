@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "apps/generation.h"
 #include "apps/sizes.h"
@@ -14,8 +15,8 @@ namespace {
 
 struct Question {
   std::string text;
-  Json answer, depth;           // null where the file has none
-  std::vector<int32_t> tokens;  // of the whole prompt
+  Json answer, depth;  // null where the file has none
+  std::optional<Prompt> prompt;
 };
 
 std::vector<Question> read_questions(const std::string& path) {
@@ -57,21 +58,19 @@ const char* verdict(const Json& correct) {
 
 }  // namespace
 
-int ask_questions(const Settings& s, const Model& model, const std::string& book,
+int ask_questions(const Settings& s, const Model& model, const LongText& book,
                   const std::string& questions_path) {
-  need_tokenizer(model);
-  note_continued_text(s, model);
   std::vector<Question> questions = read_questions(questions_path);
-  // All prompts are tokenised whole and what they have in common is read once, so that a question reads
-  // exactly what it would alone, wherever the tokenizer draws its borders.
-  size_t longest = 0, common = SIZE_MAX;
+  // What all prompts have in common is read once, and each is made of the ids that it has alone: so a
+  // question reads exactly what it would alone, wherever the tokenizer draws its borders.
+  uint64_t longest = 0, common = UINT64_MAX;
   for (Question& q : questions) {
-    q.tokens =
-        tokenize(model, prompt_text(s, model, join_question(book, q.text)), prompt_flags(s, model)).ids;
-    longest = std::max(longest, q.tokens.size());
-    const auto& first = questions.front().tokens;
-    const auto end = std::mismatch(first.begin(), first.end(), q.tokens.begin(), q.tokens.end()).first;
-    common = std::min(common, static_cast<size_t>(end - first.begin()));
+    const auto write = [&](std::string_view text) {
+      return prompt_text(s, model, join_question(text, q.text));
+    };
+    q.prompt.emplace(model, book, write, prompt_flags(s, model));
+    longest = std::max(longest, q.prompt->size());
+    common = std::min(common, questions.front().prompt->common(*q.prompt));
   }
 
   Progress progress;
@@ -104,13 +103,12 @@ int ask_questions(const Settings& s, const Model& model, const std::string& book
   }
 
   const Session reading = create_session(model, options);
+  check_room(reading, options, longest);
   call(thimble_session_set_sampler, reading.get(), &s.sampler);
   bool interrupted = false;
   {
     const Interruptible interruptible(reading);
-    const int32_t* tokens = questions.front().tokens.data();
-    interrupted = !call_unless_interrupted(thimble_session_feed, reading.get(), tokens, common);
-    progress.clear();
+    interrupted = !feed_prompt(reading, *questions.front().prompt, 0, common, progress);
   }
   const thimble_stats read = stats(reading);
   const double read_rate =
@@ -138,10 +136,9 @@ int ask_questions(const Settings& s, const Model& model, const std::string& book
     const auto start = std::chrono::steady_clock::now();
     const Session session = clone(reading);
     const Interruptible interruptible(session);
-    const std::vector<int32_t> rest(q.tokens.begin() + static_cast<std::ptrdiff_t>(common), q.tokens.end());
     Answer answer;
     answer.finish = Finish::kInterrupted;
-    if (read_prompt(session, rest, progress))
+    if (read_prompt(session, *q.prompt, common, progress))
       answer = generate(model, session, s.predict, [](std::string_view) {});
     allocated = std::max(allocated, memory(session).allocated);
     saturated = std::max(saturated, stats(session).saturated);  // a clone goes on counting

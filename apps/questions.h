@@ -4,12 +4,13 @@
 #include <string>
 
 #include "apps/options.h"
+#include "apps/prompt.h"
 
 namespace app {
 
-// Reads `book` once, asks each question of the JSON file on a clone of that reading, and prints what came.
+// Reads the book once, asks each question of the JSON file on a clone of that reading, and prints what came.
 // Gives the exit code.
-int ask_questions(const Settings& settings, const Model& model, const std::string& book,
+int ask_questions(const Settings& settings, const Model& model, const LongText& book,
                   const std::string& questions_path);
 
 }  // namespace app

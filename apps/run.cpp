@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 
 #include "apps/generation.h"
 #include "apps/options.h"
@@ -19,21 +20,17 @@ struct RunFlags {
   bool raw = false, predict_given = false;
 };
 
-// The prompt's tokens. A model without a tokenizer takes --tokens alone.
-std::vector<int32_t> prompt_tokens(const Settings& s, const RunFlags& flags, const Model& model) {
-  if (!flags.tokens.empty()) return parse_ids(flags.tokens);
-  need_tokenizer(model);
-  if (!flags.raw) note_continued_text(s, model);
-  const auto text = [&] { return flags.file.empty() ? std::string() : read_file(flags.file); };
-  if (flags.raw) {
-    // A document is text; a raw prompt alone is written with control tokens.
-    const bool parses = s.chat.parses_content || flags.file.empty();
-    return token_ids(model, text() + flags.prompt, parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS);
-  }
-  // Each form of the text is let go when the next one is made: it may be long.
-  const auto content = [&] { return join_question(text(), flags.prompt); };
-  const std::string prompt = prompt_text(s, model, content());
-  return token_ids(model, prompt, prompt_flags(s, model));
+// The prompt. A model without a tokenizer takes --tokens alone.
+Prompt make_prompt(const Settings& s, const RunFlags& flags, const Model& model, const LongText* text) {
+  if (!flags.tokens.empty()) return Prompt(parse_ids(flags.tokens));
+  // A document is text; a raw prompt alone is written with control tokens.
+  const bool parses = s.chat.parses_content || !text;
+  const uint32_t how = !flags.raw ? prompt_flags(s, model) : parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS;
+  const auto write = [&](std::string_view content) {
+    return flags.raw ? std::string(content) + flags.prompt
+                     : prompt_text(s, model, join_question(content, flags.prompt));
+  };
+  return text ? Prompt(model, *text, write, how) : Prompt(token_ids(model, write(""), how));
 }
 
 // The `count` largest logits, largest first; the lower id first among equals.
@@ -57,22 +54,66 @@ double rate(uint64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-// The tokens that a saved session has read or queued, which are its note.
-std::vector<int32_t> saved_tokens(const std::string& path) {
-  const Json note = Json::parse(session_note(path), nullptr, false);
-  if (!note.is_object() || !note.contains("tokens") || !note["tokens"].is_array() ||
-      !std::all_of(note["tokens"].begin(), note["tokens"].end(),
-                   [](const Json& id) { return id.is_number_integer(); }))
+// What the file of a session says of the tokens that it has read or queued: the last ones, and of those
+// before them the hash of each whole block with all blocks before it. So a file does not grow with the text,
+// and what differs from it is found exactly where it may be taken back.
+struct TokenNote {
+  static constexpr size_t kBlock = 1 << 16;  // tokens
+  std::vector<uint64_t> blocks;
+  std::vector<int32_t> last;  // fewer than two blocks
+
+  uint64_t size() const { return blocks.size() * kBlock + last.size(); }
+  void add(std::span<const int32_t> ids) {
+    for (const int32_t id : ids) {
+      last.push_back(id);
+      if (last.size() < 2 * kBlock) continue;
+      uint64_t hash = blocks.empty() ? 0xcbf29ce484222325u : blocks.back();  // FNV-1a
+      for (size_t i = 0; i < kBlock; ++i) hash = (hash ^ static_cast<uint32_t>(last[i])) * 0x100000001b3u;
+      blocks.push_back(hash);
+      last.erase(last.begin(), last.begin() + kBlock);
+    }
+  }
+  // How many tokens at the beginning are surely the same.
+  uint64_t common(const TokenNote& other) const {
+    const auto apart = std::mismatch(blocks.begin(), blocks.end(), other.blocks.begin(), other.blocks.end());
+    const auto same = static_cast<uint64_t>(apart.first - blocks.begin());
+    if (same < blocks.size() || same < other.blocks.size()) return same * kBlock;
+    const auto end = std::mismatch(last.begin(), last.end(), other.last.begin(), other.last.end()).first;
+    return same * kBlock + static_cast<uint64_t>(end - last.begin());
+  }
+};
+
+// Of the first `count` tokens of a prompt, or of all where it has fewer.
+TokenNote note_of(const Prompt& prompt, uint64_t count) {
+  TokenNote note;
+  prompt.each(0, [&](std::span<const int32_t> ids) {
+    note.add(ids.first(std::min<uint64_t>(ids.size(), count - note.size())));
+    return note.size() < count;
+  });
+  return note;
+}
+
+TokenNote saved_note(const std::string& path) {
+  const Json json = Json::parse(session_note(path), nullptr, false);
+  const auto numbers = [&](const char* name) {
+    return json[name].is_array() && std::all_of(json[name].begin(), json[name].end(), [](const Json& number) {
+             return number.is_number_integer();
+           });
+  };
+  if (!json.is_object() || !json.contains("tokens") || !numbers("tokens") ||
+      (json.contains("blocks") && !numbers("blocks")))
     throw Failure(THIMBLE_FORMAT, path + " was not saved by 'thimble run --session'; name another file");
-  return note["tokens"].get<std::vector<int32_t>>();
+  TokenNote note;
+  if (json.contains("blocks")) note.blocks = json["blocks"].get<std::vector<uint64_t>>();
+  note.add(json["tokens"].get<std::vector<int32_t>>());
+  return note;
 }
 
 // Takes up what a saved session holds of the prompt; gives how many tokens these are.
-size_t take_up(const Session& session, const std::string& path, const std::vector<int32_t>& prompt) {
-  const std::vector<int32_t> saved = saved_tokens(path);
+uint64_t take_up(const Session& session, const std::string& path, const Prompt& prompt) {
+  const TokenNote saved = saved_note(path);
   restore_session(session, path);
-  const auto differs = std::mismatch(saved.begin(), saved.end(), prompt.begin(), prompt.end()).first;
-  size_t same = static_cast<size_t>(differs - saved.begin());
+  uint64_t same = saved.common(note_of(prompt, saved.size()));
   if (same < saved.size()) {  // the end of an earlier question, say: it is taken back where it still can be
     same = std::min(same, prompt.size() - 1);
     if (thimble_session_rewind(session.get(), same, nullptr) != THIMBLE_OK)
@@ -86,31 +127,35 @@ size_t take_up(const Session& session, const std::string& path, const std::vecto
   return same;
 }
 
-// Saves what was read of the prompt, or queued.
-void save_reading(const Session& session, const std::string& path, const std::vector<int32_t>& prompt) {
-  const auto held = static_cast<std::ptrdiff_t>(stats(session).position);
-  const Json note = {{"tokens", std::vector<int32_t>(prompt.begin(), prompt.begin() + held)}};
-  save_session(session, path, note.dump());
-}
-
-// Reads what is left of the prompt, and saves the session where there is a file for it. False after Ctrl-C.
-bool read_and_save(const Session& session, const std::string& path, const std::vector<int32_t>& prompt,
-                   size_t taken_up, Progress& progress) {
+// Reads what is left of the prompt, and saves the session, with what was read or queued, where there is a
+// file for it. False after Ctrl-C.
+bool read_and_save(const Session& session, const std::string& path, const Prompt& prompt, uint64_t taken_up,
+                   Progress& progress) {
   const uint64_t before = stats(session).prefill_tokens;
-  const auto rest = std::span<const int32_t>(prompt).subspan(taken_up);
-  const bool done = read_prompt(session, rest, progress);
-  if (!path.empty() && (!rest.empty() || stats(session).prefill_tokens != before))
-    save_reading(session, path, prompt);
+  const bool done = read_prompt(session, prompt, taken_up, progress);
+  const thimble_stats now = stats(session);
+  if (!path.empty() && (taken_up < prompt.size() || now.prefill_tokens != before)) {
+    const TokenNote note = note_of(prompt, now.position);
+    Json json = {{"tokens", note.last}};
+    if (!note.blocks.empty()) json["blocks"] = note.blocks;
+    save_session(session, path, json.dump());
+  }
   return done;
 }
 
 int run(Settings& s, const RunFlags& flags) {
   const Model model = open_model(s.model);
   settle_seed(s);
-  if (!flags.questions.empty()) return ask_questions(s, model, read_file(flags.file), flags.questions);
+  if (flags.tokens.empty()) {
+    need_tokenizer(model);
+    if (!flags.raw) note_continued_text(s, model);
+  }
+  std::optional<LongText> text;
+  if (!flags.file.empty()) text.emplace(model, flags.file, s.chat.parses_content);
+  if (!flags.questions.empty()) return ask_questions(s, model, *text, flags.questions);
 
-  const std::vector<int32_t> prompt = prompt_tokens(s, flags, model);
-  if (prompt.empty())
+  const Prompt prompt = make_prompt(s, flags, model, text ? &*text : nullptr);
+  if (prompt.size() == 0)
     throw UsageError("the prompt is empty; give a text with -f FILE, a question with -p TEXT, or both");
   // Logits are for looking at what comes next; generating, too, is asked for by -n.
   const bool generates = (flags.logits == 0 && flags.tokens.empty()) || flags.predict_given;
@@ -127,7 +172,8 @@ int run(Settings& s, const RunFlags& flags) {
   const thimble_memory planned = plan(model, options);
   const Session session = create_session(model, options);
   const bool restores = saves && std::filesystem::exists(native_path(flags.session));
-  const size_t taken_up = restores ? take_up(session, flags.session, prompt) : 0;
+  const uint64_t taken_up = restores ? take_up(session, flags.session, prompt) : 0;
+  check_room(session, options, prompt.size());
   call(thimble_session_set_sampler, session.get(), &s.sampler);
   const Interruptible interruptible(session);
 
@@ -141,8 +187,8 @@ int run(Settings& s, const RunFlags& flags) {
       for (const auto& [id, value] : largest) std::printf("%d %.6f\n", id, static_cast<double>(value));
     }
     if (generates) {
-      answer = generate(model, session, s.predict, [&](std::string_view text) {
-        if (!s.json && !writes_ids) write_answer(text);
+      answer = generate(model, session, s.predict, [&](std::string_view piece) {
+        if (!s.json && !writes_ids) write_answer(piece);
       });
     }
   }

@@ -45,6 +45,8 @@ class Progress {
  public:
   // What a session's options need; the object must outlive the session.
   void attach(thimble_session_options& options);
+  // The stream will have so many tokens; more of them than were given to the session so far.
+  void expect(uint64_t tokens) { expected_ = tokens; }
   // Takes the bar off the screen, before anything else is written.
   void clear();
 
@@ -52,6 +54,7 @@ class Progress {
   void show(const thimble_progress& progress);
   bool enabled_ = is_terminal(stderr);
   bool shown_ = false;
+  uint64_t expected_ = 0;
   std::chrono::steady_clock::time_point last_{};
 };
 

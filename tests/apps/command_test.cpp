@@ -1370,6 +1370,56 @@ TEST(SavedSession, RefusesAnotherTextOtherSettingsAndOtherFiles) {
   EXPECT_EQ(usage.exit_code, 2);
 }
 
+// A text of more tokens than the file lists one by one.
+TEST(SavedSession, OfALongTextIsReadOnceToo) {
+  const TemporaryFile model, session;
+  model_of_bytes().write(model.path());
+  std::string text;
+  while (text.size() < 200000) text += "It rained all day, and nobody came. ";
+  const TemporaryFile book(text), longer(text + "And then?"), other("Th" + text.substr(2));
+  std::remove(session.path().c_str());
+  const auto run = [&](const TemporaryFile& file, const std::string& question) {
+    return thimble("run --json --raw -n 4 --retention window --pool 64 --session " + session.path() + " -m " +
+                   model.path() + " -f " + file.path() + " -p " + question);
+  };
+  const Json first = Json::parse(run(book, "Who?").out);
+  EXPECT_EQ(first["restored_tokens"], 0);
+  EXPECT_GT(first["prompt_tokens"], 1 << 17);
+  const Json again = Json::parse(run(book, "Who?").out);
+  EXPECT_EQ(again["restored_tokens"], first["prompt_tokens"]);
+  EXPECT_EQ(again["text"], first["text"]);
+  EXPECT_EQ(Json::parse(run(book, "When?").out)["restored_tokens"], first["prompt_tokens"].get<int>() - 2);
+  EXPECT_EQ(Json::parse(run(longer, "Who?").out)["restored_tokens"], first["prompt_tokens"].get<int>() - 4);
+  const Outcome refused = run(other, "Who?");
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(contains(refused.error, "holds another text: it differs from token 0 on")) << refused.error;
+}
+
+// The command as a process that runs beside this one.
+pid_t start_thimble(const std::string& arguments, const std::string& out, const std::string& error) {
+  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere exec '") + kCommand +
+                           "' " + arguments + " >" + out + " 2>" + error;
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
+    _exit(127);
+  }
+  return child;
+}
+
+// Waits until it handles SIGINT, which is when it begins to read: before that, it would end without a file. A
+// shell that has not yet become the command handles it, too. Gives its /proc/PID/status.
+std::string wait_until_it_reads(pid_t child) {
+  for (;;) {
+    const std::string text = slurp("/proc/" + std::to_string(child) + "/status");
+    const size_t caught = text.find("SigCgt:");
+    const bool reads = text.starts_with("Name:\tthimble\n") && caught != text.npos &&
+                       (std::strtoull(&text[caught + 7], nullptr, 16) >> (SIGINT - 1) & 1);
+    if (reads || waitpid(child, nullptr, WNOHANG) != 0) return text;
+    usleep(1000);
+  }
+}
+
 // The first Ctrl-C comes while the text is read; the second run reads what is left, and answers as one that
 // was left alone.
 TEST(SavedSession, GoesOnAfterCtrlC) {
@@ -1378,25 +1428,9 @@ TEST(SavedSession, GoesOnAfterCtrlC) {
   const TemporaryFile out, error;
   const std::string run = "run --json -f " + reading.text.path() + reading.flags + "-p 'What did it do?'";
   const Json alone = Json::parse(thimble(run).out);
-  const std::string line = std::string("CUDA_VISIBLE_DEVICES= VK_ICD_FILENAMES=/nowhere exec '") + kCommand +
-                           "' " + run + " --session " + reading.session.path() + " >" + out.path() + " 2>" +
-                           error.path();
-  const pid_t child = fork();
+  const pid_t child = start_thimble(run + " --session " + reading.session.path(), out.path(), error.path());
   ASSERT_GE(child, 0);
-  if (child == 0) {
-    execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
-    _exit(127);
-  }
-  // As soon as it handles the signal: before that, it would end without a file. A shell that has not yet
-  // become the command handles it, too.
-  const std::string status_file = "/proc/" + std::to_string(child) + "/status";
-  const auto handles_interrupts = [&] {
-    const std::string text = slurp(status_file);
-    const size_t caught = text.find("SigCgt:");
-    return text.starts_with("Name:\tthimble\n") && caught != text.npos &&
-           (std::strtoull(&text[caught + 7], nullptr, 16) >> (SIGINT - 1) & 1);
-  };
-  while (!handles_interrupts() && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
+  wait_until_it_reads(child);
   kill(child, SIGINT);
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -1406,6 +1440,31 @@ TEST(SavedSession, GoesOnAfterCtrlC) {
   EXPECT_LT(rest["restored_tokens"], alone["prompt_tokens"]);
   EXPECT_EQ(rest["text"], alone["text"]);
   EXPECT_EQ(rest["entries"]["kept"], alone["entries"]["kept"]);
+}
+
+// The most memory that the process of a run had before it began to read, which is after it has made tokens of
+// all the text. Holding the text once, or its ids, would take the text's size: half of the difference leaves
+// room for what the allocator keeps.
+TEST(Run, TakesNoMoreMemoryForALongerText) {
+  const TemporaryFile model;
+  model_of_bytes().write(model.path());
+  const auto peak = [&](size_t size) -> uint64_t {
+    std::string text;
+    while (text.size() < size) text += "It rained all day, and nobody came. ";
+    const TemporaryFile file(text), out, error;
+    const pid_t child =
+        start_thimble("run --retention window --pool 64 --mem-budget 64MiB --raw -p 'Who?' -m " +
+                          model.path() + " -f " + file.path(),
+                      out.path(), error.path());
+    const std::string status = wait_until_it_reads(child);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    const size_t at = status.find("VmHWM:");
+    EXPECT_NE(at, std::string::npos) << slurp(error.path());
+    return at == std::string::npos ? 0 : std::strtoull(&status[at + 6], nullptr, 10) << 10;
+  };
+  constexpr uint64_t kShort = 1 << 20, kLong = 8 << 20;
+  EXPECT_LT(peak(kLong), peak(kShort) + (kLong - kShort) / 2);
 }
 
 TEST(Chat, SavesAConversationAndLoadsIt) {
