@@ -13,7 +13,8 @@ namespace {
 SequenceState new_state(const Engine& engine) {
   const SessionOptions& o = engine.options();
   const Dimensions& d = engine.dimensions();
-  SequenceState state(d.runs.size(), Sampler(engine.model().output.rows, d.reach));
+  SequenceState state(d.runs.size(),
+                      Sampler(engine.model().output.rows, d.reach, engine.model().tokenizer.suppressed()));
   state.waiting.reserve(uint64_t(o.chunk) + o.local + 1);
   if (engine.policies().retention->reads_again()) state.unscored_tokens.reserve(o.chunk);
   return state;

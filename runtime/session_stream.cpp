@@ -113,7 +113,7 @@ Result<int32_t> Session::step() {
     THIMBLE_TRY(check_logits());
     THIMBLE_TRY(check_room(1));
     u.random = state_.sampler.random();
-    if (state_.sampler.greedy()) {
+    if (state_.sampler.samples_best(state_.arg_max)) {
       u.token = state_.arg_max;
     } else {
       THIMBLE_LET(logits, this->logits());

@@ -136,6 +136,10 @@ const std::vector<std::string>& Tokenizer::warnings() const {
   static const std::vector<std::string> none;
   return impl_ ? impl_->warnings : none;
 }
+const std::vector<int32_t>& Tokenizer::suppressed() const {
+  static const std::vector<int32_t> none;
+  return impl_ ? impl_->vocabulary.suppressed() : none;
+}
 bool Tokenizer::ends_generation(int32_t id) const { return impl_ && impl_->vocabulary.ends_generation(id); }
 uint32_t Tokenizer::longest_piece() const { return impl_ ? impl_->longest_piece : 0; }
 std::string_view Tokenizer::text(int32_t id) const { return impl_ ? impl_->vocabulary.text(id) : ""; }

@@ -43,6 +43,8 @@ class Tokenizer {
   // Ids that end a generation: eos, eot, eom, code completion's pad and separators, and the tokens whose text
   // is known to end a turn.
   bool ends_generation(int32_t id) const;
+  // Ids that are never generated, whatever their logits.
+  const std::vector<int32_t>& suppressed() const;
 
   // Any bytes are accepted: what is not UTF-8 is encoded byte by byte (and lost where the vocabulary lacks a
   // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and

@@ -142,6 +142,8 @@ Status Vocabulary::load_ids(const Gguf& file) {
   THIMBLE_LET(listed, get_ids(file, "tokenizer.ggml.eos_token_ids"));
   THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", listed.empty() ? find("</s>") : listed[0]));
   THIMBLE_LET(unknown, get_id(file, "tokenizer.ggml.unknown_token_id", find("<unk>")));
+  THIMBLE_LET(suppressed, get_ids(file, "tokenizer.ggml.suppress_tokens"));
+  suppressed_ = std::move(suppressed);
   bos_ = bos;
   eos_ = eos;
   unknown_ = unknown;
@@ -243,7 +245,8 @@ int32_t Vocabulary::find_plain(std::string_view text) const {
 
 uint64_t Vocabulary::host_bytes() const {
   return texts_.capacity() * sizeof texts_[0] + types_.capacity() * sizeof types_[0] + by_text_.host_bytes() +
-         user_defined_.host_bytes() + special_.host_bytes() + ends_.capacity() * sizeof ends_[0];
+         user_defined_.host_bytes() + special_.host_bytes() +
+         (ends_.capacity() + suppressed_.capacity()) * sizeof ends_[0];
 }
 
 }  // namespace thimble

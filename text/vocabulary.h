@@ -77,6 +77,8 @@ class Vocabulary {
   int32_t eos() const { return eos_; }
   int32_t unknown() const { return unknown_; }
   bool ends_generation(int32_t id) const;
+  // Ids that a model must not generate, as the file says.
+  const std::vector<int32_t>& suppressed() const { return suppressed_; }
 
   // The lowest id with this text, or -1; an empty text has none.
   int32_t find(std::string_view text) const;
@@ -109,7 +111,7 @@ class Vocabulary {
   RowTable by_text_;
   size_t longest_text_ = 0;
   int32_t bos_ = -1, eos_ = -1, unknown_ = -1;
-  std::vector<int32_t> ends_;
+  std::vector<int32_t> ends_, suppressed_;
   std::vector<std::string> warnings_;
   TokenTexts user_defined_, special_;
 };

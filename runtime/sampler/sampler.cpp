@@ -8,8 +8,11 @@
 
 namespace thimble {
 
-Sampler::Sampler(uint32_t vocab, uint32_t rewindable)
-    : candidates_(vocab), recent_count_(vocab), history_(uint64_t(kLongestHistory) + rewindable) {}
+Sampler::Sampler(uint32_t vocab, uint32_t rewindable, std::span<const int32_t> suppressed)
+    : suppressed_(suppressed),
+      candidates_(vocab),
+      recent_count_(vocab),
+      history_(uint64_t(kLongestHistory) + rewindable) {}
 
 Status Sampler::check(const SamplerOptions& o) {
   // Written so that NaN fails each of them.
@@ -108,9 +111,15 @@ float Sampler::logit(const float* logits, uint32_t id) const {
 // The upper 53 bits of a random number, as one in [0, 1).
 double Sampler::uniform() { return static_cast<double>(splitmix64(random_) >> 11) * 0x1p-53; }
 
+bool Sampler::samples_best(int32_t best) const {
+  return options_.temperature == 0 && options_.repeat_penalty == 1 &&
+         std::find(suppressed_.begin(), suppressed_.end(), best) == suppressed_.end();
+}
+
 int32_t Sampler::sample(const float* logits) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
   for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
+  for (const int32_t id : suppressed_) candidates_[static_cast<size_t>(id)].logit = -INFINITY;
   // Ids make the order total, so it does not depend on the sorting algorithm.
   const auto before = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;

@@ -27,8 +27,10 @@ class Sampler {
  public:
   static constexpr uint32_t kLongestHistory = 4096;
 
-  // `rewindable`: tokens back to which rewind() may ask to go.
-  Sampler(uint32_t vocab, uint32_t rewindable);  // vocab: at least 1
+  // `rewindable`: tokens back to which rewind() may ask to go. `suppressed`: ids that are never sampled,
+  // lent.
+  Sampler(uint32_t vocab, uint32_t rewindable,
+          std::span<const int32_t> suppressed = {});  // vocab: at least 1
   // Takes the options and starts the random numbers from the seed; the history stays. On error nothing
   // changes.
   Status set(const SamplerOptions&);
@@ -72,8 +74,8 @@ class Sampler {
   // Whether both go on alike.
   bool operator==(const Sampler& other) const { return saved() == other.saved(); }
 
-  // Whether sample() is the arg max of the logits as they are.
-  bool greedy() const { return options_.temperature == 0 && options_.repeat_penalty == 1; }
+  // Whether sample() gives this, the arg max of the logits as they are.
+  bool samples_best(int32_t best) const;
   // What such a sampler allocates.
   static uint64_t bytes(uint32_t vocab, uint32_t rewindable);
   uint64_t bytes() const;
@@ -91,6 +93,7 @@ class Sampler {
   const Accepted& recent(uint64_t i) const { return history_[(accepted_ - 1 - i) % history_.size()]; }
 
   SamplerOptions options_;
+  std::span<const int32_t> suppressed_;
   std::vector<Candidate> candidates_;   // [vocab], scratch
   std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
   std::vector<Accepted> history_;       // [kLongestHistory + rewindable], a ring

@@ -189,6 +189,32 @@ TEST(OpenedModel, NeverGeneratesARowThatNoTokenHas) {
   }
 }
 
+TEST(OpenedModel, NeverGeneratesATokenThatItsFileSuppresses) {
+  GgufWriter w = small_model();
+  std::vector<int32_t> suppressed;
+  for (int i = 0; i < 4; ++i) {  // what is generated with those before suppressed
+    w.set("tokenizer.ggml.suppress_tokens", suppressed);
+    const FileBytes bytes = w.bytes();
+    ModelHandle model;
+    Error e;
+    ASSERT_EQ(try_open(bytes, model, e), THIMBLE_OK) << e.message;
+    for (const float temperature : {100.0f, 0.0f}) {
+      const SessionHandle session = create(model, window_options());
+      thimble_sampler_options sampler;
+      thimble_sampler_options_init(&sampler, sizeof sampler);
+      sampler.temperature = temperature;
+      EXPECT_OK(thimble_session_set_sampler(session.get(), &sampler, &e), e);
+      feed(session, {1, 2, 3});
+      int32_t token = -1;
+      for (int n = 0; n < 50; ++n) {
+        token = step(session);
+        EXPECT_EQ(std::count(suppressed.begin(), suppressed.end(), token), 0) << token;
+      }
+      if (temperature == 0) suppressed.push_back(token);
+    }
+  }
+}
+
 TEST(OpenedModel, PrintsItsMetadata) {
   GgufWriter w = small_model();
   std::string long_text = "a";  // so that byte 4096 is inside a code point

@@ -129,6 +129,18 @@ TEST(Sampler, TemperatureZeroIsTheBestWithTiesToTheLowerId) {
   EXPECT_EQ(s.sample(std::vector<float>(5, kNan).data()), 0);
 }
 
+TEST(Sampler, NeverDrawsWhatIsSuppressed) {
+  const std::vector<int32_t> suppressed = {1, 3};
+  Sampler s(5, kRewindable, suppressed);
+  const std::vector<float> logits = {1, 9, 2, 8, 2};
+  EXPECT_EQ(s.sample(logits.data()), 2);
+  EXPECT_FALSE(s.samples_best(1));
+  EXPECT_TRUE(s.samples_best(2));
+  ASSERT_TRUE(s.set(plain(1)).ok());
+  EXPECT_FALSE(s.samples_best(2));
+  expect_distribution(s, {0, 9, 0, 8, -kInf}, {0.5, 0, 0.5, 0, 0});
+}
+
 TEST(Sampler, NeverDrawsWhatIsNotANumber) {
   const std::vector<float> logits = {kNan, 0, -kInf, 0, kNan, -kInf};
   expect_distribution(make(6, plain(1)), logits, {0, 0.5, 0, 0.5, 0, 0});
