@@ -223,8 +223,8 @@ class Completion : public AnswerWriter {
  protected:
   // An object with one choice, or with none.
   Json whole(const Json& choices) const {
-    Json out = {
-        {"id", id_}, {"object", object_}, {"created", created_}, {"model", model_}, {"choices", choices}};
+    Json out = beginning();
+    out["choices"] = choices;
     if (stream_usage_) out["usage"] = nullptr;
     return out;
   }
@@ -238,12 +238,16 @@ class Completion : public AnswerWriter {
     }
     return out + "data: [DONE]\n\n";
   }
-  // `logprobs`: as text, since a tree of them takes ten times the bytes; the choice has null in their place.
-  std::string body(const Json& choice, const Usage& usage, const std::string& logprobs) const {
-    Json out = whole(Json::array({choice}));
-    out["usage"] = usage_json(usage);
-    std::string text = write_json(out);
-    if (logprobs_) text.replace(text.rfind("null", text.rfind("\"finish_reason\"")), 4, logprobs);
+  // The whole answer with one choice, whose words are the member `name`. `logprobs`: as text, since a tree of
+  // them takes ten times the bytes.
+  std::string body(const std::string& name, const Json& words, const std::string& logprobs,
+                   const std::string& reason, const Usage& usage) const {
+    std::string text = write_json(beginning());
+    text.back() = ',';
+    text += "\"choices\":[{\"index\":0,\"" + name + "\":" + write_json(words);
+    text += ",\"logprobs\":" + (logprobs_ ? logprobs : "null");
+    text +=
+        ",\"finish_reason\":" + write_json(reason) + "}],\"usage\":" + write_json(usage_json(usage)) + "}";
     return text;
   }
 
@@ -251,6 +255,10 @@ class Completion : public AnswerWriter {
   const std::string id_;
 
  private:
+  Json beginning() const {
+    return {{"id", id_}, {"object", object_}, {"created", created_}, {"model", model_}};
+  }
+
   const int64_t created_;
   const std::string model_, object_;
 };
@@ -295,8 +303,7 @@ class ChatCompletion : public Completion {
       message["tool_calls"] = calls_;
       if (text_.empty()) message["content"] = nullptr;
     }
-    return body({{"index", 0}, {"message", message}, {"logprobs", nullptr}, {"finish_reason", reason}}, usage,
-                "{\"content\":[" + all_logprobs_ + "]}");
+    return body("message", message, "{\"content\":[" + all_logprobs_ + "]}", reason, usage);
   }
 
   size_t kept_bytes() const override { return all_logprobs_.size(); }
@@ -374,7 +381,7 @@ class TextCompletion : public Completion {
     std::string lists;
     for (size_t i = 0; i < std::size(kLists); ++i)
       lists += std::string(i ? ",\"" : "{\"") + kLists[i] + "\":[" + all_logprobs_[i] + "]";
-    return body(choice(text_, nullptr, reason), usage, lists + "}");
+    return body("text", text_, lists + "}", reason, usage);
   }
 
   size_t kept_bytes() const override {

@@ -531,6 +531,23 @@ TEST(ServeOpenAi, WritesProbabilities) {
   EXPECT_NE(cut->end(Ending::kEnd, "", {}).find(R"("text_offset":[0,1,1]})"), std::string::npos);
 }
 
+// Whatever an answer holds: probabilities stand in their own place.
+TEST(ServeOpenAi, WritesProbabilitiesNextToWordsThatLookLikeTheirPlace) {
+  const std::string words = R"({"logprobs":null,"finish_reason":null})";
+  Asked a = asked(false);
+  a.task.logprobs = true;
+  for (const bool chat : {true, false}) {
+    const auto writer = chat ? write_chat_completion(kWho, a) : write_completion(kWho, a);
+    writer->piece({words, {{"{", -1, {}}}});
+    const Json answer = Json::parse(writer->end(Ending::kLength, "", {2, 0, 1}));
+    const Json& choice = answer.at("choices").at(0);
+    EXPECT_EQ(chat ? choice.at("message").at("content") : choice.at("text"), words);
+    EXPECT_EQ(choice.at("logprobs").size(), chat ? 1u : 4u);
+    EXPECT_EQ(choice.at("finish_reason"), "length");
+    EXPECT_EQ(answer.at("usage").at("total_tokens"), 3);
+  }
+}
+
 TEST(ServeOpenAi, WritesACompletion) {
   const auto writer = write_completion(kWho, asked(false));
   writer->piece({"ab", {}});
