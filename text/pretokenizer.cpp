@@ -50,9 +50,11 @@ constexpr Pass kJais2 = CONTRACTION
     "|" WORD R"(|\p{N}{1,3}|)" SIGNS
     R"(|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S))"
     R"(|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1})";
-constexpr Pass kDeepseekV3 =
-    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
-    R"(| ?[\p{P}\p{S}]+[\r\n]*|)" SPACES;
+#define DEEPSEEK_WORDS                                                                      \
+  R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)" \
+  R"(| ?[\p{P}\p{S}]+)"
+constexpr Pass kDeepseekV3 = DEEPSEEK_WORDS R"([\r\n]*|)" SPACES;
+constexpr Pass kSpark = DEEPSEEK_WORDS R"(|[\r\n]|\s+(?!\S)|\s+)";
 constexpr Pass kCjkRuns = "[" CJK "]+";
 constexpr Pass kNumber = R"(\p{N})";
 constexpr Pass kNumbers = R"(\p{N}+)";
@@ -143,6 +145,8 @@ constexpr PreTokenizer kPreTokenizers[] = {
     {"deepseek-v3", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
     {"hunyuan-dense", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
     {"joyai-llm", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
+    {"hy_v4", {kThreeNumbers, kCjkRuns, kDeepseekV3}},
+    {"spark2_5", {kThreeNumbers, kCjkRuns, kSpark, kNumber}},
     {"deepseek-llm",
      {R"([\r\n])", kDeepseekLetters, "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
       R"(\s+$)", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", kNumbers}},
@@ -189,6 +193,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
 #undef SPACES
 #undef LLAMA3
 #undef CASED_WORDS
+#undef DEEPSEEK_WORDS
 #undef O200K
 #undef CJK
 #undef HAN

@@ -20,36 +20,13 @@ void require(bool holds) {
 }
 
 // One name for each list of expressions. Inputs name them by number: new ones go behind the others.
-constexpr const char* kPre[] = {"default",
-                                "gpt-2",
-                                "llama-bpe",
-                                "qwen2",
-                                "starcoder",
-                                "deepseek-llm",
-                                "unheard-of",
-                                "qwen35",
-                                "gpt-4o",
-                                "tekken",
-                                "gemma4",
-                                "sarvam-moe",
-                                "falcon",
-                                "minicpm5",
-                                "deepseek-coder",
-                                "viking",
-                                "kimi-k2",
-                                "deepseek-v3",
-                                "seed-coder",
-                                "exaone-moe",
-                                "laguna",
-                                "jais-2",
-                                "youtu",
-                                "tiny_aya",
-                                "afmoe",
-                                "superbpe",
-                                "poro-chat",
-                                "chameleon",
-                                "granite-embed-multi-97m",
-                                "ufakzeka"};
+constexpr const char* kPre[] = {
+    "default",    "gpt-2",      "llama-bpe",      "qwen2",     "starcoder", "deepseek-llm",
+    "unheard-of", "qwen35",     "gpt-4o",         "tekken",    "gemma4",    "sarvam-moe",
+    "falcon",     "minicpm5",   "deepseek-coder", "viking",    "kimi-k2",   "deepseek-v3",
+    "spark2_5",   "seed-coder", "exaone-moe",     "laguna",    "jais-2",    "youtu",
+    "tiny_aya",   "afmoe",      "superbpe",       "poro-chat", "chameleon", "granite-embed-multi-97m",
+    "ufakzeka"};
 
 bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe"; }
 

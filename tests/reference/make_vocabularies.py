@@ -95,8 +95,8 @@ SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CJK = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 PORO = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-DEEPSEEK_V3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-               r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES)
+DEEPSEEK_WORDS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+DEEPSEEK_V3 = DEEPSEEK_WORDS + r"[\r\n]*|" + SPACES
 CJK_AND_KANA_ONLY = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
@@ -136,7 +136,8 @@ SCHEMES += [
     (["tekken"], [cased("", "")], True),
     (["gemma4", "granite-embed-multi-311m", "sarvam-moe"], [r"[^\n]+|[\n]+"], False),
     (["falcon"], [r"[\p{P}$+<=>^~|`]+", GPT2, r"[0-9][0-9][0-9]"], False),
-    (["deepseek-v3", "hunyuan-dense", "joyai-llm"], [r"\p{N}{1,3}", CJK, DEEPSEEK_V3], False),
+    (["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"], [r"\p{N}{1,3}", CJK, DEEPSEEK_V3], False),
+    (["spark2_5"], [r"\p{N}{1,3}", CJK, DEEPSEEK_WORDS + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"], False),
     (["deepseek-coder"], [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_AND_KANA_ONLY, r"\p{N}"], False),
     (["minicpm5"], [r"\p{N}{1,3}", llama3("+")], True),
     (["bailingmoe", "bailingmoe2", "llada-moe"], [r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
