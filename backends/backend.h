@@ -57,9 +57,9 @@ struct Weight : In {
   uint32_t rows = 0, cols = 0;
 };
 
-// Keys or values of one layer or chunk: [entries][head_dim] of `type`, with scales where the type has them.
+// Keys or values of one layer or chunk: [entries][head_dim] of `type`.
 struct KvArray {
-  View values, scales;
+  View values;
   DType type = DType::kF16;
   explicit operator bool() const { return bool(values); }
 };

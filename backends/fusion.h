@@ -241,8 +241,7 @@ inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
       take<KvAppend>(rest, [&](const KvAppend& a) { return joins.append && !a.positions; });
   if (!append) return &ops.front();
   std::vector<View> read{append->qkv, append->rope};
-  std::vector<View> written{append->k.values, append->k.scales, append->v.values,
-                            append->v.scales, append->pos,      append->saturated};
+  std::vector<View> written{append->k.values, append->v.values, append->pos, append->saturated};
   // Whether what reads and writes these can run beside what was taken.
   const auto apart = [&](std::initializer_list<View> reads, std::initializer_list<View> writes) {
     return !overlap(reads, written) && !overlap(writes, written) && !overlap(writes, read);

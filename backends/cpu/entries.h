@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cpu/kv_kernels.h"
 #include "backends/cpu/ops.h"
 #include "backends/regions.h"
 
@@ -47,11 +48,28 @@ T* in_run(const View& v, const HeadState& head, uint64_t index, uint64_t width =
   return v ? data<T>(v) + (head.first + index) * width : nullptr;
 }
 
-// Prefetches an f16 row. The processor's own prefetcher cannot keep up when rows are read tile by tile
+// The rows of an array of keys or values, [run] or [heads][capacity].
+struct KvRows {
+  std::byte* const first;  // null for an empty array
+  const uint64_t bytes;    // of a row
+  const KvFormat& format;
+
+  KvRows(const KvArray& a, uint32_t head_dim)
+      : first(a ? data<std::byte>(a.values) : nullptr),
+        bytes(kv_bytes(a.type, head_dim)),
+        format(*kv_format(a.type)) {}
+  std::byte* operator[](uint64_t index) const { return first + index * bytes; }
+  std::byte* at(uint32_t head, uint64_t capacity, uint64_t index) const {
+    return (*this)[head * capacity + index];
+  }
+  std::byte* in_run(const HeadState& head, uint64_t index) const { return (*this)[head.first + index]; }
+};
+
+// Prefetches a row. The processor's own prefetcher cannot keep up when rows are read tile by tile
 // (docs/benchmarks.md).
-inline void prefetch_row(const uint16_t* row, uint32_t width) {
-  constexpr uint32_t kLine = 64 / sizeof(uint16_t);
-  for (uint32_t c = 0; c < width; c += kLine) __builtin_prefetch(row + c);
+inline void prefetch_row(const std::byte* row, uint64_t bytes) {
+  constexpr uint64_t kLine = 64;
+  for (uint64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at);
 }
 
 // The bounds of page `index` of a head's run, in [pages][2][head_dim] (op_params.h).

@@ -29,4 +29,10 @@ const KvKernels& kv_kernels() {
   return fastest;
 }
 
+const KvFormat* kv_format(DType type) {
+  for (const KvFormat& format : kv_kernels().formats)
+    if (format.type == type) return &format;
+  return nullptr;
+}
+
 }  // namespace thimble::cpu

@@ -6,43 +6,47 @@
 // pairings, and once transposed, f16 and f32 keys from lists or rows are handled alike.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+
+#include "base/dtype.h"
 
 namespace thimble::cpu {
 
 constexpr uint32_t kTileKeys = 64;  // also the number of rows in the low half of the rotary table (backend.h)
 constexpr uint32_t kPad = 16;       // floats in the widest vector; scratch rows are multiples of it
 
-struct KvKernels {
-  // y = x for n values, from f16 to f32 and back.
-  void (*widen)(const uint16_t* x, float* y, uint32_t n);
-  void (*narrow)(const float* x, uint16_t* y, uint32_t n);
-  // The same with values beyond f16's range replaced by its largest number; returns how many were replaced.
-  // NaN stays.
-  uint32_t (*saturate)(const float* x, uint16_t* y, uint32_t n);
+// How rows of keys or values of one type are stored and read (isa/kv_formats.h). A row has kv_bytes() bytes.
+struct KvFormat {
+  DType type;
+  // Stores n channels. Values beyond the format's range are replaced by its largest number; returns how many
+  // were replaced.
+  uint32_t (*store_row)(const float* x, std::byte* row, uint32_t n);
+  void (*load_row)(const std::byte* row, float* y, uint32_t n);
+  // y[c][j] = channel c of row j, for n rows of `cols` channels; y is [cols][kTileKeys], with 0 past n.
+  void (*load_tile)(const std::byte* const* rows, uint32_t n, uint32_t cols, float* y);
+  // c += a * b. a is [m][kTileKeys], of which k columns are used; b has k rows of `cols` channels; c is
+  // [m][ldc] with ldc = round_up(cols, kPad). Products are summed in ascending order.
+  void (*add_rows)(uint32_t m, uint32_t k, const float* a, const std::byte* const* b, uint32_t cols, float* c,
+                   uint32_t ldc);
+};
 
-  // y[c][j] = element c of row j as f32, for n rows of `cols` elements; y is [cols][kTileKeys], with 0 past
-  // n.
-  void (*transpose_f16)(const uint16_t* const* rows, uint32_t n, uint32_t cols, float* y);
-  void (*transpose_f32)(const float* const* rows, uint32_t n, uint32_t cols, float* y);
+struct KvKernels {
+  KvFormat formats[2];
+  // y = x as f16 for n values: the bounds of pages.
+  void (*narrow)(const float* x, uint16_t* y, uint32_t n);
 
   // Rotates channels (first + p * step, second + p * step) of a transposed tile, for p < pairs. Key i is
   // rotated by the angle whose cos and sin are table[2p][i] and table[2p + 1][i]; the table is [2 *
   // pairs][kTileKeys].
   void (*rotate_tile)(float* tile, const float* table, uint32_t pairs, uint32_t second, uint32_t step);
 
-  // c = a * tile. a is [m][k] with a row stride of lda elements, the tile [k][kTileKeys], c [m][kTileKeys].
+  // c = a * tile, summed in ascending order. a is [m][k] with a row stride of lda elements, the tile
+  // [k][kTileKeys], c [m][kTileKeys].
   void (*multiply_tile)(uint32_t m, uint32_t k, const float* a, uint32_t lda, const float* tile, float* c);
   // c = the largest value that the product can have for keys between those of two tiles, channel by channel.
   void (*bound_tile)(uint32_t m, uint32_t k, const float* a, uint32_t lda, const float* lowest,
                      const float* highest, float* c);
-  // c += a * b. a is [m][kTileKeys], of which k columns are used; b has k rows of `cols` elements; c is
-  // [m][ldc] with ldc = round_up(cols, kPad). All products sum in ascending order.
-  void (*add_rows_f16)(uint32_t m, uint32_t k, const float* a, const uint16_t* const* b, uint32_t cols,
-                       float* c, uint32_t ldc);
-  void (*add_rows_f32)(uint32_t m, uint32_t k, const float* a, const float* const* b, uint32_t cols, float* c,
-                       uint32_t ldc);
-
   // One tile of an online softmax in base 2. s is [m][kTileKeys]; row r sees its first visible[r] keys, the
   // others become 0. s = 2^(s - peak'), sum = sum 2^(peak - peak') + its row sum, and o [m][cols] is rescaled
   // in the same way.
@@ -57,6 +61,9 @@ struct KvKernels {
   // y[i] = log(sum over rows h in ascending order of exp(s[h][i] - lse[h])); NaN counts as -inf.
   void (*vote)(const float* s, uint64_t stride, uint32_t rows, const float* lse, uint32_t n, float* y);
 };
+
+// The format for a type in the fastest set of kernels; null if rows cannot have the type.
+const KvFormat* kv_format(DType);
 
 // The fastest set of kernels that this processor supports.
 const KvKernels& kv_kernels();

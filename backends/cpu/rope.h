@@ -54,9 +54,9 @@ struct Rope {
 // The low half of the table in the layout of rotate_tile(): cos and sin of each pair for positions 0 to 63,
 // [n_rot][kTileKeys].
 inline void transpose_low_half(const In& rope, const RopeParams& p, float* low) {
-  const float* rows[kTileKeys];
-  for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<float>(rope) + i * p.n_rot;
-  kv_kernels().transpose_f32(rows, kTileKeys, p.n_rot, low);
+  const std::byte* rows[kTileKeys];
+  for (uint32_t i = 0; i < kTileKeys; ++i) rows[i] = data<std::byte>(rope) + i * p.n_rot * sizeof(float);
+  kv_format(DType::kF32)->load_tile(rows, kTileKeys, p.n_rot, low);
 }
 
 }  // namespace thimble::cpu

@@ -98,8 +98,8 @@ class Step {
   KvAppend append(const std::string& into) {
     return {.qkv = at["qkv"],
             .rope = at["rope"],
-            .k = {.values = at[into + " k"], .scales = {}},
-            .v = {.values = at[into + " v"], .scales = {}},
+            .k = {.values = at[into + " k"]},
+            .v = {.values = at[into + " v"]},
             .pos = at[into + " pos"],
             .saturated = at["saturated"],
             .p = {}};
@@ -109,7 +109,7 @@ class Step {
   In gate_view() { return has_.gate ? at["gate"] : View{}; }
   TokenScore score() {
     return {.q = at["qkv"],
-            .k = {.values = at["pool k"], .scales = {}},
+            .k = {.values = at["pool k"]},
             .rope = at["rope"],
             .gate = gate_view(),
             .scores = at["scores"],

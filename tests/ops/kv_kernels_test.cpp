@@ -11,9 +11,16 @@ namespace {
 
 using cpu::kTileKeys;
 
+template <typename T>
+const std::byte* bytes(const T* row) {
+  return reinterpret_cast<const std::byte*>(row);
+}
+
 class KvKernelSets : public ::testing::TestWithParam<uint32_t> {
  protected:
   const cpu::KvKernels& kernels = cpu::kv_kernel_set(GetParam());
+  const cpu::KvFormat& f16 = kernels.formats[0];
+  const cpu::KvFormat& f32 = kernels.formats[1];
   Random random;
 };
 
@@ -31,7 +38,7 @@ TEST_P(KvKernelSets, HalvesConvertBothWaysWhateverTheirNumber) {
   for (const uint32_t n : {1u, 3u, 17u, 31u, 65536u}) {
     std::vector<float> wide(n + 1, -1.0f);
     std::vector<uint16_t> narrow(n + 1, 0xabcd);
-    kernels.widen(all.data(), wide.data(), n);
+    f16.load_row(bytes(all.data()), wide.data(), n);
     kernels.narrow(wide.data(), narrow.data(), n);
     for (uint32_t i = 0; i < n; ++i) {
       if ((i & 0x7fff) > 0x7c00) {
@@ -58,7 +65,7 @@ TEST_P(KvKernelSets, HalvesSaturateAndAreCounted) {
     auto values = random.floats(n, -60000, 60000);
     for (uint32_t i = 0; i < n; i += 1 + random.below(4)) values[i] = odd[random.below(10)];
     std::vector<uint16_t> got(n + 1, 0xabcd);
-    const uint32_t count = kernels.saturate(values.data(), got.data(), n);
+    const uint32_t count = f16.store_row(values.data(), reinterpret_cast<std::byte*>(got.data()), n);
     uint32_t beyond = 0;
     for (uint32_t i = 0; i < n; ++i) {
       if (std::isnan(values[i])) {
@@ -78,12 +85,11 @@ TEST_P(KvKernelSets, TilesAreTransposedAndRotatedKeyByKey) {
     for (const uint32_t cols : {64u, 80u, 6u, 40u}) {
       const auto values = random.floats(n * cols);
       const auto h = halves(values);
-      const float* rows[kTileKeys];
-      const uint16_t* rows16[kTileKeys];
-      for (uint32_t j = 0; j < n; ++j) rows[j] = &values[j * cols], rows16[j] = &h[j * cols];
+      const std::byte *rows[kTileKeys], *rows16[kTileKeys];
+      for (uint32_t j = 0; j < n; ++j) rows[j] = bytes(&values[j * cols]), rows16[j] = bytes(&h[j * cols]);
       std::vector<float> tile(cols * kTileKeys + 1, -9.0f), tile16 = tile;
-      kernels.transpose_f32(rows, n, cols, tile.data());
-      kernels.transpose_f16(rows16, n, cols, tile16.data());
+      f32.load_tile(rows, n, cols, tile.data());
+      f16.load_tile(rows16, n, cols, tile16.data());
       for (uint32_t c = 0; c < cols; ++c)
         for (uint32_t j = 0; j < kTileKeys; ++j) {
           ASSERT_EQ(tile[c * kTileKeys + j], j < n ? values[j * cols + c] : 0.0f)
@@ -126,12 +132,11 @@ TEST_P(KvKernelSets, ProductsAgreeForEveryNumberOfRows) {
         const uint32_t ldc = (cols + 15) / 16 * 16;
         const auto b = random.floats(k * cols);
         const auto b16 = halves(b);
-        const float* rows[kTileKeys];
-        const uint16_t* rows16[kTileKeys];
-        for (uint32_t i = 0; i < k; ++i) rows[i] = &b[i * cols], rows16[i] = &b16[i * cols];
+        const std::byte *rows[kTileKeys], *rows16[kTileKeys];
+        for (uint32_t i = 0; i < k; ++i) rows[i] = bytes(&b[i * cols]), rows16[i] = bytes(&b16[i * cols]);
         auto y = random.floats(m * ldc), y16 = y, before = y;
-        kernels.add_rows_f32(m, k, a.data(), rows, cols, y.data(), ldc);
-        kernels.add_rows_f16(m, k, a.data(), rows16, cols, y16.data(), ldc);
+        f32.add_rows(m, k, a.data(), rows, cols, y.data(), ldc);
+        f16.add_rows(m, k, a.data(), rows16, cols, y16.data(), ldc);
         for (uint32_t r = 0; r < m; ++r)
           for (uint32_t j = 0; j < cols; ++j) {
             double want = before[r * ldc + j], want16 = want;

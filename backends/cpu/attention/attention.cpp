@@ -92,20 +92,22 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     }
   }
 
-  const float* own_k = at<float>(o.k.values, head, p.view_capacity, 0, p.head_dim);
-  const float* own_v = at<float>(o.v.values, head, p.view_capacity, 0, p.head_dim);
+  const KvFormat& view = *kv_format(DType::kF32);
+  const uint64_t row_bytes = kv_bytes(view.type, p.head_dim);
+  const std::byte* own_k = at<std::byte>(o.k.values, head, p.view_capacity, 0, row_bytes);
+  const std::byte* own_v = at<std::byte>(o.v.values, head, p.view_capacity, 0, row_bytes);
   uint32_t key = p.first_entry;
   const uint32_t first_seen = first_visible(index_of(0) + 1, p.window);
   if (first_seen > key) key += (first_seen - key) / kTileKeys * kTileKeys;  // skip tiles that no row sees
   for (; key < end && key <= index_of(rows - 1); key += kTileKeys) {
     const uint32_t n = std::min(kTileKeys, end - key);
-    const float *k[kTileKeys], *v[kTileKeys];
+    const std::byte *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < n; ++i) {
-      const uint64_t row = uint64_t(key - p.first_entry + i) * p.head_dim;
+      const uint64_t row = (key - p.first_entry + i) * row_bytes;
       k[i] = own_k + row;
       v[i] = own_v + row;
     }
-    kernels.transpose_f32(k, n, p.head_dim, t.keys);
+    view.load_tile(k, n, p.head_dim, t.keys);
     for (uint32_t vector = 0; vector < vectors; ++vector) {
       const uint32_t seen = index_of(vector / p.group) + 1;
       t.visible[vector] = seen > key ? std::min(n, seen - key) : 0;
@@ -114,7 +116,7 @@ static void attend_view(const Context& ctx, const Attention& o, uint32_t head, u
     cap_scores(t, vectors, p.cap);
     if (p.window) hide_before_window(t, vectors, p.group, index_of(0), p.window, key);
     kernels.soften(t.scores, vectors, t.visible, t.peak, t.sum, t.out, width);
-    kernels.add_rows_f32(vectors, n, t.scores, v, p.head_dim, t.out, width);
+    view.add_rows(vectors, n, t.scores, v, p.head_dim, t.out, width);
   }
 
   for (uint32_t row = 0, vector = 0; row < rows; ++row)
@@ -153,20 +155,19 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
   std::fill_n(t.sum, p.group, 0.0f);
 
   const HeadState& state = ctx.heads[p.head_state + head];
-  const uint16_t* own_k = in_run<uint16_t>(o.k.values, state, 0, p.head_dim);
-  const uint16_t* own_v = in_run<uint16_t>(o.v.values, state, 0, p.head_dim);
+  const KvRows k_rows(o.k, p.head_dim), v_rows(o.v, p.head_dim);
   for (uint32_t key = first; key < end; key += kTileKeys) {
     const uint32_t keys = std::min(kTileKeys, end - key);
-    const uint16_t *k[kTileKeys], *v[kTileKeys];
+    const std::byte *k[kTileKeys], *v[kTileKeys];
     for (uint32_t i = 0; i < keys; ++i) {
-      const uint64_t entry = uint64_t(list[key + i]) * p.head_dim;
-      k[i] = own_k + entry;
-      v[i] = own_v + entry;
-      prefetch_row(v[i], p.head_dim);
+      const uint32_t entry = list[key + i];
+      k[i] = k_rows.in_run(state, entry);
+      v[i] = v_rows.in_run(state, entry);
+      prefetch_row(v[i], v_rows.bytes);
     }
     for (uint32_t i = key + keys; i < std::min(end, key + 2 * kTileKeys); ++i)
-      prefetch_row(own_k + uint64_t(list[i]) * p.head_dim, p.head_dim);
-    kernels.transpose_f16(k, keys, p.head_dim, t.keys);
+      prefetch_row(k_rows.in_run(state, list[i]), k_rows.bytes);
+    k_rows.format.load_tile(k, keys, p.head_dim, t.keys);
     if (by_list) {
       kernels.rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
       rotate_queries(list.count - 1 - key);
@@ -175,7 +176,7 @@ static void attend_pool(const Context& ctx, const Attention& o, uint32_t head, c
     kernels.multiply_tile(p.group, p.head_dim, t.rotated, width, t.keys, t.scores);
     cap_scores(t, p.group, p.cap);
     kernels.soften(t.scores, p.group, t.visible, t.peak, t.sum, t.out, width);
-    kernels.add_rows_f16(p.group, keys, t.scores, v, p.head_dim, t.out, width);
+    v_rows.format.add_rows(p.group, keys, t.scores, v, p.head_dim, t.out, width);
   }
 }
 

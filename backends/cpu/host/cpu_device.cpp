@@ -18,6 +18,7 @@
 #include "backends/cpu/host/measure.h"
 #include "backends/cpu/host/parts.h"
 #include "backends/cpu/kernels.h"
+#include "backends/cpu/kv_kernels.h"
 #include "backends/cpu/kv_scratch.h"
 #include "backends/cpu/ops.h"
 #include "base/fair_mutex.h"
@@ -66,26 +67,32 @@ struct Run {
 #undef THIMBLE_RUN_OP
 };
 
-// Whether the table gives the CPU this op, and its keys and values have a type that the KV ops read.
+// Whether the table gives the CPU this op, and its rows of keys and values have formats that the op reads.
 bool is_supported(const Op& op) {
   if (!has_op(op, kOnCpu)) return false;
-  const auto halves = [](const auto&... arrays) { return ((arrays.type == DType::kF16) && ...); };
+  const auto formats = [](const auto&... arrays) { return ((kv_format(arrays.type) != nullptr) && ...); };
+  const auto one_format = [](const KvArray& pool, const KvArray& chunk) {
+    return kv_format(pool.type) && (!chunk || chunk.type == pool.type);
+  };
   return std::visit(
       [&](const auto& o) {
         using T = std::decay_t<decltype(o)>;
         if constexpr (std::is_same_v<T, KvView>)
-          return halves(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
-        else if constexpr (std::is_same_v<T, KvCompact>)
-          return halves(o.k, o.v, o.chunk_k, o.chunk_v);
+          return formats(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
+        else if constexpr (std::is_same_v<T, KvCompact>)  // moves rows as they are
+          return one_format(o.k, o.chunk_k) && one_format(o.v, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
-          return halves(o.k, o.v);
+          return formats(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)
-          return o.p.source == kFromView || halves(o.k, o.v);
-        else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff> ||
-                           std::is_same_v<T, QueryScore>)
-          return halves(o.k, o.chunk_k);
-        else if constexpr (std::is_same_v<T, TokenScore> || std::is_same_v<T, PageBounds>)
-          return halves(o.k);
+          return o.p.source == kFromView || formats(o.k, o.v);
+        else if constexpr (std::is_same_v<T, QueryScore>)  // a tile may have rows of both
+          return one_format(o.k, o.chunk_k);
+        else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff>)
+          return formats(o.k, o.chunk_k);
+        else if constexpr (std::is_same_v<T, TokenScore>)
+          return formats(o.k);
+        else if constexpr (std::is_same_v<T, PageBounds>)  // bounds of other keys would round
+          return o.k.type == DType::kF16;
         else
           return true;
       },

@@ -4,11 +4,8 @@
 
 #include <utility>
 
+#include "backends/cpu/isa/kv_formats.h"
 #include "backends/cpu/isa/vector.h"
-
-#if !defined(__F16C__)
-#include "base/bits.h"
-#endif
 
 namespace thimble::cpu {
 namespace {
@@ -19,31 +16,6 @@ typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 constexpr float kInfinity = __builtin_inff();
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
-
-inline void store(uint16_t* p, Vec v) {
-#if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
-#else
-  for (int i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v[i]);
-#endif
-}
-// The first n < kLanes values at p, with `fill` in the other lanes.
-template <typename T>
-inline Vec load_some(const T* p, uint32_t n, T fill) {
-  T lanes[kLanes];
-  for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = i < n ? p[i] : fill;
-  return load(lanes);
-}
-template <typename T>
-inline void store_some(T* p, Vec v, uint32_t n) {
-  T lanes[kLanes];
-  store(lanes, v);
-  for (uint32_t i = 0; i < n; ++i) p[i] = lanes[i];
-}
 
 // The lanes of a and b whose index has bit G clear (Second: set); lanes come from a if the result's index has
 // bit G clear. Exchanging all pairs of vectors this way for every G transposes kLanes vectors.
@@ -99,38 +71,18 @@ inline Vec log(Vec x) {
   return __builtin_convertvector(exponent, Vec) * 0.693147181f + 2.0f * t * series;
 }
 
-void widen(const uint16_t* x, float* y, uint32_t n) {
-  uint32_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, load(x + i));
-  if (i < n) store_some(y + i, load_some<uint16_t>(x + i, n - i, 0), n - i);
-}
 void narrow(const float* x, uint16_t* y, uint32_t n) {
   uint32_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(y + i, load(x + i));
   if (i < n) store_some(y + i, load_some<float>(x + i, n - i, 0), n - i);
 }
-uint32_t saturate(const float* x, uint16_t* y, uint32_t n) {
-  constexpr float kLargest = 65504;
-  IntVec beyond{};
-  const auto bounded = [&](Vec v) {
-    beyond -= (v > kLargest) | (v < -kLargest);  // a lane that compares true is -1
-    v = v > kLargest ? broadcast(kLargest) : v;
-    return v < -kLargest ? broadcast(-kLargest) : v;
-  };
-  uint32_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, bounded(load(x + i)));
-  if (i < n) store_some(y + i, bounded(load_some<float>(x + i, n - i, 0)), n - i);
-  uint32_t count = 0;
-  for (int lane = 0; lane < kLanes; ++lane) count += static_cast<uint32_t>(beyond[lane]);
-  return count;
-}
 
 // Transposes kLanes rows of kLanes columns from column c on; rows of y are kTileKeys apart.
-template <typename T>
-inline void transpose_block(const T* const* rows, uint32_t c, float* y) {
+template <typename Format>
+inline void transpose_block(const std::byte* const* rows, uint32_t c, float* y) {
   Vec v[kLanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) v[i] = load(rows[i] + c);
+  for (int i = 0; i < kLanes; ++i) v[i] = Format::load(rows[i], c);
   exchange<1>(v);
   exchange<2>(v);
   if constexpr (kLanes > 4) exchange<4>(v);
@@ -139,24 +91,24 @@ inline void transpose_block(const T* const* rows, uint32_t c, float* y) {
   for (int i = 0; i < kLanes; ++i) store(y + i * kTileKeys, v[i]);
 }
 
-template <typename T>
-void transpose(const T* const* rows, uint32_t n, uint32_t cols, float* y) {
+template <typename Format>
+void load_tile(const std::byte* const* rows, uint32_t n, uint32_t cols, float* y) {
   for (uint32_t j = 0; j < kTileKeys; j += kLanes, y += kLanes)
     for (uint32_t c = 0; c < cols; c += kLanes) {
       if (j + kLanes <= n && c + kLanes <= cols) {
-        transpose_block(rows + j, c, y + c * kTileKeys);
+        transpose_block<Format>(rows + j, c, y + c * kTileKeys);
         continue;
       }
-      T edge[kLanes][kLanes] = {};
-      const T* edge_rows[kLanes];
+      const uint32_t channels = cols - c < kLanes ? cols - c : kLanes;
+      float edge[kLanes][kLanes] = {};
+      const std::byte* edge_rows[kLanes];
       for (uint32_t i = 0; i < kLanes; ++i) {
-        edge_rows[i] = edge[i];
-        for (uint32_t x = c; j + i < n && x < cols && x < c + kLanes; ++x) edge[i][x - c] = rows[j + i][x];
+        edge_rows[i] = reinterpret_cast<const std::byte*>(edge[i]);
+        if (j + i < n) store(edge[i], Format::load_some(rows[j + i], c, channels));
       }
       float block[kLanes * kTileKeys];
-      transpose_block(edge_rows, 0, block);
-      for (uint32_t x = 0; x < kLanes && c + x < cols; ++x)
-        store(y + (c + x) * kTileKeys, load(block + x * kTileKeys));
+      transpose_block<FloatRows>(edge_rows, 0, block);
+      for (uint32_t x = 0; x < channels; ++x) store(y + (c + x) * kTileKeys, load(block + x * kTileKeys));
     }
 }
 
@@ -179,13 +131,13 @@ struct Tile {
   const float* x;
   Vec at(uint32_t k, uint32_t c) const { return load(x + k * kTileKeys + c); }
 };
-template <typename T>
+template <typename Format>
 struct Listed {
-  const T* const* rows;
+  const std::byte* const* rows;
   uint32_t cols;
   Vec at(uint32_t k, uint32_t c) const {
-    if (c + kLanes <= cols) return load(rows[k] + c);
-    return c < cols ? load_some<T>(rows[k] + c, cols - c, 0) : Vec{};
+    if (c + kLanes <= cols) return Format::load(rows[k], c);
+    return c < cols ? Format::load_some(rows[k], c, cols - c) : Vec{};
   }
 };
 
@@ -255,10 +207,10 @@ void bound_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const floa
   }
 }
 
-template <typename T>
-void add_rows(uint32_t m, uint32_t k, const float* a, const T* const* rows, uint32_t cols, float* c,
+template <typename Format>
+void add_rows(uint32_t m, uint32_t k, const float* a, const std::byte* const* rows, uint32_t cols, float* c,
               uint32_t ldc) {
-  const Listed<T> b{rows, cols};
+  const Listed<Format> b{rows, cols};
   uint32_t first = 0;
   for (; first + kBlockCols * kLanes <= ldc; first += kBlockCols * kLanes)
     multiply_columns<kBlockCols, true>(m, k, a, kTileKeys, b, first, c, ldc);
@@ -344,20 +296,24 @@ void vote(const float* s, uint64_t stride, uint32_t rows, const float* lse, uint
   }
 }
 
+template <typename Format>
+constexpr KvFormat format(DType type) {
+  return {.type = type,
+          .store_row = Format::store_row,
+          .load_row = load_row<Format>,
+          .load_tile = load_tile<Format>,
+          .add_rows = add_rows<Format>};
+}
+
 }  // namespace
 
 extern const KvKernels THIMBLE_KV_KERNELS;
 const KvKernels THIMBLE_KV_KERNELS = {
-    .widen = widen,
+    .formats = {format<HalfRows>(DType::kF16), format<FloatRows>(DType::kF32)},
     .narrow = narrow,
-    .saturate = saturate,
-    .transpose_f16 = transpose<uint16_t>,
-    .transpose_f32 = transpose<float>,
     .rotate_tile = rotate_tile,
     .multiply_tile = multiply_tile,
     .bound_tile = bound_tile,
-    .add_rows_f16 = add_rows<uint16_t>,
-    .add_rows_f32 = add_rows<float>,
     .soften = soften,
     .exponentials = exponentials,
     .log_sum_exp = log_sum_exp,

@@ -34,11 +34,12 @@ void key_diff(const Context& ctx, const KeyDiff& o) {
         work(head, state, block, begin, end, worker_scratch<KeyScratch>(ctx.scratch.data(), worker, dh));
     });
   };
+  const KvRows pool(o.k, dh), chunk(o.chunk_k, dh);
   const auto read_key = [&](uint32_t head, const HeadState& state, uint32_t entry, float* key) {
     const uint32_t n = state.n_entries;
-    kv_kernels().widen(entry < n ? in_run<uint16_t>(o.k.values, state, entry, dh)
-                                 : at<uint16_t>(o.chunk_k.values, head, p.chunk_capacity, entry - n, dh),
-                       key, dh);
+    const KvRows& rows = entry < n ? pool : chunk;
+    rows.format.load_row(entry < n ? rows.in_run(state, entry) : rows.at(head, p.chunk_capacity, entry - n),
+                         key, dh);
   };
 
   for_blocks([&](uint32_t head, const HeadState& state, uint32_t block, uint32_t begin, uint32_t end,

@@ -11,7 +11,7 @@ namespace thimble::cpu {
 void kv_append(const Context& ctx, const KvAppend& o) {
   const KvAppendParams& p = o.p;
   const Rope rope(o.rope, p.rope);
-  const KvKernels& kernels = kv_kernels();
+  const KvRows k_rows(o.k, p.head_dim), v_rows(o.v, p.head_dim);
   const bool rotates = p.rope.mode == kRopeOriginal;
   ctx.threads.run(ctx.step.n_rows, [&](uint32_t row, uint32_t worker) {
     const RowScratch scratch = worker_scratch<RowScratch>(ctx.scratch.data(), worker, p.head_dim);
@@ -29,8 +29,8 @@ void kv_append(const Context& ctx, const KvAppend& o) {
         k = scratch.row;
       }
       const uint64_t entry = first_row(ctx, p.into, head, p.chunk_capacity, p.head_state) + row;
-      saturated += kernels.saturate(k, data<uint16_t>(o.k.values) + entry * p.head_dim, p.head_dim);
-      saturated += kernels.saturate(v, data<uint16_t>(o.v.values) + entry * p.head_dim, p.head_dim);
+      saturated += k_rows.format.store_row(k, k_rows[entry], p.head_dim);
+      saturated += v_rows.format.store_row(v, v_rows[entry], p.head_dim);
       data<int32_t>(o.pos)[entry] = position;
     }
     if (saturated) std::atomic_ref(*data<uint32_t>(o.saturated)).fetch_add(saturated);

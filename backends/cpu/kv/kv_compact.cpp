@@ -32,9 +32,8 @@ void kv_compact(const Context& ctx, const KvCompact& o) {
     const View& chunk;
     size_t bytes;  // per row
   };
-  const size_t vector = p.head_dim * sizeof(uint16_t);
-  const Column columns[] = {{o.k.values, o.chunk_k.values, vector},
-                            {o.v.values, o.chunk_v.values, vector},
+  const Column columns[] = {{o.k.values, o.chunk_k.values, kv_bytes(o.k.type, p.head_dim)},
+                            {o.v.values, o.chunk_v.values, kv_bytes(o.v.type, p.head_dim)},
                             {o.pos, o.chunk_pos, sizeof(int32_t)},
                             {o.cis, o.chunk_cis, sizeof(float)}};
   ctx.threads.run(4 * p.heads, [&](uint32_t item, uint32_t) {
@@ -43,8 +42,7 @@ void kv_compact(const Context& ctx, const KvCompact& o) {
     const uint32_t head = p.first_head + item / 4;
     const HeadState& state = ctx.heads[p.head_state + head];
     compact(entry_list(ctx, o.list, head, p.list_capacity, p.head_state),
-            o.chunk_k ? state.n_entries : UINT32_MAX,
-            in_run<std::byte>(column.pool, state, 0, column.bytes),
+            o.chunk_k ? state.n_entries : UINT32_MAX, in_run<std::byte>(column.pool, state, 0, column.bytes),
             at<std::byte>(column.chunk, head, p.chunk_capacity, 0, column.bytes), column.bytes);
   });
 }

@@ -29,11 +29,12 @@ struct Tail {
 
 void kv_merge(const Context& ctx, const KvMerge& o) {
   const KvMergeParams& p = o.p;
-  const size_t vector = p.head_dim * sizeof(uint16_t);
   const struct {
     const View& run;
     size_t bytes;
-  } columns[] = {{o.k.values, vector}, {o.v.values, vector}, {o.cis, sizeof(float)}};
+  } columns[] = {{o.k.values, kv_bytes(o.k.type, p.head_dim)},
+                 {o.v.values, kv_bytes(o.v.type, p.head_dim)},
+                 {o.cis, sizeof(float)}};
   constexpr uint32_t kColumns = 3;
   const auto state_of = [&](uint32_t head) -> const HeadState& { return ctx.heads[p.head_state + head]; };
   const auto tail_of = [&](const HeadState& state) {

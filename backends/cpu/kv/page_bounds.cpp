@@ -1,5 +1,5 @@
-// page_bounds: the smallest and the largest key of each page, channel by channel. They are exact, since keys
-// are halves.
+// page_bounds: the smallest and the largest key of each page, channel by channel, as halves. They are exact
+// if keys are halves.
 #include <algorithm>
 #include <limits>
 
@@ -8,14 +8,14 @@
 
 namespace thimble::cpu {
 
-// Bounds of n keys, [n][head_dim]; NaN is ignored.
-static void bound(const uint16_t* keys, uint32_t n, uint32_t head_dim, const BoundsScratch& t,
-                  uint16_t* lowest, uint16_t* highest) {
+// Bounds of the n keys of a run from entry `first` on; NaN is ignored.
+static void bound(const KvRows& keys, const HeadState& state, uint32_t first, uint32_t n, uint32_t head_dim,
+                  const BoundsScratch& t, uint16_t* lowest, uint16_t* highest) {
   const KvKernels& kernels = kv_kernels();
   std::fill_n(t.lowest, head_dim, std::numeric_limits<float>::infinity());
   std::fill_n(t.highest, head_dim, -std::numeric_limits<float>::infinity());
   for (uint32_t i = 0; i < n; ++i) {
-    kernels.widen(keys + uint64_t(i) * head_dim, t.key, head_dim);
+    keys.format.load_row(keys.in_run(state, first + i), t.key, head_dim);
     for (uint32_t c = 0; c < head_dim; ++c) {
       t.lowest[c] = t.key[c] < t.lowest[c] ? t.key[c] : t.lowest[c];
       t.highest[c] = t.key[c] > t.highest[c] ? t.key[c] : t.highest[c];
@@ -30,6 +30,7 @@ void page_bounds(const Context& ctx, const PageBounds& o) {
   struct Pages {
     uint32_t entries, begin, end;
   };
+  const KvRows keys(o.k, p.head_dim);
   const auto pages_of = [&](uint32_t head) {
     const HeadState& state = ctx.heads[p.head_state + head];
     const uint32_t n = step_entries(ctx.step, state);
@@ -49,8 +50,7 @@ void page_bounds(const Context& ctx, const PageBounds& o) {
     if (page >= pages.end) return;
     const HeadState& state = ctx.heads[p.head_state + head];
     uint16_t* lowest = page_of<uint16_t>(o.bounds, state, head, p.page, page, p.head_dim);
-    bound(in_run<uint16_t>(o.k.values, state, page * p.page, p.head_dim),
-          std::min(p.page, pages.entries - page * p.page), p.head_dim,
+    bound(keys, state, page * p.page, std::min(p.page, pages.entries - page * p.page), p.head_dim,
           worker_scratch<BoundsScratch>(ctx.scratch.data(), worker, p.head_dim), lowest, lowest + p.head_dim);
   });
 }

@@ -70,10 +70,11 @@ static float log_length(const Label& o, uint32_t row) {
 }
 
 // Scores the block's vectors against n consecutive keys.
-static void score(const Label& o, const uint16_t* keys, uint32_t n, uint32_t vectors, const TileScratch& t) {
-  const uint16_t* rows[kTileKeys];
-  for (uint32_t i = 0; i < n; ++i) rows[i] = keys + uint64_t(i) * o.p.head_dim;
-  kv_kernels().transpose_f16(rows, n, o.p.head_dim, t.keys);
+static void score(const Label& o, const KvRows& all, const std::byte* keys, uint32_t n, uint32_t vectors,
+                  const TileScratch& t) {
+  const std::byte* rows[kTileKeys];
+  for (uint32_t i = 0; i < n; ++i) rows[i] = keys + i * all.bytes;
+  all.format.load_tile(rows, n, o.p.head_dim, t.keys);
   kv_kernels().multiply_tile(vectors, o.p.head_dim, t.q, padded_width(o.p.head_dim), t.keys, t.scores);
   if (o.p.cap != 0) kernels().soft_cap(t.scores, vectors * kTileKeys, o.p.cap);
 }
@@ -90,20 +91,21 @@ static void sum_logits(const Context& ctx, const Label& o, uint32_t head, uint32
         o.sinks ? data<float>(o.sinks)[head * p.group + h] : -std::numeric_limits<float>::infinity();
   });
   if (marked.count == 0) return;
-  const auto add = [&](const uint16_t* keys, uint32_t first_entry, uint32_t n) {
-    score(o, keys, n, marked.count, t);
+  const auto add = [&](const KvRows& all, const std::byte* keys, uint32_t first_entry, uint32_t n) {
+    score(o, all, keys, n, marked.count, t);
     for (uint32_t v = 0; v < marked.count; ++v)
       if (t.visible[v] > first_entry)
         t.peak[v] = add_logs(t.peak[v], kv_kernels().log_sum_exp(t.scores + v * kTileKeys,
                                                                  std::min(n, t.visible[v] - first_entry)));
   };
+  const KvRows pool(o.k, p.head_dim), chunk(o.chunk_k, p.head_dim);
   const Range range(o, state);
   const uint32_t parts[][2] = {{0, range.sinks}, {range.first, range.end}, {range.own, state.n_entries}};
   for (const auto& [first, end] : parts)
     for (uint32_t entry = first; entry < end; entry += kTileKeys)
-      add(in_run<uint16_t>(o.k.values, state, entry, p.head_dim), entry, std::min(kTileKeys, end - entry));
+      add(pool, pool.in_run(state, entry), entry, std::min(kTileKeys, end - entry));
   for (uint32_t row = 0; row < marked.end; row += kTileKeys)
-    add(at<uint16_t>(o.chunk_k.values, head, p.chunk_capacity, row, p.head_dim), state.n_entries + row,
+    add(chunk, chunk.at(head, p.chunk_capacity, row), state.n_entries + row,
         std::min(kTileKeys, marked.end - row));
   MarkedRows(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
     data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h] =
@@ -116,6 +118,7 @@ static void label_entries(const Context& ctx, const Label& o, uint32_t head, uin
                           uint32_t blocks, const TileScratch& t) {
   const LabelParams& p = o.p;
   const HeadState& state = ctx.heads[p.head_state + head];
+  const KvRows pool(o.k, p.head_dim);
   for (uint32_t block = 0; block < blocks; ++block) {
     const MarkedRows marked(ctx, o, head, block, t, [&](uint32_t row, uint32_t h, uint32_t vector) {
       t.sum[vector] = data<float>(o.lse)[uint64_t(row) * p.heads * p.group + head * p.group + h];
@@ -123,7 +126,7 @@ static void label_entries(const Context& ctx, const Label& o, uint32_t head, uin
     if (marked.count == 0) continue;
     for (uint32_t entry = first; entry < end; entry += kTileKeys) {
       const uint32_t n = std::min(kTileKeys, end - entry);
-      score(o, in_run<uint16_t>(o.k.values, state, entry, p.head_dim), n, marked.count, t);
+      score(o, pool, pool.in_run(state, entry), n, marked.count, t);
       float* max_logit = at<float>(o.max_logit, head, p.label_capacity, entry);
       float* log_prob = at<float>(o.log_prob, head, p.label_capacity, entry);
       for (uint32_t i = 0; i < n; ++i) {

@@ -15,6 +15,7 @@ void page_score(const Context& ctx, const PageScore& o) {
   const PageScoreParams& p = o.p;
   const Rope rope(o.rope, p.rope);
   const KvKernels& kernels = kv_kernels();
+  const KvFormat& halves = *kv_format(DType::kF16);
   const uint32_t width = padded_width(p.head_dim), begin = ctx.step.n_init;
   const uint32_t first_query = p.first_head * p.group, queries = p.heads * p.group;
   ScratchLayout layout(ctx.scratch.data());
@@ -47,13 +48,15 @@ void page_score(const Context& ctx, const PageScore& o) {
     const float* q = shared.q + uint64_t(head) * p.group * width;
     for (uint32_t page = first; page < end; page += kTileKeys) {
       const uint32_t n = std::min(kTileKeys, end - page);
-      const uint16_t *lowest[kTileKeys], *highest[kTileKeys];
+      const std::byte *lowest[kTileKeys], *highest[kTileKeys];
       for (uint32_t i = 0; i < n; ++i) {
-        lowest[i] = page_of<uint16_t>(o.bounds, state, p.first_head + head, p.page, page + i, p.head_dim);
-        highest[i] = lowest[i] + p.head_dim;
+        const uint16_t* bounds =
+            page_of<uint16_t>(o.bounds, state, p.first_head + head, p.page, page + i, p.head_dim);
+        lowest[i] = reinterpret_cast<const std::byte*>(bounds);
+        highest[i] = reinterpret_cast<const std::byte*>(bounds + p.head_dim);
       }
-      kernels.transpose_f16(lowest, n, p.head_dim, t.lowest);
-      kernels.transpose_f16(highest, n, p.head_dim, t.highest);
+      halves.load_tile(lowest, n, p.head_dim, t.lowest);
+      halves.load_tile(highest, n, p.head_dim, t.highest);
       kernels.bound_tile(p.group, p.head_dim, q, width, t.lowest, t.highest, t.scores);
       store_tile(o, head, page, t.scores, n);
     }

@@ -76,20 +76,20 @@ struct HeadWork {
   void read_keys(uint32_t tile, const TileScratch& t) const {
     const uint32_t dh = o.p.head_dim, begin = tile * kTileKeys, n = std::min(kTileKeys, span.count - begin);
     const Rope rope(o.rope, o.p.rope);
+    const KvRows pool(o.k, dh), chunk(o.chunk_k, dh);  // of one format
     const auto key = [&](uint32_t i) {
       const uint32_t entry = list[entry_of(span, i)], pooled = state.n_entries;
-      return entry < pooled ? in_run<uint16_t>(o.k.values, state, entry, dh)
-                            : at<uint16_t>(o.chunk_k.values, head, o.p.chunk_capacity, entry - pooled, dh);
+      return entry < pooled ? pool.in_run(state, entry) : chunk.at(head, o.p.chunk_capacity, entry - pooled);
     };
-    const uint16_t* keys[kTileKeys];
+    const std::byte* keys[kTileKeys];
     for (uint32_t i = 0; i < n; ++i) keys[i] = key(begin + i);
     for (uint32_t i = begin + n; i < std::min(span.count, begin + 2 * kTileKeys); ++i)
-      prefetch_row(key(i), dh);
-    kv_kernels().transpose_f16(keys, n, dh, t.keys);
+      prefetch_row(key(i), pool.bytes);
+    pool.format.load_tile(keys, n, dh, t.keys);
     if (by_place()) return kv_kernels().rotate_tile(t.keys, low, rope.pairs, rope.second, rope.step);
     if (o.p.rope.mode != kRopeList) return;
     for (uint32_t i = 0; i < n; ++i) {
-      kv_kernels().widen(keys[i], t.rotated, dh);
+      pool.format.load_row(keys[i], t.rotated, dh);
       rope.angles(entry_of(span, begin + i), t.angles);
       rope.rotate(t.rotated, t.angles);
       for (uint32_t c = 0; c < dh; ++c) t.keys[c * kTileKeys + i] = t.rotated[c];

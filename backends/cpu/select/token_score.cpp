@@ -43,6 +43,7 @@ void token_score(const Context& ctx, const TokenScore& o) {
   for (uint32_t head = 0; head < p.heads; ++head) last = std::max(last, end_of(head));
   if (last == begin || selection_cached(o.gate)) return;
   const KvKernels& kernels = kv_kernels();
+  const KvRows keys(o.k, p.head_dim);
   const uint32_t width = padded_width(p.head_dim);
   const uint32_t first_query = p.first_head * p.group, queries = p.heads * p.group;
   ScratchLayout layout(ctx.scratch.data());
@@ -63,9 +64,9 @@ void token_score(const Context& ctx, const TokenScore& o) {
     const float* q = shared.q + uint64_t(head) * p.group * width;
     for (uint32_t entry = first; entry < end; entry += kTileKeys) {
       const uint32_t n = std::min(kTileKeys, end - entry);
-      const uint16_t* rows[kTileKeys];
-      for (uint32_t i = 0; i < n; ++i) rows[i] = in_run<uint16_t>(o.k.values, state, entry + i, p.head_dim);
-      kernels.transpose_f16(rows, n, p.head_dim, t.keys);
+      const std::byte* rows[kTileKeys];
+      for (uint32_t i = 0; i < n; ++i) rows[i] = keys.in_run(state, entry + i);
+      keys.format.load_tile(rows, n, p.head_dim, t.keys);
       kernels.multiply_tile(p.group, p.head_dim, q, width, t.keys, t.scores);
       store_tile(o, head, entry, t.scores, n);
     }
