@@ -1,26 +1,26 @@
-// Blocks of a cluster run at the same time and reach each other's shared memory: from Hopper on. Device side.
-// Each function is also right for a cluster of one block, which every card has.
+// Thread block clusters, whose blocks run at the same time and can access each other's shared memory (from
+// Hopper on). Device side. Each function also works for a cluster of one block, which every card supports.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
 
 namespace thimble::cuda {
 
-// Before a kernel's launch bounds: its blocks form clusters of so many, side by side.
+// Goes before a kernel's launch bounds: its blocks form clusters of this many neighbours.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define THIMBLE_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define THIMBLE_CLUSTER(blocks)
 #endif
 
-// The two halves of a barrier of all threads of the cluster: what was written to shared memory before the
-// first can be seen behind the second. A block must not exit before the others have done with its memory, nor
-// may they reach it before it has come to a first barrier.
+// The two halves of a barrier of all threads of the cluster. Writes to shared memory before the first half
+// are visible after the second. A block must not exit before the others are done with its memory, and the
+// others must not access it before it has reached its first barrier.
 template <uint32_t kBlocks>
 __device__ inline void arrive_at_cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
   if constexpr (kBlocks > 1) {
-    __syncwarp();  // .aligned takes whole warps
+    __syncwarp();  // .aligned needs whole warps
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   }
 #endif
@@ -41,7 +41,7 @@ __device__ inline void cluster_barrier() {
   wait_at_cluster_barrier<kBlocks>();
 }
 
-// Where block `rank` has what lies at p in this block's shared memory.
+// The address in block `rank` that corresponds to p in this block's shared memory.
 template <uint32_t kBlocks, typename T>
 __device__ inline T* of_rank(T* p, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900

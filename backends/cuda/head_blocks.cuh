@@ -1,20 +1,20 @@
-// How the blocks of a launch are shared among KV heads whose runs differ in length. The grid is (each,
-// heads): so many blocks a head where their work is equal; else every head has one, and the rest go by the
-// heads' work. Device side.
+// How the blocks of a launch are divided among KV heads with runs of different lengths. The grid is (each,
+// heads): `each` blocks per head if their work is equal; otherwise every head gets one block, and the rest
+// are divided by the heads' work. Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
 
 namespace thimble::cuda {
 
-// The blocks [first, first + count) of a launch are this head's.
+// Blocks [first, first + count) of the launch belong to this head.
 struct HeadBlocks {
   uint32_t head, first, count;
-  uint32_t work;  // of the head
+  uint32_t work;  // the head's work
 };
 
-// Whether all heads have as much work as the first one, `first`. Nearly always they do, and kernels of a few
-// microseconds wait for the answer: it takes one load and no division.
+// Whether all heads have as much work as the first one. They nearly always have, and kernels of a few
+// microseconds wait for the answer, so it takes one load and no division.
 template <typename Work>
 __device__ inline bool equal_work(uint32_t heads, const Work& work, uint32_t& first) {
   const uint32_t lane = threadIdx.x % kWarp, own = work(min(lane, heads - 1));
@@ -24,13 +24,13 @@ __device__ inline bool equal_work(uint32_t heads, const Work& work, uint32_t& fi
   return __all_sync(~0u, equal);
 }
 
-// Shares out `blocks`, at least one a head; work(head) is how many entries a head works on. Called by a warp,
-// with the same arguments in all of its lanes. It gives the first head for which is(head, end of its blocks)
-// holds; `heads` and no blocks if there is none.
+// Divides `blocks` among heads, at least one per head; work(head) is the number of entries that a head
+// processes. A warp calls this with the same arguments in all lanes. Returns the first head for which
+// is(head, end of its blocks) holds; `heads` and no blocks if there is none.
 template <typename Work, typename Is>
 __device__ inline HeadBlocks find_head_blocks(uint32_t blocks, uint32_t heads, const Work& work,
                                               const Is& is) {
-  // In units of 16 entries their product with the blocks has 32 bits for runs of 16M entries.
+  // In units of 16 entries, the product with the number of blocks fits 32 bits for runs of up to 16M entries.
   const auto units = [&](uint32_t head) { return head < heads ? (work(head) + 15) / 16 : 0; };
   const uint32_t lane = threadIdx.x % kWarp, spare = blocks - heads;
   uint32_t all = 0;
@@ -56,10 +56,10 @@ __device__ inline HeadBlocks find_head_blocks(uint32_t blocks, uint32_t heads, c
   return {heads, blocks, 0, 0};
 }
 
-// This block among all of the grid's (each, heads).
+// The number of this block in the grid (each, heads).
 __device__ inline uint32_t block_of_heads() { return blockIdx.y * gridDim.x + blockIdx.x; }
 
-// The head that this block works on; `heads` where the block is left over. Called by a warp, as are all here.
+// The head that this block works on; `heads` for a surplus block. A warp calls this and the functions below.
 template <typename Work>
 __device__ inline HeadBlocks blocks_around(const Work& work) {
   const uint32_t head = blockIdx.y, heads = gridDim.y, each = gridDim.x;

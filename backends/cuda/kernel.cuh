@@ -1,4 +1,5 @@
-// What kernels share: the order between them, what a step works on, and reductions. Device side.
+// Shared by all kernels: the order between kernels, the entries that a step works on, and reductions. Device
+// side.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,27 +17,29 @@ namespace thimble::cuda {
 inline constexpr uint32_t kWarp = 32;
 inline constexpr float kInfinity = __builtin_huge_valf();
 
-// Lets the kernel behind this one start; it then waits for this one in await_predecessor(). Call it first.
+// Allows the next kernel to start; it then waits for this one in await_predecessor(). Call it first.
 __device__ inline void release_successor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until all kernels before this one have finished. Before it, a kernel may only read what no kernel of
-// the program writes: weights, the step and the table of heads; and past the first-level cache what those
-// before the last one wrote, where that releases its successor behind its own wait (expert_glu does). Call it
-// even to return at once: who waits for this kernel counts on those before it.
+// Waits until all previous kernels have finished. Before this call, a kernel may only read data that no
+// kernel of the program writes: weights, the step and the head table. It may also read, bypassing the
+// first-level cache, what kernels before its immediate predecessor wrote, if that predecessor releases its
+// successor after its own wait (expert_glu does). Call it even before an immediate return, because the
+// successor relies on it to wait for the earlier kernels.
 __device__ inline void await_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Both: what a kernel without work of its own to do before starts with.
+// Both of the above, for kernels without work that can be done before the wait.
 __device__ inline void begin_kernel() {
   release_successor();
   await_predecessor();
 }
-// The same with the step, which is there before: a kernel of a few microseconds should not wait for it, too.
+// The same, and returns the step. The step is loaded before the wait, since a kernel of a few microseconds
+// should not wait for it afterwards.
 __device__ inline StepParams begin_kernel(const StepParams* step) {
   release_successor();
   const StepParams s = *step;
@@ -44,22 +47,22 @@ __device__ inline StepParams begin_kernel(const StepParams* step) {
   return s;
 }
 
-// Asks for what lies at p ahead of time, in the first-level cache.
+// Prefetches the data at p into the first-level cache.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 
 __device__ inline uint32_t row_count(const StepParams& s, uint32_t rows) {
   return rows == kLogitRows ? s.n_logit_rows : s.n_rows;
 }
-// Whether this step uses the selection that an earlier one made.
+// Whether this step reuses the selection of an earlier step.
 __device__ inline bool selection_cached(const GateState* gate) { return gate && gate->hit; }
 
-// One KV head's list, or everything where the op has no list.
+// The list of one KV head, or all entries if the op has no list.
 struct EntryList {
   uint32_t count;
-  const uint32_t* entries;  // null: entry i is i
+  const uint32_t* entries;  // null means that entry i is i
   __device__ uint32_t operator[](uint32_t i) const { return entries ? entries[i] : i; }
 };
-// `entries`: that the head has with the step's rows.
+// `entries`: the head's entries including the step's rows.
 __device__ inline EntryList entry_list(const uint32_t* lists, uint32_t head, uint32_t list_capacity,
                                        uint32_t entries) {
   if (!lists) return {entries, nullptr};
@@ -78,7 +81,7 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// What an RMS norm scales n numbers with, from the sum of their squares.
+// The scale of an RMS norm of n numbers, from the sum of their squares.
 __device__ inline float rms_scale(float squares, uint32_t n, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
 }

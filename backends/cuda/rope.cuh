@@ -1,13 +1,13 @@
-// Rotary positions from the two-level table of backends/backend.h. Device side.
+// Rotary positions with the two-level table of backends/backend.h. Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
 
 namespace thimble::cuda {
 
-// Made of an op's `rope` operand and parameters.
+// Made from an op's `rope` operand and parameters.
 struct Rope {
-  const float2* table;  // [64 + blocks][pairs]{cos, sin}; null where nothing rotates
+  const float2* table;  // [64 + blocks][pairs]{cos, sin}; null if nothing rotates
   uint32_t pairs;
 
   // cos and sin of pair p at a position, times the model's attention factor.
@@ -16,11 +16,11 @@ struct Rope {
                  low = table[(position % 64) * pairs + p];
     return {high.x * low.x - high.y * low.y, high.x * low.y + high.y * low.x};
   }
-  // The model's attention factor: cos at position 0 of the upper half.
+  // The model's attention factor, which is cos at position 0 of the upper half.
   __device__ float factor() const { return table[64 * pairs].x; }
 };
 
-// Pair p is the channels first(p) and second(p) of a head.
+// Pair p consists of channels first(p) and second(p) of a head.
 __device__ inline uint32_t first_of_pair(uint32_t p, uint32_t pairing) {
   return pairing == kRopeAdjacent ? 2 * p : p;
 }
@@ -28,7 +28,7 @@ __device__ inline uint32_t second_of_pair(uint32_t p, uint32_t pairing, uint32_t
   return pairing == kRopeAdjacent ? 2 * p + 1 : p + pairs;
 }
 
-// Channel c of a head's query at a position.
+// Channel c of a head's query after rotation to a position.
 __device__ inline float rotated_channel(const float* q, uint32_t c, uint32_t position, const Rope& rope,
                                         uint32_t pairing) {
   if (c >= 2 * rope.pairs) return q[c];

@@ -1,4 +1,4 @@
-// attention: of the view in prefill, of the pool in decode.
+// attention: calls attend_view in prefill and attend_pool in decode.
 #include <algorithm>
 
 #include "backends/cuda/attention/attention.h"

@@ -1,6 +1,6 @@
-// attention of one row from the pool: every warp attends to a share of the list with a running maximum and
-// sum, a block combines its warps, and a second kernel the blocks of a head. With a short list it is a chain
-// of waits, so whatever can be read early is.
+// attention of a single row to the pool. Each warp attends to a share of the list with a running maximum and
+// sum, a block combines its warps, and a second kernel combines the blocks of a head. With a short list the
+// kernel is a chain of waits, so it loads as early as possible.
 #include "backends/cuda/attention/attention.h"
 #include "backends/cuda/attention/pool_rows.cuh"
 #include "backends/cuda/head_blocks.cuh"
@@ -10,19 +10,20 @@
 namespace thimble::cuda {
 
 constexpr uint32_t kTile =
-    64;  // list entries whose keys rotate by their place among them, the query by the rest
+    64;  // list entries per tile; keys rotate by their index in it, the query by the rest
 constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
 
-// How a lane's four pairs lie in a row. Pair i of a lane is pair 4 * chunk + i of the head; from n_rot / 2 on
-// they do not rotate, and any two channels make one.
+// Where a lane's four pairs of channels are stored in a row. Pair i of a lane is pair 4 * chunk + i of the
+// head. Pairs from n_rot / 2 on do not rotate, so any two channels can form one.
 enum class Pairs {
   kAdjacent,  // 8 neighbouring channels
-  kHalves,    // 4 channels, and 4 half of n_rot on; or 8 neighbouring channels where nothing rotates
-  kAny,       // n_rot / 2 is no multiple of 4, so that some of a lane's pairs rotate and some do not; or 0
+  // 4 channels, and the 4 that are n_rot / 2 after them; or 8 neighbouring channels if nothing rotates
+  kHalves,
+  kAny,  // n_rot / 2 is not a multiple of 4, so only some of a lane's pairs may rotate; or it is 0
 };
 template <Pairs kPairs>
 struct LanePairs {
-  uint32_t first, pairs, pairing;  // 4 * chunk; of the head, those that rotate
+  uint32_t first, pairs, pairing;  // first: 4 * chunk; pairs: the head's rotating pairs
 
   __device__ bool rotates(uint32_t i) const { return first + i < pairs; }
   __device__ uint32_t x(uint32_t i) const {
@@ -35,7 +36,7 @@ struct LanePairs {
     if constexpr (kPairs == Pairs::kHalves) return (rotates(0) ? pairs + first : 2 * first + 4) + i;
     return rotates(i) ? second_of_pair(first + i, pairing, pairs) : 2 * (first + i) + 1;
   }
-  // The lane's pairs of a row of numbers; 16-byte aligned but for kAny.
+  // Loads the lane's pairs from a row of numbers, which is 16-byte aligned except for kAny.
   __device__ void load(const float* row, float (&a)[4], float (&b)[4]) const {
     if constexpr (kPairs == Pairs::kAny) {
 #pragma unroll
@@ -82,7 +83,7 @@ struct LanePairs {
   }
 };
 
-// The angles {cos, sin} of a lane's pairs.
+// Loads the angles {cos, sin} of a lane's pairs.
 __device__ static void load_angles(const float2* at, float2 (&angles)[4]) {
   const float4 low = reinterpret_cast<const float4*>(at)[0], high = reinterpret_cast<const float4*>(at)[1];
   angles[0] = {low.x, low.y};
@@ -90,12 +91,12 @@ __device__ static void load_angles(const float2* at, float2 (&angles)[4]) {
   angles[2] = {high.x, high.y};
   angles[3] = {high.z, high.w};
 }
-// By which a lane's keys rotate at each place in a tile. A lane whose keys do not rotate reads place 0, where
-// every angle is {1, 0}.
+// The angles by which a lane's keys rotate at each index in a tile. A lane whose keys do not rotate reads
+// index 0, where every angle is {1, 0}.
 template <Pairs kPairs>
 struct KeyTurn {
   const float2* table;     // the low half of the rope table
-  uint32_t start, stride;  // of the lane's pairs at place 0; from place to place
+  uint32_t start, stride;  // start: the lane's pairs at index 0; stride: from one index to the next
   bool rotates[4];
 
   __device__ KeyTurn(const LanePairs<kPairs>& lane, const float2* low_half, bool by_list) : table(low_half) {
@@ -123,37 +124,38 @@ struct KeyTurn {
   }
 };
 
-// Three stages of 8 rows, or six of 4: 12 KiB a warp at 128 channels, two thirds of it under way, where a
-// multiprocessor needs about 30 KiB. 4 heads of 8 channels, as query and as output, leave 12 warps the 160
-// registers a thread that it takes; 8 heads leave 8 warps.
+// Three stages of 8 rows, or six of 4: 12 KiB per warp at 128 channels, two thirds of it in flight. A
+// multiprocessor needs about 30 KiB in flight. With 4 heads of 8 channels, as query and as output, 12 warps
+// get the 160 registers per thread that the kernel needs; with 8 heads 8 warps do.
 template <uint32_t kLanes, uint32_t kHeads>
 using Stream = RowStream<kLanes, kHeads, 2, kHeads == 4 ? 3 : 6>;
 template <uint32_t kLanes, uint32_t kHeads>
 constexpr uint32_t kMostWarps = kLanes <= 16 && kHeads == 4 ? 12 : 8;
 template <uint32_t kLanes, uint32_t kHeads>
 constexpr uint32_t kWarpBytes = Stream<kLanes, kHeads>::kBytes +
-                                kWarp * sizeof(float);  // and a step's weights
+                                kWarp * sizeof(float);  // and the weights of a step
 
-// The low half of the rope table, which every key of a rotating head meets, lies in shared memory:
-// first-level cache has 28 KiB left where shared memory has all it can get, and this is 32 KiB at 128
-// channels. At 256 it would crowd out warps, and so would the queries, which lie behind it.
+// The low half of the rope table is used by every key of a rotating head, so it is in shared memory: the
+// first-level cache has 28 KiB left when shared memory is at its maximum, and the table takes 32 KiB at 128
+// channels. At 256 channels it would reduce the number of warps, and so would the queries, which are stored
+// after it.
 template <uint32_t kLanes>
 constexpr bool kHasRoom = kLanes <= 16;
 
-// What a block's rows come to: for each of its query heads the output before its division by the sum, and
-// {maximum, sum}. [query heads][blocks of the KV head] each; where a block had no rows the maximum is -inf
-// and all else 0.
+// The partial results of blocks. For each query head: the output before division by the sum, and {maximum,
+// sum}; [query heads][blocks of the KV head] each. If a block had no rows, the maximum is -inf and the rest
+// is 0.
 struct Parts {
-  float* out;  // head_dim each
+  float* out;  // head_dim floats each
   float2* peak_and_sum;
-  // The first part of a query head, numbered within its group.
+  // Index of the first part of a query head, whose number is within its group.
   __device__ static uint32_t first(const HeadBlocks& own, uint32_t group, uint32_t query_head) {
     return own.first * group + query_head * own.count;
   }
 };
 
-// By how many entries a head that this op works on is attended; `heads`: its rows of the table, from
-// first_head on. Of a list that is only known when it has been made, how long it may be.
+// The number of entries that a head of this op attends to. `heads`: the op's rows of the head table, from
+// first_head on. If the list is made later in the program, this is its largest possible length.
 struct Attended {
   const HeadState* heads;
   uint32_t n_rows, most;
@@ -164,8 +166,8 @@ struct Attended {
   __device__ uint32_t operator()(uint32_t head) const { return min(heads[head].n_entries + n_rows, most); }
 };
 
-// Peak and sum of several parts, and the factor of each part's output. 0 stands for no rows, whose output may
-// be no number.
+// Combines the peaks and sums of several parts and computes the factor of each part's output. A factor of 0
+// marks a part without rows, whose output may be NaN.
 template <uint32_t kParts>
 __device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[kParts]) {
   float2 all{-kInfinity, 0};
@@ -179,14 +181,14 @@ __device__ static float2 weigh(const float2 (&parts)[kParts], float (&factors)[k
   return all;
 }
 
-// Block (one of a KV head's, pass over its group).
+// Grid: (block among those of a KV head, pass over its group).
 template <uint32_t kLanes, uint32_t kHeads, Pairs kPairs>
 static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     attend_pool_kernel(const StepParams* step, const HeadState* table, AttentionParams p, const float* q,
                        const uint16_t* k, const uint16_t* v, const uint32_t* lists, Rope rope, Parts parts) {
   using S = Step<kLanes, kHeads>;
   constexpr uint32_t kWarps = kMostWarps<kLanes, kHeads>;
-  extern __shared__ uint4 shared[];  // [warps] stream and a step's weights, table, queries
+  extern __shared__ uint4 shared[];  // [warps] stream and weights of a step, then table, then queries
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   std::byte* const own = reinterpret_cast<std::byte*>(shared) + warp * kWarpBytes<kLanes, kHeads>;
   float* const weights =
@@ -198,25 +200,26 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     for (uint32_t i = threadIdx.x; i < kTile * rope.pairs / 2; i += blockDim.x)
       copy_async<16>(kept_table + i, reinterpret_cast<const uint4*>(rope.table) + i);
   const bool by_list = p.rope.mode == kRopeList;
-  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys,
+  // The model's attention factor applies to query and key, but the low half of the table, which rotates keys,
   // lacks it.
   const float factor = by_list && rope.pairs ? rope.factor() : 1;
   const StepParams s = *step;
   const HeadBlocks own_blocks = blocks_around(Attended(s, table, p, lists != nullptr));
   const HeadState state = table[p.first_head + min(own_blocks.head, p.heads - 1)];
   await_predecessor();
-  if (own_blocks.head == p.heads) {  // left over
+  if (own_blocks.head == p.heads) {  // a surplus block
     commit_copies();
     return wait_copies<0>();
   }
 
   const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
-      min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
+      // heads of the group in this pass; the others up to kHeads are zeros
+      min(kHeads, p.group - first_head);
   const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
   EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
-  // A full list has the warp's first entries where its capacity says, so they are on their way with the
-  // count.
+  // If the list is full, the warp's first entries are where the capacity says, so they are loaded together
+  // with the count.
   const uint32_t all_warps = own_blocks.count * warps,
                  place = warp * own_blocks.count + block_of_heads() - own_blocks.first;
   const uint32_t full_first = place * rows_per_warp(p.list_capacity - 1, all_warps, S::kRows);
@@ -233,7 +236,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
 
   const uint32_t chunk = lane % kLanes, side = lane / kLanes;
   const LanePairs<kPairs> pairs{4 * chunk, rope.pairs, p.rope.pairing};
-  // Only differences of list indices turn anything, so they may count from the window's first entry.
+  // Only differences of list indices affect rotations, so indices may count from the first entry of the
+  // window.
   const uint32_t hidden = p.window && list.count > p.window ? list.count - p.window : 0;
   list.count -= hidden;
   if (list.entries) list.entries += hidden;
@@ -243,8 +247,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     entry = first + lane;
   else if (first + hidden != full_first && first + lane < end)
     entry = list[first + lane];
-  // The position that the query has against the keys of a tile, all rotated by their place in it. Its angles
-  // are the product of a row of the table's high half, asked for ahead, and one of the low half.
+  // The rotary position of the query for the keys of a tile, which are rotated by their index in it. Its
+  // angles are the product of a row of the table's high half, which is prefetched, and a row of the low half.
   const auto query_position = [&](uint32_t tile) { return by_list ? list.count - 1 - tile : own_position; };
   const uint32_t first_pair = pairs.rotates(0) ? 4 * chunk : 0;
   float2 high[4];
@@ -257,7 +261,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   Stream<kLanes, kHeads> stream({k, v}, run * p.head_dim, p.head_dim, list.entries, first, end, entry, own);
 
   const KeyTurn<kPairs> turn(pairs, low_half, by_list);
-  float query[kHeads][8];  // the lane's pairs: four x, four y
+  float query[kHeads][8];  // the lane's pairs: four first channels, four second channels
   const auto rotate_queries = [&](uint32_t position) {
     float2 angles[4];
     if constexpr (kPairs == Pairs::kAny) {
@@ -287,11 +291,10 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       }
     }
   };
-  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // the table and the queries
+  wait_copies<Stream<kLanes, kHeads>::kCopies>();  // waits for the table and the queries
   __syncthreads();
 
-  // Of the lane's head in peak and sum, lane % kHeads; of its sum, the lane has the rows that it scored
-  // itself.
+  // peak and sum belong to head lane % kHeads; the lane's sum covers only the rows that it scored itself.
   float peak = -kInfinity, sum = 0, out[kHeads][8] = {};
 #pragma unroll 1
   for (uint32_t start = first; start < end; start += S::kRows) {
@@ -365,8 +368,8 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
     stream.release();
   }
 
-  // The warp's lanes, then the block's warps, in their order. A warp without rows has a peak of -inf and adds
-  // zeros.
+  // Combine the warp's lanes, then the block's warps, in order. A warp without rows has a peak of -inf and
+  // adds zeros.
 #pragma unroll
   for (uint32_t offset = kHeads; offset < kWarp; offset *= 2) sum += __shfl_xor_sync(~0u, sum, offset);
 #pragma unroll
@@ -377,7 +380,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
       for (uint32_t c = 0; c < 8; ++c) out[h][c] += __shfl_xor_sync(~0u, out[h][c], offset);
   if (lane < kHeads) reinterpret_cast<float2*>(weights)[lane] = {peak, sum};
   float4* const own_out =
-      reinterpret_cast<float4*>(own);  // [kHeads][kLanes * 2]: the stream's stages are free
+      reinterpret_cast<float4*>(own);  // [kHeads][kLanes * 2]: the stages of the stream are no longer used
   if (side == 0)
 #pragma unroll
     for (uint32_t h = 0; h < kHeads; ++h) {
@@ -415,8 +418,9 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   }
 }
 
-// Block: one query head; thread: a channel, and every warp finds peak and sum for itself. With 56 registers
-// or fewer it finds room beside a block of attend_pool_kernel, and what it does ahead costs nothing.
+// One block per query head, one thread per channel; every warp computes peak and sum itself. With at most 56
+// registers the kernel fits on a multiprocessor together with a block of attend_pool_kernel, so the work that
+// it does ahead costs nothing.
 static __global__ void combine_parts_kernel(const StepParams* step, const HeadState* table, AttentionParams p,
                                             bool has_list, uint32_t each, Parts parts, const float* sinks,
                                             float* y) {
@@ -425,11 +429,11 @@ static __global__ void combine_parts_kernel(const StepParams* step, const HeadSt
       blocks_of_head(blockIdx.x / p.group, each, p.heads, Attended(*step, table, p, has_list));
   const uint32_t head_dim = p.head_dim, splits = own_blocks.count,
                  own_parts = Parts::first(own_blocks, p.group, blockIdx.x % p.group);
-  // A sink is a part that carries no value. It comes from memory, 2 us away, and is there before.
+  // A sink is a part without a value. It is loaded from memory, which takes 2 us, before the wait.
   float peak = sinks ? sinks[blockIdx.x] * kLog2E : -kInfinity, sum = sinks ? 1 : 0, total = 0;
   await_predecessor();
-  // A card of 132 multiprocessors has 16 parts for each of 8 equal KV heads, and up to 125 for one that holds
-  // nearly all entries: its next ones are under way while some are added.
+  // A card of 132 multiprocessors has 16 parts for each of 8 equal KV heads, and up to 125 for a head that
+  // holds nearly all entries. The next kAtOnce parts are loaded while the previous ones are added.
   constexpr uint32_t kAtOnce = 16;
   const uint32_t lane = threadIdx.x % kWarp, c = min(threadIdx.x, head_dim - 1);
   float next[kAtOnce];

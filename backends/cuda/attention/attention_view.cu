@@ -1,4 +1,4 @@
-// attend_view: flash attention of a step's rows against the view, with the tensor core instructions of sm_80.
+// attend_view: flash attention of a step's rows to the view, with the tensor core instructions of sm_80.
 #include <algorithm>
 
 #include "backends/cuda/attention/attention.h"
@@ -8,26 +8,26 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr int kKeys = 64;  // keys of a tile
+constexpr int kKeys = 64;  // keys per tile
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-constexpr uint32_t kMostVectors = 128;  // query vectors of a block
+constexpr uint32_t kMostVectors = 128;  // query vectors per block
 
-// The shape of a block for heads of up to kDim channels: a warp has as many rows of 16 query vectors as its
-// registers hold, as each fragment of keys or values is loaded once for all of them.
+// The shape of a block for heads of up to kDim channels. A warp has as many rows of 16 query vectors as its
+// registers can hold, because each fragment of keys or values is loaded once for all of them.
 template <int kDim>
 struct Tiling {
   static constexpr int kRows = kDim <= 128 ? 2 : 1;
   static constexpr int kVectors = kWarps * kRows * 16;
-  static constexpr int kBlocks = kDim <= 128 ? 2 : 1;  // on a multiprocessor
-  // Halves from row to row in shared memory: an odd number of 16-byte units, so that eight rows lie in
+  static constexpr int kBlocks = kDim <= 128 ? 2 : 1;  // per multiprocessor
+  // Stride in halves between rows in shared memory: an odd number of 16-byte units, so that eight rows are in
   // different banks.
   static constexpr int kStride = kDim + 8;
   static constexpr size_t kShared = (kVectors + 2 * kKeys) * kStride * sizeof(__half);
 };
 static_assert(Tiling<256>::kShared <= 99 << 10 && Tiling<128>::kVectors == kMostVectors);
 
-// Starts loading a tile of keys or values; `rows` of it are there, zeros stand for the rest and for channels
-// behind head_dim.
+// Starts loading a tile of keys or values. The tile has `rows` rows; zeros replace the other rows and
+// channels from head_dim on.
 template <int kDim, bool kWide>
 __device__ void load_tile(__half* to, const __half* from, uint32_t rows, uint32_t head_dim) {
   constexpr int kStride = Tiling<kDim>::kStride, kStep = kWide ? 8 : 1, kUnits = kDim / kStep;
@@ -75,15 +75,15 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) rows[r].begin(o, pass, b, first_vector + 16 * r);
 
-  // Where a lane's row of each 8x8 matrix begins: queries and values go by (rows, rows + 8) x (channels,
-  // channels + 8), keys, the columns of the product, the other way round.
+  // Where a lane's row of each 8x8 matrix begins. Queries and values are loaded by (rows, rows + 8) x
+  // (channels, channels + 8); keys, which are the columns of the product, the other way round.
   const __half* const q_lane = q + (in_block + lane % 16) * kStride + lane / 16 * 8;
   const __half* const k_lane = k + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8;
   const __half* const v_lane = v + lane % 16 * kStride + lane / 16 * 8;
 
   for (uint32_t tile = b.first_tile; tile < b.end_tile; ++tile) {
     wait_copies<0>();
-    __syncthreads();  // the keys are there, and nobody reads the last tile's values any more
+    __syncthreads();  // the keys have arrived, and the previous tile's values are no longer needed
     load(v, o.v, tile);
 
     float scores[T::kRows][kKeys / 8][4] = {};
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
       }
     }
     wait_copies<0>();
-    __syncthreads();  // the values are there, and nobody reads these keys any more
+    __syncthreads();  // the values have arrived, and these keys are no longer needed
     if (tile + 1 < b.end_tile) load(k, o.k, tile + 1);
 
     uint32_t weights[T::kRows][kKeys / 16][4];
@@ -136,11 +136,11 @@ __global__ void __launch_bounds__(kThreads, Tiling<kDim>::kBlocks)
   for (int r = 0; r < T::kRows; ++r) rows[r].end(o, pass, b, first_vector + 16 * r);
 }
 
-constexpr int kCombiningWarps = 16;  // of a block
+constexpr int kCombiningWarps = 16;  // per block
 
-// One softmax of a pass's parts; a warp takes one query vector after the other.
+// Merges the parts of a pass into one softmax; each warp processes one query vector after the other.
 __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
-  constexpr int kMostChannels = 256 / kWarp;  // of a lane
+  constexpr int kMostChannels = 256 / kWarp;  // per lane
   begin_kernel();
   const ViewParts parts(o, *step);
   if (!parts.several_of_a_head()) return;
@@ -162,7 +162,7 @@ __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
       float peak = ml->x, sum = 0, out[kMostChannels] = {};
 #pragma unroll 4
       for (uint32_t part = 1; part < own.count; ++part) peak = fmaxf(peak, o.part_ml[place_of(part)].x);
-      const float base = peak == -kInfinity ? 0 : peak;  // the row has seen no key yet
+      const float base = peak == -kInfinity ? 0 : peak;  // -infinity: the row has not seen a key yet
       const auto add = [&](const float* from, float2 from_ml) {
         const float weight = fast_exp2(from_ml.x - base);
         sum += from_ml.y * weight;
@@ -179,26 +179,26 @@ __global__ void combine_parts_kernel(const StepParams* step, ViewAttention o) {
 #pragma unroll
       for (int i = 0; i < kMostChannels; ++i)
         if (lane + i * kWarp < o.p.head_dim) y[lane + i * kWarp] = out[i] * factor;
-      __syncwarp();  // every lane has read what came before
+      __syncwarp();  // all lanes have read the previous values
       if (!pass.last && lane == 0) *ml = {peak, sum};
     }
   }
 }
 
-// Bytes of what parts leave for `vectors` query vectors, all parts together: their results, then {maximum,
-// sum}.
+// Bytes that all parts together write for `vectors` query vectors: their outputs, then {maximum, sum}.
 uint64_t part_out_bytes(uint64_t vectors, uint32_t head_dim) {
   return round_up(vectors * head_dim * sizeof(float), 256);
 }
 
-// Cuts a pass into parts where its tiles of `vectors` query vectors leave multiprocessors idle, and puts the
-// kernel that attends in tiles of `keys` into the program: put(operands, blocks).
+// Divides a pass into parts if its tiles of `vectors` query vectors would leave multiprocessors idle. Adds
+// the kernel that attends in tiles of `keys` to the program: put(operands, blocks).
 template <typename Put>
 void attend_in_parts(const Launch& l, ViewAttention o, uint32_t vectors, uint32_t keys, Put put) {
   o.tiles = static_cast<uint32_t>(ceil_div(o.max_vectors, vectors));
   const uint32_t tiles_of_keys = static_cast<uint32_t>(ceil_div(o.p.view_capacity, keys));
-  // As many parts as leave multiprocessors for the blocks of short heads, which run beside them: 512 rows of
-  // one head of 16,384 entries and seven of 64 take 68 us with 5 spare parts, 77 with all 8, and 94 with 3.
+  // The number of parts leaves multiprocessors for the blocks of short heads, which run at the same time.
+  // Measured with 512 rows, one head of 16,384 entries and seven of 64: 68 us with 5 spare parts, 77 with all
+  // 8, 94 with 3.
   const uint32_t most = l.card.multiprocessors / o.tiles;
   o.spare = std::min(std::max(most * 5 / 8, std::min(most, 2u)), o.p.heads * tiles_of_keys);
   if (o.spare < 2 || o.p.heads == 1) o.spare = 0;

@@ -1,9 +1,9 @@
-// What the kernels of attend_view share: which keys a query sees, how queries are loaded, and the running
-// softmax that tiles, parts and passes carry on. Device side.
+// Shared by the kernels of attend_view: which keys a query sees, how queries are loaded, and the running
+// softmax that is carried across tiles, parts and passes. Device side.
 //
 // A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of
-// the group: all of them read the same keys and values, so a tile of these serves 128 vectors also where a
-// step has 32 rows.
+// the group. All of them read the same keys and values, so a tile of 128 vectors is full even if a step has
+// only 32 rows.
 #pragma once
 
 #include "backends/cuda/head_blocks.cuh"
@@ -12,41 +12,43 @@
 
 namespace thimble::cuda {
 
-// What a launch works on. A block attends with one tile of a KV head's query vectors to one part of the keys
-// that the pass shows. Where a step has too few vectors to fill the card, or where KV heads have unequal
-// numbers of keys, there are several parts: the first one leaves its result in y and ml, as if the others
-// were passes to come, and combine_parts() makes one softmax of them all.
+// The operands of a launch. A block attends with one tile of a KV head's query vectors to one part of the
+// keys of this pass. If a step has too few vectors to fill the card, or KV heads have unequal numbers of
+// keys, there are several parts. The first part writes its result to y and ml, as if the other parts were
+// later passes, and combine_parts() merges them all.
 struct ViewAttention {
   AttentionParams p;
-  const HeadState* heads;  // of KV head 0 and those behind it
+  const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* q;
   const __half *k, *v;
   const uint32_t* lists;
-  const float* sinks;  // of each query head, or null
+  const float* sinks;  // one per query head, or null
   float* y;
   float2* ml;
-  uint32_t each;         // parts of each KV head where all have as many keys
-  uint32_t spare;        // else: parts beside each head's first one, which go by the heads' keys
-  uint32_t tiles;        // of max_vectors
-  uint32_t max_vectors;  // of a KV head
-  float* part_out;       // [parts but the heads' first ones][max_vectors][head_dim], not divided by the sum
-  float2* part_ml;       // [parts but the heads' first ones][max_vectors]{maximum, sum}
-  const uint32_t* row_index;  // list index of each row's own entry, or null: they are the last
+  uint32_t each;  // parts per KV head if all heads have the same number of keys
+  // otherwise: parts in addition to the first one of each head, divided by the heads' keys
+  uint32_t spare;
+  uint32_t tiles;        // tiles that max_vectors make
+  uint32_t max_vectors;  // per KV head
+  // [parts except the first of each head][max_vectors][head_dim], not divided by the sum
+  float* part_out;
+  float2* part_ml;            // [parts except the first of each head][max_vectors]{maximum, sum}
+  const uint32_t* row_index;  // list index of each row's own entry; null: the rows' entries are the last ones
 };
 
-// The kernel for Hopper (attention_view_wgmma.cu): whether it can, and a launch of it. Its blocks have so
-// many query vectors, and tiles so many keys.
+// The kernel for Hopper (attention_view_wgmma.cu): whether it supports an op, and its launch. Its blocks have
+// kWgmmaVectors query vectors, its tiles kWgmmaKeys keys.
 inline constexpr uint32_t kWgmmaVectors = 128, kWgmmaKeys = 128;
 bool wgmma_attends(const Launch&, const ViewAttention&);
 void attend_wgmma(const Launch&, const ViewAttention&, uint32_t blocks);
 
-// One KV head in this pass. kIndexed: rows say at which list index their own entries lie, without a window.
+// One KV head in this pass. kIndexed: rows state the list index of their own entries, and there is no window.
 template <bool kIndexed = false>
 struct ViewPass {
   uint32_t n_rows, first_entry;
   uint32_t first_index;  // list index of row 0's own entry, unless kIndexed
-  uint32_t keys;         // rows of the view that are there; 0: an earlier pass was the last
+  uint32_t keys;         // valid rows of the view; 0 if an earlier pass was the last
   bool first, last;
 
   __device__ ViewPass(const StepParams& step, const ViewAttention& o, uint32_t head)
@@ -60,14 +62,14 @@ struct ViewPass {
     window = o.p.window;
     row_index = o.row_index;
   }
-  // The list index of a row's own entry; of what is behind the last row, anything.
+  // The list index of a row's own entry; any value for rows after the last.
   __device__ uint32_t index_of(uint32_t row) const {
     if constexpr (kIndexed)
       return row_index[min(row, n_rows - 1)];
     else
       return first_index + row;
   }
-  // The view rows [hidden, visible) are what a step's row sees.
+  // The step's row sees view rows [hidden, visible).
   __device__ uint32_t visible(uint32_t row) const {
     const uint32_t seen = index_of(row) + 1;
     return seen > first_entry ? min(keys, seen - first_entry) : 0;
@@ -84,8 +86,8 @@ struct ViewPass {
   const uint32_t* row_index;
 };
 
-// How many keys of this pass a step's first row sees of a KV head, counted from o.p.first_head on; where rows
-// are indexed, how many there are.
+// How many keys of this pass the step's first row sees of a KV head, counted from o.p.first_head on; the
+// total number of keys if rows are indexed.
 struct KeysOfHead {
   const ViewAttention& o;
   const StepParams& step;
@@ -95,15 +97,16 @@ struct KeysOfHead {
   }
 };
 
-// One of a KV head's parts.
+// One part of a KV head's keys.
 struct ViewPart {
-  uint32_t head;  // counted from o.p.first_head on; o.p.heads: left over
+  uint32_t head;  // counted from o.p.first_head on; o.p.heads: a surplus part
   uint32_t index, count;
-  uint32_t place;  // where it leaves its result in part_out, unless it is the head's first
+  uint32_t place;  // index of its result in part_out, unless it is the head's first part
 };
 
-// The parts of all heads, numbered in the order in which they start. Where heads are unequal those that have
-// more keys than the average come first, or one of their parts would begin when all else has ended.
+// The parts of all heads, numbered in the order in which they start. If heads are unequal, those with more
+// keys than average come first, because otherwise one of their parts might start when all others have
+// finished.
 class ViewParts {
  public:
   __device__ ViewParts(const ViewAttention& o, const StepParams& step)
@@ -130,7 +133,7 @@ class ViewParts {
                                   : find([&](uint32_t, uint32_t end) { return number < end; });
     return part(own, number - own.first);
   }
-  // The first part of the head that is number `i` in their order.
+  // The first part of head number `i` in this order.
   __device__ ViewPart first_of(uint32_t i) const {
     return part(
         equal_ ? HeadBlocks{i, i * each_, each_, 0} : find([&](uint32_t h, uint32_t) { return h == i; }), 0);
@@ -142,7 +145,8 @@ class ViewParts {
   }
   template <typename Is>
   __device__ HeadBlocks find(const Is& is) const {
-    // Asked by each lane about its own head; the result's `work`, asked by all about one, is not looked at.
+    // Each lane asks about its own head. The result's `work` is not used in calls in which all lanes ask
+    // about the same head.
     const auto keys = [&](uint32_t i) { return i == threadIdx.x % kWarp ? keys_of_head_ : keys_(i); };
     return find_head_blocks(heads_ + spare_, heads_, keys, is);
   }
@@ -153,23 +157,24 @@ class ViewParts {
 
   KeysOfHead keys_;
   uint32_t heads_, each_, spare_;
-  // Where heads are unequal: a lane's in their order, and its keys. More heads than lanes keep their order.
+  // If heads are unequal: the lane's head in this order, and its keys. With more heads than lanes the order
+  // is unchanged.
   uint32_t head_, keys_of_head_;
   bool equal_;
 };
 
-// A block's share: kVectors query vectors of one KV head from `first_vector` on, and their tiles of kKeys
+// The work of a block: kVectors query vectors of one KV head from `first_vector` on, with the tiles of kKeys
 // keys in one part.
 struct ViewBlock {
   uint32_t head, first_vector, first_tile, end_tile;
-  uint32_t all_from, all_see;  // every vector of the block sees these view rows: other tiles need a mask
+  uint32_t all_from, all_see;  // every vector of the block sees these view rows; other tiles need a mask
   ViewPart part;
-  bool empty;  // nothing to do, not even a result to pass on
+  bool empty;  // nothing to compute and no result to pass on
 };
 template <int kVectors, int kKeys, bool kIndexed = false>
 __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) {
-  // Blocks with the most keys start first, so that none of them runs alone at the end; those that are left
-  // over where heads are equal start last.
+  // Blocks with the most keys start first, so that none of them runs alone at the end. Surplus blocks, which
+  // exist if heads are equal, start last.
   const uint32_t equal = o.p.heads * o.each, spare = max(o.p.heads + o.spare, equal) - equal;
   const bool among_equal = blockIdx.x < equal * o.tiles;
   const uint32_t others = among_equal ? blockIdx.x : blockIdx.x - equal * o.tiles,
@@ -178,7 +183,8 @@ __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) 
   ViewBlock b{};
   const uint32_t vectors = step.n_rows * o.p.group, tiles_of_vectors = (vectors + kVectors - 1) / kVectors;
   b.part = ViewParts(o, step)[number];
-  // All lanes have the same. A reduction leaves it in uniform registers: the loop over tiles gets 2 % faster.
+  // All lanes have the same value. The reduction moves it to a uniform register, which makes the loop over
+  // tiles 2 % faster.
   b.part.head = __reduce_max_sync(~0u, b.part.head);
   b.part.index = __reduce_max_sync(~0u, b.part.index);
   b.part.count = __reduce_max_sync(~0u, b.part.count);
@@ -199,7 +205,7 @@ __device__ ViewBlock view_block(const ViewAttention& o, const StepParams& step) 
   b.all_see = pass.visible(first_row);
   return b;
 }
-// Whether some vector of the block does not see all of a tile.
+// Whether some vector of the block does not see all keys of a tile.
 template <int kKeys>
 __device__ bool needs_mask(const ViewBlock& b, uint32_t tile) {
   return (tile + 1) * kKeys > b.all_see || tile * kKeys < b.all_from;
@@ -207,16 +213,16 @@ __device__ bool needs_mask(const ViewBlock& b, uint32_t tile) {
 
 inline constexpr float kLog2E = 1.44269504f;  // queries are scaled by it, so that the softmax works in base 2
 
-// Rotates, scales and rounds kVectors query vectors: store(0 to kVectors - 1, channel, value) gets each of
-// kDim channels, zeros behind head_dim and for vectors behind the last row.
+// Rotates, scales and rounds kVectors query vectors. store(vector, channel, value) is called for each of kDim
+// channels, with zeros for channels from head_dim on and for vectors after the last row.
 template <int kDim, int kVectors, int kThreads, bool kIndexed, typename Store>
 __device__ void load_queries(const ViewAttention& o, const StepParams& step, const ViewPass<kIndexed>& pass,
                              uint32_t head, uint32_t first_vector, uint32_t thread, Store store) {
   const float scale = o.p.scale * kLog2E;
   const uint32_t from = o.p.rope.mode == kRopeList ? pass.first_index : static_cast<uint32_t>(step.position);
   const uint32_t last_row = pass.n_rows - 1, last_channel = o.p.head_dim - 1;
-  // A warp takes whole vectors, so that it divides by the group once for each. Loads go ahead without a
-  // condition, so that those of several vectors are under way together.
+  // A warp processes whole vectors, so that it divides by the group once per vector. Loads are unconditional,
+  // so that those of several vectors overlap.
 #pragma unroll 4
   for (uint32_t vector = thread / kWarp; vector < kVectors; vector += kThreads / kWarp) {
     const uint32_t row = (first_vector + vector) / o.p.group, of_group = (first_vector + vector) % o.p.group;
@@ -238,7 +244,7 @@ __device__ void load_queries(const ViewAttention& o, const StepParams& step, con
   }
 }
 
-// 2^x to 2 units in the last place; 0 for -infinity.
+// 2^x with an error of at most 2 units in the last place; 0 for -infinity.
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -249,19 +255,19 @@ __device__ inline uint32_t pack_halves(float low, float high) {
   return reinterpret_cast<const uint32_t&>(h);
 }
 
-// The softmax so far of a warp's 16 vectors, laid out as tensor cores lay out results: lane i has vectors i /
+// The running softmax of a warp's 16 vectors, in the layout of tensor core results: lane i holds vectors i /
 // 4 and i / 4 + 8, and of each 8 channels or keys number 2 * (i % 4) and the next.
 template <int kDim>
 struct RunningSoftmax {
   float out[kDim / 8][4];
-  float peak[2], sum[2];  // sum: this lane's share
+  float peak[2], sum[2];  // sum: only this lane's share
 
   __device__ static uint32_t vector_of_lane(uint32_t first_vector, int half) {
     return first_vector + threadIdx.x % kWarp / 4 + 8 * half;
   }
   __device__ static uint32_t column_of_lane() { return 2 * (threadIdx.x % 4); }
 
-  // Starts with nothing, or where the pass before stopped.
+  // Starts empty, or from the result of the previous pass.
   template <typename Pass>
   __device__ void begin(const ViewAttention& o, const Pass& pass, const ViewBlock& b, uint32_t first_vector) {
 #pragma unroll
@@ -303,7 +309,7 @@ struct RunningSoftmax {
       for (int i = 0; i < 4; ++i) scores[n][i] = soft_cap(scores[n][i], o.p.cap * kLog2E);
   }
 
-  // Hides the keys of a tile that the vectors do not see; the tile starts at view row first_key.
+  // Masks the keys of a tile that the vectors do not see. The tile starts at view row first_key.
   template <typename Pass, int kTiles>
   __device__ void mask(const ViewAttention& o, const Pass& pass, uint32_t first_vector, uint32_t first_key,
                        float (&scores)[kTiles][4]) const {
@@ -319,7 +325,8 @@ struct RunningSoftmax {
     }
   }
 
-  // A tile's scores become its weights. Returns by what `out` must be multiplied before they are added to it.
+  // Turns a tile's scores into weights. Returns the factor for `out` before the weights' values are added to
+  // it.
   template <int kTiles>
   __device__ float2 soften(float (&scores)[kTiles][4]) {
     float scale[2];
@@ -345,7 +352,7 @@ struct RunningSoftmax {
     }
     return {scale[0], scale[1]};
   }
-  // Among thousands of keys a new maximum is rare, so most tiles multiply nothing.
+  // With thousands of keys a new maximum is rare, so most tiles skip the multiplication.
   __device__ void rescale(float2 scale) {
     if (!__any_sync(~0u, scale.x != 1 || scale.y != 1)) return;
 #pragma unroll
@@ -357,7 +364,7 @@ struct RunningSoftmax {
     }
   }
 
-  // Writes the result, or what the next pass or combine_parts() carries on with.
+  // Writes the result, or the state from which the next pass or combine_parts() continues.
   template <typename Pass>
   __device__ void end(const ViewAttention& o, const Pass& pass, const ViewBlock& b, uint32_t first_vector) {
 #pragma unroll

@@ -9,26 +9,28 @@ namespace thimble::cuda {
 namespace {
 
 constexpr int kKeys = kWgmmaKeys;
-// A block has two warpgroups that multiply, 64 query vectors each, and one of which a thread copies keys and
-// values.
+// A block has two warpgroups that multiply, with 64 query vectors each, and a third in which one thread
+// copies keys and values.
 constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * kWarpgroup, kShare = 64;
 static_assert(kConsumers * kShare == kWgmmaVectors);
 constexpr int kStages = 2;  // tiles of keys, and of values, in shared memory
 
-// Shared memory in bytes. Matrices lie in boxes of 64 channels, rows of 128 bytes, swizzled.
+// Layout of shared memory in bytes. Matrices are stored in boxes of 64 channels, with rows of 128 bytes,
+// swizzled.
 template <int kDim>
 struct Shared {
   static constexpr int kBoxes = kDim / 64, kRow = 128;
-  static constexpr uint32_t kQueries = kShare * kBoxes * kRow;  // of a warpgroup
+  static constexpr uint32_t kQueries = kShare * kBoxes * kRow;  // per warpgroup
   static constexpr uint32_t kTile = kKeys * kBoxes * kRow;
-  static constexpr uint32_t kBarriers = kConsumers * kQueries + 2 * kStages * kTile;  // where they begin
-  // With room to align it to a swizzle's 1024 bytes.
+  // offset of the barriers
+  static constexpr uint32_t kBarriers = kConsumers * kQueries + 2 * kStages * kTile;
+  // Includes padding to align the start to the 1024 bytes of a swizzle.
   static constexpr uint32_t kBytes = 1024 + kBarriers + 4 * kStages * sizeof(uint64_t);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Tiles of keys or of values on their way through shared memory; tile i takes stage i % kStages.
+// The ring through which tiles of keys or values pass in shared memory. Tile i uses stage i % kStages.
 struct Ring {
   std::byte* tiles;
   uint64_t *full, *empty;  // [kStages]
@@ -36,7 +38,7 @@ struct Ring {
   __device__ static uint32_t stage(uint32_t i) { return i % kStages; }
   __device__ void wait_full(uint32_t i) const { wait(full + stage(i), i / kStages & 1); }
   __device__ void wait_empty(uint32_t i) const { wait(empty + stage(i), (i / kStages & 1) ^ 1); }
-  // Each warp for itself, as it knows of its own products only.
+  // Each warp releases for itself, because it only knows of its own products.
   __device__ void release(uint32_t i) const {
     if (threadIdx.x % kWarp == 0) arrive(empty + stage(i));
   }
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     attend_wgmma_kernel(const StepParams* step, ViewAttention o, const __grid_constant__ CUtensorMap k_map,
                         const __grid_constant__ CUtensorMap v_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // Of 65536 registers, 384 threads start with 168 each.
+  // 384 threads start with 168 of the 65536 registers each.
   constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   using S = Shared<kDim>;
   extern __shared__ uint4 shared[];
@@ -98,7 +100,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     grow_registers<kConsumerRegisters>();
     const uint32_t consumer = warpgroup - 1, thread = threadIdx.x % kWarpgroup;
     const uint32_t own_barrier = 1 + consumer,
-                   turn = 1 + kConsumers;  // `turn` + consumer: it may start products
+                   // turn + consumer is the barrier that lets that consumer start its products
+        turn = 1 + kConsumers;
     const ViewPass<> pass(*step, o, b.head);
     const uint32_t first_vector = b.first_vector + kShare * consumer,
                    of_warp = first_vector + thread / kWarp * 16;
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                            transposed_descriptor(v + 16 * n * S::kRow, kKeys * S::kRow));
       commit_products();
     };
-    // Behind the view's last row lies anything, and a weight of 0 does not hide a NaN.
+    // Clears the rows after the end of the view: they may hold NaN, which a weight of 0 does not hide.
     const auto clear_behind_end = [&](uint32_t i) {
       constexpr uint32_t kPieces = S::kRow / 16;
       values.wait_full(i);
@@ -174,9 +177,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       keys.release(0);
       softmax.rescale(soften(0));
       pack_weights();
-      // A tile's softmax runs beside the products of its weights' predecessors with their values. The
-      // warpgroups start their products in turns, so that one's softmax also runs beside the other's
-      // products.
+      // A tile's softmax overlaps with the products of the previous weights with their values. The warpgroups
+      // start their products in turns, so that the softmax of one also overlaps with the products of the
+      // other.
       if (consumer == 1 && tiles > 1) pass_by(turn, 2 * kWarpgroup);
       for (uint32_t i = 1; i < tiles; ++i) {
         meet(turn + consumer, 2 * kWarpgroup);
@@ -217,7 +220,7 @@ void attend(const Launch& l, const ViewAttention& o, uint32_t blocks) {
 }  // namespace
 
 bool wgmma_attends(const Launch& l, const ViewAttention& o) {
-  // Where rows say their index there are at most a few dozen of them, and the other kernel does as well.
+  // Steps with row indices have at most a few dozen rows, for which the other kernel is as fast.
   return !o.row_index && l.card.major == 9 && l.card.minor == 0 &&
          l.card.shared_bytes >= Shared<128>::kBytes && (o.p.head_dim == 64 || o.p.head_dim == 128) &&
          o.max_vectors >= kWgmmaVectors &&

@@ -1,5 +1,5 @@
-// How decode attention reads a pool: a few lanes side by side take a row, and every warp streams its own rows
-// through a ring in shared memory. Device side, but for the numbers that a launch needs.
+// How decode attention reads a pool: a few adjacent lanes share a row, and every warp streams its own rows
+// through a ring in shared memory. Device side, except the numbers that a launch needs.
 #pragma once
 
 #include <algorithm>
@@ -9,36 +9,37 @@
 
 namespace thimble::cuda {
 
-// A lane takes a chunk of 8 channels, so kLanes lanes (8, 16, 32) a row of at most 8 * kLanes, and the warp
-// several rows at once; head_dim is a multiple of 8. kHeads query heads (4, 8) work against a row. A step is
-// as many rows as leave each lane one score of one head.
+// A lane holds a chunk of 8 channels, so kLanes lanes (8, 16, 32) hold a row of at most 8 * kLanes channels,
+// and a warp several rows at once; head_dim is a multiple of 8. kHeads query heads (4, 8) use each row. The
+// number of rows in a step is chosen so that each lane ends up with one score per round of one head.
 template <uint32_t kLanes, uint32_t kHeads>
 struct Step {
-  static constexpr uint32_t kAtOnce = kWarp / kLanes;   // rows side by side
-  static constexpr uint32_t kRounds = kLanes / kHeads;  // rows of a lane, one after the other
-  static constexpr uint32_t kRows = kAtOnce * kRounds;  // round r, lanes s * kLanes on: row r * kAtOnce + s
-  static constexpr uint32_t kChunks = kRows * kLanes;   // 16 bytes each
+  static constexpr uint32_t kAtOnce = kWarp / kLanes;   // rows that the warp holds at once
+  static constexpr uint32_t kRounds = kLanes / kHeads;  // rows per lane, one after the other
+  // round r, lanes from s * kLanes on: row r * kAtOnce + s
+  static constexpr uint32_t kRows = kAtOnce * kRounds;
+  static constexpr uint32_t kChunks = kRows * kLanes;  // 16 bytes each
 };
 
-// Rows that each of `warps` warps takes of n, whole steps. Warp w of a head's block b takes share w * blocks
-// + b, so a short list still occupies all blocks.
+// How many of n rows each of `warps` warps processes, in whole steps. Warp w of a head's block b takes share
+// w * blocks + b, so that even a short list occupies all blocks.
 __device__ inline uint32_t rows_per_warp(uint32_t n, uint32_t warps, uint32_t step_rows) {
   const uint32_t rows = (n + warps - 1) / warps;
   return (rows + step_rows - 1) / step_rows * step_rows;
 }
-// One warp's rows, the entries list[first] to list[end - 1] of kArrays arrays (keys; keys and values), on
-// their way through kStages stages of shared memory. Channels from head_dim on, and rows from `end` on, read
+// Streams one warp's rows, the entries list[first] to list[end - 1] of kArrays arrays (keys, or keys and
+// values), through kStages stages of shared memory. Channels from head_dim on, and rows from `end` on, read
 // as zeros.
 template <uint32_t kLanes, uint32_t kHeads, uint32_t kArrays, uint32_t kStages>
 class RowStream {
   using S = Step<kLanes, kHeads>;
 
  public:
-  static constexpr uint32_t kBytes = kStages * kArrays * S::kChunks * 16;  // of shared memory, for each warp
+  static constexpr uint32_t kBytes = kStages * kArrays * S::kChunks * 16;  // of shared memory, per warp
   static constexpr int kCopies = kStages;  // groups of copies that the constructor commits
 
-  // `head_start`: elements before the head's row 0 in each array. `list`: null where entry i is i.
-  // `entry`: of row first + lane, if there is such a row. `ring`: kBytes.
+  // `head_start`: elements before the head's row 0 in each array. `list`: null if entry i is i. `entry`: the
+  // entry of row first + lane, if there is such a row. `ring`: kBytes of shared memory.
   __device__ RowStream(const uint16_t* const (&arrays)[kArrays], uint64_t head_start, uint32_t head_dim,
                        const uint32_t* list, uint32_t first, uint32_t end, uint32_t entry, void* ring)
       : head_dim_(head_dim),
@@ -57,16 +58,16 @@ class RowStream {
     for (uint32_t stage = 0; stage < kStages; ++stage) fetch(stage);
   }
 
-  // Makes the next step's rows visible to the warp.
+  // Waits until the next step's rows are visible to the warp.
   __device__ void await() const {
     wait_copies<kStages - 1>();
     __syncwarp();
   }
-  // A row of the step that was awaited.
+  // A row of the step that await() made visible.
   __device__ const uint4* row(uint32_t array, uint32_t row) const {
     return ring_ + ((stage_ * kArrays + array) * S::kRows + row) * kLanes;
   }
-  // Gives the step's place in the ring to the next one that has none yet.
+  // Frees the step's stage and fetches the next step into it.
   __device__ void release() {
     __syncwarp();
     fetch(stage_);
@@ -77,10 +78,10 @@ class RowStream {
   __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
   __device__ uint32_t entry_of(uint32_t i) const { return list_ && i < end_ ? list_[i] : i; }
 
-  // A group is committed for every step, with or without rows, so that await() can count.
+  // A group is committed for every step, even one without rows, so that await() can count groups.
   __device__ void fetch(uint32_t stage) {
     if (fetched_ < end_) {
-      // Lanes hold the entries of 32 rows, and load the next 32 that much ahead.
+      // Lanes hold the entries of 32 rows and load the next 32 that much in advance.
       const uint32_t held = (fetched_ - first_) % kWarp;
       if (held == 0) {
         entry_ = next_entry_;
@@ -103,17 +104,17 @@ class RowStream {
   }
 
   const uint16_t* arrays_[kArrays];
-  uint64_t start_;  // of the lane's channels in the KV head's first row
+  uint64_t start_;  // offset of the lane's channels in the KV head's first row
   bool has_channels_;
   uint32_t head_dim_;
   const uint32_t* list_;
   uint32_t first_, end_, fetched_;
   uint4* ring_;
-  uint32_t stage_ = 0;  // that await() waits for
+  uint32_t stage_ = 0;  // the stage that await() waits for
   uint32_t entry_ = 0, next_entry_;
 };
 
-// The 8 channels of a chunk.
+// Converts the 8 channels of a chunk to floats.
 __device__ inline void widen(const uint4& chunk, float (&x)[8]) {
   const __half2* h = reinterpret_cast<const __half2*>(&chunk);
 #pragma unroll
@@ -124,8 +125,8 @@ __device__ inline void widen(const uint4& chunk, float (&x)[8]) {
   }
 }
 
-// Sums over the kLanes lanes of a row: lane i gets the sum of x[i]. kLanes - 1 shuffles, where one sum after
-// the other would take kLanes * log2(kLanes).
+// Sums over the kLanes lanes of a row: lane i gets the sum of x[i]. This takes kLanes - 1 shuffles; separate
+// sums would take kLanes * log2(kLanes).
 template <uint32_t kLanes, uint32_t kHalf = kLanes / 2>
 __device__ inline float sum_across(float (&x)[kLanes]) {
   const bool upper = threadIdx.x & kHalf;
@@ -138,15 +139,15 @@ __device__ inline float sum_across(float (&x)[kLanes]) {
   return x[0];
 }
 
-// How a launch over all KV heads covers the card: one block on each multiprocessor, as many warps as
-// registers and shared memory hold. Host side.
+// How a launch over all KV heads covers the card: one block per multiprocessor, with as many warps as
+// registers and shared memory allow. Host side.
 struct PoolGrid {
-  uint32_t each;    // blocks of a KV head where all have as many entries (head_blocks.cuh)
-  uint32_t passes;  // over a KV head's group, `heads` query heads at once
+  uint32_t each;    // blocks per KV head if all heads have the same number of entries (head_blocks.cuh)
+  uint32_t passes;  // passes over a KV head's group, with `heads` query heads each
 };
 inline constexpr uint32_t kMostPoolHeads = 8;
 
-// Blocks of any such launch of a model: what its scratch is made for.
+// The largest number of blocks in any such launch of a model, which determines the scratch.
 inline uint32_t most_pool_blocks(const ModelShape& m, const Card& card) {
   return std::max(m.heads, card.multiprocessors);
 }
@@ -155,7 +156,7 @@ inline PoolGrid pool_grid(const Card& card, uint32_t kv_heads, uint32_t group, u
   const uint32_t passes = static_cast<uint32_t>(ceil_div(group, heads));
   return {std::max(1u, card.multiprocessors / (kv_heads * passes)), passes};
 }
-// A multiple of 4, for a multiprocessor's four schedulers.
+// A multiple of 4, because a multiprocessor has four schedulers.
 inline uint32_t pool_warps(const Card& card, uint32_t most, uint64_t bytes_per_warp,
                            uint64_t bytes_per_block) {
   return std::min(most,

@@ -6,7 +6,7 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kElements = 4;  // of a thread
+constexpr uint32_t kElements = 4;  // per thread
 
 __device__ float gelu_erf(float x) { return 0.5f * x * erfcf(-0.707106781f * x); }  // 1 / sqrt(2)
 

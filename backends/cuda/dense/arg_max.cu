@@ -1,4 +1,5 @@
-// arg_max: the column of each row's largest element, the lower one of equals; -1 where any is not finite.
+// arg_max: the column of each row's largest element, the lower one if several are equal; -1 if any element is
+// not finite.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/order.cuh"
@@ -7,11 +8,10 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kParts = 4 * kWarp;  // blocks a row: about as many as multiprocessors
+constexpr uint32_t kParts = 4 * kWarp;  // blocks per row: about the number of multiprocessors
 
-// The best element of a part of a row: its order_bits, then the complement of its column. 0: the part is
-// empty. An element that is not finite is better than
-// all others, and its column is -1.
+// The best element of a part of a row: its order_bits, then the complement of its column. 0 means that the
+// part is empty. A non-finite element beats all others, and its column is -1.
 using Best = unsigned long long;
 constexpr Best kNotFinite = Best(~0u) << 32;
 static_assert(~static_cast<uint32_t>(kNotFinite) == ~0u);

@@ -1,4 +1,4 @@
-// copy: rows, to or from where the step says. Host and device side.
+// copy: copies rows to or from the place that the step states. Host and device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
@@ -6,7 +6,7 @@
 namespace thimble::cuda {
 
 struct CopyTask {
-  uint32_t row_blocks = 0, blocks = 0;  // of a row, of all
+  uint32_t row_blocks = 0, blocks = 0;  // per row, and in total
   CopyParams p{};
   const float* src = nullptr;
   float* dst = nullptr;

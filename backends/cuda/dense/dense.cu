@@ -1,11 +1,12 @@
-// How much of a product's operands lies in scratch at a time.
+// Decides how much of a product's operands is in scratch at a time.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 
-static constexpr uint32_t kMostRows = 4096;           // of x at a time
-static constexpr uint64_t kSliceBytes = 64ull << 20;  // of W at a time, unless kOperandRows rows are more
+static constexpr uint32_t kMostRows = 4096;  // rows of x at a time
+// bytes of W at a time, unless kOperandRows rows take more
+static constexpr uint64_t kSliceBytes = 64ull << 20;
 
 Operands operands(uint32_t max_rows, uint32_t in_cols, uint32_t cols) {
   Operands o;
@@ -18,8 +19,8 @@ Operands operands(uint32_t max_rows, uint32_t in_cols, uint32_t cols) {
 }
 
 uint32_t slice_rows(const Launch& l, const Operands& o, uint32_t rows, uint32_t cols) {
-  // The product's blocks make tiles of 128 rows and 256 columns, or as much in smaller ones, a wave of one to
-  // a multiprocessor.
+  // The blocks of a product compute tiles of 128 rows and 256 columns, or the same area in smaller tiles; a
+  // wave has one block per multiprocessor.
   const uint64_t row_tiles = ceil_div(rows, 128), col_tiles = ceil_div(cols, kOperandRows);
   const auto waves = [&](uint64_t tiles) { return ceil_div(tiles * row_tiles, l.card.multiprocessors); };
   uint64_t best = 0, fewest = ~0ull;
@@ -42,7 +43,8 @@ uint64_t dense_scratch(const ModelShape& m, const SessionShape& s, const Card&) 
                   {m.d_ff_shared, m.d_model},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows}};
-  constexpr uint32_t kRingRows = 64;  // runtime/policy/locret.cpp: that a retainer scores at once in decode
+  // rows that a retainer scores at once in decode (runtime/policy/locret.cpp)
+  constexpr uint32_t kRingRows = 64;
   uint64_t x_bytes = 0, w_bytes = 0;
   for (const auto& p : products) {
     const Operands o = operands(std::max(s.chunk, kRingRows), p.in_cols, p.cols);

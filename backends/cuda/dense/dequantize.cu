@@ -1,6 +1,6 @@
-// The operands of a tensor core product: rows of x, scaled, and rows of W, of any type, as f16.
+// Makes the operands of a tensor core product as f16: rows of x, scaled, and rows of W of any type.
 //
-// A thread makes 8 neighbouring elements, the 16 bytes of a store.
+// A thread makes 8 neighbouring elements, which are 16 bytes to store.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/formats.cuh"
 
@@ -8,7 +8,7 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 128;
-constexpr uint32_t kRowsAtOnce = 4;  // of W to a thread, so that enough loads are under way
+constexpr uint32_t kRowsAtOnce = 4;  // rows of W per thread, so that enough loads are in flight
 
 struct Rows {
   const std::byte* w;
@@ -17,11 +17,11 @@ struct Rows {
   __half* to;
   uint32_t k;
   bool in_groups;
-  uint32_t col_blocks;  // blocks side by side
-  // Of experts, one behind the other along y of the grid; null: one matrix.
+  uint32_t col_blocks;  // adjacent blocks per row
+  // For experts, whose blocks follow each other along y of the grid; null: one matrix.
   const uint32_t* experts_first;
   uint64_t expert_bytes;
-  uint32_t expert_rows;  // of `to`
+  uint32_t expert_rows;  // rows of `to` per expert
 };
 
 template <DType type>
@@ -32,15 +32,14 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(Rows r) {
   const bool there = e < r.in_cols;
   if (r.experts_first) {
     const uint32_t expert = blockIdx.y;
-    await_predecessor();  // which may have routed
+    await_predecessor();  // which may be the routing
     if (r.experts_first[expert] == r.experts_first[expert + 1]) return;
     r.w += expert * r.expert_bytes;
     r.to += uint64_t(expert) * r.expert_rows * r.k;
   }
   uint4 v[kRowsAtOnce];
 #pragma unroll
-  for (uint32_t i = 0; i < kRowsAtOnce;
-       ++i) {  // without a branch, so that the loads of all rows are under way at once
+  for (uint32_t i = 0; i < kRowsAtOnce; ++i) {  // without a branch, so that the loads of all rows overlap
     const uint32_t row = min(first + i, r.rows - 1);
     v[i] = as_f16(eight_of_row<type>(r.w + row * r.row_bytes, there ? e : 0, r.in_cols));
   }
@@ -53,10 +52,10 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(Rows r) {
   }
 }
 
-constexpr uint32_t kMostThreads = 1024;  // to a row of x
-constexpr uint32_t kHeld = 4;            // times 8 elements of it that a thread keeps
+constexpr uint32_t kMostThreads = 1024;  // per row of x
+constexpr uint32_t kHeld = 4;            // groups of 8 elements that a thread keeps in registers
 
-// Elements [e, e + 8) of a row of x, zero from n on. `wide`: the row is aligned to 16 bytes, n a multiple
+// Elements [e, e + 8) of a row of x; zeros from n on. `wide`: the row is 16-byte aligned and n is a multiple
 // of 8.
 template <bool wide>
 __device__ inline void load_eight(float (&v)[8], const float* row, uint32_t e, uint32_t n) {
@@ -76,8 +75,8 @@ __device__ inline void store_eight(__half* to, const float (&v)[8], float scale)
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(pairs);
 }
 
-// A block takes a row, as many threads of it as hold the row between finding its largest magnitude and
-// scaling it; what a row of more than 32768 elements has beyond them is read twice.
+// A block converts one row, with enough threads to keep the row in registers between finding its largest
+// magnitude and scaling it. Elements beyond 32768 are read twice.
 template <bool wide>
 __global__ void __launch_bounds__(kMostThreads)
     scale_rows_kernel(const StepParams* step, const float* x, uint32_t x_stride, uint32_t in_cols,
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kMostThreads)
   float held[kHeld][8];
 #pragma unroll
   for (uint32_t i = 0; i < kHeld; ++i) load_eight<wide>(held[i], x, first + i * step_elements, in_cols);
-  uint32_t largest = 0;  // as bits, in whose order infinities and NaN are above all numbers
+  uint32_t largest = 0;  // as bits: infinities and NaN order above all numbers
   const auto count = [&](const float(&v)[8]) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffff);
@@ -112,8 +111,8 @@ __global__ void __launch_bounds__(kMostThreads)
   __syncthreads();
   largest = __reduce_max_sync(~0u, lane < warps ? of_warps[lane] : 0);
 
-  // A power of two is its exponent + 127 in bits 23-30: 14 is wanted of the largest. A row below 2^-112, or
-  // of zeros, is scaled like one of 2^-112, so that both scales have exponents.
+  // A power of two has its exponent + 127 in bits 23-30, and the target exponent is 14. A row below 2^-112,
+  // or of zeros, is scaled like a row of 2^-112, so that both scales are normal numbers.
   const uint32_t exponent = max(largest >> 23, 15);
   const float scale = __uint_as_float((2 * 127 + 14 - exponent) << 23);
   if (threadIdx.x == 0) scales[row] = __uint_as_float((exponent - 14) << 23);

@@ -1,4 +1,4 @@
-// embed: a row of the embedding table for every token.
+// embed: copies a row of the embedding table for each token.
 #include "backends/cuda/dense/formats.cuh"
 #include "backends/cuda/ops.h"
 
@@ -6,7 +6,7 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 64;
-constexpr uint32_t kEach = 8;  // elements of a thread
+constexpr uint32_t kEach = 8;  // elements per thread
 
 struct Table {
   const std::byte* rows;
@@ -32,7 +32,7 @@ __global__ void embed_kernel(const StepParams* step, const int32_t* tokens, Tabl
 }  // namespace
 
 void embed(const Launch& l, const Embed& op) {
-  // One row is spread over the card, as its bytes come from far away.
+  // A single row is spread over the card, because its bytes come from memory with high latency.
   const uint32_t parts = l.max_rows == 1 ? static_cast<uint32_t>(ceil_div(op.p.cols, kEach * kThreads)) : 1;
   const Table table{data<std::byte>(op.table), dtype_bytes(op.table.type, op.p.cols), op.p.cols};
   launch(l, of_type(op.table.type, [](auto type) { return embed_kernel<type()>; }), dim3(l.max_rows, parts),

@@ -1,7 +1,7 @@
-// expert_glu and expert_linear. Of one row, warps multiply rows of the chosen experts' matrices with vectors,
-// where matvec_experts.cu has no format for them. Of many rows, those of an expert lie one behind the other,
-// slot by slot, and are a group of a product on tensor cores (dense.h); expert_linear leaves what the slots
-// add in scratch, some columns at a time, and adds it up row by row.
+// expert_glu and expert_linear. For a single row, warps multiply rows of the chosen experts' matrices with
+// vectors, if matvec_experts.cu does not support the types. For many rows, the slots of an expert are
+// consecutive and form a group of a product on tensor cores (dense.h). expert_linear stores the slots'
+// contributions in scratch, some columns at a time, and adds them up row by row.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/formats.cuh"
 #include "backends/cuda/dense/groups.cuh"
@@ -11,12 +11,13 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kWarps = 4;  // of a block, each with its own rows of matrices
+constexpr uint32_t kWarps = 4;  // per block, each with its own rows of the matrices
 constexpr uint32_t kAddThreads = 128;
-// Of all experts' W as f16 at a time, unless that is less than kLeastCols columns. Many columns keep all
-// multiprocessors busy: of 128 experts with 128 slots each, 256 columns are about 200 tiles.
+// Bytes of all experts' W as f16 at a time, unless kLeastCols columns take more. Many columns keep all
+// multiprocessors busy: with 128 experts of 128 slots each, 256 columns are about 200 tiles.
 constexpr uint64_t kWBytes = 128 << 20;
-constexpr uint64_t kPartsBytes = 32 << 20;  // of what slots add at a time, likewise
+// bytes of the slots' contributions at a time, with the same exception
+constexpr uint64_t kPartsBytes = 32 << 20;
 constexpr uint32_t kLeastCols = 128;
 
 template <typename Elements>
@@ -27,7 +28,7 @@ __device__ inline float product_of(const Elements& w, const EightFloats& x) {
   return sum;
 }
 
-// An expert's matrices, one behind the other: [experts][out_cols][in_cols].
+// The matrices of all experts, consecutive: [experts][out_cols][in_cols].
 struct Matrices {
   const std::byte* w;
   uint64_t row_bytes;
@@ -41,8 +42,8 @@ struct VectorGlu {
   uint32_t in_cols, out_cols, experts, act;
 };
 
-// The only row's glu, of matrices of one type: a warp takes kRows rows of one expert's gate and up, so that
-// what it reads of x serves 2 kRows of them.
+// glu of a single row, for matrices of one type. A warp computes kRows rows of one expert's gate and up, so
+// that the part of x that it reads serves 2 kRows rows.
 constexpr uint32_t kRows = 2;
 template <DType type>
 __global__ void __launch_bounds__(kWarps* kWarp) glu_kernel(VectorGlu p) {
@@ -80,7 +81,7 @@ struct VectorLinear {
   uint32_t in_cols, out_cols, experts, chosen;
 };
 
-// The only row's sum: a warp takes one row of all the chosen experts' matrices.
+// The sum for a single row: a warp computes one row of the matrices of all chosen experts.
 template <DType type>
 __global__ void __launch_bounds__(kWarps* kWarp) sum_kernel(VectorLinear p) {
   extern __shared__ uint32_t experts[];  // [chosen]
@@ -112,7 +113,7 @@ Matrices matrices_of(const Weight& w, const In& bias) {
   return {data<std::byte>(w), dtype_bytes(w.type, w.cols), data<float>(bias)};
 }
 
-// What add_experts_kernel adds up: columns of y.
+// The columns of y that add_experts_kernel sums.
 struct ExpertParts {
   const float* parts;  // [slots][cols]
   const uint32_t *first, *row;
@@ -121,7 +122,7 @@ struct ExpertParts {
   uint32_t cols, y_stride, experts, chosen;
 };
 
-// The row's slots, in order: a warp looks it up in the slots of all experts, in which rows ascend.
+// Finds the row's slots, in order. A warp searches the slots of each expert, in which rows ascend.
 __device__ void find_slots(const ExpertParts& p, uint32_t row, uint32_t* slots) {
   uint32_t found = 0;
   for (uint32_t from = 0; from < p.experts; from += kWarp) {
@@ -158,25 +159,26 @@ __global__ void __launch_bounds__(kAddThreads) add_experts_kernel(const StepPara
   }
 }
 
-// Columns of which `bytes_of_one` leave room for as many in `bytes`: all, or whole tiles of the product.
+// How many columns fit in `bytes` if one takes `bytes_of_one`: all of them, or a number of whole tiles of the
+// product.
 uint32_t columns_at_once(uint64_t bytes, uint64_t bytes_of_one, uint32_t cols) {
   const uint64_t fit = std::max<uint64_t>(bytes / bytes_of_one / kLeastCols * kLeastCols, kLeastCols);
   return static_cast<uint32_t>(std::min<uint64_t>(fit, cols));
 }
 
-// How a product of all experts lies in scratch: x of all slots, then W.
+// The layout in scratch of a product of all experts: x of all slots, then W.
 struct ExpertOperands {
   Operands o;
-  uint32_t cols;  // of the outputs at a time
+  uint32_t cols;  // output columns at a time
 
-  // rows_to_output: 2 for a glu.
+  // rows_to_output: rows of W per output, 2 for a glu.
   ExpertOperands(uint64_t slots, uint32_t in_cols, uint32_t out_cols, uint32_t experts,
                  uint32_t rows_to_output, uint64_t bytes_of_part) {
     o.k = static_cast<uint32_t>(round_up(std::max(in_cols, 1u), kOperandDepth));
     o.x_rows = static_cast<uint32_t>(slots);
     cols = columns_at_once(kWBytes, uint64_t(experts) * rows_to_output * o.k * sizeof(__half), out_cols);
     if (bytes_of_part) cols = std::min(cols, columns_at_once(kPartsBytes, bytes_of_part, out_cols));
-    // A tile reads past its group's rows, and past the last.
+    // A tile may read past the rows of its group, and past the last row.
     o.w_rows = static_cast<uint32_t>(uint64_t(experts) * rows_to_output * round_up(cols, 8) + kOperandRows);
   }
   uint64_t bytes() const { return o.x_bytes() + o.w_bytes(); }
@@ -301,7 +303,7 @@ uint64_t expert_scratch(const ModelShape& m, const SessionShape& s, const Card&)
   const uint64_t slots = uint64_t(s.chunk) * m.chosen_experts;
   const ExpertOperands glu(slots, m.d_model, m.d_ff, m.experts, 2, 0),
       linear(slots, m.d_ff, m.d_model, m.experts, 1, slots * sizeof(float));
-  // Programs of fewer rows have more columns of parts at once, up to kPartsBytes.
+  // Programs of fewer rows process more columns of parts at once, up to kPartsBytes.
   const uint64_t parts = std::min(std::max<uint64_t>(kPartsBytes, slots * kLeastCols * sizeof(float)),
                                   slots * m.d_model * sizeof(float));
   return std::max(glu.bytes(), round_up(linear.bytes(), sizeof(float4)) + parts);

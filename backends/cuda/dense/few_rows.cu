@@ -1,10 +1,9 @@
-// linear and glu of a few rows, more than one: W is read once, as it lies, and becomes f16 in registers,
-// where tensor cores take it from. Through scratch, as for many rows, W would be written and read once more.
+// linear and glu of a few rows, more than one. W is read once, as stored, and converted to f16 in registers
+// as input of the tensor cores. With scratch, as for many rows, W would be written and read once more.
 //
-// A block makes 16 columns of y. Its warps share out the columns of W among them, 32 at a time: in a fragment
-// of 16 columns a lane has two pairs, and which columns those are is all the same as long as x's fragment has
-// the same. So a lane takes eight neighbours of a row, the 16 bytes of them in x too, and that is two
-// fragments'.
+// A block computes 16 columns of y. Its warps divide the columns of W among them, 32 at a time. In a fragment
+// of 16 columns a lane has two pairs; which columns they are does not matter as long as x's fragment uses the
+// same ones. A lane therefore loads eight neighbours of a row (16 bytes of x), which cover two fragments.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/few_rows.h"
 #include "backends/cuda/dense/formats.cuh"
@@ -13,17 +12,18 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kCols = 16;  // of y to a block: rows of W
+constexpr uint32_t kCols = 16;  // columns of y per block: rows of W
 constexpr uint32_t kWarps = 16, kThreads = kWarps * kWarp;
-constexpr uint32_t kGroup = 32;          // columns of W to a warp at a time
-constexpr uint32_t kAhead = 2;           // of its groups that are under way
-constexpr uint32_t kStride = kCols + 4;  // of sums in shared memory: lanes then reach different banks
+constexpr uint32_t kGroup = 32;  // columns of W per warp at a time
+constexpr uint32_t kAhead = 2;   // groups in flight per warp
+// stride of sums in shared memory, chosen so that lanes use different banks
+constexpr uint32_t kStride = kCols + 4;
 
 struct FewRows {
-  const std::byte* w[2];  // of glu the gate's and the up's
-  uint64_t row_bytes;     // of W
+  const std::byte* w[2];  // for glu those of gate and up
+  uint64_t row_bytes;     // per row of W
   uint32_t in_cols, cols;
-  const __half* x;        // [rows][k], zeros behind in_cols
+  const __half* x;        // [rows][k], zeros from in_cols on
   const float* x_scales;  // [rows]
   uint32_t k, rows;
   const float* bias;  // or null
@@ -31,7 +31,7 @@ struct FewRows {
   uint32_t y_stride, add, act;
 };
 
-// kTiles: of eight rows of x each.
+// kTiles: tiles of eight rows of x.
 template <DType type, bool kPair, uint32_t kTiles>
 __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
     few_rows_kernel(const StepParams* step, FewRows p) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
     for (uint32_t half = 0; half < 2; ++half)
       w[m][half] = p.w[m] + min(first_col + row + 8 * half, p.cols - 1) * p.row_bytes;
 
-  // Weights never change, so the first are asked for before the kernels before this one have ended.
+  // Weights never change, so the first ones are loaded before the wait for the previous kernels.
   using Elements = decltype(eight_of_row<type>(nullptr, 0, 0));
   Elements ahead[kAhead][kMatrices][2];
   uint32_t column = kGroup * warp + lane % 4 * 8;
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
       uint4 a[kMatrices][2];
 #pragma unroll
       for (uint32_t from = 0; from < kTiles; from += kTilesAtOnce) {
-        uint4 b[kTilesAtOnce];  // all on their way before the first is wanted
+        uint4 b[kTilesAtOnce];  // all loaded before the first is needed
 #pragma unroll
         for (uint32_t tile = from; tile < from + kTilesAtOnce; ++tile)
           if (8 * tile < rows)
             b[tile - from] = *reinterpret_cast<const uint4*>(x + uint64_t(8 * tile) * p.k + column);
-        if (from == 0) {  // W's, and what comes next of them
+        if (from == 0) {  // columns of W, and those that follow
 #pragma unroll
           for (uint32_t m = 0; m < kMatrices; ++m)
 #pragma unroll
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
     }
   }
 
-  // The warps' sums meet in fixed order: the second half's with the first half's, then all.
+  // The warps' sums are added in a fixed order: the second half's to the first half's, then all.
   const auto part = [&](uint32_t of_warp, uint32_t m, uint32_t x_row) {
     return parts + ((of_warp * kMatrices + m) * 8 * kTiles + x_row) * kStride;
   };
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kPair || kTiles > 2 ? 1 : 2)
   }
 }
 
-// Types whose elements come without tables; those of the others are few files'.
+// Types whose elements are decoded without tables; the other types are rare in files.
 template <DType type>
 constexpr bool kHasKernel =
     type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0 ||

@@ -1,4 +1,4 @@
-// Products of few rows that read W once, as it lies (few_rows.cu). Host side.
+// Products of few rows that read W once, as stored (few_rows.cu). Host side.
 #pragma once
 
 #include "backends/cuda/dense/dense.h"
@@ -7,9 +7,9 @@ namespace thimble::cuda {
 
 inline constexpr uint32_t kMostFewRows = 64;
 
-// Whether they can take a matrix of this type in this program.
+// Whether multiply_few supports a matrix of this type in this program.
 bool can_multiply_few(const Launch&, DType);
-// Of x as scale_rows left it in the operands' place.
+// Multiplies x as scale_rows left it in the operands.
 void multiply_few(const Launch&, const Operands&, const Linear&);
 void multiply_few(const Launch&, const Operands&, const Glu&);
 

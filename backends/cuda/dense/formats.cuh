@@ -1,8 +1,8 @@
 // The weight types as floats, eight neighbours of a row at a time. Device side. backends/cpu/isa/dequant.h
 // defines the formats.
 //
-// In most of them eight elements are one byte or nibble, or a pair of bits, of 8 neighbouring bytes, with one
-// scale and one offset. Products of scales and integers are exact in f32, so a weight is rounded at most
+// In most formats eight elements are a byte, a nibble or a pair of bits in each of 8 neighbouring bytes, with
+// one scale and one offset. Products of scales and integers are exact in f32, so a weight is rounded at most
 // once, as on the CPU.
 #pragma once
 
@@ -21,9 +21,9 @@ static __device__ const uint16_t kIq3SGrid[] = {THIMBLE_IQ3_S_GRID}, kIq3XxsGrid
                                  kIq2XxsGrid[] = {THIMBLE_IQ2_XXS_GRID}, kIq1Grid[] = {THIMBLE_IQ1_GRID};
 
 __device__ inline uint32_t byte_at(const std::byte* p) { return *reinterpret_cast<const uint8_t*>(p); }
-// From even addresses.
+// The address must be even.
 __device__ inline uint32_t u16_at(const std::byte* p) { return *reinterpret_cast<const uint16_t*>(p); }
-// From a multiple of 4.
+// The address must be a multiple of 4.
 __device__ inline uint32_t u32_at(const std::byte* p) { return *reinterpret_cast<const uint32_t*>(p); }
 __device__ inline float half_at(const std::byte* p) {
   return __half2float(*reinterpret_cast<const __half*>(p));
@@ -32,8 +32,8 @@ __device__ inline float2 halves(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2*>(&bits));
 }
 
-// 8 bytes. Where their address is no multiple of 4, the words around them: each holds some of the 8, so none
-// lies outside of what the matrix's memory ends with.
+// Loads 8 bytes. If their address is not a multiple of 4, it loads the aligned words around them. Each of
+// those contains some of the 8 bytes, so none is outside of the matrix's memory.
 __device__ inline uint2 eight_bytes(const std::byte* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t(3));
@@ -44,17 +44,19 @@ __device__ inline uint2 nibbles(uint2 bytes, bool high) {
   const uint32_t shift = high ? 4 : 0;
   return {bytes.x >> shift & 0x0f0f0f0f, bytes.y >> shift & 0x0f0f0f0f};
 }
-// The low 4 bits of `bits` as the fifth bits of 4 bytes.
+// Moves the low 4 bits of `bits` to bit 4 of 4 bytes.
 __device__ inline uint32_t fifth_bits(uint32_t bits) {
   return (bits & 1) << 4 | (bits & 2) << 11 | (bits & 4) << 18 | (bits & 8) << 25;
 }
 
-// Eight elements: scale * q + offset, q in 0...255. One rounding, so d * q - 8 d is d * (q - 8) to the bit.
+// Eight elements: scale * q + offset, q in 0...255. The expression rounds once, so d * q - 8 d equals d * (q
+// - 8) to the bit.
 struct Eight {
   uint2 q;
   float scale, offset;
 
-  // As the last bits of 2^23, a byte is a float without a conversion, of which older cards do 16 a clock.
+  // A byte in the last bits of 2^23 becomes a float without a conversion, of which older cards do only 16 per
+  // clock.
   __device__ float at(uint32_t i) const {
     const uint32_t bits = __byte_perm(i < 4 ? q.x : q.y, 0x4b000000, 0x7540 | i % 4);
     return fmaf(scale, __uint_as_float(bits) - 0x1p23f, offset);
@@ -84,8 +86,8 @@ __device__ inline EightFloats operator*(float scale, const EightFloats& e) {
   return scaled;
 }
 
-// Of q2_K's 64 bytes of pairs of bits, which q3_K and tq2_0 have too: each half of 128 elements has 32, byte
-// j of which serves elements j, 32 + j, 64 + j, 96 + j.
+// Selects from q2_K's 64 bytes of pairs of bits, which q3_K and tq2_0 also have. Each half of 128 elements
+// has 32 bytes; byte j belongs to elements j, 32 + j, 64 + j, 96 + j.
 __device__ inline uint2 pairs_of_bits(const std::byte* pairs, uint32_t i) {
   const uint2 bytes = eight_bytes(pairs + 32 * (i / 16) + 8 * (i % 4));
   const uint32_t shift = 2 * (i / 4 % 4);
@@ -100,8 +102,8 @@ __device__ inline uint32_t digits(uint32_t bytes, uint32_t n) {
   for (uint32_t k = 0; k < 4; ++k) all |= ((bytes >> 8 * k) * power & 255) * 3 >> 8 << 8 * k;
   return all;
 }
-// Eight elements: scale * (q - 128), q in 0...255; without an offset, which a scale of 2^126 would not leave
-// finite.
+// Eight elements: scale * (q - 128), q in 0...255. There is no offset, because it would not be finite with a
+// scale of 2^126.
 struct EightAround128 {
   uint2 q;
   float scale;
@@ -111,13 +113,13 @@ struct EightAround128 {
     return scale * (__uint_as_float(bits) - (0x1p23f + 128));
   }
 };
-// scale times what the low or the high nibbles of eight bytes stand for.
+// scale times the values of the low, or of the high, nibbles of eight bytes.
 template <DType type>
 __device__ inline EightAround128 values_of(uint2 bytes, bool high, float scale) {
   const uint2 a = code_bytes<type>(bytes.x), b = code_bytes<type>(bytes.y);
   return {{(high ? a.y : a.x) ^ 0x80808080, (high ? b.y : b.x) ^ 0x80808080}, scale};
 }
-// The values that eight places of kBits bits name, negative where `signs` has a bit.
+// The values that eight indices of kBits bits select, negative where `signs` has a bit set.
 template <uint32_t kBits, typename Value>
 __device__ inline EightFloats signed_values(uint32_t places, const Value& value, uint32_t signs) {
   EightFloats e;
@@ -129,18 +131,18 @@ __device__ inline EightFloats signed_values(uint32_t places, const Value& value,
   return e;
 }
 __device__ inline uint32_t iq2_value(uint32_t place) { return 8 + 17 * place + (place >> 1); }  // 8, 25, 43
-// -1, 0 or 1, and 1/8 added or taken off.
+// -1, 0 or 1, with 1/8 added or subtracted.
 __device__ inline EightFloats iq1_values(uint32_t places, bool less) {
   EightFloats e;
 #pragma unroll
   for (uint32_t i = 0; i < 8; ++i) e.v[i] = float(places >> 2 * i & 3) - (less ? 1.125f : 0.875f);
   return e;
 }
-// Eight signs from seven: their number is even.
+// Eight sign bits from seven: the number of set bits is even.
 __device__ inline uint32_t even_signs(uint32_t seven) { return seven | (__popc(seven) & 1) << 7; }
-// Four times seven signs, and at the top a scale; from an even address.
+// Four times seven signs, and a scale in the top bits; the address is even.
 __device__ inline uint32_t signs_word(const std::byte* p) { return u16_at(p) | u16_at(p + 2) << 16; }
-// The scale of iq2_xs and iq2_s, whose bytes begin at `scales` and have a nibble for 16 elements.
+// The scale of iq2_xs and iq2_s. The bytes of scales begin at `scales`; each nibble is for 16 elements.
 __device__ inline float iq2_scale(const std::byte* b, uint32_t scales, uint32_t i) {
   return half_at(b) * (0.5f + float(byte_at(b + scales + i / 4) >> 4 * (i / 2 % 2) & 15)) * 0.25f;
 }
@@ -177,8 +179,8 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
     const uint32_t g = i / 4;
     return Eight{{q.x | (fifth.x >> g & 0x01010101) << 4, q.y | (fifth.y >> g & 0x01010101) << 4}, s.x, -s.y};
   } else if constexpr (type == DType::kQ6_K) {
-    // Each half of the block: 4 quarters of 32 elements. Two share 32 bytes of nibbles, all four the 32 of
-    // pairs of bits.
+    // Each half of the block has 4 quarters of 32 elements. Two quarters share 32 bytes of nibbles, all four
+    // the 32 bytes of pairs of bits.
     const uint32_t half = i / 16, quarter = i / 4 % 4, j = 8 * (i % 4);
     const uint2 q = nibbles(eight_bytes(b + 64 * half + 32 * (quarter & 1) + j), quarter & 2);
     const uint2 high = eight_bytes(b + 128 + 32 * half + j);
@@ -210,7 +212,8 @@ __device__ inline auto eight_of_block(const std::byte* b, uint32_t i) {
     const float d = half_at(b + 64);
     return Eight{pairs_of_bits(b, i), d, -d};
   } else if constexpr (type == DType::kTQ1_0) {
-    // 32 bytes for elements below 160, 16 for those below 240, 4 for the last, which the eight has twice.
+    // 32 bytes for elements below 160, 16 for those below 240, 4 for the rest, which each group of eight uses
+    // twice.
     const uint32_t last = u16_at(b + 48) | u16_at(b + 50) << 16;
     const bool in_last = i >= 30;
     const uint2 w = in_last ? uint2{last, last} : eight_bytes(b + (i < 20 ? 8 * (i % 4) : 32 + 8 * (i % 2)));
@@ -263,7 +266,7 @@ __device__ inline float float_at(const float* p) { return *p; }
 __device__ inline float float_at(const __half* p) { return __half2float(*p); }
 __device__ inline float float_at(const __nv_bfloat16* p) { return __bfloat162float(*p); }
 
-// Elements [e, e + 8) of a row of n elements; zero from n on.
+// Elements [e, e + 8) of a row of n elements; zeros from n on.
 template <typename T>
 __device__ inline EightFloats eight_of_floats(const T* row, uint32_t e, uint32_t n) {
   EightFloats v;
@@ -283,8 +286,8 @@ __device__ inline EightFloats eight_of_floats(const T* row, uint32_t e, uint32_t
   return v;
 }
 
-// Elements [e, e + 8) of a row of n elements of any type, e a multiple of 8; of types without blocks zero
-// from n on.
+// Elements [e, e + 8) of a row of n elements of any type; e is a multiple of 8. For types without blocks,
+// zeros from n on.
 template <DType type>
 __device__ inline auto eight_of_row(const std::byte* row, uint32_t e, uint32_t n) {
   if constexpr (type == DType::kF32) {
@@ -299,7 +302,7 @@ __device__ inline auto eight_of_row(const std::byte* row, uint32_t e, uint32_t n
   }
 }
 
-// Two f16, to nearest even; what is too large becomes 65504.
+// Two f16, rounded to nearest even; values that are too large become 65504.
 __device__ inline uint32_t pack(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -311,7 +314,8 @@ __device__ inline uint4 as_f16(const Elements& e) {
   return {pack(e.at(0), e.at(1)), pack(e.at(2), e.at(3)), pack(e.at(4), e.at(5)), pack(e.at(6), e.at(7))};
 }
 
-// each(type) for a type that is known only when a program is recorded: which kernel that is. Host side.
+// Calls each(type) with a type that is known only when a program is recorded, as a compile-time constant.
+// Host side.
 template <typename Each>
 auto of_type(DType type, const Each& each) {
   switch (type) {

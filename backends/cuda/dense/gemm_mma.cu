@@ -1,4 +1,4 @@
-// The product of linear, glu and the experts on the tensor cores of every card: asynchronous copies feed
+// The product of linear, glu and the experts on the tensor cores of any card: asynchronous copies feed
 // mma.sync through a ring of stages in shared memory.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/groups.cuh"
@@ -7,7 +7,7 @@
 namespace thimble::cuda {
 namespace {
 
-// A block of 4 warps makes rows x cols of y, each warp a quarter of it, from `depth` columns of x and w a
+// A block of 4 warps computes rows x cols of y, a quarter per warp, from `depth` columns of x and w per
 // stage.
 template <uint32_t rows, uint32_t cols, uint32_t depth, uint32_t stages>
 struct Tile {
@@ -17,29 +17,29 @@ struct Tile {
   static_assert(kSharedBytes == 48 << 10);  // two blocks fit the 100 KiB of the smallest multiprocessors
   static_assert(kOperandRows % rows == 0 && kOperandRows % cols == 0 && kOperandDepth % depth == 0);
 };
-// 64 x 64 of y to a warp is what its registers hold: every element that it loads serves 64 products.
+// The registers of a warp hold 64 x 64 elements of y; every element that it loads is used in 64 products.
 using LargeTile = Tile<128, 128, 32, 3>;
 using MediumTile = Tile<64, 64, 64, 3>;
-using SmallTile = Tile<32, 32, 64, 6>;  // little work for much of w: enough blocks for every multiprocessor,
-                                        // and deep stages
+// for few rows and a large w: enough blocks for every multiprocessor, and many stages
+using SmallTile = Tile<32, 32, 64, 6>;
 
 constexpr uint32_t kThreads = 128;
 
-// Where the 16 bytes `chunk` of a tile's row lie, in elements. 8 lanes that load 8 rows of a column of
-// chunks, and 8 that store 8 neighbouring chunks, reach 8 different groups of banks.
+// Where the 16 bytes of `chunk` of a tile's row are stored, as an element offset. 8 lanes that load 8 rows of
+// a column of chunks, and 8 lanes that store 8 neighbouring chunks, use 8 different groups of banks.
 template <uint32_t depth>
 __device__ inline uint32_t swizzled(uint32_t row, uint32_t chunk) {
   static_assert(depth == 32 || depth == 64);
   return row * depth + 8 * (chunk ^ (depth == 64 ? row % 8 : row / 2 % 4));
 }
 
-// Writes pairs of neighbouring elements of a row of `cols` elements, one every 8 from column `first` on, or
-// adds to them. Where wide, cols is even and the row aligned to pairs.
+// Writes pairs of neighbouring elements of a row of `cols` elements, one pair every 8 from column `first` on,
+// or adds to them. If `wide`, cols is even and the row is aligned to pairs.
 template <uint32_t pairs, typename Pair>
 __device__ inline void write_pairs(float* row, uint32_t first, uint32_t cols, bool add, bool wide,
                                    const Pair& pair) {
   if (wide) {
-    float2 before[pairs];  // all of them on their way before the first is wanted
+    float2 before[pairs];  // all loaded before the first is needed
 #pragma unroll
     for (uint32_t j = 0; j < pairs; ++j) {
       const uint32_t col = first + 8 * j;
@@ -64,7 +64,7 @@ __device__ inline void write_pairs(float* row, uint32_t first, uint32_t cols, bo
 
 template <typename T, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step, Product p) {
-  // Blocks that run together share tiles of w along x of the grid and tiles of x along y.
+  // Blocks that run at the same time share tiles of w along x of the grid and tiles of x along y.
   constexpr uint32_t kWarpRows = T::kRows / 2, kWarpCols = T::kCols / 2, kRowTiles = kWarpRows / 16,
                      kColTiles = kWarpCols / 8;
   constexpr uint32_t kChunks = T::kDepth / 8, kRowsAtOnce = kThreads / kChunks, kSteps = T::kDepth / 16;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
     return;
   }
 
-  // Copies: a thread takes the same chunk of every kRowsAtOnce-th row.
+  // Copies: a thread copies the same chunk of every kRowsAtOnce-th row.
   const uint32_t copy_row = threadIdx.x / kChunks, copy_chunk = threadIdx.x % kChunks;
   const uint32_t copy_to = swizzled<T::kDepth>(copy_row, copy_chunk);
   const __half* x = p.x + uint64_t(first_row + copy_row) * p.k + 8 * copy_chunk;
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
       x += T::kDepth;
       w += T::kDepth;
     }
-    commit_copies();  // also an empty group, so that the count of groups tells which stage has come
+    commit_copies();  // possibly an empty group, so that the number of groups tells which stage has arrived
     ++copied;
     write_stage = write_stage + 1 == T::kStages ? 0 : write_stage + 1;
   };
 
-  // Fragments of 16 columns of both tiles, those of the next 16 on their way while the last are multiplied.
+  // Fragments of 16 columns of both tiles; those of the next 16 are loaded while these are multiplied.
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const uint32_t warp_row = warp / 2 * kWarpRows, warp_col = warp % 2 * kWarpCols;
   const uint32_t x_row = warp_row + lane % 16, x_chunk = lane / 16;
@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
   for (uint32_t d = 0; d < depths; ++d) {
 #pragma unroll
     for (uint32_t s = 0; s < kSteps; ++s) {
-      if (s + 1 == kSteps) {  // the next stage is there for everyone, and nobody reads this one from here on
+      // from here on the next stage is visible to all threads, and this one is no longer read
+      if (s + 1 == kSteps) {
         wait_copies<T::kStages - 2>();
         __syncthreads();
         read_stage = read_stage + 1 == T::kStages ? 0 : read_stage + 1;
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
 
   const bool wide =
       p.y_stride % 2 == 0 && p.y_cols % 2 == 0 && reinterpret_cast<uintptr_t>(p.y) % sizeof(float2) == 0;
-  const uint32_t first = first_col + warp_col;  // in rows of w
+  const uint32_t first = first_col + warp_col;  // row of w
   const auto bias = [&](uint32_t which, uint32_t col) {
     return kGrouped && p.bias[which] && col < p.y_cols ? p.bias[which][col] : 0;
   };
@@ -189,7 +190,8 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
     }
 }
 
-// Of a product in groups as many as it may need: each group may end with a tile of few rows.
+// Grid for a product in groups: the most tiles that it may need, since each group may end with a partly
+// filled tile.
 template <typename T>
 dim3 blocks_of(const Product& p) {
   return {static_cast<uint32_t>(ceil_div(p.rows, T::kRows)) + p.groups,

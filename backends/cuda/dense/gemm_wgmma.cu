@@ -10,14 +10,15 @@
 namespace thimble::cuda {
 namespace {
 
-// A block makes tiles of 128 x kCols, one after the other. One thread copies the operands' next 64 columns
-// into a ring of stages; two warpgroups multiply them, 64 rows each. While one writes its rows of a tile, the
-// other uses the matrix units for as long as the ring lasts, and the next tile's operands come in.
+// A block computes tiles of 128 x kCols, one after the other. One thread copies the next 64 columns of the
+// operands into a ring of stages; two warpgroups multiply them, 64 rows each. While one warpgroup writes its
+// rows of a tile, the other uses the matrix units for as long as the ring is filled, and the operands of the
+// next tile arrive.
 //
-// A multiprocessor at full rate does 4096 FLOP a clock. It then reads 48 bytes a clock from the second-level
-// cache with 256 columns, 64 with 128.
+// A multiprocessor at full rate does 4096 FLOP per clock. It then reads 48 bytes per clock from the
+// second-level cache with 256 columns, and 64 bytes with 128.
 constexpr uint32_t kTileRows = 128;
-constexpr uint32_t kTileDepth = 64;  // 128 bytes: a swizzle's width
+constexpr uint32_t kTileDepth = 64;  // 128 bytes: the width of a swizzle
 constexpr uint32_t kConsumers = 2;   // warpgroups
 constexpr uint32_t kThreads = (1 + kConsumers) * kWarpgroup;
 
@@ -27,7 +28,7 @@ struct Ring {
   static constexpr uint32_t kXBytes = kTileRows * kTileDepth * sizeof(__half);
   static constexpr uint32_t kStageBytes = kXBytes + kCols * kTileDepth * sizeof(__half);
   static constexpr uint32_t kStages = (192 << 10) / kStageBytes;
-  // With two barriers a stage, and room to align it to a swizzle's 1024 bytes.
+  // Includes two barriers per stage, and padding to align the start to the 1024 bytes of a swizzle.
   static constexpr uint32_t kSharedBytes = 1024 + kStages * (kStageBytes + 2 * sizeof(uint64_t));
 };
 
@@ -39,7 +40,7 @@ struct Task {
   uint32_t y_stride, y_cols;
   bool add, glu;
   uint32_t act;
-  bool wide;  // four elements of y at a time
+  bool wide;  // writes four elements of y at a time
   const uint32_t* groups_first;
   uint32_t groups;
   const float* bias[2];
@@ -48,15 +49,15 @@ struct Task {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// All blocks together work on so many row tiles at a time: 132 tiles of 128 x 256 are then about as high as
-// wide, which reads the least, and what they read of W is read by all of them at about the same time.
+// Row tiles that all blocks together process at a time. 132 tiles of 128 x 256 are then about as high as
+// wide, which reads the least, and all blocks read the same part of W at about the same time.
 constexpr uint32_t kGroup = 16;
 
-// 65536 registers give each of 384 threads 168 to start with; the warpgroup that only copies gives away what
-// it can.
+// 384 threads start with 168 of the 65536 registers each; the warpgroup that only copies releases most of its
+// own.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// Where a thread is in the ring, and the parity of the phase that its stage is in.
+// A thread's position in the ring, and the parity of the phase of its stage.
 template <uint32_t kStages>
 struct Place {
   uint32_t stage = 0, parity = 0;
@@ -66,18 +67,18 @@ struct Place {
 };
 
 struct Tile {
-  uint32_t row, end;  // its first row, and the last one's successor, of a tile or of many
-  uint32_t col;       // its first row of w, among those of its group
+  uint32_t row, end;  // the first row, and one past the last row, of the tile or of several tiles
+  uint32_t col;       // the first row of w, within its group
   uint32_t group;
 };
-// Tile i of a product: down the rows of kGroup tiles first.
+// Tile i of a product; tiles are ordered down the rows of kGroup tiles first.
 __device__ inline Tile tile_at(uint32_t i, uint32_t rows, uint32_t row_tiles, uint32_t col_tiles,
                                uint32_t cols) {
   const uint32_t first = i / (kGroup * col_tiles) * kGroup, rest = i % (kGroup * col_tiles);
   const uint32_t height = min(row_tiles - first, kGroup);
   return {(first + rest % height) * kTileRows, rows, rest / height * cols, 0};
 }
-// Of a product in groups: along the columns first.
+// Tile i of a product in groups; tiles are ordered along the columns first.
 __device__ inline Tile tile_of_group(const Task& t, const uint32_t* starts, uint32_t i, uint32_t col_tiles,
                                      uint32_t cols) {
   const uint32_t row_tile = i / col_tiles, group = group_of_tile(starts, t.groups, row_tile);
@@ -85,8 +86,8 @@ __device__ inline Tile tile_of_group(const Task& t, const uint32_t* starts, uint
           i % col_tiles * cols, group};
 }
 
-// What a lane has of an output's row in two neighbouring blocks of 8 columns, a and b, against four columns
-// side by side: lane l % 4 gets columns 4 (l % 4 / 2) to + 3 of block l % 2.
+// Exchanges a lane's parts of an output row in two neighbouring blocks of 8 columns, a and b, for four
+// adjacent columns: lane l % 4 gets columns 4 (l % 4 / 2) to + 3 of block l % 2.
 __device__ inline float4 exchange(float2 a, float2 b) {
   const bool odd = threadIdx.x & 1;
   const float2 give = odd ? a : b;
@@ -94,7 +95,7 @@ __device__ inline float4 exchange(float2 a, float2 b) {
   return odd ? float4{got.x, got.y, b.x, b.y} : float4{a.x, a.y, got.x, got.y};
 }
 
-// Four floats at y, zero from element `there` on. `wide`: y is aligned, and all of them or none are there.
+// Loads four floats at y; zeros from element `there` on. `wide`: y is aligned, and all or none of them exist.
 __device__ inline float4 load_four(const float* y, int32_t there, bool wide) {
   if (wide) return there > 0 ? *reinterpret_cast<const float4*>(y) : float4{};
   return {there > 0 ? y[0] : 0, there > 1 ? y[1] : 0, there > 2 ? y[2] : 0, there > 3 ? y[3] : 0};
@@ -110,7 +111,7 @@ __device__ inline void store_four(float* y, float4 v, int32_t there, bool wide) 
   if (there > 3) y[3] = v.w;
 }
 
-// A lane's pair of a block of 8 columns, from column `first` of y on, and what bias adds to it.
+// A lane's pair in a block of 8 columns from column `first` of y on, with the bias added.
 template <bool kGrouped>
 __device__ inline float2 with_bias(const Task& t, uint32_t which, const Tile& tile, uint32_t first,
                                    float2 pair) {
@@ -120,8 +121,8 @@ __device__ inline float2 with_bias(const Task& t, uint32_t which, const Tile& ti
   return {pair.x + (col < t.y_cols ? bias[0] : 0), pair.y + (col + 1 < t.y_cols ? bias[1] : 0)};
 }
 
-// Writes one row of kBlocks blocks of 8 columns, from column `first` of y on; block(i) is what this lane has
-// of block i.
+// Writes one row of kBlocks blocks of 8 columns, from column `first` of y on; block(i) is this lane's part of
+// block i.
 template <uint32_t kBlocks, typename Block>
 __device__ inline void write_row(const Task& t, uint32_t row, uint32_t rows, uint32_t first,
                                  const Block& block) {
@@ -129,7 +130,7 @@ __device__ inline void write_row(const Task& t, uint32_t row, uint32_t rows, uin
   const int32_t there = row < rows ? static_cast<int32_t>(t.y_cols - column) : 0;
   float* y = t.y + uint64_t(row) * t.y_stride + column;
   float4 before[kBlocks / 2] = {};
-  if (t.add) {  // the whole row is on its way before its first element is wanted
+  if (t.add) {  // the whole row is loaded before its first element is needed
 #pragma unroll
     for (int32_t i = 0; i < kBlocks / 2; ++i) before[i] = load_four(y + 16 * i, there - 16 * i, t.wide);
   }
@@ -154,7 +155,7 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
   const auto w_tile = [&](uint32_t stage) { return x_tile(stage) + R::kXBytes; };
   uint64_t* full = reinterpret_cast<uint64_t*>(ring + R::kStages * R::kStageBytes);
   uint64_t* empty = full + R::kStages;
-  uint32_t* starts = reinterpret_cast<uint32_t*>(empty + R::kStages);  // of groups
+  uint32_t* starts = reinterpret_cast<uint32_t*>(empty + R::kStages);  // first tiles of the groups
 
   release_successor();
   if (threadIdx.x == 0) {
@@ -202,14 +203,15 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
   } else {
     grow_registers<kConsumerRegisters>();
     const uint32_t lane = threadIdx.x % kWarp,
-                   warp = threadIdx.x / kWarp - kWarpgroup / kWarp;  // among the consumers
-    const auto release = [&](uint32_t stage) {  // each warp for itself: it knows of its own products only
+                   warp = threadIdx.x / kWarp - kWarpgroup / kWarp;  // warp number among the consumers
+    // each warp releases for itself, because it only knows of its own products
+    const auto release = [&](uint32_t stage) {
       if (lane == 0) arrive(empty + stage);
     };
     for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
       const Tile tile = tile_number(i);
       if (kGrouped && tile.row + (warpgroup - 1) * (kTileRows / kConsumers) >= tile.end) {
-        for (uint32_t d = 0; d < depths; ++d, at.advance()) {  // the other warpgroup has all of its rows
+        for (uint32_t d = 0; d < depths; ++d, at.advance()) {  // the other warpgroup has all of the rows
           wait(full + at.stage, at.parity);
           release(at.stage);
         }
@@ -217,7 +219,7 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
       }
       const uint32_t row = tile.row + warp * 16 + lane / 4;
       const float scales[] = {t.x_scales[row],
-                              t.x_scales[row + 8]};  // there is room for more rows than there are
+                              t.x_scales[row + 8]};  // the array is padded beyond the last row
       float sums[kCols / 8][4];
       uint32_t previous = 0;
       for (uint32_t d = 0; d < depths; ++d, at.advance()) {
@@ -229,7 +231,7 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
         for (uint32_t step16 = 0; step16 < kTileDepth / 16; ++step16)
           multiply_async_f16(sums, x + step16 * kDescriptorStep, w + step16 * kDescriptorStep, d | step16);
         commit_products();
-        wait_products<1>();  // the stage before is read; this one is under way
+        wait_products<1>();  // the previous stage was read; this one is in flight
         if (d > 0) release(previous);
         previous = at.stage;
       }
@@ -258,7 +260,8 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
 #endif
 }
 
-// Of a product in groups about: every other group ends with a tile that would fit another group's rows.
+// Approximate for a product in groups: every other group ends with a tile that could hold another group's
+// rows.
 uint64_t tile_count(const Product& p, uint32_t cols) {
   return (ceil_div(p.rows, kTileRows) + p.groups / 2) * ceil_div(p.cols, cols);
 }
@@ -306,7 +309,7 @@ bool wgmma_can(const Launch& l, const Product& p) {
 }
 
 void multiply_wgmma(const Launch& l, const Product& p) {
-  // Time in columns of a tile: what a wave takes. Narrow tiles read a third more for each product.
+  // Cost of a wave in columns of a tile. Narrow tiles read a third more per product.
   const auto waves = [&](uint32_t cols) { return ceil_div(tile_count(p, cols), l.card.multiprocessors); };
   if (4 * 256 * waves(256) <= 5 * 128 * waves(128))
     multiply_tiles<256>(l, p);

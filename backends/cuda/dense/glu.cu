@@ -1,5 +1,5 @@
-// Glu: a row by a product of vectors, more on tensor cores, to which few rows bring W as it lies and which
-// have gate and up of an element in one thread.
+// glu: a single row by vector products, several rows on tensor cores. Few rows use W as stored; with many
+// rows one thread computes gate and up of an element.
 #include "backends/cuda/dense/dense.h"
 #include "backends/cuda/dense/few_rows.h"
 #include "backends/cuda/dense/matvec.h"

@@ -1,13 +1,13 @@
-// Whose rows are whose: the tiles of rows that a product in groups has, each with rows of one group, and the
-// expert of a row that has only its own. Device side.
+// Tiles of a product in groups, each with rows of a single group, and the experts of a single row's slots.
+// Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
 
 namespace thimble::cuda {
 
-// How many tiles come before those of each group, and of all behind the last: starts[0, groups], in shared
-// memory. One warp calls it; __syncthreads() before others read.
+// The number of tiles before those of each group, and the total at the end: starts[0, groups], in shared
+// memory. One warp calls this; __syncthreads() is needed before others read.
 template <uint32_t kTileRows>
 __device__ inline void count_row_tiles(const uint32_t* first, uint32_t groups, uint32_t* starts) {
   const uint32_t lane = threadIdx.x % kWarp;
@@ -26,7 +26,7 @@ __device__ inline void count_row_tiles(const uint32_t* first, uint32_t groups, u
   if (lane == 0) starts[0] = 0;
 }
 
-// The group that tile i of rows belongs to; or the group of row i itself, where starts are rows.
+// The group of tile i, or of row i if `starts` counts rows.
 __device__ inline uint32_t group_of_tile(const uint32_t* starts, uint32_t groups, uint32_t i) {
   uint32_t low = 0, high = groups - 1;
   while (low < high) {
@@ -39,8 +39,8 @@ __device__ inline uint32_t group_of_tile(const uint32_t* starts, uint32_t groups
   return low;
 }
 
-// The expert of a slot of the only row: as many come before as have slots that end before it. Whole warps
-// call it.
+// The expert of a slot of a single row: the number of experts whose slots end before it. Whole warps call
+// this.
 __device__ inline uint32_t expert_of(const uint32_t* first, uint32_t experts, uint32_t slot) {
   uint32_t before = 0;
   for (uint32_t from = 0; from < experts; from += kWarp) {
@@ -50,9 +50,9 @@ __device__ inline uint32_t expert_of(const uint32_t* first, uint32_t experts, ui
   return before;
 }
 
-// Lane s's expert of slot s of the only row, which has one slot of each expert that was chosen, 32 at most.
+// Lane s gets the expert of slot s of a single row, which has one slot per chosen expert, at most 32.
 __device__ inline uint32_t experts_of_slots(const uint32_t* first, uint32_t experts) {
-  constexpr uint32_t kEach = 4;  // experts of a lane that are asked for at once
+  constexpr uint32_t kEach = 4;  // experts that a lane loads at once
   const uint32_t lane = threadIdx.x % kWarp;
   uint32_t expert = 0;
   for (uint32_t from = 0; from < experts; from += kEach * kWarp) {

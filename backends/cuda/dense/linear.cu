@@ -1,5 +1,5 @@
-// Linear: a row by a product of vectors, more on tensor cores, to which few rows bring W as it lies. Siblings
-// whose outputs lie side by side are one product, since k and v alone are too narrow to occupy a card.
+// linear: a single row by vector products, several rows on tensor cores; few rows use W as stored. Siblings
+// with adjacent outputs are computed as one product, because k and v alone are too narrow to occupy a card.
 #include <algorithm>
 
 #include "backends/cuda/dense/dense.h"
@@ -18,7 +18,7 @@ __global__ void bias_kernel(const StepParams* step, LinearParams p, const float*
   element = p.add ? element + bias[col] : bias[col];
 }
 
-// How many of these siblings are one product: they do the same to columns of y that follow each other.
+// How many of these siblings form one product: they do the same to consecutive columns of y.
 size_t side_by_side(std::span<const Linear> siblings) {
   const Linear& first = siblings[0];
   const float* next = data<float>(first.y) + first.p.out_cols;
@@ -33,7 +33,7 @@ size_t side_by_side(std::span<const Linear> siblings) {
   return n;
 }
 
-// Rows [first, first + count) of the siblings' matrices, one behind the other, as f16.
+// Converts rows [first, first + count) of the siblings' matrices, taken as consecutive, to f16.
 void dequantize_slice(const Launch& l, std::span<const Linear> siblings, uint32_t first, uint32_t count,
                       __half* to, uint32_t k) {
   uint32_t start = 0;

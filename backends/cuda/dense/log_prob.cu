@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint32_t kThreads = 1024;
 
-// `combine` of all threads' values; all of them get it.
+// Reduces the values of all threads with `combine`; every thread gets the result.
 template <typename T, typename Combine>
 __device__ T block_reduce(T x, const Combine& combine) {
   __shared__ T warps[kThreads / kWarp];
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
   for (uint32_t c = threadIdx.x; c < cols; c += kThreads) largest = fmaxf(largest, from[c]);
   largest = block_reduce(largest, [](float a, float b) { return fmaxf(a, b); });
-  // Pieces short enough that adding floats loses nothing that matters.
+  // Pieces short enough that summing floats loses nothing that matters.
   constexpr uint32_t kPiece = 16 * kThreads;
   double total = 0;
   for (uint32_t first = threadIdx.x; first < cols; first += kPiece) {

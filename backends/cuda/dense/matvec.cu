@@ -1,4 +1,4 @@
-// linear and glu of few rows: their products of matrices and vectors (matvec_tiles.cuh).
+// linear and glu of few rows: products of matrices and vectors (matvec_tiles.cuh).
 #include <algorithm>
 
 #include "backends/cuda/dense/matvec_any.h"
@@ -9,14 +9,14 @@ namespace {
 
 using namespace matvec;
 
-// Whether there is such a row of x.
+// Waits for the previous kernels if necessary; returns whether this row of x exists.
 __device__ bool begin(const StepParams* step, const Products& p) {
   release_successor();
-  if (blockIdx.y == 0) return true;  // most often there is one row: do not fetch weights for others in vain
+  if (blockIdx.y == 0) return true;  // the common case is one row: do not fetch weights in vain for others
   await_predecessor();
   return blockIdx.y < row_count(*step, p.rows);
 }
-// The matrix of the launch that a block belongs to.
+// The matrix that a block of the launch computes.
 __device__ uint32_t matrix_of(const Products& p) {
   return (blockIdx.x >= p.matrix[1].first_block) + (blockIdx.x >= p.matrix[2].first_block);
 }
@@ -48,18 +48,18 @@ struct KernelsOf {
     return kernel;
   }
 };
-// A kernel of one format, or of those that Q4_K_M and Q5_K_M files mix, keeps what its loop needs in
-// registers; those of every format do not.
+// Kernels of one format, or of the formats that Q4_K_M and Q5_K_M files mix, keep the data of their loop in
+// registers. A kernel of all formats does not.
 using KFormats = KernelsOf<GroupsOf32<DType::kQ4_K>, GroupsOf32<DType::kQ5_K>, GroupsOf16>;
 using AllFormats = KernelsOf<Plain<DType::kF32>, Plain<DType::kF16>, Plain<DType::kBF16>, Bytes,
                              BlocksOf32<DType::kQ4_0>, BlocksOf32<DType::kQ4_1>, BlocksOf32<DType::kQ5_0>,
                              BlocksOf32<DType::kQ5_1>, GroupsOf32<DType::kQ4_K>, GroupsOf32<DType::kQ5_K>,
                              GroupsOf16, Codes<DType::kIQ4_NL>, Codes<DType::kMXFP4>, CodesInGroups>;
 
-// Tiles of eight rows begin at multiples of 16 bytes; those of an odd number of mxfp4 blocks do not.
+// Tiles of eight rows begin at multiples of 16 bytes, except for an odd number of mxfp4 blocks.
 bool has_format(const Weight& w) { return AllFormats::know(w.type) && dtype_bytes(w.type, w.cols) % 2 == 0; }
 
-// Launches the products of p's first `count` matrices, whose blocks are still to be shared out.
+// Launches the products of p's first `count` matrices, after dividing the blocks among them.
 void launch_products(const Launch& l, Products& p, uint32_t count) {
   bool same = true, k_formats = true;
   for (uint32_t i = 0; i < count; ++i) {
@@ -74,7 +74,7 @@ void launch_products(const Launch& l, Products& p, uint32_t count) {
   launch(l, kernel, shape.blocks, shape.threads, shape.shared_bytes, l.step, p);
 }
 
-// Products that read x, or what `norm` makes of its x.
+// Products that read x, or the result of `norm` for its x.
 Products products_of(const View& x, uint32_t x_stride, uint32_t cols, uint32_t rows, const RmsNorm* norm) {
   Products p{};
   p.x = data<float>(norm ? norm->x : x);
@@ -89,7 +89,7 @@ Products products_of(const View& x, uint32_t x_stride, uint32_t cols, uint32_t r
   return p;
 }
 
-// One by one, the norm before them: where there is a type without a format.
+// Multiplies one by one, after the norm, if there is a type without a format.
 void multiply_one_by_one(const Launch& l, std::span<const Linear> siblings, const RmsNorm* norm) {
   if (norm) rms_norm(l, *norm);
   for (const Linear& op : siblings) {
@@ -159,7 +159,7 @@ void multiply_vectors(const Launch& l, const Glu& op, const RmsNorm* norm) {
   p.glu = op.gate.type == op.up.type;
   launch_products(l, p, 1);
   if (p.glu) return;
-  // One kernel for two types would hold all of them, with 1 KiB of a thread's memory.
+  // A kernel for two types would contain the code of all of them, with 1 KiB of memory per thread.
   m.w[0] = m.w[1];
   m.type = op.up.type;
   m.activates = 1;

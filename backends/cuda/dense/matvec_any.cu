@@ -1,5 +1,5 @@
-// Products of a matrix of any type and single vectors, without what makes matvec.cu fast: for types that it
-// has no format for. A warp takes a row of W, a lane eight columns at a time.
+// Products of a matrix of any type and single vectors, without the techniques that make matvec.cu fast: for
+// types that it does not support. A warp computes a row of W, eight columns per lane at a time.
 #include "backends/cuda/dense/activation.cuh"
 #include "backends/cuda/dense/formats.cuh"
 #include "backends/cuda/dense/matvec_any.h"
@@ -7,7 +7,7 @@
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kRows = 8;  // of W to a block, a warp each
+constexpr uint32_t kRows = 8;  // rows of W per block, one per warp
 
 template <DType type>
 __global__ void __launch_bounds__(kRows* kWarp) multiply_any_kernel(const StepParams* step, AnyProduct p) {

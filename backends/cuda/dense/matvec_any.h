@@ -1,12 +1,11 @@
-// Products of a matrix of any type and single vectors; matvec.h uses them for types that it has no format
-// for.
+// Products of a matrix of any type and single vectors; matvec.h uses them for types without a format.
 #pragma once
 
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 
-// y = W x + bias, or y += that, or y = act(y) times that.
+// y = W x + bias, or y += that, or y = act(y) * that.
 struct AnyProduct {
   const std::byte* w = nullptr;  // multiply_any() fills in both
   uint64_t row_bytes = 0;

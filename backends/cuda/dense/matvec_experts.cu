@@ -1,4 +1,4 @@
-// The experts' glu and linear of one row, of the types that experts mostly come in.
+// The experts' glu and linear of a single row, for the types that most expert weights have.
 #include "backends/cuda/dense/matvec_tiles.cuh"
 
 namespace thimble::cuda {
@@ -6,12 +6,12 @@ namespace {
 
 using namespace matvec;
 
-// Pairs of gate and up to the slots of the only row, or their sum.
+// Products of gate and up for the slots of a single row, or the sum over its slots.
 template <typename Format, Of kOf>
 __global__ void __launch_bounds__(kMostExpertWarps<Format, kOf>* kWarp,
                                   kMostExpertWarps<Format, kOf> <= kMostWarps ? kBlocksOfAMultiprocessor : 1)
     multiply_experts_kernel(const StepParams* step, const __grid_constant__ Products p) {
-  if constexpr (kOf == Of::kSlotsSum) release_successor();  // a glu does so when its router has run
+  if constexpr (kOf == Of::kSlotsSum) release_successor();  // a glu does so after its router
   multiply_tiles<Format, kOf == Of::kSlots, kOf>(step, p, p.matrix[0]);
 }
 

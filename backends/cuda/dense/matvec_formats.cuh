@@ -1,14 +1,14 @@
 // The weight types of base/dtype.h as matvec.cu multiplies them: eight rows in shared memory and a strip of x
 // in registers. Block formats: backends/cpu/isa/dequant.h.
 //
-// Quantised weights stay integers. The 256 columns of a strip share a power of two, their unit; in it each x
-// is an integer of 31 bits, written as four signed bytes, its digits (base 256), so that tensor cores
-// multiply x and weights exactly. Rows 0 to 7 of an instruction hold the low halves of the packed bytes of
-// eight weight rows, rows 8 to 15 the high halves; even columns hold the digits of the low halves' x, odd
-// ones those of the high halves'. So lane 4 row + part gets digit `part` of low times low in c[0] and of high
-// times high in c[3]. A q4_K weight takes about two instructions so. Its way from an H200's memory lasts as
-// long as 3.9; dequantised to f32 first it takes three or more, many of them of the integer unit, which does
-// half as many.
+// Quantised weights stay integers. The 256 columns of a strip of x share a unit, a power of two. In this unit
+// each x is a 31-bit integer, written as four signed bytes, its digits in base 256, so tensor cores multiply
+// x and weights exactly. Rows 0 to 7 of an instruction hold the low halves of the packed bytes of eight
+// weight rows, rows 8 to 15 the high halves. Even columns hold the digits of the x of the low halves, odd
+// columns those of the high halves. Lane 4 row + part thus gets digit `part` of low times low in c[0] and of
+// high times high in c[3]. A q4_K weight takes about two instructions this way. Loading it from an H200's
+// memory takes the time of 3.9 instructions. Dequantising to f32 first takes three or more, many of them in
+// the integer unit, which has half the rate.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +29,12 @@ __device__ inline float2 halves_of(uint32_t word) {
   return __half22float2(__halves2half2(__ushort_as_half(word & 0xffff), __ushort_as_half(word >> 16)));
 }
 
-// Four lanes share a row of weights: lane 4 row + part.
+// Four lanes share a row of weights; lane 4 row + part.
 struct Lane {
   uint32_t row, part;
 };
 
-// Words that follow each other from an address on, a multiple of kAlign.
+// Reads consecutive words from an address that is a multiple of kAlign.
 template <uint32_t kAlign>
 class Words {
  public:
@@ -47,16 +47,16 @@ class Words {
 
  private:
   uint32_t words_;
-  uint32_t shift_;  // where in an aligned word they begin, in bits; a funnel shift takes it modulo 32
+  uint32_t shift_;  // bit offset in an aligned word at which they begin; a funnel shift takes it modulo 32
 };
 
-// Columns that a warp takes at once: of plain types fewer, as many as 256 bytes hold.
+// Columns that a warp processes at once; fewer for plain types, as many as 256 bytes hold.
 constexpr uint32_t kStripColumns = 256;
 __host__ __device__ constexpr uint32_t strip_columns(uint32_t block, uint32_t block_bytes) {
   return block == 1 ? 256 / block_bytes : kStripColumns;
 }
 
-// x[first] to x[first + 3], zeros from x[n] on.
+// x[first] to x[first + 3]; zeros from x[n] on.
 __device__ inline float4 quad_of(const float* x, uint32_t first, uint32_t n) {
   if (first + 4 <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0)
     return *reinterpret_cast<const float4*>(x + first);
@@ -64,13 +64,13 @@ __device__ inline float4 quad_of(const float* x, uint32_t first, uint32_t n) {
           first + 3 < n ? x[first + 3] : 0};
 }
 
-// What a lane has of a strip of x: 4 * kQuads columns in a row.
+// A lane's part of a strip of x: 4 * kQuads consecutive columns.
 template <uint32_t kQuads>
 struct StripOf {
   static constexpr uint32_t kColumns = 4 * kQuads * kWarp;
   float4 quads[kQuads];
 
-  // Columns of the strip that begins at x; zeros from column n on.
+  // Loads columns of the strip that begins at x; zeros from column n on.
   __device__ static StripOf load(const float* x, uint32_t n) {
     StripOf strip;
 #pragma unroll
@@ -87,7 +87,7 @@ struct StripOf {
       if (column(i) + 3 < n) x[column(i) + 3] = q.w;
     }
   }
-  // In shared memory, 16 bytes for each quad and lane.
+  // Stores it in shared memory, 16 bytes per quad and lane.
   __device__ void put(uint32_t memory) const {
 #pragma unroll
     for (uint32_t i = 0; i < kQuads; ++i)
@@ -120,7 +120,7 @@ struct StripOf {
       y.quads[i] = {quads[i].x * scale, quads[i].y * scale, quads[i].z * scale, quads[i].w * scale};
     return y;
   }
-  // This times `scale` times w.
+  // Returns this * scale * w.
   __device__ StripOf scaled(float scale, const StripOf& w) const {
     StripOf y;
 #pragma unroll
@@ -136,7 +136,7 @@ struct StripOf {
 };
 
 // The digits of four integers of +-2^30: digit d of all four in word d. Adding 128 to each lower byte carries
-// into the one above where a digit becomes negative; flipping its top bit takes the 128 away again.
+// into the next byte if a digit becomes negative; flipping its top bit subtracts the 128 again.
 __device__ inline uint4 digits_of(const int32_t (&v)[4]) {
   uint32_t d[4];
 #pragma unroll
@@ -151,14 +151,14 @@ __device__ inline uint4 digits_of(const int32_t (&v)[4]) {
 struct Digits {
   using Strip = StripOf<2>;
 
-  uint32_t words[8];  // for the instructions' columns lane.row: digit row / 2 of four columns each
+  uint32_t words[8];  // for the instructions' columns of lane.row: digit row / 2 of four columns each
   float unit;         // of digit `part`
-  float sums[2];      // of the 32 columns from 32 part and from 128 + 32 part on
+  float sums[2];      // sums of the 32 columns from 32 part and from 128 + 32 part on
 
-  // All lanes of a warp call it together. `stage` is the warp's 1 KiB of shared memory. Word i belongs to
-  // four columns, from 4 part + word(i) on for low halves, kHigh behind these for high ones. Where a format
-  // has kPairs, its instructions take the halves of a byte behind each other: two of the four columns and the
-  // two kHigh behind them, first those of the first two bytes.
+  // All lanes of a warp call this together. `stage` is the warp's 1 KiB of shared memory. Word i belongs to
+  // four columns: those from 4 part + word(i) on for low halves, and kHigh after these for high halves.
+  // Formats with kPairs multiply the two halves of a byte one after the other: two of the four columns and
+  // the two that are kHigh after them, first for the first two bytes.
   template <typename Format>
   __device__ void take(const Strip& x, uint32_t stage, Lane lane) {
     const uint32_t thread = 4 * lane.row + lane.part;
@@ -168,7 +168,7 @@ struct Digits {
     };  // NaN is the largest
     const uint32_t bits = max(larger(larger(larger(larger(0, a.x), a.y), a.z), a.w),
                               larger(larger(larger(larger(0, b.x), b.y), b.z), b.w));
-    // All are below 2^(exponent - 126), so scaled by 2^(156 - exponent) they are below 2^30.
+    // All are below 2^(exponent - 126), so after scaling by 2^(156 - exponent) they are below 2^30.
     const uint32_t exponent = max(__reduce_max_sync(~0u, bits) >> 23, 32u);
     const float scale = __uint_as_float((283 - exponent) << 23);
     // Infinity and NaN have no digits; their products are NaN.
@@ -205,7 +205,7 @@ struct Digits {
   }
 };
 
-// q4_K, q5_K. The low halves are one group of 32, the high halves the next.
+// q4_K, q5_K. The low halves are a group of 32, the high halves the next group.
 template <DType kOf>
 struct GroupsOf32 {
   using Columns = Digits;
@@ -216,7 +216,7 @@ struct GroupsOf32 {
   static __device__ constexpr uint32_t word(uint32_t i) { return 64 * (i / 2) + 16 * (i % 2); }
 
   static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
-    const uint4 head = load_words(row);  // d and m, scales, mins, the rest of both
+    const uint4 head = load_words(row);  // d and m; scales; minima; the remaining bits of both
     const uint32_t scales[2] = {head.y & 0x3f3f3f3f, (head.w & 0x0f0f0f0f) | (head.y >> 2 & 0x30303030)};
     const uint32_t mins[2] = {head.z & 0x3f3f3f3f, (head.w >> 4 & 0x0f0f0f0f) | (head.z >> 2 & 0x30303030)};
     const Words<4> fifth(row + 16 + 4 * lane.part), words(row + kBytes - 128 + 4 * lane.part);
@@ -230,7 +230,7 @@ struct GroupsOf32 {
       if constexpr (kFifthBits) {
         uint32_t low[2], high[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {  // bits 2 pair and 2 pair + 1 go to bit 4
+        for (uint32_t i = 0; i < 2; ++i) {  // bits 2 pair and 2 pair + 1 move to bit 4
           const uint32_t f = fifth[4 * i];
           low[i] =
               (w[i] & 0x0f0f0f0f) | ((pair < 2 ? f << (4 - 2 * pair) : f >> (2 * pair - 4)) & 0x10101010);
@@ -240,8 +240,8 @@ struct GroupsOf32 {
         multiply_bytes<false>(c, low[0], high[0], low[1], high[1], x.words[2 * pair], x.words[2 * pair + 1]);
         high_sum += high_scale * c[3];
       } else {
-        // The high halves stay where they are, 16 times as large. The low halves below them add low times
-        // high, which is c[1].
+        // The high halves are used in place, 16 times as large. The low halves in the same bytes add low
+        // times high, which is c[1].
         multiply_bytes<false>(c, w[0] & 0x0f0f0f0f, w[0], w[1] & 0x0f0f0f0f, w[1], x.words[2 * pair],
                               x.words[2 * pair + 1]);
         high_sum += high_scale * (c[3] - c[1]);
@@ -250,7 +250,7 @@ struct GroupsOf32 {
     }
     // At most 8 * 63 * 32 * 240 * 128 < 2^29.
     const float sum = static_cast<float>((kFifthBits ? 1 : 16) * low_sum + high_sum);
-    // A lane takes the minima of groups part and part + 4.
+    // A lane adds the minima of groups part and part + 4.
     const float offset = fmaf(byte_of(mins[0], lane.part), x.sums[0],
                               static_cast<float>(byte_of(mins[1], lane.part)) * x.sums[1]);
     const float2 d = halves_of(head.x);
@@ -258,8 +258,8 @@ struct GroupsOf32 {
   }
 };
 
-// q6_K. An instruction takes 16 low halves, one group, and the 16 high halves of the same bytes, four groups
-// later.
+// q6_K. An instruction multiplies 16 low halves, which are one group, and the 16 high halves of the same
+// bytes, which are four groups later.
 struct GroupsOf16 {
   using Columns = Digits;
   static constexpr DType kType = DType::kQ6_K;
@@ -267,8 +267,8 @@ struct GroupsOf16 {
   static constexpr float kFactor = 1 / 4.0f;
   static __device__ constexpr uint32_t word(uint32_t i) { return 128 * (i / 4) + 16 * (i % 4); }
 
-  // 4 (q - 32) as a signed byte: six bits at the top, the first inverted. `four` lie at bits 2 to 5, `two` at
-  // bits 6, 7.
+  // 4 (q - 32) as a signed byte: the six bits at the top, the highest inverted. `four` is in bits 2 to 5,
+  // `two` in bits 6 and 7.
   static __device__ uint32_t join(uint32_t four, uint32_t two) {
     return (four & 0x3c3c3c3c) | (two & 0xc0c0c0c0);
   }
@@ -298,8 +298,8 @@ struct GroupsOf16 {
   }
 };
 
-// Blocks of 32 with a scale of their own: an instruction each, elements 0 to 15 its low half, 16 to 31 its
-// high half.
+// Blocks of 32 with one scale take one instruction each; elements 0 to 15 are its low half, 16 to 31 its high
+// half.
 template <DType kOf>
 struct BlocksOf32 {  // q4_0, q4_1, q5_0, q5_1
   using Columns = Digits;
@@ -312,7 +312,7 @@ struct BlocksOf32 {  // q4_0, q4_1, q5_0, q5_1
   static constexpr float kFactor = kFifthBits ? 1 : 1 / 16.0f;
   static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
 
-  // Bits 0 to 3 to bit 4 of four bytes.
+  // Moves bits 0 to 3 to bit 4 of four bytes.
   static __device__ uint32_t spread(uint32_t bits) { return (bits & 15) * 0x02040810u & 0x10101010; }
 
   static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
@@ -332,7 +332,7 @@ struct BlocksOf32 {  // q4_0, q4_1, q5_0, q5_1
       dot = fmaf(load_half(block), static_cast<float>((kFifthBits ? 1 : 16) * c[0] + c[3]), dot);
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {  // a lane takes the minima of blocks part and part + 4
+    for (uint32_t i = 0; i < 2; ++i) {  // a lane adds the minima of blocks part and part + 4
       const uint32_t block = row + (lane.part + 4 * i) * kBytes;
       offset =
           fmaf(kMin ? -load_half(block + 2) : (kFifthBits ? 16 : 8) * load_half(block), x.sums[i], offset);
@@ -341,7 +341,7 @@ struct BlocksOf32 {  // q4_0, q4_1, q5_0, q5_1
   }
 };
 
-// iq4_nl, mxfp4: blocks of 32 with a scale, whose nibbles name signed bytes.
+// iq4_nl, mxfp4: blocks of 32 with a scale; nibbles index a table of signed bytes.
 template <DType kOf>
 struct Codes {
   using Columns = Digits;
@@ -352,8 +352,8 @@ struct Codes {
   static constexpr float kFactor = kPowers ? 0.5f : 1;
   static __device__ constexpr uint32_t word(uint32_t i) { return 32 * i; }
 
-  // A block's scale, over kFactor. Of mxfp4 it is 2^(x - 128), so this is the number with the exponent x; for
-  // x = 0, where it would be subnormal, it is 0. x = 255, NaN by the format, gives infinity.
+  // A block's scale divided by kFactor. For mxfp4 it is 2^(x - 128): the number with exponent x; 0 for x = 0,
+  // where it would be subnormal. x = 255, which the format defines as NaN, gives infinity.
   static __device__ float scale_at(uint32_t block) {
     if constexpr (kPowers)
       return __uint_as_float(load_byte(block) << 23);
@@ -361,7 +361,7 @@ struct Codes {
       return load_half(block);
   }
   static __device__ float multiply(uint32_t row, const Digits& x, Lane lane) {
-    constexpr uint32_t kPeriod = kHead % 2 ? 4 : 2;  // words are aligned as those so many blocks before
+    constexpr uint32_t kPeriod = kHead % 2 ? 4 : 2;  // blocks after which the alignment of words repeats
     float dot = 0;
 #pragma unroll
     for (uint32_t first = 0; first < kPeriod; ++first) {
@@ -384,7 +384,7 @@ struct Codes {
   }
 };
 
-// iq4_xs: eight groups of 32 such, with a scale of six bits each.
+// iq4_xs: eight such groups of 32, with a scale of six bits each.
 struct CodesInGroups {
   using Columns = Digits;
   static constexpr DType kType = DType::kIQ4_XS;
@@ -428,7 +428,7 @@ struct Bytes {  // q8_0
   }
 };
 
-// A strip of x for plain types stays in shared memory.
+// For plain types, a strip of x stays in shared memory.
 struct Floats {
   using Strip = StripOf<1>;
 
@@ -442,7 +442,7 @@ struct Floats {
   }
 };
 
-// f32, f16, bf16: multiplied in f32, a word at a time.
+// f32, f16, bf16: multiplied in f32, one word at a time.
 template <DType kOf>
 struct Plain {
   static constexpr DType kType = kOf;
@@ -473,18 +473,18 @@ struct Plain {
 };
 
 // How eight rows of a strip pass through shared memory: in pieces of 16 bytes, which lanes copy in turns, so
-// that they read as many neighbouring bytes as there are.
-constexpr uint32_t kRingBytes = 5760;  // of a warp
+// that they read as many neighbouring bytes as possible.
+constexpr uint32_t kRingBytes = 5760;  // per warp
 template <typename Format>
 struct RingOf {
   static constexpr uint32_t kLowestBit = Format::kBytes & (0 - Format::kBytes);
   static constexpr uint32_t kAlign =
-      kLowestBit < 16 ? kLowestBit : 16;  // of blocks in bytes; tensors lie at multiples of 16
-  static constexpr uint32_t kBytes = Format::kColumns / Format::kBlock * Format::kBytes;  // of a row
-  // From the multiple of 16 before a row's first byte to the one behind its last.
+      kLowestBit < 16 ? kLowestBit : 16;  // alignment of blocks in bytes; tensors begin at multiples of 16
+  static constexpr uint32_t kBytes = Format::kColumns / Format::kBlock * Format::kBytes;  // per row
+  // From the multiple of 16 before a row's first byte to the one after its last.
   static constexpr uint32_t kPieces = (16 - kAlign + kBytes + 15) / 16;
   static constexpr uint32_t kRowPieces =
-      kPieces | 1;  // odd: the same 16 bytes of eight rows lie in all 32 banks
+      kPieces | 1;  // odd, so that the same 16 bytes of eight rows use all 32 banks
   static constexpr uint32_t kStride = 16 * kRowPieces, kSlotBytes = 8 * kStride;
   static constexpr uint32_t kSlots = kRingBytes / kSlotBytes;
   static constexpr uint32_t kCopies = (8 * kRowPieces + kWarp - 1) / kWarp;

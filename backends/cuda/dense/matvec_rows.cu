@@ -1,6 +1,6 @@
-// A matrix of few rows of floats times a vector, which a router is: matvec.cu's tiles of eight rows would
-// leave most multiprocessors without one. A block takes a row. The norm of x before it costs no barrier of
-// its own, since its scale is a factor of the whole sum.
+// A matrix of few rows of floats times a vector, as in a router. The tiles of eight rows of matvec.cu would
+// leave most multiprocessors without work, so here a block computes a single row. A norm before the product
+// needs no extra barrier, because its scale is a factor of the whole sum.
 #include "backends/cuda/dense/matvec.h"
 #include "backends/cuda/dense/matvec_formats.cuh"
 
@@ -8,12 +8,12 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
-constexpr uint32_t kQuads = 4;  // of a thread that are under way at once: 4,096 columns of a block
+constexpr uint32_t kQuads = 4;  // per thread, in flight at once: 4,096 columns per block
 
 struct RowProducts {
   const float *w, *x;
-  uint32_t cols, rows;         // rows of x: kStepRows, kLogitRows
-  const float *bias, *weight;  // of the product and of the norm; or null
+  uint32_t cols, rows;         // rows: of x, kStepRows or kLogitRows
+  const float *bias, *weight;  // of the product and of the norm, or null
   float *norm_y, *y;
   float norm_eps;
   bool add;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows_kernel(const StepParam
   const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, row = blockIdx.x;
   const float* const w = p.w + uint64_t(row) * p.cols;
   const bool exists = row_count(*step, p.rows) > 0;
-  float4 weights[kQuads];  // of W, times the norm's
+  float4 weights[kQuads];  // of W, multiplied by the norm's
   const auto column = [&](uint32_t first, uint32_t i) { return first + 4 * (i * kThreads + threadIdx.x); };
   const auto fetch = [&](uint32_t first) {
 #pragma unroll
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows_kernel(const StepParam
   sum = warp_sum(own.x) * scale + bias + before;
   if (threadIdx.x == 0) p.y[row] = sum;
   if (!p.weight || row != gridDim.x - 1) return;
-  // The last block keeps the norm for those that read it later.
+  // The last block stores the result of the norm for ops that read it later.
   for (uint32_t c = threadIdx.x; c < p.cols; c += kThreads) p.norm_y[c] = p.x[c] * scale * p.weight[c];
 }
 

@@ -1,18 +1,20 @@
-// How products of matrices and single vectors are made; matvec.cu and matvec_experts.cu launch them.
+// Kernels for products of matrices and single vectors; matvec.cu and matvec_experts.cu launch them.
 //
-// A block owns tiles of eight rows of W. Each of its warps owns strips of columns: it keeps what it needs of
-// x in registers and streams its strip of one tile after the other through a ring of its own in shared
-// memory. After every kGroup tiles the warps' sums meet, in fixed order.
+// A block owns tiles of eight rows of W. Each of its warps owns strips of columns: it keeps its part of x in
+// registers and streams its strip of one tile after the other through its own ring in shared memory. After
+// every kGroup tiles the warps' sums are added in a fixed order.
 //
-// Weights never change, so the rings begin to fill before the kernel waits for the ones before it: with
-// kEarlySlots, because a block that starts late would get its x only behind all that it has asked for, 5 us
-// on an H200. A launch has as many blocks as the card holds at once. With half as many, one a multiprocessor,
-// a launch that starts while others end would put two where there is room and leave multiprocessors without:
-// decode of an 8B model took 2.78 ms a token of an H200, and takes 2.29.
+// Weights never change, so the rings start to fill before the kernel waits for its predecessors. Only
+// kEarlySlots slots are requested that early, because a block that starts late would receive its x only after
+// everything it has requested, 5 us on an H200. A launch has as many blocks as the card runs at once. With
+// half as many, one per multiprocessor, a launch that starts while others end would put two blocks on a
+// multiprocessor with space and none on others: decode of an 8B model took 2.78 ms per token on an H200, and
+// takes 2.29 now.
 //
-// Of experts it is known only behind the router which matrices are multiplied. The glu's blocks choose them,
-// ask for their first weights and only then let the next kernel start. So the linear's blocks begin behind
-// the router, too, choose for themselves and fill their rings while they wait for the glu.
+// For experts, the matrices to multiply are known only after the router. The glu's blocks choose the experts,
+// request their first weights and only then let the next kernel start. The linear's blocks therefore also
+// begin after the router. They choose the experts themselves and fill their rings while they wait for the
+// glu.
 #pragma once
 
 #include <algorithm>
@@ -28,49 +30,50 @@
 namespace thimble::cuda::matvec {
 
 constexpr uint32_t kTileRows = 8;
-constexpr uint32_t kGroup = 4;  // tiles; a warp's lanes have a row each when they add up the warps' sums
-constexpr uint32_t kMostWarps = 16, kBlocksOfAMultiprocessor = 2;  // leave 64 registers for a thread
+constexpr uint32_t kGroup = 4;  // tiles; each of a warp's lanes adds up the warps' sums of one row
+constexpr uint32_t kMostWarps = 16, kBlocksOfAMultiprocessor = 2;  // leave 64 registers per thread
 
-// A warp's part of shared memory. An H200's multiprocessor has 228 KiB, room for two blocks of 16 warps.
+// A warp's part of shared memory. A multiprocessor of an H200 has 228 KiB, enough for two blocks of 16 warps.
 constexpr uint32_t kStageBytes = 4 * kStripColumns;          // where x passes through
-constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // of a group, and of the one before
+constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // for a group and the previous one
 constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
-constexpr uint32_t kScaleBytes = 16;  // of a block: the norm's scale, where a warp takes several strips
-constexpr uint32_t kMostRouterBytes = 4 << 10;  // of a block that chooses experts, of about 500 at most
+constexpr uint32_t kScaleBytes = 16;  // per block: the norm's scale, if a warp has several strips
+// per block that chooses experts, of which there may be about 500
+constexpr uint32_t kMostRouterBytes = 4 << 10;
 
-// A matrix and where its product goes; for glu the gate's and the up's, in this order and of one type.
+// A matrix and the output of its product; for glu those of gate and up, in this order and of one type.
 struct Matrix {
   const std::byte* w[2];
   DType type;
-  uint64_t expert_bytes;  // of experts: of one's matrix; the next one's follows
+  uint64_t expert_bytes;  // for experts: bytes of one matrix, after which the next one follows
   const float* bias[2];
   float* y;
   uint32_t rows, y_stride;
   uint32_t add;                  // 1: y += W x + bias
-  uint32_t activates;            // 1: y = act(y) * (W x), of an up whose gate is in y
+  uint32_t activates;            // 1: y = act(y) * (W x), for an up whose gate is in y
   uint32_t first_block, blocks;  // of the launch
 };
-struct Products {  // of a launch
+struct Products {  // the products of a launch
   const float* x;
   uint32_t x_stride, cols, rows;  // rows: kStepRows, kLogitRows
-  const float* norm_weight;       // null, or x is yet to become its rms_norm, for norm_y too
+  const float* norm_weight;       // null, or x must first be normalised, also into norm_y
   float* norm_y;
   float norm_eps;
   uint32_t glu, act;  // glu: 1 or 0
-  // Of experts: as route gives them, or the router, whose choice is yet to be made.
+  // For experts: either the results of route, or the router, whose choice is made in the kernel.
   const uint32_t* first;
   const float* weight;
   uint32_t experts, chosen;
-  uint32_t slots_at_once;  // of kSlotsSum: that a block's warps share
-  Router router;           // whose choice is yet to be made; logits: null, or they are there
+  uint32_t slots_at_once;  // for kSlotsSum: slots that the warps of a block process at once
+  Router router;           // logits null: the choice has been made
   Matrix matrix[kMostSiblings];
 };
 
-// Whose matrices are multiplied.
+// Which matrices are multiplied.
 enum class Of {
   kModel,
-  kSlots,    // row s of y is x times the matrix of slot s's expert
-  kSlotsSum  // y is the sum of all slots' vectors, each times its expert's matrix and its weight
+  kSlots,    // row s of y is x times the matrix of the expert of slot s
+  kSlotsSum  // y is the sum over all slots of the slot's vector times its expert's matrix and weight
 };
 
 template <typename Format>
@@ -78,26 +81,26 @@ constexpr bool kIsCodes = requires {
   Format::kPairs;
 };
 
-// Warps of a block of experts' products. Fewer leave more registers, of which codes take more than 64, and
-// sums of slots, too. Those of codes are held back by instructions: more warps, which find no room beside the
-// glu.
+// Warps per block for products of experts. Fewer warps leave more registers; codes need more than 64, and so
+// do sums over slots. Products of codes are limited by instructions, so they use more warps, although these
+// do not fit on a multiprocessor together with the glu.
 template <typename Format, Of kOf>
 constexpr uint32_t kMostExpertWarps = kOf == Of::kSlots ? (kIsCodes<Format> ? 12 : kMostWarps)
                                                         : (kIsCodes<Format> ? 24 : 12);
 
-// Slots of a ring that are asked for before x: 441 tokens/s of an 8B model, 430 with all of them. A sum's x
-// is made while they come: all, or where more warps ask 2.
+// Slots of the ring that are requested before x: 441 tokens/s with an 8B model, 430 if all are requested. For
+// a sum, x is prepared while they arrive: all slots, or if more warps request, 2.
 template <typename Format, Of kOf>
 constexpr uint32_t kEarlySlots = kOf != Of::kSlotsSum ? 3
                                  : kIsCodes<Format>   ? 2
                                                       : RingOf<Format>::kSlots;
 
-// The tiles of a matrix that one of its blocks takes.
+// The tiles of a matrix that one of its blocks computes.
 struct Share {
   uint32_t first, count;
 };
-// Of slots two blocks come to a multiprocessor whose numbers are half of all apart. Where shares are unequal
-// the longer ones come first, so the second half counts from the other end.
+// For slots, a multiprocessor gets two blocks whose numbers differ by half of the total. If shares are
+// unequal, the longer ones come first, so the second half counts from the other end.
 template <Of kOf>
 __device__ inline uint32_t own_block() {
   return kOf == Of::kSlots && 2 * blockIdx.y >= gridDim.y ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -108,20 +111,19 @@ __device__ inline Share share_of(const Matrix& m, uint32_t block) {
   return {block * least + min(block, rest), least + (block < rest)};
 }
 
-// A strip of columns of a row of W; of kSlotsSum of one slot's, else slot is 0.
+// A strip of columns in a row of W; with kSlotsSum the strip of one slot, otherwise slot is 0.
 struct StripAt {
   uint32_t slot, in_row;
 };
 
-// Asks for the lane's part of a strip ahead of time; otherwise it would wait for it behind all the weights
-// that are under way.
+// Prefetches the lane's part of a strip; otherwise the lane would wait for it until all requested weights
+// have arrived.
 __device__ inline void prefetch_strip(const float* row, uint32_t column, uint32_t cols) {
   column += 8 * (threadIdx.x % kWarp);
   if (column < cols) prefetch(row + column);
 }
 
-// What rms_norm scales this row with, from the sum of the squares that the thread has. `sums`: four bytes a
-// warp.
+// The scale of rms_norm for this row, from the thread's sum of squares. `sums`: four bytes per warp.
 __device__ inline float norm_scale(const Products& p, float sum, uint32_t sums) {
   const uint32_t lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   sum = warp_sum(sum);
@@ -131,25 +133,25 @@ __device__ inline float norm_scale(const Products& p, float sum, uint32_t sums) 
   return rms_scale(sum, p.cols, p.norm_eps);
 }
 
-// The block's products with m.w[0]; with kPair = 1 those with both, in turns: a tile of the gate, then the
-// up's. Waits for the kernels before this one.
+// Computes the block's products with m.w[0]; with kPair = 1 those with both matrices in turns, a tile of the
+// gate, then one of the up. Waits for the previous kernels.
 template <typename Format, uint32_t kPair, Of kOf = Of::kModel>
 __device__ void multiply_tiles(const StepParams* step, const Products& p, const Matrix& m) {
   using Ring = RingOf<Format>;
   using Strip = typename Format::Columns::Strip;
-  const uint32_t rows = row_count(*step, p.rows);  // asked for ahead of the weights, too
+  const uint32_t rows = row_count(*step, p.rows);  // loaded before the weights are requested
   const uint32_t thread = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const Lane lane{thread / 4, thread % 4};
   const Share share = share_of(m, own_block<kOf>() - m.first_block);
   const uint32_t tiles = share.count << kPair;
   const uint32_t row_bytes = p.cols / Format::kBlock * Format::kBytes;
-  const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // of a row of W
-  // A warp's strips: of some columns, and those of the slots that are its own one behind the other, so that
-  // of narrow rows it has the same columns of each.
+  const uint32_t strips = (p.cols + Format::kColumns - 1) / Format::kColumns;  // per row of W
+  // A warp's strips: some columns and, for each of its own slots, the same strips one after the other, so
+  // that with narrow rows it has the same columns of each.
   const bool several = kOf == Of::kSlotsSum ? p.chosen * strips > warps : strips > warps;
   const StripAt first_strip{kOf == Of::kSlotsSum ? warp / strips : 0,
                             kOf == Of::kSlotsSum ? warp % strips : warp};
-  const auto advance = [&](StripAt& at) {  // false: to the first one again
+  const auto advance = [&](StripAt& at) {  // false: wrapped to the first one
     at.in_row += warps;
     if (at.in_row < strips) return true;
     at.in_row = first_strip.in_row;
@@ -160,32 +162,34 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     at.slot = first_strip.slot;
     return false;
   };
-  // Shared memory: stages, sums, rings, the norm's scale, the router's.
+  // Shared memory: stages, sums, rings, the norm's scale, the router's data.
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
   const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
-  const auto scale_at = [&] { return stages + warps * kWarpBytes; };  // a register fewer than its value
+  // saves a register compared to its value
+  const auto scale_at = [&] { return stages + warps * kWarpBytes; };
   const auto router_memory = [&] {
     return reinterpret_cast<uint32_t*>(shared + warps * kWarpBytes + kScaleBytes);
   };
 
-  // A warp takes a strip for all tiles of a group before the next. What it fetches next:
+  // A warp processes a strip for all tiles of a group before the next strip. What it fetches next:
   uint32_t ahead = first_strip.in_row < strips ? 0 : tiles;
   StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
   const std::byte* from =
-      m.w[0] + uint64_t(first_row) * row_bytes;  // for pairs the gate's tile, the up's is to_up away
+      // for pairs this is the gate's tile; the up's is to_up bytes after it
+      m.w[0] + uint64_t(first_row) * row_bytes;
   const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
-  uint32_t expert = 0;    // of kSlots; of kSlotsSum lane s has slot s's
-  float slot_weight = 0;  // of kSlotsSum, likewise
+  uint32_t expert = 0;    // for kSlots; with kSlotsSum lane s has that of slot s
+  float slot_weight = 0;  // for kSlotsSum, likewise
   const auto expert_of_slot = [&](uint32_t slot) { return __shfl_sync(~0u, expert, slot); };
-  uint64_t to_expert = 0;  // of kSlotsSum: of the strip that is fetched next
+  uint64_t to_expert = 0;  // for kSlotsSum: offset of the strip that is fetched next
   uint32_t left =
       min(m.rows - first_row, share.count * kTileRows) * row_bytes;  // from there to the end of the share
-  // Where the lane's pieces of a tile lie, from there on: the same in all tiles, since they begin at
-  // multiples of 16 bytes.
+  // Offsets of the lane's pieces in a tile, from there on. They are the same in all tiles, because tiles
+  // begin at multiples of 16 bytes.
   uint32_t offsets[Ring::kCopies], sizes = 0;
-  bool whole = true;  // whether the strip has all its columns
+  bool whole = true;  // whether all columns of the strip exist
   const uint32_t piece = kept(16 * thread);
   const auto aim = [&] {
     sizes = 0;
@@ -211,7 +215,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
       for (uint32_t k = 0; k < Ring::kCopies; ++k) {
         if (Format::kBlock == 256 || whole) {
           if (offsets[k] < left) copy_async_once(to + 512 * k, tile + offsets[k]);
-        } else {  // zeros follow its last column
+        } else {  // zeros follow the last column
           if (kWarp * (k + 1) <= kTileRows * Ring::kRowPieces ||
               kWarp * k + thread < kTileRows * Ring::kRowPieces)
             copy_async_once(to + 512 * k, tile + offsets[k], offsets[k] < left ? sizes >> 5 * k & 31 : 0);
@@ -220,7 +224,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
       if (!kPair || ahead % 2) from += tile_bytes, left -= tile_bytes;
       if (++ahead % kGroup == 0 || ahead == tiles)
         if (const uint32_t in_row = ahead_strip.in_row; several) {
-          if (advance(ahead_strip)) {  // once more the same tiles
+          if (advance(ahead_strip)) {  // the same tiles once more
             const uint32_t count = (ahead - 1) % kGroup + 1, bytes = (count >> kPair) * tile_bytes;
             ahead -= count, from -= bytes, left += bytes;
           }
@@ -235,14 +239,15 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
 #pragma unroll 1
     for (uint32_t i = first; i < min(end, Ring::kSlots); ++i) fetch_next(ring + i * Ring::kSlotBytes);
   };
-  // Columns of the strip that begins there: f32 rows have strips of half as many as the lanes can hold.
+  // Number of columns of the strip that begins at `column`; f32 rows have strips of half as many as the lanes
+  // can hold.
   const auto columns_from = [&](uint32_t column) {
     return Format::kColumns < Strip::kColumns ? min(p.cols - column, Format::kColumns) : p.cols - column;
   };
   const auto load_strip = [&](const float* row, uint32_t column) {
     return Strip::load(row + column, columns_from(column));
   };
-  // Its first column, or behind the last one.
+  // The strip's first column, or the end of the row.
   const auto column_of = [&](StripAt at) { return min(at.in_row * Format::kColumns, p.cols); };
   const auto x_of = [&](StripAt at) {
     return p.x + uint64_t(kOf == Of::kSlotsSum ? at.slot : blockIdx.y) * p.x_stride;
@@ -255,7 +260,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const auto prefetch_x = [&](StripAt at) { prefetch_strip(x_of(at), column_of(at), p.cols); };
   const auto norm = [&](const Strip& x, float scale, const Strip& weight, uint32_t column) {
     const Strip y = x.scaled(scale, weight);
-    // The last block, which has least to do, keeps it for those that read it later.
+    // The last block, which has the least work, stores it for ops that read it later.
     if (blockIdx.x == gridDim.x - 1)
       y.store(p.norm_y + uint64_t(blockIdx.y) * p.x_stride + column, columns_from(column));
     return y;
@@ -293,7 +298,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   fetch_slots(0, kEarly);
   if (p.norm_weight) weight.put(stage);
   if constexpr (kOf == Of::kSlots) {
-    // The linear would ask for its weights ahead of these.
+    // Not earlier: the linear would request its weights before these.
     release_successor();
     if (choice.bits && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1 && warp == 0)
       store_choice(p.router, choice);
@@ -303,14 +308,15 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   if constexpr (kOf == Of::kModel)
     if (blockIdx.y >= rows) return wait_copies<0>();
   if constexpr (kOf == Of::kSlotsSum) slot_weight = thread < p.chosen ? p.weight[thread] : 0;
-  // The warp's first strip of x, or of its norm, waits in the stage: in registers it would leave the loop
-  // fewer.
+  // The warp's first strip of x, or of its norm, waits in the stage; in registers it would leave fewer for
+  // the loop.
   Strip x = load_x(first_strip);
   if (p.norm_weight) {
     float sum = x.sum_of_squares();
 #pragma unroll 1
     for (StripAt at = first_strip; advance(at);) sum += load_x(at).sum_of_squares();
-    const float scale = norm_scale(p, sum, sums + warps * kWarp * 4);  // in the second group's sums
+    // in the space of the second group's sums
+    const float scale = norm_scale(p, sum, sums + warps * kWarp * 4);
     if (several) {
       if (threadIdx.x == 0) store_float(scale_at(), scale);
       __syncthreads();
@@ -324,12 +330,12 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   uint32_t slot = ring, turn = 0;
   for (uint32_t first = 0; first < tiles; first += kGroup) {
     const uint32_t buffer = sums + first / kGroup % 2 * (warps * kWarp * 4);
-    // The warp whose turn it is finishes the group, a lane a row.
+    // The warps take turns to finish a group, one row per lane.
     const uint32_t tile = first + thread / kTileRows,
                    row = (share.first + (tile >> kPair)) * kTileRows + thread % kTileRows;
     const bool own = warp == turn && tile < tiles && row < m.rows, stores = own && (tile & kPair) == 0;
     float* const y = m.y + (uint64_t(blockIdx.y) * m.y_stride + row);
-    float sum = 0;  // its own begins with what y gets beside the product
+    float sum = 0;  // the lane's own sum begins with what y gets in addition to the product
     if constexpr (kOf == Of::kModel) {
       if (stores && m.bias[0]) sum = m.bias[0][row];
     } else if constexpr (kOf == Of::kSlots) {
@@ -386,12 +392,12 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   }
 }
 
-// The launch of p's first `count` matrices.
+// The launch dimensions for p's first `count` matrices.
 struct Shape {
   dim3 blocks;
   uint32_t threads, shared_bytes;
 };
-// Shares out the blocks among the matrices.
+// Divides the blocks among the matrices.
 inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of::kModel,
                        uint32_t most_warps = kMostWarps) {
   uint32_t tiles[kMostSiblings], strips = 0;
@@ -406,8 +412,8 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
                       static_cast<uint32_t>(ceil_div(p.cols, strip_columns(type.block, type.block_bytes))));
   }
   const uint32_t vectors = of == Of::kSlots ? p.chosen : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
-  // As many warps as have the same number of strips, and as many blocks as run at once; each of these goes
-  // where a block has most bytes to read.
+  // Uses as many warps as give each the same number of strips, and as many blocks as run at once. Each
+  // further block goes to the matrix whose blocks have the most bytes to read.
   constexpr uint32_t kSystem = 1 << 10;  // of shared memory, beside every block's
   const uint32_t router_bytes = p.router.logits ? router_words(p.experts) * 4 : 0;
   most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes - router_bytes) / kWarpBytes);
@@ -419,9 +425,9 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   const uint32_t shared_bytes = warps * kWarpBytes + kScaleBytes + router_bytes;
   const uint32_t fit =
       (l.card.shared_bytes + kSystem) / static_cast<uint32_t>(round_up(shared_bytes, kSystem) + kSystem);
-  // A glu's blocks each choose their experts and take x apart: of these two are better than four of fewer
-  // warps (427 tokens/s of qwen3-30b-a3b's shape on an H100, 418). A linear's blocks take all slots' x apart,
-  // and one finds room beside the glu's.
+  // Each block of a glu chooses its experts and prepares x; two blocks are better at that than four with
+  // fewer warps (427 tokens/s for the shape of qwen3-30b-a3b on an H100, instead of 418). The blocks of a
+  // linear prepare the x of all slots, and one of them fits on a multiprocessor together with the glu's.
   const uint32_t run = of == Of::kSlotsSum ? 1
                        : of == Of::kSlots  ? kBlocksOfAMultiprocessor
                                            : kBlocksOfAMultiprocessor * kMostWarps / warps;
@@ -433,7 +439,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
       const uint64_t bytes = ceil_div(tiles[i], p.matrix[i].blocks) * row_bytes[i];
       if (p.matrix[i].blocks < tiles[i] && bytes > most) longest = i, most = bytes;
     }
-    if (longest == kMostSiblings) break;  // no tile is left to share
+    if (longest == kMostSiblings) break;  // all tiles are divided
     ++p.matrix[longest].blocks;
   }
   uint32_t first = 0;

@@ -1,4 +1,4 @@
-// rms_norm: each vector is scaled by its root mean square and by a weight.
+// rms_norm: divides each vector by its root mean square and multiplies it by a weight.
 #include <algorithm>
 
 #include "backends/cuda/kernel.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 constexpr uint32_t kHeld =
-    2;  // Vecs of a vector that a thread reads once and holds; those beyond, it reads twice
+    2;  // Vecs of a vector that a thread reads once and keeps; it reads further ones twice
 
 __device__ float squares(float x) { return x * x; }
 __device__ float squares(float4 x) { return x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w); }
@@ -21,7 +21,8 @@ __device__ float4 scaled(float4 x, float scale, float4 weight) {
 __device__ float sum_of(float a, float b) { return a + b; }
 __device__ float4 sum_of(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// The sum over all threads of a block's row (threadIdx.y); one row only where it is wider than a warp.
+// The sum over all threads of a row (threadIdx.y) of the block. There is only one row if it is wider than a
+// warp.
 __device__ float row_sum(float x) {
   x = warp_sum(x);
   if (blockDim.x == kWarp) return x;
@@ -32,7 +33,7 @@ __device__ float row_sum(float x) {
   return warp_sum(lane < blockDim.x / kWarp ? sums[lane] : 0);
 }
 
-// A row of threads takes a vector of `cols` Vecs (float, float4); `stride` is that of rows, in Vecs.
+// A row of threads processes a vector of `cols` Vecs (float, float4); `stride` between rows is in Vecs.
 template <typename Vec>
 __global__ void __launch_bounds__(kMostThreads)
     rms_norm_kernel(const StepParams* step, RmsNormParams p, const Vec* x, const Vec* __restrict__ weight,
@@ -73,7 +74,7 @@ void launch_with(const Launch& l, const RmsNorm& op) {
   const uint32_t cols = op.p.cols / kFloats, vectors = most_rows(l, op.p.rows) * op.p.groups;
   const uint32_t width =
       std::min<uint32_t>(static_cast<uint32_t>(round_up(ceil_div(cols, kHeld), kWarp)), kMostThreads);
-  const uint32_t height = width == kWarp ? 8 : 1;  // short vectors, as the heads', share a block
+  const uint32_t height = width == kWarp ? 8 : 1;  // short vectors, such as those of heads, share a block
   launch(l, rms_norm_kernel<Vec>, static_cast<uint32_t>(ceil_div(vectors, height)), dim3(width, height), 0,
          l.step, op.p, data<Vec>(op.x), data<Vec>(op.weight), data<Vec>(op.y), cols,
          op.p.row_stride / kFloats);

@@ -1,5 +1,5 @@
-// route: a block chooses a row's experts; then one finds the slots of one expert, in the order of the rows
-// that they serve. Of one row the first kernel does all.
+// route: a block chooses the experts of a row; a second kernel then finds the slots of each expert, in the
+// order of their rows. For a single row the first kernel does both.
 #include "backends/cuda/dense/route.cuh"
 #include "backends/cuda/ops.h"
 
@@ -21,19 +21,19 @@ __global__ void __launch_bounds__(kChooseThreads) route_kernel(const StepParams*
   if (threadIdx.x < kWarp) store_choice(own, choice);
 }
 
-// [rows][chosen], the experts of a row ascending, and their weights.
+// [rows][chosen]: the experts of each row, ascending, and their weights.
 struct Choices {
   uint32_t* experts;
   float* weights;
 };
 
-// A warp takes neighbouring choices, 32 at a time.
+// A warp processes neighbouring choices, 32 at a time.
 __global__ void __launch_bounds__(kSlotThreads)
     route_slots_kernel(const StepParams* step, RouteParams p, Choices choices, uint32_t* first,
                        uint32_t* row_of_slot, float* weight_of_slot) {
   constexpr uint32_t kWarps = kSlotThreads / kWarp;
   static_assert(kWarps <= kWarp);
-  __shared__ uint2 of_warps[kWarps];  // choices of experts before this one, and of it
+  __shared__ uint2 of_warps[kWarps];  // choices of experts before this one, and of this one
   begin_kernel();
   const uint32_t own = blockIdx.x, n = step->n_rows * p.chosen, warp = threadIdx.x / kWarp,
                  lane = threadIdx.x % kWarp, each = (n + kSlotThreads - 1) / kSlotThreads * kWarp;

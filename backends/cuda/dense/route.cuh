@@ -1,44 +1,44 @@
-// Which experts a row's router chooses, by all threads of a block: route.cu's kernel, and those that begin
-// with the choice (matvec_experts.cu). Device side.
+// Chooses the experts of a row with all threads of a block, for route.cu and for kernels that begin with the
+// choice (matvec_experts.cu). Device side.
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
 
 namespace thimble::cuda {
 
-// What one row's router says, and where the choice goes.
+// The router's logits of one row, and where the choice is stored.
 struct Router {
   RouteParams p;
-  const float *logits, *bias;  // [experts]; no bias: null
+  const float *logits, *bias;  // [experts]; bias may be null
   float* weight;               // [chosen], in the order of the experts
   uint32_t* experts;           // [chosen], ascending; or null
-  uint32_t *first, *row;       // as Route gives them for the only row; or null, both
+  uint32_t *first, *row;       // as in Route, for a single row; both may be null
 };
 
-Router router_of(const Route&);  // for the only row
+Router router_of(const Route&);  // for a single row
 
-// Of shared memory: a key and a logit an expert, then a bit. A multiple of 16 bytes.
+// Words of shared memory: a key and a logit per expert, and one bit. A multiple of 16 bytes.
 __host__ __device__ constexpr uint32_t router_words(uint32_t experts) {
   const uint32_t words = (experts + 31) / 32;
   return 2 * 32 * words + (words + 3) / 4 * 4;
 }
-// What choose_experts() leaves there.
+// The results of choose_experts() in shared memory.
 struct Choice {
   const float* logits;   // [experts]
-  const uint32_t* bits;  // of the chosen ones
+  const uint32_t* bits;  // one per expert: whether it was chosen
 };
 
-// Ordered as numbers are, and never 0; NaN is -inf, and -0 is 0.
+// Keys order like numbers and are never 0; NaN is -inf, and -0 is 0.
 __device__ inline uint32_t router_key(float x) {
   const uint32_t bits = __float_as_uint(isnan(x) ? -kInfinity : x == 0 ? 0.0f : x);
   return bits >> 31 ? ~bits : bits | 0x80000000;
 }
 
-// What an expert counts before the chosen ones are compared.
+// The weight of an expert before normalization over the chosen ones.
 class Shares {
  public:
   __device__ Shares(const RouteParams& p, const float* logits)
-      : kind_(p.kind), logits_(logits) {  // by a warp
+      : kind_(p.kind), logits_(logits) {  // called by a warp
     if (kind_ != kRouteSoftmax) return;
     const uint32_t lane = threadIdx.x % kWarp;
     for (uint32_t e = lane; e < p.experts; e += kWarp) peak_ = fmaxf(peak_, logits[e]);
@@ -58,11 +58,11 @@ class Shares {
   float peak_ = -kInfinity, sum_ = 0;
 };
 
-// The chosen experts: those before which fewer than `chosen` others come, which have a larger key, or the
-// same and a lower number. (One warp that looks for one after the other takes 2 us longer for 8 of 128.)
-// `memory`: router_words(). Logits come from the second-level cache, since a kernel that has not waited for
-// the one before it may find what the layer before left in the first; and once, since what is asked for while
-// weights are under way takes 2 to 5 us.
+// Chooses experts: an expert is chosen if fewer than `chosen` others precede it, which have a larger key, or
+// the same key and a lower number. (One warp that searches for one expert after the other takes 2 us longer
+// for 8 of 128.) `memory`: router_words(). Logits are loaded from the second-level cache, because a kernel
+// that has not waited for its predecessor may find values of the previous layer in the first-level cache.
+// They are loaded once, because a load takes 2 to 5 us while weights are in flight.
 __device__ inline Choice choose_experts(const Router& r, uint32_t* memory) {
   const uint32_t words = (r.p.experts + kWarp - 1) / kWarp, lane = threadIdx.x % kWarp;
   uint32_t *const keys = memory, *const bits = memory + 2 * words * kWarp;
@@ -97,7 +97,7 @@ __device__ inline Choice choose_experts(const Router& r, uint32_t* memory) {
   return {logits, bits};
 }
 
-// The expert of a slot: the one whose bit has so many before it. Whole warps call it.
+// The expert of a slot: the one whose bit has that many set bits before it. Whole warps call this.
 __device__ inline uint32_t expert_of_bit(const uint32_t* bits, uint32_t slot) {
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t word = 0;; ++word) {
@@ -110,7 +110,7 @@ __device__ inline uint32_t expert_of_bit(const uint32_t* bits, uint32_t slot) {
   }
 }
 
-// Calls see(expert, slot) for each chosen expert, a lane each. A warp calls it.
+// Calls see(expert, slot) for each chosen expert, one per lane. A warp calls this.
 template <typename See>
 __device__ inline void for_each_chosen(const Router& r, const uint32_t* bits, const See& see) {
   const uint32_t lane = threadIdx.x % kWarp;
@@ -121,7 +121,7 @@ __device__ inline void for_each_chosen(const Router& r, const uint32_t* bits, co
   }
 }
 
-// Writes down what was chosen. A warp calls it.
+// Stores the choice. A warp calls this.
 __device__ inline void store_choice(const Router& r, const Choice& choice) {
   const uint32_t* const bits = choice.bits;
   const Shares shares(r.p, choice.logits);
@@ -136,7 +136,7 @@ __device__ inline void store_choice(const Router& r, const Choice& choice) {
   };
   for_each_chosen(r, bits, [&](uint32_t expert, uint32_t) { total += weight_of(expert); });
   total = warp_sum(total);
-  // The models' own code divides by no less than f16's smallest normal number.
+  // As in the models' own code, the divisor is at least f16's smallest normal number.
   const float by = r.p.share || of_chosen ? fmaxf(total, 6.103515625e-5f) : 1;
   for_each_chosen(r, bits, [&](uint32_t expert, uint32_t slot) {
     r.weight[slot] = weight_of(expert) / by * r.p.scale;

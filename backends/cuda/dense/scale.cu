@@ -5,7 +5,7 @@ namespace thimble::cuda {
 
 static constexpr uint32_t kThreads = 256;
 
-// `positions`: of the rows, or null: they follow each other.
+// `positions`: of the rows; null if they are consecutive.
 static __global__ void scale_kernel(const StepParams* step, ScaleParams p, const float* x, float* y,
                                     const int32_t* positions) {
   begin_kernel();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kThreads = 128;
 
-// `heads`: of KV head 0 and those behind it.
+// `heads`: from KV head 0 of the layer on.
 __global__ void cis_store_kernel(const StepParams* step, const HeadState* heads, CisStoreParams p,
                                  const float* score, float* cis) {
   const StepParams s = begin_kernel(step);

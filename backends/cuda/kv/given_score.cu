@@ -1,4 +1,4 @@
-// given_score: the retention scores of all entries as the host gives them.
+// given_score: stores retention scores of all entries that the host computed.
 #include <algorithm>
 
 #include "backends/cuda/kernel.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 
-// `heads`: of KV head 0 and those behind it.
+// `heads`: from KV head 0 of the layer on.
 __global__ void given_score_kernel(const StepParams* step, const HeadState* heads, GivenScoreParams p,
                                    const float* score, float* cis, float* chunk_cis) {
   const StepParams s = begin_kernel(step);

@@ -1,21 +1,21 @@
-// kv_append: the step's k and v rows go into the pool or the chunk buffer. Host and device side.
+// kv_append: appends the step's k and v rows to the pool or the chunk buffer. Host and device side.
 #pragma once
 
 #include "backends/cuda/rope.cuh"
 
 namespace thimble::cuda {
 
-// A warp takes one head of a row.
+// A warp appends one head of a row.
 struct KvAppendTask {
   uint32_t blocks;
   KvAppendParams p;
-  const HeadState* heads;  // of KV head 0 and those behind it
+  const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* qkv;
   __half *k, *v;
   int32_t* pos;
   uint32_t* saturated;
-  uint64_t first_entry = 0;  // where the head's rows go
+  uint64_t first_entry = 0;  // index of the head's first new row
 
   KvAppendTask(const Launch& l, const KvAppend& op, uint32_t threads)
       : blocks(static_cast<uint32_t>(ceil_div(uint64_t(l.max_rows) * op.p.heads, threads / kWarp))),
@@ -28,7 +28,7 @@ struct KvAppendTask {
         pos(data<int32_t>(op.pos)),
         saturated(data<uint32_t>(op.saturated)) {}
 
-  // Channel c of a head's key, rotated.
+  // Channel c of a head's key after rotation.
   __device__ float rotated(const float* key, uint32_t c, uint32_t position) const {
     if (c >= 2 * rope.pairs) return key[c];
     const uint32_t pairing = p.rope.pairing;
@@ -39,7 +39,7 @@ struct KvAppendTask {
     return second ? x * angle.y + y * angle.x : x * angle.x - y * angle.y;
   }
 
-  // What is beyond f16's range becomes its largest number, and counts.
+  // Clamps values beyond f16's range to its largest number, and counts them.
   __device__ static __half narrowed(float x, uint32_t& beyond) {
     constexpr float kLargest = 65504;
     if (fabsf(x) > kLargest) {
@@ -49,7 +49,7 @@ struct KvAppendTask {
     return __float2half_rn(x);
   }
 
-  // A warp has a row of a head.
+  // The row and head that a warp appends.
   struct Place {
     uint32_t row, head;
   };
@@ -66,9 +66,9 @@ struct KvAppendTask {
 
   __device__ void operator()(const StepParams& s, uint32_t block) const { append(s, block, nullptr); }
 
-  // A row's key and value, of the head that prepare() was told.
+  // Stores a row's key and value for the head that was passed to prepare().
   __device__ void put(uint32_t row, const float* key, const float* value, int32_t position) const {
-    constexpr uint32_t kAtOnce = 4;  // channels of a lane
+    constexpr uint32_t kAtOnce = 4;  // channels per lane
     const uint32_t lane = threadIdx.x % kWarp;
     const uint64_t entry = first_entry + row;
     __half *const k_to = k + entry * p.head_dim, *const v_to = v + entry * p.head_dim;
@@ -97,7 +97,7 @@ struct KvAppendTask {
   }
 
  protected:
-  // `positions`: of the rows, or null: they follow each other.
+  // `positions`: of the rows; null if they are consecutive.
   __device__ void append(const StepParams& s, uint32_t block, const int32_t* positions) const {
     const auto [row, head] = place(block);
     if (row >= s.n_rows) return;
@@ -107,7 +107,7 @@ struct KvAppendTask {
   }
 };
 
-// The same of rows that say their positions.
+// The same for rows with explicit positions.
 struct KvAppendPositionsTask : KvAppendTask {
   const int32_t* positions;
 

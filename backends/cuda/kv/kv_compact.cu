@@ -1,21 +1,21 @@
-// kv_compact: the pool becomes the listed entries of pool and chunk, in place.
+// kv_compact: keeps the listed entries of pool and chunk, in place.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-// Columns of the pool are independent: a block moves 32 bytes of every row, the smallest piece that memory
-// moves whole, so that 8 KV heads of 128 channels keep 128 multiprocessors busy. Two blocks fit on one, which
-// leaves room for the small columns beside them.
+// Columns of the pool are independent. A block moves 32 bytes of every row, the smallest unit of memory
+// transfers, so that 8 KV heads of 128 channels occupy 128 multiprocessors. Two blocks fit on one, which
+// leaves space for the small columns.
 constexpr uint32_t kThreads = 512;
 constexpr uint32_t kSliceChannels = 16;
-constexpr uint32_t kLoads = 4;  // rows that a thread has under way at once
+constexpr uint32_t kLoads = 4;  // rows per thread in flight at once
 
-// The first list index that does not lie in its place, by a search among kThreads + 1 parts at a time; all
-// threads call it.
+// The first list index whose entry is not in its place, found by searching kThreads + 1 parts at a time; all
+// threads call this.
 __device__ uint32_t first_moved(const EntryList& list, uint32_t n_entries) {
-  uint32_t begin = 0, end = min(list.count, n_entries);  // it is one of [begin, end]
+  uint32_t begin = 0, end = min(list.count, n_entries);  // the result is in [begin, end]
   if (!list.entries) return end;
   while (begin < end) {
     const uint32_t step = (end - begin + kThreads - 1) / kThreads, i = begin + threadIdx.x * step;
@@ -28,12 +28,12 @@ __device__ uint32_t first_moved(const EntryList& list, uint32_t n_entries) {
   return begin;
 }
 
-// Moves kWidth units of every listed row of one column; rows have `stride` units, of which this block moves
-// those from `first` on.
+// Moves kWidth units of every listed row of one column. Rows have `stride` units; this block moves those from
+// `first` on.
 //
-// Entries ascend, so row i comes from row i or a later one: what a tile reads lies in none of the tiles
-// before it, and a tile may be written as soon as it and those before it have been read. So the next tile is
-// on its way while one is written.
+// Entries ascend, so row i comes from row i or a later one. The sources of a tile are in none of the tiles
+// before it, so a tile may be written as soon as it and those before it were read. The next tile is therefore
+// loaded while one is written.
 template <uint32_t kWidth, typename Unit>
 __device__ void move_column(const EntryList& list, uint32_t n_entries, Unit* pool, const Unit* chunk,
                             uint32_t stride, uint32_t first) {
@@ -82,8 +82,8 @@ struct Columns {
   const uint32_t *chunk_pos, *chunk_cis;
 };
 
-// Vector: uint4 where rows are whole ones, else uint16_t. A block takes a slice of k or v of a head; the last
-// two of a head its positions and scores. `heads`: of KV head 0 and those behind it.
+// Vector: uint4 if rows consist of whole ones, otherwise uint16_t. A block moves a slice of k or v of a head;
+// the last two blocks of a head move its positions and scores. `heads`: from KV head 0 of the layer on.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads, 2)
     kv_compact_kernel(const StepParams* step, const HeadState* heads, KvCompactParams p,
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const StepParams s = begin_kernel(step);
   const uint32_t head = p.first_head + blockIdx.y;
   const HeadState state = heads[head];
-  const uint32_t n_entries = c.chunk_k ? state.n_entries : ~0u;  // that lie in the pool
+  const uint32_t n_entries = c.chunk_k ? state.n_entries : ~0u;  // entries in the pool
   const EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));
   const uint64_t in_pool = state.first, in_chunk = uint64_t(head) * p.chunk_capacity;
   if (blockIdx.x < 2 * slices) {

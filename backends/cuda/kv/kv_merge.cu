@@ -1,22 +1,22 @@
-// kv_merge: sorts a run by position whose last entries were appended out of order.
+// kv_merge: sorts a run by position after entries were appended out of order.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-// As in kv_compact a block has 32 bytes of every row.
+// As in kv_compact, a block moves 32 bytes of every row.
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kSliceChannels = 16;
-constexpr uint32_t kLoads = 4;  // rows that a thread has under way at once
+constexpr uint32_t kLoads = 4;  // rows per thread in flight at once
 
-// The entries of a run from `begin` on that belong among those before them: entry begin + j behind as many of
-// these as before[j] says.
+// The entries of a run from `begin` on, which belong among the earlier ones: entry begin + j goes after
+// before[j] of them.
 struct Tail {
   uint32_t begin, count;
   const uint32_t* before;  // in shared memory, ascending
 
-  // Where entry i, which is before the tail, goes: behind those of the tail that go before it.
+  // The new index of entry i, which is before the tail: it goes after those of the tail that precede it.
   __device__ uint32_t place_of(uint32_t i) const {
     uint32_t low = 0, high = count;
     while (low < high) {
@@ -30,7 +30,7 @@ struct Tail {
   }
 };
 
-// The first of n ascending positions that is not less.
+// Index of the first of n ascending positions that is not less than `position`.
 __device__ uint32_t lower_bound(const int32_t* pos, uint32_t n, int32_t position) {
   uint32_t low = 0;
   while (low < n) {
@@ -43,7 +43,7 @@ __device__ uint32_t lower_bound(const int32_t* pos, uint32_t n, int32_t position
   return low;
 }
 
-// All threads call it. Nearly always positions ascend, and the tail is empty.
+// All threads call this. Positions nearly always ascend, so the tail is usually empty.
 __device__ Tail find_tail(const StepParams& s, const HeadState& state, const int32_t* pos) {
   __shared__ uint32_t begin, before[kMostMergedRows];
   const uint32_t n = min(state.keep, step_entries(s, state)), rows = min(s.n_rows, n);
@@ -59,11 +59,11 @@ __device__ Tail find_tail(const StepParams& s, const HeadState& state, const int
   return tail;
 }
 
-// Moves kWidth units of every row of one column; rows have `stride` units, of which this block moves those
-// from `first` on.
+// Moves kWidth units of every row of one column. Rows have `stride` units; this block moves those from
+// `first` on.
 //
-// Entries before the tail go up, those at the back first, tile by tile: none goes below its tile, so a tile
-// may be written once it has been read.
+// Entries before the tail move up, the last ones first, tile by tile. None moves to below its tile, so a tile
+// may be written once it was read.
 template <uint32_t kWidth, typename Unit>
 __device__ void merge_column(const Tail& tail, Unit* run, uint32_t stride, uint32_t first) {
   __shared__ Unit moved[kMostMergedRows * kWidth];
@@ -89,8 +89,8 @@ __device__ void merge_column(const Tail& tail, Unit* run, uint32_t stride, uint3
     at(tail.before[j] + j) = moved[j * kWidth + threadIdx.x % kWidth];
 }
 
-// Vector: uint4 where rows are whole ones, else uint16_t. A block takes a slice of k or v of a head, the last
-// one of a head its scores. `heads`: of KV head 0 and those behind it.
+// Vector: uint4 if rows consist of whole ones, otherwise uint16_t. A block moves a slice of k or v of a head;
+// the last block of a head moves its scores. `heads`: from KV head 0 of the layer on.
 template <typename Vector>
 __global__ void __launch_bounds__(kThreads)
     kv_merge_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, Vector* k, Vector* v,
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Positions move when nobody asks for them any more.
+// Positions move last, because the other kernels read them.
 __global__ void __launch_bounds__(kThreads)
     merge_positions_kernel(const StepParams* step, const HeadState* heads, KvMergeParams p, int32_t* pos) {
   const StepParams s = begin_kernel(step);

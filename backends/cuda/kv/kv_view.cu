@@ -1,4 +1,4 @@
-// kv_view: shows a list's entries of pool and chunk as rows of halves, rotated by list index.
+// kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/rope.cuh"
@@ -10,7 +10,7 @@ struct Source {
   const __half *pool, *chunk;
 };
 
-// Where a listed entry lies, in pool or chunk.
+// The address of a listed entry, in pool or chunk.
 __device__ const __half* entry_at(const Source& s, const KvViewParams& p, const HeadState& state,
                                   uint32_t head, uint32_t entry) {
   const uint32_t n = state.n_entries;
@@ -23,9 +23,9 @@ union Unit {  // 8 channels
   __half2 pairs[4];
 };
 
-// A thread takes 8 channels of a view row for kHeads heads, as its cosines serve all heads. Where channels i
-// and i + n_rot / 2 rotate together, it reads both units and writes its own; a warp's units share their rows,
-// so nothing is read twice from memory. `states`: of KV head 0 and those behind it.
+// A thread makes 8 channels of a view row for kHeads heads, which share its cosines. If channels i and i +
+// n_rot / 2 rotate together, it reads both units and writes its own. The units of a warp belong to the same
+// rows, so nothing is read twice from memory. `states`: from KV head 0 of the layer on.
 template <int kHeads>
 __global__ void __launch_bounds__(256)
     view_units_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k, Source v,
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256)
   for (int h = 0; h < kHeads; ++h) any |= there[h];
   if (!any) return;
 
-  float2 angle[8];  // adjacent channels: 4 pairs
+  float2 angle[8];  // 4 pairs if pairs are adjacent channels
   if (rotates) {
     const uint32_t first_pair = halves ? (upper ? partner : unit) * 8 : unit * 4;
 #pragma unroll
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Any head_dim, n_rot and alignment: a thread takes a pair of channels of a view row in one head.
+// Any head_dim, n_rot and alignment: a thread makes a pair of channels of a view row in one head.
 __global__ void view_pairs_kernel(const StepParams* step, const HeadState* states, KvViewParams p, Source k,
                                   Source v, const uint32_t* lists, Rope rope, __half* view_k,
                                   __half* view_v) {

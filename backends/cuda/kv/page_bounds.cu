@@ -1,4 +1,5 @@
-// page_bounds: what the keys of each page lie between. A warp takes a page, a lane of it a pair of channels.
+// page_bounds: the smallest and largest key of each page, channel by channel. A warp processes a page, a lane
+// a pair of channels.
 #include <algorithm>
 
 #include "backends/cuda/kernel.cuh"
@@ -9,7 +10,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
 
-// The blocks of a KV head, blockIdx.y, take its pages in turn. `heads`: of KV head 0 and those behind it.
+// The blocks of KV head blockIdx.y process its pages in turn. `heads`: from KV head 0 of the layer on.
 __global__ void __launch_bounds__(kThreads)
     page_bounds_kernel(const StepParams* step, const HeadState* heads, PageBoundsParams p, const __half2* k,
                        __half2* bounds) {
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
     const __half2* const from = k + (uint64_t(state.first) + begin) * pairs;
     __half2* const to = bounds + (uint64_t(state.first / p.page) + head + page) * p.head_dim;
     for (uint32_t pair = lane; pair < pairs; pair += kWarp) {
-      // NaN compares false, so it is passed over.
+      // NaN compares false, so it is ignored.
       float2 low{kInfinity, kInfinity}, high{-kInfinity, -kInfinity};
 #pragma unroll 8
       for (uint32_t row = 0; row < rows; ++row) {
@@ -44,8 +45,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void page_bounds(const Launch& l, const PageBounds& op) {
   const PageBoundsParams& p = op.p;
-  // Of an eviction all pages of the layer's arrays, or as many as keep the card busy.
-  constexpr uint32_t kBlocksEach = 8;  // on a multiprocessor
+  // In an eviction, blocks for all pages of the layer's arrays, or as many as keep the card busy.
+  constexpr uint32_t kBlocksEach = 8;  // per multiprocessor
   const uint64_t pages = p.all ? op.k.values.bytes / kv_bytes(op.k.type, p.head_dim) / p.page
                                : uint64_t(l.max_rows) / p.page + 2;
   const uint32_t most = std::max(1u, kBlocksEach * l.card.multiprocessors / p.heads);

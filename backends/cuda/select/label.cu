@@ -1,7 +1,7 @@
-// label: what cached entries are worth to the marked rows. The queries of these are rotated and put side by
-// side first; then a block takes 32 of a KV head's query vectors and a part of the keys, for the
-// log-sum-exps, and 64 keys and all vectors, for the labels. Tensor cores multiply f16: a query is the sum of
-// two of them, which leaves 2^-22 of it out.
+// label: how much the marked rows attend to each cached entry. The queries of the marked rows are first
+// rotated and gathered. For the log-sum-exps, a block then processes 32 of a KV head's query vectors and a
+// part of the keys; for the labels, 64 keys and all vectors. Tensor cores multiply f16, so a query is the sum
+// of two f16 vectors, which omits 2^-22 of it.
 #include "backends/cuda/log_sum.cuh"
 #include "backends/cuda/mma.cuh"
 #include "backends/cuda/ops.h"
@@ -12,17 +12,18 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 128, kVectors = 32, kKeys = 64;
-constexpr uint32_t kDepth = 16;   // channels of one matrix instruction
-constexpr uint32_t kColumns = 4;  // 8 keys each: of a warp, which has 16 vectors and half of a block's keys
-constexpr uint32_t kParts = 16;   // of the keys, for the log-sum-exps
+constexpr uint32_t kDepth = 16;  // channels per matrix instruction
+// groups of 8 keys per warp, which has 16 vectors and half of a block's keys
+constexpr uint32_t kColumns = 4;
+constexpr uint32_t kParts = 16;  // parts of the keys, for the log-sum-exps
 
-// Bytes from the scratch's start. Vectors of a KV head are numbered marked row * group + query of the group.
+// Byte offsets in the scratch. The vectors of a KV head are numbered marked row * group + query of the group.
 struct Scratch {
-  uint64_t queries;     // f16 [kv head][vector][2][width]: rounded down to f16, and what that left
+  uint64_t queries;     // f16 [kv head][vector][2][width]: the query rounded to f16, and the remainder
   uint64_t parts;       // LogSum [kv head][vector][kParts]
-  uint64_t lengths;     // float [marked row]: the logarithm of |x|
+  uint64_t lengths;     // float [marked row]: log |x|
   uint64_t rows;        // uint [marked row]
-  uint64_t count, end;  // uint: how many rows are marked
+  uint64_t count, end;  // uint: the number of marked rows; the end of the scratch
 
   Scratch(uint32_t max_rows, uint32_t heads, uint32_t head_dim) {
     const uint64_t vectors = uint64_t(max_rows) * heads;
@@ -37,7 +38,7 @@ struct Scratch {
 
 struct Labels {
   LabelParams p;
-  const HeadState* heads;  // of KV head 0 and those behind it
+  const HeadState* heads;  // from KV head 0 of the layer on
   Rope rope;
   const float* q;
   const uint32_t* marked;
@@ -46,14 +47,14 @@ struct Labels {
   const float *x, *worth, *sinks;
   float *lse, *max_logit, *log_prob;
   uint32_t width;        // head_dim, rounded up to kDepth
-  uint32_t max_vectors;  // of a KV head
+  uint32_t max_vectors;  // per KV head
   __half* queries;
   LogSum* parts;
   float* lengths;
   uint32_t *rows, *count;
 };
 
-// Entries of the pool, by what a label makes of them.
+// Ranges of the pool's entries: the sinks, the labelled entries, and those after the text.
 struct Range {
   uint32_t sinks, first, end, own;
   __device__ Range(const Labels& o, const HeadState& state) {
@@ -66,7 +67,8 @@ struct Range {
 
 // ---- the marked rows ----
 
-// The sum of what all threads of a block have, in each of them; of floats in the same order in every run.
+// Sums a value over all threads of a block; every thread gets the sum. Floats are added in the same order in
+// every run.
 template <typename T>
 __device__ T block_sum(T x, T* of_warp) {
 #pragma unroll
@@ -79,7 +81,7 @@ __device__ T block_sum(T x, T* of_warp) {
   return sum;
 }
 
-// One block for each row: if it is marked, where its vectors lie, their channels, and its length.
+// One block per row: if the row is marked, computes its vectors' index, their channels, and its length.
 __global__ void __launch_bounds__(kThreads) gather_marked(const StepParams* step, Labels o) {
   __shared__ uint32_t counts[kThreads / kWarp];
   __shared__ float sums[kThreads / kWarp];
@@ -119,9 +121,9 @@ __global__ void __launch_bounds__(kThreads) gather_marked(const StepParams* step
   }
 }
 
-// ---- their products with keys ----
+// ---- products with keys ----
 
-// What a block multiplies, in shared memory: rows of halves, padded against bank conflicts.
+// The operands of a block in shared memory: rows of halves, padded to avoid bank conflicts.
 struct Tiles {
   __half *high, *low, *keys;  // [kVectors], [kVectors], [kKeys][stride]
   uint32_t width, stride;
@@ -133,7 +135,7 @@ struct Tiles {
   }
   static size_t bytes(uint32_t width) { return (2 * kVectors + kKeys) * (width + 8) * sizeof(__half); }
 
-  // Vectors [first, first + kVectors) of `count`; zeros behind them.
+  // Loads vectors [first, first + kVectors) of `count`, with zeros after the last.
   __device__ void load_vectors(const __half* queries, uint32_t first, uint32_t count) const {
     const uint32_t pieces = width / 8;
     for (uint32_t i = threadIdx.x; i < 2 * kVectors * pieces; i += kThreads) {
@@ -144,7 +146,7 @@ struct Tiles {
                      there);
     }
   }
-  // n keys that lie one after the other; zeros behind them.
+  // Loads n consecutive keys, with zeros after the last.
   __device__ void load_keys(const __half* from, uint32_t n, uint32_t head_dim) const {
     const uint32_t pieces = width / 8;
     for (uint32_t i = threadIdx.x; i < kKeys * pieces; i += kThreads) {
@@ -155,8 +157,9 @@ struct Tiles {
   }
 };
 
-// A warp's logits: of its vectors lane / 4 and lane / 4 + 8, and of each 8 keys number 2 * (lane % 4) and the
-// next. Warps 0 and 1 have the vectors' halves and the first keys, 2 and 3 the others.
+// A warp's logits: for its vectors lane / 4 and lane / 4 + 8, and of each 8 keys number 2 * (lane % 4) and
+// the next. Warps 0 and 1 have
+// the first half of the keys, warps 2 and 3 the second; the warps of a pair have half of the vectors each.
 struct Logits {
   float z[kColumns][4];
 
@@ -201,14 +204,14 @@ struct Logits {
 
 // ---- log-sum-exps ----
 
-// Keys of one head that lie one after the other: n of them, the first of which is number `entry` of those
-// that a row may see.
+// Consecutive keys of one head: n of them; the first is number `entry` of those that a row may see.
 struct KeyTile {
   const __half* keys;
   uint32_t entry, n;
 };
 
-// All that a sum is over, by tiles of at most kKeys: sinks, the labelled, those behind the text, the chunk.
+// All keys of a log-sum-exp, in tiles of at most kKeys: sinks, labelled entries, entries after the text, the
+// chunk.
 class KeyTiles {
  public:
   __device__ KeyTiles(const Labels& o, const HeadState& state, uint32_t head, uint32_t n_rows)
@@ -252,7 +255,7 @@ class KeyTiles {
   uint32_t held_, begin_[4], end_[4];
 };
 
-// A block for each 32 vectors, part of the keys and KV head.
+// One block per 32 vectors, part of the keys and KV head.
 __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, Labels o) {
   extern __shared__ __align__(16) __half memory[];
   __shared__ LogSum of_later_keys[kVectors];
@@ -266,7 +269,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, La
   const Tiles t(memory, o.width);
   t.load_vectors(o.queries + uint64_t(head) * o.max_vectors * 2 * o.width, first, vectors);
   LogSum sums[2] = {kNoSum, kNoSum};
-  uint32_t visible[2];  // entries that a vector sees, the chunk's behind the pool's
+  uint32_t visible[2];  // entries that a vector sees; those of the chunk follow those of the pool
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t vector = first + Logits::vector(half);
@@ -292,7 +295,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, La
       add(sums[half], log_sum(z));
     }
   }
-  // First the four lanes of a vector, then the two warps.
+  // Reduce over the four lanes of a vector, then over the two warps.
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half)
 #pragma unroll
@@ -314,7 +317,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const StepParams* step, La
   }
 }
 
-// A thread for each vector and KV head.
+// One thread per vector and KV head.
 __global__ void __launch_bounds__(kThreads) combine_parts(Labels o) {
   begin_kernel();
   const uint32_t vector = blockIdx.x * kThreads + threadIdx.x, head = blockIdx.y;
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(kThreads) combine_parts(Labels o) {
 
 // ---- labels ----
 
-// A block for each 64 entries and KV head.
+// One block per 64 entries and KV head.
 __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
   extern __shared__ __align__(16) __half memory[];
   __shared__ float lse[kVectors], of_later_vectors[2][kKeys];
@@ -374,7 +377,7 @@ __global__ void __launch_bounds__(kThreads) label_entries(Labels o) {
     }
     __syncthreads();
   }
-  // First the eight lanes of a key, then the two warps.
+  // Reduce over the eight lanes of a key, then over the two warps.
 #pragma unroll
   for (uint32_t i = 0; i < 2 * kColumns; ++i)
 #pragma unroll

@@ -1,6 +1,6 @@
-// page_score: the most that a query head's product with any key of a page can be, for the pages of the
-// middle. A few lanes side by side take a page and a warp several pages at once, as decode attention takes
-// entries (pool_rows.cuh); what a page's bounds are is read once for 4 or 8 query heads.
+// page_score: for each query head and each page of the middle, the largest product that a key within the
+// page's bounds can have. A few adjacent lanes share a page and a warp has several pages at once, as in
+// decode attention (pool_rows.cuh). The bounds of a page are read once for 4 or 8 query heads.
 #include <algorithm>
 
 #include "backends/cuda/attention/pool_rows.cuh"
@@ -11,10 +11,11 @@
 namespace thimble::cuda {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
-constexpr uint32_t kBlocksEach = 2;  // on a multiprocessor: 64 KiB of bounds are under way there
+constexpr uint32_t kBlocksEach = 2;  // per multiprocessor, which has 64 KiB of bounds in flight
 
-// Block (one of a KV head's, pass over its group); warp w of a head's block b takes step w * blocks + b, and
-// so on. `heads`: those of the op. `parts`: what a block's pages add to a head's log-sum-exp.
+// Grid: (block among those of a KV head, pass over its group). Warp w of a head's block b processes step w *
+// blocks + b, and so on. `heads`: those of the op. `parts`: the blocks' contributions to a head's
+// log-sum-exp.
 template <uint32_t kLanes, uint32_t kHeads>
 static __global__ void __launch_bounds__(kThreads, kBlocksEach)
     page_score_kernel(const StepParams* step, const HeadState* heads, PageScoreParams p, const float* q,
@@ -91,7 +92,7 @@ static __global__ void __launch_bounds__(kThreads, kBlocksEach)
     }
   }
 
-  // Lanes of the same head, then warps.
+  // Reduce over lanes of the same head, then over warps.
   const LogSum sum = warp_log_sum(total, kHeads);
   if (lane < kHeads) of_warp[lane][warp] = sum;
   __syncthreads();

@@ -1,4 +1,4 @@
-// query_gate: whether this step's query is close enough to the one that made the cached selection. Host and
+// query_gate: whether this step's query is close enough to the query that made the cached selection. Host and
 // device side.
 #pragma once
 
@@ -6,20 +6,20 @@
 
 namespace thimble::cuda {
 
-// T: float, or float4 where both queries are aligned to it. One block of kThreads, and all that it reads is
-// asked for before it waits for any of it.
+// T: float, or float4 if both queries are aligned to it. Runs in one block of kThreads; all its loads are
+// issued before it waits for any of them.
 template <typename T>
 struct QueryGateTask {
-  static constexpr uint32_t kThreads = 1024, kHeld = 8;  // columns that a thread holds at once
+  static constexpr uint32_t kThreads = 1024, kHeld = 8;  // kHeld: columns per thread at once
 
   uint32_t blocks = 0;
   uint32_t cols = 0;
   const T* q = nullptr;
   T* cached = nullptr;
   GateState* gate = nullptr;
-  const HeadState* heads = nullptr;  // of KV head 0 and those behind it
+  const HeadState* heads = nullptr;  // from KV head 0 of the layer on
   uint32_t head_count = 0;
-  uint32_t now_selecting = 0;  // KV heads that this step selects from
+  uint32_t now_selecting = 0;  // KV heads from which this step selects
 
   QueryGateTask() = default;
   QueryGateTask(const Launch& l, const QueryGate& op)
@@ -31,7 +31,7 @@ struct QueryGateTask {
         heads(l.heads + op.p.head_state),
         head_count(op.p.heads) {}
 
-  // A run only grows while the generation stays, so where equally many are selected from they are the same.
+  // Within a generation a run only grows, so equal counts mean an unchanged set of heads to select from.
   __device__ void prepare(const StepParams& s, uint32_t) {
     uint32_t count = 0;
     for (uint32_t head = threadIdx.x % kWarp; head < head_count; head += kWarp)
@@ -56,9 +56,8 @@ struct QueryGateTask {
     load(0, cached, y);
     const GateState before = *gate;
 
-    // The three products take the same steps in the same order, so those of equal queries have equal bits.
-    // Without a cached query they are worked out for nothing, which costs less than waiting for the gate
-    // first.
+    // The three products add in the same order, so those of equal queries have equal bits. Without a cached
+    // query they are computed in vain, which costs less than waiting for the gate first.
     float3 dot{0, 0, 0};  // q cached, q q, cached cached
     for (uint32_t first = 0; first < n; first += kAtOnce) {
       if (first != 0) {
@@ -85,10 +84,12 @@ struct QueryGateTask {
       return;
     }
     bool hit = false;
-    // More than half of the local window since the last miss: too many tokens have left it unseen.
+    // Miss if more than half of the local window passed since the last miss: too many tokens left the window
+    // without having been candidates.
     if (before.valid && before.generation == s.generation && before.selecting == now_selecting &&
         s.position - before.position <= static_cast<int32_t>(s.n_local / 2) && s.theta < 1) {
-      // No division: equal queries give sqrt(x * x) = x and so hit for every theta below 1, zeros among them.
+      // We avoid a division: equal queries then give sqrt(x * x) = x and hit for every theta below 1,
+      // including all-zero queries.
       const bool close = dot.x >= s.theta * sqrtf(dot.y * dot.z);
       hit = close || s.theta <= -1;
     }
@@ -106,7 +107,7 @@ struct QueryGateTask {
     }
     if (hit) return;
     for (uint32_t first = 0; first < n; first += kAtOnce) {
-      if (n > kAtOnce) load(first, q, x);  // else it is there
+      if (n > kAtOnce) load(first, q, x);  // otherwise it is already loaded
 #pragma unroll
       for (uint32_t i = 0; i < kLoads; ++i) {
         const uint32_t at = first + i * kThreads + threadIdx.x;
@@ -116,7 +117,7 @@ struct QueryGateTask {
   }
 };
 
-// Whether a QueryGateTask<float4> does.
+// Whether QueryGateTask<float4> can be used.
 inline bool in_quads(const QueryGate& op) {
   const uintptr_t addresses =
       reinterpret_cast<uintptr_t>(data<float>(op.q)) | reinterpret_cast<uintptr_t>(data<float>(op.cached));

@@ -1,6 +1,6 @@
-// query_score: how much weight queries give to entries. One kernel makes sums of weights, one merges those of
-// a query, one scores; kQueryLast takes one more for the mean over heads. The first and the third of a step's
-// rows are here, those of a single row in query_score_row.cu.
+// query_score: how much attention weight queries give to entries. One kernel computes sums of weights, one
+// merges those of a query, one scores; kQueryLast needs a fourth for the mean over heads. The first and the
+// third kernel for several rows are in this file, those for a single row in query_score_row.cu.
 #include <algorithm>
 
 #include "backends/cuda/select/query_score.cuh"
@@ -9,12 +9,13 @@ namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 128, kWarps = kThreads / kWarp;
-// Queries at a time, and of each warp; a lane takes the entries `lane` and `lane` + 32 of a tile.
+// Queries at a time, in total and per warp. A lane processes entries `lane` and `lane` + 32 of a tile.
 constexpr uint32_t kVectors = 16, kOfWarp = kVectors / kWarps;
-constexpr uint32_t kKeyStride = kQueryScoreTile + 1;  // from channel to channel: no two lanes meet in a bank
+// stride between channels, chosen so that lanes use different banks
+constexpr uint32_t kKeyStride = kQueryScoreTile + 1;
 static_assert(kQueryScoreTile == 2 * kWarp);
 
-// One KV head's rows of queries and entries, and the block's shared memory.
+// The queries and entries of one KV head for several rows, and the block's shared memory.
 struct Rows : QueryHead {
   float* queries;  // [kVectors][head_dim]
   float* keys;     // [head_dim][kKeyStride]
@@ -23,7 +24,7 @@ struct Rows : QueryHead {
                   const QueryScoreArrays& arrays, float* shared)
       : QueryHead(s, heads, params, arrays), queries(shared), keys(shared + kVectors * p.head_dim) {}
 
-  // The rotated keys of a tile; behind the span they are 0.
+  // Loads the rotated keys of a tile, with zeros after the span.
   __device__ void read_keys(uint32_t tile) const {
     const uint32_t pairs = p.head_dim / 2;
     for (uint32_t i = threadIdx.x; i < kQueryScoreTile * pairs; i += kThreads) {
@@ -40,7 +41,7 @@ struct Rows : QueryHead {
     }
   }
 
-  // each(vector, logits) for the warp's vectors and the keys that were read: the lane has two entries.
+  // Calls each(vector, logits) for the warp's vectors and the loaded keys; the lane has two entries.
   template <typename Each>
   __device__ void each_vector(const Each& each) const {
     for (uint32_t first = 0; first < vectors(); first += kVectors) {
@@ -58,7 +59,7 @@ struct Rows : QueryHead {
   }
 
  private:
-  // Rotated and scaled queries from vector `first` on; behind the last one they are 0.
+  // Loads rotated and scaled queries from vector `first` on, with zeros after the last.
   __device__ void read_queries(uint32_t first) const {
     const uint32_t pairs = p.head_dim / 2;
     for (uint32_t i = threadIdx.x; i < kVectors * pairs; i += kThreads) {
@@ -75,7 +76,7 @@ struct Rows : QueryHead {
     }
   }
 
-  // The lane's entries' logits of the warp's queries: warp, warp + kWarps, ... of those that were read.
+  // The logits of the lane's entries for the warp's queries: warp, warp + kWarps, ... of those loaded.
   __device__ void multiply(float (&logits)[kOfWarp][2]) const {
     const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -99,7 +100,7 @@ struct Rows : QueryHead {
 
 uint32_t shared_bytes(uint32_t head_dim) { return (kVectors + kKeyStride) * head_dim * sizeof(float); }
 
-// Block (sum, KV head): the sums over its tiles.
+// Grid: (sum, KV head). Computes the sums over the block's tiles.
 __global__ void __launch_bounds__(kThreads)
     sum_weights(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float shared[];
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp a vector; block (vectors, KV head).
+// One warp per vector. Grid: (vectors, KV head).
 __global__ void __launch_bounds__(kThreads)
     merge_sums(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays,
                const float* sinks) {
@@ -146,7 +147,8 @@ __global__ void __launch_bounds__(kThreads)
   *head.sums(vector) = log_of(all);
 }
 
-// The entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y: the largest logarithm of a weight.
+// Scores the entries of tiles blockIdx.x, + gridDim.x, ... of KV head blockIdx.y by the largest logarithm of
+// a weight.
 __global__ void __launch_bounds__(kThreads) score_entries(const StepParams* step, const HeadState* heads,
                                                           QueryScoreParams p, QueryScoreArrays arrays) {
   extern __shared__ float shared[];
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) score_entries(const StepParams* step
   }
 }
 
-// The mean of all heads' scores, for all of them; the last entry stays whatever it is worth.
+// Replaces the scores of all heads by their mean; the last entry is always kept.
 __global__ void __launch_bounds__(kThreads) share_mean(const StepParams* step, const HeadState* heads,
                                                        QueryScoreParams p, float* cis, float* chunk_cis) {
   const StepParams s = begin_kernel(step);
@@ -208,7 +210,7 @@ void query_score(const Launch& l, const QueryScore& op) {
                                 .chunk_cis = data<float>(op.chunk_cis)};
   const bool rows = p.kind == kQueryRows;
   const uint32_t shared = shared_bytes(p.head_dim), vectors = p.rows * p.group;
-  // As many entries as a head's run has room for on average; what is scored of a chunk begins behind the
+  // A head's run has space for this many entries on average. The scored entries of a chunk begin after the
   // sinks.
   const uint64_t room = op.k.values.bytes / kv_bytes(op.k.type, p.head_dim) / (p.first_head + p.heads);
   const uint64_t entries = (rows ? p.sinks : room) + l.max_rows;

@@ -1,5 +1,5 @@
-// What the kernels of query_score share: the queries and entries of one KV head. Device side, but for the
-// last two.
+// Shared by the kernels of query_score: the queries and entries of one KV head. Device side, except the last
+// two functions.
 #pragma once
 
 #include "backends/cuda/log_sum.cuh"
@@ -18,7 +18,7 @@ struct QueryScoreArrays {
   float *sums, *cis, *chunk_cis;
 };
 
-// KV head blockIdx.y of those that the op works for.
+// KV head blockIdx.y of those of the op.
 struct QueryHead {
   const StepParams& step;
   const QueryScoreParams& p;
@@ -39,7 +39,7 @@ struct QueryHead {
         span(query_span(s, own, params, list.count)) {}
 
   __device__ uint32_t vectors() const { return span.rows * p.group; }
-  // The sums of a vector, as logarithms; once merged the first is that of all.
+  // The log-sums of a vector; after merging the first one is the total.
   __device__ float* sums(uint32_t vector) const {
     return a.sums + (uint64_t(head) * p.rows * p.group + vector) * kQueryScoreSums;
   }
@@ -49,12 +49,12 @@ struct QueryHead {
   }
   __device__ float& score(uint32_t i) const { return *at(a.cis, a.chunk_cis, entry_of(span, i), 1); }
 
-  // Channels of pair i; behind those that rotate, of any two.
+  // The channels of pair i; after the rotating pairs, of any two channels.
   __device__ uint2 channels(uint32_t i) const {
     if (i >= a.rope.pairs) return {2 * i, 2 * i + 1};
     return {first_of_pair(i, p.rope.pairing), second_of_pair(i, p.rope.pairing, a.rope.pairs)};
   }
-  // A vector's pair of channels, scaled.
+  // A pair of channels of a vector, scaled.
   __device__ float2 query(uint32_t vector, uint2 channels) const {
     const float* from =
         a.q + uint64_t(vector / p.group) * p.row_stride + (head * p.group + vector % p.group) * p.head_dim;
@@ -62,7 +62,7 @@ struct QueryHead {
   }
 
  private:
-  // In [run][width] or [heads][chunk_capacity][width].
+  // Element in an array of [run][width] or [heads][chunk_capacity][width].
   template <typename T>
   __device__ T* at(T* pool, T* chunk, uint32_t entry, uint32_t width) const {
     return entry < own.n_entries
@@ -75,7 +75,7 @@ __device__ inline float2 turned(float2 x, float2 angle) {
   return {x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x};
 }
 
-// The first and the last kernel of one row.
+// The first and the last kernel for a single row.
 void sum_weights_of_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays);
 void score_by_row(const Launch& l, const QueryScore& op, const QueryScoreArrays& arrays, uint32_t tiles);
 

@@ -1,20 +1,21 @@
-// query_score of a single row, whose queries are few: keys go by as fast as they can be read. A warp has a
-// tile and queries turned for it, so that no warp waits for another. Eight lanes share an entry, each takes
-// every eighth unit of its channels: four pairs, read at once, or one where a head's width is no multiple of
-// that.
+// query_score of a single row. It has few queries, so keys pass by as fast as they can be read. Each warp has
+// its own tile and rotates the queries for it, so that no warp waits for another. Eight lanes share an entry;
+// each processes every eighth unit of its channels. A unit is four pairs, read at once, or one pair if the
+// head's width is not a multiple of that.
 #include "backends/cuda/select/query_score.cuh"
 
 namespace thimble::cuda {
 namespace {
 
 constexpr uint32_t kLanes = 8, kThreads = 128, kWarps = kThreads / kWarp;
-constexpr uint32_t kEntries = 4;                        // of a lane at a time
-constexpr uint32_t kRound = kWarp / kLanes * kEntries;  // of a warp
+constexpr uint32_t kEntries = 4;                        // per lane at a time
+constexpr uint32_t kRound = kWarp / kLanes * kEntries;  // entries per warp
 static_assert(kQueryScoreTile % kRound == 0);
-constexpr uint32_t kVectors = 4;  // queries at a time: lanes 2v and 2v + 1 of an entry answer for query v
+// queries at a time; lanes 2v and 2v + 1 of an entry produce the result for query v
+constexpr uint32_t kVectors = 4;
 static_assert(2 * kVectors == kLanes);
 
-// What a unit has of a query, a key or the rotary table.
+// A unit of a query, a key or the rotary table.
 template <uint32_t kPairs>
 struct alignas(kPairs == 1 ? 8 : 16) Unit {
   float2 x[kPairs];
@@ -24,16 +25,17 @@ template <uint32_t kPairs>
 struct Row : QueryHead {
   using Unit = cuda::Unit<kPairs>;
   uint32_t units = p.head_dim / 2 / kPairs, lane = threadIdx.x % kLanes, vector = lane / 2;
-  uint32_t first_entry = threadIdx.x % kWarp / kLanes * kEntries;  // of a round
-  Unit* queries;                                                   // the warp's, shared: [kVectors][units]
+  uint32_t first_entry = threadIdx.x % kWarp / kLanes * kEntries;  // in a round
+  // the warp's own, in shared memory: [kVectors][units]
+  Unit* queries;
 
   __device__ Row(const StepParams& s, const HeadState* heads, const QueryScoreParams& params,
                  const QueryScoreArrays& arrays, float4* shared)
       : QueryHead(s, heads, params, arrays),
         queries(reinterpret_cast<Unit*>(shared) + threadIdx.x / kWarp * kVectors * units) {}
 
-  // each(i, logits) for the rounds of a tile: of query first + vector and entries i, i + 1, ... of the span.
-  // Logits of queries behind the last one and of entries behind the span are of no use.
+  // Calls each(i, logits) for the rounds of a tile: logits of query first + vector and entries i, i + 1, ...
+  // of the span. Logits of queries after the last one, and of entries after the span, must not be used.
   template <typename Each>
   __device__ void each_round(uint32_t tile, uint32_t first, const Each& each) const {
     turn_queries(tile, first);
@@ -47,8 +49,8 @@ struct Row : QueryHead {
   }
 
  private:
-  // Under kRopeList keys turn by their place in the tile, so that 64 rows of the table do for all of them,
-  // and queries by what then is missing.
+  // Under kRopeList, keys rotate by their index in the tile, so 64 rows of the table suffice for all of them,
+  // and queries rotate by the remaining difference.
   __device__ void turn_queries(uint32_t tile, uint32_t first) const {
     const bool by_place = p.rope.mode == kRopeList;
     const uint32_t pairs = p.head_dim / 2;
@@ -61,7 +63,8 @@ struct Row : QueryHead {
       if (first + v < p.group) x = query(first + v, channels(pair));
       if (pair < a.rope.pairs) {
         float2 angle = a.rope.angle(position, pair);
-        if (by_place) angle = {angle.x * a.rope.factor(), angle.y * a.rope.factor()};  // a place has none
+        // the low half of the table lacks the factor
+        if (by_place) angle = {angle.x * a.rope.factor(), angle.y * a.rope.factor()};
         x = turned(x, angle);
       }
       reinterpret_cast<float2*>(queries)[i] = x;
@@ -69,7 +72,7 @@ struct Row : QueryHead {
     __syncwarp();
   }
 
-  // Of the lane's query and entries i, i + 1, ...; `place`: that of i in the tile.
+  // Products of the lane's query and entries i, i + 1, ...; `place`: the index of i in the tile.
   __device__ void multiply(uint32_t i, uint32_t place, float (&logits)[kEntries]) const {
     float all[kEntries][kVectors] = {};
     const __half* keys[kEntries];
@@ -125,8 +128,8 @@ struct Row : QueryHead {
     return __half22float2(reinterpret_cast<const __half2&>(halves));
   }
 
-  // Of the four sums the one of the lane's query, over the entry's lanes: at each of two exchanges a lane
-  // gives away those that it does not answer for.
+  // Of the four sums, the one of the lane's query, added over the entry's lanes. In each of two exchanges a
+  // lane passes on the sums whose query it does not handle.
   __device__ float sum_of_lanes(const float (&sums)[kVectors]) const {
     const bool upper = lane & 4, odd = lane & 2;
     float two[2];
@@ -138,7 +141,7 @@ struct Row : QueryHead {
   }
 };
 
-// Block (sum, KV head): the sums over its tiles.
+// Grid: (sum, KV head). Computes the sums over the block's tiles.
 template <uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const StepParams* step, const HeadState* heads, QueryScoreParams p, QueryScoreArrays arrays) {
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
         add(own, log_sum(logits));
       });
     own = warp_log_sum(own, kLanes);
-    __syncthreads();  // of_warps was read
+    __syncthreads();  // of_warps is no longer read
     if (threadIdx.x % kWarp == 2 * row.vector) of_warps[warp][row.vector] = own;
     __syncthreads();
     if (threadIdx.x < kVectors && first + threadIdx.x < p.group) {
@@ -171,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp a tile of KV head blockIdx.y: the sums of its entries' weights.
+// One warp per tile of KV head blockIdx.y: the sums of its entries' weights.
 template <uint32_t kPairs>
 __global__ void __launch_bounds__(kThreads) score_kernel(const StepParams* step, const HeadState* heads,
                                                          QueryScoreParams p, QueryScoreArrays arrays) {
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const StepParams* step,
 
 uint32_t shared_bytes(const QueryScoreParams& p) { return kWarps * kVectors * p.head_dim * sizeof(float); }
 
-// Whether units of four pairs are aligned, and turn as a whole or not at all.
+// Whether units of four pairs are aligned, and rotate completely or not at all.
 bool in_fours(const QueryScoreParams& p) { return p.head_dim % 8 == 0 && p.rope.n_rot % 8 == 0; }
 
 }  // namespace

@@ -1,20 +1,21 @@
-// scatter_add: what heads give to positions. A block owns some positions and goes through the heads, so every
-// sum is made in one order.
+// scatter_add: adds the values of heads to positions. A block owns a range of positions and goes through the
+// heads, so every sum is made in the same order.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kSlots = 256;  // of a block, a thread to each: a head gives it as many entries at most
+// positions per block, one per thread: a head adds to them at most this many entries
+constexpr uint32_t kSlots = 256;
 constexpr uint32_t kWarps = kSlots / kWarp;
 
-// What a head attends to of its run.
+// The entries of its run that a head attends to.
 struct Head {
   const int32_t* pos;
-  const float* weights;  // null: 1
+  const float* weights;  // null: all 1
   EntryList list;
-  uint32_t begin;  // what its window shows
+  uint32_t begin;  // the first entry in the head's window
 
   __device__ int64_t position(uint32_t n) const { return pos[list[n]]; }
 };
@@ -27,8 +28,8 @@ __device__ Head head_of(const HeadState* heads, const ScatterAddParams& p, uint3
           window_begin(p.window, list.count)};
 }
 
-// The first index whose position is not before `first`. A warp looks at 32 of them at a time, as a load takes
-// longer than all else.
+// The first index whose position is at least `first`. A warp tests 32 candidates at a time, because loads
+// dominate.
 __device__ uint32_t lower_bound(const Head& head, int64_t first) {
   uint32_t begin = head.begin, end = head.list.count;
   while (begin < end) {
@@ -41,7 +42,7 @@ __device__ uint32_t lower_bound(const Head& head, int64_t first) {
   return begin;
 }
 
-// `heads`: of KV head 0 and those behind it.
+// `heads`: from KV head 0 of the layer on.
 __global__ void __launch_bounds__(kSlots)
     scatter_add_kernel(const StepParams* step, const HeadState* heads, ScatterAddParams p, const int32_t* pos,
                        const float* weights, const uint32_t* lists, float* sums) {
@@ -51,14 +52,15 @@ __global__ void __launch_bounds__(kSlots)
   const uint32_t slot = blockIdx.x * kSlots + threadIdx.x, warp = threadIdx.x / kWarp;
   const int64_t first = int64_t(s.position) + blockIdx.x * kSlots;
   own[threadIdx.x] = p.add && slot < p.slots ? sums[slot] : 0;
-  for (uint32_t done = 0; done < p.heads; done += kWarps) {  // so many heads at a time, a warp finds in each
+  // kWarps heads at a time; each warp searches in one
+  for (uint32_t done = 0; done < p.heads; done += kWarps) {
     const uint32_t count = min(p.heads - done, kWarps), base = p.first_head + done;
     if (warp < count) {
       const uint32_t begin = lower_bound(head_of(heads, p, base + warp, pos, weights, lists), first);
       if (threadIdx.x % kWarp == 0) begins[warp] = begin;
     }
     __syncthreads();
-    int64_t to[kWarps];  // loads of all heads are under way at once
+    int64_t to[kWarps];  // loads of all heads overlap
     float weight[kWarps];
 #pragma unroll
     for (uint32_t h = 0; h < kWarps; ++h) {

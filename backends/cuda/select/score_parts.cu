@@ -2,7 +2,7 @@
 
 namespace thimble::cuda {
 
-// Warp: one query head, whose parts are few enough to be under way at once.
+// One warp per query head, whose parts are few enough to be loaded all at once.
 static __global__ void sum_score_parts_kernel(const StepParams* step, ScoreParts parts, uint32_t heads,
                                               uint32_t group, uint32_t page, const GateState* gate,
                                               float* lse) {

@@ -1,14 +1,14 @@
-// sink_score: the softmax weight of a token's key among sinks, averaged over the queries of its KV head. A
-// warp takes a row's KV head; its lanes share the channels of a norm and the sinks.
+// sink_score: the softmax weight of a token's key among sink logits, averaged over the queries of its KV
+// head. A warp processes one KV head of a row; its lanes divide the channels of a norm and the sinks.
 #include "backends/cuda/kernel.cuh"
 #include "backends/cuda/ops.h"
 
 namespace thimble::cuda {
 namespace {
 
-constexpr uint32_t kWarps = 8;  // of a block
+constexpr uint32_t kWarps = 8;  // per block
 
-// What makes the root mean square of x one.
+// The factor that scales the root mean square of x to 1.
 __device__ float norm_scale(const float* x, const SinkScoreParams& p) {
   float squares = 0;
   for (uint32_t c = threadIdx.x; c < p.width; c += kWarp) squares += x[c] * x[c];

@@ -1,4 +1,4 @@
-// token_score: every query head scores the middle entries of its KV head, as if they all sat n_local tokens
+// token_score: each query head scores the middle entries of its KV head as if they were all n_local tokens
 // back.
 #include <algorithm>
 
@@ -9,19 +9,19 @@
 
 namespace thimble::cuda {
 
-// A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
+// The rows of a chunk are added in at most kMostSlices concurrent slices, of kSliceRows rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
 constexpr uint32_t kMeanThreads = 256;
 
-// The rotary position of the first row's query. Keys stay unrotated, so their distance is n_local + row;
-// under kRopeOriginal they are cached rotated, the query turns to its own position, and scores are the true
-// logits.
+// The rotary position of the first row's query. Keys stay unrotated, so their distance is n_local + row.
+// Under kRopeOriginal they are cached rotated; the query is then rotated to its own position, and the scores
+// are the true logits.
 __device__ static uint32_t first_position(const StepParams& s, const RopeParams& p) {
   return p.mode == kRopeList ? s.n_local : static_cast<uint32_t>(s.position);
 }
 
-// sums[slice][query head][head_dim] = the slice's rotated rows, added in order. Block (query head, slice),
-// threads (head_dim, as many rows as fit); those add up their own rows first.
+// sums[slice][query head][head_dim] = the slice's rotated rows, added in order. Grid: (query head, slice).
+// Threads: (head_dim, as many rows as fit); each first adds up its own rows.
 static __global__ void sum_queries_kernel(const StepParams* step, const HeadState* heads, TokenScoreParams p,
                                           const float* q, const GateState* gate, Rope rope, float* sums) {
   begin_kernel();
@@ -42,22 +42,23 @@ static __global__ void sum_queries_kernel(const StepParams* step, const HeadStat
   sums[(uint64_t(blockIdx.y) * gridDim.x + blockIdx.x) * p.head_dim + c] = sum;
 }
 
-// A warp multiplies 16 keys at a time with its queries on tensor cores. The keys are f16, and a query is the
-// sum of two f16 vectors, side by side among the product's 8 columns: four heads, each twice. Channels meet
-// in any order, so a lane takes whole chunks of 8 of a row, t, t + 4, ... where t is lane % 4, and its
-// queries' channels lie likewise. A lane copies just the chunks that it will read: no one has to wait for
-// another.
+// A warp multiplies 16 keys at a time with its queries on tensor cores. Keys are f16. A query is the sum of
+// two f16 vectors, which are adjacent among the product's 8 columns: four heads, two columns each. Channels
+// may be combined in any order, so a lane loads whole chunks of 8 of a row: t, t + 4, ... with t = lane % 4;
+// its queries' channels are in the same order. A lane copies only the chunks that it reads itself, so no lane
+// waits for another.
 constexpr uint32_t kTileKeys = 16, kStages = 3;
 
-// kChunks of a lane: head_dim is at most 32 * kChunks. Where shared memory holds 16 warps 128 KiB of keys are
-// under way at 128 channels; a multiprocessor of an H200 needs about 40. With 12 warps top_k's blocks would
-// find room beside these, and the attention behind them takes 12 us instead of 6, for reasons unknown.
+// kChunks per lane: head_dim is at most 32 * kChunks. If shared memory holds 16 warps, 128 KiB of keys are in
+// flight at 128 channels; a multiprocessor of an H200 needs about 40. With 12 warps, top_k's blocks would fit
+// on the same multiprocessors, but the attention after them would take 12 us instead of 6, for unknown
+// reasons.
 template <uint32_t kChunks>
 constexpr uint32_t kMostWarps = kChunks <= 4 ? 16 : 8;
 template <uint32_t kChunks>
 constexpr uint32_t kWarpBytes = kStages * 2 * kChunks* kWarp * sizeof(uint4);
 
-// Channel c of a query, from the only row or from the slices' sums, and scaled.
+// Channel c of a query, scaled, from a single row or from the sums of slices.
 struct Queries {
   const float *q, *sums;  // sums: [slices][query heads][head_dim], or null
   uint32_t slices;
@@ -75,8 +76,8 @@ struct Queries {
   }
 };
 
-// Puts a query of 32 * kChunks channels into two f16 vectors, high + low = x / unit, and returns the unit: a
-// power of two that leaves the largest channel 2^14 to 2^15. Called by a warp.
+// Converts a query of 32 * kChunks channels to two f16 vectors, high + low = x / unit, and returns the unit:
+// a power of two that puts the largest channel in [2^14, 2^15). A warp calls this.
 template <uint32_t kChunks>
 __device__ static float split_query(const float* query, __half* high, __half* low) {
   const uint32_t lane = threadIdx.x % kWarp;
@@ -99,16 +100,16 @@ __device__ static float split_query(const float* query, __half* high, __half* lo
   return __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
 }
 
-// Of a block's shared memory what is not the ring.
+// The part of a block's shared memory that is not the ring.
 template <uint32_t kChunks, uint32_t kHeads>
 struct Rest {
   float units[kHeads];
   LogSum of_warp[kHeads][kMostWarps<kChunks>];
 };
 
-// Block (one of a KV head's, pass over its group); warp w of a head's block b takes tiles w * blocks + b, and
-// so on, of 16 keys, so that blocks share a last round. kHeads: 4 or 8 query heads against the same keys.
-// `heads`: those of the op. `parts`: what a block's entries add to a head's log-sum-exp.
+// Grid: (block among those of a KV head, pass over its group). Warp w of a head's block b processes tiles w *
+// blocks + b, and so on, of 16 keys, so that blocks share the last round. kHeads: 4 or 8 query heads use the
+// same keys. `heads`: those of the op. `parts`: the blocks' contributions to a head's log-sum-exp.
 template <uint32_t kChunks, uint32_t kHeads>
 static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     token_score_kernel(const StepParams* step, const HeadState* heads_table, TokenScoreParams p,
@@ -120,7 +121,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const uint32_t stage_chunks = blockDim.x * 2 * kChunks;
   auto& [units, of_warp] = *reinterpret_cast<Rest<kChunks, kHeads>*>(ring + kStages * stage_chunks);
   const StepParams s = *step;
-  const bool was_cached = selection_cached(gate);  // for the last token
+  const bool was_cached = selection_cached(gate);  // whether the previous token reused its selection
   const HeadBlocks own_blocks = blocks_around(ScoredHeads{s, heads_table, 1});
   const uint32_t n = own_blocks.work;
   if (n == 0) return await_predecessor();
@@ -128,14 +129,15 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const uint32_t t = lane % 4, row = lane / 4;
   const uint32_t local_head = own_blocks.head, first_head = blockIdx.z * kHeads;
   const uint32_t heads =
-      min(kHeads, p.group - first_head);  // of the group; the others up to kHeads are zeros
+      // heads of the group in this pass; the others up to kHeads are zeros
+      min(kHeads, p.group - first_head);
   const uint32_t first_query = local_head * p.group + first_head;
   const uint32_t begin = s.n_init, splits = own_blocks.count, split = block_of_heads() - own_blocks.first;
   const uint32_t stride = splits * warps * kTileKeys;
 
   const uint16_t* const own_keys = k + (uint64_t(heads_table[local_head].first) + begin) * p.head_dim + t * 8;
   uint4* const own_ring = ring + warp * 2 * kChunks * kWarp + lane;
-  // Chunk j of row `row` and of row `row` + 8 of a tile.
+  // Chunk j of row `row`, and of row `row` + 8, of a tile.
   const auto slot = [&](uint32_t stage, uint32_t half, uint32_t j) -> uint4& {
     return own_ring[stage * stage_chunks + (half * kChunks + j) * kWarp];
   };
@@ -154,9 +156,9 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     commit_copies();
   };
   uint32_t first = (warp * splits + split) * kTileKeys;
-  // Where the last token had to select anew this one most likely has to, too. Its keys are there but for its
-  // own, which no middle holds that a local window follows. Half a tile at a time: behind all of them the
-  // gate would get its query 3 us later.
+  // If the previous token had to select, this one most likely has to as well. Its keys exist already except
+  // its own, which is never in the middle if there is a local window. Only half a tile is requested at a
+  // time: after a full one the gate would get its query 3 us later.
   const bool ahead = keys_stay && s.n_rows == 1 && s.n_local > 0 && s.theta > -1 && !was_cached;
   if (ahead)
 #pragma unroll 1
@@ -171,7 +173,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
 #pragma unroll 1
     for (uint32_t stage = 0; stage < kStages - 1; ++stage) fetch(stage, first + stage * stride);
 
-  // The queries take the last stage, which nothing comes to yet: whole, then split into [kHeads]{high, low}.
+  // The queries use the last stage, which is still free: first whole, then split into [kHeads]{high, low}.
   constexpr uint32_t kWidth = kChunks * kWarp, kHalf = kWidth / 8;  // channels; chunks of 8
   static_assert(kHeads * (kWidth / 4 + 2 * kHalf) <= 2 * kWarp * 2 * kChunks,
                 "the stage of two warps holds both");
@@ -189,8 +191,8 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
     if (lane == 0) units[h] = unit;
   }
   __syncthreads();
-  uint4 query[kFours][kChunks];  // of column `row`
-  float unit[kFours];            // of head t
+  uint4 query[kFours][kChunks];  // for column `row`
+  float unit[kFours];            // for head t
   float* own_scores[kFours];
   LogSum total[kFours];  // of the lane's scores
 #pragma unroll
@@ -209,7 +211,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   for (; first < n; first += stride) {
     fetch(stage == 0 ? kStages - 1 : stage - 1, first + (kStages - 1) * stride);
     wait_copies<kStages - 1>();
-    float products[kFours][4] = {};  // high and low of row `row`, of row `row` + 8
+    float products[kFours][4] = {};  // high and low for row `row` and for row `row` + 8
 #pragma unroll
     for (uint32_t j = 0; j < kChunks; ++j) {
       const uint4 a = slot(stage, 0, j), b = slot(stage, 1, j);
@@ -232,7 +234,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
       }
   }
 
-  // Lanes of the same head, then warps.
+  // Reduce over lanes of the same head, then over warps.
 #pragma unroll
   for (uint32_t four = 0; four < kFours; ++four) {
     const LogSum sum = warp_log_sum(total[four], 4);
@@ -267,7 +269,7 @@ static void score(const Launch& l, const TokenScore& op) {
     launch(l, sum_queries_kernel, dim3(queries, slices), dim3(p.head_dim, kMeanThreads / p.head_dim), 0,
            l.step, parts.heads, p, data<float>(op.q), gate, rope, sums);
   }
-  // A multiple of 4, for a multiprocessor's four schedulers.
+  // A multiple of 4, because a multiprocessor has four schedulers.
   constexpr uint32_t kRestBytes = sizeof(Rest<kChunks, kHeads>);
   const uint32_t fit = (l.card.shared_bytes - kRestBytes) / kWarpBytes<kChunks> / 4 * 4;
   const uint32_t warps = std::min(kMostWarps<kChunks>, fit);

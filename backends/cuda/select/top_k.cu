@@ -1,4 +1,4 @@
-// top_k: scores become ascending lists.
+// top_k: turns scores into ascending lists.
 #include <algorithm>
 
 #include "backends/cuda/ops.h"
@@ -7,7 +7,7 @@
 namespace thimble::cuda {
 
 bool can_vote(const Launch& l, const VoteParams& p) {
-  // One block a head would take longer for its votes than a launch takes.
+  // With one block per head, making the votes would take longer than a separate launch.
   return p.scope == kVoteGroup && p.page == 1 && p.window <= 1 && p.group <= topk::kMostVoters &&
          l.card.major >= 9;
 }
@@ -27,8 +27,8 @@ void top_k(const Launch& l, const TopK& op, const Vote* vote, const TokenScore* 
     o.ballot = {data<float>(vote->scores), data<float>(vote->lse), data<float>(vote->votes), vote->p, {}};
     if (scored) o.ballot.sums = score_parts(l, scored->p);
   }
-  // Scores of a head's own may be as many as the layer's arrays hold; a list of kept ones mostly has room for
-  // all of them.
+  // A head's own scores may be as many as the layer's arrays hold; a list of kept entries usually has space
+  // for all of them.
   const uint64_t units = (p.in_runs ? op.scores.bytes / sizeof(float) : p.score_capacity) +
                          (op.chunk_scores ? p.chunk_capacity : 0);
   const topk::Most most{units,

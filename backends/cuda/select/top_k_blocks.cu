@@ -1,5 +1,5 @@
-// top_k by several blocks a head and four kernels: on cards without clusters, for more keys than the shared
-// memory of a block holds.
+// top_k with several blocks per head and four kernels: for cards without clusters, and for more keys than the
+// shared memory of a block holds.
 #include <algorithm>
 
 #include "backends/cuda/select/top_k_list.cuh"
@@ -7,24 +7,24 @@
 namespace thimble::cuda::topk {
 namespace {
 
-// How many: a multiprocessor takes two at once, or more. Each block adds up the histograms of all, so more
-// than 16 would not pay: of 131,072 keys a block then reads 32 KiB, and 128 KiB of histograms from the
-// second-level cache.
+// Blocks per head: a multiprocessor runs at least two at once. Each block adds the histograms of all, so more
+// than 16 would not pay: with 131,072 keys a block then reads 32 KiB of keys, and 128 KiB of histograms from
+// the second-level cache.
 uint32_t blocks_of_head(const Card& card, uint32_t heads) {
   return std::clamp(2 * card.multiprocessors / heads, 1u, 16u);
 }
 
-// The window that the passes so far leave.
+// The window that remains after the passes so far.
 struct Known {
   Window window;
-  uint32_t wanted;  // of its keys
+  uint32_t wanted;  // how many of its keys are picked
 };
 
 struct Scratch {
-  uint32_t* histograms;  // [2][heads][parts][kBins]: of an even and an odd pass
+  uint32_t* histograms;  // [2][heads][parts][kBins]: for even and odd passes
   Known* known;          // [kPasses - 1][heads] after a pass
-  uint32_t* totals;      // [heads][parts]: one more than a part picked; 0: not known yet
-  uint32_t* ticket;      // blocks that have started
+  uint32_t* totals;      // [heads][parts]: one more than a part picked; 0: unknown yet
+  uint32_t* ticket;      // number of blocks that have started
   uint32_t heads, parts;
   uint64_t bytes;
 
@@ -46,7 +46,7 @@ struct Scratch {
   }
 };
 
-// What is known once the kernel before this one has counted for `pass`; b.found is that pass's bin.
+// The window after the previous kernel has counted for `pass`; b.found is that pass's bin.
 __device__ Known narrowed(Shared& b, const Scratch& scratch, const HeadWork& w, uint32_t head,
                           uint32_t pass) {
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += kThreads) {
@@ -64,7 +64,7 @@ __device__ Known narrowed(Shared& b, const Scratch& scratch, const HeadWork& w, 
   return {before.window.within(found.bin), found.wanted};
 }
 
-// Counts the keys of the window that is left; a part of the candidates of a head a block.
+// Counts the keys of the remaining window; a block counts a part of the candidates of a head.
 __global__ void __launch_bounds__(kThreads) count_kernel(Operands o, Scratch scratch, uint32_t pass) {
   begin_kernel();
   __shared__ Shared b;
@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(kThreads) count_kernel(Operands o, Scratch scr
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += kThreads) to[bin] = b.bins[0][bin];
 }
 
-// From the counts of all passes.
+// Computed from the counts of all passes.
 __device__ Threshold find_threshold(Shared& b, const Scratch& scratch, const HeadWork& w, uint32_t head) {
   const Known known = narrowed(b, scratch, w, head, kPasses - 1);
   const uint32_t key = known.window.low;
   uint32_t wanted = known.wanted;
   if (wanted == b.found.count) return {key, 0};
-  uint32_t part = scratch.parts - 1;  // the one with the last tie that is picked
+  uint32_t part = scratch.parts - 1;  // the part with the last tie that is picked
   for (;; --part) {
     const uint32_t ties = scratch.histogram(kPasses - 1, head, part)[b.found.bin];
     if (wanted <= ties) break;
@@ -110,13 +110,13 @@ __device__ Threshold find_threshold(Shared& b, const Scratch& scratch, const Hea
   return {key, tie_from_end(b, ScoreKeys{w.scores}, key, range, wanted)};
 }
 
-// Writes the lists; a part of the units of a head a block, and in shared memory a bit for each of them.
+// Writes the lists. A block lists a part of the units of a head and keeps one bit per unit in shared memory.
 __global__ void __launch_bounds__(kThreads) list_kernel(Operands o, Scratch scratch) {
   begin_kernel();
   __shared__ Shared b;
   extern __shared__ uint32_t shared[];
   const StepParams s = *o.step;
-  // Blocks take their parts in the order in which they start, so a block waits only for some that run.
+  // Blocks take their parts in the order in which they start, so a block only waits for blocks that run.
   if (threadIdx.x == 0) b.number = atomicAdd(scratch.ticket, 1u);
   __syncthreads();
   const uint32_t head = b.number / scratch.parts, part = b.number % scratch.parts;
@@ -159,7 +159,7 @@ void launch_several_kernels(const Launch& l, const Operands& o, const Most& most
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     launch(l, count_kernel, dim3(scratch.parts, o.p.heads), kThreads, 0, o, scratch, pass);
   const uint32_t marks = mark_words(most.units, scratch.parts) * sizeof(uint32_t);
-  // Beside what it has of its own this may take more than a kernel gets without asking.
+  // With its static shared memory this may exceed what a kernel gets without asking.
   if (*l.error == cudaSuccess) *l.error = allow_shared(reinterpret_cast<const void*>(list_kernel), marks);
   launch(l, list_kernel, scratch.parts * o.p.heads, kThreads, marks, o, scratch);
 }

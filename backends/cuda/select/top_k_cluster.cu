@@ -1,5 +1,5 @@
-// top_k by one kernel: a cluster of blocks a head, with the keys in its shared memory, or one block while the
-// keys fit there.
+// top_k in one kernel: a cluster of blocks per head with the keys in its shared memory, or one block while
+// the keys fit there.
 #include <algorithm>
 
 #include "backends/cuda/select/top_k_list.cuh"
@@ -8,10 +8,10 @@
 namespace thimble::cuda::topk {
 namespace {
 
-constexpr uint32_t kRanks = 8;  // blocks of a cluster, or kMostRanks above so many candidates
+constexpr uint32_t kRanks = 8;  // blocks per cluster; kMostRanks if there are more candidates than this
 constexpr uint32_t kManyCandidates = 1 << 16;
 
-// Fetches the keys that are kept, and samples.
+// Fetches the keys that are kept, and the samples.
 __device__ void fetch_keys(Shared& b, const HeadWork& w, const KeptKeys& keys) {
   for (uint32_t i = threadIdx.x; i < keys.kept; i += kThreads)
     copy_async<4>(keys.shared + i, w.scores.at(keys.first + i));
@@ -22,7 +22,7 @@ __device__ void fetch_keys(Shared& b, const HeadWork& w, const KeptKeys& keys) {
   __syncthreads();
 }
 
-// The threshold of keys that compete; `own` is this block's range of them.
+// The threshold of the competing keys; `own` is this block's range of them.
 template <uint32_t kBlocks>
 __device__ Threshold find_threshold(Shared& b, const HeadWork& w, const KeptKeys& keys, Range own,
                                     uint32_t rank) {
@@ -40,7 +40,7 @@ __device__ Threshold find_threshold(Shared& b, const HeadWork& w, const KeptKeys
     if (found.bin < kBins &&
         (found.wanted == found.count || found.count <= kFew || window.low == window.high))
       break;
-    if (pass > 0) {  // the others have read these bins before they came to the last barrier
+    if (pass > 0) {  // the others read these bins before they reached the last barrier
       clear(b.bins[1 - turn], kBins);
       __syncthreads();
     }
@@ -75,8 +75,9 @@ __device__ Threshold find_threshold(Shared& b, const HeadWork& w, const KeptKeys
   return {window.low, b.cut};
 }
 
-// Shared memory: Shared, a bit for each unit of the block's part, `kept` keys. kVotes: the scores are votes
-// of a group, made on the way; the registers of what these never need would be spilled otherwise.
+// Shared memory: Shared, one bit for each unit of the block's part, `kept` keys. kVotes: the scores are votes
+// of a group, which this kernel makes. It is a template parameter because otherwise registers that the other
+// case does not need would spill.
 template <uint32_t kBlocks, bool kVotes>
 __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     top_k_kernel(Operands o, uint32_t marks, uint32_t kept) {
@@ -85,9 +86,9 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   uint32_t* const own_marks = shared + sizeof(Shared) / sizeof(uint32_t);
   const uint32_t rank = blockIdx.x, head = blockIdx.y;
   release_successor();
-  const StepParams s = *o.step;  // on their way while the bins are cleared
+  const StepParams s = *o.step;  // loaded while the bins are cleared
   const HeadState state = o.heads[head];
-  arrive_at_cluster_barrier<kBlocks>();  // blocks reach each other's memory once all have started
+  arrive_at_cluster_barrier<kBlocks>();  // blocks may access each other's memory only once all have started
   clear(b.bins[0], 2 * kBins);
   if (threadIdx.x == 0) b.gathered = 0;
   HeadBlocks scorers{};
@@ -118,7 +119,7 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     fetch_keys(b, w, keys);
   const Threshold threshold =
       w.picks_some() ? find_threshold<kBlocks>(b, w, keys, own, rank) : trivial_threshold(w);
-  // Without positions a block lists entries whose keys it has.
+  // Without positions, a block lists entries whose keys it holds.
   const Range listed = w.pos ? w.middle.part(rank, kBlocks) : own.within(w.middle);
   mark_picked(b, listed, keys, w.pos, threshold, own_marks);
   if (threadIdx.x < kBlocks) *of_rank<kBlocks>(&b.picked[rank], threadIdx.x) = b.marked;
@@ -136,21 +137,21 @@ __global__ void THIMBLE_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
 
 // ---- recording ----
 
-// Bytes of shared memory of each of `ranks` blocks, all keys among them.
+// Bytes of shared memory in each of `ranks` blocks that hold all keys.
 uint64_t shared_bytes(const Most& most, uint32_t ranks) {
   return sizeof(Shared) +
          (mark_words(most.units, ranks) + kWarp * mark_words(most.candidates, ranks)) * sizeof(uint32_t);
 }
-// The same, as far as a block can have it: keys that find no room are read anew.
+// The same, limited to what a block can have; keys that do not fit are read again.
 uint64_t shared_bytes(const Card& card, const Most& most, uint32_t ranks) {
   return std::min<uint64_t>(shared_bytes(most, ranks), card.shared_bytes);
 }
 
-// Whether the card runs so many clusters at once, of blocks with so much shared memory.
+// Whether the card can run this many clusters at once, of blocks with this much shared memory.
 template <uint32_t kBlocks, bool kVotes>
 bool clusters_fit(const Launch& l, uint64_t bytes, uint32_t clusters) {
   const auto kernel = top_k_kernel<kBlocks, kVotes>;
-  // Not every card can have clusters of more than 8 blocks, and a kernel has to ask for them.
+  // Not every card supports clusters of more than 8 blocks, and a kernel has to ask for them.
   if ((kBlocks > 8 &&
        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) ||
       allow_shared(reinterpret_cast<const void*>(kernel), bytes) != cudaSuccess) {
@@ -179,8 +180,8 @@ void launch_cluster(const Launch& l, const Operands& o, const Most& most) {
   const uint32_t marks = mark_words(most.units, kBlocks);
   uint64_t bytes = shared_bytes(l.card, most, kBlocks);
   const uint64_t kept = (bytes - sizeof(Shared)) / sizeof(uint32_t) - marks;
-  // Two of a cluster's blocks on one multiprocessor take 13 us for a list from 16,740 entries, on two they
-  // take 10: where there is room for it, a block asks for more than half of the shared memory.
+  // A list from 16,740 entries takes 13 us if two blocks of a cluster are on one multiprocessor, 10 us if
+  // they are on two. If possible, a block therefore asks for more than half of the shared memory.
   const uint64_t alone = std::max<uint64_t>(bytes, l.card.shared_bytes / 2 + 1024);
   if (kBlocks > 1 && kBlocks * o.p.heads <= l.card.multiprocessors &&
       clusters_fit<kBlocks, kVotes>(l, alone, o.p.heads))

@@ -1,18 +1,18 @@
-// Lists of what a threshold picks, by ordered scans. Device side; all threads of a block call these.
+// Lists the units that a threshold picks, with ordered scans. Device side; all threads of a block call these
+// functions.
 #pragma once
 
 #include "backends/cuda/select/top_k_threshold.cuh"
 
 namespace thimble::cuda::topk {
 
-// Sets a bit in `marks` for each unit of the range that is picked, and counts them in b.marked. `pos` as in
-// HeadWork.
+// Sets a bit in `marks` for each picked unit of the range, and counts them in b.marked. `pos` as in HeadWork.
 template <typename Keys>
 __device__ inline void mark_picked(Shared& b, Range range, const Keys& keys, const int32_t* pos,
                                    Threshold threshold, uint32_t* marks) {
   if (threadIdx.x == 0) b.marked = 0;
   __syncthreads();
-  constexpr uint32_t kLoads = 4;  // under way at once
+  constexpr uint32_t kLoads = 4;  // in flight at once
   const uint32_t tiles = (range.size() + kWarp - 1) / kWarp;
   uint32_t count = 0;
 #pragma unroll 1
@@ -43,14 +43,14 @@ __device__ inline void write_marked(Shared& b, Range range, uint32_t page, const
                                     uint32_t* to) {
   const uint32_t tiles = (range.size() + kWarp - 1) / kWarp;
   for (uint32_t first = 0; first < tiles;
-       first += kThreads) {  // a thread counts a tile, then the warps share the writing
+       first += kThreads) {  // each thread counts a tile, then the warps write together
     const uint32_t own = first + threadIdx.x, count = own < tiles ? __popc(marks[own]) : 0, end = scan(count);
     if (lane() == kWarp - 1) b.warp_sums[warp()] = end;
     __syncthreads();
     const uint32_t sum = lane() < kWarps ? b.warp_sums[lane()] : 0;
     b.before[threadIdx.x] = __reduce_add_sync(~0u, lane() < warp() ? sum : 0) + end - count;
     __syncthreads();
-    const auto write = [&](uint32_t tile, uint32_t i) {  // entry i of the lane's unit
+    const auto write = [&](uint32_t tile, uint32_t i) {  // writes entry i of the lane's unit
       const uint32_t those = marks[first + tile];
       if (those >> lane() & 1)
         to[(b.before[tile] + __popc(those & ((1u << lane()) - 1))) * page + i] =
@@ -68,8 +68,8 @@ __device__ inline void write_marked(Shared& b, Range range, uint32_t page, const
   }
 }
 
-// The entries that are listed whatever their score, around `picked` units of the middle, and the count; one
-// of `parts` pieces. The step's row is among them, so all pages of the middle are full ones.
+// One of `parts` pieces of the entries that are listed regardless of their score, around the `picked` units
+// of the middle, and the count. They include the step's row, so all pages of the middle are full.
 __device__ inline void list_ends(const HeadWork& w, uint32_t page, uint32_t picked, uint32_t* list,
                                  uint32_t part, uint32_t parts) {
   const uint32_t first = part * kThreads + threadIdx.x, begin = w.middle.begin * page,

@@ -1,5 +1,5 @@
-// The search for what a head's list is picked by: counts of the keys in ever narrower windows find the lowest
-// key that is picked. Device side; all threads of a block call these.
+// Finds the threshold of a head's list: counts of keys in ever narrower windows lead to the lowest key that
+// is picked. Device side; all threads of a block call these functions.
 #pragma once
 
 #include "backends/cuda/cluster.cuh"
@@ -8,12 +8,12 @@
 
 namespace thimble::cuda::topk {
 
-// Three windows, of 2^32, 2^21 and 2^10 keys, find any key, with counts that shared memory holds easily.
+// Three windows, of 2^32, 2^21 and 2^10 keys, find any key; their counts easily fit shared memory.
 inline constexpr uint32_t kPasses = 3, kBinBits = 11, kBins = 1 << kBinBits;
 inline constexpr uint32_t kCoarse = kBins / kWarp;  // sums of 32 bins each
 static_assert(kCoarse == 2 * kWarp, "a lane looks at two sums");
 
-// Consecutive keys in bins of 2^shift each; the last bin takes all up to `high`.
+// Consecutive keys in bins of 2^shift each; the last bin also covers all keys up to `high`.
 struct Window {
   uint32_t low, high, shift;
   __device__ static uint32_t shift_over(uint32_t low, uint32_t high) {
@@ -30,47 +30,47 @@ struct Window {
 
 struct Found {
   uint32_t bin;     // kBins: there are fewer keys than wanted
-  uint32_t wanted;  // of the keys in this bin, or below all bins, how many are picked
-  uint32_t count;   // and how many the bin has
+  uint32_t wanted;  // how many of the keys in this bin, or below all bins, are picked
+  uint32_t count;   // keys in the bin
 };
 
-// What a head's list is picked by.
+// The threshold of a head's list.
 struct Threshold {
-  uint32_t lowest;  // key
-  uint32_t cut;     // of the keys equal to it, the first index
+  uint32_t lowest;  // the lowest key that is picked
+  uint32_t cut;     // the first index that is picked among the keys equal to `lowest`
   __device__ bool picks(uint32_t key, uint32_t index) const {
     return key > lowest || (key == lowest && index >= cut);
   }
 };
 
-inline constexpr uint32_t kMostVoters = kWarps;  // query heads to a KV head
-inline constexpr uint32_t kMostRanks = 16;       // blocks of a cluster
+inline constexpr uint32_t kMostVoters = kWarps;  // query heads per KV head
+inline constexpr uint32_t kMostRanks = 16;       // blocks per cluster
 
-// So many keys are compared each with each, a thread with 8 of them.
+// Up to kFew keys are all compared with each other; kComparing threads compare the same key with 8 keys each.
 inline constexpr uint32_t kFew = 64, kComparing = kThreads / kFew;
 
 struct alignas(16) Shared {
-  uint32_t bins[2][kBins];                  // taken in turn
-  uint32_t coarse[2][kMostRanks][kCoarse];  // of all blocks
+  uint32_t bins[2][kBins];                  // used in turn
+  uint32_t coarse[2][kMostRanks][kCoarse];  // sums of all blocks' bins
   uint64_t few[kFew];                       // key << 32 | index
-  uint32_t gathered;                        // of them by this block
+  uint32_t gathered;                        // how many of them this block gathered
   uint32_t warp_sums[kWarps];
   uint32_t before[kThreads];
   Found found;
-  uint32_t shares[kMostRanks];  // the blocks' shares of its count
-  uint32_t bounds[2];           // of the samples
+  uint32_t shares[kMostRanks];  // the blocks' counts
+  uint32_t bounds[2];           // samples that bound the first window
   Threshold threshold;
   uint32_t cut;                 // the last tie that is picked
   uint32_t marked;              // entries that this block lists
-  uint32_t picked[kMostRanks];  // and all of the cluster
+  uint32_t picked[kMostRanks];  // the same for all blocks of the cluster
   float lse[kMostVoters];
-  uint32_t number;  // whatever one thread tells the others
+  uint32_t number;  // a value that one thread passes to the others
 };
 
 __device__ inline uint32_t lane() { return threadIdx.x % kWarp; }
 __device__ inline uint32_t warp() { return threadIdx.x / kWarp; }
 
-// x of this lane and of those before it.
+// Inclusive prefix sum of x over the lanes of a warp.
 __device__ inline uint32_t scan(uint32_t x) {
 #pragma unroll
   for (uint32_t offset = 1; offset < kWarp; offset *= 2) {
@@ -90,8 +90,8 @@ __device__ inline void clear(uint32_t* bins, uint32_t count) {
 __device__ inline uint32_t key_of(float score) { return order_bits(score); }
 __device__ inline uint32_t key_of(uint32_t key) { return key; }
 
-// Calls see(index, key) for each of the range; load(index) gives the score or the key, kLoads of which are
-// under way at once.
+// Calls see(index, key) for each index of the range; load(index) returns the score or the key. kLoads loads
+// are in flight at once.
 template <uint32_t kLoads, typename Load, typename See>
 __device__ inline void for_each_key(Range range, const Load& load, const See& see) {
 #pragma unroll 1
@@ -111,7 +111,7 @@ __device__ inline void for_each_key(Range range, const Load& load, const See& se
   }
 }
 
-// Of loads from shared memory more than one under way do not pay for the code that they take.
+// More than one load from shared memory in flight does not pay for the code it takes.
 inline constexpr uint32_t kSharedLoads = 1;
 
 struct ScoreKeys {  // in device memory
@@ -131,7 +131,7 @@ struct ScoreKeys {  // in device memory
         range, [&](uint32_t i) { return *scores.at(i); }, see);
   }
 };
-struct KeptKeys {  // from `first` on `kept` of them in shared memory
+struct KeptKeys {  // `kept` of them, from `first` on, in shared memory
   const Scores& scores;
   uint32_t* shared;
   uint32_t first, kept;
@@ -139,7 +139,7 @@ struct KeptKeys {  // from `first` on `kept` of them in shared memory
   __device__ uint32_t key(uint32_t i) const {
     return keeps(i) ? shared[i - first] : ScoreKeys{scores}.key(i);
   }
-  template <uint32_t kCount>  // called by a warp
+  template <uint32_t kCount>  // a warp calls this
   __device__ void get(const uint32_t (&index)[kCount], uint32_t (&key)[kCount]) const {
     bool all = true;
 #pragma unroll
@@ -151,7 +151,7 @@ struct KeptKeys {  // from `first` on `kept` of them in shared memory
     }
     ScoreKeys{scores}.get(index, key);
   }
-  // Makes keys of the scores that this thread copied.
+  // Converts the scores that this thread copied to keys.
   __device__ void convert() const {
     for_each_key<kSharedLoads>(
         {0, kept}, [&](uint32_t i) { return __uint_as_float(shared[i]); },
@@ -166,10 +166,10 @@ struct KeptKeys {  // from `first` on `kept` of them in shared memory
   }
 };
 
-// Counts the window's keys in the range by their bins.
+// Counts the window's keys in the range by bin.
 template <typename Keys>
 __device__ inline void count_keys(uint32_t* bins, const Keys& keys, Range range, Window window) {
-  uint32_t last = 0;  // in the last bin: it may hold most keys
+  uint32_t last = 0;  // count of the last bin, which may get most keys
   keys.for_each(range, [&](uint32_t, uint32_t key) {
     if (!window.contains(key)) return;
     const uint32_t bin = window.bin(key);
@@ -184,7 +184,7 @@ __device__ inline void count_keys(uint32_t* bins, const Keys& keys, Range range,
 
 // ---- the search ----
 
-// Tells all blocks the sums of this one's bins.
+// Sends the sums of this block's bins to all blocks.
 template <uint32_t kBlocks>
 __device__ inline void sum_bins(Shared& b, uint32_t turn, uint32_t rank) {
 #pragma unroll
@@ -194,8 +194,8 @@ __device__ inline void sum_bins(Shared& b, uint32_t turn, uint32_t rank) {
   }
 }
 
-// The bin of the wanted-th largest of the keys that the blocks counted. A warp looks for it among the sums,
-// then in the bins of one.
+// The bin of the wanted-th largest of the keys that the blocks counted. A warp finds it first among the sums,
+// then among the bins of one sum.
 template <uint32_t kBlocks>
 __device__ inline Found find_bin(Shared& b, uint32_t turn, uint32_t wanted) {
   if (warp() == 0) {
@@ -234,7 +234,8 @@ __device__ inline Found find_bin(Shared& b, uint32_t turn, uint32_t wanted) {
   return b.found;
 }
 
-// How many of the first `count` of b.few are larger than the one that this thread and its neighbours look at.
+// looked_at() is the key of b.few that this thread compares. larger_ones() counts how many of the first
+// `count` are larger.
 __device__ inline uint32_t looked_at() { return threadIdx.x / kComparing; }
 __device__ inline uint32_t larger_ones(const Shared& b, uint32_t count) {
   const uint64_t own = b.few[looked_at()];
@@ -249,10 +250,10 @@ __device__ inline uint32_t larger_ones(const Shared& b, uint32_t count) {
   return larger;
 }
 
-// Where to look first for the key that is `wanted` of `all`: b.few are kFew samples, and the window's bins
-// run between two of them that most likely have it between them; where there is no such sample, as far again
-// as the two are apart. Where 2,048 of 131,072 are picked, 9 % of the keys lie in the window and about 10 in
-// the bin that is looked for, however they are distributed.
+// The first window to search for the key that is number `wanted` of `all`. b.few holds kFew samples. The
+// window's bins cover the range between two samples that most likely enclose the key; at the ends, where
+// there is no such sample, they extend as far again as the two are apart. If 2,048 of 131,072 keys are
+// picked, 9 % of the keys are in the window and about 10 in the key's bin, whatever their distribution.
 __device__ inline Window sampled_window(Shared& b, uint32_t wanted, uint32_t all) {
   const float share = static_cast<float>(wanted) / static_cast<float>(all), mean = kFew * share;
   const float slack = 3 * sqrtf(mean * (1 - share)) + 2;  // three standard deviations
@@ -301,7 +302,7 @@ __device__ inline uint32_t tie_from_end(Shared& b, const Keys& keys, uint32_t bi
   return b.number;
 }
 
-// Where no score decides.
+// The threshold if no score needs to be compared.
 __device__ inline Threshold trivial_threshold(const HeadWork& w) {
   return w.wanted == 0 ? Threshold{~0u, ~0u} : Threshold{0, 0};
 }

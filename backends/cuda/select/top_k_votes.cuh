@@ -1,5 +1,5 @@
-// Votes that are made on the way to their list: only a cluster does it, whose blocks keep the keys. Device
-// side.
+// Votes that are made in the kernel that lists them. Only a cluster does this, because its blocks keep the
+// keys. Device side.
 #pragma once
 
 #include "backends/cuda/mma.cuh"
@@ -8,8 +8,8 @@
 
 namespace thimble::cuda::topk {
 
-// A sample of all candidates, the same in each block, tells where to look for the threshold first: the first
-// kFew threads have it.
+// A sample of all candidates, the same in each block, determines where to search for the threshold first. The
+// first kFew threads hold it.
 __device__ inline uint32_t sampled(const HeadWork& w) {
   return w.candidates.begin + uint64_t(threadIdx.x % kFew) * w.candidates.size() / kFew;
 }
@@ -17,15 +17,15 @@ __device__ inline void put_sample(Shared& b, float score) {
   if (threadIdx.x < kFew) b.few[threadIdx.x] = uint64_t(order_bits(score)) << 32 | threadIdx.x;
 }
 
-// Makes the keys of votes, and samples. A vote whose key is not kept is stored at once. `scorers`: the blocks
-// that made the parts of the head's log-sum-exps.
+// Makes the keys of votes, and the samples. A vote whose key is not kept is stored at once. `scorers`: the
+// blocks that made the parts of the head's log-sum-exps.
 __device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadBlocks& scorers,
                                   const HeadWork& w, const KeptKeys& keys, Range own, uint32_t rank,
                                   uint32_t head) {
   const uint32_t group = ballot.p.group, score_capacity = ballot.p.score_capacity, first_query = head * group;
   const float* const scores = ballot.scores + uint64_t(first_query) * score_capacity;
   float* const votes = ballot.votes + uint64_t(head) * ballot.p.vote_capacity;
-  // A warp finds the log-sum-exp of one query head, whose parts are asked for before the scores.
+  // A warp computes the log-sum-exp of one query head; its parts are loaded before the scores.
   const uint32_t splits = scorers.count;
   const LogSum* const parts =
       ballot.sums.sums && warp() < group ? ballot.sums.sums + first_part_of(scorers, group, warp()) : nullptr;
@@ -44,7 +44,7 @@ __device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadBlo
     __syncthreads();
     return b.lse;
   };
-  constexpr uint32_t kEach = 4;  // of a thread at once, and a sample
+  constexpr uint32_t kEach = 4;  // per thread at once, and a sample
 #pragma unroll 1
   for (uint32_t start = own.begin; start == own.begin || start < own.end; start += kEach * kThreads) {
     uint32_t entry[kEach + 1];
@@ -67,8 +67,8 @@ __device__ inline void make_votes(Shared& b, const Ballot& ballot, const HeadBlo
   __syncthreads();
 }
 
-// Stores the votes whose keys are kept: last, since a barrier of the cluster would wait for them. A cluster
-// stores all of its head; entries that are no candidates get -inf.
+// Stores the votes whose keys are kept. It comes last, because a barrier of the cluster would wait for the
+// stores. A cluster stores all votes of its head; entries that are not candidates get -inf.
 template <uint32_t kBlocks>
 __device__ inline void store_votes(const Ballot& ballot, const HeadWork& w, const KeptKeys& keys,
                                    uint32_t rank, uint32_t head) {

@@ -1,26 +1,26 @@
-// What a top_k works on: which scores of a head compete, how many of them are picked, and what is listed
-// anyway; and the two ways of launching it. Host and device side.
+// The work of top_k: which scores of a head compete, how many of them are picked, and what is listed anyway;
+// and the two ways to launch it. Host and device side.
 #pragma once
 
 #include "backends/cuda/select/score_parts.cuh"
 
 namespace thimble::cuda::topk {
 
-// A block is small enough to start beside the kernel before.
+// Small enough for a block to start while blocks of the previous kernel still run.
 inline constexpr uint32_t kThreads = 512, kWarps = kThreads / kWarp;
 
-// Votes of KV heads that are made on the way: what a Vote of kVoteGroup is given and gives, and where
-// log-sum-exps are made, too, their parts.
+// Votes of KV heads that are made in the same kernel: the inputs and outputs of a Vote of kVoteGroup and, if
+// log-sum-exps are also made here, their parts.
 struct Ballot {
-  const float* scores = nullptr;  // null: the votes are there
+  const float* scores = nullptr;  // null: the votes are already made
   float *lse = nullptr, *votes = nullptr;
   VoteParams p{};
-  ScoreParts sums{};  // none: lse is there
+  ScoreParts sums{};  // empty: lse is already made
 };
 
 struct Operands {
   const StepParams* step;
-  const HeadState* heads;  // of KV head 0 and those behind it
+  const HeadState* heads;  // from KV head 0 of the layer on
   const float *scores, *chunk_scores;
   const int32_t* pos;
   const GateState* gate;
@@ -29,14 +29,14 @@ struct Operands {
   Ballot ballot;
 };
 
-// units(), without a division where they are entries.
+// units(), without a division if units are entries.
 __device__ inline uint32_t units_of(uint32_t entries, uint32_t page) {
   return page == 1 ? entries : units(entries, page);
 }
 
 enum class Task { kListEverything, kRenewLocal, kPick };
 
-// `cached`: the selection is.
+// `cached`: the step reuses a selection.
 __device__ inline Task task(const Operands& o, const StepParams& s, const HeadState& state, bool cached) {
   const uint32_t n = step_entries(s, state);
   const bool picks = o.p.keep == kKeepOfHead ? state.keep < n : selects(s, units_of(n, o.p.page));
@@ -44,9 +44,9 @@ __device__ inline Task task(const Operands& o, const StepParams& s, const HeadSt
   return cached ? Task::kRenewLocal : Task::kPick;
 }
 
-// The scores that compete: of the pool's entries, then of the chunk's.
+// The competing scores: those of the pool's entries, then those of the chunk's.
 struct Scores {
-  const float *pool, *behind;  // `behind` as if it began where the pool does
+  const float *pool, *behind;  // `behind` is offset so that it can be indexed like the pool
   uint32_t n_entries;          // in the pool
   __device__ const float* at(uint32_t i) const { return (i < n_entries ? pool : behind) + i; }
 };
@@ -60,20 +60,20 @@ struct Range {
     const uint32_t from = min(i * step, size());
     return {begin + from, begin + min(from + step, size())};
   }
-  // What of it lies in another range.
+  // The part of this range that is inside another range.
   __device__ Range within(Range r) const {
     return {min(max(begin, r.begin), r.end), min(max(end, r.begin), r.end)};
   }
 };
 
-// What one head's list is made from. A unit is an entry, or a page of them.
+// The inputs of one head's list. A unit is an entry or a page of entries.
 struct HeadWork {
   uint32_t entries;
-  Range middle;      // units that need a score to be listed; those before and behind are listed anyway
-  Range candidates;  // indices of the scores that compete: the middle's units, or all positions
+  Range middle;      // units that are listed by their score; those before and after are always listed
+  Range candidates;  // indices of the competing scores: the middle's units, or all positions
   uint32_t wanted;   // how many candidates are picked
   Scores scores;
-  const int32_t* pos;  // where a score's index is its entry's position, else null
+  const int32_t* pos;  // set if a score's index is its entry's position, else null
 
   __device__ bool picks_some() const { return wanted > 0 && wanted < candidates.size(); }
 };
@@ -86,7 +86,7 @@ __device__ inline HeadWork head_work(const Operands& o, const StepParams& s, con
   const Range middle{r.begin, r.end};
   if (o.p.by_position) {
     const Range positions{0, static_cast<uint32_t>(s.position) + s.n_rows};
-    // In ascending order all positions are held.
+    // If all positions are held, an entry's index is its position.
     const int32_t* pos = positions.end == n ? nullptr : o.pos + state.first;
     return {n, middle, positions, r.wanted, {o.scores, o.scores, 0}, pos};
   }
@@ -105,7 +105,7 @@ __device__ inline void list_everything(uint32_t n, uint32_t* list, uint32_t part
   for (uint32_t i = part * kThreads + threadIdx.x; i < n; i += parts * kThreads) list[1 + i] = i;
 }
 
-// Of a list whose units are entries the last n_local, which it ends with.
+// Rewrites the last n_local entries of a list whose units are entries.
 __device__ inline void renew_local(const StepParams& s, uint32_t entries, uint32_t* list) {
   uint32_t* local = list + 1 + list[0] - s.n_local;
   for (uint32_t i = threadIdx.x; i < s.n_local; i += kThreads) local[i] = middle_end(s, entries) + i;
@@ -113,23 +113,24 @@ __device__ inline void renew_local(const StepParams& s, uint32_t entries, uint32
 
 // ---- recording ----
 
-// Words of marks that a block needs which lists one of `parts` pieces of a head's units.
+// Words of marks in a block that lists one of `parts` pieces of a head's units.
 inline uint32_t mark_words(uint64_t units, uint32_t parts) {
   return static_cast<uint32_t>(ceil_div(units, parts * kWarp));
 }
 
-// Of a head.
+// Upper bounds for one head.
 struct Most {
-  uint64_t units;       // that there may be
-  uint64_t candidates;  // that mostly compete: shared memory is asked for to keep as many keys
+  uint64_t units;  // possible units
+  // competing candidates in the usual case; shared memory is sized to keep this many keys
+  uint64_t candidates;
 };
 
-// A cluster of blocks a head, from Hopper on, or one block (top_k_cluster.cu): whether that can be, and the
-// launch.
+// One cluster of blocks per head (from Hopper on) or one block (top_k_cluster.cu): whether it is possible,
+// and the launch.
 bool takes_one_kernel(const Card&, const Most&);
 void launch_one_kernel(const Launch&, const Operands&, const Most&);
 
-// Several blocks a head and four kernels, which every card has (top_k_blocks.cu).
+// Several blocks per head and four kernels, on every card (top_k_blocks.cu).
 void launch_several_kernels(const Launch&, const Operands&, const Most&);
 uint64_t several_kernels_scratch(const Card&, uint32_t heads);
 
