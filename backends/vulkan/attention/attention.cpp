@@ -1,4 +1,4 @@
-// attention: of the view in prefill, of the pool in decode.
+// attention: records attend_view in prefill and attend_pool in decode.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/pool_parts.h"
@@ -6,28 +6,28 @@
 namespace thimble::vulkan {
 namespace {
 
-// What parts leave for the last one of their head, of so many query vectors: quads of channels, and
-// {maximum, sum}.
+// The results that the parts of a head leave for the last of them, for this many query vectors: quads of
+// channels, and {maximum, sum}.
 struct PartResults {
-  uint64_t outs, stats;  // bytes
+  uint64_t outs, stats;  // in bytes
   PartResults(uint64_t vectors, uint32_t head_dim)
       : outs(vectors * ceil_div(head_dim, 4) * 4 * sizeof(float)), stats(vectors * 2 * sizeof(float)) {}
   uint64_t all() const { return outs + stats; }
 };
 
-// Queries of a workgroup, and keys of a tile.
+// Queries per workgroup, and keys per tile.
 struct ViewTile {
   uint32_t rows, keys;
-  // Shared memory, in words of 16 bytes, as attend_view.comp lays it out: `stride` for a query or a key.
+  // Shared memory, in units of 16 bytes, as attend_view.comp lays it out; `stride` is that of a query or key.
   uint64_t words(uint64_t stride) const {
     const uint64_t row_quads = std::max(rows / 4, 8u), is_last = 1;
     return (rows + keys) * stride + 16 * (row_quads + 1) + 2 * row_quads + is_last;
   }
 };
 constexpr ViewTile kSmallestTile{8, 16};
-// The largest tile that fits shared memory. 64 rows pay where a workgroup can fill them, and leave a thread
-// the registers for its part of their output up to 128 channels, but not where narrow subgroups have few of
-// these.
+// The largest tile that fits shared memory. 64 rows pay if a workgroup can fill them. They leave each thread
+// enough registers for its part of the output up to 128 channels, except on devices with narrow subgroups,
+// which have few registers.
 ViewTile view_tile(const Limits& limits, uint32_t head_dim, uint64_t queries) {
   const uint64_t stride = ceil_div(head_dim, 8) + 1;
   for (const ViewTile tile : {ViewTile{64, 64}, ViewTile{64, 32}, ViewTile{32, 32}, ViewTile{32, 16}}) {
@@ -37,8 +37,8 @@ ViewTile view_tile(const Limits& limits, uint32_t head_dim, uint64_t queries) {
   return kSmallestTile;
 }
 
-// How attend_view_cooperative.comp works: subgroups with 16 queries each. Four fit with their keys and scores
-// into 48 KiB of shared memory; of large heads, whose matrices take a lane's registers twice, two.
+// The tile of attend_view_cooperative.comp: subgroups with 16 queries each. Four fit 48 KiB of shared memory
+// with their keys and scores. With large heads, whose matrices take twice a lane's registers, there are two.
 struct CooperativeTile {
   static constexpr uint32_t kKeys = 64, kMostHeadDim = 256;
   uint32_t subgroups, threads, rows;
@@ -52,11 +52,11 @@ struct CooperativeTile {
   }
 };
 
-// The view's attention has a column of workgroups for each head, and spare ones for the parts of heads that
-// have more keys than others (attend_view_parts.glsl). As many as heads, less one, let a head that has nearly
-// all the keys be cut into as many parts as there are heads. Where a column has many workgroups, fewer keep a
-// card busy: the largest run about kSpareGroups at once.
-constexpr uint32_t kSpareGroups = 512, kMostViewRows = 64;  // rows: of a workgroup
+// Attention to the view has a column of workgroups for each head, and spare columns for further parts of
+// heads with more keys than others (attend_view_parts.glsl). With heads - 1 spare columns, a head that has
+// nearly all the keys can be divided into as many parts as there are heads. If columns have many workgroups,
+// fewer spare ones keep a card busy: the largest card runs about kSpareGroups at once.
+constexpr uint32_t kSpareGroups = 512, kMostViewRows = 64;  // kMostViewRows: per workgroup
 static_assert(kSpareGroups * sizeof(uint32_t) <= Recording::kCounterBytes);
 uint32_t spare_columns(uint32_t heads, uint32_t groups) { return std::min(heads - 1, kSpareGroups / groups); }
 
@@ -109,11 +109,11 @@ void attend_view(Recording& r, const Attention& op) {
                   static_cast<uint64_t>(r.most_operations() / head_operations));
 }
 
-// How attend_pool.comp works: the threads of a workgroup attend to a tile of a fourth as many entries at a
-// time. `entries`: of a head, where all have equally many.
+// The division of attend_pool.comp: the threads of a workgroup attend to a tile of a fourth as many entries
+// at a time. `entries`: per head, if heads are equal.
 struct PoolWork {
   uint32_t threads, parts;
-  bool once;  // no part of equal heads has more than one tile
+  bool once;  // with equal heads, no part has more than one tile
   HeadPasses passes;
 
   PoolWork(uint32_t entries, const HeadPasses& heads, uint32_t n)
@@ -129,9 +129,9 @@ struct PoolWork {
     return 16 * (std::max(scoring, adding) + weights + entries + few);
   }
 };
-// Where no part has more than one tile, it is a large one: half as many parts are to be put together. Where a
-// part's next tiles are fetched ahead, registers are short, and small workgroups leave fewer of them unused.
-// A tile has at most the 64 entries that keys rotate by.
+// If no part has more than one tile, the tile is large, because that halves the number of parts to combine.
+// If a part's next tiles are prefetched, registers are scarce, and small workgroups leave fewer of them
+// unused. A tile has at most 64 entries, because keys rotate by their index in it.
 PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entries) {
   const PoolWork large(entries, HeadPasses(p.group), 256);
   if (large.once && limits.max_group_threads >= 256 &&
@@ -146,7 +146,7 @@ PoolWork pool_work(const Limits& limits, const AttentionParams& p, uint32_t entr
 
 void attend_pool(Recording& r, const Attention& op) {
   AttentionParams p = op.p;
-  if (!op.list) p.list_capacity = 0;  // so the shader knows
+  if (!op.list) p.list_capacity = 0;  // tells the shader
   const Limits& limits = r.limits();
   const View &k = op.k.values, &v = op.v.values;
   uint32_t entries = mean_entries(op.k, p.head_dim, p.first_head + p.heads);

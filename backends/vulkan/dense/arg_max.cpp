@@ -5,7 +5,7 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kMostParts = 32;  // workgroups of a row
+constexpr uint32_t kMostParts = 32;  // workgroups per row
 
 uint64_t best_bytes(uint32_t rows) { return uint64_t(rows) * kMostParts * sizeof(uint32_t[2]); }
 

@@ -8,7 +8,7 @@ namespace thimble::vulkan {
 void embed(Recording& r, const Embed& op) {
   constexpr uint32_t kThreads = 64, kEach = 4;
   const uint64_t row_bytes = dtype_bytes(op.table.type, op.p.cols);
-  // Parts of a table start at whole words.
+  // Parts of a table begin at whole words.
   const uint64_t most = largest_part(r.limits()) / row_bytes / 4 * 4;
   if (!most)
     return r.fail(error(Code::kUnsupported,

@@ -1,7 +1,7 @@
-// Products of experts in programs of more than one row: in tiles of 128 slots or fewer of one expert, some
-// columns of y for all experts at a time. W becomes f16 in scratch first, where there are matrix units or
-// experts with more than one tile of slots; x does on matrix units. What slots add to rows of y waits in
-// scratch until all slots have theirs.
+// Products of experts in programs of more than one row: in tiles of at most 128 slots of one expert, with
+// some columns of y for all experts at a time. W is first converted to f16 in scratch, if there are matrix
+// units or experts with more than one tile of slots; x is converted only for matrix units. The slots'
+// contributions to rows of y stay in scratch until all slots of a row are done.
 #include <algorithm>
 #include <cinttypes>
 #include <optional>
@@ -12,31 +12,31 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint64_t kWBytes = 128ull << 20;     // of W as f16, unless 128 rows are more
-constexpr uint64_t kPartsBytes = 32ull << 20;  // of what slots add, unless 128 columns are more
-constexpr uint64_t kAlignment = 256;           // of what lies in scratch: no descriptors overlap
+constexpr uint64_t kWBytes = 128ull << 20;     // of W as f16, unless 128 rows take more
+constexpr uint64_t kPartsBytes = 32ull << 20;  // of the slots' contributions, unless 128 columns take more
+constexpr uint64_t kAlignment = 256;           // in scratch, so that descriptors do not overlap
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// A product as scratch sees it.
+// The shape of a product, which determines the layout of scratch.
 struct Shape {
   uint32_t in_cols, out_cols, matrices, experts, chosen;
-  bool of_tokens;  // x has a row for each token; else y has, and slots add to it
+  bool of_tokens;  // x has a row for each token; otherwise y has, and slots add to it
 };
 Shape shape_of(const ExpertProduct& p) {
   return {p.in_cols, p.out_cols, p.up ? 2u : 1u, p.experts, p.chosen, p.of_tokens};
 }
 
-// What lies in scratch: W in turns, x and the inverse factors of its rows, each row's slots, parts of y.
+// The layout of scratch: W in turns, x and the inverse factors of its rows, each row's slots, parts of y.
 struct Scratch {
-  uint32_t depth;  // f16 in a row of x and W
-  uint32_t unit;   // columns of y in a tile, if it has 128 rows of W
-  uint32_t turns;  // places for W: one fills while the other is multiplied; 0: it is multiplied as it is
+  uint32_t depth;  // f16 numbers per row of x and W
+  uint32_t unit;   // columns of y per tile, for a tile with 128 rows of W
+  uint32_t turns;  // buffers for W: one is filled while the other is multiplied; 0: W is multiplied as stored
   uint32_t x_rows = 0;
   uint32_t slots, chosen;
-  uint64_t w_bytes = 0;     // of a place
-  uint32_t most_cols;       // that parts have room for
-  uint64_t part_bytes = 0;  // of one of two
+  uint64_t w_bytes = 0;     // per buffer
+  uint32_t most_cols;       // columns that the buffers for parts can hold
+  uint64_t part_bytes = 0;  // per buffer, of which there are two
 
   Scratch(const Limits& l, uint32_t rows, const Shape& s)
       : depth(static_cast<uint32_t>(round_up(s.in_cols, kDepth))),
@@ -55,7 +55,7 @@ struct Scratch {
     }
     if (s.of_tokens) return;
     const uint64_t col_bytes = slots * sizeof(float);
-    // Programs of fewer rows need no more.
+    // Programs of fewer rows need less.
     part_bytes = round_up(std::max(std::min({kPartsBytes / 2, largest_part(l), s.out_cols * col_bytes}),
                                    std::min(kTile, s.out_cols) * col_bytes),
                           kAlignment);
@@ -70,7 +70,8 @@ struct Scratch {
     return turns * w_bytes + x_bytes() + scale_bytes() + list_bytes() + 2 * part_bytes;
   }
 
-  // The places for W lie at both ends, so that one product's second does not meet the first of the next.
+  // The buffers for W are at both ends of scratch, so that the second buffer of one product does not overlap
+  // with the first of the next.
   View w(const View& all, uint32_t turn) const {
     const uint64_t last = (all.bytes - w_bytes) / kAlignment * kAlignment;
     return all.slice(turn % turns == 0 ? 0 : last, w_bytes);
@@ -92,7 +93,7 @@ struct Scratch {
 // How many experts and columns of y are multiplied at a time.
 struct Pieces {
   uint32_t experts;
-  uint32_t cols;  // 0: not one tile fits
+  uint32_t cols;  // 0: not even one tile fits
   Pieces(const ExpertProduct& p, const Limits& l, const Scratch& s) {
     const ExpertWindow window(l, p);
     const uint64_t matrices = p.up ? 2 : 1, row_bytes = s.depth * sizeof(uint16_t);
@@ -111,7 +112,7 @@ struct Pieces {
 
 void dequantize(Recording& r, const Scratch& s, const ExpertProduct& p, const ExpertPart& part,
                 const Weight& w, const View& to) {
-  constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup
+  constexpr uint32_t kEach = 8 * 128;  // elements per workgroup
   const DequantizeParams params{.in_cols = w.cols,
                                 .depth = s.depth,
                                 .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
@@ -123,7 +124,7 @@ void dequantize(Recording& r, const Scratch& s, const ExpertProduct& p, const Ex
              groups(s.depth, kEach), part.cols, part.experts);
 }
 
-// Makes the part's W in a place of scratch: of all experts one matrix, and then the other.
+// Converts the part's W into a buffer in scratch: one matrix of all experts, then the other.
 void fill(Recording& r, const Scratch& s, const ExpertProduct& p, uint32_t cols, ExpertPart& part,
           const View& place) {
   const uint64_t bytes = uint64_t(part.experts) * cols * s.depth * sizeof(uint16_t);
@@ -162,7 +163,7 @@ void find_slots(Recording& r, const Scratch& s, const ExpertProduct& p) {
              SlotsOfRowsParams{.experts = p.experts}, r.max_rows());
 }
 
-// Tiles of `rows` slots, at most.
+// The largest number of tiles with up to `rows` slots each.
 uint32_t most_tiles(const Scratch& s, const ExpertProduct& p, uint32_t rows) {
   return s.slots / rows + std::min(s.slots, p.experts);
 }
@@ -187,7 +188,7 @@ void multiply_on_units(Recording& r, const Scratch& s, const ExpertProduct& p, E
 
 void multiply_without_units(Recording& r, const Scratch& s, const ExpertProduct& p, const ExpertPart& part) {
   const View x = p.of_tokens ? p.x : slots_of(p.x, p.in_cols, part, 0, p.in_cols);
-  // Tiles are as large as the slots that an expert has on average.
+  // The tile size follows the average number of slots per expert.
   const ProductTile tile(r.limits(), groups(s.slots, p.experts));
   r.expect(2.0 * part.slots * part.cols * p.in_cols);
   r.dispatch(Shader::kExpertProduct,
@@ -199,7 +200,8 @@ void multiply_without_units(Recording& r, const Scratch& s, const ExpertProduct&
              params_of(p, part), groups(part.cols, tile.cols()), most_tiles(s, p, tile.rows()));
 }
 
-// All slots, as many at a time as the device can be shown and as take no longer than a dispatch may.
+// Multiplies all slots: as many at a time as a descriptor can cover and as take no longer than a dispatch
+// may.
 void multiply_slots(Recording& r, const Scratch& s, const ExpertProduct& p, ExpertPart part) {
   const uint64_t x_row = s.x_rows ? s.depth * sizeof(uint16_t) : p.in_cols * sizeof(float);
   const uint64_t row_bytes = std::max(p.of_tokens ? 0 : x_row, part.y_stride * sizeof(float));
@@ -239,7 +241,7 @@ void multiply_tiles(Recording& r, const ExpertProduct& p) {
     return r.fail(error(Code::kUnsupported,
                         "experts of [%u][%u] are too large for the device; use --device cpu", p.out_cols,
                         p.in_cols));
-  std::optional<ExpertPart> to_add;  // what is multiplied but not added yet
+  std::optional<ExpertPart> to_add;  // a part that was multiplied but not yet added
   const auto add_last = [&] {
     if (to_add) add_experts(r, s, p, *to_add);
     to_add.reset();
@@ -252,7 +254,7 @@ void multiply_tiles(Recording& r, const ExpertProduct& p) {
         adds ? s.part(r.scratch(), turn) : p.y.slice(col * sizeof(float), p.y.bytes - col * sizeof(float));
     for (; part.first_expert < p.experts; part.first_expert += part.experts) {
       part.experts = std::min(pieces.experts, p.experts - part.first_expert);
-      // W comes first: it can be made while what came before is still running.
+      // W comes first, because it can be converted while the previous ops are still running.
       if (s.turns) {
         fill(r, s, p, pieces.cols, part, s.w(r.scratch(), r.turn()));
       } else {

@@ -1,4 +1,4 @@
-// expert_glu and expert_linear, and their products of vectors.
+// expert_glu and expert_linear, and their products for a single row.
 #include "backends/vulkan/dense/experts.h"
 
 #include <algorithm>
@@ -11,15 +11,15 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// Threads that multiply slots which y adds up, at once. A thread has 40 bytes of shared memory at most, and
-// as many registers as 512 can have.
+// Threads that multiply the slots of a sum at once. A thread uses at most 40 bytes of shared memory, and as
+// many registers as 512 threads can have.
 uint32_t most_threads(const Limits& l) {
   return std::min({l.max_group_threads, l.max_shared_bytes / 48, 512u});
 }
 
-// A line is waited for while others are multiplied, so of what is done in a few microseconds a workgroup
-// takes few; of MXFP4, which takes longer, some more. Lines of this type and of q4_K and q5_K wait in few
-// registers, so more of them are under way.
+// Threads wait for a line while others are multiplied, so a workgroup takes few lines if the work takes only
+// microseconds, and a few more of MXFP4, which takes longer. Fetched lines of MXFP4, q4_K and q5_K need few
+// registers, so more of them are in flight.
 Matvec matvec_of(const Limits& l, const Weight& w, uint32_t matrices) {
   Matvec m(l, w, matrices);
   const bool has_room = m.lines > 4;
@@ -51,7 +51,7 @@ void dispatch_matvec(Recording& r, const ExpertProduct& p, const ExpertPart& par
              params_of(p, part), groups(part.cols, m.lines / matrices), adds ? 1 : part.slots);
 }
 
-// The slots of one row.
+// Multiplies the slots of a single row.
 void multiply_vectors(Recording& r, const ExpertProduct& p) {
   const ExpertWindow window(r.limits(), p);
   for (uint32_t first = 0; first < p.experts; first += window.experts)
@@ -72,7 +72,7 @@ void multiply_vectors(Recording& r, const ExpertProduct& p) {
     }
 }
 
-// Whether that is one dispatch.
+// Whether that takes a single dispatch.
 bool is_shown_at_once(const Recording& r, const ExpertProduct& p) {
   const ExpertWindow window(r.limits(), p);
   return window.experts == p.experts && window.rows == p.out_cols;
@@ -122,14 +122,14 @@ View vectors_of(const View& v, const ExpertPart& part) {
 }
 
 ExpertWindow::ExpertWindow(const Limits& l, const ExpertProduct& p) : rows(p.out_cols) {
-  constexpr uint64_t kAlignment = 16;  // of what a shader sees of the matrices
+  constexpr uint64_t kAlignment = 16;  // of a shader's view of the matrices
   const uint64_t most = largest_part(l), of_w = dtype_bytes(p.w.type, p.w.cols),
                  of_up = p.up ? dtype_bytes(p.up.type, p.up.cols) : of_w, row_bytes = std::max(of_w, of_up),
                  expert_bytes = p.out_cols * row_bytes,
                  step = kAlignment / std::gcd(kAlignment, p.out_cols * std::gcd(of_w, of_up));
   uint64_t fit = most / expert_bytes;
   if (fit < p.experts) fit = fit / step * step;
-  // Of one, some rows: it may begin anywhere if its rows do.
+  // A window on some rows of one expert may begin at any of its rows.
   experts = static_cast<uint32_t>(std::clamp<uint64_t>(fit, 1, p.experts));
   const uint64_t most_rows = std::min<uint64_t>(fit ? p.out_cols : most / row_bytes, l.max_groups);
   if (most_rows < p.out_cols) rows = static_cast<uint32_t>(most_rows / kTile * kTile);
@@ -156,8 +156,8 @@ static ExpertProduct product_of(const ExpertGlu& op) {
 
 void expert_glu(Recording& r, const ExpertGlu& op) {
   ExpertProduct product = product_of(op);
-  // One row is read once for both matrices, and matrix units take both at once. Else the gate goes where h
-  // will be, and the second product multiplies it.
+  // A single row reads x once for both matrices, and matrix units compute both at once. Otherwise the gate is
+  // written where h will be, and the second product multiplies it.
   if (by_matrices(r, kStepRows) || (by_vectors(r, kStepRows) && op.gate.type == op.up.type)) {
     product.up = op.up;
     product.up_bias = op.up_bias;

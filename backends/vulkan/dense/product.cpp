@@ -10,16 +10,15 @@ namespace {
 
 uint32_t groups(uint32_t n, uint32_t each) { return static_cast<uint32_t>(ceil_div(n, each)); }
 
-// Whether threads have 128 registers and more for themselves: those of narrow subgroups have not, on
-// processors and on cards.
+// Whether a thread has at least 128 registers. On narrow subgroups, of processors and of cards, it does not.
 bool has_registers(const Limits& l) { return l.subgroup_size >= 16; }
 
-// Whether matvec.comp multiplies a type by products of bytes.
+// Whether matvec.comp multiplies a type with digits (digits.glsl).
 bool in_digits(const Limits& l, DType type) {
   return l.byte_products &&
          (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K || type == DType::kQ8_0);
 }
-// Whether it does so in pieces of 32 columns (pieces.glsl), or four weights at a time.
+// Whether it does so in pieces of 32 columns (pieces.glsl), or else four weights at a time.
 bool in_pieces(const Limits& l, DType type) {
   switch (type) {
     case DType::kQ8_0:
@@ -38,21 +37,22 @@ bool in_pieces(const Limits& l, DType type) {
   }
 }
 
-// Threads that take a piece of 32 columns of W at a time, so that they all have one, or equally many. More
-// than 128 would be faster alone for matrices of many columns, but with these they share a shader's code: a
-// layer's must stay in the caches for instructions (an H200's Llama 3.1 8B 199.9 tokens/s instead of 193.6).
+// The number of threads that process pieces of 32 columns of W, chosen so that all have one piece, or equally
+// many. For matrices of many columns more than 128 threads would be faster in isolation, but with 128 all
+// matrices of a layer share a shader, and a layer's code must stay in the instruction caches (Llama 3.1 8B on
+// an H200: 199.9 tokens/s instead of 193.6).
 uint32_t matvec_threads(const Limits& l, uint32_t cols) {
   const uint32_t pieces = groups(cols, 32), least = std::max(l.subgroup_size, 8u);
   const uint32_t most = l.threads(128);
   return std::min(most, groups(groups(pieces, groups(pieces, most)), least) * least);
 }
 
-// Both shaders see `rows` rows of x and y and the p.w.rows rows of the matrix.
+// The dispatch covers `rows` rows of x and y, and the p.w.rows rows of the matrix.
 void dispatch_matvec(Recording& r, const Product& p, uint32_t rows) {
   const uint32_t matrices = p.up ? 2 : 1, rows_each = std::min(rows, 4u);
   const Matvec m(r.limits(), p.w, matrices);
-  // What a shader may write counts as written, so products of the same x would wait for each other if they
-  // shared what they leave alone.
+  // Operands that a shader may write count as written. Products of the same x would wait for each other if
+  // they were given buffers that they do not use.
   const bool prepares = bool(p.prepares.row);
   const View& norm = prepares ? p.prepares.row : p.norm ? p.norm : p.y;
   r.dispatch(m.digits  ? Shader::kMatvecDigits
@@ -75,8 +75,8 @@ void dispatch_product(Recording& r, const Product& p, uint32_t rows) {
       groups(p.w.rows, tile.cols()), groups(rows, tile.rows()));
 }
 
-// Whether W is to become f16 in scratch first: for matrix units, and where there is more than one tile of
-// rows, each of which would make its own. W may be read as it is if it is f16 already, in whole eights.
+// Whether W is first converted to f16 in scratch: for matrix units, and if there is more than one tile of
+// rows, because each tile would convert W again. W can be used as stored if it is f16 in whole eights.
 bool by_slices(const Recording& r, const Product& p) {
   if (by_vectors(r, p.rows)) return false;
   return by_matrices(r, p.rows) || (r.max_rows() > most_tile_rows(r.limits()) && !in_eights(p.w));
@@ -88,17 +88,18 @@ Matvec::Matvec(const Limits& l, const Weight& w, uint32_t matrices) : threads(ma
   const bool pieces = in_pieces(l, w.type);
   digits = in_digits(l, w.type);
   books = !pieces && dtype_info(w.type).block > 1;
-  // More where there are enough to occupy a card.
+  // More lines per workgroup if there are enough rows to occupy a card.
   lines = !pieces || !has_registers(l) ? 4 : matrices * w.rows < 8192 ? 8 : 16;
-  // A gate's line and its up's at once. More, or more of other products, would be done sooner alone, but a
-  // layer's code must stay in the caches for instructions.
+  // The lines of a gate and its up are multiplied together. Larger values, also for other products, would be
+  // faster in isolation, but a layer's code must stay in the instruction caches.
   together = matrices == 2 && pieces && has_registers(l) ? 2 : 1;
-  // Few rows without pieces, a router's, are over as soon as they are there: each thread asks for little.
+  // Products of few rows without pieces, such as a router's, finish as soon as their data arrives, so each
+  // thread loads little.
   if (!pieces && w.rows <= 1024)
     threads = std::clamp(std::bit_floor(w.cols / 4), std::max(l.subgroup_size, 8u), l.threads(512));
 }
 
-// 128 x 128 where the device has room and rows for it, else of 64 columns.
+// 128 x 128 if the device's limits and the number of rows allow it, otherwise tiles of 64 columns.
 ProductTile::ProductTile(const Limits& l, uint32_t rows) {
   const bool large = rows > 64 && most_tile_rows(l) == kTile;
   thread_rows = large ? 16 : rows <= 32 ? 4 : 8;
@@ -115,7 +116,8 @@ void multiply_parts(Recording& r, const Product& p) {
   const uint32_t all_rows = r.most_rows(p.rows), all_cols = p.w.rows;
   uint64_t most_rows =
       std::clamp<uint64_t>(part / sizeof(float) / std::max(p.x_stride, p.y_stride), 1, all_rows);
-  // A workgroup makes at least one column of y. Parts are whole tiles, which begin at multiples of 16 bytes.
+  // A workgroup computes at least one column of y. Parts consist of whole tiles, which begin at multiples of
+  // 16 bytes.
   uint64_t most_cols = std::min<uint64_t>(part / dtype_bytes(p.w.type, p.w.cols), r.limits().max_groups);
   most_cols = most_cols < all_cols ? most_cols / kTile * kTile : all_cols;
   if (!most_cols)
@@ -132,7 +134,7 @@ void multiply_parts(Recording& r, const Product& p) {
       const uint32_t rows = static_cast<uint32_t>(std::min<uint64_t>(most_rows, all_rows - row));
       const uint32_t cols = static_cast<uint32_t>(std::min<uint64_t>(most_cols, all_cols - col));
       Product piece = p.part(row, rows, col, cols);
-      if (col > 0) piece.norm = {};  // the first part has written it
+      if (col > 0) piece.norm = {};  // the first part has written the norm
       if (by_vectors(r, p.rows)) {
         dispatch_matvec(r, piece, rows);
       } else {

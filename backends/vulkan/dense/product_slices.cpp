@@ -1,9 +1,8 @@
-// Products of more than one row: W becomes f16 in scratch, a part of its rows after the other, and is
-// multiplied from there. It costs 2 bytes written and read again for each weight, on matrix units a tenth of
-// what 2048 rows take to multiply; a product that makes its own f16 makes it anew for each of 16 tiles of
-// rows.
+// Products of more than one row: W is converted to f16 in scratch, one slice of its rows after the other, and
+// multiplied from there. This costs 2 bytes written and read per weight, on matrix units a tenth of the time
+// to multiply 2048 rows. A product that converts W itself does so again for each of 16 tiles of rows.
 //
-// x becomes f16 in scratch for matrix units, and stays where it is without them.
+// x is also converted to f16 in scratch for matrix units; without them it is used in place.
 #include <algorithm>
 #include <cinttypes>
 #include <optional>
@@ -14,23 +13,26 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kMostRows = 4096;            // of x in scratch at a time
-constexpr uint32_t kMostCols = 32768;           // of y at a time, so that a grid has a row for each
-constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows are more
-constexpr uint64_t kAlignment = 16;             // of what lies in scratch
-// Workgroups that keep matrix units busy. Where a product has fewer tiles, several share the depth of each:
-// an H200 reads 128 tokens in 27 ms so, and in 64 without. Parts of less depth than this are not worth it.
+constexpr uint32_t kMostRows = 4096;            // rows of x in scratch at a time
+constexpr uint32_t kMostCols = 32768;           // columns of y at a time, limited by the size of a grid
+constexpr uint64_t kSlotsBytes = 128ull << 20;  // of W, unless 128 rows take more
+constexpr uint64_t kAlignment = 16;             // in scratch
+// Workgroups that keep matrix units busy. If a product has fewer tiles, several workgroups share the depth of
+// each: an H200 then reads 128 tokens in 27 ms instead of 64. Parts with less depth than kLeastDepth do not
+// pay.
 constexpr uint32_t kBusyGroups = 256, kLeastDepth = 256;
 
-// What lies in scratch: x, the inverse factors of its rows, parts of y, and slots for W.
+// The layout of scratch: x, the inverse factors of its rows, parts of y, and slots for W.
 struct Scratch {
-  uint32_t depth = 0;  // f16 in a row of x and W
-  uint32_t rows = 0;   // of x at a time; 0: x stays where it is
+  uint32_t depth = 0;  // f16 numbers per row of x and W
+  uint32_t rows = 0;   // rows of x at a time; 0: x is used in place
   uint32_t cols = 0;   // rows of W, or of both matrices, at a time: a multiple of kTile
-  // Of two slots one fills while the other is multiplied. Without matrix units filling takes a hundredth of
-  // the time, and one slot of twice the size leaves fewer slices, each of which ends with a device half idle.
+  // With two slots, one is filled while the other is multiplied. Without matrix units filling takes a
+  // hundredth of the time; one slot of twice the size then means fewer slices, each of which ends with a half
+  // idle device.
   uint32_t slots = 0;
-  uint32_t depth_each = 0;  // of a workgroup on matrix units; all of it, or what leaves a part of y
+  // per workgroup on matrix units: the whole depth, or part of it, which gives a part of y
+  uint32_t depth_each = 0;
 
   uint32_t parts() const { return static_cast<uint32_t>(ceil_div(depth, depth_each)); }
   uint64_t x_bytes() const { return round_up(rows, kTile) * depth * sizeof(uint16_t); }
@@ -41,7 +43,8 @@ struct Scratch {
   uint64_t slot_bytes() const { return uint64_t(cols) * depth * sizeof(uint16_t); }
   uint64_t bytes() const { return x_bytes() + scale_bytes() + part_bytes() + slots * slot_bytes(); }
 
-  // The slots lie at both ends, so that one product's second does not meet the first of the next.
+  // The slots are at both ends of scratch, so that the second slot of one product does not overlap with the
+  // first of the next.
   View x(const View& all) const { return all.slice(slot_bytes(), x_bytes()); }
   View scales(const View& all) const { return all.slice(slot_bytes() + x_bytes(), scale_bytes()); }
   View parts_of_y(const View& all) const {
@@ -57,7 +60,7 @@ struct Scratch {
   }
 };
 
-// For one or two matrices of `cols` rows, in slices of about the same size.
+// For one or two matrices of `cols` rows, in slices of about equal size.
 Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32_t cols,
                     uint32_t matrices = 1) {
   Scratch s;
@@ -65,7 +68,7 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
   const bool units = has_matrices(l);
   s.rows = units ? std::min(max_rows, kMostRows) : 0;
   s.slots = units ? 2 : 1;
-  // A slice is made from at most twice as many bytes, of f32.
+  // The source of a slice is at most twice as large, if it is f32.
   const uint64_t bytes = std::min(kSlotsBytes / s.slots, largest_part(l) / 2);
   const uint64_t fit = std::min<uint64_t>(bytes / (s.depth * sizeof(uint16_t)), kMostCols) / kTile * kTile;
   const uint64_t all = uint64_t(matrices) * cols, slices = ceil_div(all, std::max<uint64_t>(fit, kTile));
@@ -81,7 +84,7 @@ Scratch scratch_for(const Limits& l, uint32_t max_rows, uint32_t in_cols, uint32
 }
 
 void dequantize(Recording& r, const Weight& w, uint32_t depth, const View& to) {
-  constexpr uint32_t kEach = 8 * 128;  // elements of a workgroup
+  constexpr uint32_t kEach = 8 * 128;  // elements per workgroup
   const DequantizeParams params{.in_cols = w.cols,
                                 .depth = depth,
                                 .row_bytes = static_cast<uint32_t>(dtype_bytes(w.type, w.cols)),
@@ -93,10 +96,10 @@ void dequantize(Recording& r, const Weight& w, uint32_t depth, const View& to) {
              static_cast<uint32_t>(ceil_div(depth, kEach)), w.rows);
 }
 
-// Columns [col, end) of y, of all siblings.
+// Converts columns [col, end) of y, counted over all siblings.
 void fill(Recording& r, const Scratch& s, std::span<const Product> siblings, uint32_t col, uint32_t end,
           const View& slot) {
-  uint32_t first = 0;  // column of the sibling
+  uint32_t first = 0;  // the sibling's first column
   for (const Product& p : siblings) {
     const uint32_t from = std::max(col, first), to = std::min(end, first + p.w.rows);
     if (from < to)
@@ -106,7 +109,7 @@ void fill(Recording& r, const Scratch& s, std::span<const Product> siblings, uin
   }
 }
 
-// The part's rows of x, for all slices.
+// Converts the part's rows of x, for all slices.
 void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t rows) {
   constexpr uint32_t kThreads = 256;
   const View& all = r.scratch();
@@ -120,7 +123,7 @@ void scale_rows(Recording& r, const Scratch& s, const Product& part, uint32_t ro
              rows);
 }
 
-// What the shaders are told that make a part of y.
+// The parameters of the shaders that compute a part of y.
 ProductParams params_on_units(const Scratch& s, const Product& part) {
   ProductParams params = part.params();
   params.in_cols = s.depth;
@@ -180,7 +183,7 @@ uint64_t product_scratch(const ModelShape& m, const SessionShape& s, const Limit
                   {m.retainer[1].cols, m.retainer[1].rows},
                   {m.d_model, m.d_ff, has_matrices(l) ? 2u : 1u},
                   {m.d_model, m.d_ff_shared, has_matrices(l) ? 2u : 1u}};
-  uint64_t between = 0, slots_bytes = 0;  // what lies between the slots
+  uint64_t between = 0, slots_bytes = 0;  // between: the space between the slots
   for (const auto& p : products) {
     if (!p.in_cols || !p.cols) continue;
     // Programs of fewer rows have more parts of y.
@@ -203,10 +206,11 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
     return r.fail(error(Code::kInternal,
                         "a product of %u columns needs %" PRIu64 " bytes of scratch, not %" PRIu64, p.in_cols,
                         s.bytes(), r.scratch().bytes));
-  const uint32_t most_rows = s.rows ? s.rows : all_rows, most_cols = s.cols / matrices;  // of y at a time
+  // columns of y at a time
+  const uint32_t most_rows = s.rows ? s.rows : all_rows, most_cols = s.cols / matrices;
   for (uint32_t row = 0; row < all_rows; row += most_rows) {
     const uint32_t rows = std::min(all_rows - row, most_rows);
-    std::optional<Product> in_parts;  // what was multiplied last, if it is still to be added up
+    std::optional<Product> in_parts;  // the previous product, if its parts are still to be added
     const auto finish_last = [&] {
       if (in_parts) add_parts(r, s, *in_parts, rows);
       in_parts.reset();
@@ -215,11 +219,11 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
       const uint32_t cols = std::min(all_cols - col, most_cols);
       const Product part = p.part(row, rows, col, cols);
       const View slot = s.slot(r.scratch(), r.turn());
-      // W comes first: with two slots it can be made while the product is still running that x comes from, or
-      // the slice before.
+      // W comes first: with two slots it can be converted while the previous slice, or the product that
+      // computes x, is still running.
       fill(r, s, siblings, col, col + cols, slot);
       if (part.up) dequantize(r, part.up, s.depth, s.rows_of_slot(slot, most_cols, cols));
-      if (!s.rows) {  // then this is the only turn of `row`
+      if (!s.rows) {  // this is the only iteration over `row`
         multiply_without_units(r, s, part, slot);
         continue;
       }

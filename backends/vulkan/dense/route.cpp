@@ -2,7 +2,7 @@
 
 namespace thimble::vulkan {
 
-// Of so many choices: their experts, and as much again for their weights.
+// Bytes for the experts of this many choices, and again for their weights.
 static uint64_t choice_bytes(uint64_t rows, uint32_t chosen) { return rows * chosen * sizeof(uint32_t); }
 
 void route(Recording& r, const Route& op) {

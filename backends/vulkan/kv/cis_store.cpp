@@ -1,4 +1,4 @@
-// cis_store: the retention scores of the step's rows.
+// cis_store: stores the retention scores of the step's rows.
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {

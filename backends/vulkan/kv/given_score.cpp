@@ -1,4 +1,4 @@
-// given_score: the retention scores of all entries as the host gives them.
+// given_score: stores retention scores of all entries that the host computed.
 #include <algorithm>
 
 #include "backends/vulkan/ops.h"

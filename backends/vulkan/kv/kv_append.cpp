@@ -1,4 +1,4 @@
-// kv_append: the step's k and v rows go into the pool or the chunk buffer.
+// kv_append: appends the step's k and v rows to the pool or the chunk buffer.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/shaders/kv/kv_params.h"
@@ -9,7 +9,7 @@ void kv_append(Recording& r, const KvAppend& op) {
   constexpr uint32_t kThreads = 128;
   const View &k = op.k.values, &v = op.v.values;
   const uint64_t entry_bytes = kv_bytes(op.k.type, op.p.head_dim);
-  // One word more than the rows have: an odd head_dim may shift them by half a word.
+  // One word more than the rows take, because an odd head_dim may shift them by half a word.
   const uint64_t words = uint64_t(r.most_rows()) * op.p.head_dim / 2 + 1;
   const auto append = [&](const View& own_k, const View& own_v, uint32_t first, uint32_t heads,
                           const RunWindow& window) {

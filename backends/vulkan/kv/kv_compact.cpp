@@ -1,11 +1,11 @@
-// kv_compact: the pool becomes the listed entries of pool and chunk, in place; one dispatch for each array.
+// kv_compact: keeps the listed entries of pool and chunk, in place; one dispatch per array.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 
 void kv_compact(Recording& r, const KvCompact& op) {
-  // 32 bytes, the smallest piece that memory moves whole; a row of 128 channels then keeps 8 workgroups busy.
+  // 32 bytes, the smallest unit of memory transfers; a row of 128 channels then occupies 8 workgroups.
   constexpr uint32_t kWidth = 8;
   const uint32_t threads = std::min(512u, r.limits().max_group_threads);
   const auto compact = [&](const Out& all, const In& all_chunk, uint32_t words) {

@@ -1,14 +1,13 @@
-// kv_merge: sorts a run by position whose last entries were appended out of order; one dispatch for each
-// array.
+// kv_merge: sorts a run by position after entries were appended out of order; one dispatch per array.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 
 void kv_merge(Recording& r, const KvMerge& op) {
-  constexpr uint32_t kWidth = 8;  // words of a row that a workgroup moves, as in kv_compact
+  constexpr uint32_t kWidth = 8;  // words of a row per workgroup, as in kv_compact
   const uint32_t threads = std::min(256u, r.limits().max_group_threads);
-  // `pos`: empty where they are what is merged.
+  // `pos` is empty when the positions themselves are merged.
   const auto merge = [&](const Out& all, const In& pos, uint32_t words) {
     const uint64_t row = words * sizeof(uint32_t);
     const uint32_t width = std::min(words, kWidth);
@@ -27,7 +26,7 @@ void kv_merge(Recording& r, const KvMerge& op) {
   merge(op.k.values, op.pos, row_words);
   merge(op.v.values, op.pos, row_words);
   merge(op.cis, op.pos, 1);
-  merge(op.pos, {}, 1);  // when nobody asks for them any more
+  merge(op.pos, {}, 1);  // last, because the other dispatches read them
 }
 
 }  // namespace thimble::vulkan

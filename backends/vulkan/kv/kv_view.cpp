@@ -1,11 +1,11 @@
-// kv_view: shows a list's entries of pool and chunk as rows of halves, rotated by list index.
+// kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 
 void kv_view(Recording& r, const KvView& op) {
-  constexpr uint32_t kRows = 8;  // of a workgroup
+  constexpr uint32_t kRows = 8;  // rows per workgroup
   const uint64_t row = kv_bytes(op.pool_k.type, op.p.head_dim), chunk = op.p.chunk_capacity * row,
                  view = op.p.view_capacity * row;
   const uint32_t groups =

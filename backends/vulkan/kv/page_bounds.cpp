@@ -1,4 +1,4 @@
-// page_bounds: what the keys of every page that changed lie between.
+// page_bounds: the smallest and largest key of every page that changed, channel by channel.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 
@@ -9,7 +9,8 @@ void page_bounds(Recording& r, const PageBounds& op) {
   const PageBoundsParams& p = op.p;
   const View& k = op.k.values;
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim);
-  // Pages that a head's step may touch, or all that it may have; if it has more, threads take several.
+  // Pages that a head's step may touch, or an estimate of all its pages; if a head has more, threads process
+  // several.
   const uint64_t entries = p.all ? mean_entries(op.k, p.head_dim, p.first_head + p.heads) : r.most_rows();
   const uint64_t threads = (ceil_div(entries, p.page) + 1) * p.head_dim / 2;
   const uint32_t groups =

@@ -1,5 +1,5 @@
-// label: what cached entries are worth to the marked rows. One dispatch gathers the queries of these, one
-// adds up their logits, one labels.
+// label: how much the marked rows attend to each cached entry. One dispatch gathers the queries of these
+// rows, one sums their logits, one computes the labels.
 #include <algorithm>
 
 #include "backends/vulkan/heads.h"
@@ -8,18 +8,17 @@
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kVectors = 32, kKeys = 64;  // of a workgroup (label.glsl)
+constexpr uint32_t kVectors = 32, kKeys = 64;  // per workgroup (label.glsl)
 
-// What the first dispatch leaves: the marked rows' queries, and how many of them there are, which, and their
-// lengths.
+// The results of the first dispatch: the marked rows' queries, their number, their indices and their lengths.
 struct Gathered {
-  uint64_t queries, found;  // bytes
+  uint64_t queries, found;  // in bytes
   Gathered(uint64_t rows, uint32_t heads, uint32_t head_dim)
       : queries(rows * heads * head_dim * sizeof(float)), found((1 + 2 * rows) * sizeof(uint32_t)) {}
 };
 
-// Calls record(first tile, tiles) for ranges of so many tiles that a dispatch does not take too long, if each
-// takes `operations` at most.
+// Calls record(first tile, tiles) for ranges of tiles that keep a dispatch short enough, if a tile takes at
+// most `operations`.
 template <typename Record>
 void for_tiles(Recording& r, uint64_t tiles, double operations, const Record& record) {
   const auto most =
@@ -55,7 +54,7 @@ void label(Recording& r, const Label& op) {
 
   const uint64_t entry_bytes = kv_bytes(op.k.type, p.head_dim), vectors = uint64_t(rows) * p.group;
   const double keys = static_cast<double>(p.label_capacity) + rows,
-               product = 2.0 * p.heads * p.head_dim;  // of a vector and a key of each head
+               product = 2.0 * p.heads * p.head_dim;  // of a vector and a key, for all heads
   for_run_windows(r.limits(), op.k.values, entry_bytes, [&](const RunWindow& window) {
     struct {
       LabelParams p;

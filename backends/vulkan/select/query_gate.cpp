@@ -1,4 +1,4 @@
-// query_gate: whether this step's query is close enough to the one that made the cached selection.
+// query_gate: whether this step's query is close enough to the query that made the cached selection.
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {

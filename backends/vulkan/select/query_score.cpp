@@ -1,6 +1,6 @@
-// query_score: how much weight queries give to entries. One dispatch makes sums of weights, one merges those
-// of a query, one scores; kQueryLast takes one more for the mean over heads. The first and the third have a
-// shader for a step's rows and one for a single row.
+// query_score: how much attention weight queries give to entries. One dispatch computes sums of weights, one
+// merges those of a query, one scores; kQueryLast needs a fourth for the mean over heads. The first and the
+// third have one shader for several rows and one for a single row.
 #include <algorithm>
 
 #include "backends/regions.h"
@@ -10,7 +10,7 @@
 namespace thimble::vulkan {
 namespace {
 
-// Operations of all heads that multiply queries and keys once.
+// Operations over all heads to multiply queries and keys once.
 double operations(const Recording& r, const QueryScore& op) {
   const QueryScoreParams& p = op.p;
   const double entries = p.kind == kQueryRows ? p.sinks + 1.5 * r.max_rows()

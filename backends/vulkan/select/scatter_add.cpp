@@ -1,4 +1,4 @@
-// scatter_add: what heads give to positions.
+// scatter_add: adds the values of heads to positions.
 #include <algorithm>
 
 #include "backends/regions.h"
@@ -7,7 +7,7 @@
 namespace thimble::vulkan {
 
 void scatter_add(Recording& r, const ScatterAdd& op) {
-  constexpr uint32_t kSlots = 128;  // of a workgroup
+  constexpr uint32_t kSlots = 128;  // positions per workgroup
   r.dispatch(Shader::kScatterAdd, {op.list ? 1u : 0u, op.weights ? 1u : 0u},
              {reads(op.pos), reads(op.weights), reads(op.list), writes(op.sums)}, op.p,
              std::min(units(op.p.slots, kSlots), r.limits().max_groups));

@@ -1,5 +1,5 @@
-// token_score: every query head scores the middle entries of its KV head; where there are several rows, a
-// dispatch before adds up their queries. page_score does the same with the bounds of pages.
+// token_score: each query head scores the middle entries of its KV head. If there are several rows, a first
+// dispatch sums their queries. page_score does the same with the bounds of pages.
 #include "backends/vulkan/heads.h"
 #include "backends/vulkan/ops.h"
 #include "backends/vulkan/pool_parts.h"
@@ -7,34 +7,35 @@
 namespace thimble::vulkan {
 namespace {
 
-// A chunk's rows are added up in at most this many slices side by side, of 32 rows or more.
+// The rows of a chunk are added in at most kMostSlices concurrent slices, of kSliceRows rows or more.
 constexpr uint32_t kMostSlices = 16, kSliceRows = 32;
-constexpr uint32_t kThreads = 128;  // of a workgroup
+constexpr uint32_t kThreads = 128;  // per workgroup
 
-// Parts of each of equal heads.
+// Parts per head if heads are equal.
 uint32_t score_parts(uint64_t entries) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(ceil_div(entries, kLeastTile), 1, kMostScoreParts));
 }
 
-// Whether token_score_cooperative.comp scores. Its products have two columns for each of kMostHeads query
-// heads: for half as many half of the work would be for nothing, and token_score.comp is faster.
+// Whether token_score_cooperative.comp is used. Its products have two columns for each of kMostHeads query
+// heads. With half as many heads half of the work would be wasted, and token_score.comp is faster.
 bool scores_by_matrices(const Limits& limits, uint32_t heads, uint32_t head_dim, bool aligned) {
   const uint32_t lanes = limits.subgroup_size;
   if (!limits.cooperative_matrix || heads <= kMostHeads / 2 || !aligned || head_dim % 16 || lanes < 16 ||
       lanes > 64)
     return false;
-  // Units of 16 bytes of shared memory: rows of keys and, where the queries were, their products.
+  // Units of 16 bytes of shared memory: rows of keys, and products in the space of the queries.
   const uint64_t keys = kThreads / lanes * 16, row = head_dim / 8 + 1, product = 5, few = 80;
   const uint64_t units = keys * row + std::max<uint64_t>(keys * product, kMostHeads * head_dim / 4) + few;
   return units * 16 <= limits.max_shared_bytes;
 }
 
-// The only row is rotated where it scores; several are added up first, in so many slices.
+// The number of slices that rows are summed in; 0 for a single row, whose query is rotated by the scoring
+// shader.
 uint32_t row_slices(const Recording& r) {
   return r.most_rows() == 1 ? 0 : std::min<uint32_t>(kMostSlices, ceil_div(r.most_rows(), kSliceRows));
 }
 
-// Of the passes over all KV heads.
+// The counters of the passes over all KV heads.
 View counters_of(const Recording& r, const HeadPasses& passes, uint32_t heads) {
   return r.counters().slice(0, uint64_t(passes.count) * heads * sizeof(uint32_t));
 }

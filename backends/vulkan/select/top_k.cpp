@@ -1,4 +1,4 @@
-// top_k: scores become ascending lists, in one dispatch for few scores or four for many.
+// top_k: turns scores into ascending lists, in one dispatch for few scores or four for many.
 #include "backends/vulkan/select/top_k.h"
 
 #include "backends/vulkan/ops.h"

@@ -1,16 +1,16 @@
-// vote: combines the heads' scores into one vote an entry, a page or a position; a max-pool over them takes
-// two dispatches more.
+// vote: combines the heads' scores into one vote per entry, page or position; a max-pool over them takes two
+// more dispatches.
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {
 namespace {
 
-constexpr uint32_t kTile = 128;  // votes of a workgroup
+constexpr uint32_t kTile = 128;  // votes per workgroup
 
-// Scratch of a max-pool over at most so many votes: the candidates' votes, their places, and how many there
-// are in each tile and in all.
+// The scratch of a max-pool over at most this many votes: the candidates' votes, their positions, and their
+// numbers per tile and in total.
 struct WindowScratch {
-  uint64_t votes, places, counts;  // bytes
+  uint64_t votes, places, counts;  // in bytes
   explicit WindowScratch(uint64_t n)
       : votes(n * sizeof(float)),
         places(n * sizeof(uint32_t)),

@@ -1,5 +1,5 @@
-// vote and the top_k of its votes, in two dispatches: the workgroups that vote count the keys of what they
-// write, so that those that list know about where the threshold is.
+// vote and the top_k of its votes, in two dispatches. The voting workgroups count the keys that they write,
+// so the listing workgroups know the threshold's approximate position.
 #include <algorithm>
 #include <bit>
 
@@ -15,12 +15,12 @@ struct ListPush {
   uint32_t parts, digit;
 };
 
-// ---- of groups ----
+// ---- votes of groups ----
 
-// What one dispatch leaves for the other, as vote_count.comp says.
+// The results of the first dispatch, as described in vote_count.comp.
 struct CountedVotes {
-  uint32_t threads, each;        // of a workgroup that votes; votes of a thread, at most
-  uint64_t reach, sorted, bins;  // bytes
+  uint32_t threads, each;        // threads: per voting workgroup; each: the most votes per thread
+  uint64_t reach, sorted, bins;  // in bytes
   CountedVotes(const Limits& l, uint32_t heads, uint64_t entries)
       : threads(l.threads(kVoteBins)),
         each(static_cast<uint32_t>(ceil_div(entries, kListParts * threads))),
@@ -52,10 +52,10 @@ void list_groups(Recording& r, const TokenScore* score, const Vote& vote, const 
              ListPush{list.p, kListParts, 0}, kListParts, heads);
 }
 
-// ---- of a layer ----
+// ---- votes of a layer ----
 
-// Votes that workgroups look through for those of one bin, at most. One workgroup a head does so alone where
-// entries have moved.
+// The most votes among which workgroups search for those of one bin. If entries have moved, one workgroup per
+// head does all of this alone.
 constexpr uint32_t kMostCountedLayer = 1 << 16;
 constexpr uint64_t kLayerCountBytes = kLayerCounts * sizeof(uint32_t);
 
@@ -69,7 +69,7 @@ void list_layer(Recording& r, const TokenScore& score, const Vote& vote, const T
   const uint32_t has_gate = vote.gate ? 1 : 0;
   const View counts = r.scratch().slice(score_bytes(r, score.p), kLayerCountBytes);
   token_score(r, score, false, counts);
-  // A thread reads 16 scores of an entry at once; those that share one are in one workgroup.
+  // A thread reads 16 scores of an entry at once; threads that share an entry are in the same workgroup.
   constexpr uint32_t kThreads = 256, kAtOnce = 16, kMostSlices = 4;
   const uint32_t threads = r.limits().threads(kThreads),
                  slices = std::clamp(std::bit_ceil(p.heads * p.group) / kAtOnce, 1u, kMostSlices);

@@ -1,12 +1,13 @@
-// e^x within 1.1 ulp, as in backends/cpu/isa/vector.h; GLSL's own may be off by 3 + 2 |x| ulp.
+// e^x with an error of at most 1.1 ulp, as in backends/cpu/isa/vector.h; GLSL's own may be off by 3 + 2 |x|
+// ulp.
 
 float exp_ulp(float x) {
-  const float low = -87.336544, high = 88.37626;  // between them 2^n is a normal number
+  const float low = -87.336544, high = 88.37626;  // in this range 2^n is a normal number
   const float c = clamp(x, low, high);
-  // x = n ln 2 + r, ln 2 in two parts, the first exact times n.
+  // x = n ln 2 + r. ln 2 is split in two parts; the product of n and the first is exact.
   const float n = roundEven(c * 1.44269504);
   precise const float r = fma(n, -1.42860677e-6, fma(n, -0.693145752, c));
-  // Taylor's series to r^7: the rest is below 2^-27 for |r| <= ln 2 / 2.
+  // Taylor series up to r^7; the remainder is below 2^-27 for |r| <= ln 2 / 2.
   precise float p = fma(r, 1.0 / 5040, 1.0 / 720);
   p = fma(p, r, 1.0 / 120);
   p = fma(p, r, 1.0 / 24);

@@ -1,5 +1,5 @@
-// Numbers of 16 bits, two in a word. Reading them is exact; packHalf2x16() may round as it likes, to_half() rounds to the
-// nearest, ties to even, and keeps subnormals.
+// 16-bit floats, two per word. Reading them is exact. packHalf2x16() may round in any way; to_half() rounds
+// to nearest, ties to even, and keeps subnormals.
 
 float half_in(uint word, uint i) {
   const vec2 both = unpackHalf2x16(word);
@@ -11,7 +11,8 @@ uint to_half(float x) {
   if (magnitude > 0x7f800000) return sign | 0x7e00;
   if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds to 65536 or more
   if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  // A subnormal counts steps of 2^-24, which are `drop` bits up in the 24 bits of the number; below 2^-25 there are none.
+  // A subnormal counts steps of 2^-24, which are `drop` bits up in the number's 24 bits; below 2^-25 it is
+  // zero.
   const uint drop = 126 - (magnitude >> 23), mantissa = magnitude & 0x7fffff | 0x800000;
   if (drop > 24) return sign;
   return sign | (mantissa + (1 << drop - 1) - 1 + (mantissa >> drop & 1)) >> drop;

@@ -1,5 +1,6 @@
-// Sums and maxima over the kLanes lanes of a subgroup, all of which call them. An H200 makes 10 instructions of them and 45 of
-// subgroupAdd(), which does not know that all lanes are there; and most of what a token waits for is code that it runs once.
+// Sums and maxima over the kLanes lanes of a subgroup; all lanes call them. An H200 takes 10 instructions for
+// these and 45 for subgroupAdd(), which cannot assume that all lanes are active. Most of a token's time is
+// spent loading code that runs once.
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 

@@ -1,9 +1,10 @@
-// Which of the workgroups that share a result is the last one, and so puts together what all of them wrote to `coherent`
-// buffers. The shader that includes this has declared `uint counters[]`, zeros; it leaves zeros.
+// Finds out which of the workgroups that share a result finishes last; that one combines what all of them
+// wrote to `coherent` buffers. The includer has declared `uint counters[]`, which must be zeros and are zeros
+// again afterwards.
 
 shared bool is_last;
 
-// All threads call it, once what they wrote for the last one is written.
+// All threads call this after they have written their results for the last workgroup.
 bool finishes_last(uint counter, uint groups) {
   memoryBarrierBuffer();
   barrier();

@@ -1,11 +1,11 @@
-// Sums and maxima over a workgroup of at most kThreads threads, a constant of the shader that includes this. All threads
-// must call them, and all get the result.
+// Sums and maxima over a workgroup of at most kThreads threads, a constant of the includer. All threads must
+// call these, and all get the result.
 
-shared float subgroup_results[kThreads / 4];  // no subgroup has fewer than four lanes
+shared float subgroup_results[kThreads / 4];  // subgroups have at least four lanes
 
-// What each subgroup has found becomes visible to all threads, until the next call.
+// Makes each subgroup's result visible to all threads, until the next call.
 void share_result(float result) {
-  barrier();  // all have read what was there
+  barrier();  // the previous results are no longer read
   if (subgroupElect()) subgroup_results[gl_SubgroupID] = result;
   barrier();
 }

@@ -1,4 +1,4 @@
-// Rotary positions from the two-level table of backends/backend.h. The shader that includes this has declared the table,
+// Rotary positions with the two-level table of backends/backend.h. The includer has declared the table,
 // `float rope_table[]`, and defines ROPE_BASE, the table's first element, and ROPE, its RopeParams.
 
 uint rope_pairs() { return ROPE.n_rot / 2; }
@@ -8,7 +8,7 @@ vec2 rope_row(uint row, uint pair) {
   const uint at = ROPE_BASE + 2 * (row * rope_pairs() + pair);
   return vec2(rope_table[at], rope_table[at + 1]);
 }
-// The model's attention factor: cos at position 0 of the upper half.
+// The model's attention factor, which is cos at position 0 of the upper half.
 float rope_factor() { return rope_table[ROPE_BASE + 64 * 2 * rope_pairs()]; }
 
 // cos and sin of a pair at a position, times the model's attention factor.
@@ -17,7 +17,7 @@ vec2 rope_angle(uint position, uint pair) {
   return vec2(high.x * low.x - high.y * low.y, high.x * low.y + high.y * low.x);
 }
 
-// A channel below n_rot: its pair, the other channel of it, and what it becomes.
+// For a channel below n_rot: its pair, the other channel of the pair, and its rotated value.
 uint pair_of(uint channel) { return ROPE.pairing == kRopeAdjacent ? channel / 2 : channel % rope_pairs(); }
 bool is_second(uint channel) {
   return ROPE.pairing == kRopeAdjacent ? (channel & 1) != 0 : channel >= rope_pairs();
@@ -30,7 +30,7 @@ float rotated(uint channel, float x, float partner, vec2 angle) {
   return x * angle.x + (is_second(channel) ? partner : -partner) * angle.y;
 }
 
-// The two channels of pair i; behind n_rot, of any two.
+// The two channels of pair i; from n_rot / 2 on, of any two channels.
 uvec2 channels_of(uint i) {
   return ROPE.pairing == kRopeAdjacent || i >= rope_pairs() ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + rope_pairs());
 }

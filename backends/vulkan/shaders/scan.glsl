@@ -1,16 +1,16 @@
-// Sums over the threads of a workgroup, in an order that goes subgroup by subgroup. The shader that includes this defines the
-// constant kThreads, its workgroup's size, a multiple of the subgroup size.
+// Prefix sums over the threads of a workgroup, in subgroup order. The includer defines the constant kThreads,
+// the size of its workgroup, a multiple of the subgroup size.
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 
-// This thread's place in the order.
+// This thread's index in that order.
 uint thread_in_order() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
 
-shared uint subgroup_sums[kThreads / 4];  // no subgroup has fewer than four lanes
+shared uint subgroup_sums[kThreads / 4];  // subgroups have at least four lanes
 
-// The numbers of the subgroups before this one added up, and those of all. All threads must call these.
+// The sum over the subgroups before this one, and the total. All threads must call these.
 uvec2 scan_subgroups(uint of_subgroup) {
-  barrier();  // all have read what was there
+  barrier();  // the previous sums are no longer read
   if (subgroupElect()) subgroup_sums[gl_SubgroupID] = of_subgroup;
   barrier();
   uvec2 sums = uvec2(0);

@@ -1,27 +1,30 @@
-// How the workgroups of a dispatch are shared among KV heads, by the tiles of work that each has. The grid is made for heads
-// that are alike, and gives these what it says. Where heads differ, the same workgroups, in order, are dealt out anew. The shader
-// that includes this defines kLanes, lanes of a subgroup; kMostShare, parts of a head at most; kEqualHeads, that they always are; and
+// How the workgroups of a dispatch are divided among KV heads, by each head's tiles of work. The grid is
+// sized for equal heads and used directly for them. If heads differ, the same workgroups, in order, are
+// divided anew. The includer defines kLanes (lanes per subgroup), kMostShare (the most parts per head),
+// kEqualHeads (heads are always equal) and
 //
-//   uint tiles_of(uint local_head);  // of the heads that the dispatch works for
+//   uint tiles_of(uint local_head);  // for the heads of the dispatch
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
 struct Share {
-  uint local_head;  // that the workgroup works for; none where that is no head of the dispatch
+  uint local_head;  // the workgroup's head; no work if the dispatch has no such head
   uint part, parts;
   uint before;  // parts of the heads before it
 };
 
-// What a head with so many tiles of `total` gets of `groups` workgroups: at least one, and equal heads as many as each other.
+// How many of `groups` workgroups a head with `tiles` of `total` tiles gets: at least one, and the same
+// number for equal heads.
 uint parts_of(uint tiles, uint total, uint groups, uint heads) {
   return min(1 + (groups - heads) * tiles / max(total, 1), kMostShare);
 }
 
-// The share of one of `groups` workgroups that gets `equal` where the heads are alike. Whole subgroups call it.
+// The share of one of `groups` workgroups, which is `equal` if the heads are equal. Whole subgroups call
+// this.
 Share find_share(Share equal, uint groups, uint heads) {
   if (kEqualHeads) return equal;
-  // One head a lane, so that all are asked for at once.
+  // One head per lane, so that all are loaded at once.
   const uint lane = gl_SubgroupInvocationID;
   const uint first_tiles = tiles_of(min(lane, heads - 1));
   const uint any = subgroupBroadcastFirst(first_tiles);
@@ -46,7 +49,7 @@ Share find_share(Share equal, uint groups, uint heads) {
   }
   return Share(heads, 0, 1, 0);
 }
-// The same of workgroup (part, head) of a grid of (parts, heads).
+// The same for workgroup (part, head) of a grid of (parts, heads).
 Share find_share(uint part, uint head, uint parts, uint heads) {
   return find_share(Share(head, part, parts, head * parts), parts * heads, heads);
 }

@@ -1,9 +1,10 @@
-// attention of one row from the pool, gathered and rotated on the way: a workgroup attends with the query heads of one KV head
-// to a part of the list, tile by tile, and the last one puts the parts together.
+// attention of a single row to the pool; keys are gathered and rotated on the fly. A workgroup attends with
+// the query heads of one KV head to a part of the list, tile by tile, and the last workgroup combines the
+// parts.
 //
-// A token waits for each read that depends on another, and for code, as most of it is run once: little of both is what counts
-// here. Tile i belongs to part i % parts, so its entries are asked for before it is known how many there are, as if all heads
-// had equally many.
+// The time of a token goes into reads that depend on each other, and into loading code, most of which runs
+// once, so both are kept small. Tile i belongs to part i % parts, so its entries can be requested before the
+// number of entries is known, as if all heads had equally many.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -16,32 +17,33 @@
 layout(local_size_x_id = 7) in;  // a multiple of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
 layout(constant_id = 0) const uint kHeadDim = 128;
-layout(constant_id = 1) const uint kHeads = 4;  // query heads of a pass, at most kMostHeads
+layout(constant_id = 1) const uint kHeads = 4;  // query heads per pass, at most kMostHeads
 layout(constant_id = 2) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 3) const uint kPairing = kRopeHalves;
 layout(constant_id = 4) const uint kRotating = 128;
-layout(constant_id = 5) const bool kAligned = false;  // 8 channels rotate alike, and are two uvec2
-layout(constant_id = 6) const bool kOnce = false;     // parts have one tile, but for heads longer than the others
-layout(constant_id = 8) const uint kLanes = 32;       // of a subgroup
+layout(constant_id = 5) const bool kAligned = false;  // 8 channels rotate in the same way, and are two uvec2
+// parts have one tile, except those of heads that are longer than the others
+layout(constant_id = 6) const bool kOnce = false;
+layout(constant_id = 8) const uint kLanes = 32;       // lanes per subgroup
 layout(constant_id = 9) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 10) const bool kCaps = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the window's runs, as v
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // the runs of the window; so is v
 layout(set = 0, binding = 2, std430) readonly buffer K2 { uvec2 k2[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V2 { uvec2 v2[]; };
 layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope4 { vec4 rope_table4[]; };
-// Of each head [query heads][parts][quads of channels] before the division by the sum, and [query heads][parts]{maximum, sum};
-// and one counter for each pass over a KV head's group.
+// For each head [query heads][parts][quads of channels] before division by the sum, and [query
+// heads][parts]{maximum, sum}; and one counter for each pass over a KV head's group.
 layout(set = 0, binding = 6, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 7, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 8, std430) coherent buffer Counters { uint counters[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer Y { float y[]; };
 #ifdef SINKS
-layout(set = 0, binding = 10, std430) readonly buffer Sinks { float sinks[]; };  // of each query head
+layout(set = 0, binding = 10, std430) readonly buffer Sinks { float sinks[]; };  // one per query head
 #endif
 layout(push_constant) uniform Push {
   AttentionParams p;
@@ -49,8 +51,9 @@ layout(push_constant) uniform Push {
   uint base[10];
 } push;
 
-// No constant: windowed layers, which have no list, share this code with those that have one, and a token's code must stay in the
-// caches for instructions (gpt-oss-20b behind 32K 300.5 instead of 296.6 tokens/s, one H200).
+// Not a constant: windowed layers, which have no list, share this code with layers that have one, because a
+// token's code must stay in the instruction caches (gpt-oss-20b after 32K tokens on an H200: 300.5 instead of
+// 296.6 tokens/s).
 #define kHasList (push.p.list_capacity != 0)
 #define ROPE RopeParams(kMode, kPairing, kRotating)
 #define ROPE_BASE push.base[4]
@@ -62,35 +65,39 @@ layout(push_constant) uniform Push {
 #include "../last_group.glsl"
 
 const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softmax works in base 2
-const float kNoPeak = -3e38;      // below every score; finite, as not every device computes with infinities
+const float kNoPeak = -3e38;      // below every score; finite, because not every device supports infinities
 const bool kByList = kMode == kRopeList;
 
-// A unit is four pairs of channels. In the scores, thread (place, side) has the units side, side + kSides, ... of the keys
-// place and place + kPlaces of a tile. A key rotates by its place in the tile, so a thread's angles stay the same, and the
-// query by what then is missing.
-const uint kWords = kHeadDim / 2;  // of a row
+// A unit is four pairs of channels. For the scores, thread (place, side) handles units side, side + kSides,
+// ... of keys place and place + kPlaces of a tile. A key rotates by its index in the tile, so a thread's
+// angles stay the same, and the query rotates by the remaining difference.
+const uint kWords = kHeadDim / 2;  // per row
 const uint kUnits = (kHeadDim + 7) / 8, kSides = 8, kUnitsEach = (kUnits + kSides - 1) / kSides;
 const uint kKeysEach = 2, kPlaces = kThreads / kSides, kTile = kKeysEach * kPlaces;
-// In the softmax, a subgroup has whole heads: gl_SubgroupID, and so on in steps of kSubgroups. Its lanes share the tile.
+// For the softmax, a subgroup handles whole heads: gl_SubgroupID, and further ones in steps of kSubgroups.
+// Its lanes share the tile.
 const uint kSubgroups = kThreads / kLanes, kHeadsEach = (kHeads + kSubgroups - 1) / kSubgroups;
 const uint kScoresEach = (kTile + kLanes - 1) / kLanes;
-// In the output, a thread has a quad of channels of one slice of the tile's values.
+// For the output, a thread handles a quad of channels of one slice of the tile's values.
 const uint kQuads = (kHeadDim + 3) / 4, kSlices = kThreads / kQuads, kSliceKeys = (kTile + kSlices - 1) / kSlices;
 const bool kEvenSlices = kSlices * kSliceKeys == kTile;
-const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // that slices are added up for
-// At the end, a thread has a head's quad of channels, or several in turns, of one slice of the parts, kLoads parts at once.
+const uint kHeadsAtOnce = kHeads < 4 ? kHeads : 4;  // heads whose slices are added at once
+// At the end, a thread handles a quad of channels of a head, or several in turn, of one slice of the parts,
+// with kLoads parts at once.
 const uint kColumns = kHeads * kQuads < kThreads ? kHeads * kQuads : kThreads, kPartSlices = kThreads / kColumns;
-const uint kLoads = 8, kPartsEach = (kMostParts + kLanes - 1) / kLanes;  // the latter of a lane that weighs them
+// kPartsEach: parts per lane that computes weights
+const uint kLoads = 8, kPartsEach = (kMostParts + kLanes - 1) / kLanes;
 
-// First [heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of sides} of the scores, then
-// [heads][slices][quads], at the end [slices][heads][quads]. attention.cpp knows what fits.
+// The memory first holds [heads]{first, second channels}[units] of the queries and [heads][tile]{two quads of
+// sides} of the scores, then [heads][slices][quads], at the end [slices][heads][quads]. attention.cpp checks
+// the size.
 const uint kQueryQuads = kHeads * 2 * kUnits, kScoreQuads = kHeads * kTile * 2;
 const uint kSliceQuads = kHeadsAtOnce * kThreads;
 shared vec4 room[kQueryQuads + kScoreQuads > kSliceQuads ? kQueryQuads + kScoreQuads : kSliceQuads];
 const uint kHeadQuads = (kHeads + 3) / 4;
 shared vec4 weights[kMostParts * kHeadQuads];  // [tile][heads], at the end [parts][heads]
-shared float shrinks[kHeads];                  // that a head's results are multiplied by
-shared uint entries[2 * kTile];                // of a tile and of the next one, by turns
+shared float shrinks[kHeads];                  // factors for a head's results
+shared uint entries[2 * kTile];                // of a tile and of the next one, alternating
 
 #include "attend_pool_rows.glsl"
 #include "attend_pool_parts.glsl"
@@ -102,14 +109,14 @@ uint tiles_of(uint local_head) { return (visible(attended(push.p.first_head + lo
 const uint kMostShare = kMostParts;
 #include "../shares.glsl"
 
-// Entry i of the list; anything where the list is not as long, which need not be known yet.
+// Entry i of the list. Its length may still be unknown; beyond the end, the result is any entry.
 uint expected_entry(uint head, uint i) { return list_entry(head, kHasList ? min(i, push.p.list_capacity - 2) : i); }
 
 uvec4 keys[kKeysEach * kUnitsEach];
 uvec2 values[kSliceKeys];
 vec4 result[kHeads];
 
-// Asks for the keys and the values of the tile whose entries begin at `slot`.
+// Requests the keys and values of the tile whose entries begin at `slot`.
 void fetch_keys(uint k_start, uint slot) {
   const uint place = gl_LocalInvocationIndex / kSides, side = gl_LocalInvocationIndex % kSides;
   [[unroll]] for (uint i = 0; i < kKeysEach * kUnitsEach; ++i) {
@@ -118,7 +125,7 @@ void fetch_keys(uint k_start, uint slot) {
     if (unit < kUnits) keys[i] = load_unit(row, unit);
   }
 }
-// The first of a thread's values.
+// A thread's first value.
 uint first_value() { return min(gl_LocalInvocationIndex / kQuads, kSlices - 1) * kSliceKeys; }
 void fetch_values(uint v_start, uint slot) {
   const uint quad = gl_LocalInvocationIndex % kQuads;
@@ -154,19 +161,21 @@ void main() {
     next_entry = !kOnce && thread < kTile ? expected_entry(head, first + stride + thread) : 0;
   }
 
-  // What is read for an entry that there is not is the part's first one: it lies in the cache and weighs nothing.
+  // For indices beyond the list, the part's first entry is read: it is in the cache and gets weight zero.
   if (thread < kTile) {
     entries[thread] = first + thread < count ? entry : list_entry(head, first);
     if (!kOnce) entries[kTile + thread] = first + stride + thread < count ? next_entry : list_entry(head, first);
   }
   barrier();
 
-  // What takes longest is asked for first; what comes sooner and is needed later takes no registers meanwhile.
+  // The slowest loads are requested first. Faster ones that are needed later do not occupy registers
+  // meanwhile.
   const uint head_start = run_start(own, push.window) * kWords;
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
   const uint place = thread / kSides, side = thread % kSides;
   fetch_keys(k_start, 0);
-  const uint query_channel = (head * push.p.group + first_head) * kHeadDim;  // the first one's first
+  // the first channel of the first query
+  const uint query_channel = (head * push.p.group + first_head) * kHeadDim;
   const uint query_row = push.base[0] + query_channel;
   rotate_queries(query_row, heads, kByList ? count - 1 - first : uint(step.position));
   vec4 cosines[kKeysEach * kUnitsEach], sines[kKeysEach * kUnitsEach];
@@ -177,7 +186,7 @@ void main() {
   fetch_values(v_start, 0);
   barrier();
 
-  float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads, the sums in parts
+  float peaks[kHeadsEach], sums[kHeadsEach];  // of the subgroup's heads; each lane has a part of the sum
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     peaks[j] = kNoPeak;
     sums[j] = 0;
@@ -269,9 +278,10 @@ void main() {
     }
   }
 
-  // The part's results: slices are added up.
+  // Add up the slices to the part's results.
   const uint parts = share.parts, part = share.part, busy = min((count - begin + kTile - 1) / kTile, parts);
-  const uint before = share.before * push.p.group + first_head * parts;  // results of query heads before
+  // results of query heads before these
+  const uint before = share.before * push.p.group + first_head * parts;
   const uint own_stats = push.base[6] / 2 + before, own_outs = push.base[5] / 4 + before * kQuads;
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     const uint h = gl_SubgroupID + kSubgroups * j;

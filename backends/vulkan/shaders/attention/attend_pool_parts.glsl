@@ -1,7 +1,8 @@
-// How the last part of a head to be done puts all `busy` of them together: attend_pool.comp has written what each found to
-// `stats` and `outs`, from own_stats and own_outs on, `parts` for each query head.
+// How the last part of a head to finish combines all `busy` parts. attend_pool.comp has written the results
+// of each to `stats` and `outs`, from own_stats and own_outs on, `parts` per query head.
 
-// weights[] of the parts of the subgroup's heads, and of the sinks of the query heads from first_query on: this is where they count.
+// Computes the weights[] of the parts of the subgroup's heads. The sinks of the query heads from first_query
+// on are also added here.
 void weigh_parts(uint own_stats, uint first_query, uint heads, uint parts, uint busy) {
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {
     const uint h = gl_SubgroupID + kSubgroups * j;
@@ -41,7 +42,7 @@ void join_parts(uint own_stats, uint own_outs, uint first_query, uint heads, uin
   for (uint from = 0; from < kHeads * kQuads; from += kColumns) {
     const uint i = min(from + thread % kColumns, heads * kQuads - 1), h = i / kQuads;
     const uint column = own_outs + h * parts * kQuads + i % kQuads;
-    vec4 of_parts[kLoads];  // they come while their weights are worked out
+    vec4 of_parts[kLoads];  // loaded while their weights are computed
     [[unroll]] for (uint n = 0; n < kLoads; ++n)
       of_parts[n] = outs[column + min(part_slice + n * kPartSlices, busy - 1) * kQuads];
     if (from == 0) {
@@ -49,7 +50,7 @@ void join_parts(uint own_stats, uint own_outs, uint first_query, uint heads, uin
       barrier();
     }
     vec4 sum = vec4(0);
-    // No branches here: what there is not weighs nothing, and is read from where something is.
+    // No branches here: missing parts get weight zero, and are read from a valid address.
     [[dont_unroll]] for (uint first_part = part_slice; first_part < busy; first_part += kLoads * kPartSlices)
       [[unroll]] for (uint n = 0; n < kLoads; ++n) {
         const uint own = first_part + n * kPartSlices, next = own + kLoads * kPartSlices;
@@ -57,7 +58,7 @@ void join_parts(uint own_stats, uint own_outs, uint first_query, uint heads, uin
         sum += (own < busy ? weight : 0) * of_parts[n];
         of_parts[n] = outs[column + min(next, busy - 1) * kQuads];
       }
-    if (kPartSlices > 1) {  // and so there is one turn
+    if (kPartSlices > 1) {  // in this case the loop has a single iteration
       room[thread] = sum;
       barrier();
       for (uint slice = 1; slice < kPartSlices; ++slice) sum += room[thread % kColumns + slice * kColumns];

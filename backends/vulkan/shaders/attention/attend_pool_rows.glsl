@@ -1,9 +1,11 @@
-// How attend_pool.comp reads queries, keys and values. What it includes this after has declared the operands and its constants.
+// How attend_pool.comp reads queries, keys and values. The includer has declared the operands and its
+// constants.
 
-// Whether the channels of pair i lie side by side.
+// Whether the channels of pair i are adjacent.
 bool adjacent(uint i) { return kPairing == kRopeAdjacent || i >= rope_pairs(); }
 
-// Where the two quads of channels of a unit lie in an aligned row, and how to make its first and second channels of them.
+// The positions of a unit's two quads of channels in an aligned row; split_quads() makes first and second
+// channels of them.
 uvec2 unit_quads(uint unit) {
   return adjacent(unit * 4) ? uvec2(2 * unit, 2 * unit + 1) : uvec2(unit, unit + rope_pairs() / 4);
 }
@@ -30,7 +32,7 @@ uvec4 load_unit(uint row, uint unit) {
   }
   return halves;
 }
-// The angles of a unit in a row of the table; pairs that do not rotate stay as they are.
+// The angles of a unit in a row of the table; pairs that do not rotate are unchanged.
 void load_angles(uint row, uint unit, out vec4 cosines, out vec4 sines) {
   cosines = vec4(1);
   sines = vec4(0);
@@ -56,10 +58,11 @@ uvec2 load_quad(uint row, uint quad) {
   return uvec2(v[row + 2 * quad], 2 * quad + 1 < kHeadDim / 2 ? v[row + 2 * quad + 1] : 0);
 }
 
-// Rotates the queries, the first of which starts at `row`. No branch keeps what follows from being asked for meanwhile.
+// Rotates the queries, the first of which begins at `row`. There is no branch that would delay later loads.
 void rotate_queries(uint row, uint heads, uint position) {
   const uint kPairs = kUnits * 4;
-  // The model's attention factor counts for query and key, but the low half of the table, which rotates keys, lacks it.
+  // The model's attention factor applies to query and key, but the low half of the table, which rotates keys,
+  // lacks it.
   const float factor = kByList && rope_pairs() > 0 ? rope_factor() : 1;
   [[unroll]] for (uint first = 0; first < kHeads * kPairs; first += kThreads) {
     const uint i = min(first + gl_LocalInvocationIndex, kHeads * kPairs - 1), h = i / kPairs, pair = i % kPairs;

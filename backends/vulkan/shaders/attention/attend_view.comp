@@ -1,6 +1,6 @@
-// attention of the view: softmax(q k^T) v in tiles of keys, with a running maximum and sum in base 2. A workgroup takes kRows
-// queries of one KV head, rows and the heads of their group in one sequence, against the keys that they see: all of them, or where
-// the head has more than others, a part.
+// attention to the view: softmax(q k^T) v in tiles of keys, with a running maximum and sum in base 2. A
+// workgroup processes kRows queries of one KV head (rows and the heads of their group in one sequence) with
+// the keys that they see: all of them, or a part of them if the head has more keys than others.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -10,10 +10,10 @@ const uint kThreads = 128;
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const uint kRows = 64;  // 8, 32, 64
-layout(constant_id = 2) const uint kKeys = 64;  // 16, 32, 64: keys of a tile
+layout(constant_id = 2) const uint kKeys = 64;  // 16, 32, 64: keys per tile
 layout(constant_id = 3) const bool kHasList = false;
-layout(constant_id = 4) const bool kAligned = false;  // rows of k and v are whole uvec4
-layout(constant_id = 5) const uint kLanes = 32;        // of a subgroup
+layout(constant_id = 4) const bool kAligned = false;  // rows of k and v consist of whole uvec4
+layout(constant_id = 5) const uint kLanes = 32;        // lanes per subgroup
 layout(constant_id = 6) const bool kEqualHeads = false;  // AttentionParams
 layout(constant_id = 7) const bool kCaps = false;
 layout(constant_id = 8) const bool kHasSinks = false;
@@ -21,32 +21,35 @@ layout(constant_id = 9) const bool kHasIndices = false;
 
 #include "attend_view.glsl"
 
-const uint kStride = kUnits + 1;  // units of a row in shared memory, odd, so that neighbouring rows lie in different banks
+// stride of rows in shared memory, in units; odd, so that neighbouring rows are in different banks
+const uint kStride = kUnits + 1;
 shared uvec4 queries[kRows * kStride];
 shared uvec4 tile[kKeys * kStride];
 void store_unit(uint row, uint unit, uvec4 halves) { tile[row * kStride + unit] = halves; }
 
-// Thread (i, j) of 8 x 16 has the queries i * kRowsEach and on, of these the keys j, j + 16, ..., and of the output the units
-// j, j + 16, ..., or where there are 8 units or fewer, half a unit.
+// Thread (i, j) of 8 x 16 handles the queries from i * kRowsEach on and, for these, keys j, j + 16, ... and
+// output units j, j + 16, ..., or half a unit if there are 8 units or fewer.
 const uint kRowsEach = kRows / 8, kKeysEach = kKeys / 16, kUnitsEach = (kUnits + 15) / 16;
 const bool kHalfUnits = kUnits <= 8;
 const uint kOutsEach = kHalfUnits ? 1 : 2 * kUnitsEach;  // quads of channels
-// Rows go four together, as vectors, or fewer. (A call of min, unlike this, is no constant to NVIDIA's compiler: it leaves the
-// arrays of loops up to it in memory, and an H200 then does 3.5 TFLOP/s instead of 29.)
+// Rows are processed four at a time as vectors, or fewer. (Unlike this expression, a call of min is not a
+// constant for NVIDIA's compiler: it then keeps the arrays of loops up to it in memory, and an H200 does 3.5
+// TFLOP/s instead of 29.)
 const uint kQuadsEach = (kRowsEach + 3) / 4, kRowQuads = 8 * kQuadsEach, kPartStride = kRowQuads + 1;
 const uint kInQuad = kRowsEach < 4 ? kRowsEach : 4;
-// What 16 threads j have for the rows: maxima and sums; or the weights of 16 keys.
+// Maxima and sums of the 16 threads j for the rows; or the weights of 16 keys.
 shared vec4 parts[16 * kPartStride];
-shared vec4 peaks[kRowQuads], factors[kRowQuads];  // of each row: the maximum so far, and what its results are multiplied by
+// for each row: the maximum so far, and the factor for its results
+shared vec4 peaks[kRowQuads], factors[kRowQuads];
 
-// The channel that output o of a thread starts with.
+// The first channel of output o of a thread.
 uint out_channel(uint j, uint o) { return kHalfUnits ? j * 4 : (j + 16 * (o / 2)) * 8 + o % 2 * 4; }
 
 void main() {
   const uint thread = gl_LocalInvocationIndex, i = thread / 16, j = thread % 16;
   const uint vectors = step.n_rows * push.p.group, groups = query_groups();
   if (gl_WorkGroupID.y >= groups || !find_head()) return;
-  // Those with the most keys start first, so that none of them runs alone at the end.
+  // Workgroups with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows, own_first = first + i * kRowsEach;
   const Work work = work_of(local_head, first, min(first + kRows, vectors) - 1);
   const KeyPart taken = own_keys(work);
@@ -65,7 +68,7 @@ void main() {
       const uint c = out_channel(j, o);
       if (!begins && own_first + r < vectors) out_quads[r * kOutsEach + o] = y_quad(own_first + r, c);
     }
-  // Thread t looks after the maxima and sums of rows 4 t and on, as they lie in parts.
+  // Thread t maintains the maxima and sums of rows from 4 t on, in the layout of parts.
   vec4 before = vec4(0);  // the sums of earlier passes, or the sink
   const bool counts_sink = kHasSinks && is_first_pass() && share.part == 0;
   if (thread < kRowQuads) {
@@ -77,7 +80,7 @@ void main() {
       before[e] = counts_sink ? 1 : ml[ml_start(vector) + 1];
     }
   }
-  vec4 sums[kQuadsEach];  // of this thread's keys
+  vec4 sums[kQuadsEach];  // over this thread's keys
   [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) sums[s] = vec4(0);
 
   for (uint key = begin; key < end; key += kKeys) {
@@ -127,10 +130,10 @@ void main() {
     }
     barrier();
 
-    store_tile();  // nobody reads the keys any more
+    store_tile();  // the keys are no longer read
     if (key + kKeys < end) load_keys(row + kKeys, end - key - kKeys);
     [[unroll]] for (uint s = 0; s < kQuadsEach; ++s) {
-      // Where a row has seen no key yet, the weights of those that it does not see are still 0.
+      // For a row that has not seen a key yet, the weights of hidden keys must still be 0.
       const vec4 peak = max(peaks[i * kQuadsEach + s], vec4(kNoPeak / 2)), factor = factors[i * kQuadsEach + s];
       sums[s] *= factor;
       [[unroll]] for (uint e = 0; e < kInQuad; ++e) {

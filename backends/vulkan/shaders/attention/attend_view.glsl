@@ -1,16 +1,17 @@
-// What both shaders of attention of the view share: operands, which keys a query sees, and how rows are read. The shader that
-// includes this has declared the constants kThreads, its workgroup's size; kLanes, lanes of a subgroup; kHeadDim; kRows, queries of
-// a workgroup; kKeys, keys of a tile; kHasList; kAligned: rows of k and v are whole uvec4; kCaps: scores are capped; kHasSinks; and kHasIndices: rows say at
-// which list index their own entries lie, without a window.
+// Shared by both shaders of attention to the view: operands, which keys a query sees, and how rows are read.
+// The includer has declared these constants: kThreads, the size of a workgroup; kLanes, lanes per subgroup;
+// kHeadDim; kRows, queries per workgroup; kKeys, keys per tile; kHasList; kAligned: rows of k and v consist
+// of whole uvec4; kCaps: scores are capped; kHasSinks; kHasIndices: rows state the list index of their own
+// entries, and there is no window.
 //
-// A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of the group, since all
-// of them read the same keys and values.
+// A query vector is one query head of one row. Those of a KV head are numbered row * group + query head of
+// the group, because all of them read the same keys and values.
 #include "../half.glsl"
 #include "../soft_cap.glsl"
 #include "../step.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on, as v
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };  // from first_head on; so is v
 layout(set = 0, binding = 2, std430) readonly buffer K4 { uvec4 k4[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer V4 { uvec4 v4[]; };
@@ -18,8 +19,9 @@ layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Rope { float rope_table[]; };
 layout(set = 0, binding = 6, std430) coherent buffer Y { float y[]; };
 layout(set = 0, binding = 7, std430) coherent buffer Ml { float ml[]; };  // [rows][query_heads]{maximum, sum}
-// Of a head's parts but the first [parts][query vectors][quads of channels] before the division by the sum, and
-// [parts][query vectors]{maximum, sum}; and a counter for each workgroup's queries of a head in parts.
+// For the parts of a head except the first, [parts][query vectors][quads of channels] before division by the
+// sum, and [parts][query vectors]{maximum, sum}; and a counter for each workgroup's queries of a head that is
+// processed in parts.
 layout(set = 0, binding = 8, std430) coherent buffer Outs { vec4 outs[]; };
 layout(set = 0, binding = 9, std430) coherent buffer Stats { vec2 stats[]; };
 layout(set = 0, binding = 10, std430) coherent buffer Counters { uint counters[]; };
@@ -27,7 +29,7 @@ layout(set = 0, binding = 11, std430) readonly buffer Sinks { float sinks[]; }; 
 layout(set = 0, binding = 12, std430) readonly buffer RowIndex { uint row_index[]; };
 layout(push_constant) uniform Push {
   AttentionParams p;
-  uint query_heads;  // of the layer
+  uint query_heads;  // per layer
   uint base[12];
 } push;
 
@@ -39,16 +41,16 @@ layout(push_constant) uniform Push {
 #include "../list.glsl"
 
 const float kLog2E = 1.44269504;  // queries are scaled by it, so that the softmax works in base 2
-const float kNoPeak = -3e38;      // below every score; finite, as not every device computes with infinities
+const float kNoPeak = -3e38;      // below every score; finite, because not every device supports infinities
 
 const uint kUnits = (kHeadDim + 7) / 8;  // a unit is 8 channels, a uvec4 of halves
 
-uint local_head;  // KV head of the dispatch that the workgroup works for
+uint local_head;  // KV head that the workgroup processes, counted from the dispatch's first
 
-// A score as the softmax takes it.
+// A score as input of the softmax.
 float capped(float score) { return kCaps ? soft_cap(score, push.p.cap * kLog2E) : score; }
 
-// Where a query vector lies: a row of the step, and a query head.
+// The row of the step and the query head of a query vector.
 uint row_of(uint vector) { return vector / push.p.group; }
 uint query_head(uint vector) {
   return (push.p.first_head + local_head) * push.p.group + vector % push.p.group;
@@ -56,7 +58,7 @@ uint query_head(uint vector) {
 uint y_start(uint vector) { return push.base[5] + row_of(vector) * push.p.y_stride + query_head(vector) * kHeadDim; }
 uint ml_start(uint vector) { return push.base[6] + (row_of(vector) * push.query_heads + query_head(vector)) * 2; }
 
-// The score that counts in a query's sum and carries no value.
+// The sink's score, which is part of a query's sum but has no value.
 float sink_of(uint vector) { return sinks[push.base[10] + query_head(vector)] * kLog2E; }
 
 // Channel c of a query, rotated and scaled.
@@ -67,7 +69,7 @@ float query_channel(uint vector, uint c, uint position) {
   return x * (push.p.scale * kLog2E);
 }
 
-// Unit `unit` of a row of the view; channels behind the head's are zeros.
+// A unit of a row of the view; channels after the head's are zeros.
 uvec4 k_unit(uint row, uint unit) {
   const uint from = local_head * push.p.view_capacity + row;
   if (kAligned) return k4[push.base[1] / 4 + from * kUnits + unit];
@@ -87,12 +89,13 @@ uvec4 v_unit(uint row, uint unit) {
   return read;
 }
 
-// The list index of a query's own entry; first_index is that of the first row. Of what is behind the last vector, anything.
+// The list index of a query's own entry; first_index is that of the first row. Any value for vectors after
+// the last.
 uint index_of(uint first_index, uint vector) {
   return kHasIndices ? row_index[push.base[11] + min(row_of(vector), step.n_rows - 1)] : first_index + row_of(vector);
 }
 
-// A unit of a query in halves; behind the last vector and the last channel there are zeros.
+// A unit of a query in halves; zeros after the last vector and the last channel.
 uvec4 query_unit(uint vector, uint unit, uint first_index) {
   uvec4 words = uvec4(0);
   if (vector >= step.n_rows * push.p.group) return words;
@@ -105,13 +108,14 @@ uvec4 query_unit(uint vector, uint unit, uint first_index) {
   return words;
 }
 
-// What a head's vectors from `first` to `last` see in this pass. Vectors of a row see the list entries in
-// (own - window, own], where `own` is that of their row; without a window, all before it.
+// The keys that a head's vectors from `first` to `last` see in this pass. Vectors of a row see list entries
+// in (own - window, own], where `own` is the row's own entry; without a window, all entries up to it.
 struct Work {
-  uint count;        // entries of the list
+  uint count;        // entries in the list
   uint first_index;  // list index of the first row's own entry, unless kHasIndices
-  uint begin, end;   // list entries that any vector sees and the view shows, if any; begin is the first of a tile
-  uint all_begin, all_end;  // every vector sees those between them
+  // list entries that any vector sees and the view contains, if any; begin is the first of a tile
+  uint begin, end;
+  uint all_begin, all_end;  // entries that every vector sees
 };
 uint seen_end(uint first_index, uint vector) { return index_of(first_index, vector) + 1; }
 uint seen_begin(uint first_index, uint vector) {
@@ -136,9 +140,9 @@ bool is_last_pass(Work w) { return push.p.first_entry + push.p.view_capacity >= 
 
 #include "attend_view_parts.glsl"
 
-// A tile of keys or values passes through registers, so that it comes while others are worked at. Rows behind the last are
-// zeros: a weight of 0 does not hide a NaN.
-const uint kLoads = (kKeys * kUnits + kThreads - 1) / kThreads;  // units that a thread brings
+// A tile of keys or values passes through registers, so that it is loaded while the previous one is
+// processed. Rows after the last are zeros, because a weight of 0 does not hide a NaN.
+const uint kLoads = (kKeys * kUnits + kThreads - 1) / kThreads;  // units that a thread loads
 uvec4 loaded[kLoads];
 void load_keys(uint first, uint rows) {
   [[unroll]] for (uint l = 0; l < kLoads; ++l) {
@@ -152,7 +156,7 @@ void load_values(uint first, uint rows) {
     loaded[l] = row < rows ? v_unit(first + row, at % kUnits) : uvec4(0);
   }
 }
-// Puts a unit of a row into the tile.
+// Stores a unit of a row in the tile.
 void store_unit(uint row, uint unit, uvec4 halves);
 void store_tile() {
   [[unroll]] for (uint l = 0; l < kLoads; ++l) {

@@ -1,7 +1,7 @@
-// attention of the view by cooperative matrices: softmax(q k^T) v in tiles of keys, f16 times f16 added in f32, with a running
-// maximum and sum in base 2. A workgroup takes 16 queries of one KV head for each of its subgroups against the keys that they see:
-// all of them, or where the head has more than others, a part. A subgroup has all scores and channels of its queries, so that it
-// waits for the others only where tiles change.
+// attention to the view with cooperative matrices: softmax(q k^T) v in tiles of keys, f16 times f16 summed in
+// f32, with a running maximum and sum in base 2. A workgroup has 16 queries of one KV head per subgroup and
+// processes the keys that they see: all of them, or a part of them if the head has more keys than others. A
+// subgroup has all scores and channels of its queries, so it waits for the others only between tiles.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -22,22 +22,23 @@ layout(constant_id = 5) const bool kCaps = false;
 layout(constant_id = 6) const bool kHasSinks = false;
 layout(constant_id = 7) const bool kHasIndices = false;
 const bool kAligned = true;
-const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
+const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four per row
 const uint kRows = kSubgroups * kSize, kKeys = 64, kLanes = kThreads / kSubgroups;
 #include "attend_view.glsl"
 
 #define MATRIX(type, use) coopmat<type, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUse##use>
-// For each matrix side by side in a row of q, k, v. Matrices are variables of their own and no arrays, which a compiler may keep
-// in memory: NVIDIA's does, at a third of the speed.
+// Repeats for each matrix in a row of q, k, v. Matrices are separate variables and not arrays, because a
+// compiler may keep arrays in memory: NVIDIA's does, at a third of the speed.
 const uint kDepth = kHeadDim / kSize;
 #define EACH_DEPTH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-// All rows in shared memory have an odd number of 16 bytes, so that eight of them lie in different banks.
+// All rows in shared memory have an odd number of 16-byte units, so that eight of them are in different
+// banks.
 const uint kStride = kHeadDim / 4 + 2, kScoreStride = kKeys / 4 + 1;
 const uint kTileRows = kKeys > kRows ? kKeys : kRows;  // the queries pass through it too
 shared f16vec4 tile[kTileRows * kStride];
-// Of each query the scores of a tile; then their weights in f16 and, behind them, what its output is multiplied by; at the end
-// its output.
+// For each query the scores of a tile; then their weights in f16, followed by the factor for its output; at
+// the end its output.
 shared vec4 scores[kRows * kScoreStride];
 const uint kFactors = kKeys / 8;
 void store_unit(uint row, uint unit, uvec4 halves) {
@@ -46,7 +47,7 @@ void store_unit(uint row, uint unit, uvec4 halves) {
 }
 vec2 packed(vec4 x) { return uintBitsToFloat(uvec2(packFloat2x16(f16vec2(x.xy)), packFloat2x16(f16vec2(x.zw)))); }
 
-// In the softmax, so many lanes share a row: lane, lane + kSize, ...
+// For the softmax, kSharers lanes share a row: lane, lane + kSize, ...
 const uint kSharers = kLanes / kSize, kQuadsEach = kKeys / 4 / kSharers;
 float max_of_sharers(float x) {
   [[unroll]] for (uint i = kSize; i < kLanes; i *= 2) x = max(x, subgroupShuffleXor(x, i));
@@ -61,7 +62,7 @@ void main() {
   const uint thread = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
   const uint vectors = step.n_rows * push.p.group, groups = query_groups();
   if (gl_WorkGroupID.y >= groups || !find_head()) return;
-  // Those with the most keys start first, so that none of them runs alone at the end.
+  // Workgroups with the most keys start first, so that none of them runs alone at the end.
   const uint first = (groups - 1 - gl_WorkGroupID.y) * kRows;
   const Work work = work_of(local_head, first, min(first + kRows, vectors) - 1);
   const KeyPart taken = own_keys(work);
@@ -79,7 +80,8 @@ void main() {
   if (d < kDepth) coopMatLoad(query##d, tile, sub_row * kStride + d * kQuads, kStride, gl_CooperativeMatrixLayoutRowMajor);
   EACH_DEPTH(BEGIN)
 
-  // The row whose softmax this lane works at, with its sharers: all know its peak, each has a part of the sum.
+  // The row whose softmax this lane and its sharers compute: all of them know its peak, each has a part of
+  // the sum.
   const uint own_row = sub_row + lane % kSize, part = lane / kSize, own_vector = first + own_row;
   const uint seen = min(seen_end(first_index, own_vector), end), unseen = seen_begin(first_index, own_vector);
   const uint own_scores = own_row * kScoreStride;
@@ -88,7 +90,7 @@ void main() {
     peak = sink_of(own_vector);
     if (part == 0) sum = 1;
   }
-  // What an earlier pass has left comes in, and what this one leaves goes out, by matrices of channels.
+  // Load the results of earlier passes, and store those of this one, as matrices of channels.
   if (!begins) {
     if (own_vector < vectors) {
       peak = ml[ml_start(own_vector)];
@@ -109,7 +111,7 @@ void main() {
   if (begin < end) load_keys(begin - push.p.first_entry, end - begin);
   for (uint key = begin; key < end; key += kKeys) {
     const uint row = key - push.p.first_entry;
-    barrier();  // nobody reads the queries or the last values any more
+    barrier();  // the queries and the previous values are no longer read
     store_tile();
     barrier();
     load_values(row, end - key);
@@ -141,7 +143,8 @@ void main() {
         }
     [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) top = max(top, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
     top = max_of_sharers(top);
-    const float shrink = exp2(peak - top), base = max(top, kNoPeak / 2);  // where it has seen no key yet, weights are 0
+    // if the row has not seen a key yet, weights are 0
+    const float shrink = exp2(peak - top), base = max(top, kNoPeak / 2);
     peak = top;
     sum *= shrink;
     subgroupBarrier();  // all scores have been read
@@ -153,7 +156,7 @@ void main() {
     const bool shrinks = subgroupMin(shrink) < 1;
     if (shrinks)
       for (uint i = part; i < kQuads; i += kSharers) scores[own_scores + kFactors + i] = vec4(shrink);
-    barrier();  // nobody reads the keys any more
+    barrier();  // the keys are no longer read
     store_tile();
     barrier();
 

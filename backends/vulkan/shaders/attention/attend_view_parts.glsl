@@ -1,9 +1,10 @@
-// How workgroups share the keys of a head that has more of them than others. attend_view.glsl includes this.
+// How workgroups divide the keys of a head that has more of them than others. attend_view.glsl includes this.
 //
-// A column of the grid works for one part of a head's keys, with a workgroup for each kRows of its queries. There are more columns
-// than heads: where heads are alike, each has one column, and the columns behind theirs have nothing to do. The first part of a
-// head goes on from earlier passes, and leaves its results in y and ml, as a pass before the last one does; the other parts leave
-// theirs in outs and stats. The last workgroup to be done puts them together.
+// A column of the grid processes one part of a head's keys, with a workgroup for each kRows of its queries.
+// There are more columns than heads. If heads are equal, each has one column, and the other columns have no
+// work. The first part of a head continues from earlier passes and leaves its results in y and ml, as any
+// pass except the last does; the other parts leave theirs in outs and stats. The last workgroup to finish
+// combines them.
 #include "../last_group.glsl"
 
 uint tiles_of(uint of_head) { return tiles_in(work_of(of_head, 0, step.n_rows * push.p.group - 1)); }
@@ -12,7 +13,7 @@ const uint kMostShare = 0xffffffff;  // as many as there are columns
 
 Share share;  // of the workgroup
 
-// False where there is nothing for the workgroup to do.
+// Returns false if the workgroup has no work.
 bool find_head() {
   const uint column = gl_WorkGroupID.x;
   share = find_share(Share(column, 0, 1, column), gl_NumWorkGroups.x, push.p.heads);
@@ -20,11 +21,11 @@ bool find_head() {
   return local_head < push.p.heads;
 }
 
-// The workgroup's part of the keys that its queries see. All parts have equally many tiles, but for the last ones, which may have
-// fewer or none.
+// The workgroup's part of the keys that its queries see. All parts have the same number of tiles, except the
+// last ones, which may have fewer or none.
 struct KeyPart {
   uint begin, end;
-  uint busy;  // parts that have tiles; 1 where there are none, as the first part always leaves a result
+  uint busy;  // parts that have tiles; at least 1, because the first part always leaves a result
 };
 KeyPart own_keys(Work w) {
   const uint tiles = tiles_in(w), each = max((tiles + share.parts - 1) / share.parts, 1);
@@ -35,7 +36,7 @@ KeyPart own_keys(Work w) {
   return keys;
 }
 
-// Workgroups in a column, and parts in columns before this head's that are not the first of their head.
+// Workgroups per column, and parts before this head's that are not the first of their head.
 uint query_groups() { return (step.n_rows * push.p.group + kRows - 1) / kRows; }
 uint parts_before() { return share.before - share.local_head; }
 
@@ -44,7 +45,7 @@ uint part_row(uint part, uint vector) { return (parts_before() + part - 1) * que
 uint outs_start(uint part, uint vector) { return push.base[7] / 4 + part_row(part, vector) * kHeadQuads; }
 uint stats_start(uint part, uint vector) { return push.base[8] / 2 + part_row(part, vector); }
 
-// Four channels of y from c on; those behind the head's are zeros, and are not written.
+// Four channels of y from c on; channels after the head's are zeros, and are not written.
 vec4 y_quad(uint vector, uint c) {
   vec4 quad = vec4(0);
   [[unroll]] for (uint e = 0; e < 4; ++e)
@@ -60,7 +61,7 @@ void put_ml(uint vector, vec2 stat) {
   ml[ml_start(vector) + 1] = stat.y;
 }
 
-// What the workgroup's part leaves.
+// Stores a result of the workgroup's part.
 void leave_quad(uint vector, uint c, vec4 quad) {
   if (share.part == 0)
     put_y_quad(vector, c, quad);
@@ -74,8 +75,8 @@ void leave_stat(uint vector, vec2 stat) {
     stats[stats_start(share.part, vector)] = stat;
 }
 
-// Puts the parts of the queries from `first` on together, in their order. Some threads share a query, and ask for several quads
-// of a part at once.
+// Combines the parts of the queries from `first` on, in order. Several threads share a query, and load
+// several quads of a part at once.
 void join_parts(uint first, uint busy, bool last_pass) {
   const uint sharers = kThreads / kRows, kAtOnce = 8;
   const uint vector = first + gl_LocalInvocationIndex / sharers, sharer = gl_LocalInvocationIndex % sharers;
@@ -97,11 +98,11 @@ void join_parts(uint first, uint busy, bool last_pass) {
     const float scale = last_pass ? 1 / all.y : 1;
     [[unroll]] for (uint i = 0; i < kAtOnce; ++i) put_y_quad(vector, (from + i * sharers) * 4, sums[i] * scale);
   }
-  barrier();  // nobody reads the first part's sums any more
+  barrier();  // the first part's sums are no longer read
   if (there && sharer == 0 && !last_pass) put_ml(vector, all);
 }
 
-// All threads call it, once the workgroup has left what it has for the queries from `first` on.
+// All threads call this after the workgroup has stored its results for the queries from `first` on.
 void finish(uint first, KeyPart taken, bool last_pass) {
   if (kEqualHeads || taken.busy == 1) return;
   const uint counter = push.base[9] + parts_before() * query_groups() + first / kRows;

@@ -1,7 +1,7 @@
-// What activation and glu do to a number.
+// The functions of activation and glu.
 #include "../exp.glsl"
 
-// x * sigmoid(x); gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
+// silu is x * sigmoid(x); gelu's 0.5 x (1 + tanh u) is x * sigmoid(2 u).
 float activate(float x, uint act) {
   const float s = act == kActSilu ? x : 1.59576912 * x * (1.0 + 0.044715 * x * x);  // 2 sqrt(2 / pi)
   return x / (1.0 + exp_ulp(-s));

@@ -1,4 +1,5 @@
-// expert_linear, its second part: y[row] += weight times what expert_linear's products left of the row's slots, in their order.
+// expert_linear, second part: y[row] += weight times the results that expert_linear's products left for the
+// row's slots, in order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -1,4 +1,5 @@
-// What product_cooperative.comp leaves of tiles whose depth several workgroups shared, added up: y. A thread makes one column.
+// Adds up the results that product_cooperative.comp leaves for tiles whose depth several workgroups shared. A
+// thread computes one column of y.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #define kOperands 6
@@ -9,12 +10,12 @@ layout(local_size_x = 128) in;
 layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };  // of rows of y
 layout(set = 0, binding = 6, std430) readonly buffer Parts { float all_parts[]; };
 
-const uint kTile = 128, kSize = 16;  // rows and columns of a tile, and of a matrix
+const uint kTile = 128, kSize = 16;  // size of a tile, and of a matrix
 
 void main() {
   const uint row = gl_WorkGroupID.y, col = gl_GlobalInvocationID.x;
   if (row >= product_rows() || col >= push.p.out_cols) return;
-  // Of a glu, 16 columns of either matrix take turns.
+  // For a glu, 16 columns of each matrix alternate.
   const uint part_col = kActivates ? col / kSize * 2 * kSize + col % kSize : col;
   const uint stride = (push.p.out_cols * (kActivates ? 2 : 1) + kTile - 1) / kTile * kTile;
   const uint rows = (gl_NumWorkGroups.y + kTile - 1) / kTile * kTile;

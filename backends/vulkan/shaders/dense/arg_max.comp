@@ -1,6 +1,7 @@
 #version 450
-// arg_max: the column of a row's largest element, the lower one of equals, or -1 where any is NaN or infinite. Workgroups share a row, and the last one puts their
-// findings together: 128256 logits are half a megabyte, which one alone takes 20 us of an H200 to read.
+// arg_max: the column of a row's largest element, the lower one if several are equal; -1 if any is NaN or
+// infinite. Several workgroups share a row, and the last one combines their results: 128256 logits are half a
+// megabyte, which a single one takes 20 us to read on an H200.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
@@ -19,7 +20,7 @@ layout(push_constant) uniform Push {
   uint base[4];
 } push;
 
-// An element's order_bits, and its column. What is no number beats all that are, in column -1.
+// An element's order_bits and its column. A non-finite element beats all others, with column -1.
 struct Best {
   uint bits, column;
 };
@@ -50,7 +51,7 @@ void main() {
   const uint row = gl_WorkGroupID.y, cols = push.p.cols, part = gl_WorkGroupID.x, parts = gl_NumWorkGroups.x;
   if (row >= step.n_logit_rows) return;
   Best best = Best(0, cols);
-  // Eight loads at a time. Columns behind the end repeat the last.
+  // Eight loads at a time. Columns after the end repeat the last one.
   for (uint first = part * kThreads; first < cols; first += 8 * parts * kThreads)
     [[unroll]] for (uint i = 0; i < 8; ++i) {
       const uint c = min(first + i * parts * kThreads + gl_LocalInvocationIndex, cols - 1);

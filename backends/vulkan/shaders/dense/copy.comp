@@ -3,9 +3,10 @@
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-const uint kThreads = 64, kEach = 4;  // words or quads of a thread, all under way at once
+const uint kThreads = 64, kEach = 4;  // kEach: words or quads per thread, all loaded at once
 layout(local_size_x = 64) in;
-layout(constant_id = 0) const bool kInQuads = false;  // all rows start at whole quads and hold whole quads
+// all rows begin at whole quads and consist of whole quads
+layout(constant_id = 0) const bool kInQuads = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Source { uint source[]; };
 layout(set = 0, binding = 1, std430) readonly buffer SourceQuads { uvec4 source_quads[]; };

@@ -1,4 +1,4 @@
-// What the shaders of dense ops are told, where it is more than the op's own parameters: for C++ and GLSL.
+// Parameters of the shaders of dense ops, where they differ from the op's own parameters: for C++ and GLSL.
 #ifndef THIMBLE_VULKAN_DENSE_PARAMS_H
 #define THIMBLE_VULKAN_DENSE_PARAMS_H
 
@@ -7,86 +7,86 @@
 namespace thimble::vulkan {
 #endif
 
-// Elements of a sum of squares that matvec leaves for the norm of y.
+// Elements per sum of squares that matvec leaves for the norm of y.
 #define kSquaresEach 4u
 
-// matvec, product, product_cooperative and add_parts. A dispatch sees some rows of x and y and some of the
-// matrix: op_params.h's LinearParams, in parts.
+// For matvec, product, product_cooperative and add_parts. A dispatch covers some rows of x and y and some
+// rows of the matrix, that is, a part of op_params.h's LinearParams.
 struct ProductParams {
-  uint in_cols;    // of x; on matrix units: of both in scratch
-  uint out_cols;   // rows of the matrix that this dispatch sees
-  uint x_stride;   // elements from row to row of x
-  uint y_stride;   // elements from row to row of y
-  uint row_bytes;  // of the matrix
-  uint first_row;  // the step's row that lies in row 0 of x and y
+  uint in_cols;    // of x; on matrix units: of x and W in scratch
+  uint out_cols;   // rows of the matrix in this dispatch
+  uint x_stride;   // elements between rows of x
+  uint y_stride;   // elements between rows of y
+  uint row_bytes;  // per row of the matrix
+  uint first_row;  // the step's row that is row 0 of x and y
   uint rows;       // kStepRows, kLogitRows
   uint act;        // kActSilu, kActGelu
   uint has_bias;
-  uint adds;         // y += W x + bias
-  uint up_row;       // on matrix units, of a glu: where in W the other matrix begins
-  uint depth_each;   // on matrix units: columns of x and W for a workgroup, a multiple of 32
-  uint prepares;     // matvec: the norm of y
-  uint scales;       // matvec: x was prepared so
-  float eps;         // and what its norm wants
-  uint writes_norm;  // and whether the norm is to be written
+  uint adds;         // 1: y += W x + bias
+  uint up_row;       // on matrix units, for a glu: the row of W at which the other matrix begins
+  uint depth_each;   // on matrix units: columns of x and W per workgroup, a multiple of 32
+  uint prepares;     // matvec: prepares the norm of y
+  uint scales;       // matvec: x is a prepared norm
+  float eps;         // of that norm
+  uint writes_norm;  // whether the finished norm is written
 };
 
-// scale_rows: x as f16, [rows][depth].
+// For scale_rows: x as f16, [rows][depth].
 struct ScaleRowsParams {
-  uint each;  // rows of x for a row of the step
+  uint each;  // rows of x per row of the step
   uint in_cols;
-  uint depth;      // in_cols, rounded up to a multiple of 32; zeros behind in_cols
-  uint x_stride;   // elements from row to row of x
-  uint first_row;  // the step's row that lies in row 0
+  uint depth;      // in_cols rounded up to a multiple of 32; zeros from in_cols on
+  uint x_stride;   // elements between rows of x
+  uint first_row;  // the step's row that is row 0
   uint rows;       // kStepRows, kLogitRows
 };
-// dequantize: W as f16, [rows][depth].
+// For dequantize: W as f16, [rows][depth].
 struct DequantizeParams {
   uint in_cols;
   uint depth;
-  uint row_bytes;     // of the matrix
-  uint first_expert;  // of experts: the first, and how many rows lie from one to the next in W and in what is
-                      // made
+  uint row_bytes;  // per row of the matrix
+  // for experts: the first one, and the rows between one and the next, in W and in the result
+  uint first_expert;
   uint from_rows;
   uint to_rows;
 };
 
-// Experts: matvec, product and product_cooperative, which for them make rows of y that belong to slots. A
-// dispatch makes some columns of y, with the matrices of some experts, which it sees from the first column's
-// row of the first one on.
+// For the experts' variants of matvec, product and product_cooperative, which compute rows of y that belong
+// to slots. A dispatch computes some columns of y with the matrices of some experts, which it sees from the
+// first column's row of the first one on.
 struct ExpertProductParams {
-  uint in_cols;      // of x; on matrix units: of both in scratch
-  uint out_cols;     // of y, that this dispatch makes
-  uint x_stride;     // elements from row to row of x
-  uint y_stride;     // elements from row to row of y
-  uint row_bytes;    // of the matrices
-  uint matrix_rows;  // from an expert to the next; on matrix units, a glu's other matrix is behind all
-                     // experts'
-  uint bias_rows;    // elements of an expert's bias
+  uint in_cols;    // of x; on matrix units: of x and W in scratch
+  uint out_cols;   // columns of y in this dispatch
+  uint x_stride;   // elements between rows of x
+  uint y_stride;   // elements between rows of y
+  uint row_bytes;  // per row of the matrices
+  // between experts; on matrix units, a glu's second matrices follow the first ones of all experts
+  uint matrix_rows;
+  uint bias_rows;  // elements per expert's bias
   uint experts;
-  uint first_expert, seen_experts;  // whose matrices it sees
-  uint first_slot, seen_slots;      // whose rows of y it sees
+  uint first_expert, seen_experts;  // the experts whose matrices are visible
+  uint first_slot, seen_slots;      // the slots whose rows of y are visible
   uint of_tokens;                   // 1: x has a row for each token; 0: for each slot
   uint act;
   uint has_bias, has_up_bias;
-  uint route_kind, route_share;  // matvec, where it chooses the experts by itself: of RouteParams
+  uint route_kind, route_share;  // of RouteParams, for a matvec that chooses the experts itself
   float route_scale;
 };
-// add_experts.
+// For add_experts.
 struct AddExpertsParams {
-  uint cols;      // of y, that this dispatch makes
-  uint y_stride;  // elements from row to row of y
+  uint cols;      // columns of y in this dispatch
+  uint y_stride;  // elements between rows of y
 };
-// slots_of_rows.
+// For slots_of_rows.
 struct SlotsOfRowsParams {
   uint experts;
 };
 
-// embed. A dispatch sees some rows of the table.
+// For embed. A dispatch covers some rows of the table.
 struct TableParams {
   uint cols;
   uint row_bytes;
-  uint first_token, tokens;  // it sees the rows of these; it leaves those of other tokens alone
+  uint first_token, tokens;  // the tokens whose rows are visible; other tokens are skipped
 };
 
 #ifdef __cplusplus

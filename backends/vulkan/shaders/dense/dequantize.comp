@@ -1,5 +1,6 @@
 #version 450
-// linear, glu and experts of more than one row, first: rows of W as f16. A thread makes eight neighbours.
+// linear, glu and experts for more than one row, first part: converts rows of W to f16. A thread makes eight
+// neighbours.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #define BOOKS
@@ -29,7 +30,7 @@ void main() {
   const uint e = gl_GlobalInvocationID.x, eights = push.p.depth / 8;
   uint from = gl_WorkGroupID.y, to = gl_WorkGroupID.y;
 #ifdef EXPERTS
-  // An expert that nobody chose is not read.
+  // Experts that no row chose are skipped.
   const uint expert = gl_WorkGroupID.z, slot = push.base[3] + push.p.first_expert + expert;
   if (first_slots[slot] == first_slots[slot + 1]) return;
   from += expert * push.p.from_rows;

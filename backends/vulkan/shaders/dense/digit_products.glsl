@@ -1,8 +1,9 @@
-// q4_K, q5_K, q6_K and q8_0 by the digits of x (digits.glsl).
+// Products of q4_K, q5_K, q6_K and q8_0 with digits of x (digits.glsl).
 
-// The sums of a digit stay below 2^26: 2 * 16 columns of at most 2^7 * 15, 16 times as large, by scales of 6 bits.
+// The sums of a digit stay below 2^26: 2 * 16 columns of at most 2^7 * 15, 16 times as large, with scales of
+// 6 bits.
 float super_product(uint piece, Columns x) {
-  const uint pair = piece % 8 / 2;  // of groups, whose scales and minima are two neighbouring bytes
+  const uint pair = piece % 8 / 2;  // pair of groups, whose scales and minima are two neighbouring bytes
   uint low[4], high[4];
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     const uint q = words.quants[i];
@@ -31,8 +32,9 @@ float super_product(uint piece, Columns x) {
          d.y * (float(minimum_of(piece)) * x.sum);
 }
 
-// A piece has 8 bytes of low halves for groups 0 and 2 of a half, 8 for 1 and 3, and 8 of pairs of high bits for all four. Four
-// times a weight is a signed byte: its six bits at the top, the first inverted. At most 2^26 in 32 bits.
+// A piece has 8 bytes of low nibbles for groups 0 and 2 of a half, 8 for groups 1 and 3, and 8 with pairs of
+// high bits for all four. Four times a weight is a signed byte: its six bits at the top, the highest
+// inverted. The sums are at most 2^26 and fit 32 bits.
 float q6_K_product(uint block, uint part, Columns x) {
   const uint half_block = part / 4, i = part % 4;
   const uvec2 even = two_words(block + 64 * half_block + 8 * i), odd = two_words(block + 64 * half_block + 32 + 8 * i),
@@ -43,7 +45,7 @@ float q6_K_product(uint block, uint part, Columns x) {
   numbers[1] = ivec2(odd << 2 & four | pairs << 4 & two);
   numbers[2] = ivec2(even >> 2 & four | pairs << 2 & two);
   numbers[3] = ivec2(odd >> 2 & four | pairs & two);
-  // Two signed scales of 16 columns to a group.
+  // Two signed scales of 16 columns per group.
   const ivec2 words = ivec2(two_words(block + 192 + 8 * half_block) >> 8 * (i / 2));
   const ivec4 scales = ivec4(bitfieldExtract(words, 0, 8), bitfieldExtract(words, 16, 8)).xzyw;
   float sum = 0;
@@ -57,7 +59,7 @@ float q6_K_product(uint block, uint part, Columns x) {
   return one_half(block + 208) / 4 * (x.digits.unit * sum);
 }
 
-// A scale and 32 signed bytes. At most 2^19 in 32 bits.
+// A scale and 32 signed bytes. The sums are at most 2^19 and fit 32 bits.
 float q8_0_product(uint block, Columns x) {
   int numbers[8];
   [[unroll]] for (uint i = 0; i < 4; ++i) {

@@ -1,5 +1,5 @@
 #version 450
-// embed: a row of the embedding table for every token. A thread makes four neighbours.
+// embed: copies a row of the embedding table for each token. A thread makes four neighbours.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #define BOOKS

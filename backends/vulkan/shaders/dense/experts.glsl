@@ -1,10 +1,11 @@
-// Products of experts: y[slot][c] = sum over i of x[i] w[c][i] + bias[c], x being the slot's row or the slot's token's, w and bias
-// its expert's; or y = act(y) times that, or act(w x + bias) times (up x + up_bias). As product.glsl, for the same shaders.
+// Products of experts: y[slot][c] = sum over i of x[i] w[c][i] + bias[c], where x is the row of the slot or
+// of its token, and w and bias are those of its expert; or y = act(y) * that, or act(w x + bias) * (up x +
+// up_bias). Has the interface of product.glsl, for the same shaders.
 #include "../step.glsl"
 #include "activate.glsl"
 #include "dense_params.h"
 
-layout(constant_id = 1) const bool kActivates = false;  // y = act(y) times the product: the second of a glu
+layout(constant_id = 1) const bool kActivates = false;  // y = act(y) * product: the second product of a glu
 
 layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };  // [experts][bias_rows], as up_bias
 layout(set = 0, binding = 4, std430) buffer Y { float y[]; };
@@ -16,18 +17,18 @@ layout(push_constant) uniform Push {
   uint base[kOperands];
 } push;
 
-uint expert;  // that the workgroup multiplies with
+uint expert;  // the expert of the workgroup
 
-// Where an expert's slots begin; behind the last expert, where they end.
+// The first slot of an expert; for the index after the last expert, the end of all slots.
 uint first_slot(uint of_expert) { return first_slots[push.base[5] + of_expert]; }
-// Whether the dispatch sees the expert's matrix.
+// Whether the expert's matrix is visible to the dispatch.
 bool sees_expert() { return expert - push.p.first_expert < push.p.seen_experts; }
-// The row of the matrices, as the dispatch sees them, for a column of y; and how many there are.
+// The visible row of the matrices for a column of y, and the number of rows.
 uint matrix_row(uint column) { return (expert - push.p.first_expert) * push.p.matrix_rows + column; }
 uint matrix_rows() { return (push.p.seen_experts - 1) * push.p.matrix_rows + push.p.out_cols; }
 uint x_row(uint slot) { return push.p.of_tokens != 0 ? row_of_slot[push.base[6] + slot] : slot - push.p.first_slot; }
 
-// act(gate) times up. kActClamped: gpt-oss.
+// act(gate) * up. kActClamped: gpt-oss.
 float glu_of(float gate, float up) {
   if (push.p.act != kActClamped) return activate(gate, push.p.act) * up;
   gate = min(gate, 7);

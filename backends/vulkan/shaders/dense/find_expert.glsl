@@ -1,9 +1,10 @@
-// Which expert a workgroup works for; whole subgroups call these. kLanes: lanes of a subgroup.
+// Finds the expert of a workgroup; whole subgroups call these functions. kLanes: lanes per subgroup.
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-// Whose slot it is: as many experts come before as have slots that end before it. Four loads go out together.
+// Finds the expert of a slot: the number of experts whose slots end before it. Four loads are issued
+// together.
 void find_expert(uint slot) {
   expert = 0;
   for (uint from = 0; from < push.p.experts; from += 4 * kLanes) {
@@ -16,7 +17,8 @@ void find_expert(uint slot) {
   }
 }
 
-// Experts' slots in tiles of `each`, one expert's after the other's: finds the slots of a tile. False where there is none.
+// Divides each expert's slots into tiles of `each` and finds the slots of a tile. Returns false if there is
+// no such tile.
 bool find_tile(uint tile, uint each, out uint first, out uint end) {
   uint before = 0;
   for (uint from = 0; from < push.p.experts; from += kLanes) {
@@ -35,7 +37,7 @@ bool find_tile(uint tile, uint each, out uint first, out uint end) {
   }
   return false;
 }
-// The same, of what the dispatch sees.
+// The same for the visible slots of the dispatch.
 bool find_seen_tile(uint tile, uint each, out uint first, out uint end) {
   if (!find_tile(tile, each, first, end) || !sees_expert()) return false;
   first = max(first, push.p.first_slot);

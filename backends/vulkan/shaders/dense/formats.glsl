@@ -1,15 +1,18 @@
-// The weight types of base/dtype_list.h as floats, four neighbours of a row at a time. backends/cpu/isa/dequant.h defines them.
+// The weight types of base/dtype_list.h as floats, four neighbours of a row at a time.
+// backends/cpu/isa/dequant.h defines the formats.
 //
-// The type is specialisation constant 0: the branches of the others are gone when a pipeline is made. Products of scales and
-// integers are exact in f32, so a weight is rounded at most once, as on the CPU.
+// The type is specialisation constant 0, so the branches of other types are removed when a pipeline is
+// created. Products of scales and integers are exact in f32, so a weight is rounded at most once, as on the
+// CPU.
 #include "../../../../base/dtype_list.h"
 
 layout(constant_id = 0) const uint kType = 0;
 
-// With BOOKS all types, else those alone whose elements are numbers with a scale, and perhaps an offset, of their group: a card
-// then compiles less for the products of a token, whose code it keeps in its caches.
+// With BOOKS all types are supported, otherwise only those whose elements are numbers with a scale, and
+// possibly an offset, of their group. The code of a token's products, which a card keeps in its caches, is
+// then smaller.
 
-// Word i of a matrix, and of the code books; the shader that includes this defines both.
+// Word i of a matrix, and of the code books. The includer defines both.
 uint word_at(uint matrix, uint i);
 #ifdef BOOKS
 uint book_word(uint i);
@@ -27,22 +30,22 @@ const uint kBlockBytes = THIMBLE_DTYPES(X) 0;
 
 const bool kPlain = kBlock == 1;  // no blocks: rows of any length
 
-// A row of a matrix, or what follows in it: a block, or the quants in that.
+// A row of a matrix, or a position inside one: a block, or the quants of a block.
 struct Row {
   uint matrix;
-  uint first;  // byte of the matrix that it starts at; an even number, but of mxfp4
-  uint cols;   // elements of the row
+  uint first;  // byte offset in the matrix; even, except for mxfp4
+  uint cols;   // elements per row
 };
 Row behind(Row row, uint bytes) { return Row(row.matrix, row.first + bytes, row.cols); }
 
-// Word i of what starts at a whole word, or in the middle of one.
+// Word i from a position that is at the start, or in the middle, of an aligned word.
 uint word(Row row, uint i) { return word_at(row.matrix, row.first / 4 + i); }
 uint even_word(Row row, uint i) {
   const uint at = row.first / 4 + i, first = word_at(row.matrix, at);
-  if (row.first % 4 == 0) return first;  // the word behind it may lie behind the matrix
+  if (row.first % 4 == 0) return first;  // the next word may be outside of the matrix
   return first >> 16 | word_at(row.matrix, at + 1) << 16;
 }
-// Four bytes from any byte on, and one.
+// Four bytes at any byte position, and one byte.
 uint any_word(Row row) {
   const uint at = row.first / 4, shift = row.first % 4 * 8, first = word_at(row.matrix, at);
   if (shift == 0) return first;
@@ -60,7 +63,7 @@ vec4 signed_bytes(uint w) {
   return vec4(i << 24 >> 24, i << 16 >> 24, i << 8 >> 24, i >> 24);
 }
 uint byte_of(uint w, uint i) { return w >> 8 * i & 0xff; }
-// Bits 0 to 3 to bit 4 of four bytes: a fifth bit's worth.
+// Moves bits 0 to 3 to bit 4 of four bytes, the value of a fifth bit.
 uint fifth_bits(uint bits) { return (bits & 15) * 0x02040810 & 0x10101010; }
 
 // ---- f32, f16, bf16 ----
@@ -71,7 +74,7 @@ float plain_weight(Row row, uint column) {
   return kType == kF16 ? unpackHalf2x16(bits).x : uintBitsToFloat(bits << 16);
 }
 vec4 plain_weights(Row row, uint column) {
-  if (column + 4 > row.cols) {  // the end of a row, filled up with zeros
+  if (column + 4 > row.cols) {  // the end of a row, padded with zeros
     vec4 w = vec4(0);
     [[unroll]] for (uint i = 0; i < 3; ++i)
       if (column + i < row.cols) w[i] = plain_weight(row, column + i);
@@ -87,7 +90,7 @@ vec4 plain_weights(Row row, uint column) {
 
 // ---- blocks of 32: elements 4 quad to 4 quad + 3 ----
 
-// The types of 4 and 5 bits: the low halves of 16 bytes are elements 0 to 15, the high halves 16 to 31.
+// The types of 4 and 5 bits: the low nibbles of 16 bytes are elements 0 to 15, the high nibbles 16 to 31.
 uint low_or_high(uint w, uint quad) { return w >> quad / 4 * 4 & 0x0f0f0f0f; }
 
 vec4 q8_0(Row b, uint quad) { return half_at(b) * signed_bytes(even_word(behind(b, 2), quad)); }
@@ -111,8 +114,9 @@ vec4 q5_1(Row b, uint quad) {
 
 // ---- blocks of 256: elements 4 quad to 4 quad + 3 of a group of 32 ----
 
-// q4_K, q5_K: d and m, 12 bytes with the scale and the minimum of each group in 6 bits, [q5_K: 32 bytes of fifth bits, bit g
-// of byte i for element i of group g], 128 bytes, of which two groups share 32.
+// q4_K, q5_K. Bytes: d and m; 12 bytes with the scale and the minimum of each group in 6 bits; for q5_K 32
+// bytes of fifth bits, bit g of byte i for element i of group g; 128 bytes of nibbles, of which two groups
+// share 32.
 vec4 q45_K(Row b, uint group, uint quad) {
   const bool q5 = kType == kQ5_K;
   const vec2 d = unpackHalf2x16(word(b, 0));
@@ -124,8 +128,9 @@ vec4 q45_K(Row b, uint group, uint quad) {
   return d.x * float(byte_of(scales, i)) * unsigned_bytes(q) - d.y * float(byte_of(minima, i));
 }
 
-// 128 bytes of low halves, 64 of pairs of high bits, 16 signed scales of 16 elements each, d. Each half of 128 elements has
-// 64 low and 32 high bytes: byte i of the high ones serves elements i, 32 + i, 64 + i, 96 + i.
+// Bytes: 128 bytes of low nibbles; 64 of pairs of high bits; 16 signed scales of 16 elements each; d. Each
+// half of 128 elements has 64 low and 32 high bytes: byte i of the high ones belongs to elements i, 32 + i,
+// 64 + i, 96 + i.
 vec4 q6_K(Row b, uint group, uint quad) {
   const uint part = group / 4, quarter = group % 4;
   const uint low = even_word(b, 16 * part + quarter % 2 * 8 + quad) >> quarter / 2 * 4 & 0x0f0f0f0f;
@@ -141,16 +146,17 @@ float fp4_scale(uint x) { return uintBitsToFloat(x < 2 ? 0x00200000 << x : x - 1
 #ifdef BOOKS
 uint pairs_of_bits(uint w, uint group) { return w >> 2 * (group % 4) & 0x03030303; }
 
-// 16 bytes of scales (low halves) and minima (high halves) of 16 elements each, 64 bytes of pairs of bits, d, m. Each half of
-// 128 elements has 32 bytes: byte i of these serves elements i, 32 + i, 64 + i, 96 + i.
+// Bytes: 16 bytes with scales (low nibbles) and minima (high nibbles) of 16 elements each; 64 bytes of pairs
+// of bits; d; m. Each half of 128 elements has 32 bytes: byte i belongs to elements i, 32 + i, 64 + i, 96 +
+// i.
 vec4 q2_K(Row b, uint group, uint quad) {
   const uint q = pairs_of_bits(word(b, 4 + group / 4 * 8 + quad), group);
   const uint scale = byte_at(b, 2 * group + quad / 4);
   const vec2 d = unpackHalf2x16(word(b, 20));
   return d.x * float(scale & 15) * unsigned_bytes(q) - d.y * float(scale >> 4);
 }
-// 32 bytes of third bits, bit g of byte i for element i of group g; 64 bytes as q2_K's; 12 bytes with 16 scales of six bits, in
-// which low halves come before pairs of high bits; d.
+// Bytes: 32 bytes of third bits, bit g of byte i for element i of group g; 64 bytes as in q2_K; 12 bytes with
+// 16 scales of six bits, first low nibbles, then pairs of high bits; d.
 vec4 q3_K(Row b, uint group, uint quad) {
   const uint q = pairs_of_bits(even_word(b, 8 + group / 4 * 8 + quad), group);
   const uint third = even_word(b, quad) >> group & 0x01010101;
@@ -159,7 +165,7 @@ vec4 q3_K(Row b, uint group, uint quad) {
   return half_at(behind(b, 108)) * float(int(scale) - 32) * (unsigned_bytes(q | third << 2) - 4);
 }
 
-// Types whose nibbles name one of 16 values, four of them in a word.
+// Types whose nibbles index a table of 16 values, stored four per word.
 const uint kIq4Values[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};  // -127 -104 -83 ... 89 113
 const uint kFp4Values[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};  // 0 1 2 3 4 6 8 12 0 -1 ... -12
 vec4 iq4_values(uint q) {
@@ -174,11 +180,12 @@ vec4 iq4_values(uint q) {
 vec4 iq4_nl(Row b, uint quad) {
   return half_at(b) * iq4_values(low_or_high(even_word(behind(b, 2), quad % 4), quad));
 }
-// An exponent x, 16 bytes: 2^(x - 128) times the value, which is twice what it stands for.
+// Bytes: an exponent x, 16 bytes of nibbles. Value: 2^(x - 128) * value, since the table's values are
+// doubled.
 vec4 mxfp4(Row b, uint quad) {
   return fp4_scale(byte_at(b, 0)) * iq4_values(low_or_high(any_word(behind(b, 1 + quad % 4 * 4)), quad));
 }
-// d, 2 bytes of the scales' high pairs of bits, 4 of their low halves, 128 of nibbles.
+// Bytes: d; 2 bytes with the high bits of the scales in pairs; 4 with their low nibbles; 128 of nibbles.
 vec4 iq4_xs(Row b, uint group, uint quad) {
   const uint head = word(b, 0);
   const uint scale = word(b, 1) >> 4 * group & 15 | (head >> 16 + 2 * group & 3) << 4;
@@ -186,13 +193,14 @@ vec4 iq4_xs(Row b, uint group, uint quad) {
   return unpackHalf2x16(head).x * float(int(scale) - 32) * iq4_values(q);
 }
 
-// Numbers of -1, 0 and 1: as pairs of bits, or as digits of base 3, which come out at the top of a byte as it is multiplied.
+// Numbers -1, 0 and 1: as pairs of bits, or as base-3 digits, which multiplication by 3 moves out at the top
+// of a byte.
 vec4 tq2_0(Row b, uint group, uint quad) {
   return half_at(behind(b, 64)) * (unsigned_bytes(pairs_of_bits(even_word(b, group / 4 * 8 + quad), group)) - 1);
 }
 const uint kPowersOf3[5] = {1, 3, 9, 27, 81};
 vec4 tq1_0(Row b, uint group, uint quad) {
-  // 32 bytes for groups 0 to 4, 16 for 5, 6 and half of 7, 4 for the rest.
+  // 32 bytes for groups 0 to 4, 16 for groups 5, 6 and half of 7, 4 for the rest.
   const uint sixteen = 2 * (group - 5) + quad / 4;
   const bool last = group == 7 && quad >= 4;
   const uint w = even_word(b, group < 5 ? quad : last ? 12 : 8 + quad % 4);
@@ -219,8 +227,8 @@ vec4 other_weights(Row b, uint group, uint quad) {
 vec4 other_weights(Row b, uint group, uint quad) { return vec4(0); }
 #endif
 
-// The four weights of a row from column 256 unit + 32 group + 4 quad on, which is one of its columns; quad < 8, and group < 8
-// where blocks are of 256.
+// The four weights of a row from column 256 unit + 32 group + 4 quad on, which must exist; quad < 8, and
+// group < 8 for types with blocks of 256.
 vec4 weights(Row row, uint unit, uint group, uint quad) {
   if (kPlain) return plain_weights(row, 256 * unit + 32 * group + 4 * quad);
   const Row b = behind(row, (kBlock == 32 ? 8 * unit + group : unit) * kBlockBytes);
@@ -237,7 +245,7 @@ vec4 weights(Row row, uint unit, uint group, uint quad) {
   return other_weights(b, group, quad);
 }
 
-// Eight weights as f16. No model comes near the largest; what does, stops there.
+// Eight weights as f16. Values beyond f16's range, which no model comes near, are clamped.
 uvec4 pack_eight(vec4 low, vec4 high) {
   const float most = 65504;
   low = clamp(low, -most, most);

@@ -1,8 +1,9 @@
-// The erf form of gelu, x times the normal distribution's share below x: GLSL has no erf.
+// The erf form of gelu: x times the cumulative normal distribution at x. GLSL has no erf.
 
-// The share beyond t >= 0 is exp(-t^2 / 2) R(t), and R smooth: a polynomial in u = 1 / (1 + 0.26 t) that meets R / u at
-// Chebyshev's nodes is off by less than 2^-24 of it up to t = 13.3, beyond which the share is no normal number. Evaluated in
-// f32 that becomes 6 half ulps, and 16 + t^2 / 2 with those of the square, the exponential and the division.
+// The tail beyond t >= 0 is exp(-t^2 / 2) R(t) with a smooth R. A polynomial in u = 1 / (1 + 0.26 t) that
+// interpolates R / u at Chebyshev nodes has a relative error below 2^-24 up to t = 13.3; beyond that the tail
+// is not a normal number. Evaluated in f32, this becomes 6 half ulps, and 16 + t^2 / 2 with the errors of the
+// square, the exponential and the division.
 float gelu_erf(float x) {
   const float t = min(abs(x), 13.3), u = 1 / (1 + 0.26 * t);
   float r = 0.0324409045;

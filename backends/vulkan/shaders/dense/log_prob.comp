@@ -1,5 +1,5 @@
 #version 450
-// log_prob: log softmax of each row at its target, a workgroup a row.
+// log_prob: log softmax of each row at its target, one workgroup per row.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #include "../step.glsl"
@@ -24,8 +24,8 @@ void main() {
   for (uint c = gl_LocalInvocationIndex; c < cols; c += kThreads) largest = max(largest, x[from + c]);
   largest = group_max(largest);
 
-  // The CPU adds in double. Here what an addition rounds off is carried into the next one (Kahan), so that the sum of a
-  // thread's hundreds of terms is off by an ulp or two.
+  // The CPU adds in double. Here the rounding error of an addition is carried into the next one (Kahan), so
+  // that the sum of a thread's hundreds of terms is off by an ulp or two.
   precise float sum = 0, carry = 0;
   for (uint c = gl_LocalInvocationIndex; c < cols; c += kThreads) {
     precise const float term = exp_ulp(x[from + c] - largest) - carry;
@@ -36,8 +36,8 @@ void main() {
   const float total = group_sum(sum);
   if (gl_LocalInvocationIndex != 0) return;
 
-  // The difference of two logits may be large and the logarithm small beside it: what rounding takes from the difference
-  // goes to the logarithm, so that only the last subtraction rounds.
+  // The difference of two logits may be large and the logarithm small. The rounding error of the difference
+  // is added to the logarithm, so that only the last subtraction rounds.
   const float logit = x[from + target[push.base[1] + row]];
   precise const float difference = logit - largest, taken = difference - logit;
   precise const float rest = (logit - (difference - taken)) - (largest + taken);

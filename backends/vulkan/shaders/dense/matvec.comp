@@ -1,12 +1,12 @@
 #version 450
-// linear and glu for few rows: a workgroup reads some rows of W once, which is what takes time, and multiplies them with as
-// many rows of x as it is for.
+// linear and glu for few rows: a workgroup reads some rows of W once, which dominates the time, and
+// multiplies them with kRows rows of x.
 //
-// A thread takes pieces of 32 columns. It has the numbers of x in registers for all rows of W that the workgroup reads, and
-// multiplies these while the next are on their way.
+// A thread processes pieces of 32 columns. It keeps the numbers of x in registers for all rows of W that the
+// workgroup reads, and multiplies these while the next ones are loaded.
 //
-// A norm between two products is made by both. The first writes y times the norm's weight, and sums of squares of y; the others
-// multiply that, and by the norm's scale at the end.
+// A norm between two products is computed by both. The first product writes y times the norm's weight, and
+// sums of squares of y; the others multiply that, and apply the norm's scale at the end.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #ifdef DIGITS
@@ -24,17 +24,20 @@
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-layout(constant_id = 3) const uint kLines = 8;     // rows of W, of both matrices in turns: a multiple of 4, and 4 without pieces
-layout(constant_id = 4) const uint kRows = 1;      // of y in a workgroup
-layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is glu's gate, and this is its up
-layout(constant_id = 7) const uint kLanes = 32;    // of a subgroup
-layout(constant_id = 8) const uint kTogether = 1;  // lines of a turn of the loop: 1, 2 or 4
+// rows of W, of both matrices in turn: a multiple of 4, and 4 without pieces
+layout(constant_id = 3) const uint kLines = 8;
+layout(constant_id = 4) const uint kRows = 1;      // rows of y per workgroup
+layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is the gate of a glu, and there is an up
+layout(constant_id = 7) const uint kLanes = 32;    // lanes per subgroup
+layout(constant_id = 8) const uint kTogether = 1;  // lines per iteration of the loop: 1, 2 or 4
 #ifdef EXPERTS
-layout(constant_id = 9) const uint kChosen = 0;  // y adds up so many slots; 0: they have rows of their own
-layout(constant_id = 10) const uint kTeams = 1;  // slots that are multiplied at once, by equally many threads each
-layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, where y adds up slots
-layout(constant_id = 12) const uint kExperts = 1;       // of which a glu chooses by itself
-layout(constant_id = 13) const uint kRouted = 0;        // so many, or none: they are chosen
+// y is the sum over this many slots; 0: each slot has its own row
+layout(constant_id = 9) const uint kChosen = 0;
+// slots that are multiplied at once, with the same number of threads each
+layout(constant_id = 10) const uint kTeams = 1;
+layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, if y is a sum over slots
+layout(constant_id = 12) const uint kExperts = 1;       // number of experts, among which a glu chooses itself
+layout(constant_id = 13) const uint kRouted = 0;        // how many it chooses; 0: they are already chosen
 layout(constant_id = 14) const bool kHasRouteBias = false;
 #else
 const uint kTeams = 1;
@@ -44,13 +47,13 @@ layout(set = 0, binding = 2, std430) readonly buffer WQuads { uvec4 w_quads[]; }
 layout(set = 0, binding = 5, std430) readonly buffer Up { uint up[]; };
 layout(set = 0, binding = 5, std430) readonly buffer UpQuads { uvec4 up_quads[]; };
 #ifdef EXPERTS
-// What a glu has at these places is of no use to a norm.
+// A glu has other operands at these bindings, which a norm does not need.
 layout(set = 0, binding = 5, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) readonly buffer WeightOfSlot { float weight_of_slot[]; };
-const uint kSquares = 4, kPrepared = 6, kNormWeight = 7;  // of push.base
-// A glu may choose the experts by itself, and leave what route gives to those behind it.
+const uint kSquares = 4, kPrepared = 6, kNormWeight = 7;  // indices into push.base
+// A glu may choose the experts itself, and write the results of route for later ops.
 layout(set = 0, binding = 6, std430) writeonly buffer FirstMade { uint first_made[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer RowMade { uint row_made[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer WeightMade { float weight_made[]; };
@@ -58,32 +61,33 @@ layout(set = 0, binding = 10, std430) readonly buffer Logits { float logits[]; }
 layout(set = 0, binding = 11, std430) readonly buffer RouteBias { float route_biases[]; };
 #else
 const uint kSquares = 8, kPrepared = 6, kNormWeight = 7;
-layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };  // of kSquaresEach elements each
-layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or what is prepared
+// of kSquaresEach elements each
+layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };
+layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or the prepared norm
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };
 layout(set = 0, binding = 9, std430) writeonly buffer SquaresOfY { float squares_of_y[]; };
 #endif
 
-const uint kCols = kLines / kMatrices;     // of y
+const uint kCols = kLines / kMatrices;     // columns of y
 const uint kSubgroups = kThreads / kLanes;
 const uint kShare = kThreads / kTeams;     // threads that share a line
 
 uint word_at(uint matrix, uint i) { return matrix == 0 ? w[push.base[1] + i] : up[push.base[4] + i]; }
-// Matrices start at multiples of 16 bytes (DeviceInfo::alignment).
+// Matrices begin at multiples of 16 bytes (DeviceInfo::alignment).
 uvec4 words_at(uint matrix, uint quad) {
   return matrix == 0 ? w_quads[push.base[1] / 4 + quad] : up_quads[push.base[4] / 4 + quad];
 }
 
-// The first row and column of the workgroup, and how many rows there are.
+// The first row and column of the workgroup, and its number of rows.
 uint first_row, first_col, rows;
-// The thread's place in the workgroup, the lanes of a subgroup in a row, and among those that share its lines.
+// The thread's index in the workgroup, in subgroup order, and among the threads that share its lines.
 uint place, thread;
 void find_place() {
   place = gl_SubgroupID * kLanes + gl_SubgroupInvocationID;
   thread = kTeams == 1 ? place : place % kShare;
 }
 
-// Where a line starts in its matrix, in bytes. Columns of y that there are not repeat the last.
+// The byte offset of a line in its matrix. Columns beyond the last repeat the last one.
 uint line_start(uint line) {
   return matrix_row(min(first_col + line / kMatrices, push.p.out_cols - 1)) * push.p.row_bytes;
 }
@@ -97,13 +101,13 @@ shared float squares_of_cols[kCols];
 shared float subgroup_squares[kSubgroups];
 #endif
 
-// The products of two lines: half of the lanes add up the first, and the others the second.
+// Sums of two lines at once: half of the lanes add up the first, the others the second.
 float exchanged(float first, float second, uint apart) {
   const bool takes_second = (gl_SubgroupInvocationID & apart) != 0;
   return (takes_second ? second : first) + subgroupShuffleXor(takes_second ? first : second, apart);
 }
-// Adds what the lanes have of a line to the sum of a row, four lines in a row at once: that takes 6 exchanges, and sums of one
-// after the other take 20.
+// Adds the lanes' products of a line to the sum of a row, four lines at once: that takes 6 exchanges, while
+// separate sums take 20.
 float first_line[kRows], first_lines[kRows];
 void add_up(uint row, uint line, float product, bool first) {
   if (line % 2 == 0) {
@@ -122,7 +126,8 @@ void add_up(uint row, uint line, float product, bool first) {
   subgroup_sums[at] = first ? sum : subgroup_sums[at] + sum;
 }
 
-// Line `l` of a turn, for the thread's piece. NVIDIA's compiler keeps what was fetched in memory if `l` is a loop's variable.
+// Line `l` of an iteration, for the thread's piece. NVIDIA's compiler keeps fetched data in memory if `l` is
+// a loop variable.
 void multiply_line(uint turn, uint l, uint first, Columns of_first_row) {
   const uint line = turn * kTogether + l, pieces = push.p.in_cols / 32;
   take_fetched(l);
@@ -138,7 +143,8 @@ void multiply_line(uint turn, uint l, uint first, Columns of_first_row) {
   }
 }
 
-// Blocks: pieces in turns, and for each all lines. The first of these are under way.
+// For types with pieces: processes the pieces in turn, with all lines for each. The first lines are already
+// requested.
 void multiply_pieces() {
   const uint pieces = push.p.in_cols / 32;
   for (uint first = 0; first < pieces; first += kShare) {
@@ -154,7 +160,7 @@ void multiply_pieces() {
   }
 }
 
-// Types without pieces: eight threads share 256 columns and have four of each 32.
+// For types without pieces: eight threads share 256 columns, with four of each 32.
 void multiply_quads() {
   const uint quad = thread % 8, groups = (push.p.in_cols + 31 - 4 * quad) / 32;
   float sums[kRows * kLines];
@@ -178,7 +184,7 @@ float team_sum(uint sum, uint team) {
 }
 float group_sum(uint sum) { return team_sum(sum, 0); }
 
-// Leaves a column of y for its norm, and then the sums of the workgroup's squares.
+// Stores a column of y for its norm, and then the sums of the workgroup's squares.
 void prepare(uint col, float stored) {
   squares_of_cols[col] = stored * stored;
   norm[push.base[kPrepared] + first_col + col] = stored * norm_weight[push.base[kNormWeight] + first_col + col];
@@ -201,7 +207,7 @@ RouteParams route_params() {
   return RouteParams(kExperts, kRouted, push.p.route_kind, push.p.route_share, push.p.route_scale);
 }
 
-// Chooses the experts; one subgroup leaves who they are.
+// Chooses the experts; one subgroup stores the choice.
 void choose_expert(uint slot) {
   const bool leaves = gl_WorkGroupID.x == 0 && gl_WorkGroupID.y == 0 && gl_SubgroupID == 0;
   route_row(leaves);
@@ -220,7 +226,7 @@ void choose_expert(uint slot) {
 }
 
 void multiply_slot(uint slot) {
-  first_row = push.p.of_tokens != 0 ? 0 : slot;  // there is one token
+  first_row = push.p.of_tokens != 0 ? 0 : slot;  // with one token, x has one row
   if (kInPieces) [[unroll]] for (uint l = 0; l < kTogether; ++l) fetch(l, 0, l);
   if (kInPieces)
     multiply_pieces();
@@ -229,7 +235,7 @@ void multiply_slot(uint slot) {
   barrier();
 }
 
-// The columns of a slot.
+// Computes the columns of a slot.
 void make_slot(uint slot) {
   if (kRouted > 0)
     choose_expert(slot);
@@ -245,7 +251,7 @@ void make_slot(uint slot) {
   }
 }
 
-// The columns of all slots, added up; those of experts that the dispatch does not see are left out.
+// Computes the columns of the sum over all slots; experts that the dispatch does not see are skipped.
 shared uint experts_of_teams[kTeams];
 shared float weights_of_teams[kTeams];
 void add_slots() {
@@ -270,7 +276,7 @@ void add_slots() {
         if (first + t < kChosen && sees_expert()) sum += product;
       }
       y[at] = sum;
-      if (kPrepares) prepare(col, sum);  // the last ones stay
+      if (kPrepares) prepare(col, sum);  // the last dispatch's values stay
     }
     barrier();
   }
@@ -287,7 +293,8 @@ void main() {
     add_slots();
 }
 #else
-// The thread's part of the sum of squares of x. Loops stay loops here, too: most of what is run once is waited for.
+// The thread's part of the sum of squares of x. Loops are not unrolled, because most code that runs once must
+// first be loaded.
 float own_squares() {
   const uint sums = (push.p.in_cols + kSquaresEach - 1) / kSquaresEach;
   float squares = 0;
@@ -297,7 +304,7 @@ float own_squares() {
   }
   return squares;
 }
-// What x, prepared, lacks to be a norm. All threads call it.
+// The missing scale of a prepared norm. All threads call this.
 float norm_scale(float squares) {
   squares = sum_of_lanes(squares);
   if (gl_SubgroupInvocationID == 0) subgroup_squares[gl_SubgroupID] = squares;

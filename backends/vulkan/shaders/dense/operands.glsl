@@ -1,4 +1,4 @@
-// x and W as matvec and product read them, in f32.
+// Reads x and W for matvec and product, in f32.
 #ifdef EXPERTS
 #include "experts.glsl"
 #else
@@ -6,7 +6,8 @@
 #endif
 #include "formats.glsl"
 
-layout(constant_id = 2) const bool kInQuads = false;  // rows of x start at whole quads and hold whole quads
+// rows of x begin at whole quads and consist of whole quads
+layout(constant_id = 2) const bool kInQuads = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1, std430) readonly buffer XQuads { vec4 x_quads[]; };
@@ -16,7 +17,7 @@ layout(set = 0, binding = kOperands, std430) readonly buffer Books { uint books[
 uint book_word(uint i) { return books[push.base[kOperands - 1] + i]; }
 #endif
 
-// Elements `column` to `column` + 3 of a row of x, zeros behind its end.
+// Elements `column` to `column` + 3 of a row of x, with zeros after its end.
 vec4 x_at(uint row, uint column) {
   const uint at = push.base[0] + row * push.p.x_stride + column;
   if (kInQuads) return x_quads[at / 4];
@@ -26,5 +27,5 @@ vec4 x_at(uint row, uint column) {
   return v;
 }
 
-// sum + a b, of four products.
+// sum + a b, for four products.
 float add_products(float sum, vec4 a, vec4 b) { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }

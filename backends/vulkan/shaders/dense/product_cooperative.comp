@@ -1,13 +1,17 @@
 #version 450
-// linear, glu and experts by cooperative matrices, third: a workgroup of four subgroups makes a tile of 128 x 128 of x W^T, each
-// of them 64 x 64, from rows of x and W in f16, adding in f32. Of experts, a tile's rows are slots of one of them.
+// linear, glu and experts with cooperative matrices, third part: a workgroup of four subgroups computes a
+// tile of 128 x 128 of x W^T, 64 x 64 per subgroup, from rows of x and W in f16, summed in f32. For experts,
+// a tile's rows are slots of one expert.
 //
-// Where there are few tiles, several workgroups share the depth of one, and fourth add_parts.comp adds up what they leave.
+// If there are few tiles, several workgroups share the depth of a tile, and add_parts.comp then adds up their
+// results.
 //
-// Slices of 32 columns pass through shared memory: while one is multiplied, registers take up the next from memory.
+// Slices of 32 columns pass through shared memory: while one is multiplied, the next one is loaded into
+// registers.
 //
-// Every matrix is a variable of its own, and macros repeat what is done with each: NVIDIA's compiler leaves arrays of matrices
-// in memory, loops unrolled or not, and an H200 then multiplies at 32 TFLOP/s instead of 216.
+// Each matrix is a separate variable, and macros repeat the code for each: NVIDIA's compiler keeps arrays of
+// matrices in memory, whether loops are unrolled or not, and an H200 then multiplies at 32 TFLOP/s instead of
+// 216.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -27,8 +31,8 @@
 layout(local_size_x_id = 2) in;  // four subgroups
 const uint kThreads = gl_WorkGroupSize.x;
 
-// An eight is eight f16 in 16 bytes. Rows of both hold push.p.in_cols f16, a multiple of 32; where a tile has more rows than
-// there are, it reads what lies there, and its results are dropped.
+// An eight is eight f16 in 16 bytes. Rows of both matrices hold push.p.in_cols f16, a multiple of 32. If a
+// tile has more rows than exist, it reads whatever follows, and those results are dropped.
 layout(set = 0, binding = 1, std430) readonly buffer X { uvec4 x_eights[]; };
 layout(set = 0, binding = 2, std430) readonly buffer W { uvec4 w_eights[]; };
 layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };  // of rows of x
@@ -36,12 +40,15 @@ layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer Parts { float all_parts[]; };  // [parts][rows][columns], in whole tiles
 #endif
 
-const uint kTile = 128, kPart = 64, kSize = 16;  // rows and columns: of a workgroup, of a subgroup, of a matrix
-const uint kSlice = 4;                           // eights of a row
-const uint kStride = kSlice + 1;                 // the same eight of eight neighbouring rows lies in 32 different banks
+// size of a workgroup's tile, of a subgroup's part, and of a matrix
+const uint kTile = 128, kPart = 64, kSize = 16;
+const uint kSlice = 4;                           // eights per row
+// so that the same eight of eight neighbouring rows is in 32 different banks
+const uint kStride = kSlice + 1;
 const uint kBuffer = 2 * kTile * kStride;        // 128 rows of x, then 128 of W
-const uint kCopies = kTile * kSlice / kThreads;  // of each that a thread makes
-const uint kResultStride = kPart / 4 + 1;        // of a row of results, which pass through the same memory
+const uint kCopies = kTile * kSlice / kThreads;  // of each operand, per thread
+// stride of a row of results, which pass through the same memory
+const uint kResultStride = kPart / 4 + 1;
 
 shared uvec4 slices[2 * kBuffer];
 
@@ -62,7 +69,8 @@ shared uvec4 slices[2 * kBuffer];
   WMatrix w_##c;  \
   coopMatLoad(w_##c, slices, w_at + c * kSize * kStride, kStride, gl_CooperativeMatrixLayoutColumnMajor);
 #define MULTIPLY(r, c) sum_##r##c = coopMatMulAdd(x_##r, w_##c, sum_##r##c);
-// Which lane has which element of a matrix is the device's secret: 16 rows of results at a time pass through shared memory.
+// Which lane holds which element of a matrix depends on the device, so 16 rows of results at a time pass
+// through shared memory.
 #define PASS(r, c) \
   coopMatStore(sum_##r##c, slices, results + c * kSize / 4, kResultStride, gl_CooperativeMatrixLayoutRowMajor);
 #define STORE(r)    \
@@ -91,7 +99,8 @@ uint up_row() { return push.p.up_row; }
 uint x_row(uint row) { return row; }
 #endif
 
-// Of a glu, W holds both matrices, and 16 rows of either take turns in a tile: a subgroup has both results for a column of y.
+// For a glu, W holds both matrices. In a tile, 16 rows of each alternate, so that a subgroup has both results
+// for a column of y.
 uint w_row(uint row) {
   if (!kActivates) return matrix_row(row);
   return matrix_row(row / (2 * kSize) * kSize + row % kSize + row / kSize % 2 * up_row());

@@ -1,6 +1,6 @@
 #version 450
-// rms_norm: a workgroup scales a vector by its root mean square and by a weight. A thread keeps its quads of the vector in
-// registers: one row has nothing else to hide the time of a second reading.
+// rms_norm: a workgroup divides a vector by its root mean square and multiplies it by a weight. A thread
+// keeps its quads of the vector in registers, because a single row has no other work to hide a second read.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
@@ -9,8 +9,9 @@
 layout(local_size_x_id = 0) in;
 const uint kThreads = gl_WorkGroupSize.x;
 #include "../reduce.glsl"
-layout(constant_id = 1) const uint kEach = 1;         // quads that a thread has, at most
-layout(constant_id = 2) const bool kInQuads = false;  // all vectors start at whole quads and hold whole quads
+layout(constant_id = 1) const uint kEach = 1;         // the most quads per thread
+// all vectors begin at whole quads and consist of whole quads
+layout(constant_id = 2) const bool kInQuads = false;
 layout(constant_id = 3) const bool kAdds = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };

@@ -1,12 +1,12 @@
-// route, its first part: a subgroup chooses a row's experts. In a program of one row that is all; in others route_slots.comp puts
-// every expert's rows side by side.
+// route, first part: a subgroup chooses a row's experts. This is all in a program of a single row; otherwise
+// route_slots.comp then groups the rows by expert.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "../exp.glsl"
 #include "../step.glsl"
 
-layout(local_size_x_id = 0) in;  // a subgroup
+layout(local_size_x_id = 0) in;  // one subgroup
 const uint kLanes = gl_WorkGroupSize.x;
 layout(constant_id = 1) const uint kExperts = 8;
 layout(constant_id = 2) const uint kRouted = 2;
@@ -15,10 +15,12 @@ layout(constant_id = 4) const bool kHasRouteBias = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Bias { float bias[]; };
-// [rows][chosen], the experts of a row ascending; of one row the op's own, as slots are then ordered so.
+// [rows][chosen], the experts of a row ascending. For a single row these are the op's output, because slots
+// then have this order.
 layout(set = 0, binding = 3, std430) writeonly buffer Experts { uint experts[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer Weights { float weights[]; };
-layout(set = 0, binding = 5, std430) writeonly buffer First { uint first[]; };  // these two of one row alone
+// these two only for a single row
+layout(set = 0, binding = 5, std430) writeonly buffer First { uint first[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer RowOfSlot { uint row_of_slot[]; };
 layout(push_constant) uniform Push {
   RouteParams p;

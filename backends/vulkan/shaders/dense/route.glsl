@@ -1,5 +1,6 @@
-// How a subgroup chooses a row's experts. A lane has kEach neighbours, in registers: one row has nothing else to hide the time of
-// memory. The shader that includes this has kLanes, kExperts, kRouted (of them, for a row), kHasRouteBias and these functions.
+// How a subgroup chooses a row's experts. A lane has kEach neighbours in registers, because a single row has
+// no other work to hide the latency of memory. The includer has declared kLanes, kExperts, kRouted (how many
+// are chosen per row), kHasRouteBias and these functions:
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 
@@ -7,11 +8,11 @@ float logit(uint expert);
 float route_bias(uint expert);
 RouteParams route_params();
 
-const float kNoPeak = -3e38;  // below every logit; finite, as not every device computes with infinities
+const float kNoPeak = -3e38;  // below every logit; finite, because not every device supports infinities
 const uint kMinusInfinity = 0xff800000;
 
 bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffff) > 0x7f800000; }
-// Ordered as numbers are; NaN is -inf, and -0 is 0.
+// Keys order like numbers; NaN is -inf, and -0 is 0.
 uint key_of(float x) {
   const uint bits = is_nan(x) ? kMinusInfinity : x == 0 ? 0 : floatBitsToUint(x);
   return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
@@ -19,7 +20,7 @@ uint key_of(float x) {
 
 const uint kEach = (kExperts + kLanes - 1) / kLanes;
 uint expert_of(uint i) { return gl_SubgroupInvocationID * kEach + i; }
-float shares[kEach];  // what an expert counts before the chosen ones are compared; its logit until weigh_experts()
+float shares[kEach];  // an expert's weight before normalization; its logit until weigh_experts()
 bool chosen[kEach];
 
 void load_logits() {
@@ -41,9 +42,9 @@ void weigh_experts() {
   }
 }
 
-// The highest key that is left, of equal ones the lowest expert's. Logits have the order of shares.
+// The highest remaining key, of equal ones that of the lowest expert. Logits have the order of shares.
 void choose() {
-  uint keys[kEach];  // 0: it is chosen, or not there
+  uint keys[kEach];  // 0: the expert is chosen, or does not exist
   [[unroll]] for (uint i = 0; i < kEach; ++i) {
     const float share = kHasRouteBias ? shares[i] + route_bias(min(expert_of(i), kExperts - 1)) : shares[i];
     keys[i] = expert_of(i) < kExperts ? key_of(share) : 0;
@@ -63,7 +64,7 @@ void choose() {
       }
   }
 }
-// Loads, weighs and chooses; shares are there where they are `weighed`.
+// Loads, weighs and chooses; computes the shares if `weighed`.
 void route_row(bool weighed) {
   load_logits();
   if (kHasRouteBias) weigh_experts();
@@ -87,7 +88,7 @@ uint chosen_expert(uint slot) {
   }
   return subgroupMax(expert);
 }
-// Makes shares of chosen experts their weights.
+// Turns the shares of chosen experts into their weights.
 void weigh_chosen() {
   const RouteParams p = route_params();
   const bool of_chosen = p.kind == kRouteSoftmaxOfChosen;
@@ -103,7 +104,7 @@ void weigh_chosen() {
   [[unroll]] for (uint i = 0; i < kEach; ++i)
     if (chosen[i]) total += shares[i];
   total = subgroupAdd(total);
-  // The models' own code divides by no less than f16's smallest normal number.
+  // As in the models' own code, the divisor is at least f16's smallest normal number.
   const float by = p.share != 0 || of_chosen ? max(total, 6.103515625e-5) : 1;
   [[unroll]] for (uint i = 0; i < kEach; ++i) shares[i] = shares[i] / by * p.scale;
 }

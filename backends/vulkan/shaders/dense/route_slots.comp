@@ -1,5 +1,5 @@
-// route, its second part: a workgroup finds the slots of one expert, in the order of the rows that they serve. A subgroup takes
-// neighbouring choices, as many at a time as it has lanes.
+// route, second part: a workgroup finds the slots of one expert, in the order of their rows. A subgroup
+// processes neighbouring choices, one per lane at a time.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -8,7 +8,8 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;
 #include "../scan.glsl"
 
-layout(set = 0, binding = 1, std430) readonly buffer Experts { uint experts[]; };  // [rows][chosen], as the next
+// [rows][chosen]; so is the next one
+layout(set = 0, binding = 1, std430) readonly buffer Experts { uint experts[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Weights { float weights[]; };
 layout(set = 0, binding = 3, std430) writeonly buffer First { uint first[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer RowOfSlot { uint row_of_slot[]; };
@@ -22,7 +23,7 @@ void main() {
   const uint own = gl_WorkGroupID.x, n = step.n_rows * push.p.chosen;
   const uint each = (n + kThreads - 1) / kThreads * gl_SubgroupSize;
   const uint begin = min(gl_SubgroupID * each, n), end = min(begin + each, n);
-  uint lower = 0, mine = 0;  // choices of experts before this one, and of it
+  uint lower = 0, mine = 0;  // choices of experts before this one, and of this one
   for (uint i = begin + gl_SubgroupInvocationID; i < end; i += gl_SubgroupSize) {
     const uint expert = experts[push.base[0] + i];
     lower += expert < own ? 1 : 0;

@@ -1,11 +1,11 @@
-// expert_linear of many rows: which slots serve each row, a subgroup a row.
+// expert_linear of many rows: finds the slots of each row, one subgroup per row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_ballot : require
 #include "../step.glsl"
 #include "dense_params.h"
 
-layout(local_size_x_id = 0) in;  // a subgroup
+layout(local_size_x_id = 0) in;  // one subgroup
 const uint kLanes = gl_WorkGroupSize.x;
 layout(constant_id = 1) const uint kChosen = 2;
 
@@ -17,7 +17,7 @@ layout(push_constant) uniform Push {
   uint base[3];
 } push;
 
-// Each lane looks the row up in the slots of an expert, in which rows ascend.
+// Each lane searches for the row in the slots of an expert, in which rows ascend.
 void main() {
   const uint row = gl_WorkGroupID.x;
   if (row >= step.n_rows) return;

@@ -1,5 +1,5 @@
-// kv_append: the step's k and v rows go into the pool or the chunk buffer. What is beyond f16's range is counted and becomes its
-// largest number.
+// kv_append: appends the step's k and v rows to the pool or the chunk buffer. Values beyond f16's range are
+// counted and clamped.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../half.glsl"
@@ -12,7 +12,8 @@ layout(constant_id = 2) const bool kHasPositions = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rope { float rope_table[]; };
-layout(set = 0, binding = 3, std430) buffer K { uint k[]; };  // from first_head on, or the window's runs; as v
+// from first_head on, or the runs of the window; so is v
+layout(set = 0, binding = 3, std430) buffer K { uint k[]; };
 layout(set = 0, binding = 4, std430) buffer V { uint v[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 6, std430) buffer Saturated { uint saturated[]; };
@@ -27,9 +28,9 @@ layout(push_constant) uniform Push {
 #define ROPE_BASE push.base[1]
 #include "../rope.glsl"
 
-uint beyond = 0;  // of a thread's elements
+uint beyond = 0;  // among a thread's elements
 
-// Element i of a head's rows, [n_rows][head_dim], that start at `column` of qkv; 0 outside of them.
+// Element i of a head's rows, [n_rows][head_dim], which begin at `column` of qkv; 0 outside of them.
 uint element(uint column, uint i, bool of_k) {
   const uint row = i / push.p.head_dim, c = i % push.p.head_dim;
   if (row >= step.n_rows) return 0;
@@ -44,20 +45,21 @@ uint element(uint column, uint i, bool of_k) {
   return to_half(x);
 }
 
-// Thread: two elements of k, or of v, that share a word.
+// One thread per two elements of k, or of v, that share a word.
 void main() {
   const uint i = gl_GlobalInvocationID.x, head = push.p.first_head + gl_WorkGroupID.y;
   const bool of_k = gl_WorkGroupID.z == 0;
   const HeadState own = head_states[push.p.head_state + head];
   if (kIntoRun && !is_in(own, push.window)) return;
-  // Where the head's first row goes, in pos and in what there is of k and v.
+  // Where the head's first row goes, in pos and in k and v.
   const uint first_pos = kIntoRun ? own.first + own.n_entries : head * push.p.chunk_capacity;
   const uint first = kIntoRun ? run_start(own, push.window) + own.n_entries : gl_WorkGroupID.y * push.p.chunk_capacity;
   if (of_k && i < step.n_rows)
     pos[push.base[4] + first_pos + i] = kHasPositions ? positions[push.base[6] + i] : step.position + int(i);
 
   const uint n = step.n_rows * push.p.head_dim, start = first * push.p.head_dim;
-  const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;  // low is -1, a large number, where start is odd
+  // low is -1, a large number, if start is odd
+  const uint word = start / 2 + i, low = 2 * word - start, high = low + 1;
   const uint column = (of_k ? push.p.k_column : push.p.v_column) + head * push.p.head_dim;
   const uint both = element(column, low, of_k) | element(column, high, of_k) << 16;
   if (low < n && high < n) {
@@ -65,7 +67,8 @@ void main() {
       k[push.base[2] + word] = both;
     else
       v[push.base[3] + word] = both;
-  } else if (low < n || high < n) {  // odd sizes alone: the other half is a neighbour's, who may write it now
+  // only for odd sizes: the other half belongs to a neighbour, which may be writing it now
+  } else if (low < n || high < n) {
     const uint others = low < n ? 0xffff0000 : 0xffff;
     if (of_k) {
       atomicAnd(k[push.base[2] + word], others);

@@ -1,24 +1,24 @@
-// kv_compact: the pool becomes the listed entries of pool and chunk, in place.
+// kv_compact: keeps the listed entries of pool and chunk, in place.
 //
-// Columns of the pool are independent: a workgroup moves a few words of every row of a head, those of one column. Entries
-// ascend, so row i comes from row i or a later one: what a tile reads lies in none of the tiles before it, and a tile may be
-// written once all of it has been read.
+// Columns of the pool are independent. A workgroup moves a few words of every row of a head, those of one
+// column. Entries ascend, so row i comes from row i or a later one. The sources of a tile are in none of the
+// tiles before it, so a tile may be written once all of it was read.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
 layout(local_size_x_id = 0) in;
-layout(constant_id = 1) const uint kWidth = 8;  // words of a row that a workgroup moves: it divides the threads
+layout(constant_id = 1) const uint kWidth = 8;  // words of a row per workgroup; divides the number of threads
 layout(constant_id = 2) const bool kHasList = false;
 layout(constant_id = 3) const bool kHasChunk = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Chunk { uint chunk[]; };  // from first_head on
-layout(set = 0, binding = 3, std430) buffer Pool { uint pool[]; };              // the window's runs
+layout(set = 0, binding = 3, std430) buffer Pool { uint pool[]; };              // the runs of the window
 layout(push_constant) uniform Push {
   KvCompactParams p;
   RunWindow window;
-  uint words;  // of a row
+  uint words;  // per row
   uint base[3];
 } push;
 
@@ -28,9 +28,10 @@ layout(push_constant) uniform Push {
 
 shared uint in_place;
 
-// The first list index that does not lie in its place, by a search among as many parts as there are threads.
+// The first list index whose entry is not in its place, found by searching as many parts at a time as there
+// are threads.
 uint first_moved(uint head, uint count, uint pooled) {
-  uint begin = 0, end = min(count, pooled);  // it is one of [begin, end]
+  uint begin = 0, end = min(count, pooled);  // the result is in [begin, end]
   if (!kHasList) return end;
   while (begin < end) {
     barrier();
@@ -48,7 +49,7 @@ uint first_moved(uint head, uint count, uint pooled) {
 }
 
 void main() {
-  const uint kLoads = 8;  // that a thread has under way at once
+  const uint kLoads = 8;  // loads per thread in flight at once
   const uint head = push.p.first_head + gl_WorkGroupID.y;
   const HeadState own = head_states[push.p.head_state + head];
   if (!is_in(own, push.window)) return;

@@ -1,33 +1,35 @@
-// kv_merge: sorts a run by position whose last entries, the tail, were appended out of order.
+// kv_merge: sorts a run by position. Its last entries, the tail, were appended out of order.
 //
-// A workgroup moves a few words of every row of a head. What is before the tail goes up, the rows at the back first, tile by
-// tile: none goes below its tile, so a tile may be written once it has been read.
+// A workgroup moves a few words of every row of a head. Entries before the tail move up, the last ones first,
+// tile by tile. None moves to below its tile, so a tile may be written once it was read.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
 layout(local_size_x_id = 0) in;
-layout(constant_id = 1) const uint kWidth = 8;  // words of a row that a workgroup moves: it divides the threads
-layout(constant_id = 2) const bool kOfPositions = false;  // they are what is merged
+layout(constant_id = 1) const uint kWidth = 8;  // words of a row per workgroup; divides the number of threads
+layout(constant_id = 2) const bool kOfPositions = false;  // the positions themselves are merged
 
-layout(set = 0, binding = 1, std430) readonly buffer Pos { int pos[]; };  // of the layer, unless kOfPositions
-layout(set = 0, binding = 2, std430) buffer Run { uint run[]; };           // the window's runs
+// of the layer; unused if kOfPositions
+layout(set = 0, binding = 1, std430) readonly buffer Pos { int pos[]; };
+layout(set = 0, binding = 2, std430) buffer Run { uint run[]; };           // the runs of the window
 layout(push_constant) uniform Push {
   KvMergeParams p;
   RunWindow window;
-  uint words;  // of a row
+  uint words;  // per row
   uint base[2];
 } push;
 
 shared uint tail_begin;
-shared uint before[kMostMergedRows];  // how many entries stay before each of the tail; ascending
+// for each entry of the tail: how many entries stay before it; ascending
+shared uint before[kMostMergedRows];
 shared uint tail[kMostMergedRows * kWidth];
 
 int position(HeadState own, uint i) {
   return kOfPositions ? int(run[push.base[1] + run_start(own, push.window) + i]) : pos[push.base[0] + own.first + i];
 }
 
-// The first of n ascending positions that is not less.
+// Index of the first of n ascending positions that is not less than `of`.
 uint lower_bound(HeadState own, uint n, int of) {
   uint low = 0;
   while (low < n) {
@@ -40,7 +42,8 @@ uint lower_bound(HeadState own, uint n, int of) {
   return low;
 }
 
-// Where entry i, which is before the tail of `count`, goes: behind those of the tail that go before it.
+// The new index of entry i, which is before the tail of `count` entries: it goes after those of the tail that
+// precede it.
 uint place_of(uint i, uint count) {
   uint low = 0, high = count;
   while (low < high) {
@@ -53,7 +56,7 @@ uint place_of(uint i, uint count) {
   return i + low;
 }
 
-// Where the tail begins; nearly always positions ascend, and that is n.
+// Where the tail begins; n if positions ascend, which they nearly always do.
 uint find_tail(HeadState own, uint n) {
   const uint thread = gl_LocalInvocationIndex;
   if (thread == 0) tail_begin = n;
@@ -69,7 +72,7 @@ uint find_tail(HeadState own, uint n) {
 }
 
 void main() {
-  const uint kLoads = 8;  // that a thread has under way at once
+  const uint kLoads = 8;  // loads per thread in flight at once
   const HeadState own = head_states[push.p.head_state + push.p.first_head + gl_WorkGroupID.y];
   if (!is_in(own, push.window)) return;
   const uint n = min(own.keep, step_entries(step, own)), begin = find_tail(own, n), count = n - begin;

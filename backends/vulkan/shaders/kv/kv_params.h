@@ -1,5 +1,4 @@
-// What the shaders of ops on keys and values are told, where it is more than the op's own parameters: for C++
-// and GLSL.
+// Parameters of the shaders of KV ops, where they differ from the op's own parameters: for C++ and GLSL.
 #ifndef THIMBLE_VULKAN_KV_PARAMS_H
 #define THIMBLE_VULKAN_KV_PARAMS_H
 
@@ -8,9 +7,9 @@
 namespace thimble::vulkan {
 #endif
 
-// norm_append.
+// For norm_append.
 struct NormAppendParams {
-  KvAppendParams append;  // queries stand at column 0
+  KvAppendParams append;  // queries begin at column 0
   uint query_heads;
   float eps;
 };

@@ -1,4 +1,4 @@
-// kv_view: shows a list's entries of pool and chunk as rows of halves, rotated by list index.
+// kv_view: copies a list's entries of pool and chunk into rows of halves, with keys rotated by list index.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../half.glsl"
@@ -8,7 +8,7 @@ layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const bool kHasList = false;
 
-// The window's runs of the pool, the chunk and the view from first_head on.
+// The runs of the window in the pool, and the chunk and the view from first_head on.
 layout(set = 0, binding = 1, std430) readonly buffer PoolK { uint pool_k[]; };
 layout(set = 0, binding = 2, std430) readonly buffer PoolV { uint pool_v[]; };
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };
@@ -30,15 +30,16 @@ layout(push_constant) uniform Push {
 #define LIST_CAPACITY push.p.list_capacity
 #include "../list.glsl"
 
-const uint kWords = kHeadDim / 2;  // of a row
+const uint kWords = kHeadDim / 2;  // per row
 
-// Word i of an entry; `from` is the entry's first in pool or chunk.
+// Word i of an entry; `from` is the entry's first word in pool or chunk.
 uint k_word(bool pooled, uint from, uint i) {
   return pooled ? pool_k[push.base[0] + from + i] : chunk_k[push.base[2] + from + i];
 }
 float k_channel(bool pooled, uint from, uint c) { return half_in(k_word(pooled, from, c / 2), c); }
 
-// Workgroup: 8 rows of the view at a time. Thread: the same two channels of all heads, as their angles are the same.
+// A workgroup makes 8 rows of the view at a time. A thread makes the same two channels of all heads, which
+// have the same angles.
 void main() {
   const uint kRows = 8;
   const bool by_list = push.p.rope.mode == kRopeList;

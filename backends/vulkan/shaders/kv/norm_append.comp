@@ -1,5 +1,5 @@
-// The norms of a token's queries and keys, head by head, and its kv_append: a workgroup norms a head's vector where it lies, and
-// appends it if it is a key; others append values.
+// The norms of a token's queries and keys, head by head, and its kv_append. A workgroup normalises a head's
+// vector in place, and appends it if it is a key; others append values.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -32,7 +32,7 @@ layout(push_constant) uniform Push {
 #include "../rope.glsl"
 
 shared float vector[kHeadDim];
-uint beyond = 0;  // of a thread's elements
+uint beyond = 0;  // among a thread's elements
 
 // A channel of the key or value as f16.
 uint element(uint c, bool of_k) {

@@ -1,4 +1,4 @@
-// page_bounds: the smallest and the largest of every channel of a page's keys, the bits that are stored.
+// page_bounds: the smallest and the largest value of each channel of a page's keys, as the stored bits.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../half.glsl"
@@ -6,7 +6,7 @@
 
 layout(local_size_x = 128) in;
 
-layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };  // the window's runs
+layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };  // the runs of the window
 layout(set = 0, binding = 2, std430) writeonly buffer Bounds { uint bounds[]; };  // [pages of all heads][2][words of a row]
 layout(push_constant) uniform Push {
   PageBoundsParams p;
@@ -14,7 +14,7 @@ layout(push_constant) uniform Push {
   uint base[2];
 } push;
 
-// Thread: a word of a page, which is two channels. NaN is neither small nor large.
+// One thread per word of a page, which is two channels. NaN is ignored.
 void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y, words = push.p.head_dim / 2;
   const HeadState own = head_states[push.p.head_state + head];

@@ -1,12 +1,13 @@
-// What the dispatches of label share: where the first one leaves its results, and products of query vectors with keys. Vectors
-// of a KV head are numbered marked row * group + query of the group. The shader that includes this declares `float queries[]`,
-// `uint found[]`, `uint range_words[]`, `uint k[]` (the window's runs) and a push constant with LabelParams p, RunWindow window
-// and max_rows, and defines QUERIES_BASE, FOUND_BASE, RANGE_BASE and K_BASE, their first elements. It has 128 threads.
+// Shared by the dispatches of label: where the first one leaves its results, and products of query vectors
+// with keys. The vectors of a KV head are numbered marked row * group + query of the group. The includer
+// declares `float queries[]`, `uint found[]`, `uint range_words[]`, `uint k[]` (the runs of the window) and a
+// push constant with LabelParams p, RunWindow window and max_rows, and defines their first elements
+// QUERIES_BASE, FOUND_BASE, RANGE_BASE and K_BASE. It has 128 threads.
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 
-// found: how many rows are marked, which, and the logarithms of their lengths.
+// found: the number of marked rows, their indices, and the logarithms of their lengths.
 uint marked_rows() { return found[FOUND_BASE]; }
 uint marked_row(uint i) { return found[FOUND_BASE + 1 + i]; }
 float log_length(uint i) { return uintBitsToFloat(found[FOUND_BASE + 1 + push.max_rows + i]); }
@@ -16,7 +17,7 @@ uint query_start(uint head, uint vector) {
   return QUERIES_BASE + (head * push.max_rows * push.p.group + vector) * kHeadDim;
 }
 
-// Entries of the pool, by what a label makes of them.
+// Ranges of the pool's entries: the sinks, the labelled entries, and those after the text.
 struct Range {
   uint sinks, first, end, own;
 };
@@ -29,8 +30,8 @@ Range range_of(HeadState state) {
   return r;
 }
 
-// A workgroup multiplies 32 vectors with 64 keys, 32 channels at a time: thread i has the vectors 4 * (i / 16) and the three
-// behind it, and every 16th key from i % 16 on. Rows in shared memory are padded, for the banks.
+// A workgroup multiplies 32 vectors with 64 keys, 32 channels at a time. Thread i has the four vectors from 4
+// * (i / 16) on, and every 16th key from i % 16 on. Rows in shared memory are padded to avoid bank conflicts.
 const uint kVectors = 32, kKeys = 64, kSlab = 32, kRow = kSlab + 1;
 shared float of_vectors[kVectors * kRow], of_keys[kKeys * kRow];
 
@@ -50,7 +51,7 @@ void put_key_word(uint i, uint word) {
   of_keys[at] = x.x;
   of_keys[at + 1] = x.y;
 }
-// n keys of the pool from the head's entry on.
+// Loads n keys of the pool from the head's entry on.
 void load_keys(HeadState state, uint entry, uint n, uint slab) {
   const uint start = K_BASE + (run_start(state, push.window) + entry) * (kHeadDim / 2);
   for (uint i = gl_LocalInvocationIndex; i < kKeys * kSlab / 2; i += 128) {
@@ -58,7 +59,7 @@ void load_keys(HeadState state, uint entry, uint n, uint slab) {
     put_key_word(i, key < n && word < kHeadDim / 2 ? k[start + key * (kHeadDim / 2) + word] : 0);
   }
 }
-// Adds the slab's products to z: of vector j with the keys i.
+// Adds the slab's products to z, for vector j with the keys i.
 void multiply_slab(inout vec4 z[4]) {
   barrier();
   const uint vectors = own_vector(0) * kRow, keys = own_key(0) * kRow;

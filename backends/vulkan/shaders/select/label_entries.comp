@@ -1,4 +1,4 @@
-// label, third dispatch: the labels. A workgroup takes 64 entries of a KV head, and all vectors.
+// label, third dispatch: the labels. A workgroup processes 64 entries of a KV head with all vectors.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -7,7 +7,7 @@
 
 layout(constant_id = 1) const bool kHasWorth = false;
 
-layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };  // the window's runs
+layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };  // the runs of the window
 layout(set = 0, binding = 2, std430) readonly buffer RangeWords { uint range_words[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Queries { float queries[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Found { uint found[]; };
@@ -19,7 +19,7 @@ layout(push_constant) uniform Push {
   LabelParams p;
   RunWindow window;
   uint max_rows;
-  uint first_tile;  // of entries
+  uint first_tile;  // tile of entries
   uint base[8];
 } push;
 
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 #define FOUND_BASE push.base[3]
 #include "label.glsl"
 
-// The larger one; a NaN counts for nothing.
+// The larger value; a NaN is ignored.
 float larger(float a, float b) { return b > a ? b : a; }
 
 void main() {
@@ -64,7 +64,7 @@ void main() {
       }
     }
   }
-  // Those of the 8 threads that share a key.
+  // Combine the values of the 8 threads that share a key.
   const uint sharer = gl_LocalInvocationIndex / 16;
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     of_vectors[sharer * kKeys + own_key(i)] = best_logit[i];

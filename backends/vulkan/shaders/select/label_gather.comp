@@ -1,5 +1,5 @@
-// label, first dispatch: a workgroup for each row. A marked one's queries are rotated and scaled, and put behind those of the
-// marked rows before it.
+// label, first dispatch: one workgroup per row. If the row is marked, its queries are rotated, scaled, and
+// stored after those of the marked rows before it.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -25,7 +25,7 @@ layout(push_constant) uniform Push {
 
 shared float of_threads[128];
 
-// The sum of what all threads have; always in the same order.
+// The sum over all threads, always in the same order.
 float sum_of_threads(float own) {
   barrier();
   of_threads[gl_LocalInvocationIndex] = own;

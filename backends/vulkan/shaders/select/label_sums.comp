@@ -1,4 +1,4 @@
-// label, second dispatch: the log-sum-exps. A workgroup takes 32 vectors of a KV head.
+// label, second dispatch: the log-sum-exps. A workgroup processes 32 vectors of a KV head.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -8,7 +8,7 @@
 
 layout(constant_id = 1) const bool kHasSinks = false;
 
-layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };             // the window's runs
+layout(set = 0, binding = 1, std430) readonly buffer K { uint k[]; };             // the runs of the window
 layout(set = 0, binding = 2, std430) readonly buffer ChunkK { uint chunk_k[]; };  // [heads][chunk_capacity][head_dim]
 layout(set = 0, binding = 3, std430) readonly buffer RangeWords { uint range_words[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Queries { float queries[]; };
@@ -19,7 +19,7 @@ layout(push_constant) uniform Push {
   LabelParams p;
   RunWindow window;
   uint max_rows;
-  uint first_tile;  // of vectors
+  uint first_tile;  // tile of vectors
   uint base[7];
 } push;
 
@@ -43,14 +43,14 @@ void main() {
   const HeadState state = head_states[push.p.head_state + head];
   if (first >= vectors || !is_in(state, push.window)) return;
   const Range r = range_of(state);
-  uint visible[4];  // entries that a vector sees, the chunk's behind the pool's
+  uint visible[4];  // entries that a vector sees; those of the chunk follow those of the pool
   LogSum sums[4];
   [[unroll]] for (uint j = 0; j < 4; ++j) {
     const uint vector = first + own_vector(j);
     visible[j] = vector < vectors ? state.n_entries + marked_row(vector / group) + 1 : 0;
     sums[j] = kNoSum;
   }
-  // Sinks, the labelled, those behind the text, the chunk.
+  // Sinks, labelled entries, entries after the text, chunk.
   const uvec4 begins = uvec4(0, r.first, r.own, state.n_entries),
               ends = uvec4(r.sinks, r.end, state.n_entries, state.n_entries + step.n_rows);
   for (uint part = 0; part < 4; ++part)
@@ -74,7 +74,7 @@ void main() {
         if (count > 0) sums[j] = added(sums[j], z[j], count);
       }
     }
-  // Those of the 16 threads that share a vector, in order.
+  // Combine the sums of the 16 threads that share a vector, in order.
   [[unroll]] for (uint j = 0; j < 4; ++j) {
     of_vectors[own_vector(j) * 16 + own_key(0)] = sums[j].peak;
     of_keys[own_vector(j) * 16 + own_key(0)] = sums[j].sum;

@@ -1,4 +1,4 @@
-// query_score: the mean of all heads' scores, for all of them; the last entry stays whatever it is worth.
+// query_score: replaces the scores of all heads by their mean; the last entry is always kept.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"

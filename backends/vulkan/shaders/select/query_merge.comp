@@ -1,5 +1,5 @@
-// query_score: one sum of each query's weights from those of the tiles, and from the logit that carries no value. A subgroup
-// takes a query.
+// query_score: merges the tiles' sums of each query's weights, and the sink's logit, into one sum. One
+// subgroup per query.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -7,7 +7,7 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;  // a multiple of kLanes
-layout(constant_id = 1) const uint kLanes = 32;     // of a subgroup
+layout(constant_id = 1) const uint kLanes = 32;     // lanes per subgroup
 layout(constant_id = 2) const bool kHasSinks = false;
 layout(constant_id = 3) const bool kHasList = false;
 #include "../lanes.glsl"
@@ -15,7 +15,7 @@ layout(constant_id = 3) const bool kHasList = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Sinks { float sinks[]; };
 layout(set = 0, binding = 2, std430) readonly buffer List { uint list[]; };
-layout(set = 0, binding = 3, std430) buffer Sums { uint sums[]; };  // bits, from first_head on
+layout(set = 0, binding = 3, std430) buffer Sums { uint sums[]; };  // bits of floats, from first_head on
 layout(push_constant) uniform Push {
   QueryScoreParams p;
   RunWindow window;

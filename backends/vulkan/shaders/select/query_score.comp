@@ -1,5 +1,6 @@
-// query_score of a step's rows: how much weight queries give to entries. A workgroup takes tiles of entries, a thread to each,
-// and some queries at a time; it adds up their weights, or where they have been added (SCORES) scores its entries by them.
+// query_score for several rows: how much attention weight queries give to entries. A workgroup processes
+// tiles of entries, one entry per thread, with some queries at a time. It sums their weights, or with SCORES,
+// scores its entries with the sums.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -8,12 +9,13 @@ layout(local_size_x = kQueryScoreTile) in;
 layout(constant_id = 0) const uint kHeadDim = 128;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the window's runs
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the runs of the window
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };  // from first_head on
 layout(set = 0, binding = 4, std430) readonly buffer RopeTable { float rope_table[]; };
 #ifdef SCORES
-layout(set = 0, binding = 5, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
-layout(set = 0, binding = 6, std430) writeonly buffer Cis { uint cis[]; };   // bits
+// bits of floats, from first_head on
+layout(set = 0, binding = 5, std430) readonly buffer Sums { uint sums[]; };
+layout(set = 0, binding = 6, std430) writeonly buffer Cis { uint cis[]; };   // bits of floats
 layout(set = 0, binding = 7, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };
 const uint kOperands = 7;
 #else
@@ -45,7 +47,7 @@ float channel_of(HeadState own, uint entry, uint channel) {
 
 vec2 turn(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }
 
-// Rotated and scaled queries from the first one on; a vector is a query head of a row.
+// Loads rotated and scaled queries from the first one on; a vector is a query head of a row.
 void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint count) {
   for (uint i = gl_LocalInvocationIndex; i < count * kHeadDim / 2; i += kQueryScoreTile) {
     const uint v = i / (kHeadDim / 2), pair = i % (kHeadDim / 2), row = (first + v) / push.p.group;
@@ -59,7 +61,7 @@ void read_queries(HeadState own, QuerySpan span, uint head, uint first, uint cou
   }
 }
 
-// Of an entry the logits of the queries that were read.
+// The logits of an entry for the loaded queries.
 void multiply(HeadState own, uint entry, out float logits[kVectors]) {
   for (uint v = 0; v < kVectors; ++v) logits[v] = 0;
   for (uint pair = 0; pair < kHeadDim / 2; ++pair) {
@@ -84,7 +86,7 @@ bool counts(float log_weight) {
   return bits != kMinusInfinity && (bits & 0x7fffffff) <= 0x7f800000;
 }
 
-// The entries of a tile: the largest logarithm of a weight.
+// Scores the entries of a tile by the largest logarithm of a weight.
 void work_on(HeadState own, QuerySpan span, uint head, uint tile) {
   const uint i = tile * kQueryScoreTile + gl_LocalInvocationIndex, vectors = span.rows * push.p.group;
   const uint entry = entry_of(span, min(i, span.count - 1));
@@ -121,7 +123,7 @@ void main() {
 
 #else
 
-// The vectors' sums over the tiles [begin, end).
+// Computes the vectors' sums over tiles [begin, end).
 void main() {
   const uint head = push.p.first_head + gl_WorkGroupID.y, own_i = gl_LocalInvocationIndex;
   const HeadState own = head_states[push.p.head_state + head];
@@ -134,7 +136,7 @@ void main() {
     const uint count = min(vectors - first, kVectors);
     read_queries(own, span, head, first, count);
     barrier();
-    LogSum sum = kNoSum;  // of vector own_i
+    LogSum sum = kNoSum;  // for vector own_i
     for (uint tile = begin; tile < end; ++tile) {
       float logits[kVectors];
       const uint from = tile * kQueryScoreTile;

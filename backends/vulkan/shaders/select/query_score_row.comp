@@ -1,6 +1,6 @@
-// query_score of a single row, whose queries are few: keys go by as fast as they can be read. Eight threads share an entry, each
-// takes every eighth pair of its channels; a workgroup adds up the weights of its tiles, or where they have been added (SCORES)
-// scores its entries by them.
+// query_score of a single row. It has few queries, so keys pass by as fast as they can be read. Eight threads
+// share an entry; each processes every eighth pair of its channels. A workgroup sums the weights of its
+// tiles, or with SCORES, scores its entries with the sums.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -11,12 +11,13 @@ layout(constant_id = 0) const uint kHeadDim = 128;
 layout(constant_id = 1) const bool kHasList = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
-layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the window's runs
+layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };             // the runs of the window
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };  // from first_head on
 layout(set = 0, binding = 4, std430) readonly buffer List { uint list[]; };
 layout(set = 0, binding = 5, std430) readonly buffer RopeTable { float rope_table[]; };
 #ifdef SCORES
-layout(set = 0, binding = 6, std430) readonly buffer Sums { uint sums[]; };  // bits, from first_head on
+// bits of floats, from first_head on
+layout(set = 0, binding = 6, std430) readonly buffer Sums { uint sums[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Cis { float cis[]; };
 layout(set = 0, binding = 8, std430) writeonly buffer ChunkCis { float chunk_cis[]; };
 const uint kOperands = 8;
@@ -40,11 +41,12 @@ layout(push_constant) uniform Push {
 #include "../rope.glsl"
 #include "../soft_cap.glsl"
 
-const uint kThreads = 128, kSharers = 8, kEntries = kQueryScoreTile * kSharers / kThreads;  // of a tile, that a thread works on
+// kEntries: entries of a tile per thread
+const uint kThreads = 128, kSharers = 8, kEntries = kQueryScoreTile * kSharers / kThreads;
 const uint kVectors = 4;                                     // queries at a time
-const uint kLogits = kVectors * kQueryScoreTile / kThreads;  // that a thread puts together, of one entry
+const uint kLogits = kVectors * kQueryScoreTile / kThreads;  // logits per thread, all for the same entry
 shared float turned[kVectors][kHeadDim];
-shared float products[kVectors * kQueryScoreTile][kSharers + 1];  // one more, for the banks
+shared float products[kVectors * kQueryScoreTile][kSharers + 1];  // padded by one to avoid bank conflicts
 shared vec2 of_threads[kThreads * kLogits];
 
 HeadState own;
@@ -52,15 +54,16 @@ QuerySpan span;
 uint head;
 
 uint entry_in_tile() { return gl_LocalInvocationIndex % kQueryScoreTile; }
-// Of the queries at a time, the one that the thread's logit i is of.
+// The query, of those processed at a time, of the thread's logit i.
 uint vector_of(uint i) { return gl_LocalInvocationIndex / kQueryScoreTile + i * (kThreads / kQueryScoreTile); }
 // Where the sums of a vector begin.
 uint sums_of(uint vector) { return push.base[5] + (gl_WorkGroupID.y * push.p.group + vector) * kQueryScoreSums; }
 
 vec2 turn(vec2 x, vec2 angle) { return vec2(x.x * angle.x - x.y * angle.y, x.x * angle.y + x.y * angle.x); }
 
-// Rotated and scaled queries from the first one on, for a tile. Under kRopeList keys turn by their place in the tile, so that 64
-// rows of the table do for all of them, and queries by what then is missing.
+// Rotates and scales the queries from the first one on for a tile. Under kRopeList, keys rotate by their
+// index in the tile, so 64 rows of the table suffice for all of them, and queries rotate by the remaining
+// difference.
 void turn_queries(uint tile, uint first) {
   const bool by_place = ROPE.mode == kRopeList;
   uint position = query_position(step, span, 0, ROPE.mode);
@@ -76,7 +79,7 @@ void turn_queries(uint tile, uint first) {
   }
 }
 
-// Products of the thread's channels of keys and queries. Entries behind the last are taken to be that.
+// Products of the thread's channels of keys and queries. Indices after the last entry use the last entry.
 void multiply(uint tile) {
   const uint lane = gl_LocalInvocationIndex % kSharers, first_entry = gl_LocalInvocationIndex / kSharers * kEntries;
   bool pooled[kEntries];
@@ -106,7 +109,8 @@ void multiply(uint tile) {
     [[unroll]] for (uint v = 0; v < kVectors; ++v) products[v * kQueryScoreTile + first_entry + e][lane] = sum[e][v];
 }
 
-// The thread's logits of the queries from the first one on; those behind the last are of no use. All threads must call it.
+// The thread's logits for the queries from the first one on; logits after the last query must not be used.
+// All threads must call this.
 float[kLogits] logits_of(uint tile, uint first) {
   barrier();
   turn_queries(tile, first);
@@ -130,7 +134,7 @@ bool counts(float log_weight) {
   return bits != kMinusInfinity && (bits & 0x7fffffff) <= 0x7f800000;
 }
 
-// The entries of a tile: the sum of their weights.
+// Scores the entries of a tile by the sum of their weights.
 void work_on(uint tile) {
   float score = 0;
   for (uint first = 0; first < push.p.group; first += kVectors) {
@@ -159,7 +163,7 @@ void work_on(uint tile) {
 
 #else
 
-// What all threads of a query have added up, in the first of them.
+// The sum over all threads of a query, in the first of them.
 LogSum sum_of_entries(uint i, LogSum sum) {
   const uint at = i * kThreads + gl_LocalInvocationIndex;
   for (uint apart = kQueryScoreTile / 2; apart > 0; apart /= 2) {
@@ -173,7 +177,7 @@ LogSum sum_of_entries(uint i, LogSum sum) {
   return sum;
 }
 
-// The sums over the tiles [begin, end).
+// Computes the sums over tiles [begin, end).
 void add_up(uint begin, uint end) {
   for (uint first = 0; first < push.p.group; first += kVectors) {
     LogSum own_sums[kLogits];

@@ -1,11 +1,12 @@
-// scatter_add: what heads give to positions. A workgroup owns some positions and goes through the heads, so every sum is made
-// in one order.
+// scatter_add: adds the values of heads to positions. A workgroup owns a range of positions and goes through
+// the heads, so every sum is made in the same order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-const uint kSlots = 128;  // of a workgroup, a thread to each: a head gives them as many entries at most
-const uint kHeads = 32;   // that are looked into at a time
+// positions per workgroup, one per thread: a head adds to them at most this many entries
+const uint kSlots = 128;
+const uint kHeads = 32;   // heads whose ranges are searched at a time
 layout(local_size_x = kSlots) in;
 layout(constant_id = 0) const bool kHasList = false;
 layout(constant_id = 1) const bool kHasWeights = false;
@@ -30,7 +31,7 @@ int position(HeadState state, uint head, uint n) {
   return pos[push.base[0] + state.first + list_entry(head, n)];
 }
 
-// The first index whose position is not before `first`.
+// The first index whose position is at least `first`.
 uint lower_bound(uint head, int first) {
   const HeadState state = state_of(head);
   uint end = list_count(head, state.n_entries), begin = window_begin(push.p.window, end);
@@ -44,7 +45,7 @@ uint lower_bound(uint head, int first) {
   return begin;
 }
 
-// Adds what a head gives to the positions from `first` on.
+// Adds the values of a head to the positions from `first` on.
 void add_head(uint head, uint begin, int first) {
   const HeadState state = state_of(head);
   const uint n = begin + gl_LocalInvocationIndex;

@@ -1,5 +1,5 @@
-// sink_score: the softmax weight of a token's key among sinks, averaged over the queries of its KV head. A subgroup takes a
-// row's KV head; its lanes share the channels of a norm and the sinks.
+// sink_score: the softmax weight of a token's key among sink logits, averaged over the queries of its KV
+// head. A subgroup processes one KV head of a row; its lanes divide the channels of a norm and the sinks.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -7,7 +7,7 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;  // a multiple of kLanes
-layout(constant_id = 1) const uint kLanes = 32;     // of a subgroup
+layout(constant_id = 1) const uint kLanes = 32;     // lanes per subgroup
 #include "../lanes.glsl"
 #include "../exp.glsl"
 
@@ -23,13 +23,13 @@ layout(push_constant) uniform Push {
   uint base[7];
 } push;
 
-// A channel of the query that begins at `at`, with the weight of its norm.
+// A channel of the query that begins at `at`, times the weight of its norm.
 float weighted(uint at, uint channel) { return q[at + channel] * q_norm[push.base[2] + channel]; }
 
-// What makes a root mean square one.
+// The factor that scales a root mean square to 1.
 float norm_scale(float squares) { return 1 / sqrt(sum_of_lanes(squares) / float(push.p.width) + push.p.eps); }
 
-// The query at `at` times a sink.
+// The product of the query at `at` and a sink.
 float product(uint at, uint head, uint sink) {
   const uint from = push.base[4] + (head * push.p.sinks + sink) * push.p.width;
   float sum = 0;
@@ -40,7 +40,7 @@ float product(uint at, uint head, uint sink) {
 void main() {
   const uint head = gl_WorkGroupID.y, row = gl_WorkGroupID.x * (kThreads / kLanes) + gl_SubgroupID;
   const uint lane = gl_SubgroupInvocationID;
-  if (row >= step.n_rows) return;  // the whole subgroup
+  if (row >= step.n_rows) return;  // returns for the whole subgroup
   const uint width = push.p.width, group = push.p.group, i = row * push.p.heads + head, of_k = push.base[1] + i * width;
   float squares = 0;
   for (uint c = lane; c < width; c += kLanes) squares += k[of_k + c] * k[of_k + c];

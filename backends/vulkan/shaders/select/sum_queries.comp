@@ -1,4 +1,4 @@
-// token_score, its first part where a step has several rows: adds up the rotated queries, slice by slice of the rows.
+// token_score, first part for several rows: sums the rotated queries, in slices of the rows.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -21,14 +21,14 @@ layout(push_constant) uniform Push {
 #include "../rope.glsl"
 #include "score_query.glsl"
 
-// Channel c of a query head, counted from the first of first_head, rotated.
+// Channel c of a query head, counted from the first of first_head, after rotation.
 float rotated_channel(uint row, uint query, uint c) {
   const uint at = push.base[0] + row * push.p.row_stride + (push.p.first_head * push.p.group + query) * push.p.head_dim;
   if (c >= push.p.rope.n_rot) return q[at + c];
   return rotated(c, q[at + c], q[at + partner_of(c)], rope_angle(score_position() + row, pair_of(c)));
 }
 
-// Thread: one channel of one query head, in the rows of slice gl_WorkGroupID.y.
+// One thread per channel of one query head, for the rows of slice gl_WorkGroupID.y.
 void main() {
   if (kHasGate && gate[push.base[2]] != 0) return;
   const uint channels = push.p.heads * push.p.group * push.p.head_dim, i = gl_GlobalInvocationID.x;

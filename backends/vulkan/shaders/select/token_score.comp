@@ -1,24 +1,27 @@
-// token_score and page_score: a workgroup scores a part of the middle with the query heads of one KV head, and the last one puts
-// together what the parts add to the heads' log-sum-exp. Tile i belongs to part i % parts, so that nobody has to divide.
+// token_score and page_score: a workgroup scores a part of the middle with the query heads of one KV head.
+// The last one combines the parts' contributions to the heads' log-sum-exps. Tile i belongs to part i %
+// parts, so that no division is needed.
 //
-// A row is an entry's key; or, with PAGES, what the keys of a page lie between: their smallest and their largest channels.
+// A row is an entry's key; or, with PAGES, the bounds of a page: the smallest and the largest value of each
+// channel.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
 #include "token_score.glsl"
 
-// Thread (key, side) has the units side, side + kSides, ... of keys; so many sides that its share of the queries fits its
-// registers. A tile has two keys for each thread.
+// Thread (key, side) has the units side, side + kSides, ... of keys. kSides is such that its share of the
+// queries fits its registers. A tile has two keys per thread.
 const uint kSides = kHeads * ((kUnits + 7) / 8) > 8 ? 16 : 8;
 const uint kUnitsEach = (kUnits + kSides - 1) / kSides, kRounds = 2, kKeys = 128 / kSides, kTile = kRounds * kKeys;
-const uint kLoads = kUnitsEach * kRowsOfUnit;  // units of a key that a thread reads
+const uint kLoads = kUnitsEach * kRowsOfUnit;  // units of a key per thread
 const uint kScoresEach = (kHeads * kTile + 127) / 128;
-// Sums of sides, [heads][keys]{quads of sides, one of nothing, for the banks}; before, queries, [heads][quads of channels].
+// Sums of sides, [heads][keys]{quads of sides, one unused to avoid bank conflicts}; before that queries,
+// [heads][quads of channels].
 const uint kSideQuads = kSides / 4, kPlace = kSideQuads + 1;
 shared vec4 room[kHeads * kTile * kPlace];
 #include "token_score_queries.glsl"
 
-// A unit of the row that begins at word or, where rows are aligned, uvec4 `row`.
+// A unit of the row that begins at word `row`, or at uvec4 `row` if rows are aligned.
 uvec4 k_unit(uint row, uint unit) {
   if (kAligned) return k4[row + unit];
   const uint words = kHeadDim / 2;
@@ -29,8 +32,8 @@ uvec4 k_unit(uint row, uint unit) {
 }
 
 void main() {
-  // The gate is asked for with the step, and the first keys before it is looked at: one after the other they would take 0.7 us
-  // each of an H200.
+  // The gate is loaded together with the step, and the first keys before the gate is tested. One after the
+  // other, each would take 0.7 us on an H200.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
   const Share share = find_share(gl_WorkGroupID.y, gl_WorkGroupID.z, gl_NumWorkGroups.y, gl_NumWorkGroups.z);
   if (share.local_head >= push.p.heads) return;
@@ -45,7 +48,7 @@ void main() {
 
   const uint key = thread / kSides, side = thread % kSides, busy = min((end - step.n_init + kTile - 1) / kTile, parts);
   const uint part_start = push.base[6] / 2 + first_query * kMostScoreParts;
-  if (kLeavesParts && part == 0)  // whoever reads all parts finds nothing in those that there are not
+  if (kLeavesParts && part == 0)  // parts that do not exist must be empty for the shader that reads all parts
     for (uint i = thread; i < heads * kMostScoreParts; i += 128)
       if (i % kMostScoreParts >= busy) part_sums[part_start + i] = vec2(kNoPeak, 0);
   const uint half_size = kAligned ? kUnits : kHeadDim / 2, row_size = kRowsOfUnit * half_size;
@@ -70,7 +73,7 @@ void main() {
   LogSum total[kScoresEach];
   [[unroll]] for (uint j = 0; j < kScoresEach; ++j) total[j] = kNoSum;
   [[dont_unroll]] for (uint tile = first; tile < end; tile += stride) {
-    barrier();  // the scores before are read
+    barrier();  // the previous scores are no longer read
     [[unroll]] for (uint r = 0; r < kRounds; ++r) {
       float dots[kHeads];
       [[unroll]] for (uint h = 0; h < kHeads; ++h) dots[h] = 0;

@@ -1,6 +1,7 @@
-// token_score by cooperative matrices: a subgroup multiplies 16 keys at a time with its queries, f16 times f16 added in f32. A
-// query is the sum of two f16 vectors, in units of a power of two: columns h and kMostHeads + h of the product. A subgroup copies
-// the keys that it multiplies to shared memory itself, the next ones being on their way, and waits for no other.
+// token_score with cooperative matrices: a subgroup multiplies 16 keys at a time with its queries, f16 times
+// f16 summed in f32. A query is the sum of two f16 vectors, in units of a power of two: columns h and
+// kMostHeads + h of the product. A subgroup copies its own keys to shared memory, with the next ones in
+// flight, and does not wait for others.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -12,37 +13,40 @@
 #include "../lanes.glsl"
 
 #define MATRIX(type, use) coopmat<type, gl_ScopeSubgroup, kSize, kSize, gl_MatrixUse##use>
-const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four in a row
+const uint kSize = 16, kQuads = kSize / 4;  // rows and columns of a matrix; vectors of four per row
 const uint kDepth = kHeadDim / kSize;       // kHeadDim: a multiple of 16, at most 256
-// For each matrix side by side in a row of keys or queries. Matrices are variables of their own and no arrays, which a compiler
-// may keep in memory: NVIDIA's does.
+// Repeats for each matrix in a row of keys or queries. Matrices are separate variables and not arrays,
+// because a compiler may keep arrays in memory, as NVIDIA's does.
 #define EACH_DEPTH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-// All rows in shared memory have an odd number of 16 bytes, so that eight of them lie in different banks.
+// All rows in shared memory have an odd number of 16-byte units, so that eight of them are in different
+// banks.
 const uint kStride = kHeadDim / 4 + 2, kScoreStride = kSize / 4 + 1;
 const uint kSubgroups = 128 / kLanes, kTile = kSubgroups * kSize;
 const uint kScoreQuads = kTile * kScoreStride, kQueryQuads = kHeads * kUnits * 2;
-shared f16vec4 tile[kTile * kStride];  // the subgroups' keys; before, the queries in halves, [2][kMostHeads]
-// The subgroups' products, [keys]{columns}; before, the queries.
+// the subgroups' keys; before that the queries in halves, [2][kMostHeads]
+shared f16vec4 tile[kTile * kStride];
+// The subgroups' products, [keys]{columns}; before that the queries.
 shared vec4 room[kScoreQuads > kQueryQuads ? kScoreQuads : kQueryQuads];
 shared vec4 query_units[kMostHeads / 4];
 shared vec2 of_subgroups[kHeads * kSubgroups];  // LogSum
 
 #include "token_score_queries.glsl"
 
-// token_score.comp has the following in its main(): as functions it took 18.4 us instead of 17.7 for 16,740 entries, and
-// page_score 23.5 instead of 18.1 (one H100).
+// token_score.comp contains the same code in its main(): as functions it took 18.4 us instead of 17.7 for
+// 16,740 entries, and page_score 23.5 instead of 18.1 (one H100).
 
-// What a workgroup scores: tiles first, first + stride and so on of a KV head, against `heads` of its query heads.
+// The work of a workgroup: tiles first, first + stride and so on of a KV head, with `heads` of its query
+// heads.
 struct Part {
-  uint local_head, head;  // of the dispatch, of the layer
+  uint local_head, head;  // within the dispatch, within the layer
   uint heads, first_query;
   uint first, stride, end;
-  uint index, busy;  // among the parts of the head that have something to score, which are so many
+  uint index, busy;  // index of this part, and the number of parts of the head that have work
   uint sums;         // where those of the first query head begin in part_sums
   HeadState own;
 };
-// False where there is nothing to score; whole workgroups call it.
+// Returns false if there is nothing to score; whole workgroups call this.
 bool find_part(out Part part) {
   const Share share = find_share(gl_WorkGroupID.y, gl_WorkGroupID.z, gl_NumWorkGroups.y, gl_NumWorkGroups.z);
   if (share.local_head >= push.p.heads) return false;
@@ -64,16 +68,18 @@ bool find_part(out Part part) {
   part.sums = push.base[6] / 2 + part.first_query * kMostScoreParts;
   return true;
 }
-// What is written beside scores, once it is known that they are made.
+// Writes the other results, once it is known that scores are computed.
 void prepare_parts(Part part) {
-  if (kLeavesParts && part.index == 0)  // whoever reads all parts finds nothing in those that there are not
+  // parts that do not exist must be empty for the shader that reads all parts
+  if (kLeavesParts && part.index == 0)
     for (uint i = thread; i < part.heads * kMostScoreParts; i += 128)
       if (i % kMostScoreParts >= part.busy) part_sums[part.sums + i] = vec2(kNoPeak, 0);
   if (part.local_head == 0 && gl_WorkGroupID.x == 0)
     for (uint i = part.index * 128 + thread; i < kClears; i += part.busy * 128) cleared[push.base[9] + i] = 0;
 }
 
-// The part's sum of a query head, by one thread; and, where all parts are there, the heads' of all parts, by all threads.
+// leave_sum: one thread stores the part's sum of a query head. The next function combines the heads' sums
+// when all parts are stored; all threads call it.
 void leave_sum(Part part, uint head, LogSum sum) {
   part_sums[part.sums + head * kMostScoreParts + part.index] = vec2(sum.peak, sum.sum);
 }
@@ -97,9 +103,10 @@ void add_up_parts(Part part) {
     lse[push.base[8] + push.p.first_head * push.p.group + part.first_query + own_head] = log_sum_bits(LogSum(peak, sum));
 }
 
-// Puts the queries into halves: the largest channel of one is 2^14 to 2^15 of its units. The upper half has the bits of a channel
-// that an f16 keeps, by a mask: a compiler may take a conversion to f16 and back for nothing, and NVIDIA's did. The lower half is
-// off by less than 2^-10 of itself, and is less than 2^-10 of the channel.
+// Splits the queries into halves. The unit is such that the largest channel is 2^14 to 2^15 units. The upper
+// half has the bits of a channel that f16 keeps, selected by a mask: a compiler may remove a conversion to
+// f16 and back, and NVIDIA's did. The lower half has an error below 2^-10 of itself, and is less than 2^-10
+// of the channel.
 void split_queries() {
   const uint lane = gl_SubgroupInvocationID, kBeyondHalf = 0x1fff;
   for (uint h = gl_SubgroupID; h < kMostHeads; h += kSubgroups) {
@@ -119,7 +126,7 @@ void split_queries() {
   }
 }
 
-// A lane copies some units of a subgroup's keys, which lie one behind the other.
+// A lane copies some units of a subgroup's keys, which are consecutive.
 const uint kCopies = (kSize * kUnits + kLanes - 1) / kLanes;
 uvec4 keys[kCopies];
 void fetch_keys(uint row, uint first, uint end) {
@@ -136,11 +143,12 @@ void store_keys() {
   }
 }
 
-// In the scores a lane has a key, and of that quads of heads.
+// For the scores, a lane has one key, and quads of heads for it.
 const uint kQuadLanes = kLanes / kSize, kQuadsEach = ((kHeads + 3) / 4 + kQuadLanes - 1) / kQuadLanes;
 
 void main() {
-  // The gate is asked for with the step, and the first keys before it is looked at, as in token_score.comp.
+  // The gate is loaded together with the step, and the first keys before the gate is tested, as in
+  // token_score.comp.
   const bool hits = kHasGate && gate[push.base[4]] != 0;
   Part part;
   if (!find_part(part)) return;
@@ -164,7 +172,7 @@ void main() {
     own_units[i] = query_units[min(first_quad + i * kQuadLanes, kMostHeads / 4 - 1)];
     [[unroll]] for (uint e = 0; e < 4; ++e) total[i * 4 + e] = kNoSum;
   }
-  barrier();  // keys come to where the queries are
+  barrier();  // keys replace the queries
 
   const uint to = push.base[5] + (push.p.first_head * push.p.group + part.first_query) * push.p.score_capacity;
   [[dont_unroll]] for (uint first = part.first + own_key; first < part.end; first += part.stride) {
@@ -194,7 +202,7 @@ void main() {
     }
   }
 
-  // Lanes of the same heads, then subgroups.
+  // Reduce over lanes of the same heads, then over subgroups.
   [[unroll]] for (uint i = 0; i < kQuadsEach * 4; ++i) {
     float peak = total[i].peak;
     [[unroll]] for (uint apart = 1; apart < kSize; apart *= 2) peak = max(peak, subgroupShuffleXor(peak, apart));

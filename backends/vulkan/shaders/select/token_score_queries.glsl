@@ -1,7 +1,7 @@
-// The queries of a part, and sums over threads. Before it is included: kTile, the units that a workgroup scores at a time, and
-// vec4 room[], shared memory for the queries at least: [heads][quads of channels].
+// The queries of a part, and sums over threads. The includer has defined kTile, the units that a workgroup
+// scores at a time, and vec4 room[], shared memory for at least the queries: [heads][quads of channels].
 shared float of_threads[128];
-// At the end, so many threads share a head.
+// At the end, kSharers threads share a head.
 const uint kSharers = kHeads > 4 ? 16 : 32, kPartsEach = kMostScoreParts / kSharers;
 
 uint tiles_of(uint local_head) {
@@ -11,11 +11,11 @@ uint tiles_of(uint local_head) {
 const uint kMostShare = kMostScoreParts;
 #include "../shares.glsl"
 
-uint thread;  // lanes of a subgroup are neighbours
+uint thread;  // index in subgroup order, so that lanes of a subgroup are neighbours
 
-// Puts the queries from first_query on, the mean over the rows times scale, to room. A thread has the same pair of channels of
-// several heads, so that one angle turns them all, and asks for all it reads at once; heads that there are not get what nobody
-// reads.
+// Stores the queries from first_query on in room: the mean over the rows, times scale. A thread has the same
+// pair of channels of several heads, so that one angle rotates them all, and issues all its loads at once.
+// Results for heads that do not exist are never read.
 void rotate_queries(uint first_query, uint heads) {
   const uint kPairs = kUnits * 4, kAtOnce = 128 / kPairs, kQueriesEach = (kHeads + kAtOnce - 1) / kAtOnce;
   const uint pair = thread % kPairs, first_head = thread / kPairs;
@@ -47,7 +47,7 @@ void rotate_queries(uint first_query, uint heads) {
   }
 }
 
-// x of the thread whose number differs by `apart`, a power of two.
+// x of the thread whose index differs by `apart`, a power of two.
 float from_thread(float x, uint apart) {
   if (apart < kLanes) return subgroupShuffleXor(x, apart);
   barrier();
@@ -55,7 +55,7 @@ float from_thread(float x, uint apart) {
   barrier();
   return of_threads[thread ^ apart];
 }
-// The largest and the sum of `sharers` neighbouring threads, a power of two.
+// The maximum and the sum over `sharers` neighbouring threads, a power of two.
 float max_of_threads(float x, uint sharers) {
   [[unroll]] for (uint apart = 1; apart < sharers; apart *= 2) x = max(x, from_thread(x, apart));
   return x;

@@ -1,4 +1,4 @@
-// top_k: scores become ascending lists; a workgroup makes the list of one head.
+// top_k: turns scores into ascending lists; one workgroup per head.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"

@@ -1,4 +1,4 @@
-// What the shaders of top_k share: what a head's list is made from, a radix select, and ordered writing.
+// Shared by the shaders of top_k: the inputs of a head's list, a radix select, and ordered writing.
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
 #include "../../select/top_k.h"
@@ -10,7 +10,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 128;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const bool kHasChunk = false;
-layout(constant_id = 3) const uint kPage = 1;  // entries to a unit, which has one score
+layout(constant_id = 3) const uint kPage = 1;  // entries per unit, which has one score
 #include "../scan.glsl"
 
 layout(set = 0, binding = 1, std430) readonly buffer Scores { uint scores[]; };
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 
 const uint kListEverything = 0, kRenewLocal = 1, kPick = 2;
 
-// One threshold serves all heads where they vote for positions.
+// One threshold serves all heads if they vote for positions.
 bool shares_threshold() { return push.p.by_position != 0; }
 
 struct Range {
@@ -43,11 +43,11 @@ Range part_of(Range r, uint i, uint parts) {
 
 // A head's work; set_head() fills these in.
 HeadState state;
-uint entries;      // that it has
-Range middle;      // units that need a score to be listed; those before and behind are listed anyway
-Range candidates;  // indices of the scores that compete: the middle's units, or all positions
+uint entries;      // number of entries
+Range middle;      // units that are listed by their score; those before and after are always listed
+Range candidates;  // indices of the competing scores: the middle's units, or all positions
 uint wanted;       // how many candidates are picked
-uint own_scores, own_chunk_scores, own_pos, own_list;  // where the head's begin
+uint own_scores, own_chunk_scores, own_pos, own_list;  // where the head's data begins
 
 void set_head(uint head) {
   state = head_states[push.p.head_state + head];
@@ -66,7 +66,7 @@ void set_head(uint head) {
 
 uint task() {
   if (push.p.keep == kKeepOfHead) return state.keep >= entries ? kListEverything : kPick;
-  const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
+  const bool hit = kHasGate && gate[push.base[3]] != 0;  // loaded together with the step
   return !selects(step, units(entries, kPage)) ? kListEverything : hit ? kRenewLocal : kPick;
 }
 
@@ -75,11 +75,11 @@ uint key_at(uint i) {
                                                       : scores[own_scores + i]);
 }
 
-// The smallest candidate that is picked, by its key and then its index.
+// The smallest candidate that is picked: its key and its index.
 struct Lowest {
   uint key, index;
 };
-// Where no score decides.
+// True if no score needs to be compared.
 bool picks_all_or_none() { return wanted == 0 || wanted >= candidates.end - candidates.begin; }
 Lowest lowest_of_all_or_none() { return wanted == 0 ? Lowest(0xffffffff, 0xffffffff) : Lowest(0, 0); }
 
@@ -96,12 +96,13 @@ void list_everything(uint first, uint stride) {
   if (first == 0) list[own_list] = entries;
   for (uint i = first; i < entries; i += stride) list[own_list + 1 + i] = i;
 }
-// There is a gate only where units are entries.
+// Only steps whose units are entries have a gate.
 void renew_local() {
   const uint local = own_list + 1 + list[own_list] - step.n_local;
   for (uint i = thread_in_order(); i < step.n_local; i += kThreads) list[local + i] = middle.end + i;
 }
-// Lists a unit of the middle from list[to] on. It is whole: the last unit, which may be short, lies behind the middle.
+// Writes a unit of the middle from list[to] on. The unit is whole: the last one, which may be short, is after
+// the middle.
 void list_unit(uint to, uint unit) {
   if (kPage == 1)
     list[to] = unit;
@@ -109,13 +110,13 @@ void list_unit(uint to, uint unit) {
     for (uint e = 0; e < kPage; ++e) list[to + e] = unit * kPage + e;
 }
 
-// ---- what a workgroup does together; all of its threads call these ----
+// ---- functions that all threads of a workgroup call together ----
 //
-// Loops go on as long as any thread of a subgroup has something to do: subgroup operations follow them.
+// Loops continue as long as any thread of a subgroup has work, because subgroup operations follow them.
 
-const uint kLoads = 8;  // of a thread that are under way at once: one after the other they would take most of the time
+const uint kLoads = 8;  // per thread, in flight at once: one after the other they would dominate the time
 
-// Keys from index i on, `stride` apart; instead of what lies behind the range the last of it.
+// Keys from index i on, `stride` apart; beyond the range, the last key of the range.
 void load_keys(Range range, uint i, uint stride, out uint keys[kLoads]) {
   [[unroll]] for (uint j = 0; j < kLoads; ++j) keys[j] = key_at(min(i + j * stride, range.end - 1));
 }
@@ -131,14 +132,15 @@ void clear_histogram() {
 
 struct Bin {
   uint bin;
-  uint wanted;  // of its keys, how many are picked
-  uint count;   // and how many there are
+  uint wanted;  // how many of its keys are picked
+  uint count;   // number of keys
 };
 shared Bin found_bin;
 
-// The bin of the wanted-th largest key, from a histogram that is complete. There are at least as many keys.
+// The bin of the wanted-th largest key, from a complete histogram. There are at least `wanted` keys.
 Bin find_bin(uint wanted) {
-  const uint kEach = kBins / kThreads, top = kBins - 1 - thread_in_order() * kEach;  // bins descend with threads
+  // bins descend with threads
+  const uint kEach = kBins / kThreads, top = kBins - 1 - thread_in_order() * kEach;
   uint own = 0;
   for (uint i = 0; i < kEach; ++i) own += histogram[top - i];
   uint above = scan_threads(own).x;  // keys in larger bins
@@ -173,7 +175,7 @@ uvec2 smallest_and_largest(uint low, uint high) {
   return uvec2(smallest, largest);
 }
 
-// Counts the keys of a range that lie in [low, low + width], in bins of 2^bin_shift(width, kBins).
+// Counts the keys of a range that are in [low, low + width], in bins of 2^bin_shift(width, kBins).
 void count_keys(Range range, uint low, uint width) {
   const uint shift = bin_shift(width, kBins);
   clear_histogram();
@@ -182,7 +184,7 @@ void count_keys(Range range, uint low, uint width) {
     uint keys[kLoads];
     load_keys(range, i, kThreads, keys);
     [[unroll]] for (uint j = 0; j < kLoads; ++j) {
-      const uint above = keys[j] - low;  // a large number below it
+      const uint above = keys[j] - low;  // wraps to a large number if the key is below
       if (i + j * kThreads < range.end && above <= width) atomicAdd(histogram[above >> shift], 1);
     }
   }
@@ -203,7 +205,7 @@ uint tie_from_end(uint bits, Range range, uint wanted) {
   }
   ties = subgroupAdd(ties);
   const uvec2 sums = scan_subgroups(ties);
-  uint left = wanted - (sums.y - sums.x - ties);  // wraps below the subgroups that have it
+  uint left = wanted - (sums.y - sums.x - ties);  // wraps in subgroups below the one that has it
   if (left > 0 && left <= ties)
     for (uint tile = (own.end - own.begin + gl_SubgroupSize - 1) / gl_SubgroupSize; tile-- > 0;) {
       const uint i = own.begin + tile * gl_SubgroupSize + gl_SubgroupInvocationID;
@@ -220,12 +222,12 @@ uint tie_from_end(uint bits, Range range, uint wanted) {
   return found_index;
 }
 
-// Which units from i on, a subgroup's size apart, are picked.
+// Which of the units from i on, a subgroup's size apart, are picked.
 void load_picked(Range range, uint i, Lowest lowest, out bool picked[kLoads]) {
   [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = is_picked(min(i + j * gl_SubgroupSize, range.end - 1), lowest);
   [[unroll]] for (uint j = 0; j < kLoads; ++j) picked[j] = picked[j] && i + j * gl_SubgroupSize < range.end;
 }
-// How many units of a range are picked, of those of the subgroups before this one and of all.
+// How many units of a range are picked, in the subgroups before this one and in total.
 uvec2 count_picked(Range range, Lowest lowest) {
   const Range own = part_of(range, gl_SubgroupID, gl_NumSubgroups);
   uint count = 0;
@@ -236,7 +238,7 @@ uvec2 count_picked(Range range, Lowest lowest) {
   }
   return scan_subgroups(subgroupAdd(count));
 }
-// Writes them; `to` is where this subgroup's first one goes.
+// Writes the picked units; `to` is where this subgroup's first one goes.
 void write_picked(Range range, Lowest lowest, uint to) {
   const Range own = part_of(range, gl_SubgroupID, gl_NumSubgroups);
   for (uint first = own.begin; first < own.end; first += kLoads * gl_SubgroupSize) {
@@ -250,14 +252,16 @@ void write_picked(Range range, Lowest lowest, uint to) {
     }
   }
 }
-// The entries that are listed whatever their score, around `picked` units of the middle; and the count.
+// Writes the entries that are listed regardless of their score, around `picked` units of the middle, and the
+// count.
 void list_ends(uint picked) {
   const uint before = (middle.begin + picked) * kPage, end = middle.end * kPage;
   if (thread_in_order() == 0) list[own_list] = before + entries - end;
   for (uint i = thread_in_order(); i < middle.begin * kPage; i += kThreads) list[own_list + 1 + i] = i;
   for (uint i = thread_in_order(); i < entries - end; i += kThreads) list[own_list + 1 + before + i] = end + i;
 }
-// Writes a part of the middle, `before` units of which are picked before it, and, if it is the last part, what ends the list.
+// Writes a part of the middle; `before` units are picked before it. `ends`: also writes the entries after the
+// middle.
 void write_part(Range own, Lowest lowest, uint before, bool ends) {
   const uvec2 picked = count_picked(own, lowest);
   write_picked(own, lowest, own_list + 1 + (middle.begin + before + picked.x) * kPage);

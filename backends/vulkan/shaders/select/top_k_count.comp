@@ -1,4 +1,5 @@
-// top_k of many scores: counts one digit of the keys that share those before it, part by part of a head's candidates.
+// top_k of many scores: counts one digit of the keys that share the previous digits; one workgroup per part
+// of a head's candidates.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k.glsl"

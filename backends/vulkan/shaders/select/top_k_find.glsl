@@ -1,14 +1,15 @@
-// How one workgroup finds the smallest candidate that is picked.
+// How a single workgroup finds the smallest candidate that is picked.
 //
-// Every pass reads the keys anew, from the cache. With up to 32 of a thread's in registers an H200's lists were wrong for some
-// numbers of them, others in every variant of the code, or its compiler crashed (driver 580); lavapipe's were right.
+// Every pass reads the keys again, from the cache. With up to 32 keys per thread in registers, an H200's
+// lists were wrong for some of these numbers, different ones in every variant of the code, or its compiler
+// crashed (driver 580); lavapipe's were right.
 #include "top_k.glsl"
 
-// Where the smallest candidate that is picked must be: among those with keys in [low, low + width].
+// The smallest candidate that is picked has a key in [low, low + width].
 struct Span {
   uint low, width;
-  uint wanted;  // how many of them are picked
-  uint count;   // and how many there are
+  uint wanted;  // how many of the keys in it are picked
+  uint count;   // number of keys in it
 };
 
 Span span_of_all() {
@@ -25,7 +26,7 @@ Span span_of_all() {
   return Span(keys.x, keys.y - keys.x, wanted, candidates.end - candidates.begin);
 }
 
-// The bin of a span where it must be.
+// The bin of a span that contains it.
 Span narrowed(Span span) {
   const uint shift = bin_shift(span.width, kBins);
   count_keys(candidates, span.low, span.width);
@@ -34,7 +35,8 @@ Span narrowed(Span span) {
   return Span(span.low + below, min((1u << shift) - 1, span.width - below), found.wanted, found.count);
 }
 
-// The `few` candidates of a span, and which of them is the smallest that is picked: a subgroup counts those above one, and so on.
+// Gathers the `few` candidates of a span and finds the smallest that is picked: a subgroup counts those above
+// one of them, then above the next, and so on.
 const uint kFew = 512;
 shared uint few, few_keys[kFew], few_indices[kFew];
 shared Lowest found_lowest;
@@ -69,7 +71,8 @@ Lowest find_among_few(Span span) {
   return found_lowest;
 }
 
-// Narrows the span until few are in it: scores of a few exponents would meet in a few bins if these divided all keys.
+// Narrows the span until few candidates are in it. Without a span around the actual keys, scores with a few
+// exponents would be in a few bins only.
 Lowest find_lowest(Span span) {
   while (span.wanted < span.count && span.count > kFew && span.width > 0) span = narrowed(span);
   if (span.wanted == span.count) return Lowest(span.low, 0);

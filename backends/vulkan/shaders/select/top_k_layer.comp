@@ -1,15 +1,17 @@
-// top_k of a layer's votes that vote_layer.comp has counted: each of several workgroups finds the smallest that is picked, among
-// those of one bin, and writes its part of the heads' lists, which are alike. Where one bin has too many, each head's workgroups
-// look further; votes that were not counted one workgroup a head lists alone.
+// top_k of a layer's votes that vote_layer.comp has counted. Each of several workgroups finds the smallest
+// picked vote, among those of one bin, and writes its part of the heads' lists, which are equal. If that bin
+// has too many votes, each head's workgroups narrow it further. Votes that were not counted are listed by one
+// workgroup per head.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
 #include "layer_bins.glsl"
 #include "top_k_own.glsl"
 
-layout(set = 0, binding = 6, std430) readonly buffer Counts { uint counts[]; };  // as vote_layer.comp has left them
+// as vote_layer.comp has left them
+layout(set = 0, binding = 6, std430) readonly buffer Counts { uint counts[]; };
 
-// Bins of a thread, which descend with threads, and the first of them.
+// Bins per thread, which descend with threads, and the first of them.
 const uint kBinsEach = kLayerBins / kThreads;
 uint top_bin() { return kLayerBins - 1 - thread_in_order() * kBinsEach; }
 uint count_own_bins() {
@@ -18,7 +20,7 @@ uint count_own_bins() {
   return own;
 }
 
-// The bin of the smallest vote that is picked; `own`: what the thread's bins have.
+// The bin of the smallest picked vote; `own`: the total of the thread's bins.
 Bin counted_bin(uint own) {
   uint above = scan_threads(own).x;
   if (above < wanted && wanted <= above + own)
@@ -36,8 +38,9 @@ Bin counted_bin(uint own) {
 
 shared uint picked_before;
 
-// The smallest vote that is picked, of few in a bin; and how many of those before `own_begin` are picked. The few are counted once
-// more, in finer bins, and only those of one are compared each with each: of 500 that took 14 us longer.
+// The smallest picked vote among the few of a bin, and how many of the votes before `own_begin` are picked.
+// The few are counted again in finer bins, and only those of one finer bin are all compared with each other:
+// comparing all of 500 took 14 us longer.
 Lowest find_among_few(Bin bin, uint own_begin, out uint before) {
   const float most = uintBitsToFloat(counts[push.base[5] + kLayerMost]);
   const int own_step = step_of_bin(bin.bin);
@@ -54,7 +57,8 @@ Lowest find_among_few(Bin bin, uint own_begin, out uint before) {
       if (i + j * kThreads < own_begin && step < own_step) ++above;
       if (i + j * kThreads < candidates.end && step == own_step) in_bin |= 1u << j;
     }
-    [[dont_unroll]] for (; in_bin != 0; in_bin &= in_bin - 1) {  // little code, which runs for few
+    // a loop keeps the code small; it runs for few
+    [[dont_unroll]] for (; in_bin != 0; in_bin &= in_bin - 1) {
       const uint own = i + findLSB(in_bin) * kThreads, vote = scores[own_scores + own], at = atomicAdd(few, 1);
       const uint finer = finer_bin(bits_below(most, vote));
       few_keys[at] = order_bits(vote);
@@ -80,7 +84,7 @@ Lowest find_among_few(Bin bin, uint own_begin, out uint before) {
 
 void main() {
   const uint part = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
-  // Before anything is known of the step, which is on its way meanwhile.
+  // Issued before the step is known, which is still being loaded.
   const uint own_count = count_own_bins();
   const bool counted = counts[push.base[5] + kLayerCounted] != 0;
   set_head(head);

@@ -1,4 +1,4 @@
-// top_k of many scores, its end: writes the lists, part by part of a head's entries.
+// top_k of many scores, last dispatch: writes the lists; one workgroup per part of a head's entries.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k.glsl"
@@ -9,7 +9,7 @@ Lowest find_lowest(uint head) {
   const Found found = find_digits(head, kListDigits - 1);
   uint wanted = found.last.wanted;
   if (wanted == found.last.count) return Lowest(found.bits, 0);
-  uint part = push.parts - 1;  // the one with the last tie that is picked
+  uint part = push.parts - 1;  // the part with the last tie that is picked
   for (;; --part) {
     const uint ties = scratch[histogram_at(kListDigits - 1, head, part) + found.last.bin];
     if (wanted <= ties) break;
@@ -27,7 +27,8 @@ void main() {
   if (to_do != kPick) return;
 
   const Lowest lowest = picks_all_or_none() ? lowest_of_all_or_none() : find_lowest(shares_threshold() ? 0 : head);
-  // Workgroups cannot wait for each other, so each counts for itself what the parts before its own have picked.
+  // Workgroups cannot wait for each other, so each counts itself how many units the parts before its own have
+  // picked.
   const Range own = part_of(middle, part, push.parts);
   const uint before = count_picked(Range(middle.begin, own.begin), lowest).y;
   write_part(own, lowest, before, part == push.parts - 1);

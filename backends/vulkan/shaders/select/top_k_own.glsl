@@ -1,9 +1,9 @@
-// How a workgroup that knows the smallest vote that is picked writes its part of a list. Votes are of entries: where they are of
-// positions, entries must be those.
-layout(constant_id = 4) const uint kPartVotes = 2048;  // of a workgroup, at most
+// How a workgroup that knows the smallest picked vote writes its part of a list. Votes are for entries; if
+// they are for positions, entries must be positions.
+layout(constant_id = 4) const uint kPartVotes = 2048;  // the most per workgroup
 const uint kEach = (kPartVotes + kThreads - 1) / kThreads;
 
-// Writes the part whose entries are `own` of the lists of so many heads, which are alike.
+// Writes the part with entries `own` to the lists of this many heads, which are equal.
 void write_own(Range own, Lowest lowest, uint before, uint heads) {
   const uint each = (own.end - own.begin + gl_NumSubgroups - 1) / gl_NumSubgroups;
   const uint begin = own.begin + gl_SubgroupID * each, end = min(begin + each, own.end);

@@ -1,11 +1,12 @@
-// top_k of a group's votes, which vote_count.comp has counted: each of several workgroups of a head finds the smallest that is
-// picked and writes its part of the list.
+// top_k of a group's votes that vote_count.comp has counted. Each of several workgroups of a head finds the
+// smallest picked vote and writes its part of the list.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "top_k_find.glsl"
 #include "top_k_own.glsl"
 
-layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };     // as vote_count.comp has left them
+// as vote_count.comp has left them
+layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };
 layout(set = 0, binding = 7, std430) readonly buffer Sorted { uvec2 sorted[]; };
 layout(set = 0, binding = 8, std430) readonly buffer BinsOf { uvec2 bins_of[]; };
 
@@ -15,25 +16,25 @@ uint reach_at(uint head, uint part, uint bin) {
 
 shared uint totals[kVoteBins + 1];  // votes of all parts in a bin or above it
 shared uint found_vote_bin;
-// Of a part: votes above the bin of the smallest that is picked, and those in it or above.
+// For each part: votes above the bin of the smallest picked vote, and votes in it or above.
 shared uint above_bin[kListParts], reach_bin[kListParts];
 shared uint picked_before;
 
-// Votes in the bin, of the parts in their order: where the i-th lies in `sorted`.
+// The votes of the bin, ordered by part: where the i-th is in `sorted`.
 uint sorted_at(uint head, uint i) {
   uint part = 0;
   for (; part + 1 < kListParts && i >= reach_bin[part] - above_bin[part]; ++part) i -= reach_bin[part] - above_bin[part];
   return push.base[6] / 2 + (head * kListParts + part) * kPartVotes + above_bin[part] + i;
 }
 
-// What the counts tell: the smallest vote that is picked, if there are few in its bin; if not, the bin's span.
+// The result of the counts: the smallest picked vote, if there are few in its bin; otherwise the bin's span.
 struct Counted {
   bool among_few;
   Lowest lowest;
   uint before;  // how many votes of earlier parts are picked
   Span span;
 };
-// Before anything is known of the step, which is on its way meanwhile.
+// Issued before the step is known, which is still being loaded.
 void add_up_counts(uint head) {
   for (uint bin = thread_in_order(); bin < kVoteBins; bin += kThreads) {
     uint sum = 0;

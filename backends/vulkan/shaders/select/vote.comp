@@ -1,15 +1,17 @@
-// vote: combines the heads' scores into one vote an entry or a page (group) or a position (layer), in the log domain.
+// vote: combines the heads' scores into one vote per entry or page (group) or per position (layer), in the
+// log domain.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-const uint kTile = 128;  // votes of a workgroup
+const uint kTile = 128;  // votes per workgroup
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const bool kHasGate = false;
 layout(constant_id = 1) const bool kCounts = false;  // for a max-pool over a layer's votes
 layout(constant_id = 2) const bool kLayer = false;   // VoteParams::scope
 
-layout(set = 0, binding = 6, std430) writeonly buffer Counts { uint counts[]; };  // of votes in each tile of positions
+// number of votes in each tile of positions
+layout(set = 0, binding = 6, std430) writeonly buffer Counts { uint counts[]; };
 layout(push_constant) uniform Push {
   VoteParams p;
   uint base[6];

@@ -1,6 +1,6 @@
-// What the shaders share that vote: what a head's queries say about an entry, and who holds a position. The shader that
-// includes this defines kTile, the number of its threads, what is pushed, VoteParams p and the bases, and has declared
-// `float lse[]`, binding 2.
+// Shared by the voting shaders: what a head's queries contribute to an entry's vote, and which entry holds a
+// position. The includer defines kTile (its number of threads) and the push constant with VoteParams p and
+// the bases, and has declared `float lse[]`, binding 2.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #include "../log_sum.glsl"
@@ -10,7 +10,7 @@ layout(set = 0, binding = 3, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Gate { uint gate[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Votes { uint votes[]; };
 
-// Adds what `count` query heads say about an entry or a page; eight are read at once.
+// Adds the contributions of `count` query heads for an entry or a page; eight are read at once.
 void add_queries(uint first, uint count, uint unit, inout LogSum vote) {
   [[dont_unroll]] for (uint done = 0; done < count; done += 8) {
     vec4 said[2];
@@ -24,16 +24,18 @@ void add_queries(uint first, uint count, uint unit, inout LogSum vote) {
 }
 void add_group(uint head, uint unit, inout LogSum vote) { add_queries(head * push.p.group, push.p.group, unit, vote); }
 
-// So many KV heads at a time look for the entries that hold the tile's positions, each with its share of the threads.
+// kHeads KV heads at a time are searched for the entries that hold the tile's positions; threads are divided
+// among them.
 const uint kHeads = kTile > 256 ? 4 : 8, kSearchers = kTile / kHeads, kNobody = 0xffffffff;
 shared uint firsts[kHeads], passed[kHeads];
 shared uint holders[kHeads][kTile];
 
 uint run_begin(uint head) { return head_states[push.p.head_state + head].first; }
-// Of all heads, whose runs are equally long.
+// The number of entries of each head; all runs are equally long.
 uint entries_of_layer() { return step_entries(step, head_states[push.p.head_state]); }
 
-// The entries of the middle that hold the positions [first, first + kTile) in the heads [head0, head0 + kHeads).
+// Finds the entries of the middle that hold positions [first, first + kTile) in heads [head0, head0 +
+// kHeads).
 void find_holders(uint head0, int first) {
   const uint thread = gl_LocalInvocationIndex, own = thread / kSearchers, searcher = thread % kSearchers;
   const uint end = middle_end(step, entries_of_layer());
@@ -42,7 +44,7 @@ void find_holders(uint head0, int first) {
   barrier();
   if (searcher == 0) firsts[own] = step.n_init;
   for (uint h = 0; h < kHeads; ++h) holders[h][thread] = kNobody;
-  // The first entry with such a position lies in [firsts[h], firsts[h] + span], the same span for all heads.
+  // The first entry with such a position is in [firsts[h], firsts[h] + span]; all heads have the same span.
   for (uint span = end - step.n_init; span > 0;) {
     const uint part = span / (kSearchers + 1) + 1;
     if (searcher == 0) passed[own] = 0;
@@ -63,8 +65,8 @@ void find_holders(uint head0, int first) {
   barrier();
 }
 
-// Whether all heads have every entry of the middle at its own position, as where nothing was evicted: positions ascend.
-// One head a lane, so that all are asked for at once; whole subgroups call it.
+// Whether all heads have every entry of the middle at its own position, as they do if nothing was evicted:
+// positions ascend. One head per lane, so that all are loaded at once; whole subgroups call this.
 bool are_entries_positions(uint end) {
   uint moved = 0;
   for (uint first = 0; first < push.p.heads; first += gl_SubgroupSize) {
@@ -74,7 +76,7 @@ bool are_entries_positions(uint end) {
   return subgroupMax(moved) == 0;
 }
 
-// The bits of a layer's vote for the position `first` + gl_LocalInvocationIndex. All threads call it.
+// The bits of a layer's vote for position `first` + gl_LocalInvocationIndex. All threads call this.
 uint layer_vote(uint first) {
   LogSum vote = kNoSum;
   const uint end = middle_end(step, entries_of_layer());

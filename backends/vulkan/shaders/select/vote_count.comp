@@ -1,5 +1,5 @@
-// vote of groups, where top_k lists its votes next: the workgroups of a head also count the keys of its votes and sort them by
-// bins, so that those that list find the smallest that is picked among those of one bin.
+// vote of groups, if top_k lists the votes next. The workgroups of a head also count the keys of its votes
+// and sort them by bin, so that the listing workgroups find the smallest picked vote among those of one bin.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -12,12 +12,13 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = kVoteBins;
 layout(constant_id = 1) const bool kHasGate = false;
-layout(constant_id = 2) const uint kVotes = 4;          // that a thread makes, at most
-layout(constant_id = 3) const bool kHasParts = false;  // of log-sum-exps, as token_score.comp leaves them
-layout(constant_id = 4) const uint kLanes = 32;        // of a subgroup
+layout(constant_id = 2) const uint kVotes = 4;          // the most votes per thread
+// there are parts of log-sum-exps from token_score.comp
+layout(constant_id = 3) const bool kHasParts = false;
+layout(constant_id = 4) const uint kLanes = 32;        // lanes per subgroup
 
-// For top_k_votes.comp, of each head: [parts][bins] of how many votes a part has in a bin or above it; [parts][kPartVotes] of
-// their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
+// For top_k_votes.comp, per head: [parts][bins], the number of a part's votes in a bin or above it;
+// [parts][kPartVotes], their {key, entry}, bin by bin from the top; and {low, shift} of the bins.
 layout(set = 0, binding = 6, std430) writeonly buffer Reach { uint reach[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Sorted { uvec2 sorted[]; };
 layout(set = 0, binding = 8, std430) writeonly buffer BinsOf { uvec2 bins_of[]; };
@@ -33,10 +34,11 @@ const uint kTile = kThreads, kPartVotes = kVotes * kThreads;
 layout(set = 0, binding = 2, std430) buffer Lse { float lse[]; };
 #include "vote.glsl"
 
-// Bins of a thread, which descend with threads, and the first of them.
+// Bins per thread, which descend with threads, and the first of them.
 const uint kBinsEach = kVoteBins / kThreads;
 uint top_bin() { return kVoteBins - 1 - thread_in_order() * kBinsEach; }
-// Where keys are counted: bin b has those from low + (b << shift) on, the first one all below it too, the last one all above.
+// The bins of keys: bin b has those from low + (b << shift) on. The first bin also gets all keys below it,
+// the last one all above.
 struct Bins {
   uint low, shift;
 };
@@ -44,11 +46,12 @@ struct Bins {
 shared uint smallest, largest, low_bin, high_bin;
 shared uint sample_counts[kVoteBins], counts[kVoteBins];
 
-// Were all of the `size` votes like the sample, the smallest that is picked would stand at `rank` of it. That is not certain
-// (neighbours, which are sampled together, are often alike), so the bins reach from an eighth of the sample above to an
-// eighth below; but not to its ends, where single votes may be far from all others. Of 16,100 votes, normally distributed or
-// in runs of neighbours that are, ten to forty are in a bin then; in bins between the ends it is hundreds or thousands. The
-// counts are zeros before.
+// If all `size` votes were distributed like the sample, the smallest picked vote would have `rank` in it.
+// This is not certain, because neighbours, which are sampled together, are often alike. The bins therefore
+// reach from an eighth of the sample above to an eighth below, but not to its ends, where single votes may be
+// far from all others. With 16,100 votes, normally distributed or in runs of similar neighbours, a bin then
+// has ten to forty votes; with bins between the ends it has hundreds or thousands. The counts are zeros
+// before.
 Bins bins_around_threshold(uint sample_key, uint size) {
   const uint low = subgroupMin(sample_key), high = subgroupMax(sample_key);
   if (subgroupElect()) {
@@ -59,7 +62,7 @@ Bins bins_around_threshold(uint sample_key, uint size) {
   const uint first = smallest, shift = bin_shift(largest - first, kVoteBins);
   atomicAdd(sample_counts[(sample_key - first) >> shift], 1);
   barrier();
-  const uint rank = step.select_k * kThreads / size;  // of the sample, so many are picked
+  const uint rank = step.select_k * kThreads / size;  // how many of the sample are picked
   const uint high_rank = max(rank - min(kThreads / 8, rank * 3 / 4), 1);
   const uint low_rank = rank + min(kThreads / 8, (kThreads - rank) * 3 / 4);
   uint own = 0;
@@ -101,9 +104,9 @@ void find_lses(uint head) {
   }
 }
 
-// A thread's votes, and behind them one of the sample, which is the same in all workgroups of a head.
+// A thread's votes, followed by one of the sample, which is the same in all workgroups of a head.
 const uint kEntries = kVotes + 1;
-// So many queries are read at once for all of them.
+// Queries that are read at once for all of them.
 const uint kQueries = 4;
 
 void group_votes(uint head, uint n) {
@@ -119,7 +122,7 @@ void group_votes(uint head, uint n) {
   find_lses(head);
   barrier();
 
-  // The sample is taken in runs of 8 neighbours, which are read as one.
+  // The sample consists of runs of 8 neighbours, which are read together.
   const uint kRun = 8, run = thread / kRun * size / (kThreads / kRun);
   uint entries[kEntries];
   [[unroll]] for (uint i = 0; i < kVotes; ++i) entries[i] = min(first + i * kThreads, end - 1);
@@ -161,7 +164,7 @@ void group_votes(uint head, uint n) {
   [[unroll]] for (uint i = 0; i < kBinsEach; ++i) {
     const uint bin = top_bin() - i, before = above;
     above += counts[bin];
-    counts[bin] = before;  // where its votes begin
+    counts[bin] = before;  // where the bin's votes begin
     reach[push.base[5] + (head * kListParts + part) * kVoteBins + bin] = above;
   }
   barrier();
@@ -174,7 +177,7 @@ void group_votes(uint head, uint n) {
 }
 
 void main() {
-  const bool hit = kHasGate && gate[push.base[3]] != 0;  // read at once with the step
+  const bool hit = kHasGate && gate[push.base[3]] != 0;  // loaded together with the step
   const uint head = gl_WorkGroupID.y, n = step_entries(step, head_states[push.p.head_state + head]);
   if (!selects(step, n) || hit) return;
   group_votes(head, n);

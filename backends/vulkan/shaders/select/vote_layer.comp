@@ -1,5 +1,5 @@
-// vote of a layer, where top_k lists its votes next: where entries are positions, votes are counted, so that those that list
-// know about where the smallest is that is picked.
+// vote of a layer, if top_k lists the votes next. If entries are positions, the votes are also counted, so
+// that the listing workgroups know the approximate position of the smallest picked vote.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -10,9 +10,11 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 256;
 layout(constant_id = 1) const bool kHasGate = false;
-layout(constant_id = 2) const uint kSlices = 1;  // of the layer's query heads, each a thread's of an entry
+// slices of the layer's query heads; a thread handles one slice for an entry
+layout(constant_id = 2) const uint kSlices = 1;
 
-// For top_k_layer.comp: how many votes each bin has, zeros before, whether they are counted, and most_of_kth().
+// For top_k_layer.comp: the number of votes in each bin, zeros before; whether they are counted; and
+// most_of_kth().
 layout(set = 0, binding = 6, std430) buffer Counts { uint counts[]; };
 layout(push_constant) uniform Push {
   VoteParams p;
@@ -26,13 +28,14 @@ layout(set = 0, binding = 2, std430) readonly buffer Lse { float lse[]; };
 shared float lses[kMostLayerQueries];
 shared vec2 of_slices[kThreads];  // LogSum
 
-// What sixteen query heads from `first` on say about an entry; those from `end` on say what the last one does.
+// Loads the scores of sixteen query heads from `first` on for an entry; heads from `end` on repeat the last
+// one.
 vec4 said[4];
 void ask(uint entry, uint first, uint end) {
   [[unroll]] for (uint i = 0; i < 16; ++i)
     said[i / 4][i % 4] = scores[push.base[0] + min(first + i, end - 1) * push.p.score_capacity + entry];
 }
-// The vote of the query heads [begin, end), the first of which were asked.
+// The vote of query heads [begin, end); ask() has loaded the first of them.
 LogSum said_about(uint entry, uint begin, uint end) {
   LogSum vote = kNoSum;
   [[dont_unroll]] for (uint first = begin; first < end; first += 16) {
@@ -48,7 +51,7 @@ void main() {
   const uint thread = gl_LocalInvocationIndex, slice = thread / kEntries;
   const uint queries = push.p.heads * push.p.group, each = (queries + kSlices - 1) / kSlices;
   const uint begin_query = slice * each, end_query = min(begin_query + each, queries);
-  // Before anything is known of the step, which is on its way meanwhile.
+  // Issued before the step is known, which is still being loaded.
   ask(min(gl_WorkGroupID.x * kEntries + thread % kEntries, push.p.score_capacity - 1), begin_query, end_query);
   const bool hit = kHasGate && gate[push.base[3]] != 0;
   const uint n = entries_of_layer();

@@ -1,4 +1,5 @@
-// vote, before its max-pool: copies the votes of a group, and packs those of a layer with the positions that they are for.
+// vote, before its max-pool: copies the votes of a group, or packs those of a layer together with their
+// positions.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -11,12 +12,13 @@ layout(constant_id = 1) const bool kLayer = false;  // VoteParams::scope
 
 layout(set = 0, binding = 1, std430) readonly buffer Votes { uint votes[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Gate { uint gate[]; };
-layout(set = 0, binding = 3, std430) buffer Counts { uint counts[]; };  // of votes in each tile; at `tiles`, of all
+// number of votes in each tile; at index `tiles`, the total
+layout(set = 0, binding = 3, std430) buffer Counts { uint counts[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer Packed { uint packed_votes[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Places { uint places[]; };
 layout(push_constant) uniform Push {
   VoteParams p;
-  uint tiles;  // at most
+  uint tiles;  // upper bound
   uint base[5];
 } push;
 

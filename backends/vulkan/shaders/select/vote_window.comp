@@ -1,5 +1,5 @@
-// vote, its max-pool of `window` over the candidates, stride 1: a group's are the middle's, a layer's the positions that
-// have a vote, in order.
+// vote, its max-pool of `window` over the candidates with stride 1. The candidates of a group are those of
+// the middle; the candidates of a layer are the positions that have a vote, in order.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
@@ -25,8 +25,8 @@ void main() {
   if (!selects(step, all) || (kHasGate && gate[push.base[3]] != 0)) return;
   const uint n = kLayer ? counts[push.base[2] + push.tiles] : middle_end(step, all) - step.n_init;
   const uint start = kLayer ? 0 : head * push.p.vote_capacity + step.n_init;
-  // (window - 1) / 2 before the candidate. An even window has one output fewer, so the last candidate gets -inf and is never
-  // picked.
+  // The window has (window - 1) / 2 candidates before the current one. An even window has one output fewer,
+  // so the last candidate gets -inf and is never picked.
   const uint before = (push.p.window - 1) / 2, behind = push.p.window - before, outputs = n - (push.p.window + 1) % 2;
   for (uint i = gl_GlobalInvocationID.x; i < n; i += gl_NumWorkGroups.x * gl_WorkGroupSize.x) {
     float top = uintBitsToFloat(0xff800000);
