@@ -39,11 +39,11 @@ struct Range {
 Status check_range(Range& range, uint64_t file_size, const std::string& name) {
   if (range.size == Range::kToTheEnd && range.offset <= file_size) range.size = file_size - range.offset;
   if (range.offset > file_size)
-    return error(Code::kIo, "%s has %" PRIu64 " bytes; none lie from %" PRIu64 " on", name.c_str(), file_size,
-                 range.offset);
+    return error(Code::kIo, "%s has %" PRIu64 " bytes, so offset %" PRIu64 " is past its end", name.c_str(),
+                 file_size, range.offset);
   if (range.size <= file_size - range.offset) return {};
   return error(Code::kIo,
-               "%s has %" PRIu64 " bytes, which do not hold the %" PRIu64 " asked for from %" PRIu64 " on",
+               "%s has %" PRIu64 " bytes, fewer than the %" PRIu64 " requested from offset %" PRIu64 " on",
                name.c_str(), file_size, range.size, range.offset);
 }
 
@@ -180,7 +180,7 @@ Status MappedFile::check_whole(std::string_view name) const {
   struct stat info;
   if (!mapped_ || fstat(descriptor_, &info) != 0 || static_cast<uint64_t>(info.st_size) >= file_end_)
     return {};
-  return error(Code::kIo, "%s became shorter while it was in use; put the whole file there and open it again",
+  return error(Code::kIo, "%s became shorter while it was in use; restore the whole file and open it again",
                std::string(name).c_str());
 }
 

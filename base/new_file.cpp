@@ -24,7 +24,7 @@ Result<NewFile> NewFile::replace(const std::string& path) {
   std::error_code failed;
   const fs::file_status there = fs::status(native_path(path), failed);
   if (fs::exists(there) && !fs::is_regular_file(there))
-    return error(Code::kIo, "%s is not a regular file; name another", path.c_str());
+    return error(Code::kIo, "%s is not a regular file; name another file", path.c_str());
   return open(path);
 }
 

@@ -269,7 +269,8 @@ Result<uint64_t> Pages::release(uint64_t offset, uint64_t bytes) {
 #ifdef _WIN32
   static_cast<void>(offset);
   static_cast<void>(bytes);
-  return error(Code::kUnsupported, "memory cannot be given back in parts on Windows; make a smaller session");
+  return error(Code::kUnsupported,
+               "memory cannot be given back in parts on Windows; create a smaller session");
 #else
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t first = round_up(offset, page), end = (offset + bytes) / page * page;

@@ -148,8 +148,8 @@ Result<GgufTensor> read_tensor(Reader& reader, const std::string& file, uint64_t
   if (const DTypeInfo* info = find_dtype(tensor.type)) {
     if (tensor.shape[0] % info->block != 0)
       return error(Code::kFormat,
-                   "%s: tensor %s has rows of %" PRIu64 " elements, no multiple of the %" PRIu32
-                   " that a block of %s holds",
+                   "%s: tensor %s has rows of %" PRIu64 " elements, not a multiple of the %" PRIu32
+                   " in a block of %s",
                    file.c_str(), name.c_str(), tensor.shape[0], info->block, info->name);
     if (!multiply(tensor.elements / info->block, info->block_bytes, tensor.bytes))
       return error(Code::kFormat, "%s: tensor %s has dimensions that are zero or too large", file.c_str(),
@@ -316,7 +316,7 @@ Result<Gguf> Gguf::parse(const MappedFile& file, std::string name) {
   if (part.count > 1)
     return error(Code::kFormat,
                  "%s is %s; open it by its name, PREFIX-00001-of-%05" PRIu64
-                 ".gguf, with the other parts beside it, or give all of them",
+                 ".gguf, with the other parts in the same folder, or pass all parts",
                  gguf.name_.c_str(), part.text().c_str(), part.count);
   return gguf;
 }
@@ -430,15 +430,16 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
     GgufTensor& tensor = gguf.tensors_[i];
     if (offsets[i] % alignment != 0)
       return error(Code::kFormat,
-                   "%s: tensor %s begins at offset %" PRIu64 ", no multiple of the alignment %" PRIu64,
+                   "%s: tensor %s begins at offset %" PRIu64
+                   ", which is not a multiple of the alignment %" PRIu64,
                    shown.c_str(), in_quotes(tensor.name).c_str(), offsets[i], alignment);
     if (offsets[i] > reader.left() || tensor.bytes > reader.left() - offsets[i])
-      return error(Code::kFormat, "%s is damaged or incomplete: tensor %s lies beyond the end of the file",
+      return error(Code::kFormat, "%s is damaged or incomplete: tensor %s is past the end of the file",
                    shown.c_str(), in_quotes(tensor.name).c_str());
     if (known && gguf.layout_.ok() && offsets[i] != next)
       gguf.layout_ = error(Code::kFormat,
                            "%s is damaged: tensor %s begins at offset %" PRIu64
-                           ", and by the types and shapes before it, it would at %" PRIu64,
+                           ", but by the types and shapes before it should begin at %" PRIu64,
                            shown.c_str(), in_quotes(tensor.name).c_str(), offsets[i], next);
     known = find_dtype(tensor.type) != nullptr;
     next = round_up(offsets[i] + tensor.bytes, alignment);

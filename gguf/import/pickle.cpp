@@ -118,7 +118,7 @@ class Machine {
 
  private:
   Status damaged() const {
-    return error(Code::kFormat, "%s is damaged or incomplete: its pickle breaks off or makes no sense",
+    return error(Code::kFormat, "%s is damaged or incomplete: its pickle is cut off or invalid",
                  file_.c_str());
   }
 

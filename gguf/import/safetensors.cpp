@@ -62,9 +62,8 @@ Result<ForeignTensor> read_tensor(JsonReader& json, std::span<const std::byte> d
   const bool in_order = offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= data.size();
   if (!elements || !in_order || (offsets[1] - offsets[0]) % type->bytes != 0 ||
       (offsets[1] - offsets[0]) / type->bytes != *elements)
-    return error(Code::kFormat,
-                 "%s is damaged or incomplete: tensor %s does not lie in it as its header says", file.c_str(),
-                 in_quotes(name).c_str());
+    return error(Code::kFormat, "%s is damaged or incomplete: tensor %s is not where its header says",
+                 file.c_str(), in_quotes(name).c_str());
   tensor.data = data.data() + offsets[0];
   tensor.bytes = offsets[1] - offsets[0];
   return tensor;
@@ -79,7 +78,7 @@ Result<std::vector<ForeignTensor>> read_safetensors(std::span<const std::byte> b
   std::string_view header;
   if (!reader.read(length) || length > kLongestHeader || !reader.take(length, header) ||
       !header.starts_with('{'))
-    return error(Code::kFormat, "%s is no file of safetensors, or is incomplete", file.c_str());
+    return error(Code::kFormat, "%s is not a safetensors file, or is incomplete", file.c_str());
   const std::span<const std::byte> data(reader.at(), reader.left());
   std::vector<ForeignTensor> tensors;
   JsonReader json(header, "the header of " + file);

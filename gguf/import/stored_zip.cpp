@@ -36,7 +36,7 @@ Result<Directory> find_directory(std::span<const std::byte> archive, const std::
            reader.read(directory.offset));
     if (signature == kEndOfDirectory) {
       if (directory.entries == UINT16_MAX || directory.offset == UINT32_MAX)
-        return error(Code::kUnsupported, "%s is a zip archive of more than 4 GiB, which no retainer takes",
+        return error(Code::kUnsupported, "%s is a zip archive of more than 4 GiB, too large for a retainer",
                      file.c_str());
       return directory;
     }
@@ -92,7 +92,7 @@ Result<ZipEntries> read_stored_zip(std::span<const std::byte> archive, const std
                    "%s: entry %s is compressed, which torch.save does not do; unpack it and zip it with -0",
                    file.c_str(), in_quotes(entry.name).c_str());
     if (entry.bytes == UINT32_MAX || entry.offset == UINT32_MAX)
-      return error(Code::kUnsupported, "%s: entry %s takes more than 4 GiB, which no retainer takes",
+      return error(Code::kUnsupported, "%s: entry %s takes more than 4 GiB, too large for a retainer",
                    file.c_str(), in_quotes(entry.name).c_str());
     std::span<const std::byte> contents;
     if (entry.packed != entry.bytes || !find_contents(archive, entry, contents)) return damaged(file);

@@ -28,7 +28,7 @@ std::string_view as_text(std::span<const std::byte> bytes) {
 }
 
 Status damaged(const std::string& file) {
-  return error(Code::kFormat, "%s is damaged or incomplete: what torch.save writes is missing in it",
+  return error(Code::kFormat, "%s is damaged or incomplete: a part that torch.save writes is missing",
                file.c_str());
 }
 
@@ -111,7 +111,7 @@ Result<std::vector<ForeignTensor>> read_zip(std::span<const std::byte> bytes, co
     folder = name.substr(0, name.size() - kPickle.size());
   }
   if (!pickled)
-    return error(Code::kFormat, "%s is a zip archive, but none of torch.save: it has no data.pkl",
+    return error(Code::kFormat, "%s is a zip archive, but not one of torch.save: it has no data.pkl",
                  file.c_str());
   if (const auto order = entries.find(folder + "/byteorder");
       order != entries.end() && as_text(order->second) != "little")
@@ -179,7 +179,7 @@ Result<std::vector<ForeignTensor>> read_torch_file(std::span<const std::byte> by
                                                    const std::string& file) {
   if (as_text(bytes).starts_with(kZip)) return read_zip(bytes, file);
   if (as_text(bytes).starts_with(kLegacy)) return read_legacy(bytes, file);
-  return error(Code::kFormat, "%s is no file of torch.save", file.c_str());
+  return error(Code::kFormat, "%s is not a torch.save file", file.c_str());
 }
 
 }  // namespace thimble

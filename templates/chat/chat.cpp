@@ -102,7 +102,7 @@ Result<ChatFormat> recognise_chat_format(std::string_view chat_template) {
   // [SYSTEM_PROMPT] marks Mistral's later formats, which differ.
   if (has("[INST]") && !has("[SYSTEM_PROMPT]")) return ChatFormat::kMistral;
   return error(Code::kUnsupported,
-               "the model's chat template is none of those known here (%s); name the one to use with "
+               "the model's chat template is not one of the known formats (%s); name the one to use with "
                "--chat-template NAME",
                names().c_str());
 }

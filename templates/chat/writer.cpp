@@ -46,7 +46,7 @@ Result<List*> message_list(Heap& heap, const Conversation& c) {
   if (!objects)
     return error(
         Code::kInvalidArgument,
-        "the messages' JSON is no array of objects; write [{\"role\": \"user\", \"content\": \"...\"}]");
+        "the messages' JSON is not an array of objects; write [{\"role\": \"user\", \"content\": \"...\"}]");
   return *all;
 }
 
@@ -56,7 +56,7 @@ Status add_variables(Heap& heap, const Conversation& c, Dict& to) {
   Dict* const* variables = jinja::as<Dict*>(read);
   if (!variables)
     return error(Code::kInvalidArgument,
-                 "the variables' JSON is no object; write {\"enable_thinking\": false} for example");
+                 "the variables' JSON is not an object; write {\"enable_thinking\": false} for example");
   for (const auto& [key, value] : (*variables)->items) THIMBLE_TRY(heap.set(to, key, value));
   return {};
 }
@@ -178,7 +178,8 @@ Status Run::replace_answer(Heap& heap, List& messages, std::string_view mark) co
     messages.items.insert(messages.items.begin(), {question, answer});
   }
   if (messages.items.size() < held())
-    return error(Code::kInvalidArgument, "there are %zu messages, fewer than are said to be in the context",
+    return error(Code::kInvalidArgument,
+                 "there are %zu messages, fewer than the number that is said to be in the context",
                  messages.items.size());
   Dict& answer = **jinja::as<Dict*>(messages.items[held() - 1]);
   const Value* role = answer.find("role");
@@ -268,7 +269,7 @@ Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& 
         !jinja::as_text(*content))
       return error(
           Code::kInvalidArgument,
-          "a known chat format takes messages of \"role\" and \"content\" alone, both of them texts");
+          "a known chat format takes messages with only \"role\" and \"content\", both of them texts");
     messages.push_back({*jinja::as_text(*role), *jinja::as_text(*content)});
   }
   return messages;
@@ -277,12 +278,13 @@ Result<std::vector<ChatMessage>> plain_messages(Heap& heap, const Conversation& 
 Result<std::string> write_format(ChatFormat format, const Conversation& c, const Tokenizer& tokenizer) {
   if (!c.variables_json.empty())
     return error(Code::kInvalidArgument,
-                 "the chat format %s has no variables; only a template that is run has",
+                 "the chat format %s takes no variables; only a template that is run does",
                  chat_format_name(format));
   Heap heap(limits_for(c));
   THIMBLE_LET(messages, plain_messages(heap, c));
   if (messages.size() < c.held)
-    return error(Code::kInvalidArgument, "there are %zu messages, fewer than are said to be in the context",
+    return error(Code::kInvalidArgument,
+                 "there are %zu messages, fewer than the number that is said to be in the context",
                  messages.size());
   messages.erase(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(c.held));
   std::deque<std::string> guarded;
@@ -336,7 +338,7 @@ const char* ChatWriter::format_name() const {
 Result<std::string> ChatWriter::write(const Conversation& c, const Tokenizer& tokenizer) const {
   if (c.continues && c.held)
     return error(Code::kInvalidArgument,
-                 "either messages that are not given are in the context, or the first of those that are");
+                 "earlier messages are in the context or the first of the given ones are, not both");
   if (template_) {
     return Run(*template_, c, tokenizer).write();
   }

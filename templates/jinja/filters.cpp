@@ -16,7 +16,7 @@ Status bad(const std::string& what) { return error(Code::kInvalidArgument, "%s",
 Result<Value> at_path(Call& c, const Value& item, const Value& path) {
   if (is<Undefined>(path)) return item;
   if (is<int64_t>(path)) return c.machine.item(item, path);
-  if (!is<Text>(path)) return bad("an attribute is named by a text");
+  if (!is<Text>(path)) return bad("the name of an attribute must be a text");
   Value value = item;
   std::string_view rest = **as<Text>(path);
   for (bool more = true; more;) {
@@ -267,7 +267,7 @@ Result<Value> select(Call& c) {
   THIMBLE_LET(all, c.heap.list(List::Kind::kIterator));
   if (!truth(c.self)) return Value(all);
   THIMBLE_LET(elements_, elements(c.heap, c.self));
-  if (by_attribute && c.rest.empty()) return bad("selectattr and rejectattr need the name of an attribute");
+  if (by_attribute && c.rest.empty()) return bad("selectattr and rejectattr need an attribute name");
   const size_t test = by_attribute ? 1 : 0;
   THIMBLE_LET(items, copied(c.heap, elements_->items, 0));
   for (const Value& item : items) {
@@ -275,7 +275,7 @@ Result<Value> select(Call& c) {
     bool holds = truth(value);
     if (c.rest.size() > test) {
       const std::string* name = as_text(c.rest[test]);
-      if (!name) return bad("a test is named by a text");
+      if (!name) return bad("the name of a test must be a text");
       THIMBLE_LET(more, copied(c.heap, c.rest, test + 1));
       THIMBLE_LET(tested, c.machine.call_test(*name, value, std::move(more)));
       holds = tested;

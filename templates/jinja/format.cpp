@@ -188,7 +188,7 @@ Result<std::string> text_field(Heap& heap, std::string_view text, const Layout& 
 
 // The character with this code point, as UTF-8.
 Result<std::string> character(int64_t code) {
-  if (code < 0 || code > 0x10ffff || code >> 11 == 0x1b) return bad("a number of %c is no character");
+  if (code < 0 || code > 0x10ffff || code >> 11 == 0x1b) return bad("a number for %c is not a character");
   std::string out;
   append_utf8(out, static_cast<uint32_t>(code));
   return out;
@@ -297,7 +297,7 @@ Status Percent::field() {
     Dict* const* dict = as<Dict*>(values_);
     const Value* found = dict ? (*dict)->find(rest_.substr(1, end - 1)) : nullptr;
     if (!found)
-      return bad("a format with % has no value of the name '" +
+      return bad("a format with % has no value named '" +
                  std::string(rest_.substr(1, std::min<size_t>(end - 1, 64))) + "'");
     named = *found;
     rest_.remove_prefix(end + 1);
@@ -479,7 +479,7 @@ Result<std::string> Braces::run(std::string_view rest, uint32_t depth) {
     }
     if (depth > 2) return bad("the fields of a format are nested too deeply");
     const size_t size = rest[0] == '{' ? inside_braces(rest) : std::string_view::npos;
-    if (size == std::string_view::npos) return bad("a brace of a format has no other");
+    if (size == std::string_view::npos) return bad("a brace of a format is not closed");
     THIMBLE_LET(text, field(rest.substr(1, size), depth));
     out += text;
     rest.remove_prefix(size + 2);
@@ -527,7 +527,7 @@ Result<Value> Braces::find(std::string_view name) {
   Value value;
   if (digits) {
     (first.empty() ? counts_ : numbered_) = true;
-    if (counts_ && numbered_) return bad("fields of a format are numbered, or none of them");
+    if (counts_ && numbered_) return bad("either all fields of a format are numbered or none");
     std::string_view number = first;
     THIMBLE_LET(index, take_count(number, static_cast<int64_t>(next_)));
     next_ += first.empty();

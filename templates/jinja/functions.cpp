@@ -81,7 +81,7 @@ Result<Value> run_strftime_now(Call& c) {
 }
 
 Result<Value> run_cycler(Call& c) {
-  if (c.rest.empty()) return error(Code::kInvalidArgument, "cycler has nothing to go through");
+  if (c.rest.empty()) return error(Code::kInvalidArgument, "cycler needs at least one value");
   return c.heap.cycler(c.rest);
 }
 
@@ -144,7 +144,7 @@ Result<Value> reals(const std::string& op, double a, double b) {
   if (op == "*") return Value(a * b);
   if (op == "**") {
     if (a < 0 && std::isfinite(b) && b != std::floor(b))
-      return error(Code::kUnsupported, "a power is no real number");
+      return error(Code::kUnsupported, "a power is not a real number");
     if (a == 0 && b < 0) return error(Code::kInvalidArgument, "a number is divided by 0");
     const double power = std::pow(a, b);
     return std::isinf(power) && std::isfinite(a) && std::isfinite(b) ? too_large() : Result<Value>(power);

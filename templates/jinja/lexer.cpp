@@ -152,7 +152,7 @@ Status Lexer::raw() {
     return {};
   }
   line_ = first;
-  return fail("a statement that begins here has no {% endraw %}");
+  return fail("the statement that begins here has no {% endraw %}");
 }
 
 size_t Lexer::tag_end(std::string_view mark) const {
@@ -247,10 +247,10 @@ Status Lexer::expression_token() {
     return {};
   }
   if (std::string_view("+-*/%~()[]{}<>=.:|,").find(c) == std::string_view::npos)
-    return fail("a character has no meaning in a tag");
+    return fail("a character is not allowed in a tag");
   if (c == '(' || c == '[' || c == '{') open_ += c == '(' ? ')' : c == '[' ? ']' : '}';
   if (c == ')' || c == ']' || c == '}') {
-    if (open_.empty() || open_.back() != c) return fail("a bracket closes what was not opened");
+    if (open_.empty() || open_.back() != c) return fail("a closing bracket has no opening one");
     open_.pop_back();
   }
   add(Kind::kOperator, std::string(1, c));
@@ -301,7 +301,7 @@ Status Lexer::escape(std::string& out) {
     const auto read =
         std::from_chars(number.data(), number.data() + number.size(), code, static_cast<int>(base));
     if (number.size() < digits || read.ptr != number.data() + digits || code > 0x10ffff || code >> 11 == 0x1b)
-      return fail("an escape in a string is no character");
+      return fail("an escape in a string is not a character");
     append_utf8(out, code);
     pass(skipped + digits);
     return {};
@@ -309,7 +309,7 @@ Status Lexer::escape(std::string& out) {
   if (const size_t known = kEscapes.find(c); known != std::string_view::npos)
     out += kMeant[known];
   else if (c == 'N')
-    return fail("characters by their name (\\N) are not known in strings");
+    return fail("characters by name (\\N) are not supported in strings");
   else if (c != '\n')
     out.append({'\\', c});
   pass(2);

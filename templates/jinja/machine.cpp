@@ -256,7 +256,7 @@ Status Machine::assign(const Target& target, const Value& value) {
   if (!target.attribute.empty()) {
     Value* holder = scope_->find(target.name);
     Namespace* const* space = holder ? as<Namespace*>(*holder) : nullptr;
-    if (!space) return bad("'" + target.name + "' is no namespace, so its attributes cannot be set");
+    if (!space) return bad("'" + target.name + "' is not a namespace, so its attributes cannot be set");
     return heap_.set((*space)->attributes, std::make_shared<const std::string>(target.attribute), value);
   }
   // A macro may keep a scope alive, so its contents count towards the limits.
@@ -593,7 +593,7 @@ Status Machine::arguments(const Expression& e, std::vector<Value>& positional, K
     THIMBLE_TRY(heap_.reserve(keywords, (*more)->items.size()));
     for (const auto& [key, given] : (*more)->items) {
       const auto same = [&wanted = *key](const auto& keyword) { return *keyword.first == wanted; };
-      if (!is<Text>(key_value(key))) return bad("the keywords that ** spreads must be texts");
+      if (!is<Text>(key_value(key))) return bad("the keywords after ** must be texts");
       if (std::any_of(keywords.begin(), keywords.begin() + static_cast<std::ptrdiff_t>(e.keywords.size()),
                       same))
         return bad("the keyword '" + key->substr(0, 64) + "' is given twice");
@@ -659,7 +659,7 @@ Result<Value> Machine::call(const Expression& e, const Value* caller) {
 // loop(items): runs the body of a recursive loop again.
 Result<Value> Machine::call_loop(const Loop& loop, const std::vector<Value>& positional) {
   if (!loop.recursive) return bad("only {% for ... recursive %} makes a loop that can be called");
-  if (positional.size() != 1) return bad("a loop is called with what it goes through");
+  if (positional.size() != 1) return bad("a recursive loop is called with one argument, its new elements");
   if (calls_ >= kDeepestCall) return error(Code::kUnsupported, "a loop is called within itself too deeply");
   ++calls_;
   Scope* const before = std::exchange(scope_, loop.scope);
@@ -713,7 +713,7 @@ Status Machine::bind_rest(const Macro& macro, const std::vector<Value>& position
     for (size_t i = count; i < positional.size(); ++i) THIMBLE_TRY(heap_.append(*rest, positional[i]));
     scope_->set("varargs", Value(rest));
   } else if (positional.size() > count) {
-    return bad("the macro '" + macro.name + "' takes not more than " + std::to_string(count) + " arguments");
+    return bad("the macro '" + macro.name + "' takes at most " + std::to_string(count) + " arguments");
   }
   return {};
 }

@@ -256,7 +256,7 @@ Result<Value> pad(Call& c) {
     THIMBLE_LET(given, c.text(1));
     fill = *given;
   }
-  if (character_count(fill) != 1) return bad("a text is filled up with one character");
+  if (character_count(fill) != 1) return bad("a text is padded with exactly one character");
   THIMBLE_TRY(c.heap.spend_steps(text.size() / 16));
   const auto size = static_cast<int64_t>(character_count(text));
   if (width <= size) return c.self;
@@ -309,7 +309,7 @@ Result<Value> expandtabs(Call& c) {
 template <bool last>
 Result<Value> partition(Call& c) {
   THIMBLE_LET(between, c.text(0));
-  if (between->empty()) return bad("a text cannot be parted at an empty one");
+  if (between->empty()) return bad("a text cannot be partitioned at an empty one");
   const std::string_view text = self_text(c);
   THIMBLE_TRY(spend_search(c.heap, text.size(), between->size()));
   const size_t at = last ? text.rfind(*between) : text.find(*between);
@@ -420,7 +420,7 @@ Result<Value> pop(Call& c) {
   std::vector<Value>& items = self_list(c).items;
   const auto size = static_cast<int64_t>(items.size());
   const int64_t at = place < 0 ? place + size : place;
-  if (at < 0 || at >= size) return bad("pop takes from a list what is not there");
+  if (at < 0 || at >= size) return bad("pop needs an index that is in the list");
   THIMBLE_TRY(c.heap.spend_steps(items.size() / 8));
   const Value taken = items[static_cast<size_t>(at)];
   items.erase(items.begin() + at);
@@ -479,7 +479,7 @@ constexpr Builtin kDictMethods[] = {
 
 // loop.cycle('odd', 'even')
 Result<Value> cycle(Call& c) {
-  if (c.rest.empty()) return bad("cycle has nothing to go through");
+  if (c.rest.empty()) return bad("cycle needs at least one value");
   return c.rest[(*as<Loop*>(c.self))->index % c.rest.size()];
 }
 

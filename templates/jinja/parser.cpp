@@ -562,7 +562,7 @@ Result<Block> Parser::block(std::initializer_list<std::string_view> ends) {
   for (;;) {
     if (peek().kind == Token::Kind::kEnd) {
       if (ends.size() == 0) return all;
-      return fail(line, "a statement that begins here has no {% " + std::string(*(ends.end() - 1)) + " %}");
+      return fail(line, "the statement that begins here has no {% " + std::string(*(ends.end() - 1)) + " %}");
     }
     if (peek().kind == Token::Kind::kText) {
       all.emplace_back();
@@ -634,14 +634,13 @@ Result<Statement> Parser::statement() {
     return s;
   }
   if (word == "break" || word == "continue") {
-    if (loops_ == 0) return fail(line, "{% " + word + " %} stands outside of a loop");
+    if (loops_ == 0) return fail(line, "{% " + word + " %} is outside of a loop");
     s.kind = word == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     THIMBLE_TRY(end_of_tag(Token::Kind::kBlockEnd));
     return s;
   }
   for (const char* other : {"include", "import", "from", "extends", "block"})
-    if (word == other)
-      return fail(line, "{% " + word + " %} is not possible: there is no template but this one");
+    if (word == other) return fail(line, "{% " + word + " %} is not supported: there are no other templates");
   return unknown("statement", word, line);
 }
 

@@ -232,7 +232,7 @@ Result<Value> round(Call& c) {
     if (real) return Value(rounded(number, precision));
     return precision >= 0 ? Value(*integer) : Value(static_cast<int64_t>(rounded(number, precision)));
   }
-  if (*method != "ceil" && *method != "floor") return bad("round knows the methods common, ceil and floor");
+  if (*method != "ceil" && *method != "floor") return bad("the methods of round are common, ceil and floor");
   const double unit = std::pow(10.0, static_cast<double>(precision));
   const double whole = *method == "ceil" ? std::ceil(number * unit) : std::floor(number * unit);
   // adding 0.0 removes the sign of a zero, as the result is an integer in Jinja2
@@ -257,8 +257,7 @@ Result<Value> truncate(Call& c) {
   THIMBLE_TRY(c.heap.spend_bytes(text->size()));
   const auto size = static_cast<int64_t>(character_count(*text)),
              end_size = static_cast<int64_t>(character_count(*end));
-  if (length < end_size || leeway < 0)
-    return bad("truncate needs more characters than what it puts at the end");
+  if (length < end_size || leeway < 0) return bad("truncate needs more characters than its ending has");
   if (size - leeway <= length) return Value(text);
   std::string_view kept = characters(*text, 0, static_cast<size_t>(length - end_size));
   if (!c.flag(1)) kept = kept.substr(0, std::min(kept.rfind(' '), kept.size()));
@@ -275,7 +274,8 @@ Result<Value> wordcount(Call& c) {
 // "%s and %s"|format(a, b)
 Result<Value> format(Call& c) {
   THIMBLE_LET(text, subject_text(c));
-  if (!c.rest.empty() && !c.keywords.empty()) return bad("format takes values by place or by name, not both");
+  if (!c.rest.empty() && !c.keywords.empty())
+    return bad("format takes values by position or by name, not both");
   if (!c.keywords.empty()) {
     THIMBLE_LET(names, c.heap.dict());
     for (const auto& [key, value] : c.keywords) THIMBLE_TRY(c.heap.set(*names, key, value));
@@ -340,7 +340,7 @@ Result<Value> xmlattr(Call& c) {
     THIMBLE_LET(name, escaped(c.heap, key_value(key)));
     THIMBLE_LET(text, escaped(c.heap, value));
     if (name->find_first_of(" \t\n\v\f\r/>=") != std::string::npos)
-      return bad("xmlattr takes no such name: " + name->substr(0, 64));
+      return bad("xmlattr does not accept the name: " + name->substr(0, 64));
     if (!out.text().empty() || c.flag(0, true)) out += ' ';
     (((out += *name) += "=\"") += *text) += '"';
   }

@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kIndexBytes = 80, kTextBytes = sizeof(std::string) + 32;
 
 Status spend(uint64_t& left, uint64_t count, const char* what) {
-  if (count > left) return error(Code::kUnsupported, "the template %s; that is stopped here", what);
+  if (count > left) return error(Code::kUnsupported, "the template %s; it was stopped", what);
   left -= count;
   return {};
 }
@@ -411,7 +411,7 @@ Result<List*> elements(Heap& heap, const Value& value) {
       THIMBLE_TRY(heap.append(*all, one));
     }
   } else if (!is<Undefined>(value)) {
-    return error(Code::kInvalidArgument, "%s cannot be gone through", kind_name(value));
+    return error(Code::kInvalidArgument, "%s cannot be iterated over", kind_name(value));
   }
   return all;
 }

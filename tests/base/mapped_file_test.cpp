@@ -140,7 +140,7 @@ TEST(MappedFile, ShowsAPartThatBeginsAnywhere) {
   for (const auto& [offset, size] : std::vector<std::pair<uint64_t, uint64_t>>{
            {end - 1, 2}, {end + 1, 0}, {0, end + 1}, {1, end}, {UINT64_MAX, 2}, {UINT64_MAX, UINT64_MAX}})
     expect_io_error(MappedFile::from_descriptor(descriptor, offset, size),
-                    offset > end ? "none lie from" : "do not hold");
+                    offset > end ? "is past its end" : "fewer than the");
   EXPECT_EQ(::close(descriptor), 0);
 }
 

@@ -155,7 +155,7 @@ TEST(Gguf, SaysWhereATruncatedFileEnds) {
   expect_message(cut_at(tensor_name), Code::kFormat, "ends inside the description of tensor 'the tensor'");
   expect_message(cut_at(tensor - 1), Code::kFormat, "ends inside the description of tensor 'the tensor'");
   expect_message(cut_at(tensor), Code::kFormat, "padding before the tensor data");
-  expect_message(cut_at(whole.size() - 1), Code::kFormat, "tensor 'the tensor' lies beyond the end");
+  expect_message(cut_at(whole.size() - 1), Code::kFormat, "tensor 'the tensor' is past the end");
 
   w.tensors.clear();
   const FileBytes keys = w.bytes();
@@ -380,7 +380,7 @@ TEST(Gguf, RefusesATensorPastTheEnd) {
   for (const uint64_t offset : {uint64_t{64}, uint64_t{1} << 20, UINT64_MAX - 31}) {
     GgufWriter w = small_file();
     w.offsets["q8_0"] = offset;
-    expect_message(refused(w.bytes()), Code::kFormat, "tensor 'q8_0' lies beyond the end of the file");
+    expect_message(refused(w.bytes()), Code::kFormat, "tensor 'q8_0' is past the end of the file");
   }
 }
 
@@ -388,21 +388,22 @@ TEST(Gguf, RefusesAMisalignedOffset) {
   GgufWriter w = small_file();
   w.offsets["q8_0"] = 8;
   expect_message(refused(w.bytes()), Code::kFormat,
-                 "tensor 'q8_0' begins at offset 8, no multiple of the alignment 32");
+                 "tensor 'q8_0' begins at offset 8, which is not a multiple of the alignment 32");
 }
 
 TEST(Gguf, SaysWhichTensorDoesNotFollowTheOneBefore) {
   GgufWriter overlapping = small_file();
   overlapping.offsets["q8_0"] = 0;
-  expect_message(parse(overlapping.bytes())->layout(), Code::kFormat,
-                 "tensor 'q8_0' begins at offset 0, and by the types and shapes before it, it would at 32");
+  expect_message(
+      parse(overlapping.bytes())->layout(), Code::kFormat,
+      "tensor 'q8_0' begins at offset 0, but by the types and shapes before it should begin at 32");
   GgufWriter of_fewer_bits = small_file();
   of_fewer_bits.tensor("f32", {64, 4}, 8, FileBytes(4 * 68)).tensor("last", {4}, std::vector<float>(4));
   EXPECT_TRUE(parse(of_fewer_bits.bytes())->layout().ok());
   of_fewer_bits.tensors[1].type = 2;
   expect_message(
       parse(of_fewer_bits.bytes())->layout(), Code::kFormat,
-      "tensor 'last' begins at offset 352, and by the types and shapes before it, it would at 224");
+      "tensor 'last' begins at offset 352, but by the types and shapes before it should begin at 224");
 }
 
 TEST(Gguf, RefusesABadAlignment) {
@@ -447,7 +448,7 @@ TEST(Gguf, RefusesOverflowingAndEmptyDimensions) {
   }
   GgufWriter w = small_file();
   w.tensor("big", {huge, 2}, 0, FileBytes(4));
-  expect_message(refused(w.bytes()), Code::kFormat, "tensor 'big' lies beyond the end");
+  expect_message(refused(w.bytes()), Code::kFormat, "tensor 'big' is past the end");
 }
 
 TEST(Gguf, RefusesTensorsWithoutOrWithTooManyDimensions) {
@@ -463,7 +464,7 @@ TEST(Gguf, RefusesRowsThatEndInsideABlock) {
   GgufWriter w = small_file();
   w.tensor("ragged", {48, 2}, 8, FileBytes(102));
   expect_message(refused(w.bytes()), Code::kFormat,
-                 "tensor 'ragged' has rows of 48 elements, no multiple of the 32 that a block of q8_0 holds");
+                 "tensor 'ragged' has rows of 48 elements, not a multiple of the 32 in a block of q8_0");
 }
 
 TEST(Gguf, OpensAFileWithATensorOfUnknownType) {
