@@ -19,7 +19,7 @@ TEST(Bits, RoundsUpToMultiples) {
   EXPECT_EQ(ceil_div(65, 64), 2u);
 }
 
-// The value of a half by its definition.
+// The value of a half by definition.
 double half_value(uint16_t h) {
   const double sign = h & 0x8000 ? -1 : 1;
   const int exponent = (h >> 10) & 31, mantissa = h & 1023;
@@ -46,7 +46,7 @@ TEST(Bits, RoundsToTheNearestHalfAndTiesToEven) {
     const double low = half_value(h), high = half_value(static_cast<uint16_t>(h + 1)),
                  middle = (low + high) / 2;
     const float tie = static_cast<float>(middle);
-    ASSERT_EQ(tie, middle);  // a half's mantissa and one bit more fit a float
+    ASSERT_EQ(tie, middle);  // a float holds a half's mantissa plus one bit
     const uint16_t even = h % 2 == 0 ? h : static_cast<uint16_t>(h + 1);
     ASSERT_EQ(f32_to_f16(tie), even) << h;
     ASSERT_EQ(f32_to_f16(std::nextafter(tie, 0.0f)), h) << h;

@@ -1,4 +1,4 @@
-// Tensor types: their names, blocks, and what is not supported.
+// Tensor types: names, block sizes, and types that are not supported.
 #include "base/dtype.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ TEST(DType, KnowsBlocksAndBytesOfEverySupportedType) {
     uint32_t id;
     const char* name;
     uint32_t block,
-        bytes;  // a scale of 2 bytes, an offset of 2 more where there is one, and the bits of the elements
+        bytes;  // a scale of 2 bytes, possibly an offset of 2 more, and the bits of the elements
   } expected[] = {
       {0, "f32", 1, 4},
       {1, "f16", 1, 2},

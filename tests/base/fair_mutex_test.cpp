@@ -1,4 +1,4 @@
-// The lock that goes to whoever waited longest.
+// The mutex that is handed to the thread that waited longest.
 #include "base/fair_mutex.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(FairMutex, GoesToWhoeverWaitedLongest) {
   });
   order.push_back(1);
   mutex.unlock();
-  // Nobody has it now, and the third is there to take it; it is the second's.
+  // The mutex is free and the third thread is ready to take it, but it is the second thread's turn.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   mutex.wait(second);
   order.push_back(2);

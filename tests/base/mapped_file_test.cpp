@@ -1,4 +1,4 @@
-// Files as memory: what can be mapped, what is refused, and who owns what.
+// Mapped files: what can be mapped, which errors are reported, and who owns what.
 #include "base/mapped_file.h"
 
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ TEST(MappedFile, KnowsWhetherItsFileWasCut) {
   EXPECT_TRUE(lent.check_whole("memory").ok());
   std::filesystem::resize_file(path, 10);
   EXPECT_TRUE(whole->check_whole("the file").ok());
-  std::filesystem::remove(path);  // a file without a name is still there
+  std::filesystem::remove(path);  // an unlinked file still exists
   EXPECT_TRUE(whole->check_whole("the file").ok());
 }
 
@@ -86,7 +86,7 @@ TEST(MappedFile, OutlivesTheDescriptorItCameFrom) {
   const int descriptor = ::open(path.c_str(), O_RDONLY);
   ASSERT_GE(descriptor, 0);
   const Result<MappedFile> file = MappedFile::from_descriptor(descriptor);
-  EXPECT_EQ(::close(descriptor), 0);  // it was still ours to close
+  EXPECT_EQ(::close(descriptor), 0);  // the descriptor was still ours to close
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_EQ(text_of(*file), "by number");
 }
@@ -106,8 +106,9 @@ TEST(MappedFile, NamesAFileThatItCannotRead) {
   const std::string pipe = (folder() / "pipe").string();
   std::filesystem::remove(pipe);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  expect_io_error(MappedFile::open(pipe), "is not a regular file");  // and does not wait for a writer
-  if (geteuid() == 0) return;                                        // root may read everything
+  // and opening it does not wait for a writer
+  expect_io_error(MappedFile::open(pipe), "is not a regular file");
+  if (geteuid() == 0) return;  // root may read everything
   const std::string secret = write_file(folder() / "secret", "x");
   std::filesystem::permissions(secret, std::filesystem::perms::none);
   expect_io_error(MappedFile::open(secret), "cannot be opened");
@@ -115,7 +116,7 @@ TEST(MappedFile, NamesAFileThatItCannotRead) {
 }
 
 TEST(MappedFile, ShowsAPartThatBeginsAnywhere) {
-  std::string content;  // several pages of every size in use, and no two parts alike
+  std::string content;  // several pages of every page size in use, with different contents everywhere
   for (int i = 0; i < 30000; ++i) content += std::to_string(i);
   const std::string path = write_file(folder() / "parts", content);
   const int descriptor = ::open(path.c_str(), O_RDONLY);
@@ -173,7 +174,8 @@ TEST(MappedFile, CountsItsResidentBytes) {
   const std::string path = write_file(folder() / "resident", std::string((20 << 20) + 123, 'x'));
   const Result<MappedFile> file = MappedFile::open(path);
   ASSERT_TRUE(file.ok());
-  // Just written, so all of it is in the page cache; the last page counts as far as the file goes.
+  // The file was just written, so all of it is in the page cache. The last page counts up to the end of the
+  // file.
   EXPECT_EQ(file->resident_bytes(), file->size());
 }
 #endif

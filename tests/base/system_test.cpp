@@ -1,4 +1,4 @@
-// Tests of memory straight from the system.
+// Memory and core counts of the system.
 #include "base/system.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace thimble {
 namespace {
 
-// What the system notes of the mapping that this address lies in: "VmFlags: rd wr mr mw me ac hg".
+// The flags of the mapping that contains an address: "VmFlags: rd wr mr mw me ac hg".
 std::string flags_at(const std::byte* address) {
   std::ifstream maps("/proc/self/smaps");
   bool here = false;
@@ -34,7 +34,7 @@ bool has_flag(const std::byte* address, const char* flag) {
   return flags_at(address).find(std::string(" ") + flag + " ") != std::string::npos;
 }
 
-// Whether the system takes the wish for huge pages, and shows that it did: an emulator may not.
+// Whether the system accepts requests for huge pages and reports them; an emulator may not.
 bool has_huge_pages() {
 #ifdef MADV_HUGEPAGE
   constexpr size_t kBytes = 4096;
@@ -48,7 +48,7 @@ bool has_huge_pages() {
 #endif
 }
 
-// Files as the system shows them of control groups.
+// Files of control groups as the system shows them.
 class CgroupFiles {
  public:
   CgroupFiles() {
@@ -96,7 +96,7 @@ TEST(Cgroup, LimitsCoresByTheQuotaOfVersion1) {
 
 constexpr uint64_t kHuge = 2 << 20, kPage = 4096;
 
-// "hg": the system makes huge pages here.
+// "hg" means that huge pages were requested for this mapping.
 TEST(Pages, AskForHugeOnesWhereTheyLieInside) {
   Pages pages = std::move(*Pages::allocate(3 * kHuge + kPage));
   EXPECT_FALSE(has_flag(pages.data(), "hg"));
@@ -114,7 +114,7 @@ TEST(Pages, TooFewForAHugeOneAskForNone) {
   EXPECT_FALSE(has_flag(pages.data(), "hg"));
 }
 
-// A hole would be filled again within some seconds of the system's, where it may make huge pages.
+// A hole would be filled again within seconds if the system could still create huge pages.
 TEST(Pages, ThatWereGivenBackInPartAskForNoMoreHugeOnes) {
   Pages pages = std::move(*Pages::allocate(4 * kHuge));
   pages.prefer_huge();

@@ -1,4 +1,5 @@
-// Worker threads: every item once, nobody waits for a worker that sleeps, nothing burns when idle.
+// Worker threads: every item runs once, no job waits for a sleeping worker, idle workers use no processor
+// time.
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +30,8 @@ TEST(ThreadPool, RunsEveryItemOnceOnAWorkerInRange) {
   }
 }
 
-// Jobs of different sizes and bodies, back to back and with pauses in which the workers fall asleep; far more
-// threads than cores. Plain integers: what a body writes must be visible when run() returns.
+// Jobs of different sizes and bodies, back to back and with pauses in which the workers fall asleep, on far
+// more threads than cores. Plain integers: what a body writes must be visible when run() returns.
 TEST(ThreadPool, KeepsManyShortJobsApart) {
   ThreadPool pool(8);
   std::vector<uint64_t> slots(64);
@@ -59,9 +60,8 @@ TEST(ThreadPool, NoTwoItemsShareAWorkerAtATime) {
   EXPECT_EQ(collisions.load(), 0u);
 }
 
-// std::clock counts the processor time of all threads. Three workers that spun for 300 ms would take 300 ms
-// and more on an idle machine, and a share of it on a busy one; asleep they take none, and the limit is 20
-// ms.
+// std::clock counts the processor time of all threads. Three workers that spin for 300 ms use at least 300 ms
+// on an idle machine, and a part of it on a busy one. Sleeping workers use none; the limit is 20 ms.
 TEST(ThreadPool, SleepsWhenIdle) {
   ThreadPool pool(4);
   pool.run(100, [](uint32_t, uint32_t) {});

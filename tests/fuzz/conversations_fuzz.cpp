@@ -1,4 +1,4 @@
-// Lines of prompts and answers: read or refused, whatever they hold.
+// Any bytes as lines of prompts and answers: they are read or refused.
 #include "training/conversations.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,5 +1,4 @@
-// Runs a fuzz target over every file of the folders and files named, without a fuzzer: the regression corpus
-// as a test.
+// Runs a fuzz target over all given files and folders, without a fuzzer: the regression corpus as a test.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +22,7 @@ int main(int argc, char** argv) {
   std::sort(inputs.begin(), inputs.end());
   for (const std::filesystem::path& path : inputs) {
     std::fprintf(stderr, "%s\n",
-                 path.string().c_str());  // before it runs, so that a crash is known by its input
+                 path.string().c_str());  // printed before it runs, so that the input of a crash is known
     std::ifstream file(path, std::ios::binary);
     if (!file) {
       std::fprintf(stderr, "cannot be read\n");

@@ -1,4 +1,4 @@
-// Any bytes as a model and as a retainer: they are read or refused, and nothing outside them is touched.
+// Any bytes as a model and as a retainer: they are read or refused, and no other memory is accessed.
 #include <cstdlib>
 
 #include "runtime/model/model.h"
@@ -7,7 +7,7 @@
 namespace thimble {
 namespace {
 
-uint64_t sum = 0;  // of all that was read, so that no read is optimised away
+uint64_t sum = 0;  // sum of all bytes read, so that no read is optimised away
 
 void touch(const std::byte* data, uint64_t bytes) {
   for (uint64_t i = 0; i < bytes; ++i) sum += static_cast<uint64_t>(data[i]);
@@ -43,13 +43,13 @@ void read_everything(const Model& model) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace thimble;
-  FileBytes bytes;  // at a page's beginning, as a mapping, and no byte longer than the input
+  FileBytes bytes;  // page-aligned like a mapping, and exactly as long as the input
   append(bytes, data, size);
   bytes.shrink_to_fit();
   if (const Result<Gguf> gguf = Gguf::parse(lend(bytes), "fuzz"); gguf.ok()) read_everything(*gguf);
   if (const auto model = Model::open(lend(bytes), "fuzz"); model.ok()) read_everything(**model);
 
-  // As the first of two parts of a model, and as the second.
+  // The input as the first and as the second of two parts of a model.
   static const std::vector<GgufWriter> parts = tiny_model("llama").parts(2);
   static const FileBytes part_bytes[] = {parts[0].bytes(), parts[1].bytes()};
   for (const size_t other : {0, 1}) {

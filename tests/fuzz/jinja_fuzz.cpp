@@ -1,4 +1,4 @@
-// Any bytes as a chat template: they are refused in one sentence, or run within small limits.
+// Any bytes as a chat template: they are refused with one sentence, or run within small limits.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -6,7 +6,7 @@
 #include "templates/jinja/json.h"
 #include "templates/jinja/template.h"
 
-// Input: a template, and behind a NUL byte, where there is one, a JSON object of its variables.
+// Input: a template, optionally followed by a NUL byte and a JSON object of its variables.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace thimble;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

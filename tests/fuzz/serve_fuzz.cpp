@@ -1,4 +1,4 @@
-// Bodies of requests, and answers with thoughts and calls of tools: read or refused, whatever they hold, and
+// Any bytes as request bodies, and as answers with thoughts and tool calls: they are read or refused, and
 // written as JSON.
 #include "apps/serve/answer.h"
 #include "apps/serve/api_anthropic.h"

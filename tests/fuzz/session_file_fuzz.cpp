@@ -1,5 +1,5 @@
-// Any bytes as a saved session, as they are and with the checksums that they should have: refused, or gone on
-// from without leaving what is held.
+// Any bytes as a saved session, unchanged and with correct checksums: they are refused, or the session
+// continues without leaving its memory.
 #include <cstdlib>
 
 #include "tests/support/saved_sessions.h"
@@ -12,14 +12,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& [retention, selection] : {std::pair(Retention::kLocret, Selection::kTokenSelect),
                                              std::pair(Retention::kReread, Selection::kQuest)}) {
     SessionOptions options = selecting(retaining(model, retention), selection, false);
-    options.protect_init = retention == Retention::kReread ? 4 : 0;  // as the corpus was saved
+    // the options that the corpus was saved with
+    options.protect_init = retention == Retention::kReread ? 4 : 0;
     const auto session = open_session(model.model, options);
     for (const SessionBytes& input :
          {SessionBytes(bytes.begin(), bytes.end()), sign(SessionBytes(bytes.begin(), bytes.end()))}) {
       if (!session->restore(lend(input), "fuzz").ok()) continue;
       if (const auto file = SessionFile::open(lend(input), "fuzz"); !file.ok() || file->info().empty())
         std::abort();
-      // What is wrong with keys, values and scores is told, if at all, as what is wrong with logits.
+      // Wrong keys, values and scores are only noticed, if at all, through wrong logits.
       for (int i = 0; i < 4; ++i) static_cast<void>(session->step().ok());
       static_cast<void>(session->rewind(must(session->stats()).position / 2).ok());
       static_cast<void>(session->feed(seeded_tokens(100)).ok());

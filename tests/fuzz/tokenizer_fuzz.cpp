@@ -1,4 +1,4 @@
-// Any bytes are cut without loss and tokenise, in order and inside the text, and decode again; any vocabulary
+// Any bytes are split without loss, tokenized in order and within the text, and decoded again. Any vocabulary
 // is refused or usable.
 #include <cstdint>
 #include <cstdlib>
@@ -19,14 +19,38 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-// One name for each list of expressions. Inputs name them by number: new ones go behind the others.
-constexpr const char* kPre[] = {
-    "default",    "gpt-2",      "llama-bpe",      "qwen2",     "starcoder", "deepseek-llm",
-    "unheard-of", "qwen35",     "gpt-4o",         "tekken",    "gemma4",    "sarvam-moe",
-    "falcon",     "minicpm5",   "deepseek-coder", "viking",    "kimi-k2",   "deepseek-v3",
-    "spark2_5",   "seed-coder", "exaone-moe",     "laguna",    "jais-2",    "youtu",
-    "tiny_aya",   "afmoe",      "superbpe",       "poro-chat", "chameleon", "granite-embed-multi-97m",
-    "ufakzeka"};
+// One name per list of expressions. Inputs refer to them by number, so new ones go at the end.
+constexpr const char* kPre[] = {"default",
+                                "gpt-2",
+                                "llama-bpe",
+                                "qwen2",
+                                "starcoder",
+                                "deepseek-llm",
+                                "unheard-of",
+                                "qwen35",
+                                "gpt-4o",
+                                "tekken",
+                                "gemma4",
+                                "sarvam-moe",
+                                "falcon",
+                                "minicpm5",
+                                "deepseek-coder",
+                                "viking",
+                                "kimi-k2",
+                                "deepseek-v3",
+                                "seed-coder",
+                                "exaone-moe",
+                                "laguna",
+                                "jais-2",
+                                "youtu",
+                                "tiny_aya",
+                                "afmoe",
+                                "superbpe",
+                                "poro-chat",
+                                "chameleon",
+                                "granite-embed-multi-97m",
+                                "ufakzeka",
+                                 "spark2_5"};
 
 bool is_raw(const std::string& pre) { return pre == "gemma4" || pre == "sarvam-moe"; }
 
@@ -42,7 +66,7 @@ void expect_pieces(const char* pre, std::string_view text) {
   require(at == text.size());
 }
 
-// Cuts a vocabulary out of the input: each byte below 0x20 ends a token and gives its type.
+// Makes a vocabulary from the input: each byte below 0x20 ends a token and gives its type.
 GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view bytes) {
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", ""}, merges;
   std::vector<int32_t> types = {2, 3, 3, 1};
@@ -77,8 +101,8 @@ GgufWriter vocabulary(bool sentencepiece, const char* pre, std::string_view byte
 
 }  // namespace
 
-// Input: one byte that chooses the kind, one that says how much of the rest is vocabulary, then that and the
-// text.
+// Input: a byte that chooses the kind, a byte that says how much of the rest is vocabulary, the vocabulary,
+// and the text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 2, size - 2);

@@ -1,4 +1,4 @@
-// A vocabulary of bytes, as SentencePiece writes it.
+// A vocabulary of bytes, in the form of SentencePiece.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace thimble::test {
 
-// `tokens` of these types, the second of which is BOS, and behind them one for each byte.
+// `tokens` with these types, the second of which is BOS, followed by one token per byte.
 inline void set_byte_vocabulary(GgufWriter& w, std::vector<std::string> tokens, std::vector<int32_t> types,
                                 uint32_t eos) {
   for (int byte = 0; byte < 256; ++byte) {

@@ -1,4 +1,5 @@
-// Templates with what Jinja2 makes of them (tests/reference/chat_templates.py), and what our machine does.
+// Templates with Jinja2's output (tests/reference/chat_templates.py), to compare with our interpreter's
+// output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +29,7 @@ struct CaseCounts {
   size_t templates = 0, rendered = 0, refused = 0;
 };
 
-// Expects the same text for every case that Jinja2 renders, and a refusal for every other one.
+// Expects the same text for each case that Jinja2 renders, and an error for each other case.
 inline CaseCounts expect_as_jinja(const std::string& json) {
   using jinja::Value;
   CaseCounts counts;

@@ -1,4 +1,4 @@
-// Writes files of torch.save and safetensors for tests, good ones and bad ones: pickles instruction by
+// Writes torch.save and safetensors files for tests, valid ones and invalid ones: pickles instruction by
 // instruction, both layouts of torch.save, zip archives.
 #pragma once
 
@@ -24,7 +24,7 @@ std::string raw(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// Values as float32, float16 or bfloat16; those that the tests use are exact in all three.
+// Values as float32, float16 or bfloat16. The values in the tests are exact in all three.
 inline std::string packed(const std::vector<float>& values, const std::string& type) {
   std::string out;
   for (const float v : values) {
@@ -59,7 +59,7 @@ struct PickleWriter {
     for (const int64_t v : values) integer(v);
     return op("t");
   }
-  // 'storage', its type, key, device, elements: what a persistent id is.
+  // A persistent id: 'storage', its type, key, device, elements.
   PickleWriter& storage(const std::string& type, const std::string& key, int64_t elements, bool legacy) {
     op("(").text("storage").global("torch", type + "Storage").text(key).text("cpu").integer(elements);
     return (legacy ? op("N") : *this).op("tQ");
@@ -113,7 +113,7 @@ inline std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
   return strides;
 }
 
-// {name: tensor}, as torch.save writes it; each tensor has a storage of its own. `type` is Float, Half or
+// {name: tensor}, as torch.save writes it; each tensor has its own storage. `type` is Float, Half or
 // BFloat16.
 inline std::string state_dict(const std::vector<CheckpointTensor>& tensors, const std::string& type,
                               bool legacy) {

@@ -1,7 +1,9 @@
-// Replaces the allocator of a test program and of the libraries that it loads: counts, and fails on request.
+// Replaces the allocator of a test program and of the libraries that it loads. It counts allocations, and
+// fails on request.
 //
-// Included by one source file of an executable. With glibc it replaces malloc, which operator new calls, and
-// anonymous mmap; elsewhere, and under a sanitizer, which brings its own malloc, operator new alone.
+// One source file of an executable includes this. With glibc it replaces malloc, which operator new calls,
+// and anonymous mmap. On other systems, and with a sanitizer, which brings its own malloc, it replaces only
+// operator new.
 #pragma once
 
 #include <atomic>
@@ -28,22 +30,23 @@
 
 namespace thimble {
 
-// What all threads of the process have allocated. Plain atomics: the allocator may be called before any
+// Allocations of all threads of the process. Plain atomics, because the allocator may be called before any
 // constructor runs.
 struct Allocations {
-  std::atomic<uint64_t> calls;      // that asked for memory
-  std::atomic<int64_t> live_bytes;  // with what malloc adds to round up; 0 where only operator new is counted
-  std::atomic<int64_t> peak_bytes;  // the most of live_bytes since the caller set this, by malloc alone
-  std::atomic<int64_t> until_failure;  // calls until one fails, the next being 1; 0: none does
+  std::atomic<uint64_t> calls;  // number of allocations
+  // including what malloc adds by rounding up; 0 if only operator new is counted
+  std::atomic<int64_t> live_bytes;
+  std::atomic<int64_t> peak_bytes;     // the maximum of live_bytes since the caller set this; only by malloc
+  std::atomic<int64_t> until_failure;  // calls until one fails, the next one being 1; 0: none fails
 };
 inline constinit Allocations g_allocations{};
 
-// Lets the n-th call from now fail, counted from 1, and only that one.
+// Makes the n-th call from now fail, counted from 1, and only that one.
 inline void fail_allocation(int64_t n) { g_allocations.until_failure = n; }
-// Lets no call fail any more. True if one did.
+// Makes calls succeed again. Returns whether one failed.
 inline bool allocation_failed(int64_t n) { return g_allocations.until_failure.exchange(0) <= 0 && n > 0; }
 
-// Counts a call. True if it must fail.
+// Counts a call. Returns whether it must fail.
 inline bool count_allocation() {
   ++g_allocations.calls;
   for (int64_t n = g_allocations.until_failure; n > 0;)
@@ -56,7 +59,7 @@ inline bool count_allocation() {
 #if THIMBLE_COUNTS_MALLOC
 
 extern "C" {
-// glibc's own allocator, by the names that it keeps for programs that replace malloc.
+// glibc's own allocator, under the names that glibc provides for programs that replace malloc.
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
 void* __libc_realloc(void*, size_t);
@@ -78,7 +81,7 @@ inline void* no_memory() {
   return nullptr;
 }
 
-// Anonymous mappings, so that unmapping tells them from files.
+// Anonymous mappings, recorded so that munmap can distinguish them from files.
 struct Mapping {
   std::atomic<void*> address;
   size_t bytes;
@@ -133,7 +136,7 @@ THIMBLE_REPLACES void* mmap(void* hint, size_t bytes, int protection, int flags,
     thimble::g_allocations.live_bytes += static_cast<int64_t>(bytes);
     return address;
   }
-  std::abort();  // more mappings than any test makes
+  std::abort();  // more mappings than any test creates
 }
 THIMBLE_REPLACES int munmap(void* address, size_t bytes) {
   for (thimble::Mapping& mapping : thimble::g_mappings)

@@ -1,4 +1,5 @@
-// The only test file that is compiled with the checkout's path, so that a compiler cache serves every checkout.
+// The only test source that is compiled with the path of the checkout, so that a compiler cache works across
+// checkouts.
 #include "tests/support/data.h"
 
 namespace thimble {

@@ -1,4 +1,4 @@
-// Where test data lies, and how a test says that it is missing.
+// Where test data is stored, and what a test does if it is missing.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,14 +9,14 @@
 
 namespace thimble {
 
-// A file of the project.
+// A file of the repository.
 std::string project_file(const std::string& path);
-// A file of the shared test data, which does not travel with the project.
+// A file of the shared test data, which is not part of the repository.
 std::string shared_file(const std::string& path);
 
 }  // namespace thimble
 
-// Skips a test whose shared data is missing; fails it where the data must be there (CI).
+// Skips a test if its shared data is missing; fails it if the data is required (CI).
 #define THIMBLE_NEEDS(path)                                                                    \
   if (!std::filesystem::exists(path)) {                                                        \
     if (std::getenv("THIMBLE_REQUIRE_DATA")) FAIL() << "test data is missing: " << path;       \

@@ -1,4 +1,4 @@
-// What a test that runs on a device is called: the device's name, in the letters that GoogleTest allows.
+// The name of a test that runs on a device: the device's name, with the characters that GoogleTest allows.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Writes GGUF files for tests, good ones and, field by field, bad ones.
+// Writes GGUF files for tests: valid ones and, field by field, invalid ones.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace thimble {
 
-// Memory that begins at a page, as a mapping does, and ends where it ends, so that a sanitizer sees a read
-// behind it.
+// Page-aligned memory, as of a mapping, with exactly the requested size, so that a sanitizer detects reads
+// past its end.
 template <typename T>
 struct PageAllocator {
   using value_type = T;
@@ -56,19 +56,18 @@ struct GgufWriter {
   };
   struct Tensor {
     std::string name;
-    std::vector<uint64_t> shape;  // fastest first
+    std::vector<uint64_t> shape;  // fastest-varying first
     uint32_t type;
     FileBytes data;
   };
 
   uint32_t version = 3;
-  uint64_t alignment = 32;  // of the layout; the key is written by set()
+  uint64_t alignment = 32;  // of the layout; set() writes the key
   std::vector<Key> keys;
   std::vector<Tensor> tensors;
-  std::map<std::string, uint64_t> offsets;  // replaces a tensor's offset
+  std::map<std::string, uint64_t> offsets;  // overrides a tensor's offset
 
-  // Sets a key, replacing one of that name. Integers, floats, bools and strings get the type that they have
-  // in C++.
+  // Sets a key, replacing one of the same name. Integers, floats, bools and strings have their C++ type.
   template <typename T>
   GgufWriter& set(const std::string& name, const T& value) {
     FileBytes bytes;
@@ -78,7 +77,7 @@ struct GgufWriter {
       append(bytes, std::string_view(value));
     return set(name, type_of<T>(), std::move(bytes));
   }
-  // An array.
+  // Sets an array.
   template <typename T>
   GgufWriter& set(const std::string& name, const std::vector<T>& values) {
     FileBytes bytes;
@@ -92,7 +91,7 @@ struct GgufWriter {
     }
     return set(name, GgufType::kArray, std::move(bytes));
   }
-  // Any bytes behind any type.
+  // Sets any bytes with any type.
   GgufWriter& set(const std::string& name, GgufType type, FileBytes value) {
     erase(name);
     keys.push_back({name, type, std::move(value)});
@@ -103,7 +102,7 @@ struct GgufWriter {
     return *this;
   }
 
-  // Adds a tensor, replacing one of that name.
+  // Adds a tensor, replacing one of the same name.
   GgufWriter& tensor(const std::string& name, std::vector<uint64_t> shape, uint32_t type, FileBytes data) {
     erase_tensor(name);
     tensors.push_back({name, std::move(shape), type, std::move(data)});
@@ -119,7 +118,7 @@ struct GgufWriter {
     return *this;
   }
 
-  // The file. Its last tensor is not padded, so that every byte of it matters.
+  // The file. Its last tensor is not padded, so every byte of it matters.
   FileBytes bytes() const {
     FileBytes out;
     append(out, "GGUF", 4);
@@ -147,7 +146,7 @@ struct GgufWriter {
     return out;
   }
 
-  // The same in parts, as they are published: the first has the keys, each about as many tensors.
+  // The file in parts as they are published: the first has the keys; tensors are divided about equally.
   std::vector<GgufWriter> parts(uint16_t count) const {
     std::vector<GgufWriter> all(count);
     all[0].keys = keys;

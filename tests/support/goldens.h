@@ -1,4 +1,4 @@
-// What tests against files of expected logits and tokens share.
+// Shared by tests with files of expected logits and tokens.
 #pragma once
 
 #include <fstream>
@@ -13,7 +13,7 @@
 
 namespace thimble::test {
 
-using Top = std::vector<std::pair<int32_t, float>>;  // tokens and their logits
+using Top = std::vector<std::pair<int32_t, float>>;  // token ids and their logits
 
 inline nlohmann::json load_json(const std::string& path) {
   std::ifstream file(path);

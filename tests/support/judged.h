@@ -1,5 +1,5 @@
-// A session whose evictions are watched: when a call is over, what stayed is compared with the scores that a
-// reference in double precision gives.
+// A session whose evictions are checked: after a call, the kept entries are compared with a reference's
+// scores in double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class Judged {
       : f(m.model, options), kv_heads_(m.model->shape.kv_heads) {
     f.on_submit = [this](const Program&, const StepParams& step, std::span<const HeadState> heads) {
       const bool again = !evictions_.empty() && evictions_.back().position == step.position &&
-                         evictions_.back().rows == step.n_rows;  // the next segment
+                         evictions_.back().rows == step.n_rows;  // the next segment of the same step
       const bool drops = std::any_of(heads.begin(), heads.end(), [&](const HeadState& head) {
         return head.keep < head.n_entries + step.n_rows;
       });
@@ -46,7 +46,7 @@ class Judged {
     judge();
   }
 
-  // A text in pieces, a prompt, generated tokens and another prompt: evictions of every kind.
+  // Reads a text in pieces and a prompt, generates tokens, and reads another prompt: evictions of every kind.
   void read_and_generate() {
     const std::vector<int32_t> text = seeded_tokens(301);
     feed(std::span(text).first(61));
@@ -57,17 +57,17 @@ class Judged {
   }
 
   Followed f;
-  uint32_t judged = 0, of_generated = 0;  // evictions; those beside a chunk
+  uint32_t judged = 0, of_generated = 0;  // evictions in total, and those without a chunk
 
  protected:
   struct Scores {
     std::vector<double> score;  // of the positions
-    double tolerance = 0;       // by which an entry that was dropped may score higher than one that stayed
+    double tolerance = 0;       // how much higher a dropped entry may score than a kept one
   };
-  // What the reference gives to these positions, which a head held together when something had to go.
+  // The reference's scores of these positions, which a head held when entries had to be evicted.
   virtual Scores scores(uint32_t layer, uint32_t head, const std::vector<int32_t>& there) = 0;
 
-  // See the reference: by how much of it keys may move a logit.
+  // See ReferenceModel: how much the rounding of keys may move a logit.
   double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
                        const std::vector<int32_t>& positions) {
     return f.reference.largest_logit(layer, kv_head, q, positions);
@@ -93,7 +93,7 @@ class Judged {
     evictions_.clear();
   }
 
-  // No entry that was dropped, and that was not protected, scores higher than one that stayed.
+  // Checks that no dropped, unprotected entry scores higher than a kept one.
   void judge(const Eviction& e, uint32_t layer, uint32_t head, std::vector<int32_t> after) {
     SCOPED_TRACE(::testing::Message() << "layer " << layer << " head " << head << " at " << e.position);
     const HeadState& state = e.heads[layer * kv_heads_ + head];

@@ -1,4 +1,4 @@
-// A model file that heads are trained for in a second or two.
+// A model file that heads can be trained for in a second or two.
 #pragma once
 
 #include <cstdint>

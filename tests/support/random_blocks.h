@@ -1,4 +1,4 @@
-// Random weights of any type, as they lie in a file.
+// Random weights of any type, as stored in a file.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace thimble::test {
 
-// Where a type's block has halves: its scale, then its minimum. iq1_m's scale is in four parts, mxfp4's an
-// exponent.
+// Offsets of the halves in a type's block: the scale, then the minimum. iq1_m's scale is in four parts,
+// mxfp4's is an exponent.
 inline std::vector<size_t> halves_of(DType type) {
   switch (type) {
     case DType::kF32:
@@ -40,7 +40,7 @@ inline void put_half(std::byte* at, float f) {
   const uint16_t h = f32_to_f16(f);
   std::memcpy(at, &h, sizeof h);
 }
-// iq1_m: a quarter of the scale at the top of each of four words.
+// iq1_m stores a quarter of the scale in the top bits of each of four words.
 inline void put_iq1_m_scale(std::byte* block, float f) {
   const uint32_t h = f32_to_f16(f);
   for (uint32_t i = 0; i < 4; ++i) {
@@ -49,7 +49,7 @@ inline void put_iq1_m_scale(std::byte* block, float f) {
   }
 }
 
-// n elements with scales of at most 0.02, or 1 where there are none.
+// n elements with scales of at most 0.02, or of 1 if the type has no scales.
 inline std::vector<std::byte> random_blocks(Random& random, DType type, size_t n) {
   std::vector<std::byte> bytes(dtype_bytes(type, n));
   for (std::byte& b : bytes) b = static_cast<std::byte>(random.below(256));

@@ -1,5 +1,5 @@
-// A model in double precision, and what a session of it must answer: written anew, token by token, so that
-// nothing of the ops, their chunks, runs and lists is shared with what is tested.
+// A model in double precision and the expected answers of its sessions. It is written independently, token by
+// token, and shares nothing with the ops, chunks, runs and lists that are tested.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,9 +17,9 @@
 
 namespace thimble::test {
 
-// Other sums and other kernels differ by a last bit of f32, which now and then rounds a key or value to the
-// neighbouring half, 2^-11 of it. A few such steps through two layers stay below 2^-9 of the logits; a wrong
-// position or list moves them by a tenth and more.
+// Other orders of summation and other kernels differ in the last bit of f32. This occasionally rounds a key
+// or value to the neighbouring half, 2^-11 of it. A few such steps through two layers stay below 2^-9 of the
+// logits; a wrong position or list moves them by a tenth or more.
 inline void expect_close(const std::vector<float>& got, const std::vector<float>& expected,
                          float share = 0x1p-9f) {
   ASSERT_EQ(got.size(), expected.size());
@@ -32,11 +32,11 @@ inline void expect_close(const std::vector<float>& got, const std::vector<float>
   EXPECT_LE(distance, scale * share);
 }
 
-// Computes a model of f32 weights whose rotary pairs are adjacent (llama, mistral3), without rope scaling.
+// Evaluates a model of f32 weights with adjacent rotary pairs (llama, mistral3), without rope scaling.
 class ReferenceModel {
  public:
   using Vector = std::vector<double>;
-  // Positions before a token's own that a KV head of a layer attends to with it, ascending.
+  // Positions before a token's own that the token attends to in a KV head of a layer, ascending.
   using Sees = std::function<std::vector<int32_t>(uint32_t layer, uint32_t head)>;
 
   ReferenceModel(const Model& model, Positions positions)
@@ -50,7 +50,7 @@ class ReferenceModel {
         k_(s_.layers),
         v_(s_.layers) {}
 
-  // The logits after this token, which stands at that position; what stood there or behind it is replaced.
+  // The logits after this token, whose position is `position`. Tokens at or after that position are replaced.
   std::vector<float> append(int32_t token, size_t position, const Sees& sees) {
     Vector x = row(m_.token_embedding, static_cast<uint32_t>(token));
     attended_.assign(position + 1, 0);
@@ -87,26 +87,26 @@ class ReferenceModel {
     return {logits.begin(), logits.end()};
   }
 
-  uint64_t saturated = 0;  // keys' and values' numbers beyond the range of halves
+  uint64_t saturated = 0;  // numbers of keys and values beyond the range of halves
 
-  // A key as it lies in the pool: unrotated, or rotated to its position.
+  // A key as stored in the pool: unrotated, or rotated to its position.
   std::span<const double> key(uint32_t layer, uint32_t kv_head, int32_t position) const {
     return std::span(k_[layer][static_cast<size_t>(position)]).subspan(kv_head * s_.head_dim, s_.head_dim);
   }
-  // Of the last token: what its query, key and value are made of, and all three before they are rotated and
-  // the query grows.
+  // For the last token: the input of its query, key and value; and these three before rotation and before the
+  // query is scaled by position.
   const Vector& input(uint32_t layer) const { return in_[layer]; }
   const Vector& projections(uint32_t layer) const { return qkv_[layer]; }
-  // The last token's queries as attention has them, but not rotated; and one, rotated to its position.
+  // The last token's queries as attention uses them, but unrotated; and one of them rotated to its position.
   const Vector& queries(uint32_t layer) const { return grown_[layer]; }
   std::span<const double> query(uint32_t layer, uint32_t head) const {
     return std::span(q_[layer]).subspan(head * s_.head_dim, s_.head_dim);
   }
-  // The attention that the last token paid to positions, mean over layers and query heads.
+  // The attention that the last token paid to positions, averaged over layers and query heads.
   const Vector& attended() const { return attended_; }
   // The largest product of the lengths of a query of the last token and of a key that it saw, scaled as
-  // logits are. Keys of a session may be the next halves to the reference's, 2^-10 off, and move a logit by
-  // so much.
+  // logits are. A session's keys may be the neighbouring halves of the reference's, 2^-10 off, and move a
+  // logit by that much of this value.
   double most_moved() const { return moved_; }
   double largest_logit(uint32_t layer, uint32_t kv_head, const double* q,
                        const std::vector<int32_t>& seen) const {
@@ -119,8 +119,8 @@ class ReferenceModel {
     }
     return largest;
   }
-  // The logits of a query, not yet rotated, which comes last among what it sees. Under list positions a key
-  // turns by its index among the seen.
+  // The logits of an unrotated query, which comes last among the positions that it sees. Under list positions
+  // a key rotates by its index among the seen.
   Vector logits(uint32_t layer, uint32_t kv_head, const double* q, const std::vector<int32_t>& seen) const {
     const bool list = positions_ == Positions::kList;
     Vector query(q, q + s_.head_dim), logits;
@@ -174,7 +174,7 @@ class ReferenceModel {
     for (double& value : q) value *= 1 + double{m_.query_growth} * std::log(1 + periods);
     return q;
   }
-  // As the pool stores it.
+  // Rounds a vector as the pool stores it.
   Vector halves(Vector x, size_t position) {
     if (positions_ == Positions::kOriginal)
       for (size_t at = 0; at < x.size(); at += s_.head_dim) rotate(&x[at], position);
@@ -208,9 +208,9 @@ class ReferenceModel {
   std::vector<std::vector<Vector>> k_, v_;  // [layer][position][kv head * head_dim]
 };
 
-// A session and a reference that is led along: in layers that attend to everything it attends to what the
-// pools held when the chunk or token began and to what was listed of that; in the others to the last tokens
-// of the text, whatever the pools hold.
+// A session and a reference that follows it. In layers without a window, the reference attends to what the
+// pools held when the chunk or token began, and to the listed entries among these; in the other layers to the
+// last tokens of the text, whatever the pools hold.
 class Followed : public Watched {
  public:
   Followed(const std::shared_ptr<const Model>& model, const SessionOptions& options,
@@ -236,10 +236,10 @@ class Followed : public Watched {
   Followed(const Followed&) = delete;
 
   ReferenceModel reference;
-  std::vector<float> expected;  // logits, after what ran last
+  std::vector<float> expected;  // expected logits after the last step
   std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> on_submit;
-  std::function<void(int32_t position)> on_token;  // after the reference has read it
-  // Before the last tokens that were read are read again, behind these positions that the heads hold.
+  std::function<void(int32_t position)> on_token;  // called after the reference has read a token
+  // Called before the last tokens are read again; `there` are the positions that the heads hold before them.
   std::function<void(const StepParams&, const Kept& there)> on_second_reading;
 
   void feed(std::span<const int32_t> tokens) {
@@ -247,7 +247,7 @@ class Followed : public Watched {
     must(session->feed(tokens));
     finish_step();
   }
-  // Reads, or goes on with a token, and compares the logits.
+  // Reads tokens, or continues with one token, and compares the logits.
   void read(std::span<const int32_t> tokens) {
     feed(tokens);
     const std::vector<float> logits = flush(*session);

@@ -1,4 +1,4 @@
-// Sessions that are saved and restored in tests, with every policy.
+// Sessions that tests save and restore, with every policy.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,8 @@ inline void restore(Session& session, const SessionBytes& bytes) {
   must(session.restore(lend(bytes), "saved"));
 }
 
-// How a session goes on: with sampled tokens, what it then holds, and how likely it finds a text.
+// How a session continues: its sampled tokens, what it then holds, and the probability that it gives to a
+// text.
 struct Outcome {
   std::vector<int32_t> tokens;
   std::vector<float> logits, log_probs;
@@ -82,7 +83,7 @@ inline SessionOptions selecting(SessionOptions o, Selection selection, bool whil
   return o;
 }
 
-// Every retention with every selection; but adore takes none, and no layers with a window.
+// Every retention with every selection, except that adore allows no selection and no layers with a window.
 inline void for_policies(const SeededModel& m, const std::function<void(const SessionOptions&)>& body) {
   for (int32_t retention = 0; policy_name(Retention{retention}); ++retention)
     for (const auto& [selection, while_reading] :

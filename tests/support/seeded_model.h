@@ -1,4 +1,4 @@
-// Small models with seeded random weights, and retainers for them: for tests of computing, not of reading
+// Small models with seeded random weights, and retainers for them, for tests of computing and not of reading
 // files.
 #pragma once
 
@@ -16,26 +16,26 @@
 
 namespace thimble::test {
 
-// Two layers that take microseconds a token. Queries and keys are large enough for attention to be peaked, so
-// that a wrong position, list or mask shows in the logits.
+// Two layers that take microseconds per token. Queries and keys are large enough for attention to be peaked,
+// so that a wrong position, list or mask shows in the logits.
 struct Seeded {
   std::string architecture = "llama";
   uint32_t layers = 2, d_model = 32, heads = 4, kv_heads = 2, head_dim = 8, d_ff = 48, vocab = 64;
   uint32_t context_length = 4096;
   std::string kind = "";   // of the retainer; empty: locret, in the form of its first files
-  std::string input = "";  // that it reads; empty: the kind's
+  std::string input = "";  // the retainer's input; empty: the kind's default
   std::string act = "silu";
   uint32_t d_retain = 16, rank = 16, sinks = 16;
-  bool covers_windows = true;      // the retainer has tensors for layers with a window, too
-  std::vector<float> shares = {};  // of the pools, [layer][kv head]
-  uint32_t window = 0;             // of every layer but each second; 0: none has one
+  bool covers_windows = true;      // whether the retainer also has tensors for layers with a window
+  std::vector<float> shares = {};  // shares of the pools, [layer][kv head]
+  uint32_t window = 0;             // of every layer except each second one; 0: no layer has one
   uint64_t seed = 1;
-  // May change the values of a tensor, given by its name in the file: [rows][cols].
+  // May change the values of a tensor, identified by its name in the file: [rows][cols].
   std::function<void(const std::string& name, std::vector<float>& values)> edit = {};
   std::function<void(GgufWriter& model)> more = {};  // may add keys and tensors
 };
 
-// Its queries grow at each 32nd position, as those of Ministral 3 do further apart and by less.
+// Queries that grow at each 32nd position. Those of Ministral 3 grow at larger intervals and by less.
 inline Seeded growing(Seeded s = {}) {
   s.architecture = "mistral3";
   s.more = [](GgufWriter& w) {
@@ -48,10 +48,10 @@ inline Seeded growing(Seeded s = {}) {
 struct SeededModel {
   std::shared_ptr<const Model> model;
   std::shared_ptr<const Retainer> retainer;
-  std::shared_ptr<const Retainer> controller;  // of kind adore
+  std::shared_ptr<const Retainer> controller;  // for kind adore
 };
 
-// Tensors of f32 that are the same on every system.
+// f32 tensors that are the same on every system.
 class SeededTensors {
  public:
   SeededTensors(uint64_t seed, std::function<void(const std::string&, std::vector<float>&)> edit)
@@ -67,7 +67,7 @@ class SeededTensors {
   }
 
  private:
-  float normal() {  // the sum of four uniform numbers: near enough, and the same on every system
+  float normal() {  // the sum of four uniform numbers: close enough to normal, and the same on every system
     double sum = -2;
     for (int i = 0; i < 4; ++i) sum += static_cast<double>(random_() >> 11) * 0x1p-53;
     return static_cast<float>(sum * std::sqrt(3.0));
@@ -77,7 +77,7 @@ class SeededTensors {
   std::function<void(const std::string&, std::vector<float>&)> edit_;
 };
 
-// The keys of a retainer's file, and what it has for a layer.
+// The keys of a retainer's file, and its tensors for a layer.
 inline bool reads_qkv(const Seeded& s) {
   return s.input.empty() ? s.kind.empty() || s.kind == "locret" : s.input == "qkv";
 }
@@ -152,7 +152,7 @@ inline GgufWriter seeded_controller(const Seeded& s, SeededTensors& tensors) {
   return control;
 }
 
-// All weights are f32. The model keeps the bytes it lies in.
+// All weights are f32. The model keeps the bytes of its file alive.
 inline SeededModel seeded_model(const Seeded& s = {}) {
   SeededTensors tensors(s.seed, s.edit);
   GgufWriter file, sidecar;
@@ -224,7 +224,7 @@ inline SeededModel seeded_model(const Seeded& s = {}) {
   return {{held, held->model.get()}, {held, held->retainer.get()}, {held, held->controller.get()}};
 }
 
-// A retainer of this kind, or a controller where it is "adore", for a model of any family.
+// A retainer of this kind, or a controller for "adore", for a model of any family.
 inline std::shared_ptr<const Retainer> seeded_retainer(const Model& model, const std::string& kind) {
   const ModelShape& m = model.shape;
   const Seeded s{.architecture = model.info.architecture,

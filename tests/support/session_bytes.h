@@ -1,4 +1,4 @@
-// Saved sessions in memory, as they are and with something changed.
+// Saved sessions in memory, unchanged or modified.
 #pragma once
 
 #include <cstring>
@@ -14,10 +14,10 @@ using SessionBytes = std::vector<std::byte>;
 
 inline MappedFile lend(const SessionBytes& bytes) { return MappedFile::lend(bytes.data(), bytes.size()); }
 
-// The fixed part of a head (runtime/session_file.h).
+// Size of the fixed part of a file's head (runtime/session_file.h).
 inline constexpr size_t kFixedHead = 248;
 
-// Where the numbers of a head say that it ends, its checksum left out; 0 where that is not in the file.
+// The end of the head, without its checksum, according to its own sizes; 0 if that is outside of the file.
 inline size_t head_end(const SessionBytes& bytes) {
   if (bytes.size() < kFixedHead) return 0;
   const auto number = [&](size_t at, size_t size) {
@@ -39,7 +39,7 @@ inline size_t head_end(const SessionBytes& bytes) {
   return end + 16 <= bytes.size() ? end : 0;
 }
 
-// Gives bytes the checksums that they should have, so that what is wrong with them must be found by looking.
+// Sets correct checksums, so that errors in the bytes must be found by validation.
 inline SessionBytes sign(SessionBytes bytes) {
   const size_t end = head_end(bytes);
   if (!end) return bytes;

@@ -1,5 +1,4 @@
-// Shorthands for tests that run whole sessions. What goes wrong is thrown, which ends the test with the
-// message.
+// Shorthands for tests that run whole sessions. Errors are thrown, which ends the test with the message.
 #pragma once
 
 #include <memory>
@@ -48,7 +47,7 @@ inline std::vector<float> read(Session& session, std::span<const int32_t> tokens
   must(session.feed(tokens));
   return flush(session);
 }
-// The logits after a token that is appended.
+// The logits after appending a token.
 inline std::vector<float> accept(Session& session, int32_t token) {
   must(session.accept(token));
   const std::span<const float> logits = must(session.logits());

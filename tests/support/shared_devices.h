@@ -1,5 +1,4 @@
-// Devices that all tests of a program share, so that a pipeline which one test has compiled is not compiled
-// again in the next.
+// Devices that all tests of a program share, so that each pipeline is compiled only once.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,13 +14,13 @@ namespace thimble::test {
 class SharedDevices : public ::testing::Environment {
  public:
   static inline std::map<std::string, std::shared_ptr<Device>> by_name;
-  // A driver may be unloaded by the time static objects are destroyed, so devices are closed before that.
+  // A driver may be unloaded before static objects are destroyed, so devices are closed here.
   void TearDown() override { by_name.clear(); }
 };
 inline const auto* const kSharedDevices = ::testing::AddGlobalTestEnvironment(new SharedDevices);
 
-// The device of this name: what `open` returned when it was first asked for. Null, and asked for again, after
-// `open` has failed.
+// The device of this name, which `open` returned when it was first requested. Null after `open` failed; then
+// the next call tries again.
 template <typename Open>
 std::shared_ptr<Device> shared_device(const std::string& name, const Open& open) {
   std::shared_ptr<Device>& device = SharedDevices::by_name[name];

@@ -1,5 +1,4 @@
-// A device that passes everything on to another and watches: what is allocated, what is submitted, which
-// lists are made.
+// A device that forwards everything to another one and records it: allocations, submissions, lists.
 #pragma once
 
 #include <algorithm>
@@ -20,28 +19,29 @@ class SpyDevice : public Device {
  public:
   explicit SpyDevice(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
 
-  // The independent ledger of allocations; imported host memory is not one. Kept for the CPU only: a device
-  // with memory of its own wants its own buffers back.
+  // An independent count of allocations, without imported host memory. Only for the CPU: a device with its
+  // own memory needs its own buffers back.
   uint64_t live_bytes = 0, peak_bytes = 0, allocations = 0;
-  uint64_t program_bytes = 0;             // of all programs ever recorded, as they say
-  uint64_t fail_allocation = UINT64_MAX;  // this allocation, counted from 0, is refused
+  uint64_t program_bytes = 0;             // sum over all programs recorded so far, as they report it
+  uint64_t fail_allocation = UINT64_MAX;  // the index, from 0, of an allocation that is refused
 
   bool discrete =
-      false;  // says that it has memory of its own, in allocations of 4096 bytes: weights are copied there
-  uint64_t max_allocation = UINT64_MAX;  // says that a buffer may have no more
-  uint64_t free_bytes = UINT64_MAX;      // says that no more is free
-  std::string lacks;                     // says that it does not have this op
+      false;  // pretends to have its own memory, in allocations of 4096 bytes, so that weights are copied
+  uint64_t max_allocation = UINT64_MAX;  // pretends that buffers are limited to this size
+  uint64_t free_bytes = UINT64_MAX;      // pretends that this much memory is free
+  std::string lacks;                     // pretends not to have this op
 
   uint64_t submits = 0;
-  // Called before each is passed on.
+  // Called before each submission is forwarded.
   std::function<void(const Program&, const StepParams&, std::span<const HeadState>)> before_submit;
 
-  // The selections' lists, the retention scores and the pages' bounds, a view for each layer that has them:
-  // as they were recorded, the one-row program last, and behind it the scores of the ring.
+  // Ops of a kind, one for each layer that has them, in the order in which they were recorded: the
+  // selections' lists, the retention scores and the pages' bounds. The one-row program comes last, followed
+  // by the scores of the ring.
   std::vector<TopK> selections;
   std::vector<CisStore> scores;
   std::vector<PageBounds> pages;
-  // Attention, what queries grow by, and what tells of attention, in the order recorded.
+  // Attention, what queries grow by, and attention reports, in the order in which they were recorded.
   std::vector<Attention> attention;
   std::vector<Scale> growths;
   std::vector<QueryScore> watches;
@@ -147,7 +147,7 @@ class SpyDevice : public Device {
   std::shared_ptr<Device> inner_;
 };
 
-// The lists of a recorded selection, as it is now: entries of each KV head.
+// The current lists of a recorded selection: the entries of each KV head.
 inline std::vector<std::vector<uint32_t>> read_lists(Device& device, const TopK& op) {
   std::vector<std::vector<uint32_t>> lists(op.p.heads);
   for (uint32_t head = 0; head < op.p.heads; ++head) {

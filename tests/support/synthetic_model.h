@@ -1,4 +1,4 @@
-// Small models of random weights in the shape of a family, which a script of the shared data writes.
+// Small models of random weights in the shape of a family, made by a script of the shared data.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,10 +15,10 @@
 
 namespace thimble::test {
 
-// A file made by "SHAPE TYPE FILE ...", as goldens name it, that goes with this object.
+// A file made by "SHAPE TYPE FILE ...", in the notation of the goldens. It is removed with this object.
 class SyntheticFile {
  public:
-  // `name`: of the file, unlike that of any other test.
+  // `name`: the file's name, which no other test uses.
   SyntheticFile(std::string command, const std::string& name) : path_(::testing::TempDir() + name + ".gguf") {
     command.replace(command.find("FILE"), 4, "'" + path_ + "'");
     const std::string tool = shared_file("tools/synth_gguf.py");
@@ -37,8 +37,8 @@ class SyntheticFile {
   std::string path_;
 };
 
-// A small model of a family: "tiny-FAMILY" of tests/reference, where it has one, or of the script. `test`:
-// names its file.
+// A small model of a family: "tiny-FAMILY" of tests/reference if it exists, otherwise one from the script.
+// `test` names its file.
 inline std::string project_family(std::string family) {
   std::replace(family.begin(), family.end(), '_', '-');
   return project_file("tests/reference/tiny-" + family + ".gguf");

@@ -1,4 +1,4 @@
-// The smallest models that have every part, about 3 KB: for tests of reading files, not of computing.
+// The smallest models that have every part, about 3 KB, for tests of reading files and not of computing.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 namespace thimble {
 
-// Every architecture that models may have.
+// All supported architectures.
 inline constexpr const char* kArchitectureNames[] = {"llama",   "mistral3",   "qwen2",  "qwen3",   "qwen3moe",
                                                      "phi3",    "gemma2",     "gemma3", "gpt-oss", "smollm3",
                                                      "granite", "granitemoe", "olmo2"};
 
-// Two layers, width 8, two query heads on one KV head of 4 channels, 12 wide inside, 6 tokens; with so many
-// experts, of which two are used for a token (qwen3moe, gpt-oss and granitemoe have three at least). All
-// weights f32, numbered on from tensor to tensor so that parts can be told apart.
+// Two layers, width 8, two query heads for one KV head of 4 channels, feed-forward width 12, 6 tokens.
+// `experts`: number of experts, two of which are used per token (qwen3moe, gpt-oss and granitemoe have at
+// least three). All weights are f32 and numbered across tensors, so that every part differs.
 inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts = 0) {
   const auto is = [&](std::initializer_list<const char*> names) {
     return std::find(names.begin(), names.end(), architecture) != names.end();
@@ -71,7 +71,7 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
       add(block + "attn_k.bias", {4});
       add(block + "attn_v.bias", {4});
     }
-    if (is({"qwen3", "qwen3moe", "gemma3", "olmo2"})) {  // olmo2's are of both heads
+    if (is({"qwen3", "qwen3moe", "gemma3", "olmo2"})) {  // those of olmo2 cover all heads together
       add(block + "attn_q_norm.weight", {is({"olmo2"}) ? 8u : 4u});
       add(block + "attn_k_norm.weight", {4});
     }
@@ -95,7 +95,7 @@ inline GgufWriter tiny_model(const std::string& architecture, uint32_t experts =
   return w;
 }
 
-// A retainer for a tiny model, 3 wide, without a fingerprint, as the first files are.
+// A retainer of width 3 for a tiny model, without a fingerprint, like the first retainer files.
 inline GgufWriter tiny_heads(const std::string& architecture) {
   GgufWriter w;
   w.set("general.architecture", architecture).set("general.type", "adapter").set("adapter.type", "locret");
@@ -109,7 +109,7 @@ inline GgufWriter tiny_heads(const std::string& architecture) {
   return w;
 }
 
-// A retainer of any kind for a tiny model: 3 wide, or with 5 sinks and queries and keys of 4 channels.
+// A retainer of any kind for a tiny model: of width 3, or with 5 sinks and queries and keys of 4 channels.
 inline GgufWriter tiny_retainer(const std::string& architecture, const std::string& kind) {
   GgufWriter w;
   w.set("general.architecture", architecture).set("general.type", "adapter");

@@ -1,4 +1,4 @@
-// A session on a device that is watched: what it selects and how it scores what it holds can be read.
+// A session on a recording device, so that its selections and its retention scores can be read.
 #pragma once
 
 #include <map>
@@ -20,15 +20,16 @@ struct Watched {
   Session& operator*() { return *session; }
 
   // The lists that each layer made for the last decoded token: [layer][kv head][entries]. Layers that attend
-  // to everything have none.
+  // to all entries have none.
   std::vector<std::vector<std::vector<uint32_t>>> lists() {
     std::vector<std::vector<std::vector<uint32_t>>> all(session->model().shape.layers);
-    for (const TopK& op : device->selections)  // later programs overwrite: a generated token's is the last
+    // later programs overwrite earlier ones; that for a generated token is the last
+    for (const TopK& op : device->selections)
       all[op.p.head_state / session->model().shape.kv_heads] = read_lists(*device, op);
     return all;
   }
 
-  // Retention scores in the pool by position, of one head.
+  // The retention scores in the pool by position, for one head.
   std::map<int32_t, float> scores(uint32_t layer, uint32_t head) {
     for (const CisStore& op : device->scores) {
       if (op.p.into == kIntoChunk || op.p.layer != layer) continue;

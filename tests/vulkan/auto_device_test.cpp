@@ -1,4 +1,4 @@
-// What "auto" looks at: alone in its program, since drivers stay loaded.
+// Which devices "auto" looks at. This test has its own program, because drivers stay loaded.
 #include <gtest/gtest.h>
 
 #include <fstream>

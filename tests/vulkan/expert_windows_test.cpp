@@ -1,5 +1,5 @@
-// Experts whose matrices, columns or slots do not all fit an operand: they are made in parts, which change no
-// bit.
+// Experts whose matrices, columns or slots do not all fit an operand: they are computed in parts, without
+// changing a bit.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kExperts = 6, kChosen = 2, kModel = 320, kInner = 400;
 
-// What the experts of `rows` rows leave in h and in y.
+// The contents of h and y after the experts of `rows` rows.
 std::vector<std::vector<float>> results(Device& device, uint32_t rows) {
   Random random;
   std::vector<std::unique_ptr<Buffer>> buffers;
@@ -95,8 +95,8 @@ TEST(VulkanExpertWindows, ChangeNoBit) {
   const auto instance = vulkan::Instance::get();
   if (!instance.ok() || vulkan::find_gpus(**instance).empty()) GTEST_SKIP() << "there is no Vulkan device";
   const vulkan::Gpu gpu = vulkan::find_gpus(**instance).front();
-  // An expert has 250 KiB: all of them, two, and parts of one, when h, of 40 rows 125 KiB, is seen in parts,
-  // too. Of 300 rows the least range shows y, 375 KiB.
+  // An expert has 250 KiB. The cases see all of them, two, and parts of one; h of 40 rows (125 KiB) is then
+  // seen in parts, too. With 300 rows, the smallest range covers y, 375 KiB.
   for (const uint32_t rows : {1u, 40u, 300u}) {
     std::vector<std::vector<std::vector<float>>> of_ranges;
     for (const uint64_t kib : {4096u, 600u, rows < 300 ? 120u : 400u}) {

@@ -1,4 +1,4 @@
-// Which dispatches have to wait, decided without Vulkan.
+// Which dispatches have to wait for others; decided without Vulkan.
 #include "backends/vulkan/host/hazards.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A matrix larger than the 128 MiB that every device shows a shader, whose rows start in the middle of words:
-// ops see it in parts.
+// A matrix larger than the 128 MiB that every device can bind, with rows that begin in the middle of words:
+// ops process it in parts.
 #include <algorithm>
 #include <cmath>
 
@@ -44,7 +44,7 @@ THIMBLE_OP_TESTS(LargeMatrix);
 
 TEST_P(LargeMatrix, EmbedsTokensOfAllItsParts) {
   std::vector<int32_t> tokens = {0, kRows - 1, 1, 30000};
-  for (int32_t t = 60720; t < 60740; ++t) tokens.push_back(t);  // 128 MiB end in row 60731
+  for (int32_t t = 60720; t < 60740; ++t) tokens.push_back(t);  // row 60731 crosses 128 MiB
   const uint32_t rows = static_cast<uint32_t>(tokens.size());
   const View x = output<float>(rows * kCols);
   const Embed op{input(tokens), matrix_, x, {.cols = kCols}};
@@ -77,7 +77,7 @@ TEST_P(LargeMatrix, IsMultipliedWhole) {
       sum += term;
       magnitude += std::fabs(term);
     }
-    // As in dense_ops_test; silu's slope stays below 1.13, and its own error is 8 + 4 |sum| half ulps.
+    // As in dense_ops_test. The slope of silu stays below 1.13, and its own error is 8 + 4 |sum| half ulps.
     const double tolerance = (2 * kCols + 3) * 0x1p-24 * magnitude;
     ASSERT_NEAR(product[r], sum + double{bias[r]}, tolerance + 0x1p-23) << "row " << r;
     const double exact = sum / (1 + std::exp(-sum)) * sum;

@@ -1,4 +1,4 @@
-// How products are cut where a matrix, or rows of x and y, are larger than what a device shows a shader.
+// How products are divided if a matrix, or rows of x and y, are larger than what a device can bind.
 #include "backends/vulkan/dense/product.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace thimble::vulkan {
 namespace {
 
-// Keeps what is dispatched.
+// Records the dispatches.
 class Notes : public Recording {
  public:
   struct Note {
@@ -53,7 +53,7 @@ constexpr Limits kLimits{.subgroup_size = 32,
                          .max_range = 1 << 20,
                          .operations_per_second = 1e12};
 
-// Weights whose rows of 34 bytes a block start in the middle of words.
+// Weights with blocks of 34 bytes, so that rows begin in the middle of words.
 Weight q8_0_matrix(Buffer& buffer, uint32_t rows, uint32_t cols) {
   Weight w;
   static_cast<View&>(w) = {&buffer, 0, dtype_bytes(DType::kQ8_0, uint64_t(rows) * cols)};
@@ -84,7 +84,8 @@ bool same(const View& a, const View& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.bytes == b.bytes;
 }
 
-// Every element of y is made once, from W or from slices of it in scratch, and these are made once.
+// Checks that every element of y is computed once, from W or from slices of it in scratch, and that these are
+// made once.
 void check(const Notes& notes, const Limits& limits, uint32_t max_rows, uint32_t in_cols, uint32_t out_cols,
            uint32_t x_stride) {
   ASSERT_TRUE(notes.status().ok()) << notes.status().message();
@@ -148,7 +149,7 @@ TEST(VulkanProduct, ShowsNoMoreOfAMatrixThanADeviceDoes) {
 TEST(VulkanProduct, ShowsNoMoreRowsThanADeviceDoes) {
   const Notes few = record(kLimits, 60, 96, 40, 10000), many = record(kLimits, 100, 96, 40, 10000);
   EXPECT_EQ(few.notes.size(), 3u);        // of at most 26 rows
-  EXPECT_EQ(many.notes.size(), 1u + 4u);  // W in f16 first
+  EXPECT_EQ(many.notes.size(), 1u + 4u);  // first W in f16
   check(few, kLimits, 60, 96, 40, 10000);
   check(many, kLimits, 100, 96, 40, 10000);
 }
@@ -166,10 +167,10 @@ TEST(VulkanProduct, RefusesRowsWiderThanADeviceShows) {
   EXPECT_EQ(notes.status().code(), Code::kUnsupported);
 }
 
-// 50 ms of this device are 256 rows and a bit more.
+// 50 ms of this device are slightly more than 256 rows.
 TEST(VulkanProduct, BoundsTheWorkOfADispatch) {
   Limits limits = kLimits;
-  limits.max_range = 16 << 20;  // all in one dispatch
+  limits.max_range = 16 << 20;  // a single dispatch
   limits.operations_per_second = 300 * 2.0 * 96 * 1000 / 0.05;
   const Notes notes = record(limits, 1000, 96, 1000, 96);
   EXPECT_EQ(notes.notes.size(), 1u + 4u);
@@ -182,8 +183,8 @@ TEST(VulkanProduct, BoundsTheWorkOfADispatch) {
   EXPECT_EQ(operations, 2.0 * 1000 * 96 * 1000);
 }
 
-// On matrix units: x, then W in slices by turns in two slots of scratch, each right before it is multiplied.
-// Of few rows, parts of y are added up once the next slice is there.
+// On matrix units: first x; then slices of W, alternating between two slots of scratch, each made right
+// before it is multiplied. For few rows, parts of y are added once the next slice is ready.
 void check_scratch(uint32_t all_rows, uint32_t parts_each) {
   Limits limits = kLimits;
   limits.max_shared_bytes = 48 << 10;
@@ -253,7 +254,7 @@ void check_scratch(uint32_t all_rows, uint32_t parts_each) {
 TEST(VulkanProduct, KeepsMatricesApartInScratch) { check_scratch(4200, 1); }
 TEST(VulkanProduct, KeepsPartsOfFewRowsApartInScratch) { check_scratch(128, 19); }
 
-// q, k and v, or some of them where the others have a bias, find room in what product_scratch() says.
+// q, k and v, or some of them if the others have a bias, fit the size that product_scratch() returns.
 TEST(VulkanProduct, HasScratchForSomeOfQkv) {
   static Buffer buffers[5];
   const ModelShape model{.d_model = 1024, .heads = 28, .kv_heads = 4, .head_dim = 128, .d_ff = 64};

@@ -1,4 +1,4 @@
-// Layers whose runs do not all fit an operand: ops work on them window by window, and change no bit.
+// Layers whose runs do not all fit an operand: ops process them window by window, without changing a bit.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -29,7 +29,7 @@ std::vector<HeadState> unequal_runs() {
   return heads;
 }
 
-// What one step of every op that reads or writes runs leaves, array by array.
+// The results of one step with every op that reads or writes runs, array by array.
 std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
   const std::vector<HeadState> heads = unequal_runs();
   const uint32_t entries = heads.back().first + heads.back().capacity;
@@ -161,7 +161,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
     must(stream->submit(*program, 0, 1, {.n_rows = 1, .n_init = 2, .n_local = 4, .select_k = 8}, heads));
     must(stream->wait());
   }
-  // What the compaction left of the step's row, which goes to the front, as its position is 0.
+  // The step's row after the compaction; it moves to the front, because its position is 0.
   auto of_merge = stream->record(1);
   of_merge->record(KvMerge{k, v, pos, cis, {.heads = kHeads, .head_dim = kHeadDim}});
   std::vector<HeadState> compacted = heads;
@@ -173,7 +173,7 @@ std::vector<std::vector<std::byte>> results_of_a_step(Device& device) {
   must(device.write(pos, positions.data()));
   must(stream->submit(*merging, 0, 1, {.n_rows = 1}, compacted));
   must(stream->wait());
-  // The mean of all heads asks for as many entries in each.
+  // The mean over all heads needs the same number of entries in each.
   auto of_heads = stream->record(1);
   of_heads->record(QueryScore{qkv,
                               k,
@@ -213,7 +213,7 @@ TEST(VulkanRunWindows, ChangeNoBit) {
   vulkan::Gpu gpu = vulkan::find_gpus(**instance).front();
   std::vector<std::vector<std::byte>> results[2];
   for (const bool narrow : {false, true}) {
-    // 80 KiB, and a layer of 137: windows of 40 KiB, where the longest run has 38.
+    // 80 KiB for a layer of 137: windows of 40 KiB, while the longest run has 38.
     if (narrow) gpu.limits.max_range = (80 << 10) + gpu.limits.offset_alignment;
     const auto context = must(vulkan::Context::open(**instance, gpu, strictly().messages));
     const auto device = must(vulkan::make_device(context));

@@ -1,5 +1,4 @@
-// That a missing barrier does not stay unseen: the layer which all tests of a Vulkan device run under
-// complains of it.
+// The validation layer that all tests of Vulkan devices use does report a missing barrier.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -19,13 +18,13 @@ T must(Result<T> result) {
   return std::move(*result);
 }
 
-// What the layer says of two copies, a to b and then what `between` gives to c.
+// The messages of the layer for two copies: a to b, and then the result of `between` to c.
 std::vector<std::string> messages_of_two_copies(bool hide_the_dependency) {
   std::mutex mutex;
   std::vector<std::string> messages;
   const Instance& instance = *must(Instance::get());
   Gpu gpu = find_gpus(instance).front();
-  gpu.limits.cooperative_matrix = false;  // of which old layers complain (vulkan_messages.h)
+  gpu.limits.cooperative_matrix = false;  // old layers complain about them (vulkan_messages.h)
   const auto context = must(Context::open(instance, gpu, [&](const char* message) {
     const std::lock_guard lock(mutex);
     messages.emplace_back(message);
@@ -34,7 +33,7 @@ std::vector<std::string> messages_of_two_copies(bool hide_the_dependency) {
   const auto a = must(allocate(context, Place::kDevice, kBytes));
   const auto b = must(allocate(context, Place::kDevice, kBytes));
   const auto c = must(allocate(context, Place::kDevice, kBytes));
-  VulkanBuffer other_b(context);  // the same memory, which the recording cannot know
+  VulkanBuffer other_b(context);  // the same memory, which the recording does not know
   other_b.size = kBytes;
   other_b.handle = b->handle;
 
@@ -54,7 +53,7 @@ TEST(VulkanValidation, ComplainsOfADroppedBarrierAndOfNothingElse) {
   EXPECT_EQ(messages_of_two_copies(false), std::vector<std::string>());
   const std::vector<std::string> messages = messages_of_two_copies(true);
   EXPECT_FALSE(messages.empty());
-  for (const std::string& message : messages)  // one for each array that a shader sees in an operand
+  for (const std::string& message : messages)  // one message for each array of an operand
     EXPECT_NE(message.find("SYNC-HAZARD-READ-AFTER-WRITE"), std::string::npos) << message;
 }
 

@@ -1,5 +1,4 @@
-// What only a Vulkan device promises: where operands may lie, how memory is carried, what is kept on disk,
-// and how it fails.
+// What only Vulkan devices promise: alignment of operands, copies, the pipeline cache on disk, and errors.
 #include "backends/vulkan/host/vulkan_device.h"
 
 #include <gtest/gtest.h>
@@ -48,8 +47,8 @@ TEST(VulkanDevice, RefusesANumberThatIsNotThere) {
             Code::kInvalidArgument);
 }
 
-// In a process of its own, since drivers are looked for once. The loader then knows no driver: the second
-// variable is the newer name of the first, and loaders of different age follow one or the other.
+// Runs in its own process, because drivers are searched for only once. With these variables the loader finds
+// no driver. The second one is the newer name of the first; which one counts depends on the loader's age.
 TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::map<std::string, std::string> before;
@@ -69,7 +68,7 @@ TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
     before.contains(name) ? setenv(name, before[name].c_str(), 1) : unsetenv(name);
 }
 
-// More often than a driver may be loaded and unloaded in a process.
+// More often than a driver can be loaded and unloaded in one process.
 TEST(VulkanDevice, OpensAgainAndAgain) {
   if (usable().empty()) GTEST_SKIP() << "there is no Vulkan device";
   for (int i = 0; i < 60; ++i) {
@@ -139,7 +138,7 @@ TEST_P(Vulkan, MemoryStartsZeroedAndCarriesWhatIsLargerThanItsStaging) {
     must(device->write(all(a), words.data()));
     must(device->copy(all(b), all(a)));
     EXPECT_EQ(get<uint32_t>(*device, all(b)), words);
-    // Odd bytes of it, too.
+    // An odd number of bytes, too.
     const std::vector<uint8_t> some{1, 2, 3};
     must(device->write(all(b).slice(5, 3), some.data()));
     EXPECT_EQ(get<uint8_t>(*device, all(b).slice(5, 3)), some);
@@ -202,9 +201,9 @@ TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_NE(status.message().find("128 MiB"), std::string::npos) << status.message();
 
-  // A head's keys are bound at once, from a multiple of the descriptors' alignment on, which is at most 256.
+  // The keys of a head are bound at once, at a multiple of the descriptors' alignment, which is at most 256.
   const ModelShape model{.layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = 128};
-  // Of a layer that does not fit, half as much, since a window of it must hold a whole run.
+  // If a layer does not fit, the limit for a run is half, because a window must hold a whole run.
   const auto refused = [&](uint32_t run, uint32_t layer) {
     return device
         ->needs(model, {.chunk = 32, .run_capacity = run, .layer_entries = layer, .view_capacity = 64})
@@ -244,7 +243,7 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
   for (const uint32_t head_dim : {63u, 514u}) refuses(*device, head_dim, false, "up to 512: use");
   must(status(*device, 256, true));
   refuses(*device, 258, true, "up to 256 with selection");
-  must(status(*small, 272, false));  // whose queries, keys and counted parts share 16 KiB
+  must(status(*small, 272, false));  // its queries, keys and counted parts share 16 KiB
   refuses(*small, 274, false, "up to 272: use");
 }
 
@@ -292,7 +291,7 @@ TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
   EXPECT_EQ(stream->submit(*program, 2, 4, {.n_rows = 1}, {}).code(), Code::kInternal);
 }
 
-// A program may go before its stream, after it, or while it runs.
+// A program may be destroyed before its stream, after it, or while it runs.
 TEST_P(Vulkan, ProgramsAndStreamsGoInAnyOrder) {
   const auto device = open();
   const auto a = must(device->alloc(MemKind::kWorkspace, 1 << 20)),
@@ -341,8 +340,8 @@ TEST_P(Vulkan, MeasuresWhatItCanDo) {
   EXPECT_GT(rates.flop_per_second, 0.1e9);
 }
 
-// A device that is opened again finds its pipelines on disk, and one that finds rubbish there makes them
-// anew.
+// A device that is opened again finds its pipelines on disk; if the files are damaged, it compiles them
+// again.
 TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("thimble-" + std::to_string(std::random_device()()));
@@ -362,7 +361,7 @@ TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
     return paths;
   };
   {
-    const auto device = use();  // which a program that is killed does not close
+    const auto device = use();  // not closed when the program is killed
     ASSERT_EQ(files().size(), 1u);
   }
   const uintmax_t size = fs::file_size(files()[0]);
@@ -377,7 +376,7 @@ TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
   old ? setenv("XDG_CACHE_HOME", before.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
 }
 
-// Below the seam, where limits can be others and calls can fail.
+// Tests below the device interface, where limits can be changed and calls can fail.
 class VulkanContext : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -388,7 +387,7 @@ class VulkanContext : public ::testing::Test {
     return must(vulkan::Context::open(*must(vulkan::Instance::get()), gpu_, strictly().messages));
   }
 
-  // Three copies of 16 words, each from where the one before it wrote.
+  // Three copies of 16 words, each from where the previous one wrote.
   struct Copies {
     static constexpr uint64_t kBytes = 64;
     std::unique_ptr<vulkan::VulkanBuffer> words;
@@ -419,13 +418,13 @@ class VulkanContext : public ::testing::Test {
   vulkan::Gpu gpu_;
 };
 
-// How often the context below was asked to start work.
+// How often the following context was asked to submit work.
 int submits = 0;
 PFN_vkQueueSubmit submit_really = nullptr;
 PFN_vkWaitSemaphores wait_really = nullptr;
 
 TEST_F(VulkanContext, WorkThatASlowDeviceTakesLongForIsSubmittedInPieces) {
-  // A copy touches 128 bytes in all, and 50 ms are a submit's.
+  // A copy accesses 128 bytes in total, and a submission may take 50 ms.
   for (const auto& [bytes_per_second, expected] :
        {std::pair(1e9, 1), std::pair(5200.0, 2), std::pair(100.0, 3)}) {
     gpu_.limits.bytes_per_second = bytes_per_second;
@@ -445,7 +444,7 @@ TEST_F(VulkanContext, WorkThatASlowDeviceTakesLongForIsSubmittedInPieces) {
   }
 }
 
-// What the driver was asked for and has not got back, call by call.
+// Memory that the driver allocated and that was not freed, by call.
 std::map<VkDeviceMemory, uint64_t> taken;
 PFN_vkAllocateMemory allocate_really = nullptr;
 PFN_vkFreeMemory free_really = nullptr;
@@ -480,7 +479,7 @@ TEST_F(VulkanContext, ASessionTakesTheMemoryThatItsPlanSays) {
             .retainer = model.retainer, .retention = Retention::kLocret, .pool = 60, .chunk = 24}}) {
     const auto session = open_session(model.model, options, device);
     const MemoryPlan& plan = session->plan();
-    // The arenas: what is planned, less what the host has and what is a device's or a program's.
+    // The arenas: the planned total, without host memory, the device's fixed part and programs.
     const uint64_t arenas = plan.total - plan.fixed - host_bytes(*model.model, plan);
     const uint64_t step =
         vulkan::StreamState::kStep + sizeof(StepParams) + plan.dimensions.runs.size() * sizeof(HeadState);
