@@ -1,5 +1,5 @@
-// Every op refuses operands that are smaller than its parameters say, when it is recorded or with the step
-// that would reach past them.
+// Every op refuses operands that are smaller than its parameters say, either when it is recorded or with the
+// step that would access memory past them.
 #include "backends/checks.h"
 
 #include <set>
@@ -15,7 +15,7 @@ constexpr uint32_t kListed = 12, kPositions = 100;
 constexpr RopeParams kRope{.mode = kRopeList, .pairing = kRopeHalves, .n_rot = kDim};
 constexpr RopeParams kOriginal{.mode = kRopeOriginal, .pairing = kRopeHalves, .n_rot = kDim};
 
-// Two heads that fill the layer's arrays, and with the step's rows one of their runs.
+// Two heads that fill the layer's arrays; with the step's rows, one of them fills its run.
 std::vector<HeadState> filled(uint32_t rows) {
   return {{.first = 0, .capacity = 40, .n_entries = 40 - rows, .keep = kListed},
           {.first = 40, .capacity = 24, .n_entries = 20, .keep = kListed}};
@@ -30,7 +30,7 @@ StepParams step_of(uint32_t rows) {
           .n_logit_rows = rows};
 }
 
-// Hands out operands of the size asked for, one of them one element too small.
+// Hands out operands of the requested size, one of which is one element too small.
 class Operands {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -46,7 +46,7 @@ class Operands {
   }
   KvArray keys(uint64_t entries) { return {(*this)(entries * kDim, 2)}; }
   View view() { return (*this)(kHeads * kViewEntries * kDim, device_.view_element_bytes); }
-  // The table of 64 positions, of which lists use a few, and that of 128, of which the text uses 100.
+  // The table for 64 positions, of which lists use a few, or for 128, of which the text uses 100.
   View rope(const RopeParams& p) { return (*this)((p.mode == kRopeList ? 65 : 66) * kDim); }
   View gate() { return (*this)(sizeof(GateState) / 4); }
   Weight matrix(uint32_t rows, uint32_t cols) {
@@ -602,7 +602,7 @@ class Checks : public OpTest {
 
   Operands operands(uint32_t small = Operands::kNone) { return {buffer_.get(), info_, small}; }
 
-  // What the device says to an op and a step.
+  // The device's answer to an op and a step.
   Status run_op(const Op& op, uint32_t rows, const StepParams& step, const std::vector<HeadState>& heads) {
     auto recorder = stream_->record(rows);
     recorder->segment();
@@ -611,7 +611,7 @@ class Checks : public OpTest {
     THIMBLE_TRY(stream_->submit(*program, 0, 1, step, heads));
     return stream_->wait();
   }
-  // The same of the checks alone: nothing runs.
+  // The answer of the checks alone; nothing runs.
   Status check(const Op& op, uint32_t rows, const StepParams& step, const std::vector<HeadState>& heads) {
     ProgramBounds bounds;
     bounds.max_rows = rows;
@@ -653,7 +653,7 @@ TEST_P(Checks, OperandsAreAsLargeAsTheirParametersSay) {
   EXPECT_EQ(ops.size(), std::variant_size_v<Op>);
 }
 
-// Steps that a program of one op does not serve, each a step away from one that it serves.
+// Steps that a program of one op refuses; each differs in one value from a step that it accepts.
 TEST_P(Checks, StepsFitTheirProgram) {
   const auto find = [](const char* name) {
     return *std::find_if(std::begin(kCases), std::end(kCases),
@@ -672,14 +672,15 @@ TEST_P(Checks, StepsFitTheirProgram) {
   const auto one_entry_more = [](StepParams&, Heads& heads) { ++heads[0].n_entries; };
   const auto one_position_more = [](StepParams& s, Heads&) { ++s.position; };
   refuses("kv_append to the pool", one_entry_more);
-  refuses("kv_append to the pool", [](StepParams& s, Heads&) { s.position = 128; });  // 128 in the table
+  // 128 is the end of the table
+  refuses("kv_append to the pool", [](StepParams& s, Heads&) { s.position = 128; });
   refuses("kv_append to the pool", [](StepParams&, Heads& heads) { heads[1].first = 41; });
   refuses("attention to the pool", one_entry_more);
   refuses("attention to the pool", [](StepParams& s, Heads&) { s.position = 128; });
   refuses("kv_compact", [](StepParams&, Heads& heads) { heads[1].keep = 100, heads[1].n_entries = 21; });
   refuses("page_bounds", one_entry_more);
   refuses("page_bounds", [](StepParams&, Heads& heads) { heads[1].first = 44, heads[1].capacity = 20; });
-  refuses("token_score", [](StepParams& s, Heads&) { s.n_local = 3; });  // one more in the middle
+  refuses("token_score", [](StepParams& s, Heads&) { s.n_local = 3; });  // one more entry in the middle
   refuses("vote of a group", [](StepParams& s, Heads&) { s.n_local = 3; });
   refuses("vote of a layer", one_position_more);
   refuses("vote of a layer", [](StepParams&, Heads& heads) { --heads[1].n_entries; });
@@ -693,7 +694,7 @@ TEST_P(Checks, StepsFitTheirProgram) {
   refuses("copy", [](StepParams& s, Heads&) { s.ring_row = 1; });
 }
 
-// The defect of 0.2: votes were written behind their buffer once a pool had outgrown them.
+// A bug of 0.2: votes were written past the end of their buffer once a pool had outgrown it.
 TEST_P(Checks, VotesHaveRoomForEveryEntryOfAStepThatSelects) {
   const auto vote = [&](uint32_t capacity) {
     Operands o = operands();
@@ -714,10 +715,10 @@ TEST_P(Checks, VotesHaveRoomForEveryEntryOfAStepThatSelects) {
   attends_all.select_k = 40;
   EXPECT_TRUE(check(vote(40), 1, selects, filled(1)).ok());
   expect_refused(vote(39), 1, selects, filled(1));
-  EXPECT_TRUE(check(vote(39), 1, attends_all, filled(1)).ok());  // nothing is voted for
+  EXPECT_TRUE(check(vote(39), 1, attends_all, filled(1)).ok());  // no votes are made
 }
 
-// Rows say their positions or indices where nothing else counts on their following each other.
+// Rows may have explicit positions or indices if nothing else relies on them being consecutive.
 TEST_P(Checks, RowsAmongOlderEntriesAreThoseOfAListAndItsView) {
   const auto made = [&](const char* name) {
     const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
@@ -751,7 +752,8 @@ TEST_P(Checks, AScaleGrowsWithPositionsAlone) {
   };
   EXPECT_TRUE(check(scale(kStepRows, 1), kRows, step_of(kRows), filled(kRows)).ok());
   expect_refused(scale(kStepRows, 0), kRows, step_of(kRows), filled(kRows));
-  expect_refused(scale(kLogitRows, 1), kRows, step_of(kRows), filled(kRows));  // which have no positions
+  // rows of logits have no positions
+  expect_refused(scale(kLogitRows, 1), kRows, step_of(kRows), filled(kRows));
 }
 
 TEST_P(Checks, NoMoreRowsAreMergedThanThereMayBe) {

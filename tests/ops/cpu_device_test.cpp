@@ -1,4 +1,4 @@
-// What the CPU device says of itself, its memory, and the programs that it refuses.
+// What the CPU device reports about itself, its memory, and the programs that it refuses.
 #include "backends/cpu/host/cpu_device.h"
 
 #include <gtest/gtest.h>
@@ -145,12 +145,12 @@ TEST_F(CpuPrograms, RunRangesOfSegmentsWithTheStepsValues) {
   ASSERT_TRUE(stream->submit(**program, 0, 2, {.n_rows = 3}, {}).ok());
   ASSERT_TRUE(stream->wait().ok());
   EXPECT_EQ(values()[8 + 2], 1);
-  EXPECT_EQ(values()[8 + 3], 0);   // the fourth row was not asked for
-  EXPECT_EQ(values()[12 + 2], 0);  // nor the third segment
+  EXPECT_EQ(values()[8 + 3], 0);   // the fourth row was not requested
+  EXPECT_EQ(values()[12 + 2], 0);  // neither was the third segment
   ASSERT_TRUE(stream->submit(**program, 2, 3, {.n_rows = 3}, {}).ok());
   EXPECT_EQ(values()[12 + 2], 1);
   EXPECT_FALSE(stream->submit(**program, 2, 4, {.n_rows = 3}, {}).ok());
-  EXPECT_EQ((*program)->parts(2), 1u);  // a copy takes no time
+  EXPECT_EQ((*program)->parts(2), 1u);  // a copy is too short to divide
   values()[12 + 2] = 0;
   ASSERT_TRUE(stream->submit_part(**program, 2, 0, {.n_rows = 3}, {}).ok());
   EXPECT_EQ(values()[12 + 2], 1);

@@ -1,4 +1,4 @@
-// The ops without a KV cache, on every device, against plain loops in double.
+// The ops without a KV cache, on every device, compared with plain loops in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,8 +14,8 @@ namespace {
 constexpr DType kTypes[] = {THIMBLE_DTYPES(X)};
 #undef X
 
-// Whether devices have code of its own for a type's products. Those of the others differ in nothing but how a
-// block is expanded, so that fewer shapes of them will do.
+// Whether devices have separate code for a type's products. The products of other types differ only in how a
+// block is expanded, so fewer shapes suffice for them.
 bool has_own_products(DType type) {
   switch (type) {
     case DType::kF32:
@@ -35,7 +35,7 @@ bool has_own_products(DType type) {
   }
 }
 
-// The same with whole numbers of at most 135 as values: they and all their products and sums are exact in
+// A matrix with whole numbers of at most 135 as values. They, their products and their sums are exact in
 // every format and in any order.
 Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
   const DTypeInfo& info = dtype_info(type);
@@ -88,7 +88,7 @@ Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
       case DType::kMXFP4:  // 2^x times 0 to 12
         at[0] = static_cast<std::byte>(128 + random.below(4));
         break;
-      case DType::kIQ4_XS:  // scales of 32 or 33, 32 of which are taken off
+      case DType::kIQ4_XS:  // scales of 32 or 33, from which 32 is subtracted
         put_half(at, 1);
         at[2] = at[3] = std::byte{0xaa};
         keep_bits(4, 4, 0x11);
@@ -122,7 +122,7 @@ Matrix whole_matrix(Random& random, DType type, uint32_t rows, uint32_t cols) {
   return m;
 }
 
-// Rows of x with `stride` elements each, poison between and behind them.
+// Rows of x with `stride` elements each, with poison between and after them.
 std::vector<float> strided(const std::vector<float>& x, uint32_t rows, uint32_t cols, uint32_t stride,
                            uint32_t max_rows) {
   std::vector<float> all = padded_rows(std::vector<float>(), size_t(max_rows) * stride);
@@ -132,8 +132,8 @@ std::vector<float> strided(const std::vector<float>& x, uint32_t rows, uint32_t 
 
 class DenseOps : public OpTest {
  protected:
-  // Whether a type is tried in all shapes: on a software driver one of each kind of code is, and of the others
-  // what a block means.
+  // Whether a type is tested in all shapes. On a software driver, one type for each kind of code is; for the
+  // others only the meaning of a block is tested.
   bool takes_all_shapes(DType type) const {
     if (type == DType::kF16 || type == DType::kQ4_K) return true;
     return !is_slow() || (!is_variation() && (type == DType::kF32 || type == DType::kQ8_0));
@@ -145,7 +145,7 @@ class DenseOps : public OpTest {
     return all;
   }
 
-  // One product: `rows` rows of a program for max_rows.
+  // A product: `rows` rows in a program for max_rows.
   struct LinearCase {
     DType type;
     uint32_t rows, n, cols;
@@ -153,7 +153,7 @@ class DenseOps : public OpTest {
     uint32_t max_rows = 0;              // 0: three more than rows
     uint32_t x_slack = 5, y_slack = 3;  // elements between rows
     float x_max = 1;
-    bool whole = false;  // whole numbers, whose products every device must get exactly
+    bool whole = false;  // whole numbers, whose products must be exact on every device
   };
 
   void check_linear(Random& random, const LinearCase& c) {
@@ -196,12 +196,12 @@ class DenseOps : public OpTest {
       }
       ASSERT_TRUE(is_poison(got, size_t(r) * y_stride + cols, c.y_slack)) << "wrote behind row " << r;
     }
-    if (GetParam() == "cpu") {  // others may compute rows beyond n_rows; nobody reads them
+    if (GetParam() == "cpu") {  // other devices may compute rows beyond n_rows, which are never read
       ASSERT_TRUE(is_poison(got, size_t(rows) * y_stride, size_t(max_rows - rows) * y_stride));
     }
   }
 
-  // Depths around a type's block.
+  // Depths around the block size of a type.
   static std::vector<uint32_t> depths(DType type) {
     const uint32_t block = dtype_info(type).block;
     return block == 1    ? std::vector<uint32_t>{1, 31, 33, 1000}
@@ -226,7 +226,7 @@ TEST_P(DenseOps, LinearMultipliesEveryTypeAndShape) {
         }
 }
 
-// Decode's programs: one row, and no other.
+// The programs of decode: a single row.
 TEST_P(DenseOps, LinearMultipliesOneRowOfEveryType) {
   Random random;
   for (DType type : types())
@@ -248,19 +248,19 @@ TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
   check_linear(random, {DType::kF16, 130, 96, 65, true, true});
   check_linear(random, {DType::kQ4_K, 130, 2816, 65, true, true});
   check_linear(random, {DType::kQ6_K, 1, 4096, 130, true, true, 1});
-  // So many columns that a device may take several batches of them at a time.
+  // Enough columns for a device to process several batches of them.
   for (DType type : {DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kQ8_0})
     check_linear(random, {type, 1, 768, 2113, true, true, 1});
   for (uint32_t slack : {0u, 1u})
     check_linear(
         random,
         {.type = DType::kF16, .rows = 3, .n = 33000, .cols = 9, .x_slack = slack, .x_max = 8, .whole = true});
-  // Real models reach 1e5 before ffn_down, past what f16 can hold without a scale.
+  // Real models reach 1e5 before ffn_down, which f16 cannot hold without a scale.
   check_linear(random, {.type = DType::kQ4_K, .rows = 40, .n = 768, .cols = 33, .x_max = 2e5f});
 }
 
-// Each output is one number of x, from a row whose others are up to 1e8 times as large: what a scale does to
-// each shows. Rows that are no numbers stay so, and the rows beside them are as if they were not there.
+// Each output is a single number of x, from a row whose other numbers are up to 1e8 times as large, so the
+// effect of scaling shows. Rows with NaN or infinity keep it, and do not affect the rows next to them.
 TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
   constexpr uint32_t n = 40;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -307,7 +307,7 @@ TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
     }
 }
 
-// Blocks of whole numbers, all 0 but for a 1 in column column_of(row).
+// Blocks of whole numbers, all 0 except a 1 in column column_of(row).
 template <typename ColumnOf>
 Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& column_of) {
   const DTypeInfo& info = dtype_info(type);
@@ -316,11 +316,11 @@ Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& 
   const uint16_t one = f32_to_f16(1);
   for (size_t block = 0; block < m.bytes.size(); block += info.block_bytes) {
     std::byte* at = &m.bytes[block];
-    if (type == DType::kQ6_K) {  // numbers have 32 added: bit 1 of their upper two
+    if (type == DType::kQ6_K) {  // numbers have 32 added: sets bit 1 of their upper two bits
       std::fill_n(at + 128, 64, std::byte{0xaa});
       std::fill_n(at + 192, 16, std::byte{1});
       std::memcpy(at + 208, &one, sizeof one);
-    } else {  // scales of 1, in 6 bits of the first four bytes and in 4 of the last, and minima of 0
+    } else {  // scales of 1, in 6 bits of the first four bytes and in 4 bits of the last, and minima of 0
       std::memcpy(at, &one, sizeof one);
       std::fill_n(at + 4, 4, std::byte{1});
       std::fill_n(at + 12, 4, std::byte{1});
@@ -338,9 +338,9 @@ Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& 
   return m;
 }
 
-// The same for one row and blocks of 256, whose numbers of x may be multiplied as integers: of 22 bits and a
-// sign or more, in a unit that the numbers of at most 256 neighbours have in common. Each is then off by at
-// most 2^-22 of the largest of these.
+// The same for a single row and blocks of 256. Numbers of x may then be multiplied as integers of at least 22
+// bits plus sign, in a unit that at most 256 neighbours share. The error of each is at most 2^-22 of the
+// largest of these.
 TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
   constexpr uint32_t n = 768, cols = 96, kNeighbours = 256;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -353,7 +353,8 @@ TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
       clear();
       std::vector<float> x(n), largest(n / kNeighbours);
       for (uint32_t i = 0; i < n; ++i) {
-        const float scale = i / kNeighbours % 2 ? 1e-12f : 1e8f;  // what rows have in common is too much
+        // the range within a row is too large for a common unit
+        const float scale = i / kNeighbours % 2 ? 1e-12f : 1e8f;
         x[i] = scale * std::pow(10.0f, random.uniform(-5, 3)) * (random.below(2) ? 1.0f : -1.0f);
         largest[i / kNeighbours] = std::max(largest[i / kNeighbours], std::fabs(x[i]));
       }
@@ -378,7 +379,7 @@ TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
   }
 }
 
-// Wide rows, as a model has them: dense, or columns of a wider matrix.
+// Wide rows, as in a model: dense, or columns of a wider matrix.
 TEST_P(DenseOps, LinearOfWholeNumbersIsExact) {
   Random random;
   for (DType type : types()) {
@@ -423,7 +424,7 @@ TEST_P(DenseOps, LinearTakesFewerRowsThanItsProgramIsFor) {
       }
 }
 
-// q, k and v of a layer: other types and widths, side by side in y.
+// q, k and v of a layer: different types and widths, adjacent in y.
 TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
   struct Sibling {
     DType type;
@@ -488,7 +489,8 @@ TEST_P(DenseOps, LinearOfLogitsUsesTheirRows) {
     const uint32_t max_rows = 40, cols = 300, n = 768;
     const Matrix w = random_matrix(random, DType::kQ6_K, cols, n);
     const std::vector<float> x = random.floats(size_t(rows) * n);
-    const View y = output<float>(16 * cols);  // logits are at most 16 rows, whatever the program is for
+    // there are at most 16 rows of logits, regardless of the program
+    const View y = output<float>(16 * cols);
     const Linear op{input(padded_rows(x, 16 * n)),
                     weight(DType::kQ6_K, cols, n, w.bytes),
                     View(),
@@ -514,7 +516,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
   };
   Random random;
   uint32_t variant = 0;
-  DType other = DType::kQ6_K;  // of the up, where it is not the gate's: the type before
+  DType other = DType::kQ6_K;  // of the up, if it differs from the gate's: the previous type
   for (DType type : types()) {
     for (const Rows rows : {Rows{1, 1}, Rows{1, 3}, Rows{3, 5}, Rows{37, 39}, Rows{1, 64}, Rows{33, 300}})
       for (uint32_t cols : {1u, 33u, 300u})
@@ -536,7 +538,7 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
           const Matrix gate = make(random, type, cols, n), up = make(random, up_type, cols, n);
           std::vector<float> x =
               random.floats(size_t(rows.n) * n, whole ? -8.0f : -1.0f, whole ? 8.0f : 1.0f);
-          if (whole)  // products are multiples of 2^-10: exact, and where the activation bends
+          if (whole)  // products are multiples of 2^-10, so they are exact, also where the activation bends
             for (float& f : x) f = std::trunc(f) * 0x1p-10f;
           const View h = output<float>(size_t(rows.most) * cols);
           const Glu op{input(padded_rows(x, size_t(rows.most) * n)),
@@ -555,9 +557,10 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
               const double inner =
                   act == kActSilu ? g.sum : 1.5957691216 * (g.sum + 0.044715 * g.sum * g.sum * g.sum);
               const double activated = g.sum / (1 + std::exp(-inner));
-              // Slopes: silu' and gelu' stay below 1.13; then the activation's own error (kernels_test), the
-              // product's, and what is too small for a float. Where f16 is good enough, so are CUDA's fast
-              // exponential (2 + 1.16 |inner| ulp) and division (2 ulp); inner itself is off by 5 half ulps.
+              // The slopes of silu and gelu stay below 1.13. Added to that are the activation's own error
+              // (kernels_test), the product's error, and underflow. With f16, CUDA's fast exponential (2 +
+              // 1.16 |inner| ulp) and division (2 ulp) are accurate enough too; inner itself is off by 5 half
+              // ulps.
               const double own = f16 ? 12 + 8 * std::fabs(inner) : 8 + 4 * std::fabs(inner);
               const double tolerance = 1.13 * g.tolerance * (std::fabs(u.sum) + u.tolerance) +
                                        std::fabs(activated) * u.tolerance +
@@ -572,8 +575,8 @@ TEST_P(DenseOps, GluMultipliesTheActivatedGate) {
   }
 }
 
-// A device may make a norm and the products that read it in one launch, or leave half of the norm to the
-// linear that makes its x: the norm is there all the same, and the products are its.
+// A device may compute a norm and the products that read it in one launch, or let the linear that makes its x
+// prepare half of the norm. In each case the norm must be written, and the products must use it.
 TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   struct Shape {
     DType type;
@@ -582,7 +585,7 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
   Random random;
   for (const uint32_t rows : {1u, 3u})
     for (const uint32_t order : {0u, 1u, 2u, 3u})
-      // One strip of CUDA's products or several, and more of them than a block has warps.
+      // One strip of CUDA's products or several, and more strips than a block has warps.
       for (const Shape shape : {Shape{DType::kF32, 33}, Shape{DType::kF32, 200}, Shape{DType::kF32, 2100},
                                 Shape{DType::kF16, 300}, Shape{DType::kBF16, 2500}, Shape{DType::kQ4_0, 544},
                                 Shape{DType::kQ4_K, 512}, Shape{DType::kQ6_K, 5120}}) {
@@ -596,7 +599,8 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
         clear();
         const std::vector<float> before = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
         const uint32_t added = 256;
-        const DType type = shape.type == DType::kF32 ? DType::kQ8_0 : shape.type;  // the last columns are few
+        // the last strip has few columns
+        const DType type = shape.type == DType::kF32 ? DType::kQ8_0 : shape.type;
         const Matrix add = random_matrix(random, type, n, added);
         const Linear make_x{
             input(random.floats(size_t(rows) * added)),
@@ -659,8 +663,8 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
       }
 }
 
-// A matrix of few rows of floats, the only one that reads the norm. The tolerance has room for the three
-// roundings that a product has more where the norm's scale comes last.
+// A matrix of few rows of floats, the only one that reads the norm. The tolerance allows three more roundings
+// for a product in which the norm's scale is applied last.
 TEST_P(DenseOps, ARouterMultipliesTheNormBeforeIt) {
   Random random;
   for (const uint32_t n : {33u, 200u, 2100u, 4500u})
@@ -706,7 +710,7 @@ TEST_P(DenseOps, ARouterMultipliesTheNormBeforeIt) {
       }
 }
 
-// Same bits, however many threads share the work, and whenever a device is opened.
+// The bits must not depend on the number of threads, nor on when a device is opened.
 TEST_P(DenseOps, ResultsDoNotDependOnThreads) {
   for (uint32_t rows : {1u, 4u, 5u, 300u}) {
     std::vector<std::vector<float>> results;
@@ -768,8 +772,8 @@ TEST_P(DenseOps, RmsNormScalesGroupsOfStridedRows) {
           const double scale = 1 / std::sqrt(squares / cols + 1e-6);
           for (uint32_t i = 0; i < cols; ++i) {
             const double exact = double{x[size_t(v) * cols + i]} * scale * double{w[i]};
-            // The sum of squares is off by at most `cols` half ulps, halved by the root; six more operations
-            // follow.
+            // The sum of squares is off by at most `cols` half ulps, which the root halves; six more
+            // operations follow.
             ASSERT_NEAR(got[size_t(v / groups) * stride + (v % groups) * cols + i], exact,
                         std::fabs(exact) * (cols / 2.0 + 7) * 0x1p-24);
           }
@@ -794,8 +798,8 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
       for (size_t i = 0; i < x.size(); ++i) {
         const double a = x[i];
         const double exact = act == kActSilu ? a / (1 + std::exp(-a)) : a / 2 * std::erfc(-a / std::sqrt(2));
-        // silu as in kernels_test; gelu as exactly as it is made where there is no erfc (gelu_erf.glsl), and
-        // an erfc of 4 ulp or less whose argument has two roundings is no worse.
+        // silu as in kernels_test; gelu as accurate as it is without erfc (gelu_erf.glsl). An erfc within 4
+        // ulp whose argument has two roundings is no worse.
         const double half_ulps = act == kActSilu ? 6 : 20 + 2 * a * a;
         ASSERT_NEAR(got[i], exact, std::fabs(exact) * half_ulps * 0x1p-24) << "act " << act << " of " << a;
       }
@@ -805,7 +809,7 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
     }
 }
 
-// Where its tails are no numbers, and in the middle.
+// Tests the middle, and the tails up to where they underflow.
 TEST_P(DenseOps, TheErfFormOfGeluIsRightEverywhere) {
   std::vector<float> x = {0, -0.0f, 1e-30f, -1e-30f, 1e30f, 3e38f, -1e30f, -13.2f, -13.5f, 13.5f};
   for (float a = -14; a < 14; a += 0x1p-9f) x.push_back(a);
@@ -815,7 +819,8 @@ TEST_P(DenseOps, TheErfFormOfGeluIsRightEverywhere) {
   const std::vector<float> got = get<float>(v);
   for (size_t i = 0; i < x.size(); ++i) {
     const double a = x[i], exact = a / 2 * std::erfc(-a / std::sqrt(2));
-    // Below e^-87.3, the least that an exponential need be, a tail may be 0; times 14 that is 2^-122.
+    // Below e^-87.3, the smallest value that an exponential must give, a tail may be 0; times 14 that is
+    // 2^-122.
     ASSERT_NEAR(got[i], exact, std::fabs(exact) * (a > 0 ? 24 : 20 + 2 * a * a) * 0x1p-24 + 0x1p-121) << a;
   }
 }
@@ -862,7 +867,8 @@ TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesWhatIsNoNumber) {
   EXPECT_EQ(got, (std::vector<int32_t>{1, -1, 0, 3, -1, -1, 4, -1}));
 }
 
-// One number of a row that is none, wherever it stands, makes that row -1 and leaves the rows beside it.
+// One NaN or infinity in a row, at any place, makes the row's result -1 and does not affect the rows next to
+// it.
 TEST_P(DenseOps, ArgMaxFindsWhatIsNoNumberInAnyPlace) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
                   kInf = std::numeric_limits<float>::infinity();
@@ -898,7 +904,7 @@ TEST_P(DenseOps, ArgMaxOfALargeVocabulary) {
   Random random;
   std::vector<float> x;
   std::vector<int32_t> want;
-  // A row of numbers below 1 with these in it.
+  // A row of numbers below 1, except for these values.
   const auto row = [&](int32_t winner, const std::vector<std::pair<uint32_t, float>>& values) {
     const size_t first = x.size();
     const std::vector<float> others = random.floats(kCols);
@@ -950,9 +956,9 @@ TEST_P(DenseOps, LogProbIsStable) {
       for (uint32_t i = 0; i < cols; ++i) largest = std::max(largest, double{row[i]});
       for (uint32_t i = 0; i < cols; ++i) sum += std::exp(double{row[i]} - largest);
       const double exact = double{row[target[r]]} - largest - std::log(sum);
-      // Each exp is off by 2 ulp and, through the rounded difference, by |x - max| half ulps; up to 64 floats
-      // are added before they become a double; log turns relative into absolute. Terms with |x - max| > 20
-      // add nothing that counts.
+      // Each exp is off by 2 ulp and, because of the rounded difference, by |x - max| half ulps. Up to 64
+      // floats are added before they are converted to double. The logarithm turns relative into absolute
+      // errors. Terms with |x - max| > 20 do not matter.
       ASSERT_NEAR(got[r], exact, (4 + 20 + 64) * 0x1p-24 + std::fabs(exact) * 0x1p-24)
           << "row " << r << " of " << cols;
     }

@@ -1,4 +1,4 @@
-// The block formats as floats, against values that tests/reference/dequant.py computed with numpy.
+// The block formats as floats, compared with values that tests/reference/dequant.py computed with numpy.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::vector<const Kernels*> all_sets() {
   return {sets, sets + n};
 }
 
-// Where a block has its smallest number, m, and the most that it is multiplied with; 0: it has none.
+// Where a block stores its minimum m, and the largest factor that m is multiplied with; 0: no minimum.
 struct Minimum {
   size_t at;
   float most;
@@ -62,9 +62,9 @@ Minimum minimum_of(DType type) {
   }
 }
 
-// What rounding can do. Without a minimum an element is a product of a half (11 bits), a scale (at most 6)
-// and a number (at most 7): exact. With one two exact terms are added, each no larger than `top`: at most an
-// ulp.
+// The rounding error. Without a minimum, an element is a product of a half (11 bits), a scale (at most 6) and
+// a number (at most 7), which is exact. With a minimum, two exact terms are added, each at most `top`: at
+// most an ulp.
 float tolerance(const Sample& s, size_t i) {
   const DTypeInfo& info = dtype_info(s.type);
   const Minimum minimum = minimum_of(s.type);
@@ -100,7 +100,7 @@ TEST(Dequant, FollowsThePublishedLayoutOfEveryType) {
 #undef X
 }
 
-// What the reference implementation decodes from rows of its own.
+// Rows that the reference implementation encoded and decoded.
 TEST(Dequant, AgreesWithTheReferenceOnItsOwnRows) {
   const std::string folder = shared_file("data/golden/types/");
   THIMBLE_NEEDS(folder);
@@ -130,7 +130,7 @@ TEST(Dequant, AgreesWithTheReferenceOnItsOwnRows) {
 #undef X
 }
 
-// FNV-1a-64 of a book as it is published, a byte an element.
+// FNV-1a-64 of a book as it is published, one byte per element.
 uint64_t fingerprint(std::initializer_list<uint32_t> entries, uint32_t bits, std::vector<int> values) {
   uint64_t hash = 0xcbf29ce484222325;
   for (uint32_t entry : entries)
@@ -161,7 +161,7 @@ TEST(Dequant, GivesEveryHalfExactly) {
     k->dequantize(DType::kF16, reinterpret_cast<const std::byte*>(halves.data()), 65536, got.data());
     for (uint32_t i = 0; i < 65536; ++i) {
       const float exact = f16_to_f32(halves[i]);
-      if (std::isnan(exact))  // whatever its other bits
+      if (std::isnan(exact))  // regardless of the other bits
         ASSERT_TRUE(std::isnan(got[i])) << i << ", " << k->name;
       else
         ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(exact)) << i << ", " << k->name;
@@ -169,11 +169,11 @@ TEST(Dequant, GivesEveryHalfExactly) {
   }
 }
 
-// A dot of a row of W with rows of x is the same whether W is expanded beforehand or inside.
+// The dot product of a row of W with rows of x does not depend on whether W is expanded first.
 TEST(Dequant, FusedDotsAgreeWithExpandedOnes) {
   for (const Sample& s : read_samples()) {
     if (s.type == DType::kF16 || s.type == DType::kBF16 || s.type == DType::kMXFP4)
-      continue;  // infinities, 1e30, 2^122: the op tests have them
+      continue;  // infinities, 1e30, 2^122: covered by the op tests
     const uint32_t n = static_cast<uint32_t>(s.values.size());
     std::vector<float> x(kMaxDotRows * (n + 3));
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 37) % 101) / 50 - 1;

@@ -1,4 +1,4 @@
-// Products of digits of x (backends/cpu/digits.h), of every instruction set that this processor has.
+// Products with digits of x (backends/cpu/digits.h), for each instruction set that this processor supports.
 #include "backends/cpu/digits.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ constexpr DType kTypes[] = {
 #undef X
 };
 
-// Calls body(set, type, the floats' kernels with vectors as long) for all that there are.
+// Calls body(set, type, the float kernels with vectors of the same length) for all combinations.
 template <typename Body>
 void for_all(const Body& body) {
   const DigitKernels* sets[4];
@@ -54,7 +54,7 @@ struct Digits {
 struct Expected {
   double sum, bound;
 };
-// A row of W times a row of x, and how far off a dot of digits may be.
+// A row of W times a row of x, and the error bound of a dot product with digits.
 Expected expected_of(DType type, const std::byte* blocks, const float* w, const float* x, uint32_t n) {
   const DTypeInfo& info = dtype_info(type);
   const std::vector<size_t> halves = test::halves_of(type);
@@ -72,14 +72,14 @@ Expected expected_of(DType type, const std::byte* blocks, const float* w, const 
       e.sum += double{w[i]} * double{x[i]};
       largest = std::max(largest, std::fabs(double{x[i]}));
       weights += std::fabs(double{w[i]}) + minimum;
-      // What is multiplied as integers is an element and its minimum, which is multiplied apart.
+      // The element and its minimum are multiplied separately, as integers.
       magnitude += (std::fabs(double{w[i]}) + 2 * minimum) * std::fabs(double{x[i]});
     }
     e.bound += 1.01 * 0x1p-23 * largest * weights;  // half a unit of each number
   }
-  // Sums of four or more are rounded to floats in two steps and, times their scale, added one by one to at
-  // most 32 sums that are added then; sums of 32 numbers for minima have as many roundings; W itself, as
-  // floats, is off by an ulp.
+  // Sums of at least four products are rounded to floats in two steps, multiplied by their scale and added
+  // one by one to at most 32 sums, which are then added. Sums of 32 numbers for minima have as many
+  // roundings. W itself, as floats, is off by an ulp.
   e.bound += (n / 4 + 2 + 32 + 32 + 2) * 0x1p-24 * magnitude;
   return e;
 }
@@ -129,7 +129,7 @@ TEST(DigitDots, AreWithinTheirBound) {
   });
 }
 
-// The largest sums of integers that there can be: all numbers of a block the same, and as large as digits go.
+// The largest possible sums of integers: all numbers of a block are equal, with the largest digits.
 TEST(DigitDots, DoNotOverflow) {
   constexpr uint32_t n = 512;
   for_all([](const DigitKernels& set, DType type, const Kernels&) {
@@ -145,7 +145,7 @@ TEST(DigitDots, DoNotOverflow) {
         for (int sign : {1, -1}) {
           std::vector<float> x(n);
           for (uint32_t i = 0; i < n; ++i)
-            x[i] = sign > 0 || w.values[i] > 0 ? largest : -largest;  // the second adds magnitudes
+            x[i] = sign > 0 || w.values[i] > 0 ? largest : -largest;  // the second term adds magnitudes
           const Digits digits(set, x, n);
           float got;
           set.dot(type, w.bytes.data(), n, digits.blocks.data(), digits.stride, 1, &got);
@@ -156,10 +156,10 @@ TEST(DigitDots, DoNotOverflow) {
   });
 }
 
-// The errors of many rows, root mean square, beside those of dots of floats. Those of digits grow with the
-// root of n, as half a unit of each number does: 0.29 units of at most 2^-22 of the largest of 32, which is
-// twice what numbers are on average. Those of floats grow with n: each of n roundings is of a sum that does.
-// So digits are worse in short rows and better in long ones.
+// The root mean square error of many rows, compared with dot products of floats. The error of digits grows
+// with the root of n, as does half a unit per number: 0.29 units of at most 2^-22 of the largest of 32
+// numbers, which is twice their average. The error of floats grows with n, because each of n roundings is of
+// a growing sum. Digits are thus worse in short rows and better in long ones.
 TEST(DigitDots, AreAsExactAsFloats) {
   constexpr uint32_t rows = 400;
   for_all([](const DigitKernels& set, DType type, const Kernels& of_floats) {

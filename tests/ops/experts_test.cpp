@@ -1,4 +1,4 @@
-// scale, route, expert_glu and expert_linear on every device, against plain loops in double.
+// scale, route, expert_glu and expert_linear on every device, compared with plain loops in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,7 +23,7 @@ class Experts : public OpTest {
   }
 
   void check_route(uint32_t experts, uint32_t rows, const RouteParams& p, bool biased,
-                   uint32_t room = 2);  // rows that the program has beside them
+                   uint32_t room = 2);  // rows that the program has in addition
   struct Shape {
     uint32_t experts, chosen, rows, in_cols, out_cols;
     DType type;
@@ -36,7 +36,7 @@ class Experts : public OpTest {
 };
 THIMBLE_SHARED_OP_TESTS(Experts);
 
-// What route gives, in double.
+// The results of route, in double.
 struct Routed {
   std::vector<uint32_t> first, row;
   std::vector<double> weight;
@@ -112,8 +112,8 @@ void Experts::check_route(uint32_t experts, uint32_t rows, const RouteParams& p,
   const std::vector<float> weights = get<float>(weight);
   for (size_t i = 0; i < want.row.size(); ++i) {
     ASSERT_EQ(rows_of_slots[i], want.row[i]) << "slot " << i;
-    // Exponentials of differences below 12 that are rounded err by 12 and 4 ulp, a sum of as many as there
-    // are experts by half an ulp for each.
+    // Exponentials of rounded differences below 12 are off by 12 and 4 ulp; a sum over the experts by half an
+    // ulp for each.
     ASSERT_NEAR(weights[i], want.weight[i], want.weight[i] * (40 + experts) * 0x1p-23) << "slot " << i;
   }
 }
@@ -133,7 +133,7 @@ TEST_P(Experts, AreChosenByTheirLogits) {
               false);
 }
 
-// Equal logits choose the lower expert, and those that are no numbers come last.
+// Equal logits choose the lower expert, and NaN comes last.
 TEST_P(Experts, TiesGoToTheLowerOne) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> logits = {1,   2,   2,          2, 0,   0, 0,   0,  //
@@ -146,7 +146,7 @@ TEST_P(Experts, TiesGoToTheLowerOne) {
       first,         row,
       weight,        {.experts = 8, .chosen = 3, .kind = kRouteSoftmaxOfChosen, .share = 0, .scale = 1}};
   run({.n_rows = 3}, 3, [&](Recorder& r) { r.record(op); });
-  // Rows choose 1 2 3, 0 1 2 and 3 5 with the first of those that are -inf or no number.
+  // Rows choose 1 2 3, 0 1 2, and 3 5 with the first of those that are -inf or NaN.
   EXPECT_EQ(get<uint32_t>(first), (std::vector<uint32_t>{0, 2, 4, 6, 8, 8, 9, 9, 9}));
   EXPECT_EQ(get<uint32_t>(row), (std::vector<uint32_t>{1, 2, 0, 1, 0, 1, 0, 2, 2}));
 }
@@ -230,7 +230,8 @@ void Experts::check_experts(const Shape& s) {
     weights = get<float>(weight_of_slot);
     for (uint32_t slot = 0; slot < slots; ++slot) {
       ASSERT_EQ(get<uint32_t>(row)[slot], to.row[slot]);
-      ASSERT_NEAR(weights[slot], to.weight[slot], to.weight[slot] * (40 + s.experts) * 0x1p-23);  // see above
+      // as in AreChosenByTheirLogits
+      ASSERT_NEAR(weights[slot], to.weight[slot], to.weight[slot] * (40 + s.experts) * 0x1p-23);
     }
   }
   run({.n_rows = s.rows}, max_rows, [&](Recorder& r) { r.record(linear); });
@@ -248,7 +249,7 @@ void Experts::check_experts(const Shape& s) {
       const uint32_t at = expert * s.out_cols + c;
       const Product g = product(gate, at, token, s.in_cols, s.biased ? double{gate_bias[at]} : 0, 0, f16),
                     u = product(up, at, token, s.in_cols, s.biased ? double{up_bias[at]} : 0, 0, f16);
-      // Activations are at most 1.2 as steep as their argument is long; a few operations follow.
+      // The slope of activations is at most 1.2 times their argument; a few operations follow.
       const double value = activated(s.act, g.sum, u.sum);
       const double moved = 1.2 * g.tolerance * (std::fabs(u.sum) + 1) + std::fabs(g.sum) * u.tolerance +
                            (std::fabs(g.sum) + 1) * (std::fabs(u.sum) + 1) * 0x1p-20;
@@ -291,7 +292,7 @@ TEST_P(Experts, ServeOneToken) {
                  .out_cols = 70,
                  .type = DType::kF32,
                  .max_rows = 1});
-  // More experts than a subgroup looks at together, and more chosen than a workgroup adds up together.
+  // More experts than a subgroup examines at once, and more chosen ones than a workgroup adds up at once.
   check_experts({.experts = 300,
                  .chosen = 9,
                  .rows = 1,
@@ -309,9 +310,9 @@ TEST_P(Experts, ServeOneToken) {
                  .max_rows = 1});
 }
 
-// Backends may choose a token's experts within the first product that needs them.
+// Backends may choose a token's experts inside the first product that needs them.
 TEST_P(Experts, AreChosenAndServeOneToken) {
-  bool biased = false;  // many experts of every second type, and few of the others
+  bool biased = false;  // many experts for every second type, few for the others
   for (const DType type : {DType::kF32, DType::kQ8_0, DType::kQ4_K, DType::kMXFP4}) {
     if (is_variation() && type != DType::kQ8_0) continue;
     check_experts({.experts = 128,
@@ -374,7 +375,7 @@ TEST_P(Experts, ServeManyTokens) {
                  .type = DType::kF16,
                  .act = kActGelu});
   check_experts({.experts = 5, .chosen = 2, .rows = 40, .in_cols = 33, .out_cols = 70, .type = DType::kF32});
-  // Several tiles of an expert, and more columns than are added up at a time.
+  // Several tiles per expert, and more columns than are added up at a time.
   check_experts(
       {.experts = 4, .chosen = 2, .rows = 300, .in_cols = 256, .out_cols = 512, .type = DType::kQ4_K});
   check_experts({.experts = 3,
@@ -386,7 +387,8 @@ TEST_P(Experts, ServeManyTokens) {
                  .biased = true});
 }
 
-// A norm between experts' sums and the products that read it, which may be made by both: as by itself.
+// A norm between the experts' sum and the products that read it. Both sides may compute a part of it; the
+// result must be the same as with a separate norm.
 TEST_P(Experts, TheirSumsAreNormed) {
   constexpr uint32_t kExperts = 6, kChosen = 3, kInner = 64, kOut = 40;
   for (const uint32_t cols : {33u, 96u, 2048u}) {
@@ -429,7 +431,7 @@ TEST_P(Experts, TheirSumsAreNormed) {
     });
     EXPECT_EQ(get<float>(y), sum);
     const std::vector<float> together = get<float>(norm), got = get<float>(out);
-    // Both add the squares in f32 in some order, and take a root and two products.
+    // Both sum the squares in f32 in some order, and take a root and two products.
     const double relative = (cols / 2.0 + 7) * 0x1p-23;
     for (uint32_t i = 0; i < cols; ++i)
       ASSERT_NEAR(together[i], alone[i], std::fabs(alone[i]) * relative) << i;
@@ -443,7 +445,8 @@ TEST_P(Experts, TheirSumsAreNormed) {
   }
 }
 
-// Its products are the widest of the model, and get the bits that they have in scratch for wider ones.
+// The shared expert's products are the model's widest, and must give the same bits with scratch for wider
+// ones.
 TEST_P(Experts, AndOneThatAllTokensShareHaveScratch) {
   constexpr uint32_t kModel = 256, kShared = 4096;
   const ModelShape wide = model;
@@ -516,13 +519,13 @@ TEST_P(Experts, ScaleMultipliesCapsAndAdds) {
             double want = double{x[i]} * double{scale};
             if (cap != 0) want = double{cap} * std::tanh(want / double{cap});
             if (add) want += double{old[i]};
-            // A product and a sum; what is capped, to 2^-22 of the cap.
+            // A product and a sum; if capped, with an error of 2^-22 of the cap.
             ASSERT_NEAR(got[i], want, std::fabs(want) * 0x1p-23 + 20 * 0x1p-23 + double{cap} * 0x1p-22) << i;
           }
         }
 }
 
-// Of columns that are not all of a row, at positions that follow each other or not.
+// Columns that are a part of a row, with consecutive and with explicit positions.
 TEST_P(Experts, ScaleGrowsWithThePosition) {
   constexpr uint32_t kRows = 6, kMaxRows = 8, kStride = 300, kPeriod = 7;
   const float scale = 0.7f, growth = 0.25f;
@@ -561,8 +564,9 @@ TEST_P(Experts, ScaleGrowsWithThePosition) {
               ASSERT_EQ(got[at], old[at]) << i;
               continue;
             }
-            // A logarithm is off by 2^-21 near 1 and else by three units of its last place, 2^-21 of it; a
-            // quarter of that counts, and the number below it and two sums and products are rounded by 2^-24.
+            // A logarithm is off by 2^-21 near 1, and otherwise by three units in the last place, which is
+            // 2^-21 of it. A quarter of that counts. Its argument, two sums and two products are rounded by
+            // 2^-24 each.
             ASSERT_NEAR(got[at], double{x[at]} * grown, std::fabs(double{x[at]}) * grown * 0x1p-20) << i;
           }
         }
@@ -590,7 +594,7 @@ TEST_P(Experts, NormsMayBeAdded) {
       const double scale = 1 / std::sqrt(squares / cols + 1e-5);
       for (uint32_t i = 0; i < cols; ++i) {
         const double normed = double{x[row * cols + i]} * scale * double{w[i]};
-        // As norms that are not added, and a sum.
+        // As norms that are not added, plus a sum.
         ASSERT_NEAR(got[row * cols + i], normed + double{before[row * cols + i]},
                     std::fabs(normed) * (cols / 2.0 + 7) * 0x1p-24 + 4 * 0x1p-24);
       }
@@ -598,8 +602,8 @@ TEST_P(Experts, NormsMayBeAdded) {
   }
 }
 
-// Those types that the tests above leave out. A software driver has one row of every second type, and several
-// of the others.
+// The types that the previous tests omit. A software driver tests one row for every second type, and several
+// for the others.
 TEST_P(Experts, HaveMatricesOfEveryOtherType) {
   if (is_variation()) return;
   uint32_t turn = 0;

@@ -1,4 +1,4 @@
-// Which ops of a step are launched together, on lists as runtime/decoder.cpp records them.
+// Which ops of a step are launched together, for lists of ops as runtime/decoder.cpp records them.
 #include "backends/fusion.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kCols = 64, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFf = 128, kCapacity = 100;
 constexpr uint32_t kQkvCols = (kHeads + 2 * kKvHeads) * kHeadDim;
 
-// The operands of a step, each a buffer of its own.
+// The operands of a step, each in its own buffer.
 class Operands {
  public:
   View operator[](const std::string& name) {
@@ -53,7 +53,7 @@ class Step {
            .rows = rows};
     return l;
   }
-  // A product that makes columns of the qkv rows.
+  // A product that computes columns of the qkv rows.
   Linear projection(uint32_t column, uint32_t cols) {
     const uint64_t offset = column * sizeof(float);
     const View qkv = at["qkv"];
@@ -76,7 +76,7 @@ class Step {
     of_heads.p.groups = kKvHeads;
     ops.push_back(of_heads);
   }
-  // Norms of heads' queries and keys, and the append of these.
+  // Norms of the heads' queries and keys, and their append.
   std::vector<Op> normed_append() {
     RmsNorm of_heads{
         .x = at["qkv"],
@@ -195,7 +195,7 @@ class Step {
     tail();
     return *this;
   }
-  // One segment of a chunk under locret.
+  // One segment of a chunk with locret.
   Step& chunk_layer() {
     project();
     ops.push_back(append("chunk"));
@@ -219,7 +219,7 @@ class Step {
   Features has_;
 };
 
-// As the CUDA backend joins, and the Vulkan one.
+// The joins that the CUDA backend supports, and those of the Vulkan backend.
 Joins cuda(uint32_t max_rows) {
   return {.norm = max_rows == 1 ? Joins::Norm::kOfProducts : Joins::Norm::kAlone,
           .sibling =
@@ -243,7 +243,7 @@ Joins vulkan(uint32_t max_rows) {
           .vote = [](const Vote&, const TopK&) { return true; }};
 }
 
-// "embed rms_norm+linear attention": the groups in order. Every op is in one group, in its place.
+// The groups in order, such as "embed rms_norm+linear attention". Every op is in one group, in its place.
 std::string groups(const std::vector<Op>& ops, const Joins& joins) {
   std::string text;
   size_t next = 0;
@@ -357,7 +357,7 @@ TEST(Fusion, NormsOfHeadsMayBeMadeAsTheyAreAppended) {
   EXPECT_TRUE(apart(1, [](RmsNorm& n) { n.p.groups -= 1; })) << "not all keys";
 }
 
-// A row that says its position, as in a second reading, is no generated token.
+// A row with an explicit position, as in a second reading, is not a generated token.
 TEST(Fusion, ARowWithAPositionIsAppendedByItself) {
   Step s({});
   std::vector<Op> ops = s.normed_append();
@@ -369,7 +369,7 @@ TEST(Fusion, ARowWithAPositionIsAppendedByItself) {
   EXPECT_EQ(groups(ops, cuda(1)), "rms_norm rms_norm kv_append copy");
 }
 
-// Products with a bias do not stand side by side, but may follow the same norm.
+// Products with a bias are not joined side by side, but may follow the same norm.
 TEST(Fusion, ProductsWithBiases) {
   const auto ops = Step({.biases = true}).decode(2).ops;
   EXPECT_EQ(groups(ops, cuda(1)),
@@ -384,8 +384,8 @@ TEST(Fusion, ProductsWithBiases) {
             "linear copy rms_norm linear arg_max");
 }
 
-// Experts are chosen by the product that needs them first, and by the one behind it, if they need what this
-// route makes.
+// Experts are chosen by the product that needs them first, and by the next one, if both need what this route
+// makes.
 TEST(Fusion, ExpertsMayBeChosenByTheirProducts) {
   Operands at;
   Route route{.logits = at["logits"],
@@ -463,12 +463,12 @@ TEST(Fusion, ANormIsLeftOnlyToProductsOfItsRows) {
   glu.h = s.at["x"];
   EXPECT_EQ(norm_and(glu), "rms_norm glu");
   EXPECT_EQ(groups({s.norm("x", "x"), of("x", "y")}, cuda(1)), "rms_norm linear") << "in place";
-  // The linear before a norm that has no products stays alone, too.
+  // The linear before a norm without products is not joined either.
   EXPECT_EQ(groups({s.output(), s.norm("x", "norm"), of("x", "y")}, vulkan(1)), "linear rms_norm linear");
   EXPECT_EQ(groups({of("norm", "y"), s.norm("x", "norm"), of("norm", "y")}, vulkan(1)),
             "linear rms_norm linear")
       << "it makes another vector";
-  // Experts' sums may come before a norm as a linear does, but not before a glu's.
+  // A sum of experts may precede a norm like a linear, but not the norm of a glu.
   ExpertLinear experts{};
   experts.y = s.at["x"];
   experts.p.out_cols = kCols;

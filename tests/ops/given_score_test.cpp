@@ -1,4 +1,4 @@
-// given_score on every device: scores are copied, bit by bit.
+// given_score on every device: scores are copied bit by bit.
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {

@@ -1,4 +1,4 @@
-// The inner loops of every instruction set that this processor has; the op tests run only the fastest.
+// The inner loops of every instruction set that this processor supports; the op tests run only the fastest.
 #include "backends/cpu/kernels.h"
 
 #include <gtest/gtest.h>
@@ -98,8 +98,9 @@ TEST_F(KernelSets, ActivateAndScale) {
                        u2 = 2 * std::sqrt(2 / 3.14159265358979) * (v + 0.044715 * v * v * v);
           const double y = act == kActGeluErf ? v / 2 * std::erfc(-v / std::sqrt(2))
                                               : v / (1 + std::exp(act == kActSilu ? -v : -u2));
-          // exp, sum and quotient: 4 half ulps at most; gelu's argument has 4 roundings, which exp multiplies
-          // by itself. That of erfc has 2, which become v^2 + 1 of the result; erfc is within 4 ulp.
+          // exp, sum and quotient: at most 4 half ulps. The argument of gelu has 4 roundings, which exp
+          // multiplies by the argument. The argument of erfc has 2, which become v^2 + 1 of the result; erfc
+          // itself is within 4 ulp.
           const double half_ulps = act == kActSilu   ? 6
                                    : act == kActGelu ? 6 + 4 * std::fabs(u2)
                                                      : 12 + 2 * v * v;
@@ -123,7 +124,8 @@ TEST_F(KernelSets, NormaliseRows) {
       const double scale = 1 / std::sqrt(squares / n + 1e-5);
       for (uint32_t i = 0; i < n; ++i) {
         const double exact = double{x[i]} * scale * double{w[i]};
-        // The sum of squares is off by at most n half ulps, halved by the root; six more operations follow.
+        // The sum of squares is off by at most n half ulps, which the root halves; six more operations
+        // follow.
         ASSERT_NEAR(y[i], exact, std::fabs(exact) * (n / 2.0 + 7) * 0x1p-24) << k->name << ", n " << n;
       }
     }

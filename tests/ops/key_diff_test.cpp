@@ -1,4 +1,4 @@
-// key_diff on every device, against its definition in double.
+// key_diff on every device, compared with its definition in double.
 #include <cmath>
 
 #include "tests/ops/kv_reference.h"
@@ -10,13 +10,13 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 class KeyDiffs : public OpTest {
  protected:
-  // Keys of every head [entry][dh]: those that it holds, and behind them those of the chunk's rows.
+  // The keys of every head [entry][dh]: those that it holds, followed by those of the chunk's rows.
   using Keys = std::vector<std::vector<uint16_t>>;
 
-  // A head's scores, and what each may err by. A unit key errs by (dh / 2 + 8) 2^-24 of itself: the half of a
-  // sum of dh squares, a root and a division. Sums of n are made in blocks of 256, so theirs is less than
-  // e = (dh / 2 + 8 + 256 + n / 256) 2^-24 times the n lengths of 1 that were added, and turns the sum by
-  // e n / |sum|. A dot product and two lengths come on top, each of dh terms.
+  // The scores of a head, and their error bounds. A unit key is off by (dh / 2 + 8) 2^-24 of itself: half of
+  // the error of a sum of dh squares, a root and a division. Sums of n keys are made in blocks of 256, so
+  // their error is less than e = (dh / 2 + 8 + 256 + n / 256) 2^-24 times the total length n of the summands,
+  // and rotates the sum by e n / |sum|. A dot product and two lengths are added to that, each of dh terms.
   struct Scores {
     std::vector<double> score;
     double tolerance = 0;
@@ -98,7 +98,8 @@ class KeyDiffs : public OpTest {
 };
 THIMBLE_OP_TESTS(KeyDiffs);
 
-// Keys have something in common, as real ones do: each of a head is its own middle and as much again.
+// Like real keys, these have something in common: each is its head's mean plus a random part of the same
+// size.
 TEST_P(KeyDiffs, AreTheCosinesWithTheMeanOfTheUnitKeys) {
   for (const uint32_t dh : {8u, 64u, 80u, 128u, 256u})
     for (const uint32_t rows : {0u, 1u, 33u, 300u})
@@ -126,7 +127,7 @@ TEST_P(KeyDiffs, PassOverKeysWithoutADirection) {
   for (uint32_t head = 0; head < 2; ++head) keys.push_back(halves(random.floats(40 * kDim, 0.5f, 1)));
   for (const uint32_t entry : {0u, 17u, 38u}) std::fill_n(&keys[0][entry * kDim], kDim, uint16_t{0});
   for (const uint32_t entry : {5u, 39u}) keys[0][entry * kDim + 7] = f32_to_f16(kNaN);
-  std::fill(keys[1].begin(), keys[1].end(), uint16_t{0});  // no mean
+  std::fill(keys[1].begin(), keys[1].end(), uint16_t{0});  // a head without a mean
   expect_scores(keys, kDim, kRows, true);
 }
 

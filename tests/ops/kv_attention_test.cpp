@@ -1,4 +1,4 @@
-// kv_append, cis_store, kv_view, attention and kv_compact against plain loops in double precision.
+// kv_append, cis_store, kv_view, attention and kv_compact, compared with plain loops in double precision.
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
@@ -69,8 +69,7 @@ TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
       }
 }
 
-// A device may do what a token's row goes through in one launch, and must not where one op needs another's
-// result.
+// A device may process everything for a token's row in one launch, but not if one op needs another's result.
 TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
   constexpr uint32_t kHeads = 2, kDim = 64, kColumns = 4 * kDim + 2 * kHeads * kDim, kCapacity = 300;
   Random random{5};
@@ -144,7 +143,8 @@ TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
   EXPECT_NEAR(get<float>(y)[0], sum, 2 * kColumns * 0x1p-24 * magnitude);  // as in dense_ops_test
 }
 
-// The norms of a token's queries and keys may be made as it is appended: as by themselves.
+// The norms of a token's queries and keys may be computed while it is appended; the result must be that of
+// separate ops.
 TEST_P(KvOps, ATokenIsNormedAndAppended) {
   constexpr uint32_t kHeads = 2, kQueries = 6, kSlack = 8;
   for (const uint32_t mode : {kRopeList, kRopeOriginal})
@@ -201,14 +201,15 @@ TEST_P(KvOps, ATokenIsNormedAndAppended) {
       });
       const auto together = get<float>(x);
       const auto got = get<uint16_t>(k);
-      for (uint32_t i = 0; i < columns; ++i)  // squares are added in some order; a root, two products
+      // squares are summed in some order; then a root and two products
+      for (uint32_t i = 0; i < columns; ++i)
         ASSERT_NEAR(together[i], normed[i], std::fabs(normed[i]) * (dh / 2.0 + 7) * 0x1p-23) << i;
       for (uint32_t i = 0; i < entries * dh; ++i) {
         if (is_poison(keys, i, 1)) {
           ASSERT_TRUE(is_poison(got, i, 1)) << i;
           continue;
         }
-        // What has moved by so little may be rounded to the next f16. A rotation mixes two numbers below 8.
+        // A value that is slightly off may be rounded to the next f16. A rotation mixes two numbers below 8.
         const double want = f16_to_f32(keys[i]);
         ASSERT_NEAR(f16_to_f32(got[i]), want, std::fabs(want) * 0x1p-10 + 16 * (dh / 2.0 + 7) * 0x1p-23) << i;
       }
@@ -246,7 +247,7 @@ TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoesAndSaturates) {
   }
 }
 
-// What is larger than 65504 counts, though it may round to that.
+// Values above 65504 count, even if they would round to it.
 TEST_P(KvOps, AppendCountsWhatItSaturates) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const uint32_t dh : {64u, 80u, 256u})
@@ -266,7 +267,7 @@ TEST_P(KvOps, AppendCountsWhatItSaturates) {
             case 1:
               f = nan;
           }
-        // Of rows that are not the step's nothing counts.
+        // Rows beyond the step's do not count.
         qkv.resize(size_t(max_rows) * stride, 1e9f);
         const View x = input(qkv), k = output<uint16_t>(kv_heads * capacity * dh),
                    v = output<uint16_t>(kv_heads * capacity * dh), pos = output<int32_t>(kv_heads * capacity),
@@ -307,7 +308,7 @@ TEST_P(KvOps, AppendCountsWhatItSaturates) {
       }
 }
 
-// A key of two channels of 60000 is turned by one radian at position 1: one of them comes to 82906.
+// A key with two channels of 60000, rotated by one radian at position 1: one channel becomes 82906.
 TEST_P(KvOps, AppendSaturatesWhatRotationMakesTooLarge) {
   const uint32_t dh = 64;
   const Rotation rotation{kRopeOriginal, kRopeHalves, dh, 1};
@@ -336,7 +337,7 @@ TEST_P(KvOps, AppendSaturatesWhatRotationMakesTooLarge) {
   EXPECT_EQ(get<uint32_t>(saturated)[0], 1u);
 }
 
-// The hash of cis_store.cpp, written again.
+// The hash of cis_store.cpp, written independently.
 float hash_score(uint32_t seed, uint32_t layer, uint32_t head, uint32_t position) {
   uint32_t h = seed;
   for (const uint32_t next : {layer, head, position, 0u}) {
@@ -395,14 +396,15 @@ TEST_P(KvOps, HashScoresAreUniformAndSharedByNoTwoHeads) {
     r.record(CisStore{{}, cis, {.heads = heads, .kind = kCisHash, .chunk_capacity = rows}});
   });
   const auto got = get<float>(cis);
-  // The mean of 2048 uniform numbers has a deviation of 0.0064, their product's mean one of 0.0086.
+  // The mean of 2048 uniform numbers has a deviation of 0.0064, the mean of their products one of 0.0086.
   EXPECT_NEAR(std::accumulate(got.begin(), got.end(), 0.0) / 2048, 0.5, 5 * 0.0064);
   EXPECT_NEAR(std::inner_product(got.begin(), got.begin() + rows, got.begin() + rows, 0.0) / rows, 0.25,
               5 * 0.0086);
   for (float f : got) EXPECT_TRUE(f >= 0 && f < 1);
 }
 
-// Pool and chunk of one layer with random contents, poison where there are none, and the steps' view of them.
+// Pool and chunk of one layer with random contents and poison where there are no entries, and the steps'
+// views of them.
 struct Store {
   std::vector<HeadState> heads;
   uint32_t dh, rows, chunk_capacity;
@@ -508,8 +510,8 @@ TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
                   if (mode == kRopeList) want = rotation.rotated(want, i);
                   const std::vector<double> want_v = store.v(head, e);
                   for (uint32_t c = 0; c < dh; ++c) {
-                    // Two products of numbers below 1.2 with cosines off by 3 roundings; f16 rounds once more
-                    // below 2.
+                    // Two products of numbers below 1.2 with cosines that have 3 roundings; f16 rounds once
+                    // more, below 2.
                     ASSERT_NEAR(got_k[at + c], want[c], 8 * 0x1p-23 + (element == 2 ? 0x1p-11 : 0))
                         << "head " << head << " index " << i;
                     ASSERT_EQ(got_v[at + c], want_v[c]) << "head " << head << " index " << i;
@@ -522,27 +524,28 @@ TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
 struct AttentionCase {
   uint32_t kv_heads, group, dh, entries, rows;
   Rotation rotation;
-  uint32_t listed = 0;                 // length of the lists; 0: everything. Every other head's is 5 shorter.
+  // length of the lists; 0: all entries. The lists of every other head are 5 shorter.
+  uint32_t listed = 0;
   uint32_t capacity = 0;               // of the view; 0: all in one pass
   uint32_t max_rows = 0;               // of the program; 0: two more than rows
-  std::vector<uint32_t> unequal = {};  // entries of each head, where they differ
+  std::vector<uint32_t> unequal = {};  // entries of each head, if they differ
   uint32_t window = 0;
   float cap = 0;
   bool sinks = false;
   std::vector<uint32_t> indices = {};  // list index of each row's own entry; empty: the last ones
 
-  // Entries of the head with most, with the step's rows.
+  // Entries of the head with the most, including the step's rows.
   uint32_t n() const {
     return rows + (unequal.empty() ? entries : *std::max_element(unequal.begin(), unequal.end()));
   }
-  // The table when `more` entries are in the pool already.
+  // The head table when `more` entries are already in the pool.
   std::vector<HeadState> heads(uint32_t more = 0) const {
     if (unequal.empty()) return equal_heads(kv_heads, entries + more + 3, entries + more);
     std::vector<uint32_t> held = unequal;
     for (uint32_t& count : held) count += more;
     return unequal_heads(held, 3);
   }
-  // What each head attends to.
+  // The entries that each head attends to.
   std::vector<std::vector<uint32_t>> attended(Random& random) const {
     std::vector<std::vector<uint32_t>> all;
     for (uint32_t head = 0; head < kv_heads; ++head) {
@@ -552,11 +555,11 @@ struct AttentionCase {
     }
     return all;
   }
-  // Of a list of so many entries the index of a row's own one.
+  // In a list of this many entries, the index of a row's own entry.
   size_t own_index(size_t count, uint32_t row) const {
     return indices.empty() ? count - rows + row : indices[row];
   }
-  // The first list index that the row of index `own` sees.
+  // The first list index that a row with index `own` sees.
   size_t first_seen(size_t own) const { return window && own + 1 > window ? own + 1 - window : 0; }
 
   friend std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
@@ -570,13 +573,13 @@ struct AttentionCase {
   }
 };
 
-// Runs attention for a case and compares with plain loops.
+// Runs attention for a case and compares the result with plain loops.
 class KvAttention : public KvOps {
  protected:
   static constexpr int32_t kPosition = 300;
   static constexpr double kQueryMax = 4;
 
-  // The parameters of a case; its table lies behind the rows of others.
+  // The parameters of a case; its rows of the head table follow those of other layers.
   static AttentionParams params(const AttentionCase& c, uint32_t source, uint32_t row_stride,
                                 uint32_t y_stride) {
     return {.heads = c.kv_heads,
@@ -594,7 +597,7 @@ class KvAttention : public KvOps {
             .cap = c.cap,
             .rope = c.rotation.params()};
   }
-  // Attention of `rows` rows that lie in the chunk buffer.
+  // Attention of `rows` rows that are in the chunk buffer.
   ViewAttention of_view(const AttentionCase& c, const Store& store, const View& q, const View& list,
                         const View& table, const View& y, uint32_t max_rows, const AttentionParams& p) {
     const size_t view = size_t(c.kv_heads) * p.view_capacity * c.dh * view_element_bytes();
@@ -622,7 +625,7 @@ class KvAttention : public KvOps {
     run({.n_rows = c.rows, .position = kPosition}, behind_other_rows(store.heads), max_rows,
         [&](Recorder& r) { attention.record(r); });
   }
-  // Attention of one row that is in the pool already.
+  // Attention of a single row that is already in the pool.
   void run_pool(const Store& store, const View& q, const View& list, const View& table, const View& y,
                 const AttentionParams& p, const View& of_sinks = {}) {
     std::vector<HeadState> before = store.heads;
@@ -633,7 +636,7 @@ class KvAttention : public KvOps {
         [&](Recorder& r) { r.record(attention); });
   }
 
-  // The logit of each query head that carries no value: some count more than all keys, some nothing.
+  // The sink logit of each query head: some outweigh all keys, some do not matter.
   static std::vector<float> sinks(const AttentionCase& c) {
     std::vector<float> logits;
     for (uint32_t h = 0; c.sinks && h < c.kv_heads * c.group; ++h) logits.push_back(3.0f * (h % 5) - 6.0f);
@@ -670,7 +673,7 @@ class KvAttention : public KvOps {
       run_view(c, store, x, list, table, y, max_rows, p, of_sinks);
     const auto got = get<float>(y);
     const bool f16 = !pooled && attends_in_f16();
-    // A logit that is capped is rounded to 2^-22 of the cap, which its weight doubles.
+    // A capped logit is rounded by 2^-22 of the cap, which doubles in its weight.
     const double tolerance =
         attention_tolerance(c.dh, kQueryMax, c.n(), c.rotation.factor) + double{c.cap} * 0x1p-21;
     for (uint32_t head = 0; head < c.kv_heads; ++head) {
@@ -695,12 +698,12 @@ class KvAttention : public KvOps {
     }
   }
 
-  // Attention of a query of zeros is the mean of the values it sees. With multiples of 2^-6 as values every
-  // sum is exact, so what is missing, doubled or not yet to be seen shows at any size. Rounding: a division,
-  // and the results of at most 256 parts that a device may work on side by side.
+  // Attention with a query of zeros is the mean of the visible values. With multiples of 2^-6 as values every
+  // sum is exact, so a missing, doubled or wrongly visible entry is detected at any size. Rounding: a
+  // division, and the results of at most 256 parts that a device may process in parallel.
   static constexpr double kMeanTolerance = (256 + 8) * 0x1p-24;
 
-  // The value of an entry's channel.
+  // The value of a channel of an entry.
   static float level(uint32_t head, uint32_t entry, uint32_t channel) {
     const uint32_t mixed = (entry * 2654435761u) ^ (channel * 40503u) ^ (head * 977u);
     return static_cast<float>(static_cast<int32_t>(mixed >> 8 & 127) - 63) / 64;
@@ -865,7 +868,8 @@ TEST_P(KvAttention, CapsItsLogits) {
     }
 }
 
-// In one pass and in several, from parts of a pool, behind windows and lists, in heads with unequal entries.
+// In one pass and in several, from parts of a pool, with windows and lists, in heads with unequal numbers of
+// entries.
 TEST_P(KvAttention, CountsEachHeadsSinkOnce) {
   if (is_variation()) return;
   for (const uint32_t capacity : {0u, 40u, 101u})
@@ -910,7 +914,7 @@ TEST_P(KvAttention, CountsEachHeadsSinkOnce) {
       kFromPool);
 }
 
-// Layers without positions.
+// For layers without positions.
 TEST_P(KvAttention, RotatesNothingWithoutChannelsToRotate) {
   for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
     check({.kv_heads = 2,
@@ -930,7 +934,7 @@ TEST_P(KvAttention, RotatesNothingWithoutChannelsToRotate) {
   }
 }
 
-// One row against a pool that it is already part of.
+// A single row with a pool that already contains it.
 TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
   struct Case {
     uint32_t kv_heads, group, dh, n, listed;
@@ -951,8 +955,8 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
       {4, 2, 64, 2500, 0, {}},
       {4, 8, 128, 3000, 2688, {kRopeList, kRopeHalves, 128}}};
   if (is_variation()) cases.resize(5);
-  // Every head size with every group, each by turns in one mode or the other: a driver compiles each case, a
-  // software driver a third of them.
+  // Every head size with every group, alternating between both modes: a driver compiles each case, a software
+  // driver a third of them.
   uint32_t turn = 0;
   for (const uint32_t dh : fewer(kHeadSizes, kHeadSizes, {})) {
     for (const uint32_t group : {1u, 4u, 7u, 8u}) {
@@ -970,7 +974,7 @@ TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
   }
 }
 
-// ---- heads whose runs differ ----
+// ---- heads with different runs ----
 
 TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
   if (is_variation()) return;
@@ -988,7 +992,7 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
       if (HasFatalFailure()) return;
     }
   for (const uint32_t listed : {0u, 1000u})
-    for (const uint32_t capacity : {0u, 65u, 1500u}) {  // later passes have nothing of the short heads
+    for (const uint32_t capacity : {0u, 65u, 1500u}) {  // later passes contain no entries of the short heads
       check({.kv_heads = 4,
              .group = 4,
              .dh = 64,
@@ -1010,7 +1014,7 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
            .unequal = {64, 2500, 0, 65, 900}});
     if (HasFatalFailure()) return;
   }
-  // More rows and heads than a device will have workgroups for, each with a part of the longest head.
+  // More rows and heads than a device has workgroups for, each with a part of the longest head.
   check_mean({.kv_heads = 12,
               .group = 7,
               .dh = 64,
@@ -1035,8 +1039,7 @@ TEST_P(KvAttention, OfTheViewSeesEachHeadsOwnEntries) {
              kFromView);
 }
 
-// One program, by turns for heads of which one or another has more entries than the rest, and for equal
-// ones.
+// One program, alternating between heads of which one or another has the most entries, and equal ones.
 TEST_P(KvAttention, OfTheViewGivesTheSameBitsForTheSameHeads) {
   const AttentionCase c{.kv_heads = 4, .group = 4, .dh = 64, .entries = 4000, .rows = 33, .capacity = 1500};
   Random random;
@@ -1046,7 +1049,7 @@ TEST_P(KvAttention, OfTheViewGivesTheSameBitsForTheSameHeads) {
   const View q = input(padded_rows(random.floats(size_t(c.rows) * width), size_t(max_rows) * width)),
              table = input(c.rotation.table(kPosition + c.n())), y = output<float>(size_t(max_rows) * width);
   AttentionParams p = params(c, kFromView, width, width);
-  p.equal_heads = 0;  // they are by turns
+  p.equal_heads = 0;  // they are equal in some runs
   const ViewAttention attention = of_view(c, store, q, {}, table, y, max_rows, p);
   const auto program = record(max_rows, [&](Recorder& r) { attention.record(r); });
   ASSERT_TRUE(program);
@@ -1095,7 +1098,7 @@ TEST_P(KvAttention, OfThePoolSeesEachHeadsOwnEntries) {
 
 // ---- rows whose own entries are not the last ----
 
-// What the list indices of a step's rows may be, of lists of at least n entries.
+// Possible list indices of a step's rows, in lists of at least n entries.
 enum class Indices { kMiddle, kLast, kFirst, kFront };
 std::vector<uint32_t> indices_of(Indices kind, Random& random, uint32_t n, uint32_t rows) {
   std::vector<uint32_t> indices = every_entry(rows);
@@ -1127,7 +1130,7 @@ TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndex) {
     }
 }
 
-// Passes end before, between and behind the indices; some have none of them.
+// Passes end before, between and after the indices; some passes contain no index.
 TEST_P(KvAttention, OfTheViewSeesUpToEachRowsOwnIndexInPasses) {
   Random random{8};
   for (const Indices kind : {Indices::kMiddle, Indices::kLast, Indices::kFirst, Indices::kFront})
@@ -1194,7 +1197,7 @@ TEST_P(KvAttention, SeesNoFurtherBackThanItsWindow) {
              .rotation = {kRopeOriginal, kRopeHalves, 128},
              .listed = other,
              .window = window});
-      // Passes that lie wholly before some windows, or before all.
+      // Passes that are completely before some windows, or before all.
       check({.kv_heads = 2,
              .group = 1,
              .dh = 80,
@@ -1279,7 +1282,7 @@ TEST_P(KvAttention, OfThePoolSeesNoFurtherBackThanItsWindow) {
 
 // ---- compaction ----
 
-// Algorithms 8.3 and 8.42: a survivor's bits do not change, wherever it lies.
+// Algorithms 8.3 and 8.42: the bits of a surviving entry do not change, wherever it is stored.
 TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
   for (const bool with_cis : {true, false}) {
     const Rotation rotation;

@@ -1,4 +1,4 @@
-// Every instruction set's inner loops of the KV ops against the same loops in double precision.
+// The inner loops of the KV ops for every instruction set, compared with the same loops in double precision.
 #include "backends/cpu/kv_kernels.h"
 
 #include <cmath>
@@ -197,7 +197,8 @@ TEST_P(KvKernelSets, SoftenIsAnOnlineSoftmax) {
         const double weight = j < v[r] ? std::exp2(scores[r * kTileKeys + j] - top) : 0;
         EXPECT_NEAR(s[r * kTileKeys + j], weight, weight * 0x1p-17 + 1e-38) << "row " << r << " key " << j;
       }
-      for (uint32_t c = 0; c < cols; ++c) {  // what was 1 after the first tile has shrunk as the sum has
+      // values that were 1 after the first tile have shrunk like the sum
+      for (uint32_t c = 0; c < cols; ++c) {
         if (&v != &visible[0]) {
           EXPECT_NEAR(o[r * cols + c], std::exp2(static_cast<double>(o[m * cols + r]) - top), 0x1p-17);
         }
@@ -248,7 +249,7 @@ TEST_P(KvKernelSets, VotesAndLogSumsSkipNan) {
       for (uint32_t i = 0; i < n; ++i)
         if (!std::isnan(s[h * n + i])) sum += std::exp(double(s[h * n + i]));
       lse[h] = kernels.log_sum_exp(&s[h * n], n);
-      // A number below 64 rounded, and its logarithm and exponentials.
+      // Rounding of a number below 64, and of its logarithm and exponentials.
       EXPECT_NEAR(lse[h], std::log(sum), 0x1p-18);
     }
     kernels.vote(s.data(), n, 3, lse.data(), n, y.data());

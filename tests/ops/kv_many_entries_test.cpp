@@ -1,4 +1,4 @@
-// Selection, retention and compaction at sizes where several blocks of a device share a head's work.
+// Selection, retention and compaction at sizes at which several blocks of a device share a head's work.
 #include <bit>
 
 #include "tests/ops/kv_reference.h"
@@ -12,7 +12,7 @@ using Entries = std::vector<uint32_t>;
 class KvManyEntries : public OpTest {};
 THIMBLE_OP_TESTS(KvManyEntries);
 
-// Scores that a radix selection may stumble over; one kind for each head of a test.
+// Scores that are difficult for a radix selection; one pattern per head of a test.
 constexpr uint32_t kPatterns = 8;
 std::vector<float> score_pattern(Random& random, uint32_t kind, uint32_t n) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -28,25 +28,25 @@ std::vector<float> score_pattern(Random& random, uint32_t kind, uint32_t n) {
       case 2:  // many ties
         scores[i] = std::trunc(random.uniform(-4, 4));
         break;
-      case 3:  // what is no ordinary number
+      case 3:  // NaN, infinities and signed zeros
         scores[i] = odd[random.below(10)];
         break;
-      case 4:  // equal but for the last 8 bits
+      case 4:  // equal except for the last 8 bits
         scores[i] = std::bit_cast<float>(0x40490f00u | random.below(256));
         break;
-      case 5:  // nothing is worth anything
+      case 5:  // all -inf or NaN
         scores[i] = kNan;
         break;
       case 6:  // runs of ties that end inside blocks of every size
         scores[i] = static_cast<float>(i / 997 % 5);
         break;
-      default:  // zeros of both signs, and one number above them
+      default:  // zeros of both signs, and one larger number
         scores[i] = i == n / 2 ? 1.0f : i % 3 ? -0.0f : 0.0f;
     }
   return scores;
 }
 
-// [begin, begin + count) of all heads' scores.
+// Elements [begin, begin + count) of all heads' scores.
 std::vector<float> columns(const std::vector<std::vector<float>>& heads, uint32_t begin, uint32_t count,
                            uint32_t capacity) {
   std::vector<float> all;
@@ -175,7 +175,7 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
         EXPECT_TRUE(list_of(got, list_capacity, head) == selection(largest(heads[head], 128, end, k)))
             << n << " entries, " << k << " picked, pattern " << head;
 
-      // Votes by position count where they are: -inf outside of the middle, as vote leaves them.
+      // Votes by position are used where they are: -inf outside of the middle, as vote writes them.
       for (uint32_t kind : {0u, 2u, 4u, 6u}) {
         std::vector<float> layer = heads[kind];
         std::fill(layer.begin(), layer.begin() + 128, -kInfinity);
@@ -189,13 +189,13 @@ TEST_P(KvManyEntries, SelectionAgreesWithASort) {
     }
 }
 
-// The three ops of a selecting step, each against what the one before it gave.
+// The three ops of a selecting step, each compared with a reference for the previous one's result.
 TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
   struct Case {
     uint32_t n, rows, scope, window;
-    bool whole = false;   // nobody has lost an entry
-    uint32_t keys = 0;    // of a head, again and again; 0: as many as entries
-    float sharpness = 1;  // queries are so many times as long
+    bool whole = false;   // no head has lost an entry
+    uint32_t keys = 0;    // distinct keys per head, repeated; 0: as many as entries
+    float sharpness = 1;  // factor for the length of queries
   };
   for (const Case c :
        {Case{20000, 33, kVoteGroup, 0}, Case{20000, 1, kVoteLayer, 0}, Case{20000, 1, kVoteLayer, 5},
@@ -221,7 +221,7 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
     auto k_bits = halves(random.floats(size_t(kv_heads) * capacity * dh));
     for (size_t i = 0; c.keys && i < k_bits.size(); ++i)
       if (i / dh % capacity >= c.keys) k_bits[i] = k_bits[i - size_t(c.keys) * dh];
-    std::vector<int32_t> pos;  // each head has lost others
+    std::vector<int32_t> pos;  // each head has lost different entries
     for (uint32_t head = 0; head < kv_heads; ++head) {
       Entries held = some_entries(random, positions, c.n, n_local);
       held.resize(capacity, 0);
@@ -278,13 +278,13 @@ TEST_P(KvManyEntries, AStepScoresVotesAndLists) {
             << "head " << h << " entry " << i;
         sum += std::exp(double{got[size_t(h) * capacity + i]});
       }
-      // As there: 64 + n/64 additions.
+      // As in kv_selection_test: 64 + n/64 additions.
       ASSERT_NEAR(got_lse[h], std::log(sum), (64 + c.n / 64.0) * 0x1p-24 + 0x1p-19);
       ASSERT_TRUE(is_poison(got, size_t(h) * capacity, n_init) &&
                   is_poison(got, size_t(h) * capacity + end, capacity - end));
     }
 
-    // Each set of votes: what the candidates' are before the max-pool, and where they lie.
+    // For each set of votes: the candidates' votes before the max-pool, and their positions.
     const uint32_t sets = c.scope == kVoteLayer ? 1 : kv_heads,
                    length = c.scope == kVoteLayer ? positions : c.n;
     for (uint32_t set = 0; set < sets; ++set) {
@@ -346,11 +346,11 @@ TEST_P(KvManyEntries, CompactionMovesEveryRowOnce) {
     survivors[1] = some_entries(random, n, c.keep, std::min(c.rows, c.keep));
     for (uint32_t i = 0; i < c.keep; ++i) {
       survivors[2].push_back(i);               // nothing moves
-      survivors[3].push_back(i + 1);           // everything moves by one, onto its neighbour
-      survivors[4].push_back(n - c.keep + i);  // everything moves by as much as there is to lose
+      survivors[3].push_back(i + 1);           // all entries move by one, onto their neighbour
+      survivors[4].push_back(n - c.keep + i);  // all entries move by the number of lost entries
     }
     for (uint32_t i = 0; survivors[5].size() < c.keep;
-         ++i)  // every so often one is lost, while there are some to lose
+         ++i)  // entries are lost at intervals, while there are some to lose
       if (i % 17 != 3 || c.keep - survivors[5].size() == n - i) survivors[5].push_back(i);
     const auto words = [&](size_t count) {
       std::vector<uint16_t> w(count);

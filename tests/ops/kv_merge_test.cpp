@@ -1,4 +1,4 @@
-// kv_merge on every device: runs of which the last entries were appended out of order, against a sort.
+// kv_merge on every device: runs whose last entries were appended out of order, compared with a sort.
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
@@ -7,7 +7,7 @@ namespace {
 // Where the positions of a run's last entries belong.
 enum class Tails { kBefore, kBehind, kAmong, kFew };
 
-// What one head's run is: so many entries, of which the last `appended` came last.
+// One head's run: its number of entries, the last `appended` of which were appended out of order.
 struct MergedRun {
   uint32_t entries, appended;
   Tails tail;
@@ -15,10 +15,10 @@ struct MergedRun {
 
 class KvMerges : public OpTest {
  protected:
-  // Positions of a run: both parts ascend by themselves, and no two are the same.
+  // The positions of a run: both parts ascend, and no two positions are equal.
   static std::vector<int32_t> positions(Random& random, const MergedRun& run) {
     const uint32_t older = run.entries - run.appended;
-    // Even positions are older entries', odd ones those of what was appended.
+    // Older entries have even positions, appended ones odd positions.
     std::vector<uint32_t> odd;
     switch (run.tail) {
       case Tails::kBefore:
@@ -31,7 +31,7 @@ class KvMerges : public OpTest {
       case Tails::kAmong:
         odd = some_entries(random, older + 2 * run.appended + 2, run.appended, 0);
         break;
-      case Tails::kFew:  // the first two of them go far to the front, the others stay
+      case Tails::kFew:  // the first two of them move far to the front, the others stay
         odd = every_entry(run.appended);
         for (uint32_t i = 0; i < run.appended; ++i) odd[i] += i < 2 ? older / 3 : 100 + older;
     }
@@ -42,7 +42,7 @@ class KvMerges : public OpTest {
     return all;
   }
 
-  // The step that compacted had `rows` rows, and left the runs with as many entries as they are given.
+  // The step that compacted had `rows` rows, and left the runs with the given number of entries.
   void check(const std::vector<MergedRun>& runs, uint32_t rows, uint32_t dh) {
     SCOPED_TRACE(::testing::Message() << rows << " rows, head size " << dh);
     clear();
@@ -50,7 +50,7 @@ class KvMerges : public OpTest {
     std::vector<HeadState> heads;
     uint32_t first = 3;
     for (const MergedRun& run : runs) {
-      // Before, a head had some entries that went; in every other one all that there were stay.
+      // Before, a head had some entries that were evicted; every other head kept all entries.
       const uint32_t went = heads.size() % 2 ? 0 : 7 + rows, before = run.entries + went;
       heads.push_back({.first = first,
                        .capacity = before + 3,
@@ -95,7 +95,7 @@ class KvMerges : public OpTest {
         {own_k}, {own_v}, own_pos, own_cis, {.heads = count, .head_dim = dh, .head_state = kOtherRows}};
     const auto program = record(kMostMergedRows, [&](Recorder& r) { r.record(op); });
     ASSERT_TRUE(program);
-    for (const char* time : {"once", "again"}) {  // what is sorted stays
+    for (const char* time : {"once", "again"}) {  // sorting twice changes nothing
       SCOPED_TRACE(time);
       run(*program, {.n_rows = rows}, behind_other_rows(heads));
       expect_same(get<uint16_t>(own_k), want_k, dh, "k");
@@ -106,7 +106,7 @@ class KvMerges : public OpTest {
   }
 
  private:
-  // Every byte of the layer's arrays, between runs and behind their entries, too.
+  // Compares every byte of the layer's arrays, also between runs and after their entries.
   template <typename T>
   static void expect_same(const std::vector<T>& got, const std::vector<T>& want, uint32_t width,
                           const char* what) {
@@ -124,7 +124,7 @@ TEST_P(KvMerges, PutTheLastEntriesWhereTheirPositionsBelong) {
       check({{700, rows, Tails::kBefore},
              {701, rows, Tails::kAmong},
              {64, some, Tails::kAmong},
-             {rows, rows, Tails::kBehind},  // nothing but what was appended
+             {rows, rows, Tails::kBehind},  // only appended entries
              {300, some, Tails::kBehind},
              {301, 0, Tails::kBehind},
              {130, rows, Tails::kFew},
@@ -136,7 +136,7 @@ TEST_P(KvMerges, PutTheLastEntriesWhereTheirPositionsBelong) {
     }
 }
 
-// Tiles of every device and array, and runs that are not among their tiles' multiples.
+// Tiles of every device and array, and runs that are not multiples of the tiles.
 TEST_P(KvMerges, MoveLongRuns) {
   for (const uint32_t n : {256u, 512u, 1024u, 2048u, 4096u})
     for (const int more : {-1, 0, 1, 65}) {

@@ -1,4 +1,4 @@
-// Quest's ops, which work on pages of entries: page_bounds and page_score, and vote and top_k of pages.
+// The ops of Quest, which work on pages of entries: page_bounds and page_score, and vote and top_k of pages.
 #include <array>
 
 #include "tests/ops/kv_reference.h"
@@ -9,7 +9,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using Entries = std::vector<uint32_t>;
 
-// Where a head's pages begin in a layer's bounds, and how many the bounds must hold.
+// Where a head's pages begin in a layer's bounds, and how many pages the bounds must hold.
 uint32_t first_page(const std::vector<HeadState>& heads, uint32_t head, uint32_t page) {
   return heads[head].first / page + head;
 }
@@ -20,7 +20,8 @@ uint32_t page_count(const std::vector<HeadState>& heads, uint32_t page) {
   return count;
 }
 
-// The pages of `entries` entries of a head, from page `from` on, into a layer's bounds [pages][2][dh].
+// Computes the pages of a head with `entries` entries, from page `from` on, into a layer's bounds
+// [pages][2][dh].
 void bound(std::vector<uint16_t>& bounds, const Pool& pool, uint32_t head, uint32_t page, uint32_t from,
            uint32_t entries) {
   for (uint32_t p = from; p < units(entries, page); ++p)
@@ -77,7 +78,7 @@ TEST_P(KvPages, BoundsAreTheSmallestAndLargestKeysOfAPage) {
       }
 }
 
-// Methods 8.30: what rows leave one after the other, a few at a time, is what all of them leave at once.
+// Methods 8.30: rows that are added a few at a time give the same bounds as all of them at once.
 TEST_P(KvPages, BoundsGrowWithTheKeys) {
   const uint32_t page = 16, dh = 64, heads = 2, stride = 2 * heads * dh, capacity = 80, max_rows = 33;
   Random random;
@@ -220,26 +221,28 @@ TEST_P(KvPages, ScoreIsTheLargestProductThatBoundsAllow) {
         const auto low = doubles(bounds, from, c.dh), high = doubles(bounds, from + c.dh, c.dh);
         double want = 0;
         for (uint32_t e = 0; e < c.dh; ++e) want += std::max(query[e] * low[e], query[e] * high[e]);
-        // Bounds are below 1. A rotated element is two products of numbers below 1 and the factor, whose
-        // cosines are off by 3 roundings: by 16 2^-24 factor in all, and below 1.42 factor. Of these dh
-        // products are added, each rounded, as are the sums: (dh + 2) 2^-24 of the sum of magnitudes, with
-        // the scale.
+        // Bounds are below 1. A rotated element is two products of numbers below 1 and the factor, and its
+        // cosines have 3 roundings: an error of 16 2^-24 factor in total, and a value below 1.42 factor. dh
+        // products of these are added; each product and each sum is rounded: (dh + 2) 2^-24 of the sum of
+        // magnitudes, including the scale.
         const double f = c.rotation.factor;
         ASSERT_NEAR(got[at], scale * want, scale * c.dh * (16 * f + (c.dh + 2) * 1.42 * f) * 0x1p-24)
             << "head " << h << " page " << p;
         sum += std::exp(double{got[at]});
       }
-      ASSERT_NEAR(got_lse[h], std::log(sum), (64 + n / 64.0) * 0x1p-24 + 0x1p-19);  // as token_score's
+      ASSERT_NEAR(got_lse[h], std::log(sum), (64 + n / 64.0) * 0x1p-24 + 0x1p-19);  // as for token_score
     }
   }
 }
 
-// Methods 8.29: no key of a page has a larger product than the page's score; a page of one key has this one.
+// Methods 8.29: no key of a page has a larger product than the page's score; a page with one key has exactly
+// its product.
 //
-// In exact numbers the score is not below the product, since q_c k_c <= max(q_c lo_c, q_c hi_c) in every
-// channel and bounds are exact. The device's is below its exact value by at most what f32 rounds: dh products
-// and dh - 1 additions in any order, and the scale: (dh + 1) 2^-24 of the sum of |q_c| max(|lo_c|, |hi_c|),
-// to first order; one more covers the second. The products here are in double: dh 2^-53 of the same.
+// In exact arithmetic the score is not below the product, since q_c k_c <= max(q_c lo_c, q_c hi_c) in every
+// channel and bounds are exact. The device's score is below its exact value by at most the rounding of f32:
+// dh products and dh - 1 additions in any order, and the scale: (dh + 1) 2^-24 of the sum of |q_c|
+// max(|lo_c|, |hi_c|), to first order; one more covers the second order. The products here are in double: dh
+// 2^-53 of the same.
 TEST_P(KvPages, ScoreIsNoSmallerThanAnyKeysProduct) {
   constexpr uint32_t kDim = 64, kHeads = 4, kGroup = 2, kHeld = 65536;  // 4 kinds of 4 heads: 1,048,576 keys
   Random random;
@@ -252,17 +255,17 @@ TEST_P(KvPages, ScoreIsNoSmallerThanAnyKeysProduct) {
       const std::vector<HeadState> heads = equal_heads(kHeads, held, held - 1);
       std::vector<uint16_t> k(size_t(kHeads) * held * kDim);
       for (size_t i = 0; i < k.size(); ++i) switch (kind) {
-          case 0:  // spread evenly
+          case 0:  // uniformly distributed
             k[i] = f32_to_f16(random.uniform(-1, 1));
             break;
-          case 1:  // of one magnitude, with any sign: every page's bounds are far from its keys
+          case 1:  // of one magnitude, with random signs: every page's bounds are far from its keys
             k[i] = random.next() & 1 ? 0x3c00 : 0xbc00;
             break;
           case 2:  // any finite halves
             do k[i] = static_cast<uint16_t>(random.next());
             while ((k[i] & 0x7c00) == 0x7c00);
             break;
-          case 3:  // mostly nothing, a few of the largest numbers
+          case 3:  // mostly zeros, with a few of the largest numbers
             k[i] = random.below(50) ? static_cast<uint16_t>(random.below(2) << 15 | random.below(3))
                                     : static_cast<uint16_t>(random.below(2) << 15 | 0x7bff);
         }
@@ -378,7 +381,7 @@ TEST_P(KvPages, VotesAreOfPages) {
     }
 }
 
-// The entries of the first pages, of the picked ones and of the last, of a head with n.
+// The entries of the first pages, of the picked pages and of the last pages, for a head with n entries.
 Entries entries_of(const StepParams& step, uint32_t page, uint32_t n, const std::vector<float>& scores) {
   const uint32_t pages = units(n, page);
   if (pages <= step.n_init + step.select_k + step.n_local) return every_entry(n);
@@ -442,13 +445,13 @@ TEST_P(KvPages, ListsHoldEveryEntryOfTheBestPages) {
     }
 }
 
-// A token of Quest: its key, the bounds of the page that it lies in, the pages' scores and their votes, the
-// list, and attention over it; again for the tokens after it, across the end of a page.
+// A token of Quest: its key, the bounds of its page, the pages' scores and votes, the list, and attention to
+// it; repeated for the following tokens, across the end of a page.
 TEST_P(KvPages, AStepBoundsScoresListsAndAttends) {
   const uint32_t page = 16, dh = 64, group = 2, n_init = 0, n_local = 1, select_k = 3;
   const Rotation rotation{kRopeOriginal, kRopeHalves, dh, 1};
   Random random;
-  // The first two begin to be selected from on the way.
+  // The first two heads become long enough to be selected from during the test.
   Pool pool(random, unequal_heads({61, 63, 300, 2, 1000}, 40), dh);
   const uint32_t kv_heads = pool.count(), heads = kv_heads * group, queries = heads * dh,
                  stride = queries + 2 * kv_heads * dh, pages = page_count(pool.heads, page),

@@ -1,4 +1,4 @@
-// What the tests of the KV ops compare with: plain loops in double precision, and operands made for them.
+// References for the tests of the KV ops: plain loops in double precision, and operands for them.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace thimble::test {
 
-// How a test's keys and queries rotate.
+// How the keys and queries of a test rotate.
 struct Rotation {
   uint32_t mode = kRopeList, pairing = kRopeAdjacent, n_rot = 64;
   double factor = 1;  // the model's attention factor
@@ -67,7 +67,7 @@ inline std::vector<uint32_t> every_entry(uint32_t n) {
   std::iota(list.begin(), list.end(), 0u);
   return list;
 }
-// `picked` of n entries in ascending order, the last `last` among them.
+// `picked` of n entries in ascending order, including the last `last`.
 inline std::vector<uint32_t> some_entries(Random& random, uint32_t n, uint32_t picked, uint32_t last) {
   std::vector<uint32_t> all(n - last), list;
   std::iota(all.begin(), all.end(), 0u);
@@ -80,7 +80,7 @@ inline std::vector<uint32_t> some_entries(Random& random, uint32_t n, uint32_t p
   return list;
 }
 
-// Lists as ops take them: [heads][capacity], poison where a list has ended.
+// Lists as ops take them: [heads][capacity], with poison after the end of a list.
 inline std::vector<uint32_t> lists(const std::vector<std::vector<uint32_t>>& heads, uint32_t capacity) {
   std::vector<uint32_t> all;
   for (std::vector<uint32_t> list : heads) {
@@ -98,10 +98,10 @@ inline std::vector<uint32_t> list_of(const std::vector<uint32_t>& all, uint32_t 
   return {l + 1, l + 1 + *l};
 }
 
-// A bound on attention's error for |q| <= q_max, |k|, |v| <= 1, n keys. A score is a sum of dh products, each
-// rotated, scaled and rounded about 8 times before, times factor^2 / sqrt(dh): it errs by at most (dh + 8)
-// 2^-24 q_max sqrt(dh) factor^2. A weight errs by twice that, relatively, and 2^-21 for the exponential and
-// the rescaling; sums over n keys are made in tiles of 64.
+// A bound on attention's error for |q| <= q_max, |k|, |v| <= 1 and n keys. A score is a sum of dh products,
+// each rotated, scaled and rounded about 8 times before, times factor^2 / sqrt(dh). Its error is at most (dh
+// + 8) 2^-24 q_max sqrt(dh) factor^2. The relative error of a weight is twice that, plus 2^-21 for the
+// exponential and the rescaling. Sums over n keys are made in tiles of 64.
 inline double attention_tolerance(uint32_t head_dim, double q_max, uint32_t n, double factor = 1) {
   const double score = (head_dim + 8) * 0x1p-24 * q_max * std::sqrt(head_dim) * factor * factor;
   return 2 * score + 0x1p-21 + (64 + n / 64.0) * 0x1p-24;
@@ -110,27 +110,26 @@ inline double attention_tolerance(uint32_t head_dim, double q_max, uint32_t n, d
 struct Attended {
   std::vector<double> y;
   std::vector<double>
-      f16_tolerance;  // what may come on top of attention_tolerance on tensor cores; else empty
+      f16_tolerance;  // the additional error on tensor cores (see attention_tolerance); otherwise empty
 };
 
-// What a softmax knows beside keys: a cap of its logits (0: none), and one that carries no value (-inf:
-// none).
+// The parameters of a softmax other than keys: a cap of its logits (0: none), and a sink logit (-inf: none).
 struct Softmax {
   double cap = 0, sink = -std::numeric_limits<double>::infinity();
 };
 
-// softmax(q k^T * scale) v for one query: keys and values [n][dh] as they are multiplied, q rotated. A cap
-// moves no two logits apart, and a sink takes from all weights alike.
+// softmax(q k^T * scale) v for one query. Keys and values [n][dh] are as multiplied, q is rotated. A cap
+// moves no two logits apart, and a sink reduces all weights in the same proportion.
 //
-// Where tensor cores multiply, q * scale * log2(e), k, the weights p and v are rounded to f16, each by at
-// most 2^-11 of itself or 2^-25. The score of key i then moves by at most m_i: the largest product of the
-// rounded vectors less the product of the exact ones, magnitudes throughout, and dh truncated additions in
-// f32. With E = max m_i,
+// With tensor cores, q * scale * log2(e), k, the weights p and v are rounded to f16, each by at most 2^-11 of
+// itself or 2^-25. The score of key i then changes by at most m_i: the largest product of the rounded vectors
+// minus the product of the exact ones, with magnitudes throughout, plus dh truncated additions in f32. With E
+// = max m_i,
 //   y' - y = sum w_i (e^m_i - 1) (v_i - y) / sum w_i e^m_i <= e^E sum w_i (e^|m_i| - 1) |v_i - y|.
-// Weights are relative to the largest so far, so their smallest step counts 2^-25 / sum p at most; whether
-// the sum is of rounded weights or not, p_i moves y by at most that and 2^-11 of w_i, times |v_i| + |y|.
-// Tensor cores truncate sums, so n additions come to n 2^-23 of sum w_i |v_i|. A second e^E covers the
-// effects on each other.
+// Weights are relative to the largest so far, so their smallest step is at most 2^-25 / sum p. Whether the
+// sum uses rounded weights or not, p_i changes y by at most that and 2^-11 of w_i, times |v_i| + |y|. Tensor
+// cores truncate sums, so n additions amount to n 2^-23 of sum w_i |v_i|. A second e^E covers the interaction
+// of these effects.
 inline Attended attend(const std::vector<double>& q, std::span<const double> k, std::span<const double> v,
                        double scale, bool f16, const Softmax& softmax = {}) {
   const size_t dh = q.size(), n = k.size() / dh;
@@ -174,7 +173,7 @@ inline Attended attend(const std::vector<double>& q, std::span<const double> k, 
   return out;
 }
 
-// A KV head's rotated keys, and its values, of a list's entries; as attend() takes them.
+// The rotated keys of a KV head and its values, for the entries of a list, as attend() takes them.
 struct Listed {
   std::vector<double> k, v;
   template <typename Keys, typename Values>
@@ -229,10 +228,10 @@ struct Pool {
   uint32_t count() const { return static_cast<uint32_t>(heads.size()); }
 };
 
-// Attention over a list, or over everything, in as many passes over a view as its `entries` take.
+// Attention to a list, or to all entries, in as many passes over a view as its `entries` require.
 struct ViewAttention {
   View q, pool_k, pool_v, chunk_k, chunk_v, list, table, view_k, view_v, y, ml, sinks = {}, row_index = {};
-  uint32_t chunk_capacity = 0, entries = 0;  // `entries`: of the longest head, with the step's rows
+  uint32_t chunk_capacity = 0, entries = 0;  // `entries`: of the longest head, including the step's rows
   AttentionParams p{};                       // of the first pass
 
   void record(Recorder& r) const {
@@ -259,7 +258,7 @@ struct ViewAttention {
   }
 };
 
-// A selection: the pool's scores, their votes and the lists of them.
+// A selection: the pool's scores, their votes, and the lists made from them.
 struct Selecting {
   View q, k, table, pos, gate, scores, lse, votes, list;
   TokenScoreParams p{};
@@ -295,7 +294,7 @@ struct Selecting {
   }
 };
 
-// Score order of top_k: NaN as -inf, ties to the larger index.
+// The order of scores in top_k: NaN counts as -inf, ties go to the larger index.
 inline std::vector<uint32_t> largest(const std::vector<float>& scores, uint32_t begin, uint32_t end,
                                      uint32_t count) {
   std::vector<uint32_t> order(end - begin);

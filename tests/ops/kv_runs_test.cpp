@@ -1,6 +1,6 @@
 // Heads that hold different numbers of entries: every op that writes, scores, lists or moves entries, each
-// head against plain loops over its own run. What lies between runs, and behind a run's entries, is poison,
-// and stays so. (Attention and kv_view: kv_attention_test; pages: kv_page_test.)
+// head compared with plain loops over its own run. Memory between runs, and after a run's entries, is
+// poisoned and must stay so. (Attention and kv_view: kv_attention_test; pages: kv_page_test.)
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
@@ -9,7 +9,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using Entries = std::vector<uint32_t>;
 
-// A chunk buffer's worth of values: [heads][capacity], of which `rows` count.
+// Values for a chunk buffer: [heads][capacity], of which `rows` are used.
 template <typename T, typename Make>
 std::vector<T> chunk_of(uint32_t heads, uint32_t rows, uint32_t capacity, uint32_t width, const Make& make) {
   std::vector<T> all;
@@ -75,7 +75,7 @@ TEST_P(KvRuns, AppendPutsRowsBehindEachHeadsEntries) {
     }
 }
 
-// A token's row takes another way on some devices.
+// Some devices use a different kernel for a single row.
 TEST_P(KvRuns, AppendStoresTheRowsOwnPositions) {
   constexpr uint32_t kDim = 80, kLeft = 2;
   for (const uint32_t rows : {1u, 2u, 33u, 64u})
@@ -147,7 +147,7 @@ TEST_P(KvRuns, CisStorePutsScoresBehindEachHeadsEntriesOrOverTheirLast) {
       }
 }
 
-// Which entries stay: the protected, the last before the first, and the largest of the others.
+// The kept entries: the first protected ones, the last protected ones, and the largest of the others.
 Entries kept(const std::vector<float>& scores, const HeadState& head) {
   const uint32_t n = static_cast<uint32_t>(scores.size());
   if (head.keep >= n) return every_entry(n);
@@ -175,7 +175,7 @@ TEST_P(KvRuns, RetainsAsManyOfEachHeadAsItsRowSays) {
         const uint32_t keeps[] = {0, n, n / 3, 1, n - 1, 300, 2500, 17, n + 9};
         own.keep = keeps[head];
         own.protect_first = head % 4;
-        own.protect_last = head == 7 ? 60 : 3 * head;  // head 7 protects more than it keeps
+        own.protect_last = head == 7 ? 60 : 3 * head;  // head 7 protects more entries than it keeps
       }
       const auto chunk =
           chunk_of<float>(heads, rows, chunk_capacity, 1, [&] { return random.uniform(-3, 3); });
@@ -214,7 +214,7 @@ TEST_P(KvRuns, RetainsAsManyOfEachHeadAsItsRowSays) {
 
 // ---- selection ----
 
-// A selecting step over heads of which some are too short to be selected from.
+// A selecting step over heads some of which are too short to be selected from.
 struct SelectCase {
   uint32_t group, dh, rows, window;
   Rotation rotation;
@@ -229,7 +229,8 @@ TEST_P(KvRuns, ScoresVotesAndListsEachHeadsOwnMiddle) {
     SCOPED_TRACE(::testing::Message() << "group " << c.group << " dh " << c.dh << " rows " << c.rows);
     clear();
     Random random{c.dh};
-    // With the step's rows: one head below what is attended anyway, one that just is, one with one more.
+    // Including the step's rows: one head below the entries that are always attended, one exactly at them,
+    // one with one more.
     const Pool pool(random,
                     unequal_heads({0, most - c.rows - 1, most - c.rows, most - c.rows + 1, 4000, 7, 300}, 10),
                     c.dh);
@@ -322,8 +323,8 @@ TEST_P(KvRuns, ScoresVotesAndListsEachHeadsOwnMiddle) {
   }
 }
 
-// Votes of the layer ask for heads with as many entries each, wherever their runs lie: here at other
-// positions in each, so that lists differ in length.
+// Votes of the layer require heads with equal numbers of entries, wherever their runs are. Here heads hold
+// different positions, so their lists differ in length.
 TEST_P(KvRuns, LayerVotesAreOfThePositionsInEachHeadsRun) {
   Random random;
   const uint32_t kv_heads = 3, group = 2, rows = 3, held = 400, n = held + rows, n_init = 4, n_local = 30,
@@ -391,7 +392,8 @@ TEST_P(KvRuns, LayerVotesAreOfThePositionsInEachHeadsRun) {
   }
 }
 
-// What is cached serves the heads that were selected from when it was made: one more, and nothing is cached.
+// A cached selection is valid for the heads that were selected from when it was made. If another head is
+// added, it is not used.
 TEST_P(KvRuns, TheGateMissesWhenAnotherHeadBeginsToBeSelectedFrom) {
   Random random;
   constexpr uint32_t kCols = 64;
@@ -468,8 +470,8 @@ TEST_P(KvRuns, AHitRenewsEachHeadsOwnLocalWindow) {
 
 class KvRunsCompact : public KvRuns {
  protected:
-  // Lists as many as `keeps` of each head's entries with the step's rows, or all where there is no list, and
-  // compares what has become of the pool.
+  // Lists `keeps` of each head's entries including the step's rows, or all if there is no list, and compares
+  // the resulting pool.
   void check(const Entries& entries, uint32_t rows, uint32_t dh, const Entries& keeps) {
     SCOPED_TRACE(::testing::Message() << rows << " rows, head size " << dh << (keeps.empty() ? ", all" : ""));
     clear();
@@ -525,7 +527,7 @@ class KvRunsCompact : public KvRuns {
   }
 
  private:
-  // What lies in a run behind its survivors may be anything.
+  // Memory of a run after its surviving entries may have any contents.
   template <typename T>
   static void compare(std::vector<T> got, const std::vector<T>& want, const std::vector<HeadState>& heads,
                       const std::vector<Entries>& survivors, uint32_t width, const char* what) {
@@ -553,8 +555,8 @@ TEST_P(KvRunsCompact, AppendsTheChunkBehindEachHeadsOwnEntries) {
 
 // ---- bits ----
 
-// A selecting step of one row and attention over its lists and over everything, on 1, 2 and 5 workers, with
-// runs in order and with gaps, and with runs the other way round: the same bits (methods 8.3).
+// A selecting step of a single row, with attention to its lists and to all entries, on 1, 2 and 5 workers,
+// with runs in order, with gaps, and in reverse order: the bits must be the same (methods 8.3).
 TEST_P(KvRuns, NeitherThreadsNorWhereRunsLieChangeABit) {
   const Entries entries = {3000, 63, 0, 900};
   const uint32_t group = 4, dh = 64, kv_heads = 4, heads = kv_heads * group, width = heads * dh,
@@ -575,7 +577,7 @@ TEST_P(KvRuns, NeitherThreadsNorWhereRunsLieChangeABit) {
       for (auto* array : {&k, &v}) {
         *array = padded_rows(*array, size_t(layer_entries(runs)) * dh);
         for (const HeadState& run : runs) {
-          const auto own = halves(random.floats(size_t(run.n_entries + 1) * dh));  // the step's row with them
+          const auto own = halves(random.floats(size_t(run.n_entries + 1) * dh));  // including the step's row
           std::copy(own.begin(), own.end(), array->begin() + size_t(run.first) * dh);
         }
       }

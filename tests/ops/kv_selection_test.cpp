@@ -1,5 +1,5 @@
-// query_gate, token_score, vote and top_k against plain loops in double precision, and the golden vectors of
-// the two methods: Locret's retention and TokenSelect's selection.
+// query_gate, token_score, vote and top_k, compared with plain loops in double precision and with the golden
+// vectors of both methods: Locret's retention and TokenSelect's selection.
 #include <map>
 #include <set>
 
@@ -13,7 +13,7 @@ using Entries = std::vector<uint32_t>;
 
 class KvSelection : public OpTest {
  protected:
-  // One head's retention over pool and chunk scores.
+  // The retention of one head for pool and chunk scores.
   Entries retain(const std::vector<float>& pool, const std::vector<float>& chunk, uint32_t keep,
                  uint32_t protect_first, uint32_t protect_last) {
     const uint32_t n = static_cast<uint32_t>(pool.size() + chunk.size());
@@ -38,7 +38,7 @@ class KvSelection : public OpTest {
     return list_of(get<uint32_t>(list), n + 1, 0);
   }
 
-  // What one selecting step of a layer works on; operands stay on the device from step to step.
+  // The operands of a selecting step of a layer; they stay on the device from step to step.
   struct Layer {
     uint32_t kv_heads, group, capacity, dh = 16;
     uint32_t scope = kVoteGroup;
@@ -50,7 +50,7 @@ class KvSelection : public OpTest {
       for (HeadState& head : heads) head.n_entries = n;
     }
   };
-  // Heads with `entries` in the pool; scores are [query heads][capacity]; positions are as entries unless
+  // Heads with `entries` in the pool. Scores are [query heads][capacity]; positions equal entries unless
   // given.
   Layer layer(uint32_t kv_heads, uint32_t group, uint32_t capacity, uint32_t scope, uint32_t entries,
               const StepParams& step, const std::vector<float>& scores, std::vector<int32_t> positions = {}) {
@@ -109,7 +109,7 @@ class KvSelection : public OpTest {
 };
 THIMBLE_OP_TESTS(KvSelection);
 
-// What a list must be: sinks, then what was picked from the middle, then the local window.
+// The expected list: sinks, the entries picked from the middle, then the local window.
 Entries selection(const StepParams& s, uint32_t n, const Entries& picked) {
   Entries l;
   for (uint32_t i = 0; i < s.n_init; ++i) l.push_back(i);
@@ -120,7 +120,7 @@ Entries selection(const StepParams& s, uint32_t n, const Entries& picked) {
 
 // ---- retention ----
 
-// Algorithms 8.6, with the positions that each chunk's list stands for.
+// Algorithms 8.6, with the positions that the list of each chunk stands for.
 TEST_P(KvSelection, RetentionFollowsTheGoldenExample) {
   const std::vector<float> cis = {5, 1, 4, 2, 9, 0, 3, 8, 1};
   Entries kept;  // positions
@@ -147,8 +147,8 @@ TEST_P(KvSelection, RetentionFollowsTheGoldenExample) {
   EXPECT_EQ(kept, (Entries{0, 2, 4, 7}));
 }
 
-// The published algorithm as printed stores +inf in protected scores, so that they stay for ever. Writing
-// that into the scores gives its other result: the two are told apart.
+// The published algorithm as printed stores +inf in protected scores, so that they stay forever. Writing that
+// into the scores gives a different result, so this test distinguishes the two.
 TEST_P(KvSelection, RetentionLeavesProtectedScoresAsTheyAre) {
   EXPECT_EQ(retain({5, 1, 4}, {2, 9, 0}, 4, 0, 2), (Entries{0, 2, 4, 5}));
   EXPECT_EQ(retain({5, kInfinity, kInfinity}, {2, 9, 0}, 4, 0, 2), (Entries{1, 2, 4, 5}));
@@ -228,8 +228,8 @@ struct ScoreCase {
   uint32_t middle = 680;  // entries that are scored
 };
 
-// Also methods 8.23: under list the score is the rotary logit of a key n_local back, wherever the query
-// is.
+// Also methods 8.23: under list, the score is the rotary logit of a key that is n_local back, wherever the
+// query is.
 TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
   std::vector<ScoreCase> cases = {{2, 4, 64, 1, {}},
                                   {2, 4, 64, 1, {}, 9000},
@@ -286,10 +286,11 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
                                .rope = c.rotation.params()}});
         });
     const auto got = get<float>(scores), got_lse = get<float>(lse);
-    Rotation plain = c.rotation;  // the model's factor counts once
+    Rotation plain = c.rotation;  // the model's factor applies once
     plain.factor = 1;
     for (uint32_t h = 0; h < heads; ++h) {
-      // Queries and keys both rotated, n_local apart: not what the op computes, but equal to it.
+      // Queries and keys both rotated, n_local apart. The op computes this in another way, but the result is
+      // equal.
       std::vector<double> query(c.dh);
       for (uint32_t row = 0; row < c.rows; ++row) {
         const auto rotated =
@@ -305,14 +306,14 @@ TEST_P(KvSelection, TokenScoreIsTheLogitOfAKeyAtTheLocalWindowsEdge) {
         }
         auto key = doubles(k, (h / c.group * capacity + i) * size_t(c.dh), c.dh);
         if (c.rotation.mode == kRopeList) key = plain.rotated(key, c.position - double(n_local));
-        // A sum of dh products of numbers below 1.2; queries are rotated, averaged over `rows` and scaled
-        // before, and may be sums of two f16 vectors, which are off by 2^-20 of a channel.
+        // A sum of dh products of numbers below 1.2. Queries are rotated, averaged over `rows` and scaled
+        // before; they may be sums of two f16 vectors, which are off by 2^-20 of a channel.
         ASSERT_NEAR(got[at], dot(query, key), 1.44 * c.dh * (c.dh + 24 + c.rows) * 0x1p-24)
             << "head " << h << " entry " << i;
         sum += std::exp(static_cast<double>(got[at]));
       }
-      // Exponentials and logarithms to about 2^-22, 64 + 1000/64 additions, differences of numbers below 32
-      // and the result rounded by 2^-20.
+      // Exponentials and logarithms to about 2^-22, 64 + 1000/64 additions; differences of numbers below 32
+      // and the result are rounded by 2^-20.
       ASSERT_NEAR(got_lse[h], std::log(sum), 100 * 0x1p-24 + 0x1p-19);
     }
   }
@@ -342,10 +343,12 @@ TEST_P(KvSelection, GroupVotesSumToTheGroupAndIgnoreAConstant) {  // methods 8.1
           continue;
         }
         sum += std::exp(static_cast<double>(vote));
-        // Scores below 32 round by 2^-20, and so does their lse: each vote moves by at most 4 of those.
+        // Scores below 32 round by 2^-20, and so does their log-sum-exp: each vote changes by at most 4 of
+        // those.
         EXPECT_NEAR(vote, shifted_votes[head * capacity + i], 4 * 0x1p-20);
       }
-      // lse was rounded from a number below 32, votes likewise; the exponentials in them err by less.
+      // The log-sum-exp was rounded from a number below 32, and so were votes; the exponentials of votes have
+      // smaller errors.
       EXPECT_NEAR(sum, group, group * 4 * 0x1p-20);
       EXPECT_EQ(list(l, head),
                 selection(step, n,
@@ -467,7 +470,7 @@ TEST_P(KvSelection, GroupListsCaptureAtLeastTheVotesOfLayerLists) {  // methods 
 }
 
 TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
-  // One head: its votes are its scores less a constant.
+  // With one head, votes are scores minus a constant.
   const std::vector<float> scores = {9, 1, 0, 0, 5, 0, 0, 9, 9};
   for (const uint32_t scope : {kVoteGroup, kVoteLayer})
     for (const uint32_t window : {0u, 1u, 2u, 3u, 4u, 5u, 32u}) {
@@ -491,7 +494,8 @@ TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
       }
       EXPECT_EQ(votes[0], -kInfinity);
       EXPECT_EQ(votes[7], -kInfinity);
-      if (window == 3 || window == 32) {  // ties go to the larger position; an even window's last has no vote
+      // ties go to the larger position; the last candidate of an even window has no vote
+      if (window == 3 || window == 32) {
         EXPECT_EQ(list(l), (Entries{0, 4, 5, 7, 8}));
       }
     }
@@ -594,8 +598,8 @@ TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
   EXPECT_EQ(std::vector<uint32_t>({g.hit, g.valid, g.hits, g.misses}), (std::vector<uint32_t>{0, 0, 3, 4}));
 }
 
-// A device may count votes in bins that it chooses by a sample. Each head has votes of another kind, such
-// that for one number of picks or another the smallest that is picked is where bins serve badly.
+// A device may count votes in bins that it chooses with a sample. Each head has a different distribution of
+// votes. For each bin scheme, some number of picks puts the smallest picked vote where the bins are bad.
 TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
   constexpr uint32_t kKinds = 12, group = 5, n_init = 8, n_local = 32;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -608,7 +612,7 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
     for (uint32_t i = 0; i < 512; ++i) sampled[i / 8 * size / 64 + i % 8] = true;
     std::vector<float> scores, votes_like;
     for (uint32_t kind = 0; kind < kKinds; ++kind) {
-      std::vector<float> head(capacity, 40.0f);  // larger than any candidate's
+      std::vector<float> head(capacity, 40.0f);  // larger than the score of any candidate
       for (uint32_t i = 0; i < size; ++i) {
         float& s = head[n_init + i];
         switch (kind) {
@@ -621,31 +625,31 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
           case 2:  // many ties
             s = std::trunc(random.uniform(-12, -8));
             break;
-          case 3:  // what is no ordinary number
+          case 3:  // NaN, infinities and signed zeros
             s = odd[random.below(8)];
             break;
-          case 4:  // nothing is worth anything
+          case 4:  // all -inf or NaN
             s = i % 2 ? nan : -kInfinity;
             break;
-          case 5:  // close together, and one far from them
+          case 5:  // close together, with one far away
             s = i == 20 * size / 64 ? -kInfinity : -9 - random.uniform(0, 1) / 1024;
             break;
-          case 6:  // a few hundred above all that are sampled
+          case 6:  // a few hundred above all sampled ones
             s = (sampled[i] || i % 16 ? -20.0f : -10.0f) + random.uniform(0, 1);
             break;
-          case 7:  // nearly all above all that are sampled
+          case 7:  // nearly all above all sampled ones
             s = (sampled[i] ? -20.0f : -10.0f) + random.uniform(0, 1);
             break;
-          case 8:  // nearly all below all that are sampled, and so close that one bin has them all
+          case 8:  // nearly all below all sampled ones, and so close that they are in one bin
             s = sampled[i] ? random.uniform(9.601f, 9.602f) : random.uniform(9.59f, 9.5999f);
             break;
-          case 9:  // some below all that are sampled
+          case 9:  // some below all sampled ones
             s = (sampled[i] || i % 40 ? -3.0f : -300.0f) + random.uniform(0, 1);
             break;
-          case 10:  // ties above all that are sampled
+          case 10:  // ties above all sampled ones
             s = sampled[i] ? random.uniform(-12, -11) : -5;
             break;
-          default:  // ascending, so that neighbours are alike
+          default:  // ascending, so that neighbours are similar
             s = -20 + 10 * static_cast<float>(i) / static_cast<float>(size);
         }
       }
@@ -679,7 +683,7 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
   }
 }
 
-// A device may divide the candidates, and there may be fewer of them than parts.
+// A device may divide the candidates, and there may be fewer candidates than parts.
 TEST_P(KvSelection, AFewVotesMakeLists) {
   Random random;
   for (const uint32_t size : {1u, 2u, 15u, 17u, 127u, 129u, 511u, 513u})
@@ -700,7 +704,7 @@ TEST_P(KvSelection, AFewVotesMakeLists) {
     }
 }
 
-// What a step finds, and what the scope of another program's votes was, must not reach the next one.
+// Neither the state of a step, nor the vote scope of another program, may affect the next step.
 TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
   Random random;
   const uint32_t heads = 3, group = 2, capacity = 3000, vote_capacity = 4000, n_init = 5, n_local = 40;
@@ -731,7 +735,7 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
     uint32_t n, k, scope;
     bool hit = false;
   };
-  std::vector<Entries> before(heads);  // what was picked last
+  std::vector<Entries> before(heads);  // the previous picks
   std::vector<uint32_t> votes_before;
   for (const Turn t :
        {Turn{2900, 300, kVoteGroup}, Turn{2901, 300, kVoteGroup, true}, Turn{2902, 300, kVoteGroup},
@@ -777,7 +781,7 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
   }
 }
 
-// A device may wait with a vote for the list that is made of it.
+// A device may delay a vote until the list that uses it.
 TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
   Random random;
   const uint32_t n = 300, heads = 2;
@@ -910,7 +914,7 @@ TEST_P(KvGate, ThetaOfOneNeverHitsAndMinusOneAlwaysDoes) {  // methods 8.22
   }
 }
 
-// Equal queries hit for every theta below 1, whatever the order in which a device adds.
+// Equal queries hit for every theta below 1, whatever order a device adds in.
 TEST_P(KvGate, ComparesQueriesOfEveryWidth) {
   Random random;
   for (const uint32_t cols : {1u, 31u, 33u, 1000u, 4096u, 8192u}) {
@@ -972,8 +976,8 @@ TEST_P(KvGate, AHitKeepsTheSelectionAndRenewsTheLocalWindow) {  // methods 8.22
 
 // ---- all of them ----
 
-// A whole selecting step, prefill attention and eviction on 1, 2 and 5 workers; where workers are not ours to
-// number, three times.
+// A whole selecting step, prefill attention and eviction on 1, 2 and 5 workers; three times on devices whose
+// workers we do not control.
 TEST_P(KvSelection, TheNumberOfThreadsChangesNoBit) {
   std::vector<std::vector<uint32_t>> first;
   for (const uint32_t threads : {1u, 2u, 5u}) {

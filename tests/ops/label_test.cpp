@@ -1,4 +1,4 @@
-// label against plain loops in double precision.
+// label, compared with plain loops in double precision.
 #include <array>
 #include <set>
 
@@ -7,20 +7,20 @@
 namespace thimble::test {
 namespace {
 
-constexpr float kLeast = -4;  // some labels of these operands lie below it
+constexpr float kLeast = -4;  // some labels of these operands are below it
 
 struct Shape {
   uint32_t group, head_dim;
-  std::vector<uint32_t> entries;  // of each KV head
+  std::vector<uint32_t> entries;  // per KV head
   uint32_t rows;
   Rotation rotation;
-  std::array<uint32_t, 4> range = {0, 0, UINT32_MAX, UINT32_MAX};  // everything
-  bool weighed = false;                                            // with x and worth
+  std::array<uint32_t, 4> range = {0, 0, UINT32_MAX, UINT32_MAX};  // all entries
+  bool weighed = false;                                            // with the inputs x and worth
   float cap = 0;
   bool sinks = false;
 };
 
-// Those that have the op.
+// The devices that have the op.
 std::vector<std::string> labelling_devices() {
   std::vector<std::string> names = device_names();
   std::erase_if(names, [](const std::string& name) {
@@ -92,7 +92,7 @@ class Labels : public OpTest {
     const std::vector<float> logits = get<float>(max_logit), logs = get<float>(log_prob),
                              sums = get<float>(lse);
     const bool any = std::any_of(marked.begin(), marked.end(), [](uint32_t m) { return m != 0; });
-    // What a logit may be off by, as in attention_tolerance(), which |q| <= 3 and |k| <= 1 fit.
+    // The error of a logit, as in attention_tolerance(), whose conditions |q| <= 3 and |k| <= 1 hold.
     const double of_logit =
         (dh + 8) * 0x1p-24 * 3 * std::sqrt(double(dh)) * s.rotation.factor + double{s.cap} * 0x1p-22;
     for (uint32_t head = 0; head < heads; ++head) {
@@ -129,8 +129,8 @@ class Labels : public OpTest {
             const std::vector<double> x_row = doubles(x, row * kCols, kCols);
             log_sum += std::log(std::sqrt(dot(x_row, x_row)));
           }
-          // Tiles of 64 are added in logarithms; each addition rounds a few times, in what it adds and in
-          // the sum so far, and 64 terms of a tile among themselves.
+          // Tiles of 64 are added as logarithms. Each addition rounds a few times, in the summand and in the
+          // sum so far, and so do the 64 terms within a tile.
           const double of_sum =
               of_logit + (4 * (n + row + 1) / 64.0 + 8) * 0x1p-23 * (1 + std::fabs(log_sum)) + 64 * 0x1p-24;
           EXPECT_NEAR(sums[row * queries + query], log_sum, of_sum);
@@ -167,7 +167,7 @@ TEST_P(Labels, AreTheLargestLogitsAndLogProbabilitiesOfMarkedRows) {
   expect_labels({most_group, 16, {3}, 2, original}, {0, 1});
 }
 
-// Sinks, a chunk and what stands behind the text; entries between them are as if they were not there.
+// Sinks, a chunk and entries after the text; entries in between must have no effect.
 TEST_P(Labels, AreOfTheEntriesInRange) {
   const Rotation original{kRopeOriginal, kRopeAdjacent, 16};
   expect_labels({2, 16, {300, 290}, 9, original, {4, 70, 210, 280}}, {1, 1, 1, 0, 0, 1, 0, 0, 1});

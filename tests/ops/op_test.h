@@ -1,5 +1,5 @@
-// Runs ops on any device by its name: every operand lies between guard bytes, outputs start poisoned, and
-// after a run guards and inputs must be unchanged.
+// Runs ops on any device, selected by name. Every operand is between guard bytes and outputs start poisoned;
+// after a run, guards and inputs must be unchanged.
 //
 //   class DenseOps : public OpTest {};
 //   THIMBLE_OP_TESTS(DenseOps);                       // once for each device of this build and machine
@@ -31,12 +31,12 @@
 
 namespace thimble::test {
 
-// What poison bytes read as: a NaN in f32, f16 and bf16, -1 as an integer.
+// Poison bytes are NaN in f32, f16 and bf16, and -1 as an integer.
 constexpr std::byte kPoison{0xff};
 constexpr std::byte kGuard{0xa5};
 
-// The values with poison behind them, up to `count`: rows beyond n_rows, which no op may let into its
-// results.
+// The values, padded with poison up to `count` elements. The padding stands for rows beyond n_rows, which
+// must not affect any result.
 template <typename T>
 std::vector<T> padded_rows(std::vector<T> values, size_t count) {
   const size_t filled = values.size();
@@ -45,7 +45,7 @@ std::vector<T> padded_rows(std::vector<T> values, size_t count) {
   return values;
 }
 
-// Whether each byte of [first, first + count) still is poison: what an op must leave alone.
+// Whether each of `count` bytes from `first` on is still poison, for memory that an op must not write.
 template <typename T>
 bool is_poison(const std::vector<T>& values, size_t first, size_t count) {
   const auto* bytes = reinterpret_cast<const std::byte*>(values.data() + first);
@@ -56,7 +56,7 @@ bool is_poison(const std::vector<T>& values, size_t first, size_t count) {
 
 // ---- the table of HeadState ----
 
-// Heads with equal runs, one right behind the other.
+// Heads with equal runs, stored one after the other.
 inline std::vector<HeadState> equal_heads(uint32_t count, uint32_t capacity, uint32_t n_entries,
                                           uint32_t keep = 0, uint32_t protect_first = 0,
                                           uint32_t protect_last = 0) {
@@ -65,8 +65,8 @@ inline std::vector<HeadState> equal_heads(uint32_t count, uint32_t capacity, uin
     heads.push_back({head * capacity, capacity, n_entries, keep, protect_first, protect_last});
   return heads;
 }
-// Heads that hold so many entries each, with room for `room` more; other entries lie before, between and
-// behind their runs.
+// Heads that hold the given numbers of entries, each with space for `room` more. Other entries are stored
+// before, between and after their runs.
 inline std::vector<HeadState> unequal_heads(const std::vector<uint32_t>& n_entries, uint32_t room) {
   std::vector<HeadState> heads;
   uint32_t first = 3;
@@ -76,7 +76,7 @@ inline std::vector<HeadState> unequal_heads(const std::vector<uint32_t>& n_entri
   }
   return heads;
 }
-// Rows of other layers, which ops must pass over when their head_state says so.
+// Rows of other layers in the head table, which ops must skip according to their head_state.
 inline constexpr uint32_t kOtherRows = 3;
 inline std::vector<HeadState> behind_other_rows(std::vector<HeadState> heads) {
   const HeadState other{
@@ -109,15 +109,15 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// Behind a device's name: only what every device of its kind can do (DeviceOptions::portable).
+// Suffix of a device's name: use only what every device of its kind can do (DeviceOptions::portable).
 inline constexpr const char* kPortable = " portable";
-// The CPU, with as many parts of segments as there can be.
+// The CPU, with segments divided into as many parts as possible.
 inline constexpr const char* kCpuInParts = "cpu in parts";
 
 class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
-  // Bounds on what the test runs; they size the device's scratch. Set them before the first run() if these
-  // are too small, or call size_for().
+  // Limits of what the test runs, which determine the device's scratch. Set them before the first run() if
+  // these are too small, or call size_for().
   ModelShape model{.layers = 1,
                    .d_model = 4096,
                    .heads = 16,
@@ -141,7 +141,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     }));
   }
 
-  // Opens a device of the test's own instead of the one that all tests share.
+  // Opens a separate device for the test instead of the one that all tests share.
   void open(const DeviceOptions& options) {
     stream_.reset();
     workspace_.reset();
@@ -157,12 +157,12 @@ class OpTest : public ::testing::TestWithParam<std::string> {
 
   Device& device() { return *device_; }
 
-  // A software driver compiles each pipeline for up to a second and computes a thousand times as slowly as a
-  // card, and the sanitizers slow the CPU down tenfold. There tests take the smallest cases that reach each
-  // path. Cards, and the CPU without the sanitizers, take all cases.
+  // A software driver compiles each pipeline for up to a second and computes a thousand times slower than a
+  // card; sanitizers slow the CPU down tenfold. On these, tests run the smallest cases that reach each path.
+  // Cards, and the CPU without sanitizers, run all cases.
   bool is_slow() const { return kSanitized || device_->info().software; }
-  // Whether this is the software driver as a lesser device, or with other subgroups than it has by itself:
-  // what depends on neither, such as what a block of weights means, need not be shown again.
+  // Whether this is the software driver restricted to portable features, or with a non-default subgroup size.
+  // Behaviour that depends on neither, such as the meaning of a weight block, need not be tested again.
   bool is_variation() const {
     return device_->info().software &&
            (GetParam().ends_with(kPortable) || std::getenv("LP_NATIVE_VECTOR_WIDTH"));
@@ -176,15 +176,15 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     return is_variation() ? if_variation : fewer(all, if_slow);
   }
 
-  // What the next runs are sized for. The device's scratch is made anew, poisoned and no larger than it asks
-  // for.
+  // Sizes the following runs. The device's scratch is allocated again, poisoned, and no larger than the
+  // device requires.
   void size_for(const ModelShape& m, const SessionShape& s) {
     model = m;
     session = s;
     stream_.reset();
     workspace_.reset();
   }
-  // The same for attention and selection; a chunk is as large as the largest program.
+  // The same for attention and selection; the chunk is as large as the largest program.
   void size_for(uint32_t kv_heads, uint32_t group, uint32_t head_dim, const SessionShape& s) {
     const uint32_t heads = kv_heads * group;
     size_for({.layers = 1,
@@ -197,11 +197,11 @@ class OpTest : public ::testing::TestWithParam<std::string> {
              s);
   }
 
-  // What a device may round, said here alone. One whose view is f16 works on tensor cores, which multiply
-  // numbers of 16 bits and add in f32. There linear and glu round W to f16, and x once a power of two has
-  // brought its row's largest magnitude to 2^14 or more, in programs for more than one row, but not for rows
-  // of logits; attention over the view rounds the rotated and scaled q, the rotated k, the weights and v to
-  // f16. Everything else is f32 on every device.
+  // The rounding that a device may do; this is the only place that states it. A device with an f16 view works
+  // on tensor cores, which multiply 16-bit numbers and add in f32. In programs of several rows, except for
+  // rows of logits, its linear and glu round W to f16, and x after a power of two has scaled its row's
+  // largest magnitude to 2^14 or more. Attention to the view rounds the rotated and scaled q, the rotated k,
+  // the weights and v to f16. Everything else is f32 on every device.
   bool has_tensor_cores() const { return view_element_bytes_ == 2; }
   uint32_t view_element_bytes() const { return view_element_bytes_; }
   bool rounds_to_f16(uint32_t max_rows, uint32_t rows = kStepRows) const {
@@ -238,7 +238,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   // Drops all operands, so that the next run() does not check them again.
   void clear() { operands_.clear(); }
 
-  // What a view holds now.
+  // The current values of a view.
   template <typename T>
   std::vector<T> get(const View& view) {
     std::vector<T> values(view.bytes / sizeof(T));
@@ -246,7 +246,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(status.ok()) << status.message();
     return values;
   }
-  // Replaces what a view holds, between two runs.
+  // Replaces the values of a view between two runs.
   template <typename T>
   void put(const View& view, const std::vector<T>& values) {
     ASSERT_EQ(view.bytes, values.size() * sizeof(T));
@@ -257,7 +257,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
         std::memcpy(o.bytes.data() + (view.offset - o.view.offset), values.data(), view.bytes);
   }
 
-  // Gives every operand that may change the values that it was placed with, or was last given by put().
+  // Resets every operand that may change to its original values, or to those last set by put().
   void restore() {
     for (const Operand& o : operands_)
       if (o.may_change) {
@@ -281,7 +281,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     EXPECT_EQ((*program)->segments, 1u);
     return std::move(*program);
   }
-  // Runs a program, and checks guards and inputs. Rows of the table beyond those given are zeros.
+  // Runs a program and checks guards and inputs. Rows of the head table that are not given are zeros.
   void run(Program& program, const StepParams& step, std::vector<HeadState> heads = {}) {
     ASSERT_LE(heads.size(), session.heads);
     heads.resize(session.heads);
@@ -302,17 +302,17 @@ class OpTest : public ::testing::TestWithParam<std::string> {
 
  private:
   static constexpr uint64_t kGuardBytes =
-      256;  // before and behind an operand; a multiple of every alignment in use
+      256;  // before and after an operand; a multiple of every alignment in use
 
   struct Operand {
     std::unique_ptr<Buffer> buffer;
     View view;
-    std::vector<std::byte> bytes;  // as placed
+    std::vector<std::byte> bytes;  // original values
     bool may_change;
   };
 
   void use(const std::shared_ptr<Device>& device) {
-    if (!device) return;  // opening it has failed
+    if (!device) return;  // the device could not be opened
     device_ = device;
     view_element_bytes_ = device->info().view_element_bytes;
   }
@@ -337,7 +337,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     auto workspace = device_->alloc(MemKind::kWorkspace, needs->workspace + 64);
     ASSERT_TRUE(workspace.ok()) << workspace.status().message();
     workspace_ = std::move(*workspace);
-    // Scratch starts poisoned: no op may take it for zeros.
+    // Scratch starts poisoned, so that ops cannot rely on zeros.
     const std::vector<std::byte> poison(needs->workspace + 64, kPoison);
     ASSERT_TRUE(device_->write({workspace_.get(), 0, poison.size()}, poison.data()).ok());
     auto stream = device_->open_stream({workspace_.get(), 0, needs->workspace}, session.heads);
@@ -374,8 +374,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<Stream> stream_;
 };
 
-// Names of the devices that this build finds here and can use; cards also as what the least of their kind
-// can do.
+// The devices that this build finds and can use, by name; cards also in their portable form.
 inline std::vector<std::string> device_names() {
   std::vector<std::string> names;
   for (const DeviceInfo& info : list_devices())
@@ -392,7 +391,7 @@ inline std::vector<std::string> device_names() {
 #define THIMBLE_OP_TESTS(fixture)                                                             \
   INSTANTIATE_TEST_SUITE_P(On, fixture, ::testing::ValuesIn(::thimble::test::device_names()), \
                            ::thimble::test::device_test_name)
-// And in parts, where the CPU can share out its ops.
+// Also runs it in parts, for fixtures whose ops the CPU can divide.
 #define THIMBLE_SHARED_OP_TESTS(fixture)                                                      \
   THIMBLE_OP_TESTS(fixture);                                                                  \
   INSTANTIATE_TEST_SUITE_P(InParts, fixture, ::testing::Values(::thimble::test::kCpuInParts), \

@@ -1,4 +1,4 @@
-// query_score on every device, against its definition in double.
+// query_score on every device, compared with its definition in double.
 #include <cmath>
 
 #include "tests/ops/kv_reference.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// One layer: what its heads hold, and the step's rows behind it.
+// One layer: the entries of its heads, followed by the step's rows.
 struct Layer {
   std::vector<uint32_t> held;
   uint32_t rows, group, dh;
@@ -16,7 +16,7 @@ struct Layer {
   bool chunk = true;
   uint32_t sinks = 0;
   uint32_t window = 0;
-  std::vector<std::vector<uint32_t>> lists = {};  // of each head; none: everything
+  std::vector<std::vector<uint32_t>> lists = {};  // per head; empty: all entries
   Rotation rotation{};
   Softmax softmax{};
 
@@ -26,23 +26,23 @@ struct Layer {
 
 class QueryScores : public OpTest {
  protected:
-  // Where the step's rows stand in the text under original positions.
+  // Position of the step's first row in the text, for original positions.
   static constexpr uint32_t kPosition = 3000;
 
-  // What the queries make of one entry of a KV head.
+  // The weights that the queries give to one entry of a KV head.
   struct Weights {
     double sum = 0;               // of the weights
-    double largest = -kInfinity;  // of their logarithms
+    double largest = -kInfinity;  // largest logarithm of a weight
   };
 
-  // A rotated key [dh] of an entry.
+  // The rotated key [dh] of an entry.
   static std::vector<double> turned_key(const Layer& l, const std::vector<uint16_t>& keys, uint32_t entry,
                                         uint32_t position) {
     const std::vector<double> key = doubles(keys, size_t{entry} * l.dh, l.dh);
     return l.rotation.mode == kRopeList ? l.rotation.rotated(key, position) : key;
   }
 
-  // By index in the list, or by entry, of one KV head: `keys` [entry][dh], `q` [query][stride].
+  // Weights of one KV head by list index, or by entry: `keys` [entry][dh], `q` [query][stride].
   static std::vector<Weights> expected(const Layer& l, uint32_t head, const std::vector<uint16_t>& keys,
                                        const std::vector<float>& q, size_t stride) {
     const uint32_t held = l.held[head], n = l.lists.empty() ? held + l.rows : uint32_t(l.lists[head].size());
@@ -53,7 +53,7 @@ class QueryScores : public OpTest {
     std::vector<Weights> weights(n);
     for (uint32_t row = 0; row < l.queries(); ++row)
       for (uint32_t h = 0; h < l.group; ++h) {
-        const uint32_t own = n - l.queries() + row;  // the entry of the query
+        const uint32_t own = n - l.queries() + row;  // the query's own entry
         const double position = l.rotation.mode == kRopeList ? own : kPosition + l.rows - l.queries() + row;
         const std::vector<double> query =
             l.rotation.rotated(doubles(q, from + row * stride + size_t{h} * l.dh, l.dh), position);
@@ -74,8 +74,8 @@ class QueryScores : public OpTest {
     return weights;
   }
 
-  // A logit errs as attention's do (attention_tolerance), and by 2^-22 of the cap; so does a log-sum-exp, and
-  // by the logarithms of its blocks and of their sum, 2^-23 of their size each.
+  // The error of a logit is that in attention (attention_tolerance) plus 2^-22 of the cap. A log-sum-exp has
+  // the same error, plus that of the logarithms of its blocks and of their sum, each 2^-23 of its size.
   static double tolerance(const Layer& l, double q_most) {
     const double factor = l.rotation.factor * l.rotation.factor;
     const double logit = (l.dh + 8) * 0x1p-24 * q_most * std::sqrt(l.dh) * factor + 0x1p-22 * l.softmax.cap;
@@ -171,7 +171,7 @@ class QueryScores : public OpTest {
     EXPECT_EQ(std::memcmp(again.data(), got.data(), got.size() * sizeof(float)), 0);
   }
 
-  // All ways to rotate, with and without a cap and a sink.
+  // All rotation modes, with and without a cap and a sink.
   template <typename Each>
   static void for_ways(uint32_t dh, const Each& each) {
     for (const uint32_t mode : {kRopeList, kRopeOriginal}) {
@@ -201,13 +201,13 @@ TEST_P(QueryScores, OfTheLastOneAreTheMeanWeightsOfAllHeads) {
         });
 }
 
-// More tiles than sums, so that a sum takes several.
+// More tiles than sums, so that a sum covers several tiles.
 TEST_P(QueryScores, OfTheLastOneReadALongPool) {
   const uint32_t held = kQueryScoreTile * kQueryScoreSums + 1000;
   expect_scores({.held = {held, held}, .rows = 70, .group = 2, .dh = 64}, Random{});
 }
 
-// More logits than one thread's scratch has room for, so that heads take turns.
+// More logits than one thread's scratch can hold, so that heads are processed in turn.
 TEST_P(QueryScores, OfTheLastOneReadManyLogits) {
   open({.threads = 1});
   const uint32_t held = kQueryScoreTile * kQueryScoreSums + 1000;

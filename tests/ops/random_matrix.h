@@ -11,7 +11,7 @@
 
 namespace thimble::test {
 
-// A random matrix as its bytes in a file and as floats, which dequant_test checks.
+// A random matrix as its bytes in a file and as floats; dequant_test checks the conversion.
 struct Matrix {
   std::vector<std::byte> bytes;
   std::vector<float> values;
@@ -34,11 +34,11 @@ struct Product {
   double sum, tolerance;
 };
 // Row c of W times row r of x. n products and n additions in f32 are each off by at most half an ulp of the
-// sum of magnitudes (tensor cores truncate sums, but their products are exact); three more operations may
-// follow (bias, add, K blocks are among the n).
+// sum of magnitudes. (Tensor cores truncate sums, but their products are exact.) Three more operations may
+// follow: bias, add, and K blocks.
 //
-// Rounding to f16 moves a number by at most 2^-11 of itself, or by 2^-25 where it is below 2^-14; zero stays.
-// The row of x is scaled before so that its largest magnitude reaches 2^14: there 2^-25 is 2^-39 of the
+// Rounding to f16 changes a number by at most 2^-11 of itself, or by 2^-25 if it is below 2^-14; zero stays.
+// The row of x is first scaled so that its largest magnitude reaches 2^14, where 2^-25 is 2^-39 of the
 // largest. (w + dw)(x + dx) is off by w dx + dw x + dw dx, mostly 2^-10 of itself.
 inline Product product(const Matrix& w, uint32_t c, const float* x, uint32_t n, double bias, double before,
                        bool f16) {

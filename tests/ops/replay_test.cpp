@@ -1,5 +1,5 @@
-// A recorded program gives for each step what one recorded for that step alone gives, bit by bit, and gives
-// it again: nothing that a step counts or leaves in scratch may reach another.
+// A recorded program gives for each step, bit by bit, the result of a program that is recorded for that step
+// alone, also when it is repeated. No counter and no scratch content of a step may affect another step.
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
@@ -14,9 +14,9 @@ struct Step {
 
 class Replays : public OpTest {
  protected:
-  // Runs the steps twice with one program, then each with a program, a stream and poisoned scratch of its
-  // own. `prepare` sets a step's operands, `result` reads what it leaves that counts. Where steps follow from
-  // each other, operands that change are as placed only before the first of them; else before each.
+  // Runs the steps twice with one program, then each with its own program, stream and poisoned scratch.
+  // `prepare` sets a step's operands, `result` reads its relevant results. If steps follow from each other,
+  // operands that change are reset only before the first step, otherwise before each.
   void check(uint32_t max_rows, bool in_sequence, const std::vector<Step>& steps,
              const std::function<void(const Step&)>& prepare, const Record& ops,
              const std::function<Words(const Step&)>& result) {
@@ -49,7 +49,7 @@ class Replays : public OpTest {
     const Words all = get<uint32_t>(view.slice(first * 4, count * 4));
     words.insert(words.end(), all.begin(), all.end());
   }
-  // Adds the lists, without what lies behind their ends.
+  // Adds the lists, without the memory after their ends.
   void add_lists(Words& words, const View& view, uint32_t heads, uint32_t capacity) {
     const Words all = get<uint32_t>(view);
     for (uint32_t head = 0; head < heads; ++head) {
@@ -58,7 +58,7 @@ class Replays : public OpTest {
       words.insert(words.end(), list.begin(), list.end());
     }
   }
-  // Bytes of a matrix whose blocks' scales are small.
+  // Bytes of a matrix with small scales in its blocks.
   Weight some_weight(Random& random, DType type, uint32_t rows, uint32_t cols) {
     const DTypeInfo& info = dtype_info(type);
     std::vector<std::byte> bytes(dtype_bytes(type, uint64_t(rows) * cols));
@@ -77,7 +77,8 @@ class Replays : public OpTest {
 };
 THIMBLE_OP_TESTS(Replays);
 
-// The dense ops of a step, head to tail; sums over the rows of W are long enough to be cut into parts.
+// The dense ops of a step, one after the other. Sums over the rows of W are long enough to be divided into
+// parts.
 TEST_P(Replays, DenseOpsGiveEveryStepItsOwn) {
   Random random;
   const uint32_t d = 1024, kv = 256, width = d + 2 * kv, d_ff = 2048, vocab = 3000;
@@ -158,19 +159,19 @@ TEST_P(Replays, DenseOpsGiveEveryStepItsOwn) {
   }
 }
 
-// What KV ops of a step work on. Rows beyond n_rows are poison.
+// The operands of the KV ops of a step. Rows beyond n_rows are poison.
 constexpr uint32_t kHeads = 2, kGroup = 4, kDh = 64, kQueries = kHeads * kGroup * kDh,
                    kWidth = kQueries + 2 * kHeads * kDh;
 
-// The table of a layer whose second head has other entries than the first, from the start of its own run on.
+// The head table of a layer whose heads hold different numbers of entries.
 std::vector<HeadState> two_heads(uint32_t capacity, uint32_t first_entries, uint32_t second_entries) {
   std::vector<HeadState> heads = equal_heads(kHeads, capacity, first_entries);
   heads[1].n_entries = second_entries;
   return heads;
 }
 
-// A chunk of reading: selection, attention over its list and over everything in passes, then eviction. Where
-// heads vote alone they hold different numbers of entries; a vote of the layer asks for equal ones.
+// A chunk of prefill: selection, attention to its list and to all entries in passes, then eviction. With
+// votes by group, heads hold different numbers of entries; votes of the layer require equal ones.
 TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
   const uint32_t max_rows = 64, capacity = 4200, reach = capacity + max_rows, view_capacity = 2048,
                  n_init = 8, n_local = 80, select_k = 300, select_list = 1 + n_init + n_local + select_k;
@@ -198,7 +199,7 @@ TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
                ml = output<float>(max_rows * kHeads * kGroup * 2),
                listed = output<float>(max_rows * kQueries), dense = output<float>(max_rows * kQueries),
                saturated = inout(std::vector<uint32_t>(1));
-    // The list fits the view; everything takes several passes.
+    // The list fits the view; all entries take several passes.
     const auto attend = [&](Recorder& r, const View& of, const View& y, uint32_t count) {
       ViewAttention{.q = qkv,
                     .pool_k = k,
@@ -341,8 +342,8 @@ TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
   }
 }
 
-// Attention over a pool that grows and shrinks: the parts that share the work are others each time, and so
-// are the heads' shares of them.
+// Attention to a pool that grows and shrinks: the division of the work into parts, and among heads, differs
+// in each step.
 TEST_P(Replays, AttentionOfThePoolGivesEveryStepItsOwn) {
   const uint32_t capacity = 20001;
   const size_t entries = size_t(kHeads) * capacity;
@@ -380,8 +381,8 @@ TEST_P(Replays, AttentionOfThePoolGivesEveryStepItsOwn) {
       [&](const Step&) { return get<uint32_t>(y); });
 }
 
-// Tokens one after the other: the pool grows past what is always attended, the gate hits and misses. Where
-// heads vote alone, the second one is short, and is selected from later than the first.
+// Tokens one after the other: the pool grows beyond what is always attended, and the gate hits and misses.
+// With votes by group, the second head is short and is selected from later than the first.
 TEST_P(Replays, WritingOpsGiveEveryStepItsOwn) {
   const uint32_t n_init = 8, n_local = 32, select_k = 64, list_capacity = 1 + n_init + n_local + select_k;
   for (const uint32_t first_entry : {90u, 5000u, 20000u})
@@ -468,7 +469,7 @@ TEST_P(Replays, WritingOpsGiveEveryStepItsOwn) {
       check(
           1, true, steps,
           [&](const Step& s) {
-            // Queries stay alike for three tokens.
+            // Queries are similar for three tokens.
             const uint32_t token = s.heads[0].n_entries;
             Random own{token}, shared{token / 3};
             std::vector<float> row = own.floats(kWidth);

@@ -1,21 +1,22 @@
-// scatter_add on every device: sums of a slice of the text's positions, bit by bit those of a plain loop.
+// scatter_add on every device: sums for a slice of the text's positions, bit by bit equal to those of a plain
+// loop.
 #include "tests/ops/kv_reference.h"
 
 namespace thimble::test {
 namespace {
 
-// One layer: what its heads hold of a text.
+// One layer: the entries that its heads hold of a text.
 struct Layer {
   std::vector<uint32_t> held;
   uint32_t text = 0;
-  std::vector<uint32_t> listed = {};  // how many entries are, of each head; none: there are no lists
+  std::vector<uint32_t> listed = {};  // how many entries are listed, per head; empty: no lists
   uint32_t window = 0;
   bool weights = true;
 };
 
 class ScatterAdds : public OpTest {
  protected:
-  // Sums of the positions [first, first + slots): made anew, and then added to once more.
+  // Sums for positions [first, first + slots): computed from zero, then added to once more.
   void check(const Layer& l, uint32_t first, uint32_t slots) {
     SCOPED_TRACE(::testing::Message()
                  << slots << " positions from " << first << " of " << l.text << ", " << l.held.size()
@@ -25,7 +26,7 @@ class ScatterAdds : public OpTest {
     Random random{first + slots + l.text};
     const std::vector<HeadState> heads = unequal_heads(l.held, 2);
     const uint32_t count = static_cast<uint32_t>(heads.size()), entries = layer_entries(heads) + 5;
-    // What is of no head is in the slice, and NaN.
+    // Entries that belong to no head have positions in the slice, and are NaN.
     std::vector<int32_t> pos(entries, static_cast<int32_t>(first));
     std::vector<float> weights = padded_rows(std::vector<float>(), entries);
     std::vector<std::vector<uint32_t>> listed;
@@ -102,7 +103,7 @@ TEST_P(ScatterAdds, ServeOneHeadAndMany) {
   }
 }
 
-// Far into a text of which little is held.
+// Far into a text of which few entries are held.
 TEST_P(ScatterAdds, FindWhatIsHeldFarBehind) {
   for (const uint32_t first : {0u, 65536u, 99990u, 32768u * 3}) {
     check({{5000, 20000, 1}, 100000}, first, 32768);

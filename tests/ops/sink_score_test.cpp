@@ -1,4 +1,4 @@
-// sink_score on every device, against the formula in double.
+// sink_score on every device, compared with the formula in double.
 #include <cmath>
 
 #include "tests/ops/op_test.h"
@@ -12,7 +12,7 @@ struct Shape {
 
 class SinkScores : public OpTest {
  protected:
-  // Runs rows of a program for two more; `large` makes products of hundreds.
+  // Runs `rows` rows in a program for two more; `large` makes products of hundreds.
   void expect_scores(const Shape& s, uint32_t rows, bool large) {
     SCOPED_TRACE(::testing::Message()
                  << s.heads << " heads, group " << s.group << ", width " << s.width << ", " << s.sinks
@@ -55,7 +55,7 @@ class SinkScores : public OpTest {
         double sum = 0, tolerance = 0;
         for (uint32_t i = 0; i < s.group; ++i) {
           const float* query = &q[((size_t(row) * s.heads + head) * s.group + i) * s.width];
-          double largest = 0;  // sum of magnitudes of any product's terms
+          double largest = 0;  // largest sum of the magnitudes of a product's terms
           const auto product = [&](const auto& y, double factor) {
             double dot = 0, magnitudes = 0;
             const double scale = norm(query) / std::sqrt(double(s.width)) * factor;
@@ -78,10 +78,10 @@ class SinkScores : public OpTest {
           }
           const double weight = 1 / (1 + others);
           sum += weight;
-          // A product is off by width + 3 roundings of its terms, width / 2 + 4 of each norm, and 4 more; the
-          // bias and the peak by one of the sum of both. Of two of those a weight changes by less than its
-          // distance to 0 or 1 times as much. Then the exponentials, their sum, quotient and mean: 2 ulp and
-          // a rounding for each sink and query.
+          // A product is off by width + 3 roundings of its terms, width / 2 + 4 for each norm, and 4 more;
+          // the bias and the peak by one rounding of the sum of both. If two of these are off, a weight
+          // changes relatively by less than its distance to 0 or 1 times as much. Then the exponentials,
+          // their sum, quotient and mean: 2 ulp and a rounding for each sink and query.
           const double logit = (largest * (2 * s.width + 15) + 2 * std::fabs(double{added})) * 0x1p-24;
           tolerance += 2 * logit * weight * (1 - weight) * std::exp(2 * logit) +
                        weight * (s.sinks + s.group + 12) * 0x1p-24;
@@ -103,7 +103,8 @@ TEST_P(SinkScores, AreMeanWeightsAmongSinks) {
       if (rows * s.sinks < 2000) expect_scores(s, rows, false);
 }
 
-// Products beyond e^88 on either side: nothing overflows, and what is not quite 0 or 1 is right.
+// Products beyond e^88 in both directions: nothing overflows, and weights that are not exactly 0 or 1 are
+// right.
 TEST_P(SinkScores, StayNumbersWhereProductsAreLarge) {
   expect_scores({4, 4, 16, 16}, 50, true);
   expect_scores({3, 5, 6, 35}, 20, true);
@@ -122,7 +123,7 @@ TEST_P(SinkScores, OfZerosAreThoseOfTheBiasAlone) {
                      score,
                      {.heads = 1, .group = 2, .width = 16, .sinks = 3, .eps = 1e-6f, .scale = 0.25f}};
   run({.n_rows = 1}, 1, [&](Recorder& r) { r.record(op); });
-  EXPECT_EQ(get<float>(score)[0], 0.125f);  // 1 / 4 of equal ones, and e^-200, which is no float
+  EXPECT_EQ(get<float>(score)[0], 0.125f);  // 1 / 4 of the equal ones, and e^-200, which underflows
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Matrices of experts without tokens are not read on the CPU: a mapped file's pages of them need never be
-// there. Here they must not be touched: whoever does ends the test with a signal.
+// On the CPU, matrices of experts without tokens are not read, so their pages of a mapped file need not be in
+// memory. Here these pages are inaccessible: reading one ends the test with a signal.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kExperts = 8, kChosen = 2, kIn = 256, kOut = 512;  // whole pages of 4 KiB in every type
 
-// Matrices of experts, one behind the other as in a file.
+// The matrices of all experts, contiguous as in a file.
 class MappedExperts {
  public:
   MappedExperts(Device& device, Random& random, DType type, uint32_t rows, uint32_t cols)
@@ -31,7 +31,7 @@ class MappedExperts {
   MappedExperts(const MappedExperts&) = delete;
   MappedExperts& operator=(const MappedExperts&) = delete;
 
-  // Takes the pages that are this expert's alone away.
+  // Makes the pages that only this expert uses inaccessible.
   void forbid(uint32_t expert) {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     const uint64_t begin = (expert * expert_bytes_ + page - 1) / page * page,
@@ -62,7 +62,7 @@ TEST_P(ExpertsWithoutTokens, AreNotRead) {
       SessionShape s = session;
       s.chunk = rows;
       size_for(m, s);
-      // Every token goes to the experts 2 and 5.
+      // Every token goes to experts 2 and 5.
       const uint32_t slots = rows * kChosen;
       std::vector<uint32_t> first(kExperts + 1, 0), row_of_slot(slots);
       for (uint32_t e = 3; e <= kExperts; ++e) first[e] = e <= 5 ? rows : slots;
