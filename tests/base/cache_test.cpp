@@ -22,7 +22,7 @@ class Cache : public ::testing::Test {
   const std::vector<std::byte> bytes_{std::byte(1), std::byte(2), std::byte(0), std::byte(255)};
 };
 
-TEST_F(Cache, GivesBackWhatWasWrittenLast) {
+TEST_F(Cache, ReturnsTheBytesWrittenLast) {
   EXPECT_TRUE(read_cache("name").empty());
   write_cache("name", {});
   EXPECT_TRUE(read_cache("name").empty());
@@ -34,7 +34,7 @@ TEST_F(Cache, GivesBackWhatWasWrittenLast) {
       << "nothing but the file itself stays";
 }
 
-TEST_F(Cache, GivesNothingOfADamagedFile) {
+TEST_F(Cache, ReturnsNothingForADamagedFile) {
   write_cache("name", bytes_);
   const uintmax_t size = fs::file_size(file_);
   for (uintmax_t cut = 0; cut < size; ++cut) {
@@ -47,7 +47,7 @@ TEST_F(Cache, GivesNothingOfADamagedFile) {
   EXPECT_TRUE(read_cache("name").empty());
 }
 
-TEST_F(Cache, IsSilentWhereItCannotWrite) {
+TEST_F(Cache, IgnoresWriteFailures) {
   for (const char* folder : {"/proc/nowhere", "relative", ""}) {
     setenv("XDG_CACHE_HOME", folder, 1);
     setenv("HOME", "/proc/nowhere", 1);
@@ -56,7 +56,7 @@ TEST_F(Cache, IsSilentWhereItCannotWrite) {
   }
 }
 
-TEST_F(Cache, UsesTheHomeFolderWhereNoneIsNamed) {
+TEST_F(Cache, FallsBackToTheHomeFolder) {
   unsetenv("XDG_CACHE_HOME");
   setenv("HOME", folder_.c_str(), 1);
   write_cache("name", bytes_);

@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-TEST(FairMutex, GoesToWhoeverWaitedLongest) {
+TEST(FairMutex, GoesToTheThreadThatWaitedLongest) {
   FairMutex mutex;
   std::vector<int> order;
   mutex.lock();

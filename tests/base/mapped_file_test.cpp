@@ -56,7 +56,7 @@ TEST(MappedFile, TakesPathsInUtf8) {
   EXPECT_EQ(text_of(*file), "hello");
 }
 
-TEST(MappedFile, KnowsWhetherItsFileWasCut) {
+TEST(MappedFile, DetectsATruncatedFile) {
   const std::filesystem::path path = folder() / "cut";
   const std::string name = write_file(path, "0123456789");
   const Result<MappedFile> whole = MappedFile::open(name);
@@ -81,7 +81,7 @@ TEST(MappedFile, KnowsWhetherItsFileWasCut) {
   EXPECT_TRUE(whole->check_whole("the file").ok());
 }
 
-TEST(MappedFile, OutlivesTheDescriptorItCameFrom) {
+TEST(MappedFile, OutlivesItsDescriptor) {
   const std::string path = write_file(folder() / "descriptor", "by number");
   const int descriptor = ::open(path.c_str(), O_RDONLY);
   ASSERT_GE(descriptor, 0);
@@ -91,14 +91,14 @@ TEST(MappedFile, OutlivesTheDescriptorItCameFrom) {
   EXPECT_EQ(text_of(*file), "by number");
 }
 
-TEST(MappedFile, OpensAnEmptyFileAsNoBytes) {
+TEST(MappedFile, OpensAnEmptyFile) {
   const Result<MappedFile> file = MappedFile::open(write_file(folder() / "empty", ""));
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_EQ(file->size(), 0u);
   EXPECT_EQ(file->resident_bytes(), 0u);
 }
 
-TEST(MappedFile, NamesAFileThatItCannotRead) {
+TEST(MappedFile, NamesTheFileInErrors) {
   expect_io_error(MappedFile::open((folder() / "nothing").string()), "nothing");
   expect_io_error(MappedFile::open(folder().string()), "is a directory, not a file");
   expect_io_error(MappedFile::from_descriptor(-1), "file descriptor -1");
@@ -115,7 +115,7 @@ TEST(MappedFile, NamesAFileThatItCannotRead) {
 #endif
 }
 
-TEST(MappedFile, ShowsAPartThatBeginsAnywhere) {
+TEST(MappedFile, MapsARangeAtAnyOffset) {
   std::string content;  // several pages of every page size in use, with different contents everywhere
   for (int i = 0; i < 30000; ++i) content += std::to_string(i);
   const std::string path = write_file(folder() / "parts", content);
@@ -145,7 +145,7 @@ TEST(MappedFile, ShowsAPartThatBeginsAnywhere) {
   EXPECT_EQ(::close(descriptor), 0);
 }
 
-TEST(MappedFile, LendsMemoryThatStaysTheCallers) {
+TEST(MappedFile, LendTakesNoOwnership) {
   const std::vector<char> memory = {'a', 'b', 'c'};
   {
     const MappedFile file = MappedFile::lend(memory.data(), memory.size());

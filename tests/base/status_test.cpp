@@ -19,7 +19,7 @@ TEST(Status, IsOkUntilItHoldsAnError) {
   EXPECT_EQ(status.message(), "m.gguf: version 2");
 }
 
-TEST(Status, CutsAnEndlessMessage) {
+TEST(Status, TruncatesLongMessages) {
   const Status status = error(Code::kIo, "%s", std::string(100000, 'x').c_str());
   EXPECT_GT(status.message().size(), 400u);
   EXPECT_LT(status.message().size(), 1000u);

@@ -68,7 +68,7 @@ class CgroupFiles {
       std::filesystem::temp_directory_path() / ("thimble-cgroup-" + std::to_string(getpid()));
 };
 
-TEST(Cgroup, LimitsCoresByTheLeastQuotaAroundInVersion2) {
+TEST(Cgroup, Version2LimitsCoresByTheSmallestQuotaOfAllParents) {
   CgroupFiles files;
   EXPECT_EQ(files.cores(), 0u) << "nothing is told";
   files.set("membership", "0::/a.slice/b");
@@ -83,7 +83,7 @@ TEST(Cgroup, LimitsCoresByTheLeastQuotaAroundInVersion2) {
   EXPECT_EQ(files.cores(), 0u);
 }
 
-TEST(Cgroup, LimitsCoresByTheQuotaOfVersion1) {
+TEST(Cgroup, Version1LimitsCoresByItsQuota) {
   CgroupFiles files;
   files.set("membership", "5:memory:/x\n4:cpu,cpuacct:/docker/1\n0::/");
   files.set("cpu/cpu.cfs_quota_us", "-1").set("cpu/cpu.cfs_period_us", "100000");
@@ -97,7 +97,7 @@ TEST(Cgroup, LimitsCoresByTheQuotaOfVersion1) {
 constexpr uint64_t kHuge = 2 << 20, kPage = 4096;
 
 // "hg" means that huge pages were requested for this mapping.
-TEST(Pages, AskForHugeOnesWhereTheyLieInside) {
+TEST(Pages, RequestHugePagesWhereWholeOnesFit) {
   Pages pages = std::move(*Pages::allocate(3 * kHuge + kPage));
   EXPECT_FALSE(has_flag(pages.data(), "hg"));
   pages.prefer_huge();
@@ -108,14 +108,14 @@ TEST(Pages, AskForHugeOnesWhereTheyLieInside) {
     ASSERT_EQ(has_flag(pages.data() + at, "hg"), huge && first <= at && at < end) << at;
 }
 
-TEST(Pages, TooFewForAHugeOneAskForNone) {
+TEST(Pages, RequestNoHugePagesForSmallRanges) {
   Pages pages = std::move(*Pages::allocate(kHuge / 2));
   pages.prefer_huge();
   EXPECT_FALSE(has_flag(pages.data(), "hg"));
 }
 
 // A hole would be filled again within seconds if the system could still create huge pages.
-TEST(Pages, ThatWereGivenBackInPartAskForNoMoreHugeOnes) {
+TEST(Pages, RequestNoHugePagesAfterAPartialRelease) {
   Pages pages = std::move(*Pages::allocate(4 * kHuge));
   pages.prefer_huge();
   std::fill_n(pages.data(), 4 * kHuge, std::byte{1});

@@ -47,7 +47,7 @@ TEST(ThreadPool, KeepsManyShortJobsApart) {
   EXPECT_EQ(sum, expected);
 }
 
-TEST(ThreadPool, NoTwoItemsShareAWorkerAtATime) {
+TEST(ThreadPool, AWorkerRunsOneItemAtATime) {
   ThreadPool pool(6);
   std::vector<std::atomic<uint32_t>> busy(6);
   std::atomic<uint32_t> collisions{0};

@@ -695,7 +695,7 @@ TEST_P(Checks, StepsFitTheirProgram) {
 }
 
 // A bug of 0.2: votes were written past the end of their buffer once a pool had outgrown it.
-TEST_P(Checks, VotesHaveRoomForEveryEntryOfAStepThatSelects) {
+TEST_P(Checks, VotesFitEveryEntryOfASelectingStep) {
   const auto vote = [&](uint32_t capacity) {
     Operands o = operands();
     return Vote{o(kQueries * 40),
@@ -719,7 +719,7 @@ TEST_P(Checks, VotesHaveRoomForEveryEntryOfAStepThatSelects) {
 }
 
 // Rows may have explicit positions or indices if nothing else relies on them being consecutive.
-TEST_P(Checks, RowsAmongOlderEntriesAreThoseOfAListAndItsView) {
+TEST_P(Checks, RowsWithIndicesNeedAListAndAView) {
   const auto made = [&](const char* name) {
     const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
                                   [&](const Case& one) { return std::string(one.name) == name; });
@@ -740,7 +740,7 @@ TEST_P(Checks, RowsAmongOlderEntriesAreThoseOfAListAndItsView) {
   refuses("attention to the view", [](AttentionParams& p) { p.window = 5; });
 }
 
-TEST_P(Checks, AScaleGrowsWithPositionsAlone) {
+TEST_P(Checks, AScaleGrowsOnlyWithPositions) {
   const auto scale = [&](uint32_t rows, uint32_t period) {
     const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
                                   [](const Case& one) { return std::string(one.name) == "scale"; });
@@ -756,7 +756,7 @@ TEST_P(Checks, AScaleGrowsWithPositionsAlone) {
   expect_refused(scale(kLogitRows, 1), kRows, step_of(kRows), filled(kRows));
 }
 
-TEST_P(Checks, NoMoreRowsAreMergedThanThereMayBe) {
+TEST_P(Checks, TheNumberOfMergedRowsIsLimited) {
   const auto held = [](uint32_t rows) { return equal_heads(1, 100, 100 - rows, 50); };
   const auto merge = [&] {
     Operands o = operands();

@@ -42,7 +42,7 @@ TEST(CpuDevice, SaysWhatItIs) {
   EXPECT_EQ(info.view_element_bytes, 4u);
 }
 
-TEST(CpuDevice, TakesOneThreadACoreUnlessTold) {
+TEST(CpuDevice, UsesOneThreadPerCoreByDefault) {
   EXPECT_GE(core_count(), 1u);
   EXPECT_TRUE(open_cpu_device(0).ok());
   const auto many = open_cpu_device(1u << 20);
@@ -61,7 +61,7 @@ TEST(CpuDevice, NeedsScratchForDenseAndKvOps) {
   EXPECT_LT(fewer->workspace, needs->workspace);
 }
 
-TEST(CpuDevice, AllocatesZeroedAlignedMemoryThatGoesBack) {
+TEST(CpuDevice, AllocatesZeroedAlignedMemoryAndFreesIt) {
   const auto device = open();
   constexpr uint64_t kBytes = 32 << 20;
   const uint64_t before = resident_anonymous_bytes();
@@ -84,7 +84,7 @@ TEST(CpuDevice, AllocatesZeroedAlignedMemoryThatGoesBack) {
   }
 }
 
-TEST(CpuDevice, SaysWhenThereIsNoMemory) {
+TEST(CpuDevice, ReportsThatThereIsNoMemory) {
   const auto buffer = open()->alloc(MemKind::kPool, uint64_t{1} << 60);
   ASSERT_FALSE(buffer.ok());
   EXPECT_EQ(buffer.status().code(), Code::kOutOfMemory);

@@ -261,7 +261,7 @@ TEST_P(DenseOps, LinearMultipliesManyRowsAndLongOnes) {
 
 // Each output is a single number of x, from a row whose other numbers are up to 1e8 times as large, so the
 // effect of scaling shows. Rows with NaN or infinity keep it, and do not affect the rows next to them.
-TEST_P(DenseOps, LinearKeepsSmallNumbersBesideLargeOnes) {
+TEST_P(DenseOps, LinearKeepsSmallNumbersNextToLargeOnes) {
   constexpr uint32_t n = 40;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Matrix unit{std::vector<std::byte>(n * n * sizeof(float)), std::vector<float>(n * n)};
@@ -341,7 +341,7 @@ Matrix picking_matrix(DType type, uint32_t rows, uint32_t cols, const ColumnOf& 
 // The same for a single row and blocks of 256. Numbers of x may then be multiplied as integers of at least 22
 // bits plus sign, in a unit that at most 256 neighbours share. The error of each is at most 2^-22 of the
 // largest of these.
-TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersBesideLargeOnes) {
+TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersNextToLargeOnes) {
   constexpr uint32_t n = 768, cols = 96, kNeighbours = 256;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const auto column_of = [](uint32_t row) { return row * 8 + row % 8; };
@@ -482,7 +482,7 @@ TEST_P(DenseOps, LinearsOfTheSameRowsWriteTheirOwnColumns) {
     }
 }
 
-TEST_P(DenseOps, LinearOfLogitsUsesTheirRows) {
+TEST_P(DenseOps, LinearOfLogitsUsesTheRowsOfLogits) {
   Random random;
   for (const uint32_t rows : {1u, 2u, 16u}) {
     clear();
@@ -810,7 +810,7 @@ TEST_P(DenseOps, ActivationLeavesOtherRowsAlone) {
 }
 
 // Tests the middle, and the tails up to where they underflow.
-TEST_P(DenseOps, TheErfFormOfGeluIsRightEverywhere) {
+TEST_P(DenseOps, TheErfFormOfGeluIsAccurateEverywhere) {
   std::vector<float> x = {0, -0.0f, 1e-30f, -1e-30f, 1e30f, 3e38f, -1e30f, -13.2f, -13.5f, 13.5f};
   for (float a = -14; a < 14; a += 0x1p-9f) x.push_back(a);
   const auto cols = static_cast<uint32_t>(x.size());
@@ -848,7 +848,7 @@ TEST_P(DenseOps, EmbedTakesRowsOfTheTable) {
     }
 }
 
-TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesWhatIsNoNumber) {
+TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesNonFiniteRows) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
                   kInf = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {1,      3,      2,      3,      0,        // tie: 1
@@ -869,7 +869,7 @@ TEST_P(DenseOps, ArgMaxGivesTiesToTheLowerIdAndRefusesWhatIsNoNumber) {
 
 // One NaN or infinity in a row, at any place, makes the row's result -1 and does not affect the rows next to
 // it.
-TEST_P(DenseOps, ArgMaxFindsWhatIsNoNumberInAnyPlace) {
+TEST_P(DenseOps, ArgMaxFindsNonFiniteNumbersAnywhere) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
                   kInf = std::numeric_limits<float>::infinity();
   Random random;

@@ -184,7 +184,7 @@ TEST(DigitDots, AreAsExactAsFloats) {
   });
 }
 
-TEST(DigitDots, OfWhatIsNotFiniteAreNot) {
+TEST(DigitDots, OfNonFiniteNumbersAreNotFinite) {
   constexpr uint32_t n = 512;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for_all([](const DigitKernels& set, DType type, const Kernels&) {

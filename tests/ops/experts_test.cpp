@@ -389,7 +389,7 @@ TEST_P(Experts, ServeManyTokens) {
 
 // A norm between the experts' sum and the products that read it. Both sides may compute a part of it; the
 // result must be the same as with a separate norm.
-TEST_P(Experts, TheirSumsAreNormed) {
+TEST_P(Experts, NormTheirSums) {
   constexpr uint32_t kExperts = 6, kChosen = 3, kInner = 64, kOut = 40;
   for (const uint32_t cols : {33u, 96u, 2048u}) {
     SCOPED_TRACE(cols);
@@ -447,7 +447,7 @@ TEST_P(Experts, TheirSumsAreNormed) {
 
 // The shared expert's products are the model's widest, and must give the same bits with scratch for wider
 // ones.
-TEST_P(Experts, AndOneThatAllTokensShareHaveScratch) {
+TEST_P(Experts, AndASharedExpertHaveScratch) {
   constexpr uint32_t kModel = 256, kShared = 4096;
   const ModelShape wide = model;
   const SessionShape long_chunk = session;
@@ -604,7 +604,7 @@ TEST_P(Experts, NormsMayBeAdded) {
 
 // The types that the previous tests omit. A software driver tests one row for every second type, and several
 // for the others.
-TEST_P(Experts, HaveMatricesOfEveryOtherType) {
+TEST_P(Experts, SupportMatricesOfEveryType) {
   if (is_variation()) return;
   uint32_t turn = 0;
   for (const DType type :

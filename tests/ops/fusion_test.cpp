@@ -292,7 +292,7 @@ std::string groups(const std::vector<Op>& ops, const Joins& joins) {
   return text;
 }
 
-TEST(Fusion, OfNothingIsNothing) { EXPECT_EQ(groups({}, cuda(1)), ""); }
+TEST(Fusion, OfNoOpsIsEmpty) { EXPECT_EQ(groups({}, cuda(1)), ""); }
 
 TEST(Fusion, ATokenWithoutSelection) {
   const auto ops = Step({}).decode(2).ops;
@@ -318,7 +318,7 @@ TEST(Fusion, ATokenWithSelection) {
             "attention linear+rms_norm+glu linear copy rms_norm linear arg_max");
 }
 
-TEST(Fusion, ATokensScoresMayStandBetween) {
+TEST(Fusion, ATokensScoresMayBeInBetween) {
   EXPECT_EQ(groups(Step({.select = true, .gate = true, .cis = true}).decode(1).ops, cuda(1)),
             "embed rms_norm+linear+linear+linear kv_append cis_store query_gate token_score+vote+top_k "
             "attention linear rms_norm+glu linear copy rms_norm linear arg_max");
@@ -327,7 +327,7 @@ TEST(Fusion, ATokensScoresMayStandBetween) {
             "attention linear rms_norm+glu linear copy rms_norm linear arg_max");
 }
 
-TEST(Fusion, NormsOfHeadsStandAlone) {
+TEST(Fusion, NormsOfHeadsAreNotJoined) {
   const auto ops = Step({.head_norms = true}).decode(1).ops;
   EXPECT_EQ(groups(ops, cuda(1)),
             "embed rms_norm+linear+linear+linear rms_norm rms_norm kv_append attention linear "
@@ -431,7 +431,7 @@ TEST(Fusion, ExpertsMayBeChosenByTheirProducts) {
       << "it writes what the router reads";
 }
 
-TEST(Fusion, AChunkJoinsProductsAlone) {
+TEST(Fusion, AChunkJoinsOnlyProducts) {
   const auto ops = Step({}).chunk_layer().ops;
   const char* const expected =
       "rms_norm linear+linear+linear kv_append linear activation linear cis_store kv_view attention top_k "
@@ -480,7 +480,7 @@ TEST(Fusion, ANormIsLeftOnlyToProductsOfItsRows) {
             "expert_linear rms_norm linear");
 }
 
-TEST(Fusion, SiblingsWriteApart) {
+TEST(Fusion, SiblingsDoNotOverlap) {
   Step s({});
   const auto of = [&](const char* x, const char* y) {
     return Op(s.linear(s.at[x], kCols, s.at[y], kCols, kCols, false));
@@ -494,7 +494,7 @@ TEST(Fusion, SiblingsWriteApart) {
   EXPECT_EQ(groups({of("x", "a"), of("x", "b")}, vulkan(1)), "linear linear") << "not side by side";
 }
 
-TEST(Fusion, WhatWritesOverAnAppendComesLater) {
+TEST(Fusion, AnOpThatOverwritesAnAppendComesLater) {
   Step s({});
   const auto after_append = [&](Op op) { return groups({s.append("pool"), std::move(op)}, cuda(1)); };
   Copy copy = s.ring();

@@ -7,7 +7,7 @@ namespace {
 class GivenScores : public OpTest {};
 THIMBLE_OP_TESTS(GivenScores);
 
-TEST_P(GivenScores, GoToEveryHeadsEntriesAndBehindThemOrToTheChunk) {
+TEST_P(GivenScores, GoToEveryHeadsEntriesAndAfterThemOrToTheChunk) {
   for (const std::vector<uint32_t>& held : {std::vector<uint32_t>{0, 1, 63, 64, 700}, {5000, 5000}})
     for (const uint32_t rows : {0u, 1u, 33u, 300u})
       for (const bool chunk : {false, true}) {

@@ -120,7 +120,7 @@ TEST_P(KeyDiffs, AreTheCosinesWithTheMeanOfTheUnitKeys) {
       }
 }
 
-TEST_P(KeyDiffs, PassOverKeysWithoutADirection) {
+TEST_P(KeyDiffs, IgnoreKeysWithoutADirection) {
   constexpr uint32_t kDim = 64, kRows = 3;
   Random random;
   Keys keys;

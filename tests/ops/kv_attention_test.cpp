@@ -70,7 +70,7 @@ TEST_P(KvOps, AppendStoresKeysUnrotatedUnderListAndRotatedUnderOriginal) {
 }
 
 // A device may process everything for a token's row in one launch, but not if one op needs another's result.
-TEST_P(KvOps, ATokenIsAppendedCopiedComparedAndOverwritten) {
+TEST_P(KvOps, OneLaunchMayAppendCopyAndCompareAToken) {
   constexpr uint32_t kHeads = 2, kDim = 64, kColumns = 4 * kDim + 2 * kHeads * kDim, kCapacity = 300;
   Random random{5};
   const std::vector<float> qkv = random.floats(kColumns), later = random.floats(kColumns),
@@ -248,7 +248,7 @@ TEST_P(KvOps, AppendRoundsToHalvesAsIeeeDoesAndSaturates) {
 }
 
 // Values above 65504 count, even if they would round to it.
-TEST_P(KvOps, AppendCountsWhatItSaturates) {
+TEST_P(KvOps, AppendCountsSaturatedValues) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const uint32_t dh : {64u, 80u, 256u})
     for (const uint32_t into : {kIntoChunk, kIntoPool})
@@ -309,7 +309,7 @@ TEST_P(KvOps, AppendCountsWhatItSaturates) {
 }
 
 // A key with two channels of 60000, rotated by one radian at position 1: one channel becomes 82906.
-TEST_P(KvOps, AppendSaturatesWhatRotationMakesTooLarge) {
+TEST_P(KvOps, AppendSaturatesAfterRotation) {
   const uint32_t dh = 64;
   const Rotation rotation{kRopeOriginal, kRopeHalves, dh, 1};
   std::vector<float> qkv(2 * dh);
@@ -349,7 +349,7 @@ float hash_score(uint32_t seed, uint32_t layer, uint32_t head, uint32_t position
   return static_cast<float>(h / 256) / 16777216.0f;
 }
 
-TEST_P(KvOps, CisStoreKeepsTheScoreOfEachKind) {
+TEST_P(KvOps, CisStoreStoresScoresOfEachKind) {
   Random random;
   const uint32_t heads = 3, rows = 4, capacity = 20, entries = 10;
   const std::vector<float> scores = random.floats(rows * heads);
@@ -815,7 +815,7 @@ TEST_P(KvAttention, InPassesEqualsOnePass) {
   for (const uint32_t capacity : {40u, 95u, 96u, 100u}) check({2, 4, 64, 300, 33, {}, 100, capacity});
 }
 
-TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfWhatItSees) {
+TEST_P(KvAttention, OfAZeroQueryIsTheMeanOfTheVisibleValues) {
   if (is_variation()) return;
   for (const uint32_t dh : fewer(kHeadSizes, {64, 256})) {
     check_mean({.kv_heads = 2, .group = 4, .dh = dh, .entries = 1000, .rows = 150, .max_rows = 200},
@@ -935,7 +935,7 @@ TEST_P(KvAttention, RotatesNothingWithoutChannelsToRotate) {
 }
 
 // A single row with a pool that already contains it.
-TEST_P(KvAttention, OfThePoolGathersAndRotatesByItself) {
+TEST_P(KvAttention, OfThePoolGathersAndRotatesKeys) {
   struct Case {
     uint32_t kv_heads, group, dh, n, listed;
     Rotation rotation;
@@ -1283,7 +1283,7 @@ TEST_P(KvAttention, OfThePoolSeesNoFurtherBackThanItsWindow) {
 // ---- compaction ----
 
 // Algorithms 8.3 and 8.42: the bits of a surviving entry do not change, wherever it is stored.
-TEST_P(KvOps, CompactedPoolReadsAsTheListDid) {
+TEST_P(KvOps, ACompactedPoolEqualsItsList) {
   for (const bool with_cis : {true, false}) {
     const Rotation rotation;
     Random random{3};

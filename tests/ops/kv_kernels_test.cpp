@@ -152,7 +152,7 @@ TEST_P(KvKernelSets, ProductsAgreeForEveryNumberOfRows) {
     }
 }
 
-TEST_P(KvKernelSets, BoundsAreTheLargestThatProductsCanBe) {
+TEST_P(KvKernelSets, BoundsAreTheLargestPossibleProducts) {
   for (uint32_t m = 1; m <= 13; ++m)
     for (const uint32_t k : {1u, 40u, 64u}) {
       const auto a = random.floats(m * (k + 3)), one = random.floats(k * kTileKeys),

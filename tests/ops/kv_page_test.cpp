@@ -160,7 +160,7 @@ TEST_P(KvPages, ScoreFollowsTheGoldenExample) {
   EXPECT_TRUE(is_poison(get<float>(scores), 1, 1));
 }
 
-TEST_P(KvPages, ScoreIsTheLargestProductThatBoundsAllow) {
+TEST_P(KvPages, ScoreIsTheLargestProductWithinTheBounds) {
   struct Case {
     uint32_t page, group, dh;
     Rotation rotation;
@@ -447,7 +447,7 @@ TEST_P(KvPages, ListsHoldEveryEntryOfTheBestPages) {
 
 // A token of Quest: its key, the bounds of its page, the pages' scores and votes, the list, and attention to
 // it; repeated for the following tokens, across the end of a page.
-TEST_P(KvPages, AStepBoundsScoresListsAndAttends) {
+TEST_P(KvPages, AStepOfQuestAgreesWithItsReference) {
   const uint32_t page = 16, dh = 64, group = 2, n_init = 0, n_local = 1, select_k = 3;
   const Rotation rotation{kRopeOriginal, kRopeHalves, dh, 1};
   Random random;

@@ -34,7 +34,7 @@ class KvRuns : public OpTest {
 };
 THIMBLE_OP_TESTS(KvRuns);
 
-TEST_P(KvRuns, AppendPutsRowsBehindEachHeadsEntries) {
+TEST_P(KvRuns, AppendPutsRowsAfterEachHeadsEntries) {
   for (const uint32_t rows : {1u, 33u})
     for (const uint32_t dh : {64u, 80u}) {
       clear();
@@ -116,7 +116,7 @@ TEST_P(KvRuns, AppendStoresTheRowsOwnPositions) {
     }
 }
 
-TEST_P(KvRuns, CisStorePutsScoresBehindEachHeadsEntriesOrOverTheirLast) {
+TEST_P(KvRuns, CisStorePutsScoresAfterEachHeadsEntriesOrOverTheLastOnes) {
   Random random;
   const uint32_t rows = 4;
   for (const uint32_t into : {kIntoPool, kIntoRing})
@@ -549,7 +549,7 @@ TEST_P(KvRunsCompact, MovesEachHeadsOwnSurvivors) {
   check({4000, 0, 0, 64}, 1, 64, {4001, 1, 0, 10});
 }
 
-TEST_P(KvRunsCompact, AppendsTheChunkBehindEachHeadsOwnEntries) {
+TEST_P(KvRunsCompact, AppendsTheChunkAfterEachHeadsEntries) {
   for (const uint32_t rows : {1u, 33u, 130u}) check({0, 1, 63, 64, 65, 1000, 3900}, rows, 64, {});
 }
 
@@ -557,7 +557,7 @@ TEST_P(KvRunsCompact, AppendsTheChunkBehindEachHeadsOwnEntries) {
 
 // A selecting step of a single row, with attention to its lists and to all entries, on 1, 2 and 5 workers,
 // with runs in order, with gaps, and in reverse order: the bits must be the same (methods 8.3).
-TEST_P(KvRuns, NeitherThreadsNorWhereRunsLieChangeABit) {
+TEST_P(KvRuns, NeitherThreadsNorThePlaceOfRunsChangeABit) {
   const Entries entries = {3000, 63, 0, 900};
   const uint32_t group = 4, dh = 64, kv_heads = 4, heads = kv_heads * group, width = heads * dh,
                  capacity = 3100, list_capacity = 1 + 384;

@@ -518,7 +518,7 @@ TEST_P(KvSelection, LayerMaxPoolRunsOverCandidatesNotOverGaps) {
   }
 }
 
-TEST_P(KvSelection, VotesSurviveScoresThatAreNotNumbers) {
+TEST_P(KvSelection, VotesIgnoreNanScores) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> scores = {1, nan, -kInfinity, 2, 0, 1, 2, nan, -kInfinity, 0};
   Layer l = layer(1, 2, 5, kVoteGroup, 4, {.n_rows = 1, .position = 4, .n_local = 1, .select_k = 2}, scores);
@@ -559,7 +559,7 @@ TEST_P(KvSelection, OneMoreSelectedEntryOnlyAddsOne) {  // methods 8.2, 8.20, 8.
   }
 }
 
-TEST_P(KvSelection, BelowTheBudgetEverythingIsListedAndNothingScored) {
+TEST_P(KvSelection, EverythingIsListedWithoutScoresBelowTheBudget) {
   const uint32_t n = 30, dh = 16;
   Random random;
   const StepParams step{.n_rows = 1, .position = n - 1, .n_init = 5, .n_local = 5, .select_k = 20};
@@ -684,7 +684,7 @@ TEST_P(KvSelection, ListsFollowVotesOfEveryKind) {
 }
 
 // A device may divide the candidates, and there may be fewer candidates than parts.
-TEST_P(KvSelection, AFewVotesMakeLists) {
+TEST_P(KvSelection, AFewVotesAreListed) {
   Random random;
   for (const uint32_t size : {1u, 2u, 15u, 17u, 127u, 129u, 511u, 513u})
     for (const uint32_t k : {0u, size / 2, size - 1}) {
@@ -705,7 +705,7 @@ TEST_P(KvSelection, AFewVotesMakeLists) {
 }
 
 // Neither the state of a step, nor the vote scope of another program, may affect the next step.
-TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
+TEST_P(KvSelection, ScopesHitsAndMissesMayAlternate) {
   Random random;
   const uint32_t heads = 3, group = 2, capacity = 3000, vote_capacity = 4000, n_init = 5, n_local = 40;
   std::vector<int32_t> pos;
@@ -782,7 +782,7 @@ TEST_P(KvSelection, ScopesHitsAndMissesTakeTurns) {
 }
 
 // A device may delay a vote until the list that uses it.
-TEST_P(KvSelection, VotesAreMadeWhateverFollowsThem) {
+TEST_P(KvSelection, VotesAreMadeWhateverOpFollows) {
   Random random;
   const uint32_t n = 300, heads = 2;
   const auto scores = random.floats(heads * n, -9, 9);

@@ -182,7 +182,7 @@ TEST_P(Labels, WeighRowsByTheirLengthAndEntriesByTheirWorth) {
   expect_labels({2, 16, {300, 290}, 9, original, {4, 70, 210, 280}, true}, {1, 1, 1, 0, 0, 1, 0, 0, 1});
 }
 
-TEST_P(Labels, KnowCapsAndSinksOfAttention) {
+TEST_P(Labels, IncludeCapsAndSinksOfAttention) {
   Shape s{2, 16, {300, 70}, 9, {kRopeOriginal, kRopeAdjacent, 16}};
   s.cap = 2;
   expect_labels(s, {1, 1, 1, 0, 0, 1, 0, 0, 1});
@@ -192,11 +192,11 @@ TEST_P(Labels, KnowCapsAndSinksOfAttention) {
   expect_labels(s, {1, 1, 1, 0, 0, 1, 0, 0, 1});
 }
 
-TEST_P(Labels, AreLeftAloneWithoutAMarkedRow) {
+TEST_P(Labels, AreUnchangedWithoutAMarkedRow) {
   expect_labels({2, 16, {40, 3}, 5, {kRopeOriginal, kRopeAdjacent, 16}}, {0, 0, 0, 0, 0});
 }
 
-TEST_P(Labels, OfAnEmptyPoolAreNone) {
+TEST_P(Labels, DoNotExistForAnEmptyPool) {
   expect_labels({2, 16, {0, 3}, 5, {kRopeOriginal, kRopeAdjacent, 16}}, {1, 0, 0, 0, 1});
 }
 

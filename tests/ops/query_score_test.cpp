@@ -219,7 +219,7 @@ TEST_P(QueryScores, OfAnEmptyPoolAreThoseOfTheRows) {
   expect_scores({.held = {0, 0}, .rows = 1, .group = 3, .dh = 64}, Random{});
 }
 
-TEST_P(QueryScores, OfHeadsAreWhatEachAttendedTo) {
+TEST_P(QueryScores, OfHeadsAreTheirSummedWeights) {
   for (const uint32_t dh : {8u, 128u})
     for (const uint32_t window : {0u, 1u, 65u, 200u})
       for (const uint32_t rows : {0u, 3u})
@@ -258,7 +258,7 @@ TEST_P(QueryScores, OfHeadsWithListsAreByIndex) {
   });
 }
 
-TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfWhatTheyReadAgain) {
+TEST_P(QueryScores, OfRowsAreTheLargestWeightsOfRereadEntries) {
   for (const uint32_t dh : {8u, 80u, 128u})
     for (const uint32_t rows : {1u, 17u, 75u})
       for_ways(dh, [&](const Rotation& rotation, const Softmax& softmax) {

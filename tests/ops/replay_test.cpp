@@ -79,7 +79,7 @@ THIMBLE_OP_TESTS(Replays);
 
 // The dense ops of a step, one after the other. Sums over the rows of W are long enough to be divided into
 // parts.
-TEST_P(Replays, DenseOpsGiveEveryStepItsOwn) {
+TEST_P(Replays, DenseOpsGiveTheSameBitsWhenReplayed) {
   Random random;
   const uint32_t d = 1024, kv = 256, width = d + 2 * kv, d_ff = 2048, vocab = 3000;
   for (const uint32_t max_rows : {1u, 256u}) {
@@ -172,7 +172,7 @@ std::vector<HeadState> two_heads(uint32_t capacity, uint32_t first_entries, uint
 
 // A chunk of prefill: selection, attention to its list and to all entries in passes, then eviction. With
 // votes by group, heads hold different numbers of entries; votes of the layer require equal ones.
-TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
+TEST_P(Replays, ReadingOpsGiveTheSameBitsWhenReplayed) {
   const uint32_t max_rows = 64, capacity = 4200, reach = capacity + max_rows, view_capacity = 2048,
                  n_init = 8, n_local = 80, select_k = 300, select_list = 1 + n_init + n_local + select_k;
   for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {
@@ -344,7 +344,7 @@ TEST_P(Replays, ReadingOpsGiveEveryStepItsOwn) {
 
 // Attention to a pool that grows and shrinks: the division of the work into parts, and among heads, differs
 // in each step.
-TEST_P(Replays, AttentionOfThePoolGivesEveryStepItsOwn) {
+TEST_P(Replays, AttentionToThePoolGivesTheSameBitsWhenReplayed) {
   const uint32_t capacity = 20001;
   const size_t entries = size_t(kHeads) * capacity;
   size_for(kHeads, kGroup, kDh, session_of(equal_heads(kHeads, capacity, 0), 1));
@@ -383,7 +383,7 @@ TEST_P(Replays, AttentionOfThePoolGivesEveryStepItsOwn) {
 
 // Tokens one after the other: the pool grows beyond what is always attended, and the gate hits and misses.
 // With votes by group, the second head is short and is selected from later than the first.
-TEST_P(Replays, WritingOpsGiveEveryStepItsOwn) {
+TEST_P(Replays, WritingOpsGiveTheSameBitsWhenReplayed) {
   const uint32_t n_init = 8, n_local = 32, select_k = 64, list_capacity = 1 + n_init + n_local + select_k;
   for (const uint32_t first_entry : {90u, 5000u, 20000u})
     for (const uint32_t scope : {kVoteGroup, kVoteLayer}) {

@@ -80,7 +80,7 @@ class ScatterAdds : public OpTest {
 };
 THIMBLE_OP_TESTS(ScatterAdds);
 
-TEST_P(ScatterAdds, GiveEachPositionWhatItsHeadsGive) {
+TEST_P(ScatterAdds, SumEachPositionOverItsHeads) {
   const std::vector<uint32_t> held{700, 0, 1, 63, 64, 3000, 129, 128, 2999, 33};  // more than 8 heads
   for (const bool weights : {true, false})
     for (const uint32_t window : {0u, 1u, 100u})
@@ -96,7 +96,7 @@ TEST_P(ScatterAdds, GiveEachPositionWhatItsHeadsGive) {
       }
 }
 
-TEST_P(ScatterAdds, ServeOneHeadAndMany) {
+TEST_P(ScatterAdds, SupportOneHeadAndMany) {
   for (const uint32_t count : {1u, 8u, 9u, 33u, 70u}) {
     check({std::vector<uint32_t>(count, 40), 60}, 7, 50);
     if (HasFatalFailure()) return;
@@ -104,7 +104,7 @@ TEST_P(ScatterAdds, ServeOneHeadAndMany) {
 }
 
 // Far into a text of which few entries are held.
-TEST_P(ScatterAdds, FindWhatIsHeldFarBehind) {
+TEST_P(ScatterAdds, FindEntriesInADistantSlice) {
   for (const uint32_t first : {0u, 65536u, 99990u, 32768u * 3}) {
     check({{5000, 20000, 1}, 100000}, first, 32768);
     if (HasFatalFailure()) return;

@@ -105,7 +105,7 @@ TEST_P(SinkScores, AreMeanWeightsAmongSinks) {
 
 // Products beyond e^88 in both directions: nothing overflows, and weights that are not exactly 0 or 1 are
 // right.
-TEST_P(SinkScores, StayNumbersWhereProductsAreLarge) {
+TEST_P(SinkScores, StayFiniteForLargeProducts) {
   expect_scores({4, 4, 16, 16}, 50, true);
   expect_scores({3, 5, 6, 35}, 20, true);
 }

@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-TEST(AutoDevice, LoadsNoDriverOfVulkanWhereThereIsNoCard) {
+TEST(AutoDevice, LoadsNoVulkanDriverWithoutACard) {
   if (has_graphics_device()) GTEST_SKIP() << "this machine has a graphics device";
   ASSERT_TRUE(open_device("auto", {.threads = 1}).ok());
   std::ifstream maps("/proc/self/maps");

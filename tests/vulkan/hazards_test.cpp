@@ -45,7 +45,7 @@ TEST(Hazards, ReadsDoNotWaitForReads) {
   EXPECT_FALSE(add(hazards, {reads(kA, 0, 64)}));
 }
 
-TEST(Hazards, OneCommonByteIsEnoughAndNeighboursAreFree) {
+TEST(Hazards, OneCommonByteIsAHazardAndNeighboursAreNot) {
   for (const auto& [first, end, waits] :
        {std::tuple(0, 32, false), std::tuple(0, 33, true), std::tuple(63, 80, true),
         std::tuple(64, 80, false), std::tuple(40, 41, true), std::tuple(0, 100, true)}) {
@@ -55,7 +55,7 @@ TEST(Hazards, OneCommonByteIsEnoughAndNeighboursAreFree) {
   }
 }
 
-TEST(Hazards, BuffersAreApart) {
+TEST(Hazards, DifferentBuffersDoNotConflict) {
   Hazards hazards;
   EXPECT_FALSE(add(hazards, {writes(kA, 0, 64)}));
   EXPECT_FALSE(add(hazards, {writes(kB, 0, 64)}));
@@ -66,7 +66,7 @@ TEST(Hazards, OperandsOfOneDispatchMayOverlap) {
   EXPECT_FALSE(add(hazards, {reads(kA, 0, 64), writes(kA, 0, 64)}));
 }
 
-TEST(Hazards, ABarrierIsForAllThatCameBeforeIt) {
+TEST(Hazards, ABarrierCoversAllEarlierDispatches) {
   Hazards hazards;
   EXPECT_FALSE(add(hazards, {writes(kA, 0, 64)}));
   EXPECT_FALSE(add(hazards, {writes(kB, 0, 64)}));
@@ -74,7 +74,7 @@ TEST(Hazards, ABarrierIsForAllThatCameBeforeIt) {
   EXPECT_FALSE(add(hazards, {reads(kB, 0, 64)})) << "the same barrier stands between";
 }
 
-TEST(Hazards, ADispatchBehindABarrierIsItselfWaitedFor) {
+TEST(Hazards, ADispatchAfterABarrierIsAlsoWaitedFor) {
   Hazards hazards;
   EXPECT_FALSE(add(hazards, {writes(kA, 0, 64)}));
   EXPECT_TRUE(add(hazards, {reads(kA, 0, 64), writes(kB, 0, 64)}));

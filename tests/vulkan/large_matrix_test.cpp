@@ -42,7 +42,7 @@ class LargeMatrix : public OpTest {
 };
 THIMBLE_OP_TESTS(LargeMatrix);
 
-TEST_P(LargeMatrix, EmbedsTokensOfAllItsParts) {
+TEST_P(LargeMatrix, EmbedsTokensFromAllParts) {
   std::vector<int32_t> tokens = {0, kRows - 1, 1, 30000};
   for (int32_t t = 60720; t < 60740; ++t) tokens.push_back(t);  // row 60731 crosses 128 MiB
   const uint32_t rows = static_cast<uint32_t>(tokens.size());
@@ -55,7 +55,7 @@ TEST_P(LargeMatrix, EmbedsTokensOfAllItsParts) {
       ASSERT_EQ(got[r * kCols + c], value(static_cast<uint32_t>(tokens[r]), c)) << tokens[r] << ", " << c;
 }
 
-TEST_P(LargeMatrix, IsMultipliedWhole) {
+TEST_P(LargeMatrix, IsMultipliedCompletely) {
   const std::vector<float> x = random_.floats(kCols), bias = random_.floats(kRows);
   const View in = input(x), y = output<float>(kRows), h = output<float>(kRows);
   const Linear linear{

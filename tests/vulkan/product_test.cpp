@@ -127,7 +127,7 @@ void check(const Notes& notes, const Limits& limits, uint32_t max_rows, uint32_t
   EXPECT_EQ(sliced, std::vector<int>(out_cols, slice ? 1 : 0));
 }
 
-TEST(VulkanProduct, IsWholeWhereItFits) {
+TEST(VulkanProduct, IsOneDispatchIfItFits) {
   for (uint32_t max_rows : {1u, 64u}) {
     const Notes notes = record(kLimits, max_rows, 96, 1000, 96);
     EXPECT_EQ(notes.notes.size(), 1u);
@@ -135,7 +135,7 @@ TEST(VulkanProduct, IsWholeWhereItFits) {
   }
 }
 
-TEST(VulkanProduct, ShowsNoMoreOfAMatrixThanADeviceDoes) {
+TEST(VulkanProduct, SplitsMatricesAtTheLargestRange) {
   for (uint32_t max_rows : {1u, 3u}) {
     const Notes notes = record(kLimits, max_rows, 96, 32769, 96);  // 3.2 times the largest range
     EXPECT_EQ(notes.notes.size(), 4u);
@@ -146,7 +146,7 @@ TEST(VulkanProduct, ShowsNoMoreOfAMatrixThanADeviceDoes) {
   check(notes, kLimits, 65, 96, 32769, 96);
 }
 
-TEST(VulkanProduct, ShowsNoMoreRowsThanADeviceDoes) {
+TEST(VulkanProduct, SplitsRowsAtTheLargestRange) {
   const Notes few = record(kLimits, 60, 96, 40, 10000), many = record(kLimits, 100, 96, 40, 10000);
   EXPECT_EQ(few.notes.size(), 3u);        // of at most 26 rows
   EXPECT_EQ(many.notes.size(), 1u + 4u);  // first W in f16
@@ -154,7 +154,7 @@ TEST(VulkanProduct, ShowsNoMoreRowsThanADeviceDoes) {
   check(many, kLimits, 100, 96, 40, 10000);
 }
 
-TEST(VulkanProduct, HasNoMoreWorkgroupsThanADeviceDoes) {
+TEST(VulkanProduct, LimitsTheNumberOfWorkgroups) {
   Limits limits = kLimits;
   limits.max_groups = 300;
   const Notes notes = record(limits, 1, 32, 1000, 32);
@@ -162,7 +162,7 @@ TEST(VulkanProduct, HasNoMoreWorkgroupsThanADeviceDoes) {
   check(notes, limits, 1, 32, 1000, 32);
 }
 
-TEST(VulkanProduct, RefusesRowsWiderThanADeviceShows) {
+TEST(VulkanProduct, RefusesRowsWiderThanTheLargestRange) {
   const Notes notes = record(kLimits, 1, 32768, 64, 32768);  // 64 rows of 34 KiB
   EXPECT_EQ(notes.status().code(), Code::kUnsupported);
 }
@@ -251,11 +251,11 @@ void check_scratch(uint32_t all_rows, uint32_t parts_each) {
   }
   EXPECT_EQ(made, std::vector<uint8_t>(made.size(), 1));
 }
-TEST(VulkanProduct, KeepsMatricesApartInScratch) { check_scratch(4200, 1); }
-TEST(VulkanProduct, KeepsPartsOfFewRowsApartInScratch) { check_scratch(128, 19); }
+TEST(VulkanProduct, MatricesInScratchDoNotOverlap) { check_scratch(4200, 1); }
+TEST(VulkanProduct, PartsOfFewRowsInScratchDoNotOverlap) { check_scratch(128, 19); }
 
 // q, k and v, or some of them if the others have a bias, fit the size that product_scratch() returns.
-TEST(VulkanProduct, HasScratchForSomeOfQkv) {
+TEST(VulkanProduct, ScratchFitsASubsetOfQkv) {
   static Buffer buffers[5];
   const ModelShape model{.d_model = 1024, .heads = 28, .kv_heads = 4, .head_dim = 128, .d_ff = 64};
   const uint32_t cols[] = {model.heads * model.head_dim, model.kv_heads * model.head_dim,

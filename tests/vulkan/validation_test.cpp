@@ -48,7 +48,7 @@ std::vector<std::string> messages_of_two_copies(bool hide_the_dependency) {
   return messages;
 }
 
-TEST(VulkanValidation, ComplainsOfADroppedBarrierAndOfNothingElse) {
+TEST(VulkanValidation, ReportsADroppedBarrierAndNothingElse) {
   if (list_devices().back().name == "cpu") GTEST_SKIP() << "there is no Vulkan device";
   EXPECT_EQ(messages_of_two_copies(false), std::vector<std::string>());
   const std::vector<std::string> messages = messages_of_two_copies(true);

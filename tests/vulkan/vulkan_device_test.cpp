@@ -36,12 +36,12 @@ std::vector<std::string> usable() {
   return names;
 }
 
-TEST(VulkanDevice, RefusesNamesThatAreNone) {
+TEST(VulkanDevice, RefusesInvalidNames) {
   for (const char* name : {"vulkan:", "vulkan:x", "vulkan:1x", "vulkan1", "vulkan:-1", "vulkan:99999999999"})
     EXPECT_EQ(open_device(name, {}).status().code(), Code::kUnsupported) << name;
 }
 
-TEST(VulkanDevice, RefusesANumberThatIsNotThere) {
+TEST(VulkanDevice, RefusesAMissingDeviceNumber) {
   if (found().empty()) GTEST_SKIP() << "there is no Vulkan device";
   EXPECT_EQ(open_device("vulkan:" + std::to_string(found().size()), {}).status().code(),
             Code::kInvalidArgument);
@@ -49,7 +49,7 @@ TEST(VulkanDevice, RefusesANumberThatIsNotThere) {
 
 // Runs in its own process, because drivers are searched for only once. With these variables the loader finds
 // no driver. The second one is the newer name of the first; which one counts depends on the loader's age.
-TEST(VulkanDeviceDeathTest, SaysWhyThereIsNone) {
+TEST(VulkanDeviceDeathTest, ExplainsWhyThereIsNoDevice) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::map<std::string, std::string> before;
   for (const char* name : {"VK_ICD_FILENAMES", "VK_DRIVER_FILES"}) {
@@ -84,7 +84,7 @@ TEST(VulkanDevice, OpensAgainAndAgain) {
   }
 }
 
-TEST(VulkanDevice, AutoTakesNoSoftware) {
+TEST(VulkanDevice, AutoSkipsSoftwareDevices) {
   for (const DeviceInfo& info : found())
     if (!info.software) GTEST_SKIP() << "there is more than the software driver";
   EXPECT_EQ(must(open_device("auto", {.threads = 1}))->info().name.find("vulkan"), std::string::npos);
@@ -127,7 +127,7 @@ TEST_P(Vulkan, SaysWhatItIs) {
   EXPECT_LE(info.free_bytes, info.total_bytes);
 }
 
-TEST_P(Vulkan, MemoryStartsZeroedAndCarriesWhatIsLargerThanItsStaging) {
+TEST_P(Vulkan, MemoryStartsZeroedAndCopiesMayExceedTheStagingBuffer) {
   const auto device = open();
   const std::vector<uint32_t> words = count_up((5 << 20) + 3, 7);
   for (const MemKind kind : {MemKind::kWeights, MemKind::kIo}) {
@@ -146,7 +146,7 @@ TEST_P(Vulkan, MemoryStartsZeroedAndCarriesWhatIsLargerThanItsStaging) {
   }
 }
 
-TEST_P(Vulkan, TakesBuffersOfNothingAndOfOddSizes) {
+TEST_P(Vulkan, AcceptsEmptyAndOddSizedBuffers) {
   const auto device = open();
   for (const uint64_t bytes : {0, 1, 3, 17, 4097}) {
     const auto buffer = must(device->alloc(MemKind::kWorkspace, bytes));
@@ -190,7 +190,7 @@ TEST_P(Vulkan, RefusesOperandsThatDoNotFit) {
   must(record(all(buffer), 4, 1));
 }
 
-TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
+TEST_P(Vulkan, RefusesSessionsThatItCannotBind) {
   const auto device = open({.portable = true});
   const auto stream = must(device->open_stream({}, 0));
   EXPECT_EQ(device->info().max_binding, 128u << 20);
@@ -221,7 +221,7 @@ TEST_P(Vulkan, SmallDevicesAreRefusedWhatTheyCannotBind) {
   expect_refused(fits / 2 + 1, 8 * fits, "262143 entries");
 }
 
-TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
+TEST_P(Vulkan, RefusesHeadsThatItsShadersDoNotSupport) {
   const auto status = [](const Device& device, uint32_t head_dim, bool selects) {
     const ModelShape model{
         .layers = 1, .d_model = 1024, .heads = 8, .kv_heads = 8, .head_dim = head_dim, .d_ff = 64};
@@ -247,7 +247,7 @@ TEST_P(Vulkan, RefusesHeadsThatItsShadersCannotTake) {
   refuses(*small, 274, false, "up to 272: use");
 }
 
-TEST_P(Vulkan, AFullDeviceSaysSoAndGoesOn) {
+TEST_P(Vulkan, AFullDeviceReportsItAndStaysUsable) {
   const auto device = open();
   const auto refused = device->alloc(MemKind::kPool, device->info().total_bytes + (64 << 10));
   EXPECT_EQ(refused.status().code(), Code::kOutOfMemory) << refused.status().message();
@@ -292,7 +292,7 @@ TEST_P(Vulkan, RunsSegmentsInOrderAgainAndAgain) {
 }
 
 // A program may be destroyed before its stream, after it, or while it runs.
-TEST_P(Vulkan, ProgramsAndStreamsGoInAnyOrder) {
+TEST_P(Vulkan, ProgramsAndStreamsAreDestroyedInAnyOrder) {
   const auto device = open();
   const auto a = must(device->alloc(MemKind::kWorkspace, 1 << 20)),
              b = must(device->alloc(MemKind::kWorkspace, 1 << 20));
@@ -331,7 +331,7 @@ TEST_P(Vulkan, StreamsOnSeveralThreadsShareADevice) {
   EXPECT_EQ(right, std::vector<uint32_t>(4, 20));
 }
 
-TEST_P(Vulkan, MeasuresWhatItCanDo) {
+TEST_P(Vulkan, MeasuresItsRates) {
   const Rates rates = must(open()->measure());
   std::printf("%s: %.1f GB/s, %.1f GFLOP/s\n", GetParam().c_str(), rates.bytes_per_second * 1e-9,
               rates.flop_per_second * 1e-9);
@@ -342,7 +342,7 @@ TEST_P(Vulkan, MeasuresWhatItCanDo) {
 
 // A device that is opened again finds its pipelines on disk; if the files are damaged, it compiles them
 // again.
-TEST_P(Vulkan, KeepsItsPipelinesOnDisk) {
+TEST_P(Vulkan, CachesPipelinesOnDisk) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("thimble-" + std::to_string(std::random_device()()));
   const char* old = std::getenv("XDG_CACHE_HOME");
@@ -423,7 +423,7 @@ int submits = 0;
 PFN_vkQueueSubmit submit_really = nullptr;
 PFN_vkWaitSemaphores wait_really = nullptr;
 
-TEST_F(VulkanContext, WorkThatASlowDeviceTakesLongForIsSubmittedInPieces) {
+TEST_F(VulkanContext, LongWorkIsSubmittedInPieces) {
   // A copy accesses 128 bytes in total, and a submission may take 50 ms.
   for (const auto& [bytes_per_second, expected] :
        {std::pair(1e9, 1), std::pair(5200.0, 2), std::pair(100.0, 3)}) {
@@ -449,7 +449,7 @@ std::map<VkDeviceMemory, uint64_t> taken;
 PFN_vkAllocateMemory allocate_really = nullptr;
 PFN_vkFreeMemory free_really = nullptr;
 
-TEST_F(VulkanContext, ASessionTakesTheMemoryThatItsPlanSays) {
+TEST_F(VulkanContext, ASessionUsesItsPlannedMemory) {
   const auto context = open();
   allocate_really = context->vk.AllocateMemory;
   context->vk.AllocateMemory = [](VkDevice device, const VkMemoryAllocateInfo* info,
@@ -491,7 +491,7 @@ TEST_F(VulkanContext, ASessionTakesTheMemoryThatItsPlanSays) {
   EXPECT_EQ(sum(), staging);
 }
 
-TEST_F(VulkanContext, LossIsAStatusAndTheNextDeviceWorks) {
+TEST_F(VulkanContext, DeviceLossIsAnErrorAndTheNextDeviceWorks) {
   {
     const auto context = open();
     Copies copies(context);
@@ -515,7 +515,7 @@ TEST_F(VulkanContext, LossIsAStatusAndTheNextDeviceWorks) {
   EXPECT_TRUE(copies.right());
 }
 
-TEST_F(VulkanContext, WantOfMemoryIsAStatusAndTheDeviceGoesOn) {
+TEST_F(VulkanContext, OutOfMemoryIsAnErrorAndTheDeviceStaysUsable) {
   const auto context = open();
   allocate_really = context->vk.AllocateMemory;
   for (const VkResult result : {VK_ERROR_OUT_OF_DEVICE_MEMORY, VK_ERROR_OUT_OF_HOST_MEMORY}) {
