@@ -68,7 +68,7 @@ void add_model_flag(CLI::App& app, Settings& s) {
 }
 
 void add_json_flag(CLI::App& app, Settings& s) {
-  app.add_flag("--json", s.json, "Print JSON on standard output, errors too");
+  app.add_flag("--json", s.json, "Print JSON on standard output, including errors");
 }
 
 void add_policy_flags(CLI::App& app, Settings& s) {
@@ -84,16 +84,17 @@ void add_policy_flags(CLI::App& app, Settings& s) {
            }
            o.budget_bytes = *bytes;
          },
-         "All that may be allocated: 64MiB, 1.5GiB, 8GB (default: no limit)")
+         "Limit for all allocated memory: 64MiB, 1.5GiB, 8GB (default: none)")
       ->type_name("SIZE")
       ->group(memory);
-  app.add_option("-c,--ctx-size", o.context,
-                 "Bound on positions (default: none; what the model was trained for with original positions)")
+  app.add_option(
+         "-c,--ctx-size", o.context,
+         "Limit on positions (default: none; with original positions, what the model was trained for)")
       ->type_name("N")
       ->group(memory);
   app.add_option("--pool", o.pool,
-                 "Entries that a head keeps, on average (default: the whole text without retention, else "
-                 "what the heads were trained for, or what fits the budget)")
+                 "Entries that a head keeps, on average (default: without retention the whole text, "
+                 "otherwise what the heads were trained for, or what fits the budget)")
       ->type_name("N")
       ->group(memory);
   app.add_option("--chunk", o.chunk,
@@ -104,52 +105,51 @@ void add_policy_flags(CLI::App& app, Settings& s) {
   const char* retention = "Retention (what stays when the pool is full)";
   add_choice(
       app, "--retention", o.retention, retentions(),
-      "Everything, the first and the most recent, random entries, what the heads score highest, the keys "
-      "least like the others, what the last token attends to, or what a second reading of each chunk "
-      "attends to, which takes twice the time; or what one small network scores highest for all heads "
-      "(adore); or what the heads' scores and keydiff's together say (mix). "
-      "auto: with --heads what they are for; else, where --pool or --mem-budget "
-      "may not hold the text, the heads in MODEL.heads.gguf or MODEL.locret.gguf beside MODEL.gguf, or "
-      "keydiff; "
-      "else none (default: auto)")
+      "none: all entries; window: the first and the most recent; random: random ones; locret: those that the "
+      "heads score highest; keydiff: those whose keys are least like the others; mix: by the sum of both "
+      "scores; tova: those that the last "
+      "token attends to most; reread: those that a second reading of each chunk attends to most, which takes "
+      "twice the time; adore: those that one small network scores highest for all heads; auto: with --heads "
+      "what the heads are for; without, if --pool or --mem-budget may not hold the text, the heads in "
+      "MODEL.heads.gguf or MODEL.locret.gguf next to MODEL.gguf, or keydiff; otherwise none (default: auto)")
       ->group(retention);
   auto* heads_flag = app.add_option("--heads", s.heads, "Retainer of this model, a GGUF file")
                          ->type_name("FILE")
                          ->group(retention);
-  add_choice(app, "--retain-scope", o.retain_scope,
-             {{"head", THIMBLE_RETAIN_PER_HEAD}, {"layer", THIMBLE_RETAIN_LAYER}},
-             "Each KV head keeps its own entries, or all of a layer the same (default: head)")
+  add_choice(
+      app, "--retain-scope", o.retain_scope,
+      {{"head", THIMBLE_RETAIN_PER_HEAD}, {"layer", THIMBLE_RETAIN_LAYER}},
+      "head: each KV head keeps its own entries; layer: all heads of a layer keep the same (default: head)")
       ->group(retention);
-  app.add_option(
-         "--stabilizers", o.stabilizers,
-         "Most recent entries kept between chunks (default: what the retainer was trained with; 16 with "
-         "adore, which always keeps them; else 0)")
+  app.add_option("--stabilizers", o.stabilizers,
+                 "Most recent entries to keep between chunks (default: as the retainer was trained; 16 with "
+                 "adore, which always keeps them; otherwise 0)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--local", o.local,
-                 "Last tokens of a prompt, never evicted with it (default: 100; 0 with adore and without "
-                 "retention)")
+                 "Last tokens of a prompt, which are not evicted with it (default: 100; 0 with adore and "
+                 "without retention)")
       ->type_name("N")
       ->group(retention);
   app.add_option("--protect-init", o.protect_init,
-                 "First entries, never evicted (default: what the retainer's file says, else 4)")
+                 "First entries, which are never evicted (default: as the retainer's file says, otherwise 4)")
       ->type_name("N")
       ->group(retention);
 
   auto* rebuild = app.add_option("--rebuild", o.rebuild,
-                                 "With adore: released tokens that each new one reads again (default: 0)")
+                                 "With adore: evicted tokens that a generated token reads again (default: 0)")
                       ->type_name("N")
                       ->group(retention);
   app.add_option("--rebuild-every", o.rebuild_every,
-                 "New tokens from one that reads such again to the next (default: 1)")
+                 "Generated tokens from one such reading to the next (default: 1)")
       ->type_name("N")
       ->needs(rebuild)
       ->group(retention);
 
-  const char* selection = "Selection (what a new token attends to)";
+  const char* selection = "Selection (what a generated token attends to)";
   add_choice(app, "--selection", o.selection, policies(thimble_selection_name),
-             "All of the pool, the tokens that the heads vote for, or the pages whose keys may match best "
-             "(default: dense)")
+             "dense: the whole pool; tokenselect: the tokens that the heads vote for; quest: the pages whose "
+             "keys may match best (default: dense)")
       ->group(selection);
   // Flags of one selection alone, or of all that choose.
   constexpr int32_t kChoosing = -1;
@@ -165,39 +165,43 @@ void add_policy_flags(CLI::App& app, Settings& s) {
     belongs(app.add_option(name, field, help)->type_name("N"), to);
   };
   constexpr int32_t kVoting = THIMBLE_SELECTION_TOKENSELECT, kPaging = THIMBLE_SELECTION_QUEST;
-  number("--select-k", o.select_k, kChoosing, "Entries that are chosen (default: 2048)");
-  number("--select-init", o.select_init, kVoting, "First entries, always attended to (default: 128)");
-  number("--select-local", o.select_local, kVoting, "Most recent entries, always attended to (default: 512)");
-  belongs(app.add_option("--select-theta", o.select_theta,
-                         "Reuse the last selection above this cosine of the queries (default: 1, never)")
-              ->type_name("X"),
-          kVoting);
-  number("--select-window", o.vote_window, kVoting, "Max-pool over the votes, in tokens (default: 0, none)");
-  belongs(add_choice(app, "--select-scale", o.vote_scale,
-                     {{"none", THIMBLE_SCALE_NONE}, {"sqrt", THIMBLE_SCALE_SQRT}},
-                     "Votes as published, or divided by the root of the head size (default: none)"),
-          kVoting);
+  number("--select-k", o.select_k, kChoosing, "Entries to select (default: 2048)");
+  number("--select-init", o.select_init, kVoting,
+         "First entries, which are always attended to (default: 128)");
+  number("--select-local", o.select_local, kVoting,
+         "Most recent entries, which are always attended to (default: 512)");
+  belongs(
+      app.add_option("--select-theta", o.select_theta,
+                     "Reuse the last selection if the cosine of the queries is above X (default: 1, never)")
+          ->type_name("X"),
+      kVoting);
+  number("--select-window", o.vote_window, kVoting,
+         "Width of the max-pool over votes, in tokens (default: 0, none)");
+  belongs(
+      add_choice(
+          app, "--select-scale", o.vote_scale, {{"none", THIMBLE_SCALE_NONE}, {"sqrt", THIMBLE_SCALE_SQRT}},
+          "none: votes as published; sqrt: scores divided by the root of the head size (default: none)"),
+      kVoting);
   auto* reading = app.add_flag_callback(
       "--select-prefill", [&o] { o.select_prefill = 1; },
-      "Select while reading, too, --select-local tokens at a time at most (default: without retention)");
+      "Also select while reading, at most --select-local tokens at a time (default without a retention)");
   auto* not_reading = app.add_flag_callback(
-      "--no-select-prefill", [&o] { o.select_prefill = 0; }, "Read densely (default: with a retention)");
+      "--no-select-prefill", [&o] { o.select_prefill = 0; }, "Read densely (default with a retention)");
   belongs(reading, kVoting);
   belongs(not_reading->excludes(reading), kVoting);
   belongs(
-      add_choice(
-          app, "--vote", o.vote,
-          {{"auto", THIMBLE_VOTE_AUTO}, {"layer", THIMBLE_VOTE_LAYER}, {"group", THIMBLE_VOTE_GROUP}},
-          "Who votes together: all heads of a layer, or those of one KV head (default: auto, group with a "
-          "retention, else layer)"),
+      add_choice(app, "--vote", o.vote,
+                 {{"auto", THIMBLE_VOTE_AUTO}, {"layer", THIMBLE_VOTE_LAYER}, {"group", THIMBLE_VOTE_GROUP}},
+                 "Heads that vote together: layer, all heads of a layer; group, those of one KV head "
+                 "(default: auto, group with a retention, otherwise layer)"),
       kVoting);
-  number("--select-page", o.select_page, kPaging, "Entries of a page (default: 16)");
-  number("--dense-layers", o.dense_layers, kPaging, "First layers that attend to everything (default: 2)");
+  number("--select-page", o.select_page, kPaging, "Entries per page (default: 16)");
+  number("--dense-layers", o.dense_layers, kPaging, "First layers, which attend to all entries (default: 2)");
   auto* positions_flag =
       add_choice(app, "--positions", o.positions,
                  {{"list", THIMBLE_POSITIONS_LIST}, {"original", THIMBLE_POSITIONS_ORIGINAL}},
-                 "Rotary position of an entry: its index among the attended, or its place in the text "
-                 "(default: list; original for quest)")
+                 "Rotary position of an entry: list, its index among the attended entries; original, its "
+                 "position in the text (default: list; original for quest)")
           ->group(selection);
 
   app.parse_complete_callback([&s, heads_flag, selecting, positions_flag] {
@@ -237,7 +241,7 @@ void change_policies(Settings& s, std::vector<std::string> words) {
 }
 
 void add_session_flags(CLI::App& app, Settings& s) {
-  app.add_option("--device", s.device, "Where to compute, see 'thimble devices' (default: auto)")
+  app.add_option("--device", s.device, "Device to compute on, see 'thimble devices' (default: auto)")
       ->type_name("NAME");
   app.add_option("-t,--threads", s.session.threads,
                  "Worker threads of the CPU (default: one for each core that this process may use)")
@@ -250,9 +254,9 @@ void add_session_flags(CLI::App& app, Settings& s) {
 }
 
 void add_predict_flag(CLI::App& app, Settings& s) {
-  app.add_option(
-         "-n,--predict", s.predict,
-         "Tokens to generate at most; -1: until the model ends (default: " + std::to_string(s.predict) + ")")
+  app.add_option("-n,--predict", s.predict,
+                 "Most tokens to generate; -1: until the model ends its answer (default: " +
+                     std::to_string(s.predict) + ")")
       ->type_name("N")
       ->check(CLI::Range(int64_t{-1}, int64_t{1} << 30).description(""));
 }
@@ -262,22 +266,23 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
   app.add_option("--temp", s.sampler.temperature, "Temperature; 0: always the most likely token (default: 0)")
       ->type_name("X")
       ->group(group);
-  app.add_option("--top-k", s.sampler.top_k, "Sample from the N most likely; 0: all (default: 40)")
+  app.add_option("--top-k", s.sampler.top_k, "Sample from the N most likely tokens; 0: all (default: 40)")
       ->type_name("N")
       ->group(group);
   app.add_option("--top-p", s.sampler.top_p,
-                 "Sample from the most likely that make up X; 1: all (default: 0.95)")
+                 "Sample from the most likely tokens with a total probability of X; 1: all (default: 0.95)")
       ->type_name("X")
       ->group(group);
   app.add_option("--min-p", s.sampler.min_p,
-                 "Leave out what is less likely than X times the best (default: 0.05)")
+                 "Leave out tokens less likely than X times the most likely one (default: 0.05)")
       ->type_name("X")
       ->group(group);
   app.add_option("--repeat-penalty", s.sampler.repeat_penalty,
                  "Penalty for repeated tokens; 1: none (default: 1)")
       ->type_name("X")
       ->group(group);
-  app.add_option("--repeat-last-n", s.sampler.repeat_last, "Tokens that the penalty looks at (default: 64)")
+  app.add_option("--repeat-last-n", s.sampler.repeat_last,
+                 "Last tokens that the penalty applies to (default: 64)")
       ->type_name("N")
       ->group(group);
 }
@@ -292,17 +297,16 @@ void add_chat_flags(CLI::App& app, Settings& s) {
     else
       s.chat.source = read_file(word);
   };
-  app.add_option_function<std::string>("--chat-template", choose,
-                                       "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or "
-                                       "thimble; a further template of the model's file by its name, "
-                                       "tool_use for example; or a file of Jinja by its path, ./FILE or "
-                                       "FILE.jinja (default: the model's own template)")
+  app.add_option_function<std::string>(
+         "--chat-template", choose,
+         "Chat format: chatml, llama3, llama2, phi3, mistral, zephyr or thimble; the name of a further "
+         "template in the model's file, such as tool_use; or the path of a Jinja file, ./FILE or FILE.jinja "
+         "(default: the model's own template)")
       ->type_name("NAME|FILE");
-  app.add_flag(
-      "--parse-special", s.chat.parses_content,
-      "What spells a control token in a text or a question, <|im_end|> say, is one (default: it is text)");
+  app.add_flag("--parse-special", s.chat.parses_content,
+               "Read text that spells a control token, such as <|im_end|>, as that token (default: as text)");
   app.add_option("--chat-vars", s.chat.variables,
-                 "What the template reads besides, a JSON object: '{\"enable_thinking\": false}', tools")
+                 "Further variables for the template, a JSON object: '{\"enable_thinking\": false}', tools")
       ->type_name("JSON");
 }
 
