@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""layouts.py OUT.json: what the C compiler makes of thimble.h, for the bindings' tests to compare their own with.
+"""layouts.py OUT.json: the layouts that the C compiler computes from thimble.h, for the bindings' tests to compare with.
 
 Writes {"structs": {NAME: {"size": N, "fields": {FIELD: [OFFSET, SIZE]}}}, "constants": {NAME: VALUE}, "functions": [NAME]}. The
 header's declarations are found by their form, the numbers come from a C program. What no binding has (LEFT_OUT) is not in it, so
@@ -15,7 +15,7 @@ import tempfile
 
 INCLUDE = pathlib.Path(__file__).resolve().parent.parent / "include"
 
-# Training and inspecting a model are the command's; a binding reads texts. Names that begin so are left out.
+# Bindings read texts; training and inspecting models are done with the command. Names with these prefixes are left out.
 LEFT_OUT = re.compile(r"thimble_training|thimble_heads_(import|info|open_)|thimble_model_(open_|metadata|tensor)|thimble_tensor"
                       r"|thimble_device_(rates|measure)|thimble_progress|thimble_message|thimble_chat_text|thimble_token_bytes"
                       r"|thimble_session_(save_fd|restore_fd|plan_heads)|thimble_status_text|THIMBLE_TRAINING|THIMBLE_VERSION"
@@ -37,7 +37,7 @@ def declarations(header):
     for body in re.findall(r"\benum \{(.*?)\}", code, re.DOTALL):
         constants += re.findall(r"\b(THIMBLE_\w+) *=", body)
     functions = re.findall(r"^THIMBLE_API .*?\b(thimble_\w+)\(", code, re.MULTILINE)
-    # Whatever is written in another form than the above must not go unseen.
+    # Declarations in any other form than the above must cause an error.
     assert len(structs) == len(re.findall(r"\bstruct \w+ \{", code)), "a struct of another form"
     assert len(functions) == len(re.findall(r"^THIMBLE_API", code, re.MULTILINE)), "a function of another form"
     return structs, constants, functions

@@ -1,6 +1,6 @@
-// reference SCRIPT.json ROOT [write]: runs the steps of a conformance script through the C interface itself,
-// which is what every binding is compared with. Says where a step gave something else than the script
-// expects; with "write", writes what it gave into the script. README.md says what the steps mean.
+// reference SCRIPT.json ROOT [write]: runs the steps of a conformance script through the C interface,
+// the reference for every binding. Reports each step whose result differs from the script's; with "write",
+// writes its results into the script. README.md explains the steps.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Error : thimble_error {
   Error() : thimble_error{} { struct_size = sizeof(thimble_error); }
 };
 
-// What a step gives instead of a result when a call fails.
+// The result of a step whose call fails.
 struct Failure {
   std::string code;
 };
@@ -71,7 +71,7 @@ class Runner {
     if (verb == "largest_pool") return largest_pool(step.at("options"));
     if (verb == "create") return create(step);
     if (verb == "close_model")
-      return {{"closed", true}};  // bindings keep it for its sessions; here it is freed at the end
+      return {{"closed", true}};  // bindings keep it alive for its sessions; here it is freed at the end
     if (verb == "saved") return saved();
     return of_session(verb, step, sessions_.at(step.at("session")));
   }
@@ -219,8 +219,8 @@ class Runner {
             {"fits", memory.budget == 0 || memory.total <= memory.budget}};
   }
 
-  // A budget that is too small; whether with bytes_missing more it suffices, and with a byte less than that
-  // it does not.
+  // Tests a budget that is too small: with bytes_missing more it must suffice, and with one byte less it must
+  // not.
   Json refused(const Json& given) {
     thimble_session_options options = read_options(given);
     thimble_session* session = nullptr;
@@ -241,7 +241,7 @@ class Runner {
             {"a_byte_less_is_not", !fits(enough - 1)}};
   }
 
-  // Whether the largest pool fits and one entry more does not.
+  // Whether the largest pool fits, and a pool with one more entry does not.
   Json largest_pool(const Json& given) {
     thimble_session_options options = read_options(given);
     uint32_t pool = 0;
@@ -312,8 +312,8 @@ class Runner {
     return {{"tokens", tokens}, {"text", all}};
   }
 
-  // How far the best token lies before the second one: where that is little, processors that round
-  // differently may choose differently, and the script is no use.
+  // The distance between the best two logits. If it is small, processors that round differently may choose
+  // different tokens, and the script cannot be used.
   void note_margin(thimble_session* session) {
     const float* logits = nullptr;
     uint32_t count = 0;
@@ -369,13 +369,13 @@ class Runner {
     thimble_session_kept(session, layer, kv_head, nullptr, 0, &count, nullptr);
     Tokens positions(count);
     check(thimble_session_kept(session, layer, kv_head, positions.data(), count, &count, nullptr));
-    // Which ones heads keep may differ by one between processors, how many may not.
+    // Which entries heads keep may differ by one between processors; how many may not.
     if (step.value("only_count", false)) return {{"count", count}};
     return {{"positions", positions}};
   }
 
-  // Summed over positions, what is held times the pairs of layer and KV head is the number of entries in all
-  // of them.
+  // The sum over positions of the share held, times the number of (layer, KV head) pairs, is the total number
+  // of entries.
   Json kept_by_position(thimble_session* session) {
     uint64_t count = 0;
     thimble_session_kept_by_position(session, nullptr, nullptr, 0, &count, nullptr);
@@ -422,8 +422,8 @@ class Runner {
   std::map<std::string, thimble_session*> sessions_;
 };
 
-// Whole numbers and all else must be equal; numbers with a fraction may differ by a hundredth, since
-// processors round differently.
+// Numbers with a fraction may differ by a hundredth, because processors round differently; everything else
+// must be equal.
 bool same(const Json& a, const Json& b) {
   if (a.is_number_float() || b.is_number_float())
     return a.is_number() && b.is_number() && std::abs(a.get<double>() - b.get<double>()) <= 0.01;
@@ -438,7 +438,7 @@ bool same(const Json& a, const Json& b) {
   return equal;
 }
 
-// One step a line, so that a change of one shows as one.
+// One step per line, so that a changed step is one changed line.
 std::string written(const Json& script) {
   std::ostringstream out;
   out << "{\n \"about\": " << script.at("about").dump() << ",\n \"steps\": [\n";

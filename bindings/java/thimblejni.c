@@ -1,5 +1,5 @@
-/* JNI between the Java classes beside it and libthimble: numbers and arrays are copied, errors become
- * ThimbleException. Handles are longs. Texts are bytes in UTF-8, since JNI's own are not quite UTF-8; names
+/* JNI between the Java classes in this folder and libthimble. Numbers and arrays are copied; errors become
+ * ThimbleException. Handles are longs. Texts are bytes in UTF-8, because JNI's modified UTF-8 differs; names
  * end with a NUL. */
 #include <jni.h>
 #include <stdlib.h>
@@ -10,12 +10,12 @@
 /* ---- fields of structs and of the Java objects that mirror them ---- */
 
 typedef struct {
-  const char* name; /* in C; in Java it is in camel case */
+  const char* name; /* the name in C; in Java it is in camel case */
   char kind;        /* of the Java field: I int, J long, F float, D double, S String */
   size_t offset;
 } Row;
 
-/* A row; the array's size is negative where field and kind differ in size. */
+/* A row. If field and kind differ in size, the array's size is negative and compilation fails. */
 #define ROW(field, kind, size) \
   { #field, kind, offsetof(STRUCT, field) + 0 * sizeof(char[sizeof(((STRUCT*)0)->field) == (size) ? 1 : -1]) }
 #define I(field) ROW(field, 'I', 4)
@@ -116,7 +116,7 @@ static jbyteArray bytes(JNIEnv* env, const char* data, size_t length) {
   return array;
 }
 
-/* A String; NULL: Java has the exception. */
+/* A String; NULL if an exception is pending in Java. */
 static jobject text(JNIEnv* env, const char* utf8) {
   jclass thimble = (*env)->FindClass(env, "thimble/Thimble");
   jmethodID make = thimble ? (*env)->GetStaticMethodID(env, thimble, "text", "([B)Ljava/lang/String;") : NULL;
@@ -198,7 +198,7 @@ static void take(JNIEnv* env, const Row* rows, size_t count, jobject object, voi
 #define NEW_ERROR \
   { sizeof(thimble_error), 0, 0, "" }
 
-/* Whether the call succeeded; if not, Java has the exception. */
+/* Whether the call succeeded; if not, an exception is pending in Java. */
 static int done(JNIEnv* env, thimble_status status, const thimble_error* error) {
   if (status == THIMBLE_OK) return 1;
   jclass type = (*env)->FindClass(env, "thimble/ThimbleException");
@@ -216,7 +216,7 @@ static void no_memory(JNIEnv* env) {
 
 /* ---- arrays ---- */
 
-/* A byte array's contents; data is NULL where the array is. Give it back with drop(). */
+/* The contents of a byte array; data is NULL if the array is null. Release it with drop(). */
 typedef struct {
   jbyteArray array;
   char* data;
@@ -236,17 +236,17 @@ static void drop(JNIEnv* env, Bytes lent) {
   if (lent.data) (*env)->ReleaseByteArrayElements(env, lent.array, (jbyte*)lent.data, JNI_ABORT);
 }
 
-/* A two-call function behind its other arguments. */
+/* A two-call function after its other arguments are bound. */
 typedef thimble_status (*Attempt)(const void* arguments, void* buffer, uint64_t capacity, uint64_t* count,
                                   thimble_error* error);
 
-/* Calls it twice. The buffer, to be freed, holds *count elements; NULL: Java has the exception. */
+/* Calls it twice. The caller frees the buffer, which holds *count elements; NULL if an exception is pending in Java. */
 static void* two_calls(JNIEnv* env, Attempt attempt, const void* arguments, size_t element, uint64_t* count) {
   thimble_error error = NEW_ERROR;
   void* buffer;
   *count = 0;
   thimble_status status = attempt(arguments, NULL, 0, count, &error);
-  if (status != THIMBLE_OK && *count == 0) return done(env, status, &error), NULL; /* not for want of room */
+  if (status != THIMBLE_OK && *count == 0) return done(env, status, &error), NULL; /* the buffer was not too small */
   buffer = malloc((size_t)*count * element + 1);
   if (!buffer) return no_memory(env), NULL;
   if (status != THIMBLE_OK) status = attempt(arguments, buffer, *count, count, &error);
@@ -529,7 +529,7 @@ METHOD(void, accept)(ENV, jlong session, jint token) {
   done(env, thimble_session_accept(SESSION, token, &error), &error);
 }
 
-/* The token is taken by the first call that has room, so there is no call to ask for the length. */
+/* The first call with enough room takes the token, so a call that only asks for the length is not possible. */
 METHOD(jbyteArray, text)(ENV, jlong session, jint token) {
   thimble_error error = NEW_ERROR;
   char some[256];

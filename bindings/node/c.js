@@ -1,10 +1,10 @@
-// thimble.h for koffi: the structs, the constants and the functions of libthimble, as the header declares them.
+// thimble.h for koffi: the structs, the constants and the functions of libthimble, as declared in the header.
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const ABI = 7; // THIMBLE_ABI that this file was written for; a library with a larger one serves, too
+const ABI = 7; // THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 export const constants = {
   THIMBLE_ABI: ABI,
@@ -142,7 +142,7 @@ const library = load();
 export const lib = Object.fromEntries(declarations.trim().split('\n').map((declaration) =>
   [declaration.match(/(thimble_\w+)\(/)[1], library.func(declaration)]));
 
-/** A call failed: `code` is a number of thimble.h, `status` its name ("BUDGET"), `bytesMissing` what a budget lacks. */
+/** A call failed: `code` is its code in thimble.h, `status` its name ("BUDGET"), `bytesMissing` the bytes that a budget lacks. */
 export class ThimbleError extends Error {
   constructor(code, message, bytesMissing) {
     super(message);
@@ -159,7 +159,7 @@ function check(status, error) {
   if (status !== 0) throw new ThimbleError(status, error.message, error.bytes_missing);
 }
 
-/** Calls a function that returns a status and takes an error behind these arguments. */
+/** Calls a function that returns a status and takes an error after these arguments. */
 export function call(name, ...args) {
   const error = newError();
   check(lib[name](...args, error), error);
@@ -187,7 +187,7 @@ export function twoCalls(make, attempt) {
   try {
     attempt(null, 0, count);
   } catch (error) {
-    if (!count[0]) throw error; // not for want of room
+    if (!count[0]) throw error; // the buffer was not too small
   }
   const buffer = make(Number(count[0]));
   attempt(buffer, buffer.length, count);
@@ -201,11 +201,11 @@ export function initialised(name) {
   return options;
 }
 
-/** A struct to be filled in. */
+/** A struct for a call to fill in. */
 export function sized(name) {
   const size = koffi.sizeof(structs[name]);
   return { ...koffi.decode(Buffer.alloc(size), structs[name]), struct_size: size };
 }
 
-/** The floats at a pointer of the library's, copied. */
+/** A copy of the floats at a pointer of the library. */
 export const floatsAt = (pointer, count) => Float32Array.from(koffi.decode(pointer, koffi.array('float', count, 'Typed')));

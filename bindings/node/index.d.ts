@@ -1,14 +1,14 @@
 /** Calls that fail throw this, or reject with it. */
 export class ThimbleError extends Error {
-  /** A number of thimble.h, 30. */
+  /** The code in thimble.h, such as 30. */
   code: number;
   /** Its name, "BUDGET". */
   status: string;
-  /** Of BUDGET: what the budget lacks, else 0. */
+  /** For BUDGET: the bytes that the budget lacks, otherwise 0. */
   bytesMissing: number;
 }
 
-/** thimble_session_options; what is left out is the header's default. */
+/** thimble_session_options; omitted fields have the header's defaults. */
 export interface SessionOptions {
   budgetBytes?: number;
   retention?: 'none' | 'window' | 'random' | 'locret' | 'keydiff' | 'tova' | 'reread' | 'adore' | 'mix';
@@ -41,7 +41,7 @@ export interface SessionOptions {
   rebuildEvery?: number;
 }
 
-/** thimble_sampler_options; so made, the most likely token is taken. */
+/** thimble_sampler_options; by default the most likely token is taken. */
 export interface SamplerOptions {
   temperature?: number;
   topK?: number;
@@ -126,7 +126,7 @@ export interface Stats {
 }
 
 export interface Device {
-  /** What SessionOptions.device takes. */
+  /** The value for SessionOptions.device. */
   name: string;
   description: string;
   totalBytes: number;
@@ -142,40 +142,40 @@ export interface Message {
 export interface ChatOptions {
   /** End where the answer begins; default true. */
   assistant?: boolean;
-  /** So many of the messages the session holds already. */
+  /** The number of leading messages that the session already holds. */
   held?: number;
   format?: string;
-  /** A template in Jinja to run instead of the model's. */
+  /** A Jinja template to run instead of the model's. */
   template?: string;
-  /** What the template reads besides. */
+  /** Further variables for the template. */
   variables?: Record<string, unknown>;
 }
 
-/** What aborts the signal interrupts the call, which then rejects with the signal's reason; the session stays of use. */
+/** Aborting the signal interrupts the call, which then rejects with the signal's reason; the session stays usable. */
 export interface Abortable {
   signal?: AbortSignal;
 }
 
-/** A model in a GGUF file. Closed, it stays in memory until its sessions and heads are closed, too. */
+/** A model in a GGUF file. A closed model stays in memory until its sessions and heads are closed too. */
 export class Model {
   constructor(path: string);
-  /** What the library had to say about the file, a sentence each. */
+  /** The library's warnings about the file, one sentence each. */
   readonly warnings: string[];
   info(): ModelInfo;
-  /** `bos` puts BOS in front where the model asks for one; `special` reads the text of control tokens as them. */
+  /** `bos` puts BOS first if the model asks for it; `special` turns text that spells a control token into that token. */
   tokenize(text: string | Uint8Array, options?: { bos?: boolean; special?: boolean }): Int32Array;
   detokenize(tokens: ArrayLike<number>, options?: { special?: boolean }): string;
   /** Whether this token ends an answer. */
   tokenEnds(token: number): boolean;
-  /** Messages as the model was taught to read them: tokenise it with `special`. */
+  /** Messages formatted as the model was trained to read them; tokenize the text with `special`. */
   chat(messages: Message[], options?: ChatOptions): string;
   /** Opens a trained retainer of this model. */
   heads(path: string): Heads;
-  /** What a session with these options would take. */
+  /** The memory of a session with these options. */
   plan(options?: SessionOptions): Memory;
   /** The largest pool that fits options.budgetBytes. */
   largestPool(options?: SessionOptions): number;
-  /** Makes a session; all memory that it will ever need is allocated here. */
+  /** Creates a session; all memory that it will ever need is allocated here. */
   session(options?: SessionOptions): Promise<Session>;
   close(): void;
 }
@@ -184,62 +184,62 @@ export class Model {
 export class Heads {
   private constructor();
   readonly model: Model;
-  /** The retention that they serve. */
+  /** The retention that the heads serve. */
   readonly retention: 'locret' | 'keydiff' | 'mix' | 'adore';
   close(): void;
 }
 
 /**
- * A reading: Model.session() makes one. Calls that return promises run on a worker thread, one after the other; the others throw
- * BUSY while one runs, interrupt() excepted.
+ * One sequence of tokens and its memory. Model.session() creates it. Calls that return promises run on a worker thread, one
+ * after the other; the other calls, except interrupt(), throw BUSY while one runs.
  */
 export class Session {
   private constructor();
   readonly model: Model;
-  /** Append tokens to the prompt and read what is surely complete. After INTERRUPTED the same call goes on. */
+  /** Append tokens to the prompt and read every chunk that is complete. After INTERRUPTED repeat the call to continue. */
   feed(tokens: ArrayLike<number>, options?: Abortable): Promise<void>;
-  /** End the prompt: read all that waits. */
+  /** End the prompt: read all waiting tokens. */
   flush(options?: Abortable): Promise<void>;
-  /** Sample the next token, append it, and give it. */
+  /** Sample the next token, append it and return it. */
   step(options?: Abortable): Promise<number>;
-  /** The same with a token that the caller chose. */
+  /** Like step, with a token that the caller chose. */
   accept(token: number, options?: Abortable): Promise<void>;
-  /** The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole. */
+  /** The text of the next token of an answer; bytes of an incomplete code point are held back until it is complete. */
   text(token: number): string;
-  /** The answer, piece by piece, until a token ends it or `limit` tokens are made. */
+  /** The answer, piece by piece, until a token ends it or `limit` tokens were generated. */
   generate(options?: Abortable & { limit?: number }): AsyncGenerator<string, void, void>;
   /** The logits of the next token, one for each token of the vocabulary. */
   logits(): Promise<Float32Array>;
-  /** Append these tokens; the natural logarithm of each one's probability after all before it. */
+  /** Append these tokens; return the natural logarithm of each one's probability given all before it. */
   score(tokens: ArrayLike<number>, options?: Abortable): Promise<Float32Array>;
-  /** Forget everything from this position on. */
+  /** Forget every token from this position on. */
   rewind(position: number): void;
   reset(): void;
-  /** A session that goes on from the same state, within the same budget. */
+  /** Create a second session with the same state, within the same budget. */
   clone(): Promise<Session>;
-  /** Stop the running call, or else the next one, with INTERRUPTED. */
+  /** Stop the running call, or if there is none the next one, with INTERRUPTED. */
   interrupt(): void;
   /** The original positions that a KV head still holds, ascending. */
   kept(layer: number, kvHead: number): Int32Array;
-  /** By position: the share of heads that hold it, and the last token's attention to it, which needs SessionOptions.watch. */
+  /** For each position: the share of heads that hold it, and the last token's attention to it (needs SessionOptions.watch). */
   keptByPosition(options?: { attended?: boolean }): { kept: Float32Array; attended: Float32Array };
   setSampler(sampler: SamplerOptions): void;
   memory(): Memory;
   stats(): Stats;
-  /** Write all that the session holds to a file, and `note` with it. */
+  /** Save the session to a file, together with `note`. */
   save(path: string, note?: string | Uint8Array): Promise<void>;
-  /** Take the state of a saved session that was made with the same settings. */
+  /** Replace the state by that of a saved session with the same settings. */
   restore(path: string): Promise<void>;
-  /** Evict down to `pool` entries a head; gives the bytes that were freed. */
+  /** Evict down to `pool` entries per head; returns the bytes that were freed. */
   shrink(pool: number): Promise<number>;
-  /** Gives its memory back when the calls before are over. */
+  /** Frees its memory after all earlier calls have ended. */
   close(): Promise<void>;
 }
 
 export function version(): string;
 export function buildInfo(): string;
 export function devices(): Device[];
-/** What the file of a saved session says of itself. */
+/** A description of a saved session's file. */
 export function sessionFileInfo(path: string): Record<string, unknown>;
-/** The bytes that were given to Session.save(). */
+/** The note that was passed to Session.save(). */
 export function sessionFileNote(path: string): Uint8Array;

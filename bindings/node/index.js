@@ -19,7 +19,7 @@ function filled(struct, name, ...args) {
   return Object.fromEntries(entries.map(([field, content]) => [camel(field), content]));
 }
 
-// Options that are words here and numbers in C: the prefix of the constants.
+// Options that are words here and numbers in C, with the prefix of the constants.
 const words = {
   retention: 'THIMBLE_RETENTION_', selection: 'THIMBLE_SELECTION_', retain_scope: 'THIMBLE_RETAIN_', vote: 'THIMBLE_VOTE_',
   vote_scale: 'THIMBLE_SCALE_', positions: 'THIMBLE_POSITIONS_',
@@ -165,7 +165,7 @@ export class Model {
     const model = owners.get(this);
     const args = [pointerOf(this), sessionOptions(options, this), pointer];
     const heads = options.heads && owners.get(options.heads);
-    for (const owner of [model, heads]) if (owner) ++owner.users; // until the call is over
+    for (const owner of [model, heads]) if (owner) ++owner.users; // until the call has ended
     try {
       await callAsync('thimble_session_create', ...args);
       return new Session(this, pointer[0]);
@@ -200,14 +200,14 @@ export class Heads {
 
 export class Session {
   #turn = Promise.resolve(); // ends when no call runs on a worker thread
-  #stoppedLate = false; // an interrupt came when its call was over; the next call must not fail for it
+  #stoppedLate = false; // an interrupt came after its call had ended; the next call must not fail because of it
 
   constructor(model, pointer) {
     this.model = model;
     own(this, pointer, 'thimble_session_free', model);
   }
 
-  // A call on a worker thread, after those before it; what aborts the signal interrupts it.
+  // A call on a worker thread, after the earlier ones; aborting the signal interrupts it.
   #run(signal, name, ...args) {
     const run = async () => {
       signal?.throwIfAborted();
@@ -258,7 +258,7 @@ export class Session {
   }
 
   text(token) {
-    // The token is taken by the first call that has room, so there is no call to ask for the length.
+    // The first call with enough room takes the token, so a call that only asks for the length is not possible.
     for (let capacity = 256, length = [0]; ; capacity = length[0]) {
       const text = Buffer.alloc(capacity);
       try {
@@ -273,7 +273,7 @@ export class Session {
   async *generate({ limit = Infinity, signal } = {}) {
     for (let made = 0; made < limit; ++made) {
       const token = await this.step({ signal });
-      if (lib.thimble_token_ends(owners.get(this.model).pointer, token)) return; // closed or not, this session holds it
+      if (lib.thimble_token_ends(owners.get(this.model).pointer, token)) return; // this session keeps a closed model alive
       const piece = this.text(token);
       if (piece) yield piece;
     }

@@ -251,7 +251,7 @@ class Runner {
   }
 }
 
-// Numbers with a fraction may differ by a hundredth; all else is equal.
+// Numbers with a fraction may differ by a hundredth; everything else must be equal.
 function same(given, expected) {
   if (typeof expected === 'number' && !Number.isInteger(expected)) return Math.abs(given - expected) <= 0.01;
   if (expected === null || typeof expected !== 'object') return given === expected;

@@ -37,7 +37,7 @@ def main() -> None:
     wheel = folder / f"thimble-{version}-{TAG}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as out:
         for name, data in files.items():
-            entry = zipfile.ZipInfo(name)  # its date is 1980: the same files give the same wheel
+            entry = zipfile.ZipInfo(name)  # with the date 1980, so that the same files give the same wheel
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             out.writestr(entry, data)

@@ -216,7 +216,7 @@ class Runner:
 
 class Conformance(unittest.TestCase):
     def same(self, given, expected):
-        """Numbers with a fraction may differ by a hundredth; all else is equal."""
+        """Numbers with a fraction may differ by a hundredth; everything else must be equal."""
         if isinstance(expected, dict):
             return isinstance(given, dict) and given.keys() == expected.keys() and all(
                 self.same(given[key], expected[key]) for key in expected)

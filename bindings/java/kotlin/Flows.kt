@@ -1,4 +1,4 @@
-/** Kotlin's flows over the Java classes, with kotlinx.coroutines: calls that take long leave the collector's thread alone. */
+/** Kotlin's flows over the Java classes, with kotlinx.coroutines: long calls do not block the collector's thread. */
 package thimble
 
 import kotlin.coroutines.resume
@@ -7,10 +7,10 @@ import kotlinx.coroutines.*
 import kotlinx.coroutines.flow.*
 
 /**
- * The answer, piece by piece, until a token ends it or [limit] tokens are made. Each piece is computed when the collector asks for
- * it. A collector that is cancelled interrupts the session within the time of a token, or of one layer of a chunk while it
- * reads; collected again, the answer goes on with at most [limit] further tokens, behind a piece that was just computed and
- * nobody took.
+ * The answer, piece by piece, until a token ends it or [limit] tokens were generated. Each piece is computed when the collector
+ * requests it. A collector that is cancelled interrupts the session within the time of a token, or of one layer of a chunk
+ * while it reads; collected again, the answer continues with at most [limit] further tokens, after a piece that was just
+ * computed and not delivered.
  */
 fun Session.answers(limit: Int): Flow<String> = flow<String> {
     val pieces = generate(limit).iterator()
@@ -18,9 +18,9 @@ fun Session.answers(limit: Int): Flow<String> = flow<String> {
 }
 
 /**
- * Feeds [tokens], [piece] at a time, and emits how many were fed so far. Chunks end where they would without pieces. A collector
- * that is cancelled interrupts the session within the time of one layer of a chunk; the same flow, collected again, goes on where
- * it stopped.
+ * Feeds [tokens], [piece] at a time, and emits how many were fed so far. The division into pieces does not change where chunks
+ * end. A collector that is cancelled interrupts the session within the time of one layer of a chunk; the same flow, collected
+ * again, continues where it stopped.
  */
 fun Session.reading(tokens: IntArray, piece: Int = 1024): Flow<Int> {
     require(piece > 0) { "a piece has at least one token" }
@@ -38,8 +38,8 @@ fun Session.reading(tokens: IntArray, piece: Int = 1024): Flow<Int> {
 }
 
 /**
- * A call in a thread that may block; cancellation interrupts it, and returns when the call has. An interrupt that comes when its
- * call was just over stops the next one, which is then repeated.
+ * A call in a thread that may block. Cancellation interrupts it, and returns after the call has returned. An interrupt that
+ * comes just after its call has ended stops the next one, which is then repeated.
  */
 private suspend fun <T> Session.aside(call: () -> T): T = withContext(Dispatchers.IO) {
     suspendCancellableCoroutine<T> { caller ->

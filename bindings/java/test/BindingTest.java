@@ -62,10 +62,10 @@ public final class BindingTest {
   private static final Map<String, Class<?>> MIRRORS = Map.of("thimble_device_info", Device.class, "thimble_model_info",
       ModelInfo.class, "thimble_memory", Memory.class, "thimble_stats", Stats.class, "thimble_session_options", Options.class,
       "thimble_sampler_options", Sampler.class);
-  // What is no field of the Java object, or is given in another way.
+  // Fields that the Java object does not have, or has in another form.
   private static final Set<String> OTHERS = Set.of("struct_size", "reserved", "progress", "progress_user", "device", "heads");
 
-  // Policies are constants here, so nobody asks for their names.
+  // Policies are constants here, so their names are not needed.
   private static final Set<String> UNCALLED = Set.of("thimble_retention_name", "thimble_selection_name");
 
   private static String camel(String name) {
@@ -86,7 +86,7 @@ public final class BindingTest {
   private static void fieldsAreTheHeaders() throws Exception {
     Set<String> header = new TreeSet<>();
     for (Map.Entry<String, Object> struct : object(layouts().get("structs")).entrySet()) {
-      if (!MIRRORS.containsKey(struct.getKey())) continue; // thimblejni.c alone uses it, as the header has it
+      if (!MIRRORS.containsKey(struct.getKey())) continue; // only thimblejni.c uses it, directly from the header
       boolean options = struct.getKey().equals("thimble_session_options");
       for (String field : object(object(struct.getValue()).get("fields")).keySet())
         if (!OTHERS.contains(field) || (!options && field.equals("heads"))) header.add(struct.getKey() + "." + field);
@@ -121,7 +121,7 @@ public final class BindingTest {
 
   // ---- the conformance script ----
 
-  /** Numbers with a fraction may differ by a hundredth; all else is equal. */
+  /** Numbers with a fraction may differ by a hundredth; everything else must be equal. */
   static boolean same(Object given, Object expected) {
     if (expected instanceof Double) return given instanceof Double && Math.abs((Double) given - (Double) expected) <= 0.01;
     if (expected instanceof List<?> list) {
@@ -149,7 +149,7 @@ public final class BindingTest {
     }
   }
 
-  // ---- what Java has besides ----
+  // ---- features of the Java binding only ----
 
   private static Model open() {
     return Model.open(ROOT.resolve("models/thimble-demo-28m-q8_0.gguf"));

@@ -5,7 +5,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** Just enough JSON to read what the tests' own scripts write: maps, lists, Strings, Longs, Doubles, Booleans. */
+/** A minimal JSON reader for the files of the tests: maps, lists, Strings, Longs, Doubles, Booleans. */
 final class Json {
   private final String text;
   private int at;

@@ -7,13 +7,13 @@ import java.util.List;
 public final class Chat {
   /** End where the answer begins. */
   public boolean assistant = true;
-  /** So many of the messages the session holds already. */
+  /** The number of leading messages that the session already holds. */
   public long held;
   /** A known format's name instead of the model's template, or null. */
   public String format;
-  /** A template in Jinja to run instead of the model's, or null. */
+  /** A Jinja template to run instead of the model's, or null. */
   public String template;
-  /** What the template reads besides, a JSON object, or null. */
+  /** Further variables for the template, a JSON object, or null. */
   public String variables;
 
   private final List<String> messages = new ArrayList<>();

@@ -1,6 +1,6 @@
 package thimble;
 
-/** A device of this machine: thimble_device_info. Numbers without a sign are kept bit by bit. */
+/** A device of this machine: thimble_device_info. Unsigned numbers keep their bits. */
 public final class Device {
   public long totalBytes;
   public long freeBytes;

@@ -4,7 +4,7 @@ import java.io.Closeable;
 import java.util.function.LongConsumer;
 import java.util.function.LongFunction;
 
-/** Owns a pointer of the library's, and holds on to what it needs. Freed when it was closed and nothing needs it any more. */
+/** Owns a pointer of the library and keeps alive what it needs. It is freed once it is closed and nothing needs it. */
 abstract class Handle implements Closeable {
   private final LongConsumer free;
   private final Handle needs; // or null
@@ -19,12 +19,12 @@ abstract class Handle implements Closeable {
     if (needs != null) needs.hold();
   }
 
-  /** The pointer, closed or not: for who needs this. */
+  /** The pointer, even after close(), for objects that need this. */
   final synchronized long held() {
     return pointer;
   }
 
-  /** Calls with the pointer, which stays good meanwhile even if another thread closes this. */
+  /** Calls with the pointer, which stays valid during the call even if another thread closes this. */
   <T> T call(LongFunction<T> call) {
     long taken = enter();
     try {
@@ -34,7 +34,7 @@ abstract class Handle implements Closeable {
     }
   }
 
-  /** Closed or not: whoever made a pointer that needs this holds it still. */
+  /** Works after close() too: the maker of a pointer that needs this still holds it. */
   private synchronized void hold() {
     users++;
   }
@@ -54,7 +54,7 @@ abstract class Handle implements Closeable {
     if (needs != null) needs.leave();
   }
 
-  /** Gives it back. What still needs it keeps it in memory until that is closed, too. */
+  /** Frees it. Objects that need it keep it in memory until they are closed too. */
   @Override
   public void close() {
     synchronized (this) {

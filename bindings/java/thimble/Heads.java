@@ -9,7 +9,7 @@ public final class Heads extends Handle {
     this.model = model;
   }
 
-  /** The retention that they serve: {@link Thimble#RETENTION_LOCRET}, or RETENTION_KEYDIFF or _MIX where their training found
+  /** The retention that the heads serve: {@link Thimble#RETENTION_LOCRET}, or RETENTION_KEYDIFF or _MIX where their training found
    * that better, or RETENTION_ADORE for its controller. */
   public int retention() {
     return call(Native::headsRetention);

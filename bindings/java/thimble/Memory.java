@@ -1,6 +1,6 @@
 package thimble;
 
-/** What a session takes: thimble_memory. Numbers without a sign are kept bit by bit. */
+/** The memory of a session: thimble_memory. Unsigned numbers keep their bits. */
 public final class Memory {
   public int pool;
   public int capacity;

@@ -14,13 +14,13 @@ public final class Model extends Handle {
     this.warnings = warnings;
   }
 
-  /** Opens a model; the file must not change while it lives. */
+  /** Opens a model; the file must not change while the model exists. */
   public static Model open(Path path) {
     List<String> warnings = new ArrayList<>();
     return new Model(Native.modelOpen(Thimble.terminated(path.toString()), warnings), warnings);
   }
 
-  /** What the library had to say about the file, a sentence each. */
+  /** The library's warnings about the file, one sentence each. */
   public List<String> warnings() {
     return warnings;
   }
@@ -38,7 +38,7 @@ public final class Model extends Handle {
     return tokenize(Thimble.bytes(text), flags);
   }
 
-  /** The same of a text's bytes. */
+  /** The same for the bytes of a text. */
   public int[] tokenize(byte[] text, int flags) {
     return call(model -> Native.tokenize(model, text, flags));
   }
@@ -54,7 +54,7 @@ public final class Model extends Handle {
     return call(model -> Native.tokenEnds(model, token));
   }
 
-  /** Messages as the model was taught to read them: tokenise it with {@link Thimble#TOKENIZE_PARSE_SPECIAL}. */
+  /** Messages formatted as the model was trained to read them; tokenize the text with {@link Thimble#TOKENIZE_PARSE_SPECIAL}. */
   public String chat(Chat chat) {
     int flags = chat.assistant ? Thimble.CHAT_ADD_ASSISTANT : 0;
     return Thimble.text(call(model -> Native.chat(model, Thimble.bytes(chat.json()), flags, chat.held,
@@ -66,7 +66,7 @@ public final class Model extends Handle {
     return call(model -> new Heads(this, Native.headsOpen(model, Thimble.terminated(path.toString()))));
   }
 
-  /** What a session with these options would take. */
+  /** The memory of a session with these options. */
   public Memory plan(Options options) {
     Memory memory = new Memory();
     return with(options, (model, device, heads) -> {
@@ -80,7 +80,7 @@ public final class Model extends Handle {
     return with(options, (model, device, heads) -> Native.largestPool(model, options, device, heads));
   }
 
-  /** Makes a session; all memory that it will ever need is allocated here. */
+  /** Creates a session; all memory that it will ever need is allocated here. */
   public Session session(Options options) {
     return with(options, (model, device, heads) -> new Session(this, Native.sessionCreate(model, options, device, heads)));
   }
@@ -89,7 +89,7 @@ public final class Model extends Handle {
     T call(long model, byte[] device, long heads);
   }
 
-  /** Calls with what options point to. */
+  /** Makes a call with the objects that options point to. */
   private <T> T with(Options options, OfOptions<T> call) {
     byte[] device = Thimble.terminated(options.device);
     Heads heads = options.heads;

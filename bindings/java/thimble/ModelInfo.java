@@ -1,6 +1,6 @@
 package thimble;
 
-/** What a model is: thimble_model_info. Numbers without a sign are kept bit by bit. */
+/** A description of a model: thimble_model_info. Unsigned numbers keep their bits. */
 public final class ModelInfo {
   public int hasWeights;
   public int hasTokenizer;

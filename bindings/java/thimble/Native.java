@@ -2,10 +2,10 @@ package thimble;
 
 import java.util.List;
 
-/** thimblejni.c: static native methods, a handle being a long, a text its bytes, a name's with a NUL at the end. */
+/** The static native methods of thimblejni.c. Handles are longs, texts are bytes, and names end with a NUL. */
 final class Native {
   static {
-    // With the library already loaded, the loader finds it for thimblejni, wherever that lies.
+    // Load the library first, so that the loader finds it for thimblejni wherever it is stored.
     String library = System.getenv("THIMBLE_LIBRARY");
     if (library != null) System.load(library);
     String jni = System.getenv("THIMBLE_JNI");

@@ -1,6 +1,6 @@
 package thimble;
 
-/** Options of a session: thimble_session_options, so made with the header's defaults. Policies are constants of {@link Thimble}. */
+/** Options of a session: thimble_session_options, initially the header's defaults. Policies are constants of {@link Thimble}. */
 public final class Options {
   public long budgetBytes;
   public int retention;

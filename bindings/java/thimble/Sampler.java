@@ -1,6 +1,6 @@
 package thimble;
 
-/** How the next token is chosen: thimble_sampler_options; so made, the most likely one. */
+/** How the next token is sampled: thimble_sampler_options; by default the most likely one is taken. */
 public final class Sampler {
   public float temperature;
   public int topK;

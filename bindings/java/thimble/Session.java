@@ -6,7 +6,10 @@ import java.util.NoSuchElementException;
 import java.util.Objects;
 import java.util.function.LongFunction;
 
-/** A reading: {@link Model#session} makes one. Calls of several threads wait for each other; {@link #interrupt} does not. */
+/**
+ * One sequence of tokens and its memory. {@link Model#session} creates it. Calls from several threads wait for each other;
+ * {@link #interrupt} does not.
+ */
 public final class Session extends Handle {
   private final Model model;
   private final Object turn = new Object(); // held during calls; taken before Handle's own monitor
@@ -38,33 +41,33 @@ public final class Session extends Handle {
     return model;
   }
 
-  /** Append tokens to the prompt and read what is surely complete. After INTERRUPTED the same call goes on. */
+  /** Append tokens to the prompt and read every chunk that is complete. After INTERRUPTED repeat the call to continue. */
   public void feed(int[] tokens) {
     Objects.requireNonNull(tokens);
     run(session -> Native.feed(session, tokens));
   }
 
-  /** End the prompt: read all that waits. */
+  /** End the prompt: read all waiting tokens. */
   public void flush() {
     run(Native::flush);
   }
 
-  /** Sample the next token, append it, and give it. {@link Model#tokenEnds} tells whether it ends the answer. */
+  /** Sample the next token, append it and return it. {@link Model#tokenEnds} tells whether it ends the answer. */
   public int step() {
     return call(Native::step);
   }
 
-  /** The same with a token that the caller chose. */
+  /** Like step, with a token that the caller chose. */
   public void accept(int token) {
     run(session -> Native.accept(session, token));
   }
 
-  /** The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole. */
+  /** The text of the next token of an answer; bytes of an incomplete code point are held back until it is complete. */
   public String text(int token) {
     return Thimble.text(call(session -> Native.text(session, token)));
   }
 
-  /** The answer, piece by piece, until a token ends it or {@code limit} tokens are made. To be iterated once. */
+  /** The answer, piece by piece, until a token ends it or {@code limit} tokens were generated. Can be iterated once. */
   public Iterable<String> generate(int limit) {
     return () -> new Answer(limit);
   }
@@ -74,29 +77,29 @@ public final class Session extends Handle {
     return call(Native::logits);
   }
 
-  /** Append these tokens; the natural logarithm of each one's probability after all before it. */
+  /** Append these tokens; return the natural logarithm of each one's probability given all before it. */
   public float[] score(int[] tokens) {
     float[] logprobs = new float[tokens.length];
     run(session -> Native.score(session, tokens, logprobs));
     return logprobs;
   }
 
-  /** Forget everything from this position on; CANNOT_REWIND when entries were evicted since. */
+  /** Forget every token from this position on; CANNOT_REWIND if entries were evicted since. */
   public void rewind(long position) {
     run(session -> Native.rewind(session, position));
   }
 
-  /** Start afresh. */
+  /** Return to the state after creation. */
   public void reset() {
     run(Native::reset);
   }
 
-  /** A session that goes on from the same state, within the same budget. */
+  /** Create a second session with the same state, within the same budget. */
   public Session cloned() {
     return call(session -> new Session(model, Native.sessionClone(session)));
   }
 
-  /** Stop the running call, or else the next one, with INTERRUPTED. From any thread. */
+  /** Stop the running call, or if there is none the next one, with INTERRUPTED. From any thread. */
   public void interrupt() {
     super.call(session -> {
       Native.interrupt(session);
@@ -109,12 +112,12 @@ public final class Session extends Handle {
     return call(session -> Native.kept(session, layer, kvHead));
   }
 
-  /** By position: the share of heads that still hold it. */
+  /** For each position: the share of heads that still hold it. */
   public float[] keptByPosition() {
     return call(Native::keptByPosition);
   }
 
-  /** By position: the attention that the last token paid to it. Needs {@link Options#watch}. */
+  /** For each position: the attention that the last token paid to it. Needs {@link Options#watch}. */
   public float[] attendedByPosition() {
     return call(Native::attendedByPosition);
   }
@@ -124,7 +127,7 @@ public final class Session extends Handle {
     run(session -> Native.setSampler(session, sampler));
   }
 
-  /** What the session holds. */
+  /** The memory of the session. */
   public Memory memory() {
     Memory memory = new Memory();
     run(session -> Native.memory(session, memory));
@@ -137,22 +140,22 @@ public final class Session extends Handle {
     return stats;
   }
 
-  /** Write all that the session holds to a file, and {@code note} with it. */
+  /** Save the session to a file, together with {@code note}. */
   public void save(Path path, byte[] note) {
     run(session -> Native.save(session, Thimble.terminated(path.toString()), note));
   }
 
-  /** Take the state of a saved session that was made with the same settings. */
+  /** Replace the state by that of a saved session with the same settings. */
   public void restore(Path path) {
     run(session -> Native.restore(session, Thimble.terminated(path.toString())));
   }
 
-  /** Evict down to {@code pool} entries a head; gives the bytes that were freed. */
+  /** Evict down to {@code pool} entries per head; returns the bytes that were freed. */
   public long shrink(int pool) {
     return call(session -> Native.shrink(session, pool));
   }
 
-  /** Gives its memory back; waits for a running call. */
+  /** Frees its memory; waits for a running call. */
   @Override
   public void close() {
     synchronized (turn) {

@@ -1,6 +1,6 @@
 package thimble;
 
-/** What a session did: thimble_stats. Numbers without a sign are kept bit by bit. */
+/** The counters of a session: thimble_stats. Unsigned numbers keep their bits. */
 public final class Stats {
   public int entries;
   public long position;

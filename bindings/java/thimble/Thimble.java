@@ -3,7 +3,7 @@ package thimble;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 
-/** The constants of thimble.h, without their prefix, and what needs no model. */
+/** The constants of thimble.h without their prefix, and the functions that need no model. */
 public final class Thimble {
   public static final int ABI = 7;
 
@@ -11,7 +11,7 @@ public final class Thimble {
   public static final int TOKENIZE_PARSE_SPECIAL = 2;
   public static final int DETOKENIZE_SPECIAL = 1;
   public static final int CHAT_ADD_ASSISTANT = 1;
-  /** For the fields that say so; as an unsigned number it is the largest. */
+  /** The default, for the fields that accept it; it is the largest unsigned number. */
   public static final int DEFAULT = -1;
 
   public static final int OK = 0;
@@ -55,29 +55,29 @@ public final class Thimble {
 
   private Thimble() {}
 
-  /** "0.1.0" of the library that runs. */
+  /** The version of the library that runs, "0.1.0". */
   public static String version() {
     return text(Native.version());
   }
 
-  /** What was built into it, for bug reports. */
+  /** What was built into the library, for bug reports. */
   public static String buildInfo() {
     return text(Native.buildInfo());
   }
 
-  /** The devices of this machine, whose names {@link Options#device} takes. */
+  /** The devices of this machine; their names are values of {@link Options#device}. */
   public static Device[] devices() {
     Device[] devices = new Device[Native.deviceCount()];
     for (int i = 0; i < devices.length; i++) Native.deviceGet(i, devices[i] = new Device());
     return devices;
   }
 
-  /** What the file of a saved session says of itself, as a JSON object. */
+  /** A description of a saved session's file, as a JSON object. */
   public static String sessionFileInfo(Path path) {
     return text(Native.sessionFileInfo(terminated(path.toString())));
   }
 
-  /** The bytes that were given to {@link Session#save}. */
+  /** The note that was passed to {@link Session#save}. */
   public static byte[] sessionFileNote(Path path) {
     return Native.sessionFileNote(terminated(path.toString()));
   }

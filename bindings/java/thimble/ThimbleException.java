@@ -6,9 +6,9 @@ import java.nio.charset.StandardCharsets;
 public final class ThimbleException extends RuntimeException {
   private static final long serialVersionUID = 1;
 
-  /** A number of thimble.h, {@link Thimble#BUDGET} for example. */
+  /** The code in thimble.h, such as {@link Thimble#BUDGET}. */
   public final int code;
-  /** Of BUDGET: what the budget lacks, else 0. */
+  /** For BUDGET: the bytes that the budget lacks, otherwise 0. */
   public final long bytesMissing;
 
   ThimbleException(int code, byte[] message, long bytesMissing) { // called from thimblejni.c

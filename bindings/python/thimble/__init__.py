@@ -8,7 +8,7 @@
             for piece in session.generate(64):
                 print(piece, end="", flush=True)
 
-Calls that fail raise ThimbleError. thimble.h is the manual of what the calls mean; names here are those of the header.
+Calls that fail raise ThimbleError. thimble.h documents the calls; names here are those of the header.
 """
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _filled(kind: Type[_T], struct: Any, name: str, *before: Any) -> _T:
 
 @dataclasses.dataclass
 class Options:
-    """Of a session: thimble_session_options. None is the header's default."""
+    """Options of a session: thimble_session_options. None is the header's default."""
 
     budget_bytes: Optional[int] = None
     retention: Optional[str] = None  # "none", "window", "random", "locret", "keydiff", "tova", "reread", "adore", "mix"
@@ -174,7 +174,7 @@ class Options:
     rebuild_every: Optional[int] = None
 
 
-# Options that are words here and numbers in C: the prefix of the constants.
+# Options that are words here and numbers in C, with the prefix of the constants.
 _WORDS = {"retention": "THIMBLE_RETENTION_", "selection": "THIMBLE_SELECTION_", "retain_scope": "THIMBLE_RETAIN_",
           "vote": "THIMBLE_VOTE_", "vote_scale": "THIMBLE_SCALE_", "positions": "THIMBLE_POSITIONS_"}
 
@@ -206,7 +206,7 @@ def _c_value(name: str, value: Any, model: "Model", lent: contextlib.ExitStack) 
 
 @dataclasses.dataclass
 class Sampler:
-    """thimble_sampler_options. None is the header's default; so made, the most likely token is taken."""
+    """thimble_sampler_options. None is the header's default; by default the most likely token is taken."""
 
     temperature: Optional[float] = None
     top_k: Optional[int] = None
@@ -221,7 +221,7 @@ class Sampler:
 
 
 class _Handle:
-    """Owns a pointer of the library's, and holds on to what it needs. Freed when it was closed and nothing needs it any more."""
+    """Owns a pointer of the library and keeps alive what it needs. It is freed once it is closed and nothing needs it."""
 
     _free: str
 
@@ -230,8 +230,8 @@ class _Handle:
         self._needs = needs
         self._users = 1
         self._closed = False
-        self._guard = threading.RLock()  # of this object's own fields; never held during a long call
-        for needed in needs:  # closed or not: whoever made the pointer holds them still
+        self._guard = threading.RLock()  # for this object's fields; never held during a long call
+        for needed in needs:  # even if they were closed: the maker of the pointer still holds them
             with needed._guard:
                 needed._users += 1
 
@@ -251,7 +251,7 @@ class _Handle:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[c_void_p]:
-        """The pointer for a call, good meanwhile even if another thread closes this."""
+        """The pointer for a call; it stays valid during the call even if another thread closes this."""
         pointer = self._use()
         try:
             yield pointer
@@ -269,7 +269,7 @@ class _Handle:
             needed._drop()
 
     def close(self) -> None:
-        """Give it back. What still needs it keeps it in memory until that is closed, too."""
+        """Free it. Objects that need it keep it in memory until they are closed too."""
         with self._guard:
             if self._closed:
                 return
@@ -297,7 +297,7 @@ class Model(_Handle):
     _free = "thimble_model_free"
 
     def __init__(self, path: Path):
-        self.warnings: List[str] = []  # what the library had to say about the file, a sentence each
+        self.warnings: List[str] = []  # the library's warnings about the file, one sentence each
         log = _c.LogFn(lambda _, message: self.warnings.append(message.decode("utf-8", "replace")))
         options = _c.initialised(_c.thimble_model_options)
         options.log = log
@@ -310,7 +310,7 @@ class Model(_Handle):
             return _filled(ModelInfo, _c.thimble_model_info, "thimble_model_get_info", model)
 
     def tokenize(self, text: Union[str, bytes], bos: bool = False, special: bool = False) -> List[int]:
-        """Token ids. `bos` puts BOS in front where the model asks for one; `special` reads the text of control tokens as them."""
+        """Token ids. `bos` puts BOS first if the model asks for it; `special` turns spelled control tokens into their ids."""
         data = text.encode() if isinstance(text, str) else text
         flags = bos * _c.CONSTANTS["THIMBLE_TOKENIZE_ADD_BOS"] | special * _c.CONSTANTS["THIMBLE_TOKENIZE_PARSE_SPECIAL"]
         count = c_uint64(0)
@@ -326,7 +326,7 @@ class Model(_Handle):
         return list(ids)
 
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> str:
-        """Text of token ids. With `special` control tokens are written as their text, else left out."""
+        """Text of token ids. With `special` control tokens are written as their text, otherwise they are left out."""
         flags = special * _c.CONSTANTS["THIMBLE_DETOKENIZE_SPECIAL"]
         with self._lent() as model:
             return _c.text_of("thimble_detokenize", model, _ids(tokens), len(tokens), flags).decode()
@@ -339,10 +339,10 @@ class Model(_Handle):
     def chat(self, messages: Sequence[Mapping[str, Any]], *, assistant: bool = True, held: int = 0,
              format: Optional[str] = None, template: Optional[str] = None,
              variables: Optional[Mapping[str, Any]] = None) -> str:
-        """Messages ({"role": ..., "content": ...}) as the model was taught to read them: tokenise it with special=True.
+        """Messages ({"role": ..., "content": ...}) as the model was trained to read them; tokenize with special=True.
 
-        `assistant` ends where the answer begins; `held` of the messages a session holds already; `template` is Jinja to run
-        instead of the model's; `variables` are what it reads besides.
+        `assistant`: end where the answer begins. `held`: how many of the messages the session already holds. `template`: a Jinja
+        template to run instead of the model's. `variables`: further variables for the template.
         """
         def text(value: Optional[str]) -> Tuple[Optional[bytes], int]:
             data = None if value is None else value.encode()
@@ -359,11 +359,11 @@ class Model(_Handle):
             return _c.text_of("thimble_chat_render", model, byref(options)).decode()
 
     def heads(self, path: Path) -> "Heads":
-        """The heads, a trained retainer, in this file; ThimbleError MISMATCH where they belong to another model."""
+        """Open the heads (a trained retainer) in this file; ThimbleError MISMATCH if they belong to another model."""
         return Heads(self, path)
 
     def plan(self, options: Optional[Options] = None) -> Memory:
-        """What a session with these options would take."""
+        """The memory of a session with these options."""
         with self._lent() as model, _c_options(options, self) as c_options:
             return _filled(Memory, _c.thimble_memory, "thimble_session_plan", model, byref(c_options))
 
@@ -375,7 +375,7 @@ class Model(_Handle):
         return pool.value
 
     def session(self, options: Optional[Options] = None) -> "Session":
-        """Make a session; all memory that it will ever need is allocated here."""
+        """Create a session; all memory that it will ever need is allocated here."""
         pointer = c_void_p()
         with self._lent() as model, _c_options(options, self) as c_options:
             _c.call("thimble_session_create", model, byref(c_options), byref(pointer))
@@ -396,7 +396,7 @@ class Heads(_Handle):
 
     @property
     def retention(self) -> str:
-        """The retention that they serve: "locret", or "keydiff" or "mix" where their training found that better, or "adore"."""
+        """The retention that the heads serve: "locret", or "keydiff" or "mix" where their training found that better, or "adore"."""
         with self._lent() as heads:
             number = _c.lib.thimble_heads_retention(heads)
         prefix = "THIMBLE_RETENTION_"
@@ -405,7 +405,10 @@ class Heads(_Handle):
 
 
 class Session(_Handle):
-    """A reading: Model.session() makes one. Calls from several threads wait for each other; interrupt() does not wait."""
+    """One sequence of tokens and its memory. Model.session() creates it.
+
+    Calls from several threads wait for each other; interrupt() does not wait.
+    """
 
     _free = "thimble_session_free"
 
@@ -413,8 +416,8 @@ class Session(_Handle):
         super().__init__(pointer, (model,))
         self.model = model
         self._turn = threading.RLock()  # held during calls
-        self._unread = False  # whether a prompt may still have to be read, which takes long
-        self._stopped_late = False  # an interrupt came when its call was over; the next call must not fail for it
+        self._unread = False  # whether part of the prompt may be unread, which takes long to read
+        self._stopped_late = False  # an interrupt came after its call had ended; the next call must not fail because of it
 
     def _call(self, name: str, *arguments: Any) -> None:
         with self._turn:
@@ -427,14 +430,14 @@ class Session(_Handle):
                 _c.call(name, self._pointer(), *arguments)
 
     def _long_call(self, name: str, *arguments: Any) -> None:
-        """A call that Ctrl-C, or whatever else a signal's handler raises, stops.
+        """A call that Ctrl-C, or any other exception of a signal handler, stops.
 
-        Python runs handlers in the main thread and between its own instructions, so there the call runs in a thread beside it.
+        Python runs handlers in the main thread and between its own instructions, so calls from there run in a second thread.
         """
         if threading.current_thread() is not threading.main_thread():
             return self._call(name, *arguments)
         failure: List[BaseException] = []
-        begun = threading.Lock()  # taken by the thread that makes the call, or by an exception that comes before it
+        begun = threading.Lock()  # taken by the thread that makes the call, or by an earlier exception
         done = threading.Event()
 
         def work() -> None:
@@ -448,7 +451,7 @@ class Session(_Handle):
                 done.set()
 
         def wait() -> None:
-            while not done.wait(0.1):  # Windows delivers signals between waits only
+            while not done.wait(0.1):  # Windows delivers signals only between waits
                 pass
 
         try:
@@ -469,21 +472,21 @@ class Session(_Handle):
             raise failure[0]
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the prompt and read what is surely complete.
+        """Append tokens to the prompt and read every chunk that is complete.
 
-        After ThimbleError INTERRUPTED or KeyboardInterrupt, stats().position tells how many tokens were taken; the same call
-        again goes on with the rest where it was INTERRUPTED.
+        After ThimbleError INTERRUPTED or KeyboardInterrupt, stats().position tells how many tokens were taken. After
+        INTERRUPTED, repeating the same call continues with the rest.
         """
         self._unread = True
         self._long_call("thimble_session_feed", _ids(tokens), len(tokens))
 
     def flush(self) -> None:
-        """End the prompt: read all that waits."""
+        """End the prompt: read all waiting tokens."""
         self._long_call("thimble_session_flush")
         self._unread = False
 
     def step(self) -> int:
-        """Sample the next token, append it, and give it. model.token_ends() tells whether it ends the answer."""
+        """Sample the next token, append it and return it. model.token_ends() tells whether it ends the answer."""
         if self._unread:
             self.flush()
         token = c_int32()
@@ -491,16 +494,16 @@ class Session(_Handle):
         return token.value
 
     def accept(self, token: int) -> None:
-        """The same with a token that the caller chose."""
+        """Like step, with a token that the caller chose."""
         if self._unread:
             self.flush()
         self._call("thimble_session_accept", token)
 
     def text(self, token: int) -> str:
-        """The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole."""
+        """The text of the next token of an answer; bytes of an incomplete code point are held back until it is complete."""
         length = c_uint64(256)
         with self._turn:
-            while True:  # the token is taken by the first call that has room, so there is no call to ask for the length
+            while True:  # the first call with enough room takes the token, so a call that only asks for the length is not possible
                 buffer = ctypes.create_string_buffer(capacity := length.value)
                 try:
                     _c.call("thimble_session_text", self._pointer(), token, buffer, capacity, byref(length))
@@ -510,11 +513,11 @@ class Session(_Handle):
                         raise
 
     def generate(self, limit: Optional[int] = None) -> Iterator[str]:
-        """The answer, piece by piece, until a token ends it or `limit` tokens are made."""
+        """The answer, piece by piece, until a token ends it or `limit` tokens were generated."""
         made = 0
         while limit is None or made < limit:
             token = self.step()
-            if _c.lib.thimble_token_ends(self.model._handle, token):  # closed or not, this session holds it
+            if _c.lib.thimble_token_ends(self.model._handle, token):  # even if it was closed, this session keeps it alive
                 return
             made += 1
             piece = self.text(token)
@@ -524,27 +527,27 @@ class Session(_Handle):
     def logits(self) -> List[float]:
         """The logits of the next token, one for each token of the vocabulary."""
         values, count = ctypes.POINTER(c_float)(), c_uint32()
-        with self._turn:  # they are the session's, until its next call
+        with self._turn:  # the session owns them until its next call
             self._call("thimble_session_logits", byref(values), byref(count))
             return values[: count.value]
 
     def score(self, tokens: Sequence[int]) -> List[float]:
-        """Append these tokens; the natural logarithm of each one's probability after all before it."""
+        """Append these tokens; return the natural logarithm of each one's probability given all before it."""
         logprobs = (c_float * len(tokens))()
         self._long_call("thimble_session_score", _ids(tokens), len(tokens), logprobs)
         self._unread = False
         return list(logprobs)
 
     def rewind(self, position: int) -> None:
-        """Forget everything from this position on; ThimbleError CANNOT_REWIND when entries were evicted since."""
+        """Forget every token from this position on; ThimbleError CANNOT_REWIND if entries were evicted since."""
         self._call("thimble_session_rewind", position)
 
     def reset(self) -> None:
-        """Start afresh."""
+        """Return to the state after creation."""
         self._call("thimble_session_reset")
 
     def clone(self) -> "Session":
-        """A session that goes on from the same state, within the same budget."""
+        """Create a second session with the same state, within the same budget."""
         pointer = c_void_p()
         with self._turn:
             self._call("thimble_session_clone", byref(pointer))
@@ -553,7 +556,7 @@ class Session(_Handle):
         return twin
 
     def interrupt(self) -> None:
-        """Stop the running call, or else the next one, with ThimbleError INTERRUPTED. From any thread or signal handler."""
+        """Stop the running call, or if there is none the next one, with ThimbleError INTERRUPTED. From any thread or signal handler."""
         with self._guard:
             if self._handle is not None:
                 _c.lib.thimble_session_interrupt(self._handle)
@@ -565,9 +568,9 @@ class Session(_Handle):
         return list(buffer)
 
     def kept_by_position(self, attended: bool = True) -> Tuple[List[float], List[float]]:
-        """By position: the share of heads that still hold it, and the attention that the last token paid to it.
+        """For each position: the share of heads that still hold it, and the attention that the last token paid to it.
 
-        The attention needs Options.watch; attended=False asks for the first alone, and the second is empty.
+        The attention needs Options.watch. With attended=False only the first list is computed, and the second is empty.
         """
         count = c_uint64()
         with self._turn:
@@ -590,7 +593,7 @@ class Session(_Handle):
         self._call("thimble_session_set_sampler", byref(options))
 
     def memory(self) -> Memory:
-        """What the session holds."""
+        """The memory of the session."""
         with self._turn:
             return _filled(Memory, _c.thimble_memory, "thimble_session_memory", self._pointer())
 
@@ -599,39 +602,39 @@ class Session(_Handle):
             return _filled(Stats, _c.thimble_stats, "thimble_session_stats", self._pointer())
 
     def save(self, path: Path, note: bytes = b"") -> None:
-        """Write all that the session holds to a file, and `note` with it."""
+        """Save the session to a file, together with `note`."""
         self._call("thimble_session_save", os.fsencode(path), note, len(note))
 
     def restore(self, path: Path) -> None:
-        """Take the state of a saved session that was made with the same settings."""
+        """Replace the state by that of a saved session with the same settings."""
         self._call("thimble_session_restore", os.fsencode(path))
         self._unread = True
 
     def shrink(self, pool: int) -> int:
-        """Evict down to `pool` entries a head; gives the bytes that were freed."""
+        """Evict down to `pool` entries per head; returns the bytes that were freed."""
         freed = c_uint64()
         self._call("thimble_session_shrink", pool, byref(freed))
         return freed.value
 
     def close(self) -> None:
-        """Give its memory back; waits for a running call."""
+        """Free its memory; waits for a running call."""
         with self._turn:
             super().close()
 
 
 def devices() -> List[Device]:
-    """What Options.device takes on this machine."""
+    """The devices of this machine; their names are values of Options.device."""
     count = c_uint32()
     _c.call("thimble_device_count", byref(count))
     return [_filled(Device, _c.thimble_device_info, "thimble_device_get", i) for i in range(count.value)]
 
 
 def session_file_info(path: Path) -> Dict[str, Any]:
-    """What the file of a saved session says of itself."""
+    """A description of a saved session's file."""
     info: Dict[str, Any] = json.loads(_c.text_of("thimble_session_file_info", os.fsencode(path)))
     return info
 
 
 def session_file_note(path: Path) -> bytes:
-    """The bytes that were given to Session.save()."""
+    """The note that was passed to Session.save()."""
     return _c.text_of("thimble_session_file_note", os.fsencode(path))

@@ -1,4 +1,4 @@
-"""thimble.h in ctypes: the structs, the constants, and the functions of libthimble, as the header declares them."""
+"""thimble.h in ctypes: the structs, the constants, and the functions of libthimble, as declared in the header."""
 from __future__ import annotations
 
 import ctypes
@@ -9,7 +9,7 @@ import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, List, Tuple
 
-ABI = 7  # THIMBLE_ABI that this file was written for; a library with a larger one serves, too
+ABI = 7  # THIMBLE_ABI that this file was written for; a library with a larger number works too
 
 CONSTANTS = {
     "THIMBLE_ABI": ABI,
@@ -158,7 +158,7 @@ FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
 
 
 def _library_path() -> str:
-    """$THIMBLE_LIBRARY; else the library beside this file, where the wheel has it; else what the system's loader finds."""
+    """$THIMBLE_LIBRARY; otherwise the library next to this file, as in the wheel; otherwise what the system's loader finds."""
     if os.environ.get("THIMBLE_LIBRARY"):
         return os.environ["THIMBLE_LIBRARY"]
     name = "libthimble.dll" if sys.platform == "win32" else "libthimble.so"
@@ -186,7 +186,7 @@ lib = _load()
 
 
 class ThimbleError(Exception):
-    """A call failed. `code` is a number of thimble.h, `name` what it is called ("BUDGET"), `bytes_missing` what a budget lacks."""
+    """A call failed. `code` is its code in thimble.h, `name` its name ("BUDGET"), `bytes_missing` the bytes that a budget lacks."""
 
     def __init__(self, code: int, message: str, bytes_missing: int = 0):
         super().__init__(message)
@@ -200,7 +200,7 @@ class ThimbleError(Exception):
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function that returns a status and takes an error behind these arguments; raises ThimbleError."""
+    """Call a function that returns a status and takes an error after these arguments; raises ThimbleError."""
     error = thimble_error(struct_size=ctypes.sizeof(thimble_error))
     status = getattr(lib, name)(*arguments, byref(error))
     if status:
@@ -208,12 +208,12 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def two_calls(name: str, make: Callable[[int], Any], before: Tuple[Any, ...]) -> Tuple[Any, int]:
-    """Ask a two-call function for the size, then for the elements, in a buffer that `make` makes. Gives buffer and count."""
+    """Ask a two-call function for the size, then for the elements in a buffer from `make`. Returns buffer and count."""
     count = c_uint64(0)
     try:
         call(name, *before, None, 0, byref(count))
     except ThimbleError:
-        if count.value == 0:  # not for want of room
+        if count.value == 0:  # the buffer was not too small
             raise
     buffer = make(count.value)
     call(name, *before, buffer, count.value, byref(count))
@@ -221,7 +221,7 @@ def two_calls(name: str, make: Callable[[int], Any], before: Tuple[Any, ...]) ->
 
 
 def text_of(name: str, *before: Any) -> bytes:
-    """The bytes that a two-call function gives."""
+    """The bytes that a two-call function returns."""
     buffer, count = two_calls(name, ctypes.create_string_buffer, before)
     return ctypes.string_at(buffer, count)
 

@@ -1,4 +1,4 @@
-//! Links libthimble: the file that $THIMBLE_LIBRARY names, else the one that the linker finds.
+//! Links libthimble: the file that $THIMBLE_LIBRARY names, or the one that the linker finds.
 use std::{env, path::Path};
 
 fn main() {

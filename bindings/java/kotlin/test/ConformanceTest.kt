@@ -16,7 +16,7 @@ fun main(arguments: Array<String>) {
     println("${steps.size} steps give what they must")
 }
 
-/** Of a step. */
+/** The argument of a step. */
 private class Arguments(private val fields: Map<String, Any>) : Map<String, Any> by fields {
     fun text(name: String) = fields.getValue(name) as String
     fun long(name: String) = fields.getValue(name) as Long

@@ -1,6 +1,6 @@
 /**
- * What Flows.kt uses of kotlinx.coroutines.flow, with the published signatures, for tests alone: Debian's kotlinx.coroutines (1.0)
- * has all the rest, but no flows yet.
+ * The part of kotlinx.coroutines.flow that Flows.kt uses, with the published signatures, only for tests: Debian's
+ * kotlinx.coroutines (1.0) has everything else, but no flows yet.
  */
 package kotlinx.coroutines.flow
 
@@ -14,7 +14,7 @@ interface Flow<out T> {
     suspend fun collect(collector: FlowCollector<T>)
 }
 
-/** As the real one it refuses a block that emits in another context than the collector's. */
+/** Like the real one, it refuses a block that emits in another context than the collector's. */
 fun <T> flow(block: suspend FlowCollector<T>.() -> Unit): Flow<T> = object : Flow<T> {
     override suspend fun collect(collector: FlowCollector<T>) {
         val context = coroutineContext

@@ -45,7 +45,7 @@ private suspend fun goesOnAfterACancellation(session: Session, tokens: IntArray,
     check(read < 2 * PIECE - 4 * CHUNK) { "$read tokens were read in spite of the cancellation" }
     same("progress after it", (2 * PIECE until tokens.size step PIECE).toList() + tokens.size, reading.toList())
 
-    // An interrupt that is left over from elsewhere is nothing to a flow.
+    // A pending interrupt from another caller does not affect a flow.
     session.interrupt()
     val begun = ArrayList<String>()
     val answering = GlobalScope.launch { session.answers(ANSWER).toList { begun.add(it); if (begun.size == 3) throw CancellationException() } }

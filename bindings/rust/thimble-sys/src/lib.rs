@@ -1,5 +1,5 @@
-//! thimble.h: the structs, the constants, and the functions of libthimble, as the header declares them and under its names. The
-//! header is their manual.
+//! thimble.h: the structs, the constants, and the functions of libthimble, with the names of the header, which
+//! documents them.
 #![allow(non_camel_case_types)]
 
 use std::mem::{size_of, MaybeUninit};
@@ -13,7 +13,7 @@ fn pointee_size<T>(_: *const T) -> usize {
     size_of::<T>()
 }
 
-// Besides declaring them, each of these macros makes a list that the tests compare with what the C compiler says.
+// Each of these macros also makes a list that the tests compare with the C compiler's output.
 macro_rules! structs {
     ($($name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
         $(

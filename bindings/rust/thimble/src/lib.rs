@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! thimble.h is the manual of what the calls mean; names here are those of the header. A `Model` may be used by any number of
-//! threads; a `Session` by one at a time, which its `&mut self` says; an `Interrupter` stops it from any other.
+//! thimble.h documents the calls; names here are those of the header. Any number of threads may use a `Model`; one thread
+//! at a time may use a `Session`, which `&mut self` enforces; an `Interrupter` stops it from any other thread.
 
 mod options;
 
@@ -33,9 +33,9 @@ pub use options::{Chat, Message, Options, Positions, RetainScope, Retention, Sam
 pub use thimble_sys as sys;
 pub use thimble_sys::{thimble_memory as Memory, thimble_stats as Stats};
 
-/// For `Model::tokenize`: put BOS in front where the model asks for one.
+/// For `Model::tokenize`: put BOS first if the model asks for it.
 pub const ADD_BOS: u32 = sys::THIMBLE_TOKENIZE_ADD_BOS;
-/// For `Model::tokenize`: the text of control tokens becomes their ids.
+/// For `Model::tokenize`: text that spells a control token becomes its id.
 pub const PARSE_SPECIAL: u32 = sys::THIMBLE_TOKENIZE_PARSE_SPECIAL;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -47,7 +47,7 @@ pub struct Error {
     pub code: i32,
     /// One sentence that says what is wrong and what to do.
     pub message: String,
-    /// Of `THIMBLE_BUDGET`: what the budget lacks, else 0.
+    /// For `THIMBLE_BUDGET`: the bytes that the budget lacks, otherwise 0.
     pub bytes_missing: u64,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Calls a function that takes an error as its last argument.
+/// Calls a function whose last argument is an error.
 fn check(call: impl FnOnce(*mut sys::thimble_error) -> sys::thimble_status) -> Result<()> {
     let mut error = sys::thimble_error {
         struct_size: size_of::<sys::thimble_error>() as u32,
@@ -107,7 +107,7 @@ fn text(array: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the library promises to be UTF-8.
+/// Converts bytes that the library guarantees to be UTF-8.
 fn utf8(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::invalid("the library gave a text that is not UTF-8"))
 }
@@ -120,7 +120,7 @@ fn c_path(path: &Path) -> Result<CString> {
     c_text(path.to_str().ok_or_else(|| Error::invalid("paths must be UTF-8"))?)
 }
 
-/// "0.1.0" of the library that runs.
+/// The version of the library that runs, "0.1.0".
 pub fn version() -> String {
     // Safety: a constant of the library.
     unsafe { CStr::from_ptr(sys::thimble_version()) }.to_string_lossy().into_owned()
@@ -129,7 +129,7 @@ pub fn version() -> String {
 /// A device of this machine.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// What `Options::device` takes.
+    /// The value for `Options::device`.
     pub name: String,
     pub description: String,
     pub total_bytes: u64,
@@ -180,7 +180,7 @@ impl Drop for ModelHandle {
 #[derive(Clone)]
 pub struct Model(Arc<ModelHandle>);
 
-/// What a model is: the fields of `thimble_model_info`, its texts by methods.
+/// A description of a model: the fields of `thimble_model_info`, its texts as methods.
 #[derive(Clone, Copy)]
 pub struct ModelInfo(sys::thimble_model_info);
 
@@ -215,7 +215,7 @@ unsafe extern "C" fn keep_warning(user: *mut c_void, message: *const c_char) {
 }
 
 impl Model {
-    /// Opens a model, which must not change while it lives.
+    /// Opens a model; the file must not change while the model exists.
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
         // Safety: a function of the library without arguments.
         if unsafe { sys::thimble_abi_version() } < sys::THIMBLE_ABI {
@@ -225,7 +225,7 @@ impl Model {
         let mut warnings: Vec<String> = Vec::new();
         let mut pointer = null_mut();
         let mut options = zeroed::<sys::thimble_model_options>();
-        // Safety: options, path and warnings outlive the calls, and the callback runs inside them alone.
+        // Safety: options, path and warnings outlive the calls, and the callback runs only inside them.
         unsafe {
             sys::thimble_model_options_init(&mut options, size_of::<sys::thimble_model_options>() as u32);
             options.log = Some(keep_warning);
@@ -235,7 +235,7 @@ impl Model {
         Ok(Model(Arc::new(ModelHandle { pointer, warnings })))
     }
 
-    /// What the library had to say about the file, a sentence each.
+    /// The library's warnings about the file, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }
@@ -243,7 +243,7 @@ impl Model {
     pub fn info(&self) -> Result<ModelInfo> {
         let mut info = zeroed::<sys::thimble_model_info>();
         info.struct_size = size_of::<sys::thimble_model_info>() as u32;
-        // Safety: the model lives, and `info` has the size that it says.
+        // Safety: the model exists, and `info` has the stated size.
         check(|error| unsafe { sys::thimble_model_get_info(self.0.pointer, &mut info, error) })?;
         Ok(ModelInfo(info))
     }
@@ -251,14 +251,14 @@ impl Model {
     /// Text, of any bytes, to token ids. `flags`: `ADD_BOS`, `PARSE_SPECIAL`.
     pub fn tokenize(&self, text: impl AsRef<[u8]>, flags: u32) -> Result<Vec<i32>> {
         let text = text.as_ref();
-        // Safety: the text is as long as it says, the buffer has room for `capacity` ids.
+        // Safety: the text has the stated length, and the buffer has room for `capacity` ids.
         two_calls(0, |ids, capacity, count, error| unsafe {
             let (data, length) = (text.as_ptr().cast(), text.len() as u64);
             sys::thimble_tokenize(self.0.pointer, data, length, flags, ids, null_mut(), capacity, count, error)
         })
     }
 
-    /// Token ids to text. With `special` control tokens are written as their text, else left out.
+    /// Token ids to text. With `special` control tokens are written as their text, otherwise they are left out.
     pub fn detokenize(&self, ids: &[i32], special: bool) -> Result<String> {
         let flags = if special { sys::THIMBLE_DETOKENIZE_SPECIAL } else { 0 };
         // Safety: as above.
@@ -270,14 +270,14 @@ impl Model {
 
     /// Whether this token ends an answer.
     pub fn token_ends(&self, id: i32) -> bool {
-        // Safety: the model lives.
+        // Safety: the model exists.
         unsafe { sys::thimble_token_ends(self.0.pointer, id) != 0 }
     }
 
-    /// Messages as the model was taught to read them: tokenise it with `PARSE_SPECIAL`.
+    /// Messages formatted as the model was trained to read them; tokenize the text with `PARSE_SPECIAL`.
     pub fn chat(&self, messages: &[Message<'_>], chat: &Chat<'_>) -> Result<String> {
         chat.with_c(messages, |options| {
-            // Safety: what the options point to lives during the call.
+            // Safety: the objects that the options point to exist during the call.
             utf8(two_calls(0u8, |text, capacity, length, error| unsafe {
                 sys::thimble_chat_render(self.0.pointer, options, text.cast(), capacity, length, error)
             })?)
@@ -288,17 +288,17 @@ impl Model {
     pub fn heads(&self, path: impl AsRef<Path>) -> Result<Heads> {
         let path = c_path(path.as_ref())?;
         let mut pointer = null_mut();
-        // Safety: model and path live during the call.
+        // Safety: model and path exist during the call.
         check(|error| unsafe { sys::thimble_heads_open(self.0.pointer, path.as_ptr(), &mut pointer, error) })?;
         Ok(Heads(Arc::new(HeadsHandle { pointer, model: self.0.clone() })))
     }
 
-    /// What a session with these options would take.
+    /// The memory of a session with these options.
     pub fn plan(&self, options: &Options) -> Result<Memory> {
         let mut memory = zeroed::<Memory>();
         memory.struct_size = size_of::<Memory>() as u32;
         let options = options.for_model(self)?;
-        // Safety: what the options point to is held by them.
+        // Safety: the options own what they point to.
         check(|error| unsafe { sys::thimble_session_plan(self.0.pointer, &options.raw, &mut memory, error) })?;
         Ok(memory)
     }
@@ -312,7 +312,7 @@ impl Model {
         Ok(pool)
     }
 
-    /// Makes a session; all memory that it will ever need is allocated here.
+    /// Creates a session; all memory that it will ever need is allocated here.
     pub fn session(&self, options: &Options) -> Result<Session> {
         let mut pointer = null_mut();
         let options = options.for_model(self)?;
@@ -343,7 +343,7 @@ impl Drop for HeadsHandle {
 pub struct Heads(Arc<HeadsHandle>);
 
 impl Heads {
-    /// The retention that they serve: `Retention::Locret`, or `Keydiff` or `Mix` where their training found that
+    /// The retention that the heads serve: `Retention::Locret`, or `Keydiff` or `Mix` where their training found that
     /// better; or `Adore` for its controller.
     pub fn retention(&self) -> Retention {
         // Safety: the handle lives as long as this.
@@ -363,27 +363,27 @@ struct SessionHandle {
     model: Model,
 }
 
-// Safety: a session may go from thread to thread, and shared it is only interrupted, which any thread may do (thimble.h); all
-// else takes a `&mut Session`.
+// Safety: a session may move between threads. A shared one can only be interrupted, which any thread may do (thimble.h); all
+// other calls take a `&mut Session`.
 unsafe impl Send for SessionHandle {}
 unsafe impl Sync for SessionHandle {}
 
 impl Drop for SessionHandle {
     fn drop(&mut self) {
-        // Safety: session and interrupters are gone.
+        // Safety: the session and its interrupters were dropped.
         unsafe { sys::thimble_session_free(self.pointer) }
     }
 }
 
-/// A reading: `Model::session` makes one.
+/// One sequence of tokens and its memory. `Model::session` creates it.
 pub struct Session(Arc<SessionHandle>);
 
-/// Stops a session's calls from any thread. While it lives, so does the session's memory.
+/// Stops a session's calls from any thread. It keeps the session's memory alive.
 #[derive(Clone)]
 pub struct Interrupter(Arc<SessionHandle>);
 
 impl Interrupter {
-    /// The running call, or else the next one, fails with `THIMBLE_INTERRUPTED`; repeated, it goes on.
+    /// The running call, or if there is none the next one, fails with `THIMBLE_INTERRUPTED`; repeat it to continue.
     pub fn interrupt(&self) {
         // Safety: the handle keeps the session alive.
         unsafe { sys::thimble_session_interrupt(self.0.pointer) }
@@ -410,34 +410,34 @@ impl Session {
         Interrupter(self.0.clone())
     }
 
-    // Safety of the calls below: the session lives and is used by this thread alone (`&mut self`), pointers are valid during the
-    // call, and buffers as long as it is told.
+    // Safety of the calls below: the session exists and only this thread uses it (`&mut self`); pointers are valid during the
+    // call, and buffers have the stated sizes.
 
-    /// Appends tokens to the prompt and reads what is surely complete. After `THIMBLE_INTERRUPTED` the same call goes on.
+    /// Appends tokens to the prompt and reads every chunk that is complete. After `THIMBLE_INTERRUPTED` repeat the call to continue.
     pub fn feed(&mut self, tokens: &[i32]) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_feed(s, tokens.as_ptr(), tokens.len() as u64, error) })
     }
 
-    /// Ends the prompt: reads all that waits.
+    /// Ends the prompt: reads all waiting tokens.
     pub fn flush(&mut self) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_flush(s, error) })
     }
 
-    /// Samples the next token, appends it, and gives it. `Model::token_ends` tells whether it ends the answer.
+    /// Samples the next token, appends it and returns it. `Model::token_ends` tells whether it ends the answer.
     pub fn step(&mut self) -> Result<i32> {
         let mut token = 0;
         self.call(|s, error| unsafe { sys::thimble_session_step(s, &mut token, error) })?;
         Ok(token)
     }
 
-    /// The same with a token that the caller chose.
+    /// Like step, with a token that the caller chose.
     pub fn accept(&mut self, token: i32) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_accept(s, token, error) })
     }
 
-    /// The text of the next token of an answer; bytes of an unfinished code point are held back until it is whole.
+    /// The text of the next token of an answer; bytes of an incomplete code point are held back until it is complete.
     pub fn text(&mut self, token: i32) -> Result<String> {
-        // The token is taken by the first call that has room, so there is no call to ask for the length.
+        // The first call with enough room takes the token, so a call that only asks for the length is not possible.
         let mut buffer = vec![0u8; 256];
         loop {
             let mut length = 0;
@@ -453,7 +453,7 @@ impl Session {
         }
     }
 
-    /// The answer, piece by piece, until a token ends it or `limit` tokens are made.
+    /// The answer, piece by piece, until a token ends it or `limit` tokens were generated.
     pub fn generate(&mut self, limit: usize) -> Answer<'_> {
         Answer { session: self, left: limit }
     }
@@ -465,7 +465,7 @@ impl Session {
         Ok(unsafe { std::slice::from_raw_parts(values, count as usize) })
     }
 
-    /// Appends these tokens; the natural logarithm of each one's probability after all before it.
+    /// Appends these tokens; returns the natural logarithm of each one's probability given all before it.
     pub fn score(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         let mut logprobs = vec![0.0; tokens.len()];
         let count = tokens.len() as u64;
@@ -475,17 +475,17 @@ impl Session {
         Ok(logprobs)
     }
 
-    /// Forgets everything from this position on; `THIMBLE_CANNOT_REWIND` when entries were evicted since.
+    /// Forgets every token from this position on; `THIMBLE_CANNOT_REWIND` if entries were evicted since.
     pub fn rewind(&mut self, position: u64) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_rewind(s, position, error) })
     }
 
-    /// Starts afresh.
+    /// Returns to the state after creation.
     pub fn reset(&mut self) -> Result<()> {
         self.call(|s, error| unsafe { sys::thimble_session_reset(s, error) })
     }
 
-    /// A session that goes on from the same state, within the same budget.
+    /// Create a second session with the same state, within the same budget.
     pub fn try_clone(&mut self) -> Result<Session> {
         let mut pointer = null_mut();
         self.call(|s, error| unsafe { sys::thimble_session_clone(s, &mut pointer, error) })?;
@@ -500,7 +500,7 @@ impl Session {
         })
     }
 
-    /// By position: the share of heads that still hold it.
+    /// For each position: the share of heads that still hold it.
     pub fn kept_by_position(&mut self) -> Result<Vec<f32>> {
         let session = self.0.pointer;
         two_calls(0.0, |kept, capacity, count, error| unsafe {
@@ -508,7 +508,7 @@ impl Session {
         })
     }
 
-    /// By position: the attention that the last token paid to it. Needs `Options::watch`.
+    /// For each position: the attention that the last token paid to it. Needs `Options::watch`.
     pub fn attended_by_position(&mut self) -> Result<Vec<f32>> {
         let session = self.0.pointer;
         two_calls(0.0, |attended, capacity, count, error| unsafe {
@@ -520,7 +520,7 @@ impl Session {
         self.call(|s, error| unsafe { sys::thimble_session_set_sampler(s, &sampler.raw, error) })
     }
 
-    /// What the session holds.
+    /// The memory of the session.
     pub fn memory(&mut self) -> Result<Memory> {
         let mut memory = zeroed::<Memory>();
         memory.struct_size = size_of::<Memory>() as u32;
@@ -535,7 +535,7 @@ impl Session {
         Ok(stats)
     }
 
-    /// Writes all that the session holds to a file, and `note` with it.
+    /// Saves the session to a file, together with `note`.
     pub fn save(&mut self, path: impl AsRef<Path>, note: &[u8]) -> Result<()> {
         let path = c_path(path.as_ref())?;
         self.call(|s, error| unsafe {
@@ -543,13 +543,13 @@ impl Session {
         })
     }
 
-    /// Takes the state of a saved session that was made with the same settings.
+    /// Replaces the state by that of a saved session with the same settings.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = c_path(path.as_ref())?;
         self.call(|s, error| unsafe { sys::thimble_session_restore(s, path.as_ptr(), error) })
     }
 
-    /// Evicts down to `pool` entries a head; gives the bytes that were freed.
+    /// Evicts down to `pool` entries per head; returns the bytes that were freed.
     pub fn shrink(&mut self, pool: u32) -> Result<u64> {
         let mut freed = 0;
         self.call(|s, error| unsafe { sys::thimble_session_shrink(s, pool, &mut freed, error) })?;
@@ -557,16 +557,16 @@ impl Session {
     }
 }
 
-/// What the file of a saved session says of itself, as a JSON object.
+/// A description of a saved session's file, as a JSON object.
 pub fn session_file_info(path: impl AsRef<Path>) -> Result<String> {
     let path = c_path(path.as_ref())?;
-    // Safety: the path lives during the calls, the buffer has room for `capacity` bytes.
+    // Safety: the path exists during the calls, and the buffer has room for `capacity` bytes.
     utf8(two_calls(0u8, |json, capacity, length, error| unsafe {
         sys::thimble_session_file_info(path.as_ptr(), json.cast(), capacity, length, error)
     })?)
 }
 
-/// The bytes that were given to `Session::save`.
+/// The note that was passed to `Session::save`.
 pub fn session_file_note(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let path = c_path(path.as_ref())?;
     // Safety: as above.
@@ -575,7 +575,7 @@ pub fn session_file_note(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     })
 }
 
-/// An answer, piece by piece; `Session::generate` makes it.
+/// An answer, piece by piece; `Session::generate` returns it.
 pub struct Answer<'a> {
     session: &'a mut Session,
     left: usize,

@@ -1,4 +1,4 @@
-//! Options of sessions, samplers and chats: the header's, with its defaults, set by methods of the fields' names.
+//! Options of sessions, samplers and chats, with the header's defaults. Methods named like the fields set them.
 use std::ffi::CString;
 use std::mem::size_of;
 use std::ptr::null;
@@ -35,7 +35,7 @@ choices! {
     Positions { List = THIMBLE_POSITIONS_LIST, Original = THIMBLE_POSITIONS_ORIGINAL }
 }
 
-// Methods that set a field of the C struct and give the options back.
+// Methods that set a field of the C struct and return the options.
 macro_rules! setters {
     ($($name:ident: $type:ty),* $(,)?) => {
         $(pub fn $name(mut self, $name: $type) -> Self { self.raw.$name = $name as _; self })*
@@ -50,7 +50,7 @@ pub struct Options {
     heads: Option<Heads>,
 }
 
-// Safety: the pointers in `raw` are set by `for_model` alone, to what this struct owns.
+// Safety: only `for_model` sets the pointers in `raw`, to objects that this struct owns.
 unsafe impl Send for Options {}
 unsafe impl Sync for Options {}
 
@@ -76,14 +76,14 @@ impl Options {
         rebuild: u32, rebuild_every: u32,
     }
 
-    /// "auto", "cpu", "cuda:0", "vulkan:0". What is behind a NUL character is not seen.
+    /// "auto", "cpu", "cuda:0", "vulkan:0". Text after a NUL character is ignored.
     pub fn device(mut self, device: &str) -> Self {
         let name: Vec<u8> = device.bytes().take_while(|&byte| byte != 0).collect();
         self.device = CString::new(name).ok();
         self
     }
 
-    /// A trained retainer of the model that the session will be made of.
+    /// A trained retainer of the session's model.
     pub fn heads(mut self, heads: &Heads) -> Self {
         self.heads = Some(heads.clone());
         self
@@ -98,13 +98,13 @@ impl Options {
             }
             options.raw.heads = heads.0.pointer;
         }
-        // A clone of a CString lies elsewhere, and a moved one where it was.
+        // Cloning a CString changes its address; moving it does not.
         options.raw.device = options.device.as_ref().map_or(null(), |name| name.as_ptr());
         Ok(options)
     }
 }
 
-/// How the next token is chosen; so made, the most likely one.
+/// How the next token is sampled; by default the most likely one is taken.
 #[derive(Clone, Copy)]
 pub struct Sampler {
     pub(crate) raw: sys::thimble_sampler_options,
@@ -141,13 +141,13 @@ pub struct Message<'a> {
 pub struct Chat<'a> {
     /// End where the answer begins; the default.
     pub assistant: bool,
-    /// So many of the messages the session holds already.
+    /// The number of leading messages that the session already holds.
     pub held: u64,
     /// A known format's name instead of the model's template.
     pub format: Option<&'a str>,
-    /// A template in Jinja to run instead of the model's.
+    /// A Jinja template to run instead of the model's.
     pub template: Option<&'a str>,
-    /// What the template reads besides, a JSON object.
+    /// Further variables for the template, a JSON object.
     pub variables: Option<&'a str>,
 }
 

@@ -315,7 +315,7 @@ impl Runner {
     }
 }
 
-/// Numbers with a fraction may differ by a hundredth; all else is equal.
+/// Numbers with a fraction may differ by a hundredth; everything else must be equal.
 fn same(given: &Json, expected: &Json) -> bool {
     match (given, expected) {
         (Json::Real(a), Json::Real(b)) => (a - b).abs() <= 0.01,
