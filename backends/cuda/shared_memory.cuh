@@ -1,6 +1,6 @@
-// Shared memory by 32-bit addresses, and values that a loop shall not compute again. From Hopper on the
-// address of an array in shared memory depends on the block's place in its cluster, and compilers read that
-// again for every access. Device side.
+// Shared memory by 32-bit addresses, and values that a loop must not compute again. From Hopper on, the
+// address of an array in shared memory depends on the block's rank in its cluster, and compilers read that
+// rank again for every access. Device side.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace thimble::cuda {
 
-// The same value, which the compiler then keeps instead of computing it anew wherever it is used.
+// Returns the value in a way that makes the compiler keep it instead of computing it again at each use.
 __device__ inline uint32_t kept(uint32_t value) {
   asm volatile("mov.u32 %0, %0;" : "+r"(value));
   return value;
@@ -19,7 +19,7 @@ __device__ inline int64_t kept(int64_t value) {
   return value;
 }
 
-// Loads and stores of 4 bytes, of 16 (aligned to as much), of a byte, of an f16.
+// Loads and stores of 4 bytes, of 16 bytes (aligned), of a byte, and of an f16.
 __device__ inline uint32_t load_word(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -53,7 +53,7 @@ __device__ inline void store_float(uint32_t address, float f) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(f) : "memory");
 }
 
-// Copies 16 bytes that will be read once, or the first `bytes` of them and then zeros; addresses are
+// Copies 16 bytes that will be read once, or the first `bytes` of them followed by zeros; addresses are
 // multiples of 16.
 __device__ inline void copy_async_once(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

@@ -1,6 +1,6 @@
-// Small ops in one launch, side by side. A task is such an op: all threads of each of its blocks, 0 to
-// blocks - 1, call it; it has no blocks where there is nothing to do. Its prepare(), if it has one, is called
-// ahead and may only read what a kernel may before await_predecessor().
+// Several small ops in one launch. Each op is a task, and all threads of its blocks, 0 to blocks - 1, call
+// it; a task without work has no blocks. If a task has prepare(), it is called first and may only read what a
+// kernel may read before await_predecessor().
 #pragma once
 
 #include "backends/cuda/kernel.cuh"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kMostTaskThreads)
   const StepParams s = *step;
   const auto take = [](uint32_t& block, auto& task, const auto& does) {
     if (block < task.blocks) does(task, block);
-    block -= task.blocks;  // a block that had its task is now far behind all others
+    block -= task.blocks;  // a block whose task is done has a number beyond all others
   };
   uint32_t block = blockIdx.x;
   const auto prepare = [&](auto& task, uint32_t own) {

@@ -5,7 +5,7 @@
 
 namespace thimble::cuda {
 
-// cap tanh(x / cap), up to an error of 2^-23 of the cap.
+// cap tanh(x / cap) with an error of up to 2^-23 of the cap.
 __device__ inline float soft_cap(float x, float cap) {
   const float e = __expf(-2 / cap * fabsf(x));
   return copysignf(cap * ((1 - e) / (1 + e)), x);

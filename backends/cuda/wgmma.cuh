@@ -1,5 +1,5 @@
-// Hopper's matrix product in f16 (wgmma), bulk tensor copies (TMA) and the barriers that join them. Device
-// side, for sm_90a: code that calls this stands behind __CUDA_ARCH_FEAT_SM90_ALL.
+// Hopper's matrix product in f16 (wgmma), bulk tensor copies (TMA) and their barriers. Device side, for
+// sm_90a: calls must be inside #if __CUDA_ARCH_FEAT_SM90_ALL.
 #pragma once
 
 #include <cuda.h>
@@ -14,15 +14,15 @@ inline constexpr uint32_t kWarpgroup =
     128;  // threads that issue a wgmma together: four warps, the first a multiple of 4
 
 // ---- barriers ----
-// An mbarrier completes a phase when `arrivals` arrivals and all bytes announced have come. Waiting for
-// parity p returns once the latest phase completed is one of parity p; phases count from 0, and before any
-// was completed parity 1 counts as done.
+// An mbarrier completes a phase when `arrivals` threads and all announced bytes have arrived. Waiting for
+// parity p returns once the latest completed phase has parity p. Phases count from 0; before any phase was
+// completed, parity 1 counts as completed.
 
 __device__ inline void init_barrier(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
 }
-// Shows initialised barriers to the copy engine; the block synchronises afterwards.
+// Makes initialised barriers visible to the copy engine; the block synchronises afterwards.
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -30,7 +30,7 @@ __device__ inline void publish_barriers() {
 __device__ inline void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives, and announces as many bytes of copies as the phase waits for.
+// Arrives, and announces how many bytes of copies the phase waits for.
 __device__ inline void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
@@ -38,7 +38,7 @@ __device__ inline void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
 }
 __device__ inline void wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  do {  // try_wait gives up after a while
+  do {  // try_wait returns after a while even if the phase is not complete
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -51,7 +51,7 @@ __device__ inline void wait(uint64_t* barrier, uint32_t parity) {
   } while (!done);
 }
 
-// Barriers 1 to 15 of a block. `threads` of them arrive, of which those that call meet() wait for all.
+// Barriers 1 to 15 of a block. `threads` threads take part; those that call meet() wait for all of them.
 __device__ inline void meet(uint32_t barrier, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -61,15 +61,15 @@ __device__ inline void pass_by(uint32_t barrier, uint32_t threads) {
 
 // ---- copies ----
 
-// Orders what other kernels stored, and this thread was told of, before the copies that it starts.
+// Orders the stores of other kernels that are visible to this thread before the copies that it starts.
 __device__ inline void order_before_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ inline void prefetch(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// Copies the map's box whose first element is (column, row) to shared memory, aligned to 1024 bytes under a
-// swizzle of 128 bytes, and counts its bytes at the barrier. Elements outside the tensor become zeros and
-// count too.
+// Copies the box of the map whose first element is (column, row) to shared memory, aligned to 1024 bytes for
+// a swizzle of 128 bytes, and counts its bytes at the barrier. Elements outside of the tensor become zeros
+// and are counted too.
 __device__ inline void copy_box(void* to, const CUtensorMap& map, uint32_t column, uint32_t row,
                                 uint64_t* barrier) {
   asm volatile(
@@ -79,8 +79,8 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, uint32_t colum
       : "memory");
 }
 // ---- registers ----
-// The threads of a kernel compiled with __launch_bounds__(threads, 1) start with equal shares. All four warps
-// call it.
+// The threads of a kernel compiled with __launch_bounds__(threads, 1) start with equal shares of the
+// registers. All four warps of a warpgroup call these functions.
 
 template <int kRegisters>
 __device__ inline void shrink_registers() {
@@ -93,21 +93,21 @@ __device__ inline void grow_registers() {
 
 // ---- product ----
 
-// A tile of rows of 64 f16, each 128 bytes, as copy_box leaves it under a swizzle of 128 bytes: 16-byte piece
-// p of row r lies at 128 r + 16 (p ^ r % 8). `tile` is aligned to 1024 bytes.
+// A tile of rows of 64 f16 (128 bytes), as copy_box writes it with a swizzle of 128 bytes: 16-byte piece p of
+// row r is at 128 r + 16 (p ^ r % 8). `tile` is aligned to 1024 bytes.
 //
-// Descriptor: address / 16 in bits 0-13, bytes from one 8 rows to the next / 16 in bits 32-45, swizzle (1:
-// 128 bytes) in bits 62-63; the leading offset, bits 16-29, means nothing here. The hardware swizzles address
-// bits, so 16 elements further in k are 32 bytes more: kDescriptorStep.
+// Descriptor: address / 16 in bits 0-13; stride between groups of 8 rows / 16 in bits 32-45; swizzle (1: 128
+// bytes) in bits 62-63; the leading offset, bits 16-29, is not used here. The hardware swizzles address bits,
+// so 16 elements further in k are 32 bytes more: kDescriptorStep.
 __device__ inline uint64_t tile_descriptor(const void* tile) {
   return (shared_address(tile) & 0x3ffff) >> 4 | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 |
          uint64_t(1) << 62;
 }
 inline constexpr uint64_t kDescriptorStep = 32 >> 4;
 
-// A tile of 16 rows of k each, of which 64 elements of n lie side by side (128 bytes): how values
-// [key][channel] lie in shared memory, transposed against what tile_descriptor() describes. Bits 16-29: bytes
-// from 64 elements of n to the next / 16; bits 32-45: from 8 rows to the next / 16.
+// A tile of 16 rows of k, in which 64 elements of n are contiguous (128 bytes). Values [key][channel] are
+// stored this way in shared memory, transposed compared with tile_descriptor(). Bits 16-29: stride between
+// groups of 64 elements of n / 16; bits 32-45: stride between groups of 8 rows / 16.
 __device__ inline uint64_t transposed_descriptor(const void* tile, uint32_t columns_stride) {
   return (shared_address(tile) & 0x3ffff) >> 4 | uint64_t(columns_stride >> 4) << 16 |
          uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
@@ -118,7 +118,7 @@ __device__ inline void publish_stores() { asm volatile("fence.proxy.async.shared
 // Orders this thread's accesses to accumulators before the products that follow.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most kPending of the committed groups are still under way.
+// Waits until at most kPending of the committed groups are still in flight.
 template <int kPending>
 __device__ inline void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -135,15 +135,14 @@ __device__ inline void pin(float (&d)[kBlocks][4]) {
   for (int j = 0; j < kBlocks; ++j) pin(d[j]);
 }
 
-// Results of a warpgroup's 64 rows in blocks of 8 columns: lane l of warp w % 4 holds in d[j][2 h + i] row
-// 16 (w % 4) + l / 4 + 8 h, column 8 j + 2 (l % 4) + i.
+// The results for a warpgroup's 64 rows, in blocks of 8 columns: lane l of warp w % 4 holds in d[j][2 h + i]
+// the element in row 16 (w % 4) + l / 4 + 8 h and column 8 j + 2 (l % 4) + i.
 #define THIMBLE_BLOCK(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
 #define THIMBLE_BLOCKS_4(d, j) \
   THIMBLE_BLOCK(d, j), THIMBLE_BLOCK(d, (j) + 1), THIMBLE_BLOCK(d, (j) + 2), THIMBLE_BLOCK(d, (j) + 3)
 #define THIMBLE_BLOCKS_8(d, j) THIMBLE_BLOCKS_4(d, j), THIMBLE_BLOCKS_4(d, (j) + 4)
 
-// d[64][8 kBlocks] (+)= a[64][16] b[8 kBlocks][16]^T in f16, both in shared memory. It goes on while the
-// threads do.
+// d[64][8 kBlocks] (+)= a[64][16] b[8 kBlocks][16]^T in f16, both in shared memory. Runs asynchronously.
 __device__ inline void multiply_async_f16(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n"
@@ -178,7 +177,7 @@ __device__ inline void multiply_async_f16(float (&d)[32][4], uint64_t a, uint64_
       : THIMBLE_BLOCKS_8(d, 0), THIMBLE_BLOCKS_8(d, 8), THIMBLE_BLOCKS_8(d, 16), THIMBLE_BLOCKS_8(d, 24)
       : "l"(a), "l"(b), "r"(uint32_t(accumulate)));
 }
-// d[64][128] += a[64][16] b[16][128]: a in registers, as multiply_f16 takes it, of which each warp has its 16
+// d[64][128] += a[64][16] b[16][128]. a is in registers in the layout of multiply_f16; each warp holds its 16
 // rows.
 __device__ inline void multiply_async_f16(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(

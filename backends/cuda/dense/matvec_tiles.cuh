@@ -414,7 +414,7 @@ inline Shape share_out(const Launch& l, Products& p, uint32_t count, Of of = Of:
   const uint32_t vectors = of == Of::kSlots ? p.chosen : of == Of::kSlotsSum ? 1 : most_rows(l, p.rows);
   // Uses as many warps as give each the same number of strips, and as many blocks as run at once. Each
   // further block goes to the matrix whose blocks have the most bytes to read.
-  constexpr uint32_t kSystem = 1 << 10;  // of shared memory, beside every block's
+  constexpr uint32_t kSystem = 1 << 10;  // shared memory that the system reserves per block
   const uint32_t router_bytes = p.router.logits ? router_words(p.experts) * 4 : 0;
   most_warps = std::min(most_warps, (l.card.shared_bytes - kScaleBytes - router_bytes) / kWarpBytes);
   const auto evenly = [](uint32_t n, uint32_t most) {

@@ -85,7 +85,7 @@ __device__ inline void clear(uint32_t* bins, uint32_t count) {
     reinterpret_cast<uint4*>(bins)[i] = {0, 0, 0, 0};
 }
 
-// ---- where keys lie ----
+// ---- the keys of a head ----
 
 __device__ inline uint32_t key_of(float score) { return order_bits(score); }
 __device__ inline uint32_t key_of(uint32_t key) { return key; }

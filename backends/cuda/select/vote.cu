@@ -1,4 +1,5 @@
-// vote: combines the heads' scores into one vote an entry (group) or a position (layer), in the log domain.
+// vote: combines the heads' scores into one vote per entry (group) or per position (layer), in the log
+// domain.
 #include <algorithm>
 #include <bit>
 
@@ -12,10 +13,10 @@ namespace thimble::cuda {
 constexpr uint32_t kThreads = 256, kWarps = kThreads / kWarp;
 constexpr uint32_t kNobody = ~0u;
 
-// The first of [begin, end) that holds `position` or a later one, or end; asked by a whole warp. Positions
-// ascend from 0 on, so entry i holds position i or a later one, and without eviction one look is enough.
+// The index of the first entry of [begin, end) with at least this position, or end; a whole warp calls this.
+// Positions ascend from 0 on, so entry i has at least position i. Without eviction a single load is enough.
 __device__ static uint32_t first_at(const int32_t* pos, uint32_t begin, uint32_t end, uint32_t position) {
-  uint32_t low = begin, high = max(begin, min(end, position));  // the answer's bounds
+  uint32_t low = begin, high = max(begin, min(end, position));  // bounds of the result
   if (low == high || static_cast<uint32_t>(pos[high - 1]) < position) return high;
   --high;
   while (low < high) {
@@ -28,7 +29,7 @@ __device__ static uint32_t first_at(const int32_t* pos, uint32_t begin, uint32_t
   return low;
 }
 
-// The blocks of a KV head, blockIdx.y, take pieces of 256 entries or pages in turn.
+// The blocks of KV head blockIdx.y process pieces of 256 entries or pages in turn.
 static __global__ void __launch_bounds__(kThreads)
     vote_group_kernel(const StepParams* step, const HeadState* heads, VoteParams p, const float* scores,
                       const float* lse, const GateState* gate, float* votes) {
@@ -49,10 +50,10 @@ static __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The log-sum-exps of a layer's query heads, from their parts where there are any; called by a block. All
-// heads have equally many entries, and so as many parts. Block 0 keeps the sums of parts.
+// The log-sum-exps of a layer's query heads, summed from their parts if there are any; a block calls this.
+// All heads have the same number of entries and therefore of parts. Block 0 stores the sums.
 __device__ static void find_lses(const ScoreParts& sums, uint32_t queries, float* lse, float* own) {
-  constexpr uint32_t kAtOnce = 4;  // of a warp
+  constexpr uint32_t kAtOnce = 4;  // per warp
   const uint32_t warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   if (!sums.sums)
     for (uint32_t query = threadIdx.x; query < queries; query += kThreads) own[query] = lse[query];
@@ -74,8 +75,8 @@ __device__ static void find_lses(const ScoreParts& sums, uint32_t queries, float
   __syncthreads();
 }
 
-// Whether entry i of the middle holds position i in every head, as where nothing was evicted: positions
-// ascend. Called by a warp.
+// Whether entry i of the middle holds position i in every head, as it does if nothing was evicted: positions
+// ascend. A warp calls this.
 __device__ static bool are_positions(const HeadState* heads, uint32_t count, const int32_t* pos,
                                      uint32_t end) {
   bool moved = false;
@@ -84,11 +85,11 @@ __device__ static bool are_positions(const HeadState* heads, uint32_t count, con
   return !__any_sync(~0u, moved);
 }
 
-// The votes of a block whose entries are positions: an entry's query heads are shared by `slices` threads.
+// The votes of a block if entries are positions; `slices` threads share the query heads of an entry.
 __device__ static void vote_by_entry(const VoteParams& p, uint32_t slices, uint32_t begin, uint32_t end,
                                      uint32_t positions, const float* scores, const float* lse,
                                      float* votes) {
-  constexpr uint32_t kAtOnce = 16;  // scores of a thread
+  constexpr uint32_t kAtOnce = 16;  // scores per thread
   __shared__ LogSum of_slices[kThreads];
   const uint32_t entries = kThreads / slices, slice = threadIdx.x / entries, queries = p.heads * p.group,
                  each = (queries + slices - 1) / slices, end_query = min((slice + 1) * each, queries);
@@ -118,8 +119,9 @@ __device__ static void vote_by_entry(const VoteParams& p, uint32_t slices, uint3
   }
 }
 
-// Where entries have moved, blocks take pieces of 256 positions of the layer in turn, and a warp of one takes
-// one of 8 KV heads at a time: it finds the entries that hold them. All heads have equally many entries.
+// If entries have moved, blocks process pieces of 256 positions of the layer in turn. Each of 8 warps
+// searches one of 8 KV heads at a time for the entries that hold these positions. All heads have the same
+// number of entries.
 static __global__ void __launch_bounds__(kThreads)
     vote_layer_kernel(const StepParams* step, const HeadState* heads, VoteParams p, uint32_t slices,
                       const float* scores, ScoreParts sums, float* lse, const int32_t* pos,
@@ -130,13 +132,14 @@ static __global__ void __launch_bounds__(kThreads)
   await_predecessor();
   const bool cached = selection_cached(gate);
   if (!selects(s, n) || cached) return;
-  extern __shared__ float lses[];  // of all query heads
+  extern __shared__ float lses[];  // for all query heads
   const bool by_entry = are_positions(heads, p.heads, pos, middle_end(s, n));
   find_lses(sums, p.heads * p.group, lse, lses);
   if (by_entry)
     return vote_by_entry(p, slices, s.n_init, middle_end(s, n), static_cast<uint32_t>(s.position) + s.n_rows,
                          scores, lses, votes);
-  constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;  // query heads at once, of each of the 8
+  // query heads of each of the 8 KV heads at a time
+  constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;
   __shared__ uint32_t holders[kWarps][kThreads];
   alignas(16) __shared__ float own_lse[kWarps][kGroup];
   const uint32_t begin = s.n_init, end = middle_end(s, n),
@@ -161,7 +164,7 @@ static __global__ void __launch_bounds__(kThreads)
           if (at[i] < kThreads) holders[warp][at[i]] = from + i * kWarp;
       }
       for (uint32_t in_group = 0; in_group < p.group; in_group += kGroup) {
-        if (lane < kGroup)  // infinity leaves nothing of the score of a query head that there is not
+        if (lane < kGroup)  // with a log-sum-exp of infinity, a missing query head contributes nothing
           own_lse[warp][lane] = head < p.heads && in_group + lane < p.group
                                     ? lses[head * p.group + in_group + lane]
                                     : kInfinity;
@@ -170,7 +173,7 @@ static __global__ void __launch_bounds__(kThreads)
         for (uint32_t h = 0; h < kGroup; ++h)
           query[h] = uint64_t(min(in_group + h, p.group - 1)) * p.score_capacity;
         __syncthreads();
-        float x[kWarps * kGroup];  // all under way at once
+        float x[kWarps * kGroup];  // all loaded at once
 #pragma unroll
         for (uint32_t i = 0; i < kWarps; ++i) {
           const uint32_t entry = holders[i][threadIdx.x];
@@ -196,7 +199,7 @@ void vote(const Launch& l, const Vote& op, const TokenScore* scored) {
   const float* const scores = data<float>(op.scores);
   float* const lse = data<float>(op.lse);
   float* const votes = data<float>(op.votes);
-  constexpr uint32_t kBlocksEach = 4;  // on a multiprocessor: as many as their registers allow
+  constexpr uint32_t kBlocksEach = 4;  // per multiprocessor: as many as their registers allow
   const uint32_t pieces = static_cast<uint32_t>(ceil_div(p.vote_capacity, kThreads)),
                  most = l.card.multiprocessors * kBlocksEach,
                  slices = std::clamp(std::bit_ceil(p.heads * p.group) / 16, 1u, 4u);

@@ -1,14 +1,14 @@
-// What votes are made of. Device side.
+// How votes are computed. Device side.
 #pragma once
 
 #include "backends/cuda/log_sum.cuh"
 
 namespace thimble::cuda {
 
-// What the query heads of a KV head say about entries: the logarithms of the sums of exp(score - lse).
-// `scores` begin with the first query head's, its rows lie score_capacity apart; lse() is asked for where
-// their log-sum-exps begin once the first scores are under way. NaN and -inf count for nothing; a vote is
-// good to 2^-20.
+// The votes of a KV head's query heads for entries: the logarithms of the sums of exp(score - lse). `scores`
+// begins with those of the first query head; rows are score_capacity apart. lse() returns the query heads'
+// log-sum-exps and is called after the first scores were requested. NaN and -inf are ignored; a vote has an
+// error of up to 2^-20.
 template <uint32_t kCount, typename Lse>
 __device__ inline void group_votes(const float* scores, uint32_t group, uint32_t score_capacity,
                                    const uint32_t (&entry)[kCount], const Lse& lse, float (&vote)[kCount]) {
@@ -30,7 +30,7 @@ __device__ inline void group_votes(const float* scores, uint32_t group, uint32_t
       float top = peak[i];
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
-        if (first + h < group) x[i][h] = fmaxf(x[i][h] - own_lse[h], -kInfinity);  // of NaN: -inf
+        if (first + h < group) x[i][h] = fmaxf(x[i][h] - own_lse[h], -kInfinity);  // NaN becomes -inf
         top = fmaxf(top, x[i][h]);
       }
       top = finite(top);

@@ -1,6 +1,6 @@
-// The window of a vote (methods 3.7): each candidate gets the largest vote around it, at a stride of 1. A
-// group's candidates are the middle's entries or pages. A layer's are the positions that have a vote, in
-// order, so they are counted and packed first.
+// The max-pool of a vote (methods 3.7): each candidate gets the largest vote in its window, with stride 1.
+// The candidates of a group are the middle's entries or pages. The candidates of a layer are the positions
+// that have a vote, in order, so these are counted and packed first.
 #include <algorithm>
 
 #include "backends/cuda/kernel.cuh"
@@ -9,15 +9,15 @@
 namespace thimble::cuda {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kTile = 1024;  // positions that one block looks through for candidates
+constexpr uint32_t kTile = 1024;  // positions that a block searches for candidates
 
 struct Candidates {
-  float* votes;      // group: [kv heads][vote_capacity], as they lie; layer: packed
+  float* votes;      // group: [kv heads][vote_capacity], as in the op; layer: packed
   uint32_t* places;  // layer: the candidates' positions
-  uint32_t* counts;  // layer: of each tile, then of all
+  uint32_t* counts;  // layer: per tile, then the total
 };
 
-// Block: one tile of positions. The number of candidates in the tile, and this thread's among them.
+// One tile of positions per block: the number of candidates in it, and the thread's index among them.
 struct Packed {
   uint32_t count, index;
   bool candidate;
@@ -36,7 +36,7 @@ __device__ static Packed pack(bool candidate) {
   return r;
 }
 
-// The votes of the block's tile, one a thread; -inf behind the end.
+// The votes of the block's tile, one per thread; -inf after the end.
 __device__ static float tile_vote(const StepParams& s, const float* votes) {
   const uint32_t position = blockIdx.x * kTile + threadIdx.x,
                  positions = static_cast<uint32_t>(s.position) + s.n_rows;
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(kTile)
   before = __reduce_add_sync(~0u, before);
   if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = before;
   const float vote = tile_vote(*step, votes);
-  const Packed packed = pack(vote != -kInfinity);  // its barrier also stands behind of_warp
+  const Packed packed = pack(vote != -kInfinity);  // its barrier also protects of_warp
   before = 0;
   for (uint32_t w = 0; w < kTile / kWarp; ++w) before += of_warp[w];
   if (packed.candidate) {
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(kTile)
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) to.counts[gridDim.x] = before + packed.count;
 }
 
-// The votes of a KV head's middle, blockIdx.y, out of the way of what is made of them.
+// Copies the votes of the middle of KV head blockIdx.y, because the max-pool overwrites the original.
 static __global__ void __launch_bounds__(kTile)
     copy_kernel(const StepParams* step, const HeadState* heads, VoteParams p, const GateState* gate,
                 const float* votes, Candidates to) {
@@ -88,8 +88,8 @@ static __global__ void __launch_bounds__(kTile)
     to.votes[own + i] = votes[own + i];
 }
 
-// The largest of a window of n candidates around candidate i: (window - 1) / 2 before it. An even window has
-// one output fewer, so the last candidate gets -inf and is never picked.
+// The largest vote in the window around candidate i of n, which begins (window - 1) / 2 before it. An even
+// window has one output fewer, so the last candidate gets -inf and is never picked.
 __device__ static float window_top(const float* candidates, uint32_t n, uint32_t i, uint32_t window) {
   const uint32_t before = (window - 1) / 2, outputs = n - (window % 2 == 0);
   const uint32_t last = static_cast<uint32_t>(min(uint64_t(n), uint64_t(i) + window - before));
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(kThreads)
     votes[from.places[i]] = window_top(from.votes, n, i, window);
 }
 
-// Scratch for so many votes: Candidates, one part after the other.
+// Scratch for this many votes: the arrays of Candidates, one after the other.
 static uint64_t part_bytes(uint64_t votes) { return round_up(votes * sizeof(float), 256); }
 uint64_t vote_pool_scratch(uint64_t votes) {
   return 2 * part_bytes(votes) + (ceil_div(votes, kTile) + 1) * sizeof(uint32_t);

@@ -1,4 +1,4 @@
-// The window of a vote, which goes over the votes that are there. Host side.
+// The max-pool of a vote, applied to finished votes. Host side.
 #pragma once
 
 #include "backends/cuda/launch.h"
