@@ -176,9 +176,8 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   uint32_t ahead = first_strip.in_row < strips ? 0 : tiles;
   StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
-  const std::byte* from =
-      // for pairs this is the gate's tile; the up's is to_up bytes after it
-      m.w[0] + uint64_t(first_row) * row_bytes;
+  // for pairs this is the gate's tile; the up's is to_up bytes after it
+  const std::byte* from = m.w[0] + uint64_t(first_row) * row_bytes;
   const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
   uint32_t expert = 0;    // for kSlots; with kSlotsSum lane s has that of slot s
   float slot_weight = 0;  // for kSlotsSum, likewise

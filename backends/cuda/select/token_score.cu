@@ -128,9 +128,8 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t t = lane % 4, row = lane / 4;
   const uint32_t local_head = own_blocks.head, first_head = blockIdx.z * kHeads;
-  const uint32_t heads =
-      // heads of the group in this pass; the others up to kHeads are zeros
-      min(kHeads, p.group - first_head);
+  // heads of the group in this pass; the others up to kHeads are zeros
+  const uint32_t heads = min(kHeads, p.group - first_head);
   const uint32_t first_query = local_head * p.group + first_head;
   const uint32_t begin = s.n_init, splits = own_blocks.count, split = block_of_heads() - own_blocks.first;
   const uint32_t stride = splits * warps * kTileKeys;
