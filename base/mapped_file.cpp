@@ -203,7 +203,7 @@ uint64_t MappedFile::resident_bytes() const {
     if (mincore(first, static_cast<size_t>(bytes), flags) != 0) return 0;
     for (uint64_t p = 0; p * page < bytes; ++p)
       if (flags[p] & 1)
-        // the first page counts only from `offset`
+        // The first page counts only from `offset`
         resident += std::min(page, bytes - p * page) - (offset + p == 0 ? below : 0);
   }
   return resident;

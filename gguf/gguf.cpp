@@ -24,7 +24,7 @@ constexpr uint64_t kPage = 4096;
 // The least bytes that a table entry takes in a file. A count that needs more bytes than the file has left is
 // invalid.
 constexpr uint64_t kSmallestKey = 8 + 4 + 1;  // empty name, type, one byte
-// empty name, number of dimensions, one dimension, type, offset
+// Empty name, number of dimensions, one dimension, type, offset
 constexpr uint64_t kSmallestTensor = 8 + 4 + 8 + 4 + 8;
 
 struct TypeInfo {
@@ -423,7 +423,7 @@ Result<Gguf> Gguf::parse_one(const MappedFile& file, std::string name) {
   if (gguf.tensors_.empty()) return gguf;
   if (!reader.skip(round_up(reader.position(), alignment) - reader.position()))
     return cut_short(shown, "the padding before the tensor data");
-  // where the data of the next tensor should begin, if the sizes of all tensors before it are known
+  // Where the data of the next tensor should begin, if the sizes of all tensors before it are known
   uint64_t next = 0;
   bool known = true;
   for (size_t i = 0; i < offsets.size(); ++i) {

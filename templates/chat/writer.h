@@ -20,12 +20,12 @@ struct Conversation {
   std::vector<ChatMessage> messages;
   std::string_view messages_json;   // an array of objects that replaces `messages` unless it is empty
   std::string_view variables_json;  // an object of further template variables, or empty
-  // text in a message that spells a control token becomes the token; otherwise it stays text
+  // Text in a message that spells a control token becomes the token; otherwise it stays text
   bool parses_content = false;
   bool add_assistant = false;  // ends where the answer begins
-  // number of leading messages that are in the context already; the last of them is an answer
+  // Number of leading messages that are in the context already; the last of them is an answer
   uint64_t held = 0;
-  // messages that are not given are in the context already; the last of them is an answer
+  // Messages that are not given are in the context already; the last of them is an answer
   bool continues = false;
   int64_t now = 0;  // for strftime_now: wall-clock seconds since 1970
 };

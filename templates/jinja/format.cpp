@@ -141,7 +141,7 @@ Result<std::string> real_field(Heap& heap, double number, const Layout& layout) 
   if (type == '%') size *= 100;
   std::string digits;
   const int64_t precision = layout.precision < 0 ? 6 : layout.precision;
-  // includes intermediate copies
+  // Includes intermediate copies
   THIMBLE_TRY(heap.spend_bytes(4 * (static_cast<uint64_t>(precision) + 400)));
   if (!std::isfinite(size)) {
     digits = std::isnan(size) ? "nan" : "inf";

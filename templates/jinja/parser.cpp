@@ -127,7 +127,7 @@ class Parser {
   // Inside the branch of a condition. Unknown filters and tests in a branch are errors only when it runs, as
   // in Jinja2.
   bool in_branch_ = false;
-  // the first unknown filter or test outside of branches; parsing fails with it
+  // The first unknown filter or test outside of branches; parsing fails with it
   std::optional<Status> unknown_;
   std::vector<Macro*> macros_;  // the macros around the current place
 };

@@ -235,7 +235,7 @@ Result<Value> round(Call& c) {
   if (*method != "ceil" && *method != "floor") return bad("the methods of round are common, ceil and floor");
   const double unit = std::pow(10.0, static_cast<double>(precision));
   const double whole = *method == "ceil" ? std::ceil(number * unit) : std::floor(number * unit);
-  // adding 0.0 removes the sign of a zero, as the result is an integer in Jinja2
+  // Adding 0.0 removes the sign of a zero, as the result is an integer in Jinja2
   return Value((whole + 0.0) / unit);
 }
 

@@ -141,7 +141,7 @@ class Heap {
   Status check_stack() const;
 
   Result<Value> text(std::string_view text, bool markup = false);  // copies the text
-  // takes a text whose bytes are already counted
+  // Takes a text whose bytes are already counted
   Result<Value> keep(std::string text, bool markup = false);
   // Reserves room for so many more elements or bytes.
   template <typename Container>

@@ -106,7 +106,7 @@ TEST(MappedFile, NamesTheFileInErrors) {
   const std::string pipe = (folder() / "pipe").string();
   std::filesystem::remove(pipe);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  // and opening it does not wait for a writer
+  // And opening it does not wait for a writer
   expect_io_error(MappedFile::open(pipe), "is not a regular file");
   if (geteuid() == 0) return;  // root may read everything
   const std::string secret = write_file(folder() / "secret", "x");

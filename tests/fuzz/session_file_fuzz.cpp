@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const auto& [retention, selection] : {std::pair(Retention::kLocret, Selection::kTokenSelect),
                                              std::pair(Retention::kReread, Selection::kQuest)}) {
     SessionOptions options = selecting(retaining(model, retention), selection, false);
-    // the options that the corpus was saved with
+    // The options that the corpus was saved with
     options.protect_init = retention == Retention::kReread ? 4 : 0;
     const auto session = open_session(model.model, options);
     for (const SessionBytes& input :

@@ -752,7 +752,7 @@ TEST_P(Checks, AScaleGrowsOnlyWithPositions) {
   };
   EXPECT_TRUE(check(scale(kStepRows, 1), kRows, step_of(kRows), filled(kRows)).ok());
   expect_refused(scale(kStepRows, 0), kRows, step_of(kRows), filled(kRows));
-  // rows of logits have no positions
+  // Rows of logits have no positions
   expect_refused(scale(kLogitRows, 1), kRows, step_of(kRows), filled(kRows));
 }
 

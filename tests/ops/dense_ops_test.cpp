@@ -353,7 +353,7 @@ TEST_P(DenseOps, LinearOfBlocksKeepsSmallNumbersNextToLargeOnes) {
       clear();
       std::vector<float> x(n), largest(n / kNeighbours);
       for (uint32_t i = 0; i < n; ++i) {
-        // the range within a row is too large for a common unit
+        // The range within a row is too large for a common unit
         const float scale = i / kNeighbours % 2 ? 1e-12f : 1e8f;
         x[i] = scale * std::pow(10.0f, random.uniform(-5, 3)) * (random.below(2) ? 1.0f : -1.0f);
         largest[i / kNeighbours] = std::max(largest[i / kNeighbours], std::fabs(x[i]));
@@ -489,7 +489,7 @@ TEST_P(DenseOps, LinearOfLogitsUsesTheRowsOfLogits) {
     const uint32_t max_rows = 40, cols = 300, n = 768;
     const Matrix w = random_matrix(random, DType::kQ6_K, cols, n);
     const std::vector<float> x = random.floats(size_t(rows) * n);
-    // there are at most 16 rows of logits, regardless of the program
+    // There are at most 16 rows of logits, regardless of the program
     const View y = output<float>(16 * cols);
     const Linear op{input(padded_rows(x, 16 * n)),
                     weight(DType::kQ6_K, cols, n, w.bytes),
@@ -599,7 +599,7 @@ TEST_P(DenseOps, ProductsMultiplyTheNormBeforeThem) {
         clear();
         const std::vector<float> before = random.floats(size_t(rows) * n, -50, 50), w = random.floats(n);
         const uint32_t added = 256;
-        // the last strip has few columns
+        // The last strip has few columns
         const DType type = shape.type == DType::kF32 ? DType::kQ8_0 : shape.type;
         const Matrix add = random_matrix(random, type, n, added);
         const Linear make_x{

@@ -230,7 +230,7 @@ void Experts::check_experts(const Shape& s) {
     weights = get<float>(weight_of_slot);
     for (uint32_t slot = 0; slot < slots; ++slot) {
       ASSERT_EQ(get<uint32_t>(row)[slot], to.row[slot]);
-      // as in AreChosenByTheirLogits
+      // As in AreChosenByTheirLogits
       ASSERT_NEAR(weights[slot], to.weight[slot], to.weight[slot] * (40 + s.experts) * 0x1p-23);
     }
   }

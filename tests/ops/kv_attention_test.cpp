@@ -201,7 +201,7 @@ TEST_P(KvOps, ATokenIsNormedAndAppended) {
       });
       const auto together = get<float>(x);
       const auto got = get<uint16_t>(k);
-      // squares are summed in some order; then a root and two products
+      // Squares are summed in some order; then a root and two products
       for (uint32_t i = 0; i < columns; ++i)
         ASSERT_NEAR(together[i], normed[i], std::fabs(normed[i]) * (dh / 2.0 + 7) * 0x1p-23) << i;
       for (uint32_t i = 0; i < entries * dh; ++i) {
@@ -524,7 +524,7 @@ TEST_P(KvOps, ViewShowsListedEntriesOfPoolAndChunkInPasses) {
 struct AttentionCase {
   uint32_t kv_heads, group, dh, entries, rows;
   Rotation rotation;
-  // length of the lists; 0: all entries. The lists of every other head are 5 shorter.
+  // Length of the lists; 0: all entries. The lists of every other head are 5 shorter.
   uint32_t listed = 0;
   uint32_t capacity = 0;               // of the view; 0: all in one pass
   uint32_t max_rows = 0;               // of the program; 0: two more than rows

@@ -197,7 +197,7 @@ TEST_P(KvKernelSets, SoftenIsAnOnlineSoftmax) {
         const double weight = j < v[r] ? std::exp2(scores[r * kTileKeys + j] - top) : 0;
         EXPECT_NEAR(s[r * kTileKeys + j], weight, weight * 0x1p-17 + 1e-38) << "row " << r << " key " << j;
       }
-      // values that were 1 after the first tile have shrunk like the sum
+      // Values that were 1 after the first tile have shrunk like the sum
       for (uint32_t c = 0; c < cols; ++c) {
         if (&v != &visible[0]) {
           EXPECT_NEAR(o[r * cols + c], std::exp2(static_cast<double>(o[m * cols + r]) - top), 0x1p-17);

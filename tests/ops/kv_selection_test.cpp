@@ -494,7 +494,7 @@ TEST_P(KvSelection, MaxPoolWidensVotes) {  // methods 8.25
       }
       EXPECT_EQ(votes[0], -kInfinity);
       EXPECT_EQ(votes[7], -kInfinity);
-      // ties go to the larger position; the last candidate of an even window has no vote
+      // Ties go to the larger position; the last candidate of an even window has no vote
       if (window == 3 || window == 32) {
         EXPECT_EQ(list(l), (Entries{0, 4, 5, 7, 8}));
       }

@@ -34,7 +34,7 @@ namespace thimble {
 // constructor runs.
 struct Allocations {
   std::atomic<uint64_t> calls;  // number of allocations
-  // including what malloc adds by rounding up; 0 if only operator new is counted
+  // Including what malloc adds by rounding up; 0 if only operator new is counted
   std::atomic<int64_t> live_bytes;
   std::atomic<int64_t> peak_bytes;     // the maximum of live_bytes since the caller set this; only by malloc
   std::atomic<int64_t> until_failure;  // calls until one fails, the next one being 1; 0: none fails

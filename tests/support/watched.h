@@ -23,7 +23,7 @@ struct Watched {
   // to all entries have none.
   std::vector<std::vector<std::vector<uint32_t>>> lists() {
     std::vector<std::vector<std::vector<uint32_t>>> all(session->model().shape.layers);
-    // later programs overwrite earlier ones; that for a generated token is the last
+    // Later programs overwrite earlier ones; that for a generated token is the last
     for (const TopK& op : device->selections)
       all[op.p.head_state / session->model().shape.kv_heads] = read_lists(*device, op);
     return all;

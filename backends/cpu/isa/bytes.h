@@ -442,7 +442,7 @@ inline EightHalves halves_of_blocks(const std::byte* b) {
 template <int kBytes>
 inline EightInts first_bytes_of_blocks(const std::byte* b) {
 #if defined(__AVX512F__)
-  // an odd stride puts the byte of every other block into the high byte of a word
+  // An odd stride puts the byte of every other block into the high byte of a word
   static_assert(kBytes % 2 == 1 && 7 * kBytes < 128);
   WordIndices words = {};
   for (int i = 0; i < 16; ++i) words[i] = static_cast<short>(i / 2 * kBytes / 2);

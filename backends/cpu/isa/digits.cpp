@@ -579,7 +579,7 @@ __attribute__((flatten)) void dot_rows(const std::byte* w, size_t w_stride, uint
     sums.add(w, n >= 512 ? w + kStepBytes : w, ahead, w_stride, x, x_stride);
   }
   if constexpr (Format::kBlock == 32)
-    // the last eight blocks, with zeros in x for blocks already multiplied, or zeros after fewer than eight
+    // The last eight blocks, with zeros in x for blocks already multiplied, or zeros after fewer than eight
     // blocks
     if (n > 0) {
       const size_t bytes = n / 32 * Format::kBytes;

@@ -197,7 +197,7 @@ void bound_tile(uint32_t m, uint32_t k, const float* a, uint32_t lda, const floa
   for (uint32_t r = 0; r < m; ++r, a += lda, c += kTileKeys) {
     Vec sums[kVectors] = {};
     for (uint32_t i = 0; i < k; ++i) {
-      // picks the larger of the two products
+      // Picks the larger of the two products
       const float* keys = (a[i] < 0 ? lowest : highest) + i * kTileKeys;
 #pragma GCC unroll 16
       for (uint32_t v = 0; v < kVectors; ++v) sums[v] += a[i] * load(keys + v * kLanes);

@@ -17,7 +17,7 @@ struct Tail {
   void merge(std::byte* column, size_t bytes) const {
     for (uint32_t i = tail; i < count; ++i) {
       const auto before = std::lower_bound(pos, pos + tail, pos[i]) - pos;
-      // after the tail entries that already moved
+      // After the tail entries that already moved
       const uint64_t to = static_cast<uint64_t>(before) + (i - tail);
       std::rotate(column + to * bytes, column + i * bytes, column + (i + uint64_t{1}) * bytes);
     }

@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(kMostWarps<kLanes, kHeads>* kWarp, 1)
   }
 
   const uint32_t head = p.first_head + own_blocks.head, first_head = blockIdx.z * kHeads;
-  // heads of the group in this pass; the others up to kHeads are zeros
+  // Heads of the group in this pass; the others up to kHeads are zeros
   const uint32_t heads = min(kHeads, p.group - first_head);
   const float* own_queries = q + (head * p.group + first_head) * p.head_dim;
   EntryList list = entry_list(lists, head, p.list_capacity, step_entries(s, state));

@@ -22,7 +22,7 @@ struct Shared {
   static constexpr int kBoxes = kDim / 64, kRow = 128;
   static constexpr uint32_t kQueries = kShare * kBoxes * kRow;  // per warpgroup
   static constexpr uint32_t kTile = kKeys * kBoxes * kRow;
-  // offset of the barriers
+  // Offset of the barriers
   static constexpr uint32_t kBarriers = kConsumers * kQueries + 2 * kStages * kTile;
   // Includes padding to align the start to the 1024 bytes of a swizzle.
   static constexpr uint32_t kBytes = 1024 + kBarriers + 4 * kStages * sizeof(uint64_t);

@@ -5,7 +5,7 @@
 namespace thimble::cuda {
 
 static constexpr uint32_t kMostRows = 4096;  // rows of x at a time
-// bytes of W at a time, unless kOperandRows rows take more
+// Bytes of W at a time, unless kOperandRows rows take more
 static constexpr uint64_t kSliceBytes = 64ull << 20;
 
 Operands operands(uint32_t max_rows, uint32_t in_cols, uint32_t cols) {
@@ -43,7 +43,7 @@ uint64_t dense_scratch(const ModelShape& m, const SessionShape& s, const Card&) 
                   {m.d_ff_shared, m.d_model},
                   {m.retainer[0].cols, m.retainer[0].rows},
                   {m.retainer[1].cols, m.retainer[1].rows}};
-  // rows that a retainer scores at once in decode (runtime/policy/locret.cpp)
+  // Rows that a retainer scores at once in decode (runtime/policy/locret.cpp)
   constexpr uint32_t kRingRows = 64;
   uint64_t x_bytes = 0, w_bytes = 0;
   for (const auto& p : products) {

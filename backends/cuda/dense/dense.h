@@ -64,7 +64,7 @@ __device__ inline float glu_of_product(float gate, float up, uint32_t act) {
 
 void multiply_mma(const Launch&, const Product&);  // every card: mma.sync
 
-// whether multiply_wgmma supports the product and is faster
+// Whether multiply_wgmma supports the product and is faster
 bool wgmma_can(const Launch&, const Product&);
 void multiply_wgmma(const Launch&, const Product&);  // sm_90a only
 

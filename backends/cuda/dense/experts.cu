@@ -16,7 +16,7 @@ constexpr uint32_t kAddThreads = 128;
 // Bytes of all experts' W as f16 at a time, unless kLeastCols columns take more. Many columns keep all
 // multiprocessors busy: with 128 experts of 128 slots each, 256 columns are about 200 tiles.
 constexpr uint64_t kWBytes = 128 << 20;
-// bytes of the slots' contributions at a time, with the same exception
+// Bytes of the slots' contributions at a time, with the same exception
 constexpr uint64_t kPartsBytes = 32 << 20;
 constexpr uint32_t kLeastCols = 128;
 

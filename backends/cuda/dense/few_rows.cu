@@ -16,7 +16,7 @@ constexpr uint32_t kCols = 16;  // columns of y per block: rows of W
 constexpr uint32_t kWarps = 16, kThreads = kWarps * kWarp;
 constexpr uint32_t kGroup = 32;  // columns of W per warp at a time
 constexpr uint32_t kAhead = 2;   // groups in flight per warp
-// stride of sums in shared memory, chosen so that lanes use different banks
+// Stride of sums in shared memory, chosen so that lanes use different banks
 constexpr uint32_t kStride = kCols + 4;
 
 struct FewRows {

@@ -20,7 +20,7 @@ struct Tile {
 // The registers of a warp hold 64 x 64 elements of y; every element that it loads is used in 64 products.
 using LargeTile = Tile<128, 128, 32, 3>;
 using MediumTile = Tile<64, 64, 64, 3>;
-// for few rows and a large w: enough blocks for every multiprocessor, and many stages
+// For few rows and a large w: enough blocks for every multiprocessor, and many stages
 using SmallTile = Tile<32, 32, 64, 6>;
 
 constexpr uint32_t kThreads = 128;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(const StepParams* step
   for (uint32_t d = 0; d < depths; ++d) {
 #pragma unroll
     for (uint32_t s = 0; s < kSteps; ++s) {
-      // from here on the next stage is visible to all threads, and this one is no longer read
+      // From here on the next stage is visible to all threads, and this one is no longer read
       if (s + 1 == kSteps) {
         wait_copies<T::kStages - 2>();
         __syncthreads();

@@ -204,7 +204,7 @@ __global__ __launch_bounds__(kThreads, 1) void wgmma_kernel(const StepParams* st
     grow_registers<kConsumerRegisters>();
     const uint32_t lane = threadIdx.x % kWarp,
                    warp = threadIdx.x / kWarp - kWarpgroup / kWarp;  // warp number among the consumers
-    // each warp releases for itself, because it only knows of its own products
+    // Each warp releases for itself, because it only knows of its own products
     const auto release = [&](uint32_t stage) {
       if (lane == 0) arrive(empty + stage);
     };

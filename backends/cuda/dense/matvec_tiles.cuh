@@ -38,7 +38,7 @@ constexpr uint32_t kStageBytes = 4 * kStripColumns;          // where x passes t
 constexpr uint32_t kSumsBytes = 2 * kGroup * kTileRows * 4;  // for a group and the previous one
 constexpr uint32_t kWarpBytes = kRingBytes + kStageBytes + kSumsBytes;
 constexpr uint32_t kScaleBytes = 16;  // per block: the norm's scale, if a warp has several strips
-// per block that chooses experts, of which there may be about 500
+// Per block that chooses experts, of which there may be about 500
 constexpr uint32_t kMostRouterBytes = 4 << 10;
 
 // A matrix and the output of its product; for glu those of gate and up, in this order and of one type.
@@ -166,7 +166,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   const uint32_t stages = kept(shared_address(shared)), stage = stages + warp * kStageBytes,
                  sums = stages + warps * kStageBytes;
   const uint32_t ring = sums + warps * kSumsBytes + warp * kRingBytes;
-  // saves a register compared to its value
+  // Saves a register compared to its value
   const auto scale_at = [&] { return stages + warps * kWarpBytes; };
   const auto router_memory = [&] {
     return reinterpret_cast<uint32_t*>(shared + warps * kWarpBytes + kScaleBytes);
@@ -176,7 +176,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
   uint32_t ahead = first_strip.in_row < strips ? 0 : tiles;
   StripAt ahead_strip = first_strip;
   const uint32_t first_row = share.first * kTileRows, tile_bytes = kTileRows * row_bytes;
-  // for pairs this is the gate's tile; the up's is to_up bytes after it
+  // For pairs this is the gate's tile; the up's is to_up bytes after it
   const std::byte* from = m.w[0] + uint64_t(first_row) * row_bytes;
   const int64_t to_up = kPair ? kept(int64_t{m.w[1] - m.w[0]}) : 0;
   uint32_t expert = 0;    // for kSlots; with kSlotsSum lane s has that of slot s
@@ -314,7 +314,7 @@ __device__ void multiply_tiles(const StepParams* step, const Products& p, const 
     float sum = x.sum_of_squares();
 #pragma unroll 1
     for (StripAt at = first_strip; advance(at);) sum += load_x(at).sum_of_squares();
-    // in the space of the second group's sums
+    // In the space of the second group's sums
     const float scale = norm_scale(p, sum, sums + warps * kWarp * 4);
     if (several) {
       if (threadIdx.x == 0) store_float(scale_at(), scale);

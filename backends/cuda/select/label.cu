@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kThreads = 128, kVectors = 32, kKeys = 64;
 constexpr uint32_t kDepth = 16;  // channels per matrix instruction
-// groups of 8 keys per warp, which has 16 vectors and half of a block's keys
+// Groups of 8 keys per warp, which has 16 vectors and half of a block's keys
 constexpr uint32_t kColumns = 4;
 constexpr uint32_t kParts = 16;  // parts of the keys, for the log-sum-exps
 

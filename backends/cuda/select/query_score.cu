@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kThreads = 128, kWarps = kThreads / kWarp;
 // Queries at a time, in total and per warp. A lane processes entries `lane` and `lane` + 32 of a tile.
 constexpr uint32_t kVectors = 16, kOfWarp = kVectors / kWarps;
-// stride between channels, chosen so that lanes use different banks
+// Stride between channels, chosen so that lanes use different banks
 constexpr uint32_t kKeyStride = kQueryScoreTile + 1;
 static_assert(kQueryScoreTile == 2 * kWarp);
 

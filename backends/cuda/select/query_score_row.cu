@@ -26,7 +26,7 @@ struct Row : QueryHead {
   using Unit = cuda::Unit<kPairs>;
   uint32_t units = p.head_dim / 2 / kPairs, lane = threadIdx.x % kLanes, vector = lane / 2;
   uint32_t first_entry = threadIdx.x % kWarp / kLanes * kEntries;  // in a round
-  // the warp's own, in shared memory: [kVectors][units]
+  // The warp's own, in shared memory: [kVectors][units]
   Unit* queries;
 
   __device__ Row(const StepParams& s, const HeadState* heads, const QueryScoreParams& params,
@@ -63,7 +63,7 @@ struct Row : QueryHead {
       if (first + v < p.group) x = query(first + v, channels(pair));
       if (pair < a.rope.pairs) {
         float2 angle = a.rope.angle(position, pair);
-        // the low half of the table lacks the factor
+        // The low half of the table lacks the factor
         if (by_place) angle = {angle.x * a.rope.factor(), angle.y * a.rope.factor()};
         x = turned(x, angle);
       }

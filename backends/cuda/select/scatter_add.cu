@@ -6,7 +6,7 @@
 namespace thimble::cuda {
 namespace {
 
-// positions per block, one per thread: a head adds to them at most this many entries
+// Positions per block, one per thread: a head adds to them at most this many entries
 constexpr uint32_t kSlots = 256;
 constexpr uint32_t kWarps = kSlots / kWarp;
 

@@ -128,7 +128,7 @@ static __global__ void __launch_bounds__(kMostWarps<kChunks>* kWarp, 1)
   const uint32_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const uint32_t t = lane % 4, row = lane / 4;
   const uint32_t local_head = own_blocks.head, first_head = blockIdx.z * kHeads;
-  // heads of the group in this pass; the others up to kHeads are zeros
+  // Heads of the group in this pass; the others up to kHeads are zeros
   const uint32_t heads = min(kHeads, p.group - first_head);
   const uint32_t first_query = local_head * p.group + first_head;
   const uint32_t begin = s.n_init, splits = own_blocks.count, split = block_of_heads() - own_blocks.first;

@@ -121,7 +121,7 @@ inline uint32_t mark_words(uint64_t units, uint32_t parts) {
 // Upper bounds for one head.
 struct Most {
   uint64_t units;  // possible units
-  // competing candidates in the usual case; shared memory is sized to keep this many keys
+  // Competing candidates in the usual case; shared memory is sized to keep this many keys
   uint64_t candidates;
 };
 

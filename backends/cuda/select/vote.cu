@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(kThreads)
   if (by_entry)
     return vote_by_entry(p, slices, s.n_init, middle_end(s, n), static_cast<uint32_t>(s.position) + s.n_rows,
                          scores, lses, votes);
-  // query heads of each of the 8 KV heads at a time
+  // Query heads of each of the 8 KV heads at a time
   constexpr uint32_t kGroup = 4, kRounds = kThreads / kWarp;
   __shared__ uint32_t holders[kWarps][kThreads];
   alignas(16) __shared__ float own_lse[kWarps][kGroup];

@@ -31,7 +31,7 @@ struct Scratch {
   // hundredth of the time; one slot of twice the size then means fewer slices, each of which ends with a half
   // idle device.
   uint32_t slots = 0;
-  // per workgroup on matrix units: the whole depth, or part of it, which gives a part of y
+  // Per workgroup on matrix units: the whole depth, or part of it, which gives a part of y
   uint32_t depth_each = 0;
 
   uint32_t parts() const { return static_cast<uint32_t>(ceil_div(depth, depth_each)); }
@@ -206,7 +206,7 @@ void multiply_slices(Recording& r, std::span<const Product> siblings) {
     return r.fail(error(Code::kInternal,
                         "a product of %u columns needs %" PRIu64 " bytes of scratch, not %" PRIu64, p.in_cols,
                         s.bytes(), r.scratch().bytes));
-  // columns of y at a time
+  // Columns of y at a time
   const uint32_t most_rows = s.rows ? s.rows : all_rows, most_cols = s.cols / matrices;
   for (uint32_t row = 0; row < all_rows; row += most_rows) {
     const uint32_t rows = std::min(all_rows - row, most_rows);

@@ -22,7 +22,7 @@ layout(constant_id = 2) const uint kMode = kRopeList;  // RopeParams
 layout(constant_id = 3) const uint kPairing = kRopeHalves;
 layout(constant_id = 4) const uint kRotating = 128;
 layout(constant_id = 5) const bool kAligned = false;  // 8 channels rotate in the same way, and are two uvec2
-// parts have one tile, except those of heads that are longer than the others
+// Parts have one tile, except those of heads that are longer than the others
 layout(constant_id = 6) const bool kOnce = false;
 layout(constant_id = 8) const uint kLanes = 32;       // lanes per subgroup
 layout(constant_id = 9) const bool kEqualHeads = false;  // AttentionParams
@@ -174,7 +174,7 @@ void main() {
   const uint k_start = push.base[1] + head_start, v_start = push.base[2] + head_start;
   const uint place = thread / kSides, side = thread % kSides;
   fetch_keys(k_start, 0);
-  // the first channel of the first query
+  // The first channel of the first query
   const uint query_channel = (head * push.p.group + first_head) * kHeadDim;
   const uint query_row = push.base[0] + query_channel;
   rotate_queries(query_row, heads, kByList ? count - 1 - first : uint(step.position));
@@ -280,7 +280,7 @@ void main() {
 
   // Add up the slices to the part's results.
   const uint parts = share.parts, part = share.part, busy = min((count - begin + kTile - 1) / kTile, parts);
-  // results of query heads before these
+  // Results of query heads before these
   const uint before = share.before * push.p.group + first_head * parts;
   const uint own_stats = push.base[6] / 2 + before, own_outs = push.base[5] / 4 + before * kQuads;
   [[unroll]] for (uint j = 0; j < kHeadsEach; ++j) {

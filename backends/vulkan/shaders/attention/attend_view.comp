@@ -21,7 +21,7 @@ layout(constant_id = 9) const bool kHasIndices = false;
 
 #include "attend_view.glsl"
 
-// stride of rows in shared memory, in units; odd, so that neighbouring rows are in different banks
+// Stride of rows in shared memory, in units; odd, so that neighbouring rows are in different banks
 const uint kStride = kUnits + 1;
 shared uvec4 queries[kRows * kStride];
 shared uvec4 tile[kKeys * kStride];
@@ -39,7 +39,7 @@ const uint kQuadsEach = (kRowsEach + 3) / 4, kRowQuads = 8 * kQuadsEach, kPartSt
 const uint kInQuad = kRowsEach < 4 ? kRowsEach : 4;
 // Maxima and sums of the 16 threads j for the rows; or the weights of 16 keys.
 shared vec4 parts[16 * kPartStride];
-// for each row: the maximum so far, and the factor for its results
+// For each row: the maximum so far, and the factor for its results
 shared vec4 peaks[kRowQuads], factors[kRowQuads];
 
 // The first channel of output o of a thread.

@@ -113,7 +113,7 @@ uvec4 query_unit(uint vector, uint unit, uint first_index) {
 struct Work {
   uint count;        // entries in the list
   uint first_index;  // list index of the first row's own entry, unless kHasIndices
-  // list entries that any vector sees and the view contains, if any; begin is the first of a tile
+  // List entries that any vector sees and the view contains, if any; begin is the first of a tile
   uint begin, end;
   uint all_begin, all_end;  // entries that every vector sees
 };

@@ -143,7 +143,7 @@ void main() {
         }
     [[unroll]] for (uint i = 0; i < kQuadsEach; ++i) top = max(top, max(max(own[i].x, own[i].y), max(own[i].z, own[i].w)));
     top = max_of_sharers(top);
-    // if the row has not seen a key yet, weights are 0
+    // If the row has not seen a key yet, weights are 0
     const float shrink = exp2(peak - top), base = max(top, kNoPeak / 2);
     peak = top;
     sum *= shrink;

@@ -5,7 +5,7 @@
 
 const uint kThreads = 64, kEach = 4;  // kEach: words or quads per thread, all loaded at once
 layout(local_size_x = 64) in;
-// all rows begin at whole quads and consist of whole quads
+// All rows begin at whole quads and consist of whole quads
 layout(constant_id = 0) const bool kInQuads = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Source { uint source[]; };

@@ -45,7 +45,7 @@ struct DequantizeParams {
   uint in_cols;
   uint depth;
   uint row_bytes;  // per row of the matrix
-  // for experts: the first one, and the rows between one and the next, in W and in the result
+  // For experts: the first one, and the rows between one and the next, in W and in the result
   uint first_expert;
   uint from_rows;
   uint to_rows;
@@ -60,7 +60,7 @@ struct ExpertProductParams {
   uint x_stride;   // elements between rows of x
   uint y_stride;   // elements between rows of y
   uint row_bytes;  // per row of the matrices
-  // between experts; on matrix units, a glu's second matrices follow the first ones of all experts
+  // Between experts; on matrix units, a glu's second matrices follow the first ones of all experts
   uint matrix_rows;
   uint bias_rows;  // elements per expert's bias
   uint experts;

@@ -24,7 +24,7 @@
 
 layout(local_size_x_id = 6) in;  // a multiple of 8 and of kLanes
 const uint kThreads = gl_WorkGroupSize.x;
-// rows of W, of both matrices in turn: a multiple of 4, and 4 without pieces
+// Rows of W, of both matrices in turn: a multiple of 4, and 4 without pieces
 layout(constant_id = 3) const uint kLines = 8;
 layout(constant_id = 4) const uint kRows = 1;      // rows of y per workgroup
 layout(constant_id = 5) const uint kMatrices = 1;  // 2: w is the gate of a glu, and there is an up
@@ -33,7 +33,7 @@ layout(constant_id = 8) const uint kTogether = 1;  // lines per iteration of the
 #ifdef EXPERTS
 // y is the sum over this many slots; 0: each slot has its own row
 layout(constant_id = 9) const uint kChosen = 0;
-// slots that are multiplied at once, with the same number of threads each
+// Slots that are multiplied at once, with the same number of threads each
 layout(constant_id = 10) const uint kTeams = 1;
 layout(constant_id = 11) const bool kPrepares = false;  // the norm of y, if y is a sum over slots
 layout(constant_id = 12) const uint kExperts = 1;       // number of experts, among which a glu chooses itself
@@ -61,7 +61,7 @@ layout(set = 0, binding = 10, std430) readonly buffer Logits { float logits[]; }
 layout(set = 0, binding = 11, std430) readonly buffer RouteBias { float route_biases[]; };
 #else
 const uint kSquares = 8, kPrepared = 6, kNormWeight = 7;
-// of kSquaresEach elements each
+// Sums of kSquaresEach squares each
 layout(set = 0, binding = 6, std430) readonly buffer SquaresOfX { vec4 squares_of_x[]; };
 layout(set = 0, binding = 7, std430) writeonly buffer Norm { float norm[]; };  // of x, or the prepared norm
 layout(set = 0, binding = 8, std430) readonly buffer NormWeight { float norm_weight[]; };

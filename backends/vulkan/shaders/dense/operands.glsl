@@ -6,7 +6,7 @@
 #endif
 #include "formats.glsl"
 
-// rows of x begin at whole quads and consist of whole quads
+// Rows of x begin at whole quads and consist of whole quads
 layout(constant_id = 2) const bool kInQuads = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer X { float x[]; };

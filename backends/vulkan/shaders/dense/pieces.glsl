@@ -44,7 +44,7 @@ Columns columns_of(uint row, uint piece) {
   [[unroll]] for (uint i = 0; i < 8; ++i) c.quads[i] = x_at(row, quad_column(piece, i));
   const float first = sum_of(c.quads[0] + c.quads[1] + (c.quads[2] + c.quads[3]));
   const float last = sum_of(c.quads[4] + c.quads[5] + (c.quads[6] + c.quads[7]));
-  // two pieces share two groups: the first has the minimum of one group, the second that of the other
+  // Two pieces share two groups: the first has the minimum of one group, the second that of the other
   if (kSuper) {
     const bool second = piece % 2 != 0;
     c.sum = (second ? last : first) + subgroupShuffleXor(second ? first : last, 1);

@@ -20,7 +20,7 @@ layout(local_size_x_id = 5) in;                      // a multiple of kColThread
 layout(constant_id = 3) const uint kThreadRows = 16;  // rows of y per thread, with kThreadCols columns
 layout(constant_id = 4) const uint kThreadCols = 8;
 layout(constant_id = 6) const bool kWhole = false;    // in_cols is a multiple of a slice
-// rows of W are f16 and multiples of a slice, with zeros from in_cols on
+// Rows of W are f16 and multiples of a slice, with zeros from in_cols on
 layout(constant_id = 7) const bool kInEights = false;
 
 // Read word by word, f16 products take an H200 16 % longer.

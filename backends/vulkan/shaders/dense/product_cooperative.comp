@@ -40,14 +40,14 @@ layout(set = 0, binding = 5, std430) readonly buffer Scales { float scales[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer Parts { float all_parts[]; };  // [parts][rows][columns], in whole tiles
 #endif
 
-// size of a workgroup's tile, of a subgroup's part, and of a matrix
+// Size of a workgroup's tile, of a subgroup's part, and of a matrix
 const uint kTile = 128, kPart = 64, kSize = 16;
 const uint kSlice = 4;                           // eights per row
-// so that the same eight of eight neighbouring rows is in 32 different banks
+// So that the same eight of eight neighbouring rows is in 32 different banks
 const uint kStride = kSlice + 1;
 const uint kBuffer = 2 * kTile * kStride;        // 128 rows of x, then 128 of W
 const uint kCopies = kTile * kSlice / kThreads;  // of each operand, per thread
-// stride of a row of results, which pass through the same memory
+// Stride of a row of results, which pass through the same memory
 const uint kResultStride = kPart / 4 + 1;
 
 shared uvec4 slices[2 * kBuffer];

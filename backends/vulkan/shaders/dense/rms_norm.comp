@@ -10,7 +10,7 @@ layout(local_size_x_id = 0) in;
 const uint kThreads = gl_WorkGroupSize.x;
 #include "../reduce.glsl"
 layout(constant_id = 1) const uint kEach = 1;         // the most quads per thread
-// all vectors begin at whole quads and consist of whole quads
+// All vectors begin at whole quads and consist of whole quads
 layout(constant_id = 2) const bool kInQuads = false;
 layout(constant_id = 3) const bool kAdds = false;
 

@@ -19,7 +19,7 @@ layout(set = 0, binding = 2, std430) readonly buffer Bias { float bias[]; };
 // then have this order.
 layout(set = 0, binding = 3, std430) writeonly buffer Experts { uint experts[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer Weights { float weights[]; };
-// these two only for a single row
+// This buffer and the next one are used only for a single row
 layout(set = 0, binding = 5, std430) writeonly buffer First { uint first[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer RowOfSlot { uint row_of_slot[]; };
 layout(push_constant) uniform Push {

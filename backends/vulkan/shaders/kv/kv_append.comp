@@ -12,7 +12,7 @@ layout(constant_id = 2) const bool kHasPositions = false;
 
 layout(set = 0, binding = 1, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rope { float rope_table[]; };
-// from first_head on, or the runs of the window; so is v
+// From first_head on, or the runs of the window; so is v
 layout(set = 0, binding = 3, std430) buffer K { uint k[]; };
 layout(set = 0, binding = 4, std430) buffer V { uint v[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Pos { int pos[]; };
@@ -67,7 +67,7 @@ void main() {
       k[push.base[2] + word] = both;
     else
       v[push.base[3] + word] = both;
-  // only for odd sizes: the other half belongs to a neighbour, which may be writing it now
+  // Only for odd sizes: the other half belongs to a neighbour, which may be writing it now
   } else if (low < n || high < n) {
     const uint others = low < n ? 0xffff0000 : 0xffff;
     if (of_k) {

@@ -10,7 +10,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint kWidth = 8;  // words of a row per workgroup; divides the number of threads
 layout(constant_id = 2) const bool kOfPositions = false;  // the positions themselves are merged
 
-// of the layer; unused if kOfPositions
+// The positions of the layer; unused if kOfPositions
 layout(set = 0, binding = 1, std430) readonly buffer Pos { int pos[]; };
 layout(set = 0, binding = 2, std430) buffer Run { uint run[]; };           // the runs of the window
 layout(push_constant) uniform Push {
@@ -21,7 +21,7 @@ layout(push_constant) uniform Push {
 } push;
 
 shared uint tail_begin;
-// for each entry of the tail: how many entries stay before it; ascending
+// For each entry of the tail: how many entries stay before it; ascending
 shared uint before[kMostMergedRows];
 shared uint tail[kMostMergedRows * kWidth];
 

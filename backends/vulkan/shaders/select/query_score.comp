@@ -13,7 +13,7 @@ layout(set = 0, binding = 2, std430) readonly buffer K { uint k[]; };           
 layout(set = 0, binding = 3, std430) readonly buffer ChunkK { uint chunk_k[]; };  // from first_head on
 layout(set = 0, binding = 4, std430) readonly buffer RopeTable { float rope_table[]; };
 #ifdef SCORES
-// bits of floats, from first_head on
+// Bits of floats, from first_head on
 layout(set = 0, binding = 5, std430) readonly buffer Sums { uint sums[]; };
 layout(set = 0, binding = 6, std430) writeonly buffer Cis { uint cis[]; };   // bits of floats
 layout(set = 0, binding = 7, std430) writeonly buffer ChunkCis { uint chunk_cis[]; };

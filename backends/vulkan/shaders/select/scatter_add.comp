@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "../step.glsl"
 
-// positions per workgroup, one per thread: a head adds to them at most this many entries
+// Positions per workgroup, one per thread: a head adds to them at most this many entries
 const uint kSlots = 128;
 const uint kHeads = 32;   // heads whose ranges are searched at a time
 layout(local_size_x = kSlots) in;

@@ -24,7 +24,7 @@ layout(constant_id = 11) const uint kClears = 0;  // words to clear, in which vo
 
 layout(set = 0, binding = 1, std430) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Sums { float sums[]; };  // [slices][query heads * head_dim]
-// the runs of the window; or all bounds
+// The runs of the window; or all bounds
 layout(set = 0, binding = 3, std430) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 3, std430) readonly buffer K4 { uvec4 k4[]; };
 layout(set = 0, binding = 4, std430) readonly buffer Rope { float rope_table[]; };

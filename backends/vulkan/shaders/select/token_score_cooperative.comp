@@ -24,7 +24,7 @@ const uint kDepth = kHeadDim / kSize;       // kHeadDim: a multiple of 16, at mo
 const uint kStride = kHeadDim / 4 + 2, kScoreStride = kSize / 4 + 1;
 const uint kSubgroups = 128 / kLanes, kTile = kSubgroups * kSize;
 const uint kScoreQuads = kTile * kScoreStride, kQueryQuads = kHeads * kUnits * 2;
-// the subgroups' keys; before that the queries in halves, [2][kMostHeads]
+// The subgroups' keys; before that the queries in halves, [2][kMostHeads]
 shared f16vec4 tile[kTile * kStride];
 // The subgroups' products, [keys]{columns}; before that the queries.
 shared vec4 room[kScoreQuads > kQueryQuads ? kScoreQuads : kQueryQuads];
@@ -70,7 +70,7 @@ bool find_part(out Part part) {
 }
 // Writes the other results, once it is known that scores are computed.
 void prepare_parts(Part part) {
-  // parts that do not exist must be empty for the shader that reads all parts
+  // Parts that do not exist must be empty for the shader that reads all parts
   if (kLeavesParts && part.index == 0)
     for (uint i = thread; i < part.heads * kMostScoreParts; i += 128)
       if (i % kMostScoreParts >= part.busy) part_sums[part.sums + i] = vec2(kNoPeak, 0);

@@ -139,7 +139,7 @@ shared Bin found_bin;
 
 // The bin of the wanted-th largest key, from a complete histogram. There are at least `wanted` keys.
 Bin find_bin(uint wanted) {
-  // bins descend with threads
+  // Bins descend with threads
   const uint kEach = kBins / kThreads, top = kBins - 1 - thread_in_order() * kEach;
   uint own = 0;
   for (uint i = 0; i < kEach; ++i) own += histogram[top - i];

@@ -8,7 +8,7 @@
 #include "layer_bins.glsl"
 #include "top_k_own.glsl"
 
-// as vote_layer.comp has left them
+// As vote_layer.comp has left them
 layout(set = 0, binding = 6, std430) readonly buffer Counts { uint counts[]; };
 
 // Bins per thread, which descend with threads, and the first of them.

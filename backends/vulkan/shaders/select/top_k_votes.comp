@@ -5,7 +5,7 @@
 #include "top_k_find.glsl"
 #include "top_k_own.glsl"
 
-// as vote_count.comp has left them
+// As vote_count.comp has left them
 layout(set = 0, binding = 6, std430) readonly buffer Reach { uint reach[]; };
 layout(set = 0, binding = 7, std430) readonly buffer Sorted { uvec2 sorted[]; };
 layout(set = 0, binding = 8, std430) readonly buffer BinsOf { uvec2 bins_of[]; };

@@ -10,7 +10,7 @@ layout(constant_id = 0) const bool kHasGate = false;
 layout(constant_id = 1) const bool kCounts = false;  // for a max-pool over a layer's votes
 layout(constant_id = 2) const bool kLayer = false;   // VoteParams::scope
 
-// number of votes in each tile of positions
+// Number of votes in each tile of positions
 layout(set = 0, binding = 6, std430) writeonly buffer Counts { uint counts[]; };
 layout(push_constant) uniform Push {
   VoteParams p;

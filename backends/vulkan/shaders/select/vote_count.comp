@@ -13,7 +13,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = kVoteBins;
 layout(constant_id = 1) const bool kHasGate = false;
 layout(constant_id = 2) const uint kVotes = 4;          // the most votes per thread
-// there are parts of log-sum-exps from token_score.comp
+// There are parts of log-sum-exps from token_score.comp
 layout(constant_id = 3) const bool kHasParts = false;
 layout(constant_id = 4) const uint kLanes = 32;        // lanes per subgroup
 

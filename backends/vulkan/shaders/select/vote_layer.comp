@@ -10,7 +10,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint kThreads = 256;
 layout(constant_id = 1) const bool kHasGate = false;
-// slices of the layer's query heads; a thread handles one slice for an entry
+// Slices of the layer's query heads; a thread handles one slice for an entry
 layout(constant_id = 2) const uint kSlices = 1;
 
 // For top_k_layer.comp: the number of votes in each bin, zeros before; whether they are counted; and

@@ -12,7 +12,7 @@ layout(constant_id = 1) const bool kLayer = false;  // VoteParams::scope
 
 layout(set = 0, binding = 1, std430) readonly buffer Votes { uint votes[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Gate { uint gate[]; };
-// number of votes in each tile; at index `tiles`, the total
+// Number of votes in each tile; at index `tiles`, the total
 layout(set = 0, binding = 3, std430) buffer Counts { uint counts[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer Packed { uint packed_votes[]; };
 layout(set = 0, binding = 5, std430) writeonly buffer Places { uint places[]; };
