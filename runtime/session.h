@@ -81,7 +81,7 @@ class Session {
   Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
   // Their positions, ascending: the first positions.size() of them.
   Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
-  // Positions that were read; settles first.
+  // Positions that were read. It settles first, so it must be asked before kept_by_position().
   Result<uint64_t> positions_read();
   // Of each of these, the share of heads that hold it, in layers without a window; and the attention that the
   // last one paid to it, mean over layers and heads, sum 1. Either may be null.

@@ -12,7 +12,6 @@ Result<uint64_t> Session::positions_read() {
 }
 
 Status Session::kept_by_position(float* kept, float* attended) {
-  THIMBLE_TRY(settle());
   if (attended && !options().watch)
     return error(Code::kInvalidArgument,
                  "this session does not keep what attention is told by; make it with options.watch = 1");
