@@ -362,7 +362,7 @@ Command add_heads_train(CLI::App& heads) {
   app->add_option("--target", settings.target,
                   "What its scores estimate; auto: what answers most after a short training (default: "
                   "log_prob)")
-      ->type_name("log_prob|max_logit|log_kvzip_plus|kvzip|auto");
+      ->type_name("log_prob|max_logit|log_kvzip_plus|auto");
   app->add_flag(
       "--synthetic", settings.synthetic,
       "Hide facts in the books and ask every one of them (the default with log_prob and max_logit)");

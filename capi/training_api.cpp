@@ -49,7 +49,6 @@ Result<TrainingOptions> read_options(const thimble_training_options& o) {
                              {{"log_prob", Target::kLogProb},
                               {"max_logit", Target::kMaxLogit},
                               {"log_kvzip_plus", Target::kLogKvzipPlus},
-                              {"kvzip", Target::kKvzip},
                               {"auto", Target::kLogProb}},
                              options.target));
   options.output = o.output;

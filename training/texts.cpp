@@ -340,34 +340,18 @@ std::vector<Fact> TextMaker::quotes_of(Random& r, const std::vector<int32_t>& pa
   return quotes;
 }
 
-// As KVzip and KVzap put it.
-std::vector<int32_t> TextMaker::instruction(std::span<const int32_t> starting_with) const {
-  std::vector<int32_t> tokens =
-      tokenize(starting_with.empty() ? "\n\nRepeat the previous context exactly."
-                                     : "\n\nRepeat the part of the previous context exactly, starting with");
-  tokens.insert(tokens.end(), starting_with.begin(), starting_with.end());
-  const std::vector<int32_t> closing = chats_ ? tokenize(closing_, false, true) : tokenize("\n\n");
-  tokens.insert(tokens.end(), closing.begin(), closing.end());
-  return tokens;
-}
-
-TrainingText TextMaker::repeated(uint64_t number, bool held_out, uint32_t part_tokens) const {
-  constexpr uint32_t kSinks = 4, kStart = 8;  // tokens that are seen beside a part, and that tell which it is
+TrainingText TextMaker::repeated(uint64_t number, bool held_out) const {
   TrainingText text = make(number, held_out);
   text.questions.clear();
   text.tails.clear();
   const auto opening =
       static_cast<uint32_t>(std::min<size_t>(tokens_, tokenize(opening_, true, true).size()));
-  for (uint32_t first = 0; first < tokens_; first += part_tokens ? part_tokens : tokens_) {
-    const uint32_t end = part_tokens ? std::min(first + part_tokens, tokens_) : tokens_;
-    const std::span<const int32_t> all(text.tokens);
-    Tail tail{.sinks = std::min(first, kSinks), .first = first, .end = end};
-    // KVzip's labels are of all that is read again, KVzip+'s of the repetition alone.
-    tail.add(instruction(first ? all.subspan(first - kStart, kStart) : all.first(0)), part_tokens ? 1 : 0);
-    const auto again = all.subspan(std::max(first, opening), end - std::max(first, opening));
-    tail.add({again.begin(), again.end()}, 1);
-    text.tails.push_back(std::move(tail));
-  }
+  Tail tail{.end = tokens_};
+  // KVzap's words.
+  tail.add(tokenize("\n\nRepeat the previous context exactly."), 0);
+  tail.add(chats_ ? tokenize(closing_, false, true) : tokenize("\n\n"), 0);
+  tail.add({text.tokens.begin() + opening, text.tokens.end()}, 1);
+  text.tails.push_back(std::move(tail));
   return text;
 }
 

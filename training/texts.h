@@ -76,9 +76,8 @@ class TextMaker {
   // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
   // held out come from the last fifth of the books, in which the others have no part.
   TrainingText make(uint64_t number, bool held_out) const;
-  // The number-th text, with what is hidden in it, that is then repeated instead of asked about: as a whole
-  // (0), or in parts of so many tokens, each by itself.
-  TrainingText repeated(uint64_t number, bool held_out, uint32_t part_tokens) const;
+  // The number-th text with what is hidden in it. A repetition of the whole text follows it, and no question.
+  TrainingText repeated(uint64_t number, bool held_out) const;
 
   uint32_t tokens() const { return tokens_; }
   uint64_t book_hash() const { return hash_; }  // of all books' bytes
@@ -98,8 +97,6 @@ class TextMaker {
   std::vector<Fact> quotes_of(Random&, const std::vector<int32_t>& part) const;
   uint32_t end_of_sentence(const std::vector<int32_t>& part, uint32_t at) const;
   std::vector<int32_t> answer_of(const std::string& answer) const;
-  // What asks for the text again, up to the answer; of a part that begins with words, those.
-  std::vector<int32_t> instruction(std::span<const int32_t> starting_with) const;
   // A question as the text's first turn ends with it, or as a turn of its own.
   std::vector<int32_t> prompt_of(const std::string& question, bool first) const;
   bool ends_sentence(int32_t token) const { return ends_[static_cast<size_t>(token)]; }

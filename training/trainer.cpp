@@ -47,8 +47,7 @@ constexpr struct {
   const char* name;
 } kTargets[] = {{Target::kLogProb, "log_prob"},
                 {Target::kMaxLogit, "max_logit"},
-                {Target::kLogKvzipPlus, "log_kvzip_plus"},
-                {Target::kKvzip, "kvzip"}};
+                {Target::kLogKvzipPlus, "log_kvzip_plus"}};
 
 }  // namespace
 
@@ -132,8 +131,8 @@ Status Trainer::begin() {
 
 // A number for each target that was tried, in their order, lies behind a signature.
 Status Trainer::open_tries() {
-  const bool sink = options_.kind == Retainer::Kind::kSink;
-  to_try_ = {Target::kLogProb, sink ? Target::kKvzip : Target::kMaxLogit, Target::kLogKvzipPlus};
+  to_try_ = {Target::kLogProb, Target::kLogKvzipPlus};
+  if (options_.kind != Retainer::Kind::kSink) to_try_.insert(to_try_.begin() + 1, Target::kMaxLogit);
   const std::string path = options_.output + ".tried";
   THIMBLE_LET(state, StateFile::open(path));
   tries_ = std::move(state);
@@ -231,10 +230,8 @@ const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
 // Prompts that have answers, books with facts hidden in them, or both in turn; or any of their texts
 // repeated.
 Status Trainer::make_texts_to_learn(const TextMaker& maker) {
-  constexpr uint32_t kPart = 2048;  // of KVzip
   if (repeats()) {
-    for (uint32_t i = 0; i < options_.texts; ++i)
-      texts_.push_back(maker.repeated(i, false, options_.target == Target::kKvzip ? kPart : 0));
+    for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(maker.repeated(i, false));
     return {};
   }
   texts_ = maker.answered(maker.has_books() ? options_.texts / 2 : options_.texts);
@@ -255,7 +252,7 @@ Status Trainer::make_texts() {
   book_hash_ = maker.book_hash();
   if (trains()) THIMBLE_TRY(make_texts_to_learn(maker));
   if (!options_.equal_shares)
-    for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.repeated(i, true, 0));
+    for (uint32_t i = 0; i < kCountedTexts; ++i) counted_.push_back(maker.repeated(i, true));
   counts_.assign(counted_.size(), std::vector<double>(layers_.size() * model_->shape.kv_heads));
   for (uint32_t i = 0; i < kAskedTexts; ++i) asked_.push_back(maker.make(kCountedTexts + i, true));
   dense_.resize(asked_.size());

@@ -105,9 +105,7 @@ class Trainer : public Training {
   bool trains() const { return options_.heads.empty(); }
   // A linear one is made of sums over texts, the others of what is kept of them.
   bool sums_up() const { return trains() && options_.kind == Retainer::Kind::kLinear; }
-  bool repeats() const {
-    return trains() && (options_.target == Target::kLogKvzipPlus || options_.target == Target::kKvzip);
-  }
+  bool repeats() const { return trains() && options_.target == Target::kLogKvzipPlus; }
   Retainer::Input input() const;
   uint32_t hidden() const;
   FitOptions fit_options() const;

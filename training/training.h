@@ -11,7 +11,7 @@ namespace thimble {
 
 // What scores estimate. The first two are of questions and answers behind a text, the others of the text
 // repeated; all but kMaxLogit are logarithms.
-enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus, kKvzip };
+enum class Target { kLogProb, kMaxLogit, kLogKvzipPlus };
 // As the key retainer.target has it: "log_prob", ...
 const char* name_of(Target);
 

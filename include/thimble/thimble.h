@@ -300,7 +300,7 @@ typedef struct thimble_training_options {
   const char* kind;         /* "mlp" (NULL), "locret", "linear", "sink", or "adore" for ADORE's controller, which
                                takes no target and no shares */
   const char* target;       /* what scores estimate: "log_prob" (NULL), "max_logit" (not for sink), "log_kvzip_plus",
-                               "kvzip", or "auto": the one that answers most questions after a short training */
+                               or "auto": the one that answers most questions after a short training */
   uint64_t seed;
   uint64_t memory_bytes;    /* limit for everything that training allocates; 0: 1 GiB for the samples of the texts,
                                not counting the memory to read them; for "linear", as much as it needs */

@@ -345,7 +345,7 @@ TEST(Command, HeadsTrainWritesHeadsAndTheCurveOfTheirLoss) {
   EXPECT_EQ(Json::parse(thimble("heads info --json " + output).out).at("kind"), "sink");
   std::filesystem::remove(output);
 
-  const Outcome repeated = thimble(arguments + " --synthetic --target kvzip");
+  const Outcome repeated = thimble(arguments + " --synthetic --target log_kvzip_plus");
   EXPECT_EQ(repeated.exit_code, 2);
   expect_one_sentence(repeated);
 

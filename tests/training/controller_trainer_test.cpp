@@ -175,7 +175,7 @@ TEST_F(ControllerTraining, IsRefusedInASentence) {
   o.texts = 1;
   expect(small.model, o, Code::kInvalidArgument, "held out");
   o = options("refused");
-  o.target = Target::kKvzip;
+  o.target = Target::kLogKvzipPlus;
   expect(small.model, o, Code::kInvalidArgument, "--target");
   o = options("refused");
   o.equal_shares = true;

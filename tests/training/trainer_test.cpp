@@ -116,9 +116,9 @@ struct Recipe {
   Retainer::Kind kind;
   Target target;
 };
-constexpr Recipe kRecipes[] = {{Retainer::Kind::kSink, Target::kKvzip},
+constexpr Recipe kRecipes[] = {{Retainer::Kind::kSink, Target::kLogKvzipPlus},
                                {Retainer::Kind::kMlp, Target::kLogKvzipPlus},
-                               {Retainer::Kind::kLinear, Target::kKvzip},
+                               {Retainer::Kind::kLinear, Target::kLogKvzipPlus},
                                {Retainer::Kind::kSink, Target::kLogProb}};
 
 // Twice; the second time stopped once while it reads and once while it fits, and with one thread at last.
