@@ -348,7 +348,7 @@ struct KeyDiff {  // scores of all entries, the step's rows among them: minus th
   Out cis, chunk_cis;  // [run], [Hkv][chunk_capacity]
   KeyDiffParams p;
 };
-// Adds two scores of different scales: mixed = z(scores) + weight * z(mixed), where z(x) = (x - mean) / sd.
+// Adds two scores of different scales: mixed = z(scores) + z(mixed), where z(x) = (x - mean) / sd.
 // Mean and standard deviation are those of the entries of a head that an eviction chooses from
 // (kept_regions). Values that are not finite count in neither. If the deviation is 0, z is 0 for finite
 // values. The op changes no other entries, and none of a head that keeps everything.

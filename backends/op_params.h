@@ -330,7 +330,6 @@ struct ScoreMixParams {
   uint first_head, heads;  // KV heads
   uint chunk_capacity;     // rows from head to head in the chunk's arrays
   uint head_state;
-  float weight;
 };
 
 // Entries that query_score works on at a time, and sums that it makes of a query's weights at most: each of

@@ -853,9 +853,10 @@ static Recall sum_of(const std::vector<Trainer::Checked>& checked, Recall Traine
 }
 
 Retention Trainer::best_of(const std::vector<Checked>& checked, const Recall& dense) {
-  const Recall scores = sum_of(checked, &Checked::locret);
-  double most = scores.reported(dense) + noise_of(scores.asked, dense.measure());
-  Retention best = Retention::kLocret;
+  // The mix keeps best what no training text asks about (docs/evaluation.md), which this check does not see.
+  const Recall mix = sum_of(checked, &Checked::mix);
+  double most = mix.reported(dense) + noise_of(mix.asked, dense.measure());
+  Retention best = Retention::kMix;
   for (const Compared& c : kCompared) {
     const double found = sum_of(checked, c.recall).reported(dense);
     if (c.retention == Retention::kWindow || found <= most) continue;
@@ -948,10 +949,10 @@ std::string Trainer::verdict() const {
                                  ? " Counted shares of the pools did better than equal ones, and are written."
                                  : " Counted shares of the pools did no better than equal ones.";
   const std::string retention =
-      retention_ == Retention::kLocret
-          ? ""
-          : std::string(retention_ == Retention::kMix ? " Scores and KeyDiff together (mix)" : " KeyDiff") +
-                " did better than the scores alone, so that is what the file is for.";
+      retention_ == Retention::kMix
+          ? " The file selects the mix of its scores and KeyDiff's."
+          : std::string(retention_ == Retention::kLocret ? " The scores alone" : " KeyDiff alone") +
+                " did better than the mix of both, so the file selects " + policy_name(retention_) + ".";
   return stopped + judgement_of(dense(), retainer(checked_.front()), checked_.front().window) + shares +
          retention;
 }

@@ -40,8 +40,8 @@ class Trainer : public Training {
     Recall locret, keydiff, mix, window, counted;
   };
   const std::vector<Checked>& checked() const { return checked_; }
-  // The retention that did best in equal pools, over all parts together. The scores' own, unless another one
-  // did better by more than chance.
+  // The retention that did best in equal pools, over all parts together. The mix, unless another one did
+  // better by more than chance.
   static Retention best_of(const std::vector<Checked>&, const Recall& dense);
   // The retention that the file is written for, and its result, with the shares if they helped.
   Retention retention() const { return retention_; }

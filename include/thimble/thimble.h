@@ -257,8 +257,8 @@ THIMBLE_API thimble_status thimble_heads_open_buffer(const thimble_model* model,
                                                      thimble_heads** heads, thimble_error* error);
 /* Free heads. A session needs them only until it was created. */
 THIMBLE_API void thimble_heads_free(thimble_heads* heads);
-/* The retention that the heads were made for: THIMBLE_RETENTION_LOCRET, or ADORE for ADORE's controller, or MIX or
- * KEYDIFF if that did better than the scores when the heads were trained (the key retainer.retention records it). */
+/* The retention that the heads were made for: ADORE for ADORE's controller; otherwise MIX, KEYDIFF or LOCRET, whichever
+ * the check found best when the heads were trained (the key retainer.retention); LOCRET if the file does not say. */
 THIMBLE_API int32_t thimble_heads_retention(const thimble_heads* heads);
 
 /* Convert a published retainer into a file of heads for this model. `input` is a torch.save checkpoint (Locret, Fast

@@ -1,16 +1,8 @@
 // Mix: the sum of a trained score and KeyDiff's score, each standardised for its head (methods 2.13).
-#include <cstdlib>
-
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
-
-// What KeyDiff's score counts for, beside the trained one.
-float weight() {
-  const char* asked = std::getenv("THIMBLE_MIX_WEIGHT");
-  return asked ? std::strtof(asked, nullptr) : 1;
-}
 
 // Locret's verbs compute the trained scores once, and the pool stores them. Every eviction computes KeyDiff's
 // scores and the sum anew in the workspace.
@@ -52,8 +44,7 @@ class Mix : public RetentionPolicy {
                                .p = {.first_head = 0,
                                      .heads = l.shape().kv_heads,
                                      .chunk_capacity = l.setting.options.chunk,
-                                     .head_state = l.head_state(),
-                                     .weight = weight()}});
+                                     .head_state = l.head_state()}});
   }
 
  private:

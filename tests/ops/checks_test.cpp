@@ -347,7 +347,7 @@ const Case kCases[] = {
      }},
     {"score_mix of a run", 0,
      [](Operands& o) -> Op {
-       return ScoreMix{o(kEntries), {}, o(kEntries), {}, {.heads = kHeads, .weight = 1}};
+       return ScoreMix{o(kEntries), {}, o(kEntries), {}, {.heads = kHeads}};
      }},
     {"score_mix of a run and a chunk", kRows,
      [](Operands& o) -> Op {
@@ -355,7 +355,7 @@ const Case kCases[] = {
                        o(kHeads * kChunk),
                        o(kEntries),
                        o(kHeads * kChunk),
-                       {.heads = kHeads, .chunk_capacity = kChunk, .weight = 1}};
+                       {.heads = kHeads, .chunk_capacity = kChunk}};
      }},
     {"query_score of the last query", 0,
      [](Operands& o) -> Op {

@@ -8,7 +8,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
                 kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kWeight = 0.75f;
 
 // A head's scores before an eviction: those of its entries, then those of the step's rows.
 struct Head {
@@ -72,12 +71,11 @@ class ScoreMixes : public OpTest {
     const auto [before, chunk_before] = laid_out(&Head::mixed);
     size_for(count, 1, 64, session_of(behind_other_rows(heads), max_rows));
     const View mixed = inout(before), chunk_mixed = inout(chunk_before);
-    const ScoreMix op{
-        input(scores),
-        rows ? input(chunk_scores) : View{},
-        mixed,
-        rows ? chunk_mixed : View{},
-        {.heads = count, .chunk_capacity = max_rows, .head_state = kOtherRows, .weight = kWeight}};
+    const ScoreMix op{input(scores),
+                      rows ? input(chunk_scores) : View{},
+                      mixed,
+                      rows ? chunk_mixed : View{},
+                      {.heads = count, .chunk_capacity = max_rows, .head_state = kOtherRows}};
     const auto program = record(max_rows, [&](Recorder& r) { r.record(op); });
     ASSERT_TRUE(program);
     run(*program, {.n_rows = rows}, behind_other_rows(heads));
@@ -92,7 +90,7 @@ class ScoreMixes : public OpTest {
       for (uint32_t e = r.begin; e < r.end; ++e) {
         const bool pooled = e < held[i];
         const size_t at = pooled ? heads[i].first + e : size_t{i} * max_rows + e - held[i];
-        const double exact = a.of(double{h.scores[e]}) + double{kWeight} * b.of(double{h.mixed[e]});
+        const double exact = a.of(double{h.scores[e]}) + b.of(double{h.mixed[e]});
         const float value = (pooled ? got : of_chunk)[at];
         (pooled ? want : chunk_want)[at] = value;
         if (std::isnan(exact))
@@ -100,9 +98,7 @@ class ScoreMixes : public OpTest {
         else if (std::isinf(exact))
           EXPECT_EQ(double{value}, exact) << e;
         else
-          EXPECT_NEAR(value, exact,
-                      a.tolerance(double{h.scores[e]}) + double{kWeight} * b.tolerance(double{h.mixed[e]}))
-              << e;
+          EXPECT_NEAR(value, exact, a.tolerance(double{h.scores[e]}) + b.tolerance(double{h.mixed[e]})) << e;
       }
     }
     // Nothing else is changed.

@@ -225,7 +225,7 @@ TEST(Judgement, RefusesToCallGoodWhatIsNot) {
 }
 
 // Of 48 questions with each of two parts of the memory the noise is 0.5 / sqrt(96 / 2) of them, 6.9 of 96.
-TEST(BestRetention, IsThatOfTheScoresWhereAnotherIsNotBetterByMoreThanChance) {
+TEST(BestRetention, IsTheMixUnlessAnotherIsBetterByMoreThanChance) {
   const auto best = [](double locret, double keydiff, double mix) {
     Trainer::Checked half{.part = 8, .window = {48, 48}};
     half.locret = {48, locret / 2};
@@ -233,12 +233,12 @@ TEST(BestRetention, IsThatOfTheScoresWhereAnotherIsNotBetterByMoreThanChance) {
     half.mix = {48, mix / 2};
     return Trainer::best_of({half, half}, {48, 48});
   };
-  EXPECT_EQ(best(50, 50, 50), Retention::kLocret);
-  EXPECT_EQ(best(50, 56, 56), Retention::kLocret);
-  EXPECT_EQ(best(50, 58, 56), Retention::kKeyDiff);
-  EXPECT_EQ(best(50, 56, 58), Retention::kMix);
-  EXPECT_EQ(best(50, 58, 60), Retention::kMix);
-  EXPECT_EQ(best(50, 62, 60), Retention::kKeyDiff);
+  EXPECT_EQ(best(50, 50, 50), Retention::kMix);
+  EXPECT_EQ(best(56, 56, 50), Retention::kMix);
+  EXPECT_EQ(best(58, 56, 50), Retention::kLocret);
+  EXPECT_EQ(best(56, 58, 50), Retention::kKeyDiff);
+  EXPECT_EQ(best(60, 58, 50), Retention::kLocret);
+  EXPECT_EQ(best(58, 60, 50), Retention::kKeyDiff);
   // Probabilities are of the same tokens, where every difference tells.
   const auto likely = [](double locret, double keydiff, double mix) {
     return Trainer::best_of({{.part = 8,
@@ -247,9 +247,9 @@ TEST(BestRetention, IsThatOfTheScoresWhereAnotherIsNotBetterByMoreThanChance) {
                               .mix = {48, 0, 10, mix}}},
                             {48, 3, 10, -10});
   };
-  EXPECT_EQ(likely(-12, -12, -12), Retention::kLocret);
+  EXPECT_EQ(likely(-12, -12, -12), Retention::kMix);
   EXPECT_EQ(likely(-12, -11.9, -12), Retention::kKeyDiff);
-  EXPECT_EQ(likely(-12, -11.9, -11.8), Retention::kMix);
+  EXPECT_EQ(likely(-11.9, -12, -12), Retention::kLocret);
 }
 
 // Of a model that says nothing right: log-probabilities of -1 a token densely, and exp(-0.1) is 90 %.

@@ -49,7 +49,7 @@ void score_mix(const Context& ctx, const ScoreMix& o) {
     const auto mixed = [&](uint32_t i) -> float& { return entry(o.mixed, o.chunk_mixed, i); };
     const Regions r = kept_regions(state, entries);
     const Standard a = standard(r.begin, r.end, score), b = standard(r.begin, r.end, mixed);
-    for (uint32_t i = r.begin; i < r.end; ++i) mixed(i) = a.of(score(i)) + p.weight * b.of(mixed(i));
+    for (uint32_t i = r.begin; i < r.end; ++i) mixed(i) = a.of(score(i)) + b.of(mixed(i));
   });
 }
 

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   squares = block_sum(squares);
   const float2 inverse{inverse_deviation(squares.x, count.x), inverse_deviation(squares.y, count.y)};
   for_entries(
-      [&](float a, float& b) { b = (a - mean.x) * inverse.x + p.weight * ((b - mean.y) * inverse.y); });
+      [&](float a, float& b) { b = (a - mean.x) * inverse.x + (b - mean.y) * inverse.y; });
 }
 
 }  // namespace

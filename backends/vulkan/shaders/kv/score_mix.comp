@@ -75,7 +75,7 @@ void main() {
     const uint at = pooled ? own.first + i : chunk + i - own.n_entries;
     const float a = pooled ? scores[push.base[0] + at] : chunk_scores[push.base[1] + at];
     const float b = pooled ? mixed[push.base[2] + at] : chunk_mixed[push.base[3] + at];
-    const float both = (a - mean.x) * inverse.x + push.p.weight * ((b - mean.y) * inverse.y);
+    const float both = (a - mean.x) * inverse.x + (b - mean.y) * inverse.y;
     if (pooled)
       mixed[push.base[2] + at] = both;
     else
