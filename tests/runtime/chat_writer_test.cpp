@@ -136,7 +136,7 @@ TEST(ChatWriter, FallsBackToAKnownFormatAndElseSaysWhy) {
   const std::string strange = std::string("{% include 'x' %}") + kChatml;
   const ChatWriter known = ChatWriter::choose(strange);
   EXPECT_STREQ(known.format_name(), "chatml");
-  EXPECT_NE(known.problem().find("line 1: {% include %} is not possible"), std::string::npos);
+  EXPECT_NE(known.problem().find("line 1: {% include %} is not supported"), std::string::npos);
   Conversation c;
   c.messages = {{"user", "Hi"}};
   EXPECT_EQ(written(known, c, marks.tokenizer), "<|im_start|>user\nHi<|im_end|>\n");

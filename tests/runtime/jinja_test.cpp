@@ -68,10 +68,10 @@ TEST(Jinja, WritesPublishedTemplatesAsJinja2Does) {
 TEST(Jinja, SaysWhatItRefusesAndInWhichLine) {
   const std::pair<const char*, const char*> refused[] = {
       {"a\n{% include 'x' %}", "line 2: {% include %} is not supported: there are no other templates"},
-      {"{% extends 'x' %}", "{% extends %} is not possible"},
-      {"{% import 'x' as y %}", "{% import %} is not possible"},
-      {"{% from 'x' import y %}", "{% from %} is not possible"},
-      {"{% block x %}{% endblock %}", "{% block %} is not possible"},
+      {"{% extends 'x' %}", "{% extends %} is not supported"},
+      {"{% import 'x' as y %}", "{% import %} is not supported"},
+      {"{% from 'x' import y %}", "{% from %} is not supported"},
+      {"{% block x %}{% endblock %}", "{% block %} is not supported"},
       {"{% do x %}", "line 1: the statement 'do' is not known here"},
       {"a\n\n{{ x | nope }}", "line 3: the filter 'nope' is not known here"},
       {"{{ x is nope }}", "line 1: the test 'nope' is not known here"},
