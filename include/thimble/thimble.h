@@ -334,7 +334,8 @@ typedef struct thimble_training_progress {
 } thimble_training_progress;
 
 /* Begin training, or resume the same training from the file `output`.partial. Texts, batches and sums depend on the
- * seed and not on the number of threads. The caller frees *training. */
+ * seed and not on the number of threads. The caller frees *training. UNSUPPORTED in a library that was built without
+ * training (THIMBLE_TRAINING=OFF). */
 THIMBLE_API thimble_status thimble_training_create(const thimble_model* model, const thimble_training_options* options,
                                                    thimble_training** training, thimble_error* error);
 /* Do the next piece of work: read a chunk, make an optimizer step, or read a text for the check. Call it until the
