@@ -7,19 +7,13 @@
 #include <filesystem>
 #include <random>
 
+#include "base/checksum.h"
 #include "base/file.h"
 
 namespace thimble {
 namespace {
 
 namespace fs = std::filesystem;
-
-// FNV-1a-64. The checksum keeps truncated or damaged files away from drivers.
-uint64_t checksum(std::span<const std::byte> bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
-  return hash;
-}
 
 // Returns an absolute path, or an empty one if the system names no cache folder.
 fs::path cache_folder() {
@@ -40,7 +34,7 @@ fs::path cache_folder() {
 
 }  // namespace
 
-// A cache file holds the bytes, followed by their checksum.
+// A cache file holds the bytes, followed by their checksum, which keeps damaged files away from drivers.
 std::vector<std::byte> read_cache(const std::string& name) {
   const fs::path folder = cache_folder();
   if (folder.empty()) return {};
@@ -53,7 +47,7 @@ std::vector<std::byte> read_cache(const std::string& name) {
   uint64_t sum;
   bytes.resize(size - sizeof sum);
   std::memcpy(&sum, bytes.data() + bytes.size(), sizeof sum);
-  if (sum != checksum(bytes)) return {};
+  if (sum != checksum(bytes.data(), bytes.size())) return {};
   return bytes;
 }
 
@@ -64,7 +58,7 @@ void write_cache(const std::string& name, std::span<const std::byte> bytes) {
   fs::create_directories(folder, failed);
   // Write to a name of its own and rename when complete, so that two processes never write the same file.
   const fs::path written = folder / (name + "." + std::to_string(std::random_device()()));
-  const uint64_t sum = checksum(bytes);
+  const uint64_t sum = checksum(bytes.data(), bytes.size());
   std::vector<std::byte> content(bytes.begin(), bytes.end());
   content.resize(bytes.size() + sizeof sum);
   std::memcpy(content.data() + bytes.size(), &sum, sizeof sum);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/fnv1a.h"
 #include "base/system.h"
 #include "runtime/session.h"
 
@@ -9,12 +10,8 @@ namespace thimble {
 
 namespace {
 
-// FNV-1a over token ids: recognises a call that is repeated after an interrupt.
-uint64_t hash_tokens(std::span<const int32_t> tokens) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const int32_t token : tokens) hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
-  return hash;
-}
+// Recognises a call that is repeated after an interrupt.
+uint64_t hash_tokens(std::span<const int32_t> tokens) { return fnv1a(tokens.data(), tokens.size_bytes()); }
 
 }  // namespace
 

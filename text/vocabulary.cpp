@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/fnv1a.h"
 #include "gguf/gguf.h"
 #include "text/utf8.h"
 
@@ -51,10 +52,9 @@ void RowTable::insert(uint64_t hash, int32_t row) {
   slots_[i] = row;
 }
 
-// FNV-1a, its high bits folded down for the table's mask.
+// The high bits are folded down for the table's mask.
 uint64_t hash_bytes(std::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
+  const uint64_t hash = fnv1a(bytes);
   return hash ^ hash >> 32;
 }
 

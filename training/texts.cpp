@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/fnv1a.h"
 #include "base/mapped_file.h"
 #include "text/utf8.h"
 #include "training/conversations.h"
@@ -42,11 +43,6 @@ Status check_text(std::string_view text, const std::string& path) {
   return {};
 }
 
-uint64_t hash_of(uint64_t hash, std::string_view bytes) {  // FNV-1a
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
-
 }  // namespace
 
 Result<uint32_t> length_of_texts(const Model& model, uint32_t wanted, bool repeated) {
@@ -80,7 +76,7 @@ Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std:
   for (const std::string& path : files) {
     THIMBLE_LET(file, MappedFile::open(path));
     THIMBLE_TRY(check_text(contents(file), path));
-    maker.hash_ = hash_of(maker.hash_, contents(file));
+    maker.hash_ = fnv1a(contents(file), maker.hash_);
     if (is_json_lines(contents(file)))
       THIMBLE_TRY(maker.add_lines(std::move(file), path));
     else

@@ -6,23 +6,11 @@
 #include <map>
 #include <tuple>
 
+#include "base/fnv1a.h"
 #include "runtime/model/load.h"
 
 namespace thimble {
 namespace {
-
-// FNV-1a, 64 bits.
-class Hash {
- public:
-  void add(const void* data, uint64_t bytes) {
-    for (uint64_t i = 0; i < bytes; ++i)
-      value_ = (value_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325;
-};
 
 Result<std::string> text(const Gguf& gguf, const char* key) {
   THIMBLE_LET(value, with_default(gguf.get_string(key), ""));
@@ -186,16 +174,15 @@ uint64_t Model::host_bytes() const {
 }
 
 uint64_t Model::fingerprint() const {
-  Hash hash;
-  hash.add(info.architecture.data(), info.architecture.size());
+  uint64_t hash = fnv1a(info.architecture);
   const uint32_t counts[] = {shape.layers, shape.heads, shape.kv_heads,
                              shape.head_dim};  // little-endian, as we are
-  hash.add(counts, sizeof counts);
+  hash = fnv1a(counts, sizeof counts, hash);
   for (const LayerWeights& layer : layers)
     for (const Tensor& norm : {layer.attn_norm ? layer.attn_norm : layer.post_attn_norm,
                                layer.ffn_norm ? layer.ffn_norm : layer.post_ffn_norm})
-      hash.add(norm.data, norm.bytes());
-  return hash.value();
+      hash = fnv1a(norm.data, norm.bytes(), hash);
+  return hash;
 }
 
 }  // namespace thimble

@@ -1,5 +1,6 @@
 #include "templates/chat/adapt.h"
 
+#include "base/fnv1a.h"
 #include "templates/jinja/json.h"
 
 namespace thimble {
@@ -34,8 +35,7 @@ constexpr size_t kIdLength = 9;
 
 std::string short_id(const std::string& id) {
   if (id.size() == kIdLength && id.find_first_not_of(kDigits) == std::string::npos) return id;
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  uint64_t hash = fnv1a(id);
   std::string out;
   for (; out.size() < kIdLength; hash /= kDigits.size()) out += kDigits[hash % kDigits.size()];
   return out;

@@ -394,7 +394,8 @@ TEST(Planner, DecidesWhatIsLeftOpen) {
   EXPECT_EQ(heads.stabilizers, 100u);  // a quarter, where the file does not say
   for (int32_t retention = 1; policy_name(Retention{retention}); ++retention) {
     SessionOptions asked{.retention = Retention{retention}};
-    if (asked.retention == Retention::kLocret) asked.retainer = model().retainer;  // whose file says nothing
+    if (asked.retention == Retention::kLocret || asked.retention == Retention::kMix)
+      asked.retainer = model().retainer;  // whose file says nothing
     if (asked.retention == Retention::kAdore) asked.retainer = model().controller;
     EXPECT_EQ(must(resolve(*model().model, asked)).protect_init, 4u) << policy_name(asked.retention);
   }

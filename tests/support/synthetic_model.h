@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,8 +19,9 @@ namespace thimble::test {
 // A file made by "SHAPE TYPE FILE ...", in the notation of the goldens. It is removed with this object.
 class SyntheticFile {
  public:
-  // `name`: the file's name, which no other test uses.
-  SyntheticFile(std::string command, const std::string& name) : path_(::testing::TempDir() + name + ".gguf") {
+  // `name`: the file's name, which no other test of the program uses.
+  SyntheticFile(std::string command, const std::string& name)
+      : path_(::testing::TempDir() + name + "." + std::to_string(getpid()) + ".gguf") {
     command.replace(command.find("FILE"), 4, "'" + path_ + "'");
     const std::string tool = shared_file("tools/synth_gguf.py");
     EXPECT_EQ(std::system(("/usr/bin/python3 '" + tool + "' " + command + " > /dev/null").c_str()), 0);
