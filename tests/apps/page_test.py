@@ -247,12 +247,12 @@ class Page(unittest.TestCase):
         self.assertEqual(self.focused().get_attribute("id"), "change")
         # The number of selected entries is asked for where some are selected; the document is still there.
         self.change(retention="auto", pool="1024", selection="tokenselect", select_k="64", budget="64")
-        self.wait(lambda: self.text("#model").endswith("locret, pool of 1,024, tokenselect"))
+        self.wait(lambda: self.text("#model").endswith("mix, pool of 1,024, tokenselect"))
         self.assertEqual(self.server_settings()["select-k"], 64)
         self.assertTrue(self.text("#name").startswith("story.txt"))
         self.assertEqual(self.all("article"), [])
         self.change(selection="dense")
-        self.wait(lambda: self.text("#model").endswith("locret, pool of 1,024"))
+        self.wait(lambda: self.text("#model").endswith("mix, pool of 1,024"))
 
     def server_settings(self):
         return self.server.ask("GET", "/thimble/state", headers={"x-api-key": KEY})[2]["settings"]

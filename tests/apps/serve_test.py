@@ -550,7 +550,7 @@ class Settings(unittest.TestCase):
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         status, error = server.set(retention="window", pool=1000000)  # of 4 KiB and more
         self.assertEqual(status, 503, error)
-        self.assertEqual(server.state()["policies"]["retention"], "locret")
+        self.assertEqual(server.state()["policies"]["retention"], "mix")
         self.assertEqual(server.state()["memory"]["pool"], 1024)
         self.assertEqual(self.answer(server, QUESTION), "In Bergen.")
         self.assertEqual(server.stop()[0], 0)
