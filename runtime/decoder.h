@@ -1,4 +1,4 @@
-// The step, written once: what happens to a token from its embedding to its logits.
+// The decoder records the ops of a step, from a token's embedding to its logits.
 #pragma once
 
 #include <memory>
@@ -10,40 +10,42 @@
 
 namespace thimble {
 
-// A recorded step over chunks: segments are the embedding, the layers, and the tail that gives logits.
+// A recorded step over the rows of a chunk. Its segments are the embedding, the layers, and the tail, which
+// computes logits.
 struct ChunkProgram {
   uint32_t max_rows = 0;
   std::unique_ptr<Program> program;
 };
 
-// All that a session replays.
+// All programs that a session replays.
 struct Programs {
   std::vector<ChunkProgram> chunks;   // ascending max_rows; rows go through the chunk buffer, then compaction
   std::unique_ptr<Program> decode;    // one row, appended to the pool, attending by selection; one segment
-  std::unique_ptr<Program> rebuild;   // the same behind rows that are read again, through the chunk buffer
-  std::unique_ptr<Program> embed;     // the embedding of a step's rows as it lies in the model, in `x`
-  std::unique_ptr<Program> upkeep;    // scores of the tokens that wait for them; one segment a layer, and one
-                                      // for the embedding where they are read again
+  std::unique_ptr<Program> rebuild;   // like decode, after rows read again, through the chunk buffer
+  std::unique_ptr<Program> embed;     // the embedding of a step's rows, as stored in the model, in `x`
+  std::unique_ptr<Program> upkeep;    // scores of the waiting tokens; one segment a layer, and one for the
+                                      // embedding if the tokens are read again
   std::unique_ptr<Program> evict;     // compaction of a full pool; one segment a layer
-  std::unique_ptr<Program> log_prob;  // of the targets, after a tail
-  // How many heads hold each position of a slice, in layers without a window; null where there are none.
+  std::unique_ptr<Program> log_prob;  // log-probabilities of the targets; runs after a tail
+  // For each position of a slice, the number of heads that hold it, in layers without a window. Null: every
+  // layer has a window.
   std::unique_ptr<Program> kept;
-  // What the last token attended to: the weights of all layers, and their sums for each position of a slice.
-  // One segment for one that attended to everything, and where there is a selection one for one that attended
-  // to its lists.
+  // The attention of the latest token. `watch` computes the weights of all layers, and `attended` sums them
+  // for each position of a slice. The first segment is for a token that attended to every entry. The second
+  // one, which exists only with a selection, is for a token that attended to its lists.
   std::unique_ptr<Program> watch, attended;
 
-  uint64_t bytes() const;  // that they took, as measured
+  uint64_t bytes() const;  // memory of the programs, as measured
 };
 
 class Decoder {
  public:
   Decoder(const Setting& setting, const Policies& policies, const Weights& weights, const Layout& layout);
 
-  // Refuses what the device lacks with the op's name.
+  // Records all programs. If the device does not support an op, the error names it.
   Result<Programs> record(const Device&, Stream&) const;
 
-  // Segments of a step.
+  // Indices of a step's segments.
   static constexpr uint32_t kHead = 0;
   uint32_t tail() const { return 1 + shape_.layers; }
 
@@ -73,7 +75,7 @@ class Decoder {
   const RetentionPolicy& retention(const LayerStep& l) const { return policies_.of(weights_of(l)); }
   void norm(Recorder&, View x, const Tensor& weight, View y, uint32_t rows = kStepRows,
             bool add = false) const;
-  void scale(Recorder&, View x, View y, ScaleParams) const;  // of the stream unless `cols` says otherwise
+  void scale(Recorder&, View x, View y, ScaleParams) const;  // of d_model columns unless `cols` is set
   void add_branch(Recorder&, View x, const Tensor& w, const Tensor& bias, const Tensor& norm_weight) const;
   void qk_norm(Recorder&, const Tensor& weight, uint32_t first_column, uint32_t heads) const;
   void linear(Recorder&, View x, uint32_t x_stride, const Tensor& w, const Tensor& bias, View y,

@@ -1,4 +1,5 @@
-// The engine: what a plan allocated, and the steps that run in it. Sessions use it, and so does training.
+// The engine: the memory that a plan describes, and the steps that run in it. Sessions and the training code
+// use it.
 #pragma once
 
 #include <atomic>
@@ -13,18 +14,18 @@
 
 namespace thimble {
 
-// What a session and its clones took of their common budget: `reserved` by plan before anything is allocated,
-// `allocated` as it was given.
+// The memory that a session and its clones took from their common budget. `reserved` is counted by plans
+// before allocation, `allocated` is what allocators reported.
 struct Ledger {
   uint64_t limit = 0;  // 0: none
   std::atomic<uint64_t> reserved = 0, allocated = 0;
   Status take(uint64_t bytes);
 };
 
-// What is to be run: segments of a program over rows of tokens.
+// A step to run: segments of a program, over rows of tokens.
 struct Step {
-  // kNew: the rows come after the entries of the pool. kStored: they are the last of these entries. kDone:
-  // the step before ran them, and nothing reads the pool.
+  // kNew: the rows come after the entries of the pool. kStored: the rows are the last entries of the pool.
+  // kDone: the previous step ran the rows, and the step does not read the pool.
   enum class Rows { kNew, kStored, kDone };
 
   Program* program = nullptr;
@@ -33,22 +34,24 @@ struct Step {
   Rows rows = Rows::kNew;
   uint64_t position = 0;  // of the first row in the text
   uint32_t first_logit_row = 0, n_logit_rows = 1;
-  // The pool is compacted after the rows. Where rows are read again they stay until then, in layers that
-  // attend to everything.
+  // The pool is compacted after the rows. If the rows are read again, they stay in the pool until then, in
+  // layers that attend to every entry.
   bool evicts = false;
-  // The rows end the prompt: nothing stands in for the tokens to come, and the stabilizers are scored like
-  // the others (methods 2.5).
+  // The rows end the prompt. No last entries are protected: the stabilizers are scored like the other entries
+  // (methods 2.5).
   bool ends_prompt = false;
 };
 
 class Engine {
  public:
-  // Allocates everything that it will ever need. `first`: the weights and the device's fixed part are counted
-  // once, in the ledger that a session and its clones have in common, until the last of them goes.
+  // Allocates all memory that the engine will ever need. `first`: whether this is the first engine of the
+  // ledger. The ledger of a session and its clones counts the weights and the device's fixed part once, until
+  // the last engine is destroyed.
   static Result<std::unique_ptr<Engine>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                 MemoryPlan, Policies, std::shared_ptr<Ledger>, bool first);
   ~Engine();
-  // One like this, in the same budget, with a copy of what a sequence has in this one's memory.
+  // Makes an engine like this one, in the same budget, with a copy of the sequence's data in this engine's
+  // memory.
   Result<std::unique_ptr<Engine>> clone(const SequenceState&) const;
 
   const Model& model() const { return *model_; }
@@ -63,57 +66,61 @@ class Engine {
   const Programs& programs() const { return programs_; }
   uint32_t tail() const { return tail_; }  // index of the tail segment
   Program& chunk_program(uint32_t rows) const;
-  // By which division a sequence keeps entries, and where these are stored until they have moved.
+  // The runs of the division by which the sequence keeps entries. Entries may be stored in the runs of
+  // another division until move_runs() moves them.
   const std::vector<HeadRun>& runs(const SequenceFields& s) const {
     return plan_.dimensions.runs_in(s.division);
   }
   bool is_windowed(size_t head) const { return model_->layers[head / model_->shape.kv_heads].window; }
 
-  // Host memory that belongs to the session beside this.
+  // Counts the session's other host memory.
   void count_allocated(uint64_t bytes);
-  // Bytes that all engines of the ledger hold, added up from what allocators gave.
+  // The bytes that all engines of the ledger hold, as reported by the allocators.
   uint64_t allocated() const { return reservation_.ledger->allocated; }
 
   // ---- steps ----
 
-  // Whether what is read from mapped files is still there.
+  // Whether the mapped files still have all bytes that were mapped.
   Status check_files() const;
   // Gives the next step its tokens.
   void set_tokens(std::span<const int32_t> tokens) const;
-  // Tells a retention that scores on the host of these tokens, which come next and were given to the step.
+  // Passes these tokens to a retention policy that scores on the host. They are the next tokens, and the step
+  // already has them.
   Status note_tokens(std::span<const int32_t> tokens, const SequenceState&);
-  // Makes a step the command to run: fills in its parameters and its table of heads from the state. A
-  // retention that scores on the host does so here, and may turn the step into one that reads tokens again.
+  // Makes a step the current command: fills its parameters and its table of heads from the state. A retention
+  // policy that scores on the host does so here, and may turn the step into one that reads evicted tokens
+  // again.
   Status start(Step, const SequenceState&);
-  // Runs what is left of the command. After an interrupt a second call goes on where the first one stopped.
+  // Runs the rest of the command. After an interrupt, another call continues where this one stopped.
   Status run();
-  // The step as it runs, or ran last.
+  // The step that runs, or that ran last.
   const Step& step() const { return command_.step; }
-  // Runs a step in one piece, without a start and without interrupts; wait() waits for it. Not while a
-  // command is interrupted.
+  // Runs a step in one piece, without start() and without interrupts. wait() waits for its end. Must not be
+  // called while a command is interrupted.
   Status submit(const Step&, const SequenceState&);
   Status wait() { return stream_->wait(); }
-  // Notes what heads hold after the step that ran, and what they dropped. The state has counted the rows.
+  // Updates the state's counts of held and evicted entries after a step. The state already counts the rows.
   void count_entries(SequenceState&) const;
-  // From any thread: the running or the next call of run() returns Interrupted.
+  // May be called from any thread. The call of run() that runs, or the next one, returns Interrupted.
   void interrupt() { interrupted_.store(true, std::memory_order_relaxed); }
 
-  // The most likely tokens by the logits of the step's first rows; -1 where the logits are not finite.
+  // The most likely token after each of the step's first rows. -1: the row's logits are not finite.
   std::span<const int32_t> arg_max(uint32_t rows) const;
-  // Logits of the first row.
+  // The logits of the first row.
   Result<std::span<const float>> logits() const;
 
-  // ---- what a sequence has in the pool ----
+  // ---- a sequence's data in the pool ----
 
-  Status forget() const;  // what is remembered beside the entries
-  // Positions of the first entries of a head.
+  // Forgets what policies store of earlier tokens besides the entries.
+  Status forget() const;
+  // The positions of the first entries of a head.
   Status positions(const SequenceFields&, size_t head, std::span<int32_t> positions) const;
-  // Moves the entries to where the state's division has them. Whether any moved.
+  // Moves the entries into the runs of the state's division. Returns whether any entry moved.
   Result<bool> move_runs(SequenceState&);
   Result<uint32_t> saturated() const;
   Status set_saturated(uint32_t count) const { return device_->write(layout_.saturated, &count); }
 
-  // An array of a sequence: what a session file stores of it.
+  // An array of a sequence, which a session file stores.
   struct Array {
     View view;
     enum Kind { kPlain, kPositions, kLogits, kOfRetention, kOfSelection } kind;
@@ -121,35 +128,35 @@ class Engine {
   Held held(const SequenceFields& s) const {
     return {setting_, runs(s), s.entries, s.read, s.unscored, s.generation};
   }
-  // In the order of a file's body.
+  // The arrays in the order of a session file's body.
   std::vector<Array> arrays(const SequenceFields&, bool logits) const;
 
   // ---- a smaller pool ----
 
-  // The plan of a session that was asked for this pool: what this one is to be, but for where its runs begin.
-  // Unsupported where the device cannot give memory back, or nothing may be evicted.
+  // The plan of a session that asked for this pool. Except where its runs begin, this engine's plan becomes
+  // this plan. Unsupported: the device cannot give memory back, or the policy may not evict.
   Result<MemoryPlan> smaller_plan(uint32_t pool, const SequenceState&) const;
-  // From here on heads keep what they keep in the smaller plan. Whether any must evict before its run can be
-  // made smaller.
+  // Makes heads keep as many entries as in the smaller plan. Returns whether any head must evict entries
+  // before its run can be made smaller.
   bool keep_less(const MemoryPlan& smaller, const SequenceState&);
-  // Undoes that.
+  // Undoes keep_less().
   void keep_as_before(std::vector<HeadRun> runs, const SequenceState& s) { own_runs(s) = std::move(runs); }
-  // Gives back the memory after the smaller runs; the bytes of that.
+  // Gives back the memory after the smaller runs, and returns its size in bytes.
   Result<uint64_t> release(const MemoryPlan& smaller, SequenceState&);
 
  private:
-  // What this engine alone takes of the ledger; gives it back when it goes.
+  // This engine's part of the ledger. The destructor gives it back.
   struct Reservation {
     std::shared_ptr<Ledger> ledger;
     uint64_t reserved = 0, allocated = 0;
     ~Reservation();
   };
-  // A step as it is handed to the stream: with its parameters and its table of heads.
+  // A step as the stream gets it: with its parameters and its table of heads.
   struct Command {
     Step step;
     StepParams params{};
     std::vector<HeadState> heads;
-    uint32_t next = 0, part = 0;  // segment, and part of it
+    uint32_t next = 0, part = 0;  // next segment, and next part of it
   };
 
   Engine(std::shared_ptr<const Model>, std::shared_ptr<Device>, MemoryPlan, Policies);
@@ -181,7 +188,7 @@ class Engine {
   uint32_t tail_ = 0;
   Command command_;
   std::atomic<bool> interrupted_ = false;
-  // Scratch where scores are made on the host: positions of entries, and embeddings,
+  // Scratch memory of retention policies that score on the host: positions of entries, and embeddings
   // [kNotedAtOnce][d_model].
   std::vector<int32_t> held_;
   std::vector<float> embeddings_;

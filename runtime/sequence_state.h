@@ -1,7 +1,7 @@
-// Where one sequence stands: a plain value. A session is this and an engine.
+// The state of one sequence, as a plain value. A session consists of a SequenceState and an Engine.
 //
 // The value is copied, compared, emptied and stored in files as a whole, so a new field is one line here. A
-// new number also changes the session file, whose version must then rise (session_file.cpp).
+// new number also changes the session file, whose version must then be increased (session_file.cpp).
 #pragma once
 
 #include <cstdint>
@@ -13,46 +13,46 @@
 
 namespace thimble {
 
-// The numbers of a sequence. A session file stores them as they are in memory.
+// The numbers of a sequence. A session file stores this struct as it is in memory.
 struct SequenceNumbers {
-  uint64_t read = 0;           // tokens that are in the pool, or were
-  uint64_t last_eviction = 0;  // `read` when entries were last dropped
-  uint64_t evicted = 0;        // entries that were dropped, of all heads
-  uint64_t saturated = 0;      // keys and values beyond f16's range; the device counts, save() asks it
-  uint32_t unscored = 0;       // last entries whose retention scores are still to come
+  uint64_t read = 0;           // tokens that are or were in the pool
+  uint64_t last_eviction = 0;  // `read` at the latest eviction
+  uint64_t evicted = 0;        // evicted entries, summed over all heads
+  uint64_t saturated = 0;      // keys and values beyond f16 range; save() reads the device's count
+  uint32_t unscored = 0;       // most recent entries, whose retention scores are not computed yet
   uint32_t generation = 0;     // changes whenever pool entries move or a prompt is read
   uint32_t has_logits = 0;     // 1: the device holds logits of the next token
-  int32_t arg_max = -1;        // the most likely next token; -1: no logits, or they are not finite
+  int32_t arg_max = -1;        // the most likely next token; -1: no logits, or the logits are not finite
   // Statistics.
   uint64_t evictions = 0, generated = 0, prefill_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   Cost prefill, decode;
-  Cost selecting;  // had every generated token made a selection of its own
+  Cost selecting;  // the cost if every generated token had made a selection of its own
 
   bool operator==(const SequenceNumbers&) const = default;
 };
 
-// What the last token read attended to.
+// Which entries the latest token attended to.
 enum class Attended { kUnknown, kEverything, kList };
 
-// All of a sequence but its sampler.
+// The state of a sequence without its sampler.
 struct SequenceFields : SequenceNumbers {
-  std::vector<int32_t> waiting;          // tokens that were fed and not read
-  std::vector<int32_t> unscored_tokens;  // the tokens of `unscored`, where they are read again
-  std::vector<uint32_t> entries;         // that each head holds, [layer][kv head]
-  // Not in a file.
-  uint32_t division = 0;  // of the pool (Dimensions::divisions), by which heads keep entries
-  uint32_t placed = 0;    // the division in which the runs are stored; `division` again after an eviction
+  std::vector<int32_t> waiting;          // tokens that were fed and are not read yet
+  std::vector<int32_t> unscored_tokens;  // the tokens that `unscored` counts, if they are read again
+  std::vector<uint32_t> entries;         // entries that each head holds, [layer][kv head]
+  // The fields below are not stored in files.
+  uint32_t division = 0;  // index into Dimensions::divisions: how many entries heads keep
+  uint32_t placed = 0;    // the division in which the runs are stored; equals `division` after an eviction
   Attended attended = Attended::kUnknown;
 
   bool operator==(const SequenceFields&) const = default;
 
-  // Tokens of the stream, read or waiting.
+  // The number of tokens in the stream, read or waiting.
   uint64_t position() const { return read + waiting.size(); }
   uint32_t most_entries() const;
   void forget_logits();
-  // Why a sequence in a session of this setting, whose pool is divided into these runs, cannot be like this;
-  // null where it can. Sizes of the lists of heads must agree.
+  // Why these fields are not a valid state of a session with this setting and these runs. Null: they are
+  // valid. The sizes of the lists of heads must agree.
   const char* fault(const Setting&, const Policies&, std::span<const HeadRun> runs) const;
 };
 
@@ -62,13 +62,13 @@ struct SequenceState : SequenceFields {
   SequenceState(size_t heads, Sampler);
   bool operator==(const SequenceState&) const = default;
 
-  // Holds nothing again; the sampler keeps its options, the lists keep their room.
+  // Empties the state. The sampler keeps its options, and the lists keep their memory.
   void reset();
-  // Forgets the tokens that were read from this position on, which is before `read`, and those that wait.
+  // Forgets the tokens from this position on, and the waiting tokens. `position` is less than `read`.
   void rewind(uint64_t position);
-  // Goes on from fields and a sampler that were checked.
+  // Continues from fields and a sampler that were checked.
   void restore(const SequenceFields&, const Sampler::Saved&);
-  // Host memory of the lists and the sampler.
+  // The host memory of the lists and the sampler, in bytes.
   uint64_t host_bytes() const;
 };
 

@@ -1,9 +1,9 @@
-// A session: one stream of tokens read and continued inside a fixed memory plan.
+// A session reads one stream of tokens and continues it, inside a fixed memory plan.
 //
-// Tokens that are fed wait until more than chunk + local of them do; then a chunk is read, so chunk borders
-// depend on the stream alone. flush (or the first step) ends the prompt: the rest but the local tokens is the
-// last chunk, which is compacted without stabilizers, then the local tokens are read and stay (Locret,
-// methods 2.5).
+// Fed tokens wait until their number exceeds chunk + local. Then one chunk is read, so the chunk borders
+// depend only on the stream. flush() (or the first step()) ends the prompt. The last chunk is the rest of the
+// prompt without the local tokens, and it is compacted without stabilizers. The local tokens are read after
+// it and stay in the pool (Locret, methods 2.5).
 #pragma once
 
 #include <cstdint>
@@ -19,27 +19,30 @@
 namespace thimble {
 
 struct Progress {
-  uint64_t done = 0, total = 0;  // tokens of the stream: read, and read or waiting
+  // Tokens of the stream: `done` were read, `total` were read or wait.
+  uint64_t done = 0, total = 0;
   uint32_t entries = 0, capacity = 0;
   double tokens_per_second = 0;
 };
 
 struct SessionStats {
-  uint32_t entries = 0;  // of the head that holds most
+  uint32_t entries = 0;  // of the head that holds the most
   uint64_t position = 0, waiting = 0;
-  uint64_t evicted = 0, evictions = 0;  // entries, mean over layers and heads; times that any were
-  uint64_t saturated = 0;               // numbers of keys and values beyond f16's range
+  // `evicted` counts entries, as a mean over layers and heads. `evictions` counts how often entries were
+  // evicted.
+  uint64_t evicted = 0, evictions = 0;
+  uint64_t saturated = 0;  // keys and values outside f16's range
   uint64_t generated = 0;
   uint64_t selected = 0;
   uint64_t cache_hits = 0, cache_misses = 0;
   uint64_t prefill_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
-  Cost prefill, decode;  // what those seconds must move and multiply at least
+  Cost prefill, decode;  // the least that those seconds must move and multiply
 };
 
 class Session {
  public:
-  // Makes a session on a device; allocates everything it will ever need.
+  // Makes a session on a device. It allocates all memory that the session will ever need.
   static Result<std::unique_ptr<Session>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                  const SessionOptions&);
   ~Session();
@@ -51,83 +54,88 @@ class Session {
   Status flush();
   Result<int32_t> step();
   Status accept(int32_t token);
-  // Natural-log probabilities of `tokens` after all before, which are then part of the stream. Interrupted:
-  // call again with the same arguments.
+  // Computes the natural-log probability of each token after all tokens before it, and appends the tokens to
+  // the stream. After Interrupted, call it again with the same arguments.
   Status score(std::span<const int32_t> tokens, std::span<float> log_probs);
-  // Finishes what an interrupt left of a chunk or token, which logits and kept otherwise show half done. The
-  // interrupted call may still be repeated.
+  // Finishes an interrupted chunk or token. Without it, logits() and kept() show that chunk or token half
+  // done. The interrupted call may still be repeated.
   Status settle() { return go_on(); }
-  // Logits of the next token: of those that the vocabulary has, which may be fewer than shape.vocab.
+  // The logits of the next token. There is one for each token of the vocabulary, which may have fewer than
+  // shape.vocab tokens.
   Result<std::span<const float>> logits() const;
   Status rewind(uint64_t position);
   Result<std::unique_ptr<Session>> clone();
   Status reset();
-  // Writes all that it takes to go on, on any device, and beside it `note` and `held_text`, of the answer's
-  // text at most 7 bytes that no token completed yet; ends what was interrupted as any other call.
+  // Writes all data that a session needs to continue on any device, and `note` and `held_text` next to it.
+  // `held_text` is the end of the answer's text that does not complete a code point yet, at most 7 bytes.
+  // Like any other call, it finishes interrupted work first.
   Status save(const WriteBytes&, std::span<const std::byte> note, std::string_view held_text = {});
-  // Goes on where a session of the same settings was saved, and gives its held_text; `name` is how errors
-  // call the file. Mismatch names the first setting that differs, Format says what is damaged. On failure
-  // nothing changes, unless the device itself fails: then nothing is held.
+  // Continues where a session of the same settings was saved, and returns its held_text. Error messages call
+  // the file `name`. Mismatch names the first setting that differs. Format says what is damaged. On failure
+  // nothing changes, except if the device itself fails: then the session is empty.
   Result<std::string> restore(MappedFile file, std::string name);
 
-  // Evicts down to a smaller pool and gives back what memory is then behind the runs; the bytes of that.
-  // Unsupported where the device cannot, or nothing may be evicted; then nothing changed.
+  // Evicts entries down to a smaller pool, gives back the memory that is then after the runs, and returns its
+  // size in bytes. Unsupported: the device cannot give memory back, or the policy may not evict. Then nothing
+  // changes.
   Result<uint64_t> shrink(uint32_t pool);
 
-  // From any thread: the running or the next call that works returns Interrupted.
+  // May be called from any thread. The call that runs, or the next one, returns Interrupted.
   void interrupt() { engine_->interrupt(); }
 
-  // How many entries a KV head holds.
+  // The number of entries that a KV head holds.
   Result<uint32_t> kept_count(uint32_t layer, uint32_t kv_head) const;
-  // Their positions, ascending: the first positions.size() of them.
+  // The positions of these entries, ascending: the first positions.size() of them.
   Status kept(uint32_t layer, uint32_t kv_head, std::span<int32_t> positions) const;
-  // Positions that were read. It settles first, so it must be asked before kept_by_position().
+  // The number of positions that were read. It settles first, so call it before kept_by_position().
   Result<uint64_t> positions_read();
-  // Of each of these, the share of heads that hold it, in layers without a window; and the attention that the
-  // last one paid to it, mean over layers and heads, sum 1. Either may be null.
+  // For each of these positions: the share of heads that hold it, in layers without a window, and the
+  // attention that the last position paid to it, as a mean over layers and heads with sum 1. Either pointer
+  // may be null.
   Status kept_by_position(float* kept, float* attended);
   const MemoryPlan& plan() const { return engine_->plan(); }
-  // Bytes that this session and its clones hold, added up from what allocators gave.
+  // The bytes that this session and its clones hold, as reported by the allocators.
   uint64_t allocated() const { return engine_->allocated(); }
   Result<SessionStats> stats() const;
   const Model& model() const { return engine_->model(); }
-  // Where the sequence stands; and the runs of its heads, [layer][kv head].
+  // The state of the sequence, and the runs of its heads, [layer][kv head].
   const SequenceState& state() const { return state_; }
   const std::vector<HeadRun>& runs() const { return engine_->runs(state_); }
 
  private:
-  // A step that was started and maybe not finished, and what it changes once it is: what an interrupt leaves.
+  // A step that was started and may not be finished, and the changes to make once it is finished. An
+  // interrupt leaves a Run.
   enum class Work { kNone, kChunk, kLogits, kDecode, kUpkeep, kEvict, kLogProb };
   struct Run {
     Work work = Work::kNone;
     Step step;
-    bool waiting = false;  // kChunk: its rows come from the waiting tokens
+    bool waiting = false;  // kChunk: the rows are waiting tokens
     bool logits = false;   // kChunk: the tail gives the logits of the last row
-    // kChunk, kUpkeep: what waits for its scores gets them, and then the pool is compacted.
+    // kChunk, kUpkeep: the waiting scores are computed next, and then the pool is compacted.
     bool then_evicts = false;
   };
-  // A public call that was interrupted: the same call, repeated, goes on.
+  // A public call that was interrupted. Repeating the same call continues it.
   enum class Call { kNone, kFeed, kStep, kAccept, kScore };
   struct Unfinished {
     Call call = Call::kNone;
     uint64_t count = 0;          // tokens of the call
-    uint64_t taken = 0;          // of which already taken
-    uint64_t hash = 0;           // of all of them, to recognise the call
+    uint64_t taken = 0;          // tokens that were already taken
+    uint64_t hash = 0;           // of all tokens, to recognise the call
     int32_t token = 0;           // kStep: the token that was sampled
     bool sampled = false;        // kStep
-    uint64_t random = 0;         // kStep: the sampler's, before it was
+    uint64_t random = 0;         // kStep: the sampler's random state before it sampled
     bool started = false;        // kStep, kAccept: the token's run was started
     uint32_t slice = 0;          // kScore: rows of the slice whose logits are being read
-    uint32_t row = 0;            // kScore: of which done
-    bool stepping = false;       // kScore: the last token taken is on its way through the model
-    bool has_logits = false;     // kScore: the next rows' logits were started
-    bool has_log_probs = false;  // kScore: and their log-probabilities
+    uint32_t row = 0;            // kScore: rows of these that are done
+    bool stepping = false;       // kScore: the step of the last taken token is not finished
+    bool has_logits = false;     // kScore: the step with the next rows' logits was started
+    bool has_log_probs = false;  // kScore: the step with their log-probabilities was started
   };
 
   explicit Session(std::unique_ptr<Engine>);
   Session(std::unique_ptr<Engine>, const SequenceState&);
 
-  // Calls, and the runs that they are made of.
+  // Public calls, and the runs that make them up.
   Status begin(Call, std::span<const int32_t> tokens);
   Status set_run(const Run&);
   Status start(const Run&);
@@ -154,20 +162,20 @@ class Session {
   Status append_slice(std::span<const int32_t> tokens);
   Status slice_logits(uint32_t first, uint32_t rows);
   Status target_log_probs(std::span<const int32_t> targets, float* log_probs);
-  // Whether a token has a logit, or is only a row of the embedding.
+  // Whether the token has a logit. Other tokens only have a row in the embedding.
   bool may_follow(int32_t token) const { return static_cast<uint32_t>(token) < model().output.rows; }
   Status check_tokens(std::span<const int32_t> tokens) const;
   Status check_logits() const;
   Status check_finite(bool finite) const;
 
-  // Room.
+  // Room in the pool.
   Status make_room(uint32_t rows, bool evicts);
   bool fits(uint32_t rows, bool evicts) const;
   uint32_t room() const;
   Status check_room(uint64_t tokens) const;
   Status evict_to(const MemoryPlan& smaller);
 
-  // Looking.
+  // Reports on entries and attention.
   Status read_sums(Program&, uint32_t segment, float* sums);
   Status count_kept(float* kept);
   Status add_attention(float* attended);
@@ -192,7 +200,7 @@ class Session {
   Unfinished unfinished_;
   CostModel cost_;
   std::function<void(const Progress&)> progress_;
-  // When the public call that is running began, for its rate.
+  // Tokens read and time when the running public call began, for its rate.
   uint64_t call_start_read_ = 0;
   double call_start_ = 0;
 };

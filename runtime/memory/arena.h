@@ -1,5 +1,5 @@
-// Places views one after the other in a buffer, or only counts: the planner and the session make the same
-// calls.
+// An arena places views one after the other in a buffer, or only counts their bytes. The planner and the
+// engine make the same calls.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace thimble {
 
 class Arena {
  public:
-  // Without a buffer it counts, and the views it gives lie nowhere.
+  // Without a buffer, the arena only counts, and its views have no memory.
   explicit Arena(uint32_t alignment, Buffer* buffer = nullptr) : alignment_(alignment), buffer_(buffer) {}
 
   View place(uint64_t bytes) {
@@ -21,11 +21,12 @@ class Arena {
     size_ = std::max(size_, next_);
     return view;
   }
-  // What is placed from here on may lie over what was placed since the mark: their lifetimes do not meet.
+  // Views that are placed after release() may overlap views that were placed after mark(), because they are
+  // not used at the same time.
   uint64_t mark() const { return next_; }
   void release(uint64_t mark) { next_ = mark; }
 
-  // Bytes that the buffer must have.
+  // The size in bytes that the buffer must have.
   uint64_t size() const { return size_; }
 
  private:

@@ -1,13 +1,13 @@
-// How many entries every head is given, and what follows from that for the buffers of a step.
+// The number of entries that each head gets, and the buffer sizes of a step that follow from it.
 #pragma once
 
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 
-// From the model and the resolved options.
+// Computes the dimensions from the model and the resolved options.
 Dimensions dimensions(const Model&, const SessionOptions& resolved, const Policies&);
-// What each head is given for a text of at most so many tokens, were its pool made for that alone.
+// The runs that heads would get if the pool were divided only for texts of at most `text` tokens.
 std::vector<HeadRun> runs_for(const Model&, const SessionOptions& resolved, const Policies&, uint64_t text);
 
 }  // namespace thimble

@@ -1,4 +1,5 @@
-// Lays a session out: the planner calls it to count, the engine to place.
+// Places the arrays of a session in its arenas. The planner calls it to count bytes, the engine to place
+// arrays.
 #pragma once
 
 #include <span>
@@ -7,14 +8,14 @@
 
 namespace thimble {
 
-// Lays a session out in three arenas, the policies' arrays among them. `scratch` is what the backend needs
-// for itself.
+// Places all arrays of a session in three arenas, including those of the policies. `scratch`: bytes that the
+// backend needs for itself.
 Layout lay_out(const Setting&, Policies&, const DeviceInfo&, uint64_t scratch, Arena& pool, Arena& workspace,
                Arena& io);
-// Fills the tables of positions; `context` chooses longrope's factors.
+// Fills the RoPE tables. `context` decides which factors longrope uses.
 Status write_rope_tables(Device&, const Setting&, const Layout&, uint32_t context);
-// Gives a step its tokens; where the embedding stays on the host, its rows of them, which the step then
-// counts.
+// Gives a step its tokens. If the embedding stays on the host, the step also gets the embedding's rows of
+// these tokens, and its tokens become indices of these rows.
 void set_tokens(const Model&, const Layout&, std::span<const int32_t> tokens);
 
 }  // namespace thimble

@@ -1,4 +1,5 @@
-// Answers what a session takes before anything is allocated, and the inverse: the largest pool for a budget.
+// The planner computes the memory of a session before anything is allocated. It also does the inverse: it
+// finds the largest pool for a budget.
 #pragma once
 
 #include "runtime/policy/policy.h"
@@ -10,36 +11,38 @@ struct MemoryPlan {
   SessionOptions options;  // resolved: every default decided
   Dimensions dimensions;
   uint32_t capacity = 0;
-  uint64_t weights = 0;  // placed on the device; read from the mapping they cost nothing
-  uint64_t shared = 0;   // of which other sessions placed; not in the total
+  uint64_t weights = 0;  // bytes on the device; 0 if the device reads the mapped file
+  uint64_t shared = 0;   // part of weights that other sessions placed; not in total
   uint64_t pool = 0, view = 0, workspace = 0, io = 0, fixed = 0, total = 0;
-  uint64_t released = 0;          // of the pool as it was laid out, given back since; in no other number
-  uint64_t programs = 0;          // part of fixed: the session's own, which a clone takes again
+  uint64_t released = 0;          // part of the original pool that was given back; in no other number
+  uint64_t programs = 0;          // part of fixed: the session's own programs, which a clone allocates again
   uint64_t backend_scratch = 0;   // part of workspace
-  uint32_t largest_position = 0;  // the largest rotary position used; UINT32_MAX: grows with the text
-  bool selection_pays = false;    // selecting reads fewer bytes than attending to the full pool (methods 6.2)
+  uint32_t largest_position = 0;  // largest rotary position; UINT32_MAX: grows with the text
+  bool selection_pays = false;    // selection reads fewer bytes than attending to the full pool (methods 6.2)
 };
 
-// Decides every default but the pool's under a budget, and refuses what contradicts itself, with the reason.
+// Decides every default, except the pool if there is a budget. Refuses contradictory options with the reason.
 Result<SessionOptions> resolve(const Model&, const SessionOptions&);
 
-// Counts what a session with these policies takes, under no budget. `labels`: it also runs the op `label`.
+// Counts the memory of a session with these policies, without a budget. `labels`: the session also runs the
+// op `label`.
 Result<MemoryPlan> count_plan(const Model&, const Device&, const SessionOptions& resolved, Policies&,
                               bool labels = false);
 
-// The plan of a session; refuses with Budget, the missing bytes, and the largest pool that would fit. With a
-// budget and no pool it takes the largest that fits.
+// Makes the plan of a session. With a budget and no pool, it takes the largest pool that fits. If the plan
+// does not fit, it refuses with Budget, the missing bytes, and the largest pool that would fit.
 Result<MemoryPlan> make_plan(const Model&, const Device&, const SessionOptions&);
 
-// Refuses a plan that needs more memory than a card has free now: a driver might take it from others all the
-// same. The processor's memory is taken when it is first used, and is not looked at.
+// Refuses a plan that needs more memory than a GPU has free now, because some drivers would allocate it
+// anyway and take it from other programs. The CPU's memory is not checked, since it is allocated at first
+// use.
 Status check_free(const MemoryPlan&, const DeviceInfo&);
 
-// Bytes of a session's own host memory beside the io arena: sampler, waiting tokens, heads and recorded
-// programs.
+// The bytes of the session's own host memory besides the io arena: sampler, waiting tokens, heads and
+// recorded programs.
 uint64_t host_bytes(const Model&, const MemoryPlan&);
 
-// The largest pool for options.budget, at most what the options can use; options.pool does not matter.
+// The largest pool for options.budget, but not more than the options can use. options.pool is ignored.
 Result<uint32_t> largest_pool(const Model&, const Device&, const SessionOptions&);
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
-// The table of policies: a row makes the enum value, which is the policy's number in the C header, and its
-// name; policies.cpp makes the object that runtime/policy/<name>.cpp defines.
+// The table of policies. A row defines a policy's enum value and its name. The enum value is the policy's
+// number in the C header. policies.cpp calls the function in runtime/policy/<name>.cpp that makes the policy.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class Retention : int32_t { THIMBLE_RETENTIONS(X) };
 enum class Selection : int32_t { THIMBLE_SELECTIONS(X) };
 #undef X
 
-// "locret": as users name it; null for a number that no policy has.
+// The name that users write, for example "locret". Null: no policy has this number.
 const char* policy_name(Retention);
 const char* policy_name(Selection);
 

@@ -1,9 +1,10 @@
-// What a policy is: one object behind one of two interfaces, in one file of this folder. Everything is score,
-// top-k, list: a retention scores the cached entries, and the pool is compacted to the best; a selection
-// makes the list that a step attends to. Nobody else asks which policy it is.
+// A policy is an object that implements one of two interfaces, in one file of this folder. A RetentionPolicy
+// scores the cached entries, and the pool is compacted to the entries with the highest scores. A
+// SelectionPolicy makes the list of entries that a step attends to. No other code asks which policy it is.
 //
-// The verbs, in the order of a session's life: resolve (options), place (arrays), record (the ops of a step),
-// upkeep (ops beside it), fill (its values of a step), cost, carry (what a saved session takes along).
+// In the life of a session, the functions are called in this order: resolve (options), place (arrays), record
+// (ops of a step), record_upkeep (ops outside a step), fill (its values of StepParams), cost, carry (arrays
+// that a saved session stores).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace thimble {
 
-// A session as it is planned; `options` are resolved.
+// What the planner and the engine know of a session. `options` are resolved.
 struct Setting {
   const Model& model;
   const SessionOptions& options;
@@ -32,22 +33,24 @@ struct LayerStep {
   const Weights& weights;
   const Layout& at;
   uint32_t layer;
-  bool chunk;  // its rows lie in the chunk buffer; else it is a token, already appended to the pool
+  // Whether the step's rows are in the chunk buffer. Otherwise the step has one row, already appended to the
+  // pool.
+  bool chunk;
 
   const ModelShape& shape() const { return setting.model.shape; }
   const LayerPool& pool() const { return at.layers[layer]; }
   const LayerWeights& model_layer() const { return setting.model.layers[layer]; }
   uint32_t head_state() const { return layer * shape().kv_heads; }
-  // What W_q reads.
+  // The input of W_q.
   const View& input() const { return model_layer().attn_norm ? at.norm : at.x; }
-  // How its ops rotate, and by which table.
+  // The rotation of the layer's queries and keys. rope_table() is the table that it reads.
   RopeParams rope() const {
     return {.mode = setting.options.positions == Positions::kOriginal ? kRopeOriginal : kRopeList,
             .pairing = setting.model.rope.pairing,
             .n_rot = model_layer().rotates ? setting.model.rope.n_rot : 0};
   }
   const View& rope_table() const { return model_layer().window && at.window_rope ? at.window_rope : at.rope; }
-  // Whether all heads of the layer hold equally many entries, always.
+  // Whether all heads of the layer hold equally many entries in every step.
   bool has_equal_heads() const {
     const HeadRun* run = &setting.dimensions.runs[head_state()];
     return (model_layer().window || !setting.dimensions.moves) &&
@@ -56,65 +59,67 @@ struct LayerStep {
   }
 };
 
-// What a session holds between two steps.
+// The state of a session between two steps.
 struct Held {
   const Setting& setting;
   std::span<const HeadRun> runs;
-  std::span<const uint32_t> entries;  // of each head, [layer][kv head]
-  uint64_t position = 0;              // tokens read
-  uint32_t unscored = 0;              // last tokens whose retention scores are still to come
-  uint32_t generation = 0;            // as fill() is told
+  std::span<const uint32_t> entries;  // held by each head, [layer][kv head]
+  uint64_t position = 0;              // tokens that were read
+  uint32_t unscored = 0;              // most recent tokens, whose retention scores are not computed yet
+  uint32_t generation = 0;            // the value that fill() gets
 };
 
-// A step, to a retention whose scores are made on the host.
+// The description of a step for a retention policy that computes its scores on the host.
 struct HostStep {
-  std::span<const int32_t> held;  // positions of the entries, the same in all heads
-  uint64_t position;              // of the first of the tokens that are read for the first time
-  uint32_t tokens;                // so many
-  bool generates;                 // one, behind the text
+  std::span<const int32_t> held;  // positions of the entries, equal in all heads
+  uint64_t position;              // of the first token that is read for the first time
+  uint32_t tokens;                // number of tokens that are read for the first time
+  bool generates;                 // whether the step reads one generated token
 };
 
 class RetentionPolicy {
  public:
   virtual ~RetentionPolicy() = default;
-  // Fills in defaults and refuses what contradicts itself, in one sentence. Called again once the pool is
+  // Fills in defaults. Refuses contradictory options with one sentence. It is called again once the pool is
   // known.
   virtual Status resolve(const Model&, SessionOptions&) const = 0;
-  // Whether anything is ever dropped; else there are no scores, and a full pool is an error.
+  // Whether the policy evicts entries. Otherwise it computes no scores, and a full pool is an error.
   virtual bool evicts() const { return true; }
   virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
-  // Scores the step's rows into the chunk's or the pool's `cis`.
+  // Records the ops that score the step's rows. The scores go into the `cis` of the chunk or of the pool.
   virtual void record(const LayerStep&) const {}
-  // Reads the step's queries as attention does: behind record() a model may make them larger by their
-  // position.
+  // Records ops that read the step's queries as attention does. They are separate from record() because a
+  // model may scale queries by their position between the two calls.
   virtual void record_queries(const LayerStep&) const {}
-  // Scores anew what the pool and a chunk hold, right before they are compacted.
+  // Records the ops that score all entries of the pool and of the chunk again, right before a compaction.
   virtual void record_eviction(const LayerStep&) const {}
-  // The scores by which an eviction orders the entries of the pool and of the chunk.
+  // The scores by which an eviction ranks the entries of the pool and of the chunk.
   struct Scores {
-    View pool, chunk;  // as LayerPool::cis; as Layout::chunk_cis
+    View pool, chunk;  // shaped like LayerPool::cis and Layout::chunk_cis
   };
   virtual Scores ranked_by(const LayerStep& l) const {
     return {l.pool().cis, l.chunk ? l.at.chunk_cis : View{}};
   }
-  // Tokens whose scores wait, at most, until upkeep makes them in one batch; 0: none wait. They are decoded
-  // ones, or where the policy reads again all that were read.
+  // The largest number of tokens that wait for their scores before upkeep computes them in one batch. 0: no
+  // token waits. Generated tokens wait; if the policy reads again, all tokens do.
   virtual uint32_t upkeep_rows(const SessionOptions&) const { return 0; }
   virtual void record_upkeep(const LayerStep&) const {}
-  // Whether upkeep is a second reading: a step over the tokens that wait, behind all that was read, which
-  // attends to everything and whose keys and values are dropped; record_upkeep finds its rows as record does
-  // a chunk's.
+  // Whether upkeep is a second reading of the waiting tokens. The second reading is a step whose rows come
+  // after all tokens that were read. Its rows attend to every entry, and their keys and values are dropped.
+  // record_upkeep() finds these rows where record() finds the rows of a chunk.
   virtual bool reads_again() const { return false; }
   virtual void fill(const SessionOptions&, StepParams&) const {}
-  // Whether scores are made on the host, from embeddings, and are the same for all layers and heads. Then
-  // each generated token is compacted away or another one for it, and the last `stabilizers` entries are
-  // always protected; and
-  //  - note() is told of tokens as they are read, in order: [tokens][d_model]; what it was told of this
-  //    position and later ones before is void;
-  //  - prepare(), before the step's ops run, writes what they read. It returns the step's tokens where some
-  //  of
-  //    them, all but the last, were released and are read again, at most 1 + options.rebuild; else none;
-  //  - record_rows() is recorded before the layers of a step with such rows, which `rebuilt` describes.
+  // Whether the host computes the scores from embeddings. The scores are then the same in all layers and
+  // heads, and the last `stabilizers` entries are always protected. Once the pool is full, each generated
+  // token evicts one entry: itself or an older one.
+  // The policy then implements these functions:
+  // - note() gets the tokens in the order in which they are read, with their embeddings [tokens][d_model]. A
+  //   call makes void what earlier calls said of its first position and later ones.
+  // - prepare() runs before the step's ops and writes their input. It returns tokens if the step reads
+  //   evicted tokens again: at most options.rebuild of these, and then the step's token. Otherwise it returns
+  //   an empty span.
+  // - record_rows() records ops before the layers of a step that reads evicted tokens again. `rebuilt`
+  //   describes the rows of such a step.
   virtual bool scores_on_host() const { return false; }
   virtual void place_on_host(const Setting&, Arena& /*io*/) {}
   virtual void note(uint64_t /*position*/, std::span<const int32_t> /*tokens*/,
@@ -123,109 +128,113 @@ class RetentionPolicy {
   virtual void record_rows(Recorder&) const {}
   struct Rebuilt {
     View positions;  // of the rows, int32
-    View index;      // of the rows in the list, uint
-    View list;       // of all entries and rows by position, [kv head][list_capacity]
+    View index;      // indices of the rows in the list, uint
+    View list;       // all entries and rows, ordered by position, [kv head][list_capacity]
     uint32_t list_capacity = 0;
   };
   virtual Rebuilt rebuilt() const { return {}; }
-  // What scoring costs in all layers: bytes once a step, operations for one row.
+  // The cost of scoring in all layers: bytes for a step, operations for one row.
   virtual Cost cost(const SessionOptions&) const { return {}; }
-  // Lists what of its arrays the next steps read, beside the pool. What follows from `held` alone, so that a
-  // saved session's bytes find their places again.
+  // Lists the policy's arrays that later steps read, besides the pool. The list must depend on `held` alone,
+  // so that restoring a session finds the same arrays.
   virtual void carry(const Held& /*held*/, std::vector<View>&) const {}
-  // Whether it may go on with these bytes of what it carries: that no index in them leads out of anything.
+  // Whether the policy may continue with these bytes of its arrays: no index in them may be out of range.
   using Bytes = std::span<const std::byte>;
   virtual bool can_carry(const Held& /*held*/, std::span<const Bytes>) const { return true; }
 };
 
-// What a selection knows of the tokens that were generated.
+// Statistics of a selection policy over generated tokens.
 struct SelectionStats {
   uint64_t selected = 0;  // entries that the last token attended to, summed over lists
   uint64_t lists = 0;
-  uint64_t hits = 0, misses = 0;  // of its cache, summed over layers
+  uint64_t hits = 0, misses = 0;  // of the selection cache, summed over layers
 };
 
 class SelectionPolicy {
  public:
   virtual ~SelectionPolicy() = default;
-  // As for a retention, which has resolved its options before.
+  // Like RetentionPolicy::resolve(). It is called after the retention policy has resolved its options.
   virtual Status resolve(const Model&, bool evicts, SessionOptions&) const = 0;
-  // The longest list that it makes; UINT32_MAX: it lists nothing, and everything is attended.
+  // The length of the longest list. UINT32_MAX: the policy makes no lists, and every entry is attended to.
   virtual uint32_t most_attended(const SessionOptions&) const { return UINT32_MAX; }
   bool selects(const SessionOptions& o) const { return most_attended(o) != UINT32_MAX; }
-  // Whether it lists for chunks, too, and not for generated tokens alone.
+  // Whether the policy also makes lists for chunks. Otherwise it makes them only for generated tokens.
   virtual bool selects_chunks(const SessionOptions&) const { return false; }
-  // Bound on positions that the backend must serve in a vote over positions; 0: there is none.
+  // An upper bound on the positions in a vote, which the backend must support. 0: the policy has no vote over
+  // positions.
   virtual uint32_t vote_positions(const Setting&) const { return 0; }
-  // Rotary positions that it asks for beyond those of attention.
+  // The number of rotary positions that the policy needs in addition to those of attention.
   virtual uint32_t rope_positions(const SessionOptions&) const { return 0; }
   virtual void place(const Setting&, Arena& /*pool*/, Arena& /*workspace*/) {}
-  // The list for one layer of a step, [kv head][list_capacity]; empty: everything is attended.
+  // The list for one layer of a step, [kv head][list_capacity]. Empty: every entry is attended to.
   struct List {
     View entries;
     uint32_t capacity = 0;
   };
   virtual List record(const LayerStep&) const { return {}; }
-  // What record() listed for the layer last; kept from step to step where the session watches.
+  // The latest list that record() made for the layer. If the session watches, the list is kept between steps.
   virtual List last_list(uint32_t /*layer*/) const { return {}; }
-  // After the step's rows are in the pool: appended, or moved there by a compaction.
+  // Records ops that run once the step's rows are in the pool, whether they were appended or compacted.
   virtual void record_upkeep(const LayerStep&) const {}
-  // `generation` changes whenever entries moved.
+  // `generation` changes whenever entries move.
   virtual void fill(const SessionOptions&, uint32_t /*generation*/, StepParams&) const {}
-  // What a choice costs in all layers among so many entries.
+  // The cost of one selection among `entries` entries, in all layers.
   virtual Cost cost(const Model&, const SessionOptions&, double /*entries*/) const { return {}; }
-  // Forgets what it remembers of earlier tokens.
+  // Forgets what the policy stores of earlier tokens.
   virtual Status clear(Device&) const { return {}; }
   virtual Status read_stats(Device&, SelectionStats&) const { return {}; }
-  // As a retention's.
+  // Like RetentionPolicy::carry().
   virtual void carry(const Held& /*held*/, std::vector<View>&) const {}
-  // Whether it may go on with these bytes of what it carries: that no index in them leads out of what heads
-  // hold.
+  // Whether the policy may continue with these bytes of its arrays: no index in them may exceed the entries
+  // that heads hold.
   using Bytes = std::span<const std::byte>;
   virtual bool can_carry(const Held& /*held*/, std::span<const Bytes>) const { return true; }
 
  protected:
-  // Adds what these lists say now.
+  // Adds the counts of the current lists.
   static Status add_list_counts(Device&, const List&, SelectionStats&);
 };
 
 // The policies of one session.
 struct Policies {
   std::unique_ptr<RetentionPolicy> retention;
-  std::unique_ptr<RetentionPolicy>
-      windowed;  // of layers that attend to their last tokens alone, whatever the user's is
+  // The retention policy of windowed layers, whatever the user chose.
+  std::unique_ptr<RetentionPolicy> windowed;
   std::unique_ptr<SelectionPolicy> selection;
 
   explicit Policies(const SessionOptions&);
   RetentionPolicy& of(const LayerWeights& layer) const { return layer.window ? *windowed : *retention; }
-  // Whether any layer drops entries.
+  // Whether any layer evicts entries.
   bool evict(const Model&) const;
 };
 
-// First entries that stay by default, whatever their score: models pay much attention to them (StreamingLLM),
-// and fewer hurt.
+// The number of first entries that stay by default, whatever their scores. Models pay much attention to them
+// (StreamingLLM), and quality drops with fewer.
 inline constexpr uint32_t kSinks = 4;
-// What retentions that evict share: defaults of local, protect_init and max_new; and, once the pool is known,
-// whether the stabilizers leave anything to choose.
+// Sets what all evicting retention policies share: the defaults of local, protect_init and max_new. Once the
+// pool is known, it also checks that the stabilizers leave entries to choose from.
 Status resolve_eviction(SessionOptions&);
-// Divides the pool as the retainer's file says, if it does.
+// Divides the pool by the shares in the retainer's file, if it has any.
 void take_shares(SessionOptions&);
-// Entries of a head with which no step passes the positions that the model was trained for, where those count
-// what is attended to: behind the entries stand a chunk, or a prompt's last tokens and the answer.
+// The number of entries per head with which no step exceeds the model's trained positions, if positions
+// number the attended entries. The entries are followed by a chunk, or by the last tokens of the prompt and
+// the answer.
 uint32_t trained_entries(const Model&, const SessionOptions&);
-// Records the score of the step's rows that needs no trained head: kCisPosition, kCisHash.
+// Records a score of the step's rows that needs no trained head: kCisPosition or kCisHash.
 void store_plain_score(const LayerStep&, uint32_t kind);
-// Records how much weight the layer's attention gives to entries (query_score): by this query of the last
-// entry; or where there is none by those of the step's rows, which read the entries before them again.
+// Records the attention weight of each entry of the layer (query_score). The weights are those of `query`,
+// which belongs to the last entry. If `query` is empty, they are those of the step's rows, which read the
+// entries before them again.
 void record_query_score(const LayerStep&, const View& query, const View& sums);
-// Scratch of record_key_diff(), which records KeyDiff's scores of all entries of the layer (key_diff).
+// The scratch memory of record_key_diff(), which records KeyDiff's scores of all entries of the layer
+// (key_diff).
 struct KeySums {
   uint32_t blocks = 0;
   View sums;  // f32 [kv heads][blocks][head_dim]
 };
 KeySums place_key_sums(const Setting&, Arena& workspace);
 void record_key_diff(const LayerStep&, const KeySums&, const RetentionPolicy::Scores& into);
-// The retention by trained scores, for mix.
+// The retention policy by trained scores, for mix.
 std::unique_ptr<RetentionPolicy> make_locret_retention();
 
 }  // namespace thimble

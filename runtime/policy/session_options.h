@@ -1,4 +1,4 @@
-// What a session is asked to be. Zero and kDefault mean "decide"; resolve() in plan/planner.h decides.
+// The options of a session. Zero and kDefault mean that resolve() in plan/planner.h decides.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ struct SessionOptions {
 
   Retention retention = Retention::kNone;
   RetainScope retain_scope = RetainScope::kPerHead;
-  uint32_t pool = 0;  // b: entries that a head keeps, on average
-  // How heads share the pool, [layer][kv head], 1 on average; null: equally. The policy takes them from the
-  // retainer's file.
+  uint32_t pool = 0;  // b: entries that each head keeps, on average
+  // The share of the pool of each head, [layer][kv head], 1 on average. Null: all heads get the same. The
+  // policy takes the shares from the retainer's file.
   std::shared_ptr<const std::vector<float>> shares;
-  // Entries that each head keeps, [layer][kv head]; empty: `pool` each. What it says of layers with a
-  // window is not used.
+  // The number of entries that each head keeps, [layer][kv head]. Empty: each head keeps `pool`. Values of
+  // windowed layers are not used.
   std::vector<uint32_t> keeps;
   uint32_t chunk = 0;
   uint32_t stabilizers = kDefault;
@@ -41,16 +41,16 @@ struct SessionOptions {
   VoteScope vote = VoteScope::kAuto;
   bool vote_scaled = false;
   uint32_t vote_window = 0;
-  uint32_t select_prefill = kDefault;  // 1: while reading, too
+  uint32_t select_prefill = kDefault;  // 1: also in prefill
   uint32_t select_page = 0;            // entries of a page
-  uint32_t dense_layers = kDefault;    // first layers that attend to everything
+  uint32_t dense_layers = kDefault;    // first layers, which attend to every entry
 
   Positions positions = Positions::kList;
   uint32_t context = 0;
   uint32_t seed = 0;
-  uint32_t rebuild = 0;        // released tokens that a step reads again
-  uint32_t rebuild_every = 0;  // steps from one that does to the next
-  bool watch = false;          // keep what the attention of the last token is told by
+  uint32_t rebuild = 0;        // evicted tokens that one step reads again
+  uint32_t rebuild_every = 0;  // steps between two steps that read tokens again
+  bool watch = false;          // store what is needed to report the attention of the last token
 };
 
 }  // namespace thimble
