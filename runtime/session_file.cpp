@@ -27,7 +27,7 @@ struct SavedHead {
 struct SavedRun {
   uint32_t entries, keep, capacity;
 };
-// They are written as they are in memory: when one of these sizes changes, the version must rise.
+// These structs are written as they are in memory. If a size changes, the version must be increased.
 static_assert(std::has_unique_object_representations_v<SavedRun> &&
               std::has_unique_object_representations_v<Sampler::Accepted>);
 static_assert(sizeof(SequenceNumbers) == 136 && sizeof(SamplerOptions) == 32 && sizeof(SavedHead) == 248);
@@ -37,7 +37,7 @@ void put(std::string& out, const T* values, size_t count) {
   out.append(reinterpret_cast<const char*>(values), count * sizeof(T));
 }
 
-// Reads that many values, if there are.
+// Reads `count` values, if the file has that many.
 template <typename T>
 bool read_values(ByteReader& in, uint64_t count, std::vector<T>& values) {
   if (count > in.left() / sizeof(T)) return false;

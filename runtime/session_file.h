@@ -1,20 +1,20 @@
-// The file of a saved session (docs/sessions.md): written from front to back, and read with nothing in it
-// trusted.
+// The file of a saved session (docs/sessions.md). It is written from front to back. The reader checks
+// everything and trusts nothing in it.
 //
-// A head says what the session was made of and where it stands; a body holds the arrays, and only what of
-// them is held, so that its size follows from the head. All numbers are little-endian.
+// The head says with which settings the session was made, and what its state is. The body holds the contents
+// of the arrays, without unused entries, so the head determines its size. All numbers are little-endian.
 //
 //   SavedHead        fixed
 //   settings         text, "name value\n" each, in the order in which they are compared
 //   runs             SavedRun of every head, [layer][kv head]
-//   waiting          int32: tokens that were fed and not read
+//   waiting          int32: tokens that were fed and are not read yet
 //   unscored         int32: tokens that will be read again
-//   accepted         Sampler::Accepted: what the sampler remembers, oldest first
-//   note             bytes of the caller's
-//   checksum         uint64 of all this
+//   accepted         Sampler::Accepted: the sampler's history, oldest first
+//   note             bytes that the caller chose
+//   checksum         uint64 of everything before it
 //   body             by layer and head the keys, values, positions and scores of the entries held;
-//                    the logits; what the policies carry
-//   checksum         uint64 of all that is in front of it
+//                    the logits; the policies' arrays
+//   checksum         uint64 of everything before it
 #pragma once
 
 #include <functional>
@@ -29,40 +29,40 @@
 namespace thimble {
 
 struct NamedSetting {
-  std::string name, value;  // no spaces in the name, no line end in either
+  std::string name, value;  // the name has no spaces; neither has line ends
 };
 
-// How many entries a head keeps, and has room for.
+// The number of entries that a head keeps, and for which it has room.
 struct SavedPool {
   uint32_t keep = 0, capacity = 0;
 };
 
-// All but the body.
+// The contents of a session file without the body.
 struct SavedSession {
   SequenceFields sequence;
   Sampler::Saved sampler;
-  char held_text[8] = {};  // of an answer, the beginning of a code point; zeros after it
+  char held_text[8] = {};  // an incomplete code point at the end of the answer, padded with zeros
   std::vector<NamedSetting> settings;
   std::vector<SavedPool> pools;  // of every head
 };
 
-// Takes the next bytes of a file that is being written.
+// Writes the next bytes of a file.
 using WriteBytes = std::function<Status(const void* data, size_t bytes)>;
 
-// Writes a whole file; `write_body` writes its `body_bytes`.
+// Writes a whole file. `write_body` writes the body, which has `body_bytes` bytes.
 Status write_session_file(const SavedSession&, std::span<const std::byte> note, uint64_t body_bytes,
                           const std::function<Status(const WriteBytes&)>& write_body,
                           const WriteBytes& write);
 
 struct SessionFile : SavedSession {
-  // Reads a head; the body is as its length says, and otherwise unchecked. `name` is how errors call the
-  // file. Format where it is damaged, or of another version.
+  // Reads a head. The body's length is checked, but not its contents. Error messages call the file `name`.
+  // Format: the file is damaged, or has another version.
   static Result<SessionFile> open(MappedFile file, std::string name);
-  // Whether the body is as it was written; reads all of it.
+  // Reads the whole body and checks that it is as it was written.
   Status check_body() const;
-  // What it says of itself, a JSON object.
+  // Describes the file as a JSON object.
   std::string info() const;
-  // The error of a file that is not as it was written: `what` is.
+  // The error for a damaged file. `what` names the damaged part.
   Status damaged(const char* what) const;
 
   MappedFile file;

@@ -1,4 +1,4 @@
-// Retainers in the files that they are published in, made a sidecar of a model.
+// Converts published retainers to sidecars.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace thimble {
 
-// Reads the retainer in `input`, a file of torch.save or safetensors or a folder with model.safetensors,
-// checks that it has the model's shapes, and writes the sidecar `output`, which must not exist. `kind` is
-// locret, linear, mlp or sink, or empty: then the names of the tensors decide. Mismatch, saying what differs,
-// where the retainer is that of another model.
+// Reads the retainer in `input`, checks that it has the model's shapes, and writes the sidecar `output`,
+// which must not exist. `input` is a torch.save file, a safetensors file, or a folder with model.safetensors.
+// `kind` is locret, linear, mlp or sink; if it is empty, the names of the tensors decide. Mismatch: the
+// retainer belongs to another model; the message says what differs.
 Status import_heads(const Model& model, const std::string& input, const std::string& kind,
                     const std::string& output);
 

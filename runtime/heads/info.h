@@ -1,4 +1,4 @@
-// What the sidecar of a retainer says about itself.
+// Describes the sidecar of a retainer.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace thimble {
 
-// The file `path` as a JSON object (see thimble_heads_info in thimble.h). With a model also whether it fits
-// it.
+// Describes the file `path` as a JSON object (see thimble_heads_info in thimble.h). If a model is given, the
+// object also says whether the file fits it.
 Result<std::string> describe_heads(const std::string& path, const Model* model);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// What every retainer's file that the library writes begins with.
+// Writes the first keys of a sidecar, which are the same for every retainer.
 #pragma once
 
 #include <string>
@@ -9,16 +9,17 @@
 
 namespace thimble {
 
-// Sets what a sidecar is, of which kind, and the model that it belongs to. A controller (kAdore) is an
-// adapter of a type of its own, whose keys begin with "adore." instead of "retainer.".
+// Sets the type and the kind of a sidecar, and the model that it belongs to. A controller (kAdore) is an
+// adapter of its own type, whose keys begin with "adore." instead of "retainer.".
 void begin_sidecar(NewGguf&, const Model&, const std::string& name, Retainer::Kind);
 
-// What heads were trained on.
+// The training of a retainer.
 struct TrainedOn {
-  uint64_t texts, tokens;  // tokens: of the texts, as far as they were learnt from
-  uint32_t steps;          // of the optimizer; 0: it has none
+  // `texts`: the number of texts. `tokens`: the number of their tokens that were used.
+  uint64_t texts, tokens;
+  uint32_t steps;  // steps of the optimizer; 0: there was no optimizer
   uint64_t seed;
-  std::vector<std::string> data;  // paths, of which the names are told
+  std::vector<std::string> data;  // paths; only the file names are stored
 };
 void set_trained_on(NewGguf&, Retainer::Kind, const TrainedOn&);
 

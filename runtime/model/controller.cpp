@@ -6,24 +6,25 @@
 namespace thimble {
 namespace {
 
-// In sixteen sums, which compilers keep in registers, and always in the same order.
+// Adds the products in sixteen partial sums, which compilers keep in registers. The order of the additions is
+// always the same.
 float dot(const float* a, const float* b, size_t n) {
   constexpr size_t kSums = 16;
   float sums[kSums] = {};
   for (; n >= kSums; n -= kSums, a += kSums, b += kSums)
     for (size_t j = 0; j < kSums; ++j) sums[j] += a[j] * b[j];
   float sum = 0;
-  for (size_t j = 0; j < n; ++j) sum += a[j] * b[j];  // what is left
+  for (size_t j = 0; j < n; ++j) sum += a[j] * b[j];  // the remaining products
   for (const float s : sums) sum += s;
   return sum;
 }
 
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
-// tanh by its continued fraction, within 1e-4 of it and without a branch: a step may score a hundred times as
-// many numbers as there are tokens.
+// tanh by its continued fraction, with an error below 1e-4 and without a branch. A step may compute it a
+// hundred times for each token.
 float quick_tanh(float x) {
-  constexpr float kOne = 4.97f;  // where the fraction reaches 1
+  constexpr float kOne = 4.97f;  // the fraction reaches 1 here
   x = std::min(std::max(x, -kOne), kOne);
   const float s = x * x;
   return x * (135135 + s * (17325 + s * (378 + s))) / (135135 + s * (62370 + s * (3150 + s * 28)));

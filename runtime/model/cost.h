@@ -1,6 +1,6 @@
-// What a step must move and multiply at least, to measure speed by: every weight and every attended entry is
-// read once, every new entry written once; activations are not counted. Two operations to a multiplication
-// with addition.
+// The least that a step must move and multiply, as a reference for speed. Every weight and every attended
+// entry is read once, and every new entry is written once. Activations are not counted. A multiplication with
+// an addition counts as two operations.
 #pragma once
 
 #include "runtime/model/model.h"
@@ -19,11 +19,11 @@ struct Cost {
 };
 inline Cost operator*(double factor, const Cost& cost) { return cost * factor; }
 
-// Of a matrix: its bytes, and operations for one row.
+// The cost of a matrix: its bytes, and the operations for one row.
 inline Cost product_cost(const Tensor& t) { return {static_cast<double>(t.bytes()), 2.0 * t.rows * t.cols}; }
-// Of one entry's keys in one layer: their bytes, and operations for one row of queries.
+// The cost of one entry's keys in one layer: their bytes, and the operations for one row of queries.
 Cost key_cost(const ModelShape&);
-// Layers that attend to everything, without the first `skipped` of all.
+// The number of layers that attend to every entry, not counting the first `skipped` layers of the model.
 uint32_t full_layers(const Model&, uint32_t skipped = 0);
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
-// Parts of reading a model, shared by the files of this folder: keys with defaults and bounds, tensors with
-// shapes.
+// Helpers for loading a model, shared by the files of this folder: they read keys with defaults and bounds,
+// and tensors with shapes.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace thimble {
 
-// Bounds on what a model may say about itself, far above any real one and low enough that no product of two
-// overflows.
+// Bounds on the sizes that a model file may state. They are far above any real model, and so low that the
+// product of two of them cannot overflow.
 constexpr uint64_t kMaxLayers = 1 << 12, kMaxHeads = 1 << 12, kMaxHeadDim = 1 << 12, kMaxWidth = 1 << 20;
 constexpr uint64_t kMaxExperts = 1 << 12;
 constexpr uint64_t kMaxPositions = INT32_MAX;
@@ -25,33 +25,34 @@ Result<T> with_default(Result<std::optional<T>> value, std::type_identity_t<T> f
   return *value ? **value : fallback;
 }
 
-// Reads a count from 1 to max. Without the key it is the fallback, or an error where that is absent too.
+// Reads a count from 1 to max. If the file lacks the key, the count is the fallback. Without a fallback that
+// is an error.
 Status read_count(const Gguf& gguf, const std::string& key, uint64_t max, std::optional<uint64_t> fallback,
                   uint32_t& count);
-// The same of a key that may hold a value for each layer. They are accepted where all are equal.
+// Like read_count(), for a key that may have one value for each layer. All values must be equal.
 Status read_count_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers, uint64_t max,
                            std::optional<uint64_t> fallback, uint32_t& count);
-// Refuses an array that has more or fewer values than there are layers.
+// Refuses an array whose length is not the number of layers.
 Status check_by_layer(const Gguf& gguf, const std::string& key, uint32_t layers);
 
-// Takes tensors out of a file by name, checks their types and shapes, and knows which were not asked for.
+// Takes tensors from a file by name, checks their types and shapes, and knows which tensors were not taken.
 class TensorSource {
  public:
   explicit TensorSource(const Gguf& gguf) : gguf_(gguf), taken_(gguf.tensors().size()) {}
 
   bool has(const std::string& name) const { return gguf_.tensor(name) != nullptr; }
-  bool has_any(const std::string& begin) const;  // whether a tensor's name begins so
-  // A matrix of any type that this library reads.
+  bool has_any(const std::string& begin) const;  // whether a tensor's name begins with this
+  // A matrix of any type that the library can read.
   Result<Tensor> matrix(const std::string& name, uint64_t rows, uint64_t cols);
-  // The matrices of all experts, one below the other.
+  // The matrices of all experts, stored one after the other.
   Result<Tensor> matrices(const std::string& name, uint64_t experts, uint64_t rows, uint64_t cols);
-  // Only f32 is accepted, which is how converters write norms and biases.
+  // The tensor must be f32, the type in which converters write norms and biases.
   Result<Tensor> floats(const std::string& name, uint64_t rows, uint64_t cols);
   Result<Tensor> vector(const std::string& name, uint64_t cols);
-  // The same, or no tensor where the file has none.
+  // Like vector(), but without an error if the file has no such tensor.
   Result<Tensor> vector_if_any(const std::string& name, uint64_t cols);
-  // A tensor that nobody asked for would have changed the result: Unsupported, naming it. Format where their
-  // data do not follow each other.
+  // Checks that every tensor was taken. A tensor that was not taken might change the result: Unsupported,
+  // with its name. Format: the data of the tensors are not contiguous.
   Status all_taken() const;
 
  private:
@@ -61,24 +62,24 @@ class TensorSource {
   std::vector<bool> taken_;
 };
 
-// retainer.cpp: what the keys of a sidecar begin with, "retainer." or, in the files from before there were
-// other kinds, "locret."; refused where it holds no retainer.
+// retainer.cpp: the prefix of a sidecar's keys: "retainer.", or "locret." in files that are older than the
+// other kinds. Refuses a file without a retainer.
 Result<std::string> retainer_prefix(const Gguf& gguf);
-// retainer.cpp: the KV heads' shares of the pools, positive numbers; none where the file has none.
+// retainer.cpp: the KV heads' shares of the pool, positive numbers. Empty: the file has none.
 Result<std::vector<float>> retainer_shares(const Gguf& gguf);
 
 // architecture.cpp: fills shape, rope, epsilon and the weights by role.
 Status load_weights(const Gguf& gguf, Model& model);
 
-// What architectures have in other ways of rotation.
+// How an architecture's rotation may differ from the usual one.
 struct RopeRules {
-  bool reads_yarn = false;        // where its ramp lies and what becomes of its magnitude may be in the file
-  bool scales_windows = true;     // layers with a window have the scaling of the others
-  bool reads_window_base = true;  // the file may give these layers a base of their own, the key freq_base_swa
-  double window_base = 0;         // where it does not; 0: that of the others
+  bool reads_yarn = false;        // the file may set yarn's ramp and magnitude
+  bool scales_windows = true;     // windowed layers use the scaling of the other layers
+  bool reads_window_base = true;  // the file may set another base for windowed layers, key freq_base_swa
+  double window_base = 0;         // the base of windowed layers if it does not; 0: that of the others
 };
-// rope.cpp: `prefix` is the architecture's name, in front of every key. model.shape and model.info are filled
-// already.
+// rope.cpp: loads the RoPE schemes. `prefix` is the architecture's name, with which every key begins.
+// model.shape and model.info must already be filled.
 Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& rules, TensorSource& tensors,
                  Model& model);
 

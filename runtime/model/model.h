@@ -1,4 +1,4 @@
-// A model as the decoder sees it: shape, rotary scheme, and its weights by role. Immutable and shared.
+// A model for the decoder: shape, RoPE schemes, and weights by role. It is immutable and shared.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace thimble {
 
-// One matrix or vector in the mapped file; `data` is null where the model has none.
+// One matrix or vector in the mapped file. If the model has no such tensor, `data` is null.
 struct Tensor {
   const std::byte* data = nullptr;
   DType type = DType::kF32;
@@ -28,52 +28,53 @@ struct Tensor {
   Tensor part(uint32_t first, uint32_t count) const;       // elements of a vector, which is f32
 };
 
-// How keys and queries rotate: enough to build the table of backends/backend.h for any number of positions.
+// The rotation of keys and queries: the data for a table of backends/backend.h of any number of positions.
 struct RopeScheme {
   uint32_t pairing = kRopeAdjacent;  // kRopeAdjacent, kRopeHalves
   uint32_t n_rot = 0;
-  std::vector<double> inverse_frequency;  // [n_rot / 2] radians a position; scaling and long factors included
+  std::vector<double> inverse_frequency;  // [n_rot / 2] radians per position, with scaling and long factors
   std::vector<double>
-      inverse_frequency_short;    // longrope only: for sessions within original_context; else empty
-  uint32_t original_context = 0;  // positions before scaling; longrope: where the short factors end
+      inverse_frequency_short;    // longrope only, for sessions within original_context; else empty
+  uint32_t original_context = 0;  // positions before scaling; longrope: up to which the short factors apply
   double attention_factor = 1.0;  // scales cos and sin (yarn, longrope)
 };
 
-// Rows of the rope table that serve positions [0, positions).
+// The rows of a RoPE table for positions [0, positions).
 uint32_t rope_table_rows(uint32_t positions);
-// Fills [rope_table_rows(positions)][n_rot / 2][2] floats, computed in double. `context` chooses longrope's
-// factors.
+// Fills a table of [rope_table_rows(positions)][n_rot / 2][2] floats, computed in double. `context` decides
+// which factors longrope uses.
 void fill_rope_table(const RopeScheme& rope, uint32_t positions, uint32_t context, float* table);
 
 struct LayerWeights {
-  uint32_t window = 0;  // attends to the last so many tokens, its own among them; 0: to all
-  bool rotates = true;  // false: its queries and keys have no positions (smollm3)
-  // f32 [d_model]: norms of what attention and the feed-forward read (olmo2 has none), and of what they add
-  // to the stream (gemma, olmo2).
+  uint32_t window = 0;  // each token attends to so many most recent tokens, itself included; 0: to all
+  bool rotates = true;  // false: queries and keys are not rotated (smollm3)
+  // f32 [d_model]. The first two normalize the input of attention and of the feed-forward (olmo2 has none).
+  // The last two normalize their output before it is added to the stream (gemma, olmo2).
   Tensor attn_norm, ffn_norm, post_attn_norm, post_ffn_norm;
-  Tensor q, k, v;                 // row ranges of one matrix where the file fuses them (phi3)
+  Tensor q, k, v;                 // row ranges of one matrix if the file fuses them (phi3)
   Tensor q_bias, k_bias, v_bias;  // f32, qwen2 and some llama files
-  Tensor q_norm, k_norm;          // f32, of each head's channels (qwen3) or of all (olmo2)
-  Tensor sinks;                   // f32 [heads]: logits that carry no value (gpt-oss)
+  Tensor q_norm, k_norm;          // f32, over the channels of each head (qwen3) or of all heads (olmo2)
+  Tensor sinks;                   // f32 [heads]: logits without a value (gpt-oss)
   Tensor attn_output, attn_output_bias;
-  Tensor gate, up, down;                       // of all experts one below the other where there are experts
-  Tensor router, router_bias;                  // [experts][d_model], f32 [experts]
-  Tensor gate_bias, up_bias, down_bias;        // f32, of experts (gpt-oss)
-  Tensor shared_gate, shared_up, shared_down;  // of the expert that every token passes (granite)
+  Tensor gate, up, down;                 // with experts: the matrices of all experts, one after the other
+  Tensor router, router_bias;            // [experts][d_model], f32 [experts]
+  Tensor gate_bias, up_bias, down_bias;  // f32, with experts (gpt-oss)
+  Tensor shared_gate, shared_up, shared_down;  // of the expert that processes every token (granite)
 };
 
-// What gives each token its retention scores: small trained networks, one a layer, from a sidecar file; or
-// one for all layers that works on the host.
+// A retainer computes the retention scores of tokens. It consists of small trained networks from a sidecar
+// file, one for each layer. A controller is one network for all layers, which runs on the host.
 struct Retainer {
   enum class Kind { kLocret, kLinear, kMlp, kSink, kAdore };
-  enum class Input { kQkv, kX };  // its query, key and value before RoPE, or what W_q reads
+  enum class Input { kQkv, kX };  // query, key and value before RoPE; or the input of W_q
 
-  // Those that the kind lacks are empty, and all are in a layer with a window, which keeps its last tokens.
+  // Tensors that the kind does not use are empty. In a windowed layer all tensors are empty, because it keeps
+  // its most recent tokens.
   struct Layer {
-    Tensor fc1, fc1_bias;  // locret, mlp: [hidden][input], and f32 of an mlp: [hidden]
-    Tensor fc2, fc2_bias;  // what makes scores of that, or of the input: [Hkv][hidden], f32 [Hkv]
-    // sink: a query for each head and a key for each KV head, of `rank` channels; the norms' weights; the
-    // sinks' keys; and what is added to a query's product with the key.
+    Tensor fc1, fc1_bias;  // locret, mlp: [hidden][input]; f32 [hidden], mlp only
+    Tensor fc2, fc2_bias;  // scores from that or from the input: [Hkv][hidden], f32 [Hkv]
+    // sink: a query for each head and a key for each KV head, with `rank` channels; the weights of their
+    // norms; the sinks' keys; and a bias for the product of a query and the key.
     Tensor q, q_bias, k;      // [H rank][input], f32 [H rank], [Hkv rank][input]
     Tensor q_norm, k_norm;    // f32 [rank]
     Tensor sinks, sink_bias;  // f32 [Hkv sinks][rank], [H]
@@ -82,94 +83,95 @@ struct Retainer {
   MappedFile file;
   Kind kind = Kind::kLocret;
   Input input = Input::kQkv;
-  std::vector<Layer> layers;  // none of kind adore
-  Controller controller;      // of kind adore alone
+  std::vector<Layer> layers;  // empty for kAdore
+  Controller controller;      // kAdore only
   uint32_t act = kActSilu;
   uint32_t hidden = 0;           // locret, mlp
   uint32_t rank = 0, sinks = 0;  // sink
-  // What it was trained for; 0 where the file does not say.
+  // The options that it was trained for. 0: the file does not say.
   uint32_t budget = 0, chunk = 0, stabilizers = 0, local = 0;
   std::optional<uint32_t> protect_init;
-  // What of the pools each KV head is worth, [layer][kv head], 1 on average; empty: all the same.
+  // Each KV head's share of the pool, [layer][kv head], 1 on average. Empty: all shares are equal.
   std::vector<float> shares;
-  // The retention that it is for, by its name: "locret", or what its check found better than its scores
-  // alone.
+  // The name of the retention policy that suits the retainer: "locret", or a policy that was better in the
+  // retainer's check than its scores alone.
   std::string retention = "locret";
-  std::string warning;  // one sentence, where the base model could only be checked by its shape
-  // Of the matrices of one layer: fc1, which may be empty, and fc2; or q and k.
+  std::string warning;  // one sentence, if only the shape of the base model could be checked
+  // The shapes of one layer's matrices: fc1 (which may be empty) and fc2, or q and k.
   std::array<MatrixShape, 2> matrices() const;
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 };
-// What files call it: "locret", "linear", "mlp", "sink", "adore"; "silu", "gelu", "gelu_erf".
+// The names in files: "locret", "linear", "mlp", "sink", "adore"; "silu", "gelu", "gelu_erf".
 const char* name_of(Retainer::Kind);
 const char* name_of_act(uint32_t act);
 
 struct ModelInfo {
   std::string architecture, name, description, license;
-  uint32_t context_length = 0;  // trained positions
+  uint32_t context_length = 0;  // positions that the model was trained for
   uint64_t parameters = 0, file_bytes = 0;
-  std::string quantization;  // the type most bytes have
+  std::string quantization;  // the type of most bytes
 };
 
 class Model {
  public:
-  // Reads and checks everything but the weights' values; `name` is how error messages call the file.
-  // Unsupported where the file asks for something that this library does not do, Format where it is damaged,
-  // each naming the key or tensor.
+  // Reads and checks a model, except the values of the weights. Error messages call the file `name`.
+  // Unsupported: the file needs a feature that the library lacks. Format: the file is damaged. Each error
+  // names the key or tensor.
   static Result<std::shared_ptr<const Model>> open(MappedFile file, std::string name);
-  // The same of a model that lies in several files.
+  // Like the other open(), for a model in several files.
   static Result<std::shared_ptr<const Model>> open(std::vector<GgufFile> files);
 
   ModelInfo info;
   ModelShape shape;
   float norm_epsilon = 1e-5f;
   uint32_t act = kActSilu;
-  RouteParams route = {};                // of models with experts
-  float embedding_scale = 1;             // of embedding rows
-  float residual_scale = 1;              // of what layers add to the stream
-  float attention_scale = 1;             // of the products of queries and keys, usually 1 / sqrt(head_dim)
-  float attention_cap = 0;               // these become cap * tanh(x / cap); 0: they stay
-  float query_growth = 0;                // of queries with each rope.original_context positions; see scale
-  float logit_scale = 1, logit_cap = 0;  // of the output
+  RouteParams route = {};     // with experts
+  float embedding_scale = 1;  // factor of embedding rows
+  float residual_scale = 1;   // factor of what layers add to the stream
+  float attention_scale = 1;  // factor of query-key products, usually 1 / sqrt(head_dim)
+  float attention_cap = 0;    // query-key products become cap * tanh(x / cap); 0: no cap
+  float query_growth = 0;     // growth of queries every rope.original_context positions; see the op `scale`
+  float logit_scale = 1, logit_cap = 0;  // factor and cap of the logits
   RopeScheme rope;
-  RopeScheme window_rope;  // of layers with a window; without frequencies: as the others
-  // output is of token_embedding where they are tied. It has a row for each token that may follow: fewer than
-  // shape.vocab where the vocabulary has fewer tokens than the embedding has rows.
+  RopeScheme window_rope;  // of windowed layers; without frequencies: like the others
+  // With tied embeddings, `output` is token_embedding. It has a row for each token that may follow. There are
+  // fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
   Tensor token_embedding, output_norm, output;
   std::vector<LayerWeights> layers;  // empty for a vocabulary-only file
   Tokenizer tokenizer;
-  std::string chat_template;  // as in the file, the one without a name or "default", or empty
-  ChatWriter chat;            // how conversations are written, by that template
-  std::string description_of_tokenizer_error;  // why `tokenizer` is empty, where it is
-  std::vector<std::string> warnings;           // what the file asks for and does not get, a sentence each
+  std::string chat_template;  // the file's template without a name or named "default"; or empty
+  ChatWriter chat;            // writes conversations with that template
+  std::string description_of_tokenizer_error;  // why `tokenizer` is empty, if it is
+  std::vector<std::string> warnings;           // sentences on features of the file that are ignored
 
   bool has_weights() const { return !layers.empty(); }
-  // The names of the file's further chat templates: "tool_use" for example.
+  // The names of the file's other chat templates, for example "tool_use".
   std::vector<std::string_view> chat_template_names() const;
-  // The one of this name, else the known format; InvalidArgument, naming all, where there is neither.
+  // The chat template with this name, or else the known format with this name. InvalidArgument, with all
+  // names: neither exists.
   Result<ChatWriter> chat_named(std::string_view name) const;
   const Gguf& gguf() const { return gguf_; }
   std::span<const GgufFile> files() const { return files_; }
-  // Their bytes, and how many of these are in memory now.
+  // The bytes of the files, and how many of them are in physical memory now.
   std::vector<std::span<const std::byte>> memory() const;
   uint64_t resident_bytes() const;
-  // Whether the files still have all that was mapped (MappedFile::check_whole).
+  // Whether the files still have all bytes that were mapped (MappedFile::check_whole).
   Status check_files() const;
-  // Bytes of host memory that tables of this model take (vocabulary, merges, tensor table), estimated by
-  // their contents.
+  // The bytes of host memory of the model's tables (vocabulary, merges, tensor table), estimated from their
+  // contents.
   uint64_t host_bytes() const;
-  // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors, or
-  // where a layer has none of the norms behind attention and feed-forward.
+  // FNV-1a-64 over architecture, L, H, Hkv, dh and the bytes of all f32 attn_norm and ffn_norm tensors. For a
+  // layer that has neither, it uses the norms after attention and feed-forward.
   uint64_t fingerprint() const;
 
-  // What a device needs of the model: all but the embedding where it only looks up rows of it. Those the host
-  // can hand over with each step.
+  // The tensors that a device needs. The embedding is left out if the device only looks up its rows, because
+  // the host can pass these rows with each step.
   std::vector<Tensor> tensors() const;
   mutable Placements placements;
 
-  // Reads a sidecar and checks that it belongs to this model: Mismatch, saying what differs, where it does
-  // not.
+  // Reads a sidecar and checks that it belongs to this model. Mismatch: it does not; the message says what
+  // differs.
   Result<std::shared_ptr<const Retainer>> open_retainer(MappedFile file, std::string name) const;
 
  private:

@@ -12,7 +12,7 @@ Weight PlacedTensors::weight(const Tensor& t) const {
   if (!t) return w;
   if (!files_.empty()) {
     for (size_t i = 0; i < files_.size() && !w.buffer; ++i) {
-      // A wrapped-around distance is larger than any file.
+      // If the tensor is not in this file, the distance wraps around or is larger than the file.
       w.offset = reinterpret_cast<uintptr_t>(t.data) - reinterpret_cast<uintptr_t>(files_[i]);
       if (w.offset < buffers_[i]->size) w.buffer = buffers_[i].get();
     }
@@ -37,7 +37,7 @@ uint64_t PlacedTensors::bytes() const {
 }
 
 PlacedTensors::Layout::Layout(const std::vector<Tensor>& tensors, const DeviceInfo& device) {
-  uint64_t end = 0;  // of what lies in the last buffer
+  uint64_t end = 0;  // end of the tensors in the last buffer
   for (const Tensor& t : tensors) {
     if (places.contains(t.data)) continue;
     const uint64_t bytes = round_up(t.bytes(), device.alignment);
@@ -66,7 +66,7 @@ bool Placements::has(const Device& device) const {
 Result<std::shared_ptr<const PlacedTensors>> Placements::place(
     const std::vector<std::span<const std::byte>>& files, const std::vector<Tensor>& tensors,
     const std::shared_ptr<Device>& device) {
-  // The lock is held while they are copied, so that a second session waits instead of copying them again.
+  // The lock is held during the copy, so that a second session waits and does not copy the tensors again.
   const std::lock_guard lock(mutex_);
   std::erase_if(placed_, [](const auto& p) { return p.second.expired(); });
   if (const auto found = placed_.find(device.get()); found != placed_.end())

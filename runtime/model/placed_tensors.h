@@ -1,5 +1,5 @@
-// Tensors of mapped files as a device sees them. They belong to the files' owner: sessions on a device share
-// them.
+// The tensors of mapped files in a device's memory. They belong to the owner of the files, and all sessions
+// on a device share them.
 #pragma once
 
 #include <map>
@@ -17,12 +17,14 @@ struct Tensor;
 
 class PlacedTensors {
  public:
-  Weight weight(const Tensor&) const;  // an empty one for a tensor that is not among them
-  uint64_t bytes() const;  // of device memory that they were given; none where the file is read as it lies
+  Weight weight(const Tensor&) const;  // empty if the tensor was not placed
+  // The bytes of device memory that the tensors take. 0: the device reads the mapped file.
+  uint64_t bytes() const;
 
  private:
   friend class Placements;
-  // Tensors behind each other, each aligned as the device asks, in buffers as large as it allows.
+  // Places tensors one after the other, each aligned as the device needs it, in buffers as large as the
+  // device allows.
   struct Layout {
     struct Place {
       size_t buffer;
@@ -35,19 +37,19 @@ class PlacedTensors {
 
   std::shared_ptr<Device> device_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
-  std::vector<const std::byte*> files_;  // where the buffers show the files themselves: their first bytes
-  std::unordered_map<const std::byte*, Layout::Place> places_;  // else where its tensors lie
+  std::vector<const std::byte*> files_;  // if buffers map the files: the files' first bytes
+  std::unordered_map<const std::byte*, Layout::Place> places_;  // otherwise: the tensors' places
 };
 
-// Where the tensors of a model or a retainer lie, by device. Any thread may ask.
+// The placed tensors of a model or a retainer, by device. Any thread may use it.
 class Placements {
  public:
-  // Bytes that placing these tensors takes on such a device; none where it reads the file as it lies.
+  // The bytes that placing these tensors takes on such a device. 0: the device reads the mapped file.
   static uint64_t bytes(const std::vector<Tensor>&, const DeviceInfo&);
-  // Whether they lie on this device already, for as long as another session keeps them there.
+  // Whether another session keeps the tensors on this device now.
   bool has(const Device&) const;
-  // Copies them to the device, once for all who hold the result at the same time. `files`: the bytes that
-  // they lie in.
+  // Copies the tensors to the device, once for all users that hold the result at the same time. `files`: the
+  // mapped bytes that contain the tensors.
   Result<std::shared_ptr<const PlacedTensors>> place(const std::vector<std::span<const std::byte>>& files,
                                                      const std::vector<Tensor>&,
                                                      const std::shared_ptr<Device>&);

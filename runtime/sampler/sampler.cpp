@@ -15,7 +15,7 @@ Sampler::Sampler(uint32_t vocab, uint32_t rewindable, std::span<const int32_t> s
       history_(uint64_t(kLongestHistory) + rewindable) {}
 
 Status Sampler::check(const SamplerOptions& o) {
-  // Written so that NaN fails each of them.
+  // Each condition is written so that NaN fails it.
   if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
     return error(Code::kInvalidArgument, "temperature is %g; it must be 0 or more",
                  static_cast<double>(o.temperature));
@@ -36,7 +36,7 @@ Status Sampler::set(const SamplerOptions& o) {
   THIMBLE_TRY(check(o));
   options_ = o;
   random_ = o.seed;
-  for (Accepted& a : history_) a.random = o.seed;  // whoever rewinds starts from the new seed, too
+  for (Accepted& a : history_) a.random = o.seed;  // so that rewind() also starts from the new seed
   count_recent();
   return {};
 }
@@ -108,7 +108,7 @@ float Sampler::logit(const float* logits, uint32_t id) const {
   return std::min(x, FLT_MAX);
 }
 
-// The upper 53 bits of a random number, as one in [0, 1).
+// The upper 53 bits of a random number, as a number in [0, 1).
 double Sampler::uniform() { return static_cast<double>(splitmix64(random_) >> 11) * 0x1p-53; }
 
 bool Sampler::samples_best(int32_t best) const {
@@ -120,7 +120,7 @@ int32_t Sampler::sample(const float* logits) {
   const auto vocab = static_cast<uint32_t>(candidates_.size());
   for (uint32_t id = 0; id < vocab; ++id) candidates_[id] = {logit(logits, id), static_cast<int32_t>(id)};
   for (const int32_t id : suppressed_) candidates_[static_cast<size_t>(id)].logit = -INFINITY;
-  // Ids make the order total, so it does not depend on the sorting algorithm.
+  // Ids make the order total, so the result does not depend on the sorting algorithm.
   const auto before = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
   };
@@ -134,7 +134,8 @@ int32_t Sampler::sample(const float* logits) {
   }
   std::sort(first, last, before);
 
-  // Candidates descend from here on, so each filter is a place to cut. The first one always stays.
+  // From here on the candidates are sorted in descending order, so each filter cuts off the end. The first
+  // candidate always stays.
   const double best = first->logit;
   const auto weight = [&](const Candidate& c, double temperature) {
     return std::exp((c.logit - best) / temperature);
@@ -157,7 +158,7 @@ int32_t Sampler::sample(const float* logits) {
     left -= weight(*c, options_.temperature);
     if (left < 0) return c->id;
   }
-  return first->id;  // rounding left a rest, or every logit is -inf
+  return first->id;  // rounding left a remainder, or every logit is -inf
 }
 
 }  // namespace thimble

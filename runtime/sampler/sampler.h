@@ -10,42 +10,41 @@
 namespace thimble {
 
 struct SamplerOptions {
-  float temperature = 0;      // 0: the most likely token, ties to the lower id
-  float top_p = 0.95f;        // the fewest tokens that have this probability together; 1: all
-  float min_p = 0.05f;        // none less likely than this share of the most likely one; 0: all
-  float repeat_penalty = 1;   // divides positive logits of recent tokens, multiplies negative ones; 1: none
+  float temperature = 0;      // 0: the most likely token, or the lower id of equal ones
+  float top_p = 0.95f;        // smallest set of tokens with this total probability; 1: all
+  float min_p = 0.05f;        // least probability relative to the most likely token; 0: all
+  float repeat_penalty = 1;   // divides positive and multiplies negative logits of recent tokens; 1: none
   uint32_t top_k = 40;        // 0: all
-  uint32_t repeat_last = 64;  // how many tokens are recent, at most kLongestHistory
+  uint32_t repeat_last = 64;  // number of recent tokens, at most kLongestHistory
   uint64_t seed = 0;
 
   bool operator==(const SamplerOptions&) const = default;
 };
 
-// Equal options, logits and accepted tokens give equal tokens on every platform. A copy goes on independently
-// from the same state. Nothing allocates after construction.
+// Equal options, logits and accepted tokens give equal tokens on every platform. A copy continues
+// independently from the same state. Nothing is allocated after construction.
 class Sampler {
  public:
   static constexpr uint32_t kLongestHistory = 4096;
 
-  // `rewindable`: tokens back to which rewind() may ask to go. `suppressed`: ids that are never sampled,
-  // lent.
-  Sampler(uint32_t vocab, uint32_t rewindable,
-          std::span<const int32_t> suppressed = {});  // vocab: at least 1
-  // Takes the options and starts the random numbers from the seed; the history stays. On error nothing
+  // `vocab`: at least 1. `rewindable`: the number of tokens by which rewind() may go back. `suppressed`: ids
+  // that are never sampled; the caller keeps them alive.
+  Sampler(uint32_t vocab, uint32_t rewindable, std::span<const int32_t> suppressed = {});
+  // Sets the options and restarts the random numbers from the seed. The history stays. On error nothing
   // changes.
   Status set(const SamplerOptions&);
-  // Whether options make sense, or what is wrong with them.
+  // Checks whether the options are valid. The error says what is wrong with them.
   static Status check(const SamplerOptions&);
-  // The next token by `logits` [vocab]. NaN counts as -inf, +inf as the largest float.
+  // Samples the next token from `logits` [vocab]. NaN counts as -inf, and +inf as the largest float.
   int32_t sample(const float* logits);
-  // Remembers a token, which stands at that position of the stream, for the penalty.
+  // Adds a token to the history, for the penalty. `position` is its position in the stream.
   void accept(int32_t token, uint64_t position);
   // Forgets the tokens from this position on, and the random numbers drawn for them.
   void rewind(uint64_t position);
-  // Forgets the history and starts the random numbers again.
+  // Forgets the history and restarts the random numbers.
   void reset();
 
-  // A token that was accepted, and the state of the random numbers after it.
+  // An accepted token, and the state of the random numbers after it.
   struct Accepted {
     uint64_t random;
     uint32_t position;
@@ -53,30 +52,30 @@ class Sampler {
 
     bool operator==(const Accepted&) const = default;
   };
-  // What it takes to go on elsewhere. A session file stores its parts as they are in memory.
+  // The state that another sampler needs to continue. A session file stores its parts as they are in memory.
   struct Saved {
     SamplerOptions options;
     uint64_t random = 0;
-    std::vector<Accepted> accepted;  // the tokens that it remembers, oldest first
+    std::vector<Accepted> accepted;  // the tokens of the history, oldest first
 
     bool operator==(const Saved&) const = default;
   };
   const SamplerOptions& options() const { return options_; }
   uint64_t random() const { return random_; }
-  // Takes back what was drawn for a token that was sampled and not accepted.
+  // Undoes the draws for a token that was sampled but not accepted.
   void set_random(uint64_t random) { random_ = random; }
   Saved saved() const;
-  // Whether restore() takes these tokens: all are in its vocabulary.
+  // Whether restore() accepts these tokens: all are in the vocabulary.
   bool takes(std::span<const Accepted> accepted) const;
-  // Goes on from there. The options passed check(), and it takes the tokens. Of more tokens than it remembers
-  // it takes the last: a session that was made smaller has more.
+  // Continues from `saved`. Its options must have passed check(), and takes() must accept its tokens. If it
+  // has more tokens than the history holds, the last ones are used: a session that was made smaller has more.
   void restore(const Saved&);
-  // Whether both go on alike.
+  // Whether both samplers continue alike.
   bool operator==(const Sampler& other) const { return saved() == other.saved(); }
 
-  // Whether sample() gives this, the arg max of the logits as they are.
+  // Whether sample() would return `best`, which is the arg max of the unmodified logits.
   bool samples_best(int32_t best) const;
-  // What such a sampler allocates.
+  // The bytes that such a sampler allocates.
   static uint64_t bytes(uint32_t vocab, uint32_t rewindable);
   uint64_t bytes() const;
 
@@ -94,9 +93,9 @@ class Sampler {
 
   SamplerOptions options_;
   std::span<const int32_t> suppressed_;
-  std::vector<Candidate> candidates_;   // [vocab], scratch
+  std::vector<Candidate> candidates_;   // [vocab], scratch memory
   std::vector<uint16_t> recent_count_;  // [vocab], occurrences among the last repeat_last
-  std::vector<Accepted> history_;       // [kLongestHistory + rewindable], a ring
+  std::vector<Accepted> history_;       // [kLongestHistory + rewindable], a ring buffer
   uint64_t accepted_ = 0;
   uint64_t random_ = 0;
 };
