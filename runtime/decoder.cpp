@@ -17,8 +17,8 @@ Decoder::Decoder(const Setting& setting, const Policies& policies, const Weights
 
 // ---- the step ----
 
-// A chunk is cut into segments, so that an interrupt is quick; a token's step is over before that matters.
-// What is read again needs no logits.
+// The programs for chunks have a segment for each layer, so that an interrupt takes effect soon. The step of
+// one token is too short to need that. A second reading needs no logits.
 void Decoder::record_step(Recorder& r, Step step) const {
   const auto cut = [&] {
     if (step == Step::kChunk || step == Step::kAgain) r.segment();
@@ -47,7 +47,7 @@ void Decoder::attention_block(const LayerStep& l, Step step) const {
   if (w.attn_norm) norm(l.recorder, at_.x, w.attn_norm, at_.norm);
   project_qkv(l);
   if (step == Step::kAgain) {
-    append(l, at_.retain_list);  // what is beyond f16's range was counted before: the list has a place for it
+    append(l, at_.retain_list);  // its saturated values were counted before; this count is not used
     grow_queries(l);
     retention(l).record_upkeep(l);
     attend(l, {});
@@ -83,7 +83,7 @@ void Decoder::project_qkv(const LayerStep& l) const {
   if (w.k_norm) qk_norm(r, w.k_norm, k, shape_.kv_heads);
 }
 
-// Keys, values and positions of the step's rows.
+// Appends the keys, values and positions of the step's rows to the chunk buffer or the pool.
 void Decoder::append(const LayerStep& l, const View& saturated, const View& positions) const {
   l.recorder.record(KvAppend{.qkv = at_.qkv,
                              .rope = l.rope_table(),
@@ -104,7 +104,7 @@ void Decoder::append(const LayerStep& l, const View& saturated, const View& posi
                              .positions = positions});
 }
 
-// Whether a text may be so long that its queries grow.
+// Whether a text may be so long that its queries are scaled up.
 bool Decoder::grows_queries() const {
   const uint64_t again = policies_.retention->reads_again() ? options_.chunk : 0,
                  context = options_.context ? options_.context : uint64_t(INT32_MAX),
@@ -112,8 +112,8 @@ bool Decoder::grows_queries() const {
   return model_.query_growth != 0 && positions > model_.rope.original_context;
 }
 
-// What a model makes of queries by their position in the text, whatever they are rotated by. Retainers have
-// read them before, so that a token's score does not depend on where it stands.
+// Scales queries by their position in the text, if the model does so, whatever their rotary position is.
+// Retainers read the queries before this op, so that a token's score does not depend on its position.
 void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
   if (!grows_queries()) return;
   l.recorder.record(Scale{.x = at_.qkv,
@@ -129,7 +129,7 @@ void Decoder::grow_queries(const LayerStep& l, const View& positions) const {
                           .positions = positions});
 }
 
-// The list of entries to attend to. A layer that sees its last tokens alone has no choice.
+// Records the list of entries to attend to. A windowed layer attends to its window and has no selection.
 SelectionPolicy::List Decoder::select(const LayerStep& l) const {
   if (weights_of(l).window) return {};
   return policies_.selection->record(l);
@@ -189,8 +189,9 @@ void Decoder::attend(const LayerStep& l, const SelectionPolicy::List& list, cons
   }
 }
 
-// Compacts the layer's pool to what the policy keeps of pool and chunk. It is next read in the next step, so
-// evicting here, layer by layer, gives what evicting after the whole pass would (methods 2.6).
+// Compacts the layer's pool to the entries of pool and chunk that the policy keeps. The layer's pool is next
+// read in the next step. Evicting layer by layer therefore gives the same result as evicting after the whole
+// pass (methods 2.6).
 void Decoder::retain(const LayerStep& l) const {
   const LayerPool& pool = l.pool();
   const bool evicts = retention(l).evicts();
@@ -230,7 +231,8 @@ void Decoder::retain(const LayerStep& l) const {
   policies_.selection->record_upkeep(l);
 }
 
-// Rows that were read again lie behind the others after a compaction; this puts them where they belong.
+// After a compaction, the rows that were read again come after all other entries. This op moves them to their
+// places in position order.
 void Decoder::merge(const LayerStep& l) const {
   const LayerPool& pool = l.pool();
   l.recorder.record(KvMerge{.k = pool.k,
@@ -243,20 +245,20 @@ void Decoder::merge(const LayerStep& l) const {
                                   .head_state = l.head_state()}});
 }
 
-// The queries of the step's last row, for watch().
+// Copies the queries of the step's last row, for watch().
 void Decoder::keep_query(const LayerStep& l) const {
   l.recorder.record(Copy{.src = at_.qkv,
                          .dst = at_.last_queries[l.layer],
                          .p = {.cols = shape_.heads * shape_.head_dim,
                                .src_stride = dimensions_.qkv_cols,
-                               .dst_stride = 0,  // there is one: a step's logits are those of its last row
+                               .dst_stride = 0,  // one row: a step's logits are those of its last row
                                .from_logit_row = 1,
                                .to_ring_row = 0,
                                .rows = kLogitRows}});
 }
 
-// The weights that the last token's attention gave to entries: as attend() did, by the queries that were
-// kept.
+// Computes the attention weights that the last token gave to entries. It repeats attend() with the queries
+// that keep_query() copied.
 void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const {
   l.recorder.record(QueryScore{.q = at_.last_queries[l.layer],
                                .k = l.pool().k,
@@ -284,8 +286,8 @@ void Decoder::watch(const LayerStep& l, const SelectionPolicy::List& list) const
                                      .rope = l.rope()}});
 }
 
-// What the layer's heads give to the positions of a slice: these weights, or 1 for each entry. The first one
-// of a segment starts the sums.
+// Adds the weights of the layer's entries, or 1 for each entry, to the sums for the positions of a slice.
+// `first`: the sums start at 0.
 void Decoder::add_by_position(const LayerStep& l, const View& weights, const SelectionPolicy::List& list,
                               bool first) const {
   l.recorder.record(ScatterAdd{.pos = l.pool().pos,
@@ -312,7 +314,8 @@ void Decoder::feed_forward(const LayerStep& l) const {
   experts(r, w);
   if (!w.shared_gate) return;
   glu(r, at_.norm, w.shared_gate, w.shared_up);
-  add_branch(r, at_.ffn, w.shared_down, {}, {});  // last, as it may write over what all of them read
+  // The shared expert comes last, because its result may overwrite the input of all experts.
+  add_branch(r, at_.ffn, w.shared_down, {}, {});
 }
 
 void Decoder::glu(Recorder& r, const View& x, const Tensor& gate, const Tensor& up) const {
@@ -391,7 +394,7 @@ uint64_t Programs::bytes() const {
 
 namespace {
 
-// Hands ops on, and remembers the first that the device lacks.
+// Passes ops on, and remembers the first op that the device does not support.
 class SupportedOps : public Recorder {
  public:
   SupportedOps(const Device& device, std::unique_ptr<Recorder> recorder)
@@ -426,7 +429,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
     ops(recorder);
     return recorder.finish(stream, into);
   };
-  // A segment for each layer that `needs` one.
+  // Records a segment for each layer whose policy `needs` one.
   const auto layers = [&](Recorder& r, const auto& needs, const auto& ops) {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer)
       if (const LayerStep l = layer_step(r, layer, Step::kDecode); needs(retention(l))) {
@@ -479,7 +482,7 @@ Result<Programs> Decoder::record(const Device& device, Stream& stream) const {
       }
     }));
   if (!options_.watch) return programs;
-  // A segment for everything and one for lists: ops(layer, list).
+  // Records a segment for all entries and, with a selection, one for lists: ops(layer, list).
   const auto attending = [&](Recorder& r, const auto& ops) {
     for (const bool listed : {false, true}) {
       if (listed && !policies_.selection->selects(options_)) return;
@@ -506,7 +509,7 @@ LayerStep Decoder::layer_step(Recorder& r, uint32_t layer, Step step) const {
   return {r, setting_, weights_, at_, layer, step != Step::kDecode};
 }
 
-// The embedding, or where it stays on the host the rows of it that the session hands over.
+// The embedding. If it stays on the host, the rows that the engine passes with each step.
 Weight Decoder::embedding() const {
   Weight table = weights_.of(model_.token_embedding);
   if (table) return table;
@@ -535,7 +538,7 @@ void Decoder::scale(Recorder& r, View x, View y, ScaleParams p) const {
   r.record(Scale{.x = x, .y = y, .p = p});
 }
 
-// Adds W x + bias to the stream, normed or scaled where the model does so.
+// Adds W x + bias to the stream. If the model has a norm or a scale here, it is applied first.
 void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bias,
                          const Tensor& norm_weight) const {
   const bool plain = !norm_weight && model_.residual_scale == 1;
@@ -546,7 +549,7 @@ void Decoder::add_branch(Recorder& r, View x, const Tensor& w, const Tensor& bia
     scale(r, at_.norm, at_.x, {.scale = model_.residual_scale, .add = 1});
 }
 
-// The norm of q or k in place, of each head (qwen3) or of all heads at once (olmo2).
+// Applies the norm of q or k in place, to each head (qwen3) or to all heads at once (olmo2).
 void Decoder::qk_norm(Recorder& r, const Tensor& weight, uint32_t first_column, uint32_t heads) const {
   r.record(RmsNorm{.x = qkv_columns(first_column),
                    .weight = weights_.of(weight),
@@ -573,7 +576,7 @@ void Decoder::linear(Recorder& r, View x, uint32_t x_stride, const Tensor& w, co
                         .rows = rows}});
 }
 
-// The qkv rows from this column on; q is column 0.
+// The columns of the qkv rows from column `first` on. q begins at column 0.
 View Decoder::qkv_columns(uint32_t first) const {
   const uint64_t offset = first * sizeof(float);
   return at_.qkv.slice(offset, at_.qkv.bytes - offset);

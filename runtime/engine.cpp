@@ -1,4 +1,4 @@
-// The engine: what it allocates, and how it runs a step.
+// The engine: allocation, and running a step.
 #include "runtime/engine.h"
 
 #include <algorithm>
@@ -86,7 +86,7 @@ void Engine::count_allocated(uint64_t bytes) {
   reservation_.ledger->allocated += bytes;
 }
 
-// Adds what no other engine on the device had placed.
+// Counts the weights that no other engine on the device had placed.
 Status Engine::place_weights(uint64_t& allocated) {
   const auto place = [&](const auto& owner, const std::vector<std::span<const std::byte>>& files,
                          std::shared_ptr<const PlacedTensors>& into) -> Status {
@@ -111,7 +111,7 @@ Status Engine::allocate_arenas(uint64_t& allocated) {
   THIMBLE_TRY(allocate(MemKind::kPool, plan_.pool + plan_.released, pool_));
   THIMBLE_TRY(allocate(MemKind::kWorkspace, plan_.workspace + plan_.view, workspace_));
   THIMBLE_TRY(allocate(MemKind::kIo, plan_.io - host_bytes(*model_, plan_), io_));
-  allocated -= plan_.released;  // pages of a clone that nothing touches
+  allocated -= plan_.released;  // pages of a clone that are never touched
   return {};
 }
 
@@ -168,7 +168,8 @@ Status Engine::note_tokens(std::span<const int32_t> tokens, const SequenceState&
   return {};
 }
 
-// Where scores are made on the host: those that this step compacts by, and the rows that it reads again.
+// For a retention policy that scores on the host: computes the scores for this step's compaction, and changes
+// the step if it reads evicted tokens again.
 Status Engine::score_on_host(Step& step, const SequenceState& state) {
   held_.resize(state.entries[0]);
   THIMBLE_TRY(positions(state, 0, held_));
@@ -180,7 +181,9 @@ Status Engine::score_on_host(Step& step, const SequenceState& state) {
   step.program = programs_.rebuild.get();
   step.n_rows = static_cast<uint32_t>(again.size());
   step.first_logit_row = step.n_rows - 1;
-  step.evicts = step.ends_prompt = true;  // the last entries are not the latest tokens: scores protect those
+  // The last entries are not the latest tokens, so protect_last would protect the wrong ones. The scores
+  // protect the latest tokens instead.
+  step.evicts = step.ends_prompt = true;
   return {};
 }
 
@@ -252,7 +255,7 @@ void Engine::count_entries(SequenceState& state) const {
     const uint32_t entries = command_.heads[i].n_entries + command_.params.n_rows;
     state.entries[i] = std::min(command_.heads[i].keep, entries);
     dropped += entries - state.entries[i];
-    // A head with a window keeps what that shows.
+    // A windowed head still holds its whole window.
     if (state.entries[i] < entries && !is_windowed(i)) state.attended = Attended::kUnknown;
   }
   if (!dropped) return;

@@ -1,4 +1,4 @@
-// The engine: what a sequence has in the pool, moved, copied, listed and made smaller.
+// The engine: moving, copying and listing a sequence's data in the pool, and making the pool smaller.
 #include <algorithm>
 
 #include "runtime/engine.h"
@@ -25,8 +25,8 @@ Result<uint32_t> Engine::saturated() const {
 
 // ---- moving ----
 
-// Runs are in the same order in every division, so none is written over before it has moved: those that move
-// down go first, from the first one on, then those that move up, from the last one on.
+// Runs have the same order in every division. No run is overwritten before it has moved: the runs that move
+// down are moved first, in ascending order, and then the runs that move up, in descending order.
 Result<bool> Engine::move_runs(SequenceState& state) {
   const std::vector<HeadRun>&from = plan_.dimensions.runs_in(state.placed), &to = runs(state);
   bool moved = false;
@@ -50,14 +50,15 @@ Status Engine::move_head(size_t head, uint64_t from, uint64_t to, uint64_t entri
   return {};
 }
 
-// Moves entries of one array of a layer, by the view that chunks attend to, which is free between two steps.
+// Moves entries of one array of a layer. The view of chunks serves as scratch memory, since it is unused
+// between steps.
 Status Engine::move_entries(const View& array, uint64_t entry_bytes, uint64_t from, uint64_t to,
                             uint64_t entries) const {
   const View& scratch = layout_.view_k.values;
   const uint64_t at_once = std::max<uint64_t>(scratch.bytes / entry_bytes, 1);
   for (uint64_t done = 0; done < entries;) {
     const uint64_t now = std::min(at_once, entries - done),
-                   at = to < from ? done : entries - done - now;  // the end that is not written over first
+                   at = to < from ? done : entries - done - now;  // the end that is overwritten first
     const View piece = scratch.slice(0, now * entry_bytes);
     THIMBLE_TRY(device_->copy(piece, array.slice((from + at) * entry_bytes, piece.bytes)));
     THIMBLE_TRY(device_->copy(array.slice((to + at) * entry_bytes, piece.bytes), piece));
@@ -94,14 +95,14 @@ std::vector<Engine::Array> Engine::arrays(const SequenceFields& state, bool logi
   return all;
 }
 
-// Of a pool that was made smaller only what is held, since a copy of what was given back would take its
-// memory again.
+// Copies the pool. If the pool was made smaller, only the held entries are copied, since copying to memory
+// that was given back would allocate it again.
 Status Engine::copy_to(Engine& twin, const SequenceState& state) const {
   const auto copy_pool = [&]() -> Status {
     if (!plan_.released)
       return device_->copy({twin.pool_.get(), 0, pool_->size}, {pool_.get(), 0, pool_->size});
-    // The twin's pool is still empty: what this gives back is the wish for huge pages, which would reach into
-    // it.
+    // The twin's pool is still empty. This call gives back only the request for huge pages, because a huge
+    // page would reach into the released memory.
     THIMBLE_TRY(device_->release({twin.pool_.get(), 0, twin.pool_->size}));
     const std::vector<Array> from = arrays(state, false), to = twin.arrays(state, false);
     for (size_t i = 0; i < from.size(); ++i) THIMBLE_TRY(device_->copy(to[i].view, from[i].view));
@@ -109,7 +110,7 @@ Status Engine::copy_to(Engine& twin, const SequenceState& state) const {
   };
   THIMBLE_TRY(copy_pool());
   THIMBLE_TRY(device_->copy({twin.io_.get(), 0, io_->size}, {io_.get(), 0, io_->size}));
-  // Elsewhere the logits are in io.
+  // If there are no host_logits, the logits are in io.
   return layout_.host_logits ? device_->copy(twin.layout_.logits, layout_.logits) : Status();
 }
 
@@ -135,10 +136,10 @@ Result<MemoryPlan> Engine::smaller_plan(uint32_t pool, const SequenceState& stat
   const Dimensions& d = plan_.dimensions;
   const std::vector<HeadRun>& now = runs(state);
   std::vector<HeadRun>& then = smaller.dimensions.runs;
-  if (d.moves) {  // runs stay where they are from here on, and divided as for the text so far
+  if (d.moves) {  // runs no longer move; they are divided as for the text so far
     const uint64_t text = d.divisions.empty() ? d.text : d.divisions[state.division].text;
     then = runs_for(*model_, smaller.options, policies_, text);
-    for (size_t i = 0; i < now.size(); ++i) {  // a rounded share may be one entry more
+    for (size_t i = 0; i < now.size(); ++i) {  // rounding may make a share one entry larger
       then[i].keep = std::min(then[i].keep, now[i].keep);
       then[i].capacity = std::min(then[i].capacity, now[i].capacity);
     }
@@ -147,7 +148,7 @@ Result<MemoryPlan> Engine::smaller_plan(uint32_t pool, const SequenceState& stat
   return smaller;
 }
 
-// Whether each head can go on with its run of a smaller pool.
+// Checks that each head can continue with its run of a smaller pool.
 Status Engine::check_smaller(uint32_t pool, std::span<const HeadRun> then, const SequenceState& state) const {
   const std::vector<HeadRun>& now = runs(state);
   for (size_t i = 0; i < now.size(); ++i) {
@@ -159,7 +160,7 @@ Status Engine::check_smaller(uint32_t pool, std::span<const HeadRun> then, const
           pool);
     const size_t layer_head = i - i % model_->shape.kv_heads;
     if (!plan_.dimensions.moves && now[i].keep == now[layer_head].keep &&
-        then[i].keep != then[layer_head].keep)  // programs were recorded for equal ones
+        then[i].keep != then[layer_head].keep)  // programs were recorded for equal heads
       return error(Code::kUnsupported,
                    "a pool of %u does not divide evenly among heads that keep equally many; choose another",
                    pool);

@@ -1,4 +1,4 @@
-// A session: how it is made, looked at, taken back, cloned.
+// Creating, rewinding, cloning and resetting a session, and its statistics.
 #include "runtime/session.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace thimble {
 
 namespace {
 
-// What a sequence starts with; its lists have all the room that they will ever need.
+// The state of an empty sequence. Its lists have reserved all memory that they will ever need.
 SequenceState new_state(const Engine& engine) {
   const SessionOptions& o = engine.options();
   const Dimensions& d = engine.dimensions();
@@ -30,7 +30,7 @@ Session::Session(std::unique_ptr<Engine> engine)
 }
 
 Session::Session(std::unique_ptr<Engine> engine, const SequenceState& state) : Session(std::move(engine)) {
-  state_ = state;  // the lists keep their room
+  state_ = state;  // the lists keep their memory
 }
 
 Session::~Session() = default;
@@ -48,7 +48,7 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const Model> mo
   return std::unique_ptr<Session>(new Session(std::move(engine)));
 }
 
-// ---- going back, and going on twice ----
+// ---- rewinding and cloning ----
 
 Status Session::rewind(uint64_t position) {
   THIMBLE_TRY(begin(Call::kNone, {}));
@@ -73,7 +73,7 @@ Result<std::unique_ptr<Session>> Session::clone() {
   THIMBLE_TRY(begin(Call::kNone, {}));
   THIMBLE_LET(twin, engine_->clone(state_));
   std::unique_ptr<Session> session(new Session(std::move(twin), state_));
-  // Of a pool that was made smaller a clone gets what is held and no queries.
+  // If the pool was made smaller, the clone gets only the held entries, and no queries.
   if (plan().released) session->state_.attended = Attended::kUnknown;
   return session;
 }
@@ -85,7 +85,7 @@ Status Session::reset() {
   return engine_->forget();
 }
 
-// ---- looking ----
+// ---- reports ----
 
 Result<uint32_t> Session::kept_count(uint32_t layer, uint32_t kv_head) const {
   const ModelShape& s = model().shape;
@@ -112,7 +112,7 @@ Result<SessionStats> Session::stats() const {
                      .decode_seconds = state_.decode_seconds,
                      .prefill = state_.prefill,
                      .decode = state_.decode};
-  // Tokens of an interrupted run are in the stream, too.
+  // The tokens of an interrupted run also count as part of the stream.
   if (run_.work == Work::kDecode) ++stats.waiting;
   if (run_.work == Work::kChunk && !run_.waiting) stats.waiting += run_.step.n_rows;
   stats.position = state_.read + stats.waiting;
@@ -123,13 +123,13 @@ Result<SessionStats> Session::stats() const {
   stats.cache_hits = selected.hits;
   stats.cache_misses = selected.misses;
   stats.selected = stats.generated && selected.lists ? selected.selected / selected.lists : stats.entries;
-  // A choice that was used again cost nothing.
+  // A selection that was reused costs nothing.
   const double asked = static_cast<double>(selected.hits + selected.misses);
   stats.decode += state_.selecting * (asked > 0 ? static_cast<double>(selected.misses) / asked : 1);
   return stats;
 }
 
-// Entries that a head holds which attends to everything, on average.
+// The mean number of entries over the heads that attend to every entry.
 double Session::mean_entries() const {
   uint64_t sum = 0, heads = 0;
   for (size_t i = 0; i < state_.entries.size(); ++i) {

@@ -1,4 +1,4 @@
-// A session: which positions of its text it still holds, and which of them the last token attended to.
+// Reports which positions of the text a session holds, and which of them the last token attended to.
 #include <algorithm>
 #include <numeric>
 
@@ -24,7 +24,8 @@ Status Session::kept_by_position(float* kept, float* attended) {
   return attended ? add_attention(attended) : Status();
 }
 
-// What a segment of scatter_add gives to all positions that were read, a slice of them at a time.
+// Reads the sums of a segment with scatter_add for all positions that were read, one slice of positions at a
+// time.
 Status Session::read_sums(Program& program, uint32_t segment, float* sums) {
   const uint64_t read = state_.read;
   Step step{.program = &program, .first = segment, .last = segment + 1};
@@ -50,8 +51,8 @@ Status Session::count_kept(float* kept) {
   return {};
 }
 
-// By the queries of the last token, anew. A sink takes its share, and sums are rounded: what is left is made
-// to sum to 1.
+// Computes the attention weights again from the queries of the last token. Sinks take part of the weight, and
+// sums are rounded, so the result is scaled to sum 1.
 Status Session::add_attention(float* attended) {
   const uint64_t read = state_.read;
   const uint32_t segment = state_.attended == Attended::kList ? 1 : 0;

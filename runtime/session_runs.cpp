@@ -1,4 +1,4 @@
-// A session: runs of programs, what they change, and room for what they append.
+// The runs of a session, the changes that they make to its state, and room in the pool for their rows.
 #include <algorithm>
 #include <utility>
 
@@ -20,8 +20,7 @@ Status Session::start(const Run& run) {
   return go_on();
 }
 
-// Finishes the current run, the one just started or one that an interrupt left, and those that must follow
-// it.
+// Finishes the current run, whether it was just started or interrupted, and the runs that must follow it.
 Status Session::go_on() {
   while (run_.work != Work::kNone) {
     THIMBLE_TRY(finish_run());
@@ -41,7 +40,7 @@ Status Session::finish_run() {
   return status;
 }
 
-// Makes the run that must come after this one before anything else the current one.
+// If another run must directly follow this one, makes it the current run.
 Status Session::follow(const Run& done) {
   if (done.then_evicts) {
     const bool ends_prompt = done.step.ends_prompt;
@@ -49,11 +48,11 @@ Status Session::follow(const Run& done) {
   }
   if (done.work != Work::kEvict) return {};
   THIMBLE_LET(moved, engine_->move_runs(state_));
-  // What a selection makes of entries is made anew where they are now.
+  // The selection recomputes its data of the entries at their new places.
   return moved && selects() ? set_run(eviction_run(false)) : Status();
 }
 
-// What a finished run changed.
+// Applies the changes of a finished run to the state.
 void Session::commit(const Run& run) {
   switch (run.work) {
     case Work::kChunk:
@@ -108,7 +107,7 @@ void Session::commit_token() {
   engine_->count_entries(state_);
 }
 
-// Notes that the first row of logits is the next token's.
+// Notes that the first row of logits belongs to the next token.
 void Session::note_logits() {
   state_.has_logits = 1;
   state_.arg_max = engine_->arg_max(1)[0];
@@ -116,7 +115,7 @@ void Session::note_logits() {
 
 // ---- steps ----
 
-// A step over rows that come after all that was read.
+// A step whose rows come after all tokens that were read.
 Step Session::new_rows(Program& program, uint32_t rows) const {
   return {.program = &program,
           .first = 0,
@@ -126,8 +125,8 @@ Step Session::new_rows(Program& program, uint32_t rows) const {
           .first_logit_row = rows ? rows - 1 : 0};
 }
 
-// Scores the tokens that wait for it; their entries are the pool's last. What is read again comes after all
-// that was read.
+// A run that scores the waiting tokens, whose entries are the last of the pool. If the tokens are read again,
+// the rows of the second reading come after all tokens that were read.
 Session::Run Session::upkeep_run(bool then_evicts, bool ends_prompt) {
   const uint32_t rows = state_.unscored;
   Step step = new_rows(*engine_->programs().upkeep, rows);
@@ -154,9 +153,9 @@ Status Session::evict() { return start(state_.unscored ? upkeep_run(true, false)
 
 // ---- room ----
 
-// Whether every head has room for that many more rows. `evicts`: after as many entries as an eviction leaves,
-// a chunk has the chunk buffer; after more of them it must fit, or positions would pass
-// plan().largest_position.
+// Whether every head has room for `rows` more rows. `evicts`: the rows are a chunk that is compacted. A head
+// with no more entries than an eviction leaves can take a chunk of any size, because the rows go through the
+// chunk buffer. Any other head needs room for the chunk, or positions would exceed plan().largest_position.
 bool Session::fits(uint32_t rows, bool evicts) const {
   for (size_t i = 0; i < state_.entries.size(); ++i) {
     const HeadRun& run = runs()[i];
@@ -166,8 +165,9 @@ bool Session::fits(uint32_t rows, bool evicts) const {
   return true;
 }
 
-// Evicts where that many more rows would not fit, or where they outgrow how the pool is divided: then down to
-// what the heads keep in the next division, which their runs move to afterwards.
+// Evicts if `rows` more rows do not fit, or if the text becomes too long for the current division of the
+// pool. In that case heads keep as many entries as in the next division, and the runs move to that division
+// afterwards.
 Status Session::make_room(uint32_t rows, bool evicts) {
   const bool fit = fits(rows, evicts);
   if (fit && !evicts) return {};
@@ -178,7 +178,7 @@ Status Session::make_room(uint32_t rows, bool evicts) {
   return d.evicts ? evict() : check_room(rows);
 }
 
-// Rows that every head has room for.
+// The number of rows for which every head has room.
 uint32_t Session::room() const {
   uint32_t room = UINT32_MAX;
   for (size_t i = 0; i < state_.entries.size(); ++i)
@@ -186,7 +186,7 @@ uint32_t Session::room() const {
   return room;
 }
 
-// Whether that many more tokens fit where nothing may be evicted, or positions are bounded.
+// Checks that `tokens` more tokens fit, if heads may not evict or positions are bounded.
 Status Session::check_room(uint64_t tokens) const {
   for (size_t i = 0; i < state_.entries.size(); ++i) {
     const HeadRun& run = runs()[i];
@@ -211,8 +211,8 @@ Status Session::check_room(uint64_t tokens) const {
   return {};
 }
 
-// Evicts down to what the heads keep in a smaller pool. On failure, an interrupt too, the pool is as large as
-// before.
+// Evicts entries until heads hold what they keep in a smaller pool. If it fails or is interrupted, the size
+// of the pool does not change.
 Status Session::evict_to(const MemoryPlan& smaller) {
   std::vector<HeadRun> before = runs();
   if (!engine_->keep_less(smaller, state_)) return {};

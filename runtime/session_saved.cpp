@@ -1,4 +1,4 @@
-// A session: saved to a file, and restored from one.
+// Saving a session to a file, and restoring it.
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
@@ -36,8 +36,8 @@ bool are_finite(std::span<const std::byte> bytes) {
   return true;
 }
 
-// Whether these positions ascend from 0 on at least, end below `read`, and the last `unbroken` follow each
-// other.
+// Whether the positions ascend from at least 0, end below `read`, and the last `unbroken` of them are
+// consecutive.
 bool are_positions(std::span<const std::byte> bytes, uint64_t read, uint64_t unbroken) {
   const uint64_t entries = bytes.size() / sizeof(int32_t);
   int64_t before = -1;
@@ -51,11 +51,11 @@ bool are_positions(std::span<const std::byte> bytes, uint64_t read, uint64_t unb
   return before < static_cast<int64_t>(read);
 }
 
-// What shapes the state, in the order in which differences are told.
+// The settings that shape the state, in the order in which differences are reported.
 std::vector<NamedSetting> saved_settings(const Engine& engine) {
   const SessionOptions& o = engine.options();
   const char* const votes[] = {"auto", "layer", "group"};
-  char theta[24];  // nine digits tell every float, and in all languages alike
+  char theta[24];  // nine digits identify every float, independently of the locale
   *std::to_chars(theta, std::end(theta) - 1, o.select_theta, std::chars_format::general, 9).ptr = '\0';
   const auto retainer = [&] {
     const std::span<const std::byte> file = o.retainer->file.bytes();
@@ -115,7 +115,7 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
   const std::vector<Engine::Array> arrays = engine_->arrays(state_, state_.has_logits);
   const uint64_t bytes = bytes_of(arrays);
   const auto write_body = [&](const WriteBytes& out) -> Status {
-    // Memory that the host shares is written as it is.
+    // Memory that the host shares is written without a copy.
     const bool shared = engine_->device().info().unified;
     constexpr uint64_t kStaging = 4 << 20;
     std::vector<std::byte> staging(shared ? 0 : std::min(bytes, kStaging));
@@ -132,8 +132,8 @@ Status Session::save(const WriteBytes& write, std::span<const std::byte> note, s
 
 // ---- restoring ----
 
-// Which division a file was saved in: that of which it has the runs; else the one in use, and then
-// check_settings says what differs.
+// The division in which a file was saved: the one that has the file's runs. If none has them, the current
+// division; check_settings() then reports the difference.
 uint32_t Session::saved_division(const SessionFile& file) const {
   const std::vector<Division>& divisions = engine_->dimensions().divisions;
   for (uint32_t i = 0; i < divisions.size(); ++i)
@@ -145,7 +145,7 @@ uint32_t Session::saved_division(const SessionFile& file) const {
   return state_.division;
 }
 
-// Whether a file was saved by a session like this one.
+// Checks that a file was saved by a session with these settings and runs.
 Status Session::check_settings(const SessionFile& file, std::span<const HeadRun> runs) const {
   const auto refuse = [&](const std::string& what, const std::string& theirs, const std::string& ours) {
     return error(Code::kMismatch,
@@ -174,7 +174,7 @@ Status Session::check_settings(const SessionFile& file, std::span<const HeadRun>
   return {};
 }
 
-// Whether the arrays of a file may be gone on with.
+// Checks that the session can continue with the arrays of a file.
 Status Session::check_body(const SessionFile& file, std::span<const Engine::Array> arrays) const {
   const SequenceFields& s = file.sequence;
   std::vector<std::span<const std::byte>> of_retention, of_selection;
@@ -217,8 +217,7 @@ Result<std::string> Session::restore(MappedFile mapped, std::string name) {
   return std::string(file.held_text, std::find(file.held_text, std::end(file.held_text), '\0'));
 }
 
-// Goes on from a file that was checked. Nothing can fail but the device, after which the session holds
-// nothing.
+// Continues from a file that was checked. Only the device can fail. The session is then empty.
 Status Session::take(const SessionFile& file, std::span<const Engine::Array> arrays) {
   THIMBLE_TRY(reset());
   const std::byte* from = file.body.data();

@@ -1,4 +1,4 @@
-// A session: the stream of tokens that is fed, generated and scored.
+// The token stream of a session: feeding, generating and scoring.
 #include <algorithm>
 #include <cmath>
 
@@ -47,8 +47,8 @@ Status Session::set_tokens(std::span<const int32_t> tokens) {
   return retention().scores_on_host() ? engine_->note_tokens(tokens, state_) : Status();
 }
 
-// Reads the first rows of the waiting tokens. `evicts`: the pool is compacted to its size afterwards, `last`
-// without stabilizers; else the rows stay, whatever they are worth.
+// Reads the first `rows` of the waiting tokens. `evicts`: the pool is compacted to its size afterwards;
+// otherwise all rows stay. `last`: the compaction protects no stabilizers.
 Status Session::read_waiting(uint32_t rows, bool evicts, bool last) {
   THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(rows, evicts));
@@ -124,7 +124,7 @@ Result<int32_t> Session::step() {
   return token;
 }
 
-// A token that an interrupted step sampled and did not start is sampled anew.
+// A token that was sampled by an interrupted step, but not started, is sampled again with the new options.
 Status Session::set_sampler(const SamplerOptions& options) {
   THIMBLE_TRY(state_.sampler.set(options));
   if (!unfinished_.started) unfinished_.sampled = false;
@@ -140,10 +140,10 @@ Status Session::accept(int32_t token) {
   return {};
 }
 
-// Runs one token through the model; `generated`: the sampler remembers it. Repeated after an interrupt it
-// runs it once all the same.
+// Runs one token through the model. `generated`: the sampler adds it to its history. If the call is repeated
+// after an interrupt, the token still runs only once.
 Status Session::append_token(int32_t token, bool generated) {
-  if (unfinished_.started) return {};  // and begin() finished it
+  if (unfinished_.started) return {};  // begin() finished it
   if (state_.unscored && state_.unscored == retention().upkeep_rows(options())) THIMBLE_TRY(upkeep());
   THIMBLE_TRY(make_room(1, false));
   THIMBLE_TRY(set_tokens({&token, 1}));
@@ -161,8 +161,8 @@ Status Session::score(std::span<const int32_t> tokens, std::span<float> log_prob
     THIMBLE_TRY(flush_waiting());
     THIMBLE_TRY(check_logits());
   }
-  // Where a generated token chooses what it attends to or what stays, a text is scored as if it were
-  // generated.
+  // If a policy selects for generated tokens, or compacts after each one, the text is scored token by token
+  // as if it were generated.
   return selects() || retention().scores_on_host() ? score_by_steps(tokens, log_probs)
                                                    : score_by_slices(tokens, log_probs);
 }
@@ -172,7 +172,7 @@ Status Session::score_by_slices(std::span<const int32_t> tokens, std::span<float
   if (u.taken == 0 && !tokens.empty()) THIMBLE_TRY(target_log_probs(tokens.first(1), log_probs.data()));
   while (u.taken < tokens.size() || u.row < u.slice) {
     if (u.row == u.slice) THIMBLE_TRY(append_slice(tokens.subspan(u.taken)));
-    // Row i of the slice gives the probability of the token after its own.
+    // Row i of the slice gives the probability of the token after token i.
     const uint32_t rows = std::min(u.slice - u.row, kLogitRowsAtOnce);
     const uint64_t next = u.taken - u.slice + u.row + 1;
     const auto targets = tokens.subspan(next, std::min<uint64_t>(rows, tokens.size() - next));
@@ -183,7 +183,7 @@ Status Session::score_by_slices(std::span<const int32_t> tokens, std::span<float
     u.row += rows;
     u.has_logits = u.has_log_probs = false;
   }
-  if (u.slice) {  // the next token's logits belong in the first row
+  if (u.slice) {  // the first row of logits must be the next token's
     THIMBLE_TRY(slice_logits(u.slice - 1, 1));
     note_logits();
   }
@@ -208,9 +208,9 @@ Status Session::score_by_steps(std::span<const int32_t> tokens, std::span<float>
   return {};
 }
 
-// Appends as many of these tokens as one chunk and the pool have room for; they stay. Where rows are read
-// again they are in the batches in which generated tokens are, however calls cut the text: an entry's score
-// is a weight among its batch.
+// Appends as many of these tokens as fit into one chunk and into the pool. They stay in the pool. For a
+// policy that reads again, the batches are those of generated tokens, however calls divide the text. An
+// entry's score is its weight relative to its batch, so it depends on the batch.
 Status Session::append_slice(std::span<const int32_t> tokens) {
   const bool again = retention().reads_again();
   const uint32_t batch = again ? retention().upkeep_rows(options()) : options().chunk;
@@ -222,15 +222,15 @@ Status Session::append_slice(std::span<const int32_t> tokens) {
   unfinished_.taken += rows;
   unfinished_.slice = rows;
   unfinished_.row = 0;
-  unfinished_.has_log_probs = false;  // the first token's are read
+  unfinished_.has_log_probs = false;  // those of the first token are already read
   Step step = new_rows(engine_->chunk_program(rows), rows);
   step.last = engine_->tail();
   return start({.work = Work::kChunk, .step = step});
 }
 
-// Logits of these rows of the step that ran last.
+// Computes the logits of these rows of the previous step.
 Status Session::slice_logits(uint32_t first, uint32_t rows) {
-  if (unfinished_.has_logits) return {};  // and begin() finished it
+  if (unfinished_.has_logits) return {};  // begin() finished it
   unfinished_.has_logits = true;
   Step step = new_rows(engine_->chunk_program(unfinished_.slice), unfinished_.slice);
   step.first = engine_->tail();
@@ -240,7 +240,7 @@ Status Session::slice_logits(uint32_t first, uint32_t rows) {
   return start({.work = Work::kLogits, .step = step});
 }
 
-// Log-probabilities of these tokens, one for each row of logits.
+// Computes the log-probabilities of these tokens, one for each row of logits.
 Status Session::target_log_probs(std::span<const int32_t> targets, float* log_probs) {
   if (targets.empty()) return {};
   if (!unfinished_.has_log_probs) {

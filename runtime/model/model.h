@@ -135,8 +135,8 @@ class Model {
   float logit_scale = 1, logit_cap = 0;  // factor and cap of the logits
   RopeScheme rope;
   RopeScheme window_rope;  // of windowed layers; without frequencies: like the others
-  // With tied embeddings, `output` is token_embedding. It has a row for each token that may follow. There are
-  // fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
+  // With tied embeddings, `output` consists of rows of token_embedding. It has one row for each token that
+  // may follow: fewer than shape.vocab if the vocabulary has fewer tokens than the embedding has rows.
   Tensor token_embedding, output_norm, output;
   std::vector<LayerWeights> layers;  // empty for a vocabulary-only file
   Tokenizer tokenizer;

@@ -1,5 +1,5 @@
-// ADORE (methods 5): one small recurrent controller scores every token for all layers and heads, the oldest
-// ones less, and each step may read released tokens with high scores once more.
+// ADORE (methods 5): one small recurrent controller scores every token for all layers and heads. The score
+// falls with a token's age. A step may read evicted tokens with high scores again.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,8 +10,8 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kRecent = 16;   // last entries that stay whatever their score (methods 5.3)
-constexpr uint32_t kRefresh = 16;  // tokens from one ageing of the scores to the next
+constexpr uint32_t kRecent = 16;   // last entries that always stay (methods 5.3)
+constexpr uint32_t kRefresh = 16;  // tokens after which the ages in the scores are updated
 
 class Adore : public RetentionPolicy {
  public:
@@ -47,7 +47,7 @@ class Adore : public RetentionPolicy {
                    "rebuilt ones it takes at least %u",
                    o.pool, o.protect_init, o.stabilizers, o.rebuild, static_cast<uint32_t>(least));
     THIMBLE_TRY(resolve_eviction(o));
-    o.max_new = 1;  // each generated token releases one
+    o.max_new = 1;  // each generated token evicts one entry
     return {};
   }
 
@@ -62,7 +62,7 @@ class Adore : public RetentionPolicy {
     every_ = s.options.rebuild_every;
     first_stay_ = s.options.protect_init;
     last_stay_ = s.options.stabilizers;
-    reach_ = s.dimensions.reach;  // shrinking a session leaves it alone
+    reach_ = s.dimensions.reach;  // shrinking a session does not change it
     ring_ = reach_ + 1;
     row_words_ = rebuild_ + 1;
     list_capacity_ = 1 + s.dimensions.reach;
@@ -70,7 +70,7 @@ class Adore : public RetentionPolicy {
     if (rebuild_) rows_ = pool.place((2 * row_words_ + heads * list_capacity_) * word);
   }
 
-  // What released tokens leave behind goes here, too.
+  // The host also keeps data of evicted tokens here.
   void place_on_host(const Setting& s, Arena& io) override {
     const uint64_t context = s.options.context, width = controller_->width;
     tokens_ = io.place(context * sizeof(int32_t));
@@ -115,7 +115,7 @@ class Adore : public RetentionPolicy {
       chosen_[again] = static_cast<uint32_t>(s.position);
       describe_rows(s.held, again + 1);
     }
-    // The first and the last stay whatever they are worth.
+    // The first and the last entries stay whatever their scores.
     const auto entries = static_cast<uint32_t>(next - scores);
     const uint32_t* list = rebuild_ ? on_host<uint32_t>(host_rows_) + 2 * row_words_ + 1 : nullptr;
     for (uint32_t i = 0; i < entries; ++i)
@@ -134,7 +134,7 @@ class Adore : public RetentionPolicy {
   }
 
   void record_eviction(const LayerStep& l) const override {
-    if (l.layer == 0) copy(l.recorder, host_scores_, scores_);  // from the host once for all layers
+    if (l.layer == 0) copy(l.recorder, host_scores_, scores_);  // copied from the host once for all layers
     l.recorder.record(GivenScore{.score = scores_,
                                  .cis = l.pool().cis,
                                  .chunk_cis = l.chunk ? l.at.chunk_cis : View{},
@@ -149,14 +149,15 @@ class Adore : public RetentionPolicy {
     if (!n) return;
     views.push_back(tokens_.slice(0, n * sizeof(int32_t)));
     views.push_back(settled_.slice(0, n * width * sizeof(int16_t)));
-    // The states of what is held and of the token before, in order: nothing else can be gone back to. The
-    // ring may have them in two pieces.
+    // The states of as many tokens as a head holds entries, and of the token before them, in text order. A
+    // rewind cannot reach other states. The ring buffer may hold them in two pieces.
     const uint64_t count = std::min<uint64_t>(n, uint64_t(held.entries.front()) + 1),
                    row = width * sizeof(float), first = (n - count) % ring_,
                    at_end = std::min(count, ring_ - first);
     views.push_back(states_.slice(first * row, at_end * row));
     if (at_end < count) views.push_back(states_.slice(0, (count - at_end) * row));
-    // Scores are made again when they are asked for: those that lie here may be of what was held before.
+    // Scores are computed again when they are needed, because the stored ones may belong to the state before
+    // a restore.
     for (uint64_t at = 0; at < n; ++at) on_host<Scored>(scored_)[at].aged_at = kNever;
   }
   bool can_carry(const Held& held, std::span<const Bytes> bytes) const override {
@@ -172,12 +173,12 @@ class Adore : public RetentionPolicy {
 
  private:
   struct Scored {
-    uint32_t aged_at;  // the last token when it was made, rounded down to kRefresh
+    uint32_t aged_at;  // the latest token when `score` was computed, rounded down to kRefresh
     float score;
   };
   static constexpr uint32_t kNever = UINT32_MAX;
 
-  // The state behind a token, of those that can still be gone back to.
+  // The state after a token. It exists for the tokens to which a rewind may go back.
   float* state(uint64_t at) const { return on_host<float>(states_) + at % ring_ * controller_->width; }
   int16_t* settled(uint64_t at) const { return on_host<int16_t>(settled_) + at * controller_->width; }
 
@@ -188,8 +189,8 @@ class Adore : public RetentionPolicy {
     return s.score;
   }
 
-  // The released tokens with the highest scores, of equals the later ones, into chosen_ by position; how
-  // many.
+  // Stores the evicted tokens with the highest scores in chosen_, in position order, and returns their
+  // number. Of tokens with equal scores, the later ones are chosen.
   uint32_t choose(const HostStep& s) {
     using Ranked = std::pair<float, uint32_t>;
     std::array<Ranked, kMostMergedRows> best;
@@ -215,7 +216,8 @@ class Adore : public RetentionPolicy {
     return count;
   }
 
-  // Writes of the first `rows` of chosen_ their tokens, positions and places in the list of everything.
+  // Writes the tokens and positions of the first `rows` tokens in chosen_, and their indices in the list of
+  // all entries and rows.
   void describe_rows(std::span<const int32_t> held, uint32_t rows) {
     uint32_t* positions = on_host<uint32_t>(host_rows_);
     uint32_t* index = positions + row_words_;
@@ -229,12 +231,12 @@ class Adore : public RetentionPolicy {
       positions[row] = chosen_[row];
       row_tokens_[row] = on_host<int32_t>(tokens_)[chosen_[row]];
     }
-    *list = entries + rows;  // the last row is behind all entries
+    *list = entries + rows;  // the last row comes after all entries
     for (uint32_t head = 1; head < kv_heads_; ++head)
       std::copy_n(list, 1 + *list, list + uint64_t(head) * list_capacity_);
   }
 
-  // All of an array that the host wrote.
+  // Records a copy of a whole array that the host wrote.
   static void copy(Recorder& r, const View& from, const View& to) {
     r.record(Copy{.src = from,
                   .dst = to,
@@ -251,12 +253,12 @@ class Adore : public RetentionPolicy {
   uint32_t first_stay_ = 0, last_stay_ = 0;
   uint64_t ring_ = 1, reach_ = 0;
   uint32_t aged_at_ = 0;
-  // io, of each token of the text: its id, what its score is made of (settle), and its score; the states
-  // behind the last ones.
+  // In io, for each token of the text: its id, the part of its score that settle() computes, and its score.
+  // `states_` holds the states after the latest tokens.
   View tokens_, settled_, scored_, states_;
-  View host_scores_, scores_;  // f32 [reach], as the host writes them and as devices read them
-  View host_rows_, rows_;      // 32-bit words: what rebuilt() consists of
-  // Positions and tokens of a step's rows.
+  View host_scores_, scores_;  // f32 [reach], written by the host and read by the device
+  View host_rows_, rows_;      // 32-bit words: the arrays of rebuilt()
+  // The positions and tokens of a step's rows.
   std::array<uint32_t, kMostMergedRows> chosen_{};
   std::array<int32_t, kMostMergedRows> row_tokens_{};
 };

@@ -1,4 +1,4 @@
-// No selection: every step attends to everything that the pool holds.
+// No selection: every step attends to all entries of the pool.
 #include "runtime/policy/policy.h"
 
 namespace thimble {

@@ -1,16 +1,17 @@
-// KeyDiff: the entries whose keys are least like the mean of all stay, without any training (methods 2.10).
+// KeyDiff keeps the entries whose keys differ most from the mean of all keys. It needs no training (methods
+// 2.10).
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// Scores say what is unlike the others that are there, so they are made anew with every eviction, of the pool
-// and the chunk, and a token that was just read or generated has none before. Keys are compared as they are
-// cached: before RoPE, and under original positions rotated, as published.
+// A score says how much a key differs from the other keys in the run. Every eviction therefore computes all
+// scores of pool and chunk again, and a new token has no score until then. Keys are compared as they are
+// cached: before RoPE; with original positions after RoPE, as published.
 class KeyDiffRetention : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
-    take_shares(o);  // a file of heads says which heads need more; its scores are not used
+    take_shares(o);  // only the shares of the retainer's file are used, not its scores
     o.retainer = nullptr;
     if (o.retain_scope == RetainScope::kLayer)
       return error(

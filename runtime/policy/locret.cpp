@@ -1,5 +1,5 @@
-// Locret (methods 2), and every retention by a trained score: a retainer scores each token once, in each
-// layer, from its query, key and value or from its hidden state.
+// Locret (methods 2), and every retention by a trained score. In each layer, a retainer scores each token
+// once, from its query, key and value or from its hidden state.
 #include <algorithm>
 #include <cmath>
 
@@ -8,10 +8,10 @@
 namespace thimble {
 namespace {
 
-// Decoded tokens that wait in a ring for the retainer: one batch reads its weights once for all
-// (methods 2.7).
+// The number of generated tokens that wait in a ring buffer for the retainer. One batch reads the retainer's
+// weights once for all of them (methods 2.7).
 constexpr uint32_t kRingRows = 64;
-constexpr float kSinkEpsilon = 1e-6f;  // of its norms, in every published file
+constexpr float kSinkEpsilon = 1e-6f;  // of the norms, in every published file
 
 class Locret : public RetentionPolicy {
  public:
@@ -44,7 +44,8 @@ class Locret : public RetentionPolicy {
                                                     : second_;
   }
 
-  // A retainer reads far more weights than one token is worth: a token waits in the ring.
+  // Running the retainer for a single token would read too many weights, so a generated token waits in the
+  // ring.
   void record(const LayerStep& l) const override {
     const View& input = l.setting.options.retainer->input == Retainer::Input::kQkv ? l.at.qkv : l.input();
     const uint32_t cols = input_cols(l.setting);
@@ -66,7 +67,7 @@ class Locret : public RetentionPolicy {
     score(l, rings_[l.layer], l.pool().cis, kIntoRing);
   }
 
-  // The rows that wait.
+  // The waiting rows of the rings.
   void carry(const Held& held, std::vector<View>& views) const override {
     const uint64_t row = input_cols(held.setting) * sizeof(float);
     for (const View& ring : rings_)
@@ -81,8 +82,8 @@ class Locret : public RetentionPolicy {
   }
 
  private:
-  // As many as the retainer was trained with, or where the pool it was trained with is known the same share;
-  // but something is left to choose.
+  // As many stabilizers as the retainer was trained with. If the file says with which pool it was trained,
+  // the number is scaled to this pool. At least one entry is left to choose.
   static uint32_t stabilizers(const Retainer& r, const SessionOptions& o) {
     uint64_t wanted = o.pool / 4;
     if (r.stabilizers && r.budget)
@@ -97,7 +98,7 @@ class Locret : public RetentionPolicy {
     return s.options.retainer->input == Retainer::Input::kQkv ? s.dimensions.qkv_cols : s.model.shape.d_model;
   }
 
-  // Scores rows of what the retainer reads.
+  // Records the score of rows of the retainer's input.
   void score(const LayerStep& l, const View& input, const View& cis, uint32_t into) const {
     const Retainer::Layer& layer = l.setting.options.retainer->layers[l.layer];
     if (l.setting.options.retainer->kind == Retainer::Kind::kSink)
@@ -116,7 +117,7 @@ class Locret : public RetentionPolicy {
                                      .into = into}});
   }
 
-  // locret, linear, mlp (methods 2.1): with a hidden layer or without.
+  // The kinds locret, linear and mlp (methods 2.1), with or without a hidden layer.
   void score_by_products(const LayerStep& l, const Retainer::Layer& layer, View x) const {
     if (layer.fc1) {
       linear(l, x, layer.fc1, layer.fc1_bias, first_);
@@ -127,7 +128,8 @@ class Locret : public RetentionPolicy {
     linear(l, x, layer.fc2, layer.fc2_bias, score_);
   }
 
-  // sink: how much of a query's attention the token would take from sinks that a head learned.
+  // The kind sink: the part of a query's attention that the token would take from the learned sinks of its
+  // head.
   void score_among_sinks(const LayerStep& l, const Retainer::Layer& layer, const View& x) const {
     const Retainer& retainer = *l.setting.options.retainer;
     linear(l, x, layer.q, layer.q_bias, first_);
@@ -160,8 +162,8 @@ class Locret : public RetentionPolicy {
                                    .rows = kStepRows}});
   }
 
-  std::vector<View> rings_;  // f32 [kRingRows][what the retainer reads] of each layer
-  View first_, second_;      // f32 [rows][...]: what its matrices make
+  std::vector<View> rings_;  // f32 [kRingRows][columns of the retainer's input], for each layer
+  View first_, second_;      // f32 [rows][...]: outputs of the retainer's matrices
   View score_;               // f32 [rows][kv heads]
 };
 

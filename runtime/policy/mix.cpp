@@ -1,11 +1,11 @@
-// Mix: the sum of a trained score and KeyDiff's score, each standardised for its head (methods 2.13).
+// Mix: the sum of a trained score and KeyDiff's score, each standardised per head (methods 2.13).
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// Locret's verbs compute the trained scores once, and the pool stores them. Every eviction computes KeyDiff's
-// scores and the sum anew in the workspace.
+// Locret's functions compute the trained scores once, and the pool stores them. Every eviction computes
+// KeyDiff's scores and the sums again, in the workspace.
 class Mix : public RetentionPolicy {
  public:
   Status resolve(const Model& model, SessionOptions& o) const override {
@@ -50,7 +50,7 @@ class Mix : public RetentionPolicy {
  private:
   const std::unique_ptr<RetentionPolicy> trained_ = make_locret_retention();
   KeySums sums_;
-  View mixed_, chunk_mixed_;  // f32: [run] of a layer, [kv heads][chunk]
+  View mixed_, chunk_mixed_;  // f32 [entries of a layer's arrays], [kv heads][chunk]
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// No retention: everything stays, and a full pool is an error.
+// No retention: every entry stays, and a full pool is an error.
 #include "runtime/policy/policy.h"
 
 namespace thimble {

@@ -1,4 +1,4 @@
-// The table of names, and what policies share.
+// The table of policy names, and code that policies share.
 #include <algorithm>
 
 #include "base/bits.h"
@@ -38,7 +38,7 @@ constexpr SelectionRow kSelections[] = {
 }  // namespace
 
 const char* policy_name(Retention r) {
-  const auto i = static_cast<size_t>(r);  // a negative number is a large one
+  const auto i = static_cast<size_t>(r);  // a negative number becomes a large one
   return i < std::size(kRetentions) ? kRetentions[i].name : nullptr;
 }
 const char* policy_name(Selection s) {
@@ -58,7 +58,8 @@ bool Policies::evict(const Model& model) const {
 
 Status resolve_eviction(SessionOptions& o) {
   constexpr uint32_t kDefaultLocal = 100;
-  // Tokens between two evictions of a generation: an eviction reads and moves the whole pool (methods 2.7).
+  // The number of generated tokens between two evictions. An eviction reads and moves the whole pool, so it
+  // must be rare (methods 2.7).
   constexpr uint32_t kLeastBetweenEvictions = 64;
   if (o.local == kDefault) o.local = kDefaultLocal;
   if (o.protect_init == kDefault) o.protect_init = kSinks;

@@ -1,6 +1,6 @@
-// Quest (methods 4): of every page of entries the bounds of its keys are kept, channel by channel, and a
-// generated token attends to the pages whose bounds promise the largest dot products. Keys lie rotated to
-// their original positions, so nothing is extrapolated.
+// Quest (methods 4) stores bounds of the keys of every page of entries, channel by channel. A generated token
+// attends to the pages whose bounds allow the largest dot products. Keys are cached with the rotation of
+// their original positions, so no position is extrapolated.
 #include <algorithm>
 
 #include "base/bits.h"
@@ -74,7 +74,8 @@ class Quest : public SelectionPolicy {
                                       .score_capacity = page_capacity_,
                                       .scale = l.setting.model.attention_scale,
                                       .rope = l.rope()}});
-    // The query heads of a KV head share a list; where there is one of them, this is the published choice.
+    // The query heads of a KV head share a list. If the group is one query head, this is the published
+    // selection.
     l.recorder.record(Vote{.scores = scores_,
                            .lse = lse_,
                            .pos = {},
@@ -106,32 +107,34 @@ class Quest : public SelectionPolicy {
   }
   List last_list(uint32_t layer) const override { return {lists_[layer], list_capacity_}; }
 
-  // A compaction moves entries from page to page, unless it only put the chunk behind the pool.
+  // A compaction moves entries between pages. Without an eviction it only appends the
+  // chunk to the pool.
   void record_upkeep(const LayerStep& l) const override {
     if (chooses(l.setting, l.layer)) record_bounds(l, l.setting.dimensions.full_evict);
   }
 
-  // In pages: the open one, which has the token itself, and the others that the heads vote for.
+  // The unit is a page. The last page, which contains the token itself, is always attended to. The query
+  // heads vote for the others.
   void fill(const SessionOptions& o, uint32_t, StepParams& step) const override {
     step.n_init = 0;
     step.n_local = 1;
     step.select_k = pages(o) - 1;
   }
 
-  // A page's bounds take as much as two keys.
+  // The bounds of a page have the size of two keys.
   Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
     if (entries <= most_attended(o)) return {};
     return full_layers(model, o.dense_layers) * key_cost(model.shape) * (2 * entries / o.select_page);
   }
 
   Status read_stats(Device& device, SelectionStats& stats) const override {
-    // The last layer's: they may all share it.
+    // The list of the last layer that selects: all layers may share one list.
     const auto last =
         std::find_if(lists_.rbegin(), lists_.rend(), [](const View& list) { return bool(list); });
     return last == lists_.rend() ? Status() : add_list_counts(device, {*last, list_capacity_}, stats);
   }
 
-  // The bounds of the pages that heads have, as PageBoundsParams places them.
+  // The bounds of the pages that heads hold, at the places that PageBoundsParams describes.
   void carry(const Held& held, std::vector<View>& views) const override {
     const ModelShape& m = held.setting.model.shape;
     const uint32_t page = held.setting.options.select_page;
@@ -160,9 +163,10 @@ class Quest : public SelectionPolicy {
                                        .all = all}});
   }
 
-  std::vector<View> bounds_;   // f16 [pages][2][dh] of each layer that chooses
+  std::vector<View> bounds_;   // f16 [pages][2][dh] of each layer that selects
   View scores_, lse_, votes_;  // [H][pages], [H], [kv head][pages]
-  // [kv head][list_capacity] of each layer that chooses: shared by all, or where the session watches its own.
+  // [kv head][list_capacity] of each layer that selects. All layers share one list, or have their own if the
+  // session watches.
   std::vector<View> lists_;
   uint32_t page_capacity_ = 0, list_capacity_ = 0;
 };

@@ -1,4 +1,4 @@
-// Random entries stay: what a policy must beat.
+// Random entries stay. This is the baseline for other policies.
 #include "runtime/policy/policy.h"
 
 namespace thimble {

@@ -1,12 +1,13 @@
-// Reread: each chunk is read twice, and its entries that the second reading attends to most stay, without any
+// Reread reads each chunk twice and keeps the entries that the second reading attends to most. It needs no
 // training (KVzip within a pool, methods 2.12).
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// The second reading stands behind the chunk and sees it, so it scores each entry with everything that a text
-// says of it. Once made a score stays, as it is a weight among the entries of one chunk.
+// The rows of the second reading come after the chunk and attend to it, so each entry is scored with the
+// whole text up to the end of its chunk. A score is a weight relative to the entries of one chunk, so it is
+// not computed again.
 class Reread : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {

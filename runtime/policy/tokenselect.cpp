@@ -1,5 +1,5 @@
-// TokenSelect (methods 3): the query heads vote for the tokens that a step attends to, beside the first
-// (sinks) and the most recent ones.
+// TokenSelect (methods 3): the query heads vote for the entries that a step attends to, in addition to the
+// first entries (sinks) and the most recent ones.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kDefaultK = 2048, kDefaultInit = 128, kDefaultLocal = 512;  // methods 3.3
-// Bound on positions where only a vote over positions of an evicted pool needs one: 4 MiB of votes.
+// The bound on positions that a vote over positions of an evicted pool needs: 4 MiB of votes.
 constexpr uint32_t kDefaultContext = 1u << 20;
 
 class TokenSelect : public SelectionPolicy {
@@ -22,14 +22,14 @@ class TokenSelect : public SelectionPolicy {
     if (!(o.select_theta >= -1.0f && o.select_theta <= 1e9f))
       return error(Code::kInvalidArgument, "select_theta is %g; it is a cosine: -1 always reuses, 1 never",
                    o.select_theta);
-    // The published method selects while it reads, too. Behind a retention the pool bounds the work already
+    // The published method also selects in prefill. With a retention policy, the pool already bounds the work
     // (methods 6.2).
     if (o.select_prefill == kDefault) o.select_prefill = !evicts;
-    // A chunk's rows all lie in the local window, or the first of them would be left out of the last ones'
-    // lists (3.4).
+    // All rows of a chunk must be in the local window. Otherwise the lists of the last rows would lack the
+    // first rows (methods 3.4).
     if (o.select_prefill) o.chunk = std::min(o.chunk, o.select_local);
-    // While nothing was evicted a position is an entry; afterwards heads hold different tokens, and each KV
-    // head votes for itself (methods 6.1).
+    // As long as nothing was evicted, each position has one entry. After an eviction, heads hold different
+    // tokens, and each KV head votes separately (methods 6.1).
     if (o.vote == VoteScope::kAuto) o.vote = evicts ? VoteScope::kGroup : VoteScope::kLayer;
     if (o.vote == VoteScope::kLayer && evicts && !o.context) o.context = kDefaultContext;
     const bool unequal = !o.keeps.empty() || o.shares;
@@ -48,7 +48,7 @@ class TokenSelect : public SelectionPolicy {
     return s.options.vote == VoteScope::kLayer && s.dimensions.full_evict ? s.options.context
                                                                           : s.dimensions.reach;
   }
-  // A chunk's queries stand behind the local window when they score (methods 3.5).
+  // A chunk's queries score with positions after the local window (methods 3.5).
   uint32_t rope_positions(const SessionOptions& o) const override { return o.select_local + o.chunk; }
 
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
@@ -76,7 +76,8 @@ class TokenSelect : public SelectionPolicy {
     const ModelShape& m = l.shape();
     const Layer& layer = layers_[l.layer];
     const uint32_t group = m.heads / m.kv_heads, reach = l.setting.dimensions.reach;
-    // The selection cache serves decode only: a chunk's mean query is no query to compare with (methods 3.6).
+    // Only decode uses the selection cache, since a chunk's mean query cannot be compared with another query
+    // (methods 3.6).
     const View gate = l.chunk ? View{} : layer.gate;
     if (gate)
       l.recorder.record(
@@ -141,7 +142,7 @@ class TokenSelect : public SelectionPolicy {
     step.generation = generation;
   }
 
-  // Every key of the middle is read once.
+  // Each key between the first and the local entries is read once.
   Cost cost(const Model& model, const SessionOptions& o, double entries) const override {
     if (entries <= most_attended(o)) return {};
     return full_layers(model) * key_cost(model.shape) * (entries - o.select_init - o.select_local);
@@ -178,7 +179,7 @@ class TokenSelect : public SelectionPolicy {
       if (!layers_[i].gate) continue;
       GateState gate;
       std::memcpy(&gate, bytes[0].data(), sizeof gate);
-      // The list of an older generation is never used again; there is none of a later one.
+      // A list of an older generation is never used again. A list of a later generation cannot exist.
       const bool is_used = gate.valid && gate.generation == held.generation;
       if (gate.valid && (gate.generation > held.generation || gate.position < 0)) return false;
       for (uint32_t head = 0; is_used && head < kv_heads; ++head)
@@ -191,8 +192,8 @@ class TokenSelect : public SelectionPolicy {
   }
 
  private:
-  // Whether these are a count and as many ascending entries of a head; where it chooses, with the local ones,
-  // which a step that uses the list again renews.
+  // Whether the bytes are a count and as many ascending entries of a head. If the head must select, the list
+  // must contain the local entries, which a step that reuses the list replaces.
   bool is_list(Bytes bytes, const SessionOptions& o, uint32_t entries) const {
     const auto at = [&](uint32_t i) {
       uint32_t value;
@@ -207,7 +208,7 @@ class TokenSelect : public SelectionPolicy {
     return true;
   }
 
-  struct Layer {  // empty where the layer's window is all it attends to
+  struct Layer {  // empty for a windowed layer
     View gate;    // GateState
     View query;   // f32 [H dh], of the cached selection
     View list;    // [kv head][list_capacity]

@@ -1,13 +1,12 @@
-// TOVA: the entries that the last token read pays most attention to stay, without any training
-// (methods 2.11).
+// TOVA keeps the entries to which the last token pays most attention. It needs no training (methods 2.11).
 #include "runtime/policy/policy.h"
 
 namespace thimble {
 namespace {
 
-// A weight compares only with those beside it, so scores are made anew with every eviction, of the pool and
-// the chunk, by the query of the last token that was read: each layer keeps that of its last step for an
-// eviction between two steps.
+// A weight can only be compared with weights of the same softmax. Every eviction therefore computes all
+// scores of pool and chunk again, from the query of the last token that was read. Each layer stores the query
+// of its last step for evictions between steps.
 class Tova : public RetentionPolicy {
  public:
   Status resolve(const Model&, SessionOptions& o) const override {
@@ -34,7 +33,7 @@ class Tova : public RetentionPolicy {
                            .dst = queries_[l.layer],
                            .p = {.cols = query_cols(l.setting),
                                  .src_stride = l.setting.dimensions.qkv_cols,
-                                 .dst_stride = 0,  // there is one: a step's logits are those of its last row
+                                 .dst_stride = 0,  // one row: a step's logits are those of its last row
                                  .from_logit_row = 1,
                                  .to_ring_row = 0,
                                  .rows = kLogitRows}});
@@ -50,7 +49,7 @@ class Tova : public RetentionPolicy {
  private:
   static uint32_t query_cols(const Setting& s) { return s.model.shape.heads * s.model.shape.head_dim; }
 
-  std::vector<View> queries_;  // f32 [H dh] of each layer; empty where its window is all it attends to
+  std::vector<View> queries_;  // f32 [H dh] of each layer; empty for a windowed layer
   View sums_;                  // f32 [H][kQueryScoreSums]
 };
 

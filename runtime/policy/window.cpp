@@ -1,4 +1,4 @@
-// A window: the first entries (sinks, StreamingLLM) and the most recent ones stay.
+// Window retention keeps the first entries (sinks, StreamingLLM) and the most recent ones.
 #include "runtime/policy/policy.h"
 
 namespace thimble {
