@@ -28,7 +28,7 @@ const char* SequenceFields::fault(const Setting& setting, const Policies& polici
   if (unscored > policies.retention->upkeep_rows(o) || unscored > read ||
       unscored_tokens.size() != (policies.retention->reads_again() ? unscored : 0))
     return "it has more tokens without scores than there may be";
-  const uint64_t unbroken = read - last_eviction;  // entries that a rewind may drop
+  const uint64_t unbroken = read - last_eviction;  // entries that rewind() may drop
   for (size_t i = 0; i < entries.size(); ++i) {
     const HeadRun& run = runs[i];
     const size_t layer_head = i - i % model.shape.kv_heads;
@@ -59,7 +59,7 @@ void SequenceState::reset() {
   std::vector<uint32_t> none = std::move(entries);
   std::fill(none.begin(), none.end(), 0);
   const SequenceFields nothing;
-  SequenceFields::operator=(nothing);  // copied, so that the lists keep their room
+  SequenceFields::operator=(nothing);  // copied, so that the lists keep their memory
   entries = std::move(none);
   sampler.reset();
 }

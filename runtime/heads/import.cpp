@@ -24,7 +24,7 @@ std::string shape_text(const std::vector<uint64_t>& shape) {
   return text.empty() ? "a single number" : text;
 }
 
-// The tensors of a file by name, and which were not asked for.
+// The tensors of a file by name. It knows which of them were not taken.
 class Source {
  public:
   static Result<Source> make(std::vector<ForeignTensor> tensors, std::string file) {
@@ -42,7 +42,7 @@ class Source {
   const std::string& file() const { return file_; }
   const std::map<std::string, ForeignTensor>& tensors() const { return tensors_; }
 
-  // An extent of a tensor that the model does not decide, from 1 to `most`.
+  // An extent of a tensor, from 1 to `most`, that does not follow from the model.
   Result<uint32_t> extent(const std::string& name, size_t dimension, uint64_t most) const {
     THIMBLE_LET(tensor, find(name));
     if (dimension >= tensor->shape.size() || tensor->shape[dimension] < 1 || tensor->shape[dimension] > most)
@@ -51,7 +51,7 @@ class Source {
     return static_cast<uint32_t>(tensor->shape[dimension]);
   }
 
-  // A tensor of this shape, in a type that can be read.
+  // Takes a tensor of this shape, in a type that the library can read.
   Result<const ForeignTensor*> take(const std::string& name, const std::vector<uint64_t>& shape) {
     THIMBLE_LET(tensor, find(name));
     if (tensor->shape != shape)
@@ -109,8 +109,9 @@ std::vector<std::byte> as_f32(const ForeignTensor& tensor) {
   return out;
 }
 
-// Rows of q, k and v in the order that a model's file has them in: where it interleaves the two halves of
-// each head's rotary channels (methods 2.8), the columns of the heads of q and k follow.
+// The matrix with its columns in the order in which the model's file has the rows of q, k and v. If the file
+// interleaves the two halves of each head's rotary channels (methods 2.8), the columns of q and k are
+// interleaved, too.
 std::vector<std::byte> in_file_order(const ForeignTensor& tensor, const Model& model) {
   std::vector<std::byte> out = as_they_are(tensor);
   if (model.rope.pairing != kRopeAdjacent) return out;
@@ -128,13 +129,13 @@ std::vector<std::byte> in_file_order(const ForeignTensor& tensor, const Model& m
 
 // ---- kinds ----
 
-// A sidecar in the making.
+// A sidecar that is being built.
 struct Sidecar {
   const Model& model;
   Source& source;
   NewGguf file;
 
-  // Matrices keep their type. Their values are taken from the source when the file is written.
+  // Adds a matrix with its own type. Its values are read from the source when the file is written.
   Status matrix(const std::string& from, const std::string& to, uint64_t rows, uint64_t cols) {
     THIMBLE_LET(tensor, source.take(from, {rows, cols}));
     file.add(to, {cols, rows}, *tensor->dtype, [t = tensor] { return as_they_are(*t); });
@@ -145,7 +146,7 @@ struct Sidecar {
     file.add(to, {cols, rows}, *tensor->dtype, [t = tensor, &m = model] { return in_file_order(*t, m); });
     return {};
   }
-  // Everything else becomes f32.
+  // Adds a tensor of another kind, converted to f32.
   Status f32(const std::string& from, const std::string& to, const std::vector<uint64_t>& shape,
              const std::vector<uint64_t>& gguf_shape) {
     THIMBLE_LET(tensor, source.take(from, shape));
@@ -188,7 +189,7 @@ Status add_linear(Sidecar& s, const std::string& prefix) {
   return {};
 }
 
-// KVzap with one.
+// KVzap with a hidden layer.
 Status add_mlp(Sidecar& s, const std::string& prefix) {
   const ModelShape& shape = s.model.shape;
   THIMBLE_LET(hidden, s.source.extent(prefix + "0.0.weight", 0, kMaxWidth));
@@ -206,7 +207,8 @@ Status add_mlp(Sidecar& s, const std::string& prefix) {
   return {};
 }
 
-// Fast KVzip: a query for each head and a key of `rank` channels, against a few sinks.
+// Fast KVzip: a query for each head and a key for each KV head, with `rank` channels, compared with a few
+// sinks.
 Status add_sink(Sidecar& s, const std::string& prefix) {
   const ModelShape& shape = s.model.shape;
   const uint64_t kv_heads = shape.kv_heads, group = shape.heads / shape.kv_heads;
@@ -232,10 +234,10 @@ Status add_sink(Sidecar& s, const std::string& prefix) {
 
 struct Kind {
   Retainer::Kind kind;
-  const char* prefix;  // of the names of a layer's tensors, then its number and a point
-  const char* mark;    // a tensor that every layer of this kind has, and of no other kind
-  // How many of the most recent entries were always kept where it was published. Of the first entries the
-  // published code keeps none or 4. Every retention of this library keeps 4, so that no file says how many.
+  const char* prefix;  // of a layer's tensor names; the layer's number and a point follow
+  const char* mark;    // a tensor of every layer of this kind, and of no other kind
+  // The number of most recent entries that the published code always keeps. It also keeps no first entries,
+  // or 4. Every retention of this library keeps the first 4, so no file states that number.
   uint32_t stabilizers;
   Status (*add)(Sidecar&, const std::string& prefix);
 };
@@ -246,7 +248,7 @@ constexpr Kind kKinds[] = {
     {Retainer::Kind::kSink, "module.", "q_proj.weight", 4096, add_sink},
 };
 
-// Splits "layers.12.0.weight" behind "layers." into 12 and "0.weight".
+// Splits "layers.12.0.weight" after "layers." into 12 and "0.weight".
 std::optional<std::pair<uint32_t, std::string_view>> of_layer(std::string_view name,
                                                               std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
@@ -293,7 +295,7 @@ std::span<const std::byte> contents(const MappedFile& file) {
   return {file.data(), static_cast<size_t>(file.size())};
 }
 
-// A folder as it is published says in config.json what it is.
+// Checks config.json, which states the type of a published folder.
 Status check_config(const std::string& path) {
   THIMBLE_LET(file, MappedFile::open(path));
   JsonReader json({reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size())}, path);
@@ -315,13 +317,13 @@ Result<std::vector<ForeignTensor>> read_tensors(const MappedFile& file, const st
   constexpr char kGguf[] = {'G', 'G', 'U', 'F'};
   if (bytes.size() >= sizeof kGguf && std::memcmp(bytes.data(), kGguf, sizeof kGguf) == 0)
     return error(Code::kFormat, "%s is a GGUF file already; give it as it is with its model", path.c_str());
-  // The header's length, and then JSON.
+  // A safetensors file begins with the header's length. JSON follows.
   if (constexpr size_t kHeader = 8; bytes.size() > kHeader && bytes[kHeader] == std::byte{'{'})
     return read_safetensors(bytes, path);
   return error(Code::kFormat, "%s is neither a file of torch.save nor one of safetensors", path.c_str());
 }
 
-// "KVzap-mlp-Qwen3-8B" of a folder of this name, "q4_dim16_sink16" of q4_dim16_sink16.pt.
+// Returns "KVzap-mlp-Qwen3-8B" for a folder of this name, and "q4_dim16_sink16" for q4_dim16_sink16.pt.
 std::string base_name(std::string path, bool folder) {
   while (path.size() > 1 && (path.back() == '/' || path.back() == '\\')) path.pop_back();
   const size_t last = path.find_last_of("/\\");

@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-// An object or array that is written from front to back.
+// Writes an object or array from front to back.
 class JsonWriter {
  public:
   void text(const std::string& name, std::string_view value) { raw(name, json_quoted(value)); }
@@ -25,8 +25,8 @@ class JsonWriter {
   std::string text_;
 };
 
-// Whether a layer takes part in dividing the pools: one with a window does not. Where no model of as many
-// layers tells, those do that the file scores, or all where it does not say so.
+// Whether each layer takes part in dividing the pool. Windowed layers do not. Without a model of as many
+// layers, the layers for which the file has tensors take part, or all layers if it has none.
 std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t layers) {
   std::vector<bool> divided(layers);
   for (uint64_t i = 0; i < layers; ++i)
@@ -37,8 +37,8 @@ std::vector<bool> divided_layers(const Gguf& gguf, const Model* model, uint64_t 
   return divided;
 }
 
-// Shares of the pools, 1 on average over the layers that divide them, as rows of a layer each, null in
-// others; empty where the file has none.
+// The shares of the pool, scaled to 1 on average over the layers that take part. Each layer is a row, and
+// rows of other layers contain null. Empty: the file has no shares.
 Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t layers, uint64_t kv_heads) {
   THIMBLE_LET(shares, retainer_shares(gguf));
   if (shares.empty()) return std::string();
@@ -64,7 +64,7 @@ Result<std::string> shares_json(const Gguf& gguf, const Model* model, uint64_t l
   return "[" + rows + "]]";
 }
 
-// What the file says that it was trained on; empty where that is nothing.
+// The training data and settings that the file states. Empty: it states none.
 Result<std::string> trained_json(const Gguf& gguf, const std::string& trained) {
   JsonWriter json;
   for (const char* key : {"texts", "tokens", "steps", "seed"}) {

@@ -1,5 +1,5 @@
-// The architectures: which keys and tensors a model is made of, and what is refused because it would change
-// the result.
+// The architectures: the keys and tensors of each one, and the keys that are refused because they would
+// change the result.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -10,14 +10,14 @@ namespace thimble {
 namespace {
 
 enum class QkNorm { kNone, kEachHead, kAllHeads };
-enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // attention and feed-forward
+enum class Norms { kBefore, kBeforeAndBehind, kBehind };  // of attention and feed-forward
 enum class Experts {
-  kNone,   // its step has none
-  kMay,    // where the file gives a number, as wide as the feed-forward of other layers
-  kAlways  // of a width of their own
+  kNone,   // no experts
+  kMay,    // if the file gives a number; as wide as the feed-forward of other layers
+  kAlways  // always; with a width of their own
 };
 
-// What the keys and tensors of an architecture mean (the facts are those of llama.cpp).
+// The meaning of an architecture's keys and tensors (the facts are those of llama.cpp).
 struct Architecture {
   const char* name;
   uint32_t pairing;
@@ -25,21 +25,23 @@ struct Architecture {
   Norms norms = Norms::kBefore;
   const char* ffn_norm = "ffn_norm";
   uint32_t act = kActSilu;
-  // All layers but each `period`-th have a window where the file does not say otherwise; 0: none has. And how
-  // long it is; 0: the file must say so, or has none.
+  // `period`: every layer has a window, except each `period`-th one; the file may set another period. 0: no
+  // layer has a window. `window`: its length. 0: the file must give it, or there is no window.
   uint32_t period = 0, window = 0;
   RopeRules rope = {};
-  bool gemma = false;                      // embeddings times sqrt(d_model), soft caps
-  float attention_cap = 0, logit_cap = 0;  // of gemma, where the file does not say
-  uint32_t layers_of_27b = 0;              // gemma's 27B scales by d_model / heads instead of head_dim
+  bool gemma = false;                      // scales embeddings by sqrt(d_model), has soft caps
+  float attention_cap = 0, logit_cap = 0;  // of gemma, if the file does not give them
+  uint32_t layers_of_27b = 0;  // layers of gemma's 27B, which scales by d_model / heads, not head_dim
   bool granite_scales = false;
-  uint32_t unrotated_every = 0;  // each so-many-th layer has no positions
-  bool sinks = false;            // of attention, and biases of output, router and experts
-  bool own_output = false;       // a matrix of its own, never that of the embedding
+  uint32_t unrotated_every = 0;  // every n-th layer does not rotate
+  bool sinks = false;            // sinks in attention; biases of output, router and experts
+  bool own_output = false;       // output is never the embedding
   Experts experts = Experts::kNone;
   uint32_t route = kRouteSoftmax;
-  bool shared_expert = false;  // one beside them that every token passes, where the file says how wide it is
-  bool grows_queries = false;  // by their position, where the file says how fast
+  // Whether an expert that every token uses exists besides the others, if the file gives its width.
+  bool shared_expert = false;
+  // Whether queries are scaled up by their position, if the file gives the growth.
+  bool grows_queries = false;
 };
 constexpr Architecture kGptOss = {.name = "gpt-oss",
                                   .pairing = kRopeHalves,
@@ -114,7 +116,7 @@ Result<Architecture> find_architecture(const Gguf& gguf) {
                in_quotes(name).c_str(), known.c_str());
 }
 
-// Keys that ask for something we do not compute, and the value with which they ask for nothing.
+// Keys for features that the library lacks, and the value with which they do not change the result.
 struct Refused {
   const char* key;
   double harmless;
@@ -132,7 +134,7 @@ std::optional<double> as_double(const std::optional<T>& value) {
   return value ? std::optional<double>(*value) : std::nullopt;
 }
 
-// A number of any type.
+// Reads a number of any type.
 Result<std::optional<double>> get_number(const Gguf& gguf, const std::string& key) {
   const GgufValue* value = gguf.find(key);
   if (value && (value->type == GgufType::kF32 || value->type == GgufType::kF64)) return gguf.get_float(key);
@@ -140,7 +142,7 @@ Result<std::optional<double>> get_number(const Gguf& gguf, const std::string& ke
   return as_double(integer);
 }
 
-// The same, where bools are 0 and 1.
+// Like get_number(), but also reads bools as 0 and 1.
 Result<std::optional<double>> get_number_or_bool(const Gguf& gguf, const std::string& key) {
   const GgufValue* value = gguf.find(key);
   if (!value || value->type != GgufType::kBool) return get_number(gguf, key);
@@ -170,7 +172,7 @@ Status refuse_what_would_change_the_result(const Gguf& gguf, const Architecture&
   return {};
 }
 
-// A scale that the file gives, where 0 is as good as none.
+// Reads a scale. 0 also gives the fallback.
 Result<float> read_scale(const Gguf& gguf, const std::string& key, double fallback) {
   THIMBLE_LET(value, with_default(get_number(gguf, key), fallback));
   if (!std::isfinite(value) || value < 0)
@@ -179,14 +181,15 @@ Result<float> read_scale(const Gguf& gguf, const std::string& key, double fallba
   return static_cast<float>(value != 0 ? value : fallback);
 }
 
-// What embeddings, branches, attention and logits are multiplied by, and what caps them.
+// Loads the factors of embeddings, branches, attention and logits, and the caps.
 Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
   const std::string prefix = std::string(a.name) + ".";
   const ModelShape& s = model.shape;
   const uint32_t width = a.layers_of_27b == s.layers ? s.d_model / s.heads : s.head_dim;
   const double usual = 1 / std::sqrt(double(width));
   THIMBLE_LET(attention, read_scale(gguf, prefix + "attention.scale", usual));
-  // Elsewhere the usual scale may be spelled out; gemma's files may name one that nobody reads.
+  // Other architectures may have the key with the usual scale. Files of gemma may have another scale, which
+  // no runtime reads.
   if (!a.granite_scales && !a.gemma && std::abs(attention / usual - 1) > 1e-5)
     return refused(gguf, prefix + "attention.scale", double(attention));
   model.attention_scale = a.granite_scales ? attention : static_cast<float>(usual);
@@ -219,7 +222,7 @@ Status load_scales(const Gguf& gguf, const Architecture& a, Model& model) {
   return {};
 }
 
-// How many experts a layer has and a token uses, and how wide one is.
+// Loads the number of experts of a layer, the number that a token uses, and the width of an expert.
 Status load_expert_shape(const Gguf& gguf, const Architecture& a, Model& model) {
   const std::string prefix = std::string(a.name) + ".";
   const GgufValue* value = gguf.find(prefix + "expert_count");
@@ -270,7 +273,7 @@ Status load_shape(const Gguf& gguf, const Architecture& a, Model& model) {
   THIMBLE_TRY(count("context_length", kMaxPositions, std::nullopt, model.info.context_length));
   THIMBLE_TRY(count("block_count", kMaxLayers, std::nullopt, shape.layers));
   THIMBLE_TRY(count("embedding_length", kMaxWidth, std::nullopt, shape.d_model));
-  // Where all layers have experts, these may say how wide they are.
+  // If all layers have experts, the file may give only the width of the experts.
   if (a.experts != Experts::kAlways || gguf.find(prefix + ".feed_forward_length"))
     THIMBLE_TRY(count_by_layer("feed_forward_length", kMaxWidth, std::nullopt, shape.d_ff));
   THIMBLE_TRY(count_by_layer("attention.head_count", kMaxHeads, std::nullopt, shape.heads));
@@ -295,7 +298,7 @@ Status load_shape(const Gguf& gguf, const Architecture& a, Model& model) {
   return {};
 }
 
-// Makes parts of a fused matrix or its own matrices of query, key and value.
+// Loads query, key and value: from parts of a fused matrix, or from one matrix each.
 Status load_qkv(TensorSource& tensors, const std::string& block, const ModelShape& shape,
                 LayerWeights& layer) {
   const uint32_t q_rows = shape.heads * shape.head_dim, kv_rows = shape.kv_heads * shape.head_dim;
@@ -328,7 +331,7 @@ Status load_ffn(TensorSource& tensors, const std::string& block, const ModelShap
     THIMBLE_LET(gate, tensors.matrix(block + "ffn_gate.weight", shape.d_ff, shape.d_model));
     THIMBLE_LET(up, tensors.matrix(block + "ffn_up.weight", shape.d_ff, shape.d_model));
     layer.gate = gate, layer.up = up;
-  } else {  // one matrix, the gate's rows first
+  } else {  // one matrix; the rows of the gate come first
     THIMBLE_LET(gate_up, tensors.matrix(block + "ffn_up.weight", 2 * uint64_t(shape.d_ff), shape.d_model));
     layer.gate = gate_up.row_range(0, shape.d_ff);
     layer.up = gate_up.row_range(shape.d_ff, shape.d_ff);
@@ -401,7 +404,7 @@ Result<LayerWeights> load_layer(TensorSource& tensors, const std::string& block,
   return layer;
 }
 
-// Layers with a window are as wide as the others.
+// Checks that windowed layers have the dimensions of the other layers.
 Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Model& model) {
   const struct {
     const char* key;
@@ -421,16 +424,16 @@ Status check_window_shape(const Gguf& gguf, const std::string& prefix, const Mod
   return {};
 }
 
-// Which layers attend to their last tokens alone: every one but each `sliding_window_pattern`-th, or where
-// that is 0 every one.
+// Sets the windows of layers: of every layer except each `sliding_window_pattern`-th one. If the pattern is
+// 0, every layer has a window.
 Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   const std::string prefix = std::string(a.name) + ".", key = prefix + "attention.sliding_window",
                     pattern = key + "_pattern";
   const auto or_none = [](uint32_t n) { return n ? std::optional<uint64_t>(n) : std::nullopt; };
-  if (!a.window && !gguf.find(key) && !a.sinks) return {};  // gemma3 and olmo2 may have none
+  if (!a.window && !gguf.find(key) && !a.sinks) return {};  // files of gemma3 and olmo2 may have no window
   uint32_t window = 0, period = a.period;
   THIMBLE_TRY(read_count(gguf, key, kMaxPositions, or_none(a.window), window));
-  // Where there is a usual period, other runtimes pass over one that is spelled out layer by layer.
+  // If the architecture has a usual period, other runtimes ignore a pattern that lists every layer.
   const GgufValue* given = gguf.find(pattern);
   if (given && given->is_array && a.period) {
     THIMBLE_TRY(check_by_layer(gguf, pattern, model.shape.layers));
@@ -448,7 +451,7 @@ Status load_windows(const Gguf& gguf, const Architecture& a, Model& model) {
   return some ? check_window_shape(gguf, prefix, model) : Status();
 }
 
-// A window where the architecture has none.
+// Warns about a window if the architecture has none.
 Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
   THIMBLE_LET(window, with_default(get_number(gguf, std::string(a.name) + ".attention.sliding_window"), 0));
   if (window == 0 || window >= model.info.context_length) return {};
@@ -461,9 +464,9 @@ Status pass_over_window(const Gguf& gguf, const Architecture& a, Model& model) {
   return {};
 }
 
-// Ollama's files of gpt-oss are not only named otherwise: in the published ones mxfp4 is type 4 and its
-// halves of bytes in another order, gate and up take turns by rows, and in all of them biases of experts are
-// bf16.
+// Refuses Ollama's files of gpt-oss, which differ in more than names. In the published files, mxfp4 has type
+// 4, the halves of its bytes have another order, and the rows of gate and up alternate. In all of them, the
+// biases of experts are bf16.
 Status refuse_ollamas_gpt_oss(const Gguf& gguf, const Architecture& a) {
   if (!a.sinks || !gguf.tensor("blk.0.attn_out.weight")) return {};
   return error(Code::kUnsupported,
@@ -483,7 +486,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
   const ModelShape& shape = model.shape;
   THIMBLE_TRY(refuse_what_would_change_the_result(gguf, architecture));
   THIMBLE_TRY(load_scales(gguf, architecture, model));
-  if (shape.experts) model.route.scale = model.residual_scale;  // what they give goes to the stream at once
+  if (shape.experts) model.route.scale = model.residual_scale;  // their output is added to the stream
   const bool windowed =
       architecture.period || gguf.find(prefix + ".attention.sliding_window_pattern") != nullptr;
   if (!windowed) THIMBLE_TRY(pass_over_window(gguf, architecture, model));
@@ -505,7 +508,7 @@ Status load_weights(const Gguf& gguf, Model& model) {
     THIMBLE_LET(output, tensors.matrix("output.weight", shape.vocab, shape.d_model));
     model.output = output;
   }
-  // Granite's files without positions say so in this way.
+  // Files of granite without positions are marked in this way.
   bool rotates = true;
   if (architecture.granite_scales) {
     THIMBLE_LET(finetuned, with_default(gguf.get_bool(prefix + ".rope.scaling.finetuned"), true));

@@ -68,7 +68,7 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
   for (const GgufFile& file : model->files_) model->info.file_bytes += file.map.size();
   if (!gguf.tensors().empty()) THIMBLE_TRY(load_weights(gguf, *model));
 
-  // Weights without a usable vocabulary still serve who brings token ids.
+  // Weights without a usable vocabulary still work for callers that pass token ids.
   if (Result<Tokenizer> tokenizer = Tokenizer::load(gguf); tokenizer.ok())
     model->tokenizer = std::move(*tokenizer);
   else
@@ -83,7 +83,7 @@ Result<std::shared_ptr<const Model>> Model::open(std::vector<GgufFile> files) {
     return error(Code::kFormat,
                  "%s: the vocabulary has %u tokens, and tensor 'token_embd.weight' only %u rows",
                  gguf.name().c_str(), model->tokenizer.size(), model->shape.vocab);
-  // Rows that no token has only fill the matrix up: nothing was learnt for them.
+  // Rows without a token only pad the matrix. They were not trained.
   if (model->has_weights() && model->tokenizer.ok())
     model->output = model->output.row_range(0, model->tokenizer.size());
   THIMBLE_LET(chat_template, text(gguf, "tokenizer.chat_template"));
@@ -118,7 +118,7 @@ Result<ChatWriter> Model::chat_named(std::string_view name) const {
 }
 
 std::vector<Tensor> Model::tensors() const {
-  const bool tied = output.data == token_embedding.data;  // and the embedding may have more rows
+  const bool tied = output.data == token_embedding.data;  // the embedding may have more rows than output
   std::vector<Tensor> all{output_norm, tied ? token_embedding : output};
   for (const LayerWeights& l : layers)
     all.insert(all.end(),
@@ -176,7 +176,7 @@ uint64_t Model::host_bytes() const {
 uint64_t Model::fingerprint() const {
   uint64_t hash = fnv1a(info.architecture);
   const uint32_t counts[] = {shape.layers, shape.heads, shape.kv_heads,
-                             shape.head_dim};  // little-endian, as we are
+                             shape.head_dim};  // in the host's byte order, which is little-endian
   hash = fnv1a(counts, sizeof counts, hash);
   for (const LayerWeights& layer : layers)
     for (const Tensor& norm : {layer.attn_norm ? layer.attn_norm : layer.post_attn_norm,

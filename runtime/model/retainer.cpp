@@ -1,4 +1,4 @@
-// Sidecar files with the retainer of a model, and the check that they belong to it.
+// Reads the sidecar of a model's retainer, and checks that it belongs to the model.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -14,7 +14,7 @@ using Input = Retainer::Input;
 
 // ---- keys ----
 
-// A word that a key may say, and what it means.
+// A word that a key may have as value, and its meaning.
 template <typename T>
 struct Word {
   const char* name;
@@ -25,7 +25,7 @@ constexpr Word<Kind> kKinds[] = {
 constexpr Word<Input> kInputs[] = {{"qkv", Input::kQkv}, {"x", Input::kX}};
 constexpr Word<uint32_t> kActs[] = {{"silu", kActSilu}, {"gelu", kActGelu}, {"gelu_erf", kActGeluErf}};
 
-// The meaning of a key's word, or of no key at all.
+// The meaning of the key's word, or `without` if the file lacks the key.
 template <typename T, size_t n>
 Result<T> read_word(const Gguf& gguf, const std::string& key, const Word<T> (&words)[n], T without) {
   THIMBLE_LET(name, gguf.get_string(key));
@@ -80,14 +80,14 @@ Status check_base(const Gguf& gguf, const std::string& prefix, const Model& mode
   return {};
 }
 
-// Counts that need not be there.
+// Reads optional counts.
 Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& retainer) {
   uint32_t protect_init = 0;
   const struct {
     std::string key;
     uint32_t& to;
   } counts[] = {
-      {prefix == "adore." ? "adore.pool" : "locret.budget", retainer.budget},  // retainer.budget are shares
+      {prefix == "adore." ? "adore.pool" : "locret.budget", retainer.budget},  // retainer.budget has shares
       {"locret.chunk", retainer.chunk},
       {"locret.local", retainer.local},
       {prefix + "stabilizers", retainer.stabilizers},
@@ -105,7 +105,7 @@ Status read_trained_for(const Gguf& gguf, const std::string& prefix, Retainer& r
   return {};
 }
 
-// The KV heads' shares of the pools, made to be 1 on average over the layers without a window.
+// The KV heads' shares of the pool, scaled to 1 on average over the layers without a window.
 Result<std::vector<float>> get_shares(const Gguf& gguf, const Model& model) {
   const uint32_t kv_heads = model.shape.kv_heads, heads = model.shape.layers * kv_heads;
   THIMBLE_LET(shares, retainer_shares(gguf));
@@ -148,7 +148,8 @@ Status read_kind(const Gguf& gguf, const std::string& prefix, uint32_t act_of_mo
 
 // ---- tensors ----
 
-// The tensors of one layer; their names begin with `name`. `input`: columns that they read.
+// Reads the tensors of one layer. Their names begin with `name`. `input`: the number of columns of the
+// matrices that read the retainer's input.
 Result<Retainer::Layer> read_layer(TensorSource& tensors, const std::string& name, const Retainer& r,
                                    const ModelShape& shape, uint64_t input) {
   Retainer::Layer layer;
@@ -225,7 +226,7 @@ Result<Controller> read_controller(const Gguf& gguf, const Model& model) {
 }  // namespace
 
 const char* name_of(Retainer::Kind kind) {
-  return kind == Kind::kAdore ? "adore" : word_of(kKinds, kind);  // a type of file by itself
+  return kind == Kind::kAdore ? "adore" : word_of(kKinds, kind);  // the controller's file has its own type
 }
 const char* name_of_act(uint32_t act) { return word_of(kActs, act); }
 

@@ -1,4 +1,4 @@
-// Rotary positions: frequencies out of a model's keys and factors, and the table of cosines and sines.
+// RoPE: computes frequencies from a model's keys and factors, and the table of cosines and sines.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -12,17 +12,19 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kBlock = 64;  // positions that share a row of the table's second part
+constexpr uint32_t kBlock = 64;  // positions that share a row in the second part of the table
 
-// Of yarn: the pair that turns so often within the original context is the last to keep its frequency, the
-// one that turns so often the first that is scaled whole; and how little the magnitude grows.
+// Parameters of yarn. Pairs that turn at least `fast_turns` times within the original context keep their
+// frequency. Pairs that turn at most `slow_turns` times are fully scaled. `log_multiplier` reduces the growth
+// of the magnitude.
 struct Yarn {
   double fast_turns = 32, slow_turns = 1, log_multiplier = 0;
 };
 
-// The share of its unscaled frequency that each channel pair keeps under yarn, a ramp between the two pairs.
+// The fraction of its unscaled frequency that each channel pair keeps under yarn: a ramp between the two
+// pairs.
 std::vector<double> yarn_shares(const Yarn& yarn, uint32_t n_rot, double original_context, double base) {
-  const auto pair = [&](double turns) {  // fractional index of the pair that turns so often
+  const auto pair = [&](double turns) {  // fractional index of the pair that turns `turns` times
     return n_rot * std::log(original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
   const double first = std::max(0.0, std::floor(pair(yarn.fast_turns)));
@@ -33,7 +35,7 @@ std::vector<double> yarn_shares(const Yarn& yarn, uint32_t n_rot, double origina
   return shares;
 }
 
-// Reads a positive number, or the fallback where the key is absent.
+// Reads a positive number. If the file lacks the key, returns the fallback.
 Result<double> read_positive(const Gguf& gguf, const std::string& key, double fallback) {
   THIMBLE_LET(value, with_default(gguf.get_float(key), fallback));
   if (!std::isfinite(value) || value <= 0)
@@ -42,13 +44,13 @@ Result<double> read_positive(const Gguf& gguf, const std::string& key, double fa
   return value;
 }
 
-// The same where 0 is as good as no key.
+// Like read_positive(), but 0 also gives the fallback.
 Result<double> read_positive_or_0(const Gguf& gguf, const std::string& key, double fallback) {
   THIMBLE_LET(value, with_default(gguf.get_float(key), 0));
   return value == 0 ? fallback : read_positive(gguf, key, fallback);
 }
 
-// The frequency divisors in a tensor, [n_rot / 2].
+// Reads frequency divisors from a tensor, [n_rot / 2].
 Result<std::vector<double>> read_divisors(const Gguf& gguf, TensorSource& tensors, const std::string& name,
                                           uint32_t n_rot) {
   THIMBLE_LET(tensor, tensors.vector(name, n_rot / 2));
@@ -72,14 +74,14 @@ Result<double> read_base(const Gguf& gguf, const std::string& key, double fallba
   return base;
 }
 
-// What becomes of a base's frequencies.
+// The scaling of a base's frequencies.
 struct Scaling {
   double factor = 1;
   std::optional<Yarn> yarn;
-  std::vector<double> divisors, short_divisors;  // of each channel pair; the latter of longrope alone
+  std::vector<double> divisors, short_divisors;  // of each channel pair; short_divisors for longrope only
 };
 
-// The scheme with its frequencies.
+// Returns the scheme with its frequencies.
 RopeScheme with_base(RopeScheme rope, const Scaling& scaling, double base) {
   std::vector<double> shares(rope.n_rot / 2, 0.0);
   if (scaling.yarn) shares = yarn_shares(*scaling.yarn, rope.n_rot, rope.original_context, base);
@@ -114,8 +116,8 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
     window_base = given;
   }
 
-  // As in llama.cpp: a factor without a type means linear, and the type says only whether yarn's ramp is
-  // used; longrope is known by its tensors.
+  // As in llama.cpp, a factor without a type means linear. The type yarn only adds yarn's ramp. longrope is
+  // recognised by its tensors.
   THIMBLE_LET(type, with_default(gguf.get_string(scaling_keys + "type"), "linear"));
   if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
     return error(Code::kUnsupported, "%s: key '%stype' is %s, which is not supported", gguf.name().c_str(),
@@ -131,7 +133,7 @@ Status load_rope(const Gguf& gguf, const std::string& prefix, const RopeRules& r
   const bool longrope = tensors.has("rope_factors_long.weight") || tensors.has("rope_factors_short.weight");
   if (type == "longrope" && !longrope)
     return error(Code::kFormat, "%s lacks the tensor 'rope_factors_long.weight'", gguf.name().c_str());
-  // Phi-3's rule for a file that does not give the result of it.
+  // Phi-3's formula, for files that lack its result.
   const double longrope_factor = longrope && context > original && original > 1
                                      ? std::sqrt(1 + std::log(context / original) / std::log(original))
                                      : 1;

@@ -24,12 +24,13 @@ CostModel::CostModel(const Model& model, const SessionOptions& o, const Policies
 
 Cost CostModel::run(double rows, double entries, bool chunk, bool logits) const {
   Cost cost{layers_.bytes, rows * layers_.flop};
-  // Of experts those that are chosen are read, and each row passes through its own.
+  // Of the experts' weights, only those of chosen experts are read. Each row is multiplied by its own experts
+  // only.
   cost +=
       {std::min(1.0, rows * expert_share_) * feed_forward_.bytes, rows * expert_share_ * feed_forward_.flop};
   if (logits) cost += output_;
-  // The first row sees one entry more than there were, each further row one more. Keys and values are read,
-  // and those of the rows written.
+  // The first row attends to one entry more than the head held, and each further row to one more. Keys and
+  // values of these entries are read, and those of the rows are written.
   const auto attend = [&](double layers, double most) {
     const double first = std::min(entries + 1, most), last = std::min(entries + rows, most);
     cost += {layers * (last + rows) * 2 * key_.bytes, layers * rows * (first + last) / 2 * 2 * key_.flop};

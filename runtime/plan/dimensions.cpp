@@ -7,20 +7,20 @@
 namespace thimble {
 namespace {
 
-// A head that attends to everything. Where heads keep different numbers of entries, stabilizers are the same
-// share of each.
+// The run of a head that attends to every entry. If heads keep different numbers of entries, stabilizers are
+// the same fraction of each head's entries.
 HeadRun full_run(const SessionOptions& o, const RetentionPolicy& retention, uint32_t keep) {
   HeadRun run;
   run.evicts = retention.evicts();
   run.keep = keep;
-  // What is read again stays until then.
+  // Rows that are read again stay in the pool until the second reading.
   run.capacity = keep + std::max(o.local + o.max_new, retention.reads_again() ? o.chunk : 0);
   run.protect_first = std::min(o.protect_init, keep);
   run.protect_last = static_cast<uint32_t>(uint64_t(o.stabilizers) * keep / std::max(o.pool, 1u));
   return run;
 }
 
-// A head that sees its last tokens alone keeps them, whatever the other heads keep.
+// The run of a windowed head. It keeps its window, whatever the other heads keep.
 HeadRun windowed_run(const SessionOptions& o, uint32_t window) {
   HeadRun run;
   run.evicts = true;
@@ -29,38 +29,38 @@ HeadRun windowed_run(const SessionOptions& o, uint32_t window) {
   return run;
 }
 
-// Where layers' parts of arrays begin that runs move in: entries whose positions and scores are aligned for
-// every device.
+// The alignment in entries of a layer's arrays, if runs move. It aligns positions and scores for every
+// device.
 constexpr uint32_t kLayerAlignment = 64;
 
-// How heads share the pool, [layer][kv head]; empty: equally, or as the options say.
+// The shares of the pool, [layer][kv head]. Empty: heads share it equally, or as options.keeps says.
 std::span<const float> shares_of(const SessionOptions& o) {
   return o.keeps.empty() && o.shares ? std::span<const float>(*o.shares) : std::span<const float>();
 }
 
-// The most entries that a head can use, however long the text is.
+// The number of entries that a head can use at most, however long the text is.
 uint32_t most_used(const Model& model, const SessionOptions& o) {
   uint32_t most = o.positions == Positions::kList ? trained_entries(model, o) : UINT32_MAX;
   if (o.context) most = std::min(most, o.context);
   return std::max(most, o.pool);
 }
 
-// Gives every head its share of what equal pools would take together: at least as many as the protected first
-// entries leave room to choose, and at most `most`; what a head cannot take goes to those with smaller
-// shares.
+// Divides the entries of equal pools by the shares. Each head gets at least `least` entries, so that the
+// protected first entries leave room to choose, and at most `most`. What a head cannot take goes to heads
+// with smaller shares.
 std::vector<uint32_t> divide_pool(const Model& model, std::span<const float> shares, const SessionOptions& o,
                                   uint32_t most) {
   constexpr uint32_t kLeast = 64;
-  constexpr double kRounding = 1e-6;  // of an entry: far more than doubles are wrong by
+  constexpr double kRounding = 1e-6;  // of an entry; far larger than the errors of doubles
   const uint32_t least = std::min(o.pool, std::max(kLeast, 2 * (o.protect_init + 1)));
   const double floor = static_cast<double>(least) / o.pool;
   std::vector<uint32_t> keeps(shares.size(), o.pool);
-  std::vector<uint32_t> heads;  // of layers without a window, the largest share first, then by their order
+  std::vector<uint32_t> heads;  // of layers without a window, by descending share, then by index
   for (uint32_t i = 0; i < shares.size(); ++i)
     if (!model.layers[i / model.shape.kv_heads].window) heads.push_back(i);
   std::sort(heads.begin(), heads.end(),
             [&](uint32_t a, uint32_t b) { return shares[a] != shares[b] ? shares[a] > shares[b] : a < b; });
-  // Shares beyond the least, of a head and those after it.
+  // above[n]: the sum of the shares beyond the least one, over heads n and later.
   std::vector<double> above(heads.size() + 1, 0.0);
   for (size_t n = heads.size(); n-- > 0;) above[n] = above[n + 1] + std::max(0.0, shares[heads[n]] - floor);
   uint64_t left = uint64_t(o.pool - least) * heads.size();
@@ -74,19 +74,19 @@ std::vector<uint32_t> divide_pool(const Model& model, std::span<const float> sha
   return keeps;
 }
 
-// Where each run begins in the entries of all layers, one after the other.
+// The index of each run's first entry, with the entries of all layers one after the other.
 std::vector<uint64_t> begins_of(const std::vector<HeadRun>& runs) {
   std::vector<uint64_t> begins(1, 0);
   for (const HeadRun& run : runs) begins.push_back(begins.back() + run.capacity);
   return begins;
 }
 
-// Says where runs begin in their layers' arrays.
+// Sets where runs begin in their layers' arrays.
 void place_runs(const Model& model, Dimensions& d) {
   const uint32_t kv_heads = model.shape.kv_heads;
   d.moves = d.divisions.size() > 1;
   if (!d.moves) d.divisions.clear();
-  std::vector<std::vector<uint64_t>> begins;  // of each division
+  std::vector<std::vector<uint64_t>> begins;  // for each division
   for (const Division& division : d.divisions) begins.push_back(begins_of(division.runs));
   if (!d.moves) begins.push_back(begins_of(d.runs));
   for (const std::vector<uint64_t>& all : begins) d.pool_entries = std::max(d.pool_entries, all.back());
@@ -148,11 +148,11 @@ Dimensions dimensions(const Model& model, const SessionOptions& o, const Policie
 
   const uint32_t most_selected = policies.selection->most_attended(o);
   const bool chunks_select = policies.selection->selects_chunks(o);
-  uint32_t view_entries = 0;  // that a chunk attends to at most
+  uint32_t view_entries = 0;  // most entries that a chunk attends to
   const auto reach_of = [&](const HeadRun& run, bool windowed) {
     d.capacity = std::max(d.capacity, run.capacity);
-    // A chunk either fits after the entries, or is read after as many as an eviction leaves.
-    // What a step reads again is next to them.
+    // A chunk either fits after the entries, or is read after as many entries as an eviction leaves. Rows
+    // that a step reads again come in addition.
     uint32_t reach = run.evicts ? std::max(run.capacity + o.rebuild, run.keep + o.chunk) : run.capacity;
     if (policies.retention->reads_again()) reach = run.capacity + o.chunk;
     d.reach = std::max(d.reach, reach);

@@ -76,7 +76,7 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
   }
   l.logits = (device.unified ? io : workspace).place(uint64_t(kLogitRowsAtOnce) * model.output.rows * f32);
   l.position_sums = workspace.place(kPositionsAtOnce * f32);
-  // Attention's buffers and the feed-forward's are never alive together.
+  // The buffers of attention and of the feed-forward are never used at the same time, so they share memory.
   const uint64_t before_attention = workspace.mark();
   l.qkv = workspace.place(rows * d.qkv_cols * f32);
   l.attention = workspace.place(rows * s.heads * s.head_dim * f32);
@@ -92,7 +92,9 @@ Layout lay_out(const Setting& setting, Policies& policies, const DeviceInfo& dev
     l.expert_row = workspace.place(rows * s.chosen_experts * i32);
     l.expert_weight = workspace.place(rows * s.chosen_experts * f32);
   }
-  if (o.watch) {  // nor is any of them between steps: lists, which are looked at there, lie in the pool then
+  // Reports run between steps, when none of these buffers is used. The lists that they read are in the pool
+  // if the session watches.
+  if (o.watch) {
     workspace.release(before_attention);
     l.watch_sums = workspace.place(s.heads * kQueryScoreSums * f32);
     for (const uint32_t entries : d.layer_entries) l.watch_weights.push_back(workspace.place(entries * f32));

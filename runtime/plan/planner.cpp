@@ -13,19 +13,20 @@ namespace thimble {
 namespace {
 
 constexpr uint32_t kDefaultPool = 4096, kDefaultChunk = 1024, kDefaultMaxNew = 256;
-constexpr uint32_t kLargestCount = 1u << 28;  // keeps every index and byte count far from overflow
+constexpr uint32_t kLargestCount = 1u << 28;  // so low that no index or byte count overflows
 constexpr uint32_t kMostLayerEntries = INT32_MAX;
 
-// The largest pool that these options can put to use.
+// The largest pool that is useful with these options.
 uint32_t useful_pool(const Model& model, const SessionOptions& o, const Policies& policies) {
   const uint32_t trained = std::max(model.info.context_length, 1u);
   if (!policies.retention->evicts()) {
-    // Who selects while reading never attends further than its list, so a text may pass the trained length.
+    // If a policy also selects in prefill, no row attends to more than its list, so a text may be longer than
+    // the trained context.
     const bool unbounded = o.budget && policies.selection->selects_chunks(o);
     const uint32_t bound = o.context ? o.context : unbounded ? kLargestCount : trained;
     return bound > o.max_new ? bound - o.max_new : 1;
   }
-  // Under list positions a longer pool would use positions that the model was not trained for.
+  // With list positions, a larger pool would use positions for which the model was not trained.
   return trained_entries(model, o);
 }
 
@@ -42,7 +43,8 @@ SessionShape session_shape(const Setting& s, const Policies& policies) {
           .heads = static_cast<uint32_t>(d.runs.size())};
 }
 
-// Whether choosing and attending to the choice reads fewer bytes than attending to a full pool (methods 6.2).
+// Whether selecting and attending to the selection reads fewer bytes than attending to a full pool (methods
+// 6.2).
 bool pays(const Model& model, const SessionOptions& o, const Dimensions& d,
           const SelectionPolicy& selection) {
   if (!selection.selects(o) || d.capacity <= selection.most_attended(o)) return false;
@@ -98,13 +100,13 @@ Result<MemoryPlan> count_plan(const Model& model, const Device& on, const Sessio
 
 namespace {
 
-// The least pool that these options allow.
+// The smallest pool that these options allow.
 uint32_t smallest_pool(const SessionOptions& o) {
   if (!Policies(o).retention->evicts()) return 1;
   return o.protect_init + (o.stabilizers == kDefault ? 0 : o.stabilizers) + std::max(o.rebuild, 1u);
 }
 
-// The largest pool within the budget; 0 where not even the smallest fits.
+// The largest pool within the budget. 0: even the smallest pool does not fit.
 Result<uint32_t> search(const Model& model, const Device& device, SessionOptions o) {
   const Policies policies(o);
   uint32_t fits = 0, low = smallest_pool(o), high = std::max(useful_pool(model, o, policies), low);
@@ -123,7 +125,7 @@ Result<uint32_t> search(const Model& model, const Device& device, SessionOptions
   return fits;
 }
 
-// Refuses a plan that is over the budget, saying what is missing and what would fit.
+// Refuses a plan that exceeds the budget, and says how many bytes are missing and which pool would fit.
 Status over_budget(const Model& model, const Device& device, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const uint64_t missing = plan.total - o.budget;
@@ -145,7 +147,7 @@ Status over_budget(const Model& model, const Device& device, const MemoryPlan& p
 }  // namespace
 
 Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
-  const uint64_t needed = plan.total - (plan.fixed - plan.programs);  // the device itself is there
+  const uint64_t needed = plan.total - (plan.fixed - plan.programs);  // the device's part is already taken
   if (device.unified || needed <= device.free_bytes) return {};
   return error(
       Code::kOutOfMemory,
@@ -158,9 +160,8 @@ Status check_free(const MemoryPlan& plan, const DeviceInfo& device) {
 uint64_t host_bytes(const Model& model, const MemoryPlan& plan) {
   const SessionOptions& o = plan.options;
   const Policies policies(o);
-  // Recorded programs, measured on the CPU: 27 to 38 KiB a layer, and 2.2 KiB more for every further pass
-  // over the view.
-  // And up to 4 KiB where the session watches.
+  // The size of recorded programs, measured on the CPU: 27 to 38 KiB for each layer, 2.2 KiB more for every
+  // further pass over the view, and up to 4 KiB more if the session watches.
   const uint64_t program_bytes_per_layer =
       (36 << 10) + uint64_t(plan.dimensions.view_passes) * (4 << 10) + (o.watch ? 4 << 10 : 0);
   return Sampler::bytes(model.output.rows, plan.dimensions.reach) +
