@@ -58,7 +58,7 @@ Status Engine::move_entries(const View& array, uint64_t entry_bytes, uint64_t fr
   const uint64_t at_once = std::max<uint64_t>(scratch.bytes / entry_bytes, 1);
   for (uint64_t done = 0; done < entries;) {
     const uint64_t now = std::min(at_once, entries - done),
-                   at = to < from ? done : entries - done - now;  // the end that is overwritten first
+                   at = to < from ? done : entries - done - now;  // overwrites only entries already copied
     const View piece = scratch.slice(0, now * entry_bytes);
     THIMBLE_TRY(device_->copy(piece, array.slice((from + at) * entry_bytes, piece.bytes)));
     THIMBLE_TRY(device_->copy(array.slice((to + at) * entry_bytes, piece.bytes), piece));

@@ -10,14 +10,15 @@ namespace thimble {
 
 namespace {
 
-// Recognises a call that is repeated after an interrupt.
+// A hash by which begin() recognises a call that is repeated after an interrupt.
 uint64_t hash_tokens(std::span<const int32_t> tokens) { return fnv1a(tokens.data(), tokens.size_bytes()); }
 
 }  // namespace
 
-// Begins a public call: goes on with the interrupted one if it is the same again, else finishes the run that
-// was interrupted and leaves it at that. Ids are checked each time: those of a repeated call that are still
-// to be taken need not be the ones that were checked. A call with an id that there is not changes nothing.
+// Begins a public call. If it repeats the interrupted call, that call continues. Otherwise the interrupted
+// run is finished, and the rest of the interrupted call is dropped. Ids are checked in every call: the
+// remaining tokens of a repeated call may differ from those that were checked. A call with an unknown id
+// changes nothing.
 Status Session::begin(Call call, std::span<const int32_t> tokens) {
   THIMBLE_TRY(engine_->check_files());
   THIMBLE_TRY(check_tokens(tokens));
@@ -25,7 +26,7 @@ Status Session::begin(Call call, std::span<const int32_t> tokens) {
   const uint64_t hash = hash_tokens(tokens);
   const bool same = call != Call::kNone && u.call == call && u.count == tokens.size() && u.hash == hash;
   if (!same) {
-    if (u.sampled && !u.started) state_.sampler.set_random(u.random);  // the token goes nowhere
+    if (u.sampled && !u.started) state_.sampler.set_random(u.random);  // the sampled token is dropped
     unfinished_ = {};
   }
   call_start_ = steady_seconds();

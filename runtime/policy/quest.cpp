@@ -107,8 +107,8 @@ class Quest : public SelectionPolicy {
   }
   List last_list(uint32_t layer) const override { return {lists_[layer], list_capacity_}; }
 
-  // A compaction moves entries between pages. Without an eviction it only appends the chunk
-  // to the pool.
+  // A compaction moves entries between pages. Without an eviction it only appends the chunk to
+  // the pool.
   void record_upkeep(const LayerStep& l) const override {
     if (chooses(l.setting, l.layer)) record_bounds(l, l.setting.dimensions.full_evict);
   }
