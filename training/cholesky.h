@@ -1,4 +1,4 @@
-// Symmetric positive systems of equations, in double.
+// Solves symmetric positive definite systems of equations, in double.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,12 @@
 
 namespace thimble {
 
-// a [n][n], of which the lower triangle is read, becomes its Cholesky factor there; what is above the
-// diagonal is left as anything. False where a is not positive. Threads do not change a bit of it.
+// Replaces the lower triangle of a [n][n] with its Cholesky factor. Only the lower triangle is read, and the
+// contents above the diagonal are undefined afterwards. Returns false if a is not positive definite. The
+// result does not depend on the number of threads.
 bool factorise(std::span<double> a, uint32_t n, ThreadPool&);
 
-// Solves (factor factor') x = b: b [n] becomes x.
+// Solves (factor factor') x = b, and overwrites b [n] with x.
 void solve(std::span<const double> factor, uint32_t n, double* b);
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
-// The controller of ADORE: a GRU over token embeddings and a small network behind it, which says of each
-// token whether the queries to come will attend to it. Forward and backward, on the host.
+// The controller of ADORE: a GRU over token embeddings, followed by a small network. For each token it
+// predicts whether later queries will attend to it. The forward and backward passes run on the host.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ struct ControllerShape {
   uint32_t inputs = 0, width = 0;  // channels of an embedding, and of the state
 };
 
-// A parameter tensor among the others: [rows][cols] from `first` on, a vector where it has one row.
+// One tensor in the parameter array: [rows][cols], starting at element `first`. A vector has one row.
 struct ControllerTensor {
-  const char* name;  // in the sidecar, behind "adore."
+  const char* name;  // in the sidecar, after the prefix "adore."
   uint64_t first;
   uint32_t rows, cols;
-  uint32_t fan_in;  // what the channels that it makes are sums of
+  uint32_t fan_in;  // bounds the initial values: 1 / sqrt(fan_in)
   uint64_t size() const { return uint64_t(rows) * cols; }
 };
 enum ControllerPart : uint32_t {
@@ -40,44 +40,46 @@ using ControllerTensors = std::array<ControllerTensor, kControllerParts>;
 ControllerTensors tensors_of(ControllerShape);
 uint64_t parameters_of(ControllerShape);
 
-// What the full attention of a query makes of the text before it.
+// The labels that full attention gives to one query.
 struct LabelledQuery {
   uint32_t position = 0;
   std::vector<uint32_t> best;  // positions with label 1, ascending; all others up to `position` have 0
 };
 
-// A part of a text that is learnt from. Its first `warm` tokens only bring the state up: the state before
-// them is zero, and neither they nor what is before them get gradients. A token is scored for each later
-// query.
+// A part of a text, used as a training sample. The first `warm` tokens only bring the GRU state up to date:
+// the state before them is zero, and neither they nor the tokens before them get gradients. Each token is
+// scored for every later query.
 struct Excerpt {
-  std::span<const uint32_t> rows;  // of each token, its row of the embeddings
+  std::span<const uint32_t> rows;  // for each token, its row in the embeddings
   uint32_t first = 0;              // position of the first token
   uint32_t warm = 0;
   std::span<const LabelledQuery> queries;  // ascending
 };
 
-// Results do not depend on the number of threads. T: float, and double for tests.
+// Results do not depend on the number of threads. T is float, or double in tests.
 template <typename T>
 class ControllerNetwork {
  public:
-  // `embeddings`: [rows][inputs], lent.
+  // `embeddings` [rows][inputs] is not owned and must stay valid.
   ControllerNetwork(ControllerShape, std::span<const T> embeddings, ThreadPool&);
 
   std::span<T> parameters() { return parameters_; }
   std::span<const T> parameters() const { return parameters_; }
 
-  // The mean cross-entropy of all scores in some excerpts, and its gradient, which is overwritten.
+  // Returns the mean cross-entropy of all scores in the excerpts, and overwrites `gradient` with its
+  // gradient.
   double loss(std::span<const Excerpt>, std::span<T> gradient);
 
-  // The logits that queries give to the tokens before them, [query][position], from the state after each
-  // token of whole texts.
+  // Returns logits [query][position]: the score of each token before a query, computed from the state after
+  // that token. `rows` is a whole text.
   std::vector<std::vector<T>> score(std::span<const uint32_t> rows, std::span<const LabelledQuery>);
 
-  static uint64_t bytes(ControllerShape, uint32_t tokens);  // that loss() takes, for so many tokens
+  // Bytes that loss() needs for so many tokens.
+  static uint64_t bytes(ControllerShape, uint32_t tokens);
 
  private:
   struct Tape;  // what the backward pass needs of an excerpt
-  struct Sums;  // what its scores add to the gradient
+  struct Sums;  // what the scores of an excerpt add to the gradient
 
   const T* part(ControllerPart p) const { return parameters_.data() + tensors_[p].first; }
   void prepare(std::span<const std::span<const uint32_t>> texts);
@@ -96,14 +98,14 @@ class ControllerNetwork {
   ThreadPool& threads_;
   std::vector<T> parameters_;
 
-  // For the texts at hand: their distinct rows and W_ih x + b_ih of each; the other matrices transposed.
+  // For the texts in use: the distinct rows, W_ih x + b_ih of each, and the other matrices transposed.
   std::vector<uint32_t> distinct_, place_of_row_;
   std::vector<T> projected_;  // [distinct][3 width]
   std::vector<T> recurrent_, interaction_;
-  std::vector<T> slope_;  // W w_p of the interaction: what a unit of age adds before the tanh
+  std::vector<T> slope_;  // W w_p of the interaction: what one unit of age adds before the tanh
 };
 
-// Age of a token to a query that stands `distance` behind it.
+// The age of a token for a query `distance` positions after it.
 double controller_age(uint32_t distance);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// What a controller learns: which earlier tokens the model itself attends to most, over all its layers and
+// The labels of a controller: the earlier tokens that the model attends to most, over all its layers and
 // heads.
 #pragma once
 
@@ -11,28 +11,29 @@
 
 namespace thimble {
 
-// Gathers the labels of one text's queries while the text is read densely. Of each query, layer and query
-// head the best / 2 entries with most attention are counted, the query's own among them; the `best` tokens
-// that are counted most often have label 1. Of equals the larger position comes first.
+// Counts the labels of one text's queries during a dense reading. For each query, layer and query head, it
+// counts the best / 2 entries with the most attention, which may include the query's own entry. The `best`
+// tokens with the highest counts get label 1. Among equal counts, the larger position comes first.
 class AttentionLabels {
  public:
-  // For a model without windows, and texts of at most so many tokens.
+  // `positions` is the largest number of tokens per text. The model must not have layers with a window.
   AttentionLabels(const Model&, uint32_t positions, uint32_t best, ThreadPool&);
-  // What it allocates: the keys of a text in all layers as halves, as the pool holds them, and room to score.
+  // Bytes that this class allocates: the keys of a text in all layers, as f16 like in the pool, and scratch
+  // memory for scoring.
   static uint64_t bytes(const Model&, uint32_t positions, const ThreadPool&);
 
   void begin(const std::vector<uint32_t>& queries);  // positions, ascending
-  // A layer's next rows: [rows][H dh queries, Hkv dh keys, values] before RoPE, as a Reader hands them out
-  // (Retainer::Input::kQkv).
+  // Adds the next rows of a layer: [rows][H dh queries, Hkv dh keys, values] before RoPE, as a Reader passes
+  // them on (Retainer::Input::kQkv).
   void add(uint32_t layer, uint32_t first, uint32_t rows, const float* qkv);
-  // When all was read.
+  // Call it after the whole text was read.
   std::vector<LabelledQuery> labels() const;
-  // False where the model gave queries or keys that are no numbers; labels then mean nothing.
+  // False if the model produced queries or keys that are not finite. The labels are meaningless then.
   bool finite() const { return finite_; }
 
  private:
   void rotate(float* channels, uint32_t position) const;
-  // Of a head's keys the first.
+  // The index of the first key of a head.
   uint64_t keys_at(uint32_t layer, uint32_t head) const {
     return (uint64_t(layer) * model_.shape.kv_heads + head) * positions_ * model_.shape.head_dim;
   }
@@ -47,7 +48,7 @@ class AttentionLabels {
   std::vector<uint16_t> keys_;  // f16 [layer][kv head][position][dh], rotated
   bool finite_ = true;
   std::vector<uint32_t> queries_;
-  std::vector<std::vector<uint32_t>> counts_;  // of each query: [position]
+  std::vector<std::vector<uint32_t>> counts_;  // for each query: [position]
 };
 
 }  // namespace thimble

@@ -1,5 +1,5 @@
-// Makes the controller of ADORE for a model: texts are read densely, which tokens the model attends to is
-// counted, and a controller is fitted to that. The model itself stays as it is.
+// Trains the controller of ADORE for a model. The trainer reads texts densely, counts which tokens the model
+// attends to, and fits a controller to these labels. The model does not change.
 #pragma once
 
 #include <memory>
@@ -16,15 +16,18 @@
 
 namespace thimble {
 
-// What a controller says of held-out texts.
+// How well a controller predicts the labels of held-out texts.
 struct ControllerQuality {
-  uint64_t pairs = 0, positives = 0;          // a query and a token before it; those with label 1
-  uint64_t right = 0, claimed = 0, hits = 0;  // at the threshold 1/2: as the label, 1, and 1 as the label
-  uint64_t chosen = 0, best_hits = 0, last_hits = 0;  // the kBest of a query by score; those that have label
-                                                      // 1; as many, of the most recent tokens
-  double loss = 0;                                    // summed
+  // A pair is a query and a token before it. A positive is a pair with label 1.
+  uint64_t pairs = 0, positives = 0;
+  // At the threshold 1/2: predictions that equal the label, predictions of 1, and correct predictions of 1.
+  uint64_t right = 0, claimed = 0, hits = 0;
+  // The kBest tokens of each query by score; those among them with label 1; and the number with label 1 among
+  // as many of the most recent tokens.
+  uint64_t chosen = 0, best_hits = 0, last_hits = 0;
+  double loss = 0;  // summed over pairs
 
-  // Of one query, by the logits of all tokens before it.
+  // Adds one query, given the logits of all tokens before it.
   void add(const LabelledQuery&, const std::vector<float>& logits);
 
   double base_rate() const { return share(positives, pairs); }
@@ -37,14 +40,14 @@ struct ControllerQuality {
   static double share(uint64_t of, uint64_t all) { return all ? double(of) / double(all) : 0; }
 };
 
-// Of `texts` a fifth, at least one, is held out, from the last fifth of the books. Every 50 steps the
-// controller is measured on these, and the best state is the result: that with the largest f1_of_best(),
-// since who keeps tokens asks which score highest and not which score above 1/2. Few tokens in a hundred have
-// label 1, and F1 at 1/2 says more about how well the bias is met.
+// A fifth of `texts`, and at least one, is held out. Held-out texts come from the last fifth of the books.
+// Every 50 steps the controller is measured on them, and the state with the largest f1_of_best() becomes the
+// result. Retention asks which tokens score highest, not which score above 1/2. Only a few tokens in a
+// hundred have label 1, so F1 at the threshold 1/2 mostly measures how well the bias fits.
 class ControllerTrainer : public Training {
  public:
-  // Refuses what check_training() refuses, models with windows, and targets and shares, which a controller
-  // has none of.
+  // Refuses what check_training() refuses, models with windows, and options for targets and shares, which a
+  // controller does not have.
   static Result<std::unique_ptr<ControllerTrainer>> create(std::shared_ptr<const Model>,
                                                            std::shared_ptr<Device>, const TrainingOptions&);
 
@@ -52,20 +55,21 @@ class ControllerTrainer : public Training {
   std::string report() const override;
 
   bool resumed() const { return resumed_; }
-  // On the held-out texts, when everything is done.
+  // Measured on the held-out texts, after all steps.
   const ControllerQuality& quality() const { return quality_; }
   uint64_t best_step() const { return fit_.best_step; }
 
  private:
   struct Text {
     std::vector<int32_t> tokens;
-    std::vector<uint32_t> rows;   // of the embeddings
+    std::vector<uint32_t> rows;   // rows in embeddings_
     std::vector<uint32_t> asked;  // positions of its queries
     std::vector<LabelledQuery> queries;
   };
-  // All that a later step depends on, behind the four vectors.
+  // All that a later step depends on. It is stored after the four vectors of parameters and optimizer state.
   struct FitState {
-    uint64_t step = 0, best_step = 0, diverged = 0;  // best_step 0: none was measured yet
+    // best_step 0: not measured yet.
+    uint64_t step = 0, best_step = 0, diverged = 0;
     double loss = 0, best = 0;
   };
 
@@ -104,14 +108,14 @@ class ControllerTrainer : public Training {
 
   uint64_t book_hash_ = 0;
   uint32_t text_tokens_ = 0;
-  std::vector<Text> texts_;  // those that are learnt from, then those that are held out
+  std::vector<Text> texts_;  // training texts first, then held-out texts
   uint32_t learnt_ = 0;
   std::vector<float> embeddings_;  // [distinct tokens of all texts][d_model]
 
   std::unique_ptr<Reader> reader_;
   std::unique_ptr<AttentionLabels> labels_;
-  uint32_t text_ = 0;     // that is being read
-  bool reading_ = false;  // it was begun
+  uint32_t text_ = 0;     // the text being read
+  bool reading_ = false;  // whether the reading of text_ has begun
 
   std::unique_ptr<ControllerNetwork<float>> controller_;
   std::vector<float> momentum_, variance_, best_;

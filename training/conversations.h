@@ -1,5 +1,5 @@
-// Prompts and answers to learn from: files of JSON lines, each an object in one of the shapes in which they
-// are published.
+// Reads prompts and answers from JSON lines files. Each line is an object in one of several published
+// formats.
 #pragma once
 
 #include <string>
@@ -12,26 +12,29 @@ namespace thimble {
 
 struct AnsweredPrompt {
   std::string prompt;
-  // What may follow the prompt, each by itself: an answer, then in turn what is said next and the answer to
-  // that.
+  // Replies to the prompt, each independent of the others. A reply is an answer, then alternating user turns
+  // and answers.
   std::vector<std::vector<std::string>> replies;
 };
 
-// Whether a file is of JSON lines: its first line begins with '{'.
+// Whether a file contains JSON lines: its first line begins with '{'.
 bool is_json_lines(std::string_view text);
 
-// The lines that are not empty, and their numbers, from 1.
+// The non-empty lines of a text, with their line numbers, which start at 1.
 struct NumberedLine {
   std::string_view text;
   uint32_t number;
 };
 std::vector<NumberedLine> lines_of(std::string_view text);
 
-// {"prompt", "answer" or "answers"}, {"instruction", "input", "output"} (LongAlpaca), or {"conversations":
-// [{"from", "value"}]} (ShareGPT), or {"messages": [{"role", "content"}]} (chats as programs keep them, where
-// `content` may be an array of parts, of which those with "text" count). Of turns, what comes before the
-// first human one is left out. Other members are passed over. A conversation without prompt or answer is
-// empty; Format, naming `where`, for what is none of these.
+// Reads one line in any of these formats:
+// {"prompt", "answer" or "answers"},
+// {"instruction", "input", "output"} (LongAlpaca),
+// {"conversations": [{"from", "value"}]} (ShareGPT),
+// {"messages": [{"role", "content"}]} (common chat logs). `content` may be an array of parts; only parts with
+// "text" count.
+// Turns before the first human turn are dropped, and other members are ignored. A conversation without a
+// prompt or an answer gives an empty result. Any other line gives Format, with `where` in the message.
 Result<AnsweredPrompt> read_conversation(std::string_view line, const std::string& where);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// Rows of a model's embedding, as its file has them.
+// Rows of a model's embedding matrix, as stored in its file.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace thimble {
 
-// The rows of some tokens, [tokens][d_model], not scaled: the op `embed`.
+// The unscaled rows of some tokens, [tokens][d_model], computed with the op `embed`.
 Result<std::vector<float>> embeddings_of(const Model&, Device&, std::span<const int32_t> tokens);
 
 }  // namespace thimble

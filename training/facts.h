@@ -1,4 +1,4 @@
-// What is hidden in the texts that retainers are trained with: sentences, and questions about them.
+// Facts that are hidden in training texts: sentences, and a question about them.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 namespace thimble {
 
 struct Fact {
-  std::string subject;                 // tells facts of one text apart: no two may share it
-  std::vector<std::string> sentences;  // in this order, each somewhere else
+  std::string subject;                 // identifies the fact; unique within one text
+  std::vector<std::string> sentences;  // hidden in this order, each at a different place
   std::string question, answer;
-  // What a right answer must contain, however it is put. Empty: many models cannot answer it with all of the
-  // text before them, so that a check does not ask it.
+  // Strings that a right answer must contain, in any wording. Empty if many models cannot answer the question
+  // even with the full text; a check then does not ask it.
   std::vector<std::string> expected;
-  bool listed = false;  // its kind may also stand in one place, one behind the other
+  bool listed = false;  // facts of this kind may also stand together as a list
 };
 
 // A fact about a person, place or thing.
@@ -24,16 +24,17 @@ Fact make_fact(Random&);
 Fact make_key(Random&, bool sequence);
 // A line of a list of pairs. `hex`: eight hexadecimal digits each; else words and a number.
 Fact make_pair(Random&, bool hex);
-// A name that gets several values, each in a place of its own, all of which are asked for.
+// A name that gets several values at different places. The question asks for all of them.
 Fact make_values(Random&);
-// Variables that get their value from one another, each in a place of its own; who has it is asked.
+// Variables that copy their value from one another, at different places. The question asks which of them have
+// it.
 Fact make_chain(Random&);
-// A list of so many words at least, of which the most frequent are asked for.
+// A list of at least `words` words. The question asks for the most frequent ones.
 Fact make_count(Random&, uint32_t words);
-// A function or a constant of a program, and what it gives.
+// A function or a constant of a program. The question asks for its result or value.
 constexpr uint32_t kLanguages = 3;
 Fact make_code(Random&, uint32_t language);
-// What a text begins with, a sentence or nothing.
+// The beginning of a text: one sentence, or nothing.
 std::string make_introduction(Random&);
 
 }  // namespace thimble

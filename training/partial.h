@@ -1,4 +1,4 @@
-// Files in which a training keeps its work until the result is written.
+// Files in which a training saves its work until the result is written.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace thimble {
 
 constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
-// FNV-1a, by words.
+// FNV-1a over 64-bit words.
 uint64_t hash_of(const void* data, size_t bytes, uint64_t hash = kHashSeed);
 
 template <typename T>
@@ -23,23 +23,24 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-// Opens a file, or makes an empty one that begins with a signature of what is trained; Mismatch where it has
-// another. What is kept lies from kPartialBegin on.
+// Opens a file, or creates an empty one. The file begins with a signature of the training; a different
+// signature gives Mismatch. The saved data starts at kPartialBegin.
 constexpr uint64_t kPartialBegin = 2 * sizeof(uint64_t);
 Result<StateFile> open_partial(const std::string& path, uint64_t signature);
 
-// A state that was saved, by whichever of two places is whole and later: the process may end while the other
-// is written.
+// A state that is saved alternately in two places of a file. load() reads the later complete one, because the
+// process may end while it writes the other.
 class SavedTwice {
  public:
-  // The places lie behind each other from `at` on, each for so many bytes: those of all parts of a state.
+  // The two places follow each other in the file, starting at `at`. `bytes` is the size of one state, summed
+  // over its parts.
   SavedTwice(uint64_t at, uint64_t bytes) : at_(at), bytes_(bytes) {}
   Status save(StateFile&, const std::vector<std::span<std::byte>>& state);
-  // False where none was saved whole: the state is then anything.
+  // Returns false if no complete state was saved. The contents of `state` are undefined then.
   Result<bool> load(StateFile&, const std::vector<std::span<std::byte>>& state);
 
  private:
-  // Vouches for the state behind it.
+  // Verifies the state that is stored after it.
   struct Header {
     uint64_t hash, saves;
   };

@@ -1,4 +1,4 @@
-// Numbers that are the same on every machine for a seed.
+// Random numbers that depend only on the seed, not on the machine.
 #pragma once
 
 #include <cmath>
@@ -14,13 +14,13 @@ struct Random {
   uint64_t state;
 
   uint64_t next() { return splitmix64(state); }
-  // Of [0, n).
+  // In [0, n).
   uint32_t below(uint32_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
-  // Of [low, high].
+  // In [low, high].
   uint32_t between(uint32_t low, uint32_t high) { return low + below(high - low + 1); }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
   bool chance(double p) { return uniform() < p; }
-  // The sum of four uniform numbers: near enough to normal, and the same wherever it is computed.
+  // The sum of four uniform numbers. It is close to normal, and has the same bits on every machine.
   float normal() {
     const double sum = uniform() + uniform() + uniform() + uniform() - 2;
     return static_cast<float>(sum * std::sqrt(3.0));
@@ -35,7 +35,7 @@ struct Random {
   }
 };
 
-// One generator of many, for the number-th of what a seed makes.
+// The generator with this number among those of one seed.
 inline Random random_of(uint64_t seed, uint64_t number) {
   Random r{seed * 0x9e3779b97f4a7c15u + number};
   r.next();

@@ -1,4 +1,4 @@
-// Parts of the JSON that trainings report.
+// Parts of the JSON reports of trainings.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The texts that retainers are trained with: a part of a book with facts hidden at the ends of its sentences,
-// then every question about them with its answer, as the model's chat format writes them.
+// The texts that retainers are trained with. A text is a part of a book with facts inserted at the ends of
+// sentences, followed by every question about them with its answer, in the model's chat format.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,18 @@
 namespace thimble {
 
 struct Question {
-  std::vector<int32_t> prompt, answer;  // as it stands behind the text, up to the answer; the answer's tokens
-  std::vector<std::string> expected;    // what a right answer must contain; empty: a check does not ask it
+  // `prompt` is everything after the text up to the answer.
+  std::vector<int32_t> prompt, answer;
+  // Strings that a right answer must contain. Empty if a check does not ask the question.
+  std::vector<std::string> expected;
 };
 
-// What follows a text, and then is forgotten: questions with their answers, or the text itself once more.
+// Tokens that are read after a text and then dropped: questions with their answers, or the text once more.
 struct Tail {
   std::vector<int32_t> tokens;
-  std::vector<uint32_t> marked;  // of each token whether its query makes labels
-  // Of the text's tokens it labels those of [first, end), and their weight is counted among these, the first
-  // `sinks`, and its own.
+  std::vector<uint32_t> marked;  // for each token, whether its query contributes to the labels
+  // The tail labels the text's tokens [first, end). Their attention weights are normalised over these tokens,
+  // the first `sinks` tokens and the tail's own tokens.
   uint32_t sinks = 0, first = 0, end = 0;
 
   void add(const std::vector<int32_t>& more, uint32_t mark) {
@@ -37,7 +39,7 @@ struct Tail {
 struct TrainingText {
   std::vector<int32_t> tokens;
   std::vector<Question> questions;
-  std::vector<Tail> tails;  // each follows the text by itself
+  std::vector<Tail> tails;  // each follows the text independently
 
   uint64_t all_tokens() const {
     uint64_t all = tokens.size();
@@ -51,36 +53,36 @@ struct TrainingText {
   }
 };
 
-// Tokens that the instruction to repeat a text takes at most.
+// The largest number of tokens in the instruction to repeat a text.
 constexpr uint32_t kInstructionTokens = 128;
 
-// How many tokens a text of training has, whole runs of them: `wanted`, 0: 6144, or as many as the model's
-// context allows when questions take half as many behind it, or, `repeated`, the text itself once more.
-// Unsupported where that is too short to learn from.
+// Tokens per training text, a multiple of kRunTokens. `wanted` 0 means 6144. The length is limited by the
+// model's context, which must also hold the questions (half the length of the text) or, with `repeated`, the
+// text once more. Unsupported if the result is too short to train with.
 Result<uint32_t> length_of_texts(const Model&, uint32_t wanted, bool repeated);
 
 class TextMaker {
  public:
   // Reads the files: books in plain UTF-8 text, or JSON lines of prompts and answers (conversations.h).
-  // Refuses what is neither, and too little of it. `tokens`: of each text; `tail_tokens`: of its questions
-  // and answers at most.
+  // Refuses other files, and files with too little text. `tokens` is the length of each text. `tail_tokens`
+  // limits its questions and answers.
   static Result<TextMaker> open(std::shared_ptr<const Model>, const std::vector<std::string>& files,
                                 uint32_t tokens, uint32_t tail_tokens, uint64_t seed);
 
   bool has_books() const { return has_books_; }
-  // Prompts, as many as there are of at least a run of tokens and at most `count`, chosen by the seed, each
-  // with its answers behind it. Of a chat that begins with a shorter one, its turns up to that many tokens
-  // are the prompt. A longer prompt than a text loses its middle: what is asked stands at either end.
+  // Up to `count` prompts of at least kRunTokens tokens, chosen by the seed, each followed by its answers. If
+  // a chat begins with a shorter prompt, its turns up to that many tokens become the prompt. A prompt longer
+  // than a text loses its middle, because instructions and questions are usually at the beginning or the end.
   std::vector<TrainingText> answered(uint32_t count) const;
 
-  // The number-th text: the same for a seed, wherever and in whatever order texts are made. Those that are
-  // held out come from the last fifth of the books, in which the others have no part.
+  // Text `number`. It depends only on the seed and the number, not on the order of calls. Held-out texts come
+  // from the last fifth of the books, which the other texts never use.
   TrainingText make(uint64_t number, bool held_out) const;
-  // The number-th text with what is hidden in it. A repetition of the whole text follows it, and no question.
+  // Text `number` with its hidden facts. A repetition of the whole text follows it, without questions.
   TrainingText repeated(uint64_t number, bool held_out) const;
 
   uint32_t tokens() const { return tokens_; }
-  uint64_t book_hash() const { return hash_; }  // of all books' bytes
+  uint64_t book_hash() const { return hash_; }  // of the bytes of all books
 
  private:
   TextMaker(std::shared_ptr<const Model> model, uint32_t tokens, uint32_t tail_tokens, uint64_t seed)
@@ -97,21 +99,23 @@ class TextMaker {
   std::vector<Fact> quotes_of(Random&, const std::vector<int32_t>& part) const;
   uint32_t end_of_sentence(const std::vector<int32_t>& part, uint32_t at) const;
   std::vector<int32_t> answer_of(const std::string& answer) const;
-  // A question as the text's first turn ends with it, or as a turn of its own.
+  // A question that ends the text's first turn, or one that is a turn of its own.
   std::vector<int32_t> prompt_of(const std::string& question, bool first) const;
   bool ends_sentence(int32_t token) const { return ends_[static_cast<size_t>(token)]; }
 
   std::shared_ptr<const Model> model_;
   uint32_t tokens_, tail_tokens_;
   uint64_t seed_, hash_ = 0;
-  std::vector<int32_t> read_, held_out_;  // tokens of books, of prompts, and of chats
+  std::vector<int32_t> read_, held_out_;  // tokens of books, prompts and chats
   bool has_books_ = false;
-  std::vector<MappedFile> files_;        // of JSON lines
-  std::vector<std::string_view> lines_;  // of these, with prompts and answers, and not held out
-  std::vector<bool> ends_;               // of each token of the vocabulary
-  // How the chat format opens the first turn of a user and a later one, closes it up to the answer, and ends
-  // an answer.
-  bool chats_ = false;  // the model has a chat template or format; else questions are plain text
+  std::vector<MappedFile> files_;  // JSON lines files
+  // The lines of files_ with prompts and answers, without the held-out ones.
+  std::vector<std::string_view> lines_;
+  std::vector<bool> ends_;  // for each token of the vocabulary, whether it ends a sentence
+  // The parts of the chat format: what opens a user's first turn, what opens a later turn, what closes a turn
+  // up to the answer, and what ends an answer.
+  // Whether the model has a chat template or a known chat format. If not, questions are plain text.
+  bool chats_ = false;
   std::string opening_, next_opening_, closing_;
   std::vector<int32_t> end_of_answer_, after_answer_;
 };

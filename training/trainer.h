@@ -1,5 +1,5 @@
-// Makes the retainer of a model: texts are read, the small networks are fitted, the pools' shares counted,
-// and the result is asked about texts that it did not learn from.
+// Trains the retainer of a model: it reads texts, fits the networks, counts the shares of the pools, and asks
+// questions about held-out texts.
 #pragma once
 
 #include <memory>
@@ -19,13 +19,14 @@
 
 namespace thimble {
 
-// What is said of a retainer by what was answered, or where the model itself answers too little, by how
-// likely the right answers are: densely, and with an eighth of the memory with it and with a window.
+// A verdict in one or two sentences about a retainer. It compares dense attention, the retainer and a window,
+// each of the latter with an eighth of the memory. It uses the share of answered questions, or the
+// probability of the right answers if the model itself answers too few.
 std::string judgement_of(const Recall& dense, const Recall& retainer, const Recall& window);
 
 class Trainer : public Training {
  public:
-  // Takes up what OUTPUT.partial (and OUTPUT.tried) holds of the same training, if it is there.
+  // Resumes the same training from OUTPUT.partial (and OUTPUT.tried), if they exist.
   static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const Model>, std::shared_ptr<Device>,
                                                  const TrainingOptions&);
 
@@ -34,35 +35,36 @@ class Trainer : public Training {
   bool resumed() const { return resumed_; }
 
   struct Checked {
-    uint32_t part;  // of the memory: 8 is an eighth
-    // With equal pools: the scores, KeyDiff, both, and a window. With counted shares, if there are any: the
-    // best of the first three.
+    uint32_t part;  // divisor of the memory: 8 means an eighth
+    // With equal pools: the retainer's scores, KeyDiff, the mix of both, and a window. With counted shares,
+    // if any: the best of the first three.
     Recall locret, keydiff, mix, window, counted;
   };
   const std::vector<Checked>& checked() const { return checked_; }
-  // The retention that did best in equal pools, over all parts together. The mix, unless another one did
-  // better by more than chance.
+  // The retention with the best results in equal pools, over all parts together. It is the mix, unless
+  // another retention is better by more than chance.
   static Retention best_of(const std::vector<Checked>&, const Recall& dense);
-  // The retention that the file is written for, and its result, with the shares if they helped.
+  // The retention that the file is written for. retainer() is its result, with shares if they helped.
   Retention retention() const { return retention_; }
   const Recall& retainer(const Checked& of) const;
   bool shares_help() const { return shares_help_; }
-  // As they were counted: how much of the pools each head is worth, [layer][KV head], 1 on average over those
-  // that divide them; those of layers with a window do not matter.
+  // The counted shares: the relative pool size of each head, [layer][KV head]. The mean is 1 over the heads
+  // that share the pools. Values of layers with a window have no meaning.
   std::vector<float> shares() const;
-  // With nothing dropped, of all texts that the check asks about.
+  // With no entries dropped, over all texts of the check.
   Recall dense() const;
-  // The target that is trained for, and with tries_targets what came of each: at the parts of the memory that
-  // checked() has together, and with nothing dropped.
+  // With tries_targets, the result of each tried target: recall over all parts of the memory in checked(),
+  // and recall with no entries dropped.
   struct Tried {
     Target target;
     Recall recall, dense;
   };
-  static const Tried& best_of(const std::vector<Tried>&);  // of equals the first; what was refused comes last
+  // Among equals, the first. Refused targets come last.
+  static const Tried& best_of(const std::vector<Tried>&);
   Target target() const { return options_.target; }
   const std::vector<Tried>& tried() const { return tried_; }
   const TrainingSeconds& seconds() const { return seconds_; }
-  // What came of it, in a sentence or two.
+  // The result in one or two sentences.
   std::string verdict() const;
 
  private:
@@ -103,17 +105,17 @@ class Trainer : public Training {
   void add_layer(NewGguf&, const std::string& name, const FittedLayer&) const;
 
   bool trains() const { return options_.heads.empty(); }
-  // A linear one is made of sums over texts, the others of what is kept of them.
+  // A linear retainer is fitted from sums over texts, the others from samples of the texts.
   bool sums_up() const { return trains() && options_.kind == Retainer::Kind::kLinear; }
   bool repeats() const { return trains() && options_.target == Target::kLogKvzipPlus; }
   Retainer::Input input() const;
   uint32_t hidden() const;
   FitOptions fit_options() const;
-  // Those to learn from, those that are counted, and those that are asked about, as they are read.
+  // The texts in reading order: those to train with, those to count shares, and those for the check.
   const TrainingText& text(uint32_t number) const;
   uint32_t texts_read_for_labels() const { return static_cast<uint32_t>(texts_.size() + counted_.size()); }
   uint32_t all_texts() const { return texts_read_for_labels() + static_cast<uint32_t>(asked_.size()); }
-  // Where a text's record lies in OUTPUT.partial, and how large it is.
+  // The offset and size of a text's record in OUTPUT.partial.
   uint64_t record_at(uint32_t text) const;
   uint64_t record_bytes(uint32_t text) const;
   template <typename Each>
@@ -126,42 +128,43 @@ class Trainer : public Training {
   TrainingOptions options_;
   ThreadPool threads_;
   uint32_t text_tokens_ = 0, tail_tokens_ = 0;
-  std::vector<uint32_t> layers_;  // without a window
+  std::vector<uint32_t> layers_;  // layers without a window
   uint64_t book_hash_ = 0;
 
   std::vector<TrainingText> texts_, counted_,
       asked_;  // to learn from; held out for shares, and for the check
   std::unique_ptr<Reader> reader_;
   SampleShape shape_;
-  std::unique_ptr<LeastSquares> least_squares_;  // of a linear one, in the place of samples_ and fit_
-  bool unsaved_ = false;                         // texts that are in its sums alone
+  std::unique_ptr<LeastSquares> least_squares_;  // for linear retainers, instead of samples_ and fit_
+  bool unsaved_ = false;                         // some texts are in the sums but not in the file
   Samples samples_;
-  std::vector<std::vector<uint32_t>> runs_of_text_;  // which runs of a text are kept
-  std::vector<uint32_t> first_run_;                  // of each text, in samples_
-  std::vector<std::vector<double>> counts_;          // of each counted text: [layer][kv head]
-  uint32_t text_ = 0;                                // that is being read
-  std::vector<int32_t> sample_of_;                   // which of samples_ each run of it is; -1: none
-  bool reading_ = false;                             // it was begun
+  std::vector<std::vector<uint32_t>> runs_of_text_;  // the runs of each text that are kept
+  std::vector<uint32_t> first_run_;                  // for each text, the index in samples_
+  std::vector<std::vector<double>> counts_;          // for each counted text: [layer][kv head]
+  uint32_t text_ = 0;                                // the text being read
+  std::vector<int32_t> sample_of_;  // for each run of this text, its index in samples_; -1: not kept
+  bool reading_ = false;            // whether the reading of text_ has begun
   std::unique_ptr<Fit> fit_;
   double loss_ = 0, recall_ = -1;
-  bool asks_ = false;  // questions while it fits, for those who look
+  bool asks_ = false;  // whether to ask questions during the fit, to show progress
   struct Diverged {
-    uint32_t at, good;  // steps that were done when the loss was no longer a number, and of the state taken
+    // Number of steps when the loss stopped being finite, and number of steps of the restored state.
+    uint32_t at, good;
   };
   std::optional<Diverged> diverged_;
   StateFile state_;
-  std::optional<SavedTwice> saved_;  // the fit, or the sums
+  std::optional<SavedTwice> saved_;  // of the fit, or of the sums
   bool resumed_ = false;
 
-  std::vector<Target> to_try_;  // tried_ follows it
+  std::vector<Target> to_try_;  // the targets; tried_ has the results in the same order
   std::vector<Tried> tried_;
   std::unique_ptr<Trainer> trial_;
-  Status refused_;  // the last target that could not be tried
+  Status refused_;  // why the last target could not be tried
   StateFile tries_;
 
   std::shared_ptr<const Retainer> retainer_;
   uint32_t check_ = 0;
-  std::vector<Recall> dense_;  // of each text that is asked about
+  std::vector<Recall> dense_;  // for each text of the check
   std::vector<Checked> checked_;
   Retention retention_ = Retention::kLocret;
   bool shares_help_ = false;

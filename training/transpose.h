@@ -1,4 +1,4 @@
-// Matrices of 16-bit numbers, turned over.
+// Transposes matrices of 16-bit numbers.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace thimble {
 
-// y[c][r] = x[r][c], in squares that stay in the cache. y_stride: elements from row to row of y.
+// y[c][r] = x[r][c], in squares that fit into the cache. y_stride: elements between rows of y.
 inline void transpose(const uint16_t* x, uint32_t rows, uint32_t cols, uint16_t* y, uint64_t y_stride) {
   constexpr uint32_t kSquare = 32;
   for (uint32_t r0 = 0; r0 < rows; r0 += kSquare)
