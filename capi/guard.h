@@ -1,5 +1,5 @@
-// What the entry points share: the guard that no exception passes, errors in the caller's memory, structs of
-// any version, and buffers that are asked for twice.
+// Helpers for all entry points: a guard that stops exceptions, errors in the caller's memory, structs of any
+// version, and two-call functions.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 
 namespace thimble::capi {
 
-// The longest beginning of `text` with at most `limit` bytes that cuts no code point.
+// The longest prefix of `text` with at most `limit` bytes that does not cut a code point.
 inline std::string_view cut_text(std::string_view text, size_t limit) {
   if (text.size() <= limit) return text;
   while (limit > 0 && (static_cast<uint8_t>(text[limit]) & 0xc0) == 0x80) --limit;
   return text.substr(0, limit);
 }
 
-// Writes `text` as a C string that is safe to print, since much of it comes from files: cut at a whole code
-// point, '?' for what is not UTF-8, and control characters as "\u001b".
+// Writes `text` as a C string that is safe to print, because much of it comes from files. The text is cut at
+// a whole code point. Invalid UTF-8 becomes '?', and control characters become escapes such as "\u001b".
 inline void copy_text(char* out, size_t capacity, std::string_view text) {
   size_t at = 0;
   while (!text.empty()) {
@@ -46,7 +46,7 @@ inline void copy_text(char* out, size_t capacity, std::string_view text) {
   out[at] = '\0';
 }
 
-// Fills in what a caller lent for the reason of a failure, and gives the code.
+// Fills in the caller's error struct, if any, and returns the status code.
 inline thimble_status fail(thimble_error* out, Code code, uint64_t bytes_missing, std::string_view message) {
   constexpr size_t kMessage = offsetof(thimble_error, message);
   if (out && out->struct_size > kMessage) {
@@ -57,8 +57,8 @@ inline thimble_status fail(thimble_error* out, Code code, uint64_t bytes_missing
   return static_cast<thimble_status>(code);
 }
 
-// Runs the body of an entry point, `() -> Status`. No exception passes. Failing for want of memory allocates
-// nothing.
+// Runs the body of an entry point, `() -> Status`. No exception leaves it. The out-of-memory path does not
+// allocate.
 template <typename Body>
 thimble_status guard(thimble_error* out, Body body) noexcept {
   constexpr std::string_view kNoMemory = "the system has no more memory; free some or lower the budget";
@@ -68,7 +68,7 @@ thimble_status guard(thimble_error* out, Body body) noexcept {
     return fail(out, status.code(), status.bytes_missing(), status.message());
   } catch (const std::bad_alloc&) {
     return fail(out, Code::kOutOfMemory, 0, kNoMemory);
-  } catch (const std::system_error&) {  // a thread that could not be started
+  } catch (const std::system_error&) {  // a thread could not be started
     return fail(out, Code::kOutOfMemory, 0, "the system has no more threads; free some or ask for fewer");
   } catch (...) {
     return fail(out, Code::kInternal, 0, "an exception reached the C boundary, a defect; please report it");
@@ -79,10 +79,10 @@ inline Status null_argument(const char* name) {
   return error(Code::kInvalidArgument, "%s is NULL; pass a valid pointer", name);
 }
 
-// Checks pointers by name: THIMBLE_TRY(need(model, "model")).
+// Checks a pointer and names it in the error: THIMBLE_TRY(need(model, "model")).
 inline Status need(const void* pointer, const char* name) { return pointer ? Status() : null_argument(name); }
 
-// Checks an array that the caller lends; NULL is fine where it is empty.
+// Checks an array that the caller owns. NULL is valid if the array is empty.
 template <typename T>
 Status need_array(const T* array, uint64_t count, const char* name) {
   if (!array && count) return null_argument(name);
@@ -94,8 +94,8 @@ Status need_array(const T* array, uint64_t count, const char* name) {
 
 // ---- structs that start with their size ----
 
-// The size that a struct had when it first appeared: a smaller one is a mistake. Pin it here when a struct
-// grows.
+// The size of a struct in its first version. A smaller size is an error. When a struct grows, pin its first
+// size here.
 template <typename T>
 inline constexpr uint32_t kFirstSize = sizeof(T);
 template <>
@@ -119,8 +119,8 @@ Status need_struct(const T* lent, const char* name) {
   return {};
 }
 
-// Copies what the caller's version of an option struct has over the defaults in `to`. NULL leaves all
-// defaults.
+// Overwrites the defaults in `to` with the fields that the caller's version of an option struct has. NULL
+// keeps all defaults.
 template <typename T>
 Status read_struct(const T* lent, const char* name, T& to) {
   if (!lent) return {};
@@ -129,14 +129,14 @@ Status read_struct(const T* lent, const char* name, T& to) {
   return {};
 }
 
-// Writes what the caller's version of the struct has room for; checked before with need_struct.
+// Writes the fields that the caller's version of the struct has. need_struct has checked the struct before.
 template <typename T>
 void write_struct(T* lent, T value) {
   value.struct_size = lent->struct_size;
   std::memcpy(lent, &value, std::min<size_t>(lent->struct_size, sizeof value));
 }
 
-// For the *_init functions: the defaults, and 0 in fields that this version does not know.
+// For the *_init functions: writes the defaults, and 0 in fields that this version does not know.
 template <typename T>
 void init_struct(T* lent, uint32_t struct_size, T defaults) {
   if (!lent || struct_size < sizeof lent->struct_size) return;
@@ -154,7 +154,7 @@ Status need_buffer(const T* buffer, uint64_t capacity, const uint64_t* count, co
   return need_array(buffer, capacity, name);
 }
 
-// Sets the count, and refuses when the buffer is too small for it.
+// Sets the count. Returns an error if the buffer is too small for it.
 inline Status need_room(uint64_t needed, uint64_t capacity, uint64_t* count) {
   *count = needed;
   if (needed <= capacity) return {};

@@ -1,4 +1,4 @@
-// What the opaque handles of thimble.h are.
+// The definitions of the opaque handles of thimble.h.
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@ struct thimble_model {
 
   void warn(const std::string& sentence) const {
     if (!log || sentence.empty()) return;
-    std::string shown(6 * sentence.size() + 1, '\0');  // a control character becomes six
+    std::string shown(6 * sentence.size() + 1, '\0');  // a control character becomes six bytes
     thimble::capi::copy_text(shown.data(), shown.size(), sentence);
     log(log_user, shown.c_str());
   }
 
-  // The device of this name, shared by all sessions of the model that ask for the same.
+  // The device with this name. All sessions of the model that ask for the same device share it.
   thimble::Result<std::shared_ptr<thimble::Device>> device(const std::string& name, uint32_t threads) const;
 
  private:
@@ -39,7 +39,7 @@ struct thimble_model {
 
 struct thimble_heads {
   std::shared_ptr<const thimble::Retainer> retainer;
-  std::shared_ptr<const thimble::Model> model;  // that they were checked against
+  std::shared_ptr<const thimble::Model> model;  // the model that they were checked against
 };
 
 struct thimble_session {
@@ -47,7 +47,8 @@ struct thimble_session {
   std::atomic<bool> busy = false;
   thimble_progress_fn progress = nullptr;
   void* progress_user = nullptr;
-  // thimble_session_text: what is held back, and room for the longest piece, so that it allocates nothing.
+  // thimble_session_text: the bytes held back, and buffers for the longest piece, so that it does not
+  // allocate.
   thimble::Utf8Stream held;
   std::string piece, text;
 };
@@ -61,7 +62,7 @@ inline uint64_t kv_bytes_per_token(const Model& model) {
 }
 
 inline Status need_tokenizer(const Model& model) {
-  if (model.tokenizer.ok()) return model.check_files();  // its texts are in the file
+  if (model.tokenizer.ok()) return model.check_files();  // token texts are in the mapped file
   return error(Code::kUnsupported, "the model cannot turn text into tokens: %s",
                model.description_of_tokenizer_error.c_str());
 }
@@ -72,8 +73,7 @@ inline Status need_token(const Model& model, int32_t id) {
                model.tokenizer.size() - 1);
 }
 
-// What a caller asks of a session, checked field by field; what fields mean together is the planner's to
-// judge.
+// The options of a session, each checked by itself. The planner checks how they combine.
 struct Request {
   SessionOptions options;
   std::shared_ptr<Device> device;

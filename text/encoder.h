@@ -1,5 +1,5 @@
-// What the two kinds of vocabulary have in common: an Encoder, and the merging of neighbours that both are
-// made of.
+// The common base of both kinds of vocabulary: the Encoder interface, and the merging of neighbouring symbols
+// that both use.
 #pragma once
 
 #include <algorithm>
@@ -21,37 +21,39 @@ class Gguf;
 class Encoder {
  public:
   virtual ~Encoder() = default;
-  // Gives the tokens of text that holds no special token and is at most kLongestText bytes. `starts`: it is
-  // the first, or follows a special token. Offsets count from `offset`.
+  // Emits the tokens of a text without special tokens, at most kLongestText bytes long. `starts` says that
+  // the text is the first one or follows a special token. Token offsets start at `offset`.
   virtual void encode(std::string_view text, uint64_t offset, bool starts, const TokenSink& sink) const = 0;
   // Appends the bytes of a token that is not special.
   virtual void append_bytes(int32_t id, std::string& out) const = 0;
   // Whether text may be cut in front of this white space where it follows an ASCII letter: both parts become
   // the tokens that they are in the whole, the second as text that does not start.
   virtual bool cuts_before(char space) const = 0;
-  // encode puts a space in front of text that starts.
+  // Whether encode() adds a space before a text that starts.
   virtual bool adds_space() const = 0;
-  virtual bool adds_bos() const = 0;  // where the file does not say
+  virtual bool adds_bos() const = 0;  // the default if the file does not say
   virtual uint64_t host_bytes() const = 0;
 };
 
-// Positions in a text are 32 bits, and SentencePiece writes three bytes for a space.
+// Positions in a text have 32 bits, and SentencePiece writes a space as three bytes.
 inline constexpr size_t kLongestText = size_t{1} << 30;
 
-// The vocabulary must outlive the encoder. make_bpe takes rows of any kind.
+// The vocabulary must outlive the encoder. make_bpe accepts any pre-tokenizer.
 Result<std::unique_ptr<Encoder>> make_bpe(const Gguf&, const Vocabulary&, const PreTokenizer&);
 Result<std::unique_ptr<Encoder>> make_sentencepiece(const Gguf&, const Vocabulary&);
 
-// A stretch of text that is one token now; -1 while it is none.
+// A range of text that is one token at this point. id is -1 if it is not a token.
 struct Symbol {
-  uint32_t at, size;  // bytes; size 0: merged into the symbol before it
+  // In bytes. Size 0 means that the symbol was merged into the previous one.
+  uint32_t at, size;
   int32_t id;
   uint32_t previous, next;
 };
 
-// What two neighbours become, and when: the lowest cost first, the leftmost among equals.
+// The token that two neighbours merge into, and its cost. The lowest cost merges first; among equals, the
+// leftmost.
 struct Merge {
-  int32_t id;  // -1: they stay apart
+  int32_t id;  // -1: the neighbours do not merge
   uint32_t cost;
 };
 
@@ -66,7 +68,7 @@ class MergeTable {
   struct Pair {
     int32_t left, right, merged;
   };
-  int32_t rank(int32_t left, int32_t right) const;  // or -1
+  int32_t rank(int32_t left, int32_t right) const;  // -1 if there is no such merge
 
   std::vector<Pair> pairs_;  // by rank
   RowTable by_pair_;
@@ -74,23 +76,24 @@ class MergeTable {
 
 std::unique_ptr<Encoder> make_raw_bpe(const Vocabulary&, const PreTokenizer&, MergeTable);
 
-// Merges neighbours until none can be. A heap of candidates keeps that at n log n for any text, and at 40
-// bytes a symbol. Kept between texts for its memory.
+// Merges neighbours until no pair can merge. A heap of candidates keeps the time at n log n for any text, and
+// memory at 40 bytes per symbol. An object is reused between texts to keep its memory.
 class Merger {
  public:
-  // For a text of at most so many symbols.
+  // `most` is the largest number of symbols in the text.
   void clear(size_t most) {
     symbols_.clear();
     symbols_.reserve(most);
   }
-  // The next symbol of the text, adjacent to the one before.
+  // Adds the next symbol, which follows the previous one in the text.
   void add(uint32_t size, int32_t id) {
     const auto i = static_cast<uint32_t>(symbols_.size());
     const uint32_t at = i > 0 ? symbols_[i - 1].at + symbols_[i - 1].size : 0;
     symbols_.push_back({at, size, id, i - 1, i + 1});
   }
 
-  // `merge(left, right)` gives the Merge of two symbols. Calls `emit(symbol)` for what remains, in order.
+  // `merge(left, right)` returns the Merge of two symbols. `emit(symbol)` is called for each remaining
+  // symbol, in order.
   template <typename MergeOf, typename Emit>
   void run(const MergeOf& merge, const Emit& emit) {
     const auto offer = [&](uint32_t left, uint32_t right) {
@@ -101,7 +104,8 @@ class Merger {
       heap_.push_back({m.cost, left, symbols_[left].size + symbols_[right].size, m.id});
       std::push_heap(heap_.begin(), heap_.end(), later);
     };
-    // Room for a candidate between any two symbols, and a quarter more: so many are outdated when it is full.
+    // Reserves one candidate per pair of neighbours, and a quarter more. When the heap is full, at least that
+    // many candidates are outdated.
     heap_.reserve(symbols_.size() + symbols_.size() / 4 + 4);
     for (uint32_t i = 1; i < symbols_.size(); ++i) offer(i - 1, i);
     while (!heap_.empty()) {
@@ -128,7 +132,7 @@ class Merger {
     uint32_t cost, left, size;
     int32_t id;
   };
-  // Neighbours only grow, so the same size at the same place means the same pair.
+  // Symbols only grow, so the same size at the same place means the same pair.
   bool outdated(const Candidate& c) const {
     const Symbol& left = symbols_[c.left];
     return left.size == 0 || left.next >= symbols_.size() || left.size + symbols_[left.next].size != c.size;

@@ -1,5 +1,6 @@
-// The part of regular expressions that pre-tokenizers are written in: alternatives of sets, groups and
-// look-ahead over characters and their Unicode classes. Leftmost match, first alternative, greedy.
+// The subset of regular expressions that pre-tokenizers use: alternatives of sets, groups and look-ahead over
+// characters and their Unicode classes. Matching is leftmost and greedy, and takes the first alternative that
+// matches.
 #pragma once
 
 #include <array>
@@ -11,7 +12,7 @@
 
 namespace thimble {
 
-// Bytes that are not UTF-8 are characters of class kOther and a value beyond Unicode.
+// A byte that is not UTF-8 becomes a character of class kOther with a value beyond Unicode.
 struct Char {
   uint32_t value : 21;
   uint32_t is : 4;    // CharClass
@@ -22,13 +23,14 @@ static_assert(sizeof(Char) == 4);
 std::vector<Char> characters(std::string_view text);
 CharClass char_class(uint32_t value);
 
-// Knows | ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for
-// what of X is not in Y. Differs from others in one way: a group is not entered again once it has matched.
-// Matching goes back from the end of a run, one run at a time: for the expressions of pretokenizer.cpp that
-// takes time linear in the text, whatever the text.
+// Supports
+// ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for the
+// characters of X that are not in Y. It differs from other engines in one way: it does not enter a group
+// again after the group has matched. Matching backtracks from the end of a run, one run at a time. For the
+// expressions of pretokenizer.cpp this takes linear time on any text.
 class Expression {
  public:
-  // The pattern is well-formed: those of pretokenizer.cpp are, and no file brings its own.
+  // The pattern must be well-formed. Those of pretokenizer.cpp are, and files cannot supply patterns.
   explicit Expression(std::string_view pattern);
 
   // Finds matches in pieces of a text, in order.
@@ -36,14 +38,16 @@ class Expression {
    public:
     Search(const Expression& expression, const std::vector<Char>& text)
         : expression_(expression), text_(text), barren_(expression.groups_.back().size()) {}
-    // The first character behind the match that begins at `at`, which is before `end`; or `at`.
+    // Returns the end of the match that begins at `at`, which must be less than `end`. Returns `at` if
+    // nothing matches.
     size_t match(size_t at, size_t end);
 
    private:
     const Expression& expression_;
     const std::vector<Char>& text_;
-    // Up to where an alternative is known to match nowhere. One that begins with X* or X+ and fails at the
-    // front of a run of X fails within it too; to look again at each place would take quadratic time.
+    // For each alternative, the position up to which it cannot match. An alternative that begins with X* or
+    // X+ and fails at the start of a run of X also fails inside the run. Trying each position would take
+    // quadratic time.
     std::vector<size_t> barren_;
   };
 
@@ -54,8 +58,8 @@ class Expression {
     uint32_t first, last;
   };
   struct Set {
-    std::array<bool, 128> ascii = {};  // the rest is for the characters beyond
-    uint32_t classes = 0;              // a bit for each CharClass
+    std::array<bool, 128> ascii = {};  // other characters use `classes` and the ranges
+    uint32_t classes = 0;              // one bit per CharClass
     std::vector<Range> ranges, except;
     bool negated = false;
 
@@ -64,11 +68,11 @@ class Expression {
   };
   struct Item {
     enum class Kind : uint8_t { kSet, kGroup, kAhead, kNotAhead, kEnd } kind;
-    uint32_t index = 0;  // of its set or group
+    uint32_t index = 0;  // index of its set or group
     size_t min = 1, max = 1;
   };
   using Sequence = std::vector<Item>;
-  using Group = std::vector<Sequence>;  // alternatives
+  using Group = std::vector<Sequence>;  // the alternatives
   struct Text {
     const Char* chars;
     size_t end;

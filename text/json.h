@@ -1,4 +1,4 @@
-// JSON, read from front to back: the caller says what it expects, and makes of it what it needs.
+// A JSON reader that goes from front to back. The caller says what it expects and builds its own values.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace thimble {
 
 class JsonReader {
  public:
-  // `where` is how error messages call the text: "config.json".
+  // `where` names the text in error messages: "config.json".
   JsonReader(std::string_view text, std::string where) : text_(text), where_(std::move(where)) {}
 
-  // Calls `member(name)`, a function that reads the member's value, for each member of an object.
+  // Calls `member(name)` for each member of an object. `member` must read the member's value.
   template <typename Member>
   Status object(Member member) {
     THIMBLE_TRY(expect('{'));
@@ -25,7 +25,7 @@ class JsonReader {
     } while (take(','));
     return expect('}');
   }
-  // Calls `element()`, a function that reads an element, for each one of an array.
+  // Calls `element()` for each element of an array. `element` must read the element.
   template <typename Element>
   Status array(Element element) {
     THIMBLE_TRY(expect('['));
@@ -34,27 +34,28 @@ class JsonReader {
     while (take(','));
     return expect(']');
   }
-  // In UTF-8; half of a surrogate pair becomes U+FFFD.
+  // The string is UTF-8. An unpaired surrogate becomes U+FFFD.
   Result<std::string> string();
   Result<uint64_t> uint();
-  // The first character of the value that comes next, '\0' at the end.
+  // The first character of the next value, or '\0' at the end.
   char peek();
-  // What is no object, array or string: "12", "-0.5e3", "true", "null". Which of them, is the caller's to
-  // check.
+  // Reads a value that is not an object, array or string: "12", "-0.5e3", "true", "null". The caller checks
+  // which of them it is.
   Result<std::string_view> word();
-  // Passes over a value of any kind.
+  // Skips a value of any kind.
   Status skip();
-  // That nothing follows but white space.
+  // Checks that only white space follows.
   Status end();
-  // The error that the text cannot be read here.
+  // The error for text that cannot be read at this position.
   Status wrong() const;
 
  private:
   void pass_space();
-  // Passes over `c` where that is next, white space before it left out.
+  // Skips white space, then `c` if it is next. Returns whether it was.
   bool take(char c);
   Status expect(char c);
-  // The code point of the escape \uXXXX whose u is next, and of a second one that makes a pair with it.
+  // Reads the escape \uXXXX from its u on, and a second escape if both form a surrogate pair. Returns the
+  // code point.
   Result<uint32_t> escape();
   Status skip(uint32_t depth);
 
@@ -66,7 +67,7 @@ class JsonReader {
 // Appends a code point as UTF-8.
 void append_utf8(std::string& out, uint32_t code);
 
-// A text as JSON has it, in quotes; what is not UTF-8 becomes U+FFFD.
+// `text` as a JSON string in quotes. Invalid UTF-8 becomes U+FFFD.
 std::string json_quoted(std::string_view text);
 
 }  // namespace thimble

@@ -1,4 +1,4 @@
-// Cuts text into the pieces that BPE never merges across, as the regular expressions of each vocabulary do.
+// Cuts text into pieces that BPE never merges across, using the regular expressions of each vocabulary.
 #pragma once
 
 #include <array>
@@ -11,8 +11,9 @@
 
 namespace thimble {
 
-// An expression, whose matches and the gaps between them become pieces of their own; or with `threes` a set,
-// whose runs are cut where the rest of the run is a multiple of three characters, at no other place.
+// One pass over a piece. The matches of the expression, and the gaps between them, become separate pieces.
+// With `threes`, the pattern is a set whose runs are cut only where the rest of the run is a multiple of
+// three characters.
 struct Pass {
   const char* pattern = nullptr;
   bool threes = false;
@@ -22,33 +23,34 @@ struct Pass {
   constexpr Pass(const char* p, bool t) : pattern(p), threes(t) {}
 };
 
-// What else a vocabulary does.
+// Other properties of a vocabulary.
 enum PreTokenizerFlags : uint8_t {
-  kWhole = 1,  // a piece that is a token is taken whole, whatever the merges say
-  kBos = 2,    // BOS is put in front where the file does not say
-  kRaw = 4,    // tokens are text as in SentencePiece: spaces are U+2581, bytes are tokens of their own
+  kWhole = 1,  // a piece that is a token stays whole, even if no merges produce it
+  kBos = 2,    // adds BOS if the file does not say
+  kRaw = 4,  // tokens are text as in SentencePiece: a space is U+2581, and single bytes have their own tokens
 };
 
-// A row: the passes apply one after the other, each to the pieces that the ones before left behind.
+// A pre-tokenizer. Its passes run in order, each on the pieces of the previous one.
 struct PreTokenizer {
   const char* name;            // as in tokenizer.ggml.pre
   std::array<Pass, 8> passes;  // null after the last
   uint8_t flags = 0;
 };
 
-// Null where the name is unknown.
+// Returns null if the name is unknown.
 const PreTokenizer* find_pre_tokenizer(std::string_view name);
 std::vector<std::string> pre_tokenizer_names();
 
-// Its expressions, ready to be applied; shared by threads.
+// The compiled expressions of a pre-tokenizer. Threads may share an object.
 class Splitter {
  public:
   explicit Splitter(const PreTokenizer&);
-  // Calls `emit` with each piece in order; together they are the text. A text is taken apart in parts of
-  // about `part` bytes, where it is sure that a piece ends, so that little of it is held in another form.
+  // Calls `emit` with each piece in order. The pieces together are the whole text. The text is processed in
+  // parts of about `part` bytes that end where a piece certainly ends, so that only a small part is held in
+  // decoded form.
   void split(std::string_view text, const std::function<void(std::string_view)>& emit,
              size_t part = 1 << 16) const;
-  // Whether every word of ASCII letters ends in front of this white space.
+  // Whether every word of ASCII letters ends before this white space.
   bool cuts_before(char space) const { return ends_words_.find(space) != std::string::npos; }
 
  private:
@@ -61,8 +63,8 @@ class Splitter {
   bool cuts_at(std::string_view text, size_t place) const;
 
   std::vector<Step> steps_;
-  // White space in front of which every word of ASCII letters ends. What follows is cut as if the text began
-  // with it, since no expression looks back; and no word's end depends on more than that it ends.
+  // White space before which every word of ASCII letters ends. The rest is cut as if the text began there,
+  // because no expression looks back, and the end of a word depends only on where it ends.
   std::string ends_words_;
 };
 

@@ -23,10 +23,10 @@ struct Token {
 // Gets tokens in the order of the text.
 using TokenSink = std::function<void(Token)>;
 
-// Texts of tokens are views into the file, which must outlive this.
+// Token texts are views into the file, which must outlive this object.
 class Tokenizer {
  public:
-  Tokenizer();  // knows no token; ok() is false
+  Tokenizer();  // has no tokens; ok() is false
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -35,45 +35,47 @@ class Tokenizer {
   bool ok() const { return impl_ != nullptr; }
 
   uint32_t size() const;
-  int32_t bos() const;  // -1 where there is none
+  int32_t bos() const;  // -1 if there is none
   int32_t eos() const;
   bool adds_bos() const;
-  // What the file asks for and does not get, a sentence each.
+  // Requests of the file that are not supported, one sentence each.
   const std::vector<std::string>& warnings() const;
-  // Ids that end a generation: eos, eot, eom, code completion's pad and separators, and the tokens whose text
-  // is known to end a turn.
+  // Ids that end a generation: eos, eot, eom, pad and separator tokens of code completion, and tokens whose
+  // text is known to end a turn.
   bool ends_generation(int32_t id) const;
   // Ids that are never generated, whatever their logits.
   const std::vector<int32_t>& suppressed() const;
 
-  // Any bytes are accepted: what is not UTF-8 is encoded byte by byte (and lost where the vocabulary lacks a
-  // byte). `add_bos` adds BOS where the model asks for one; `parse_special` turns the text of control and
-  // unknown tokens into their ids, the longest first, but where guard() marked it: that stays text, without
-  // the mark. User-defined tokens are part of any text, unless they end a generation. `continues`: the text
-  // follows one that was tokenised up to a cut().
+  // Accepts any bytes. Invalid UTF-8 is encoded byte by byte, and lost if the vocabulary lacks the byte.
+  // `add_bos` adds BOS if the model asks for it. `parse_special` turns the text of control and unknown tokens
+  // into their ids, the longest first. Text that guard() marked stays text, without the mark. User-defined
+  // tokens are found in any text, unless they end a generation. `continues` says that the text follows one
+  // that was tokenised up to a cut().
   void tokenize(std::string_view text, bool add_bos, bool parse_special, const TokenSink& sink,
                 bool continues = false) const;
   std::vector<Token> tokenize(std::string_view text, bool add_bos, bool parse_special) const;
 
-  // The last place up to which the text becomes the same tokens by itself, whatever follows; 0: none is sure.
+  // The last position up to which the text gives the same tokens whatever follows. 0 if there is no such
+  // position.
   size_t cut(std::string_view text) const;
 
-  // The text with a kGuard in front of all that `parse_special` would turn into control and unknown tokens,
-  // but with `but_marks` not of those that tell an answer's parts apart; nothing where there is none. So what
-  // others wrote may stand in a prompt.
+  // Inserts a kGuard before everything that `parse_special` would turn into control and unknown tokens, so
+  // that untrusted text may be part of a prompt. With `but_marks`, it skips the tokens that separate the
+  // parts of an answer. Returns nothing if there is nothing to guard.
   std::optional<std::string> guard(std::string_view text, bool but_marks) const;
 
-  // The bytes of a token, maybe part of a code point; control tokens give their text only when `special`,
-  // but for those that tell an answer's parts apart (gpt-oss's <|channel|>).
-  // `out` is appended to and never shrinks, so a reserved string takes it without allocating.
+  // Appends the bytes of a token, which may be part of a code point. Control tokens have text only if
+  // `special` is set, except those that separate the parts of an answer (gpt-oss's <|channel|>). `out` is
+  // never shrunk, so a reserved string avoids allocation.
   void append_piece(int32_t id, bool special, std::string& out) const;
-  // The longest piece in bytes: what append_piece can add at most.
+  // The length of the longest piece in bytes, the most that append_piece can add.
   uint32_t longest_piece() const;
-  // The token's text as the vocabulary has it.
+  // The token's text as stored in the vocabulary.
   std::string_view text(int32_t id) const;
-  // The id of exactly this vocabulary text, or -1.
+  // The id of the token with exactly this vocabulary text, or -1.
   int32_t find(std::string_view text) const;
-  // The text of many tokens: as the encoder's inverse, so the space that it put in front is taken away again.
+  // The text of several tokens. It is the inverse of encoding, so the space that the encoder added is
+  // removed.
   std::string detokenize(const int32_t* ids, size_t count, bool special) const;
 
   uint64_t host_bytes() const;
@@ -83,15 +85,15 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Holds back the bytes of an unfinished code point, so that a stream of pieces is cut at whole ones.
-// Bytes that can never become one are passed on as U+FFFD.
+// Holds back the bytes of an unfinished code point, so that a stream of pieces is cut at whole code points.
+// Invalid bytes are passed on as U+FFFD.
 class Utf8Stream {
  public:
-  // Takes bytes and appends to `out` what is complete.
+  // Takes bytes, and appends all complete code points to `out`.
   void push(std::string_view bytes, std::string& out);
-  // The stream ends: an unfinished code point becomes U+FFFD.
+  // Ends the stream. An unfinished code point becomes U+FFFD.
   void finish(std::string& out);
-  // The bytes of an unfinished code point, which a new stream may be given to go on.
+  // The bytes of an unfinished code point. Pushed to a new stream, they continue it.
   std::string_view held() const { return {held_, count_}; }
 
  private:

@@ -14,7 +14,7 @@ namespace thimble {
 
 class Gguf;
 
-// An open-addressing table of row numbers; the rows lie with the caller, who compares them.
+// An open-addressing hash table of row numbers. The caller stores the rows and compares them.
 class RowTable {
  public:
   void reserve(size_t rows);
@@ -25,11 +25,12 @@ class RowTable {
     for (size_t i = hash & mask_;; i = (i + 1) & mask_)
       if (slots_[i] < 0 || equal(slots_[i])) return slots_[i];
   }
-  void insert(uint64_t hash, int32_t row);  // at most as many as were reserved
+  // Insert at most as many rows as were reserved.
+  void insert(uint64_t hash, int32_t row);
   uint64_t host_bytes() const { return slots_.capacity() * sizeof(int32_t); }
 
  private:
-  std::vector<int32_t> slots_;  // twice the rows at least, so a search ends
+  std::vector<int32_t> slots_;  // at least twice the number of rows, so that a search ends
   size_t mask_ = 0;
 };
 
@@ -43,14 +44,16 @@ enum class TokenType : uint8_t {
   kUserDefined = 4,
   kUnused = 5,
   kByte = 6,
-  kMark = 7  // not of files: control, but shown, since it tells an answer's parts apart (gpt-oss)
+  // Not a type of files: a control token that is shown, because it separates the parts of an answer
+  // (gpt-oss).
+  kMark = 7
 };
 
-// Tokens that are found as they stand, in text that is not tokenised yet.
+// Token texts that are searched for in text before it is tokenised.
 class TokenTexts {
  public:
   void set(const std::vector<std::string_view>& texts, std::vector<int32_t> ids);
-  // The longest of them that `text` begins with, or -1.
+  // The longest token text that `text` begins with, or -1.
   int32_t longest_at_start(std::string_view text) const;
   uint64_t host_bytes() const { return sorted_.capacity() * sizeof sorted_[0]; }
 
@@ -63,7 +66,7 @@ class TokenTexts {
   std::bitset<256> first_bytes_;
 };
 
-// Texts are views into the file.
+// Token texts are views into the file.
 class Vocabulary {
  public:
   static Result<Vocabulary> load(const Gguf&);
@@ -77,33 +80,35 @@ class Vocabulary {
   int32_t eos() const { return eos_; }
   int32_t unknown() const { return unknown_; }
   bool ends_generation(int32_t id) const;
-  // Ids that a model must not generate, as the file says.
+  // Ids that a model must not generate, according to the file.
   const std::vector<int32_t>& suppressed() const { return suppressed_; }
 
-  // The lowest id with this text, or -1; an empty text has none.
+  // The lowest id with this text, or -1. An empty text gives -1.
   int32_t find(std::string_view text) const;
-  // The same for what plain text may become: never a control, mark, unknown or byte token.
+  // Like find(), but only for tokens that plain text may become: never a control, mark, unknown or byte
+  // token.
   int32_t find_plain(std::string_view text) const;
 
-  // User-defined tokens are found in any text; control, mark and unknown tokens where the caller allows it.
+  // User-defined tokens are found in any text. Control, mark and unknown tokens are found only if the caller
+  // allows it.
   const TokenTexts& user_defined() const { return user_defined_; }
-  const TokenTexts& special() const { return special_; }  // with the user-defined ones
+  const TokenTexts& special() const { return special_; }  // includes the user-defined tokens
 
-  // What the file asks for and does not get, a sentence each.
+  // Requests of the file that are not supported, one sentence each.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   uint64_t host_bytes() const;
 
  private:
   Status load_ids(const Gguf&);
-  // `listed`: ids that the file lists as ends.
+  // `listed` contains the ids that the file lists as ends.
   Status load_ends(const Gguf&, const std::vector<int32_t>& listed);
   Result<int32_t> get_id(const Gguf&, const char* key, int32_t absent);
   Result<std::vector<int32_t>> get_ids(const Gguf&, const char* key);
-  void pass_over(const Gguf&, const char* key, const std::string& id);  // warns of it
+  void pass_over(const Gguf&, const char* key, const std::string& id);  // warns that the entry is ignored
   int32_t first_of(std::initializer_list<std::string_view> texts) const;
   void make_control(int32_t id);
-  // Takes `text` from the ends again, which becomes `type`.
+  // Removes the token with this text from the ends, and sets its type to `type`.
   void drop_end(std::string_view text, TokenType type);
 
   std::vector<std::string_view> texts_;
