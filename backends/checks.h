@@ -1,5 +1,5 @@
-// What every backend checks of what it is handed: defects of the caller, found before a kernel reads past its
-// operands.
+// Checks that every backend makes on its input. They find errors of the caller before a kernel reads beyond
+// its operands.
 #pragma once
 
 #include <cinttypes>
@@ -10,7 +10,7 @@
 
 namespace thimble {
 
-// A number that a step must not exceed, and the op that sets it.
+// An upper bound for a number of the step, and the op that sets it.
 struct Bound {
   uint64_t most = UINT64_MAX;
   const char* op = "";
@@ -19,49 +19,50 @@ struct Bound {
   }
 };
 
-// What the ops of a program ask of the KV heads of one layer.
+// The bounds that a program's ops set for the KV heads of one layer.
 struct HeadBounds {
-  uint32_t head_state, heads;  // rows [head_state, head_state + heads) of the table
-  uint32_t first_head;         // the first one's number in its layer
+  uint32_t head_state, heads;  // rows [head_state, head_state + heads) of the table of HeadState
+  uint32_t first_head;         // number of the first of these heads in its layer
 
-  Bound array;    // entries of the layer's arrays, in which every run lies
-  Bound entries;  // of a head with the step's rows
-  Bound held;     // of a head before the step
-  Bound kept;     // of those that an eviction leaves
-  // What the step's rows ask of a run: `grows` names an op that finds them behind its entries, `compacts` one
-  // that puts those of them that are kept there, `batch` one that finds them among its entries.
+  Bound array;    // entries of the layer's arrays, which contain all runs
+  Bound entries;  // entries of a head, including the step's rows
+  Bound held;     // entries of a head before the step
+  Bound kept;     // entries that an eviction keeps
+  // Ops that restrict where the step's rows are. `grows`: an op that finds them after the run's entries.
+  // `compacts`: an op that moves the kept rows there. `batch`: an op that finds them among the run's entries.
   const char *grows = nullptr, *compacts = nullptr, *batch = nullptr;
 
-  // Where a head is selected from, in units of `page` entries (0: no op selects).
+  // Bounds for heads that are selected from, in units of `page` entries (0: no op selects).
   uint32_t page = 0;
-  Bound units;                   // with the step's rows
-  Bound middle;                  // where the scored ones end
-  Bound positions;               // of the text with the step's rows
-  Bound local;                   // n_local and the step's rows, where queries rotate as far
-  Bound selected;                // entries of a selection, or of everything where there is none
-  const char* scores = nullptr;  // an op that reads the middle of the run itself
-  const char* equal = nullptr;   // an op that works only on heads with as many entries
-  Bound pages;                   // of the layer's bounds
+  Bound units;                   // including the step's rows
+  Bound middle;                  // end of the scored units
+  Bound positions;               // positions in the text, including the step's rows
+  Bound local;                   // n_local plus the step's rows, if queries rotate that far
+  Bound selected;                // entries of a selection, or all entries without a selection
+  const char* scores = nullptr;  // an op that reads the middle of the run directly
+  const char* equal = nullptr;   // an op that needs all heads to hold equally many entries
+  Bound pages;                   // of the layer's page bounds
 };
 
-// What the ops of a program can serve, gathered while it is recorded and compared with every step.
+// The limits of a program's ops. They are collected while it is recorded, and compared with every step.
 struct ProgramBounds {
   uint32_t max_rows = 0;  // set before the first op
-  Bound rows;             // of a step, where an op takes fewer
-  Bound positions;        // of the text with the step's rows
-  Bound source_rows[2];   // first_logit_row and a copy's rows behind it, by CopyParams::rows
-  Bound ring_rows[2];     // ring_row and a copy's rows behind it
+  Bound rows;             // rows of a step, if an op accepts fewer
+  Bound positions;        // positions in the text, including the step's rows
+  Bound source_rows[2];   // first_logit_row plus the rows of a copy, by CopyParams::rows
+  Bound ring_rows[2];     // ring_row plus the rows of a copy
   std::vector<HeadBounds> heads;
 };
 
-// Whether an op's operands are there and as large as its parameters say; narrows the bounds of its program.
+// Checks that an op's operands exist and are as large as its parameters say. Tightens the bounds of its
+// program.
 Status check_op(const Op&, const DeviceInfo&, ProgramBounds&);
 
-// Whether a program has these segments, and room for the step.
+// Checks that a program has these segments, and that the step is within its bounds.
 Status check_submit(const Program&, const ProgramBounds&, uint32_t first, uint32_t last, const StepParams&,
                     std::span<const HeadState> heads);
 
-// Whether a view lies within its buffer.
+// Checks that a view is within its buffer.
 inline Status check_view(const View& v) {
   if (v.buffer && v.offset <= v.buffer->size && v.bytes <= v.buffer->size - v.offset) return {};
   return error(Code::kInternal, "%" PRIu64 " bytes at %" PRIu64 " of a buffer of %" PRIu64, v.bytes, v.offset,

@@ -1,7 +1,9 @@
-// The code books of the iq types: facts of the formats, for C++, CUDA and GLSL, as lists of numbers.
+// The code books of the iq types, which the formats define, as lists of numbers. C++, CUDA and GLSL share
+// this header.
 //
-// The published books have a byte an element. Here an entry has 16 bits: of iq2 and iq1 eight elements of 2
-// bits, of iq3 four of 4, lowest first. An element is the place of its value among the book's few:
+// The published books have one byte per element. Here an entry has 16 bits, lowest bits first: eight elements
+// of 2 bits for iq2 and iq1, four elements of 4 bits for iq3. An element is the index of its value in the
+// book's list of values:
 #ifndef THIMBLE_BACKENDS_CODEBOOKS_H
 #define THIMBLE_BACKENDS_CODEBOOKS_H
 
@@ -10,11 +12,11 @@
 #define THIMBLE_IQ3_S_VALUES 1, 3, 5, 7, 9, 11, 13, 15
 // (iq1: -1, 0, 1.)
 
-// What a nibble of iq4_nl and iq4_xs stands for, and one of mxfp4: twice the E2M1 numbers.
+// The values of the nibbles of iq4_nl and iq4_xs, and of mxfp4: twice the E2M1 numbers.
 #define THIMBLE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define THIMBLE_FP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
-// All books, one after the other, and the entries at which they begin.
+// All books, one after the other. Their first entries follow.
 #define THIMBLE_CODE_BOOKS                                                                                 \
   THIMBLE_IQ3_S_GRID, THIMBLE_IQ3_XXS_GRID, THIMBLE_IQ2_S_GRID, THIMBLE_IQ2_XS_GRID, THIMBLE_IQ2_XXS_GRID, \
       THIMBLE_IQ1_GRID

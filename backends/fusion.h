@@ -1,5 +1,5 @@
-// Which ops of a segment a backend launches together. What it groups follows each other in the list: the
-// later op reads what the earlier one makes, or none of them needs what another one writes.
+// Groups ops of a segment that a backend launches together. The ops of a group follow each other in the list.
+// Either the later op reads the output of the earlier one, or no op needs what another one writes.
 #pragma once
 
 #include <functional>
@@ -28,13 +28,13 @@ inline bool overlap(std::span<const View> some, std::span<const View> others) {
   return false;
 }
 
-// Whether two products read the same x and neither writes what the other reads or writes.
+// Whether two products read the same x, and neither writes what the other reads or writes.
 inline bool share_rows(const Linear& a, const Linear& b) {
   return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.x_stride == b.p.x_stride &&
          a.p.in_cols == b.p.in_cols && a.p.rows == b.p.rows && !overlap(a.x, a.y) && !overlap(b.x, b.y) &&
          (a.y.buffer != b.y.buffer || a.y.offset != b.y.offset);
 }
-// Whether b reads the same x as a and its columns of y follow a's.
+// Whether b reads the same x as a, and b's columns of y follow those of a.
 inline bool side_by_side(const Linear& a, const Linear& b) {
   return a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.p.in_cols == b.p.in_cols &&
          a.p.x_stride == b.p.x_stride && a.p.rows == b.p.rows && a.y.buffer == b.y.buffer &&
@@ -42,8 +42,8 @@ inline bool side_by_side(const Linear& a, const Linear& b) {
          !a.p.add && !b.p.add && !a.bias && !b.bias;
 }
 
-// Whether a norm can be left to the product that reads these rows of x and writes y: they and nothing else
-// are what it makes, and nobody writes what it reads or makes.
+// Whether the product that reads these rows of x and writes y can also compute the norm: the norm writes
+// exactly these rows, and neither op overwrites the norm's input or output.
 inline bool makes_rows(const RmsNorm& n, const View& x, uint32_t stride, uint32_t cols, uint32_t rows,
                        const View& y) {
   return !n.p.add && n.y.buffer == x.buffer && n.y.offset == x.offset && n.p.groups == 1 &&
@@ -56,7 +56,7 @@ inline bool makes_rows(const RmsNorm& n, const Linear& l) {
 inline bool makes_rows(const RmsNorm& n, const Glu& g) {
   return makes_rows(n, g.x, g.p.in_cols, g.p.in_cols, kStepRows, g.h);
 }
-// Whether a linear makes the vector of a norm, and nothing else.
+// Whether the linear's output is exactly the input vector of the norm.
 inline bool makes_vector(const Linear& l, const RmsNorm& n) {
   return l.y.buffer == n.x.buffer && l.y.offset == n.x.offset && l.p.out_cols == n.p.cols &&
          l.p.rows == kStepRows && n.p.rows == kStepRows && n.p.groups == 1;
@@ -66,21 +66,21 @@ inline bool makes_vector(const ExpertLinear& l, const RmsNorm& n) {
          n.p.rows == kStepRows && n.p.groups == 1;
 }
 
-// Whether a glu's slots are those that a route makes, which reads nothing that the glu writes.
+// Whether a glu uses the slots of this route, and the route reads nothing that the glu writes.
 inline bool makes_slots(const Route& r, const ExpertGlu& g) {
   return same(r.first, g.first) && same(r.row, g.row) && r.p.experts == g.p.experts &&
          r.p.chosen == g.p.chosen && !overlap(r.logits, g.h) && !overlap(r.bias, g.h) &&
          !overlap(r.weight, g.h) && !overlap(r.weight, g.x);
 }
 
-// Whether a linear's slots are those that a route makes, which reads nothing that the linear writes.
+// Whether a linear uses the slots of this route, and the route reads nothing that the linear writes.
 inline bool makes_slots(const Route& r, const ExpertLinear& l) {
   return same(r.first, l.first) && same(r.weight, l.weight) && r.p.experts == l.p.experts &&
          r.p.chosen == l.p.chosen && !overlap(r.logits, l.y) && !overlap(r.bias, l.y);
 }
 
-// Whether a norm of heads' vectors, where they lie, makes what a kv_append takes from a column on, or the
-// queries before.
+// Whether an in-place norm of head vectors computes the columns that a kv_append reads from `column` on, or
+// the queries before them.
 inline bool makes_heads(const RmsNorm& n, const KvAppend& a, uint32_t column) {
   return same(n.x, n.y) && n.x.buffer == a.qkv.buffer &&
          n.x.offset == a.qkv.offset + column * sizeof(float) && n.p.cols == a.p.head_dim &&
@@ -92,13 +92,13 @@ inline bool makes_heads(const RmsNorm& q, const RmsNorm& k, const KvAppend& a) {
          !a.positions;
 }
 
-// Whether a vote combines what a token_score writes.
+// Whether a vote reads the scores of this token_score.
 inline bool makes_scores(const TokenScore& s, const Vote& v) {
   return same(s.scores, v.scores) && same(s.lse, v.lse) && same(s.gate, v.gate) && s.p.first_head == 0 &&
          s.p.heads == v.p.heads && s.p.group == v.p.group && s.p.head_state == v.p.head_state &&
          s.p.score_capacity == v.p.score_capacity && v.p.page == 1;
 }
-// Whether a top_k picks by a vote.
+// Whether a top_k reads the votes of this vote.
 inline bool makes_votes(const Vote& v, const TopK& t) {
   return same(v.votes, t.scores) && same(v.gate, t.gate) && !t.chunk_scores && t.p.keep == kKeepOfStep &&
          !t.p.in_runs && t.p.by_position == (v.p.scope == kVoteLayer) && t.p.page == v.p.page &&
@@ -108,33 +108,34 @@ inline bool makes_votes(const Vote& v, const TopK& t) {
 
 // ---- groups ----
 
-// What a backend launches together, of a program that it records.
+// The groups that a backend can launch, for one program that it records.
 struct Joins {
   enum class Norm {
     kAlone,
-    kOfProducts,      // with the products that read it
-    kBetweenProducts  // with them and the product that makes its vector, or not at all
+    kOfProducts,      // with the products that read its output
+    kBetweenProducts  // with these products and the product that computes its input, or not at all
   };
   Norm norm = Norm::kAlone;
-  // Whether a product can join those before it, at least one, which read what `norm` makes (null: none).
+  // Whether a product can join the products before it, at least one. They all read the output of `norm`, or
+  // the same x if it is null.
   std::function<bool(const RmsNorm* norm, std::span<const Linear> siblings, const Linear& next)> sibling;
-  bool routed_glu = false;     // experts are chosen by the product that is the first to need them
-  bool routed_linear = false;  // and once more by the one behind it
-  bool append = false;         // a token's rows are appended, copied and compared at once
-  bool normed_append = false;  // a token's queries and keys are normed as it is appended
-  // Whether a top_k can make the votes that it picks by; makes_votes() holds.
+  bool routed_glu = false;     // the first product that needs the experts also chooses them
+  bool routed_linear = false;  // the product after it chooses them again
+  bool append = false;         // appends, copies and compares a token's rows in one launch
+  bool normed_append = false;  // normalises a token's queries and keys in the same launch as the append
+  // Whether a top_k can compute the votes that it reads. makes_votes() holds.
   std::function<bool(const Vote&, const TopK&)> vote;
 };
 
-// Groups of two ops or more; they point into the list of ops.
+// Groups of two or more ops. They point into the list of ops.
 struct Products {
-  const Linear* before = nullptr;  // null, or what makes the norm's x
-  const RmsNorm* norm = nullptr;   // null, or what makes the siblings' x
+  const Linear* before = nullptr;  // null, or the op that computes the norm's x
+  const RmsNorm* norm = nullptr;   // null, or the op that computes the siblings' x
   std::vector<Linear> siblings;
-  const ExpertLinear* experts = nullptr;  // null, or what makes the norm's x in place of `before`
+  const ExpertLinear* experts = nullptr;  // null, or the op that computes the norm's x instead of `before`
 };
 struct GluOfNorm {
-  const Linear* before = nullptr;  // null, or what makes the norm's x
+  const Linear* before = nullptr;  // null, or the op that computes the norm's x
   const RmsNorm* norm = nullptr;
   const Glu* glu = nullptr;
 };
@@ -144,7 +145,7 @@ struct RoutedExperts {
   const ExpertLinear* linear = nullptr;  // or null
 };
 struct AppendToken {
-  const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // or null, both
+  const RmsNorm *q_norm = nullptr, *k_norm = nullptr;  // both set, or both null
   const KvAppend* append = nullptr;
   const Copy* copy = nullptr;       // or null
   const QueryGate* gate = nullptr;  // or null
@@ -158,7 +159,7 @@ using Group = std::variant<const Op*, Products, GluOfNorm, RoutedExperts, Append
 
 namespace fusion {
 
-// Takes the first op off the list if it is a T that fits, else gives null.
+// Removes the first op from the list and returns it, if it is a T that fits. Else returns null.
 template <typename T, typename Fits>
 const T* take(std::span<const Op>& ops, const Fits& fits) {
   const T* op = ops.empty() ? nullptr : std::get_if<T>(&ops.front());
@@ -176,7 +177,8 @@ inline std::vector<Linear> take_siblings(std::span<const Op>& ops, const Joins& 
   return siblings;
 }
 
-// Each takes a group that starts with the first op, or takes nothing and gives that op.
+// Each function takes a group that starts with the first op. If there is none, it takes nothing and returns
+// that op.
 
 inline Group take_products_of_norm(std::span<const Op>& ops, const Joins& joins) {
   std::span<const Op> rest = ops;
@@ -242,7 +244,7 @@ inline Group take_append(std::span<const Op>& ops, const Joins& joins) {
   if (!append) return &ops.front();
   std::vector<View> read{append->qkv, append->rope};
   std::vector<View> written{append->k.values, append->v.values, append->pos, append->saturated};
-  // Whether what reads and writes these can run beside what was taken.
+  // Whether an op with these reads and writes is independent of the ops that were taken.
   const auto apart = [&](std::initializer_list<View> reads, std::initializer_list<View> writes) {
     return !overlap(reads, written) && !overlap(writes, written) && !overlap(writes, read);
   };
@@ -268,7 +270,7 @@ inline Group take_select(std::span<const Op>& ops, const Joins& joins) {
   return Select{score, vote, top_k};
 }
 
-// Takes the group that the list starts with; an op that joins no other is one by itself.
+// Takes the group at the start of the list. An op that joins no other forms a group by itself.
 inline Group take_group(std::span<const Op>& ops, const Joins& joins) {
   using Take = Group (*)(std::span<const Op>&, const Joins&);
   constexpr Take kTakes[] = {take_products_of_norm, take_products, take_routed_experts,

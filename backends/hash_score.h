@@ -1,4 +1,5 @@
-// The score of random retention: one header for C++, CUDA and GLSL, since every backend gives these bits.
+// The score of random retention. C++, CUDA and GLSL share this header, so every backend computes the same
+// bits.
 #ifndef THIMBLE_HASH_SCORE_H
 #define THIMBLE_HASH_SCORE_H
 
@@ -15,8 +16,7 @@
 namespace thimble {
 #endif
 
-// A permutation of the 32-bit numbers in which every input bit changes every output bit about half of the
-// time.
+// A permutation of the 32-bit numbers. Each input bit changes each output bit about half of the time.
 THIMBLE_FUNCTION uint mix_bits(uint x) {
   x += 0x9e3779b9u;
   x ^= x >> 16;

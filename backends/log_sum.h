@@ -1,5 +1,5 @@
-// How the parts of a softmax become one, for keys that are read part by part: the same for C++, CUDA and
-// GLSL. In which base, and how exactly, is the caller's choice: it says what the exponential of gap() is.
+// Merges the parts of a softmax whose keys are read part by part. C++, CUDA and GLSL share this header. The
+// caller chooses the base and the precision, because it computes the exponential of gap().
 #ifndef THIMBLE_LOG_SUM_H
 #define THIMBLE_LOG_SUM_H
 
@@ -18,18 +18,18 @@
 namespace thimble {
 #endif
 
-// A running maximum, and the sum of base^(score - peak); the logarithm of all base^score is peak + log(sum).
-// Of no scores the sum is 0, and the peak lies below every score: -inf where the device computes with
+// A running maximum `peak`, and `sum`, the sum of base^(score - peak). The logarithm of the sum of base^score
+// is peak + log(sum). Without scores, sum is 0 and peak is below every score: -inf if the device supports
 // infinities.
 struct LogSum {
   float peak, sum;
 };
 
-// The exponent by which the sum with the lower peak counts beside the other: never positive.
+// The exponent of the factor by which the sum with the lower peak is scaled. It is never positive.
 THIMBLE_FUNCTION float gap(LogSum a, LogSum b) { return -fabsf(b.peak - a.peak); }
 
-// The scores of both; factor = base^gap(a, b). What is summed with weights base^(score - peak) is scaled
-// likewise.
+// Merges two LogSums; factor = base^gap(a, b). Any sum with weights base^(score - peak) is scaled the same
+// way.
 THIMBLE_FUNCTION LogSum merged(LogSum a, LogSum b, float factor) {
   LogSum both;
   both.sum = b.peak > a.peak ? a.sum * factor + b.sum : a.sum + b.sum * factor;

@@ -1,6 +1,6 @@
-// The parameter block of every op and the per-step values: one header for C++, CUDA and GLSL.
-// Each block is at most 128 bytes (the smallest push constant range that Vulkan promises) of uint, int and
-// float.
+// The parameters of every op, and the per-step values. C++, CUDA and GLSL share this header. Each block
+// consists of uint, int and float, and has at most 128 bytes, the smallest push constant range that Vulkan
+// guarantees.
 #ifndef THIMBLE_OP_PARAMS_H
 #define THIMBLE_OP_PARAMS_H
 
@@ -10,81 +10,83 @@ namespace thimble {
 typedef uint32_t uint;
 #endif
 
-// Values that change from submit to submit. They lie in device memory with the table of HeadState behind
-// them, so a recorded program can be replayed.
+// Values that change from submit to submit. They are in device memory, followed by the table of HeadState, so
+// a recorded program can be replayed.
 struct StepParams {
-  uint n_rows;           // tokens of this step; programs are recorded for at least as many
-  int position;          // original position of the first row
-  uint n_init;           // select: first units always attended (sinks); a unit is an entry, or a page of them
-  uint n_local;          // select: last units always attended, the step's rows among them
-  uint select_k;         // select: units picked from the middle
-  float theta;           // select: cosine at which the cached selection is used again; >= 1 never
-  uint generation;       // select: changes whenever pool entries moved, so cached indices are stale
+  uint n_rows;   // tokens of this step; programs are recorded for at least as many
+  int position;  // original position of the first row
+  // select: the number of first units that are always attended to (sinks). A unit is an entry or a page of
+  // entries.
+  uint n_init;
+  uint n_local;     // select: number of last units that are always attended to, including the step's rows
+  uint select_k;    // select: number of units picked from the middle
+  float theta;      // select: cosine from which the cached selection is reused; >= 1: never
+  uint generation;  // select: changes whenever pool entries moved and cached indices became invalid
   uint first_logit_row;  // tail: first row that gets logits
-  uint n_logit_rows;     // tail: rows that get logits
-  uint ring_row;         // decode: row of the ring that keeps what the retainer reads of this token
+  uint n_logit_rows;     // tail: number of rows that get logits
+  uint ring_row;         // decode: row of the ring that stores the retainer's inputs for this token
   uint seed;             // random retention
 };
 
-// One KV head's run of entries in its layer's arrays. Op parameters name the row of their KV head 0 in the
-// table as `head_state`; the rows of the other heads follow.
+// The run of one KV head's entries in its layer's arrays. `head_state` in op parameters is the table row of
+// KV head 0; the rows of the other heads follow.
 struct HeadState {
-  uint first;          // entry of the layer's arrays where the run begins
-  uint capacity;       // entries that it has room for
-  uint n_entries;      // entries that it holds before this step
-  uint keep;           // retain: entries that stay, of n_entries + n_rows
-  uint protect_first;  // retain: first entries that stay whatever their score
-  uint protect_last;   // retain: last entries that stay whatever their score
+  uint first;          // index in the layer's arrays of the run's first entry
+  uint capacity;       // entries that fit into the run
+  uint n_entries;      // entries in the run before this step
+  uint keep;           // retain: number of entries that stay, of n_entries + n_rows
+  uint protect_first;  // retain: number of first entries that stay whatever their score
+  uint protect_last;   // retain: number of last entries that stay whatever their score
 };
 
-// Which count of StepParams bounds an op's rows.
+// The count in StepParams that is the number of an op's rows.
 #define kStepRows 0u   // n_rows
 #define kLogitRows 1u  // n_logit_rows
 
-// Rotary position: which position a key has.
-#define kRopeList 0u      // its index in the attended list; keys are cached unrotated
-#define kRopeOriginal 1u  // its position in the text; keys are cached rotated
+// Rotary position: the position of a key.
+#define kRopeList 0u      // its index in the attended list; cached keys are unrotated
+#define kRopeOriginal 1u  // its position in the text; cached keys are rotated
 
-// Pairs of channels that rotate together.
-#define kRopeAdjacent 0u  // (2i, 2i + 1), llama files
-#define kRopeHalves 1u    // (i, i + n_rot / 2), the others
+// Which channels rotate as a pair.
+#define kRopeAdjacent 0u  // (2i, 2i + 1), as in llama files
+#define kRopeHalves 1u    // (i, i + n_rot / 2), as in other files
 
 #define kActSilu 0u
 #define kActGelu 1u     // tanh form
-#define kActGeluErf 2u  // erf form; not of glu
+#define kActGeluErf 2u  // erf form; not supported by glu
 #define kActClamped \
   3u  // gpt-oss: a = min(g, 7), a sigmoid(1.702 a) (clamp(u, -7, 7) + 1); of expert_glu alone
 
 #define kVoteLayer 0u  // one set of positions for the layer (methods 6.1 b)
 #define kVoteGroup 1u  // each KV head votes within its group (6.1 a)
 
-// What a router makes of its logits.
-#define kRouteSoftmax 0u          // the best of a softmax over all experts, with its shares
-#define kRouteSoftmaxOfChosen 1u  // the best logits, with the softmax over them alone
-#define kRouteSigmoid 2u          // the best of sigmoids
+// How a router turns logits into weights.
+#define kRouteSoftmax 0u          // softmax over all experts; the best ones keep their weights
+#define kRouteSoftmaxOfChosen 1u  // softmax over the best logits only
+#define kRouteSigmoid 2u          // sigmoid of each logit; the best ones
 
-#define kCisHead 0u      // output of the retainer
-#define kCisPosition 1u  // the token's position: keeps the most recent
+#define kCisHead 0u      // the output of the retainer
+#define kCisPosition 1u  // the position of the token, which keeps the most recent ones
 #define kCisHash 2u      // a hash of (seed, layer, head, position): random eviction
 
-#define kIntoChunk 0u  // rows go to the chunk buffer, from row 0
-#define kIntoPool 1u   // rows go to the pool, from entry n_entries
-#define kIntoRing 2u   // scores of the last n_rows pool entries (cis_store)
+#define kIntoChunk 0u  // rows are written to the chunk buffer, from row 0
+#define kIntoPool 1u   // rows are written to the pool, from entry n_entries
+#define kIntoRing 2u   // scores are written for the last n_rows pool entries (cis_store)
 
-// How many top_k lists.
-#define kKeepOfHead 0u  // HeadState: `keep` of n_entries + n_rows, protect_first and protect_last among them
+// How many entries top_k lists.
+#define kKeepOfHead 0u  // HeadState: `keep` of n_entries + n_rows, including protect_first and protect_last
 #define kKeepOfStep \
   1u  // StepParams: n_init + select_k + n_local, the first n_init and the last n_local among them
 
-#define kFromView 0u  // attention reads the view that kv_view made
-#define kFromPool 1u  // attention gathers and rotates from the pool itself (one row)
+#define kFromView 0u  // attention reads the view made by kv_view
+#define kFromPool 1u  // attention gathers and rotates entries of the pool itself (one row)
 
-// How a model rotates; part of every op that does. The table is [64 + blocks][n_rot / 2]{cos, sin}, see
-// backend.h.
+// How a model rotates. Every op that rotates has these parameters. The table is [64 + blocks][n_rot / 2]{cos,
+// sin}, see backend.h.
 struct RopeParams {
   uint mode;     // kRopeList, kRopeOriginal
   uint pairing;  // kRopeAdjacent, kRopeHalves
-  uint n_rot;    // channels that rotate, even, <= head_dim; the others pass
+  uint n_rot;    // number of channels that rotate, even, <= head_dim; the others do not change
 };
 
 struct EmbedParams {
@@ -93,29 +95,30 @@ struct EmbedParams {
 
 struct RmsNormParams {
   uint cols;
-  uint groups;  // vectors of `cols` in a row, one after the other: 1, or heads for the per-head q and k norm
-  uint row_stride;  // elements from row to row, in x and in y
+  // Vectors of `cols` in a row, one after the other: 1, or the number of heads for the per-head q and k norm.
+  uint groups;
+  uint row_stride;  // elements between rows, in x and in y
   float eps;
   uint rows;  // kStepRows, kLogitRows
-  uint add;   // 1: y += the normed x; 0: y = it
+  uint add;   // 1: y += the normed x; 0: y = the normed x
 };
 
 struct ScaleParams {
   uint cols;
-  uint row_stride;  // elements from row to row, in x and in y
+  uint row_stride;  // elements between rows, in x and in y
   float scale;
-  float growth;  // of the scale with a row's position, kStepRows; 0: none
-  uint period;   // positions with the same scale
-  float cap;     // the scaled x becomes cap * tanh(x / cap); 0: it stays
-  uint add;      // 1: y += that; 0: y = that
+  float growth;  // how the scale grows with a row's position, kStepRows; 0: it does not
+  uint period;   // number of positions with the same scale
+  float cap;     // the scaled x becomes cap * tanh(x / cap); 0: no cap
+  uint add;      // 1: y += the result; 0: y = the result
   uint rows;
 };
 
 struct LinearParams {
   uint in_cols;
   uint out_cols;
-  uint x_stride;  // elements from row to row of x
-  uint y_stride;  // elements from row to row of y
+  uint x_stride;  // elements between rows of x
+  uint y_stride;  // elements between rows of y
   uint add;       // 1: y += W x + bias; 0: y = W x + bias
   uint rows;
 };
@@ -128,10 +131,10 @@ struct GluParams {
 
 struct RouteParams {
   uint experts;
-  uint chosen;  // of them, for a row
+  uint chosen;  // number of experts per row
   uint kind;    // kRouteSoftmax, kRouteSoftmaxOfChosen, kRouteSigmoid
   uint share;   // 1: the weights of a row are divided by their sum
-  float scale;  // of the weights, after that
+  float scale;  // factor of the weights, applied after that
 };
 
 struct ExpertGluParams {
@@ -154,13 +157,13 @@ struct ActivationParams {
   uint act;
 };
 
-// The heads an op works on: a backend whose bindings are limited calls it for a few heads at a time.
+// The heads that an op works on. A backend with limited bindings calls the op for a few heads at a time.
 struct KvAppendParams {
   uint first_head, heads;  // KV heads
   uint head_dim;
-  uint row_stride;          // elements from row to row of qkv
-  uint k_column, v_column;  // where k and v of head 0 start in a row
-  uint chunk_capacity;      // kIntoChunk: rows from head to head in k, v, pos
+  uint row_stride;          // elements between rows of qkv
+  uint k_column, v_column;  // columns of a row at which k and v of head 0 start
+  uint chunk_capacity;      // kIntoChunk: rows between heads in k, v, pos
   uint head_state;
   uint into;        // kIntoChunk, kIntoPool
   RopeParams rope;  // rotates only under kRopeOriginal
@@ -168,9 +171,9 @@ struct KvAppendParams {
 
 struct SinkScoreParams {
   uint heads;   // KV heads
-  uint group;   // queries to a KV head
+  uint group;   // queries per KV head
   uint width;   // channels of queries, keys and sinks
-  uint sinks;   // to a KV head
+  uint sinks;   // sinks per KV head
   float eps;    // of the norms
   float scale;  // 1 / sqrt(width)
 };
@@ -180,21 +183,21 @@ struct CisStoreParams {
   uint kind;         // kCisHead, kCisPosition, kCisHash
   uint share_heads;  // 1: every head gets the largest score of all heads (retention scope layer)
   uint layer;
-  uint chunk_capacity;  // kIntoChunk: scores from head to head
+  uint chunk_capacity;  // kIntoChunk: scores between heads
   uint head_state;
   uint into;  // kIntoChunk, kIntoPool, kIntoRing
 };
 
 struct GivenScoreParams {
   uint first_head, heads;  // KV heads
-  uint chunk_capacity;     // scores from head to head in the chunk
+  uint chunk_capacity;     // scores between heads in the chunk
   uint head_state;
 };
 
 struct KvViewParams {
   uint first_head, heads;
   uint head_dim;
-  uint chunk_capacity;  // rows from head to head in the chunk buffer
+  uint chunk_capacity;  // rows between heads in the chunk buffer
   uint head_state;
   uint first_entry, view_capacity;  // this pass shows list entries [first_entry, first_entry + view_capacity)
   uint list_capacity;
@@ -203,23 +206,24 @@ struct KvViewParams {
 
 struct AttentionParams {
   uint first_head, heads;  // KV heads
-  uint group;              // query heads to a KV head
+  uint group;              // query heads per KV head
   uint head_dim;
-  uint row_stride;   // elements from row to row of q
-  uint y_stride;     // elements from row to row of y
+  uint row_stride;   // elements between rows of q
+  uint y_stride;     // elements between rows of y
   uint source;       // kFromView, kFromPool
-  uint first_entry;  // kFromView: list index of the view's first entry; m, l, o carry on from earlier passes
-  uint view_capacity;  // kFromView: entries from head to head in k and v
+  uint first_entry;  // kFromView: list index of the view's first entry; m, l, o continue from earlier passes
+  uint view_capacity;  // kFromView: entries between heads in k and v
   uint head_state;
   uint list_capacity;
-  uint window;       // a row sees its own list index and the window - 1 before it; 0: all before it
-  uint equal_heads;  // 1: all heads hold equally many entries in every step, so their work need not be shared
-  float scale;       // usually 1 / sqrt(head_dim)
-  float cap;         // scaled logits become cap * tanh(logit / cap); 0: they stay
+  uint window;  // a row sees its own list index and the window - 1 before it; 0: all before it
+  // 1: all heads hold equally many entries in every step, so their work needs no balancing.
+  uint equal_heads;
+  float scale;  // usually 1 / sqrt(head_dim)
+  float cap;    // scaled logits become cap * tanh(logit / cap); 0: no cap
   RopeParams rope;
 };
 
-// Rows that kv_merge puts into their places at most.
+// The largest number of rows that kv_merge sorts into a run.
 #define kMostMergedRows 64u
 
 struct KvMergeParams {
@@ -231,7 +235,7 @@ struct KvMergeParams {
 struct KvCompactParams {
   uint first_head, heads;
   uint head_dim;
-  uint chunk_capacity;  // rows from head to head in the chunk buffer
+  uint chunk_capacity;  // rows between heads in the chunk buffer
   uint head_state;
   uint list_capacity;
 };
@@ -248,7 +252,7 @@ struct TokenScoreParams {
   uint head_dim;
   uint row_stride;
   uint head_state;
-  uint score_capacity;  // scores from query head to query head
+  uint score_capacity;  // scores between query heads
   uint equal_heads;     // as in AttentionParams
   float scale;          // 1 as published, or 1 / sqrt(head_dim)
   RopeParams rope;
@@ -258,34 +262,37 @@ struct VoteParams {
   uint heads;  // KV heads
   uint group;
   uint head_state;
-  uint scope;           // kVoteLayer (asks for heads with equal runs), kVoteGroup
-  uint page;            // entries to a unit that is voted for: 1, or a page (kVoteGroup)
-  uint score_capacity;  // scores from query head to query head
-  uint vote_capacity;   // votes from KV head to KV head (group), or positions (layer)
-  uint window;          // max-pool over votes; 0: none (methods 3.7)
+  uint scope;           // kVoteLayer (needs heads with equal runs), kVoteGroup
+  uint page;            // entries per unit that is voted for: 1, or a page (kVoteGroup)
+  uint score_capacity;  // scores between query heads
+  uint vote_capacity;   // votes between KV heads (group), or number of positions (layer)
+  uint window;          // width of the max-pool over votes; 0: none (methods 3.7)
 };
 
 struct TopKParams {
   uint heads;
   uint head_state;
-  uint keep;            // where it says how many are listed: kKeepOfHead, kKeepOfStep
-  uint page;            // entries to a score: 1, or a page, whose entries are all listed (kKeepOfStep)
-  uint by_position;     // 1: one score for a position, of all heads; 0: one for an entry or page of each head
-  uint in_runs;         // 1: a head's scores lie in its run, as cis does; 0: score_capacity from head to head
-  uint score_capacity;  // scores from head to head, or positions
-  uint chunk_capacity;  // chunk_scores: from head to head
-  uint list_capacity;   // uints from list to list: count, then entries
+  uint keep;  // what determines the number of listed entries: kKeepOfHead, kKeepOfStep
+  uint page;  // entries per score: 1, or a page, whose entries are all listed (kKeepOfStep)
+  // 1: one score per position, for all heads. 0: one score per entry or page of each head.
+  uint by_position;
+  // 1: a head's scores are in its run, like cis. 0: there are score_capacity scores between heads.
+  uint in_runs;
+  uint score_capacity;  // scores between heads, or number of positions
+  uint chunk_capacity;  // chunk_scores: scores between heads
+  uint list_capacity;   // uints between lists; a list is the count, then entries
 };
 
-// Pages of `page` entries from a run's first entry on; the last one may hold fewer. Head h's begin at page
-// first / page + h of the layer's bounds.
+// Pages of `page` entries, counted from a run's first entry. The last page may have fewer entries. The pages
+// of head h begin at page first / page + h of the layer's bounds.
 struct PageBoundsParams {
   uint first_head, heads;
   uint head_dim;
   uint head_state;
   uint page;
-  uint all;  // 1: of the `keep` entries that an eviction left; 0: from the page of entry n_entries on, which
-             // the step appended
+  // 1: updates the pages of the `keep` entries after an eviction. 0: updates the pages from entry n_entries
+  // on, which the step appended.
+  uint all;
 };
 
 struct PageScoreParams {
@@ -295,7 +302,7 @@ struct PageScoreParams {
   uint row_stride;
   uint head_state;
   uint page;
-  uint score_capacity;  // scores from query head to query head
+  uint score_capacity;  // scores between query heads
   float scale;          // 1 / sqrt(head_dim)
   RopeParams rope;
 };
@@ -304,43 +311,43 @@ struct LabelParams {
   uint heads;  // KV heads
   uint group;
   uint head_dim;
-  uint row_stride;      // elements from row to row of q
-  uint chunk_capacity;  // rows from head to head in the chunk's keys
+  uint row_stride;      // elements between rows of q
+  uint chunk_capacity;  // rows between heads in the chunk's keys
   uint head_state;
-  uint label_capacity;  // labels from KV head to KV head
-  uint x_cols;          // elements of a row of x
+  uint label_capacity;  // labels between KV heads
+  uint x_cols;          // elements per row of x
   float cap;            // as in AttentionParams
   float scale;          // 1 / sqrt(head_dim)
-  float least;          // no label is smaller
-  RopeParams rope;      // kRopeOriginal: keys are cached rotated
+  float least;          // lower bound of the labels
+  RopeParams rope;      // kRopeOriginal: cached keys are rotated
 };
 
-// Entries whose keys one sum of key_diff adds.
+// The number of entries whose keys one partial sum of key_diff adds.
 #define kKeyDiffBlock 256u
 
 struct KeyDiffParams {
   uint first_head, heads;  // KV heads
   uint head_dim;
-  uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
+  uint chunk_capacity;  // rows between heads in the chunk's keys and scores
   uint head_state;
-  uint blocks;  // sums from head to head
+  uint blocks;  // partial sums per head
 };
 
 struct ScoreMixParams {
   uint first_head, heads;  // KV heads
-  uint chunk_capacity;     // rows from head to head in the chunk's arrays
+  uint chunk_capacity;     // rows between heads in the chunk's arrays
   uint head_state;
 };
 
-// Entries that query_score works on at a time, and sums that it makes of a query's weights at most: each of
-// so many tiles.
+// The number of entries that query_score works on at a time (a tile), and the largest number of partial sums
+// per query. Each partial sum covers equally many tiles.
 #define kQueryScoreTile 64u
 #define kQueryScoreSums 64u
 
-// Whose queries query_score takes, and what they score: the last entry's score everything, by the mean weight
-// in all heads; those of the step's rows the entries right before them, as many, by the largest logarithm of
-// a weight in each KV head. kQueryHeads: the last entry's, too, but each KV head scores by itself what it
-// attended to.
+// Which queries query_score uses, and what they score. kQueryLast: the last entry's query scores everything,
+// by the mean weight over all heads. kQueryRows: the queries of the step's rows score equally many entries
+// right before them, by the largest logarithm of a weight in each KV head. kQueryHeads: the last entry's
+// query scores what it attended to, in each KV head separately.
 #define kQueryLast 0u
 #define kQueryRows 1u
 #define kQueryHeads 2u
@@ -349,15 +356,15 @@ struct QueryScoreParams {
   uint first_head, heads;  // KV heads; all of the layer for kQueryLast
   uint group;
   uint head_dim;
-  uint row_stride;      // elements from row to row of q
-  uint chunk_capacity;  // rows from head to head in the chunk's keys and scores
+  uint row_stride;      // elements between rows of q
+  uint chunk_capacity;  // rows between heads in the chunk's keys and scores
   uint head_state;
   uint kind;           // kQueryLast, kQueryRows, kQueryHeads
-  uint rows;           // of q at most: 1, or of a step
-  uint sinks;          // kQueryRows: first entries that are seen, too
-  uint window;         // kQueryHeads: as attention's
-  uint list_capacity;  // kQueryHeads: uints from list to list; 0: there are no lists
-  float scale;         // as attention's
+  uint rows;           // the largest number of rows of q: 1, or the rows of a step
+  uint sinks;          // kQueryRows: number of first entries that are also seen
+  uint window;         // kQueryHeads: as in attention
+  uint list_capacity;  // kQueryHeads: uints between lists; 0: there are no lists
+  float scale;         // as in attention
   float cap;
   RopeParams rope;
 };
@@ -365,10 +372,10 @@ struct QueryScoreParams {
 struct ScatterAddParams {
   uint first_head, heads;  // KV heads
   uint head_state;
-  uint slots;          // of sums
-  uint window;         // only the last so many of what a head attends to; 0: all
-  uint list_capacity;  // uints from list to list
-  uint add;            // 1: sums += what heads give; 0: = that
+  uint slots;          // number of sums
+  uint window;         // uses only the last so many entries that a head attends to; 0: all
+  uint list_capacity;  // uints between lists
+  uint add;            // 1: sums += the weights; 0: sums = the weights
 };
 
 struct ArgMaxParams {

@@ -1,4 +1,4 @@
-// How scores and logits compare: as unsigned integers, the same for C++, CUDA and GLSL.
+// The order of scores and logits, as unsigned integers. C++, CUDA and GLSL share this header.
 #ifndef THIMBLE_ORDER_BITS_H
 #define THIMBLE_ORDER_BITS_H
 
@@ -15,7 +15,8 @@
 namespace thimble {
 #endif
 
-// Bits that order as numbers do, from those of a float: NaN lowest, with -inf; -0 as 0.
+// Maps the bits of a float to an unsigned integer with the same order. NaN equals -inf, the lowest, and -0
+// equals 0.
 THIMBLE_FUNCTION uint order_bits(uint bits) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0xff800000u;  // NaN
   if (bits == 0x80000000u) bits = 0u;                          // -0

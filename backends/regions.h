@@ -1,4 +1,5 @@
-// What a step works on: one header for C++, CUDA and GLSL, since every backend lists the same entries.
+// The entries that a step works on. C++, CUDA and GLSL share this header, so every backend lists the same
+// entries.
 #ifndef THIMBLE_REGIONS_H
 #define THIMBLE_REGIONS_H
 
@@ -15,25 +16,25 @@
 namespace thimble {
 #endif
 
-// Entries that a head has with the step's rows.
+// The entries of a head, including the step's rows.
 THIMBLE_FUNCTION uint step_entries(StepParams step, HeadState head) { return head.n_entries + step.n_rows; }
 
-// What a selection picks among: entries, or pages of them of which the last may be short.
+// The number of units that a selection picks from. A unit is an entry or a page; the last page may be short.
 THIMBLE_FUNCTION uint units(uint entries, uint page) { return (entries + page - 1) / page; }
 
-// Whether a head with so many units is selected from: below that everything is attended (backend.h). No sum here can
-// overflow.
+// Whether a head with so many units is selected from. With fewer units, everything is attended (backend.h).
+// No sum here can overflow.
 THIMBLE_FUNCTION bool selects(StepParams step, uint units) {
   if (units <= step.n_init) return false;
   const uint rest = units - step.n_init;
   return rest > step.n_local && rest - step.n_local > step.select_k;
 }
 
-// The units that a selection picks from: [n_init, middle_end).
+// A selection picks from the units [n_init, middle_end).
 THIMBLE_FUNCTION uint middle_end(StepParams step, uint units) { return units - step.n_local; }
 
-// The units that need a score to be listed, [begin, end); those before and behind are listed whatever their score, and
-// `wanted` of these.
+// [begin, end) are the units that need a score to be listed, and `wanted` of them are listed. The units
+// before and after are always listed.
 struct Regions {
   uint begin, end, wanted;
 };
@@ -44,7 +45,7 @@ THIMBLE_FUNCTION Regions selected_regions(StepParams step, uint units) {
   r.wanted = step.select_k;
   return r;
 }
-// Where an eviction keeps fewer entries than are protected, the last ones stay before the first ones.
+// If an eviction keeps fewer entries than are protected, the last entries have priority over the first.
 THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
   const uint last = head.protect_last < head.keep ? head.protect_last : head.keep;
   const uint room = head.keep - last;
@@ -55,22 +56,22 @@ THIMBLE_FUNCTION Regions kept_regions(HeadState head, uint entries) {
   return r;
 }
 
-// Of `entries`, the first that a window of so many shows.
+// The first of `entries` that is inside the window.
 THIMBLE_FUNCTION uint window_begin(uint window, uint entries) {
   return window != 0 && entries > window ? entries - window : 0;
 }
 
-// The entries that the queries of query_score see, numbered from 0: first the sinks, then the run and the
-// step's rows from `first` on. Where there is a list, an entry here is an index in it.
+// The entries that the queries of query_score see, numbered from 0: first the sinks, then the entries of the
+// run and the step's rows from `first` on. With a list, an entry here is an index in the list.
 struct QuerySpan {
-  uint rows;    // of queries
-  uint sinks;   // entries that come first
-  uint first;   // entry that follows them
-  uint end;     // behind the last entry
-  uint count;   // of all; a row sees as many fewer as rows follow it
-  uint scored;  // of these, behind the sinks, get a score
+  uint rows;    // number of queries
+  uint sinks;   // number of entries at the start
+  uint first;   // the entry after the sinks
+  uint end;     // one more than the last entry
+  uint count;   // all entries; a row sees as many fewer as rows follow it
+  uint scored;  // number of entries after the sinks that get a score
 };
-// `entries`: that the head has with the step's rows, or that its list has.
+// `entries` is the number of entries of the head, including the step's rows, or the length of its list.
 THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, QueryScoreParams p, uint entries) {
   const bool by_rows = p.kind == kQueryRows;
   QuerySpan s;
@@ -84,10 +85,10 @@ THIMBLE_FUNCTION QuerySpan query_span(StepParams step, HeadState head, QueryScor
   return s;
 }
 THIMBLE_FUNCTION uint entry_of(QuerySpan s, uint i) { return i < s.sinks ? i : s.first + i - s.sinks; }
-// Tiles of the span, and how many of them one sum takes.
+// The number of tiles of the span, and the number of tiles per sum.
 THIMBLE_FUNCTION uint query_tiles(QuerySpan s) { return units(s.count, kQueryScoreTile); }
 THIMBLE_FUNCTION uint tiles_of_sum(QuerySpan s) { return units(query_tiles(s), kQueryScoreSums); }
-// Of a row of queries: how much of the span it sees, and its rotary position.
+// For a row of queries: how many entries of the span it sees, and its rotary position.
 THIMBLE_FUNCTION uint entries_seen(QuerySpan s, uint row) { return s.count - (s.rows - 1 - row); }
 THIMBLE_FUNCTION uint query_position(StepParams step, QuerySpan s, uint row, uint rope_mode) {
   const uint end = rope_mode == kRopeList ? s.end : uint(step.position) + step.n_rows;

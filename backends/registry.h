@@ -1,4 +1,4 @@
-// The backends of this build, by name. The only place that knows them all.
+// The backends of this build, by name. No other code names them all.
 #pragma once
 
 #include <functional>
@@ -10,22 +10,23 @@
 
 namespace thimble {
 
-// The backends of this build, for people: "cpu, cuda, vulkan".
+// The names of the backends in this build, for messages: "cpu, cuda, vulkan".
 const char* backend_names();
 
 struct DeviceOptions {
-  uint32_t threads = 0;  // cpu: worker threads; 0: one a core
-  // For tests. cuda: nothing but what cards of compute capability 8.0 have; vulkan: but what Vulkan 1.2
-  // promises.
+  uint32_t threads = 0;  // cpu: worker threads; 0: one per core
+  // For tests. cuda: uses only features of compute capability 8.0. vulkan: uses only what Vulkan 1.2
+  // guarantees.
   bool portable = false;
-  std::function<void(const char*)> messages;  // vulkan: gets what validation layers say, on any thread
+  // vulkan: receives messages of the validation layers, on any thread
+  std::function<void(const char*)> messages;
 };
 
-// Opens "cpu", "cuda" (the first card), "cuda:1", "vulkan", ..., or "auto": the first NVIDIA card that works,
-// else the first other one, else the cpu.
+// Opens "cpu", "cuda" (the first card), "cuda:1", "vulkan", ..., or "auto": the first usable NVIDIA card,
+// else the first other usable card, else the CPU.
 Result<std::shared_ptr<Device>> open_device(const std::string& name, const DeviceOptions& options);
 
-// What every backend of this build finds on this machine.
+// All devices that the backends of this build find on this machine.
 std::vector<DeviceInfo> list_devices();
 
 }  // namespace thimble

@@ -26,8 +26,8 @@ class Encoder {
   virtual void encode(std::string_view text, uint64_t offset, bool starts, const TokenSink& sink) const = 0;
   // Appends the bytes of a token that is not special.
   virtual void append_bytes(int32_t id, std::string& out) const = 0;
-  // Whether text may be cut in front of this white space where it follows an ASCII letter: both parts become
-  // the tokens that they are in the whole, the second as text that does not start.
+  // Whether a text may be cut before this white space if it follows an ASCII letter. Both parts then give the
+  // same tokens as the whole text, the second part encoded with `starts` false.
   virtual bool cuts_before(char space) const = 0;
   // Whether encode() adds a space before a text that starts.
   virtual bool adds_space() const = 0;
