@@ -90,7 +90,7 @@ struct Needs {
   uint64_t fixed =
       0;  // context, pipelines, library workspace: measured at device creation, once for all sessions
   uint64_t programs = 0;  // device memory that the recorded programs of one session take
-  // scratch memory of the backend, allocated by the runtime and passed to open_stream
+  // Scratch memory of the backend, allocated by the runtime and passed to open_stream.
   uint64_t workspace = 0;
 };
 struct DeviceInfo {
@@ -211,10 +211,9 @@ struct KvAppend {
   KvAppendParams p;
   In positions = {};  // int32 [rows], if positions are not consecutive (kRopeList); or empty
 };
-// What a retainer of the kind "sink" makes of its queries and keys: a softmax weight among the sinks. For the
-// queries i of a KV head
+// The scores of a sink retainer from its queries and keys. For query i of a KV head
 //   weight_i = exp(q_i k + bias_i) / (exp(q_i k + bias_i) + sum over sinks s of exp(q_i s)),
-// where q and k are normed and all products scaled; the score is the mean of the weights.
+// where q and k are normed and all products scaled. The score is the mean of the weights.
 struct SinkScore {
   In q;               // [rows][Hkv][group][width]
   In k;               // [rows][Hkv][width]
@@ -545,7 +544,7 @@ struct Device {
   // Makes host memory (the mapped model) available to the device without a copy. Unsupported if that is
   // impossible.
   virtual Result<std::unique_ptr<Buffer>> import_host(const void* data, uint64_t bytes) = 0;
-  // the whole view, through a bounded staging buffer
+  // Writes the whole view, through a bounded staging buffer.
   virtual Status write(View destination, const void* source) = 0;
   virtual Status read(void* destination, View source) = 0;
   virtual Status copy(View destination, View source) = 0;  // same size, not overlapping

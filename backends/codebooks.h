@@ -16,7 +16,7 @@
 #define THIMBLE_IQ4_VALUES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 #define THIMBLE_FP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
-// All books, one after the other. Their first entries follow.
+// All books, one after the other. The *_FIRST values are the indices of their first entries.
 #define THIMBLE_CODE_BOOKS                                                                                 \
   THIMBLE_IQ3_S_GRID, THIMBLE_IQ3_XXS_GRID, THIMBLE_IQ2_S_GRID, THIMBLE_IQ2_XS_GRID, THIMBLE_IQ2_XXS_GRID, \
       THIMBLE_IQ1_GRID

@@ -18,7 +18,7 @@ struct DeviceOptions {
   // For tests. cuda: uses only features of compute capability 8.0. vulkan: uses only what Vulkan 1.2
   // guarantees.
   bool portable = false;
-  // vulkan: receives messages of the validation layers, on any thread
+  // Vulkan: receives messages of the validation layers, on any thread
   std::function<void(const char*)> messages;
 };
 
