@@ -10,12 +10,12 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kPanel = 64;        // columns that are done before what is right of them is updated
-constexpr uint32_t kGroup = 4;         // rows whose columns of a panel lie beside each other: [column][row]
-constexpr uint32_t kGroupsOfItem = 8;  // their packed rows stay in the first-level cache
+constexpr uint32_t kPanel = 64;  // columns that are factorised before the columns to their right are updated
+constexpr uint32_t kGroup = 4;   // rows whose panel columns are packed together: [column][row]
+constexpr uint32_t kGroupsOfItem = 8;  // the packed rows of one work item fit into the L1 cache
 constexpr uint32_t kPacked = kPanel * kGroup;
 
-// The part of the matrix from row and column `first` on, which is to be factorised.
+// The submatrix from row and column `first` on, which is still to be factorised.
 struct Rest {
   double* a;
   uint64_t n, first;
@@ -38,8 +38,8 @@ bool factorise_corner(const Rest& rest, uint32_t width) {
   return true;
 }
 
-// The factor's columns of the panel for rows below its corner, and a copy of them, [kPanel][kGroup]. Rows
-// that there are none of are zeros.
+// Computes the panel's columns of the factor for rows below its corner, and a packed copy, [kPanel][kGroup].
+// The packed copy has zeros for missing rows.
 void factorise_rows(const Rest& rest, uint64_t first_row, uint32_t rows, double* packed) {
   std::fill_n(packed, kPacked, 0.0);
   for (uint32_t j = 0; j < kPanel; ++j) {
@@ -53,7 +53,8 @@ void factorise_rows(const Rest& rest, uint64_t first_row, uint32_t rows, double*
   }
 }
 
-// sums[r][c]: the products of one group's rows with another's. Sixteen sums that do not wait for each other.
+// sums[r][c]: the products of the rows of two groups. The sixteen sums are independent, so the processor can
+// compute them in parallel.
 void multiply(const double* x, const double* y, double (&sums)[kGroup][kGroup]) {
   for (auto& row : sums) std::fill_n(row, kGroup, 0.0);
   for (uint32_t k = 0; k < kPacked; k += kGroup)
@@ -61,7 +62,7 @@ void multiply(const double* x, const double* y, double (&sums)[kGroup][kGroup]) 
       for (uint32_t c = 0; c < kGroup; ++c) sums[r][c] += x[k + r] * y[k + c];
 }
 
-// Takes the panel's products off a few groups of rows, up to their diagonal.
+// Subtracts the panel's products from a few groups of rows, up to the diagonal.
 void update_rows(const Rest& rest, const double* packed, uint32_t first_group, uint32_t groups) {
   const uint32_t below = rest.rows() - kPanel;
   for (uint32_t right = 0; right < first_group + groups; ++right)
@@ -101,7 +102,7 @@ bool factorise(std::span<double> a, uint32_t n, ThreadPool& threads) {
   return true;
 }
 
-// Both ways along the factor's rows, which lie in memory one behind the other.
+// Both passes read the factor row by row, because its rows are contiguous in memory.
 void solve(std::span<const double> factor, uint32_t n, double* b) {
   for (uint32_t i = 0; i < n; ++i) {
     const double* row = &factor[uint64_t(i) * n];

@@ -6,7 +6,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kBlock = 8;  // rows that share what is loaded for them
+constexpr uint32_t kBlock = 8;  // rows that share each loaded weight
 
 template <typename T>
 void add_scaled(T* to, T factor, const T* from, size_t count) {
@@ -18,7 +18,7 @@ T sigmoid(T x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// [rows][cols] becomes [cols][rows].
+// Transposes [rows][cols] to [cols][rows].
 template <typename T>
 std::vector<T> transposed(const T* matrix, size_t rows, size_t cols) {
   std::vector<T> out(rows * cols);
@@ -56,13 +56,15 @@ uint64_t parameters_of(ControllerShape s) {
   return last.first + last.size();
 }
 
-// Of the tokens of an excerpt that get gradients: [token][...]. `states` begins with the one before them.
+// Arrays for the tokens of an excerpt that get gradients: [token][...]. `states` begins with the state before
+// the first of them.
 template <typename T>
 struct ControllerNetwork<T>::Tape {
   std::vector<T> states;                // [1 + tokens][w]
   std::vector<T> reset, update, fresh;  // [w]: r, u and n
   std::vector<T> hidden;                // [w]: W_hn h + b_hn
-  std::vector<T> by_inner, by_state;    // [w]: derivatives of the loss, by what the tanh is of, and z
+  // [w]: derivatives of the loss by the argument of the tanh, and by z.
+  std::vector<T> by_inner, by_state;
   std::vector<T> by_input,
       by_recurrent;  // [3 w]: by what the gates are sums of, W_ih x + b_ih and W_hh h + b_hh
 };
@@ -70,7 +72,8 @@ struct ControllerNetwork<T>::Tape {
 template <typename T>
 struct ControllerNetwork<T>::Sums {
   double loss = 0;
-  std::vector<T> output, aged;  // [w]: gradient by the output's weight; of by_inner times age, all tokens
+  // [w]: the gradient of the output's weight, and the sum over all tokens of by_inner times age.
+  std::vector<T> output, aged;
   T bias = 0;
 };
 
@@ -86,13 +89,13 @@ ControllerNetwork<T>::ControllerNetwork(ControllerShape shape, std::span<const T
 
 template <typename T>
 uint64_t ControllerNetwork<T>::bytes(ControllerShape s, uint32_t tokens) {
-  const uint64_t a_token = 13 * uint64_t(s.width) + 3 * uint64_t(s.width);  // a tape, and projected_
+  const uint64_t a_token = 13 * uint64_t(s.width) + 3 * uint64_t(s.width);  // the tape, and projected_
   return (tokens * a_token + 3 * parameters_of(s)) * sizeof(T);
 }
 
 // ---- forward ----
 
-// Text has few distinct tokens, so each is multiplied with W_ih once.
+// A text has few distinct tokens, so each distinct token is multiplied with W_ih once.
 template <typename T>
 void ControllerNetwork<T>::prepare(std::span<const std::span<const uint32_t>> texts) {
   const uint32_t w = shape_.width, d = shape_.inputs;
@@ -122,7 +125,7 @@ void ControllerNetwork<T>::prepare(std::span<const std::span<const uint32_t>> te
   });
 }
 
-// Keeps what comes from token `keep_from` on.
+// Stores the values of the tokens from `keep_from` on.
 template <typename T>
 void ControllerNetwork<T>::run(std::span<const uint32_t> rows, uint32_t keep_from, Tape& tape) const {
   const uint32_t w = shape_.width;
@@ -153,7 +156,7 @@ void ControllerNetwork<T>::run(std::span<const uint32_t> rows, uint32_t keep_fro
   }
 }
 
-// A (z + b_p) + a: what the tanh is of at age 0.
+// A (z + b_p) + a: the argument of the tanh at age 0.
 template <typename T>
 void ControllerNetwork<T>::interact(const T* state, T* to) const {
   const uint32_t w = shape_.width;
@@ -189,7 +192,7 @@ std::vector<std::vector<T>> ControllerNetwork<T>::score(std::span<const uint32_t
 
 // ---- backward ----
 
-// Scores the tokens for all later queries; writes by_inner, and adds to the sums.
+// Scores the tokens for all later queries. Writes by_inner, and adds to the sums.
 template <typename T>
 void ControllerNetwork<T>::score_and_differentiate(const Excerpt& e, double pairs, Tape& tape,
                                                    Sums& sums) const {
@@ -225,14 +228,14 @@ void ControllerNetwork<T>::score_and_differentiate(const Excerpt& e, double pair
   }
 }
 
-// From by_inner to the gates, last token first.
+// Back-propagates from by_inner to the gates, last token first.
 template <typename T>
 void ControllerNetwork<T>::back_propagate(const Excerpt& e, Tape& tape) const {
   const uint32_t w = shape_.width, tokens = static_cast<uint32_t>(e.rows.size()) - e.warm;
   tape.by_state.assign(size_t(tokens) * w, 0);
   tape.by_input.resize(size_t(tokens) * 3 * w);
   tape.by_recurrent.resize(size_t(tokens) * 3 * w);
-  std::vector<T> later(w, 0);  // the derivative by a token's state of the scores of the tokens behind it
+  std::vector<T> later(w, 0);  // the derivative of the later tokens' scores by a token's state
   for (uint32_t t = tokens; t-- > 0;) {
     const size_t at = size_t(t) * w;
     T* by_state = &tape.by_state[at];
@@ -254,7 +257,7 @@ void ControllerNetwork<T>::back_propagate(const Excerpt& e, Tape& tape) const {
   }
 }
 
-// By all that stands behind the state: position, interaction and output.
+// The gradients of everything after the state: position, interaction and output.
 template <typename T>
 void ControllerNetwork<T>::add_inner_gradients(std::span<const Excerpt> excerpts,
                                                const std::vector<Tape>& tapes, const std::vector<Sums>& sums,
@@ -298,7 +301,8 @@ void ControllerNetwork<T>::add_recurrent_gradients(const std::vector<Tape>& tape
   });
 }
 
-// As in prepare(), what all occurrences of a token ask for is multiplied with its embedding once.
+// As in prepare(), the gradients of all occurrences of a token are summed first, and multiplied with its
+// embedding once.
 template <typename T>
 void ControllerNetwork<T>::add_input_gradients(std::span<const Excerpt> excerpts,
                                                const std::vector<Tape>& tapes, T* gradient) const {

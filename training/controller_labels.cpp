@@ -9,9 +9,10 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kRopeBlock = 64;  // rows of the rope table that turn by one position (backends/backend.h)
+// Rows of the rope table for single positions (backends/backend.h).
+constexpr uint32_t kRopeBlock = 64;
 
-// The `count` elements of [0, values.size()) with the largest values, of equals the last ones.
+// The indices of the `count` largest elements of [0, values.size()). Among equals, the last ones are chosen.
 template <typename T>
 std::vector<uint32_t> largest(const std::vector<T>& values, size_t count) {
   std::vector<uint32_t> order(values.size());
@@ -39,7 +40,7 @@ AttentionLabels::AttentionLabels(const Model& model, uint32_t positions, uint32_
 uint64_t AttentionLabels::bytes(const Model& model, uint32_t positions, const ThreadPool& threads) {
   const ModelShape& s = model.shape;
   const uint64_t a_head = uint64_t(positions) * s.head_dim;
-  // Beside the keys, each thread holds those of one head as floats, and logits with their order.
+  // In addition to the keys, each thread stores the keys of one head as floats, and logits with their order.
   const uint64_t workers = std::min(threads.size(), s.kv_heads);
   return uint64_t(s.layers) * s.kv_heads * a_head * sizeof(uint16_t) +
          workers * (a_head + 2 * uint64_t(positions)) * sizeof(float) +
@@ -83,7 +84,8 @@ void AttentionLabels::keep_keys(uint32_t layer, uint32_t first, uint32_t rows, c
   });
 }
 
-// What the queries of a KV head attend to most. Attention rises with the logit, so nothing is exponentiated.
+// Finds the entries that the queries of a KV head attend to most. Attention increases with the logit, so the
+// exponential is not needed.
 void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::vector<uint32_t>>& chosen,
                              const std::vector<std::vector<float>>& asking, size_t first_query) const {
   const ModelShape& s = model_.shape;
@@ -98,7 +100,7 @@ void AttentionLabels::choose(uint32_t layer, uint32_t kv_head, std::vector<std::
       logits.resize(queries_[first_query + q] + 1);
       for (size_t t = 0; t < logits.size(); ++t)
         logits[t] = std::inner_product(query, query + dh, &key[t * dh], 0.0f);
-      // What is no number has no order, and nothing is chosen.
+      // NaN has no order, so nothing is chosen.
       if (std::none_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }))
         chosen[q * s.heads + head] = largest(logits, best_ / 2);
     }

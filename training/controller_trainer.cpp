@@ -17,12 +17,14 @@
 namespace thimble {
 namespace {
 
-// As published, but for the pool: the model stays as it is, and then four times `best` are needed.
+// The values of the paper, except the pool: here the model is not fine-tuned, and then four times `best`
+// entries are needed.
 constexpr uint32_t kWidth = 128, kBest = 96, kPool = 4 * kBest;
 constexpr double kRate = 5e-3, kDecay = 0.98, kDecaySteps = 2000;
 
-constexpr uint32_t kQueries = 32;                              // of a text
-constexpr uint32_t kExcerpts = 16, kWarm = 192, kLearnt = 64;  // of a step; tokens of each
+constexpr uint32_t kQueries = 32;  // per text
+// Excerpts per step; warm-up tokens and scored tokens per excerpt.
+constexpr uint32_t kExcerpts = 16, kWarm = 192, kLearnt = 64;
 constexpr uint32_t kBetweenMeasures = 50;
 
 }  // namespace
@@ -41,7 +43,7 @@ void ControllerQuality::add(const LabelledQuery& query, const std::vector<float>
     const double x = static_cast<double>(logits[i]);
     loss += std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))) - (label[i] ? x : 0);
   }
-  if (!std::isfinite(loss)) return;  // what is no number has no order
+  if (!std::isfinite(loss)) return;  // NaN has no order
   const size_t count = std::min<size_t>(kBest, logits.size());
   std::vector<uint32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -55,7 +57,7 @@ void ControllerQuality::add(const LabelledQuery& query, const std::vector<float>
   }
 }
 
-// ---- beginning ----
+// ---- preparation ----
 
 ControllerTrainer::ControllerTrainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device,
                                      TrainingOptions options)
@@ -109,7 +111,7 @@ Status ControllerTrainer::prepare() {
   return {};
 }
 
-// A text is read with the questions and answers that follow it as one: queries are of all of it.
+// The text and the questions and answers after it form one token sequence. Queries come from all of it.
 Status ControllerTrainer::make_texts() {
   THIMBLE_LET(length, length_of_texts(*model_, options_.text_tokens, false));
   text_tokens_ = length;
@@ -129,7 +131,7 @@ Status ControllerTrainer::make_texts() {
     text.tokens = from.tokens;
     if (!from.tails.empty())
       text.tokens.insert(text.tokens.end(), from.tails[0].tokens.begin(), from.tails[0].tokens.end());
-    // Of the first queries everything would be the best.
+    // Queries start at position kBest, because all tokens before an earlier query would be among its best.
     Random random = random_of(options_.seed, 0x71756572u + texts_.size());
     std::set<uint32_t> asked;
     while (asked.size() < kQueries)
@@ -139,7 +141,7 @@ Status ControllerTrainer::make_texts() {
   return {};
 }
 
-// Gives each distinct token of the texts a row.
+// Assigns a row of the embeddings to each distinct token of the texts.
 void ControllerTrainer::find_rows(std::vector<int32_t>& distinct) {
   for (const Text& text : texts_) distinct.insert(distinct.end(), text.tokens.begin(), text.tokens.end());
   std::sort(distinct.begin(), distinct.end());
@@ -216,9 +218,9 @@ Status ControllerTrainer::finish_text() {
   return {};
 }
 
-// ---- the state of the work ----
+// ---- saved state ----
 
-// A text's record: the labels of its queries, each of which has kBest of them.
+// A text's record contains the labels of its queries, kBest per query.
 uint64_t ControllerTrainer::record_bytes() const { return kQueries * kBest * sizeof(uint32_t); }
 uint64_t ControllerTrainer::record_at(uint32_t text) const {
   return kPartialBegin + text * (sizeof(uint64_t) + record_bytes());
@@ -238,7 +240,7 @@ Status ControllerTrainer::open_state() {
   return {};
 }
 
-// False where none was written to its end.
+// Returns false if the record was not written completely.
 Result<bool> ControllerTrainer::take_record(Text& text, uint64_t at) {
   uint64_t hash;
   std::vector<uint32_t> record(kQueries * kBest);
@@ -274,7 +276,7 @@ void ControllerTrainer::load(const std::vector<std::byte>& all) {
   take(std::as_writable_bytes(std::span(&fit_, 1)));
 }
 
-// Texts are kept as they were read.
+// The records of texts are saved when they are read.
 Status ControllerTrainer::save() {
   saved_at_ = steady_seconds();
   if (phase_ != Phase::kFitting) return {};
@@ -284,7 +286,7 @@ Status ControllerTrainer::save() {
 
 // ---- fitting ----
 
-// As PyTorch begins its layers: uniform, within one over the root of what is summed.
+// Initialises like PyTorch: uniform, bounded by 1 / sqrt(fan_in).
 void ControllerTrainer::initialise() {
   Random random = random_of(options_.seed, 0x696e6974u);
   for (const ControllerTensor& tensor : tensors_of(shape_)) {
@@ -307,7 +309,7 @@ Status ControllerTrainer::start_fit() {
   return {};
 }
 
-// Parts of the texts, chosen by the step's number. Each of their tokens is before a query.
+// Chooses excerpts by the step's number. Each token of an excerpt is before some query.
 std::vector<Excerpt> ControllerTrainer::excerpts_of(uint64_t step) const {
   Random random = random_of(options_.seed, 0x73746570u + step);
   std::vector<Excerpt> excerpts;
@@ -323,7 +325,7 @@ std::vector<Excerpt> ControllerTrainer::excerpts_of(uint64_t step) const {
   return excerpts;
 }
 
-// Adam.
+// One step of Adam.
 void ControllerTrainer::update(const std::vector<float>& gradient) {
   constexpr float kFirst = 0.9f, kSecond = 0.999f, kLeast = 1e-8f;
   const std::span<float> parameters = controller_->parameters();
@@ -343,7 +345,7 @@ void ControllerTrainer::measure(const Text& text, ControllerQuality& quality) {
   for (size_t q = 0; q < logits.size(); ++q) quality.add(text.queries[q], logits[q]);
 }
 
-// Takes the parameters where they are better than those before.
+// Keeps the parameters if they are better than the best ones so far.
 void ControllerTrainer::keep_best() {
   ControllerQuality quality;
   for (uint32_t i = learnt_; i < texts_.size(); ++i) measure(texts_[i], quality);

@@ -11,7 +11,7 @@ struct Turn {
   std::string from, value;
 };
 
-// What a line says, before it is known which shape it has.
+// The members of a line, before its format is known.
 struct Members {
   std::string prompt, instruction, input;
   std::vector<std::string> answers;
@@ -29,7 +29,8 @@ Status read_text(JsonReader& json, std::string& to) {
   return {};
 }
 
-// A text, or parts of which some have one; what is neither, as null of a call of a tool, is empty.
+// Reads a string, or an array of parts of which some have text. Anything else, such as the null of a tool
+// call, is read as an empty string.
 Status read_content(JsonReader& json, std::string& to) {
   if (json.peek() == '"') return read_text(json, to);
   if (json.peek() != '[') return json.skip();
@@ -70,7 +71,7 @@ Status read_member(JsonReader& json, const std::string& name, Members& m) {
   return json.skip();
 }
 
-// From the first human turn on, without empty ones; turns of one side that follow each other are one.
+// Keeps the turns from the first human turn on, without empty ones. Consecutive turns of one side are joined.
 AnsweredPrompt of_turns(const std::vector<Turn>& turns) {
   std::vector<std::string> said;  // human, model, human, ...
   for (const Turn& turn : turns) {
@@ -85,7 +86,7 @@ AnsweredPrompt of_turns(const std::vector<Turn>& turns) {
       said.back() += "\n\n" + turn.value;
   }
   if (said.size() < 2) return {};
-  said.resize(said.size() / 2 * 2);  // ends with an answer
+  said.resize(said.size() / 2 * 2);  // it must end with an answer
   return {said[0], {{said.begin() + 1, said.end()}}};
 }
 

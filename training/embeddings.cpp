@@ -8,9 +8,9 @@
 
 namespace thimble {
 
-constexpr uint32_t kRows = 512;  // at a time
+constexpr uint32_t kRows = 512;  // rows per run of the program
 
-// The rows lie in memory of their own, wherever the model's embedding does.
+// The result is a copy in host memory, wherever the model's embedding is stored.
 Result<std::vector<float>> embeddings_of(const Model& model, Device& device,
                                          std::span<const int32_t> tokens) {
   const Tensor& table = model.token_embedding;

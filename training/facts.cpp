@@ -49,7 +49,7 @@ constexpr const char* kSyllables[] = {"ba", "be", "bo", "da", "do", "fa", "fi", 
                                       "la", "le", "lo", "ma", "me", "mi", "na", "ne", "no", "pa", "pe", "po",
                                       "ra", "re", "ro", "sa", "se", "so", "ta", "te", "to", "va", "vi", "zu"};
 
-// What somebody may like best.
+// Something that a person may like best.
 struct Liking {
   const char* thing;
   const char* values[8];
@@ -89,7 +89,7 @@ Text all_of(const std::vector<Text>& items) {
     text += (i == 0 ? "" : i + 1 == items.size() ? " and " : ", ") + items[i];
   return text;
 }
-// So many that differ, each made by `make`.
+// `count` different items, each made by `make`.
 template <typename Make>
 std::vector<Text> several(uint32_t count, const Make& make) {
   std::vector<Text> items;
@@ -254,8 +254,8 @@ Fact make_chain(Random& r) {
   return fact;
 }
 
-// Of the words that are asked for each occurs more often than the next, and the last of them at least three
-// times as often as any other.
+// Each of the words that are asked for occurs more often than the next. The last of them occurs at least
+// three times as often as any other word.
 Fact make_count(Random& r, uint32_t words) {
   constexpr uint32_t kRare = 8, kTimes = 3;
   const Liking& liking = r.of(kLikings);
@@ -265,7 +265,7 @@ Fact make_count(Random& r, uint32_t words) {
   const std::vector<Text> asked = several(r.between(1, 3), [&]() -> Text { return r.of(liking.values); });
   std::erase_if(others,
                 [&](const Text& word) { return std::find(asked.begin(), asked.end(), word) != asked.end(); });
-  // All of a round are 3 for each word that is asked for and 1 for each other.
+  // A round contains 3 of each word that is asked for, and 1 of each other word.
   const auto of_round = static_cast<uint32_t>(kTimes * asked.size() + others.size());
   const uint32_t rounds = std::max(1u, words / of_round);
   std::vector<Text> list;

@@ -14,11 +14,11 @@ namespace thimble {
 namespace {
 
 constexpr float kBeta1 = 0.9f, kBeta2 = 0.95f, kDecay = 0.01f, kEpsilon = 1e-8f;
-constexpr float kLargestGradient = 0.5f;  // of one parameter
+constexpr float kLargestGradient = 0.5f;  // limit on the gradient of one parameter
 constexpr float kBestWeight = 16, kSmoothing = 0.0025f;
-constexpr uint32_t kBetweenGood = 50;  // steps from good state to good state
+constexpr uint32_t kBetweenGood = 50;  // steps between two good states
 
-// a = act(z) and its derivative, in place of z.
+// Replaces z with act(z), and computes the derivative.
 void activate(uint32_t act, float* z, float* slope, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     const float x = z[i];
@@ -39,11 +39,11 @@ void activate(uint32_t act, float* z, float* slope, uint32_t n) {
   }
 }
 
-// A label as a share of 1: those of KVzip and log-probabilities are logarithms of one, those of KVzip+ may be
-// of more, which a sink's score cannot tell from 1.
+// A label as a share in [0, 1]. The labels of KVzip and log-probabilities are logarithms of such a share.
+// Labels of KVzip+ can be logarithms of more than 1; a sink's score has a maximum of 1.
 double share_of(float label) { return std::exp(std::min(double{label}, 0.0)); }
 
-// The parts of a sink's parameters behind its matrices.
+// The parts of a sink's parameters after its matrix.
 template <typename T>
 SinkParameters<T> sink_parts(const SampleShape& s, uint32_t group, T* at) {
   const uint64_t queries = uint64_t(s.heads) * group;
@@ -56,7 +56,7 @@ SinkParameters<T> sink_parts(const SampleShape& s, uint32_t group, T* at) {
   return parts;
 }
 
-// The runs that step `number` takes.
+// The runs of step `number`.
 std::vector<uint32_t> pick_runs(const FitOptions& o, uint32_t of, uint32_t number) {
   Random r = random_of(o.seed, 0x66697400u + uint64_t(number));
   std::vector<uint32_t> runs(o.runs);
@@ -70,7 +70,7 @@ double loss_of_layer(const LossOptions& o, double weights, const float* scores,
                      std::span<const float* const> labels, std::span<const uint8_t* const> best,
                      float* gradient) {
   double error = 0, roughness = 0;
-  // Averaged over a layer's neighbours, summed over layers.
+  // The difference between neighbours is averaged over a layer and summed over layers.
   const double pairs = double(o.heads) * o.runs * (o.tokens - 1);
   for (uint32_t head = 0; head < o.heads; ++head)
     for (uint32_t run = 0; run < o.runs; ++run) {
@@ -128,8 +128,8 @@ Result<uint64_t> Fit::bytes(const Device& device, const SampleShape& s, const Fi
   const uint32_t tokens = o.runs * kRunTokens;
   THIMBLE_LET(forward, Product::bytes(device, o.hidden, s.cols, tokens, DType::kF16));
   THIMBLE_LET(backward, Product::bytes(device, o.hidden, tokens, s.cols, DType::kF16));
-  // Of each parameter itself, its two averages, the last good one and the gradient, and four of them again
-  // where they are saved; of each hidden channel two numbers.
+  // For each parameter: its value, its two moments, the last good value and the gradient, and four of these
+  // again when they are saved. For each hidden channel: two numbers.
   return forward + backward +
          (9 * uint64_t(s.layers) * s.cols + 2 * uint64_t(tokens)) * o.hidden * sizeof(float);
 }
@@ -169,7 +169,8 @@ Status Fit::prepare() {
   gradients_.resize(parameters_.size());
   initialise();
   good_ = parameters_;
-  // Tokens are the inner dimension on the way back; both products keep them in rows of the hidden channels.
+  // In the backward pass, tokens are the inner dimension. Both products store them in rows of the hidden
+  // channels.
   THIMBLE_LET(forward, Product::make(device_, options_.hidden, s.cols, tokens, DType::kF16));
   THIMBLE_LET(backward, Product::make(device_, options_.hidden, tokens, s.cols, DType::kF16));
   forward_ = std::move(forward);
@@ -195,7 +196,8 @@ void Fit::initialise() {
     const SinkParameters<float> parts = sink_parts(s, options_.group, &parameters_[p.first_bias]);
     std::fill(parts.q_norm, parts.sinks, 1.0f);
     for (float* x = parts.sinks; x < parts.bias; ++x) *x = random.normal();
-    // Products with keys and sinks are alike at first: so a score begins at the mean of all labels.
+    // At first, products with keys and with sinks have about the same size, so a score starts at the mean of
+    // all labels.
     double mean = 0;
     for (uint32_t run = 0; run < samples_.runs(); ++run)
       for (uint64_t i = 0; i < uint64_t(s.heads) * kRunTokens; ++i)
@@ -278,7 +280,7 @@ double Fit::through_hidden_layer(const Batch& batch, std::vector<float>& gradien
       const uint64_t at = p.second + uint64_t(head) * hidden + h;
       const float w = parameters_[at];
       const float* g = &gradient[uint64_t(head) * tokens];
-      // Sums of runs first: short ones round less.
+      // Adds short partial sums first, which has a smaller rounding error.
       float sum = 0;
       for (uint32_t first = 0; first < tokens; first += kRunTokens)
         sum += std::inner_product(g + first, g + first + kRunTokens, row + first, 0.0f);
@@ -347,7 +349,8 @@ void Fit::update(const std::vector<float>& gradients) {
   });
 }
 
-// States are kept by steps whose loss was a number, and of a fit that diverged the last step's was none.
+// A state is good if the loss of the step after it was finite. In a fit that diverged, the loss of the last
+// step was not.
 uint32_t Fit::good_step() const { return done_ ? (done_ - 1) / kBetweenGood * kBetweenGood : 0; }
 
 bool Fit::diverge() {
@@ -363,7 +366,7 @@ Result<bool> Fit::step() {
   if (done_ % kBetweenGood == 0) good_ = parameters_;
   update(gradients_);
   ++done_;
-  // What the last step did no later loss tells.
+  // No later loss shows what the last step did.
   if (done_ == options_.steps &&
       !std::all_of(parameters_.begin(), parameters_.end(), [](float p) { return std::isfinite(p); }))
     return diverge();
@@ -406,7 +409,7 @@ Status Fit::load(std::span<const std::byte> state) {
   if (state.size() != state_bytes())
     return error(Code::kFormat, "a checkpoint of %zu bytes is not one of this training", state.size());
   const auto take = [&](void* data, size_t bytes) {
-    if (bytes) std::memcpy(data, state.data(), bytes);  // an empty list has no address
+    if (bytes) std::memcpy(data, state.data(), bytes);  // an empty vector may have a null pointer
     state = state.subspan(bytes);
   };
   take(&done_, sizeof done_);

@@ -13,8 +13,9 @@ namespace thimble {
 namespace {
 
 constexpr double kRidge = 1, kRidgeGrowth = 16;
-// Tokens whose products one run of the device adds up, in f32: such a sum is off by 4096 * 2^-24 of that of
-// its terms' sizes at worst. Fewer would be more exact, but each run hands back a matrix [cols][cols].
+// Tokens whose products the device adds up in one run, in f32. The error of such a sum is at most 4096 *
+// 2^-24 of the sum of its terms' magnitudes. Smaller blocks are more exact, but each run returns a matrix
+// [cols][cols].
 constexpr uint32_t kBlockTokens = 4096;
 
 uint64_t triangle(uint64_t rows) { return rows * (rows + 1) / 2; }
@@ -39,8 +40,8 @@ Result<std::unique_ptr<LeastSquares>> LeastSquares::make(std::shared_ptr<Device>
   return made;
 }
 
-// Sums, states, the product and the labels that it is run with, the factor of the layer that is solved, and
-// what was.
+// Counts the sums, the states, the product and the labels that it uses, the factor of the layer being solved,
+// and the solved layers.
 Result<uint64_t> LeastSquares::bytes(const Device& device, const SampleShape& s, uint32_t text_tokens) {
   const uint64_t n = s.cols, layers = s.layers, block = block_tokens(text_tokens);
   THIMBLE_LET(product, Product::bytes(device, s.cols, block_tokens(text_tokens), s.cols, DType::kF16));
@@ -78,7 +79,7 @@ void LeastSquares::end_text(uint32_t tokens) {
   count_.tokens += tokens;
 }
 
-// The operand in rows of a channel each; zeros behind the text's end.
+// Transposes the operand to one row per channel, with zeros after the end of the text.
 void LeastSquares::transpose_block(const uint16_t* states, uint32_t tokens) {
   const uint32_t block = block_tokens();
   auto* columns = static_cast<uint16_t*>(product_->w());
@@ -90,8 +91,8 @@ void LeastSquares::transpose_block(const uint16_t* states, uint32_t tokens) {
   });
 }
 
-// Sums over blocks in double, of products within them in f32. Their operands are halves as they are, so no
-// device rounds them.
+// Adds sums of one block to the total in double; products within a block are summed in f32. The operands are
+// f16 already, so no device rounds them.
 Status LeastSquares::add_block(uint32_t layer, uint32_t first, uint32_t tokens,
                                std::span<const double> labels) {
   const uint64_t n = shape_.cols, heads = shape_.heads, block = block_tokens();
@@ -137,12 +138,13 @@ void LeastSquares::clear() {
 Result<LeastSquares::Factor> LeastSquares::factorise_layer(const Sums& s) {
   const uint64_t n = shape_.cols;
   const auto tokens = static_cast<double>(count_.tokens);
-  double square = 0;  // of a channel, on average
+  double square = 0;  // mean square of a channel
   for (uint64_t c = 0; c < n; ++c) square += s.xx[triangle(c) + c] / (tokens * static_cast<double>(n));
   const double scale = square > 0 ? 1 / std::sqrt(square) : 1;
   Factor factor{scale, kRidge, std::vector<double>(n * n)};
-  // Where states span fewer dimensions than they have, those of layer 0 as many as there are distinct tokens,
-  // the rounding of the sums is all that is left in the others, and it may be negative.
+  // If the states span fewer dimensions than they have, the other dimensions contain only the rounding errors
+  // of the sums, which may be negative. In layer 0 the states span only as many dimensions as there are
+  // distinct tokens.
   for (;; factor.ridge *= kRidgeGrowth) {
     threads_.run(shape_.cols, [&](uint32_t i, uint32_t) {
       double* row = &factor.of[i * n];
@@ -173,7 +175,7 @@ double LeastSquares::solve_head(const Sums& s, const Factor& factor, uint32_t he
     to.second[head * n + c] = static_cast<float>(w[c] * factor.scale);
   }
   to.second_bias[head] = static_cast<float>(bias);
-  // |y - x w|^2 = yy - 2 w xy + w xx w, and (xx + ridge) w = xy. Rounding may leave less than nothing.
+  // |y - x w|^2 = yy - 2 w xy + w xx w, and (xx + ridge) w = xy. Rounding may make it negative.
   const double squares = s.yy[head] - s.y[head] * s.y[head] / tokens -
                          std::inner_product(w.begin(), w.end(), by_label.begin(), 0.0) -
                          factor.ridge * std::inner_product(w.begin(), w.end(), w.begin(), 0.0);
@@ -184,7 +186,7 @@ Result<bool> LeastSquares::step() {
   if (steps_done() == steps()) return false;
   const uint32_t heads = shape_.heads;
   const Sums& s = sums_[steps_done()];
-  double mean = 0;  // of all layers' labels
+  double mean = 0;  // of the labels of all layers
   for (const Sums& of_layer : sums_) mean = std::accumulate(of_layer.y.begin(), of_layer.y.end(), mean);
   mean /= static_cast<double>(count_.tokens) * heads * shape_.layers;
   THIMBLE_LET(factor, factorise_layer(s));

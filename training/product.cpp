@@ -47,7 +47,7 @@ SessionShape session_of_rows(uint32_t rows) {
           .heads = 0};
 }
 
-// The largest matrix product of a session with such a model is this one.
+// A session with a model of this shape has this product as its largest.
 static Result<uint64_t> scratch_bytes(const Device& device, uint32_t rows, uint32_t inner, uint32_t cols) {
   const ModelShape model{
       .layers = 1, .d_model = inner, .heads = 1, .kv_heads = 1, .head_dim = 64, .d_ff = cols, .vocab = 1};

@@ -13,8 +13,8 @@ namespace thimble {
 constexpr uint32_t kChunk = 512;
 constexpr float kLeastLabel = -30;
 
-// A retention that drops nothing and keeps a copy of what retainers read. It is made for a Reader, and in no
-// table of names.
+// A retention that drops nothing and copies the retainers' inputs. Only a Reader creates it, so it is not in
+// the table of names.
 class Observer : public RetentionPolicy {
  public:
   Observer(Retainer::Input input, uint32_t positions, bool weighed)
@@ -23,7 +23,7 @@ class Observer : public RetentionPolicy {
   Status resolve(const Model&, SessionOptions&) const override { return {}; }
   bool evicts() const override { return false; }
 
-  // What is read between segments outlives the layer's own buffers.
+  // The copies are read between segments, so they must outlive the layer's own buffers.
   void place(const Setting& s, Arena& pool, Arena& workspace) override {
     const ModelShape& shape = s.model.shape;
     const uint64_t f32 = 4, rows = s.options.chunk, labels = uint64_t(shape.kv_heads) * positions_;
@@ -86,13 +86,13 @@ class Observer : public RetentionPolicy {
     return input_ == Retainer::Input::kQkv ? s.dimensions.qkv_cols : s.model.shape.d_model;
   }
 
-  View states, marked, range;             // f32 [chunk][cols], uint [chunk], uint [4] as `label` has it
-  View values;                            // f32 [chunk][kv head][dh], before they are halves
-  std::vector<View> max_logit, log_prob;  // of each layer without a window: f32 [kv head][positions]
-  std::vector<View> worth;                // likewise, [head][positions]
+  View states, marked, range;             // f32 [chunk][cols], uint [chunk], uint [4] as in `label`
+  View values;                            // f32 [chunk][kv head][dh], before conversion to f16
+  std::vector<View> max_logit, log_prob;  // for each layer without a window: f32 [kv head][positions]
+  std::vector<View> worth;                // for each layer without a window: f32 [head][positions]
 
  private:
-  // The first `cols` of each row.
+  // Copies the first `cols` elements of each row.
   static void copy(Recorder& r, const View& src, uint32_t src_stride, const View& dst, uint32_t cols) {
     r.record(Copy{.src = src,
                   .dst = dst,
@@ -105,7 +105,7 @@ class Observer : public RetentionPolicy {
   }
 
   const Retainer::Input input_;
-  const uint32_t positions_;  // of a text
+  const uint32_t positions_;  // positions of a text
   const bool weighed_;
   View lse_;
 };
@@ -163,7 +163,7 @@ Status Reader::allocate(std::shared_ptr<const Model> model, std::shared_ptr<Devi
   return {};
 }
 
-// Columns of W_o are its products with unit vectors, whatever its type.
+// The columns of W_o are computed as its products with unit vectors, which works for any type.
 Status Reader::measure_outputs() {
   const ModelShape& s = engine_->model().shape;
   const uint32_t dh = s.head_dim, inputs = s.heads * dh;
@@ -188,7 +188,7 @@ Status Reader::measure_outputs() {
   return {};
 }
 
-// Writes down what the values of the text's next rows are worth: the logarithm of |W_o v| for each head.
+// Stores the logarithm of |W_o v| for each head and each value of the text's next rows.
 Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
   const ModelShape& s = engine_->model().shape;
   const uint32_t dh = s.head_dim, group = s.heads / s.kv_heads, cols = s.kv_heads * dh;
@@ -206,7 +206,7 @@ Status Reader::weigh_values(uint32_t layer, uint32_t rows) {
         for (uint32_t b = 0; b < dh; ++b) product[b] += v[a] * gram[a * dh + b];
       const float squared = std::inner_product(v, v + dh, product.begin(), 0.0f);
       lengths[uint64_t(head) * rows + row] =
-          0.5f * std::log(std::max(squared, 0.0f));  // rounding may leave less than nothing
+          0.5f * std::log(std::max(squared, 0.0f));  // rounding may make it negative
     }
   });
   for (uint32_t head = 0; head < s.heads; ++head) {
@@ -222,8 +222,8 @@ void Reader::begin(const TrainingText& text) {
   state_.reset();
 }
 
-// What layers with a window hold of the text is kept before the first tail, and put back before the others;
-// the rest of the pools needs no more than to be counted as before.
+// The contents of layers with a window are saved before the first tail, and restored before the others. For
+// the other layers it is enough to restore the counts.
 Status Reader::begin_tail() {
   const Tail& tail = text_.tails[tail_];
   const uint32_t text_tokens = static_cast<uint32_t>(text_.tokens.size());
@@ -251,7 +251,8 @@ Status Reader::begin_tail() {
   return {};
 }
 
-// No chunk has rows of both text and tail: rows label what was there before their chunk.
+// A chunk does not contain rows of both text and tail, because rows label the entries that existed before
+// their chunk.
 Reader::Rows Reader::next_rows() const {
   const auto text_tokens = static_cast<uint32_t>(text_.tokens.size());
   if (read_ < text_tokens) {

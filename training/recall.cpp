@@ -4,12 +4,12 @@
 
 namespace thimble {
 
-// How many tokens an answer may have beside the right one's: a sentence around a name or a number.
+// Tokens that an answer may have in addition to the right answer's, for a sentence around a name or a number.
 constexpr size_t kTokensAround = 24;
 
 const char* name_of(Measure measure) { return measure == Measure::kAnswers ? "answers" : "probability"; }
 
-// What is compared of a text.
+// The form of a text that comparisons use.
 static std::string essence_of(std::string_view text) {
   const auto digit = [&](size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
   std::string essence;
@@ -50,7 +50,7 @@ Result<uint64_t> bytes_to_ask(const TrainingText& text, const Model& model, cons
   return plan.weights + 2 * (plan.pool + plan.view + plan.workspace + plan.io + plan.programs);
 }
 
-// What the session says to the question, until nothing is missing.
+// Generates the session's answer to a question, until it contains all expected strings.
 static Result<double> share_answered(Session& session, const Question& q) {
   const Tokenizer& tokenizer = session.model().tokenizer;
   std::string said;
@@ -72,7 +72,8 @@ Result<Recall> ask_about(const TrainingText& text, std::shared_ptr<const Model> 
   THIMBLE_TRY(session->feed(text.tokens));
   THIMBLE_TRY(session->flush());
   Recall recall;
-  // A long question evicts, and so does any in layers with a window: what it finds is copied for it.
+  // A long question evicts entries, and so does any question in layers with a window. So each question runs
+  // in a copy of the session.
   const auto asked = [&](const Question& q) -> Result<std::unique_ptr<Session>> {
     THIMBLE_LET(copy, session->clone());
     THIMBLE_TRY(copy->feed(q.prompt));

@@ -14,16 +14,16 @@ namespace {
 
 using Channels = std::array<double, kSinkRank>;
 
-constexpr double kEpsilon = 1e-6;      // of the norms, as in the step
+constexpr double kEpsilon = 1e-6;      // of the norms, as in the op
 constexpr double kScale = 0.25;        // 1 / sqrt(kSinkRank)
-constexpr double kLeastShare = 1e-12;  // a score nearer to 0 or 1 counts as this far from it
+constexpr double kLeastShare = 1e-12;  // scores closer to 0 or 1 are treated as this far away
 static_assert(kSinkRank == 16);
 
 double dot(const Channels& a, const Channels& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }
 
-// A vector divided by its root mean square, and what a norm's weights make of that.
+// A vector divided by its root mean square, and the same times the norm's weights.
 struct Normed {
   double factor;
   Channels unit, weighed;
@@ -34,7 +34,7 @@ struct Normed {
       weighed[c] = unit[c] * double{weights[c]};
     }
   }
-  // Of the gradient by `weighed`: adds that by the weights, returns that by x.
+  // Given the gradient of `weighed`, adds the gradient of the weights, and returns the gradient of x.
   Channels back(const Channels& by_weighed, const float* weights, double* by_weights) const {
     Channels by_x;
     for (uint32_t c = 0; c < kSinkRank; ++c) {
@@ -47,9 +47,9 @@ struct Normed {
   }
 };
 
-// The softmax of a query's product with the token's key among those with the sinks.
+// The softmax weights of a query's products with the token's key and with the sinks.
 struct Weights {
-  double own = 0, others = 0;  // own + others = 1, neither of them as 1 minus the other
+  double own = 0, others = 0;  // own + others = 1; each is computed without subtracting the other from 1
   std::array<double, kSinkCount> of_sink;
 
   Weights(double own_logit, const std::array<double, kSinkCount>& logits) {
@@ -61,10 +61,10 @@ struct Weights {
   }
 };
 
-// Tokens whose sums are added up by themselves first.
+// Tokens per partial sum.
 constexpr uint32_t kBlock = 256;
 
-// Gradients by the parameters are summed in double.
+// Gradients of the parameters are summed in double.
 struct Sums {
   double loss = 0;
   std::vector<double> q_bias, q_norm, k_norm, sinks, bias;
@@ -83,7 +83,7 @@ struct Sums {
   }
 };
 
-// One token of one KV head.
+// The score and the gradients of one token in one KV head.
 class Token {
  public:
   Token(const SinkShape& s, const SinkParameters<const float>& p, const float* projected, uint32_t head,
@@ -109,7 +109,7 @@ class Token {
 
   double loss(double label) const { return -label * std::log(score_) - (1 - label) * std::log(rest_); }
 
-  // Of the loss times `part`.
+  // Adds the gradients of the loss times `part`.
   void back(double label, double part, float* by_projected, Sums& sums) const {
     const double by_score = part * (score_ * (1 - label) - rest_ * label) / (score_ * rest_) / s_.group;
     Channels by_key{};
@@ -161,8 +161,8 @@ class Token {
   const SinkParameters<const float>& p_;
   const uint32_t head_, token_;
   const Normed key_;
-  std::vector<Normed> queries_;   // of the group
-  std::vector<Weights> weights_;  // likewise
+  std::vector<Normed> queries_;   // query heads of the KV head
+  std::vector<Weights> weights_;  // one for each of queries_
   double score_ = 0, rest_ = 0;
 };
 

@@ -14,7 +14,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kLeastTokens = 1024;  // of the books: less is no long text
+constexpr uint32_t kLeastTokens = 1024;  // of the books; less is not a long text
 
 std::string_view contents(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size())};
@@ -102,7 +102,7 @@ Result<TextMaker> TextMaker::open(std::shared_ptr<const Model> model, const std:
   return maker;
 }
 
-// The last fifth is held out.
+// The last fifth of a book is held out.
 void TextMaker::add_book(std::string_view text) {
   const std::vector<int32_t> book = tokenize(std::string(text));
   const auto cut = book.begin() + static_cast<ptrdiff_t>(book.size() / 5 * 4);
@@ -111,8 +111,8 @@ void TextMaker::add_book(std::string_view text) {
   has_books_ = true;
 }
 
-// The last fifth of the lines is held out. As a book serve the prompts, and all that is said in chats, and no
-// more of it is kept than a long book has.
+// The last fifth of the lines is held out. Prompts and the texts of chats also serve as a book, up to the
+// length of a long book.
 Status TextMaker::add_lines(MappedFile file, const std::string& path) {
   constexpr size_t kMostTokens = 1 << 20;
   constexpr size_t kLeastLines = 5;
@@ -139,7 +139,7 @@ Status TextMaker::add_lines(MappedFile file, const std::string& path) {
   return {};
 }
 
-// Answers are marked, and the token before each.
+// Marks the answers, and the token before each answer.
 Tail TextMaker::reply_to(const std::vector<std::string>& turns, uint32_t text_tokens) const {
   Tail tail{.end = text_tokens};
   tail.add(tokenize(closing_, false, true), 0);
@@ -168,7 +168,7 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
   r.shuffle(order);
   std::vector<TrainingText> texts;
   for (size_t next = 0; next < order.size() && texts.size() < count; ++next) {
-    // It was read before, so it can be.
+    // The line was read successfully before.
     const AnsweredPrompt conversation = *read_conversation(lines_[order[next]], "");
     TrainingText text;
     const auto add = [&text](const std::vector<int32_t>& more) {
@@ -178,7 +178,9 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
     add(tokenize(conversation.prompt));
     std::vector<std::vector<std::string>> replies = conversation.replies;
     std::vector<std::string>& turns = replies.front();
-    size_t read = 0;  // of a chat's turns, as many as a text needs: what is said early is needed later
+    // The number of turns of a chat that become the prompt: as many as a text needs, because later turns ask
+    // for early content.
+    size_t read = 0;
     while (text.tokens.size() < kLeastPrompt && replies.size() == 1 && read + 2 < turns.size()) {
       add(tokenize(closing_, false, true));
       add(answer_of(turns[read]));
@@ -198,13 +200,13 @@ std::vector<TrainingText> TextMaker::answered(uint32_t count) const {
   return texts;
 }
 
-// Writes two turns and looks at what the format puts around them.
+// Writes two turns, and finds what the format puts around them.
 Status TextMaker::find_format() {
   const std::string mark = "@@@";
   const Result<std::string> turn = write_chat({{"user", mark}}, true),
                             next = write_chat({{"user", mark}}, false),
                             turns = write_chat({{"user", "?"}, {"assistant", mark}}, true);
-  if (!turn.ok() || !next.ok() || !turns.ok()) {  // no chat model, or a template that wants more than this
+  if (!turn.ok() || !next.ok() || !turns.ok()) {  // not a chat model, or a template that needs more than this
     opening_ = "";
     next_opening_ = "\n\nQuestion: ";
     closing_ = "\nAnswer:";
@@ -224,7 +226,7 @@ Status TextMaker::find_format() {
       !around(*turns, unused, ending))
     return error(Code::kUnsupported,
                  "the model's chat template loses what is written in it; train with another file");
-  // Of what follows an answer, the token that ends it; the next turn brings the rest.
+  // Of the text after an answer, only the token that ends it is kept. The next turn supplies the rest.
   for (const int32_t token : tokenize(ending, false, true)) {
     end_of_answer_.push_back(token);
     if (model_->tokenizer.ends_generation(token)) break;
@@ -232,8 +234,8 @@ Status TextMaker::find_format() {
   return {};
 }
 
-// A conversation's text, up to where the next answer begins if a user spoke last; `first`: nothing is before
-// it.
+// The text of a conversation. If a user spoke last, it goes up to the start of the next answer. `first` says
+// that nothing precedes it.
 Result<std::string> TextMaker::write_chat(std::vector<ChatMessage> messages, bool first) const {
   const bool asks = messages.back().role == "user";
   return model_->chat.write({.messages = std::move(messages), .add_assistant = asks, .continues = !first},
@@ -246,11 +248,11 @@ std::vector<int32_t> TextMaker::tokenize(const std::string& text, bool first, bo
   return ids;
 }
 
-// From the beginning of a sentence on; a short book is read again from its beginning.
+// Starts at the beginning of a sentence. A short book is continued from its beginning.
 std::vector<int32_t> TextMaker::part_of_book(Random& r, uint32_t tokens, bool held_out) const {
   const std::vector<int32_t>& book = held_out ? held_out_ : read_;
   const auto size = static_cast<uint32_t>(book.size());
-  constexpr uint32_t kSentence = 400;  // tokens that a sentence has at most, or nearly
+  constexpr uint32_t kSentence = 400;  // largest length of a sentence in tokens, with rare exceptions
   uint32_t at = r.below(size > tokens + kSentence ? size - tokens - kSentence : size);
   for (uint32_t tried = 0; tried < kSentence && !ends_sentence(book[(at + size - 1) % size]); ++tried) ++at;
   std::vector<int32_t> part(tokens);
@@ -258,9 +260,9 @@ std::vector<int32_t> TextMaker::part_of_book(Random& r, uint32_t tokens, bool he
   return part;
 }
 
-// As many of each kind as chance says, and no more than leave half of the text to the book.
+// Random numbers of facts of each kind. At least half of the text remains for the book.
 std::vector<Fact> TextMaker::facts_for(Random& r, uint32_t room) const {
-  constexpr uint32_t kTokensOfFact = 24, kTokensOfPair = 36;  // a generous guess
+  constexpr uint32_t kTokensOfFact = 24, kTokensOfPair = 36;  // a generous estimate
   const uint32_t most = room / 4 / kTokensOfFact;
   std::vector<Fact> facts;
   std::set<std::string> subjects;
@@ -296,7 +298,7 @@ std::vector<int32_t> TextMaker::prompt_of(const std::string& question, bool firs
     prompt.insert(prompt.end(), closing.begin(), closing.end());
     return prompt;
   }
-  // The template wrote such a turn when it was looked at, so it writes this one.
+  // find_format() has written such a turn with this template, so writing it cannot fail.
   return tokenize(*write_chat({{"user", question}}, false), false, true);
 }
 
@@ -306,16 +308,16 @@ std::vector<int32_t> TextMaker::answer_of(const std::string& answer) const {
   return tokens;
 }
 
-// Where a sentence ends that goes on at a token of the part.
+// The end of the sentence that contains the token at `at`.
 uint32_t TextMaker::end_of_sentence(const std::vector<int32_t>& part, uint32_t at) const {
   while (at < part.size() && !(at > 0 && ends_sentence(part[at - 1]))) ++at;
   return at;
 }
 
-// What a few sentences of the part go on with.
+// Facts that ask how a few sentences of the part continue.
 std::vector<Fact> TextMaker::quotes_of(Random& r, const std::vector<int32_t>& part) const {
   constexpr uint32_t kMost = 4, kRoom = 200;
-  constexpr size_t kLeastBytes = 12;  // of the words quoted
+  constexpr size_t kLeastBytes = 12;  // of the quoted words
   std::vector<Fact> quotes;
   if (part.size() < kRoom) return quotes;
   for (uint32_t n = r.below(kMost + 1); n; --n) {
@@ -343,7 +345,7 @@ TrainingText TextMaker::repeated(uint64_t number, bool held_out) const {
   const auto opening =
       static_cast<uint32_t>(std::min<size_t>(tokens_, tokenize(opening_, true, true).size()));
   Tail tail{.end = tokens_};
-  // KVzap's words.
+  // The instruction that KVzap uses.
   tail.add(tokenize("\n\nRepeat the previous context exactly."), 0);
   tail.add(chats_ ? tokenize(closing_, false, true) : tokenize("\n\n"), 0);
   tail.add({text.tokens.begin() + opening, text.tokens.end()}, 1);
@@ -356,11 +358,12 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
   TrainingText text;
   text.tokens = tokenize(opening_ + make_introduction(r) + "\n", true, true);
 
-  // The facts that fit into the text, and their questions behind it. Quotes come later and take what is left.
+  // Chooses the facts that fit into the text; their questions go after the text. Quotes are chosen last and
+  // use the remaining space.
   struct Hidden {
     std::vector<int32_t> tokens;
-    uint32_t at;    // token of the book before which it stands
-    uint32_t fact;  // of `facts`, in whose order they stand
+    uint32_t at;    // token of the book before which it is inserted
+    uint32_t fact;  // index of its fact; the sentences stand in this order
   };
   std::vector<Hidden> hidden;
   std::vector<Fact> asked;
@@ -391,7 +394,7 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
 
   const std::vector<int32_t> part = part_of_book(r, room, held_out);
   const auto anywhere = [&] { return end_of_sentence(part, r.below(room + 1)); };
-  const bool as_list = r.chance(0.6);  // all that may be listed in one place
+  const bool as_list = r.chance(0.6);  // whether all facts that may be listed stand in one place
   const uint32_t place_of_list = anywhere();
   for (size_t first = 0, end; first < hidden.size(); first = end) {
     std::vector<uint32_t> places;
@@ -419,7 +422,7 @@ TrainingText TextMaker::make(uint64_t number, bool held_out) const {
   for (const Fact& fact : asked) {
     const std::vector<int32_t> answer = answer_of(fact.answer);
     tail.add(prompt_of(fact.question, text.questions.empty()), 0);
-    tail.marked.back() = 1;  // it fetches the answer's first token
+    tail.marked.back() = 1;  // this token's query predicts the answer's first token
     tail.add(answer, 1);
     tail.add(after_answer_, 0);
     text.questions.push_back({prompt_of(fact.question, true), answer, fact.expected});

@@ -16,11 +16,11 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kCountedTexts = 2, kAskedTexts = 2, kAskedQuestions = 24;  // of a text
-constexpr uint32_t kAskedParts = 4;  // after each quarter of the steps but the last a text is asked about
-constexpr uint32_t kSharesPart = 4;  // shares are those of pools that hold a quarter of a text
-// What of the pools is divided equally. Attention to a repetition is so unequal that by counts alone half of
-// the heads of a real model would keep next to nothing (docs/evaluation.md).
+constexpr uint32_t kCountedTexts = 2, kAskedTexts = 2, kAskedQuestions = 24;  // kAskedQuestions is per text
+constexpr uint32_t kAskedParts = 4;  // a text is asked about after each quarter of the steps except the last
+constexpr uint32_t kSharesPart = 4;  // shares are counted for pools that hold a quarter of a text
+// The part of the pools that is divided equally. Attention to a repetition is so unequal that, by counts
+// alone, half of the heads of a real model would keep almost nothing (docs/evaluation.md).
 constexpr double kEvenPart = 0.5;
 constexpr uint32_t kParts[] = {8, 16};
 // The retentions that the check compares in equal pools.
@@ -32,8 +32,8 @@ constexpr Compared kCompared[] = {{Retention::kLocret, &Trainer::Checked::locret
                                   {Retention::kKeyDiff, &Trainer::Checked::keydiff},
                                   {Retention::kMix, &Trainer::Checked::mix},
                                   {Retention::kWindow, &Trainer::Checked::window}};
-constexpr uint32_t kBestPart = 16;    // a sixteenth of a text's tokens are its best
-constexpr uint64_t kWorkVersion = 2;  // of what OUTPUT.partial and OUTPUT.tried hold, and of the texts
+constexpr uint32_t kBestPart = 16;    // the best sixteenth of a text's tokens
+constexpr uint64_t kWorkVersion = 2;  // format version of OUTPUT.partial and OUTPUT.tried, and of the texts
 constexpr uint64_t kDefaultSamples = uint64_t(1) << 30;
 
 std::vector<std::byte> halves_of(const std::vector<float>& values) {
@@ -57,7 +57,7 @@ const char* name_of(Target target) {
   return of->name;
 }
 
-// ---- beginning ----
+// ---- preparation ----
 
 Trainer::Trainer(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, TrainingOptions options)
     : model_(std::move(model)),
@@ -108,7 +108,7 @@ Status Trainer::begin() {
   THIMBLE_LET(reader, Reader::open(model_, device_, input(), text_tokens_, tail, o.memory,
                                    trains() && o.target == Target::kLogKvzipPlus, o.threads));
   reader_ = std::move(reader);
-  // Of all readings that the check makes, those without a pool take most.
+  // Of all readings of the check, those without a pool need the most memory.
   uint64_t checking = 0;
   for (const TrainingText& text : asked_) {
     THIMBLE_LET(bytes, bytes_to_ask(text, *model_, *device_, Retention::kNone, nullptr, 0));
@@ -129,7 +129,7 @@ Status Trainer::begin() {
 
 // ---- targets ----
 
-// A number for each target that was tried, in their order, lies behind a signature.
+// The file begins with a signature, followed by the results of each tried target in order.
 Status Trainer::open_tries() {
   to_try_ = {Target::kLogProb, Target::kLogKvzipPlus};
   if (options_.kind != Retainer::Kind::kSink) to_try_.insert(to_try_.begin() + 1, Target::kMaxLogit);
@@ -155,7 +155,7 @@ Status Trainer::open_tries() {
     return error(Code::kMismatch,
                  "%s was left by another training; remove it, or train with the same model, texts and flags",
                  path.c_str());
-  Recall found_of[2];  // with it and densely
+  Recall found_of[2];  // with the trial's retainer, and dense
   for (uint64_t at = sizeof signature; at + sizeof found_of <= tries_.size(); at += sizeof found_of) {
     if (tried_.size() == to_try_.size()) break;
     THIMBLE_TRY(tries_.read(at, found_of, sizeof found_of));
@@ -170,7 +170,7 @@ static Status remove_file(const std::string& path) {
   return file.remove();
 }
 
-// A short training without shares: those would hide how good the scores are.
+// Starts a short training without shares, which would hide how good the scores are.
 Status Trainer::start_trial() {
   constexpr uint32_t kTexts = 4, kSteps = 60;
   TrainingOptions o = options_;
@@ -180,22 +180,22 @@ Status Trainer::start_trial() {
   o.texts = std::min(o.texts, kTexts);
   o.steps = std::min(o.steps, kSteps);
   o.equal_shares = true;
-  THIMBLE_TRY(remove_file(o.output));  // of one that was stopped in its check
+  THIMBLE_TRY(remove_file(o.output));  // of a trial that was stopped during its check
   THIMBLE_LET(trial, create(model_, device_, o));
   trial_ = std::move(trial);
   trial_->asks_ = false;
   return {};
 }
 
-// A step of a trial; at the end of all of them the best target is taken.
+// One step of a trial. After the last trial, the best target is chosen.
 Status Trainer::try_on() {
   if (tried_.size() < to_try_.size()) {
-    Recall found[2];  // with it and densely
+    Recall found[2];  // with the trial's retainer, and dense
     if (!trial_) {
       const Status started = start_trial();
       if (started.code() == Code::kUnsupported || started.code() == Code::kInvalidArgument ||
           started.code() == Code::kBudget)
-        refused_ = started;  // nothing was asked
+        refused_ = started;  // no questions were asked
       else
         return started;
     } else {
@@ -227,8 +227,8 @@ const Trainer::Tried& Trainer::best_of(const std::vector<Tried>& tried) {
 
 // ---- texts ----
 
-// Prompts that have answers, books with facts hidden in them, or both in turn; or any of their texts
-// repeated.
+// Creates prompts with answers, books with hidden facts, or both in turn; or, for KVzip+, repetitions of any
+// of these texts.
 Status Trainer::make_texts_to_learn(const TextMaker& maker) {
   if (repeats()) {
     for (uint32_t i = 0; i < options_.texts; ++i) texts_.push_back(maker.repeated(i, false));
@@ -267,8 +267,8 @@ Status Trainer::refuse_beyond_budget(uint64_t least) const {
       .set_bytes_missing(missing);
 }
 
-// What is learnt from lies beside the reader, then beside what asks densely, then beside the fit, and is gone
-// when the check is made.
+// The samples stay in memory next to the reader, then during the dense questions, then during the fit. They
+// are freed before the check.
 Status Trainer::plan_learning(uint64_t checking) {
   const ModelShape& m = model_->shape;
   shape_ = {static_cast<uint32_t>(layers_.size()), m.kv_heads, reader_->state_cols()};
@@ -286,7 +286,8 @@ Status Trainer::plan_learning(uint64_t checking) {
   runs_of_text_.resize(texts_.size());
   if (!sums_up()) {
     choose_runs(beside);
-    // Not in the place of samples: those make the retainer, these only show it.
+    // Samples have priority over these questions, because samples make the retainer and the questions only
+    // show progress.
     asks_ = !options_.memory || beside + samples_.runs() * shape_.run_bytes() + checking <= options_.memory;
     return {};
   }
@@ -295,9 +296,9 @@ Status Trainer::plan_learning(uint64_t checking) {
   return {};
 }
 
-// As many runs of all texts as there is room for, chosen by the seed.
+// Chooses as many runs of all texts as fit into memory, by the seed.
 void Trainer::choose_runs(uint64_t beside) {
-  std::vector<std::pair<uint32_t, uint32_t>> chosen;  // text, and run of it
+  std::vector<std::pair<uint32_t, uint32_t>> chosen;  // text, and run in it
   for (uint32_t i = 0; i < texts_.size(); ++i)
     for (uint32_t run = 0; run < texts_[i].tokens.size() / kRunTokens; ++run) chosen.emplace_back(i, run);
   const uint64_t all = chosen.size(), room = options_.memory ? options_.memory - beside : kDefaultSamples;
@@ -374,7 +375,7 @@ Status Trainer::read_on() {
         sample_of_[runs_of_text_[text_][i]] = static_cast<int32_t>(first_run_[text_] + i);
   }
   reading_ = true;
-  // States that nobody keeps stay on the device.
+  // States that are not needed stay on the device.
   const uint64_t before = reader_->tokens_read(), end = before + reader_->next_count();
   bool keeps = sums_up() && text_ < texts_.size();
   for (uint64_t run = before / kRunTokens; run < std::min(ceil_div(end, kRunTokens), sample_of_.size());
@@ -390,7 +391,7 @@ Status Trainer::read_on() {
   return more ? Status() : finish_text();
 }
 
-// Before anything is fitted it is known what the check can measure.
+// Dense questions come before the fit, so that it is known what the check can measure.
 Status Trainer::ask_densely() {
   reader_.reset();
   const TrainingText& t = text(text_);
@@ -413,7 +414,7 @@ double Trainer::answered_densely() const {
   return asked_.empty() || text_ < all_texts() ? -1 : dense().share();
 }
 
-// Keeps rows of the text: of a linear retainer all, else as far as their runs are chosen.
+// Keeps rows of the text: all rows for a linear retainer, else the rows of chosen runs.
 void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const float* states) {
   const auto slot = static_cast<uint32_t>(std::find(layers_.begin(), layers_.end(), layer) - layers_.begin());
   const uint64_t cols = shape_.cols;
@@ -429,12 +430,12 @@ void Trainer::keep_states(uint32_t layer, uint32_t first, uint32_t rows, const f
   });
 }
 
-// Takes the labels of the text that was read to its end.
+// Processes the labels of a text that was read completely.
 Status Trainer::finish_text() {
   const bool learns = text_ < texts_.size();
   const auto tokens = static_cast<uint32_t>(text(text_).tokens.size());
-  unsaved_ &= !learns;          // sums of some layers are none of a text
-  std::vector<float> to_count;  // labels of a text that is counted, by layer and head
+  unsaved_ &= !learns;          // the sums are incomplete until all layers of the text are added
+  std::vector<float> to_count;  // labels of a text for the counts, by layer and head
   for (uint32_t l = 0; l < layers_.size(); ++l) {
     THIMBLE_LET(labels, reader_->labels(layers_[l]));
     const std::vector<float>& of = options_.target == Target::kMaxLogit ? labels.max_logit : labels.log_prob;
@@ -457,7 +458,7 @@ Status Trainer::finish_text() {
   return {};
 }
 
-// Of the runs that are kept, with which of them are among the best of the text and head.
+// Keeps the labels of chosen runs, and marks those that are among the best of the text and head.
 void Trainer::keep_labels(uint32_t layer, const std::vector<float>& labels) {
   const size_t tokens = text(text_).tokens.size();
   for (uint32_t head = 0; head < shape_.heads; ++head) {
@@ -475,7 +476,7 @@ void Trainer::keep_labels(uint32_t layer, const std::vector<float>& labels) {
   }
 }
 
-// Of all heads' labels the best, as many as the pools hold together.
+// Counts the best labels over all heads, as many as the pools hold together.
 void Trainer::count_best(const std::vector<float>& labels) {
   const size_t tokens = text(text_).tokens.size();
   std::vector<float> sorted = labels;
@@ -502,10 +503,10 @@ std::vector<float> Trainer::shares() const {
   return shares;
 }
 
-// ---- the state of the work ----
+// ---- saved state ----
 
-// Each text that was read has a record, and what is saved of the fit lies behind them. Of texts to be summed
-// up there are none: what lies behind the others are the sums.
+// Each text that was read has a record. The saved state of the fit follows the records. Texts that go into
+// sums have no records; the sums follow the other records.
 uint64_t Trainer::record_bytes(uint32_t text) const {
   if (text >= texts_read_for_labels()) return sizeof(Recall);
   if (text >= texts_.size()) return layers_.size() * model_->shape.kv_heads * sizeof(double);
@@ -517,7 +518,7 @@ uint64_t Trainer::record_at(uint32_t text) const {
     at += sizeof(uint64_t) + record_bytes(i);
   return at;
 }
-// Calls each(data, bytes) for what the record of a text is made of.
+// Calls each(data, bytes) for each part of a text's record.
 template <typename Each>
 Status Trainer::each_part(uint32_t text, const Each& each) {
   if (text >= texts_read_for_labels())
@@ -544,7 +545,7 @@ Status Trainer::save_record(uint32_t text) {
   return state_.flush();
 }
 
-// Takes the record of a text; false where none was written to its end.
+// Loads the record of a text. Returns false if it was not written completely.
 Result<bool> Trainer::take_record(uint32_t text) {
   uint64_t saved, hash = kHashSeed, at = record_at(text) + sizeof saved;
   if (state_.size() < at + record_bytes(text)) return false;
@@ -595,7 +596,8 @@ Status Trainer::take_sums() {
   return {};
 }
 
-// Texts are kept as they were read, but for those in sums, which are solved again.
+// The records of texts are saved when they are read. Sums are saved here. Their solutions are not saved,
+// because they can be computed again.
 Status Trainer::save() {
   saved_at_ = steady_seconds();
   if (trial_) return trial_->save();
@@ -656,8 +658,8 @@ Status Trainer::fit_on() {
   return {};
 }
 
-// Asks about a text that was held out with what is fitted so far. It changes nothing, and is left out where
-// the device has no room for it.
+// Asks about a held-out text with the current state of the fit. It changes nothing, and is skipped if the
+// device has too little memory.
 Status Trainer::ask_meanwhile() {
   const double begin = steady_seconds();
   const auto asked = [&]() -> Result<Recall> {
@@ -667,7 +669,7 @@ Status Trainer::ask_meanwhile() {
   if (asked.ok()) recall_ = asked->reported(dense_.front(), dense().measure());
   const double seconds = steady_seconds() - begin;
   seconds_.checking += seconds;
-  seconds_.fitting -= seconds;  // which the step counts, too
+  seconds_.fitting -= seconds;  // the step counts these seconds, too
   return asked.ok() || asked.status().code() == Code::kOutOfMemory ? Status() : asked.status();
 }
 
@@ -678,7 +680,7 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
   const FitOptions fit = fit_options();
   const uint64_t cols = shape_.cols, heads = shape_.heads;
   const auto layer = std::make_shared<FittedLayer>(fitted);
-  // Of one of the layer's vectors the elements from `first` on, as the shape says.
+  // Adds elements of one of the layer's vectors, from `first` on, in the given shape.
   const auto add = [&](const char* part, std::vector<float> FittedLayer::*of, uint64_t first, uint64_t width,
                        uint64_t rows, DType type) {
     file.add(
@@ -723,7 +725,8 @@ void Trainer::add_layer(NewGguf& file, const std::string& name, const FittedLaye
   }
 }
 
-// A file of heads without what a check put into it. The values of its tensors are read here and now.
+// A copy of a file of heads, without the entries that a check added. The values of its tensors are read
+// immediately.
 static Result<NewGguf> copy_of(const MappedFile& file, const std::string& name) {
   THIMBLE_LET(old, Gguf::parse(file, name));
   NewGguf copy;
@@ -740,7 +743,7 @@ static void set_array(NewGguf& file, const char* key, GgufType type, const auto&
   file.set(key, GgufValue{type, true, values.size(), std::as_bytes(std::span(values))});
 }
 
-// What was fitted, or was given, with equal pools.
+// The fitted or given retainer, with equal pools.
 Result<NewGguf> Trainer::made() const {
   if (!trains()) return copy_of(retainer_->file, options_.heads);
   NewGguf file;
@@ -804,7 +807,7 @@ Result<Recall> Trainer::ask(const TrainingText& text, Retention retention,
                     .probability = measure == Measure::kProbability});
 }
 
-// Asks with a file that is not the output, and is removed again.
+// Asks with a temporary file, which is then removed.
 Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, Retention retention,
                                  uint32_t part) const {
   const std::string path = options_.output + ".asked";
@@ -818,8 +821,8 @@ Result<Recall> Trainer::ask_with(const NewGguf& file, const TrainingText& text, 
   return recall;
 }
 
-// One reading of one text. All texts are read with each part of the memory: first with equal pools and each
-// retention of kCompared, then with the counted shares and the retention that did best.
+// Reads one text once. All texts are read with each part of the memory: first with equal pools and each
+// retention of kCompared, then with the counted shares and the best retention.
 Status Trainer::check_on() {
   const auto parts = static_cast<uint32_t>(checked_.size()), readings = kAskedTexts * parts;
   const uint32_t way = check_ / readings;
@@ -840,8 +843,8 @@ Status Trainer::check_on() {
   return check_ == total_ ? finish_check() : Status();
 }
 
-// At most one standard deviation of the difference of two shares of as many answers. Probabilities have none,
-// because they are of the same tokens.
+// At most one standard deviation of the difference between two shares of so many answers. It is 0 for
+// probabilities, because they are of the same tokens.
 static double noise_of(uint64_t asked, Measure measure) {
   return measure == Measure::kAnswers ? std::sqrt(0.5 / static_cast<double>(asked)) : 0;
 }
@@ -853,7 +856,8 @@ static Recall sum_of(const std::vector<Trainer::Checked>& checked, Recall Traine
 }
 
 Retention Trainer::best_of(const std::vector<Checked>& checked, const Recall& dense) {
-  // The mix keeps best what no training text asks about (docs/evaluation.md), which this check does not see.
+  // The mix keeps entries that no training text asks about better than the others (docs/evaluation.md). This
+  // check cannot measure that.
   const Recall mix = sum_of(checked, &Checked::mix);
   double most = mix.reported(dense) + noise_of(mix.asked, dense.measure());
   Retention best = Retention::kMix;
@@ -876,8 +880,7 @@ const Recall& Trainer::retainer(const Checked& of) const {
   return shares_help_ ? of.counted : in_equal_pools(of);
 }
 
-// Takes the shares where more comes of them than of equal pools, and writes the file again with what was
-// found.
+// Keeps the shares if they give better results than equal pools, and writes the file again with the results.
 Status Trainer::finish_check() {
   const Recall dense = this->dense();
   Recall equal;
@@ -907,7 +910,7 @@ Status Trainer::finish_check() {
   }
   if (retention_ != Retention::kLocret) file.set("retainer.retention", policy_name(retention_));
   if (shares_help_) set_array(file, "retainer.budget", GgufType::kF32, shares());
-  retainer_.reset();  // a file that is mapped may not be replaced everywhere
+  retainer_.reset();  // some systems cannot replace a mapped file
   THIMBLE_TRY(file.replace(options_.output));
   set_phase(Phase::kDone, total_, total_);
   return {};
