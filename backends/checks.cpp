@@ -7,7 +7,7 @@
 namespace thimble {
 namespace {
 
-// Checks one op; the first error sticks.
+// Checks one op, and keeps the first error.
 class Checker {
  public:
   Checker(const char* name, const DeviceInfo& device, ProgramBounds& bounds)
@@ -294,7 +294,7 @@ class Checker {
     const TopKParams& p = o.p;
     HeadBounds& h = heads(0, p.heads, p.head_state);
     need("list", o.list, uint64_t(p.heads) * p.list_capacity * kWord);
-    const uint64_t room = std::max(p.list_capacity, 1u) - 1;  // behind the count
+    const uint64_t room = std::max(p.list_capacity, 1u) - 1;  // after the count
     if (o.chunk_scores) chunk("chunk_scores", o.chunk_scores, p.heads, p.chunk_capacity);
     if (p.by_position) {
       need("scores", o.scores, p.score_capacity * kWord);
@@ -437,15 +437,15 @@ class Checker {
  private:
   static constexpr uint64_t kWord = 4;  // bytes of a float, an int32 or a uint
 
-  // Rows of a step at most.
+  // The largest number of rows of a step.
   uint64_t rows(uint32_t kind = kStepRows) const {
     return kind == kLogitRows ? std::min(bounds_.max_rows, kMostLogitRows) : bounds_.max_rows;
   }
-  // Bytes of `n` rows of `cols` floats that lie `stride` apart.
+  // Bytes of `n` rows of `cols` floats, with `stride` floats between rows.
   static uint64_t strided(uint64_t n, uint64_t stride, uint64_t cols) {
     return n ? ((n - 1) * stride + cols) * kWord : 0;
   }
-  // The head behind the last one that an op works on.
+  // One more than the last head that an op works on.
   template <typename Params>
   static uint64_t last(const Params& p) {
     return uint64_t(p.first_head) + p.heads;
@@ -468,7 +468,7 @@ class Checker {
     }
   }
 
-  // Whether a matrix is [rows][cols], can have so many columns, and has all its bytes.
+  // Checks that a matrix is [rows][cols], that its type allows so many columns, and that all its bytes exist.
   void matrix(const Weight& w, uint32_t rows, uint32_t cols) {
     if (!status_.ok()) return;
     const DTypeInfo& type = dtype_info(w.type);
@@ -483,14 +483,14 @@ class Checker {
       need("matrix", w, dtype_bytes(w.type, uint64_t(rows) * cols));
   }
 
-  // The same, of the matrices of all experts one below the other.
+  // The same for the matrices of all experts, stored one after the other.
   template <typename Params>
   void expert_matrix(const Weight& w, const Params& p) {
     if (uint64_t(p.experts) * p.out_cols > UINT32_MAX) return refuse("was recorded with too many experts");
     matrix(w, p.experts * p.out_cols, p.in_cols);
   }
 
-  // What the program asks of these KV heads so far.
+  // The bounds that the program sets for these KV heads so far.
   HeadBounds& heads(uint32_t first_head, uint32_t count, uint32_t head_state) {
     const uint32_t first = head_state + first_head;
     for (HeadBounds& h : bounds_.heads)
@@ -502,7 +502,7 @@ class Checker {
     return heads(p.first_head, p.heads, p.head_state);
   }
 
-  // An array of a layer, in which each head has its run.
+  // Checks an array of a layer, in which each head has its run.
   void run(const char* operand, const View& v, HeadBounds& h, uint64_t entry_bytes = kWord) {
     need(operand, v, 0);
     h.array.narrow(v.bytes / entry_bytes, name_);
@@ -511,8 +511,8 @@ class Checker {
     run(operand, a.values, h, std::max<uint64_t>(kv_bytes(a.type, head_dim), 1));
   }
 
-  // An array of the chunk's rows: [heads][chunk_capacity]. Ops that may do without serve steps of no rows
-  // then.
+  // Checks an array of the chunk's rows: [heads][chunk_capacity]. If the array is optional and missing, the
+  // op serves only steps without rows.
   void chunk(const char* operand, const View& v, uint64_t heads, uint32_t capacity,
              uint64_t row_bytes = kWord) {
     need(operand, v, heads * capacity * row_bytes);
@@ -527,10 +527,10 @@ class Checker {
   void list(const In& v, const Params& p) {
     if (v) need("list", v, last(p) * p.list_capacity * kWord);
   }
-  // What bounds the entries that a row attends to: those of its list, or all.
+  // The bound on the entries that a row attends to: those of its list, or all.
   static Bound& attended(const In& list, HeadBounds& h) { return list ? h.selected : h.entries; }
 
-  // Positions that a rope table serves.
+  // The number of positions that a rope table covers.
   template <typename Params>
   uint64_t rope_positions(const In& rope, const Params& p) {
     const uint32_t n_rot = p.rope.n_rot;
@@ -540,7 +540,7 @@ class Checker {
     return status_.ok() ? (rope.bytes / (n_rot * kWord) - 64) * 64 : 0;
   }
 
-  // Scores of the middle, and their sums. They end where the middle does: the last n_local units have none.
+  // Checks the scores of the middle and their sums. The last n_local units have no scores.
   void scores(const View& scores, const View& lse, uint64_t queries, uint32_t capacity, HeadBounds& h) {
     need("scores", scores, queries * capacity * kWord);
     need("lse", lse, queries * kWord);
@@ -560,7 +560,7 @@ class Checker {
     h.pages.narrow(v.bytes / std::max<uint64_t>(2 * kv_bytes(DType::kF16, head_dim), 1), name_);
   }
 
-  // One side of a copy; `moves`: its first row is the step's to say.
+  // Checks one side of a copy. `moves` says that the step determines its first row.
   void copied(const char* operand, const View& v, uint32_t stride, const CopyParams& p, bool moves,
               Bound& most) {
     need(operand, v, strided(rows(p.rows), stride, p.cols));
@@ -574,14 +574,14 @@ class Checker {
   Status status_;
 };
 
-// The first thing of a step that its program cannot serve. Looked for in every head of every layer with every
-// step, so nothing is formatted before something is found.
+// Finds the first value of a step that exceeds the program's bounds. It checks every head of every layer in
+// every step, so it formats a message only after it has found one.
 class Excess {
  public:
   void look(const Bound& b, uint64_t value, const char* what) {
     if (value > b.most && !what_) bound_ = b, value_ = value, what_ = what;
   }
-  // Where there is such an op.
+  // Checks the value only if there is such an op.
   void look(const char* op, uint64_t most, uint64_t value, const char* what) {
     if (op) look({most, op}, value, what);
   }
@@ -605,7 +605,7 @@ void check_selection(const HeadBounds& b, const StepParams& step, const HeadStat
   const uint32_t n = step_entries(step, head), n_units = units(n, b.page);
   if (!selects(step, n_units)) return excess.look(b.selected, n, "listed entries");
   const uint32_t middle = middle_end(step, n_units);
-  // All listed pages but the last are whole.
+  // All listed pages except the last are full.
   const uint64_t whole = (uint64_t(step.n_init) + step.select_k + step.n_local) * b.page;
   excess.look(b.selected, whole - (uint64_t(n_units) * b.page - n), "listed entries");
   excess.look(b.units, n_units, "entries or pages");
@@ -615,7 +615,7 @@ void check_selection(const HeadBounds& b, const StepParams& step, const HeadStat
   excess.look(b.scores, units(head.capacity, b.page), middle, "entries or pages of a run");
 }
 
-// `number`: of the head in its layer.
+// `number` is the index of the head in its layer.
 void check_head(const HeadBounds& b, uint32_t number, const StepParams& step, const HeadState& head,
                 Excess& excess) {
   const uint64_t n = uint64_t(head.n_entries) + step.n_rows, kept = std::min<uint64_t>(head.keep, n);

@@ -26,7 +26,7 @@ const char* backend_names() {
       ;
 }
 
-// The number in "cuda:1", 0 in "cuda"; none where the name is neither.
+// The number in "cuda:1", or 0 in "cuda". Empty if the name is neither.
 [[maybe_unused]] static std::optional<uint32_t> device_number(std::string_view name,
                                                               std::string_view backend) {
   if (!name.starts_with(backend)) return std::nullopt;
@@ -47,7 +47,7 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name, const Devic
   if (const auto card = device_number(name, "cuda")) return open_cuda_device(*card, options.portable);
 #endif
 #ifdef THIMBLE_VULKAN
-  // To look for a card means loading every driver, a software one of 60 MiB among them.
+  // Looking for a card loads every driver, including a software driver of 60 MiB.
   if (any && has_graphics_device())
     if (auto card = open_vulkan_hardware(); card.ok()) return card;
   if (const auto card = device_number(name, "vulkan"))

@@ -1,4 +1,4 @@
-// Entry points about the files of retainers: importing published ones, and what is in a sidecar.
+// Entry points for files of retainers: importing published files, and reading the contents of a sidecar.
 #include "capi/handles.h"
 #include "runtime/heads/import.h"
 #include "runtime/heads/info.h"

@@ -1,4 +1,4 @@
-// Entry points about the library itself: version, status codes, devices.
+// Entry points for the library itself: version, status codes, devices.
 #include "backends/registry.h"
 #include "capi/guard.h"
 
@@ -17,7 +17,7 @@ using namespace thimble::capi;
 #define COMPILER "g++ " STRING(__GNUC__) "." STRING(__GNUC_MINOR__) "." STRING(__GNUC_PATCHLEVEL__)
 #endif
 
-// The codes of the header are those of base/status.h.
+// The status codes of the C header equal those of base/status.h.
 #define X(name, c_name, value, text) static_assert(THIMBLE_##c_name == value);
 THIMBLE_STATUS_CODES(X)
 #undef X

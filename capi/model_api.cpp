@@ -1,4 +1,4 @@
-// Entry points about models and retainers: opening, and what is in the files.
+// Entry points for models and retainers: opening files, and reading their contents.
 #include "backends/registry.h"
 #include "capi/handles.h"
 
@@ -18,9 +18,9 @@ Result<std::shared_ptr<Device>> thimble_model::device(const std::string& name, u
 
 namespace {
 
-constexpr size_t kLongestValue = 4096;  // bytes of a metadata string that are shown
+constexpr size_t kLongestValue = 4096;  // largest number of bytes shown of a metadata string
 
-// Memory that the caller lends as a file. Tensors lie at multiples of 32 bytes in a file.
+// Wraps memory that the caller owns as a file. Tensors in a file are aligned to 32 bytes.
 Result<MappedFile> lend(const void* data, uint64_t size) {
   constexpr uintptr_t kAlignment = 32;
   THIMBLE_TRY(need(data, "data"));
@@ -99,7 +99,8 @@ Status open_heads(const thimble_model* model, Result<MappedFile> file, std::stri
   return {};
 }
 
-// A value for people: strings as they are but never too long, the rest as printed() has it.
+// A value as readable text: strings are copied up to a maximum length, everything else is formatted by
+// printed().
 Result<std::string> value_text(const Gguf& file, std::string_view key, const GgufValue& value) {
   std::string text;
   if (value.is_array || value.type != GgufType::kString) {
@@ -211,7 +212,7 @@ thimble_status thimble_model_metadata_get(const thimble_model* model, uint64_t i
       return error(Code::kInvalidArgument, "entry %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, metadata.size());
     const auto& [name, stored] = metadata[static_cast<size_t>(index)];
-    THIMBLE_TRY(model->model->check_files());  // the value is in the file
+    THIMBLE_TRY(model->model->check_files());  // the value is in the mapped file
     THIMBLE_LET(text, value_text(model->model->gguf(), name, stored));
     const Status key_fits = need_room(name.size(), key_capacity, key_length);
     THIMBLE_TRY(need_room(text.size(), value_capacity, value_length));
@@ -240,7 +241,7 @@ thimble_status thimble_model_tensor_get(const thimble_model* model, uint64_t ind
     if (index >= tensors.size())
       return error(Code::kInvalidArgument, "tensor %" PRIu64 " was asked for; there are %zu, counted from 0",
                    index, tensors.size());
-    THIMBLE_TRY(model->model->check_files());  // the name is in the file
+    THIMBLE_TRY(model->model->check_files());  // the name is in the mapped file
     const GgufTensor& tensor = tensors[static_cast<size_t>(index)];
     thimble_tensor_info value = {};
     value.dims = tensor.dims;

@@ -1,5 +1,5 @@
-// The entry points about training in a library that was built without it (THIMBLE_TRAINING=OFF): no training
-// can be created, so the others are never given one.
+// The training entry points of a library that was built without training (THIMBLE_TRAINING=OFF). No training
+// can be created, so the other functions never receive one.
 #include "capi/handles.h"
 
 using namespace thimble;

@@ -1,4 +1,4 @@
-// Options as the C API has them, turned into the runtime's: every field checked on its own.
+// Converts options of the C API to those of the runtime, and checks each field by itself.
 #include <cmath>
 #include <initializer_list>
 #include <string>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 
-// One value of an enum: its number in the C API, its name there, and what the runtime calls it.
+// One enum value: its number in the C API, its name there, and its value in the runtime.
 template <typename T>
 struct Choice {
   int32_t number;
@@ -33,7 +33,7 @@ Status read_choice(const char* field, int32_t number, std::initializer_list<Choi
                allowed.c_str());
 }
 
-// A policy by its number in the C API, which is its row in the table of names.
+// Finds a policy by its number in the C API, which is its row in the table of names.
 template <typename Policy>
 Status read_policy(const char* field, int32_t number, Policy& out) {
   if (policy_name(Policy{number})) {
@@ -54,7 +54,7 @@ Status check_theta(float theta) {
                static_cast<double>(theta));
 }
 
-// Heads serve every handle of the model that they were trained for.
+// Heads work with every handle of the model that they were trained for.
 Status check_heads(const thimble_model& model, const thimble_heads& heads) {
   if (heads.model == model.model || heads.model->fingerprint() == model.model->fingerprint()) return {};
   return error(Code::kMismatch, "options.heads were opened for another model; open them for this one");

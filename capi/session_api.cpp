@@ -1,4 +1,5 @@
-// Entry points about sessions: planning, reading, generating, looking. A handle admits one call at a time.
+// Entry points for sessions: planning, reading, generating, and queries. A session handle allows one call at
+// a time.
 #include "base/file.h"
 #include "base/new_file.h"
 #include "capi/handles.h"
@@ -8,7 +9,7 @@ using namespace thimble::capi;
 
 namespace {
 
-// The right to be inside a session. A second thread, or a callback, does not get it.
+// Exclusive access to a session. A call from a second thread, or from a callback, does not get it.
 class Entry {
  public:
   explicit Entry(thimble_session& session) : session_(session), granted_(!session.busy.exchange(true)) {}
@@ -24,7 +25,7 @@ class Entry {
   const bool granted_;
 };
 
-// Runs `(thimble_session&) -> Status` as the only call inside the session.
+// Runs `(thimble_session&) -> Status` with exclusive access to the session.
 template <typename Body>
 thimble_status enter(thimble_session* session, thimble_error* out, Body body) noexcept {
   return guard(out, [&]() -> Status {
@@ -37,7 +38,7 @@ thimble_status enter(thimble_session* session, thimble_error* out, Body body) no
   });
 }
 
-// Wraps a session that is ready; what its calls will need is allocated here.
+// Creates the handle of a session. It allocates everything that later calls need.
 std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, thimble_progress_fn progress,
                                       void* user) {
   auto handle = std::make_unique<thimble_session>();
@@ -53,7 +54,7 @@ std::unique_ptr<thimble_session> wrap(std::unique_ptr<Session> session, thimble_
       progress(user, &shown);
     });
   if (const Tokenizer& tokenizer = session->model().tokenizer; tokenizer.ok()) {
-    constexpr uint32_t kHeld = 4;  // bytes that Utf8Stream may hold back
+    constexpr uint32_t kHeld = 4;  // the largest number of bytes that Utf8Stream holds back
     handle->piece.reserve(tokenizer.longest_piece());
     handle->text.reserve((tokenizer.longest_piece() + kHeld) * kReplacement.size());
   }
@@ -91,7 +92,7 @@ thimble_memory describe(const Model& model, const MemoryPlan& plan, uint64_t all
   return m;
 }
 
-// Forgets the part of a code point that an answer ended in.
+// Drops the partial code point at the end of an answer.
 void drop_held_text(thimble_session& s) { s.held = {}; }
 
 Status save(thimble_session& s, const void* note, uint64_t note_size, const WriteBytes& write) {
@@ -102,7 +103,7 @@ Status save(thimble_session& s, const void* note, uint64_t note_size, const Writ
 Status restore(thimble_session& s, MappedFile file, std::string name) {
   THIMBLE_LET(held, s.session->restore(std::move(file), std::move(name)));
   drop_held_text(s);
-  std::string complete;  // nothing is, of what was held back
+  std::string complete;  // stays empty, because the held bytes are an unfinished code point
   s.held.push(held, complete);
   return {};
 }
@@ -171,7 +172,7 @@ thimble_status thimble_session_feed(thimble_session* session, const int32_t* tok
   return enter(session, out, [&](thimble_session& s) -> Status {
     THIMBLE_TRY(need_array(tokens, count, "tokens"));
     const Status fed = s.session->feed({tokens, static_cast<size_t>(count)});
-    const bool queued = fed.ok() || fed.code() == Code::kInterrupted;  // else nothing changed
+    const bool queued = fed.ok() || fed.code() == Code::kInterrupted;  // otherwise nothing changed
     if (count && queued) drop_held_text(s);
     return fed;
   });

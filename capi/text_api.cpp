@@ -1,4 +1,4 @@
-// Entry points about text: tokens, chat formats.
+// Entry points for text: tokens and chat formats.
 #include <algorithm>
 #include <vector>
 
@@ -74,7 +74,7 @@ thimble_status thimble_tokenize(const thimble_model* model, const char* text, ui
         flags, THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL | THIMBLE_TOKENIZE_CONTINUE));
     THIMBLE_TRY(need_buffer(ids, capacity, count, "ids"));
     THIMBLE_TRY(need_tokenizer(*model->model));
-    // No more than fits, which is written once it is known that all does.
+    // Stores at most `capacity` tokens. They are copied to the caller only if all of them fit.
     uint64_t needed = 0;
     std::vector<int32_t> held_ids;
     std::vector<uint64_t> held_offsets;

@@ -1,4 +1,4 @@
-// Entry points about training: heads made for a model, step by step.
+// Entry points for training the retainers of a model, step by step.
 #include <algorithm>
 
 #include "capi/handles.h"

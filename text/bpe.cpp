@@ -1,4 +1,5 @@
-// Byte-level BPE (tokenizer.ggml.model = gpt2): a token's text spells each byte as one printable character.
+// Byte-level BPE (tokenizer.ggml.model = gpt2): the text of a token spells each byte as one printable
+// character.
 #include <array>
 
 #include "gguf/gguf.h"
@@ -8,8 +9,8 @@
 namespace thimble {
 namespace {
 
-// The character that stands for a byte: itself where it is printable in Latin-1, else the next free one from
-// U+0100.
+// The character that spells a byte: the byte itself if it is printable in Latin-1, else the next free
+// character from U+0100.
 constexpr auto kCharOfByte = [] {
   std::array<uint16_t, 256> chars{};
   uint16_t next = 0x100;
@@ -62,7 +63,8 @@ class Bpe : public Encoder {
       merger.clear(piece.size());
       for (const char byte : piece) merger.add(1, byte_ids_[static_cast<uint8_t>(byte)]);
       merger.run(merge, [&](const Symbol& s) {
-        // Some vocabularies lack bytes that no UTF-8 holds (starcoder: 0xFF); they are lost.
+        // Some vocabularies lack tokens for bytes that never occur in UTF-8 (starcoder: 0xFF). These bytes
+        // are lost.
         if (s.id >= 0) sink({s.id, begin + s.at});
       });
     });
@@ -76,7 +78,7 @@ class Bpe : public Encoder {
       if (byte >= 0) {
         out += static_cast<char>(byte);
       } else {
-        out += text.substr(at, c.size);  // not a spelling: a token that was added as plain text
+        out += text.substr(at, c.size);  // not a spelling: the token was added as plain text
       }
       at += c.size;
     }
@@ -97,7 +99,7 @@ class Bpe : public Encoder {
 
 }  // namespace
 
-// Merges of tokens that do not exist can never happen and are left out.
+// Merges of tokens that do not exist can never happen, so they are left out.
 Result<MergeTable> MergeTable::load(const Gguf& file, const Vocabulary& vocabulary) {
   THIMBLE_LET(merges, file.get_strings("tokenizer.ggml.merges"));
   if (!merges || merges->size() > INT32_MAX)

@@ -27,7 +27,7 @@ constexpr auto kAscii = [] {
 
 constexpr uint32_t bit_of(CharClass c) { return 1u << static_cast<uint32_t>(c); }
 
-// A bit for each class that \p{name} stands for.
+// The classes that \p{name} stands for, one bit each.
 uint32_t classes_named(std::string_view name) {
   const uint32_t upper = bit_of(CharClass::kUpper), title = bit_of(CharClass::kTitle),
                  lower = bit_of(CharClass::kLower), modifier = bit_of(CharClass::kModifier),
@@ -63,7 +63,7 @@ class ExpressionParser {
  public:
   ExpressionParser(std::string_view pattern, Expression& out) : rest_(pattern), out_(out) {}
 
-  // Alternatives up to a closing parenthesis or the end.
+  // Parses alternatives up to a closing parenthesis or the end.
   uint32_t group() {
     Expression::Group alternatives(1);
     while (!rest_.empty() && rest_[0] != ')') {
@@ -145,7 +145,7 @@ class ExpressionParser {
     return static_cast<uint32_t>(out_.sets_.size() - 1);
   }
 
-  // A class, a character, or a range of them.
+  // Parses a member of a set: a class, a character, or a range.
   void member(Set& set, std::vector<Expression::Range>& ranges) {
     if (take("\\s")) {
       set.classes |= bit_of(CharClass::kSpace);

@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-constexpr uint32_t kDeepest = 64;  // values within values
+constexpr uint32_t kDeepest = 64;  // nesting depth of values
 
 }  // namespace
 
@@ -73,7 +73,7 @@ Result<uint32_t> JsonReader::escape() {
   if (first < 0) return wrong();
   at_ += 4;
   if (first < 0xd800 || first > 0xdfff) return static_cast<uint32_t>(first);
-  constexpr uint32_t kReplacement = 0xfffd;  // for half a pair
+  constexpr uint32_t kReplacement = 0xfffd;  // replaces an unpaired surrogate
   if (first > 0xdbff || text_.substr(at_ + 1, 2) != "\\u") return kReplacement;
   const int64_t second = unit(at_ + 2);
   if (second < 0xdc00 || second > 0xdfff) return second < 0 ? Result<uint32_t>(wrong()) : kReplacement;

@@ -1,6 +1,6 @@
-// The expressions are matched by code of our own and not by a library: PCRE2 and ICU are not there for
-// mingw-w64 and Android, each weighs more than this whole library, and neither promises linear time on a long
-// run of spaces.
+// The expressions are matched by our own code and not by a library. PCRE2 and ICU are not available for
+// mingw-w64 and Android, each of them is larger than this whole library, and neither guarantees linear time
+// on a long run of spaces.
 #include "text/pretokenizer.h"
 
 #include <algorithm>
@@ -9,17 +9,18 @@
 namespace thimble {
 namespace {
 
-// Parts that expressions share. They follow what was published with the models, which is what these learnt;
-// llama.cpp cuts some text otherwise: it takes letters beyond ASCII for both cases, drops \p{M} in places,
-// and does not count ~ as a symbol. A long s (U+017F) is an s without regard to case.
+// Parts that several expressions share. They follow the expressions published with the models, because the
+// models were trained with these. llama.cpp cuts some text differently: it treats letters beyond ASCII as
+// both upper and lower case, drops \p{M} in places, and does not count ~ as a symbol. A long s (U+017F)
+// equals an s if case is ignored.
 #define CONTRACTION "(?:'[sS\u017f]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 #define WORD R"([^\r\n\p{L}\p{N}]?\p{L}+)"
 #define SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n]*)"
 #define CODE_SIGNS R"( ?[^\s\p{L}\p{N}]+[\r\n/]*)"
 #define SPACES R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
 #define LLAMA3(digits) CONTRACTION "|" WORD R"(|\p{N})" digits "|" SIGNS "|" SPACES
-// Capitals and small letters after them, or capitals alone: "camel|Case", "HTTPServer". Letters without case
-// and marks are both. `but` takes characters out.
+// Capitals followed by small letters, or capitals alone: "camel|Case", "HTTPServer". Letters without case and
+// marks belong to both. `but` excludes characters.
 #define CASED_WORDS(but, tail)                                                                            \
   R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M})" but R"(]*[\p{Ll}\p{Lm}\p{Lo}\p{M})" but "]+" tail \
   R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M})" but R"(]+[\p{Ll}\p{Lm}\p{Lo}\p{M})" but "]*" tail
@@ -225,7 +226,7 @@ bool Splitter::cuts_at(std::string_view text, size_t place) const {
   return cuts;
 }
 
-// One text on its way through the steps.
+// The state of one text while it passes through the steps.
 struct Splitter::Run {
   const std::vector<Step>& steps;
   std::string_view text;

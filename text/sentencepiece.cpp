@@ -1,6 +1,6 @@
-// SentencePiece-style BPE (tokenizer.ggml.model = llama): spaces become U+2581, the best-scored neighbours
-// merge, and characters without a token are spelled by byte tokens <0x00> to <0xFF>. Gemma 4 and others do
-// the same to pieces of text, with a list of merges in place of scores.
+// SentencePiece-style BPE (tokenizer.ggml.model = llama): spaces become U+2581, the neighbours with the best
+// score merge, and characters without a token are spelled with byte tokens <0x00> to <0xFF>. Gemma 4 and
+// others do the same to pieces of text, with a list of merges instead of scores.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
 
-// Orders as the score does, backwards: the higher the score, the lower the cost. NaN is the worst score.
+// A cost with the reverse order of the score: a higher score has a lower cost. NaN is the worst score.
 uint32_t cost_of(float score) {
   if (std::isnan(score)) return UINT32_MAX;
   const auto bits = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes +0
@@ -59,7 +59,7 @@ class SentencePiece : public Encoder {
       return splitter_->split(text, [&](std::string_view piece) {
         const uint64_t begin = offset + static_cast<uint64_t>(piece.data() - text.data());
         const int32_t id = piece[0] == '\n' ? vocabulary_.find_plain(piece) : -1;
-        if (id >= 0) return sink({id, begin});  // a run of newlines is taken whole
+        if (id >= 0) return sink({id, begin});  // a run of newlines stays whole
         encode_word(piece, begin, false, scratch, sink);
       });
     bool prefix = starts && adds_space_;
@@ -104,20 +104,20 @@ class SentencePiece : public Encoder {
 
   bool plain(int32_t id) const { return vocabulary_.find_plain(vocabulary_.text(id)) == id; }
 
-  // A space follows something else.
+  // Whether a space follows another character.
   static bool holds_space_inside(std::string_view text) {
     while (text.starts_with(kSpace)) text.remove_prefix(kSpace.size());
     return text.find(kSpace) != std::string_view::npos;
   }
 
-  // Where the next word's spaces begin.
+  // The end of the word at `at`, which is where the spaces of the next word begin.
   static size_t word_end(std::string_view text, size_t at) {
     for (size_t i = at + 1; i < text.size(); ++i)
       if (text[i] == ' ' && text[i - 1] != ' ' && !text.substr(at, i - at).ends_with(kSpace)) return i;
     return text.size();
   }
 
-  // The first place from `at` on where a newline follows an ASCII letter.
+  // The first position from `at` on where a newline follows an ASCII letter.
   static size_t line_end(std::string_view text, size_t at) {
     const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
     for (size_t i = at; i < text.size(); ++i)
@@ -150,7 +150,7 @@ class SentencePiece : public Encoder {
           size > vocabulary_.longest_text() ? -1 : vocabulary_.find_plain(all.substr(left.at, size));
       return id < 0 ? Merge{-1, 0} : Merge{id, cost_of(scores_[id])};
     };
-    // Symbols come in order, so the place in the text follows the place in its spelling.
+    // Symbols come in order, so the position in the text advances together with the position in its spelling.
     size_t at = 0;
     uint32_t spelled_at = prefix ? static_cast<uint32_t>(kSpace.size()) : 0;
     scratch.merger.run(merge, [&](const Symbol& s) {
@@ -160,7 +160,7 @@ class SentencePiece : public Encoder {
       } else {
         for (uint32_t i = 0; i < s.size; ++i) {
           const int32_t id = byte_ids_[static_cast<uint8_t>(all[s.at + i])];
-          // A vocabulary may lack a byte; what it has no token for is lost.
+          // A byte that has no token in the vocabulary is lost.
           if (id >= 0) sink({id, offset + at + (space || s.at < spelled_at ? 0 : i)});
         }
       }
@@ -170,16 +170,16 @@ class SentencePiece : public Encoder {
   }
 
   const Vocabulary& vocabulary_;
-  std::vector<float> scores_;  // of each token; or
+  std::vector<float> scores_;  // of each token; empty if there is a splitter_
   std::optional<Splitter> splitter_;
-  MergeTable merges_;  // of the pieces that it makes
+  MergeTable merges_;  // for the pieces of splitter_
   std::array<int32_t, 256> byte_ids_;
   bool adds_space_;
-  // No token goes on after a space that follows something else, so nothing merges across words: they are
-  // encoded one by one, in little memory. True for Llama 2, Mistral and Phi-3.
+  // No token continues after a space that follows another character, so nothing merges across words. Words
+  // are encoded one by one, which needs little memory. True for Llama 2, Mistral and Phi-3.
   bool words_are_independent_ = true;
-  // No token has a newline behind an ASCII letter, so nothing merges across these, as in Gemma 3: long texts
-  // are encoded in parts of that many bytes or more.
+  // No token contains a newline after an ASCII letter, so nothing merges across such newlines, as in Gemma 3.
+  // Long texts are encoded in parts of at least kPart bytes.
   bool lines_are_independent_ = true;
   static constexpr size_t kPart = 4096;
 };

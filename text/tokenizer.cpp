@@ -1,4 +1,4 @@
-// The tokenizer around the two kinds of vocabulary: special tokens, BOS, and the way back.
+// The tokenizer on top of both kinds of vocabulary: special tokens, BOS, and detokenization.
 #include "text/tokenizer.h"
 
 #include <algorithm>
@@ -15,23 +15,24 @@ struct Tokenizer::Impl {
   std::unique_ptr<Encoder> encoder;
   bool adds_bos = false;
   bool phi3 = false;
-  // White space to which no token goes on from an ASCII letter, neither one of the encoder's nor one that is
-  // found as it stands.
+  // White space across which no token continues from an ASCII letter, neither a token of the encoder nor a
+  // user-defined or special token.
   std::string ends_words;
   uint32_t longest_piece = 0;
   std::vector<std::string> warnings;
 
-  // Control and unknown tokens stand for no text; user-defined ones for exactly theirs.
+  // Whether a token has no text. Control and unknown tokens have none; user-defined tokens have exactly their
+  // own text.
   bool silent(int32_t id) const {
     const TokenType type = vocabulary.type(id);
     return type == TokenType::kControl || type == TokenType::kUnknown;
   }
-  // Phi-3's marks swallow the white space behind them; GGUF files do not say so.
+  // Phi-3's marks remove the white space after them. GGUF files do not say so.
   bool strips_after(int32_t id) const {
     const std::string_view text = vocabulary.text(id);
     return phi3 && ((text.starts_with("<|") && text != "<|endoftext|>") || text == "</s>");
   }
-  // Shown as it stands.
+  // Whether a token is shown as its vocabulary text.
   bool literal(int32_t id) const {
     const TokenType type = vocabulary.type(id);
     return type == TokenType::kUserDefined || type == TokenType::kMark;
@@ -42,15 +43,15 @@ namespace {
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Whether a token goes on from an ASCII letter to this white space.
+// Whether a token continues from an ASCII letter to this white space.
 bool holds_word_end(std::string_view text, char space) {
   for (size_t at = 1; at < text.size(); ++at)
     if (text[at] == space && is_letter(text[at - 1])) return true;
   return false;
 }
 
-// How a BPE file's text is cut. A name that is not known is no reason to refuse a model: the default cuts
-// most text alike.
+// Chooses the pre-tokenizer of a BPE file. An unknown name does not make the model unusable, because the
+// default cuts most text in the same way.
 Result<const PreTokenizer*> choose_pre_tokenizer(const Gguf& file, std::string_view model,
                                                  std::vector<std::string>& warnings) {
   if (model == "gemma4") return find_pre_tokenizer("gemma4");
@@ -103,7 +104,7 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
   THIMBLE_LET(encoder, make_encoder(file, *model, impl.vocabulary, impl.warnings));
   impl.encoder = std::move(encoder);
   THIMBLE_LET(adds_bos, file.get_bool("tokenizer.ggml.add_bos_token"));
-  // Gemma 4 needs BOS, and early files said otherwise.
+  // Gemma 4 needs BOS, but early files say otherwise.
   const bool adds = *model == "gemma4" || adds_bos.value_or(impl.encoder->adds_bos());
   impl.adds_bos = adds && impl.vocabulary.bos() >= 0;
   THIMBLE_LET(architecture, file.get_string("general.architecture"));
@@ -158,8 +159,8 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
   const TokenTexts& special = parse_special ? vocabulary.special() : vocabulary.user_defined();
   if (add_bos && impl_->adds_bos) sink({vocabulary.bos(), 0});
 
-  size_t begin = 0;            // of the text since the last special token
-  std::vector<size_t> guards;  // in it, which are left out
+  size_t begin = 0;            // the end of the last special token
+  std::vector<size_t> guards;  // guards in this range, which are left out
   std::string plain;
   const auto encode_until = [&](size_t end) {
     std::string_view stretch = text.substr(begin, end - begin);
@@ -172,7 +173,8 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
         from = to + kGuard.size();
       }
       stretch = plain;
-      placed = [&, passed = size_t{0}](Token token) mutable {  // offsets do not count what was left out
+      // converts offsets in `plain` to offsets in the text
+      placed = [&, passed = size_t{0}](Token token) mutable {
         token.offset += passed * kGuard.size();
         for (; passed < guards.size() && guards[passed] <= token.offset; ++passed)
           token.offset += kGuard.size();
@@ -216,7 +218,7 @@ size_t Tokenizer::cut(std::string_view text) const {
 std::optional<std::string> Tokenizer::guard(std::string_view text, bool but_marks) const {
   if (!impl_) return std::nullopt;
   std::string guarded;
-  size_t from = 0;  // what is not in `guarded` yet
+  size_t from = 0;  // start of the text that is not in `guarded` yet
   const Vocabulary& vocabulary = impl_->vocabulary;
   for (size_t at = 0; at < text.size();) {
     const int32_t id = vocabulary.special().longest_at_start(text.substr(at));
@@ -227,7 +229,8 @@ std::optional<std::string> Tokenizer::guard(std::string_view text, bool but_mark
       guarded.append(text.substr(from, at - from)).append(kGuard);
       from = at;
     }
-    at += whole ? vocabulary.text(id).size() : 1;  // another may begin within one that stays text
+    // another special text may begin inside one that stays text
+    at += whole ? vocabulary.text(id).size() : 1;
   }
   if (guarded.empty()) return std::nullopt;
   return guarded.append(text.substr(from));
@@ -245,7 +248,7 @@ void Tokenizer::append_piece(int32_t id, bool special, std::string& out) const {
 std::string Tokenizer::detokenize(const int32_t* ids, size_t count, bool special) const {
   std::string text;
   if (!impl_) return text;
-  bool starts = true;  // where the encoder put its space
+  bool starts = true;  // the encoder adds its space here
   for (size_t i = 0; i < count; ++i) {
     const size_t end = text.size();
     append_piece(ids[i], special, text);

@@ -13,7 +13,7 @@ CodePoint first_code_point(std::string_view text) {
   uint32_t value = lead & (0x7Fu >> size);
   for (uint32_t i = 1; i < size; ++i) {
     if (i == text.size()) return {kPartialUtf8, i};
-    // The second byte's range shuts out overlong forms, surrogates and values past U+10FFFF.
+    // The range of the second byte excludes overlong forms, surrogates and values above U+10FFFF.
     const uint8_t low = i > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const uint8_t high = i > 1 ? 0xBF : lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     if (byte(i) < low || byte(i) > high) return {kInvalidUtf8, i};
@@ -25,7 +25,7 @@ CodePoint first_code_point(std::string_view text) {
 void Utf8Stream::push(std::string_view bytes, std::string& out) {
   for (const char byte : bytes) {
     held_[count_++] = byte;
-    // A byte that breaks a code point off may begin the next one, hence the loop.
+    // A byte that interrupts a code point may begin the next one, so this is a loop.
     while (count_ > 0) {
       const CodePoint c = first_code_point({held_, count_});
       if (c.value == kPartialUtf8) break;

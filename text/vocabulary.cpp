@@ -10,7 +10,7 @@
 namespace thimble {
 namespace {
 
-// What ends a turn or a text, in the models that are around: a file's eos alone is often only one of them.
+// Texts that end a turn or a text in known models. The eos of a file is often only one of them.
 constexpr std::string_view kEndTexts[] = {"<|eot_id|>",
                                           "<|im_end|>",
                                           "<|end|>",
@@ -34,7 +34,7 @@ constexpr std::string_view kEndTexts[] = {"<|eot_id|>",
                                           "<\uff5cend\u2581of\u2581sentence\uff5c>",
                                           "[e~["};
 
-// It stands for its text, or for bytes.
+// Whether the token stands for its text, or for bytes.
 bool plain(TokenType type) {
   return type != TokenType::kControl && type != TokenType::kMark && type != TokenType::kUnknown;
 }
@@ -52,7 +52,7 @@ void RowTable::insert(uint64_t hash, int32_t row) {
   slots_[i] = row;
 }
 
-// The high bits are folded down for the table's mask.
+// The high bits are shifted down, because the table's mask uses the low bits.
 uint64_t hash_bytes(std::string_view bytes) {
   const uint64_t hash = fnv1a(bytes);
   return hash ^ hash >> 32;
@@ -61,7 +61,7 @@ uint64_t hash_bytes(std::string_view bytes) {
 uint64_t hash_pair(int32_t left, int32_t right) {
   const uint64_t both =
       static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-  const uint64_t hash = both * 0x9e3779b97f4a7c15u;  // Fibonacci hashing: the high bits are the good ones
+  const uint64_t hash = both * 0x9e3779b97f4a7c15u;  // Fibonacci hashing: the high bits are the best mixed
   return hash >> 32;
 }
 
@@ -81,7 +81,7 @@ int32_t TokenTexts::longest_at_start(std::string_view text) const {
   if (text.empty() || !first_bytes_.test(static_cast<uint8_t>(text[0]))) return -1;
   int32_t best = -1;
   auto first = sorted_.begin(), last = sorted_.end();
-  // [first, last) are the entries that begin with text[0, depth), those of exactly that length in front.
+  // [first, last) are the entries that begin with text[0, depth). Entries of exactly that length come first.
   for (size_t depth = 0; first != last; ++depth) {
     if (first->text.size() == depth) best = first->id;
     while (first != last && first->text.size() == depth) ++first;
@@ -137,7 +137,7 @@ Result<Vocabulary> Vocabulary::load(const Gguf& file) {
 }
 
 Status Vocabulary::load_ids(const Gguf& file) {
-  // Old files of SentencePiece models leave these to the reader.
+  // Old files of SentencePiece models do not contain these ids.
   THIMBLE_LET(bos, get_id(file, "tokenizer.ggml.bos_token_id", find("<s>")));
   THIMBLE_LET(listed, get_ids(file, "tokenizer.ggml.eos_token_ids"));
   THIMBLE_LET(eos, get_id(file, "tokenizer.ggml.eos_token_id", listed.empty() ? find("</s>") : listed[0]));
@@ -156,7 +156,7 @@ Status Vocabulary::load_ids(const Gguf& file) {
 Status Vocabulary::load_ends(const Gguf& file, const std::vector<int32_t>& listed) {
   THIMBLE_LET(turn, get_id(file, "tokenizer.ggml.eot_token_id", -1));
   THIMBLE_LET(message, get_id(file, "tokenizer.ggml.eom_token_id", -1));
-  // A model that completes code ends with these, where the file does not say which.
+  // A code completion model ends with these tokens if the file does not say which.
   THIMBLE_LET(pad, get_id(file, "tokenizer.ggml.fim_pad_token_id",
                           first_of({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"})));
   THIMBLE_LET(repository,
@@ -169,27 +169,27 @@ Status Vocabulary::load_ends(const Gguf& file, const std::vector<int32_t>& liste
   std::erase_if(ends_, [](int32_t id) { return id < 0; });
   for (const int32_t id : ends_) make_control(id);
 
-  // gpt-oss writes <|end|> after each of an answer's parts, and <|return|> or <|call|> after the last.
+  // gpt-oss writes <|end|> after each part of an answer, and <|return|> or <|call|> after the last part.
   for (const std::string_view text : {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"})
     if (const int32_t id = find(text); id >= 0) types_[id] = TokenType::kMark;
   if (first_of({"<|return|>", "<|flush|>"}) >= 0 && first_of({"<|call|>", "<|calls|>"}) >= 0)
     drop_end("<|end|>", TokenType::kMark);
-  // Gemma 4 has </s> as one of the tags of HTML.
+  // In Gemma 4, </s> is one of several HTML tags.
   if (find("<|tool_response>") >= 0) drop_end("</s>", TokenType::kNormal);
   return {};
 }
 
-// A token id of the file, or `absent` where it names none.
+// Reads a token id from the file. Returns `absent` if there is none.
 Result<int32_t> Vocabulary::get_id(const Gguf& file, const char* key, int32_t absent) {
   THIMBLE_LET(id, file.get_uint(key));
   if (!id) return absent;
-  if (*id == UINT32_MAX) return -1;  // some writers' -1
+  if (*id == UINT32_MAX) return -1;  // some writers store -1
   if (*id < size()) return static_cast<int32_t>(*id);
   pass_over(file, key, std::to_string(*id));
   return absent;
 }
 
-// The ids of a list, which may be missing.
+// Reads a list of ids, which may be missing.
 Result<std::vector<int32_t>> Vocabulary::get_ids(const Gguf& file, const char* key) {
   std::vector<int32_t> ids;
   THIMBLE_LET(listed, file.get_ints(key));
@@ -210,8 +210,9 @@ void Vocabulary::pass_over(const Gguf& file, const char* key, const std::string&
                           .message());
 }
 
-// Whatever the file calls it: text that was not written as a prompt must not start or end anything. Where it
-// is what spells a byte, as in vocabularies without an end, that byte must have a token still.
+// Makes a token a control token, whatever its type in the file, so that ordinary text cannot start or end
+// anything. A token that spells a byte is an exception, because the byte must keep its token. This occurs in
+// vocabularies without an end token.
 void Vocabulary::make_control(int32_t id) {
   const std::string_view text = texts_[id];
   const bool spells =
