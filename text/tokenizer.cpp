@@ -173,7 +173,7 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
         from = to + kGuard.size();
       }
       stretch = plain;
-      // converts offsets in `plain` to offsets in the text
+      // Converts offsets in `plain` to offsets in the text
       placed = [&, passed = size_t{0}](Token token) mutable {
         token.offset += passed * kGuard.size();
         for (; passed < guards.size() && guards[passed] <= token.offset; ++passed)
@@ -229,7 +229,7 @@ std::optional<std::string> Tokenizer::guard(std::string_view text, bool but_mark
       guarded.append(text.substr(from, at - from)).append(kGuard);
       from = at;
     }
-    // another special text may begin inside one that stays text
+    // Another special text may begin inside one that stays text.
     at += whole ? vocabulary.text(id).size() : 1;
   }
   if (guarded.empty()) return std::nullopt;

@@ -37,7 +37,8 @@ struct PageBuffer : Buffer {
   Pages pages;
 };
 
-struct HostBuffer : Buffer {  // shows the mapped model, which nothing writes
+// The mapped model, which is only read.
+struct HostBuffer : Buffer {
   HostBuffer(const void* data, uint64_t bytes) {
     size = bytes;
     mapped = const_cast<void*>(data);
@@ -67,7 +68,7 @@ struct Run {
 #undef THIMBLE_RUN_OP
 };
 
-// Whether the table gives the CPU this op, and its rows of keys and values have formats that the op reads.
+// Whether the op table contains this op for the CPU, and the op supports the formats of its keys and values.
 bool is_supported(const Op& op) {
   if (!has_op(op, kOnCpu)) return false;
   const auto formats = [](const auto&... arrays) { return ((kv_format(arrays.type) != nullptr) && ...); };
@@ -79,19 +80,19 @@ bool is_supported(const Op& op) {
         using T = std::decay_t<decltype(o)>;
         if constexpr (std::is_same_v<T, KvView>)
           return formats(o.pool_k, o.pool_v, o.chunk_k, o.chunk_v);
-        else if constexpr (std::is_same_v<T, KvCompact>)  // moves rows as they are
+        else if constexpr (std::is_same_v<T, KvCompact>)  // copies rows without conversion
           return one_format(o.k, o.chunk_k) && one_format(o.v, o.chunk_v);
         else if constexpr (std::is_same_v<T, KvAppend> || std::is_same_v<T, KvMerge>)
           return formats(o.k, o.v);
         else if constexpr (std::is_same_v<T, Attention>)
           return o.p.source == kFromView || formats(o.k, o.v);
-        else if constexpr (std::is_same_v<T, QueryScore>)  // a tile may have rows of both
+        else if constexpr (std::is_same_v<T, QueryScore>)  // a tile may contain rows of both
           return one_format(o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, Label> || std::is_same_v<T, KeyDiff>)
           return formats(o.k, o.chunk_k);
         else if constexpr (std::is_same_v<T, TokenScore>)
           return formats(o.k);
-        else if constexpr (std::is_same_v<T, PageBounds>)  // bounds of other keys would round
+        else if constexpr (std::is_same_v<T, PageBounds>)  // bounds of other types would be rounded
           return o.k.type == DType::kF16;
         else
           return true;
@@ -99,7 +100,7 @@ bool is_supported(const Op& op) {
       op);
 }
 
-// Gives back what a list does not need; returns the bytes that it keeps.
+// Frees unused capacity of a list. Returns the bytes that remain.
 template <typename T>
 uint64_t fit(std::vector<T>& list) {
   list.shrink_to_fit();
@@ -108,7 +109,7 @@ uint64_t fit(std::vector<T>& list) {
 
 class CpuRecorder : public Recorder {
  public:
-  // `part_seconds`: how long one core takes at most for a part of a segment, by estimate.
+  // `part_seconds` is the largest estimated time of a part of a segment on one core.
   CpuRecorder(uint32_t max_rows, double part_seconds)
       : program_(std::make_unique<CpuProgram>()), part_seconds_(part_seconds) {
     program_->bounds.max_rows = max_rows;
@@ -142,7 +143,7 @@ class CpuRecorder : public Recorder {
   Status status_;
 };
 
-// The workers, which sessions take turns to use, a part of a segment each.
+// The workers. Sessions take turns to use them, one part of a segment at a time.
 struct Workers {
   explicit Workers(uint32_t threads) : pool(threads) {}
   FairMutex queue;
@@ -192,7 +193,7 @@ class CpuStream : public Stream {
     return check_submit(program, program.bounds, first, last, step, heads);
   }
 
-  // A turn: whoever waits for the workers gets them after it.
+  // Runs one part. The next session that waits for the workers gets them after it.
   void run(const Segment& segment, const Part& part, const StepParams& step,
            std::span<const HeadState> heads) {
     const std::lock_guard turn(workers_->queue);
@@ -206,8 +207,8 @@ class CpuStream : public Stream {
   double part_seconds_;
 };
 
-// What each worker's stack may come to: the ops need a tenth of it. Planned rather than measured, so that a
-// plan and the session made from it agree to the byte.
+// The stack budget of each worker; the ops need a tenth of it. It is a constant and not measured, so that a
+// plan and its session agree to the byte.
 constexpr uint64_t kStackBytes = 64 << 10;
 
 class CpuDevice : public Device {
@@ -216,7 +217,7 @@ class CpuDevice : public Device {
     workers_ = std::make_shared<Workers>(threads);
     ThreadPool& pool = workers_->pool;
     fixed_ = pool.size() * (kStackBytes + matmul_thread_bytes());
-    // What a BLAS keeps for a thread is allocated now, by every worker once.
+    // A BLAS allocates memory per thread, so every worker uses it once now.
     std::atomic<uint32_t> here{0};
     pool.run(pool.size(), [&](uint32_t, uint32_t) {
       here.fetch_add(1);

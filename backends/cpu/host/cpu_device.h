@@ -1,4 +1,4 @@
-// The CPU backend: plain, threaded, and the definition of what every op computes.
+// The CPU backend. It is plain and threaded, and defines what every op computes.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace thimble {
 
-// `part_seconds`: a segment that is estimated to take longer is run in parts that do not. A processor that
-// others use too takes three or four times as long, and still ends a part within 100 ms.
+// A segment with an estimated time above `part_seconds` is run in parts that take less. Even if other
+// programs make the processor three or four times slower, a part then ends within 100 ms.
 Result<std::shared_ptr<Device>> open_cpu_device(uint32_t threads, double part_seconds = 0.025);
 DeviceInfo cpu_device_info();
 

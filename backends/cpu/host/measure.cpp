@@ -22,10 +22,10 @@ static double best_time(const Body& body) {
 }
 
 Result<Rates> measure_rates(ThreadPool& threads) {
-  // Far more than the caches hold.
+  // Far larger than the caches.
   constexpr uint64_t kCopy = 256 << 20;
   constexpr uint32_t kPieces = 64;
-  // One block of a product, as large as linear hands to a worker.
+  // One block of a product, as large as the blocks that linear gives to a worker.
   constexpr uint32_t kRows = kBlockRows, kCols = kBlockCols, kDepth = 4 * kBlockDepth;
   constexpr uint64_t kBlock =
       uint64_t(kRows) * kDepth + uint64_t(kCols) * kDepth + uint64_t(kRows) * kCols + kMatmulScratch;

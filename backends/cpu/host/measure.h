@@ -5,7 +5,7 @@
 
 namespace thimble::cpu {
 
-// What all workers together copy, and multiply as prefill does, in a second.
+// Measures how much all workers together copy in a second, and how fast they multiply as in prefill.
 Result<Rates> measure_rates(ThreadPool&);
 
 }  // namespace thimble::cpu

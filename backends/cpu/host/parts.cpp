@@ -8,11 +8,11 @@
 namespace thimble::cpu {
 namespace {
 
-// What a core reads in a second, or less: an estimate that is too low makes parts shorter.
+// A low estimate of the bytes that a core reads per second. If it is too low, parts become shorter.
 constexpr double kBytesPerSecond = 10e9;
 
-// How long one core takes for an op of so many rows, at most; 0 where that is short, or where the op does
-// not keep to its share.
+// An upper estimate of the time that one core takes for an op with so many rows. It is 0 if that is short, or
+// if the op does not support shares.
 struct Seconds {
   double rows;
 
@@ -20,11 +20,12 @@ struct Seconds {
     const double size = double(w.rows) * w.cols, all = double(dtype_bytes(w.type, w.cols)) * w.rows;
     return std::max(2 * vectors * size / kernels().flop_per_second, matrices * all / kBytesPerSecond);
   }
-  // A token's experts are so many of the matrices that lie side by side in W.
+  // A token uses `chosen` of `all` matrices, which are contiguous in W.
   double experts(const Weight& w, double all, double chosen) const {
     return products(w, rows * chosen / all, std::min(1.0, rows * chosen / all));
   }
-  // So many heads' queries times so many keys, or weights times values; it runs at half the rate of products.
+  // Queries of so many heads times keys, and weights times values. It runs at half the rate of matrix
+  // products.
   double attending(double heads, double group, double head_dim, double entries) const {
     return 4 * rows * heads * group * head_dim * entries / kernels().flop_per_second;
   }
@@ -51,7 +52,8 @@ struct Seconds {
         o.p.window ? std::min<double>(o.p.window + rows, o.p.view_capacity) : o.p.view_capacity;
     return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, seen);
   }
-  double operator()(const QueryScore& o) const {  // each product once for the sums, once for the weights
+  // Each product is computed once for the sums and once for the weights.
+  double operator()(const QueryScore& o) const {
     if (o.p.kind != kQueryRows) return 0;
     return 2 * attending(o.p.heads, o.p.group, o.p.head_dim, o.p.sinks + 2 * rows);
   }

@@ -7,7 +7,8 @@
 namespace thimble::cuda {
 namespace {
 
-// What we use of nvml.h, so that it need not be installed. Its functions return 0 when all is well.
+// The declarations from nvml.h that are used here, so that it need not be installed. Its functions return 0
+// on success.
 struct NvmlMemory {
   unsigned long long total, free, used;
 };

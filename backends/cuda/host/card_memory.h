@@ -1,5 +1,5 @@
-// How much of a card's memory is free, asked of the driver's management library: unlike cudaMemGetInfo it
-// needs no context, so it can tell what a context costs.
+// Reads a card's free memory from the driver's management library. Unlike cudaMemGetInfo it needs no context,
+// so it can measure the memory that a context needs.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace thimble::cuda {
 
-// Bytes that are free on card `index` (as cudaGetDeviceCount counts); empty where the library is missing.
+// Free bytes on card `index` (numbered as in cudaGetDeviceCount). Empty if the library is missing.
 std::optional<uint64_t> free_card_bytes(int index);
 
 }  // namespace thimble::cuda

@@ -18,7 +18,7 @@ Result<uint64_t> CardState::free_bytes() const {
 
 Status CardState::check(cudaError_t e, const char* doing) const {
   if (e == cudaSuccess) return {};
-  cudaGetLastError();  // it is told here; whoever asks next shall not find it again
+  cudaGetLastError();  // clears the error, because it is reported here
   const char* reason = cudaGetErrorString(e);
   switch (e) {
     case cudaErrorMemoryAllocation:

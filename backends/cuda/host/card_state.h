@@ -1,5 +1,5 @@
-// What a device, its buffers and its streams share: the card, whether it is lost, and how its errors become
-// Status.
+// The state that a device, its buffers and its streams share: the card, whether it is lost, and the
+// conversion of CUDA errors to Status.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,16 @@ namespace thimble::cuda {
 struct CardState {
   explicit CardState(const Card& c) : card(c) {}
 
-  // Makes the card the calling thread's, or says that it is lost.
+  // Makes the card current in the calling thread. Returns an error if the card is lost.
   Status use() const;
-  // The Status of a call; `doing` completes "the card failed while ...". An error that a kernel left ends the
-  // context for the whole process, and driver 580 gives it no other: the card is lost until the program
-  // starts again.
+  // The Status of a call; `doing` completes "the card failed while ...". An error in a kernel destroys the
+  // context for the whole process, and driver 580 does not create a new one. The card is then lost until the
+  // program restarts.
   Status check(cudaError_t, const char* doing) const;
 
-  // Bytes of the card that nobody has. What a stream or a program takes is only seen by it, so whoever takes
-  // memory or gives it back holds `memory`; another process still counts where it does so meanwhile.
+  // Free bytes of the card. The memory that a stream or a program takes is measured as a difference of free
+  // bytes, so code that allocates or frees memory must hold `memory`. Allocations of other processes at the
+  // same time still distort the result.
   Result<uint64_t> free_bytes() const;
 
   const Card card;

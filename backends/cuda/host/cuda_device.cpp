@@ -1,4 +1,4 @@
-// A card's memory, what passes between it and the host, and what a session needs of it.
+// A card's memory, copies between it and the host, and the memory that a session needs.
 #include "backends/cuda/host/cuda_device.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace thimble {
 namespace cuda {
 namespace {
 
-constexpr uint64_t kAllocation = 2 << 20;  // cudaMalloc hands out multiples of it
+constexpr uint64_t kAllocation = 2 << 20;  // cudaMalloc allocates multiples of this
 
 struct DeviceBuffer : CudaBuffer {
   explicit DeviceBuffer(std::shared_ptr<const CardState> s) : state(std::move(s)) {}
@@ -36,7 +36,7 @@ struct DeviceBuffer : CudaBuffer {
   std::shared_ptr<const CardState> state;
 };
 
-// Pinned memory that host data passes through, two halves in turn.
+// Pinned memory for copies of host data. Its two halves are used in turn.
 class Staging {
  public:
   static constexpr uint64_t kBytes = 8 << 20;
@@ -84,12 +84,13 @@ class Staging {
   void* memory = nullptr;
 };
 
-// What is free of a card with so many bytes; of a part of a card the driver may tell what the whole has.
+// The free bytes of a card with `total` bytes. For a part of a card, the driver may report the free bytes of
+// the whole card.
 uint64_t free_bytes(int index, uint64_t total) {
   return std::min(free_card_bytes(index).value_or(total), total);
 }
 
-// Rows of the pool are read in pieces of 16 bytes.
+// Rows of the pool are read in units of 16 bytes.
 bool takes_heads_of(uint32_t head_dim) { return head_dim <= kMostHeadDim && head_dim % 8 == 0; }
 
 // Whether an op has a kernel for its types and parameters.
@@ -132,17 +133,17 @@ class CudaDevice : public Device {
   Status open() {
     const std::optional<uint64_t> before = free_card_bytes(state_->card.index);
     THIMBLE_TRY(state_->use());
-    THIMBLE_TRY(state_->check(cudaFree(nullptr), "opening it"));  // makes the context
+    THIMBLE_TRY(state_->check(cudaFree(nullptr), "opening it"));  // creates the context
     Card card = state_->card;
     THIMBLE_TRY(state_->check(find_kernels(card), "loading kernels"));
     state_ = std::make_shared<CardState>(card);
     THIMBLE_TRY(state_->check(staging_.open(), "allocating staging memory"));
     uint64_t free = 0, total = 0;
     THIMBLE_TRY(state_->check(cudaMemGetInfo(&free, &total), "counting its memory"));
-    // Without the management library all that is in use counts as the context's.
+    // Without the management library, all memory in use counts as the context's.
     const uint64_t now = before ? free_card_bytes(state_->card.index).value_or(free) : free;
     const uint64_t cost = before.value_or(total) - std::min(now, before.value_or(total));
-    // A context that was there before costs nothing now; what it cost the first time still counts.
+    // A context that already existed costs nothing now, but its cost at creation still counts.
     static std::mutex mutex;
     static std::vector<uint64_t> costs;
     const std::lock_guard lock(mutex);
@@ -255,7 +256,7 @@ class CudaDevice : public Device {
   std::shared_ptr<const CardState> state_;
   DeviceInfo info_;
   uint64_t context_bytes_ = 0;
-  std::mutex mutex_;  // of the staging memory
+  std::mutex mutex_;  // protects staging_
   Staging staging_;
 };
 
@@ -318,9 +319,9 @@ Result<std::shared_ptr<Device>> open_cuda_device(uint32_t index, bool portable) 
   if (portable) {
     card.major = 8;
     card.minor = 0;
-    card.shared_bytes = std::min<uint32_t>(card.shared_bytes, 99 << 10);  // of 8.6, which has least
+    card.shared_bytes = std::min<uint32_t>(card.shared_bytes, 99 << 10);  // the limit of 8.6, the smallest
   }
-  // All who open a card while it is open share it, and with it the weights placed there.
+  // Everyone who opens the same card shares one device, including the weights stored there.
   static std::mutex mutex;
   static std::map<std::pair<int, bool>, std::weak_ptr<cuda::CudaDevice>> opened;
   const std::lock_guard lock(mutex);

@@ -1,5 +1,5 @@
-// Recording keeps the ops of a segment. Then they launch their kernels while the stream is captured, and the
-// capture becomes the segment's graph.
+// The recorder collects the ops of a segment. Then the stream captures their kernel launches, and the capture
+// becomes the segment's graph.
 #include "backends/cuda/host/cuda_stream.h"
 
 #include <algorithm>
@@ -24,11 +24,11 @@ struct CudaProgram : Program {
     for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   }
   std::shared_ptr<const CardState> state;
-  std::vector<cudaGraphExec_t> graphs;  // one a segment
+  std::vector<cudaGraphExec_t> graphs;  // one per segment
   ProgramBounds bounds;
 };
 
-// Keeps the ops; finish() launches them.
+// Collects the ops. finish() launches them.
 struct CudaRecorder : Recorder {
   CudaRecorder(const DeviceInfo& device, uint32_t max_rows) : info(device) { bounds.max_rows = max_rows; }
 
@@ -47,8 +47,8 @@ struct CudaRecorder : Recorder {
   Status status;
 };
 
-// What is launched together. On an H200 a launch of its own takes 2.5 us in every layer; in a program of many
-// rows that is little, and only products share one there.
+// The groups of ops that are launched together. On an H200, a separate launch takes 2.5 us in every layer. In
+// a program with many rows this matters little, so only products share a launch there.
 Joins joins_of(const Launch& l) {
   const bool token = l.max_rows == 1;
   return {.norm = token ? Joins::Norm::kOfProducts : Joins::Norm::kAlone,
@@ -66,7 +66,7 @@ Joins joins_of(const Launch& l) {
                        const TopK&) { return vote.p.scope == kVoteLayer || can_vote(l, vote.p); }};
 }
 
-// Launches the ops of a program, one overload for each op and each group of ops.
+// Launches the ops of a program. There is one overload for each op and each group of ops.
 class Launcher {
  public:
   explicit Launcher(const Launch& l) : l_(l) {}
@@ -182,10 +182,10 @@ class CudaStream : public Stream {
   }
 
  private:
-  // Where the table of heads begins behind the step.
+  // The offset of the table of heads, which follows the step.
   static constexpr size_t kHeadsAt = round_up(sizeof(StepParams), 16);
 
-  // Of the card's memory, by state_->free_bytes().
+  // Card memory taken since `before`, a value of state_->free_bytes().
   Result<uint64_t> taken_since(uint64_t before) const {
     THIMBLE_LET(now, state_->free_bytes());
     return before - std::min(now, before);
@@ -193,7 +193,8 @@ class CudaStream : public Stream {
 
   Result<cudaGraphExec_t> capture(const Launch& launch, Launcher& launcher, std::span<const Op> ops) {
     cudaError_t& failed = *launch.error;
-    // Relaxed: a kernel that is launched for the first time is loaded now, which the other modes forbid.
+    // Relaxed mode, because a kernel is loaded when it is launched for the first time, which the other modes
+    // forbid.
     THIMBLE_TRY(state_->check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording"));
     for (const Group& group : group_ops(ops, joins_of(launch))) std::visit(launcher, group);
     cudaGraph_t graph = nullptr;
@@ -211,17 +212,17 @@ class CudaStream : public Stream {
   std::shared_ptr<const CardState> state_;
   const DeviceInfo info_;
   View scratch_;
-  std::vector<std::byte> values_;  // the step, and behind it the table of heads
+  std::vector<std::byte> values_;  // the step, followed by the table of heads
   uint32_t heads_;
   cudaStream_t stream_ = nullptr;
-  std::byte* step_ = nullptr;  // where the kernels read them
+  std::byte* step_ = nullptr;  // where the kernels read the values
 };
 
 }  // namespace
 
 uint64_t program_bytes(const ModelShape& model) {
-  // Graphs, and kernels that are loaded when first recorded. Measured on an H200: 14 MiB a session for 8
-  // layers, 22 MiB for 40.
+  // Graphs, and kernels that are loaded when they are first recorded. On an H200, a session takes 14 MiB for
+  // 8 layers and 22 MiB for 40 layers.
   return (12 << 20) + uint64_t(model.layers) * (448 << 10);
 }
 

@@ -8,27 +8,29 @@
 namespace thimble::cuda {
 namespace {
 
-// Both kernels do about 17 GFLOP a multiprocessor: 3 ms on an H200, longer than it takes to raise clocks.
+// Both kernels compute about 17 GFLOP per multiprocessor. This takes 3 ms on an H200, longer than the card
+// needs to raise its clocks.
 constexpr uint32_t kMatrixThreads = 256;
 constexpr uint32_t kWgmmaRounds = 4096;
-constexpr uint32_t kMmaBlocks = 2;  // a multiprocessor
+constexpr uint32_t kMmaBlocks = 2;  // per multiprocessor
 constexpr uint32_t kMmaRounds = 32768;
 constexpr double kWgmmaFlop = 2.0 * kWgmmaRounds * (kMatrixThreads / kWarpgroup) * 64 * 256 * 64;
 constexpr double kMmaFlop = 2.0 * kMmaRounds * kMmaBlocks * (kMatrixThreads / 32) * 8 * 16 * 8 * 16;
 
-// Two f16 in +-[0.5, 1) or +-[1, 2), different for each i: a matrix unit draws more power, and so clocks
-// lower, when bits change. 788 TFLOP/s for a product of random bf16 on an H200, 894 for one of zeros.
+// Two f16 in +-[0.5, 1) or +-[1, 2), different for each i. A matrix unit needs more power when bits change,
+// so its clock is lower. On an H200, a product of random bf16 reaches 788 TFLOP/s, a product of zeros 894.
 __device__ inline uint32_t two_numbers(uint32_t i) {
   i = (i + 1) * 2654435761u;
   i = (i ^ i >> 15) * 2246822519u;
   return ((i ^ i >> 13) & 0x87ff87ffu) | 0x38003800u;
 }
 
-// Products of 64 rows a warpgroup with 256 columns, again and again from the same shared memory.
+// Each warpgroup multiplies 64 rows with 256 columns, repeatedly from the same shared memory.
 __global__ __launch_bounds__(kMatrixThreads, 1) void wgmma_rate_kernel(float* result) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ alignas(1024)
-      uint32_t tiles[(kMatrixThreads / 2 + 256) * 32];  // rows of 64 elements: a's, then b's
+      // Rows of 64 elements: first those of a, then those of b
+      uint32_t tiles[(kMatrixThreads / 2 + 256) * 32];
   for (uint32_t i = threadIdx.x; i < sizeof tiles / sizeof *tiles; i += kMatrixThreads)
     tiles[i] = two_numbers(i);
   publish_stores();
@@ -53,7 +55,7 @@ __global__ __launch_bounds__(kMatrixThreads, 1) void wgmma_rate_kernel(float* re
 #endif
 }
 
-// A warp's products of 32 rows with 32 columns, again and again from the same registers.
+// Each warp multiplies 32 rows with 32 columns, repeatedly from the same registers.
 __global__ __launch_bounds__(kMatrixThreads, kMmaBlocks) void mma_rate_kernel(float* result) {
   const uint32_t thread = blockIdx.x * kMatrixThreads + threadIdx.x;
   uint32_t a[2][4], b[4][2];
@@ -87,7 +89,7 @@ Result<Memory> allocate(const CardState& card, uint64_t bytes) {
   return Memory(memory);
 }
 
-// A stream and two events in it.
+// A stream and two events on it.
 class Clock {
  public:
   explicit Clock(const CardState& card) : card_(card) {}
@@ -104,7 +106,8 @@ class Clock {
     return {};
   }
 
-  // Seconds of the fastest of 5 runs of `work(stream)`, which returns a cudaError_t, after one to warm up.
+  // The seconds of the fastest of 5 runs of `work(stream)`, after one warm-up run. `work` returns a
+  // cudaError_t.
   template <typename Work>
   Result<double> best(const char* doing, const Work& work) {
     double best = 0;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kThreads = 128;
 
-// As much as every driver takes for a kernel's parameters, 4 KiB of all.
+// As large as every driver allows. The limit for all parameters of a kernel is 4 KiB.
 struct Piece {
   uint4 words[248];
 };
@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-// The values travel as kernels' parameters: there is no staging buffer that a second submit could overwrite.
+// The values are passed as kernel parameters, so there is no staging buffer that a second submit could
+// overwrite.
 cudaError_t store_step(cudaStream_t stream, std::span<const std::byte> values, std::byte* to) {
   cudaLaunchConfig_t one{};
   one.gridDim = dim3(1);

@@ -1,4 +1,4 @@
-// What is done to a card before ops run: finding out what it can run, and giving a step its values.
+// Prepares a card before ops run: checks which kernels it can run, and writes the values of a step.
 #pragma once
 
 #include <span>
@@ -7,12 +7,13 @@
 
 namespace thimble::cuda {
 
-// Puts the step's values where the kernels behind it on the stream read them; `to` is aligned to 16 bytes and
-// has room for whole pieces of 16.
+// Copies the step's values to memory that later kernels on the stream read. `to` must be aligned to 16 bytes,
+// and its size must be a multiple of 16.
 cudaError_t store_step(cudaStream_t, std::span<const std::byte> values, std::byte* to);
 
-// Whether this build has kernels for the current card. What they were compiled for bounds what the card is
-// used for: code for an older card, which the driver translates, has none of the newer one's instructions.
+// Whether this build has kernels for the current card. The architecture that they were compiled for limits
+// which features are used: code for an older card, which the driver translates, has no instructions of the
+// newer card.
 cudaError_t find_kernels(Card&);
 
 }  // namespace thimble::cuda

@@ -1,4 +1,4 @@
-// Descriptions of matrices for Hopper's bulk tensor copies, made by the driver. Host side.
+// Tensor maps for Hopper's bulk tensor copies, created by the driver. Host code only.
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 namespace thimble::cuda {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-// The driver's maker of tensor maps, found at run time as the library does not link libcuda; null where it
-// has none.
+// The driver's function that encodes tensor maps. It is found at run time because the library does not link
+// libcuda. Null if the driver does not have it.
 inline EncodeTiled encode_tiled() {
   static const EncodeTiled found = [] {
     void* f = nullptr;
@@ -23,7 +23,7 @@ inline EncodeTiled encode_tiled() {
   return found;
 }
 
-// The map of a matrix [rows][cols] of f16 in boxes of box_rows rows and 64 columns under a swizzle of 128
+// The map of an f16 matrix [rows][cols], in boxes of box_rows rows and 64 columns with a swizzle of 128
 // bytes.
 inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, uint64_t rows, uint64_t cols,
                                    uint32_t box_rows) {

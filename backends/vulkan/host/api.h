@@ -1,6 +1,6 @@
-// Vulkan's functions, found at run time: nothing links libvulkan, so the library loads where there is none. A
-// table of our own and not volk, whose global vkCreateInstance etc. would meet those of a program that links
-// our static library and libvulkan.
+// Vulkan's functions, loaded at run time. Nothing links libvulkan, so the library also loads on machines
+// without it. We use our own table and not volk, because volk's global vkCreateInstance etc. would collide
+// with those of a program that links our static library and libvulkan.
 #pragma once
 
 #define VK_NO_PROTOTYPES
@@ -8,8 +8,8 @@
 
 namespace thimble::vulkan {
 
-// VK_KHR_cooperative_matrix as the specification numbers it: headers have it since 1.3.255, Debian 12 has
-// 1.3.239.
+// VK_KHR_cooperative_matrix with the numbers of the specification. Headers contain it since 1.3.255, but
+// Debian 12 has 1.3.239.
 inline constexpr char kCooperativeMatrix[] = "VK_KHR_cooperative_matrix";
 struct CooperativeMatrixFeatures {
   VkStructureType sType = static_cast<VkStructureType>(1000506000);
@@ -19,7 +19,8 @@ struct CooperativeMatrixFeatures {
 };
 enum class Component : uint32_t { kF16 = 0, kF32 = 1 };
 enum class Scope : uint32_t { kSubgroup = 3 };
-struct CooperativeMatrixProperties {  // of C = A B + C, with A of m x k and B of k x n
+// C = A B + C, where A is m x k and B is k x n.
+struct CooperativeMatrixProperties {
   VkStructureType sType = static_cast<VkStructureType>(1000506001);
   void* pNext = nullptr;
   uint32_t m = 0, n = 0, k = 0;
@@ -51,7 +52,7 @@ using PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR =
   X(CmdBindDescriptorSets) X(CmdPushConstants) X(CmdDispatch) X(CmdPipelineBarrier) X(CmdCopyBuffer) X(CmdFillBuffer)
 // clang-format on
 
-// vk.CreateBuffer(device, ...) and so on.
+// Call as vk.CreateBuffer(device, ...).
 struct Api {
   PFN_vkGetInstanceProcAddr GetInstanceProcAddr = nullptr;
 #define X(name) PFN_vk##name name = nullptr;

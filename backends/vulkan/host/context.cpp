@@ -149,7 +149,7 @@ void full_barrier(const Api& vk, VkCommandBuffer commands) {
 
 Timeline::~Timeline() {
   if (!semaphore_) return;
-  static_cast<void>(wait(last_));  // a lost device has nothing more to wait for
+  static_cast<void>(wait(last_));  // if the device is lost, there is nothing to wait for
   context_->vk.DestroySemaphore(context_->device, semaphore_, nullptr);
 }
 
@@ -181,9 +181,9 @@ Status Timeline::submit(std::span<const VkCommandBuffer> commands) {
 
 Status Timeline::wait(uint64_t submit) {
   if (submit <= done_) return {};
-  // A thread that sleeps is woken 0.1 to 0.2 ms after the work is done, which is 5 % of a token of an H200
-  // (284 to 289 tokens/s instead of 303). So it first looks for as long as tokens take on such cards; work on
-  // a processor wants the time itself.
+  // A sleeping thread wakes up 0.1 to 0.2 ms after the work is done, which is 5 % of the time of a token on
+  // an H200 (284 to 289 tokens/s instead of 303). So the thread first polls for as long as a token takes on
+  // such cards. On a software device it sleeps at once, because the work needs the processor.
   if (!context_->gpu.info.software) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
     uint64_t done = 0;

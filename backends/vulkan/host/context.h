@@ -1,4 +1,4 @@
-// An opened device: what its buffers, streams and programs share.
+// An opened device: the objects that its buffers, streams and programs share.
 #pragma once
 
 #include <functional>
@@ -15,10 +15,10 @@ namespace thimble::vulkan {
 
 class Pipelines;
 
-// Gets what validation layers say, on any thread.
+// Receives the messages of validation layers, on any thread.
 using Messages = std::function<void(const char*)>;
 
-// What a VkResult means, for people.
+// The meaning of a VkResult as readable text.
 std::string result_text(VkResult);
 
 class Context {
@@ -45,21 +45,21 @@ class Context {
   VkDebugUtilsMessengerEXT messenger_ = VK_NULL_HANDLE;
 };
 
-// All that was submitted before is done and seen before anything behind it starts, by the host too. Every
-// command buffer begins and ends with one.
+// A barrier between all earlier and all later work, including work of the host. Earlier work is finished and
+// visible before later work starts. Every command buffer begins and ends with one.
 void full_barrier(const Api&, VkCommandBuffer);
 
-// Work that was submitted in order, counted: a stream's, or that of the staging memory.
+// Counts submits that run in order: those of a stream, or of the staging memory.
 class Timeline {
  public:
   explicit Timeline(std::shared_ptr<Context> context) : context_(std::move(context)) {}
   ~Timeline();
   Status open();
-  // Submits command buffers, and counts one up.
+  // Submits command buffers, and increments the count.
   Status submit(std::span<const VkCommandBuffer>);
   // The number of the last submit.
   uint64_t last() const { return last_; }
-  // Returns when that submit is done.
+  // Waits until that submit is done.
   Status wait(uint64_t submit);
   const std::shared_ptr<Context>& context() const { return context_; }
 

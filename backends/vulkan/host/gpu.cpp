@@ -49,7 +49,8 @@ uint32_t device_heap(const VkPhysicalDeviceMemoryProperties& memory) {
   return best;
 }
 
-// A family that computes; one that does nothing else leaves the desktop its own queue.
+// A queue family for compute. A compute-only family is preferred, because it leaves the other queue to the
+// desktop.
 std::optional<uint32_t> compute_family(const Api& vk, VkPhysicalDevice device) {
   uint32_t count = 0;
   vk.GetPhysicalDeviceQueueFamilyProperties(device, &count, nullptr);
@@ -65,7 +66,7 @@ std::optional<uint32_t> compute_family(const Api& vk, VkPhysicalDevice device) {
   return found;
 }
 
-// Whether subgroups multiply 16 x 16 of f16 and add in f32, which is what the shaders do.
+// Whether subgroups can multiply 16 x 16 matrices of f16 and accumulate in f32, as the shaders do.
 bool multiplies_f16(const Api& vk, VkPhysicalDevice device) {
   uint32_t count = 0;
   if (!vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR ||
@@ -80,8 +81,8 @@ bool multiplies_f16(const Api& vk, VkPhysicalDevice device) {
   });
 }
 
-// What the slow ones of a kind do in a second: a phone, a core or two of a processor, a card. Cards have
-// grown in memory as they did in speed: one of 2016 with 4 GiB does 2 TFLOP/s, one with 80 GiB does 60.
+// Rates of the slow devices of each kind: a phone, a core or two of a processor, a card. The memory of cards
+// has grown like their speed: a card of 2016 with 4 GiB reaches 2 TFLOP/s, a card with 80 GiB reaches 60.
 void expect_of_kind(const Gpu& gpu, Limits& l) {
   const double gib = static_cast<double>(gpu.info.total_bytes) * 0x1p-30;
   const bool card = gpu.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU;
@@ -90,7 +91,7 @@ void expect_of_kind(const Gpu& gpu, Limits& l) {
   l.bytes_per_second = card ? 200e9 : software ? 5e9 : 20e9;
 }
 
-// Fills in everything but the number; what is missing goes to gpu.refused.
+// Fills in everything except the number. Missing features are written to gpu.refused.
 void examine(const Api& vk, Gpu& gpu) {
   VkPhysicalDeviceProperties basics;
   vk.GetPhysicalDeviceProperties(gpu.handle, &basics);
@@ -172,7 +173,7 @@ void examine(const Api& vk, Gpu& gpu) {
   gpu.info.max_binding = gpu.limits.max_range;
   gpu.info.max_allocation = std::min(gpu.max_allocation, gpu.max_buffer);
   gpu.info.alignment = 256;         // of every descriptor (offset_alignment is at most 256)
-  gpu.info.granularity = 64 << 10;  // pages of discrete cards; NVIDIA, AMD and Intel round up to it
+  gpu.info.granularity = 64 << 10;  // page size of discrete cards; NVIDIA, AMD and Intel round up to it
   gpu.info.unified = false;
   gpu.info.software = gpu.type == VK_PHYSICAL_DEVICE_TYPE_CPU;
   gpu.info.view_element_bytes = 2;
@@ -257,7 +258,7 @@ uint64_t free_gpu_bytes(const Instance& instance, const Gpu& gpu) {
     const uint64_t most = budget.heapBudget[gpu.heap];
     return most - std::min<uint64_t>(budget.heapUsage[gpu.heap], most);
   }
-  // Nobody tells what a card's own memory has left; what is the machine's, the system does.
+  // The free memory of a card is unknown. For shared memory, the operating system reports it.
   if (gpu.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU) return gpu.info.total_bytes;
   return std::min(gpu.info.total_bytes, memory_status().free_bytes);
 }

@@ -1,4 +1,4 @@
-// The devices that Vulkan shows, what each can do, and why one cannot be used.
+// The devices that Vulkan lists, the features of each, and why a device cannot be used.
 #pragma once
 
 #include <optional>
@@ -16,23 +16,24 @@ struct Gpu {
   VkPhysicalDeviceType type = VK_PHYSICAL_DEVICE_TYPE_OTHER;
   DeviceInfo info;
   Limits limits;
-  std::string refused;  // why it cannot be used; empty: it can
+  std::string refused;  // why it cannot be used; empty if it can
   uint32_t queue_family = 0;
-  uint32_t heap = 0;                      // its own memory
-  bool sets_subgroup_size = false;        // it has several sizes, and a pipeline asks for one
-  bool has_memory_budget = false;         // it tells how much memory is free
-  uint64_t max_buffer = 0;                // bytes of a buffer
-  uint64_t max_allocation = 0;            // bytes that the driver promises in one piece; some give more
-  uint8_t cache_uuid[VK_UUID_SIZE] = {};  // changes with all that makes a pipeline cache useless
+  uint32_t heap = 0;                // its own memory
+  bool sets_subgroup_size = false;  // it supports several subgroup sizes, and a pipeline can choose one
+  bool has_memory_budget = false;   // the driver reports how much memory is free
+  uint64_t max_buffer = 0;          // largest buffer in bytes
+  // Largest allocation that the driver guarantees, in bytes; some drivers allow more
+  uint64_t max_allocation = 0;
+  uint8_t cache_uuid[VK_UUID_SIZE] = {};  // changes when a pipeline cache becomes invalid
 };
 
-// The devices in the order of their numbers: those that can be used first, and among them discrete,
-// integrated, virtual, software.
+// The devices in the order of their numbers. Usable devices come first; among these, discrete, integrated,
+// virtual, software.
 std::vector<Gpu> find_gpus(const Instance&);
 
-// Bytes of a device's own memory that are free now.
+// Free bytes of a device's own memory.
 uint64_t free_gpu_bytes(const Instance&, const Gpu&);
-// Bytes of it that this process uses now; none where the driver does not tell.
+// Bytes of its own memory that this process uses. Empty if the driver does not report it.
 std::optional<uint64_t> used_gpu_bytes(const Instance&, const Gpu&);
 
 }  // namespace thimble::vulkan

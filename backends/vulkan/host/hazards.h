@@ -1,5 +1,5 @@
-// Tells which dispatches of a command buffer have to wait for earlier ones, by the bytes that they read and
-// write.
+// Finds out which dispatches of a command buffer must wait for earlier ones, from the bytes that they read
+// and write.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 namespace thimble::vulkan {
 
 struct Access {
-  const void* buffer;   // anything that identifies it
+  const void* buffer;   // identifies the buffer
   uint64_t first, end;  // bytes [first, end)
-  bool writes;          // it may read too
+  bool writes;          // may also read
 };
 
 class Hazards {
  public:
-  // Adds a dispatch. True if a barrier must stand before it: it reads or writes what a dispatch since the
-  // last barrier wrote, or writes what one read. The barrier is then taken to be there, for all memory.
+  // Adds a dispatch. Returns true if it needs a barrier before it: it accesses bytes that a dispatch since
+  // the last barrier wrote, or writes bytes that one read. The caller must then add a barrier for all memory.
   bool add(std::span<const Access> dispatch);
 
  private:

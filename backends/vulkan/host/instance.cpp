@@ -15,7 +15,7 @@ constexpr const char* kLoaders[] = {"vulkan-1.dll"};
 #elif defined(__APPLE__)
 constexpr const char* kLoaders[] = {"libvulkan.1.dylib", "libMoltenVK.dylib"};
 #else
-constexpr const char* kLoaders[] = {"libvulkan.so.1", "libvulkan.so"};  // the second is Android's
+constexpr const char* kLoaders[] = {"libvulkan.so.1", "libvulkan.so"};  // the second name is used on Android
 #endif
 
 PFN_vkGetInstanceProcAddr find_loader() {

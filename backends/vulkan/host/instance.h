@@ -1,4 +1,4 @@
-// The Vulkan of this machine: its loader and an instance.
+// Vulkan on this machine: its loader and an instance.
 #pragma once
 
 #include "backends/vulkan/host/api.h"
@@ -8,13 +8,13 @@ namespace thimble::vulkan {
 
 class Instance {
  public:
-  // The instance of this process, made when it is first asked for and never destroyed: NVIDIA's driver,
-  // loaded and unloaded some tens of times, is not found any more. Unsupported, saying why, where there is no
-  // Vulkan 1.2.
+  // The instance of this process. It is created at the first call and never destroyed, because NVIDIA's
+  // driver is no longer found after it was loaded and unloaded some tens of times. Unsupported, with the
+  // reason, if there is no Vulkan 1.2.
   static Result<const Instance*> get();
 
   VkInstance handle = VK_NULL_HANDLE;
-  Api vk;                           // without the functions of a device
+  Api vk;                           // without device functions
   bool passes_on_messages = false;  // of validation layers
 
  private:

@@ -7,8 +7,8 @@
 namespace thimble::vulkan {
 namespace {
 
-// Seconds of the fastest of 3 runs of `work`, after one to warm up. Clocks on the host: a run takes
-// milliseconds, and what a submit costs is microseconds.
+// The seconds of the fastest of 3 runs of `work`, after one warm-up run. The host's clock is precise enough:
+// a run takes milliseconds, and a submit takes microseconds.
 template <typename Work>
 Result<double> best_seconds(const Work& work) {
   double best = 0;
@@ -21,13 +21,13 @@ Result<double> best_seconds(const Work& work) {
   return best;
 }
 
-// A program of one segment.
+// Runs a program of one segment.
 Status run(Stream& stream, Program& program, uint32_t rows) {
   THIMBLE_TRY(stream.submit(program, 0, 1, {.n_rows = rows}, {}));
   return stream.wait();
 }
 
-// By the op: vkCmdCopyBuffer takes five times as long on an H200.
+// Uses the op copy, because vkCmdCopyBuffer takes five times as long on an H200.
 Result<double> measure_copy(Device& device, const DeviceInfo& info) {
   constexpr uint32_t kRows = 256, kQuadBytes = 16;
   const uint64_t most = std::min({uint64_t(1) << 30, info.free_bytes / 8, info.max_binding});
@@ -46,8 +46,8 @@ Result<double> measure_copy(Device& device, const DeviceInfo& info) {
   return 2.0 * static_cast<double>(bytes) / seconds;
 }
 
-// `count` words of two f16 in +-[0.5, 2), or of one f32 alike: products of zeros take less power, and clocks
-// rise.
+// `count` words of two f16, or of one f32, in +-[0.5, 2). Products of zeros would need less power, and clocks
+// would rise.
 std::vector<uint32_t> numbers(uint64_t count, uint32_t mask, uint32_t ones) {
   std::vector<uint32_t> words(count);
   uint32_t state = 1;
@@ -58,7 +58,7 @@ std::vector<uint32_t> numbers(uint64_t count, uint32_t mask, uint32_t ones) {
   return words;
 }
 
-// Seconds that a product of [rows][n] and an f16 matrix of [n][n] takes, as linear computes it.
+// The seconds that linear takes for a product of [rows][n] and an f16 matrix [n][n].
 Result<double> time_product(Device& device, uint32_t rows, uint32_t n) {
   const std::vector<uint32_t> x = numbers(uint64_t(rows) * n, 0x80ffffffu, 0x3f000000u);
   const std::vector<uint32_t> w = numbers(uint64_t(n) * n / 2, 0x87ff87ffu, 0x38003800u);
@@ -91,7 +91,7 @@ Result<double> time_product(Device& device, uint32_t rows, uint32_t n) {
   return best_seconds([&] { return run(*stream, *program, rows); });
 }
 
-// Larger and larger products, until one takes 50 ms: starting it then costs nothing.
+// Increases the size of the product until one takes 50 ms, so that the cost of starting it can be neglected.
 Result<double> measure_products(Device& device) {
   double best = 0, seconds = 0;
   for (uint32_t n = 512; n <= 8192 && seconds < 0.05; n *= 2) {

@@ -14,8 +14,8 @@ constexpr VkMemoryPropertyFlags kDeviceLocal = VK_MEMORY_PROPERTY_DEVICE_LOCAL_B
 constexpr VkMemoryPropertyFlags kMapped =
     VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
 
-// A type of memory among those that a buffer can have: with all that is needed, if possible with what is
-// wished, and otherwise in the largest heap.
+// Chooses one of the memory types that a buffer can use. The type must have all needed properties. A type
+// with all wished properties is preferred, then a type in a larger heap.
 std::optional<uint32_t> memory_type(const Context& c, uint32_t possible, VkMemoryPropertyFlags needed,
                                     VkMemoryPropertyFlags wished) {
   VkPhysicalDeviceMemoryProperties memory;

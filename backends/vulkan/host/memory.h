@@ -1,4 +1,4 @@
-// Device memory and memory that the host reaches, and what carries bytes between host and device.
+// Device memory, host-visible memory, and copies between host and device.
 #pragma once
 
 #include <memory>
@@ -18,18 +18,22 @@ struct VulkanBuffer : Buffer {
 };
 
 enum class Place : uint8_t {
-  kDevice,       // the device's own memory
-  kHost,         // mapped, and fast for the host to read
-  kMappedDevice  // mapped, the device's own where the host reaches it: small things, read often
+  kDevice,  // the device's own memory
+  kHost,    // mapped, and fast to read on the host
+  // Mapped, in the device's own memory if the host can access it; for small data that is read often
+  kMappedDevice
 };
 
-// Not zeroed. The handle has a multiple of 16 bytes, so that an operand may end anywhere.
+// The memory is not zeroed. The size of the VkBuffer is rounded up to a multiple of 16 bytes, so that an
+// operand may end anywhere.
 Result<std::unique_ptr<VulkanBuffer>> allocate(const std::shared_ptr<Context>&, Place, uint64_t bytes);
 
-// Mapped memory that host data passes through, two halves in turn. Every call returns when all is done.
+// Mapped memory for copies of host data. Its two halves are used in turn. Every call returns after its work
+// is done.
 class Staging {
  public:
-  static constexpr uint64_t kBytes = 2 << 20;  // of a half: 0.1 ms over PCIe, ten times what a submit costs
+  // The size of a half: 0.1 ms over PCIe, ten times the cost of a submit.
+  static constexpr uint64_t kBytes = 2 << 20;
 
   explicit Staging(std::shared_ptr<Context> context) : timeline_(std::move(context)) {}
   ~Staging();
@@ -40,7 +44,7 @@ class Staging {
   Status clear(VulkanBuffer&);
 
  private:
-  // Submits what `record` puts into a command buffer.
+  // Submits the commands that `record` adds to a command buffer.
   template <typename Record>
   Status submit(uint32_t half, const Record& record);
   Status finish() { return timeline_.wait(timeline_.last()); }

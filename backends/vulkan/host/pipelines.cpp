@@ -7,7 +7,7 @@
 
 namespace thimble::vulkan {
 
-// One file for each device and driver.
+// One file per device and driver.
 static std::string cache_name(const Gpu& gpu) {
   std::string name = "vulkan-";
   for (const uint8_t byte : gpu.cache_uuid) {
@@ -70,7 +70,7 @@ void Pipelines::keep() {
     data.resize(bytes);
     write_cache(cache_name(context_.gpu), data);
     kept_bytes_ = bytes;
-  } catch (const std::exception&) {  // there is no memory to copy them: the next run compiles again
+  } catch (const std::exception&) {  // not enough memory to copy them; the next run compiles them again
   }
 }
 

@@ -1,5 +1,5 @@
-// Compiled shaders: made when a program first uses them, shared by all programs of a device, and kept on disk
-// from run to run.
+// Compiled shaders. They are created when a program first uses them, shared by all programs of a device, and
+// cached on disk between runs.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace thimble::vulkan {
 
-inline constexpr uint32_t kPushBytes = 128;  // what every device has
+inline constexpr uint32_t kPushBytes = 128;  // the limit that every device supports
 
 class Pipelines {
  public:
@@ -23,10 +23,10 @@ class Pipelines {
 
   // The pipeline of a shader with these specialisation constants and so many operands.
   Result<VkPipeline> find(Shader, std::span<const uint32_t> constants, size_t operands);
-  // Writes to disk what was compiled since the last time, for an app may be killed: NVIDIA's compiler takes
-  // 8 s for the pipelines of a model.
+  // Writes to disk what was compiled since the last call, because an app may be killed. NVIDIA's compiler
+  // takes 8 s for the pipelines of a model.
   void keep();
-  // The layouts of shaders with so many operands.
+  // The layout of shaders with so many operands.
   VkDescriptorSetLayout set_layout(size_t operands) const { return set_layouts_[operands]; }
   VkPipelineLayout layout(size_t operands) const { return layouts_[operands]; }
 
@@ -41,7 +41,7 @@ class Pipelines {
   std::mutex mutex_;
   std::map<Key, VkPipeline> pipelines_;
   VkPipelineCache cache_ = VK_NULL_HANDLE;
-  size_t kept_bytes_ = 0;  // of the cache when it was last read or written
+  size_t kept_bytes_ = 0;  // size of the cache when it was last read or written
 };
 
 }  // namespace thimble::vulkan

@@ -19,7 +19,7 @@ VulkanProgram::~VulkanProgram() {
   const Context& c = *stream->context;
   uint64_t last = 0;
   for (const Piece& piece : pieces) last = std::max(last, piece.submitted);
-  static_cast<void>(stream->timeline.wait(last));  // a lost device has nothing more to wait for
+  static_cast<void>(stream->timeline.wait(last));  // if the device is lost, there is nothing to wait for
   c.vk.DestroyCommandPool(c.device, commands, nullptr);
   for (const VkDescriptorPool pool : descriptors) c.vk.DestroyDescriptorPool(c.device, pool, nullptr);
 }
@@ -106,7 +106,7 @@ Status ProgramRecording::try_dispatch(Shader shader, std::span<const uint32_t> c
   Access accesses[kMostOperands];
   double bytes = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
-    // A view of no bytes may lie at the end of its buffer, where nothing can be bound.
+    // A view of no bytes may be at the end of its buffer, where nothing can be bound.
     View view = operands[i].view;
     if (!view || !view.bytes)
       view = {stream_->shared.get(), StreamState::kNothing, StreamState::kNothingBytes};
@@ -123,7 +123,7 @@ Status ProgramRecording::try_dispatch(Shader shader, std::span<const uint32_t> c
     const uint32_t base = static_cast<uint32_t>((view.offset - first) / sizeof(uint32_t));
     std::memcpy(pushed + push_bytes + i * sizeof base, &base, sizeof base);
     bound[1 + i] = {static_cast<VulkanBuffer*>(view.buffer)->handle, first, end - first};
-    // All that is bound counts, since that is what validation layers take for read and written.
+    // The whole bound range counts, because validation layers assume that all of it is read and written.
     accesses[i] = {view.buffer, first, end, operands[i].writes};
     bytes += static_cast<double>(end - first);
   }
@@ -161,7 +161,8 @@ Status ProgramRecording::try_dispatch(Shader shader, std::span<const uint32_t> c
   return {};
 }
 
-// A set that goes with the program; a pool holds 128, most of which have fewer than 8 buffers.
+// A descriptor set that lives as long as the program. A pool holds 128 sets, most of which have fewer than 8
+// buffers.
 Result<VkDescriptorSet> ProgramRecording::descriptor_set(size_t operands) {
   constexpr uint32_t kSets = 128;
   const Api& vk = context_.vk;

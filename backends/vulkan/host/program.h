@@ -1,5 +1,5 @@
-// A program: command buffers, recorded once and submitted again and again. A segment has one, or several
-// where a slow device would take too long for it.
+// A program: command buffers that are recorded once and submitted repeatedly. A segment has one command
+// buffer, or several if a slow device would take too long for it.
 #pragma once
 
 #include <iterator>
@@ -14,25 +14,26 @@
 
 namespace thimble::vulkan {
 
-// What the programs of a stream share.
+// The state that all programs of a stream share.
 struct StreamState {
   explicit StreamState(std::shared_ptr<Context> c) : context(std::move(c)), timeline(context) {}
   static constexpr uint16_t kBooks[] = {THIMBLE_CODE_BOOKS};
-  // Where in `shared` lie Recording::counters(), what empty operands show, the code books, and StepParams
-  // with the table of HeadState behind it; multiples of every alignment that a device may ask of a
+  // Offsets in `shared`: Recording::counters(), the data of empty operands, the code books, and StepParams
+  // followed by the table of HeadState. They are multiples of every alignment that a device may require for a
   // descriptor.
   static constexpr uint64_t kCounters = 0, kNothing = Recording::kCounterBytes, kNothingBytes = 16,
                             kCodeBooks = kNothing + 256, kStep = kCodeBooks + sizeof kBooks;
   static_assert(kStep % 256 == 0 && std::size(kBooks) == THIMBLE_IQ1_FIRST + 2048);
 
-  // What shaders see as binding 0 (shaders/step.glsl): C++ and GLSL agree that nothing lies between the two.
+  // The bytes of binding 0 in shaders (shaders/step.glsl). In both C++ and GLSL there is no padding between
+  // the two.
   uint64_t step_bytes() const { return sizeof(StepParams) + heads * sizeof(HeadState); }
   static_assert(sizeof(StepParams) == 11 * sizeof(uint32_t) && sizeof(HeadState) == 6 * sizeof(uint32_t));
 
   std::shared_ptr<Context> context;
   Timeline timeline;
   std::unique_ptr<VulkanBuffer> shared;
-  uint32_t heads = 0;  // rows of the table
+  uint32_t heads = 0;  // rows of the table of HeadState
   View scratch;
 };
 
@@ -46,18 +47,18 @@ struct VulkanProgram : Program {
 
   struct Piece {
     VkCommandBuffer commands;
-    double seconds = 0;      // that a slow device takes
-    uint64_t submitted = 0;  // when it was last submitted, in the stream's timeline
+    double seconds = 0;      // estimated time on a slow device
+    uint64_t submitted = 0;  // number of its last submit in the stream's timeline
   };
   std::vector<Piece> pieces;
-  std::vector<size_t> first_piece;  // of each segment, and behind the last one how many there are
+  std::vector<size_t> first_piece;  // for each segment; then the number of pieces
 };
 
 class ProgramRecording : public Recording {
  public:
   ProgramRecording(std::shared_ptr<StreamState>, uint32_t max_rows);
 
-  // Ends the segment, if there is one, and begins another.
+  // Ends the current segment, if any, and begins another.
   void segment();
   Result<std::unique_ptr<Program>> finish(ProgramBounds);
 
@@ -73,7 +74,7 @@ class ProgramRecording : public Recording {
   std::shared_ptr<StreamState> stream_;
   const Context& context_;
   std::unique_ptr<VulkanProgram> program_;
-  Hazards hazards_;  // of this piece
+  Hazards hazards_;  // of the current piece
   bool recording_ = false;
 };
 

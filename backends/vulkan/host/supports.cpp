@@ -1,4 +1,4 @@
-// Which ops have shaders, with their types and parameters.
+// Which ops have shaders for their types and parameters.
 #include "backends/vulkan/ops.h"
 
 namespace thimble::vulkan {

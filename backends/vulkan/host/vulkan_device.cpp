@@ -17,11 +17,12 @@ namespace thimble {
 namespace vulkan {
 namespace {
 
-// What opening a device takes where its driver does not tell: 15.6 MiB were measured on lavapipe.
+// The memory that opening a device takes if its driver does not report it. On lavapipe, 15.6 MiB were
+// measured.
 constexpr uint64_t kContextBytes = 16 << 20;
 
-// What the pipelines of a model take, some forty: on lavapipe, where LLVM compiles them, 60 MiB were measured
-// of thirty.
+// The memory of a model's pipelines, about forty. On lavapipe, where LLVM compiles them, thirty pipelines
+// took 60 MiB.
 uint64_t pipeline_bytes(const Gpu& gpu) {
   return 40 * (gpu.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 2 << 20 : 256 << 10);
 }
@@ -52,7 +53,7 @@ class VulkanDevice : public Device {
       return error(Code::kUnsupported,
                    "the model has heads of %u channels; %s takes even ones up to %u%s: use --device cpu",
                    m.head_dim, name, most_dim, s.positions ? " with selection" : "");
-    // K or V of a head is bound at once, of the pool and of the view.
+    // The K or V of a head is bound as one range, both in the pool and in the view.
     const uint64_t entry = kv_bytes(DType::kF16, m.head_dim), most = most_entries(gpu_.limits, entry),
                    most_run = most_run_entries(gpu_.limits, entry, s.layer_entries);
     if (s.run_capacity > most_run || s.view_capacity > most)
@@ -117,7 +118,7 @@ class VulkanDevice : public Device {
   Staging staging_;
 };
 
-// No more than Vulkan 1.2 promises, for tests of what small devices do.
+// Limits the device to what Vulkan 1.2 guarantees, to test the behaviour of small devices.
 void limit(Gpu& gpu) {
   Limits& l = gpu.limits;
   l.max_group_threads = std::min<uint32_t>(l.max_group_threads, 128);

@@ -14,7 +14,7 @@
 namespace thimble::vulkan {
 namespace {
 
-// Gathers a program's ops; finish() puts what goes together into the same dispatches.
+// Collects a program's ops. finish() puts the ops of a group into the same dispatches.
 class VulkanRecorder : public Recorder {
  public:
   VulkanRecorder(std::shared_ptr<StreamState> stream, uint32_t max_rows)
@@ -49,8 +49,8 @@ class VulkanRecorder : public Recorder {
  private:
   Joins what_joins() const {
     Joins joins;
-    // A token's norm is made by the product before it and those that read it: a dispatch of its own would
-    // take 4.4 us of an H200.
+    // In a program of one row, a norm is computed by the product before it and the products that read it. A
+    // separate dispatch would take 4.4 us on an H200.
     joins.norm = recording_.max_rows() == 1 ? Joins::Norm::kBetweenProducts : Joins::Norm::kAlone;
     joins.routed_glu = recording_.max_rows() == 1;
     joins.normed_append = recording_.max_rows() == 1;
@@ -129,7 +129,7 @@ class VulkanStream : public Stream {
     THIMBLE_TRY(check_submit(program, p.bounds, first, last, step, heads));
     if (first == last) return {};
     THIMBLE_TRY(store(step, heads));
-    // As many pieces at once as may be.
+    // Submits as many pieces at once as possible.
     Timeline& timeline = state_->timeline;
     const std::span<VulkanProgram::Piece> pieces(&p.pieces[p.first_piece[first]],
                                                  p.first_piece[last] - p.first_piece[first]);
@@ -137,7 +137,7 @@ class VulkanStream : public Stream {
       double seconds = 0;
       commands_.clear();
       do {
-        THIMBLE_TRY(timeline.wait(pieces[end].submitted));  // it may not be submitted while it runs
+        THIMBLE_TRY(timeline.wait(pieces[end].submitted));  // a piece must not be submitted while it runs
         commands_.push_back(pieces[end].commands);
         seconds += pieces[end].seconds;
       } while (++end < pieces.size() && seconds + pieces[end].seconds <= kSubmitSeconds);
@@ -150,13 +150,13 @@ class VulkanStream : public Stream {
   Status wait() override { return state_->timeline.wait(state_->timeline.last()); }
 
  private:
-  // Puts what differs from the last step where shaders read it.
+  // Writes the values that differ from the last step to memory that shaders read.
   Status store(const StepParams& step, std::span<const HeadState> heads) {
     const bool new_step = std::memcmp(&step, &step_, sizeof step) != 0;
     const bool new_heads =
         !heads.empty() && std::memcmp(heads.data(), heads_.data(), heads.size_bytes()) != 0;
     if (!new_step && !new_heads) return {};
-    THIMBLE_TRY(state_->timeline.wait(state_->timeline.last()));  // what runs now reads the old values
+    THIMBLE_TRY(state_->timeline.wait(state_->timeline.last()));  // running work reads the old values
     std::byte* mapped = static_cast<std::byte*>(state_->shared->mapped) + StreamState::kStep;
     if (new_step) {
       step_ = step;
@@ -170,7 +170,7 @@ class VulkanStream : public Stream {
   }
 
   std::shared_ptr<StreamState> state_;
-  // What lies in state_->shared.
+  // A copy of the values in state_->shared.
   StepParams step_{};
   std::vector<HeadState> heads_;
   std::vector<VkCommandBuffer> commands_;
@@ -179,8 +179,8 @@ class VulkanStream : public Stream {
 }  // namespace
 
 uint64_t program_bytes(const ModelShape& model) {
-  // 160 KiB a layer were measured on lavapipe, 1.6 KB a dispatch. Of experts each of three programs for
-  // chunks has up to 60 dispatches more.
+  // On lavapipe, 160 KiB per layer were measured, 1.6 KB per dispatch. With experts, each of three programs
+  // for chunks has up to 60 more dispatches per layer.
   return (1 << 20) + uint64_t(model.layers) * ((256 << 10) + (model.experts ? 300 << 10 : 0));
 }
 

@@ -1,4 +1,4 @@
-// A session's queue: records ops into command buffers, and submits them.
+// The queue of a session. It records ops into command buffers, and submits them.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace thimble::vulkan {
 
-// `scratch` is what ops use between their steps, as large as needs() said; `heads`: rows of the table of
-// HeadState.
+// `scratch` is the workspace of the ops, as large as needs() said. `heads` is the number of rows of the table
+// of HeadState.
 Result<std::unique_ptr<Stream>> open_stream(std::shared_ptr<Context>, View scratch, uint32_t heads);
 
 // Bytes that the recorded programs of a session take.
