@@ -104,7 +104,7 @@ struct DeviceInfo {
   uint32_t alignment = 64;               // of every view's offset, in bytes
   uint64_t granularity = 1;              // allocations are rounded up to a multiple of it
   bool unified =
-      true;  // host and device share memory: every buffer is mapped, and files are imported as they lie
+      true;  // host and device share memory: every buffer is mapped, and files are imported without a copy
   uint32_t view_element_bytes = 2;  // kv_view's scratch: 2 (f16) or 4 (f32)
 };
 

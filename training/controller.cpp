@@ -66,7 +66,7 @@ struct ControllerNetwork<T>::Tape {
   // [w]: derivatives of the loss by the argument of the tanh, and by z.
   std::vector<T> by_inner, by_state;
   std::vector<T> by_input,
-      by_recurrent;  // [3 w]: by what the gates are sums of, W_ih x + b_ih and W_hh h + b_hh
+      by_recurrent;  // [3 w]: derivatives by the two summands of the gates, W_ih x + b_ih and W_hh h + b_hh
 };
 
 template <typename T>

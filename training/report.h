@@ -7,7 +7,7 @@
 
 namespace thimble {
 
-std::string json_number(double);  // null where it is infinite or no number
+std::string json_number(double);  // null if it is not finite
 // {"trying": ..., "reading": ..., "labels": ..., "fitting": ..., "checking": ...}
 std::string json_of(const TrainingSeconds&);
 

@@ -1,5 +1,5 @@
-// What was read, as far as it is kept: runs of tokens that follow each other, from many texts, with what a
-// retainer reads of each (f16) and the labels that it shall give.
+// Training samples: runs of consecutive tokens from many texts. Each token has the inputs of the retainers
+// (f16) and the labels that they are fitted to.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace thimble {
 constexpr uint32_t kRunTokens = 256;
 
 struct SampleShape {
-  uint32_t layers = 0, heads = 0, cols = 0;  // those that are trained; KV heads; what a retainer reads
+  uint32_t layers = 0, heads = 0, cols = 0;  // trained layers; KV heads; inputs of a retainer
 
   uint64_t state_elements() const { return uint64_t(layers) * kRunTokens * cols; }
   uint64_t label_elements() const { return uint64_t(layers) * heads * kRunTokens; }
-  // What one run takes.
+  // Bytes per run.
   uint64_t run_bytes() const {
     return state_elements() * sizeof(uint16_t) + label_elements() * (sizeof(float) + 1);
   }
@@ -42,7 +42,7 @@ class Samples {
   const uint16_t* states(uint32_t run, uint32_t layer) const {
     return const_cast<Samples*>(this)->states(run, layer);
   }
-  // [heads][kRunTokens], and whether a label is among the best of its text and head.
+  // [heads][kRunTokens]: the labels, and whether each is among the best of its text and head.
   float* labels(uint32_t run, uint32_t layer) { return labels_.data() + at(run, layer); }
   const float* labels(uint32_t run, uint32_t layer) const { return labels_.data() + at(run, layer); }
   uint8_t* best(uint32_t run, uint32_t layer) { return best_.data() + at(run, layer); }

@@ -139,7 +139,7 @@ class Trainer : public Training {
   bool unsaved_ = false;                         // some texts are in the sums but not in the file
   Samples samples_;
   std::vector<std::vector<uint32_t>> runs_of_text_;  // the runs of each text that are kept
-  std::vector<uint32_t> first_run_;                  // for each text, the index in samples_
+  std::vector<uint32_t> first_run_;                  // for each text, the index of its first run in samples_
   std::vector<std::vector<double>> counts_;          // for each counted text: [layer][kv head]
   uint32_t text_ = 0;                                // the text being read
   std::vector<int32_t> sample_of_;  // for each run of this text, its index in samples_; -1: not kept

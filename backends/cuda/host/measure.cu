@@ -29,7 +29,7 @@ __device__ inline uint32_t two_numbers(uint32_t i) {
 __global__ __launch_bounds__(kMatrixThreads, 1) void wgmma_rate_kernel(float* result) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ alignas(1024)
-      // Rows of 64 elements: first those of a, then those of b
+      // Rows of 64 elements: first those of a, then those of b.
       uint32_t tiles[(kMatrixThreads / 2 + 256) * 32];
   for (uint32_t i = threadIdx.x; i < sizeof tiles / sizeof *tiles; i += kMatrixThreads)
     tiles[i] = two_numbers(i);

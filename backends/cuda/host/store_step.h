@@ -7,8 +7,8 @@
 
 namespace thimble::cuda {
 
-// Copies the step's values to memory that later kernels on the stream read. `to` must be aligned to 16 bytes,
-// and its size must be a multiple of 16.
+// Copies the step's values to memory that later kernels on the stream read. `to` must be aligned to 16 bytes
+// and have room for the values rounded up to a multiple of 16 bytes.
 cudaError_t store_step(cudaStream_t, std::span<const std::byte> values, std::byte* to);
 
 // Whether this build has kernels for the current card. The architecture that they were compiled for limits
