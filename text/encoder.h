@@ -105,7 +105,7 @@ class Merger {
       std::push_heap(heap_.begin(), heap_.end(), later);
     };
     // Reserves one candidate per pair of neighbours, and a quarter more. When the heap is full, at least that
-    // many candidates are outdated.
+    // quarter is outdated.
     heap_.reserve(symbols_.size() + symbols_.size() / 4 + 4);
     for (uint32_t i = 1; i < symbols_.size(); ++i) offer(i - 1, i);
     while (!heap_.empty()) {

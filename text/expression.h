@@ -23,9 +23,8 @@ static_assert(sizeof(Char) == 4);
 std::vector<Char> characters(std::string_view text);
 CharClass char_class(uint32_t value);
 
-// Supports
-// ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for the
-// characters of X that are not in Y. It differs from other engines in one way: it does not enter a group
+// Supports | ( ) (?: ) (?= ) (?! ) $ [ ] ? * + {n} {n,m} \s \S \p{L Lu Lt Ll Lm Lo M N P S}, and [X--[Y]] for
+// the characters of X that are not in Y. It differs from other engines in one way: it does not enter a group
 // again after the group has matched. Matching backtracks from the end of a run, one run at a time. For the
 // expressions of pretokenizer.cpp this takes linear time on any text.
 class Expression {

@@ -173,7 +173,7 @@ void Tokenizer::tokenize(std::string_view text, bool add_bos, bool parse_special
         from = to + kGuard.size();
       }
       stretch = plain;
-      // Converts offsets in `plain` to offsets in the text
+      // Converts offsets in `plain` to offsets in the text.
       placed = [&, passed = size_t{0}](Token token) mutable {
         token.offset += passed * kGuard.size();
         for (; passed < guards.size() && guards[passed] <= token.offset; ++passed)

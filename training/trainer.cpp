@@ -856,8 +856,8 @@ static Recall sum_of(const std::vector<Trainer::Checked>& checked, Recall Traine
 }
 
 Retention Trainer::best_of(const std::vector<Checked>& checked, const Recall& dense) {
-  // The mix keeps entries that no training text asks about better than the others (docs/evaluation.md). This
-  // check cannot measure that.
+  // The mix is best at keeping entries that no training text asks about (docs/evaluation.md). This check
+  // cannot measure that.
   const Recall mix = sum_of(checked, &Checked::mix);
   double most = mix.reported(dense) + noise_of(mix.asked, dense.measure());
   Retention best = Retention::kMix;
