@@ -22,7 +22,7 @@ struct Gpu {
   bool sets_subgroup_size = false;  // it supports several subgroup sizes, and a pipeline can choose one
   bool has_memory_budget = false;   // the driver reports how much memory is free
   uint64_t max_buffer = 0;          // largest buffer in bytes
-  // Largest allocation that the driver guarantees, in bytes; some drivers allow more
+  // Largest allocation that the driver guarantees, in bytes; some drivers allow more.
   uint64_t max_allocation = 0;
   uint8_t cache_uuid[VK_UUID_SIZE] = {};  // changes when a pipeline cache becomes invalid
 };

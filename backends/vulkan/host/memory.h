@@ -20,7 +20,7 @@ struct VulkanBuffer : Buffer {
 enum class Place : uint8_t {
   kDevice,  // the device's own memory
   kHost,    // mapped, and fast to read on the host
-  // Mapped, in the device's own memory if the host can access it; for small data that is read often
+  // Mapped, in the device's own memory if the host can access it; for small data that is read often.
   kMappedDevice
 };
 
