@@ -1,5 +1,5 @@
-// thimble bench: how fast a model reads and generates. Token ids are random, so any weights do and no
-// tokenizer is needed.
+// Implements `thimble bench`, which measures how fast a model reads and generates. Token ids are random, so
+// any weights will do, and no tokenizer is needed.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ struct BenchFlags {
   uint32_t prompt = 512, generate = 128, repeats = 3;
 };
 
-// Tokens a second of all repeats, sorted.
+// Tokens per second of all repeats, sorted.
 struct TokenRates {
   std::vector<double> values;
   void add(uint64_t tokens, std::chrono::steady_clock::duration time) {
@@ -27,12 +27,12 @@ struct TokenRates {
   double median() const { return values[values.size() / 2]; }
 };
 
-// What a phase of the last repeat moved and computed, in a second, by the library's own count.
+// Bytes moved and operations computed per second in a phase of the last repeat, as the library counts them.
 struct Speed {
   double bytes_per_second, flop_per_second;
   Speed(double seconds, double bytes, double flop)
       : bytes_per_second(bytes / seconds), flop_per_second(flop / seconds) {}
-  // Of what the device can do.
+  // The share of the rate that the device reaches.
   double memory_share(const thimble_device_rates& r) const { return bytes_per_second / r.bytes_per_second; }
   double matrix_share(const thimble_device_rates& r) const { return flop_per_second / r.flop_per_second; }
 };
@@ -42,7 +42,8 @@ int bench(Settings& s, const BenchFlags& flags) {
   const Retention retention = choose_retention(s, model, flags.prompt);
   const thimble_model_info info = model_info(model);
   settle_seed(s);
-  // Before the session, whose budget does not count what measuring takes.
+  // Measured before the session is created, because the session's budget does not count the memory that
+  // measuring takes.
   const thimble_device_rates rates = measure_device(s.device, s.session.threads);
   s.predict = flags.generate;
   Progress progress;

@@ -1,4 +1,4 @@
-// thimble chat: a conversation in a terminal.
+// Implements `thimble chat`, a conversation in a terminal.
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
@@ -45,7 +45,7 @@ class Chat {
  private:
   void create();
   void start_afresh();
-  // False where the loop shall end.
+  // Executes a command line. Returns false if the loop is to end.
   bool obey(const std::string& line);
   void open(const std::string& path);
   void say(const std::string& line);
@@ -55,15 +55,15 @@ class Chat {
   void show_policy();
   void change_policy(const std::string& words);
 
-  // The next message of the user as the session shall read it.
+  // The text of the user's next message, as the session is to read it.
   std::string message_text(const std::string& content) const;
   Tokens message_tokens(const std::string& text) const;
-  // Feeds the message's first `count` tokens, those that were fed before left out; with `flush` reads all of
-  // them. False after Ctrl-C; place_.fed says what the session took.
+  // Feeds the message's first `count` tokens, except those that were fed before. With `flush`, reads all of
+  // them. Returns false after Ctrl-C; place_.fed then has the tokens that the session took.
   bool read(const Tokens& tokens, size_t count, bool flush);
-  // Ends an answer that was cut, so that the next message follows a whole one.
+  // Ends an answer that was cut off, so that the next message follows a complete one.
   void end_turn();
-  // The session holds the whole message; what comes next is an answer.
+  // Called when the session holds the whole message, so that an answer comes next.
   void message_is_over(const std::string& content);
 
   Settings settings_;
@@ -73,14 +73,14 @@ class Chat {
   Session session_;
   int32_t end_of_turn_ = -1;
 
-  // Where the conversation stands; what /save keeps beside the session.
+  // The state of the conversation, which /save stores with the session.
   struct Place {
-    Json messages = Json::array();  // that the session holds: {"role", "content"}
-    bool first = true;              // it holds none yet
-    bool cut = false;               // its last answer lacks the end-of-turn token
-    std::string opened;             // text that goes in front of the next message
-    std::vector<int32_t> fed;       // tokens of the next message that were fed already
-    uint64_t message_start = 0;     // where in the stream the next message begins, once any of it was fed
+    Json messages = Json::array();  // messages that the session holds: {"role", "content"}
+    bool first = true;              // the session holds no message yet
+    bool cut = false;               // the session's last answer lacks the end-of-turn token
+    std::string opened;             // text that precedes the next message
+    std::vector<int32_t> fed;       // tokens of the next message that were already fed
+    uint64_t message_start = 0;     // where in the stream the next message begins, once any was fed
   } place_;
 };
 
@@ -115,7 +115,7 @@ bool Chat::read(const Tokens& tokens, size_t count, bool flush) {
       flush ? read_prompt(session_, more, progress_)
             : call_unless_interrupted(thimble_session_feed, session_.get(), more.data(), more.size());
   progress_.clear();
-  // After Ctrl-C the session may hold a part only.
+  // After Ctrl-C, the session may hold only a part of the message.
   const uint64_t held = stats(session_).position - place_.message_start;
   place_.fed.assign(tokens.ids.begin(), tokens.ids.begin() + static_cast<std::ptrdiff_t>(held));
   return done;
@@ -140,9 +140,9 @@ void Chat::open(const std::string& path) {
   const Interruptible interruptible(session_);
   end_turn();
   place_.opened = join_question(place_.opened, text);
-  // The message is not known yet, so this feeds what no message can change: tokens that end well before the
-  // place where two different ones begin. 64 bytes are more than a tokenizer looks ahead in practice; say()
-  // takes back what differs.
+  // The message is not known yet, so this feeds only tokens that no message can change: tokens that end at
+  // least kMargin bytes before the place where two different messages diverge. In practice, a tokenizer does
+  // not look ahead 64 bytes; if one does, say() takes back the tokens that differ.
   constexpr uint64_t kMargin = 64;
   const std::string one = message_text(join_question(place_.opened, "a")),
                     other = message_text(join_question(place_.opened, "1"));
@@ -166,8 +166,9 @@ void Chat::say(const std::string& line) {
   const auto same =
       std::mismatch(place_.fed.begin(), place_.fed.end(), tokens.ids.begin(), tokens.ids.end()).first;
   if (same != place_.fed.end()) {
-    // A message that was stopped while it was read, or a tokenizer that looks far ahead: takes back what
-    // differs, or where that was evicted from, lets the stopped message stand as it is.
+    // The fed tokens can differ if a message was stopped while it was read, or if the tokenizer looks far
+    // ahead. Takes back the tokens that differ. If their entries were evicted, keeps the stopped message as
+    // it is.
     const uint64_t position = place_.message_start + static_cast<uint64_t>(same - place_.fed.begin());
     if (thimble_session_rewind(session_.get(), position, nullptr) == THIMBLE_OK) {
       place_.fed.erase(same, place_.fed.end());
@@ -185,7 +186,7 @@ void Chat::say(const std::string& line) {
   }
   message_is_over(join_question(place_.opened, line));
   Answer answer = generate(model_, session_, settings_.predict, write_answer);
-  // The token that Ctrl-C stopped is sampled and will be in the conversation, so it is shown too.
+  // The token that Ctrl-C stopped is already sampled and will be in the conversation, so it is shown too.
   int32_t token = -1;
   const bool stopped = answer.finish == Finish::kInterrupted;
   const size_t shown = answer.text.size();
@@ -266,11 +267,11 @@ void Chat::change_policy(const std::string& words) {
   change_policies(changed, flags);
 
   Retention retention = choose_retention(changed, model_, 0);
-  plan(model_, session_options(changed, model_, retention, 0));  // throws while the old session still lives
+  plan(model_, session_options(changed, model_, retention, 0));  // throws before the old session is freed
   const Settings old = settings_;
   std::swap(retention, retention_);
   settings_ = changed;
-  session_.reset();  // two at a time might not fit the machine
+  session_.reset();  // two sessions at a time might not fit the machine
   try {
     create();
   } catch (const Failure&) {
@@ -315,7 +316,8 @@ bool Chat::obey(const std::string& line) {
 void Chat::loop() {
   if (is_terminal(stdin)) std::fprintf(stderr, "/help lists commands; Ctrl-C stops an answer.\n");
   while (const auto line = read_line("> ")) {
-    // One failure must not end a conversation, but for a model that computes nonsense: it goes on doing so.
+    // A failure must not end the conversation, except if the model computes invalid numbers, which it would
+    // do again.
     try {
       if (strip(*line).empty()) continue;
       if (line->front() != '/')

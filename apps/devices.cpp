@@ -1,4 +1,4 @@
-// thimble devices: what can compute.
+// Implements `thimble devices`, which lists the devices.
 #include <cstdio>
 
 #include "apps/generation.h"

@@ -1,8 +1,9 @@
-// thimble eval: questions about long texts, how well they are answered and how much of each needle is still
-// held.
+// Implements `thimble eval`, which asks questions about long texts. It measures how well they are answered
+// and how much of each needle is still held.
 //
-// With a selection, and with adore, the question is fed token by token, as generated tokens are: the text is
-// what a program reads ahead, and what each word of the question attends to is the policy's choice.
+// With a selection, and with adore, the question is fed token by token, like generated tokens. A program
+// would read the text ahead, and for each token of the question the policy chooses which entries it attends
+// to.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,7 +22,7 @@ namespace app {
 
 namespace {
 
-enum class Scoring { kByLine, kExact, kContains };  // kByLine: contains where a line has "answers"
+enum class Scoring { kByLine, kExact, kContains };  // kByLine: kContains if a line has "answers", else kExact
 
 struct EvalFlags {
   std::string file;
@@ -34,14 +35,14 @@ struct EvalFlags {
 struct Sample {
   std::string id, task, asked;
   std::vector<std::string> expected;
-  bool exact = true;    // the answer is the one that is expected; else it holds all that are
-  uint64_t length = 0;  // as the file gives it
+  bool exact = true;    // true: the answer equals the expected text; false: it contains all expected texts
+  uint64_t length = 0;  // as given in the file
   std::vector<int32_t> prompt;
   std::ptrdiff_t question = 0;  // index of the first token of the question
-  std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt; none without a needle
+  std::vector<int32_t> needle;  // positions of the needle's tokens in the prompt; empty without a needle
 };
 
-// What a line expects of its answer: the texts, and whether one is compared as a whole.
+// The expected texts of a line, and whether the answer must equal the text or only contain it.
 std::pair<std::vector<std::string>, bool> expectation(const EvalFlags& flags, const Json& json,
                                                       const std::string& where) {
   const bool many = json.contains("answers");
@@ -65,7 +66,7 @@ std::pair<std::vector<std::string>, bool> expectation(const EvalFlags& flags, co
   return {std::move(expected), false};
 }
 
-// One line of the file, tokenised; nothing where a filter leaves it out.
+// Reads and tokenises one line of the file. Returns nothing if a filter excludes it.
 std::optional<Sample> read_sample(const Settings& s, const EvalFlags& flags, const Model& model,
                                   const std::string& line, const std::string& where,
                                   std::map<std::pair<std::string, uint64_t>, uint64_t>& taken) {
@@ -138,17 +139,17 @@ double needle_retention(const std::vector<std::vector<int32_t>>& heads, const st
 
 struct Outcome {
   std::string answer;
-  double score = 0;                 // 0 to 1
-  Json subject;                     // what the server would find that the question asks about; null: nothing
-  bool gone = false;                // and say that it is no longer held
-  std::optional<double> retention;  // of the needle, where there is one
+  double score = 0;   // 0 to 1
+  Json subject;       // the sentence that `thimble serve` would find for the question; null: none
+  bool gone = false;  // whether `thimble serve` would say that the subject is no longer held
+  std::optional<double> retention;  // of the needle, if there is one
   double seconds = 0;
-  uint64_t read = 0;  // tokens of the prompt that were read ahead, not stepped
+  uint64_t read = 0;  // tokens of the prompt that were read in chunks and not stepped
   uint64_t saturated = 0;
   bool correct() const { return score == 1; }
 };
 
-// What the question asks about, as thimble serve finds it, and whether that is still held.
+// Notes the subject of the question, as `thimble serve` finds it, and whether it is still held.
 void note_subject(const Model& model, const Sample& sample, const std::vector<std::vector<int32_t>>& heads,
                   Outcome& outcome) {
   const std::vector<Sentence> stream =
@@ -164,18 +165,18 @@ bool same_text(const Sample& a, const Sample& b) {
          std::equal(a.prompt.begin(), a.prompt.begin() + a.question, b.prompt.begin());
 }
 
-// A session that is asked one sample after the other. A text that several of them share, one behind the
-// other, is read once: all questions but the last are asked on clones, where those fit.
+// A session that is asked one sample after the other. If consecutive samples share a text, the session reads
+// it once. All of these questions but the last are asked on clones, if the clones fit.
 class Asked {
  public:
-  // `selects`: questions are stepped token by token. The session may be none.
+  // `selects`: questions are stepped token by token. `session` may be null.
   Asked(const Settings& s, const Model& model, Session session, bool selects)
       : settings_(s), model_(model), session_(std::move(session)), selects_(selects) {}
 
   explicit operator bool() const { return session_ != nullptr; }
   const Session& session() const { return session_; }
 
-  // Nothing where Ctrl-C came. `last`: no further sample of this text follows.
+  // Returns nothing after Ctrl-C. `last`: no further sample of this text follows.
   std::optional<Outcome> ask(const Sample& sample, bool last, Progress& progress) {
     const auto start = std::chrono::steady_clock::now();
     if (!reads_) {
@@ -189,14 +190,14 @@ class Asked {
     reads_ = copy != nullptr;
     auto outcome = answer(copy ? copy : session_, sample, progress);
     if (!outcome) return std::nullopt;
-    if (copy) outcome->saturated -= stats(session_).saturated;  // which clones go on counting
+    if (copy) outcome->saturated -= stats(session_).saturated;  // a clone continues its original's count
     outcome->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return outcome;
   }
 
  private:
-  // Nothing where the budget or the device has no room for it: the text is then read anew for the next
-  // question.
+  // Returns null if the budget or the device has no room for a clone. The text is then read again for the
+  // next question.
   Session clone_where_it_fits() const {
     try {
       return clone(session_);
@@ -230,15 +231,16 @@ class Asked {
   const Model& model_;
   const Session session_;
   const bool selects_;
-  bool reads_ = false;  // it holds the text of the next sample
+  bool reads_ = false;  // the session holds the text of the next sample
 };
 
-// A row of the table: samples of one task and length, or all.
+// A row of the table: the samples of one task and length, or all samples.
 struct Row {
   Mean score, baseline, retention;
   uint64_t correct = 0, baseline_correct = 0;
   uint64_t saturated = 0;
-  uint64_t gone = 0, gone_wrong = 0;  // said to be no longer held; of these answered wrongly
+  // Answers whose subject was reported as no longer held; of these, the wrong answers.
+  uint64_t gone = 0, gone_wrong = 0;
   void add(const Outcome& outcome, const Outcome* dense) {
     score.add(outcome.score);
     correct += outcome.correct();
@@ -277,7 +279,7 @@ std::string percent(double share) {
   return text;
 }
 
-// "3/4", or "62.5 %" where answers may be right in part.
+// "3/4", or "62.5 %" if answers may be partly right.
 std::string cell(const Mean& score, uint64_t correct, bool in_part) {
   if (in_part) return percent(score.mean());
   return std::to_string(correct) + "/" + std::to_string(score.count());
@@ -311,13 +313,14 @@ int eval(Settings& s, const EvalFlags& flags) {
   }
 
   Progress progress;
-  // Where a generated token's step is unlike a chunk's, the question is read as an answer is written.
+  // If the step of a generated token differs from the step of a chunk, the question is read in steps, as an
+  // answer is written.
   bool selects = s.session.selection != THIMBLE_SELECTION_DENSE;
-  Settings asking = s;  // the question takes room as an answer does
+  Settings asking = s;  // the question takes room in the pool, as an answer does
   if (selects && s.predict >= 0) asking.predict += static_cast<int64_t>(question);
   const Retention retention = choose_retention(asking, model, longest);
   selects =
-      selects || retention.policy == THIMBLE_RETENTION_ADORE;  // which needs no room: each token releases one
+      selects || retention.policy == THIMBLE_RETENTION_ADORE;  // adore needs no room: each token releases one
   thimble_session_options options = session_options(asking, model, retention, longest);
   progress.attach(options);
   Asked asked(s, model, create_session(model, options), selects);
@@ -339,7 +342,7 @@ int eval(Settings& s, const EvalFlags& flags) {
   const bool in_part = std::any_of(samples.begin(), samples.end(),
                                    [](const Sample& sample) { return sample.expected.size() > 1; });
   bool interrupted = false;
-  uint64_t tokens_left = 0, tokens_done = 0;  // of prompts
+  uint64_t tokens_left = 0, tokens_done = 0;  // tokens of prompts
   for (const Sample& sample : samples) tokens_left += sample.prompt.size();
   const auto start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < samples.size(); ++i) {

@@ -24,7 +24,7 @@ const char* finish_name(Finish finish) {
 
 namespace {
 
-// Takes the bar off the screen where reading ends, however it does.
+// Removes the bar from the screen when reading ends, also after an exception.
 struct ClearedProgress {
   Progress& progress;
   ~ClearedProgress() { progress.clear(); }
@@ -118,7 +118,7 @@ Json memory_json(const thimble_memory& m) {
 }
 
 void print_json(const Json& json) {
-  // Escapes of visible() are those of JSON, so the value stays the same.
+  // visible() writes the same escapes as JSON, so the value stays the same.
   const std::string text = visible(json.dump(-1, ' ', false, Json::error_handler_t::replace)) + "\n";
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);

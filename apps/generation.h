@@ -1,4 +1,5 @@
-// Reading a prompt and generating its answer, with Ctrl-C; and sessions as JSON.
+// Functions that read a prompt and generate its answer, both of which Ctrl-C interrupts; and functions that
+// write a session's numbers as JSON.
 #pragma once
 
 #include <cstdint>
@@ -21,37 +22,38 @@ enum class Finish { kStop, kLength, kInterrupted, kContext };
 const char* finish_name(Finish finish);
 
 struct Answer {
-  std::string text;             // without the token that ended it
-  std::vector<int32_t> tokens;  // with it
+  std::string text;             // without the token that ended the answer
+  std::vector<int32_t> tokens;  // with the token that ended the answer
   Finish finish = Finish::kLength;
 };
 
-// Takes text as it is generated.
+// Receives text while it is generated.
 using Sink = std::function<void(std::string_view)>;
 
-// Reads what was fed and `tokens`, all of it. False where Ctrl-C stopped it; the next call goes on.
+// Reads all tokens that were fed, and then `tokens`. Returns false if Ctrl-C stopped it; the next call
+// continues.
 bool read_prompt(const Session& session, std::span<const int32_t> tokens, Progress& progress);
-// The same with the ids of a prompt from `first` on, which the session does not hold yet.
+// The same with the ids of a prompt from index `first` on, which the session has not been given yet.
 bool read_prompt(const Session& session, const Prompt& prompt, uint64_t first, Progress& progress);
-// Feeds the session with the ids of a prompt that are numbered `first` to `last` - 1. False after Ctrl-C.
+// Feeds ids `first` to `last` - 1 of a prompt to the session. Returns false after Ctrl-C.
 bool feed_prompt(const Session& session, const Prompt& prompt, uint64_t first, uint64_t last,
                  Progress& progress);
 
-// A Failure where a prompt of so many tokens does not fit. It is fed in pieces, so the session itself would
-// say so after a part was read in vain. `options` are the session's.
+// Throws a Failure if a prompt of `tokens` tokens does not fit. Prompts are fed in pieces, so the session
+// itself would report this only after it has read a part. `options` are the options of the session.
 void check_room(const Session& session, const thimble_session_options& options, uint64_t tokens);
 
 // Generates at most `limit` tokens (-1: until the model ends).
 Answer generate(const Model& model, const Session& session, int64_t limit, const Sink& sink);
 
-// Says on standard error that numbers of keys and values were too large for the pool, where any were.
+// Warns on standard error if numbers of keys and values were too large for the data type of the pool.
 void warn_of_saturated(uint64_t numbers);
 
-// Bytes by kind.
+// The bytes of each kind of memory.
 Json memory_json(const thimble_memory& memory);
-// One line and valid UTF-8, whatever bytes the strings hold.
+// Prints one line of valid UTF-8, even if strings in `json` are not valid UTF-8.
 void print_json(const Json& json);
-// The same as lines for people: kind, bytes, size.
+// The bytes of each kind of memory as lines of text: kind, bytes, size.
 std::string memory_table(const thimble_memory& memory);
 
 }  // namespace app

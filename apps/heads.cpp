@@ -1,4 +1,5 @@
-// thimble heads: makes published retainers files for --heads, and shows what such a file holds.
+// Implements `thimble heads`, which converts published retainers to files for --heads, and shows the contents
+// of such a file.
 #include <cstdio>
 
 #include "apps/generation.h"
@@ -35,7 +36,7 @@ int import(const HeadsSettings& s) {
   return 0;
 }
 
-// "16 texts, 98,304 tokens, 300 steps, seed 0; from book.txt", as far as the file says so.
+// Prints "16 texts, 98,304 tokens, 300 steps, seed 0; from book.txt", as far as the file has these facts.
 void print_trained(const Json& trained) {
   std::string said;
   for (const char* unit : {"texts", "tokens", "steps"})
@@ -45,7 +46,7 @@ void print_trained(const Json& trained) {
   std::printf("trained on    %s\n", said.substr(0, said.size() - 2).c_str());
 }
 
-// A row for each layer and a shade for each KV head.
+// Prints a row for each layer and a shade for each KV head.
 void print_shares(const Json& shares) {
   struct Shade {
     double below;

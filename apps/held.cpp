@@ -1,11 +1,11 @@
-// What a question asks about (see held.h).
+// Finds the sentence that a question asks about (see held.h).
 //
-// A word weighs the square of its inverse document frequency, as in the cosine of tf-idf vectors, with
-// sentences for documents: names and codes decide, and "what is the" does not. Words that the text does not
-// have tell nothing about the place and are left out.
+// The weight of a word is the square of its inverse document frequency, as in the cosine of tf-idf vectors,
+// with sentences as documents. So names and codes decide, and common words such as "what is the" do not.
+// Words that do not occur in the text say nothing about the place and are ignored.
 //
-// What is held is the best head's share, not the mean over heads: an answer survives in one head, and where
-// retainers give heads unequal pools, most hold next to nothing of any sentence.
+// The share that is held is the best head's share, not the mean over heads. One head is enough to keep an
+// answer. If retainers give heads unequal pools, most heads hold almost nothing of any sentence.
 #include "apps/held.h"
 
 #include <algorithm>
@@ -18,14 +18,14 @@ namespace app {
 
 namespace {
 
-constexpr double kStandsOut = 0.4,  // of the weight of the question's words
-    kAsGood = 0.8,                  // of the best sentence's score
-    kEnough = 0.5;                  // of a sentence's tokens
+constexpr double kStandsOut = 0.4,  // share of the weight of the question's words
+    kAsGood = 0.8,                  // share of the best sentence's score
+    kEnough = 0.5;                  // share of a sentence's tokens
 constexpr size_t kLongQuestion = 1024, kMostWords = 64;
 
 using Words = uint64_t;  // a bit for each word of the question
 
-// Calls `take` with each run of letters and digits, in lower case where it is ASCII.
+// Calls `take` with each run of letters and digits. ASCII letters are in lower case.
 template <typename Take>
 void each_word(std::string_view text, Take take) {
   std::string word;
@@ -42,7 +42,7 @@ void each_word(std::string_view text, Take take) {
   }
 }
 
-// How many sentences end before the question's last occurrence; none where there is none.
+// The number of sentences that end before the last occurrence of the question, or 0 if it does not occur.
 size_t sentences_before(std::span<const Sentence> stream, std::string_view question) {
   std::string text;
   for (const Sentence& s : stream) text += s.text;
@@ -60,7 +60,7 @@ bool ends_with(std::string_view sentence, char mark) {
   return last != sentence.npos && sentence[last] == mark;
 }
 
-// The question's words that each of the first `count` sentences has.
+// The words of the question that occur in each of the first `count` sentences.
 std::vector<Words> find_words(std::span<const Sentence> stream, size_t count, std::string_view question) {
   std::map<std::string, Words> bits;
   each_word(question, [&](const std::string& word) {
@@ -68,7 +68,7 @@ std::vector<Words> find_words(std::span<const Sentence> stream, size_t count, st
   });
   std::vector<Words> found(count, 0);
   for (size_t i = 0; i < count; ++i) {
-    if (ends_with(stream[i].text, '?')) continue;  // a question, asked earlier, answers nothing
+    if (ends_with(stream[i].text, '?')) continue;  // an earlier question does not answer anything
     each_word(stream[i].text, [&](const std::string& word) {
       if (const auto bit = bits.find(word); bit != bits.end()) found[i] |= bit->second;
     });
@@ -76,7 +76,7 @@ std::vector<Words> find_words(std::span<const Sentence> stream, size_t count, st
   return found;
 }
 
-// Sums the weights of words; gives how much each sentence has of them all, 0 to 1.
+// Returns for each sentence its words' share of the weight of all words, from 0 to 1.
 std::vector<double> score(const std::vector<Words>& found) {
   double weights[kMostWords], all = 0;
   for (size_t word = 0; word < kMostWords; ++word) {
@@ -94,7 +94,7 @@ std::vector<double> score(const std::vector<Words>& found) {
   return scores;
 }
 
-// Of a sentence and what its colon announces.
+// The best head's share of a sentence and of the text that its colon announces.
 double best_share(std::span<const Sentence> stream, size_t sentence,
                   const std::vector<std::vector<int32_t>>& heads) {
   const uint64_t first = stream[sentence].first;

@@ -1,5 +1,5 @@
-// Whether what a question asks about is still held: one rule, for the server's page and for `thimble eval`,
-// which measures it (docs/evaluation.md).
+// Decides whether the sentence that a question asks about is still held in the KV cache. The server's page
+// and `thimble eval` use the same rule; `thimble eval` measures it (docs/evaluation.md).
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,20 @@
 
 namespace app {
 
-// How many of `count` positions from `first` on are among `held`, which are ascending.
+// The number of positions from `first` to `first + count - 1` that are in `held`, which is ascending.
 uint64_t count_held(const std::vector<int32_t>& held, uint64_t first, uint64_t count);
 
-// The sentence that a question asks about; where it ends with a colon, what follows belongs to it.
+// The sentence that a question asks about. If it ends with a colon, the sentence after it belongs to it.
 struct Subject {
   size_t sentence = 0;  // its index
   double held = 0;      // the largest share of its tokens that one (layer, KV head) pair holds
-  bool gone = false;    // that is less than half: too little to answer from
+  bool gone = false;    // `held` is less than half, which is too little to answer from
 };
 
-// Finds it by words, in a prompt: the text and behind it the question. Nothing where no sentence has enough
-// of them. Of several that have as many, the one that is held best. `heads`: for each (layer, KV head) pair
-// the positions that it holds, ascending; those of layers with a window count as well.
+// Finds the subject by the words of the question, in a prompt that consists of the text and then the
+// question. Returns nothing if no sentence has enough of these words. If several sentences have equally many,
+// returns the one that is held best. `heads` has the ascending positions that each (layer, KV head) pair
+// holds, also for layers with a window.
 std::optional<Subject> find_subject(std::span<const Sentence> prompt, std::string_view question,
                                     const std::vector<std::vector<int32_t>>& heads);
 

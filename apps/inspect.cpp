@@ -1,4 +1,4 @@
-// thimble inspect: what a model file holds.
+// Implements `thimble inspect`, which shows the contents of a model file.
 #include <cstdio>
 #include <map>
 
@@ -10,13 +10,13 @@ namespace app {
 
 namespace {
 
-// "tool_use" of the key of a chat template of that name, else empty.
+// The name in the key of a named chat template, such as "tool_use"; else empty.
 std::string template_name(const std::string& key) {
   constexpr std::string_view kNamed = "tokenizer.chat_template.";
   return key.starts_with(kNamed) ? key.substr(kNamed.size()) : "";
 }
 
-// A metadata value on one line that a terminal shows whole.
+// A metadata value shortened to one line that fits a terminal.
 std::string shortened(const std::string& value) {
   constexpr size_t kLongest = 160;
   std::string line;
@@ -137,7 +137,7 @@ int inspect(const Settings& s) {
   return 0;
 }
 
-// What a saved session says of itself.
+// Prints the information in a saved session.
 int inspect_session(const std::string& path, bool json) {
   const Json info = Json::parse(session_info(path));
   if (json) {

@@ -1,4 +1,4 @@
-// The C library for app code (see library.h).
+// Wraps the C library for app code (see library.h).
 #include "apps/library.h"
 
 #include <cerrno>
@@ -10,8 +10,8 @@ namespace app {
 
 namespace {
 
-// A two-call function as a container: `ask(data, capacity, &count, &error)` once, and again where
-// `first_capacity` was too small.
+// Returns the result of a two-call function as a container. Calls `ask(data, capacity, &count, &error)` once,
+// and again if `first_capacity` was too small.
 template <typename Container, typename Ask>
 Container two_calls(uint64_t first_capacity, Ask ask) {
   Container out;
@@ -120,7 +120,7 @@ std::string training_report(const thimble_training* training) {
 
 std::pair<std::string, std::string> model_metadata(const Model& model, uint64_t index) {
   uint64_t key_length = 0, value_length = 0;
-  // Asks for both lengths; it fails for want of room, as two-call functions do.
+  // Asks for both lengths. The call fails with "too small", as two-call functions do.
   thimble_model_metadata_get(model.get(), index, nullptr, 0, &key_length, nullptr, 0, &value_length, nullptr);
   std::string key(key_length, '\0'), value(value_length, '\0');
   call(thimble_model_metadata_get, model.get(), index, key.data(), key_length, &key_length, value.data(),
@@ -139,7 +139,7 @@ bool has_chat_template(const Model& model) {
 std::string tokenizer_problem(const Model& model) {
   if (model_info(model).has_tokenizer) return "";
   try {
-    tokenize(model, "", 0);  // the library knows what is wrong with the file
+    tokenize(model, "", 0);  // the library reports what is wrong with the file
   } catch (const Failure& failure) {
     return failure.what();
   }
@@ -183,7 +183,7 @@ thimble_device_rates measure_device(const std::string& device, uint32_t threads)
 
 Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
   Tokens tokens;
-  // A token of English text has about four bytes, so the first call rarely needs a second one.
+  // A token of English text has about four bytes, so a second call is rarely needed.
   tokens.ids =
       two_calls<std::vector<int32_t>>(text.size() / 3 + 16, [&](auto& ids, uint64_t* count, auto* error) {
         tokens.offsets.resize(ids.size());
@@ -195,7 +195,8 @@ Tokens tokenize(const Model& model, std::string_view text, uint32_t flags) {
 }
 
 std::vector<int32_t> token_ids(const Model& model, std::string_view text, uint32_t flags) {
-  // In parts: the ids of the whole text are held, and next to them those of one part.
+  // Tokenises in parts, so that memory holds the ids of the whole text and next to them those of only one
+  // part.
   constexpr size_t kPart = 1 << 20;
   std::vector<int32_t> all;
   all.reserve(text.size() / 4 + 16);
@@ -338,7 +339,7 @@ std::string read_file(const std::string& path) {
   std::string bytes;
   char block[1 << 16];
   for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;) bytes.append(block, n);
-  if (std::ferror(file)) {  // a folder opens, but does not read
+  if (std::ferror(file)) {  // a folder can be opened but not read
     throw Failure(THIMBLE_IO, "cannot read " + (standard_input ? "standard input" : "'" + path + "'") + ": " +
                                   std::strerror(errno));
   }

@@ -1,4 +1,5 @@
-// The thimble command: picks a subcommand, and turns every failure into one sentence and an exit code.
+// The main program of the `thimble` command. It runs a subcommand, and turns every failure into one sentence
+// and an exit code.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,7 +13,7 @@ namespace app {
 
 namespace {
 
-// Says what went wrong: on standard error, and as an object on standard output for those who asked for JSON.
+// Reports an error on standard error, and with --json also as an object on standard output.
 int report(bool json, const std::string& code, const std::string& message, int exit_code,
            uint64_t bytes_missing = 0) {
   if (json) {
@@ -24,19 +25,19 @@ int report(bool json, const std::string& code, const std::string& message, int e
   return exit_code;
 }
 
-// What was recognised of a command: "thimble run", "thimble heads import", or "thimble" alone.
+// The part of the command line that was recognised: "thimble run", "thimble heads import", or only "thimble".
 std::string recognised(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return app.get_name() + (chosen.empty() ? "" : " " + recognised(*chosen.front()));
 }
 
-// Whether a command was named in full.
+// Whether the command line names a complete command.
 bool is_complete(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app.get_subcommands({}).empty() : is_complete(*chosen.front());
 }
 
-// CLI11's words in ours.
+// Rewrites an error message of CLI11 in the style of this program.
 std::string explain(const CLI::ParseError& error, const CLI::App& app) {
   std::string message = error.what();
   const std::vector<std::string> extra = app.remaining(true);
@@ -56,9 +57,9 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app) {
 
 int run(std::vector<std::string> words) {
   const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
-  // llama.cpp's one flag with a dash and three letters.
+  // llama.cpp's only flag with one dash and three letters.
   std::replace(words.begin(), words.end(), std::string("-sys"), std::string("--system-prompt"));
-  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  std::reverse(words.begin(), words.end());  // CLI11 expects the last word first
 
   CLI::App app("Reads long texts with a language model inside a byte budget.", "thimble");
   app.formatter(std::make_shared<HelpFormatter>());
@@ -97,7 +98,7 @@ int run(std::vector<std::string> words) {
 
 }  // namespace
 
-// `words`: the arguments, in UTF-8.
+// `words` are the arguments in UTF-8.
 int run_and_flush(std::vector<std::string> words) {
   const int exit_code = run(std::move(words));
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
@@ -110,7 +111,7 @@ int run_and_flush(std::vector<std::string> words) {
 }  // namespace app
 
 #ifdef _WIN32
-// Arguments in UTF-16; those of main come in a code page that lacks most letters.
+// Windows passes UTF-16 arguments to wmain. The arguments of main are in a code page that lacks most letters.
 int wmain(int argc, wchar_t** argv) {
   app::write_utf8();
   std::vector<std::string> words;

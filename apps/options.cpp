@@ -19,28 +19,29 @@ struct Choice {
   int32_t value;
 };
 
-// All policies of a kind, by the library's names, so that a new one is a choice at once.
+// All policies of a kind, with the names of the library, so that a new policy is a choice without changes
+// here.
 std::vector<Choice> policies(const char* (*name_of)(int32_t)) {
   std::vector<Choice> all;
   for (int32_t i = 0; const char* name = name_of(i); ++i) all.push_back({name, i});
   return all;
 }
 
-// The retentions, and a word that leaves the choice to choose_retention().
+// The retentions, and "auto", for which choose_retention() chooses.
 std::vector<Choice> retentions() {
   std::vector<Choice> all = policies(thimble_retention_name);
   all.push_back({"auto", THIMBLE_RETENTION_DEFAULT});
   return all;
 }
 
-// "none|window": what a flag takes.
+// The choices of a flag as one text: "none|window".
 std::string join(const std::vector<Choice>& choices) {
   std::string words;
   for (const Choice& c : choices) words += (words.empty() ? "" : "|") + std::string(c.name);
   return words;
 }
 
-// A flag that takes one of a few words and sets an enum of the library.
+// Adds a flag that takes one of a few words and sets an enum of the library.
 CLI::Option* add_choice(CLI::App& app, const std::string& name, int32_t& field, std::vector<Choice> choices,
                         const std::string& help) {
   const std::string words = join(choices);
@@ -151,7 +152,7 @@ void add_policy_flags(CLI::App& app, Settings& s) {
              "dense: the whole pool; tokenselect: the tokens that the heads vote for; quest: the pages whose "
              "keys may match best (default: dense)")
       ->group(selection);
-  // Flags of one selection alone, or of all that choose.
+  // Collects the flags that belong to one selection only, or to all selections but dense.
   constexpr int32_t kChoosing = -1;
   struct Belongs {
     const CLI::Option* option;
@@ -236,7 +237,7 @@ void change_policies(Settings& s, std::vector<std::string> words) {
   CLI::App flags;
   flags.set_help_flag();
   add_policy_flags(flags, s);
-  std::reverse(words.begin(), words.end());  // CLI11 takes them last first
+  std::reverse(words.begin(), words.end());  // CLI11 expects the last word first
   flags.parse(words);
 }
 
@@ -290,8 +291,8 @@ void add_sampling_flags(CLI::App& app, Settings& s) {
 void add_chat_flags(CLI::App& app, Settings& s) {
   app.add_option("--system-prompt", s.system, "System prompt; also written -sys")->type_name("TEXT");
   const auto choose = [&s](const std::string& word) {
-    // A path has a dot or a slash; the names of formats and of the model's templates, which the library
-    // knows, have neither.
+    // A path contains a dot or a slash. The names of formats and of the model's templates contain neither,
+    // and the library knows them.
     if (word.find_first_of("./\\") == std::string::npos)
       s.chat.format = word;
     else
@@ -317,19 +318,21 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
   o.retention = retention.policy;
   o.heads = retention.heads.get();
   o.seed = static_cast<uint32_t>(s.seed);
-  constexpr uint64_t kOpenEnd = 256;  // tokens of an answer without a bound
-  // -n 0 still needs room: 0 would mean the default.
+  constexpr uint64_t kOpenEnd = 256;  // tokens assumed for an answer without a limit
+  // Even for -n 0, max_new must be at least 1, because 0 means the default.
   if (s.predict >= 0) o.max_new = static_cast<uint32_t>(std::max<int64_t>(s.predict, 1));
-  // What adore keeps of dropped tokens is bounded by the context, which is to hold the text that is known.
+  // The memory that adore keeps of dropped tokens depends on the context, so the context is set to hold the
+  // known text.
   if (o.retention == THIMBLE_RETENTION_ADORE && !o.context && tokens) {
     const uint64_t generated = s.predict >= 0 ? static_cast<uint64_t>(s.predict) : kOpenEnd;
     o.context = static_cast<uint32_t>(std::min<uint64_t>(
         std::max<uint64_t>(tokens + generated, model_info(model).context_length), INT32_MAX));
   }
   const bool evicts = o.retention != THIMBLE_RETENTION_NONE;
-  // Where nothing is evicted, the pool must hold the text; the answer's room is beside it. Not said as a
-  // context: that is the user's bound on positions, the same for every policy. Where the text is not known,
-  // or the answer has no end, the library's choice stays, a pool for all that the model was trained for.
+  // If nothing is evicted, the pool must hold the text; the room for the answer is added to it. The length is
+  // not set as the context, because that is the user's limit on positions, the same for every policy. If the
+  // text is not known, or the answer has no limit, the library chooses a pool for all tokens that the model
+  // was trained for.
   const bool as_trained =
       tokens == 0 || (s.predict < 0 && tokens + kOpenEnd < model_info(model).context_length);
   if (!evicts && !o.pool && !o.context && !as_trained)
@@ -339,7 +342,7 @@ thimble_session_options session_options(const Settings& s, const Model& model, c
 
 namespace {
 
-// Whether a pool or a budget was asked for that may not hold the whole text.
+// Whether the user asked for a pool or a budget that may not hold the whole text.
 bool may_not_fit(const Settings& s, const Model& model, uint64_t tokens) {
   if (!s.session.pool && !s.session.budget_bytes) return false;
   if (tokens == 0) return true;
@@ -360,7 +363,7 @@ std::filesystem::path beside(const std::string& model_path, const char* ending) 
   return native_path(model_path).replace_extension(ending);
 }
 
-// Heads that lie beside the model and belong to it, or none.
+// Opens the heads stored next to the model, if they belong to it; else returns null.
 Heads heads_beside(const std::string& model_path, const Model& model, std::string& name) {
   for (const char* ending : kHeadsEndings) {
     const std::filesystem::path path = beside(model_path, ending);
@@ -406,7 +409,7 @@ Retention choose_retention(const Settings& s, const Model& model, uint64_t token
   if (retention.heads) {
     retention.policy = thimble_heads_retention(retention.heads.get());
   } else {
-    // KeyDiff compares the keys of one head, so it cannot keep the same entries in all.
+    // KeyDiff compares the keys of one head, so it cannot keep the same entries in all heads.
     retention.policy =
         s.session.retain_scope == THIMBLE_RETAIN_LAYER ? THIMBLE_RETENTION_WINDOW : THIMBLE_RETENTION_KEYDIFF;
     chosen = thimble_retention_name(retention.policy);
@@ -427,10 +430,11 @@ void leave_room_for_clones(const Model& model, thimble_session_options& options,
   if (budget == 0 || options.pool != 0 || fits(alone)) return;
   thimble_session_options trial = options;
   trial.budget_bytes = 0;
-  uint32_t low = 0, high = alone.pool;  // low fits or is 0, high does not
+  uint32_t low = 0, high = alone.pool;  // low fits or is 0; high does not fit
   while (high - low > 1) {
     trial.pool = low + (high - low) / 2;
-    // A pool too small for the other options is refused; the library then says so at creation.
+    // The library refuses a pool that is too small for the other options, and reports it when the session is
+    // created.
     auto memory = thimble_memory{};
     memory.struct_size = sizeof memory;
     const bool ok = thimble_session_plan(model.get(), &trial, &memory, nullptr) == THIMBLE_OK;

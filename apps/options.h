@@ -1,4 +1,4 @@
-// Flags that subcommands share, and what they mean for a session.
+// The flags that subcommands share, and the session options that follow from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,7 +10,7 @@
 
 namespace app {
 
-// A subcommand: its flags, and what it does with them. `run` gives the exit code or throws.
+// A subcommand and its flags. `run` returns the exit code or throws.
 struct Command {
   CLI::App* app;
   std::function<int()> run;
@@ -29,72 +29,78 @@ Command add_tokenize(CLI::App& root);
 Command add_devices(CLI::App& root);
 Command add_serve(CLI::App& root);
 
-// What the user asked for.
+// The values of the flags.
 struct Settings {
   Settings();
   std::string model, heads, device = "auto", system;
   ChatStyle chat;
-  thimble_session_options session;  // complete but for heads, device, max_new and what depends on the text;
-                                    // its retention is what was asked for, THIMBLE_RETENTION_DEFAULT: auto
+  // Complete except for heads, device, max_new and the values that depend on the text. Its retention is the
+  // one that the user asked for; THIMBLE_RETENTION_DEFAULT stands for "auto".
+  thimble_session_options session;
   thimble_sampler_options sampler;
-  int64_t predict = 256;  // -1: until the end of generation
+  int64_t predict = 256;  // -1: until the model ends the answer
   int64_t seed = 0;
   bool json = false;
 };
 
 void add_model_flag(CLI::App& app, Settings& settings);
 void add_json_flag(CLI::App& app, Settings& settings);
-// Memory, retention, selection: what /policy of `chat` changes too.
+// Flags for memory, retention and selection, which /policy of `chat` can also change.
 void add_policy_flags(CLI::App& app, Settings& settings);
-// Changes settings by such flags, {"--pool", "512"}. Throws a CLI::ParseError or a UsageError.
+// Changes settings by words such as {"--pool", "512"}. Throws a CLI::ParseError or a UsageError.
 void change_policies(Settings& settings, std::vector<std::string> words);
-// add_policy_flags, and what one process decides once: device, threads, seed.
+// Adds the flags of add_policy_flags, and the flags that are fixed for one process: device, threads, seed.
 void add_session_flags(CLI::App& app, Settings& settings);
 void add_predict_flag(CLI::App& app, Settings& settings);
 void add_sampling_flags(CLI::App& app, Settings& settings);
 void add_chat_flags(CLI::App& app, Settings& settings);
 
-// The retention of a session, and the heads that it takes.
+// The retention of a session, and the heads that it uses.
 struct Retention {
   int32_t policy = THIMBLE_RETENTION_NONE;
   Heads heads;
 };
-// Whether a retention scores by heads, and by these: `heads` is what they serve (thimble_heads_retention).
+// Whether a retention needs heads. The second function says whether `heads` serve it
+// (thimble_heads_retention).
 bool needs_heads(int32_t retention);
 bool can_score(int32_t heads, int32_t retention);
-// What --retention says, or auto chooses, which is then told on standard error. `tokens` is the longest
-// prompt, 0 where it is not known.
+// Returns the retention of --retention. For "auto", chooses one and reports it on standard error. `tokens` is
+// the length of the longest prompt, or 0 if it is not known.
 Retention choose_retention(const Settings& settings, const Model& model, uint64_t tokens);
-// Where auto looks for a model's heads first: MODEL.heads.gguf beside MODEL.gguf.
+// The file in which "auto" looks for a model's heads first: MODEL.heads.gguf next to MODEL.gguf.
 std::string heads_path(const std::string& model_path);
-// The options of a session for these settings, which lend their strings.
+// The session options for these settings. They point to strings of `settings`.
 thimble_session_options session_options(const Settings& settings, const Model& model,
                                         const Retention& retention, uint64_t tokens);
-// What a clone holds besides the session that it came from: all but weights and the device's own.
+// The bytes of a clone that it does not share with its original: everything but the weights and the device's
+// own memory.
 uint64_t clone_bytes(const thimble_memory& memory);
-// Without --pool the library takes the largest pool that fits the budget, which leaves no room for clones:
-// finds the largest that does.
+// Without --pool, the library takes the largest pool that fits the budget, which leaves no room for clones.
+// This finds the largest pool with which the clones fit too.
 void leave_room_for_clones(const Model& model, thimble_session_options& options, uint32_t clones);
-// The token that ends an answer: the last ending one of a whole exchange, in whatever format this is.
+// The token that ends an answer. It is the last end token of a rendered exchange of messages, so this works
+// for every chat format.
 int32_t end_of_turn(const Model& model, const ChatStyle& style);
-// -1 becomes a random seed, which --json then shows.
+// Replaces the seed -1 by a random one, which --json then prints.
 void settle_seed(Settings& settings);
 
-// Whether text is continued as it is: the model's file has no chat template, and no flag names a format.
+// Whether the model continues a text without a chat format: the model's file has no chat template, and no
+// flag names a format.
 bool continues_text(const Settings& settings, const Model& model);
-// Says so on standard error, in one line.
+// Reports on standard error, in one line, that the text is continued without a chat format.
 void note_continued_text(const Settings& settings, const Model& model);
-// One user message (and the system prompt) up to where the answer begins, or the text to continue; its flags
-// are those below.
+// The system prompt and one user message, up to where the answer begins, or the text to continue.
+// prompt_flags() returns the tokenizer flags for it.
 std::string prompt_text(const Settings& settings, const Model& model, std::string_view content);
-// Text and question as one message: "text\n\nquestion", or the one that there is.
+// Joins a text and a question to one message, with an empty line between them. If one is empty, returns the
+// other.
 std::string join_question(std::string_view text, std::string_view question);
 
 inline constexpr uint32_t kPromptFlags = THIMBLE_TOKENIZE_ADD_BOS | THIMBLE_TOKENIZE_PARSE_SPECIAL;
-// How what prompt_text gives becomes tokens: text that is continued holds no control tokens.
+// The tokenizer flags for the result of prompt_text(). Text that is continued contains no control tokens.
 uint32_t prompt_flags(const Settings& settings, const Model& model);
 
-// Help as two columns, 100 wide.
+// Formats help in two columns, 100 characters wide.
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;

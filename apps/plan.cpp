@@ -1,4 +1,4 @@
-// thimble plan: what a session would take, without taking it.
+// Implements `thimble plan`, which shows the memory that a session would take, without allocating it.
 #include <algorithm>
 #include <cstdio>
 
@@ -10,7 +10,7 @@ namespace app {
 
 namespace {
 
-// A row for each layer, of null where it has a window.
+// A row for each layer; null for layers with a window.
 Json by_layer(const std::vector<uint32_t>& keeps, uint32_t kv_heads) {
   Json rows = Json::array();
   for (size_t i = 0; i < keeps.size(); ++i) {
@@ -20,7 +20,7 @@ Json by_layer(const std::vector<uint32_t>& keeps, uint32_t kv_heads) {
   return rows;
 }
 
-// Where heads keep different numbers of entries: the least, the median and the most.
+// If heads keep different numbers of entries, prints the least, the median and the most.
 void print_unequal(std::vector<uint32_t> keeps) {
   keeps.erase(std::remove(keeps.begin(), keeps.end(), 0u), keeps.end());
   std::sort(keeps.begin(), keeps.end());

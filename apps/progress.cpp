@@ -16,7 +16,7 @@ void Progress::attach(thimble_session_options& options) {
 }
 
 void Progress::show(const thimble_progress& p) {
-  // Ten times a second is fluent; chunks of a small model come faster.
+  // Redraws at most ten times a second, because chunks of a small model finish more often.
   const auto now = std::chrono::steady_clock::now();
   const uint64_t total = std::max(p.total, expected_);
   if (now - last_ < std::chrono::milliseconds(100) || total == 0) return;

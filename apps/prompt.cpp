@@ -9,7 +9,7 @@ namespace app {
 
 namespace {
 
-constexpr uint64_t kTextEnd = 64 << 10;   // bytes held of each end of a long text
+constexpr uint64_t kTextEnd = 64 << 10;   // bytes of each end of a long text that are kept in memory
 constexpr uint64_t kTextBlock = 1 << 18;  // bytes read at a time
 
 bool seek_file(FILE* file, uint64_t at) {
@@ -45,7 +45,7 @@ LongText::LongText(const Model& model, const std::string& path, bool parses)
   if (size_ > 4 * kTextEnd) {
     begin_ = read(0, kTextEnd);
     end_ = read(size_ - kTextEnd, kTextEnd);
-    // The first half is searched, so that the second is among what is held.
+    // Searches only the first half for a cut, so that the second half stays in memory.
     const uint64_t first = cut(begin_), last = cut(std::string_view(end_).substr(0, kTextEnd / 2));
     if (first && last) {
       begin_.resize(first);
@@ -74,13 +74,13 @@ std::string LongText::read(uint64_t at, uint64_t size) const {
 }
 
 bool LongText::each_of_middle(const TakeIds& take) const {
-  std::string part;  // read and not tokenised yet
+  std::string part;  // bytes that were read and not tokenised yet
   for (uint64_t at = middle_; at < middle_end_ || !part.empty();) {
     const uint64_t size = std::min<uint64_t>(std::max<uint64_t>(kTextBlock, part.size()), middle_end_ - at);
     part += read(at, size);
     at += size;
-    // Without a place to cut at, as in a text without spaces, more must be read: as much again, so that
-    // searching takes time linear in the text.
+    // If there is no place to cut, as in a text without spaces, more must be read. It reads as much again, so
+    // that searching takes time linear in the text.
     const uint64_t cut =
         at < middle_end_ ? thimble_tokenize_cut(model_.get(), part.data(), part.size()) : part.size();
     if (!cut) continue;
@@ -90,8 +90,8 @@ bool LongText::each_of_middle(const TakeIds& take) const {
   return true;
 }
 
-// The prompt is written with a mark in place of the middle. A template that looks at a text's ends, to take
-// white space away say, sees the real ones.
+// The prompt is rendered with a mark in place of the text's middle. A template that looks at the ends of a
+// text, for example to remove white space, then sees the real ends.
 Prompt::Prompt(const Model& model, const LongText& text,
                const std::function<std::string(std::string_view)>& write, uint32_t flags) {
   constexpr std::string_view kMark = "THIMBLEREADSTHEMIDDLEHERE";

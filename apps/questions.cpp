@@ -1,4 +1,4 @@
-// thimble run --questions (see questions.h).
+// Implements `thimble run --questions` (see questions.h).
 #include "apps/questions.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 struct Question {
   std::string text;
-  Json answer, depth;  // null where the file has none
+  Json answer, depth;  // null if the file has none
   std::optional<Prompt> prompt;
 };
 
@@ -41,7 +41,8 @@ std::vector<Question> read_questions(const std::string& path) {
   return questions;
 }
 
-// One row's cell: no line breaks or other control characters, padded to `width` columns of code points.
+// One cell of a row: without line breaks or other control characters, padded to `width` columns of code
+// points.
 std::string cell(std::string text, size_t width) {
   for (char& c : text) {
     if (c == '\n' || c == '\r' || c == '\t') c = ' ';
@@ -61,8 +62,8 @@ const char* verdict(const Json& correct) {
 int ask_questions(const Settings& s, const Model& model, const LongText& book,
                   const std::string& questions_path) {
   std::vector<Question> questions = read_questions(questions_path);
-  // What all prompts have in common is read once, and each is made of the ids that it has alone: so a
-  // question reads exactly what it would alone, wherever the tokenizer draws its borders.
+  // The tokens that all prompts have in common are read once. Each prompt keeps the ids that it would have
+  // alone, so a question reads exactly those ids, regardless of where the tokenizer splits the text.
   uint64_t longest = 0, common = UINT64_MAX;
   for (Question& q : questions) {
     const auto write = [&](std::string_view text) {
@@ -80,7 +81,7 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
   leave_room_for_clones(model, options, 1);
   const thimble_memory planned = plan(model, options);
   const uint64_t needed = planned.total + clone_bytes(planned);
-  if (planned.budget && needed > planned.budget)  // said before the text is read, not behind it
+  if (planned.budget && needed > planned.budget)  // reported before the text is read, not after it
     throw Failure(THIMBLE_BUDGET,
                   "the budget of " + format_size(planned.budget) + " lacks " +
                       format_size(needed - planned.budget) +
@@ -141,9 +142,9 @@ int ask_questions(const Settings& s, const Model& model, const LongText& book,
     if (read_prompt(session, *q.prompt, common, progress))
       answer = generate(model, session, s.predict, [](std::string_view) {});
     allocated = std::max(allocated, memory(session).allocated);
-    saturated = std::max(saturated, stats(session).saturated);  // a clone goes on counting
+    saturated = std::max(saturated, stats(session).saturated);  // a clone continues its original's count
     interrupted = answer.finish == Finish::kInterrupted;
-    if (interrupted) break;  // half an answer is neither right nor wrong
+    if (interrupted) break;  // an incomplete answer is neither right nor wrong
     const std::string text(strip(answer.text));
     Json correct;
     if (q.answer.is_string()) {

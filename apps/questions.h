@@ -1,4 +1,4 @@
-// thimble run --questions: one reading serves many questions.
+// Implements `thimble run --questions`, which reads a text once for many questions.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace app {
 
-// Reads the book once, asks each question of the JSON file on a clone of that reading, and prints what came.
-// Gives the exit code.
+// Reads the book once, asks each question of the JSON file on a clone of that session, and prints the
+// answers. Returns the exit code.
 int ask_questions(const Settings& settings, const Model& model, const LongText& book,
                   const std::string& questions_path);
 

@@ -1,4 +1,4 @@
-// thimble run: reads a text, answers about it.
+// Implements `thimble run`, which reads a text and answers a question about it.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -20,10 +20,10 @@ struct RunFlags {
   bool raw = false, predict_given = false;
 };
 
-// The prompt. A model without a tokenizer takes --tokens alone.
+// Makes the prompt. A model without a tokenizer takes only --tokens.
 Prompt make_prompt(const Settings& s, const RunFlags& flags, const Model& model, const LongText* text) {
   if (!flags.tokens.empty()) return Prompt(parse_ids(flags.tokens));
-  // A document is text; a raw prompt alone is written with control tokens.
+  // A document is plain text. A raw prompt without a document may contain control tokens.
   const bool parses = s.chat.parses_content || !text;
   const uint32_t how = !flags.raw ? prompt_flags(s, model) : parses ? kPromptFlags : THIMBLE_TOKENIZE_ADD_BOS;
   const auto write = [&](std::string_view content) {
@@ -33,7 +33,7 @@ Prompt make_prompt(const Settings& s, const RunFlags& flags, const Model& model,
   return text ? Prompt(model, *text, write, how) : Prompt(token_ids(model, write(""), how));
 }
 
-// The `count` largest logits, largest first; the lower id first among equals.
+// The `count` largest logits, largest first; among equal logits, the lower id comes first.
 std::vector<std::pair<int32_t, float>> largest_logits(const Session& session, uint32_t count) {
   const std::vector<float> values = logits(session);
   std::vector<int32_t> ids(values.size());
@@ -54,13 +54,14 @@ double rate(uint64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-// What the file of a session says of the tokens that it has read or queued: the last ones, and of those
-// before them the hash of each whole block with all blocks before it. So a file does not grow with the text,
-// and what differs from it is found exactly where it may be taken back.
+// The note in a session file about the tokens that the session has read or queued. It has the last tokens
+// themselves, and for each earlier block the hash of this block and all blocks before it. So the size of a
+// file does not grow with the text, and the first difference is found exactly in the range in which the
+// session may be taken back.
 struct TokenNote {
   static constexpr size_t kBlock = 1 << 16;  // tokens
   std::vector<uint64_t> blocks;
-  std::vector<int32_t> last;  // fewer than two blocks
+  std::vector<int32_t> last;  // fewer than two blocks of tokens
 
   uint64_t size() const { return blocks.size() * kBlock + last.size(); }
   void add(std::span<const int32_t> ids) {
@@ -73,7 +74,7 @@ struct TokenNote {
       last.erase(last.begin(), last.begin() + kBlock);
     }
   }
-  // How many tokens at the beginning are surely the same.
+  // The number of leading tokens that are certainly the same.
   uint64_t common(const TokenNote& other) const {
     const auto apart = std::mismatch(blocks.begin(), blocks.end(), other.blocks.begin(), other.blocks.end());
     const auto same = static_cast<uint64_t>(apart.first - blocks.begin());
@@ -83,7 +84,7 @@ struct TokenNote {
   }
 };
 
-// Of the first `count` tokens of a prompt, or of all where it has fewer.
+// The note of the first `count` tokens of a prompt, or of all tokens if it has fewer.
 TokenNote note_of(const Prompt& prompt, uint64_t count) {
   TokenNote note;
   prompt.each(0, [&](std::span<const int32_t> ids) {
@@ -109,12 +110,13 @@ TokenNote saved_note(const std::string& path) {
   return note;
 }
 
-// Takes up what a saved session holds of the prompt; gives how many tokens these are.
+// Continues from a saved session, as far as it holds the prompt. Returns the number of these tokens.
 uint64_t take_up(const Session& session, const std::string& path, const Prompt& prompt) {
   const TokenNote saved = saved_note(path);
   restore_session(session, path);
   uint64_t same = saved.common(note_of(prompt, saved.size()));
-  if (same < saved.size()) {  // the end of an earlier question, say: it is taken back where it still can be
+  if (same < saved.size()) {  // for example, the end of an earlier question: it is taken back if that is
+                              // still possible
     same = std::min(same, prompt.size() - 1);
     if (thimble_session_rewind(session.get(), same, nullptr) != THIMBLE_OK)
       throw Failure(THIMBLE_MISMATCH,
@@ -127,8 +129,8 @@ uint64_t take_up(const Session& session, const std::string& path, const Prompt& 
   return same;
 }
 
-// Reads what is left of the prompt, and saves the session, with what was read or queued, where there is a
-// file for it. False after Ctrl-C.
+// Reads the rest of the prompt. If `path` is not empty, then saves the session there with the tokens that
+// were read or queued. Returns false after Ctrl-C.
 bool read_and_save(const Session& session, const std::string& path, const Prompt& prompt, uint64_t taken_up,
                    Progress& progress) {
   const uint64_t before = stats(session).prefill_tokens;
@@ -157,12 +159,12 @@ int run(Settings& s, const RunFlags& flags) {
   const Prompt prompt = make_prompt(s, flags, model, text ? &*text : nullptr);
   if (prompt.size() == 0)
     throw UsageError("the prompt is empty; give a text with -f FILE, a question with -p TEXT, or both");
-  // Logits are for looking at what comes next; generating, too, is asked for by -n.
+  // --logits only shows what may come next. Generating as well requires -n.
   const bool generates = (flags.logits == 0 && flags.tokens.empty()) || flags.predict_given;
   const bool writes_ids = !flags.tokens.empty();
 
   Progress progress;
-  // A session on disk goes on with other texts and answers, so neither decides what it is made of.
+  // A saved session is continued with other texts and answers, so its options depend on neither.
   const bool saves = !flags.session.empty();
   const uint64_t expected = saves ? 0 : prompt.size();
   const Retention retention = choose_retention(s, model, expected);

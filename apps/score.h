@@ -1,4 +1,4 @@
-// How much of what is expected an answer holds.
+// Scores an answer by the share of the expected texts that it contains.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,14 @@
 
 namespace app {
 
-// The text as answers are compared: ASCII letters in lower case, without white space, and without the marks
-// that group digits ("1,234,567", "1'234'567", "1_234_567", with thin spaces) where they stand between
-// digits.
+// Normalises a text for comparison: lower-cases ASCII letters, and removes white space. Also removes marks
+// that group digits ("1,234,567", "1'234'567", "1_234_567", or thin spaces) if they stand between digits.
 inline std::string comparable(std::string_view text) {
   // No-break, thin and narrow no-break space; the typographic apostrophe.
   constexpr std::array<std::string_view, 3> kSpaces = {"\u00A0", "\u2009", "\u202F"};
   constexpr std::array<std::string_view, 4> kMarks = {",", "'", "_", "\u2019"};
   const auto starts = [&](size_t at,
-                          const auto& words) -> size_t {  // the length of the one that starts there
+                          const auto& words) -> size_t {  // the length of the mark that starts there
     for (std::string_view word : words)
       if (text.compare(at, word.size(), word) == 0) return word.size();
     return 0;
@@ -51,7 +50,7 @@ inline double share_found(std::string_view answer, const std::vector<std::string
   return static_cast<double>(found) / static_cast<double>(expected.size());
 }
 
-// The mean of scores between 0 and 1, and how sure it is.
+// The mean of scores between 0 and 1, and its standard error.
 class Mean {
  public:
   void add(double score) {
@@ -61,8 +60,9 @@ class Mean {
   }
   uint64_t count() const { return count_; }
   double mean() const { return count_ ? sum_ / static_cast<double>(count_) : 0; }
-  // As if a score of 0 and one of 1 had been there besides, so that few equal scores are not certain. For
-  // scores that are 0 or 1 this is sqrt(p (1 - p) / n) with p = (right + 1) / n and n = count + 2.
+  // Computes the error as if there were one more score of 0 and one more of 1, so that a few equal scores do
+  // not give an error of 0. For scores that are 0 or 1 this is sqrt(p (1 - p) / n) with p = (right + 1) / n
+  // and n = count + 2.
   double standard_error() const {
     const double n = static_cast<double>(count_) + 2, p = (sum_ + 1) / n;
     return std::sqrt(std::max(0.0, (squares_ + 1) / n - p * p) / n);

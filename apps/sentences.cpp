@@ -1,4 +1,4 @@
-// Sentences (see sentences.h).
+// Cuts tokens into sentences (see sentences.h).
 #include "apps/sentences.h"
 
 #include <string_view>
@@ -7,14 +7,15 @@ namespace app {
 
 namespace {
 
-constexpr uint64_t kLong = 48, kTooLong = 96;  // tokens: cut where a word ends, and wherever a character does
+// Tokens of a sentence: from kLong on it is cut after a word, from kTooLong on after any character
+constexpr uint64_t kLong = 48, kTooLong = 96;
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-constexpr std::string_view kEnds[] = {".", "!", "?", "…", ":"},  // where white space follows
+constexpr std::string_view kEnds[] = {".", "!", "?", "…", ":"},  // if white space follows
     kEndsAnyway[] = {"。", "！", "？"}, kClosing[] = {"\"", "'", ")", "]", "”", "’", "»", "」"};
 
-// The one of `marks` that a text ends with, or "".
+// The mark that a text ends with, or "".
 template <size_t n>
 std::string_view ending(std::string_view text, const std::string_view (&marks)[n]) {
   for (const std::string_view mark : marks) {
@@ -23,14 +24,14 @@ std::string_view ending(std::string_view text, const std::string_view (&marks)[n
   return "";
 }
 
-// Whether a text's last sentence is over, with its closing quotes and brackets.
+// Whether a text's last sentence is complete, including its closing quotes and brackets.
 bool is_over(std::string_view text, bool space, std::string_view next) {
   for (size_t closing; (closing = ending(text, kClosing).size()) > 0;) text.remove_suffix(closing);
   if (space) return !ending(text, kEnds).empty() || !ending(text, kEndsAnyway).empty();
   return !ending(text, kEndsAnyway).empty() && ending(next, kClosing) != next;
 }
 
-// Whether a sentence ends before `next`, which is not white space alone.
+// Whether a sentence ends before `next`, which contains more than white space.
 bool ends_between(const Sentence& sentence, std::string_view next) {
   const std::string_view text = sentence.text;
   const size_t last = text.find_last_not_of(kSpace);

@@ -1,4 +1,4 @@
-// Byte sizes as people write them ("64MiB", "1.5GB"), in and out; counts and durations, out.
+// Parses and formats byte sizes as people write them ("64MiB", "1.5GB"); formats counts and durations.
 #pragma once
 
 #include <cctype>
@@ -11,9 +11,9 @@
 
 namespace app {
 
-// "4096", "64KiB", "1.5 GiB", "8GB": bytes; decimal units are powers of 1000, binary ones of 1024, case is
-// ignored. Nothing for anything else, for zero, and for what 64 bits do not hold. "64M" is refused: it may
-// mean either unit.
+// Parses "4096", "64KiB", "1.5 GiB" or "8GB" to bytes. Decimal units are powers of 1000, and binary units are
+// powers of 1024. Case is ignored. Returns nothing for any other text, for zero, and for sizes that exceed 64
+// bits. "64M" is refused because it may mean either unit.
 inline std::optional<uint64_t> parse_size(const std::string& text) {
   size_t digits = 0, points = 0, at = 0;
   for (; at < text.size() && (std::isdigit(static_cast<unsigned char>(text[at])) || text[at] == '.'); ++at) {

@@ -1,4 +1,4 @@
-// Ctrl-C and typed lines (see terminal.h).
+// Handles Ctrl-C and typed lines (see terminal.h).
 #include "apps/terminal.h"
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
-// After windows.h, whose types they use.
+// These headers come after windows.h, because they use its types.
 #include <fcntl.h>
 #include <io.h>
 #else
@@ -28,7 +28,7 @@ static_assert(std::atomic<thimble_session*>::is_always_lock_free, "the signal ha
 extern "C" void on_interrupt(int) {
   presses = presses + 1;
 #ifdef _WIN32
-  std::signal(SIGINT, on_interrupt);  // Windows takes the handler away with each signal
+  std::signal(SIGINT, on_interrupt);  // Windows removes the handler with each signal
 #endif
   thimble_session* session = running.load();
   if (!session) return;
@@ -36,7 +36,7 @@ extern "C" void on_interrupt(int) {
   thimble_session_interrupt(session);
 }
 
-// Without SA_RESTART, so that Ctrl-C also ends the wait for a line.
+// SA_RESTART is not set, so that Ctrl-C also ends the wait for a line.
 void handle_interrupts(void (*handler)(int)) {
 #ifdef _WIN32
   std::signal(SIGINT, handler);
@@ -77,7 +77,7 @@ std::string visible(std::string_view text, std::string_view kept) {
     } else if (byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0) {  // C1
       code = byte(i + 1), size = 2;
     } else if (byte(i) == 0xe2 && (byte(i + 1) == 0x80 || byte(i + 1) == 0x81)) {
-      // Separators of lines, and what turns the direction of text.
+      // Line separators, and characters that change the direction of text.
       code = 0x2000 | (byte(i + 1) & 1) << 6 | (byte(i + 2) & 0x3f);
       const bool obeyed = (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
       size = obeyed && byte(i + 2) >= 0x80 ? 3 : 0;

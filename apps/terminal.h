@@ -1,4 +1,4 @@
-// What the command does with a terminal: Ctrl-C, lines that a person types, and a progress bar.
+// Terminal input and output: Ctrl-C, lines that the user types, and a progress bar.
 #pragma once
 
 #include <chrono>
@@ -13,17 +13,18 @@ namespace app {
 bool is_terminal(FILE* stream);
 
 #ifdef _WIN32
-// What is printed is UTF-8, and bytes stay as they are: no carriage returns are put in.
+// Sets up the output for UTF-8 whose bytes are written unchanged, without added carriage returns.
 void write_utf8();
 #endif
 
-// Text that came from a file or a model as a terminal may be given it: control characters are shown as
-// "\u001b" and not obeyed, but for those in `kept`.
+// Makes text from a file or a model safe for a terminal: control characters become escapes such as "\u001b",
+// except those in `kept`.
 std::string visible(std::string_view text, std::string_view kept = "");
-// Writes generated text to standard output: as it is, and to a terminal without control characters.
+// Writes generated text to standard output. Control characters are escaped if it is a terminal.
 void write_answer(std::string_view text);
 
-// While one lives, Ctrl-C interrupts its session instead of ending the process; a second one ends it at once.
+// While an object of this class exists, Ctrl-C interrupts its session instead of ending the process. A second
+// Ctrl-C ends the process at once.
 class Interruptible {
  public:
   explicit Interruptible(const Session& session);
@@ -31,23 +32,24 @@ class Interruptible {
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
 
-  // Ctrl-C was pressed.
+  // Whether Ctrl-C was pressed.
   static bool pressed();
 };
 
-// A line from standard input without its end, asked for by `prompt` where a person types. Nothing at the end
-// of the input, or after Ctrl-C twice.
+// Reads a line from standard input, without its line end. Prints `prompt` first if a person types. Returns
+// nothing at the end of the input, or after Ctrl-C was pressed twice.
 std::optional<std::string> read_line(const std::string& prompt);
 
-// Reading progress on standard error, where that is a terminal: bar, tokens, rate, time left, fill of the
+// Shows reading progress on standard error if it is a terminal: bar, tokens, rate, time left, fill of the
 // pool.
 class Progress {
  public:
-  // What a session's options need; the object must outlive the session.
+  // Sets the progress function in a session's options. This object must outlive the session.
   void attach(thimble_session_options& options);
-  // The stream will have so many tokens; more of them than were given to the session so far.
+  // Sets the number of tokens that the stream will have. It must exceed the number that the session was given
+  // so far.
   void expect(uint64_t tokens) { expected_ = tokens; }
-  // Takes the bar off the screen, before anything else is written.
+  // Removes the bar from the screen. Call this before writing anything else.
   void clear();
 
  private:

@@ -1,4 +1,4 @@
-// thimble tokenize: text to token ids and back.
+// Implements `thimble tokenize`, which converts text to token ids and back.
 #include <cstdio>
 
 #include "apps/generation.h"

@@ -1,4 +1,4 @@
-// thimble heads train, thimble heads budgets: heads made for a model on this machine.
+// Implements `thimble heads train` and `thimble heads budgets`, which make heads for a model on this machine.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -29,7 +29,8 @@ using Training = std::unique_ptr<thimble_training, Free<thimble_training_free>>;
 
 volatile std::sig_atomic_t stop_wanted = 0;
 
-// While it lives, Ctrl-C ends the training after its step; a second one ends the process at once.
+// While an object of this class exists, Ctrl-C ends the training after the current step. A second Ctrl-C ends
+// the process at once.
 class StopOnSignal {
  public:
   StopOnSignal() : before_(std::signal(SIGINT, &on_signal)) {}
@@ -45,7 +46,7 @@ class StopOnSignal {
   void (*before_)(int);
 };
 
-// What is being done, on one line of a terminal, or a line for every phase elsewhere.
+// Shows the progress of the training: on one line of a terminal, or elsewhere with one line per phase.
 class TrainingProgressLine {
  public:
   void show(const thimble_training_progress& p) {
@@ -90,7 +91,7 @@ class TrainingProgressLine {
 
  private:
   int32_t phase_ = -1;
-  double recall_ = -1;  // the last that was measured
+  double recall_ = -1;  // the last recall that was measured
   double dense_ = -1;
 };
 
@@ -100,14 +101,15 @@ std::string number(double value) {
   return text;
 }
 
-// The loss of every step and the recall of some, for people and their plots: NAME.csv while they come, and
-// NAME.svg at the end.
+// Writes the loss of every step and the recall of some steps for plots: NAME.csv during the training, and
+// NAME.svg at its end.
 class Curve {
  public:
-  // `goes_on`: with what is there of the same training, up to where it is taken up again.
+  // `goes_on`: keeps the rows of the same training that are in the file, up to the step from which it
+  // continues.
   Curve(const std::string& name, bool goes_on) : name_(name) {
     if (goes_on) read();
-    // Fails before hours of work, and not behind them.
+    // Fails before hours of work, and not after them.
     if (!std::ofstream(native_path(name_ + ".csv"), std::ios::app))
       throw Failure(THIMBLE_IO, name_ + ".csv cannot be written");
   }
@@ -124,14 +126,14 @@ class Curve {
       for (const auto& [step, row] : rows_) write(step, row);
     }
     const Row row{p.loss, p.recall};
-    if (!rows_.insert({p.done, row}).second) return;  // what begins or ends the phase is no step
+    if (!rows_.insert({p.done, row}).second) return;  // the calls that begin and end a phase are not steps
     write(p.done, row);
     file_.flush();
   }
 
  private:
   struct Row {
-    double loss, recall;  // -1: was not measured
+    double loss, recall;  // -1: not measured
   };
   void write(uint64_t step, const Row& row) {
     char line[64], recall[16] = "";
@@ -150,7 +152,7 @@ class Curve {
     }
   }
 
-  // Losses by steps; both axes begin at 0.
+  // Draws the loss of each step; both axes begin at 0.
   void draw() const {
     if (rows_.size() < 2) return;
     constexpr int kWidth = 640, kHeight = 320, kLeft = 60, kBottom = 40, kTop = 20, kRight = 20;
