@@ -1,4 +1,4 @@
-// What a model's answer is made of: thoughts, text for the reader, and calls of tools.
+// Splits a model's answer into thoughts, text for the reader, and tool calls.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace app::serve {
 
-// How the answer to a prompt begins, by the prompt's end.
+// How the answer to a prompt begins, which follows from the end of the prompt.
 Opening opening_of(std::string_view prompt);
-// What is read after a prompt with this opening, so that the answer goes on with a message of the assistant.
+// The text that is read after a prompt with this opening, so that the answer continues an assistant message.
 std::string begun_answer(const Opening& opening, const Json& message);
 
-// Gives a message of the assistant its thoughts, under each of the names that chat templates know.
+// Stores the thoughts in an assistant message, under each of the names that chat templates use.
 void set_thoughts(Json& message, const std::string& thoughts);
-// Makes the last message of a conversation, which is the assistant's, the beginning of the answer.
+// Turns the last message of a conversation, which is the assistant's, into the beginning of the answer.
 void go_on_with_last(Task& task);
-// What an answer's call is named: nine letters and digits, since Mistral's templates take nothing else.
+// The id of an answer's call: nine letters and digits, because Mistral's templates accept nothing else.
 std::string call_id(const Identity& who, size_t index);
 
-// Whether a control token is one that AnswerFilter must see, though control tokens have no text.
+// Whether AnswerFilter must see a control token, although control tokens have no text.
 bool is_mark(std::string_view token);
 
 struct Part {
@@ -32,29 +32,35 @@ struct Part {
   bool is_call() const { return kind == Kind::kCall; }
 };
 
-// Takes an answer apart as it comes. Thoughts are what stands at its beginning between marks such as <think>
-// and </think>, and the analysis channel of gpt-oss' format (harmony). Calls are what many models were taught
-// to write, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, the same objects alone at an answer's
-// beginning (Llama, small Qwens), and harmony's messages to functions; a call in a thought is a thought. What
-// does not parse stays text. White space next to thoughts and calls goes.
+// Splits an answer into parts while it is generated.
+//
+// Thoughts are the text at the beginning of the answer between marks such as <think> and </think>, and the
+// analysis channel of gpt-oss' format (harmony).
+//
+// Calls are what many models were trained to write: <tool_call>{"name": ..., "arguments": {...}}</tool_call>,
+// the same objects without marks at the beginning of an answer (Llama, small Qwens), and harmony's messages
+// to functions. A call inside a thought belongs to the thought.
+//
+// Text that does not parse as a call stays text. White space next to thoughts and calls is removed.
 class AnswerFilter {
  public:
-  // `finds_calls`: there are tools, else calls are text.
+  // `finds_calls`: the request has tools; without it, calls are text.
   AnswerFilter(const Opening& opening, bool finds_calls);
   std::vector<Part> push(std::string_view text);
   std::vector<Part> finish();
 
  private:
   enum class State {
-    kStart,    // nothing but white space and thoughts so far
-    kThought,  // up to thought_end_
+    kStart,    // only white space and thoughts so far
+    kThought,  // in a thought, up to thought_end_
     kText,
-    kBare,    // in an object that may be a call without its marks
+    kBare,    // in an object that may be a call without marks
     kCall,    // after <tool_call>
-    kHeader,  // of a message in harmony, up to <|message|>
-    kMessage  // up to the mark that ends it
+    kHeader,  // in the header of a harmony message, up to <|message|>
+    kMessage  // in a harmony message, up to the mark that ends it
   };
-  // Each takes what is decided from held_, and says whether it could. `last`: nothing follows.
+  // Each function removes from held_ the text whose meaning is decided, and returns whether it removed any.
+  // `last`: no text follows.
   bool step(bool last);
   bool start(bool last);
   bool thought(bool last);
@@ -73,16 +79,16 @@ class AnswerFilter {
   const bool finds_calls_;
   State state_;
   std::string thought_end_;
-  std::string held_;           // not decided yet
+  std::string held_;           // text whose meaning is not decided yet
   std::string space_;          // white space that is shown if text follows
-  std::string thought_space_;  // the same of a thought
-  bool beside_ = false;        // a call or a thought came last
-  bool thinks_ = false;        // this thought has words
-  // Of harmony.
-  std::string recipient_;                        // whom the message is to; "": the reader
+  std::string thought_space_;  // the same for a thought
+  bool beside_ = false;        // the last part is a call or a thought
+  bool thinks_ = false;        // the current thought has words
+  // State of the harmony format.
+  std::string recipient_;                        // recipient of the message; "": the reader
   bool analysis_ = false;                        // the message is a thought
-  bool spoke_ = false, thought_before_ = false;  // an earlier message was text, or a thought
-  std::vector<Part> parts_;                      // since the last push
+  bool spoke_ = false, thought_before_ = false;  // an earlier message was text; an earlier one was a thought
+  std::vector<Part> parts_;                      // parts since the last push
 };
 
 }  // namespace app::serve

@@ -1,4 +1,4 @@
-// Anthropic's wire format: messages, their events, errors.
+// Anthropic's wire format: message requests, events, errors.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace app::serve {
 
-// The body of a request, checked. Its blocks become messages as OpenAI writes them, which is what chat
-// templates know: a tool's result is a message of its own with the role "tool".
+// Checks and reads the body of a request. Its blocks become messages in OpenAI's form, which chat templates
+// expect: the result of a tool becomes a message of its own with the role "tool".
 Asked read_message(const Json& body);
-// The same where no answer is wanted, but the prompt's tokens are counted.
+// The same for a request that wants the number of the prompt's tokens instead of an answer.
 Asked read_message_to_count(const Json& body);
 std::unique_ptr<AnswerWriter> write_message(const Identity& who, const Asked& asked);
 // The body of an error.

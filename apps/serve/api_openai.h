@@ -7,7 +7,8 @@
 
 namespace app::serve {
 
-// The body of a request, checked; what would be ignored and change the answer is refused.
+// Checks and reads the body of a request. Refuses fields that would change the answer and are not
+// implemented.
 Asked read_chat_completion(const Json& body);
 Asked read_completion(const Json& body);
 

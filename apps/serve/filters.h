@@ -1,4 +1,4 @@
-// The texts that end an answer.
+// Stop texts, which end an answer.
 #pragma once
 
 #include <string>
@@ -8,19 +8,19 @@
 
 namespace app::serve {
 
-// How many bytes at the end of a text may be the beginning of `word`.
+// The number of bytes at the end of a text that may be the beginning of `word`.
 size_t begun(std::string_view text, std::string_view word);
 
-// Ends a text at the first of some texts, which is no part of it. What might be the beginning of one is held
-// back.
+// Ends a text before the first of several stop texts. Holds back the end of the text while it may be the
+// beginning of a stop.
 class StopFilter {
  public:
   explicit StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  // The text that may be shown now.
+  // Returns the text that may be shown now.
   std::string push(std::string_view text);
-  // What is held back, once nothing follows.
+  // Returns the text that is held back. Called when no more text follows.
   std::string finish() { return std::exchange(held_, {}); }
-  // The stop that was met; nullptr: none so far.
+  // The stop that ended the text; nullptr: none so far.
   const std::string* met() const { return met_; }
 
  private:

@@ -1,4 +1,4 @@
-// What thimble serve is asked for beside what other commands are.
+// The flags that only `thimble serve` has.
 #pragma once
 
 #include <cstdint>

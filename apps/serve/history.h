@@ -1,10 +1,10 @@
-// What a slot's session has read, and from where another request can go on.
+// What a slot's session has read, and from where another request can continue.
 //
-// A request goes on only where its answer is the same as if nobody had asked before it:
-//  - after an answer of the same conversation, as `thimble chat` goes on after its answers;
-//  - in the first prompt, at the end of a chunk that a fresh reading would have read alike. Where chunks end
-//    depends on the tokens alone, but for the last ones, which the end of the prompt cuts (thimble.h,
-//    thimble_session_feed).
+// A request continues only where its answer is the same as if no other request had come before it:
+// - After an answer of the same conversation, as `thimble chat` continues after its answers.
+// - In the first prompt, at the end of a chunk that a new reading would have read in the same way. The ends
+// of chunks depend only on the tokens, except for the last chunks, which depend on the end of the prompt
+// (thimble.h, thimble_session_feed).
 #pragma once
 
 #include <algorithm>
@@ -17,68 +17,71 @@
 
 namespace app::serve {
 
-// Bytes of memory that a value takes: many times those of its text, where it has many small parts.
+// The bytes of memory that a value takes. If the value has many small parts, this is many times the length of
+// its text.
 size_t bytes_of(const Json& value);
 
-// What a request asks to be read.
+// The prompt of a request.
 struct Prompt {
-  Json messages;          // of a conversation, with a system message where the command gives one; else null
-  std::string variables;  // of the chat template, as JSON
-  std::vector<int32_t> ids;  // all of it, read afresh
+  Json messages;             // of a conversation, with a system message if the command gives one; else null
+  std::string variables;     // of the chat template, as JSON
+  std::vector<int32_t> ids;  // the ids of the whole prompt
 };
 
-// Where a request goes on.
+// The place from which a request continues.
 struct Reuse {
-  uint64_t position = 0;  // of the stream; what lies behind it is forgotten
-  size_t messages = 0;    // of the conversation that are held; 0: the first `position` ids are
-  bool cut = false;       // the last of them lacks its end-of-turn token
+  uint64_t position = 0;  // in the stream; everything after it is forgotten
+  // Number of the conversation's messages that are held; 0: the first `position` ids are held
+  size_t messages = 0;
+  bool cut = false;  // the last of these messages lacks its end-of-turn token
 };
 
 class History {
  public:
-  // `chunk` and `local` of the session's options, as they were settled.
+  // `chunk` and `local` are the resolved options of the session.
   History(uint32_t chunk, uint32_t local) : chunk_(chunk), local_(local) {}
 
   Reuse find(const Prompt& prompt) const;
 
-  // The stream was taken back to where a request goes on.
+  // Called when the stream was taken back to the place from which a request continues.
   void rewind(const Reuse& reuse);
-  // Tokens that the session took: of a prompt, of an answer.
+  // Adds tokens that the session took, of a prompt or of an answer.
   void add_prompt(const int32_t* ids, size_t count);
   void add_generated(int32_t id) { ids_.push_back(id); }
-  // What is generated from now on answers.
+  // Called when the following tokens belong to an answer.
   void begin_answer() { answer_ = ids_.size(); }
-  // The stream now ends with the answer to these messages.
+  // Called when the stream ends with the answer to these messages.
   void add_turn(const Prompt& prompt, Json answer, bool cut);
-  // Entries were evicted at this position or before it: nothing before it can be gone back to.
+  // Called when entries were evicted at this position or before it: the session cannot return to an earlier
+  // position.
   void evicted_at(uint64_t position) { floor_ = position; }
 
-  // Reading stopped in the middle, and going on may evict, at the last chunk's end, where it can still be
-  // gone back to.
+  // Called when reading stopped in the middle. Continuing may evict entries at the end of the last chunk, to
+  // which the session can still return.
   void stopped_reading() {
     floor_ = ids_.size() == first_prompt_ ? std::max(floor_, last_border(first_prompt_)) : ids_.size();
   }
 
   const std::vector<int32_t>& ids() const { return ids_; }
-  // The answers that the stream holds: where each begins and ends.
+  // The positions at which each answer in the stream begins and ends.
   std::vector<std::pair<uint64_t, uint64_t>> answers() const;
   bool empty() const { return ids_.empty(); }
-  // Of memory that it takes.
+  // The bytes of memory that the history takes.
   size_t bytes() const;
 
  private:
   struct Turn {
-    size_t messages;            // so many of conversation_, the last of them the answer
-    uint64_t answer, position;  // where in the stream the answer begins and ends
+    size_t messages;            // number of messages of conversation_, the last of which is the answer
+    uint64_t answer, position;  // positions in the stream at which the answer begins and ends
     bool cut;
   };
   uint64_t last_border(uint64_t prompt) const;
 
   uint32_t chunk_, local_;
   std::vector<int32_t> ids_;
-  uint64_t first_prompt_ = 0;  // tokens of the stream that are the first prompt's
+  uint64_t first_prompt_ = 0;  // number of the stream's tokens that belong to the first prompt
   uint64_t floor_ = 0;
-  uint64_t answer_ = SIZE_MAX;  // where the last answer begins; SIZE_MAX: there is none to the last prompt
+  uint64_t answer_ = SIZE_MAX;  // where the last answer begins; SIZE_MAX: the last prompt has no answer
   Json conversation_ = Json::array();
   std::string variables_;
   std::vector<Turn> turns_;

@@ -1,4 +1,5 @@
-// JSON from strangers: bounded, and each field checked with one sentence on what is wrong.
+// JSON from untrusted clients: its size is bounded, and each field is checked, with one sentence that says
+// what is wrong.
 #pragma once
 
 #include <initializer_list>
@@ -12,17 +13,18 @@
 
 namespace app::serve {
 
-// Any value. Its depth is bounded, since what goes through values calls itself, and so is their number, since
-// they take many times the bytes of their text. Throws a Refusal.
+// Parses any value. Its depth is bounded, because the functions that process values are recursive. The number
+// of values is bounded, because values take many times the bytes of their text. Throws a Refusal.
 Json parse_bounded(std::string_view text);
-// The same of an object.
+// The same for an object.
 Json parse_object(std::string_view text);
-// Refuses what these refuse, and makes no value.
+// Refuses the same texts as these functions, without making a value.
 void check_json(std::string_view text);
-// On one line; what is no UTF-8 becomes U+FFFD.
+// Writes JSON on one line. Invalid UTF-8 becomes U+FFFD.
 std::string write_json(const Json& json);
 
-// A field, or nothing where it is missing or null. Wrong types and values outside [least, most] are refused.
+// These return a field, or nothing if it is missing or null. They refuse wrong types, and values outside
+// [least, most].
 const Json* find_field(const Json& object, const char* name);
 std::optional<double> number_field(const Json& object, const char* name, double least, double most);
 std::optional<int64_t> integer_field(const Json& object, const char* name, int64_t least, int64_t most);
@@ -31,17 +33,20 @@ const std::string* text_field(const Json& object, const char* name);
 const Json* array_field(const Json& object, const char* name);
 const Json* object_field(const Json& object, const char* name);
 
-// Refuses the first field that has a value and none of these names, since nobody would read it.
+// Refuses the first field that has a value and whose name is not in the list, because the server would ignore
+// it.
 using FieldNames = std::span<const char* const>;
 void refuse_unknown(const Json& object, std::initializer_list<FieldNames> known);
-// Refuses a field that would change the answer, unless it asks for what is done anyway or for nothing.
+// Refuses a field that would change the answer, unless its value is null or `neutral`, which asks for what
+// the server does anyway.
 void refuse_unless_neutral(const Json& object, const char* name, const Json& neutral);
 
-// The messages of a conversation: at least one.
+// The messages of a conversation, of which there must be at least one.
 const Json& messages_field(const Json& object);
-// Up to 16 texts of a kilobyte, or one text alone.
+// Up to 16 texts of at most a kilobyte each, or a single text.
 std::vector<std::string> stops_field(const Json& object, const char* name);
-// The texts of a message's content, a text or an array of {"type": "text", "text": ...}, one after the other.
+// Concatenates the texts of a message's content, which is a text or an array of {"type": "text", "text":
+// ...}.
 std::string content_text(const Json& content);
 
 }  // namespace app::serve

@@ -1,5 +1,5 @@
-// Bytes that the server holds for its clients: requests on their way, read, or waiting, answers that are made
-// or not taken yet. All of them together have one bound.
+// Counts the bytes that the server holds for its clients: requests that are being received, were read or
+// wait, and answers that are being made or that the client has not taken yet. One limit applies to the sum.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace app::serve {
 
-// Any thread may take and give back.
+// The counter. Any thread may change it.
 class Room {
  public:
   explicit Room(size_t bound) : bound_(bound) {}
@@ -21,7 +21,7 @@ class Room {
   std::atomic<size_t> taken_ = 0;
 };
 
-// What one owner has taken of a room, which outlives it; given back at its end.
+// The bytes that one owner has taken of a room, which must outlive it. The destructor gives them back.
 class Share {
  public:
   explicit Share(Room& room) : room_(&room) {}
@@ -35,7 +35,7 @@ class Share {
 
   size_t bytes() const { return bytes_; }
   size_t bound() const { return room_->bound(); }
-  // False, and as before, where more than the bound would be taken. Less is always given.
+  // Returns false and changes nothing if the total would exceed the limit. Shrinking always succeeds.
   bool resize(size_t bytes) {
     const size_t before = std::exchange(bytes_, bytes);
     const size_t taken = room_->taken_ += bytes - before;
@@ -43,7 +43,7 @@ class Share {
     force(before);
     return false;
   }
-  // Without a look at the bound.
+  // Resizes without checking the limit.
   void force(size_t bytes) { room_->taken_ += bytes - std::exchange(bytes_, bytes); }
 
  private:

@@ -1,7 +1,8 @@
-// Slots that share one budget, and who gets them: a bounded queue of jobs, and what earlier ones have read.
+// Slots that share one budget, a bounded queue of jobs, and the choice of a slot for each job.
 //
-// A slot is a session and a thread. A job that goes on from what a slot holds gets that slot; where it goes
-// on from the middle, and another slot is empty, it gets a clone, so that both conversations stay.
+// A slot is a session and a thread. A job that can continue from the tokens that a slot holds gets that slot.
+// If it continues from the middle of these tokens, and another slot is empty, it gets a clone, so that both
+// conversations are kept.
 #pragma once
 
 #include <atomic>
@@ -22,8 +23,8 @@
 
 namespace app::serve {
 
-// Gets what becomes of a job, on the slot's thread: begun, pieces, ended; or failed, at any time. After a
-// cancelled job it gets nothing.
+// Receives the progress of a job on the slot's thread: begun, pieces, ended; or failed, at any time. It
+// receives nothing after the job was cancelled.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -37,12 +38,12 @@ struct Job {
   explicit Job(Room& of) : room(of) {}
   Task task;
   Prompt prompt;
-  Share room;  // its bytes
+  Share room;  // the bytes of the job
   std::shared_ptr<Listener> listener;
   std::atomic<bool> cancelled = false;
-  std::atomic<bool> streams = false;  // it was accepted, and its client reads events
+  std::atomic<bool> streams = false;  // the job was accepted, and its client reads events
   std::atomic<bool> reading = false;
-  std::atomic<uint64_t> done = 0, total = 0;  // tokens of the stream while it is read
+  std::atomic<uint64_t> done = 0, total = 0;  // tokens of the stream while the prompt is read
 };
 
 // Sums since the start, for /metrics.
@@ -51,55 +52,57 @@ struct Counts {
   std::atomic<uint64_t> prompt_microseconds = 0, generation_microseconds = 0;
 };
 
-// What a request is told of a failure.
+// The error that a client receives for a failure.
 Refusal refusal_of(const std::exception& error);
 
 class Scheduler {
  public:
-  // Makes the slots. What is lent outlives the scheduler; in `room` it counts what slots remember of texts.
+  // Makes the slots. The referenced objects must outlive the scheduler. `room` counts the bytes of the texts
+  // that slots remember.
   Scheduler(const Settings& settings, const Model& model, uint32_t slots, Room& room);
   ~Scheduler() { stop(); }
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // The prompt of a task, rendered and tokenised; its texts leave the task.
+  // Renders and tokenises the prompt of a task, and moves the texts out of the task.
   Prompt prepare(Task& task) const;
-  // Why there can be no conversations, in one sentence; empty: there can.
+  // Says in one sentence why the model cannot have conversations; empty: it can.
   const std::string& chat_problem() const { return chat_problem_; }
-  // False where the queue is full.
+  // Returns false if the queue is full.
   bool submit(const std::shared_ptr<Job>& job);
-  // The job ends as soon as it can, unheard.
+  // Ends the job as soon as possible. Its listener is not called any more.
   void cancel(const std::shared_ptr<Job>& job);
-  // Ends all jobs, and takes no more.
+  // Ends all jobs, and accepts no more.
   void stop();
 
   struct SlotState {
     bool busy;
-    uint64_t position;  // tokens of its stream
+    uint64_t position;  // number of tokens in its stream
   };
   std::vector<SlotState> slots() const;
-  // The slot whose job ended last; nothing before one did.
+  // The slot whose job ended last; nothing if none has ended.
   std::optional<size_t> last() const;
-  // What an idle slot lends to whoever looks at it.
+  // The state of an idle slot, for a caller that inspects it.
   struct View {
     const Session& session;
     const History& history;
-    const std::vector<float>& attended;  // by its last answer, by position; empty: it was not watched
-    const std::string& question;         // that this answers; "": the prompt was no conversation
+    // Attention of its last answer to each position; empty: it was not measured
+    const std::vector<float>& attended;
+    const std::string& question;  // the question of that answer; "": the prompt was not a conversation
   };
-  // Lends a slot to `look`, which is called again after an interrupt; meanwhile the slot gets no job. A slot
-  // at work is a Refusal.
+  // Calls `look` with a slot, and calls it again after an interrupt. Meanwhile the slot gets no job. Throws a
+  // Refusal if the slot is at work.
   using Look = std::function<void(const View& view)>;
   void look(uint64_t slot, const Look& look);
-  // Makes all sessions anew with the policies of `settings`; what they have read is forgotten. The old ones
-  // are freed first, since one budget does not hold both; where the new ones then cannot be made, the old
-  // ones are made again, empty, and the Failure is thrown. Most of these come before anything is freed. While
-  // a slot is at work, a Refusal; requests that come meanwhile wait.
+  // Makes all sessions again with the policies of `settings`, and forgets what they have read. The old
+  // sessions are freed first, because one budget does not hold both. If the new sessions cannot be made,
+  // makes the old ones again, empty, and throws the Failure. Most failures come before anything is freed. If
+  // a slot is at work, throws a Refusal. Requests that come meanwhile wait.
   void change(const Settings& settings);
-  // What all slots are made with now.
+  // The settings of the current sessions of all slots.
   struct InForce {
     Settings settings;
-    int32_t retention;  // that these led to
+    int32_t retention;  // the retention that follows from `settings`
     thimble_memory memory;
   };
   InForce in_force() const;
@@ -110,26 +113,26 @@ class Scheduler {
  private:
   struct Slot {
     explicit Slot(Room& room) : remembered(room) {}
-    Session session;  // none where a clone was not made: the slot waits for another chance
+    Session session;  // null if a clone could not be made: the slot waits for another chance
     History history{0, 0};
-    Share remembered;  // the history's bytes, while no job's are counted
+    Share remembered;  // the bytes of the history, counted while no job's bytes are
     uint64_t evictions = 0;
     std::vector<float> attended;  // mean over `watched` tokens of the last answer
     uint32_t watched = 0;
-    std::string question;  // the last one
+    std::string question;  // the last question
     std::atomic<uint64_t> position = 0;
     uint64_t last_used = 0;
-    // What it is to do; guarded by the mutex.
+    // The job of the slot; guarded by the mutex.
     std::shared_ptr<Job> job;
     Reuse reuse;
-    Slot* source = nullptr;  // to be cloned first; reserved until that is done
+    Slot* source = nullptr;  // the slot to clone first; it stays reserved until then
     bool reserved = false;
     std::thread thread;
     bool idle() const { return !job && !reserved; }
   };
   struct Cancelled {};
   struct Lent;
-  // Settings, and the options that sessions are made with by them, which lend from both.
+  // Settings, and the session options made from them. The options point into both other members.
   struct Policies {
     Policies(const Settings& settings, const Model& model, uint32_t slots);
     const Settings settings;
@@ -163,7 +166,7 @@ class Scheduler {
   std::string chat_problem_;
   const int32_t end_of_turn_;
   Counts counts_;
-  std::unique_ptr<const Policies> policies_;  // written while nobody has a slot
+  std::unique_ptr<const Policies> policies_;  // written only while no slot is in use
   bool evicts_ = false;                       // likewise
   thimble_memory memory_{};
   std::vector<std::unique_ptr<Slot>> slots_;
@@ -173,7 +176,7 @@ class Scheduler {
   std::deque<std::shared_ptr<Job>> queue_;
   uint64_t clock_ = 0;
   bool stopping_ = false;
-  bool stranded_ = false;  // there is no session, and no memory for one
+  bool stranded_ = false;  // no slot has a session, and there is no memory for one
 };
 
 }  // namespace app::serve

@@ -1,4 +1,4 @@
-// What the server says: who may ask, which paths there are, and how answers get to their clients.
+// The server's paths, its access rules, and the way in which answers get to their clients.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace app::serve {
 
-// A thread that reads requests, so that whoever asks for /health does not wait for a long text to be parsed.
+// A thread that parses requests, so that a request for /health does not wait while a long text is parsed.
 class Worker {
  public:
   Worker();
@@ -31,10 +31,10 @@ class Worker {
 
 class Server {
  public:
-  // `settings` and `model` outlive the server.
+  // `settings` and `model` must outlive the server.
   Server(const Settings& settings, ServeFlags flags, const Model& model);
 
-  // For the HTTP server.
+  // The limits and handlers for the HTTP server.
   HttpLimits limits() const;
   std::optional<Response> admit(const Request& head);
   std::string headers(const Request& head) const;
@@ -82,10 +82,11 @@ class Server {
   const std::string model_name_;
   const int64_t started_;
   const size_t largest_text_;
-  Room room_;                      // of all that is in flight
-  const int32_t heads_retention_;  // what the command's heads serve; THIMBLE_RETENTION_DEFAULT: it has none
+  Room room_;  // counts the bytes of all requests and answers in progress
+  // The retention that the command's heads serve; THIMBLE_RETENTION_DEFAULT: no heads
+  const int32_t heads_retention_;
   std::mutex responses_mutex_;
-  std::map<int, uint64_t> responses_;  // by status
+  std::map<int, uint64_t> responses_;  // number of responses by status
   std::atomic<uint64_t> next_id_;
   Scheduler scheduler_;
   Worker small_, large_, looks_;

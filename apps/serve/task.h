@@ -1,4 +1,4 @@
-// What a request asks of the model and what comes of it, whichever wire format both are written in.
+// A request to the model and its answer, independent of the wire format.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ using Json = nlohmann::ordered_json;
 
 namespace serve {
 
-// A request that is not served: an HTTP status and one sentence for who sent it.
+// The refusal of a request: an HTTP status and one sentence for the client.
 struct Refusal : std::runtime_error {
   Refusal(int status_, const std::string& message, std::string code_ = "")
       : std::runtime_error(message), status(status_), code(std::move(code_)) {}
   int status;
-  std::string code;  // OpenAI's name for it, "context_length_exceeded"; may be empty
+  std::string code;  // OpenAI's name for the error, such as "context_length_exceeded"; may be empty
 };
 
-// How an answer begins, by the end of its prompt.
+// How an answer begins, which follows from the end of its prompt.
 struct Opening {
   enum class Kind {
     kPlain,
@@ -31,19 +31,19 @@ struct Opening {
   };
   Kind kind = Kind::kPlain;
   std::string thought_end;
-  bool goes_on = false;  // in the middle of the text that the conversation's last message begins
+  bool goes_on = false;  // the answer continues the text of the conversation's last message
 };
 
-// What is not said is the command's flags to decide.
+// A request's values. For a missing value, the command's flags decide.
 struct Task {
   // A conversation for the chat template: an array of objects, each with a "role", and "content" as one text.
-  // null: a prompt that is read as it stands, as text or as token ids.
+  // null: the prompt is read as it is, as text or as token ids.
   Json messages;
-  Json tools;             // an array as OpenAI writes it, which the chat template gets; null: none
-  Json variables;         // of the chat template, an object; null: none
-  Json begun;             // a message of the assistant that the answer goes on with; null: none
-  Opening opening;        // known once the prompt is
-  bool one_call = false;  // of a tool at most: what the model calls after it is left out
+  Json tools;             // an array in OpenAI's form, which is passed to the chat template; null: none
+  Json variables;         // an object with the variables of the chat template; null: none
+  Json begun;             // an assistant message that the answer continues; null: none
+  Opening opening;        // known when the prompt is known
+  bool one_call = false;  // the answer has at most one tool call; further calls are left out
   std::string prompt;
   std::vector<int32_t> ids;
 
@@ -51,13 +51,13 @@ struct Task {
   std::optional<uint32_t> top_k, repeat_last;
   std::optional<uint64_t> seed;
   std::optional<int64_t> max_tokens;
-  std::vector<std::string> stops;  // texts that end the answer and are no part of it
+  std::vector<std::string> stops;  // texts that end the answer and do not belong to it
   bool logprobs = false;
-  uint32_t top_logprobs = 0;  // alternatives to each token
-  bool watch = false;         // note what the answer attends to
+  uint32_t top_logprobs = 0;  // number of alternatives for each token
+  bool watch = false;         // record what the answer attends to
 };
 
-// A request in a wire format: the task, and how the answer is to be written.
+// A request in a wire format: the task, and the form of the answer.
 struct Asked {
   Task task;
   bool stream = false;
@@ -66,7 +66,7 @@ struct Asked {
 
 struct TokenLogprob {
   std::string bytes;
-  double logprob = 0;  // natural, before temperature and filters
+  double logprob = 0;  // natural logarithm, before temperature and filters
   std::vector<std::pair<std::string, double>> top;
 };
 
@@ -76,36 +76,36 @@ struct Piece {
 };
 
 enum class Ending {
-  kEnd,       // the model ended it
+  kEnd,       // the model ended the answer
   kStopText,  // one of the task's stops
   kLength     // max_tokens, or no room for more
 };
 
 struct Usage {
-  uint64_t prompt = 0;     // tokens, those that were not read again included
-  uint64_t cached = 0;     // of which not read again
-  uint64_t generated = 0;  // the one that ended the answer included
+  uint64_t prompt = 0;     // all tokens of the prompt, including those that were not read again
+  uint64_t cached = 0;     // tokens of the prompt that were not read again
+  uint64_t generated = 0;  // generated tokens, including the one that ended the answer
 };
 
-// What an answer is called.
+// The id, time and model name of an answer.
 struct Identity {
   std::string id;  // without the format's prefix
   int64_t created = 0;
   std::string model;
 };
 
-// Writes one answer in a wire format: begin, pieces, end, each as the bytes to send now. Where the answer is
-// not streamed all but the last are empty.
+// Writes one answer in a wire format. The functions for the beginning, each piece and the end return the
+// bytes to send now. If the answer is not streamed, only the end returns any.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
   virtual std::string begin(const Usage& usage) = 0;
   virtual std::string piece(const Piece& piece) = 0;
-  // `stop`: the text that ended it, for kStopText.
+  // `stop`: the text that ended the answer, for kStopText.
   virtual std::string end(Ending ending, const std::string& stop, const Usage& usage) = 0;
-  // Bytes that it keeps for the end, next to the answer's text.
+  // The bytes that the writer keeps until the end, in addition to the answer's text.
   virtual size_t kept_bytes() const { return 0; }
-  // What ends a stream that can no longer have another HTTP status.
+  // The last event of a stream that fails, whose HTTP status can no longer change.
   virtual std::string failure(const Refusal& refusal) = 0;
 };
 
