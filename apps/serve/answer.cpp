@@ -1,4 +1,4 @@
-// What a model's answer is made of (see answer.h).
+// Splits a model's answer into parts (see answer.h).
 #include "apps/serve/answer.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace app::serve {
 namespace {
 
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
-constexpr std::string_view kBareCall = "{\"name\":";  // apart from white space
+constexpr std::string_view kBareCall = "{\"name\":";  // ignoring white space
 constexpr const char* kSpaces = " \n\r\t";
 constexpr size_t kLongestBeginning = 64;
 constexpr size_t npos = std::string_view::npos;
@@ -27,8 +27,8 @@ constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
                                       {"<|START_THINKING|>", "<|END_THINKING|>"},
                                       {"<|channel>thought", "<channel|>"}};
 
-// Harmony: <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>, with " to=RECIPIENT" in front of or after
-// the channel. The prompt ends with <|start|>assistant.
+// The harmony format: <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>, with " to=RECIPIENT" before or
+// after the channel. The prompt ends with <|start|>assistant.
 constexpr std::string_view kStartMark = "<|start|>", kChannelMark = "<|channel|>",
                            kMessageMark = "<|message|>", kFunctions = "functions.";
 constexpr std::string_view kMessageEnds[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>"};
@@ -39,8 +39,8 @@ std::string_view stripped(std::string_view text) {
   return first == npos ? "" : text.substr(first, text.find_last_not_of(kSpaces) + 1 - first);
 }
 
-// JSON without the white space between its tokens; control characters in texts, which JSON does not allow but
-// models write, as escapes.
+// Removes the white space between the tokens of JSON, and escapes control characters in its texts, which JSON
+// does not allow but models write.
 std::string compact(std::string_view json) {
   std::string out;
   bool in_text = false;
@@ -60,7 +60,7 @@ std::string compact(std::string_view json) {
   return out;
 }
 
-// Where a value of JSON ends that begins at `at`.
+// The end of the JSON value that begins at `at`.
 size_t value_end(std::string_view json, size_t at) {
   size_t depth = 0;
   bool in_text = false;
@@ -84,7 +84,7 @@ size_t value_end(std::string_view json, size_t at) {
   return std::min(at, json.size());
 }
 
-// The text of a member of such an object, so that its numbers stay as they were written.
+// The text of a member of such an object, in which numbers stay as they were written.
 std::string_view member(std::string_view object, const std::string& name) {
   std::string_view found;
   for (size_t at = 1; at < object.size() && object[at] == '"';) {
@@ -96,7 +96,7 @@ std::string_view member(std::string_view object, const std::string& name) {
   return found;
 }
 
-// Where the closing mark of a call is that begins with a brace: not within one of its texts.
+// The position of the closing mark of a call that begins with a brace. Marks inside its texts do not count.
 size_t find_close(std::string_view body) {
   bool in_text = false;
   for (size_t i = 0; i < body.size(); ++i) {
@@ -118,7 +118,8 @@ Json parse_or_null(const std::string& text) {
   }
 }
 
-// Arguments are an object, or an object as a text; none are an empty one. "" where they are neither.
+// Returns the arguments of a call as an object. They are written as an object, or as a text that contains
+// one; missing arguments are an empty object. Returns "" for anything else.
 std::string arguments_text(std::string_view written) {
   if (written.empty() || written == "null") return "{}";
   const Json value = parse_or_null(std::string(written));
@@ -129,9 +130,10 @@ std::string arguments_text(std::string_view written) {
   return parse_or_null(inner).is_object() ? inner : "";
 }
 
-// {"name": ..., "arguments": {...}}; "parameters" is what Llama calls arguments, and the whole may be the
-// "function" of another object. An object whose arguments have yet another name is not a call, since a call
-// without them would do something else. `bare`: without the marks of a call, arguments tell that it is one.
+// Reads {"name": ..., "arguments": {...}}. Llama writes "parameters" for arguments, and the whole may be the
+// "function" of another object. An object whose arguments have yet another name is not a call, because a call
+// without them would do something else. `bare`: the object has no marks around it, so it is a call only if it
+// has arguments.
 bool read_call(std::string_view written, bool bare, Part& call) {
   const std::string text = compact(written);
   const Json whole = parse_or_null(text);
@@ -147,7 +149,8 @@ bool read_call(std::string_view written, bool bare, Part& call) {
   for (const auto& [key, value] : fields.items())
     if (!arguments && !parameters && key != "name" && key != "id" && key != "type") return false;
   const std::string_view given = member(object, arguments ? "arguments" : "parameters");
-  if (given.empty() && (arguments || parameters)) return false;  // its name is written with escapes
+  // The name of the arguments is written with escapes
+  if (given.empty() && (arguments || parameters)) return false;
   call.kind = Part::Kind::kCall;
   call.name = *name;
   call.arguments = arguments_text(given);
@@ -294,7 +297,7 @@ bool AnswerFilter::bare(bool last) {
   const size_t end = value_end(held_, 0);
   if (held_[end - 1] == '}' && add_call(held_.substr(0, end), true)) {
     held_.erase(0, end);
-    state_ = State::kStart;  // for another
+    state_ = State::kStart;  // another call may follow
     return true;
   }
   if (end == held_.size() && !last) return false;
@@ -339,7 +342,7 @@ bool AnswerFilter::call(bool last) {
   if (object && add_call(held_.substr(0, end), false))
     held_.erase(0, end + std::min(kClose.size(), held_.size() - end));
   else
-    add_text(kOpen);  // a mention: what follows it may be text, and hold a call
+    add_text(kOpen);  // not a call but a mention of the mark; text and a call may follow it
   return true;
 }
 
@@ -348,7 +351,7 @@ bool AnswerFilter::header(bool last) {
   const bool plain = !held_.empty() && held_[0] != '<' && held_[0] != ' ';
   if (plain || end == npos || end > kLongestHeader) {
     if (!plain && !last && held_.size() < kLongestHeader + kMessageMark.size()) return false;
-    if (last && held_.starts_with("<|")) held_.clear();  // a header that was cut
+    if (last && held_.starts_with("<|")) held_.clear();  // a header that was cut off
     if (held_.starts_with(kStartMark)) held_.erase(0, kStartMark.size());
     state_ = State::kMessage;  // an answer without channels
     recipient_.clear();
@@ -407,7 +410,7 @@ bool AnswerFilter::message(bool last) {
   return true;
 }
 
-// The end of a thought.
+// Ends a thought.
 void AnswerFilter::separate() {
   thought_space_.clear();
   thinks_ = false;
@@ -429,7 +432,7 @@ void AnswerFilter::add_thought(std::string_view text) {
 }
 
 void AnswerFilter::add_text(std::string_view text) {
-  if (!finds_calls_ && !beside_) {  // no white space is held back for a call
+  if (!finds_calls_ && !beside_) {  // white space is not held back for a call
     if (const std::string shown = std::exchange(space_, {}).append(text); !shown.empty())
       parts_.push_back({Part::Kind::kText, shown, "", ""});
     return;

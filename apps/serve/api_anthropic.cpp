@@ -24,8 +24,8 @@ constexpr const char* kConfigRead[] = {"effort", "format"};
 constexpr const char* kThinkingRead[] = {"type", "budget_tokens", "display"};
 constexpr const char* kChoiceRead[] = {"type", "disable_parallel_tool_use"};
 
-// A block of a message: texts and thoughts join the message's, a call joins its calls, a result becomes a
-// message.
+// Adds a block to a message. Texts and thoughts are appended to those of the message, a call to its calls.
+// The result of a tool becomes a new message.
 void add_block(const Json& block, Json& message, Json& messages) {
   if (!block.is_object()) throw Refusal(400, "a block of \"content\" must be an object");
   const std::string& type = needed_text(block, "type");
@@ -40,14 +40,14 @@ void add_block(const Json& block, Json& message, Json& messages) {
   } else if (type == "tool_result") {
     const Json* content = find_field(block, "content");
     std::string text = content ? content_text(*content) : "";
-    // Chat templates have no other place for it.
+    // Chat templates have no other place for the error flag.
     if (bool_field(block, "is_error").value_or(false)) text = text.empty() ? "Error" : "Error: " + text;
     messages.push_back(
         {{"role", "tool"}, {"content", text}, {"tool_call_id", needed_text(block, "tool_use_id")}});
   } else if (type == "thinking") {
     const std::string* before = text_field(message, "reasoning_content");
     set_thoughts(message, (before ? *before + "\n\n" : "") + needed_text(block, "thinking"));
-  } else if (type != "redacted_thinking") {  // which only its writer can read
+  } else if (type != "redacted_thinking") {  // only its writer can read this type
     throw Refusal(
         400,
         "a block of \"content\" must be a text, a thinking, a tool_use or a tool_result; nothing else "
@@ -105,7 +105,7 @@ void read_message_tools(const Json& body, Task& task) {
   for (const Json& tool : *tools) task.tools.push_back(function_tool(tool));
 }
 
-// How much the model is to think, as chat templates know it.
+// The variables that tell chat templates how much the model is to think.
 Json message_variables(const Json& body) {
   Json variables = Json::object();
   if (const Json* thinking = object_field(body, "thinking")) {
@@ -124,7 +124,8 @@ Json message_variables(const Json& body) {
   return variables.empty() ? Json() : variables;
 }
 
-// Thoughts of earlier turns are the chat template's to drop. Nothing else of a conversation is dropped.
+// The only supported edit is to clear thoughts of earlier turns, which the chat template may drop anyway.
+// Nothing else of a conversation is dropped.
 void check_context_management(const Json& body) {
   const Json* management = object_field(body, "context_management");
   const Json* edits = management ? array_field(*management, "edits") : nullptr;
@@ -158,7 +159,7 @@ class Message : public AnswerWriter {
                                                        : "end_turn";
     const Json stopped = ending == Ending::kStopText ? Json(stop) : Json();
     if (!stream_) {
-      // Arguments go in as they were written, since numbers in them may be larger than a Json holds.
+      // Arguments are inserted as they were written, because their numbers may be too large for a Json.
       const std::string kNone = "\"content\":[]";
       std::string message = write_json(whole(reason, stopped, usage)), content = "\"content\":[";
       for (const std::string& block : blocks_) content += (content.back() == '[' ? "" : ",") + block;
@@ -180,7 +181,7 @@ class Message : public AnswerWriter {
     return "event: " + std::string(type) + "\ndata: " + write_json(data) + "\n\n";
   }
 
-  // Without its content.
+  // The message without its content.
   Json whole(const Json& reason, const Json& stop, const Usage& usage) const {
     return {{"id", "msg_" + who_.id},
             {"type", "message"},
@@ -196,7 +197,7 @@ class Message : public AnswerWriter {
               {"output_tokens", usage.generated}}}};
   }
 
-  // `block` as it is shown when it begins.
+  // Begins a content block, which is sent as `block`.
   std::string open_block(const Json& block) {
     open_ = block;
     return stream_ ? event("content_block_start", {{"index", blocks_.size()}, {"content_block", block}}) : "";
@@ -225,7 +226,7 @@ class Message : public AnswerWriter {
     return out;
   }
 
-  // Words of a block of this type, which begins as `empty`.
+  // Adds words to a block of this type. A new block begins as `empty`.
   std::string add_words(const std::string& words, const char* type, const Json& empty) {
     std::string out;
     if (open_.is_null() || open_["type"] != type) {
@@ -246,7 +247,7 @@ class Message : public AnswerWriter {
     out += delta({{"type", "input_json_delta"}, {"partial_json", part.arguments}});
     out += close_block();
     std::string& block = blocks_.back();
-    block.replace(block.size() - 3, 2, part.arguments);  // for the {} of {..., "input": {}}
+    block.replace(block.size() - 3, 2, part.arguments);  // replaces the {} of {..., "input": {}}
     return out;
   }
 
@@ -254,8 +255,8 @@ class Message : public AnswerWriter {
   const Identity who_;
   const bool one_call_;
   AnswerFilter filter_;
-  std::vector<std::string> blocks_;  // those that are complete
-  Json open_;                        // the one that is not; null: there is none
+  std::vector<std::string> blocks_;  // the complete blocks
+  Json open_;                        // the incomplete block; null: none
   size_t calls_ = 0;
 };
 

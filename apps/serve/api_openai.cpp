@@ -14,7 +14,7 @@ constexpr int64_t kMostTokens = int64_t{1} << 30, kMostTop = 20;
 constexpr int64_t kMostPenalised = 4096;  // thimble.h: repeat_last
 constexpr double kLeastPenalty = 0.01, kMostPenalty = 100;
 
-// Fields that are read, and those that change nothing about an answer. All others are refused.
+// Fields that are read, and fields that do not change the answer. All others are refused.
 constexpr const char* kRead[] = {"model",
                                  "temperature",
                                  "top_p",
@@ -66,11 +66,11 @@ void read_sampling(const Json& body, Task& task) {
   task.top_p = number_field(body, "top_p", 0, 1);
   task.min_p = number_field(body, "min_p", 0, 1);
   task.repeat_penalty = number_field(body, "repeat_penalty", kLeastPenalty, kMostPenalty);
-  if (const auto top_k = integer_field(body, "top_k", -1, INT32_MAX))  // -1 and 0: all
+  if (const auto top_k = integer_field(body, "top_k", -1, INT32_MAX))  // -1 and 0: all tokens
     task.top_k = static_cast<uint32_t>(std::max<int64_t>(*top_k, 0));
   if (const auto last = integer_field(body, "repeat_last_n", 0, kMostPenalised))
     task.repeat_last = static_cast<uint32_t>(*last);
-  // The bits of a negative seed are a seed, too.
+  // The bits of a negative number are used as the seed.
   if (const auto seed = integer_field(body, "seed", INT64_MIN, INT64_MAX))
     task.seed = static_cast<uint64_t>(*seed);
   task.stops = stops_field(body, "stop");
@@ -83,7 +83,8 @@ void read_sampling(const Json& body, Task& task) {
   refuse_unless_neutral(body, "stop_token_ids", Json::array());
 }
 
-// What the chat template reads besides the messages: how much the model is to think, and what else it knows.
+// The variables of the chat template besides the messages: how much the model is to think, and those that the
+// request names.
 Json template_variables(const Json& body) {
   Json variables = Json::object();
   if (const std::string* effort = text_field(body, "reasoning_effort"))
@@ -105,7 +106,7 @@ void read_streaming(const Json& body, Asked& asked) {
   if (options) asked.stream_usage = bool_field(*options, "include_usage").value_or(false);
 }
 
-// Arguments are a JSON text in the wire format and an object for chat templates.
+// Converts a call: its arguments are JSON as text in the wire format, and an object for chat templates.
 Json template_call(const Json& call) {
   const Json* function = call.is_object() ? object_field(call, "function") : nullptr;
   const std::string* name = function ? text_field(*function, "name") : nullptr;
@@ -117,7 +118,7 @@ Json template_call(const Json& call) {
         const std::string& text = given->get_ref<const std::string&>();
         const bool none = text.find_first_not_of(" \t\r\n") == std::string::npos;
         arguments = none ? Json() : parse_bounded(text);
-      } catch (const Refusal&) {  // then templates get the text
+      } catch (const Refusal&) {  // templates then get the text
       }
     if (arguments.is_null()) arguments = Json::object();
   }
@@ -126,7 +127,7 @@ Json template_call(const Json& call) {
   return out;
 }
 
-// A message as chat templates expect it.
+// Converts a message to the form that chat templates expect.
 Json template_message(const Json& message) {
   const std::string* role = message.is_object() ? text_field(message, "role") : nullptr;
   if (!role || role->empty()) throw Refusal(400, "each message must be an object with a \"role\"");
@@ -164,7 +165,7 @@ void read_tools(const Json& body, Task& task) {
   if (!none) task.tools = *tools;
 }
 
-// A prompt is a text or token ids, alone or as an array's only element.
+// Reads a prompt, which is a text or token ids, directly or as the only element of an array.
 void read_prompt(const Json& given, Task& task) {
   const Json* prompt = &given;
   if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();
@@ -196,7 +197,7 @@ Json bytes_json(const std::string& bytes) {
   return numbers;
 }
 
-// Code points that begin in these bytes.
+// The number of code points that begin in these bytes.
 size_t characters(const std::string& bytes) {
   return static_cast<size_t>(
       std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
@@ -206,7 +207,7 @@ Json logprob_json(const std::string& bytes, double logprob) {
   return {{"token", bytes}, {"logprob", logprob}, {"bytes", bytes_json(bytes)}};
 }
 
-// What both kinds of completions have in common: a head, a choice, usage, the end of a stream.
+// The common part of both kinds of completions: the object, a choice, usage, the end of a stream.
 class Completion : public AnswerWriter {
  public:
   Completion(const Identity& who, const Asked& asked, const char* prefix, const char* object)
@@ -238,8 +239,8 @@ class Completion : public AnswerWriter {
     }
     return out + "data: [DONE]\n\n";
   }
-  // The whole answer with one choice, whose words are the member `name`. `logprobs`: as text, since a tree of
-  // them takes ten times the bytes.
+  // The whole answer with one choice, whose words are the member `name`. `logprobs` are text, because a Json
+  // of them takes ten times the bytes.
   std::string body(const std::string& name, const Json& words, const std::string& logprobs,
                    const std::string& reason, const Usage& usage) const {
     std::string text = write_json(beginning());
@@ -309,7 +310,7 @@ class ChatCompletion : public Completion {
   size_t kept_bytes() const override { return all_logprobs_.size(); }
 
  private:
-  // With the tokens that came since the last one.
+  // Makes a choice with a delta and the tokens that came since the last one.
   Json delta(const Json& delta) {
     const Json tokens = std::exchange(tokens_, Json::array());
     return {{"index", 0},
@@ -346,7 +347,7 @@ class ChatCompletion : public Completion {
   AnswerFilter filter_;
   std::string text_, thoughts_, all_logprobs_;
   Json calls_ = Json::array();
-  Json tokens_ = Json::array();  // of a stream, with their probabilities: those that are not sent
+  Json tokens_ = Json::array();  // tokens of a stream, with their probabilities, that were not sent yet
 };
 
 class TextCompletion : public Completion {

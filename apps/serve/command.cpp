@@ -1,4 +1,4 @@
-// thimble serve: answers over HTTP.
+// Implements `thimble serve`, which answers requests over HTTP.
 #include "apps/options.h"
 #include "apps/serve/flags.h"
 

@@ -1,4 +1,4 @@
-// The texts that end an answer (see filters.h).
+// Stop texts, which end an answer (see filters.h).
 #include "apps/serve/filters.h"
 
 #include <algorithm>

@@ -14,14 +14,14 @@ std::string_view text_of(const Json& message, const char* name) {
                                                       : "";
 }
 
-// Without the white space around it, which a client may take off.
+// Removes the white space around a text, because a client may remove it.
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const size_t first = text.find_first_not_of(kSpace);
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
-// Functions and arguments; ids are the wire format's.
+// The functions and arguments of a message's calls, without the ids, which belong to the wire format.
 Json calls_of(const Json& message) {
   Json calls = Json::array();
   const auto found = message.find("tool_calls");
@@ -30,7 +30,7 @@ Json calls_of(const Json& message) {
   return calls;
 }
 
-// Whether a client gives a message back as it was.
+// Whether the client returned a message unchanged.
 bool same_message(const Json& held, const Json& given) {
   if (text_of(held, "role") != "assistant") return held == given;
   return text_of(given, "role") == "assistant" &&
@@ -41,7 +41,8 @@ bool same_message(const Json& held, const Json& given) {
 }  // namespace
 
 size_t bytes_of(const Json& value) {
-  constexpr size_t kBlock = 16, kShort = 15;  // what an allocation takes besides; of a text inside its object
+  // KBlock: overhead of an allocation; kShort: bytes of a text that fit inside its object
+  constexpr size_t kBlock = 16, kShort = 15;
   const auto outside = [](const std::string& text) {
     return text.size() > kShort ? text.size() + kBlock : 0;
   };
@@ -59,8 +60,7 @@ size_t bytes_of(const Json& value) {
   return bytes;
 }
 
-// The last place where a chunk of a prompt of so many tokens ends that is read before the prompt's end is
-// known.
+// The last end of a chunk in a prompt of `prompt` tokens that does not depend on where the prompt ends.
 uint64_t History::last_border(uint64_t prompt) const {
   return prompt > local_ ? (prompt - local_ - 1) / chunk_ * chunk_ : 0;
 }

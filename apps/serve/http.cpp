@@ -1,5 +1,5 @@
-// HTTP/1.1 (see http.h). One thread does all of it, so nothing here is locked; exchanges post their calls to
-// it.
+// HTTP/1.1 (see http.h). One thread does all of the work, so nothing here is locked. Exchanges post their
+// calls to it.
 #include "apps/serve/http.h"
 
 #include <array>
@@ -24,8 +24,8 @@ namespace {
 
 class Connection;
 
-// Bytes of an answer that are counted in the room and never refused, since a connection has one answer at a
-// time, and most of these the system takes at once.
+// The room counts answers up to this size in bytes, but never refuses them: a connection has one answer at a
+// time, and the system takes most small answers at once.
 constexpr size_t kSmallAnswer = 32 << 10;
 
 }  // namespace
@@ -37,7 +37,7 @@ struct HttpServer::Impl {
   HttpHandlers handlers;
   Room& room;
   std::atomic<size_t> connections = 0;
-  asio::io_context io{1};  // holds connections, which use what stands above
+  asio::io_context io{1};  // declared last, because it holds connections, which use the members above
   tcp::acceptor acceptor{io};
   asio::steady_timer pause{io};
   asio::signal_set signals{io, SIGINT, SIGTERM};
@@ -66,9 +66,9 @@ std::string whole_fields(const Response& response) {
 
 std::string text_of(boost::beast::string_view view) { return {view.data(), view.size()}; }
 
-// Bytes of a header up to its empty line, this included; 0: there is more to come. What a proxy in front may
-// read otherwise is a problem, since it would then see other requests than this server: a line that does not
-// end with CR LF, and a field that goes on in a second line.
+// The bytes of a header, including its empty line; 0: the header is incomplete. `problem` names what a proxy
+// in front of this server may parse differently, so that it would see other requests than this server: a line
+// that does not end with CR LF, or a field that continues in a second line.
 struct Head {
   size_t bytes = 0;
   const char* problem = nullptr;
@@ -88,8 +88,8 @@ Head find_head(std::string_view text) {
   }
 }
 
-// Why the end of a request, or whom it is for, could be read in two ways (RFC 9112, part 11.2): a status and
-// a sentence.
+// Refuses a request whose end or host could be read in two ways (RFC 9112, part 11.2). Returns a status and a
+// sentence.
 std::optional<Response> ambiguity(const http::request_header<>& head) {
   const auto refuse = [](int status, const char* message) { return Response{status, "", message}; };
   const size_t hosts = head.count(http::field::host), lengths = head.count(http::field::content_length),
@@ -106,7 +106,7 @@ std::optional<Response> ambiguity(const http::request_header<>& head) {
   return std::nullopt;
 }
 
-// A client's connection: reads a request, hands it over, writes the answer, and again.
+// A client's connection. It repeatedly reads a request, hands it over, and writes the answer.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(tcp::socket socket, HttpServer::Impl& server)
@@ -125,7 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void read_header(int timeout_seconds);
 
-  // What exchanges ask for; `turn` is the request that they belong to.
+  // The functions that exchanges call; `turn` is the request to which a call belongs.
   HttpServer::Impl& server() { return server_; }
   void respond(uint64_t turn, Response response, Share room);
   void begin_events(uint64_t turn);
@@ -170,17 +170,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t drained_ = 0;
   unsigned version_ = 11;
   bool keep_alive_ = false, head_only_ = false;
-  std::string fields_;  // of its answer's header, as the handlers want them
+  std::string fields_;  // lines of the answer's header that come from the handlers
 
   uint64_t turn_ = 0;
-  bool answering_ = false;  // the request was handed over and its answer has not ended
-  bool events_ = false;     // which comes in pieces
-  bool ending_ = false;     // all of it is in out_ or on its way
-  bool begun_ = false;      // the beginning of its first line is
+  bool answering_ = false;  // the request was handed over, and its answer has not ended
+  bool events_ = false;     // the answer is sent in pieces
+  bool ending_ = false;     // the whole answer is in out_ or is being sent
+  bool begun_ = false;      // the beginning of its first line was sent
   bool writing_ = false, watching_ = false, closed_ = false;
   std::string out_, sending_;            // events, headers
-  std::string body_out_, body_sending_;  // of a whole answer, after these
-  Share body_room_, answer_room_;        // of the request; of what the client has not taken of the answer
+  std::string body_out_, body_sending_;  // body of a whole answer, sent after these
+  // Bytes of the request; bytes of the answer that the client has not taken
+  Share body_room_, answer_room_;
   std::function<void()> left_;
   std::function<std::string()> tick_;
 };
@@ -211,7 +212,7 @@ class ConnectionExchange : public Exchange {
     Share room = take_room(response);
     post([response = std::move(response), room = std::move(room), event = std::move(event)](
              Connection& c, uint64_t turn) mutable {
-      c.respond(turn, std::move(response), std::move(room));  // where events were begun, nothing
+      c.respond(turn, std::move(response), std::move(room));  // has no effect if events were begun
       c.write(turn, event);
       c.end(turn);
     });
@@ -222,7 +223,8 @@ class ConnectionExchange : public Exchange {
   }
 
  private:
-  // For a response until it is taken; where there is none, the response becomes one that says so.
+  // Takes room for a response until the client has taken it. If there is no room, replaces the response by
+  // one that says so.
   Share take_room(Response& response) {
     HttpServer::Impl& server = connection_->server();
     Share room(server.room);
@@ -265,12 +267,12 @@ void Connection::read_header(int timeout_seconds) {
   read_head();
 }
 
-// Looks at the bytes of a whole header before anything is made of them.
+// Checks the bytes of a whole header before it is parsed.
 void Connection::read_head() {
   const auto text = [this] {
     return std::string_view(static_cast<const char*>(buffer_.data().data()), buffer_.size());
   };
-  while (text().starts_with("\r\n")) buffer_.consume(2);  // some clients end a body with it
+  while (text().starts_with("\r\n")) buffer_.consume(2);  // some clients send CR LF after a body
   const Head found = find_head(text());
   if (found.problem) return refuse(400, found.problem);
   if (std::max(found.bytes, found.bytes ? 0 : buffer_.size()) > limits_.header_bytes)
@@ -295,7 +297,7 @@ void Connection::on_head() {
   request_.method = head_only_ ? "GET" : text_of(head.method_string());
   std::string target = text_of(head.target());
   request_.host = text_of(head[http::field::host]);
-  // A target in absolute form, as for a proxy, names the host, whatever the field says.
+  // A target in absolute form, as sent to a proxy, names the host. It takes precedence over the Host field.
   for (const std::string_view scheme : {"http://", "https://"}) {
     if (!beast::iequals(target.substr(0, scheme.size()), scheme)) continue;
     const size_t path = std::min(target.find_first_of("/?", scheme.size()), target.size());
@@ -358,7 +360,8 @@ void Connection::refuse_parse(error_code error) {
   refuse(400, "the request is not HTTP/1.1: " + error.message());
 }
 
-// An error of the transport; the connection ends with it, since what follows in it cannot be told.
+// Answers an error in the request's syntax and ends the connection, because it is unclear where the next
+// request begins.
 void Connection::refuse(int status, const std::string& message) {
   keep_alive_ = false;
   answering_ = true;
@@ -382,8 +385,8 @@ void Connection::hand_over() {
   if (tick_) tick();
 }
 
-// While an answer is made nobody reads from the socket, so this waits for what comes: a request that follows
-// too early is kept, the end means that the client is gone.
+// While an answer is being made, no request is read from the socket. This waits for events on it: the bytes
+// of an early next request are kept, and the end of the stream means that the client has left.
 void Connection::watch() {
   if (watching_ || closed_) return;
   watching_ = true;
@@ -402,11 +405,11 @@ void Connection::watch() {
   });
 }
 
-// A client that sends no more may wait for its answer, or be gone. Something sent to it tells: the system of
-// a client that is gone resets the connection. Of an answer that was not begun this is the beginning of its
-// first line.
+// A client that closed its sending side may still wait for its answer, or may have left. Sending it something
+// shows which: the system of a client that left resets the connection. If the answer has not begun, this
+// sends the beginning of its first line.
 void Connection::probe() {
-  if (ending_) return;  // then the answer itself does
+  if (ending_) return;  // then sending the answer shows it
   watching_ = true;
   stream_.socket().async_wait(tcp::socket::wait_error, [self = shared_from_this()](error_code error) {
     self->watching_ = false;
@@ -439,7 +442,8 @@ void Connection::tick() {
   });
 }
 
-// A response's header, or what is left of it where its beginning was sent; of status 0 that beginning.
+// A response's header, or the rest of it if its beginning was already sent. Status 0 stands for that
+// beginning.
 std::string Connection::head(int status, const std::string& fields) {
   const std::string text = response_head(status, version_, keep_alive_, fields_ + fields);
   const size_t begun = text.find(' ') + 1;
@@ -486,7 +490,7 @@ void Connection::end(uint64_t turn) {
   finish();
 }
 
-// Nobody will answer anymore: a client does not wait for nothing.
+// Called when no answer will come any more, so that the client does not wait.
 void Connection::abandon(uint64_t turn) {
   if (is_turn(turn) && !ending_) close();
 }
@@ -495,7 +499,7 @@ void Connection::finish() {
   ending_ = true;
   ticker_.cancel();
   send_more();
-  if (!writing_) on_sent({});  // all was sent before the end was known
+  if (!writing_) on_sent({});  // everything was sent before the end was known
 }
 
 void Connection::send_more() {
@@ -524,8 +528,8 @@ void Connection::on_sent(error_code error) {
   read_header(limits_.idle_seconds);
 }
 
-// A connection that is closed while the client still sends would lose the answer, so its bytes are taken for
-// a while.
+// If a connection is closed while the client still sends, the client loses the answer. So this reads and
+// ignores its bytes for a while.
 void Connection::linger() {
   error_code ignored;
   stream_.socket().cancel(ignored);
@@ -566,7 +570,7 @@ void HttpServer::Impl::listen(const std::string& host, uint16_t port) {
   error_code error;
   const auto found = tcp::resolver(io).resolve(host, std::to_string(port), error);
   if (error) throw std::runtime_error("'" + host + "' is no address of this machine: " + error.message());
-  for (const tcp::endpoint endpoint : found) {  // "localhost" may be ::1 where there is no IPv6
+  for (const tcp::endpoint endpoint : found) {  // "localhost" may resolve to ::1 on a machine without IPv6
     acceptor.open(endpoint.protocol(), error);
     if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor.bind(endpoint, error);
@@ -582,7 +586,7 @@ void HttpServer::Impl::listen(const std::string& host, uint16_t port) {
 void HttpServer::Impl::accept() {
   acceptor.async_accept([this](error_code error, tcp::socket socket) {
     if (error == asio::error::operation_aborted || !acceptor.is_open()) return;
-    if (error) {  // no file descriptors, for example
+    if (error) {  // for example, no file descriptors are left
       pause.expires_after(std::chrono::milliseconds(100));
       pause.async_wait([this](error_code) {
         if (acceptor.is_open()) accept();
@@ -591,7 +595,8 @@ void HttpServer::Impl::accept() {
     }
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
-    // The system would else keep megabytes for each client that does not take its answer.
+    // Limits the send buffer, because otherwise the system keeps megabytes for each client that does not take
+    // its answer.
     socket.set_option(tcp::socket::send_buffer_size(256 << 10), ignored);
     if (connections >= limits.connections)
       turn_away(std::move(socket));
@@ -601,7 +606,8 @@ void HttpServer::Impl::accept() {
   });
 }
 
-// Says why at once, or not at all: a connection too many must not cost anything.
+// Sends the reason if that is possible at once, and else nothing, because an excess connection must not cost
+// anything.
 void HttpServer::Impl::turn_away(tcp::socket socket) {
   error_code ignored;
   socket.non_blocking(true, ignored);
@@ -638,7 +644,7 @@ void HttpServer::run(const std::function<void()>& stopping) {
     try {
       impl_->io.run();
       return;
-    } catch (const std::exception&) {  // no memory for one connection, which ends with its handler
+    } catch (const std::exception&) {  // there is no memory for one connection; it ends with its handler
     }
   }
 }

@@ -1,4 +1,4 @@
-// JSON from strangers (see json.h).
+// JSON from untrusted clients (see json.h).
 #include "apps/serve/json.h"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ const Json* typed_field(const Json& object, const char* name, Json::value_t type
   return field;
 }
 
-// Goes through a text before anything is made of it, and refuses what is wrong or too much. The library's
-// parser has a callback that could, but then takes time that grows with the square of an array's length.
+// Scans a text before values are made of it, and refuses invalid or excessive input. The library's parser has
+// a callback that could do this, but its time then grows with the square of an array's length.
 class Bounds : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return value(); }
@@ -43,7 +43,7 @@ class Bounds : public nlohmann::json_sax<Json> {
   bool string(string_t&) override { return value(); }
   bool binary(binary_t&) override { return value(); }
   bool key(string_t&) override {
-    if (++names_.back() > kMostNames)  // each is looked for among those before it
+    if (++names_.back() > kMostNames)  // the parser searches each name among all earlier ones
       throw Refusal(400, "an object in the body has more than " + std::to_string(kMostNames) + " names");
     return true;
   }
@@ -80,7 +80,7 @@ class Bounds : public nlohmann::json_sax<Json> {
     --depth_;
     return true;
   }
-  std::vector<size_t> names_;  // of the objects that are open
+  std::vector<size_t> names_;  // number of names of each open object
   size_t values_ = 0;
   int depth_ = 0;
 };

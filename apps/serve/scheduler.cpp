@@ -15,8 +15,8 @@ namespace app::serve {
 
 namespace {
 
-// The job whose text this thread reads. Clones share their session's progress function, so it cannot know
-// otherwise.
+// The job whose text this thread reads. Clones share the progress function of their original, so the function
+// cannot find the job in another way.
 thread_local Job* reading_job = nullptr;
 
 void show_progress(void*, const thimble_progress* progress) {
@@ -25,7 +25,7 @@ void show_progress(void*, const thimble_progress* progress) {
   reading_job->total = progress->total;
 }
 
-// thimble.h: the default of `local`.
+// Returns `local` or its default (thimble.h).
 uint32_t settled_local(const thimble_session_options& options) {
   if (options.local != THIMBLE_DEFAULT) return options.local;
   const bool none =
@@ -33,7 +33,8 @@ uint32_t settled_local(const thimble_session_options& options) {
   return none ? 0 : 100;
 }
 
-// Log-probabilities of all tokens by their logits: less the logarithm of the sum of their exponentials.
+// The logarithm of the sum of the exponentials of all logits. The log-probability of a token is its logit
+// minus this.
 double log_sum(const std::vector<float>& logits) {
   const double most = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
   double sum = 0;
@@ -57,7 +58,8 @@ TokenLogprob logprob_of(const Model& model, const std::vector<float>& logits, in
   return out;
 }
 
-// An answer as the conversation's next message, as the wire formats' readers make one of it.
+// The answer as the conversation's next message, in the form that the readers of the wire formats give
+// messages.
 Json answer_message(const Task& task, const std::string& text) {
   Json message = {{"role", "assistant"},
                   {"content", task.begun.is_null() ? Json("") : task.begun["content"]}};
@@ -75,8 +77,8 @@ Json answer_message(const Task& task, const std::string& text) {
   return message;
 }
 
-// The last paragraph of the user's last message, behind the text that it may be about; "" where there is
-// none.
+// The last paragraph of the user's last message, which follows the text that the question may be about; "" if
+// there is none.
 std::string question_of(const Prompt& prompt) {
   for (auto message = prompt.messages.rbegin(); message != prompt.messages.rend(); ++message) {
     if ((*message)["role"] != "user" || !(*message)["content"].is_string()) continue;
@@ -91,7 +93,8 @@ int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::str
   try {
     return end_of_turn(model, style);
   } catch (const Failure& failure) {
-    // A base model, which completes texts. The command's sentence, up to what to do, which here is more.
+    // A base model only completes texts. This keeps the start of the failure's sentence and replaces the
+    // advice, because the server has other ways out.
     const std::string text = failure.what();
     if (failure.status == THIMBLE_UNSUPPORTED)
       problem = text.substr(0, text.find(';')) +
@@ -100,7 +103,7 @@ int32_t end_of_turn_or_text(const Model& model, const ChatStyle& style, std::str
   }
 }
 
-// Said before anything is allocated.
+// Throws before anything is allocated if the slots exceed the budget.
 void check_budget(const thimble_memory& one, uint32_t slots) {
   const uint64_t needed = one.total + (slots - 1) * clone_bytes(one);
   if (!one.budget || needed <= one.budget) return;
@@ -138,7 +141,7 @@ Refusal refusal_of(const std::exception& error) {
   }
 }
 
-// Gives slots that were reserved back, whatever happens.
+// Releases reserved slots when it is destroyed.
 struct Scheduler::Lent {
   Scheduler& scheduler;
   std::vector<Slot*> slots;
@@ -149,7 +152,8 @@ struct Scheduler::Lent {
   }
 };
 
-// Calls a function of the job's session, and again where an interrupt was meant for a job before it.
+// Calls a function of the job's session, and calls it again after an interrupt that was meant for an earlier
+// job.
 template <typename Function, typename... Arguments>
 void Scheduler::call_for(Job& job, Function function, Arguments... arguments) {
   do {
@@ -185,7 +189,7 @@ Scheduler::Policies::Policies(const Settings& s, const Model& model, uint32_t sl
   check_budget(plan(model, options), slots);
 }
 
-// Gives every slot a session, afresh. Nobody else uses the slots, and the mutex is not held.
+// Gives every slot a new session. The caller ensures that no slot is in use, and does not hold the mutex.
 void Scheduler::fill(const Policies& policies) {
   for (const auto& slot : slots_) {
     slot->session.reset();
@@ -207,7 +211,7 @@ void Scheduler::fill(const Policies& policies) {
   stranded_ = false;
 }
 
-// No session is left: what waits for one is refused, as is all that comes until settings that fit.
+// Called when no session is left: refuses waiting jobs. Later jobs are refused until settings come that fit.
 void Scheduler::strand(const Refusal& why) {
   std::deque<std::shared_ptr<Job>> abandoned;
   {
@@ -225,7 +229,7 @@ void Scheduler::change(const Settings& settings) {
     const auto any = [&](auto of) {
       return std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) { return of(*slot); });
     };
-    // Who looks into a slot is soon done.
+    // Waits for callers that inspect a slot, which takes only a short time.
     changed_.wait(lock, [&] { return stopping_ || !any([](const Slot& slot) { return slot.reserved; }); });
     if (any([](const Slot& slot) { return !slot.idle(); }))
       throw Refusal(409, "a slot is at work; change the settings when all are idle");
@@ -310,7 +314,7 @@ void Scheduler::cancel(const std::shared_ptr<Job>& job) {
   }
 }
 
-// What the slot's job waits for: its session, or the one that it gets a clone of.
+// Interrupts the session that the slot's job waits for: its own, or the one that is being cloned for it.
 void Scheduler::interrupt(const Slot& slot) {
   const Slot& at_work = slot.source ? *slot.source : slot;
   thimble_session_interrupt(at_work.session.get());
@@ -343,7 +347,8 @@ Scheduler::Slot* Scheduler::empty_slot(const Slot* but) {
   return nullptr;
 }
 
-// The idle slot that a prompt is best read in, and how; false where there is none.
+// Chooses the best idle slot for a prompt, and the place from which it continues. Returns false if there is
+// none.
 bool Scheduler::choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse& reuse) {
   chosen = source = nullptr;
   reuse = {};
@@ -367,12 +372,12 @@ bool Scheduler::choose(const Prompt& prompt, Slot*& chosen, Slot*& source, Reuse
         (!chosen || (!chosen->history.empty() && slot->last_used < chosen->last_used)))
       chosen = slot.get();
   }
-  if (chosen && !chosen->session && !source) return false;  // there is nothing to clone now
+  if (chosen && !chosen->session && !source) return false;  // no session can be cloned now
   if (chosen && chosen->session) source = nullptr;
   return chosen != nullptr;
 }
 
-// Gives waiting jobs to idle slots. The mutex is held.
+// Gives waiting jobs to idle slots. The caller holds the mutex.
 void Scheduler::assign() {
   Slot *slot, *source;
   Reuse reuse;
@@ -407,15 +412,15 @@ void Scheduler::work(Slot& slot) {
     assign();
     lock.unlock();
     try {
-      tell();                          // now that whoever hears it finds the slot idle
-    } catch (const std::exception&) {  // there is no memory to say so with
+      tell();                          // called after the slot became idle, so that the client finds it idle
+    } catch (const std::exception&) {  // there is no memory to report it
     }
     lock.lock();
   }
 }
 
-// A clone of its source takes the place of the slot's session, and of its bytes in the budget. The source may
-// first have a chunk to finish: where the job is cancelled meanwhile, the slot is left without a session.
+// Replaces the slot's session, and its bytes in the budget, by a clone of its source. The source may first
+// have to finish a chunk. If the job is cancelled meanwhile, the slot is left without a session.
 void Scheduler::take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& lock) {
   Slot& source = *slot.source;
   Session copy = std::move(slot.session);
@@ -426,7 +431,7 @@ void Scheduler::take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& l
     copy = clone_for(job, source.session);
   } catch (const Cancelled&) {
     cancelled = true;
-  } catch (const Failure&) {  // the system has no memory: the job gets what was to be cloned
+  } catch (const Failure&) {  // the system has no memory: the job gets the session that was to be cloned
   }
   lock.lock();
   slot.source = nullptr;
@@ -446,13 +451,13 @@ void Scheduler::take_clone(Slot& slot, Job& job, std::unique_lock<std::mutex>& l
   source.position = 0;
 }
 
-// Runs a job from beginning to end; whatever happens, the slot is usable afterwards. Gives what tells the
-// listener how it ended.
+// Runs a job from beginning to end. The slot is usable afterwards, also after a failure. Returns a function
+// that tells the listener how the job ended.
 std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   Usage usage;
   std::function<void()> tell = [] {};
   reading_job = &job;
-  slot.remembered.force(0);  // the job's bytes are those of the conversation as well
+  slot.remembered.force(0);  // the job's bytes already include the conversation
   slot.attended.clear();
   slot.watched = 0;
   slot.question = question_of(job.prompt);
@@ -466,7 +471,8 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
     tell = generate(slot, job, usage);
     counts_.generation_microseconds += microseconds_since(generating);
   } catch (const Cancelled&) {
-    // What was interrupted is finished, or forgotten, when the slot is used again: now it could take seconds.
+    // An interrupted call is finished or discarded when the slot is used again, because that could take
+    // seconds now.
     ++counts_.cancelled;
   } catch (const std::exception& error) {
     ++counts_.failed;
@@ -484,7 +490,8 @@ std::function<void()> Scheduler::run(Slot& slot, Job& job, const Reuse& reuse) {
   return tell;
 }
 
-// Takes the session back to where the job goes on, and gives what it is to read from there.
+// Takes the session back to the place from which the job continues, and returns the ids that are left to
+// read.
 std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage& usage) {
   const Prompt& prompt = job.prompt;
   std::vector<int32_t> rest;
@@ -495,7 +502,7 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
       std::string text = chat_text(model_, style, write_json(prompt.messages), reuse.messages);
       if (job.task.opening.goes_on) text += begun_answer(job.task.opening, job.task.begun);
       rest = token_ids(model_, text, THIMBLE_TOKENIZE_PARSE_SPECIAL);
-    } catch (const Failure&) {  // a template that writes earlier turns anew
+    } catch (const Failure&) {  // a template that renders earlier turns differently
       reuse = {};
     }
   }
@@ -520,7 +527,7 @@ std::vector<int32_t> Scheduler::rest_of(Slot& slot, Job& job, Reuse reuse, Usage
   return rest;
 }
 
-// False where entries were evicted since that position.
+// Returns false if entries were evicted since that position.
 bool Scheduler::rewind(Slot& slot, Job& job, uint64_t position) {
   for (;;) {
     const thimble_status status = thimble_session_rewind(slot.session.get(), position, nullptr);
@@ -552,7 +559,7 @@ void Scheduler::read(Slot& slot, Job& job, const std::vector<int32_t>& ids) {
   job.reading = false;
 }
 
-// One token, or false where the pool is full.
+// Generates one token. Returns false if the pool is full.
 bool Scheduler::step(Slot& slot, Job& job, int32_t& token) {
   for (;;) {
     if (job.cancelled) {
@@ -605,22 +612,22 @@ std::function<void()> Scheduler::generate(Slot& slot, Job& job, Usage& usage) {
   if (const std::string held = filter.finish(); !held.empty()) show({held, {}});
   note_evictions(slot);
   const std::string stop = filter.met() ? *filter.met() : "";
-  if (filter.met())  // the stream holds the stop, which the conversation will not
+  if (filter.met())  // the stream contains the stop text, which the next prompt will not
     ending = Ending::kStopText;
   else
     slot.history.add_turn(job.prompt, answer_message(task, text), ending == Ending::kLength);
   return [&listener, ending, stop, usage] { listener.ended(ending, stop, usage); };
 }
 
-// Adds what the token attended to that the next one follows from. It takes up to one and a half times as
-// long as a step, so that only an answer's first tokens are watched.
+// Adds the attention of the token that the next one is sampled from. This takes up to one and a half times as
+// long as a step, so only the first tokens of an answer are watched.
 void Scheduler::watch(Slot& slot) {
   constexpr uint32_t kMostWatched = 32;
   if (slot.watched == kMostWatched) return;
   std::vector<float> one;
   try {
     one = attended(slot.session);
-  } catch (const Failure&) {  // not known after an eviction, or interrupted, which the step will notice
+  } catch (const Failure&) {  // not known after an eviction; or interrupted, which the step will report
     return;
   }
   slot.attended.resize(one.size());
@@ -677,7 +684,7 @@ void Scheduler::look(uint64_t index, const Look& look) {
   for (;;) {
     try {
       return look({slot.session, slot.history, slot.attended, slot.question});
-    } catch (const Failure& failure) {  // an interrupt that was meant for the job before
+    } catch (const Failure& failure) {  // an interrupt that was meant for the previous job
       if (failure.status != THIMBLE_INTERRUPTED) throw;
     }
   }

@@ -1,4 +1,4 @@
-// What the server says (see server.h).
+// The server's paths and answers (see server.h).
 #include "apps/serve/server.h"
 
 #include <algorithm>
@@ -31,20 +31,20 @@ struct Server::Api {
 struct Server::Route {
   const char* method;
   const char* path;
-  bool open;                                    // without the key, too
-  Response (Server::*respond)(const Request&);  // at once; or
-  const Api* api;                               // by a slot
-  bool looks = false;                           // into a slot, which may take as long as a step
+  bool open;                                    // also allowed without the key
+  Response (Server::*respond)(const Request&);  // answers at once; else
+  const Api* api;                               // a slot answers, in this format
+  bool looks = false;                           // inspects a slot, which may have to wait for one step
 };
 
 namespace {
 
 constexpr size_t kLargeBody = 64 << 10;
 
-// Beside the budget there are 32 MiB, or a sixteenth of it where that is more: 8 MiB for what the process
-// needs anyway, the rest for texts. While one becomes tokens it takes about 12 times its bytes, one at a
-// time, and 2 to 3 times while it waits, is read, and is remembered: in the room are as many of these as
-// there are slots, and two more, or four.
+// In addition to the budget, the server uses 32 MiB, or a sixteenth of the budget if that is more: 8 MiB for
+// the process itself, and the rest for texts. Tokenising a text takes about 12 times its bytes, for one text
+// at a time. A text takes 2 to 3 times its bytes while it waits, is read, and is remembered. The room holds
+// as many of these texts as there are slots, and two more, and at least four.
 constexpr uint64_t kProcess = 8 << 20, kWhileRead = 12, kWhileHeld = 3;
 uint64_t texts_at_once(uint32_t slots) { return std::max(slots + 2, 4u); }
 
@@ -53,12 +53,12 @@ size_t largest_text(uint64_t budget, uint32_t slots) {
   const uint64_t times = kWhileRead + kWhileHeld * texts_at_once(slots);
   return budget ? std::min((std::max(kBeside, budget / 16) - kProcess) / times, kMost) : kMost;
 }
-// A stretch that no pre-tokenizer cuts takes 40 times its bytes besides.
+// A run of text that no pre-tokenizer splits takes another 40 times its bytes.
 constexpr size_t kRunsInText = 8;
 
-// Bytes of memory that a body of JSON takes while it is read, at most: its texts while they become tokens;
-// each text, array and object as values of the body, of the task and of the chat template; numbers as values
-// and ids.
+// The most bytes of memory that a JSON body takes while it is read: texts while they are tokenised; each
+// text, array and object as values of the body, of the task and of the chat template; numbers as values and
+// ids.
 uint64_t bytes_to_read(std::string_view json) {
   constexpr uint64_t kPart = 160, kNumber = 40;
   uint64_t bytes = 0;
@@ -80,7 +80,7 @@ uint64_t bytes_to_read(std::string_view json) {
   return bytes;
 }
 
-// Bytes of the longest stretch of white space, or of anything else.
+// The bytes of the longest run of white space, or of other characters.
 size_t longest_run(std::string_view text) {
   const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
   size_t longest = 0, begin = 0;
@@ -96,13 +96,13 @@ std::string lower(std::string text) {
   return text;
 }
 
-// "Host: name:port" without its port; an IPv6 address without brackets.
+// The name in "Host: name:port", without the port; an IPv6 address without brackets.
 std::string host_name(const std::string& host) {
   if (host.rfind('[', 0) == 0) return lower(host.substr(1, host.find(']') - 1));
   return lower(host.substr(0, host.find(':')));
 }
 
-// Takes as long wherever the two differ.
+// Compares keys in a time that does not depend on where they differ.
 bool same_key(const std::string& given, const std::string& key) {
   unsigned difference = given.size() != key.size();
   for (size_t i = 0; i < given.size(); ++i)
@@ -118,14 +118,14 @@ const std::string kOneModel = "/v1/models/";
 
 bool is_anthropic(const std::string& path) { return path.rfind("/v1/messages", 0) == 0; }
 
-// Hands freed memory back to the system; the C library would keep it for the next large text.
+// Returns freed memory to the system, because the C library would keep it for the next large text.
 void give_back_memory() {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
 }
 
-// A number of a query, "slot=1&first=20", or nothing where it is not there.
+// A number in a query such as "slot=1&first=20", or nothing if it is missing.
 std::optional<uint64_t> query_number(const std::string& query, const std::string& name) {
   const std::string all = "&" + query;
   const size_t found = all.find("&" + name + "=");
@@ -137,9 +137,10 @@ std::optional<uint64_t> query_number(const std::string& query, const std::string
   return std::stoull(digits);
 }
 
-// A slot's stream as sentences, each with the share of it that is still held and of the answer's attention;
-// and which of them the last question asks about: the last fields of an object, as text, since a tree of a
-// long stream would take many times its bytes. More than `most` are a Refusal.
+// A slot's stream as sentences, each with the share of it that is still held and its share of the answer's
+// attention; and the sentences that the last question asks about. The result is the last fields of an object,
+// as text, because a Json of a long stream would take many times its bytes. More than `most` bytes are a
+// Refusal.
 std::string sentences_json(const Model& model, const Scheduler::View& view, size_t most) {
   const std::vector<float> shares = kept_shares(view.session);
   const auto sum = [](const std::vector<float>& values, const Sentence& s) {
@@ -148,14 +149,16 @@ std::string sentences_json(const Model& model, const Scheduler::View& view, size
       all += static_cast<double>(values[i]);
     return all;
   };
-  // A token that waits was not read; one that an interrupted step sampled is in no answer.
+  // Leaves out tokens that are queued but not read, and a token that an interrupted step sampled, which is in
+  // no answer.
   const std::vector<int32_t>& ids = view.history.ids();
   const uint64_t count = std::min(shares.size(), ids.size());
   std::string out = R"("segments":[)";
   std::vector<Sentence> sentences;
   uint64_t first = 0;
-  // A template need not put answers on lines of their own. What a question asks about is looked for outside
-  // of them: an answer has the question's words, and is still held where the text's own sentence is gone.
+  // Cuts at the ends of answers, because a template need not put answers on lines of their own. The subject
+  // of a question is searched only outside of answers: an answer contains the question's words, and is still
+  // held when the text's own sentence is gone.
   const auto cut_to = [&](uint64_t end, bool answer) {
     if (first >= end) return;
     for (Sentence& s :
@@ -187,7 +190,7 @@ std::string sentences_json(const Model& model, const Scheduler::View& view, size
   return out + R"(],"asked":)" + write_json(asked) + "}";
 }
 
-// The policies as they were asked for, as POST /thimble/settings takes them.
+// The requested policies, in the form that POST /thimble/settings takes.
 Json settings_json(const Settings& settings) {
   const thimble_session_options& o = settings.session;
   const char* retention = thimble_retention_name(o.retention);
@@ -199,7 +202,8 @@ Json settings_json(const Settings& settings) {
   return json;
 }
 
-// The policies that may be asked for: of those that need heads the ones that the command's can score for.
+// The policies that a client may request. Of the policies that need heads, these are the ones that the
+// command's heads can serve.
 Json choices_json(int32_t heads_retention) {
   Json retentions = Json::array({"auto"}), selections = Json::array();
   for (int32_t i = 0; const char* name = thimble_retention_name(i); ++i)
@@ -208,7 +212,7 @@ Json choices_json(int32_t heads_retention) {
   return {{"retention", retentions}, {"selection", selections}};
 }
 
-// [layer][KV head]: the share of `count` positions from `first` on that it holds.
+// The share of `count` positions from `first` on that each head holds, as [layer][KV head].
 Json heads_json(const Model& model, const Session& session, uint64_t first, uint64_t count) {
   const thimble_model_info info = model_info(model);
   Json layers(info.layers, Json::array());
@@ -219,7 +223,7 @@ Json heads_json(const Model& model, const Session& session, uint64_t first, uint
   return layers;
 }
 
-// What a client hears of a job.
+// Writes the progress of a job to its client.
 class Answering : public Listener {
  public:
   using Refuse = std::function<Response(const Refusal&)>;
@@ -238,13 +242,13 @@ class Answering : public Listener {
   }
   void piece(const Piece& piece) override {
     std::string bytes = writer_->piece(piece);
-    // The slot, the writer and its last event or body each have the text.
+    // The slot, the writer, and the writer's last event or body each have a copy of the text.
     text_bytes_ += piece.text.size();
     const size_t taken = 4 * (text_bytes_ + writer_->kept_bytes());
     if (taken < kLargeBody)
       room_.force(taken);
     else if (!room_.resize(taken))
-      throw Refusal(taken > most_ / 2 ? 413 : 503,  // alone it would hardly do better
+      throw Refusal(taken > most_ / 2 ? 413 : 503,  // it would hardly fit even as the only request
                     "the answer is too large for the server's memory; ask for a shorter one, without "
                     "log-probabilities, "
                     "or streamed");
@@ -275,7 +279,7 @@ class Answering : public Listener {
   size_t text_bytes_ = 0;
 };
 
-// A comment of the event stream, which clients skip and proxies see.
+// A comment in the event stream, which clients skip. Proxies see from it that the connection is in use.
 std::string progress_comment(const Job& job) {
   if (!job.reading) return job.total ? "" : ": waiting\n\n";
   return ": reading " + std::to_string(job.done) + "/" + std::to_string(job.total) + "\n\n";
@@ -364,7 +368,7 @@ Server::Server(const Settings& settings, ServeFlags flags, const Model& model)
       next_id_(std::random_device()()),
       scheduler_(settings, model, flags_.slots, room_) {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 128 << 10);  // what is larger goes back to the system when it is freed
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);  // larger blocks return to the system when they are freed
 #endif
 }
 
@@ -405,8 +409,9 @@ bool Server::allows(const std::string& origin) const {
   return std::any_of(flags_.allowed_origins.begin(), flags_.allowed_origins.end(), same);
 }
 
-// A page of another origin must not reach the server through its user's browser, not even under a name of its
-// own that suddenly means this machine. Where there is a key no page has it that its user did not give it to.
+// A page of another origin must not reach the server through its user's browser, not even under a host name
+// that the page's owner has pointed at this machine. With a key there is no such check, because only pages
+// that the user gave the key to have it.
 std::optional<Refusal> Server::stranger(const Request& head) const {
   if (!flags_.key.empty()) return std::nullopt;
   const std::string name = host_name(head.host);
@@ -426,7 +431,7 @@ std::optional<Refusal> Server::stranger(const Request& head) const {
   return std::nullopt;
 }
 
-// What lets an allowed page's browser show it the answer.
+// The header that lets the browser show the answer to an allowed page.
 std::string Server::headers(const Request& head) const {
   if (!allows(head.origin)) return "";
   return "Access-Control-Allow-Origin: " + head.origin + "\r\nVary: Origin\r\n";
@@ -435,7 +440,7 @@ std::string Server::headers(const Request& head) const {
 std::optional<Response> Server::admit(const Request& head) {
   if (const auto refused = stranger(head)) return refusal(head.path, *refused);
   const Route* route = find_route(head.path);
-  if (route && head.method == "OPTIONS" && allows(head.origin))  // a browser asks whether its page may
+  if (route && head.method == "OPTIONS" && allows(head.origin))  // a browser's preflight request
     return count({200,
                   "text/plain",
                   "",
@@ -469,7 +474,7 @@ void Server::handle(Request request, std::shared_ptr<Exchange> exchange) {
 }
 
 void Server::dispatch(Request request, const std::shared_ptr<Exchange>& exchange) {
-  const Route& route = *find_route(request.path);  // admit() found it
+  const Route& route = *find_route(request.path);  // admit() has found it before
   if (route.api) return complete(*route.api, std::move(request), exchange);
   const bool reads = std::string(route.method) == "POST";
   const size_t size = request.body.size();
@@ -501,7 +506,7 @@ void Server::take(Share& share, size_t bytes) {
 Json Server::parse(std::string_view body) const {
   const uint64_t most = kWhileRead * largest_text_, needed = bytes_to_read(body);
   if (needed > most + kLargeBody) {
-    check_json(body);  // what is wrong with it comes first
+    check_json(body);  // invalid JSON is reported first
     throw Refusal(413, "the body has too many values: to read it takes up to " + format_size(needed) +
                            " of memory, and the server has " + format_size(most) +
                            "; send fewer messages, or a smaller text");
@@ -509,8 +514,8 @@ Json Server::parse(std::string_view body) const {
   return parse_object(body);
 }
 
-// One large request at a time, since what is made of a text takes many times its bytes; and none of them
-// keeps a small one waiting.
+// Reads one large request at a time, because its values take many times the bytes of the text. Small requests
+// do not wait for large ones.
 void Server::read(size_t size, std::function<void()> work) {
   if (size < kLargeBody) return small_.post(std::move(work));
   large_.post([work = std::move(work)]() mutable {
@@ -528,7 +533,7 @@ void Server::complete(const Api& api, Request request, const std::shared_ptr<Exc
   exchange->every_second([job] { return job->streams ? progress_comment(*job) : ""; });
   const size_t size = request.body.size();
   take(job->room, kWhileHeld * size);
-  const auto shared = std::make_shared<Request>(std::move(request));  // functions are copied
+  const auto shared = std::make_shared<Request>(std::move(request));  // std::function copies its captures
   read(size, [this, &api, job, shared, exchange] {
     if (job->cancelled) return;
     try {
@@ -546,7 +551,7 @@ void Server::check_run(std::string_view text) const {
                            " bytes without white space, or of white space alone; break the text into lines");
 }
 
-// Of all texts in it.
+// Checks all texts in a value.
 void Server::check_runs(const Json& value) const {
   if (value.is_string()) check_run(value.get_ref<const std::string&>());
   if (!value.is_structured()) return;
@@ -565,8 +570,8 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   body = {};
   check_task(asked.task);
   job->prompt = scheduler_.prepare(asked.task);
-  // Text of more tokens than usual takes more room, up to twice as much where each byte is one, and so do
-  // many small messages.
+  // A text with more tokens than usual takes more room, up to twice as much if each byte is a token. Many
+  // small messages also take more.
   const size_t values = bytes_of(job->prompt.messages) + bytes_of(asked.task.tools);
   take(job->room, kWhileHeld * std::max(size, 2 * job->prompt.ids.size()) + values - std::min(values, size));
   char id[32];
@@ -584,7 +589,7 @@ void Server::start(const Api& api, std::string body, const std::shared_ptr<Job>&
   if (!scheduler_.submit(job))
     throw Refusal(429, "all slots are busy and " + std::to_string(scheduler_.queue_limit()) +
                            " requests wait; come again later");
-  job->streams = asked.stream;  // only now: where progress was shown, the status is 200
+  job->streams = asked.stream;  // set only now, because after progress is shown the status is 200
 }
 
 // ---- what is answered at once ----
@@ -698,7 +703,7 @@ Response Server::state(const Request&) {
                       {"queue", {{"waiting", scheduler_.waiting()}, {"limit", scheduler_.queue_limit()}}}})};
 }
 
-// What was started with, but for the policies' flags that a body names.
+// The settings of the command, with the policy flags that the body names.
 Settings Server::asked_settings(const Json& body) const {
   Settings asked = settings_;
   std::vector<std::string> flags;
@@ -736,7 +741,7 @@ Settings Server::asked_settings(const Json& body) const {
 }
 
 Response Server::change(const Request& request) {
-  // Which a form of another page cannot send, even where its browser keeps the page's origin to itself.
+  // A form on another page cannot send this content type, even if the browser hides the page's origin.
   if (lower(request.content_type).rfind("application/json", 0) != 0)
     throw Refusal(415, "settings are JSON; send them with Content-Type: application/json");
   if (request.body.size() >= kLargeBody) throw Refusal(413, "settings take no more than a few lines");
