@@ -1,13 +1,13 @@
-# THIMBLE_CUDA: AUTO builds the CUDA backend for the NVIDIA cards in this machine and leaves it out where there is none, ON
-# builds it for every card that Thimble knows and insists, OFF leaves it out. CMAKE_CUDA_ARCHITECTURES, where it is set,
-# says what to build for, under AUTO, too.
+# THIMBLE_CUDA: AUTO builds the CUDA backend for the NVIDIA GPUs in this machine and leaves it out if there is
+# none, ON builds it for every GPU that Thimble supports and requires the compiler, OFF leaves it out.
+# CMAKE_CUDA_ARCHITECTURES, if set, is the list of architectures to build for, also with AUTO.
 set(THIMBLE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON, OFF")
 set_property(CACHE THIMBLE_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(THIMBLE_CUDA_LEAST 12.8) # knows compute capability 12.0
-# 90a for the matrix instructions that Hopper alone has; its code runs nowhere else.
+# 90a has the matrix instructions that only Hopper has; its code runs on no other architecture.
 set(THIMBLE_CUDA_ALL 80-real 86-real 89-real 90a-real 120)
 
-# Sets `found` to the CUDA compiler, or to nothing and `why`.
+# Sets `found` to the CUDA compiler, or to nothing and `why` to the reason.
 function(thimble_find_nvcc found why)
   if(CMAKE_CUDA_COMPILER)
     set(nvcc ${CMAKE_CUDA_COMPILER})
@@ -37,7 +37,7 @@ function(thimble_find_nvcc found why)
   set(${found} ${nvcc} PARENT_SCOPE)
 endfunction()
 
-# Sets `found` to what to compile for the cards in this machine, or to nothing and `why`.
+# Sets `found` to the architectures of the GPUs in this machine, or to nothing and `why` to the reason.
 function(thimble_find_cards found why)
   set(${found} "" PARENT_SCOPE)
   set(text "")
@@ -81,7 +81,7 @@ if(THIMBLE_CUDA)
   if(THIMBLE_CUDA STREQUAL "ON" AND cuda_left_out)
     message(FATAL_ERROR "THIMBLE_CUDA is ON, and ${cuda_left_out}")
   endif()
-  # Not kept in the cache, so that another card, or another THIMBLE_CUDA, is another answer.
+  # The result is not cached, so that it follows a change of the GPU or of THIMBLE_CUDA.
   if(nvcc AND NOT CMAKE_CUDA_ARCHITECTURES)
     if(THIMBLE_CUDA STREQUAL "ON")
       set(CMAKE_CUDA_ARCHITECTURES ${THIMBLE_CUDA_ALL})

@@ -1,8 +1,10 @@
-# thimble_headers(NAME HEADER [REQUIRED] [WITH FOLDER...]): finds a library that is headers alone. NAME_INCLUDE, which may be given,
-# is the folder that has HEADER; NAME_HEADERS is what to compile with, empty where there is none.
+# thimble_headers(NAME HEADER [REQUIRED] [WITH FOLDER...]): finds a header-only library. NAME_INCLUDE, which
+# the user may set, is the folder that contains HEADER. NAME_HEADERS is the include folder to compile with,
+# empty if there is none.
 #
-# Such headers are the same for every system, so cross compilers take the build machine's, too. But beside them lie those of its
-# C library; hence a folder that shows HEADER's part of it alone, and the folders that it needs besides.
+# Such headers are the same for every system, so cross compilers also use those of the build machine. But the
+# same folder contains the headers of the build machine's C library. Therefore a cross compiler gets a folder
+# that contains only HEADER's part, and the folders that HEADER needs.
 function(thimble_headers name header)
   cmake_parse_arguments(PARSE_ARGV 2 arg REQUIRED "" WITH)
   find_path(${name}_INCLUDE ${header} PATHS /usr/include NO_CMAKE_FIND_ROOT_PATH DOC "Folder of ${header}")

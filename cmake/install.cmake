@@ -1,5 +1,5 @@
-# cmake --install: both libraries, the header, the command, the CMake package and the pkg-config file; cpack: the same as
-# packages for Debian, one for each component.
+# cmake --install installs both libraries, the header, the command, the CMake package and the pkg-config file.
+# cpack makes Debian packages of the same files, one for each component.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thimble)
@@ -10,7 +10,7 @@ install(TARGETS thimble EXPORT thimbleTargets
 install(TARGETS thimble_static EXPORT thimbleTargets ARCHIVE COMPONENT dev)
 install(FILES include/thimble/thimble.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble COMPONENT dev)
 if(TARGET thimble_command)
-  # The command finds its library beside itself, so that a prefix can be moved.
+  # The command finds its library relative to its own path, so that a prefix can be moved.
   file(RELATIVE_PATH lib_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
   set_target_properties(thimble_command PROPERTIES INSTALL_RPATH $ORIGIN/${lib_from_bin})
   install(TARGETS thimble_command RUNTIME COMPONENT command)
@@ -22,7 +22,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/thimble-config-version.cm
 install(FILES ${PROJECT_BINARY_DIR}/thimble-config.cmake ${PROJECT_BINARY_DIR}/thimble-config-version.cmake
         DESTINATION ${package_dir} COMPONENT dev)
 
-# Libs.private: what a static link needs besides, written as linker flags.
+# Libs.private: the linker flags that a static link needs in addition.
 set(libs_private)
 foreach(library ${THIMBLE_EXTERNALS})
   if(library STREQUAL "Threads::Threads")

@@ -1,5 +1,5 @@
-# THIMBLE_VULKAN: AUTO builds the Vulkan backend where Vulkan's headers and glslangValidator are found, ON insists, OFF
-# leaves it out. libvulkan itself is looked for when the backend is first used.
+# THIMBLE_VULKAN: AUTO builds the Vulkan backend if Vulkan's headers and glslangValidator are found, ON
+# requires them, OFF leaves it out. libvulkan itself is loaded when the backend is first used.
 set(THIMBLE_VULKAN AUTO CACHE STRING "Build the Vulkan backend: AUTO, ON, OFF")
 set_property(CACHE THIMBLE_VULKAN PROPERTY STRINGS AUTO ON OFF)
 
@@ -18,7 +18,7 @@ else()
   message(STATUS "Without Vulkan: THIMBLE_VULKAN is OFF")
 endif()
 
-# Whether the compiler knows cooperative matrices: glslang 14 does, Debian 12's does not.
+# Whether the compiler supports cooperative matrices: glslang 14 does, Debian 12's does not.
 function(thimble_check_cooperative_matrix result)
   if(NOT THIMBLE_GLSLANG STREQUAL "${THIMBLE_GLSLANG_CHECKED}")
     set(source ${CMAKE_BINARY_DIR}/CMakeFiles/cooperative_matrix.comp)
@@ -41,8 +41,9 @@ void main() { coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a = co
   set(${result} ${THIMBLE_COOPERATIVE_MATRIX} PARENT_SCOPE)
 endfunction()
 
-# thimble_shaders(TARGET LIST): compiles every row of the list (shaders.h) from the target's shaders/, and adds them to the target
-# as shader_list.inc, which holds an array kNAMECode for each row, an empty one for rows that the compiler cannot compile.
+# thimble_shaders(TARGET LIST): compiles every row of the list (shaders.h) from the target's shaders/, and
+# adds them to the target as shader_list.inc. That file has an array kNAMECode for each row, which is empty if
+# the compiler cannot compile the row.
 function(thimble_shaders target list)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/shaders)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/shaders)
